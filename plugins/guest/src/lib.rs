@@ -1,0 +1,1 @@
+//! What runs inside every sandbox, as files to embed.

@@ -1,0 +1,1 @@
+//! Inspects, loads and calls plugins.

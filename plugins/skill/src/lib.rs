@@ -1,0 +1,1 @@
+//! What a skill is: names, versions, paths, manifests, front matter; pure parsing.
