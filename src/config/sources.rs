@@ -1,0 +1,216 @@
+//! Where a configuration comes from: the one place that reads files and the process's environment for settings.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use super::problem::{ConfigErrors, Origin, Problem};
+use super::raw::{self, Document, Table, Value};
+
+/// What every variable of ours starts with.
+const PREFIX: &str = "SKILLGATE_";
+/// A larger configuration file is a mistake.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Reads a file as text.
+pub(super) type ReadFile = Box<dyn Fn(&Path) -> io::Result<String>>;
+
+/// The outside world, as far as the configuration looks at it. Tests make their own.
+pub struct Sources {
+    /// The environment's variables that start with `SKILLGATE_`, secrets (`SKILLGATE_SECRET_*`) excepted.
+    pub env: BTreeMap<String, OsString>,
+    /// Reads a configuration file.
+    pub read: ReadFile,
+    /// Whether there is a directory of this name.
+    pub is_dir: Box<dyn Fn(&Path) -> bool>,
+    /// The running program, links followed; absent where the system does not tell.
+    pub exe: Option<PathBuf>,
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sources")
+            .field("env", &self.env)
+            .field("exe", &self.exe)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the command line says about the configuration.
+#[derive(Debug, Clone, Default)]
+pub struct Flags {
+    /// `--config FILE`
+    pub config: Option<PathBuf>,
+    /// `--listen ADDRESS`
+    pub listen: Option<String>,
+    /// `--insecure-no-auth`
+    pub insecure_no_auth: bool,
+}
+
+impl Sources {
+    /// The process's own.
+    pub fn of_process() -> Self {
+        let ours = |(name, value): (OsString, OsString)| {
+            let name = name.to_str()?.to_owned();
+            (name.starts_with(PREFIX) && !name.starts_with("SKILLGATE_SECRET_"))
+                .then_some((name, value))
+        };
+        Sources {
+            env: std::env::vars_os().filter_map(ours).collect(),
+            read: Box::new(read_file),
+            is_dir: Box::new(|path| path.is_dir()),
+            exe: std::env::current_exe().ok(),
+        }
+    }
+
+    /// The layers above the defaults, lowest first, and the file that was read.
+    pub(super) fn layers(
+        &self,
+        flags: &Flags,
+    ) -> Result<(Vec<Table>, Option<PathBuf>), ConfigErrors> {
+        let mut problems = Vec::new();
+        let mut layers = Vec::new();
+        let file = self.file(flags)?;
+        if let Some((path, text)) = &file {
+            match raw::parse(&Document::File(path.to_string_lossy().into()), text) {
+                Ok(table) => layers.push(table),
+                Err(wrong) => problems.extend(wrong),
+            }
+        }
+        layers.push(self.environment(&mut problems));
+        let server = |key: &str| ["server".to_owned(), key.to_owned()];
+        if let Some(listen) = &flags.listen {
+            layers.push(raw::option(
+                "--listen",
+                &server("listen"),
+                Value::String(listen.clone()),
+            ));
+        }
+        if problems.is_empty() {
+            Ok((layers, file.map(|(path, _)| path)))
+        } else {
+            Err(ConfigErrors::new(problems))
+        }
+    }
+
+    /// The configuration file that counts, and its text. A file that was named must be there.
+    fn file(&self, flags: &Flags) -> Result<Option<(PathBuf, String)>, ConfigErrors> {
+        let variable = self
+            .env
+            .get("SKILLGATE_CONFIG")
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from);
+        let named = match (&flags.config, variable) {
+            (Some(path), _) => Some((path.clone(), "--config")),
+            (None, Some(path)) => Some((path, "SKILLGATE_CONFIG")),
+            (None, None) => None,
+        };
+        let wrong = |path: &Path, error: io::Error, how: &str| {
+            ConfigErrors::whole(format!(
+                "cannot read the configuration file {}{how}: {error}",
+                path.display()
+            ))
+        };
+        if let Some((path, by)) = named {
+            let text =
+                (self.read)(&path).map_err(|e| wrong(&path, e, &format!(", named by {by}")))?;
+            return Ok(Some((path, text)));
+        }
+        for path in ["./skillgate.toml", "/etc/skillgate/skillgate.toml"].map(PathBuf::from) {
+            match (self.read)(&path) {
+                Ok(text) => return Ok(Some((path, text))),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                // There, but unreadable: going on with the defaults would not be what its author wants.
+                Err(error) => return Err(wrong(&path, error, "")),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The variables as one layer.
+    fn environment(&self, problems: &mut Vec<Problem>) -> Table {
+        let mut layer = Table::new();
+        for (name, value) in &self.env {
+            if name == "SKILLGATE_CONFIG"
+                || name.starts_with("SKILLGATE_SECRET_")
+                || is_service_link(name)
+            {
+                continue;
+            }
+            let Some(rest) = name.strip_prefix(PREFIX) else {
+                continue;
+            };
+            let mut refuse = |message: &str| {
+                let origin = Origin::Environment {
+                    variable: name.as_str().into(),
+                };
+                problems.push(Problem {
+                    origin: Some(origin),
+                    key: String::new(),
+                    message: message.to_owned(),
+                });
+            };
+            let Some(text) = value.to_str() else {
+                refuse("not valid UTF-8");
+                continue;
+            };
+            let path: Vec<String> = rest.split("__").map(str::to_lowercase).collect();
+            // The one key that is in no section.
+            if path.len() < 2 && rest != "RATE_LIMIT" {
+                refuse(
+                    "no setting has this name, expected SKILLGATE_<SECTION>__<KEY>, like SKILLGATE_SERVER__LISTEN",
+                );
+                continue;
+            }
+            raw::overlay(&mut layer, raw::variable(name, &path, text));
+        }
+        layer
+    }
+
+    /// A bundled directory (`skills`, `policies`): in the current directory, or where an installation has it
+    /// (`<prefix>/share/skillgate/<name>` beside `<prefix>/bin`), or in the source tree whose `target/<profile>` the
+    /// program is in. Absent when there is none.
+    pub fn bundled_dir(&self, name: &str) -> Option<PathBuf> {
+        let beside = |up: &str| Some(self.exe.as_ref()?.parent()?.join(up).join(name));
+        let candidates = [
+            Some(PathBuf::from(name)),
+            beside("../share/skillgate"),
+            beside("../.."),
+        ];
+        candidates
+            .into_iter()
+            .flatten()
+            .find(|path| (self.is_dir)(path))
+    }
+}
+
+/// Kubernetes describes a service called `skillgate` to every container beside it by variables of these names. They are
+/// not meant for us, and refusing them would keep the gateway from starting there.
+fn is_service_link(name: &str) -> bool {
+    let rest = name.strip_prefix(PREFIX).unwrap_or_default();
+    let of_port = |rest: &str| rest.is_empty() || rest.starts_with('_') && !rest.starts_with("__");
+    rest == "SERVICE_HOST"
+        || rest.strip_prefix("SERVICE_PORT").is_some_and(of_port)
+        || rest.strip_prefix("PORT").is_some_and(of_port)
+}
+
+/// The text of a configuration file, which has a limit and is UTF-8.
+fn read_file(path: &Path) -> io::Result<String> {
+    let file = std::fs::File::open(path)?;
+    // A named pipe is fine (`--config <(...)`); only a directory reads as an error by itself.
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(io::Error::other(format!(
+            "larger than {MAX_FILE_BYTES} bytes"
+        )));
+    }
+    String::from_utf8(bytes).map_err(|e| {
+        io::Error::other(format!(
+            "not valid UTF-8 at byte {}",
+            e.utf8_error().valid_up_to()
+        ))
+    })
+}
