@@ -1,1 +1,37 @@
-//! What runs inside every sandbox, as files to embed.
+//! What runs inside every sandbox: the Python bootstrap and the helper package `runtime`, as files to embed.
+//!
+//! A sandbox plugin writes [`FILES`] to a read-only directory (`/usr/lib/skillgate` inside), starts
+//! `python -I -S -B /usr/lib/skillgate/bootstrap.py` (Python 3.9 or later) with the run's channel at descriptor 3,
+//! and answers its frames. Every vendor gives the same files, so a skill means the same everywhere.
+//!
+//! Inside, `bootstrap.py` calls `_skillgate/main.py`:
+//! `channel` reads the job, `imports` makes the mounted skills importable, the code runs, `strict_json` checks what
+//! it returned or `failure` describes what it raised, and `channel` sends the result.
+
+#![forbid(unsafe_code)]
+
+macro_rules! files {
+    ($($path:literal),+ $(,)?) => {
+        &[$(($path, include_bytes!(concat!("../python/", $path)))),+]
+    };
+}
+
+/// Path relative to the library directory inside, and content. Directories are implied; mode 0444 is enough.
+pub const FILES: &[(&str, &[u8])] = files![
+    "bootstrap.py",
+    "_skillgate/__init__.py",
+    "_skillgate/channel.py",
+    "_skillgate/failure.py",
+    "_skillgate/imports.py",
+    "_skillgate/main.py",
+    "_skillgate/state.py",
+    "_skillgate/strict_json.py",
+    "_skillgate/text.py",
+    "runtime/__init__.py",
+    "runtime/blobs.py",
+    "runtime/log.py",
+    "runtime/run.py",
+];
+
+/// The file of [`FILES`] to start.
+pub const BOOTSTRAP: &str = "bootstrap.py";

@@ -1,0 +1,1 @@
+"""What turns a job frame into a result frame. Not for skills: they use the package `runtime`."""

@@ -1,0 +1,244 @@
+"""A run's failure as a type and a text: the traceback as Python would print it, without our own frames.
+
+Everything here looks at objects that the code made and that may lie, raise, or be huge. So classes are asked at
+the level of C, texts are cut, and frames, causes and groups are counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import linecache
+import os
+import sys
+import traceback
+from collections import deque
+
+from .strict_json import NotSerializable
+from .text import cut_middle, one_line, plain, type_name, type_qualname
+
+MESSAGE_BYTES_MAX = 8 * 1024
+_TEXT_CHARS_MAX = 6 * 1024
+_HEAD_FRAMES, _TAIL_FRAMES = 16, 32
+_CHAIN_MAX = 8
+_GROUP_MEMBERS_MAX = 8
+_GROUP_DEPTH_MAX = 3
+_NOTES_MAX = 8
+_LINE_CHARS_MAX = 200
+_SOURCE_BYTES_MAX = 4 * 1024 * 1024
+_REPEATS_SHOWN = 3
+
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_Group = getattr(sys.modules["builtins"], "BaseExceptionGroup", None)
+
+_cause = BaseException.__dict__["__cause__"].__get__
+_context = BaseException.__dict__["__context__"].__get__
+_suppressed = BaseException.__dict__["__suppress_context__"].__get__
+_traceback = BaseException.__dict__["__traceback__"].__get__
+_members = _Group.__dict__["exceptions"].__get__ if _Group else None
+
+_ACROSS = {
+    "cause": "\nThe above exception was the direct cause of the following exception:\n\n",
+    "context": "\nDuring handling of the above exception, another exception occurred:\n\n",
+}
+
+
+class EntrypointNotFound(Exception):
+    """The code was loaded and has no such function. Its text is the whole message."""
+
+
+def describe(exc: BaseException, function: str) -> dict:
+    """`{"type", "message"}` of an exception that left the code whose `function` was to be called."""
+    kind = type(exc)
+    if kind is EntrypointNotFound:
+        return {"type": "EntrypointNotFound", "message": _text(exc)}
+    if kind is NotSerializable and _is_ours(exc):
+        # Made by the check of the returned value: no line of the code has raised it.
+        return {"type": "OutputNotSerializable", "message": "the return value is not JSON: " + _text(exc)}
+    name = type_name(kind)
+    try:
+        message = _render(exc, 0)
+    except BaseException as second:  # the formatter ran out of memory or met something yet unknown
+        message = "%s (no traceback: %s while formatting it)" % (name, type_name(type(second)))
+    hint = _hint(exc, kind, function)
+    if hint:
+        message += "\n" + hint
+    return {"type": _known_limit(exc, kind) or name, "message": cut_middle(message, MESSAGE_BYTES_MAX)}
+
+
+def release_memory(exc: BaseException) -> None:
+    """Frees the local variables of the frames that have ended, so that a MemoryError can be reported."""
+    trace = _traceback(exc)
+    while trace is not None:
+        try:
+            trace.tb_frame.clear()
+        except RuntimeError:
+            pass  # a frame that still runs: ours
+        trace = trace.tb_next
+
+
+def _is_ours(exc) -> bool:
+    return not _frames(_traceback(exc))[0]
+
+
+def _known_limit(exc, kind):
+    """The contract's word for a limit that Python reports in its own way."""
+    if issubclass(kind, OSError) and OSError.errno.__get__(exc) in (errno.ENOSPC, errno.EDQUOT):
+        return "DiskFull"
+    if kind is RuntimeError and exc.args == ("can't start new thread",):
+        return "TooManyProcesses"
+    return None
+
+
+def _hint(exc, kind, function):
+    if kind is SystemExit:
+        return "the code ended the interpreter before %s() returned: return a value instead" % one_line(function, 80)
+    if kind is ModuleNotFoundError and type(exc.name) is str and exc.name.split(".")[0] not in ("skills", "runtime"):
+        return "a run can import the standard library, `runtime` and mounted skills"
+    return None
+
+
+# -- text of exceptions -------------------------------------------------------------------------------------------
+
+
+def _render(exc, depth: int) -> str:
+    parts = []
+    seen = set()
+    link = None
+    while exc is not None and len(seen) < _CHAIN_MAX:
+        seen.add(id(exc))
+        parts.append(_single(exc, depth) + (_ACROSS[link] if link else ""))
+        cause, context = _cause(exc), _context(exc)
+        if cause is not None:
+            exc, link = cause, "cause"
+        elif context is not None and not _suppressed(exc):
+            exc, link = context, "context"
+        else:
+            exc = None
+        if id(exc) in seen:
+            exc = None
+    return "".join(reversed(parts)).rstrip("\n")
+
+
+def _single(exc, depth: int) -> str:
+    shown, left_out, tail = _frames(_traceback(exc))
+    text = ""
+    if shown:
+        text = "Traceback (most recent call last):\n" + _lines(shown)
+        if left_out:
+            text += "  [%d more frames]\n" % left_out
+        text += _lines(tail)
+    text += _last_lines(exc)
+    if _Group and issubclass(type(exc), _Group):
+        text += _group(exc, depth)
+    return text
+
+
+def _last_lines(exc) -> str:
+    kind = type(exc)
+    if issubclass(kind, SyntaxError):
+        try:
+            text = "".join(traceback.format_exception_only(kind, exc))
+            return plain(text[:_TEXT_CHARS_MAX])
+        except Exception:
+            pass  # attributes that are not what they should be: like any other exception
+    name = type_qualname(kind)
+    module = kind.__dict__.get("__module__")
+    if type(module) is str and module not in ("builtins", "__main__", "run_code"):
+        name = one_line(module, 120) + "." + name
+    text = _text(exc)
+    lines = "%s: %s\n" % (name, text) if text else name + "\n"
+    for note in _notes(exc):
+        lines += note + "\n"
+    return lines
+
+
+def _text(exc) -> str:
+    try:
+        text = str(exc)
+        if len(text) > _TEXT_CHARS_MAX:
+            half = _TEXT_CHARS_MAX // 2
+            text = "%s ... [%d characters left out] ... %s" % (
+                str.__getitem__(text, slice(0, half)),
+                str.__len__(text) - 2 * half,
+                str.__getitem__(text, slice(-half, None)),
+            )
+        return plain(text)
+    except BaseException:  # the class's own __str__ may raise anything
+        return "<str() of this exception failed>"
+
+
+def _notes(exc):
+    try:
+        notes = object.__getattribute__(exc, "__dict__").get("__notes__")
+    except Exception:
+        return []
+    if type(notes) is not list:
+        return []
+    return [plain(note[:_TEXT_CHARS_MAX]) for note in notes[:_NOTES_MAX] if type(note) is str]
+
+
+def _group(exc, depth: int) -> str:
+    members = _members(exc)
+    if depth >= _GROUP_DEPTH_MAX:
+        return "  [%d exceptions inside]\n" % len(members)
+    text = ""
+    for number, member in enumerate(members[:_GROUP_MEMBERS_MAX], 1):
+        inner = _render(member, depth + 1)
+        text += "  +-- exception %d of %d\n" % (number, len(members))
+        text += "".join("  | %s\n" % line for line in inner.split("\n"))
+    if len(members) > _GROUP_MEMBERS_MAX:
+        text += "  [%d more exceptions]\n" % (len(members) - _GROUP_MEMBERS_MAX)
+    return text
+
+
+# -- frames -------------------------------------------------------------------------------------------------------
+
+
+def _frames(trace):
+    """First frames, how many are left out, last frames; none of them ours or of the import machinery."""
+    head, tail, count = [], deque(maxlen=_TAIL_FRAMES), 0
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        filename = code.co_filename
+        if not filename.startswith((_LIBRARY, "<frozen importlib")):
+            entry = (filename, trace.tb_lineno or 0, code.co_name, trace.tb_frame.f_globals)
+            if len(head) < _HEAD_FRAMES:
+                head.append(entry)
+            else:
+                tail.append(entry)
+            count += 1
+        trace = trace.tb_next
+    return head, count - len(head) - len(tail), list(tail)
+
+
+def _lines(frames) -> str:
+    text, last, repeats = "", None, 0
+    for filename, line, name, names in frames:
+        if (filename, line, name) == last:
+            repeats += 1
+            if repeats >= _REPEATS_SHOWN:
+                continue
+        else:
+            text += _repeated(repeats)
+            last, repeats = (filename, line, name), 0
+        text += '  File "%s", line %d, in %s\n' % (one_line(filename, 240), line, one_line(name, 120))
+        source = _source_line(filename, line, names)
+        if source:
+            text += "    %s\n" % source
+    return text + _repeated(repeats)
+
+
+def _repeated(repeats: int) -> str:
+    more = repeats - _REPEATS_SHOWN + 1
+    return "  [Previous line repeated %d more times]\n" % more if more > 0 else ""
+
+
+def _source_line(filename: str, line: int, names) -> str:
+    # A code object may name any file: only plain files of a sensible size are opened.
+    try:
+        if filename not in linecache.cache and not filename.startswith("<"):
+            if not os.path.isfile(filename) or os.path.getsize(filename) > _SOURCE_BYTES_MAX:
+                return ""
+        return one_line(linecache.getline(filename, line, names), _LINE_CHARS_MAX)
+    except Exception:
+        return ""  # a line of source is a courtesy

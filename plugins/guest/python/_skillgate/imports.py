@@ -1,0 +1,403 @@
+"""How mounted skills are imported.
+
+`skills.<name>` is the module of that skill's entrypoint (`-` in a name reads as `_`), and at the same time a package
+whose path is the entrypoint's directory. Inside the skill its neighbours are found in three ways, as the author
+likes: `from . import sibling`, `import sibling`, `import skills.<name>.sibling`. All three give the same module
+object, `skills.<name>.sibling`, so two skills with equally named neighbours never meet.
+
+`import sibling` works because each skill's modules get builtins of their own whose `__import__` looks at the
+skill's directory first, as Python does for a script. The standard library and other skills do not see it.
+
+A mounted skill wins over what a skill with a shorter name has at that place: with `acme` and `acme.sync` mounted,
+`skills.acme.sync` is always the second skill, whatever `acme` defines. `acme` itself keeps its own `sync`: its
+functions by the ordinary rules of Python, a neighbour `sync.py` under the name `skills.acme.__own__.sync`.
+
+Only Python source is loaded: no .pyc (it could say something else than the source that was reviewed) and no
+extension modules.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import os
+import sys
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import ModuleType
+from typing import Dict, NamedTuple, Optional, Set
+
+PACKAGE = "skills"
+_OWN = "__own__"
+# A skill cannot take these names for its neighbours: they mean the same everywhere in a run.
+_RESERVED = frozenset((PACKAGE, "runtime")) | frozenset(sys.builtin_module_names)
+_LISTED_MAX = 20
+
+_import = builtins.__import__
+_import_module = importlib.import_module
+
+
+class Mounted(NamedTuple):
+    """A mounted skill, as the job names it. `entrypoint` is None for an instruction skill."""
+
+    name: str
+    entrypoint: Optional[str]
+
+
+def module_name(skill: str) -> str:
+    """`salesforce.lead-sync` -> `skills.salesforce.lead_sync`."""
+    return PACKAGE + "." + skill.replace("-", "_")
+
+
+def install(skills, root: str) -> "Finder":
+    """Makes the mounted skills importable. Once, in the process of the run."""
+    finder = Finder(skills, root)
+    sys.meta_path.insert(0, finder)
+    importlib.import_module = _import_module_for_skills
+    return finder
+
+
+class Finder:
+    """Finds everything below `skills`; nothing else looks there."""
+
+    def __init__(self, skills, root: str):
+        self._root = root
+        # module name -> skill; two names that read the same make both ambiguous.
+        self._skills: Dict[str, Mounted] = {}
+        self._ambiguous: Dict[str, Set[str]] = {}
+        # every package above a skill -> the segments of skills or packages directly below it
+        self._below: Dict[str, Set[str]] = {PACKAGE: set()}
+        self._owners: Dict[str, _Owner] = {}
+        for skill in skills:
+            full = module_name(skill.name)
+            if full in self._skills and self._skills[full].name != skill.name:
+                self._ambiguous.setdefault(full, {self._skills[full].name}).add(skill.name)
+            self._skills[full] = skill
+            parent, _, last = full.rpartition(".")
+            while parent:
+                self._below.setdefault(parent, set()).add(last)
+                parent, _, last = parent.rpartition(".")
+
+    def find_spec(self, fullname, path=None, target=None):
+        if fullname != PACKAGE and not fullname.startswith(PACKAGE + "."):
+            return None
+        skill = self._skills.get(fullname)
+        if skill is not None:
+            return self._skill_spec(fullname, skill)
+        owner = self._owner_of(fullname)
+        if owner is not None:
+            spec = self._neighbour_spec(fullname, owner)
+            if spec is not None:
+                return spec
+        if fullname in self._below:
+            return self._virtual_spec(fullname)
+        if owner is not None:
+            # With `name`, so that `from skills.x import missing` gives Python's own text.
+            raise ModuleNotFoundError(
+                "skill %r has no module %r" % (owner.skill.name, fullname[len(owner.package) + 1 :]), name=fullname
+            )
+        raise self._not_mounted(fullname)
+
+    def is_below(self, package: str) -> Set[str]:
+        return self._below.get(package, set())
+
+    def is_skill(self, fullname: str) -> bool:
+        return fullname in self._skills
+
+    # -- specs ------------------------------------------------------------------------------------------------
+
+    def _skill_spec(self, fullname: str, skill: Mounted) -> ModuleSpec:
+        names = self._ambiguous.get(fullname)
+        if names:
+            raise ImportError("the mounted skills %s have the same module name %s" % (_and(names), fullname))
+        if not skill.entrypoint:
+            if fullname in self._below:
+                return self._virtual_spec(fullname)
+            raise ImportError(
+                "skill %r is an instruction skill: it has files to read and no code to import" % skill.name
+            )
+        file = os.path.join(self._root, skill.name, skill.entrypoint)
+        if not os.path.isfile(file):
+            raise ImportError("skill %r has no file %r, which its manifest names as entrypoint" % (skill.name, skill.entrypoint))
+        owner = self._owners.get(fullname)
+        if owner is None:
+            owner = self._owners[fullname] = _Owner(self, skill, fullname, file)
+        return _source_spec(fullname, file, owner, [owner.directory], entry=True)
+
+    def _neighbour_spec(self, fullname: str, owner: "_Owner") -> Optional[ModuleSpec]:
+        parts = fullname[len(owner.package) + 1 :].split(".")
+        if parts[0] == _OWN:
+            parts = parts[1:]
+            if not parts:
+                return self._virtual_spec(fullname)
+        if not all(part.isidentifier() for part in parts):
+            return None
+        base = os.path.join(owner.directory, *parts)
+        init = os.path.join(base, "__init__.py")
+        if os.path.isfile(init):
+            return _source_spec(fullname, init, owner, [base])
+        if os.path.isfile(base + ".py"):
+            # A module that has mounted skills below its name must be a package for them to be found.
+            return _source_spec(fullname, base + ".py", owner, [] if fullname in self._below else None)
+        if os.path.isdir(base):
+            return self._virtual_spec(fullname)
+        return None
+
+    def _virtual_spec(self, fullname: str) -> ModuleSpec:
+        spec = ModuleSpec(fullname, _VirtualLoader(self), is_package=True)
+        spec.submodule_search_locations = []
+        return spec
+
+    def _owner_of(self, fullname: str) -> Optional["_Owner"]:
+        """The skill with the longest name above `fullname`. Its module is loaded: parents are imported first."""
+        parent = fullname.rpartition(".")[0]
+        while parent:
+            if parent in self._owners:
+                return self._owners[parent]
+            parent = parent.rpartition(".")[0]
+        return None
+
+    def _not_mounted(self, fullname: str) -> ModuleNotFoundError:
+        wanted = _name_as_written(fullname)[len(PACKAGE) + 1 :]
+        names = sorted(skill.name for skill in self._skills.values())
+        text = "skill %r is not mounted: add it to mount_skills" % wanted
+        if names:
+            more = len(names) - _LISTED_MAX
+            text += " (mounted: %s%s)" % (", ".join(names[:_LISTED_MAX]), ", and %d more" % more if more > 0 else "")
+        # Without `name`: with it, `from skills import x` would replace this text by a shorter one.
+        return ModuleNotFoundError(text)
+
+
+class _Owner:
+    """A skill with code, and what its own modules need."""
+
+    def __init__(self, finder: Finder, skill: Mounted, package: str, file: str):
+        self.finder = finder
+        self.skill = skill
+        self.package = package
+        self.file = file
+        self.directory, entry = os.path.split(file)
+        self.stem = entry[:-3] if entry.endswith(".py") else None
+        self.neighbours = _top_level_names(self.directory)
+        # Neighbours at whose place another skill is mounted.
+        self.hidden = frozenset(n for n in self.neighbours if finder.is_skill(package + "." + n))
+        self.builtins = dict(vars(builtins))
+        self.builtins["__import__"] = SkillImport(self)
+
+
+class SkillImport:
+    """The `__import__` of one skill's modules."""
+
+    def __init__(self, owner: _Owner):
+        self._owner = owner
+
+    def __call__(self, name, globals=None, locals=None, fromlist=(), level=0):
+        owner = self._owner
+        if level == 0:
+            head = name.partition(".")[0]
+            if head not in owner.neighbours:
+                return _import(name, globals, locals, fromlist, 0)
+            if name == owner.stem:
+                return sys.modules[owner.package]
+            full = self._canonical(name)
+            leaf = _import_module(full)
+            if fromlist:
+                return _import(full, globals, locals, fromlist, 0)
+            return leaf if head == name else sys.modules[self._canonical(head)]
+        if not owner.hidden:
+            return _import(name, globals, locals, fromlist, level)
+        return self._relative(name, globals, locals, fromlist, level)
+
+    def module(self, name: str, package: Optional[str]):
+        """`importlib.import_module` as one of the skill's modules calls it."""
+        if name.startswith(".") or name.partition(".")[0] not in self._owner.neighbours:
+            return _import_module(name, package)
+        if name == self._owner.stem:
+            return sys.modules[self._owner.package]
+        return _import_module(self._canonical(name))
+
+    def _canonical(self, name: str) -> str:
+        own = self._owner
+        middle = "." + _OWN + "." if name.partition(".")[0] in own.hidden else "."
+        return own.package + middle + name
+
+    def _relative(self, name, globals, locals, fromlist, level):
+        """`from .x import y` in a skill of whose neighbours some are hidden by other skills."""
+        own = self._owner
+        package = (globals or {}).get("__package__") or own.package
+        prefix = own.package + "." + _OWN
+        if package == prefix:
+            package = own.package  # a hidden module: its neighbours are those of the entrypoint
+        for _ in range(level - 1):
+            package = package.rpartition(".")[0]
+        inside = package[len(own.package) + 1 :]
+        if package != own.package and not package.startswith(own.package + "."):
+            return _import(name, globals, locals, fromlist, level)
+        if inside.partition(".")[0] == _OWN:
+            inside = inside[len(_OWN) + 1 :]
+        target = ".".join(part for part in (inside, name) if part)
+        if target:
+            return _import(self._canonical(target), globals, locals, fromlist, 0)
+        found = _import(own.package, globals, locals, tuple(n for n in fromlist if n not in own.hidden) or ("__name__",), 0)
+        if not any(n in own.hidden for n in fromlist):
+            return found
+        answer = ModuleType(own.package)
+        for wanted in fromlist:
+            if wanted in own.hidden:
+                setattr(answer, wanted, _import_module(self._canonical(wanted)))
+            elif wanted == "*":
+                answer.__dict__.update({k: v for k, v in found.__dict__.items() if not k.startswith("_")})
+            else:
+                setattr(answer, wanted, getattr(found, wanted))
+        return answer
+
+
+class SkillModule(ModuleType):
+    """The module of a skill's entrypoint. It is a package too, but its submodules are not written into its
+    namespace: `def report()` beside `report.py` stays the function, as in a script."""
+
+    def __setattr__(self, name, value):
+        if _is_submodule(self, name, value):
+            return
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name):
+        module = sys.modules.get("%s.%s" % (self.__name__, name))
+        if module is None:
+            raise AttributeError("module %r has no attribute %r" % (self.__name__, name))
+        return module
+
+
+class OverlaidModule(SkillModule):
+    """One with other skills mounted below its name: from outside, those win over its own attributes."""
+
+    def __getattribute__(self, name):
+        get = super().__getattribute__
+        if name in get("__dict__").get("__mounted__", ()):
+            return _import_module("%s.%s" % (get("__name__"), name))
+        return get(name)
+
+
+class VirtualPackage(ModuleType):
+    """A package that is only a part of skills' names."""
+
+    def __getattr__(self, name):
+        if name in self.__dict__.get("__mounted__", ()):
+            return _import_module("%s.%s" % (self.__name__, name))
+        raise AttributeError("package %r has no attribute %r" % (self.__name__, name))
+
+    def __dir__(self):
+        return sorted(set(super().__dir__()) | set(self.__dict__.get("__mounted__", ())))
+
+
+class _SourceLoader(SourceFileLoader):
+    """Compiles the source itself, each time, and runs it with the skill's builtins."""
+
+    def __init__(self, fullname: str, path: str, owner: _Owner, entry: bool):
+        super().__init__(fullname, path)
+        self._owner = owner
+        self._entry = entry
+
+    def get_code(self, fullname):
+        path = self.get_filename(fullname)
+        return compile_source(self.get_data(path), path)
+
+    def create_module(self, spec):
+        if not self._entry:
+            return None
+        mounted = self._overlaid(spec.name)
+        if not mounted:
+            return SkillModule(spec.name)
+        module = OverlaidModule(spec.name)
+        module.__dict__["__mounted__"] = mounted
+        return module
+
+    def exec_module(self, module):
+        owner = self._owner
+        code = self.get_code(module.__name__)
+        names = module.__dict__
+        names["__builtins__"] = owner.builtins
+        alias = "%s.%s" % (owner.package, owner.stem)
+        if self._entry and owner.stem and owner.stem not in names.get("__mounted__", ()):
+            # `from . import main` in a neighbour means this module, not a second copy of it.
+            sys.modules[alias] = module
+        try:
+            exec(code, names)
+        except BaseException:
+            if sys.modules.get(alias) is module:
+                del sys.modules[alias]
+            raise
+
+    def _overlaid(self, fullname: str) -> frozenset:
+        finder = self._owner.finder
+        return frozenset(n for n in finder.is_below(fullname) if finder.is_skill(fullname + "." + n))
+
+
+class _VirtualLoader:
+    def __init__(self, finder: Finder):
+        self._finder = finder
+
+    def create_module(self, spec):
+        return VirtualPackage(spec.name)
+
+    def exec_module(self, module):
+        module.__dict__["__mounted__"] = frozenset(self._finder.is_below(module.__name__))
+
+
+def compile_source(source, path: str):
+    """Code of a module. Every way in which Python says that text is no program becomes a SyntaxError."""
+    try:
+        return compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError:
+        raise
+    except ValueError as cause:  # null characters, before Python 3.12
+        raise SyntaxError("%s: %s" % (path, cause)) from None
+
+
+def _source_spec(fullname: str, file: str, owner: _Owner, path, entry: bool = False) -> ModuleSpec:
+    loader = _SourceLoader(fullname, file, owner, entry)
+    spec = ModuleSpec(fullname, loader, origin=file, is_package=path is not None)
+    if path is not None:
+        spec.submodule_search_locations = path
+    spec.has_location = True
+    return spec
+
+
+def _import_module_for_skills(name, package=None):
+    """`importlib.import_module` that honours the `__import__` of the skill that calls it."""
+    caller = sys._getframe(1).f_builtins.get("__import__")
+    if type(caller) is SkillImport:
+        return caller.module(name, package)
+    return _import_module(name, package)
+
+
+def _is_submodule(module, name, value) -> bool:
+    return isinstance(value, ModuleType) and sys.modules.get("%s.%s" % (module.__name__, name)) is value
+
+
+def _top_level_names(directory: str) -> frozenset:
+    """Importable names in a skill's directory. Skills are read-only, so one look is enough."""
+    names = set()
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            name = entry.name[:-3] if entry.name.endswith(".py") else entry.name
+            if name.isidentifier() and (entry.name.endswith(".py") or entry.is_dir()):
+                names.add(name)
+    return frozenset(names) - _RESERVED - {"__pycache__", "__init__"}
+
+
+def _name_as_written(fullname: str) -> str:
+    """The whole name of the import statement under way: Python imports the packages above it first."""
+    frame, name = sys._getframe(1), fullname
+    while frame is not None:
+        if frame.f_code.co_name == "_find_and_load":
+            candidate = frame.f_locals.get("name")
+            if type(candidate) is str and candidate.startswith(fullname + "."):
+                name = candidate
+            elif candidate != fullname:
+                break
+        frame = frame.f_back
+    return name
+
+
+def _and(names) -> str:
+    return " and ".join(repr(name) for name in sorted(names))

@@ -1,0 +1,295 @@
+"""One run, from the job frame to the result frame."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+import time
+from json import dumps as _dumps
+from types import FunctionType, ModuleType
+
+from . import failure, imports, state
+from .channel import Channel, ChannelLost
+from .failure import EntrypointNotFound
+from .state import Layout
+from .strict_json import Encoder
+from .text import one_line, plain
+
+import runtime.blobs
+import runtime.log
+import runtime.run
+
+CODE_MODULE = "run_code"
+SUMMARY_CHARS_MAX = 1000
+_INLINE_BYTES_MAX = 1024 * 1024
+_EXIT_LOST_CHANNEL = 70
+_FUNCTIONS_LISTED_MAX = 10
+_RECURSION_LIMIT = 1000
+# Given back before a failure is described: after a MemoryError there may be nothing else to work with.
+_RESERVE_BYTES = 256 * 1024
+
+# Bound now, so that what the code does to `os`, `sys` and `importlib` does not reach the way out.
+_exit = os._exit
+_write = os.write
+_set_recursion_limit = sys.setrecursionlimit
+_import_module = importlib.import_module
+
+_DEFAULT_ENV = {"HOME": "/workspace", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": "/tmp"}
+
+# The result when even making one fails.
+_NO_MEMORY = (
+    b'{"status":"failed","spilled":false,"summary":null,'
+    b'"error":{"type":"MemoryError","message":"MemoryError: no memory left to describe the failure"}}'
+)
+
+
+def warm(modules=()) -> None:
+    """For an interpreter from which runs are forked: touches what a run would touch first, imports `modules` (of
+    the standard library), and leaves no state that one run could see of another."""
+    for name in modules:
+        importlib.import_module(name)
+    names = {}
+    exec(imports.compile_source("def main(args):\n    return {'a': [1, 2.5, None, 'é']}\n", "<warm>"), names)
+    Encoder(len, 4096).encode(names["main"]({}))
+    try:
+        raise ValueError("warm")
+    except ValueError as exc:
+        failure.describe(exc, "main")
+    gc.collect()
+    gc.freeze()  # what is there now stays in pages that the children share
+
+
+def refresh_randomness() -> None:
+    """Makes this process's randomness its own. A forked interpreter inherits generators' state, and OpenSSL takes
+    no notice of a fork between processes that have the same pid in different namespaces."""
+    loaded = sys.modules.get
+    if loaded("random"):
+        loaded("random").seed()
+    if loaded("ssl"):
+        loaded("ssl").RAND_add(os.urandom(48), 48.0)
+    if loaded("tempfile"):
+        loaded("tempfile")._name_sequence = None
+        loaded("tempfile").tempdir = None
+    if loaded("uuid"):
+        loaded("uuid")._node = None
+        loaded("uuid")._last_timestamp = None
+
+
+def serve(fd: int, layout: Layout = Layout()) -> None:
+    """Reads the job from `fd`, runs it, sends the result and ends the process. Does not return."""
+    gc.enable()
+    refresh_randomness()
+    reserve = bytearray(_RESERVE_BYTES)
+    function = "main"
+    inline_bytes = 0
+    run = None
+    try:
+        channel = Channel(fd)
+        job = channel.receive_job()
+        function = str(job["function"])
+        inline_bytes = min(int(job.get("output_bytes", 4096)), _INLINE_BYTES_MAX)
+        run = _prepare(job, channel, layout)
+        value = _execute(job, layout)
+        _check_owner(channel)
+        _set_recursion_limit(max(_RECURSION_LIMIT, sys.getrecursionlimit()))
+        result = _completed(run, value, inline_bytes)
+        value = None
+    except ChannelLost as exc:
+        _lost(exc)
+    except BaseException as exc:  # SystemExit and KeyboardInterrupt are failures of the run like any other
+        del reserve
+        _check_owner(channel)
+        result = _failed(run, exc, function)
+    try:
+        _flush()
+        channel.finish(result)
+    except BaseException as exc:
+        _lost(exc)
+    # Not sys.exit: threads, exit handlers and destructors of the code do not hold the answer.
+    _exit(0)
+
+
+# -- before -------------------------------------------------------------------------------------------------------
+
+
+def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
+    os.environ.clear()
+    os.environ.update(_DEFAULT_ENV)
+    os.environ.update(job.get("env") or {})
+    os.environ.update(job.get("secrets") or {})
+    try:
+        os.chdir(layout.workspace)  # a forked interpreter comes with its launcher's directory
+    except FileNotFoundError:
+        pass  # a sandbox that names its workspace otherwise has set the directory itself
+    sys.dont_write_bytecode = True
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            # By lines, so that stdout and stderr keep their order in the one pipe that both are.
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    run = state.Run(channel, layout, job.get("blobs") or ())
+    state.current = run
+    runtime.run._begin(job["run_id"], job.get("timeout_ms"), job.get("args"))
+    skills = [imports.Mounted(s["name"], s.get("entrypoint")) for s in job.get("skills") or ()]
+    imports.install(skills, layout.skills)
+    return run
+
+
+# -- the code -----------------------------------------------------------------------------------------------------
+
+
+def _execute(job: dict, layout: Layout):
+    """Loads the code or the skill, calls its function and gives what it returned, awaited."""
+    if job.get("code") is not None:
+        module = _load_code(job["code"], os.environ["TMPDIR"])
+    else:
+        module = _load_skill(job, layout)
+    function = _find_function(module, job["function"])
+    value = function(runtime.run.args)
+    return _await(value) if _is_awaitable(value) else value
+
+
+def _load_code(code: str, directory: str) -> ModuleType:
+    """Saves the code as a temporary module and imports it."""
+    path = os.path.join(directory, CODE_MODULE + ".py")
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(code)
+    except OSError:
+        pass  # a full or missing directory: the module keeps its text, which is all that tracebacks need
+    sys.argv = [path]
+    module = ModuleType(CODE_MODULE)
+    module.__file__ = path
+    module.__loader__ = _CodeLoader(code)
+    sys.modules[CODE_MODULE] = module
+    exec(imports.compile_source(code.lstrip("\ufeff"), path), module.__dict__)
+    return module
+
+
+class _CodeLoader:
+    """What `linecache` and `inspect` ask for the text of the code."""
+
+    def __init__(self, code: str):
+        self._code = code
+
+    def get_source(self, _name):
+        return self._code
+
+
+def _load_skill(job: dict, layout: Layout) -> ModuleType:
+    name = job["skill"]
+    skill = next(s for s in job["skills"] if s["name"] == name)
+    file = os.path.join(layout.skills, name, skill["entrypoint"])
+    if not os.path.isfile(file):
+        raise EntrypointNotFound("skill %r has no file %r" % (name, skill["entrypoint"]))
+    sys.argv = [file]
+    return _import_module(imports.module_name(name))
+
+
+def _find_function(module: ModuleType, name: str):
+    # The namespace itself: a skill mounted below this one's name must not take the place of its function.
+    names = module.__dict__
+    function = names.get(name)
+    if callable(function):
+        return function
+    where = "the code" if module.__name__ == CODE_MODULE else names.get("__file__", module.__name__)
+    if name in names:
+        why = "%r is a %s and not a function" % (one_line(name, 100), one_line(type(function).__name__, 100))
+    else:
+        why = "there is no function %r" % one_line(name, 100)
+    found = [n for n, v in names.items() if type(v) is FunctionType and v.__module__ == module.__name__]
+    found = [one_line(n, 100) for n in found if not n.startswith("_")]
+    listed = ", ".join(found[:_FUNCTIONS_LISTED_MAX]) or "none"
+    if len(found) > _FUNCTIONS_LISTED_MAX:
+        listed += ", and %d more" % (len(found) - _FUNCTIONS_LISTED_MAX)
+    raise EntrypointNotFound("%s in %s; its functions: %s" % (why, where, listed))
+
+
+def _is_awaitable(value) -> bool:
+    return hasattr(type(value), "__await__")
+
+
+def _await(value):
+    """`asyncio.run`, but executor threads that still work do not hold the result."""
+    import asyncio
+
+    async def wait():
+        return await value
+
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(wait())
+    finally:
+        pending = asyncio.all_tasks(loop)
+        for task in pending:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+# -- after --------------------------------------------------------------------------------------------------------
+
+
+def _completed(run: state.Run, value, inline_bytes: int) -> bytes:
+    spill = runtime.blobs._Spill(run)
+    try:
+        output = Encoder(spill.write, inline_bytes).encode(value)
+    except BaseException:
+        spill.abort()
+        raise
+    if output is None:
+        spill.commit()
+    summary = run.summary
+    if summary is None and issubclass(type(value), dict):
+        said = dict.get(value, "summary")
+        summary = plain(said) if issubclass(type(said), str) else None
+    head = {"status": "completed", "spilled": output is None, "summary": _short(summary)}
+    text = _dumps(head).encode("ascii")
+    return text if output is None else text[:-1] + b',"output":' + output + b"}"
+
+
+def _failed(run, exc: BaseException, function: str) -> bytes:
+    try:
+        if issubclass(type(exc), MemoryError):
+            failure.release_memory(exc)
+        _set_recursion_limit(max(_RECURSION_LIMIT, sys.getrecursionlimit()))
+        error = failure.describe(exc, function)
+        summary = run.summary if run is not None else None
+        result = {"status": "failed", "spilled": False, "summary": _short(summary), "error": error}
+        return _dumps(result).encode("ascii")
+    except MemoryError:
+        return _NO_MEMORY
+
+
+def _short(summary):
+    if summary is None or len(summary) <= SUMMARY_CHARS_MAX:
+        return summary
+    return summary[: SUMMARY_CHARS_MAX - 1] + "…"
+
+
+def _flush() -> None:
+    """What the code has printed goes out before the result. It may have closed or replaced the streams."""
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            stream.flush()
+        except BaseException:  # a stream of the code's own making may do anything; its text is then lost
+            continue
+
+
+def _check_owner(channel: Channel) -> None:
+    """A child that the code has forked and that came back to here has nothing to report."""
+    if not channel.is_owner:
+        _flush()
+        _exit(0)
+
+
+def _lost(exc: BaseException) -> None:
+    """Ends a run whose result cannot be sent. The sandbox sees the channel end without one; the log says why."""
+    try:
+        _flush()
+        _write(2, ("[error] the result cannot be sent: %s\n" % one_line(str(exc), 300)).encode("utf-8"))
+    except BaseException:
+        pass  # descriptor 2 is gone too
+    _exit(_EXIT_LOST_CHANNEL)

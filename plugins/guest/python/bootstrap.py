@@ -1,0 +1,22 @@
+"""Starts one run: `python -I -S -B bootstrap.py`, with the channel to the sandbox at descriptor 3.
+
+A launcher that keeps warm interpreters imports this file instead, calls `warm()` once, forks, and calls
+`serve(fd)` in the child. Importing it makes no state that belongs to a run.
+"""
+
+import os.path
+import sys
+
+_LIBRARY = os.path.dirname(os.path.abspath(__file__))
+if _LIBRARY not in sys.path:
+    # At the end: nothing here may shadow the standard library.
+    sys.path.append(_LIBRARY)
+
+from _skillgate.main import refresh_randomness, serve, warm  # noqa: E402  (needs the path above)
+
+__all__ = ["refresh_randomness", "serve", "warm"]
+
+CHANNEL_FD = 3
+
+if __name__ == "__main__":
+    serve(CHANNEL_FD)
