@@ -1,1 +1,36 @@
-//! Inspects, loads and calls plugins.
+//! Inspects, loads and calls skillgate plugins: the only door to them, and all of the gateway's unsafe code.
+//!
+//! ```text
+//! file ── inspect ──▶ Inspection        reads bytes, executes nothing
+//!      ── Plugin::load ──▶ Plugin       pin, verdicts, sealed copy, dlopen, entry table
+//!                            ├ storage(config) ──▶ StorageInstance   skills and blobs
+//!                            └ sandbox(config) ──▶ SandboxInstance   runs; RunHost is what a run may ask for
+//! ```
+//!
+//! Every call is an *op*: a numbered entry in a table that the plugin completes once. The entry, not the caller's
+//! future, owns the buffers that the plugin was given; a caller who leaves cancels the op, and the entry stays until
+//! the plugin lets go. What a plugin says is copied and checked before anybody sees it: sizes, text encoding,
+//! descriptors, and that the op is one that is waiting.
+#![allow(
+    unsafe_code,
+    reason = "plugins are C: this crate is where the gateway's unsafe code lives"
+)]
+
+mod answer;
+mod hosttable;
+mod inspect;
+mod instance;
+mod load;
+mod logs;
+mod ops;
+mod plugin;
+mod request;
+mod sandbox;
+mod storage;
+
+pub use inspect::{Inspection, Note, inspect};
+pub use load::{LoadError, Pin, Refusal};
+pub use plugin::{Info, Plugin};
+pub use sandbox::{RunHost, SandboxInstance};
+pub use skillgate_plugin_sdk::model;
+pub use storage::{BlobReader, BlobWriter, BlockingStorage, StorageInstance};

@@ -1,5 +1,7 @@
 //! The host's services that do not belong to a run.
 
+use std::sync::Arc;
+
 /// Severity of a log record (`SKG_LOG_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -15,16 +17,26 @@ pub enum Level {
     Error = 5,
 }
 
+/// Where log records go: level, target, message, fields.
+type Log = dyn Fn(Level, &str, &str, &[(&str, &str)]) + Send + Sync;
+
 /// The host as an instance sees it: cheap to clone, usable from any thread until the instance is destroyed.
 #[derive(Clone)]
 pub struct Host {
-    log: std::sync::Arc<dyn Fn(Level, &str, &str, &[(&str, &str)]) + Send + Sync>,
+    log: Arc<Log>,
 }
 
 impl Host {
+    pub(crate) fn new(
+        log: impl Fn(Level, &str, &str, &[(&str, &str)]) + Send + Sync + 'static,
+    ) -> Self {
+        Host { log: Arc::new(log) }
+    }
     /// A host for unit tests: log records go to `log(level, target, message, fields)`.
-    pub fn for_tests(log: impl Fn(Level, &str, &str, &[(&str, &str)]) + Send + Sync + 'static) -> Self {
-        Host { log: std::sync::Arc::new(log) }
+    pub fn for_tests(
+        log: impl Fn(Level, &str, &str, &[(&str, &str)]) + Send + Sync + 'static,
+    ) -> Self {
+        Host::new(log)
     }
     /// Writes a log record: a constant sentence and fields.
     pub fn log(&self, level: Level, target: &str, message: &str, fields: &[(&str, &str)]) {

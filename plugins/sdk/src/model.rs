@@ -27,7 +27,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An error with a code of the ABI and a message.
     pub fn new(code: i32, message: impl Into<String>) -> Self {
-        Error { code, message: message.into(), retryable: false, not_executed: false, retry_after_ms: 0, detail_json: String::new() }
+        Error {
+            code,
+            message: message.into(),
+            retryable: false,
+            not_executed: false,
+            retry_after_ms: 0,
+            detail_json: String::new(),
+        }
     }
     /// The same, marked as "no skill code ran".
     #[must_use]

@@ -3,7 +3,10 @@
 use std::os::fd::OwnedFd;
 
 use crate::Host;
-use crate::model::{BlobCreate, BlobStat, Content, CreateRequest, Error, Health, PutSkill, Result, Skill, SkillPage, SkillQuery};
+use crate::model::{
+    BlobCreate, BlobStat, Content, CreateRequest, Error, Health, PutSkill, Result, Skill,
+    SkillPage, SkillQuery,
+};
 use skillgate_plugin_abi as abi;
 
 /// A storage plugin whose calls may block (`SKG_F_BLOCKING`): the host calls it on a pool of threads, each call
@@ -45,7 +48,10 @@ pub trait Storage: Send + Sync + Sized + 'static {
     fn blob_close(&self, reader: u64);
     /// A read-only descriptor of the checked content.
     fn blob_fd(&self, _tenant: &str, _id: &str) -> Result<(OwnedFd, BlobStat)> {
-        Err(Error::new(abi::E_UNIMPLEMENTED, "this store gives no descriptors"))
+        Err(Error::new(
+            abi::E_UNIMPLEMENTED,
+            "this store gives no descriptors",
+        ))
     }
     /// Deletes it.
     fn blob_delete(&self, tenant: &str, id: &str) -> Result<()>;

@@ -1,0 +1,257 @@
+//! A plugin's answers: C structs copied into plain values, with every size bounded and every text checked. A plugin's
+//! huge answer is an error, not an allocation.
+
+use std::ffi::c_void;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use skillgate_plugin_abi as abi;
+use skillgate_plugin_sdk::model::{
+    BlobStat, Content, Health, RunResult, SandboxCaps, Skill, SkillFile, SkillPage,
+};
+use skillgate_plugin_sdk::wire::{self, Malformed, Reader};
+
+type Read<T> = Result<T, Malformed>;
+
+/// Most bytes of one answer.
+const ANSWER_BYTES: usize = 64 << 20;
+/// Most bytes of a name, id, digest, MIME type.
+const NAME_BYTES: usize = 1024;
+/// Most bytes of a description, summary, message.
+const TEXT_BYTES: usize = 1 << 20;
+/// Most bytes of a text that is only shown; what is longer is cut.
+pub(crate) const SHOWN_BYTES: usize = 64 << 10;
+/// Most bytes of a manifest or a report.
+const DOCUMENT_BYTES: usize = 8 << 20;
+/// Most files of a skill.
+const FILES: u32 = 100_000;
+/// Most output blobs of a run.
+const OUTPUT_BLOBS: u32 = 10_000;
+/// Most bytes of a run's output when the request sets no limit.
+const OUTPUT_BYTES: u64 = 16 << 20;
+
+/// # Safety
+/// As [`take_fd`]'s: here nothing is taken.
+fn check_fd(fd: abi::Fd, what: &str) -> Read<()> {
+    // The contract's descriptors are opened close-on-exec. Standard input, output and error are not: a struct that was
+    // only zeroed does not make the host close its own.
+    // SAFETY: fcntl with F_GETFD reads a flag of a number that need not even be open.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+    if flags < 0 {
+        return Err(Malformed(format!("{what}: {fd} is not an open descriptor")));
+    }
+    if flags & libc::FD_CLOEXEC == 0 {
+        return Err(Malformed(format!(
+            "{what}: descriptor {fd} is not close-on-exec"
+        )));
+    }
+    Ok(())
+}
+
+/// Takes a checked descriptor. The last step of reading an answer: what is refused stays the plugin's.
+///
+/// # Safety
+/// The plugin gives `fd` away by the answer that is being read.
+unsafe fn take_fd(fd: abi::Fd, what: &str) -> Read<OwnedFd> {
+    check_fd(fd, what)?;
+    // SAFETY: open, and ours by the caller's promise.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// # Safety
+/// `p` is null or points to a skg_health, good during the call of complete.
+pub(crate) unsafe fn health(p: *const abi::Health) -> Read<Health> {
+    let mut r = Reader::new(ANSWER_BYTES);
+    // SAFETY: the caller's promise, for the struct and what it points to.
+    unsafe {
+        let h = wire::prefix(p, "health")?;
+        Ok(Health {
+            state: h.state,
+            in_flight: h.in_flight,
+            capacity: h.capacity,
+            message: wire::shown(h.message, SHOWN_BYTES),
+            metrics_json: r.text(h.metrics_json, "metrics_json", TEXT_BYTES)?,
+            report_json: r.text(h.report_json, "report_json", DOCUMENT_BYTES)?,
+        })
+    }
+}
+
+/// # Safety
+/// `s` was copied from a plugin's skg_skill, and what it points to is good.
+unsafe fn skill_of(r: &mut Reader, s: &abi::Skill) -> Read<Skill> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut files = Vec::new();
+        for f in r.items::<abi::SkillFile>(s.files, "files", FILES)? {
+            files.push(SkillFile {
+                path: r.text(f.path, "files.path", NAME_BYTES)?,
+                sha256: r.text(f.sha256, "files.sha256", NAME_BYTES)?,
+                size_bytes: f.size_bytes,
+            });
+        }
+        Ok(Skill {
+            read_only: s.flags & abi::SKILL_READ_ONLY != 0,
+            name: r.text(s.name, "name", NAME_BYTES)?,
+            version: r.text(s.version, "version", NAME_BYTES)?,
+            namespace: r.text(s.namespace_, "namespace", NAME_BYTES)?,
+            kind: r.text(s.kind, "kind", NAME_BYTES)?,
+            description: r.text(s.description, "description", TEXT_BYTES)?,
+            tree_sha256: r.text(s.tree_sha256, "tree_sha256", NAME_BYTES)?,
+            publisher: r.text(s.publisher, "publisher", NAME_BYTES)?,
+            manifest_json: r.bytes(s.manifest_json, "manifest_json", DOCUMENT_BYTES)?,
+            files,
+        })
+    }
+}
+
+/// # Safety
+/// `p` is null or points to a skg_skill, good during the call of complete.
+pub(crate) unsafe fn skill(p: *const abi::Skill) -> Read<Skill> {
+    // SAFETY: the caller's promise.
+    unsafe { skill_of(&mut Reader::new(ANSWER_BYTES), &wire::prefix(p, "skill")?) }
+}
+
+/// # Safety
+/// `p` is null or points to a skg_skill_page, good during the call of complete.
+pub(crate) unsafe fn skill_page(p: *const abi::SkillPage, limit: u32) -> Read<SkillPage> {
+    let mut r = Reader::new(ANSWER_BYTES);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let page = wire::prefix(p, "page")?;
+        let mut skills = Vec::new();
+        for s in r.items::<abi::Skill>(page.skills, "skills", limit)? {
+            skills.push(skill_of(&mut r, &s)?);
+        }
+        Ok(SkillPage {
+            more: page.more != 0,
+            skills,
+        })
+    }
+}
+
+/// # Safety
+/// `p` is null or points to a skg_content, good during the call of complete.
+pub(crate) unsafe fn content(p: *const abi::Content) -> Read<Content> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let c = wire::prefix(p, "content")?;
+        match c.kind {
+            abi::CONTENT_DATA => Reader::new(ANSWER_BYTES)
+                .bytes(c.data, "data", ANSWER_BYTES)
+                .map(Content::Data),
+            abi::CONTENT_FILE => Ok(Content::File(take_fd(c.fd, "fd")?, c.size_bytes)),
+            abi::CONTENT_DIR => take_fd(c.fd, "fd").map(Content::Dir),
+            abi::CONTENT_TAR => Ok(Content::Tar(take_fd(c.fd, "fd")?, c.size_bytes)),
+            kind => Err(Malformed(format!(
+                "content.kind: {kind} is not one of this host's"
+            ))),
+        }
+    }
+}
+
+/// # Safety
+/// `p` is null or points to a skg_blob_stat, good during the call of complete.
+pub(crate) unsafe fn blob_stat(p: *const abi::BlobStat) -> Read<BlobStat> {
+    let mut r = Reader::new(ANSWER_BYTES);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let s = wire::prefix(p, "stat")?;
+        Ok(BlobStat {
+            id: r.text(s.id, "id", NAME_BYTES)?,
+            kind: r.text(s.kind, "kind", NAME_BYTES)?,
+            size_bytes: s.size_bytes,
+            sha256: r.text(s.sha256, "sha256", NAME_BYTES)?,
+            owner: r.text(s.owner, "owner", NAME_BYTES)?,
+            created_unix_ms: s.created_unix_ms,
+        })
+    }
+}
+
+/// A reader and what it reads.
+///
+/// # Safety
+/// `p` is null or points to a skg_blob_opened, good during the call of complete.
+pub(crate) unsafe fn blob_reader(p: *const abi::BlobOpened) -> Read<(u64, BlobStat)> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let o = wire::prefix(p, "opened")?;
+        Ok((o.reader, blob_stat(o.stat)?))
+    }
+}
+
+/// A descriptor and what it reads.
+///
+/// # Safety
+/// As [`blob_reader`], and the descriptor is given away.
+pub(crate) unsafe fn blob_fd(p: *const abi::BlobOpened) -> Read<(OwnedFd, BlobStat)> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let o = wire::prefix(p, "opened")?;
+        let stat = blob_stat(o.stat)?;
+        Ok((take_fd(o.fd, "fd")?, stat))
+    }
+}
+
+/// # Safety
+/// `p` is null or points to a skg_handle or skg_count, good during the call of complete.
+pub(crate) unsafe fn frozen<T: Copy>(p: *const c_void, what: &str) -> Read<T> {
+    if p.is_null() {
+        return Err(Malformed(format!("{what}: is null")));
+    }
+    // SAFETY: not null; the caller's promise.
+    Ok(unsafe { p.cast::<T>().read_unaligned() })
+}
+
+/// What a plugin filled in; `out` was zeroed before.
+pub(crate) fn sandbox_caps(out: &abi::SandboxCaps) -> SandboxCaps {
+    SandboxCaps {
+        egress: out.egress,
+        max_concurrent: out.max_concurrent,
+        isolation: out.isolation,
+        max_memory_bytes: out.max_memory_bytes,
+        max_timeout_ms: out.max_timeout_ms,
+        enforces: out.enforces,
+    }
+}
+
+/// # Safety
+/// `p` is null or points to a skg_run_result, good during the call of complete.
+pub(crate) unsafe fn run_result(p: *const abi::RunResult, output_bytes: u64) -> Read<RunResult> {
+    let mut r = Reader::new(ANSWER_BYTES);
+    let output_bytes = if output_bytes == 0 {
+        OUTPUT_BYTES
+    } else {
+        output_bytes.min(OUTPUT_BYTES)
+    };
+    let output_bytes = usize::try_from(output_bytes).unwrap_or(ANSWER_BYTES);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let run = wire::prefix(p, "result")?;
+        let mut output_blobs = Vec::new();
+        for id in r.frozen::<abi::Str>(run.output_blobs, "output_blobs", OUTPUT_BLOBS)? {
+            output_blobs.push(r.text(id, "output_blobs", NAME_BYTES)?);
+        }
+        Ok(RunResult {
+            completed: match run.status {
+                abi::RUN_COMPLETED => true,
+                abi::RUN_FAILED => false,
+                status => {
+                    return Err(Malformed(format!(
+                        "result.status: {status} is not one of this host's"
+                    )));
+                }
+            },
+            output_json: r.bytes(run.output_json, "output_json", output_bytes)?,
+            output_spilled: run.output_spilled != 0,
+            summary: r.text(run.summary, "summary", TEXT_BYTES)?,
+            error_type: r.text(run.error_type, "error_type", NAME_BYTES)?,
+            error_message: r.text(run.error_message, "error_message", TEXT_BYTES)?,
+            output_blobs,
+            exit_code: run.exit_code,
+            signal: run.signal,
+            create_us: run.create_us,
+            exec_us: run.exec_us,
+            cpu_us: run.cpu_us,
+            peak_memory_bytes: run.peak_memory_bytes,
+        })
+    }
+}

@@ -1,0 +1,357 @@
+//! Loading: the bytes that were checked are the bytes that run.
+//!
+//! The file is read once. Its bytes are pinned, inspected, copied to a sealed memfd and loaded from there, so that
+//! nobody can put another file in between, and an update of the file in place does not pull the code from under the
+//! process (which would be SIGBUS).
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use skillgate_plugin_abi as abi;
+use skillgate_plugin_sdk::wire::{self, Reader};
+
+use crate::inspect::{Inspection, digest, inspect_bytes, read};
+use crate::plugin::Info;
+
+/// What the operator says about the file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pin {
+    /// 64 hex digits, in either case; `None`: any file will do.
+    pub sha256: Option<String>,
+}
+
+/// A file that is not loaded, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {why}", path.display())]
+pub struct LoadError {
+    /// The file.
+    pub path: PathBuf,
+    /// The reason.
+    pub why: Refusal,
+}
+
+impl LoadError {
+    pub(crate) fn new(path: &Path, why: Refusal) -> Self {
+        LoadError {
+            path: path.to_owned(),
+            why,
+        }
+    }
+}
+
+/// Why a plugin is not loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// It cannot be opened or read.
+    #[error("it cannot be read: {0}")]
+    Unreadable(std::io::Error),
+    /// A directory, device or socket.
+    #[error("it is not a regular file")]
+    NotAFile,
+    /// Larger than the limit.
+    #[error("it has {bytes} bytes, and a plugin has at most {max}")]
+    TooLarge {
+        /// What it has.
+        bytes: u64,
+        /// What it may have.
+        max: u64,
+    },
+    /// Its digest is not the pinned one.
+    #[error("its sha256 is {found}, and the configuration pins {pinned}")]
+    Pin {
+        /// Of the file.
+        found: String,
+        /// In the configuration.
+        pinned: String,
+    },
+    /// No shared object at all.
+    #[error("{0}, so it is no plugin")]
+    NotAPlugin(&'static str),
+    /// For another processor.
+    #[error("it is built for {theirs}, and this host is {ours}")]
+    Machine {
+        /// The file's.
+        theirs: String,
+        /// The host's.
+        ours: String,
+    },
+    /// The entry symbol is missing or is not data.
+    #[error(
+        "it does not export the data symbol skillgate_plugin_entry_v1, so it is no plugin for this contract"
+    )]
+    NoEntry,
+    /// No SkillGate note.
+    #[error(
+        "it has no SkillGate ELF note, so it cannot be checked before its code runs: build it with SKG_NOTE"
+    )]
+    NoNote,
+    /// Another major of the contract.
+    #[error(
+        "it is built for major {theirs} of the plugin contract, and this host speaks major {ours}"
+    )]
+    Major {
+        /// The plugin's.
+        theirs: u32,
+        /// The host's.
+        ours: u32,
+    },
+    /// It needs a newer host.
+    #[error(
+        "it needs a host with minor {needs} or later of the plugin contract, and this one has minor {ours}"
+    )]
+    HostTooOld {
+        /// The plugin's minimum.
+        needs: u32,
+        /// The host's.
+        ours: u32,
+    },
+    /// `SKG_F_OWN_PROCESS`.
+    #[error("it asks for a process of its own, and this host cannot yet load a plugin into one")]
+    OwnProcess,
+    /// RPATH or RUNPATH.
+    #[error(
+        "it has the library search path {0:?}, which would load libraries that nobody has checked"
+    )]
+    SearchPath(String),
+    /// It asks for an executable stack.
+    #[error("it asks for an executable stack: link it with -z noexecstack")]
+    ExecutableStack,
+    /// Text relocations.
+    #[error("it has text relocations, which need writable code: compile it with -fPIC")]
+    TextRelocations,
+    /// No sealed copy could be made.
+    #[error("a sealed copy of it cannot be made: {0}")]
+    Copy(std::io::Error),
+    /// dlopen or dlsym says no.
+    #[error("the dynamic loader refuses it: {0}")]
+    Loader(String),
+    /// The entry contradicts the contract or the note.
+    #[error("its entry table is not in order: {0}")]
+    Entry(String),
+}
+
+/// A plugin whose code is in the process.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) entry: abi::EntryV1,
+    pub(crate) info: Info,
+    pub(crate) inspection: Inspection,
+}
+
+// SAFETY: the entry's pointers are to static, read-only data of code that is never unloaded, and get_factory may be
+// called from any thread.
+unsafe impl Send for Loaded {}
+// SAFETY: as above.
+unsafe impl Sync for Loaded {}
+
+pub(crate) fn load(path: &Path, pin: &Pin) -> Result<Loaded, LoadError> {
+    let bytes = read(path)?;
+    let found = digest(&bytes);
+    if let Some(pinned) = &pin.sha256
+        && !pinned.eq_ignore_ascii_case(&found)
+    {
+        return Err(LoadError::new(
+            path,
+            Refusal::Pin {
+                found,
+                pinned: pinned.clone(),
+            },
+        ));
+    }
+    let (inspection, refusal) = inspect_bytes(path, &bytes, found)?;
+    match refusal {
+        Some(why) => Err(LoadError::new(path, why)),
+        None => load_bytes(&bytes, inspection).map_err(|why| LoadError::new(path, why)),
+    }
+}
+
+fn load_bytes(bytes: &[u8], inspection: Inspection) -> Result<Loaded, Refusal> {
+    let library = open(bytes)?;
+    // SAFETY: the inspection found a data symbol of this name; it is read below, no further than it says.
+    let symbol = unsafe { library.get::<*const abi::EntryV1>(abi::ENTRY_SYMBOL) };
+    let symbol: *const abi::EntryV1 = match symbol {
+        Ok(symbol) => symbol.into_raw().cast_const().cast(),
+        Err(error) => return Err(Refusal::Loader(error.to_string())),
+    };
+    // The code stays for ever: instances, threads and thread-local destructors of a plugin may outlive any use of it.
+    std::mem::forget(library);
+    // SAFETY: the address of the data symbol that the plugin exports as its entry.
+    let entry = unsafe { entry(symbol) }?;
+    // SAFETY: the entry's own, static.
+    let info = unsafe { info(&entry) }?;
+    agree(&entry, &info, &inspection)?;
+    Ok(Loaded {
+        entry,
+        info,
+        inspection,
+    })
+}
+
+/// Loads a sealed copy of `bytes`.
+fn open(bytes: &[u8]) -> Result<Library, Refusal> {
+    let copy = sealed(bytes).map_err(Refusal::Copy)?;
+    let name = unique_name(copy.as_raw_fd());
+    // SAFETY: loading runs the plugin's constructors: that is what the operator asked for by configuring it. NOW: a
+    // missing symbol is an error here, not a crash later. LOCAL: its symbols are nobody else's.
+    let library = unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) }
+        .map_err(|e| Refusal::Loader(e.to_string()))?;
+    // The descriptor stays open as long as the code is there, so that a plugin can open its own file by the name that
+    // dladdr gives it, and so that its number, which is in that name, is not used again.
+    std::mem::forget(copy);
+    Ok(library)
+}
+
+/// glibc knows a loaded library by its *name* first: the same name for another file would silently give the code that
+/// was loaded before. So each load spells the path differently: the bits of a counter, as "./" and "/".
+fn unique_name(fd: i32) -> String {
+    static LOADS: AtomicU64 = AtomicU64::new(1);
+    let mut n = LOADS.fetch_add(1, Ordering::Relaxed);
+    let mut name = String::from("/proc/self/fd/");
+    while n > 0 {
+        name.push_str(if n & 1 == 1 { "./" } else { "/" });
+        n >>= 1;
+    }
+    name + &fd.to_string()
+}
+
+/// A memfd with these bytes that nobody can change any more.
+fn sealed(bytes: &[u8]) -> std::io::Result<File> {
+    const NAME: &CStr = c"skillgate-plugin";
+    const FLAGS: libc::c_uint = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: a NUL-terminated name; no other memory is involved.
+    let mut fd = unsafe { libc::memfd_create(NAME.as_ptr(), FLAGS | libc::MFD_EXEC) };
+    if fd < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL) {
+        // Before Linux 6.3 the flag is unknown and every memfd is executable.
+        // SAFETY: as above.
+        fd = unsafe { libc::memfd_create(NAME.as_ptr(), FLAGS) };
+    }
+    if fd < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: made just now, nobody else has it.
+    let mut file = unsafe { File::from_raw_fd(fd) };
+    file.write_all(bytes)?;
+    let seals = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: fcntl on an open descriptor with an integer argument.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
+        return Err(std::io::Error::last_os_error());
+    }
+    Ok(file)
+}
+
+/// # Safety
+/// `p` is the address of the entry symbol of a loaded plugin.
+unsafe fn entry(p: *const abi::EntryV1) -> Result<abi::EntryV1, Refusal> {
+    let bad = |why: String| Err(Refusal::Entry(why));
+    // Magic and size first, before anything that the size would have to cover.
+    // SAFETY: the symbol's data begins with two u32 in every entry of this contract.
+    let (magic, size) = unsafe {
+        (
+            p.cast::<u32>().read_unaligned(),
+            p.cast::<u32>().add(1).read_unaligned(),
+        )
+    };
+    if magic != abi::MAGIC {
+        return bad(format!("magic is {magic:#x} instead of {:#x}", abi::MAGIC));
+    }
+    if (size as usize) < size_of::<abi::EntryV1>() {
+        return bad(format!(
+            "struct_size is {size}, smaller than the {} of the first version",
+            size_of::<abi::EntryV1>()
+        ));
+    }
+    // SAFETY: it says that it is that large.
+    let entry = unsafe { p.read_unaligned() };
+    if entry.abi_major != abi::ABI_MAJOR {
+        return Err(Refusal::Major {
+            theirs: entry.abi_major,
+            ours: abi::ABI_MAJOR,
+        });
+    }
+    if entry.min_host_minor > abi::ABI_MINOR {
+        return Err(Refusal::HostTooOld {
+            needs: entry.min_host_minor,
+            ours: abi::ABI_MINOR,
+        });
+    }
+    if entry.flags & abi::F_OWN_PROCESS != 0 {
+        return Err(Refusal::OwnProcess);
+    }
+    if entry.get_factory.is_none() {
+        return bad("get_factory is null".into());
+    }
+    Ok(entry)
+}
+
+/// # Safety
+/// `entry` is a loaded plugin's.
+unsafe fn info(entry: &abi::EntryV1) -> Result<Info, Refusal> {
+    const TEXT_BYTES: usize = 64 << 10;
+    const SCHEMA_BYTES: usize = 1 << 20;
+    let mut r = Reader::new(2 * SCHEMA_BYTES);
+    let mut read = || {
+        // SAFETY: info and what it points to are static; it says how large it is.
+        unsafe {
+            let i = wire::prefix(entry.info, "info")?;
+            Ok(Info {
+                id: r.text(i.id, "info.id", 256)?,
+                version: r.text(i.version, "info.version", 256)?,
+                vendor: r.text(i.vendor, "info.vendor", TEXT_BYTES)?,
+                description: r.text(i.description, "info.description", TEXT_BYTES)?,
+                license: r.text(i.license, "info.license", TEXT_BYTES)?,
+                config_schema_json: r.text(
+                    i.config_schema_json,
+                    "info.config_schema_json",
+                    SCHEMA_BYTES,
+                )?,
+                build_info: r.text(i.build_info, "info.build_info", TEXT_BYTES)?,
+                abi_minor: entry.abi_minor,
+                blocking: entry.flags & abi::F_BLOCKING != 0,
+                singleton: entry.flags & abi::F_SINGLETON != 0,
+            })
+        }
+    };
+    read().map_err(|e: wire::Malformed| Refusal::Entry(e.0))
+}
+
+/// The note was believed when it was decided to load the file: the entry has to say the same.
+fn agree(entry: &abi::EntryV1, info: &Info, inspection: &Inspection) -> Result<(), Refusal> {
+    let Some(note) = &inspection.note else {
+        return Err(Refusal::NoNote);
+    };
+    if info.id.is_empty()
+        || !info.id.starts_with(&note.id)
+        || (note.id.len() < 43 && info.id != note.id)
+    {
+        return Err(Refusal::Entry(format!(
+            "its id is {:?}, and its note says {:?}",
+            info.id, note.id
+        )));
+    }
+    let (theirs, said) = (
+        [
+            entry.abi_major,
+            entry.abi_minor,
+            entry.min_host_minor,
+            entry.flags,
+        ],
+        [
+            note.abi_major,
+            note.abi_minor,
+            note.min_host_minor,
+            note.flags,
+        ],
+    );
+    if theirs != said {
+        return Err(Refusal::Entry(format!(
+            "it has major, minor, oldest host minor and flags {theirs:?}, and its note says {said:?}"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! A plugin's log records as events of the gateway.
+
+use skillgate_plugin_abi as abi;
+
+/// The target of every record that comes from a plugin. The plugin's own target is the field `target`: the metadata of
+/// an event is static.
+const TARGET: &str = "skillgate::plugin";
+
+macro_rules! at_level {
+    ($level:expr, $macro:ident, $($rest:tt)+) => {
+        match $level {
+            abi::LOG_TRACE => tracing::$macro!(target: TARGET, tracing::Level::TRACE, $($rest)+),
+            abi::LOG_DEBUG => tracing::$macro!(target: TARGET, tracing::Level::DEBUG, $($rest)+),
+            abi::LOG_INFO => tracing::$macro!(target: TARGET, tracing::Level::INFO, $($rest)+),
+            abi::LOG_WARN => tracing::$macro!(target: TARGET, tracing::Level::WARN, $($rest)+),
+            _ => tracing::$macro!(target: TARGET, tracing::Level::ERROR, $($rest)+),
+        }
+    };
+}
+
+pub(crate) fn enabled(level: u32) -> bool {
+    match level {
+        abi::LOG_TRACE => tracing::enabled!(target: TARGET, tracing::Level::TRACE),
+        abi::LOG_DEBUG => tracing::enabled!(target: TARGET, tracing::Level::DEBUG),
+        abi::LOG_INFO => tracing::enabled!(target: TARGET, tracing::Level::INFO),
+        abi::LOG_WARN => tracing::enabled!(target: TARGET, tracing::Level::WARN),
+        _ => tracing::enabled!(target: TARGET, tracing::Level::ERROR),
+    }
+}
+
+/// One record, its texts already cut and made UTF-8. `fields` is `key=value key=value`: their names are the plugin's,
+/// and an event's field names are static.
+pub(crate) struct Record<'a> {
+    pub(crate) level: u32,
+    pub(crate) plugin: &'a str,
+    pub(crate) instance: &'a str,
+    pub(crate) target: &'a str,
+    pub(crate) run_id: &'a str,
+    pub(crate) fields: &'a str,
+    pub(crate) message: &'a str,
+}
+
+pub(crate) fn write(r: &Record<'_>) {
+    at_level!(
+        r.level,
+        event,
+        plugin = r.plugin,
+        instance = r.instance,
+        target = r.target,
+        run_id = r.run_id,
+        fields = r.fields,
+        "{}",
+        r.message
+    );
+}

@@ -1,0 +1,121 @@
+//! A sandbox instance: runs.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use skillgate_plugin_abi as abi;
+use skillgate_plugin_sdk::model::{Health, Result, RunRequest, RunResult, SandboxCaps};
+
+use crate::answer;
+use crate::instance::{Instance, SandboxTable};
+use crate::request;
+
+/// What the gateway does for one run; the host side of the SDK's `RunServices`. Called from the plugin's own threads or
+/// from blocking threads, possibly several at a time, and never after the run has ended.
+///
+/// `output`, `secret` and `gate_serve` may also be called on the event loop and answer at once. The `blob_*` functions
+/// may wait: the host refuses them on the event loop (`E_WOULD_DEADLOCK`) before they get here.
+pub trait RunHost: Send + Sync + 'static {
+    /// Bytes of `STDOUT`, `STDERR` or `RUNLOG`. `false`: enough, send no more.
+    fn output(&self, stream: u32, data: &[u8]) -> bool;
+    /// The plaintext of a secret. The request named it: others do not get here. The host wipes what this returns.
+    fn secret(&self, name: &str) -> Result<Vec<u8>>;
+    /// A descriptor of an input blob, or `E_UNIMPLEMENTED`.
+    fn blob_fd(&self, id: &str) -> Result<OwnedFd>;
+    /// A range of an input blob, or of one that this run has created. 0: the end.
+    fn blob_read(&self, id: &str, offset: u64, buf: &mut [u8]) -> Result<usize>;
+    /// A writer (> 0) for a new blob.
+    fn blob_create(&self, kind: &str) -> Result<i64>;
+    /// Appends.
+    fn blob_write(&self, writer: i64, data: &[u8]) -> Result<()>;
+    /// Commits and gives the id (at most 128 bytes), or throws it away and gives nothing.
+    fn blob_finish(&self, writer: i64, commit: bool) -> Result<Option<String>>;
+    /// From now until the run ends, accept on this listening socket and be the run's gate there.
+    fn gate_serve(&self, listener: OwnedFd) -> Result<()>;
+}
+
+/// A run's services and what it was asked for, as long as its op lives.
+pub(crate) struct RunContext {
+    pub(crate) host: Arc<dyn RunHost>,
+    pub(crate) request: Arc<RunRequest>,
+}
+
+/// An instance of a sandbox plugin. It is destroyed when the last `Arc` is gone and every run has ended.
+pub struct SandboxInstance {
+    instance: Arc<Instance<SandboxTable>>,
+    caps: SandboxCaps,
+}
+
+impl std::fmt::Debug for SandboxInstance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SandboxInstance")
+            .field("instance", &self.instance.host.instance)
+            .field("caps", &self.caps)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SandboxInstance {
+    pub(crate) fn new(instance: Arc<Instance<SandboxTable>>, caps: SandboxCaps) -> Self {
+        SandboxInstance { instance, caps }
+    }
+
+    /// What it can do and enforce, as it said when it was made.
+    #[must_use]
+    pub fn caps(&self) -> &SandboxCaps {
+        &self.caps
+    }
+
+    /// One run from beginning to end. A run that failed by its own doing is a result, an `Err` is the sandbox's fault.
+    ///
+    /// Dropping the future cancels the run: the plugin is told, and the run stays known, with what it was given, until
+    /// the plugin has ended it.
+    pub async fn run(&self, request: RunRequest, host: Arc<dyn RunHost>) -> Result<RunResult> {
+        let output_bytes = request.limits.output_bytes;
+        let request = Arc::new(request);
+        let context = Arc::new(RunContext {
+            host,
+            request: Arc::clone(&request),
+        });
+        // The mounts' descriptors are the plugin's to use until the op completes: the op keeps the request.
+        let keep = Arc::clone(&request);
+        self.instance
+            .call(
+                "run",
+                Some(context),
+                move |p| {
+                    let _keep = keep;
+                    // SAFETY: the contract: run answers with a skg_run_result.
+                    unsafe { answer::run_result(p.cast(), output_bytes) }
+                },
+                move |table, op| match table.0.run {
+                    // SAFETY: the instance lives, and the request is borrowed for the call.
+                    Some(f) => request::with_run(&request, |r| unsafe { f(table.0.self_, op, r) }),
+                    None => abi::E_UNIMPLEMENTED,
+                },
+            )?
+            .wait()
+            .await
+    }
+
+    /// How it is doing, with its capability report.
+    pub async fn health(&self) -> Result<Health> {
+        self.instance.call_health()?.wait().await
+    }
+
+    /// Asks it to take no new runs, and waits until none is in flight.
+    pub async fn drain(&self) -> Result<()> {
+        self.instance.call_drain()?.wait().await
+    }
+
+    /// Drains, gives this reference up, and waits until the plugin has destroyed the instance: that is, until every other
+    /// reference is gone too. Put a timeout around it.
+    pub async fn shutdown(self: Arc<Self>) -> Result<()> {
+        let drained = self.drain().await;
+        let mut destroyed = self.instance.destroyed();
+        drop(self);
+        // An error says that the sender is gone, which is as good an end as any.
+        drop(destroyed.wait_for(|done| *done).await);
+        drained
+    }
+}
