@@ -80,7 +80,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything that is wrong with a configuration, in the order in which it was found. Never empty.
+/// Everything that is wrong with a configuration, that in a file in its order. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors {
     /// At most 100.
@@ -90,6 +90,10 @@ pub struct ConfigErrors {
 impl ConfigErrors {
     /// The problems, cut to what a reader can use.
     pub(super) fn new(mut problems: Vec<Problem>) -> Self {
+        problems.sort_by_key(|problem| match &problem.origin {
+            Some(Origin::File { line, column, .. }) => (*line, *column),
+            _ => (0, 0),
+        });
         problems.truncate(MAX_PROBLEMS);
         ConfigErrors { problems }
     }

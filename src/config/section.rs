@@ -78,7 +78,8 @@ impl<'a> Section<'a> {
                     let variable = raw::join(&self.path, meant)
                         .replace('.', "__")
                         .to_uppercase();
-                    format!("; did you mean `{meant}` (SKILLGATE_{variable})?")
+                    let more = if self.path.is_empty() { "__..." } else { "" };
+                    format!("; did you mean `{meant}` (SKILLGATE_{variable}{more})?")
                 }
                 (Some(meant), _) => format!("; did you mean `{meant}`?"),
                 (None, _) => format!(", expected {}", list_of(asked.iter())),
@@ -120,6 +121,14 @@ impl<'a> Section<'a> {
             }
         }
         origin
+    }
+
+    /// The first of `paths` that is not a default: where the mistake was made, when several keys do not fit together.
+    pub(super) fn written<'k>(&self, paths: &[&'k str]) -> &'k str {
+        let written = |path: &&str| !matches!(self.origin(path), Origin::Default { .. });
+        let mut paths = paths.iter().copied();
+        let first = paths.clone().next().unwrap_or_default();
+        paths.find(written).unwrap_or(first)
     }
 
     /// Notes that something is wrong with `path`, or with the table itself if it is empty.

@@ -2,7 +2,10 @@
 
 use super::*;
 
-use std::collections::BTreeMap;
+mod environment;
+mod robust;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
@@ -38,13 +41,513 @@ fn load(text: &str) -> Result<Config, ConfigErrors> {
     )
 }
 
+/// A configuration from variables alone.
 fn load_env(env: &[(&str, &str)]) -> Result<Config, ConfigErrors> {
     Config::load(&world(env, &[], &["skills", "policies"]), &Flags::default())
 }
 
+fn answer(result: Result<Config, ConfigErrors>) -> String {
+    match result {
+        Ok(_) => "accepted".into(),
+        Err(errors) => errors.to_string(),
+    }
+}
+
+// === defaults ===
+
 #[test]
 fn the_defaults_are_the_documented_ones() {
     let config = load_env(&[]).unwrap();
-    println!("{}", config.show(true));
-    assert_eq!(config.server.listen, "127.0.0.1:8080".parse().unwrap());
+    let Config {
+        server,
+        admin,
+        auth,
+        policy,
+        runs,
+        skills,
+        blobs,
+        secrets,
+        plugins,
+        audit,
+        ..
+    } = &config;
+    assert_eq!(server.listen, "127.0.0.1:8080".parse().unwrap());
+    assert_eq!(admin.listen, "127.0.0.1:9081".parse().unwrap());
+    assert!(server.allowed_hosts.is_empty() && server.tls.is_none() && !server.insecure_no_auth);
+    assert_eq!(
+        (
+            server.max_body_bytes,
+            server.max_connections,
+            server.max_batch
+        ),
+        (16_777_216, 10_000, 20)
+    );
+    assert_eq!(
+        (
+            server.header_timeout_ms,
+            server.body_timeout_ms,
+            server.drain_timeout_ms
+        ),
+        (10_000, 30_000, 30_000)
+    );
+    assert_eq!(
+        (auth.mode, auth.issuers.len(), config.rate_limit.len()),
+        (AuthMode::Off, 0, 0)
+    );
+    assert_eq!(
+        (policy.mode, policy.path.as_path()),
+        (PolicyMode::Off, Path::new("policies"))
+    );
+    assert_eq!(
+        (policy.instruction_budget, policy.confirm),
+        (250_000, Confirm::Sample)
+    );
+    assert_eq!(
+        (runs.default_timeout_ms, runs.max_timeout_ms),
+        (300_000, 600_000)
+    );
+    assert_eq!(
+        (runs.max_concurrent, runs.max_queued, runs.max_pids),
+        (64, 256, 64)
+    );
+    assert_eq!(
+        (
+            runs.memory_bytes,
+            runs.workspace_bytes,
+            runs.workspace_inodes
+        ),
+        (536_870_912, 268_435_456, 16_384)
+    );
+    assert_eq!(runs.on_disconnect, OnDisconnect::Kill);
+    assert_eq!(
+        (skills.paths.as_slice(), skills.max_files),
+        ([PathBuf::from("skills")].as_slice(), 1000)
+    );
+    assert_eq!(
+        (skills.max_bytes, blobs.max_bytes, blobs.ttl_s),
+        (16_777_216, 1_073_741_824, 0)
+    );
+    assert_eq!(secrets, &Secrets::Env);
+    assert_eq!(audit.path, Path::new(".skillgate/audit.jsonl"));
+    assert_eq!(
+        plugins.storage.source,
+        PluginSource::Name("storage-fs".into())
+    );
+    assert_eq!(
+        plugins.storage.config,
+        serde_json::json!({"root": ".skillgate/store"})
+    );
+    assert_eq!(
+        plugins.sandbox.source,
+        PluginSource::Name("sandbox-process".into())
+    );
+    assert_eq!(
+        (plugins.sandbox.isolation, &plugins.sandbox.config),
+        (PluginIsolation::Gateway, &serde_json::json!({}))
+    );
+    assert_eq!(config.file, None);
+}
+
+/// `default.toml` with the keys that have no default, which it shows as `#key = example`.
+fn default_with_examples() -> String {
+    let uncomment = |line: &str| match line.strip_prefix('#') {
+        Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => {
+            rest.to_owned()
+        }
+        _ => line.to_owned(),
+    };
+    // The list of none gives way to the example of one.
+    DEFAULT_TOML
+        .lines()
+        .filter(|line| *line != "rate_limit = []")
+        .map(|line| uncomment(line) + "\n")
+        .collect()
+}
+
+/// The paths of all keys of a tree, with `[]` for any item; a plugin's own section is one key.
+fn keys(path: &str, table: &Table, found: &mut BTreeSet<String>) {
+    for (key, node) in table {
+        let path = raw::join(path, key);
+        found.insert(path.clone());
+        let open = path.starts_with("plugins.") && key == "config";
+        match &node.value {
+            raw::Value::Table(inner) if !open => keys(&path, inner, found),
+            raw::Value::List(items) => {
+                for item in items {
+                    if let raw::Value::Table(inner) = &item.value {
+                        keys(&format!("{path}[]"), inner, found);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn the_default_file_has_every_key_that_is_read_and_no_other() {
+    let tree = raw::parse(&Document::Default, &default_with_examples()).unwrap();
+    let notes = Notes::default();
+    Section::root(&tree, &notes, |root| read(root, &Flags::default()));
+    let known: BTreeSet<String> = notes.known.into_inner().into_keys().collect();
+    let mut written = BTreeSet::new();
+    keys("", &tree, &mut written);
+    assert_eq!(
+        known, written,
+        "left: read by the program, right: written in default.toml"
+    );
+}
+
+#[test]
+fn every_key_of_the_default_file_has_a_comment() {
+    let lines: Vec<&str> = DEFAULT_TOML.lines().collect();
+    let is_key = |line: &str| {
+        let line = line.strip_prefix('#').unwrap_or(line);
+        line.starts_with(|c: char| c.is_ascii_lowercase()) && line.contains(" = ")
+    };
+    for start in 0..lines.len() {
+        // A run of keys without anything between shares the comment above it.
+        if is_key(lines[start]) && (start == 0 || !is_key(lines[start - 1])) {
+            let above = lines[..start].last().copied().unwrap_or_default();
+            assert!(
+                above.starts_with("# "),
+                "default.toml:{}: {}: no comment above",
+                start + 1,
+                lines[start]
+            );
+        }
+    }
+}
+
+#[test]
+fn the_examples_of_optional_keys_are_what_absence_means() {
+    let read = |text: &str| {
+        let tree = raw::parse(&Document::Default, text).unwrap();
+        Section::root(&tree, &Notes::default(), |root| {
+            read(root, &Flags::default())
+        })
+    };
+    let full = read(&default_with_examples());
+    let least = read(
+        r#"
+        [[rate_limit]]
+        name = "per-subject"
+        key = ["tenant", "subject"]
+        quota = 600
+        per_s = 60
+        [[auth.issuers]]
+        issuer = "https://idp.example.com"
+        audiences = ["skillgate"]
+        jwks_file = "keys.json"
+        algorithms = ["RS256", "ES256", "EdDSA"]
+        "#,
+    );
+    let (full_issuer, least_issuer) = (&full.auth.issuers[0], &least.auth.issuers[0]);
+    assert_eq!(
+        format!("{:?}", full_issuer.claims),
+        format!("{:?}", least_issuer.claims)
+    );
+    assert_eq!(full_issuer.leeway_s, least_issuer.leeway_s);
+    assert_eq!(full_issuer.algorithms, least_issuer.algorithms);
+    assert_eq!(full.rate_limit[0].methods, least.rate_limit[0].methods);
+    assert_eq!(least.rate_limit[0].burst, 600, "absent burst is the quota");
+}
+
+// === files by name ===
+
+/// Each file of `tests/fixtures/config/<folder>` with its name and text.
+fn fixtures(folder: &str) -> Vec<(PathBuf, String)> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/config")
+        .join(folder);
+    let mut files: Vec<PathBuf> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    files.retain(|path| path.extension().is_some_and(|e| e == "toml"));
+    assert!(!files.is_empty());
+    files
+        .into_iter()
+        .map(|path| (path.clone(), std::fs::read_to_string(path).unwrap()))
+        .collect()
+}
+
+#[test]
+fn valid_files_are_accepted_and_what_is_shown_can_be_read_again() {
+    for (path, text) in fixtures("valid") {
+        let config = load(&text).unwrap_or_else(|errors| panic!("{}: {errors}", path.display()));
+        let shown = config.show(false);
+        let again = load(&shown)
+            .unwrap_or_else(|errors| panic!("{}: shown: {errors}\n{shown}", path.display()));
+        assert_eq!(again.show(false), shown, "{}", path.display());
+        let origins = config.show(true);
+        assert_eq!(
+            load(&origins).unwrap().show(false),
+            shown,
+            "{}: comments change nothing",
+            path.display()
+        );
+    }
+}
+
+/// The answers are beside the files, in `*.expected`. To write them anew, look at the difference and commit it:
+/// `UPDATE_EXPECTED=1 cargo test -p skillgate --lib config`.
+#[test]
+fn invalid_files_are_refused_with_the_expected_answers() {
+    for (path, text) in fixtures("invalid") {
+        let answer = answer(load(&text)) + "\n";
+        let expected = path.with_extension("expected");
+        if std::env::var_os("UPDATE_EXPECTED").is_some() {
+            std::fs::write(&expected, &answer).unwrap();
+        }
+        assert_eq!(
+            answer,
+            std::fs::read_to_string(&expected).unwrap(),
+            "{}",
+            path.display()
+        );
+    }
+}
+
+// === sources ===
+
+#[test]
+fn the_first_file_in_the_order_counts() {
+    let text = |port: u16| format!("server.listen = \"127.0.0.1:{port}\"");
+    let (named, variable, here, system) = (text(1), text(2), text(3), text(4));
+    let files: [(&str, &str); 4] = [
+        ("named.toml", &named),
+        ("variable.toml", &variable),
+        ("./skillgate.toml", &here),
+        ("/etc/skillgate/skillgate.toml", &system),
+    ];
+    let port = |env: &[(&str, &str)], files: &[(&str, &str)], config: Option<&str>| {
+        let flags = Flags {
+            config: config.map(PathBuf::from),
+            ..Flags::default()
+        };
+        Config::load(&world(env, files, &[]), &flags)
+            .unwrap()
+            .server
+            .listen
+            .port()
+    };
+    let variable = [("SKILLGATE_CONFIG", "variable.toml")];
+    assert_eq!(port(&variable, &files, Some("named.toml")), 1);
+    assert_eq!(port(&variable, &files, None), 2);
+    assert_eq!(port(&[("SKILLGATE_CONFIG", "")], &files, None), 3);
+    assert_eq!(port(&[], &files, None), 3);
+    assert_eq!(port(&[], &files[3..], None), 4);
+    assert_eq!(port(&[], &[], None), 8080);
+}
+
+#[test]
+fn a_named_file_must_be_there_and_one_that_is_there_must_be_readable() {
+    let flags = Flags {
+        config: Some("gone.toml".into()),
+        ..Flags::default()
+    };
+    let gone = answer(Config::load(&world(&[], &[], &[]), &flags));
+    assert_eq!(
+        gone,
+        "cannot read the configuration file gone.toml, named by --config: entity not found"
+    );
+    let gone = answer(load_env(&[("SKILLGATE_CONFIG", "gone.toml")]));
+    assert_eq!(
+        gone,
+        "cannot read the configuration file gone.toml, named by SKILLGATE_CONFIG: entity not found"
+    );
+    let mut sources = world(&[], &[], &[]);
+    sources.read = Box::new(|_| Err(io::ErrorKind::PermissionDenied.into()));
+    let refused = answer(Config::load(&sources, &Flags::default()));
+    assert_eq!(
+        refused,
+        "cannot read the configuration file ./skillgate.toml: permission denied"
+    );
+}
+
+#[test]
+fn the_process_reads_a_file_with_a_limit_and_as_utf8() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let sources = Sources::of_process();
+    std::fs::write(path("large"), vec![b'#'; (1 << 20) + 1]).unwrap();
+    std::fs::write(path("latin"), b"# caf\xe9").unwrap();
+    std::fs::write(path("good"), "# caf\u{e9}").unwrap();
+    assert_eq!(
+        (sources.read)(&path("large")).unwrap_err().to_string(),
+        "larger than 1048576 bytes"
+    );
+    assert_eq!(
+        (sources.read)(&path("latin")).unwrap_err().to_string(),
+        "not valid UTF-8 at byte 5"
+    );
+    assert_eq!((sources.read)(&path("good")).unwrap(), "# caf\u{e9}");
+    assert!(
+        (sources.read)(dir.path()).is_err(),
+        "a directory is no file"
+    );
+    assert!(sources.exe.is_some());
+}
+
+#[test]
+fn the_bundled_directories_are_found_beside_the_program() {
+    let found = |dirs: &[&str]| world(&[], &[], dirs).bundled_dir("skills");
+    let (here, installed, tree) = (
+        "skills",
+        "/opt/skillgate/bin/../share/skillgate/skills",
+        "/opt/skillgate/bin/../../skills",
+    );
+    assert_eq!(found(&[tree, installed, here]), Some(here.into()));
+    assert_eq!(found(&[tree, installed]), Some(installed.into()));
+    assert_eq!(found(&[tree]), Some(tree.into()));
+    assert_eq!(found(&[]), None);
+    assert_eq!(
+        Sources {
+            exe: None,
+            ..world(&[], &[], &[tree])
+        }
+        .bundled_dir("skills"),
+        None
+    );
+
+    let paths = |dirs: &[&str], text: &str| {
+        let sources = world(&[], &[("./skillgate.toml", text)], dirs);
+        Config::load(&sources, &Flags::default())
+            .unwrap()
+            .skills
+            .paths
+    };
+    assert_eq!(paths(&[installed], ""), [PathBuf::from(installed)]);
+    assert_eq!(paths(&[], ""), Vec::<PathBuf>::new(), "none is no error");
+    assert_eq!(
+        paths(&[installed], "skills.paths = [\"skills\"]"),
+        [PathBuf::from("skills")],
+        "what is written counts"
+    );
+}
+
+#[test]
+fn flags_win_over_everything() {
+    let env = [("SKILLGATE_SERVER__LISTEN", "127.0.0.1:2")];
+    let file = [("./skillgate.toml", "server.listen = \"127.0.0.1:1\"")];
+    let load = |listen: Option<&str>, insecure_no_auth| {
+        let flags = Flags {
+            config: None,
+            listen: listen.map(str::to_owned),
+            insecure_no_auth,
+        };
+        Config::load(&world(&env, &file, &[]), &flags)
+    };
+    assert_eq!(load(None, false).unwrap().server.listen.port(), 2);
+    assert_eq!(
+        load(Some("localhost:3"), false).unwrap().server.listen,
+        "127.0.0.1:3".parse().unwrap()
+    );
+    assert_eq!(
+        answer(load(Some("here"), false)),
+        "--listen: server.listen: \"here\" does not fit here, expected an address and a port, \
+         like \"127.0.0.1:8080\" or \"[::1]:8080\""
+    );
+    assert!(answer(load(Some("0.0.0.0:3"), false)).starts_with(
+        "--listen: server.listen: 0.0.0.0:3 can be reached by others while auth.mode = \"off\" asks nobody who they are"
+    ));
+    for open in ["[::]:3", "192.0.2.1:3", "[::ffff:192.0.2.1]:3"] {
+        assert_ne!(answer(load(Some(open), false)), "accepted", "{open}");
+        assert!(
+            load(Some(open), true).unwrap().server.insecure_no_auth,
+            "{open}"
+        );
+    }
+    for closed in ["[::1]:3", "127.9.9.9:3", "[::ffff:127.0.0.1]:3"] {
+        assert_eq!(answer(load(Some(closed), false)), "accepted", "{closed}");
+    }
+}
+
+// === plugins ===
+
+#[test]
+fn a_plugin_that_is_named_anew_inherits_nothing() {
+    let vendor = load("[plugins.storage]\npath = \"/opt/store.so\"")
+        .unwrap()
+        .plugins
+        .storage;
+    assert_eq!(vendor.source, PluginSource::Path("/opt/store.so".into()));
+    assert_eq!(
+        vendor.config,
+        serde_json::json!({}),
+        "the bundled plugin's section is not the vendor's"
+    );
+    assert_eq!(vendor.isolation, PluginIsolation::Gateway);
+
+    let same = load("[plugins.storage]\nname = \"storage-fs\"")
+        .unwrap()
+        .plugins
+        .storage;
+    assert_eq!(
+        same.config,
+        serde_json::json!({"root": ".skillgate/store"}),
+        "the same plugin keeps its section"
+    );
+
+    let pin = "ab".repeat(32);
+    let file = format!(
+        "[plugins.storage]\npath = \"/opt/store.so\"\nsha256 = \"{}\"\n",
+        pin.to_uppercase()
+    );
+    assert_eq!(
+        load(&file).unwrap().plugins.storage.sha256.as_deref(),
+        Some(pin.as_str())
+    );
+    let sources = world(
+        &[("SKILLGATE_PLUGINS__STORAGE__NAME", "storage-fs")],
+        &[("./skillgate.toml", &file)],
+        &[],
+    );
+    let back = Config::load(&sources, &Flags::default())
+        .unwrap()
+        .plugins
+        .storage;
+    assert_eq!(
+        (back.source, back.sha256),
+        (PluginSource::Name("storage-fs".into()), None),
+        "a pin belongs to its file"
+    );
+}
+
+#[test]
+fn secrets_of_plugins_are_masked() {
+    let config = load(
+        r#"
+        [plugins.storage]
+        path = "/opt/store.so"
+        [plugins.storage.config]
+        url = "postgres://store:hunter1@db/skills"
+        plain = "https://db.example.com/a@b"
+        Api-Key = "hunter2"
+        db = { password = "hunter3", pool = 4 }
+        access_tokens = ["hunter4"]
+        client_secret = { value = "hunter5" }
+        "#,
+    )
+    .unwrap();
+    for shown in [
+        config.show(false),
+        config.show(true),
+        config.show_json().to_string(),
+        format!("{config:?}"),
+    ] {
+        assert!(!shown.contains("hunter"), "{shown}");
+    }
+    let shown = config.show(false);
+    assert!(
+        shown.contains("plain = \"https://db.example.com/a@b\"") && shown.contains("pool = 4"),
+        "{shown}"
+    );
+    assert!(shown.contains("Api-Key = \"***\""), "{shown}");
+    assert_eq!(
+        config.plugins.storage.config["db"]["password"], "hunter3",
+        "the plugin itself gets it"
+    );
 }

@@ -1,0 +1,503 @@
+//! From the tree to the checked types: one line per key with its range, then what must fit together, then what this
+//! version does not have yet.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use super::problem::did_you_mean;
+use super::section::Section;
+use super::{
+    Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Flags, Issuer, KeySource,
+    OnDisconnect, PluginIsolation, PluginRef, PluginSource, Plugins, Policy, PolicyMode, RateKey,
+    RateLimit, Runs, Secrets, Server, Skills, Tls, raw, show,
+};
+
+const MS_MAX: u64 = 3_600_000;
+const DAY_MS: u64 = 86_400_000;
+const GIB: u64 = 1 << 30;
+const TIB: u64 = 1 << 40;
+
+pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
+    Config {
+        rate_limit: root.sections("rate_limit", rate_limit),
+        server: root.section("server", |s| Server {
+            listen: s.address("listen"),
+            insecure_no_auth: flags.insecure_no_auth,
+            allowed_hosts: allowed_hosts(s),
+            max_body_bytes: s.integer("max_body_bytes", 1024..=GIB),
+            header_timeout_ms: s.integer("header_timeout_ms", 1..=MS_MAX),
+            body_timeout_ms: s.integer("body_timeout_ms", 1..=MS_MAX),
+            max_connections: s.count("max_connections", 1..=1_000_000),
+            max_batch: s.count("max_batch", 1..=10_000),
+            drain_timeout_ms: s.integer("drain_timeout_ms", 0..=MS_MAX),
+            tls: s.optional_section("tls", |s| Tls {
+                cert_file: s.path("cert_file"),
+                key_file: s.path("key_file"),
+            }),
+        }),
+        admin: root.section("admin", |s| Admin {
+            listen: s.address("listen"),
+        }),
+        auth: root.section("auth", |s| Auth {
+            mode: s.choice("mode", &[("off", AuthMode::Off), ("jwt", AuthMode::Jwt)]),
+            issuers: s.sections("issuers", issuer),
+        }),
+        policy: root.section("policy", |s| Policy {
+            mode: s.choice(
+                "mode",
+                &[
+                    ("enforce", PolicyMode::Enforce),
+                    ("shadow", PolicyMode::Shadow),
+                    ("off", PolicyMode::Off),
+                ],
+            ),
+            path: s.path("path"),
+            instruction_budget: s.integer("instruction_budget", 1000..=1_000_000_000),
+            confirm: s.choice(
+                "confirm",
+                &[
+                    ("off", Confirm::Off),
+                    ("sample", Confirm::Sample),
+                    ("always", Confirm::Always),
+                ],
+            ),
+        }),
+        runs: root.section("runs", |s| Runs {
+            default_timeout_ms: s.integer("default_timeout_ms", 1..=DAY_MS),
+            max_timeout_ms: s.integer("max_timeout_ms", 1..=DAY_MS),
+            max_concurrent: s.count("max_concurrent", 1..=10_000),
+            max_queued: s.count("max_queued", 0..=1_000_000),
+            memory_bytes: s.integer("memory_bytes", (16 << 20)..=TIB),
+            max_pids: s.integer("max_pids", 1..=32_768),
+            workspace_bytes: s.integer("workspace_bytes", (1 << 20)..=TIB),
+            workspace_inodes: s.integer("workspace_inodes", 64..=(1 << 24)),
+            on_disconnect: s.choice(
+                "on_disconnect",
+                &[
+                    ("kill", OnDisconnect::Kill),
+                    ("finish", OnDisconnect::Finish),
+                ],
+            ),
+        }),
+        skills: root.section("skills", |s| Skills {
+            paths: s
+                .texts("paths", None)
+                .into_iter()
+                .map(PathBuf::from)
+                .collect(),
+            max_files: s.count("max_files", 2..=100_000),
+            max_bytes: s.integer("max_bytes", 1024..=GIB),
+        }),
+        blobs: root.section("blobs", |s| Blobs {
+            max_bytes: s.integer("max_bytes", 1..=TIB),
+            ttl_s: s.integer("ttl_s", 0..=315_360_000),
+        }),
+        secrets: root.section("secrets", secrets),
+        plugins: root.section("plugins", |s| Plugins {
+            storage: s.section("storage", |s| plugin(s, &["storage-fs"])),
+            sandbox: s.section("sandbox", |s| plugin(s, &["sandbox-process"])),
+        }),
+        audit: root.section("audit", |s| Audit {
+            path: s.path("path"),
+        }),
+        file: None,
+        effective: show::Effective::default(),
+    }
+}
+
+fn allowed_hosts(s: &Section<'_>) -> Vec<String> {
+    let hosts = s.texts("allowed_hosts", None);
+    for host in &hosts {
+        let name = match host.rsplit_once(':') {
+            Some((name, port)) if !host.ends_with(']') => {
+                port.parse::<u16>().is_ok().then_some(name)
+            }
+            _ => Some(host.as_str()),
+        };
+        let in_brackets = |name: &str| {
+            name.strip_prefix('[')
+                .and_then(|n| n.strip_suffix(']'))
+                .map(str::to_owned)
+        };
+        let fits = name.is_some_and(|name| match in_brackets(name) {
+            Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+            None => {
+                !name.is_empty()
+                    && name
+                        .chars()
+                        .all(|c| c.is_ascii_alphanumeric() || "-._".contains(c))
+            }
+        });
+        if !fits {
+            s.wrong(
+                "allowed_hosts",
+                format!(
+                    "{:?} is no host, expected \"host\" or \"host:port\"",
+                    raw::cut(host)
+                ),
+            );
+        }
+    }
+    hosts.iter().map(|host| host.to_ascii_lowercase()).collect()
+}
+
+fn issuer(s: &Section<'_>) -> Issuer {
+    let issuer = s.text("issuer", "the token's `iss`, an https URL");
+    if !issuer.is_empty() && !is_trusted_url(&issuer) {
+        s.wrong(
+            "issuer",
+            "expected an https URL, or http on a loopback address, without user and fragment",
+        );
+    }
+    let audiences = s.texts("audiences", None);
+    let algorithms = s.choices("algorithms", &ALGORITHMS.map(|name| (name, name)));
+    for (key, empty) in [
+        ("audiences", audiences.is_empty()),
+        ("algorithms", algorithms.is_empty()),
+    ] {
+        if empty && s.has(key) {
+            s.wrong(key, "an empty list accepts no token, expected at least one");
+        }
+    }
+    let (file, url, discovery) = (
+        s.optional_path("jwks_file"),
+        s.optional_text("jwks_url", "an https URL"),
+        s.flag("discovery"),
+    );
+    if url.as_ref().is_some_and(|url| !is_trusted_url(url)) {
+        s.wrong(
+            "jwks_url",
+            "expected an https URL, or http on a loopback address, without user and fragment",
+        );
+    }
+    let keys = match (file, url, discovery) {
+        (Some(file), None, false) => KeySource::File(file),
+        (None, Some(url), false) => KeySource::Url(url),
+        (None, None, true) => KeySource::Discovery,
+        _ => {
+            s.wrong(
+                "",
+                "expected exactly one of jwks_file, jwks_url, discovery = true",
+            );
+            KeySource::Discovery
+        }
+    };
+    let leeway_s = s.integer_or("leeway_s", 0..=300, 30);
+    let claims = s.section("claims", |s| Claims {
+        subject: s
+            .optional_text("subject", "the name of a claim")
+            .unwrap_or_else(|| "sub".into()),
+        tenant: s
+            .optional_text("tenant", "the name of a claim")
+            .unwrap_or_else(|| "tenant".into()),
+        roles: s.text_or_texts("roles", &["roles", "realm_access.roles"]),
+        groups: s.text_or_texts("groups", &["groups"]),
+        scopes: s.text_or_texts("scopes", &["scope", "scp"]),
+    });
+    Issuer {
+        issuer,
+        audiences,
+        keys,
+        algorithms,
+        leeway_s,
+        claims,
+    }
+}
+
+/// Asymmetric ones alone: with a shared secret, whoever can check a token can make one.
+const ALGORITHMS: [&str; 9] = [
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA",
+];
+
+/// Keys that come over a wire that others can write to are nobody's keys.
+fn is_trusted_url(url: &str) -> bool {
+    if url
+        .chars()
+        .any(|c| c.is_whitespace() || c.is_control() || c == '#')
+    {
+        return false;
+    }
+    let host_of = |rest: &str| rest.split(['/', '?']).next().unwrap_or_default().to_owned();
+    let plain = |host: &str| !host.is_empty() && !host.contains(['@', '\\']);
+    if let Some(rest) = url.strip_prefix("https://") {
+        return plain(&host_of(rest));
+    }
+    let Some(host) = url.strip_prefix("http://").map(host_of) else {
+        return false;
+    };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.parse::<u16>().is_ok() => name,
+        _ => &host,
+    };
+    plain(&host)
+        && (name == "localhost"
+            || name == "[::1]"
+            || name
+                .parse()
+                .is_ok_and(|ip: std::net::Ipv4Addr| ip.is_loopback()))
+}
+
+fn rate_limit(s: &Section<'_>) -> RateLimit {
+    let name = s.parsed("name", "1 to 64 letters, digits, `-` or `_`", |text| {
+        let fits = text.len() <= 64
+            && text
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
+        fits.then(|| text.to_owned())
+    });
+    if !s.has("name") {
+        s.wrong("name", "missing, expected a name");
+    }
+    let key = s.choices(
+        "key",
+        &[
+            ("ip", RateKey::Ip),
+            ("tenant", RateKey::Tenant),
+            ("subject", RateKey::Subject),
+            ("method", RateKey::Method),
+            ("skill", RateKey::Skill),
+        ],
+    );
+    if key.is_empty() && s.has("key") {
+        s.wrong(
+            "key",
+            "an empty list, expected at least one of ip, tenant, subject, method, skill",
+        );
+    }
+    let methods = s.texts("methods", Some(&[]));
+    for method in methods
+        .iter()
+        .filter(|method| !METHODS.contains(&method.as_str()))
+    {
+        let hint = did_you_mean(method, METHODS).map(|meant| format!("; did you mean {meant:?}?"));
+        s.wrong(
+            "methods",
+            format!(
+                "{:?} is no method{}",
+                raw::cut(method),
+                hint.unwrap_or_default()
+            ),
+        );
+    }
+    let quota = s.integer("quota", 1..=1_000_000_000);
+    let per_s = s.integer("per_s", 1..=2_678_400);
+    let burst = s.integer_or("burst", 1..=1_000_000_000, quota);
+    RateLimit {
+        name: name.unwrap_or_default(),
+        key,
+        methods,
+        quota,
+        per_s,
+        burst,
+    }
+}
+
+/// What a rule may count: the protocol's methods. A rule with a typing error would count nothing.
+pub(super) const METHODS: [&str; 10] = [
+    "load_skills_protocol_guide",
+    "list_skills",
+    "describe_skill",
+    "read_skill_file",
+    "execute_skill",
+    "run_code",
+    "create_blob",
+    "read_blob",
+    "create_skill",
+    "rpc.discover",
+];
+
+fn secrets(s: &Section<'_>) -> Secrets {
+    let from_dir = s.choice("provider", &[("env", false), ("dir", true)]);
+    match (from_dir, s.optional_path("dir")) {
+        (true, Some(dir)) => Secrets::Dir(dir),
+        (true, None) => {
+            s.wrong(
+                "provider",
+                "\"dir\" needs the key `dir`, the directory with a file per secret",
+            );
+            Secrets::Env
+        }
+        (false, Some(_)) => {
+            s.wrong(
+                "dir",
+                "has no meaning with provider = \"env\"; did you mean provider = \"dir\"?",
+            );
+            Secrets::Env
+        }
+        (false, None) => Secrets::Env,
+    }
+}
+
+fn plugin(s: &Section<'_>, bundled: &[&str]) -> PluginRef {
+    let known = bundled.join(", ");
+    let expected = format!("a bundled plugin ({known})");
+    let name = s.parsed(
+        "name",
+        &format!("{expected}; a file is named with `path`"),
+        |name| bundled.contains(&name).then(|| name.to_owned()),
+    );
+    let source = match (name, s.optional_path("path")) {
+        (_, Some(_)) if s.has("name") => {
+            s.wrong("path", "there is a `name` too, expected one of the two");
+            PluginSource::Name(String::new())
+        }
+        (_, Some(path)) => PluginSource::Path(path),
+        (Some(name), None) => PluginSource::Name(name),
+        (None, None) => {
+            if !s.has("name") && !s.has("path") {
+                s.wrong(
+                    "",
+                    format!("expected name = {expected} or path = the plugin's file"),
+                );
+            }
+            PluginSource::Name(String::new())
+        }
+    };
+    PluginRef {
+        source,
+        sha256: s.parsed("sha256", "64 hex digits", |text| {
+            let fits = text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+            fits.then(|| text.to_ascii_lowercase())
+        }),
+        minisign_key: s.parsed(
+            "minisign_key",
+            "a minisign public key, 56 characters that start with RW",
+            |text| {
+                let base64 = text
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || b == b'+' || b == b'/');
+                (text.len() == 56 && text.starts_with("RW") && base64).then(|| text.to_owned())
+            },
+        ),
+        isolation: s.choice(
+            "isolation",
+            &[
+                ("gateway", PluginIsolation::Gateway),
+                ("process", PluginIsolation::Process),
+            ],
+        ),
+        config: s.open("config"),
+    }
+}
+
+// === what must fit together ===
+
+pub(super) fn check_together(root: &Section<'_>, config: &Config) {
+    let open = config.auth.mode == AuthMode::Off && !config.server.insecure_no_auth;
+    for (key, listen) in [
+        ("server.listen", config.server.listen),
+        ("admin.listen", config.admin.listen),
+    ] {
+        if open && !listen.ip().to_canonical().is_loopback() {
+            let message = format!(
+                "{listen} can be reached by others while auth.mode = \"off\" asks nobody who they are; \
+                 expected a loopback address, or start with --insecure-no-auth if that is what you want"
+            );
+            root.wrong(key, message);
+        }
+    }
+    if config.server.listen == config.admin.listen && config.admin.listen.port() != 0 {
+        root.wrong(
+            root.written(&["admin.listen", "server.listen"]),
+            format!(
+                "{} is server.listen too, expected another port",
+                config.admin.listen
+            ),
+        );
+    }
+    if config.runs.max_timeout_ms < config.runs.default_timeout_ms {
+        let (max, default) = (config.runs.max_timeout_ms, config.runs.default_timeout_ms);
+        root.wrong(
+            root.written(&["runs.max_timeout_ms", "runs.default_timeout_ms"]),
+            format!("{max} is less than runs.default_timeout_ms, expected at least {default}"),
+        );
+    }
+    if config.auth.mode == AuthMode::Jwt && config.auth.issuers.is_empty() {
+        root.wrong("auth.mode", "\"jwt\" needs at least one [[auth.issuers]]");
+    }
+    let mut seen = BTreeSet::new();
+    for issuer in config
+        .auth
+        .issuers
+        .iter()
+        .filter(|issuer| !seen.insert(&issuer.issuer))
+    {
+        root.wrong(
+            "auth.issuers",
+            format!("{:?} is there twice", raw::cut(&issuer.issuer)),
+        );
+    }
+    let mut seen = BTreeSet::new();
+    for rule in config
+        .rate_limit
+        .iter()
+        .filter(|rule| !rule.name.is_empty() && !seen.insert(&rule.name))
+    {
+        root.wrong(
+            "rate_limit",
+            format!(
+                "{:?} is there twice, each name may be there once",
+                rule.name
+            ),
+        );
+    }
+}
+
+/// What can be written but is not built: accepting it would promise a protection that is not there.
+pub(super) fn unsupported_yet(root: &Section<'_>, config: &Config) {
+    // The default itself may be written: `config show` prints it.
+    let audit = config.audit.path.as_os_str() != ".skillgate/audit.jsonl";
+    let process = |plugin: &PluginRef| plugin.isolation == PluginIsolation::Process;
+    let signed = |plugin: &PluginRef| plugin.minisign_key.is_some();
+    let plugins = &config.plugins;
+    let wanted = [
+        (
+            "auth.mode",
+            config.auth.mode == AuthMode::Jwt,
+            "set it to \"off\"",
+        ),
+        ("rate_limit", !config.rate_limit.is_empty(), "set it to []"),
+        (
+            "policy.mode",
+            config.policy.mode != PolicyMode::Off,
+            "set it to \"off\"",
+        ),
+        (
+            "server.tls",
+            config.server.tls.is_some(),
+            "put a proxy that ends TLS in front",
+        ),
+        (
+            "secrets.provider",
+            config.secrets != Secrets::Env,
+            "set it to \"env\"",
+        ),
+        ("audit.path", audit, "leave it out"),
+        (
+            "plugins.storage.isolation",
+            process(&plugins.storage),
+            "set it to \"gateway\"",
+        ),
+        (
+            "plugins.sandbox.isolation",
+            process(&plugins.sandbox),
+            "set it to \"gateway\"",
+        ),
+        (
+            "plugins.storage.minisign_key",
+            signed(&plugins.storage),
+            "pin the file with sha256",
+        ),
+        (
+            "plugins.sandbox.minisign_key",
+            signed(&plugins.sandbox),
+            "pin the file with sha256",
+        ),
+    ];
+    for (key, _, instead) in wanted.into_iter().filter(|(_, wanted, _)| *wanted) {
+        root.wrong(
+            key,
+            format!("this version cannot do it yet, so it is refused; {instead}"),
+        );
+    }
+}
