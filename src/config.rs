@@ -50,6 +50,8 @@ pub struct Config {
     pub plugins: Plugins,
     /// The decision log.
     pub audit: Audit,
+    /// What is logged to stderr.
+    pub log: Log,
     /// The file that was read; none when only the defaults (and the environment) count.
     pub file: Option<PathBuf>,
     effective: show::Effective,
@@ -243,6 +245,8 @@ pub struct Runs {
     pub workspace_bytes: u64,
     /// Files and directories in them.
     pub workspace_inodes: u64,
+    /// Blobs that one run may create.
+    pub max_output_blobs: usize,
     /// What happens to a run whose caller has gone.
     pub on_disconnect: OnDisconnect,
 }
@@ -288,6 +292,8 @@ pub enum Secrets {
 /// `[plugins]`
 #[derive(Debug, Clone)]
 pub struct Plugins {
+    /// What plugins keep between restarts; the gateway makes it.
+    pub state_dir: PathBuf,
     /// The writable store of skills and blobs.
     pub storage: PluginRef,
     /// Where runs happen.
@@ -351,6 +357,24 @@ pub enum PluginIsolation {
 pub struct Audit {
     /// JSON lines.
     pub path: PathBuf,
+}
+
+/// `[log]`
+#[derive(Debug, Clone)]
+pub struct Log {
+    /// A filter of `tracing_subscriber::EnvFilter`, checked.
+    pub filter: String,
+    /// How a line looks.
+    pub format: LogFormat,
+}
+
+/// `log.format`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// A JSON object per line.
+    Json,
 }
 
 // === loading ===

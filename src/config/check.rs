@@ -7,9 +7,9 @@ use std::path::PathBuf;
 use super::problem::did_you_mean;
 use super::section::Section;
 use super::{
-    Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Flags, Issuer, KeySource,
-    OnDisconnect, PluginIsolation, PluginRef, PluginSource, Plugins, Policy, PolicyMode, RateKey,
-    RateLimit, Runs, Secrets, Server, Skills, Tls, raw, show,
+    Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Flags, Issuer, KeySource, Log,
+    LogFormat, OnDisconnect, PluginIsolation, PluginRef, PluginSource, Plugins, Policy, PolicyMode,
+    RateKey, RateLimit, Runs, Secrets, Server, Skills, Tls, raw, show,
 };
 
 const MS_MAX: u64 = 3_600_000;
@@ -71,6 +71,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
             max_pids: s.integer("max_pids", 1..=32_768),
             workspace_bytes: s.integer("workspace_bytes", (1 << 20)..=TIB),
             workspace_inodes: s.integer("workspace_inodes", 64..=(1 << 24)),
+            max_output_blobs: s.count("max_output_blobs", 0..=100_000),
             on_disconnect: s.choice(
                 "on_disconnect",
                 &[
@@ -85,7 +86,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
                 .into_iter()
                 .map(PathBuf::from)
                 .collect(),
-            max_files: s.count("max_files", 2..=100_000),
+            max_files: s.count("max_files", 2..=1000),
             max_bytes: s.integer("max_bytes", 1024..=GIB),
         }),
         blobs: root.section("blobs", |s| Blobs {
@@ -94,11 +95,25 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
         }),
         secrets: root.section("secrets", secrets),
         plugins: root.section("plugins", |s| Plugins {
+            state_dir: s.path("state_dir"),
             storage: s.section("storage", |s| plugin(s, &["storage-fs"])),
             sandbox: s.section("sandbox", |s| plugin(s, &["sandbox-process"])),
         }),
         audit: root.section("audit", |s| Audit {
             path: s.path("path"),
+        }),
+        log: root.section("log", |s| Log {
+            filter: s
+                .parsed(
+                    "filter",
+                    "a level, or a list like \"info,hyper=warn\"",
+                    log_filter,
+                )
+                .unwrap_or_default(),
+            format: s.choice(
+                "format",
+                &[("text", LogFormat::Text), ("json", LogFormat::Json)],
+            ),
         }),
         file: None,
         effective: show::Effective::default(),
@@ -378,6 +393,14 @@ fn plugin(s: &Section<'_>, bundled: &[&str]) -> PluginRef {
         ),
         config: s.open("config"),
     }
+}
+
+/// A filter of modules that do not exist would log nothing: at least the form is checked.
+fn log_filter(text: &str) -> Option<String> {
+    tracing_subscriber::EnvFilter::builder()
+        .parse(text)
+        .ok()
+        .map(|_| text.to_owned())
 }
 
 // === what must fit together ===

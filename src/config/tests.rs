@@ -145,6 +145,12 @@ fn the_defaults_are_the_documented_ones() {
         (plugins.sandbox.isolation, &plugins.sandbox.config),
         (PluginIsolation::Gateway, &serde_json::json!({}))
     );
+    assert_eq!(plugins.state_dir, Path::new(".skillgate/state"));
+    assert_eq!(runs.max_output_blobs, 1000);
+    assert_eq!(
+        (config.log.filter.as_str(), config.log.format),
+        ("info", LogFormat::Text)
+    );
     assert_eq!(config.file, None);
 }
 
