@@ -28,6 +28,7 @@ _SOURCE_BYTES_MAX = 4 * 1024 * 1024
 _REPEATS_SHOWN = 3
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_class_dict = type.__dict__["__dict__"].__get__
 _Group = getattr(sys.modules["builtins"], "BaseExceptionGroup", None)
 
 _cause = BaseException.__dict__["__cause__"].__get__
@@ -142,7 +143,7 @@ def _last_lines(exc) -> str:
         except Exception:
             pass  # attributes that are not what they should be: like any other exception
     name = type_qualname(kind)
-    module = kind.__dict__.get("__module__")
+    module = _class_dict(kind).get("__module__")
     if type(module) is str and module not in ("builtins", "__main__", "run_code"):
         name = one_line(module, 120) + "." + name
     text = _text(exc)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import linecache
 import os
 import sys
 import time
@@ -15,7 +16,7 @@ from .channel import Channel, ChannelLost
 from .failure import EntrypointNotFound
 from .state import Layout
 from .strict_json import Encoder
-from .text import one_line, plain
+from .text import one_line, plain, type_name
 
 import runtime.blobs
 import runtime.log
@@ -157,24 +158,15 @@ def _load_code(code: str, directory: str) -> ModuleType:
         with open(path, "w", encoding="utf-8") as file:
             file.write(code)
     except OSError:
-        pass  # a full or missing directory: the module keeps its text, which is all that tracebacks need
+        pass  # a full or missing directory: tracebacks have the text below
+    # No time of change (None): the text stays, whatever the code does to the file.
+    linecache.cache[path] = (len(code), None, code.splitlines(True), path)
     sys.argv = [path]
     module = ModuleType(CODE_MODULE)
     module.__file__ = path
-    module.__loader__ = _CodeLoader(code)
     sys.modules[CODE_MODULE] = module
     exec(imports.compile_source(code.lstrip("\ufeff"), path), module.__dict__)
     return module
-
-
-class _CodeLoader:
-    """What `linecache` and `inspect` ask for the text of the code."""
-
-    def __init__(self, code: str):
-        self._code = code
-
-    def get_source(self, _name):
-        return self._code
 
 
 def _load_skill(job: dict, layout: Layout) -> ModuleType:
@@ -261,6 +253,10 @@ def _failed(run, exc: BaseException, function: str) -> bytes:
         return _dumps(result).encode("ascii")
     except MemoryError:
         return _NO_MEMORY
+    except BaseException:  # something of the exception's that describe did not foresee: its type is still known
+        error = {"type": type_name(type(exc)), "message": "%s (it cannot be described)" % type_name(type(exc))}
+        result = {"status": "failed", "spilled": False, "summary": None, "error": error}
+        return _dumps(result).encode("ascii")
 
 
 def _short(summary):
@@ -271,9 +267,9 @@ def _short(summary):
 
 def _flush() -> None:
     """What the code has printed goes out before the result. It may have closed or replaced the streams."""
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         try:
-            stream.flush()
+            getattr(sys, name).flush()
         except BaseException:  # a stream of the code's own making may do anything; its text is then lost
             continue
 

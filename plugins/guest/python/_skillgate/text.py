@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # C-level, so that a subclass of str cannot answer for itself.
 _encode = str.encode
+_getitem = str.__getitem__
 _type_name = type.__dict__["__name__"].__get__
 _type_qualname = type.__dict__["__qualname__"].__get__
 
@@ -17,7 +18,7 @@ def plain(text: str) -> str:
 
 def one_line(text: str, chars_max: int) -> str:
     """At most `chars_max` characters, all printable."""
-    text = plain(text[: chars_max + 1])
+    text = plain(_getitem(text, slice(0, chars_max + 1)))
     text = "".join(c if c.isprintable() else " " for c in text).strip()
     return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
 

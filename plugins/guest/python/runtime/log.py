@@ -36,9 +36,9 @@ def error(msg) -> None:
 def _line(level: str, msg) -> None:
     # Every line of a text gets the mark, so that none can look like another call's.
     text = "".join("[%s] %s\n" % (level, line) for line in str(msg).splitlines() or [""])
-    for stream in (_sys.stdout, _sys.stderr):
+    for name in ("stdout", "stderr"):
         try:
-            stream.flush()  # what was printed before comes before
+            getattr(_sys, name).flush()  # what was printed before comes before
         except (AttributeError, OSError, ValueError):
             continue  # closed or replaced by the code
     data = memoryview(text.encode("utf-8", "backslashreplace"))

@@ -220,8 +220,8 @@ def _receive(sock):
     length = int.from_bytes(head, "little")
     assert 1 <= length <= FRAME_BYTES_MAX, "a frame of %d bytes" % length
     body = _exactly(sock, length)
-    assert body is not None, "the channel ended inside a frame"
-    return body[:1], body[1:]
+    # None: the guest ended half-way through a frame, which to a sandbox is an end without a result.
+    return None if body is None else (body[:1], body[1:])
 
 
 def _exactly(sock, count):
@@ -232,7 +232,6 @@ def _exactly(sock, count):
         except ConnectionResetError:
             piece = b""
         if not piece:
-            assert not data or count == 4, "the channel ended inside a frame"
             return None
         data += piece
     return data

@@ -1,0 +1,214 @@
+"""What a caller reads when the code fails, and code that fails on purpose in odd ways."""
+
+import textwrap
+import unittest
+
+from support import Sandbox
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.sandbox = Sandbox()
+        self.addCleanup(self.sandbox.close)
+
+    def check(self, code, kind, *fragments, **more):
+        outcome = self.sandbox.code(textwrap.dedent(code), **more)
+        self.assertEqual(outcome.status, "failed", outcome.result)
+        self.assertEqual(outcome.error["type"], kind, outcome.error)
+        for fragment in fragments:
+            self.assertIn(fragment, outcome.error["message"])
+        self.assertLessEqual(len(outcome.error["message"].encode("utf-8")), 8 * 1024)
+        self.assertNotIn("_skillgate", outcome.error["message"])
+        self.assertEqual((outcome.exit, outcome.results), (0, 1))
+        return outcome.error["message"]
+
+
+class Tracebacks(Case):
+    def test_the_whole_text(self):
+        message = self.check("def main(args):\n    return inner(1)\n\ndef inner(x):\n    raise ValueError(f'bad {x}')\n", "ValueError")
+        file = self.sandbox.path("tmp/run_code.py")
+        self.assertEqual(
+            message,
+            "Traceback (most recent call last):\n"
+            f'  File "{file}", line 2, in main\n    return inner(1)\n'
+            f"  File \"{file}\", line 5, in inner\n    raise ValueError(f'bad {{x}}')\n"
+            "ValueError: bad 1",
+        )
+
+    def test_frames_of_the_standard_library_stay(self):
+        self.check("import json\ndef main(args): json.loads('{')", "JSONDecodeError", "json/decoder.py", "json.decoder.JSONDecodeError: ")
+
+    def test_at_import_time(self):
+        self.check("import os\n1/0", "ZeroDivisionError", "line 2, in <module>", "    1/0")
+
+    def test_syntax_errors(self):
+        message = self.check("def main(args):\n    return (1 +\n", "SyntaxError", "run_code.py", "SyntaxError: ")
+        self.assertNotIn("Traceback", message)
+        self.check("def main(args):\nreturn 1", "IndentationError", "line 2")
+        self.check("if 1:\n\tx\n        y", "TabError")
+        self.check("x = '\x00'", "SyntaxError", "null byte")
+        self.check("return 1", "SyntaxError", "'return' outside function")
+
+    def test_deep_nesting(self):
+        outcome = self.sandbox.code("x = " + "(" * 10000 + ")" * 10000)
+        self.assertEqual(outcome.status, "failed")
+        self.assertIn(outcome.error["type"], ("SyntaxError", "MemoryError", "RecursionError"))
+
+    def test_chains(self):
+        message = self.check(
+            """
+            def main(args):
+                try:
+                    try:
+                        {}["a"]
+                    except KeyError as first:
+                        raise ValueError("second") from first
+                except ValueError:
+                    raise TypeError("third")
+            """,
+            "TypeError", "KeyError: 'a'", "direct cause", "ValueError: second", "During handling", "TypeError: third",
+        )
+        self.assertTrue(message.endswith("TypeError: third"))
+        message = self.check("def main(args):\n    try: 1/0\n    except Exception: raise ValueError('x') from None", "ValueError")
+        self.assertNotIn("ZeroDivisionError", message)
+
+    def test_chains_that_go_round(self):
+        self.check("def main(args):\n    a, b = ValueError('a'), ValueError('b')\n    a.__cause__ = b\n    b.__cause__ = a\n    raise a", "ValueError")
+        self.check(
+            "def main(args):\n    last = None\n    for n in range(5000):\n        e = ValueError(n); e.__cause__ = last; last = e\n    raise last",
+            "ValueError", "ValueError: 4999",
+        )
+
+    def test_recursion(self):
+        self.check("def main(args): return main(args)", "RecursionError", "[Previous line repeated ", "more times]", "RecursionError: maximum")
+        self.check("import sys\ndef f(n): return f(n + 1) if n else g(n)\ndef g(n): return f(n + 1)\ndef main(args):\n    sys.setrecursionlimit(20000)\n    return f(0)", "RecursionError")
+
+    def test_a_low_recursion_limit_does_not_reach_us(self):
+        outcome = self.sandbox.code("import sys\ndef main(args):\n    sys.setrecursionlimit(sys.getrecursionlimit() // 20)\n    return " + "[" * 60 + "]" * 60)
+        self.assertEqual(outcome.status, "completed", outcome.result)
+
+    def test_many_frames(self):
+        message = self.check(
+            """
+            def odd(n): return even(n - 1) if n else 1/0
+            def even(n): return odd(n - 1) if n else 1/0
+            def main(args): return odd(400)
+            """,
+            "ZeroDivisionError", "more frames]",
+        )
+        self.assertIn("in main", message)
+
+    def test_notes(self):
+        self.check("def main(args):\n    e = ValueError('x'); e.__notes__ = ['look here', 5]\n    raise e", "ValueError", "ValueError: x\nlook here")
+
+    def test_classes_of_the_code_and_of_skills(self):
+        self.check("class Bad(Exception): pass\ndef main(args): raise Bad('x')", "Bad", "\nBad: x")
+        self.sandbox.skill("acme.pay", {"code/main.py": "import errors\ndef main(args): raise errors.PaymentError('no')",
+                                        "code/errors.py": "class PaymentError(Exception): pass"})
+        outcome = self.sandbox.execute("acme.pay")
+        self.assertEqual(outcome.error["type"], "PaymentError")
+        self.assertIn("skills.acme.pay.errors.PaymentError: no", outcome.error["message"])
+
+
+class Endings(Case):
+    def test_exits(self):
+        hint = "ended the interpreter before main() returned: return a value instead"
+        self.check("import sys\ndef main(args): sys.exit(0)", "SystemExit", "SystemExit: 0", hint)
+        self.check("import sys\ndef main(args): sys.exit('no more')", "SystemExit", "SystemExit: no more", hint)
+        self.check("raise SystemExit", "SystemExit", hint)
+        self.check("def main(args): raise KeyboardInterrupt", "KeyboardInterrupt")
+        self.check("def main(args): raise GeneratorExit", "GeneratorExit")
+        self.check("async def main(args): raise SystemExit(3)", "SystemExit", "SystemExit: 3", hint)
+
+    def test_exit_without_a_word(self):
+        outcome = self.sandbox.code("import os\ndef main(args): os._exit(0)")
+        self.assertEqual((outcome.result, outcome.exit), (None, 0))
+
+    def test_limits_that_python_reports(self):
+        self.check("import errno\ndef main(args): raise OSError(errno.ENOSPC, 'No space left on device')", "DiskFull", "OSError: [Errno 28]")
+        self.check("def main(args): raise RuntimeError(\"can't start new thread\")", "TooManyProcesses")
+        self.check("def main(args): raise MemoryError", "MemoryError")
+        self.check(
+            """
+            import resource
+            def main(args):
+                resource.setrlimit(resource.RLIMIT_AS, (300 << 20, 300 << 20))
+                hold = []
+                while True:
+                    hold.append(bytearray(1 << 20))
+            """,
+            "MemoryError", "hold.append",
+        )
+        self.check(
+            """
+            import resource
+            def main(args):
+                resource.setrlimit(resource.RLIMIT_AS, (300 << 20, 300 << 20))
+                hold = []
+                while True:
+                    hold.append([None] * 3)
+            """,
+            "MemoryError",
+        )
+
+
+class Hostile(Case):
+    def test_texts(self):
+        for body in ("raise KeyError", "raise SystemExit", "return 5", "raise self", "return self.__str__()", "del self.x"):
+            self.check("class E(Exception):\n    def __str__(self): %s\n    __repr__ = __str__\ndef main(args): raise E()" % body, "E", "<str() of this exception failed>")
+        self.check("class E(Exception):\n    def __str__(self): return 'x' * (64 << 20)\ndef main(args): raise E()", "E", "characters left out")
+        self.check("class S(str):\n    def __len__(self): return 3\n    def __getitem__(self, i): raise KeyError\n    def encode(self, *a): raise KeyError\n"
+                  "class E(Exception):\n    def __str__(self): return S('real')\ndef main(args): raise E()", "E", "E: real")
+        self.check("def main(args): raise ValueError('a\\ud800b\\x00c')", "ValueError", "a\\ud800b\x00c")
+        self.check("def main(args): raise ValueError('é' * 100000)", "ValueError", " left out]")
+        self.check("def main(args): raise ValueError('\U0001f600\\n' * 9000)", "ValueError")
+
+    def test_classes(self):
+        self.check("E = type('A\\nB\\x1b[31m' + 'x' * 500, (Exception,), {})\ndef main(args): raise E()", "A B [31m" + "x" * 119 + "…")
+        self.check("E = type('\\n', (Exception,), {})\ndef main(args): raise E()", "Exception")
+        self.check("class M(type):\n    __name__ = property(lambda c: 1/0)\n    __module__ = __name__\n    def __getattribute__(c, n): raise KeyError(n)\n"
+                  "class E(Exception, metaclass=M):\n    pass\ndef main(args): raise E('x')", "E")
+        self.check("class S(str):\n    def __getitem__(self, i): raise KeyError(i)\n    encode = __len__ = startswith = __getitem__\n"
+                   "class E(Exception): pass\nE.__name__ = E.__qualname__ = E.__module__ = S('Real')\n"
+                   "def main(args): raise E('x')\nmain.__code__ = main.__code__.replace(co_filename=S('file'), co_name=S('name'))", "Real")
+        self.check("class E(Exception):\n    __class__ = ValueError\n    def __getattribute__(self, n): raise KeyError(n)\ndef main(args): raise E('x')", "E")
+        self.check("class E(Exception):\n    __module__ = 'a\\nb' * 100\ndef main(args): raise E('x')", "E")
+        self.check("class E(Exception):\n    __traceback__ = __cause__ = __context__ = property(lambda s: 1/0)\ndef main(args): raise E('x')", "E", "E: x")
+        self.check("class E(SyntaxError):\n    filename = text = property(lambda s: 1/0)\ndef main(args): raise E('x')", "E")
+        self.check("def main(args):\n    e = SyntaxError('x'); e.lineno = 'y'; e.text = 5; e.offset = object(); e.filename = 3\n    raise e", "SyntaxError")
+        self.check("def main(args): raise SyntaxError('x', ('f' * 9999, 10**9, 10**9, 't' * 99999))", "SyntaxError")
+
+    def test_files_named_by_code_objects(self):
+        self.sandbox.blob("x", b"")
+        for name in ("/dev/zero", "/proc/self/mem", "/", "fifo", "a\nFile fake, line 1" * 50, "\ud800"):
+            code = "import os\ntry: os.mkfifo('fifo')\nexcept OSError: pass\ndef main(args): exec(compile('1/0', %a, 'exec'))" % name
+            try:
+                self.check(code, "ZeroDivisionError")
+            except AssertionError as exc:
+                if name != "\ud800":
+                    raise
+                self.assertIn("UnicodeEncodeError", str(exc))  # refused by compile itself
+
+    def test_groups(self):
+        code = """
+            def main(args):
+                try:
+                    group = ExceptionGroup
+                except NameError:
+                    raise ValueError("an exception of 3.9: x0")
+                deep = ValueError("x0")
+                for _ in range(200): deep = group("deep", [deep])
+                raise group("many", [ValueError(f"x{n}") for n in range(3)] + [deep] + [OSError()] * 100)
+        """
+        outcome = self.sandbox.code(textwrap.dedent(code))
+        self.assertIn(outcome.error["type"], ("ExceptionGroup", "ValueError"))
+        self.assertIn("x0", outcome.error["message"])
+        self.assertLessEqual(len(outcome.error["message"]), 8192)
+        if outcome.error["type"] == "ExceptionGroup":
+            self.assertIn("many (104 sub-exceptions)", outcome.error["message"])
+            self.assertIn("[96 more exceptions]", outcome.error["message"])
+            self.assertIn("+-- exception 1 of 104", outcome.error["message"])
+
+
+if __name__ == "__main__":
+    unittest.main()

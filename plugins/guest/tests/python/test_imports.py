@@ -1,0 +1,318 @@
+"""How mounted skills are imported, and that they do not get into each other's way."""
+
+import textwrap
+import unittest
+
+from support import Sandbox
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.sandbox = Sandbox()
+        self.addCleanup(self.sandbox.close)
+
+    def skill(self, name, entrypoint="code/main.py", **files):
+        """Files by keyword: `main="..."` is code/main.py, `lib__x` is code/lib/x.py."""
+        self.sandbox.skill(
+            name, {"code/%s.py" % (path if "/" in path else path.replace("__", "/")): textwrap.dedent(text) for path, text in files.items()}, entrypoint
+        )
+
+    def output(self, body, imports=""):
+        code = imports + "\ndef main(args):\n" + textwrap.indent(textwrap.dedent(body), "    ")
+        outcome = self.sandbox.code(code)
+        self.assertEqual(outcome.status, "completed", outcome.result)
+        return outcome.output
+
+    def error(self, imports, kind, *fragments):
+        outcome = self.sandbox.code(imports + "\ndef main(args): pass")
+        self.assertEqual(outcome.status, "failed", outcome.result)
+        self.assertEqual(outcome.error["type"], kind)
+        for fragment in fragments:
+            self.assertIn(fragment, outcome.error["message"])
+        return outcome.error["message"]
+
+
+class Mounted(Case):
+    def test_the_specifications_example(self):
+        self.skill("salesforce.leads.sync", main="def sync_leads(data, env):\n    return [data, env]")
+        code = (
+            "from skills.salesforce.leads.sync import sync_leads\nfrom runtime import blobs\n\n"
+            "def main(args):\n    data = blobs.read_text(args['sheet_blob'])\n"
+            "    result = sync_leads(data, env='prod')\n    return result"
+        )
+        outcome = self.sandbox.code(code, {"sheet_blob": self.sandbox.blob("sheet-123", b"a,b")})
+        self.assertEqual(outcome.output, ["a,b", "prod"])
+
+    def test_all_ways_to_name_it(self):
+        self.skill("best-practices.lead_sync", main="def f(): return 1")
+        body = """
+            import importlib, sys
+            import skills
+            import skills.best_practices.lead_sync
+            import skills.best_practices.lead_sync as a
+            from skills.best_practices import lead_sync as b
+            from skills import best_practices
+            c = importlib.import_module("skills.best_practices.lead_sync")
+            assert a is b is c is best_practices.lead_sync is skills.best_practices.lead_sync
+            assert a.__spec__.name == a.__name__ == "skills.best_practices.lead_sync" == a.__package__
+            assert a.__file__.endswith("/skills/best-practices.lead_sync/code/main.py")
+            assert "lead_sync" in dir(best_practices) and "best_practices" in dir(skills)
+            return a.f()
+        """
+        self.assertEqual(self.output(body), 1)
+
+    def test_names_that_are_no_identifiers(self):
+        self.skill("2fa.import", main="x = 5")
+        self.assertEqual(self.output("import importlib\nreturn importlib.import_module('skills.2fa.import').x"), 5)
+
+    def test_without_an_import_statement_for_the_leaf(self):
+        self.skill("a.b", main="x = 5")
+        self.assertEqual(self.output("import skills\nreturn skills.a.b.x"), 5)
+
+    def test_entrypoints_elsewhere(self):
+        self.sandbox.skill("root", {"main.py": "import near\nx = near.x", "near.py": "x = 1"}, "main.py")
+        self.sandbox.skill("deep", {"code/app/run.py": "from . import near\nx = near.x", "code/app/near.py": "x = 2"}, "code/app/run.py")
+        self.sandbox.skill("package", {"code/__init__.py": "from .near import x", "code/near.py": "x = 3"}, "code/__init__.py")
+        body = "import skills.root as a, skills.deep as b, skills.package as c\nreturn [a.x, b.x, c.x]"
+        self.assertEqual(self.output(body), [1, 2, 3])
+
+    def test_resources_of_a_skill(self):
+        self.skill("a", main="import pkgutil, pathlib\nx = [pathlib.Path(__file__).parent.parent.name, pkgutil.get_data(__name__, '../data.txt').decode()]")
+        self.sandbox.skill("b", {"x.md": ""}, None)
+        with open(self.sandbox.path("skills", "a", "data.txt"), "w") as out:
+            out.write("data")
+        self.assertEqual(self.output("from skills.a import x\nreturn x"), ["a", "data"])
+
+
+class NotMounted(Case):
+    def test_the_whole_name_and_what_to_do(self):
+        wanted = "skill 'salesforce.leads.sync' is not mounted: add it to mount_skills"
+        for line in (
+            "from skills.salesforce.leads.sync import x",
+            "import skills.salesforce.leads.sync",
+            "import importlib; importlib.import_module('skills.salesforce.leads.sync')",
+        ):
+            self.error(line, "ModuleNotFoundError", wanted)
+            self.assertTrue(self.error(line, "ModuleNotFoundError").endswith(wanted))
+        self.skill("salesforce.other", main="")
+        for line in ("from skills.salesforce.leads.sync import x", "import skills.salesforce.leads.sync"):
+            self.error(line, "ModuleNotFoundError", wanted + " (mounted: salesforce.other)")
+        self.error("from skills.salesforce import leads", "ModuleNotFoundError", "skill 'salesforce.leads' is not mounted")
+        self.error("from skills import gdrive", "ModuleNotFoundError", "skill 'gdrive' is not mounted")
+
+    def test_named_from_inside_another_skill(self):
+        self.skill("a", main="from skills.b.c import x")
+        self.error("import skills.a", "ModuleNotFoundError", "skill 'b.c' is not mounted", "/skills/a/code/main.py\", line 1")
+
+    def test_it_can_be_caught(self):
+        body = "try:\n    import skills.x\nexcept ImportError:\n    return 'optional'"
+        self.assertEqual(self.output(body), "optional")
+
+    def test_instruction_skills(self):
+        self.sandbox.skill("guide.one", {"SKILL.md": "text"}, None)
+        self.error("import skills.guide.one", "ImportError", "skill 'guide.one' is an instruction skill", "no code to import")
+        self.error("from skills.guide.one import x", "ImportError", "is an instruction skill")
+        self.assertEqual(self.output("return open(args.get('x') or %r).read()" % self.sandbox.path("skills/guide.one/SKILL.md")), "text")
+        # A package all the same when another skill has its name as begin.
+        self.skill("guide.one.code", main="x = 1")
+        self.assertEqual(self.output("from skills.guide.one.code import x\nreturn x"), 1)
+
+    def test_names_that_read_the_same(self):
+        self.skill("a-b", main="x = 1")
+        self.skill("a_b", main="x = 2")
+        self.error("import skills.a_b", "ImportError", "'a-b' and 'a_b' have the same module name skills.a_b")
+
+    def test_a_name_that_is_missing_in_a_skill(self):
+        self.skill("a", main="import os")
+        self.error("from skills.a import nothing", "ImportError", "cannot import name 'nothing' from 'skills.a'")
+        self.error("import skills.a.nothing", "ModuleNotFoundError", "skill 'a' has no module 'nothing'")
+        self.error("import skills.a; skills.a.nothing", "AttributeError", "nothing")
+
+    def test_an_entrypoint_that_is_not_there(self):
+        self.sandbox.skill("a", {"code/other.py": ""})
+        self.error("import skills.a", "ImportError", "skill 'a' has no file 'code/main.py'")
+
+    def test_other_modules(self):
+        self.error("import requests", "ModuleNotFoundError", "No module named 'requests'", "the standard library, `runtime` and mounted skills")
+
+
+class Neighbours(Case):
+    def test_three_ways_one_module(self):
+        self.skill(
+            "acme.sync",
+            main="""
+                import sys, importlib
+                import util
+                from . import util as b
+                from .util import value
+                import skills.acme.sync.util as c
+                from util import value as d, other
+                assert util is b is c is importlib.import_module("util") is importlib.import_module(".util", __package__)
+                assert util is sys.modules["skills.acme.sync.util"] and "util" not in sys.modules
+                def main(args): return [value, d, other]
+            """,
+            util="value = 7\nfrom util2 import other",
+            util2="other = 8",
+        )
+        self.assertEqual(self.output("from skills.acme.sync import main\nfrom skills.acme.sync.util import value\nreturn main({}) + [value]"), [7, 7, 8, 7])
+        self.assertEqual(self.sandbox.execute("acme.sync").output, [7, 7, 8])
+
+    def test_equal_names_in_two_skills(self):
+        for name in ("a.one", "b.two"):
+            self.skill(name, main="import util, helpers.text\nfrom importlib import import_module\n"
+                       "def get():\n    import util as late\n    assert late is util\n"
+                       "    return [util.who, helpers.text.who, import_module('util').who]",
+                       util="who = %r" % name, helpers__text="import util\nwho = util.who + '!'")
+        body = "from skills.a.one import get as a\nfrom skills.b.two import get as b\nreturn [a(), b(), a()]"
+        self.assertEqual(self.output(body), [["a.one", "a.one!", "a.one"], ["b.two", "b.two!", "b.two"], ["a.one", "a.one!", "a.one"]])
+
+    def test_nobody_else_sees_them(self):
+        self.skill("a", main="import util, json\nx = json.dumps(1)", util="", json="def dumps(x): return 'mine'")
+        self.skill("b", main="def f():\n    import util")
+        self.assertEqual(self.output("import json, skills.a\nreturn [json.dumps(1), skills.a.x]"), ["1", "mine"])
+        self.error("import skills.a, util", "ModuleNotFoundError", "No module named 'util'")
+        self.error("import skills.a, skills.b; skills.b.f()", "ModuleNotFoundError", "No module named 'util'")
+
+    def test_packages_of_a_skill(self):
+        self.skill(
+            "acme",
+            main="""
+                import lib.deep.leaf
+                import lib.deep.leaf as leaf
+                from lib import top
+                from lib.deep import leaf as leaf2
+                assert lib.deep.leaf is leaf is leaf2
+                def main(args): return [leaf.value, top.value, leaf.up, leaf.near]
+            """,
+            **{"lib/__init__": "value = 'lib'"},
+            lib__top="from . import value\nfrom .. import settings\nassert settings.x == 1",
+            lib__deep__leaf="from ..top import value\nfrom ... import settings\nimport settings as s\nup = s is settings\nfrom . import near as n\nnear = n.x",
+            lib__deep__near="x = 'near'",
+            settings="x = 1",
+        )
+        self.assertEqual(self.sandbox.execute("acme").output, ["lib", "lib", True, "near"])
+
+    def test_the_entrypoint_is_loaded_once(self):
+        self.skill("acme", main="print('loaded')\nstate = []\nimport other\ndef main(args): return state",
+                   other="import main\nfrom main import state\nfrom . import main as m\nimport skills.acme.main as n\n"
+                         "assert main is n\nstate.append(main.__name__)")
+        outcome = self.sandbox.execute("acme")
+        self.assertEqual((outcome.output, outcome.logs), (["skills.acme"], "loaded\n"))
+
+    def test_a_function_named_like_a_neighbour(self):
+        self.skill("acme", main="def report(args):\n    from report import render\n    import skills.acme.report\n    return render()\n"
+                                "def main(args): return [report({}), report({})]",
+                   report="def render(): return 'rendered'")
+        self.assertEqual(self.sandbox.execute("acme").output, ["rendered", "rendered"])
+        self.assertEqual(self.output("from skills.acme import report\nfrom skills.acme.report import render\nreturn [report({}), render()]"), ["rendered"] * 2)
+
+    def test_reserved_names_mean_the_same_everywhere(self):
+        self.skill("acme", main="import runtime, time, skills\nassert runtime.blobs and time.time\ndef main(args): return 1",
+                   runtime="raise SystemError", time="raise SystemError", skills="raise SystemError")
+        self.assertEqual(self.sandbox.execute("acme").output, 1)
+
+    def test_names_and_code_made_at_run_time(self):
+        self.skill("acme", main="""
+            import pickle, dataclasses, util
+            def main(args):
+                names = {}
+                exec("import util as u; v = u.value", names)
+                assert __import__("util") is util
+                def inner():
+                    import util
+                    return util.value
+                return [names["v"], inner(), pickle.loads(pickle.dumps(util.Point(2))).x, eval("__import__('util').value")]
+            """, util="import dataclasses\nvalue = 1\n@dataclasses.dataclass\nclass Point:\n    x: int")
+        self.assertEqual(self.sandbox.execute("acme").output, [1, 1, 2, 1])
+
+    def test_a_neighbour_that_fails(self):
+        self.skill("acme", main="import util\ndef main(args): pass", util="x = 1 +")
+        outcome = self.sandbox.execute("acme")
+        self.assertEqual(outcome.error["type"], "SyntaxError")
+        self.assertIn("/skills/acme/code/util.py\", line 1", outcome.error["message"])
+        self.assertIn("/skills/acme/code/main.py\", line 1", outcome.error["message"])
+        self.assertNotIn("_skillgate", outcome.error["message"])
+
+    def test_only_source_is_loaded(self):
+        import os
+        import py_compile
+
+        self.skill("acme", main="import util\ndef main(args): return util.x", util="x = 'evil'")
+        source = self.sandbox.path("skills/acme/code/util.py")
+        status = os.stat(source)
+        py_compile.compile(source, doraise=True)
+        with open(source, "w") as out:
+            out.write("x = 'good'")
+        os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+        self.assertEqual(self.sandbox.execute("acme").output, "good")
+        os.rename(py_compile.compile(source), self.sandbox.path("skills/acme/code/only.pyc"))
+        self.assertEqual(self.output("try:\n    import skills.acme.only\nexcept ImportError:\n    return 1"), 1)
+        os.remove(source)
+        self.assertEqual(self.sandbox.execute("acme").error["type"], "ModuleNotFoundError")
+
+    def test_nothing_is_written_beside_them(self):
+        import os
+
+        self.skill("acme", main="import util\ndef main(args): pass", util="")
+        self.sandbox.execute("acme")
+        self.assertEqual(sorted(os.listdir(self.sandbox.path("skills/acme/code"))), ["main.py", "util.py"])
+
+
+class ShorterNames(Case):
+    """`acme` and `acme.sync`: the mounted skill wins from outside, and `acme` keeps what is its own."""
+
+    def setUp(self):
+        super().setUp()
+        self.skill("acme.sync", main="who = 'the skill'")
+
+    def test_over_a_function(self):
+        self.skill("acme", main="def sync(): return 'own function'\ndef main(args): return sync()")
+        body = """
+            from skills.acme import sync, main
+            import skills.acme.sync as s
+            import skills.acme
+            assert sync is s is skills.acme.sync
+            return [sync.who, main({})]
+        """
+        self.assertEqual(self.output(body), ["the skill", "own function"])
+        self.assertEqual(self.sandbox.execute("acme").output, "own function")
+        self.assertEqual(self.sandbox.execute("acme", function="sync").error["type"], "TypeError")
+
+    def test_over_a_neighbour(self):
+        self.skill(
+            "acme",
+            main="""
+                import sync
+                from . import sync as b, other
+                from .sync import who
+                from importlib import import_module
+                assert sync is b is other.sync is other.c is import_module("sync"), (sync, b, other.sync)
+                from skills.acme.sync import who as outside
+                def main(args): return [sync.who, who, other.who, outside]
+            """,
+            sync="who = 'own'\nfrom . import other\nfrom .other import x",
+            other="x = 1\nimport sync\nfrom .sync import who\nfrom . import sync as c",
+        )
+        self.assertEqual(self.sandbox.execute("acme").output, ["own", "own", "own", "the skill"])
+        body = "from skills.acme import sync, main\nfrom skills.acme.sync import who\nreturn [sync.who, who, main({})[0]]"
+        self.assertEqual(self.output(body), ["the skill", "the skill", "own"])
+
+    def test_without_the_shorter_skills_code(self):
+        self.sandbox.skill("acme", {"SKILL.md": ""}, None)
+        self.assertEqual(self.output("from skills.acme.sync import who\nreturn who"), "the skill")
+
+    def test_below_a_neighbour(self):
+        self.skill("acme.tools.x", main="who = 'tool x'")
+        self.skill("acme", main="from tools import own\ndef main(args): return own", tools="own = 'own'")
+        body = "from skills.acme.tools.x import who\nfrom skills.acme.tools import own\nfrom skills.acme import main\nreturn [who, own, main({})]"
+        self.assertEqual(self.output(body), ["tool x", "own", "own"])
+
+    def test_the_shorter_skill_does_not_load_the_longer(self):
+        self.skill("acme.loud", main="print('loaded')")
+        self.skill("acme", main="loud = 1\ndef main(args): return loud")
+        outcome = self.sandbox.execute("acme")
+        self.assertEqual((outcome.output, outcome.logs), (1, ""))
+
+
+if __name__ == "__main__":
+    unittest.main()

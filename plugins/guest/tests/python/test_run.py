@@ -1,0 +1,287 @@
+"""A run from the job to the result."""
+
+import os
+import unittest
+
+from support import Sandbox
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.sandbox = Sandbox()
+        self.addCleanup(self.sandbox.close)
+
+    def completed(self, outcome, output):
+        self.assertEqual(outcome.result.get("error"), None)
+        self.assertEqual(outcome.status, "completed")
+        self.assertEqual(outcome.output, output)
+        self.assertEqual((outcome.exit, outcome.results), (0, 1))
+
+    def failed(self, outcome, kind, *fragments):
+        self.assertEqual(outcome.status, "failed", outcome.result)
+        self.assertEqual(outcome.error["type"], kind)
+        self.assertNotIn("output", outcome.result)
+        for fragment in fragments:
+            self.assertIn(fragment, outcome.error["message"])
+        self.assertEqual((outcome.exit, outcome.results), (0, 1))
+
+
+class Code(Case):
+    def test_the_function_gets_args_and_its_value_is_the_output(self):
+        self.completed(self.sandbox.code("def main(args): return args", {"a": [1, "é", None]}), {"a": [1, "é", None]})
+        self.completed(self.sandbox.code("def go(args): return args", function="go"), {})
+        self.completed(self.sandbox.code("main = lambda args: 'x'"), "x")
+
+    def test_nothing_returned_is_null(self):
+        self.completed(self.sandbox.code("def main(args): pass"), None)
+
+    def test_through_the_bootstrap(self):
+        job = {"code": "def main(args): return __file__[-12:]", "skill": None, "function": "main", "args": {}}
+        self.completed(self.sandbox.run(job, bootstrap=True), "/run_code.py")
+
+    def test_the_code_is_a_module(self):
+        code = """
+            import dataclasses, inspect, os, pickle, sys, __main__
+
+            @dataclasses.dataclass
+            class Point:
+                x: int
+
+            def main(args):
+                point = pickle.loads(pickle.dumps(Point(3)))
+                return {
+                    "name": __name__, "same": sys.modules[__name__].Point is Point, "x": point.x,
+                    "source": inspect.getsource(Point).split()[0], "file": os.path.basename(__file__),
+                    "argv": len(sys.argv), "main": hasattr(__main__, "Point"),
+                }
+        """
+        self.completed(
+            self.sandbox.code(_dedent(code)),
+            {"name": "run_code", "same": True, "x": 3, "source": "@dataclasses.dataclass", "file": "run_code.py",
+             "argv": 1, "main": False},
+        )
+
+    def test_the_workspace_is_the_current_directory_and_empty(self):
+        code = "import os\ndef main(args): return [os.getcwd(), os.listdir('.')]"
+        self.completed(self.sandbox.code(code), [os.path.realpath(self.sandbox.path("workspace")), []])
+
+    def test_the_environment_is_the_jobs_and_nothing_else(self):
+        outcome = self.sandbox.code(
+            "import os\ndef main(args): return dict(os.environ)",
+            env={"HOME": "/workspace", "TMPDIR": self.sandbox.path("tmp"), "SKILLGATE_RUN_ID": "run_1"},
+            secrets={"API_KEY": "s3cret"},
+        )
+        self.assertEqual(
+            outcome.output,
+            {"HOME": "/workspace", "TMPDIR": self.sandbox.path("tmp"), "SKILLGATE_RUN_ID": "run_1",
+             "API_KEY": "s3cret", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin"},
+        )
+
+    def test_a_temporary_directory_that_cannot_be_written(self):
+        outcome = self.sandbox.code("def main(args):\n    return no_such", env={"TMPDIR": "/proc/nowhere"})
+        self.failed(outcome, "NameError", "line 2, in main", "    return no_such")
+
+    def test_what_is_on_the_path(self):
+        outcome = self.sandbox.code("import sys\ndef main(args): return [sys.path[-1], sys.dont_write_bytecode]")
+        self.assertTrue(outcome.output[0].endswith("/python"))
+        self.assertTrue(outcome.output[1])
+        self.assertEqual(os.listdir(self.sandbox.path("workspace")), [])
+
+    def test_a_byte_order_mark_and_an_encoding_line(self):
+        self.completed(self.sandbox.code("\ufeff# -*- coding: latin-1 -*-\ndef main(args): return 'é'"), "é")
+
+    def test_async(self):
+        code = "import asyncio\nasync def main(args):\n    await asyncio.sleep(0)\n    return args"
+        self.completed(self.sandbox.code(code, {"a": 1}), {"a": 1})
+        self.completed(self.sandbox.code(code + "\ndef go(args): return main(args)", {"a": 1}, "go"), {"a": 1})
+
+    def test_async_that_fails_and_leaves_work_behind(self):
+        code = """
+            import asyncio, time
+            async def main(args):
+                asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
+                task = asyncio.ensure_future(other())
+                await asyncio.sleep(0)
+                raise KeyError("x")
+            async def other():
+                try:
+                    await asyncio.sleep(600)
+                finally:
+                    print("cleaned up")
+        """
+        outcome = self.sandbox.code(_dedent(code))
+        self.failed(outcome, "KeyError", "in main")
+        self.assertIn("cleaned up", outcome.logs)
+
+    def test_threads_do_not_hold_the_result(self):
+        code = """
+            import threading, time, atexit
+            atexit.register(time.sleep, 600)
+            def main(args):
+                threading.Thread(target=time.sleep, args=(600,)).start()
+                return "done"
+        """
+        self.completed(self.sandbox.code(_dedent(code)), "done")
+
+    def test_this_run(self):
+        code = """
+            import time
+            from runtime import run
+            import runtime
+            def main(args):
+                assert run.args is args and runtime.run is run
+                assert 50 < run.remaining() <= 60 and 50 < run.deadline - time.time() <= 60
+                return run.id
+        """
+        self.completed(self.sandbox.code(_dedent(code)), "run_0123456789abcdef")
+        code = "from runtime import run\ndef main(args): return [run.deadline, run.remaining()]"
+        self.completed(self.sandbox.code(code, timeout_ms=None), [None, None])
+
+    def test_logs_keep_their_order_and_their_marks(self):
+        code = """
+            import contextlib, io, sys
+            from runtime import log
+            def main(args):
+                print("one")
+                print("two", file=sys.stderr)
+                log.info("three\\nthree and a half")
+                print("four", end=" ")
+                log.error(5)
+                log.warning("")
+                log.debug("\\ud800")
+                with contextlib.redirect_stderr(io.StringIO()):
+                    log.info("not lost")
+                print("\\ud800 é")
+        """
+        self.assertEqual(
+            self.sandbox.code(_dedent(code)).logs,
+            "one\ntwo\n[info] three\n[info] three and a half\nfour [error] 5\n[warning] \n[debug] \\ud800\n"
+            "[info] not lost\n\\ud800 é\n",
+        )
+
+    def test_a_warm_interpreter(self):
+        code = "import random\ndef main(args): return [random.random(), args]"
+        first = self.sandbox.code(code, {"n": 1}, before="import random; random.seed(1); warm(['random', 'uuid', 'tempfile'])")
+        second = self.sandbox.code(code, {"n": 2}, before="import random; random.seed(1); warm(['random', 'uuid', 'tempfile'])")
+        self.assertEqual((first.output[1], second.output[1]), ({"n": 1}, {"n": 2}))
+        self.assertNotEqual(first.output[0], second.output[0])
+
+    def test_children_of_a_warm_interpreter_share_no_randomness(self):
+        # Two children of one parent, as a launcher makes them; each prints what it would have drawn.
+        before = """
+            import os, random, ssl, tempfile, uuid
+            warm()
+            next(tempfile._get_candidate_names()); random.random(); uuid.uuid1()
+            from _skillgate.main import refresh_randomness
+            for _ in range(2):
+                if os.fork() == 0:
+                    refresh_randomness()
+                    print(random.random(), next(tempfile._get_candidate_names()), ssl.RAND_bytes(8).hex(), flush=True)
+                    os._exit(0)
+                os.wait()
+        """
+        outcome = self.sandbox.code("def main(args): pass", before=_dedent(before))
+        first, second = outcome.logs.splitlines()
+        self.assertFalse(set(first.split()) & set(second.split()))
+
+
+class Output(Case):
+    def test_exactly_the_limit_is_inline_and_more_is_spilled(self):
+        outcome = self.sandbox.code("def main(args): return 'x' * 4094")
+        self.completed(outcome, "x" * 4094)
+        self.assertFalse(outcome.result["spilled"])
+        outcome = self.sandbox.code("def main(args): return 'x' * 4095")
+        self.assertEqual(outcome.status, "completed")
+        self.assertTrue(outcome.result["spilled"])
+        self.assertNotIn("output", outcome.result)
+        self.assertEqual(list(outcome.blobs.values()), [("application/json", b'"' + b"x" * 4095 + b'"')])
+
+    def test_a_large_value_that_turns_out_not_to_be_json_leaves_no_blob(self):
+        outcome = self.sandbox.code("def main(args): return {'rows': ['x' * 1000] * 2000 + [float('nan')]}")
+        self.failed(outcome, "OutputNotSerializable", "$.rows[2000]")
+        self.assertEqual((outcome.blobs, outcome.aborted), ({}, 1))
+
+    def test_a_value_that_is_not_json(self):
+        self.failed(
+            self.sandbox.code("def main(args): return {'rows': [1, {'price': float('inf')}]}"),
+            "OutputNotSerializable",
+            "the return value is not JSON: the value at $.rows[1].price is inf",
+        )
+
+    def test_a_store_that_refuses_the_spilled_value(self):
+        self.sandbox.refuse = {"C": "disk_full"}
+        self.failed(self.sandbox.code("def main(args): return 'x' * 9999"), "DiskFull", "refused by the test")
+
+    def test_summary(self):
+        say = "import runtime\ndef main(args):\n    runtime.summary('said')\n    return {'summary': 'returned'}"
+        self.assertEqual(self.sandbox.code(say).result["summary"], "said")
+        cases = {
+            "{'summary': 'returned', 'n': 1}": "returned",
+            "{'summary': 5}": None,
+            "'summary'": None,
+            "{'summary': 'from a spilled value', 'x': 'y' * 9999}": "from a spilled value",
+            "{'summary': 'x' * 2000}": "x" * 999 + "…",
+        }
+        for value, expected in cases.items():
+            outcome = self.sandbox.code("def main(args): return " + value)
+            self.assertEqual(outcome.result["summary"], expected, value)
+
+    def test_a_summary_is_kept_when_the_run_fails(self):
+        outcome = self.sandbox.code("import runtime\ndef main(args):\n    runtime.summary('half \\ud800 done')\n    1/0")
+        self.assertEqual(outcome.result["summary"], "half \\ud800 done")
+        self.failed(outcome, "ZeroDivisionError")
+        self.failed(self.sandbox.code("import runtime\ndef main(args): runtime.summary(5)"), "TypeError", "takes a str")
+
+
+class Entrypoints(Case):
+    def test_missing(self):
+        code = "from os.path import join\nX = 5\ndef run(args): pass\ndef _hidden(): pass\n"
+        self.failed(
+            self.sandbox.code(code), "EntrypointNotFound", "no function 'main' in the code; its functions: run"
+        )
+        self.failed(self.sandbox.code(code, function="X"), "EntrypointNotFound", "'X' is a int and not a function")
+        self.failed(self.sandbox.code("", function="main"), "EntrypointNotFound", "its functions: none")
+        for name in ("__class__", "__builtins__", "__name__", "__dict__", "print", "a.b", "", "x\ny" * 500):
+            self.failed(self.sandbox.code(code, function=name), "EntrypointNotFound")
+
+    def test_wrong_signature_is_a_type_error(self):
+        self.failed(self.sandbox.code("def main(): pass"), "TypeError", "main()")
+
+    def test_skill(self):
+        self.sandbox.skill("acme.hello", {"code/main.py": "def main(args):\n    return [args, __name__, __file__]"})
+        outcome = self.sandbox.execute("acme.hello", {"a": 1})
+        self.assertEqual(outcome.output[:2], [{"a": 1}, "skills.acme.hello"])
+        self.assertTrue(outcome.output[2].endswith("/skills/acme.hello/code/main.py"))
+
+    def test_skill_without_its_function_or_file(self):
+        self.sandbox.skill("acme.a", {"code/main.py": "def other(args): pass"})
+        self.sandbox.skill("acme.b", {"code/other.py": ""})
+        self.failed(self.sandbox.execute("acme.a"), "EntrypointNotFound", "/skills/acme.a/code/main.py", "other")
+        self.failed(self.sandbox.execute("acme.b"), "EntrypointNotFound", "'acme.b' has no file 'code/main.py'")
+
+    def test_async_skill(self):
+        self.sandbox.skill("a", {"code/main.py": "async def main(args): return 1"})
+        self.completed(self.sandbox.execute("a"), 1)
+
+
+class Jobs(Case):
+    def test_arguments_that_python_cannot_read(self):
+        raw = b'{"function":"main","code":"","args":{"a":%s}}'
+        self.failed(self.sandbox.run({}, raw=raw % (b"[" * 100000 + b"]" * 100000)), "RecursionError")
+        outcome = self.sandbox.run({}, raw=raw % (b"9" * 5000))
+        self.assertEqual(outcome.status, "failed")
+
+    def test_a_job_that_is_none(self):
+        for raw in (b"", b"[]", b"{}", b'{"function":"main"}'):
+            outcome = self.sandbox.run({}, raw=raw)
+            self.assertEqual(outcome.status, "failed", raw)
+
+
+def _dedent(code):
+    import textwrap
+
+    return textwrap.dedent(code)
+
+
+if __name__ == "__main__":
+    unittest.main()
