@@ -91,6 +91,29 @@ unsafe fn copy<T: Grows>(p: *const T, available: usize) -> T {
     unsafe { out.assume_init() }
 }
 
+/// Writes our struct into the consumer's, as far as its `struct_size` says that there is room, and sets that to what was
+/// written. Null is no room.
+///
+/// # Safety
+/// `out` is null, or points to a struct of the contract whose first `struct_size` bytes are writable.
+pub unsafe fn fill<T: Grows>(out: *mut T, value: &T) {
+    if out.is_null() {
+        return;
+    }
+    let size = out.cast::<u32>();
+    // SAFETY: not null; the caller promises at least struct_size itself.
+    let n = (unsafe { size.read_unaligned() } as usize).min(size_of::<T>());
+    if n < SMALLEST {
+        return;
+    }
+    // SAFETY: n bytes are readable in `value` and writable at `out`; two sides' structs do not overlap.
+    unsafe {
+        std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), out.cast::<u8>(), n)
+    };
+    // SAFETY: as above; n fits, since it is at most the size of a struct.
+    unsafe { size.write_unaligned(n as u32) };
+}
+
 /// Reads texts, bytes and lists, and keeps count of how much it has copied: an answer may not be larger than the
 /// reader's budget.
 #[derive(Debug)]

@@ -1,0 +1,63 @@
+/// Makes this crate a plugin: declares the entry that the host looks for, the ELF note that it reads first, and a
+/// factory for each kind. Once per cdylib, at the top of its `lib.rs`.
+///
+/// ```ignore
+/// skillgate_plugin_sdk::export_plugin! {
+///     id: "com.acme.store", version: env!("CARGO_PKG_VERSION"), vendor: "Acme",
+///     description: "skills in a bucket", license: "Apache-2.0",
+///     config_schema: r#"{"type":"object"}"#,
+///     storage: crate::Bucket,          // and/or   sandbox: crate::Cloud,
+/// }
+/// ```
+///
+/// `storage` and `sandbox` are types with [`Storage`](crate::Storage) and [`Sandbox`](crate::Sandbox). The plugin is
+/// `SKG_F_BLOCKING`. One program can link only one crate with this macro in it as a Rust library: there is one entry
+/// symbol.
+#[macro_export]
+macro_rules! export_plugin {
+    // Repeats something once for a kind that is there.
+    (@with $kind:path => $e:expr) => {
+        $e
+    };
+    (
+        id: $id:expr, version: $version:expr, vendor: $vendor:expr, description: $description:expr,
+        license: $license:expr, config_schema: $schema:expr,
+        $(storage: $storage:path,)? $(sandbox: $sandbox:path $(,)?)?
+    ) => {
+        const _: () = {
+            use $crate::{abi, glue};
+
+            const FLAGS: u32 = abi::F_BLOCKING;
+            static INFO: abi::PluginInfo = abi::PluginInfo {
+                struct_size: ::core::mem::size_of::<abi::PluginInfo>() as u32,
+                reserved: 0,
+                id: abi::Str::new($id),
+                version: abi::Str::new($version),
+                vendor: abi::Str::new($vendor),
+                description: abi::Str::new($description),
+                license: abi::Str::new($license),
+                config_schema_json: abi::Str::new($schema),
+                build_info: abi::Str::new($crate::BUILD_INFO),
+            };
+            $(static STORAGE: abi::StorageFactory = glue::storage_factory::<$storage>();)?
+            $(static SANDBOX: abi::SandboxFactory = glue::sandbox_factory::<$sandbox>();)?
+
+            unsafe extern "C" fn get_factory(id: *const u8) -> *const ::core::ffi::c_void {
+                let factories: &[(&::core::ffi::CStr, *const ::core::ffi::c_void)] = &[
+                    $($crate::export_plugin!(@with $storage => (c"skillgate.storage/1", (&raw const STORAGE).cast())),)?
+                    $($crate::export_plugin!(@with $sandbox => (c"skillgate.sandbox/1", (&raw const SANDBOX).cast())),)?
+                ];
+                // SAFETY: the contract: the host gives a NUL-terminated id.
+                unsafe { glue::find_factory(id, factories) }
+            }
+
+            #[unsafe(no_mangle)]
+            #[allow(non_upper_case_globals)]
+            pub static skillgate_plugin_entry_v1: abi::EntryV1 = glue::entry(&INFO, FLAGS, get_factory);
+
+            #[used]
+            #[unsafe(link_section = ".note.skillgate")]
+            static NOTE: abi::NoteV1 = glue::note($id, FLAGS);
+        };
+    };
+}
