@@ -411,7 +411,12 @@ impl Config {
         self.effective.to_toml(origins)
     }
 
-    /// The same as JSON.
+    /// Whether nobody has set the key at `path`, like `log.filter`.
+    pub fn is_default(&self, path: &str) -> bool {
+        self.effective.is_default(path)
+    }
+
+    /// What is in force, as JSON; secrets are masked.
     pub fn show_json(&self) -> serde_json::Value {
         self.effective.to_json()
     }

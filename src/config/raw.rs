@@ -57,7 +57,21 @@ pub(super) fn get<'a>(table: &'a Table, key: &str) -> Option<&'a Node> {
     table.iter().find(|(k, _)| k == key).map(|(_, node)| node)
 }
 
-/// The same, to change it.
+/// Where the value at `path` (`auth.mode`) is, or else the last table on the way to it that is there.
+pub(super) fn origin<'a>(mut table: &'a Table, path: &str) -> Option<&'a Origin> {
+    let mut origin = None;
+    for key in path.split('.') {
+        let Some(node) = get(table, key) else { break };
+        origin = Some(&node.origin);
+        match &node.value {
+            Value::Table(inner) => table = inner,
+            _ => break,
+        }
+    }
+    origin
+}
+
+/// The same as [`get`], to change it.
 pub(super) fn get_mut<'a>(table: &'a mut Table, key: &str) -> Option<&'a mut Node> {
     table
         .iter_mut()

@@ -109,18 +109,7 @@ impl<'a> Section<'a> {
 
     /// Where the value of `path` (`mode`, or from the root `auth.mode`) is, or else the nearest table that is there.
     pub(super) fn origin(&self, path: &str) -> &Origin {
-        let (mut table, mut origin) = (self.table, &self.origin);
-        for key in path.split('.') {
-            let Some(node) = raw::get(table, key) else {
-                break;
-            };
-            origin = &node.origin;
-            match node.value.as_toml() {
-                Value::Table(inner) => table = inner,
-                _ => break,
-            }
-        }
-        origin
+        raw::origin(self.table, path).unwrap_or(&self.origin)
     }
 
     /// The first of `paths` that is not a default: where the mistake was made, when several keys do not fit together.

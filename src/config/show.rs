@@ -44,6 +44,11 @@ impl Effective {
         out
     }
 
+    /// Whether the value at `path` is the built-in one.
+    pub(super) fn is_default(&self, path: &str) -> bool {
+        matches!(raw::origin(&self.tree, path), Some(Origin::Default { .. }))
+    }
+
     /// As JSON.
     pub(super) fn to_json(&self) -> serde_json::Value {
         json_table(&self.tree)

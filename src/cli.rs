@@ -1,0 +1,232 @@
+//! The command line: arguments → one command each, one file each in `cli/`.
+//!
+//! stdout is data, stderr is everything else. What goes wrong is one line `error: ...` and what to do about it in
+//! `hint: ...` lines. Exit codes: see [`Exit`].
+
+mod completions;
+mod config;
+mod doctor;
+mod failure;
+mod plugin;
+mod serve;
+mod skill;
+mod skill_dir;
+mod skill_new;
+mod skill_run;
+mod skill_validate;
+#[cfg(test)]
+mod tests;
+mod version;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::config::{Config, ConfigErrors, Flags, Sources};
+use failure::Failure;
+
+/// How a command ends (contract, section 1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum Exit {
+    /// Nothing to complain about.
+    Fine = 0,
+    /// It did what it was asked for, and found something wrong.
+    Findings = 1,
+    /// The command line makes no sense.
+    Usage = 2,
+    /// The configuration makes no sense.
+    Configuration = 3,
+    /// Anything else went wrong.
+    Runtime = 4,
+}
+
+/// A gateway that runs skills for agents: in real isolation, under your policy
+#[derive(Debug, Parser)]
+#[command(
+    name = "skillgate",
+    version,
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true
+)]
+#[command(
+    after_help = "Without a command: serve. Exit codes: 0 fine, 1 findings, 2 usage, 3 configuration, 4 runtime."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    serve: serve::ServeArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gateway
+    Serve(serve::ServeArgs),
+    /// Check or show the configuration
+    #[command(subcommand)]
+    Config(config::ConfigCommand),
+    /// Write, check, run and list skills
+    #[command(subcommand)]
+    Skill(skill::SkillCommand),
+    /// Look at plugins
+    #[command(subcommand)]
+    Plugin(plugin::PluginCommand),
+    /// Say what this host can and cannot enforce, layer by layer
+    Doctor(doctor::DoctorArgs),
+    /// Print the version
+    Version(version::VersionArgs),
+    /// Print completions for a shell
+    Completions(completions::CompletionsArgs),
+}
+
+/// Which configuration file.
+#[derive(Debug, Clone, Default, Args)]
+struct ConfigFile {
+    /// Configuration file [default: $SKILLGATE_CONFIG, ./skillgate.toml, /etc/skillgate/skillgate.toml]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl ConfigFile {
+    /// The configuration without anything from the command line but its file.
+    fn load(&self) -> Result<Config, ConfigErrors> {
+        Config::load(
+            &Sources::of_process(),
+            &Flags {
+                config: self.config.clone(),
+                ..Flags::default()
+            },
+        )
+    }
+
+    /// The same for a command that does one thing and ends: it logs what is wrong, not its steps, unless the operator
+    /// has written a filter.
+    fn load_for_command(&self) -> Result<Config, ConfigErrors> {
+        let mut config = self.load()?;
+        if config.is_default("log.filter") {
+            "warn".clone_into(&mut config.log.filter);
+        }
+        Ok(config)
+    }
+}
+
+/// How data is printed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON document
+    Json,
+}
+
+/// How data is printed, as an option.
+#[derive(Debug, Clone, Copy, Default, Args)]
+struct OutputFormat {
+    /// How to print the data
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    output: Output,
+}
+
+/// The whole program.
+#[must_use]
+pub fn main() -> ExitCode {
+    let mut out = io::BufWriter::new(io::stdout());
+    let exit = run(std::env::args_os(), &mut out, &mut io::stderr());
+    ExitCode::from(exit as u8)
+}
+
+/// Runs one command line; data goes to `out`, the rest to `err`.
+fn run(args: impl IntoIterator<Item = OsString>, out: &mut dyn Write, err: &mut dyn Write) -> Exit {
+    let outcome = match Cli::try_parse_from(args) {
+        Ok(cli) => execute(cli, out).and_then(|exit| Ok(out.flush().map(|()| exit)?)),
+        Err(error) => {
+            // Help and version are answers, the rest is usage; clap says both well.
+            let text = error.render();
+            let (written, exit) = if error.use_stderr() {
+                (write!(err, "{text}"), Exit::Usage)
+            } else {
+                (write!(out, "{text}"), Exit::Fine)
+            };
+            written
+                .and_then(|()| out.flush())
+                .map(|()| exit)
+                .map_err(Failure::from)
+        }
+    };
+    let failure = match outcome {
+        Ok(exit) => return exit,
+        // Whoever read us has read enough: `skillgate skill list | head`.
+        Err(failure) if failure.is_broken_pipe() => return Exit::Fine,
+        Err(failure) => failure,
+    };
+    // Data that was already there is not lost. Nothing is left to tell anybody if one of these two writes fails.
+    let _ = out.flush();
+    let _ = write!(err, "{failure}");
+    failure.exit()
+}
+
+fn execute(cli: Cli, out: &mut dyn Write) -> Result<Exit, Failure> {
+    match cli.command {
+        None => serve::run(&cli.serve),
+        Some(Command::Serve(args)) => serve::run(&args),
+        Some(Command::Config(command)) => config::run(&command, out),
+        Some(Command::Skill(command)) => skill::run(&command, out),
+        Some(Command::Plugin(command)) => plugin::run(&command, out),
+        Some(Command::Doctor(args)) => doctor::run(&args, out),
+        Some(Command::Version(args)) => version::run(&args, out),
+        Some(Command::Completions(args)) => completions::run(&args, out),
+    }
+}
+
+/// Prints a JSON document and a line end.
+fn print_json(out: &mut dyn Write, value: &impl serde::Serialize) -> Result<(), Failure> {
+    serde_json::to_writer_pretty(&mut *out, value).map_err(io::Error::from)?;
+    Ok(writeln!(out)?)
+}
+
+/// A cell of what is printed for people: control characters of names and descriptions from elsewhere must not reach
+/// the terminal.
+fn plain(text: &str) -> String {
+    text.chars()
+        .flat_map(|c| {
+            if is_safe(c) {
+                vec![c]
+            } else {
+                c.escape_unicode().collect()
+            }
+        })
+        .collect()
+}
+
+/// Neither control characters nor those that change the direction of the text around them.
+fn is_safe(c: char) -> bool {
+    (c == '\t' || !c.is_control())
+        && !matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Rows in columns as wide as their widest cell; the last one runs free.
+fn print_table(out: &mut dyn Write, rows: &[Vec<String>]) -> io::Result<()> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+    };
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| width(column).unwrap_or(0))
+        .collect();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line.push_str(&format!("{cell:<width$}  "));
+        }
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}

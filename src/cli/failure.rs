@@ -1,0 +1,100 @@
+//! Why a command did not do what it was asked for, as a person reads it.
+
+use std::fmt;
+use std::io;
+
+use super::Exit;
+use crate::app::AppError;
+use crate::config::ConfigErrors;
+
+/// The end of a command that failed.
+#[derive(Debug)]
+pub(super) struct Failure {
+    exit: Exit,
+    error: String,
+    hints: Vec<String>,
+    broken_pipe: bool,
+}
+
+impl Failure {
+    /// With one line of what went wrong.
+    pub(super) fn new(exit: Exit, error: impl Into<String>) -> Self {
+        Failure {
+            exit,
+            error: error.into(),
+            hints: Vec::new(),
+            broken_pipe: false,
+        }
+    }
+
+    /// The same with what to do about it.
+    #[must_use]
+    pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hints.push(hint.into());
+        self
+    }
+
+    pub(super) fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// The reader of our output has gone.
+    pub(super) fn is_broken_pipe(&self) -> bool {
+        self.broken_pipe
+    }
+}
+
+impl fmt::Display for Failure {
+    /// All its lines, each with its end.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A text of several lines would look like several errors.
+        let mut lines = self.error.lines();
+        writeln!(f, "error: {}", lines.next().unwrap_or_default())?;
+        lines.try_for_each(|line| writeln!(f, "  {line}"))?;
+        self.hints
+            .iter()
+            .try_for_each(|hint| writeln!(f, "hint: {hint}"))
+    }
+}
+
+/// What was to be printed could not be.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
+        Failure {
+            broken_pipe,
+            ..Failure::new(Exit::Runtime, format!("cannot write the output: {error}"))
+        }
+    }
+}
+
+impl From<ConfigErrors> for Failure {
+    fn from(errors: ConfigErrors) -> Self {
+        match errors.problems.as_slice() {
+            [one] => Failure::new(Exit::Configuration, one.to_string()),
+            all => Failure::new(
+                Exit::Configuration,
+                format!("the configuration has {} problems\n{errors}", all.len()),
+            ),
+        }
+    }
+}
+
+impl From<AppError> for Failure {
+    fn from(error: AppError) -> Self {
+        let exit = match error.exit_code() {
+            1 => Exit::Findings,
+            3 => Exit::Configuration,
+            _ => Exit::Runtime,
+        };
+        let failure = Failure::new(exit, error.to_string());
+        match error {
+            AppError::Create {
+                which: "sandbox", ..
+            } => {
+                failure.hint("`skillgate doctor` says what this host lacks and what to do about it")
+            }
+            _ => failure,
+        }
+    }
+}
