@@ -1,0 +1,404 @@
+//! JSON-RPC 2.0 over one HTTP endpoint: bytes in, calls out, answers back. Knows no skills.
+//!
+//! A body is taken apart twice: [`envelope`] splits it into requests without reading `params`; [`walk`] then checks
+//! each `params` text once (nesting, duplicate members, numbers), so that every later reader sees the same value.
+//! Requests of a batch run one after the other and each is authorized and limited by itself.
+
+pub mod code;
+pub mod envelope;
+pub mod walk;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http::{Response, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use tower::{Service, ServiceExt};
+use tracing::Instrument;
+
+use crate::auth::{Authenticated, Caller};
+use crate::rescue::{Refusal, RequestId};
+use crate::server::{Body, full};
+use code::Code;
+use envelope::{BadBody, Envelope};
+use walk::Refused;
+
+/// One method call, as it leaves this layer.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Who asks.
+    pub caller: Caller,
+    /// What for.
+    pub method: String,
+    /// The exact text of the `id`, for the decision log; empty for a notification.
+    pub id: String,
+    /// JSON text of the parameters: an object, walked.
+    pub params: Params,
+    /// The HTTP request it came in.
+    pub request_id: RequestId,
+}
+
+/// The text of a parameters object, a slice of the body it came in.
+#[derive(Debug, Clone)]
+pub struct Params(Bytes);
+
+impl Params {
+    /// No parameters.
+    pub fn empty() -> Self {
+        Params(Bytes::from_static(b"{}"))
+    }
+
+    /// Takes a JSON object's text.
+    ///
+    /// # Errors
+    /// [`ErrorObject`] when the text is not an object that everybody reads alike.
+    pub fn from_text(text: Bytes) -> Result<Self, ErrorObject> {
+        let object = std::str::from_utf8(&text)
+            .map_err(|error| ErrorObject::invalid_params("", error.to_string()))?;
+        walk::walk(object).map_err(|refused| match refused {
+            Refused::Syntax(message) => ErrorObject::new(
+                Code::Parse,
+                "parse_error",
+                format!("parse error: {message}"),
+            ),
+            Refused::Content(message) => ErrorObject::invalid_params("", message),
+        })?;
+        if !object.trim_start().starts_with('{') {
+            return Err(ErrorObject::invalid_params(
+                "",
+                "params must be an object with the parameters by name",
+            ));
+        }
+        Ok(Params(text))
+    }
+
+    /// The JSON text.
+    pub fn as_str(&self) -> &str {
+        // Checked when it was made; a wrong answer here could only be an empty object, which no method mistakes.
+        std::str::from_utf8(&self.0).unwrap_or("{}")
+    }
+}
+
+/// The `error` member of an answer.
+#[derive(Debug, Clone)]
+pub struct ErrorObject {
+    /// The number.
+    pub code: Code,
+    /// The stable identifier.
+    pub kind: &'static str,
+    /// For the caller: a sentence that a model can act on.
+    pub message: String,
+    /// More members of `data`.
+    pub data: Map<String, Value>,
+}
+
+impl ErrorObject {
+    /// An error without further data.
+    pub fn new(code: Code, kind: &'static str, message: impl Into<String>) -> Self {
+        ErrorObject {
+            code,
+            kind,
+            message: message.into(),
+            data: Map::new(),
+        }
+    }
+
+    /// -32602 `invalid_params`; `pointer` is a JSON pointer into `params`.
+    pub fn invalid_params(pointer: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidParams, "invalid_params", message)
+            .with("pointer", Value::String(pointer.into()))
+    }
+
+    /// -32603: the caller learns nothing but the request id; the log has the rest.
+    pub fn internal() -> Self {
+        Self::new(
+            Code::Internal,
+            "internal",
+            "internal error: the gateway's log has it under the request id",
+        )
+    }
+
+    /// Adds a member to `data`.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: Value) -> Self {
+        self.data.insert(name.to_owned(), value);
+        self
+    }
+
+    /// The whole answer, for the request with this `id` text.
+    pub fn answer(&self, id: Option<&str>, request_id: &RequestId) -> String {
+        let mut data = Map::new();
+        data.insert("kind".into(), self.kind.into());
+        data.insert("request_id".into(), request_id.as_str().into());
+        data.extend(self.data.clone());
+        let mut error = Map::new();
+        error.insert("code".into(), self.code.number().into());
+        error.insert("message".into(), self.message.as_str().into());
+        error.insert("data".into(), Value::Object(data));
+        format!(
+            r#"{{"jsonrpc":"2.0","id":{},"error":{}}}"#,
+            id.unwrap_or("null"),
+            Value::Object(error)
+        )
+    }
+}
+
+/// What this layer is told by configuration.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// `server.max_body_bytes`
+    pub body_bytes_max: usize,
+    /// `server.body_timeout_ms`
+    pub body_timeout: Duration,
+    /// `server.max_batch`
+    pub batch_max: usize,
+}
+
+/// The service of `POST /rpc`: decodes, asks the service below once for each call, encodes.
+#[derive(Debug, Clone)]
+pub struct Rpc<S> {
+    inner: S,
+    limits: Limits,
+}
+
+impl<S> Rpc<S> {
+    /// Puts JSON-RPC on top of a service of calls.
+    pub fn new(inner: S, limits: Limits) -> Self {
+        Rpc { inner, limits }
+    }
+}
+
+impl<S, E> Service<Authenticated> for Rpc<S>
+where
+    S: Service<Call, Response = Box<RawValue>, Error = E> + Clone + Send + Sync + 'static,
+    S::Future: Send,
+    E: Into<ErrorObject> + Send,
+{
+    type Response = Response<Body>;
+    type Error = Refusal;
+    type Future = BoxFuture<'static, Result<Self::Response, Refusal>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Refusal>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Authenticated) -> Self::Future {
+        let this = self.clone();
+        Box::pin(async move { this.answer(request).await })
+    }
+}
+
+impl<S, E> Rpc<S>
+where
+    S: Service<Call, Response = Box<RawValue>, Error = E> + Clone + Send + Sync + 'static,
+    S::Future: Send,
+    E: Into<ErrorObject> + Send,
+{
+    async fn answer(self, request: Authenticated) -> Result<Response<Body>, Refusal> {
+        let Authenticated {
+            caller,
+            request_id,
+            request,
+        } = request;
+        require_json(request.headers())?;
+        let body = read_body(request.into_body(), &self.limits).await?;
+        let turn = Turn {
+            rpc: self,
+            caller,
+            request_id,
+            body,
+        };
+        Ok(match turn.whole().await {
+            Some(text) => json_response(text),
+            None => no_content(),
+        })
+    }
+}
+
+/// One body on its way through.
+struct Turn<S> {
+    rpc: Rpc<S>,
+    caller: Caller,
+    request_id: RequestId,
+    body: Bytes,
+}
+
+impl<S, E> Turn<S>
+where
+    S: Service<Call, Response = Box<RawValue>, Error = E> + Clone + Send + Sync + 'static,
+    S::Future: Send,
+    E: Into<ErrorObject> + Send,
+{
+    /// The answer's text; `None` when there were only notifications.
+    async fn whole(&self) -> Option<String> {
+        let text = match std::str::from_utf8(&self.body) {
+            Ok(text) => text,
+            Err(error) => {
+                return Some(self.refuse(
+                    Code::Parse,
+                    "parse_error",
+                    &format!("parse error: the body is not UTF-8: {error}"),
+                ));
+            }
+        };
+        match envelope::split(text, self.rpc.limits.batch_max) {
+            Err(BadBody::Parse(message)) => Some(self.refuse(
+                Code::Parse,
+                "parse_error",
+                &format!("parse error: {message}"),
+            )),
+            Err(BadBody::Request(message)) => {
+                Some(self.refuse(Code::InvalidRequest, "invalid_request", &message))
+            }
+            Ok(envelope::Body::Single(raw)) => self.single(raw).await,
+            Ok(envelope::Body::Batch(items)) => {
+                let mut answers = Vec::new();
+                for raw in items {
+                    answers.extend(self.single(raw).await);
+                }
+                (!answers.is_empty()).then(|| format!("[{}]", answers.join(",")))
+            }
+        }
+    }
+
+    fn refuse(&self, code: Code, kind: &'static str, message: &str) -> String {
+        ErrorObject::new(code, kind, message).answer(None, &self.request_id)
+    }
+
+    async fn single(&self, raw: &RawValue) -> Option<String> {
+        let envelope = match envelope::read(raw) {
+            Ok(envelope) => envelope,
+            Err(bad) => {
+                let error = ErrorObject::new(Code::InvalidRequest, "invalid_request", bad.message);
+                return Some(error.answer(bad.id.map(RawValue::get), &self.request_id));
+            }
+        };
+        let id = envelope.id.map(RawValue::get);
+        let outcome = self.call(&envelope).await;
+        // JSON-RPC 2.0 section 4.1: a notification is never answered, not even with an error.
+        let id = id?;
+        Some(match outcome {
+            Ok(result) => format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{}}}"#, result.get()),
+            Err(error) => error.answer(Some(id), &self.request_id),
+        })
+    }
+
+    async fn call(&self, envelope: &Envelope<'_>) -> Result<Box<RawValue>, ErrorObject> {
+        let params = match envelope.params {
+            None => Params::empty(),
+            Some(raw) => Params::from_text(self.body.slice_ref(raw.get().as_bytes()))?,
+        };
+        let method = walk::short(&envelope.method);
+        let call = Call {
+            caller: self.caller.clone(),
+            method: envelope.method.clone(),
+            id: envelope
+                .id
+                .map(|raw| raw.get().to_owned())
+                .unwrap_or_default(),
+            params,
+            request_id: self.request_id.clone(),
+        };
+        let span = tracing::info_span!("call", method);
+        let answer = AssertUnwindSafe(self.rpc.inner.clone().oneshot(call))
+            .catch_unwind()
+            .instrument(span)
+            .await;
+        match answer {
+            Ok(outcome) => outcome.map_err(Into::into),
+            Err(panic) => {
+                let text = panic
+                    .downcast_ref::<String>()
+                    .map(String::as_str)
+                    .or_else(|| panic.downcast_ref::<&str>().copied());
+                tracing::error!(
+                    method,
+                    panic = text.unwrap_or("not a text"),
+                    "a method panicked"
+                );
+                Err(ErrorObject::internal())
+            }
+        }
+    }
+}
+
+fn require_json(headers: &http::HeaderMap) -> Result<(), Refusal> {
+    let kind = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or("");
+    let essence = kind.split(';').next().unwrap_or("").trim();
+    if !essence.eq_ignore_ascii_case("application/json") {
+        // Also what keeps a browser's form from reaching /rpc without a preflight.
+        return Err(Refusal::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media_type",
+            "send the body as Content-Type: application/json",
+        ));
+    }
+    if headers.contains_key(header::CONTENT_ENCODING) {
+        return Err(Refusal::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "unsupported_media_type",
+            "a Content-Encoding is not accepted: send the body as it is",
+        ));
+    }
+    Ok(())
+}
+
+async fn read_body(body: Body, limits: &Limits) -> Result<Bytes, Refusal> {
+    let max = limits.body_bytes_max;
+    match tokio::time::timeout(limits.body_timeout, Limited::new(body, max).collect()).await {
+        Err(_) => Err(Refusal::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "timeout",
+            "the body did not arrive in time (server.body_timeout_ms)",
+        )),
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Refusal::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "payload_too_large",
+            format!(
+                "the body is over {max} bytes (server.max_body_bytes); send large data to POST /blobs and pass its blob id"
+            ),
+        )),
+        Ok(Err(error)) => Err(Refusal::new(
+            StatusCode::BAD_REQUEST,
+            "bad_request",
+            format!("the body could not be read: {error}"),
+        )),
+    }
+}
+
+fn json_response(text: String) -> Response<Body> {
+    let mut response = Response::new(full(text));
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        http::HeaderValue::from_static("application/json"),
+    );
+    response
+}
+
+fn no_content() -> Response<Body> {
+    let mut response = Response::new(full(""));
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response
+}
+
+/// Serializes an answer of ours.
+///
+/// # Errors
+/// None in practice: our answers are structs without maps of odd keys; a failure is an internal error.
+pub fn to_raw(answer: &impl serde::Serialize) -> Result<Box<RawValue>, Arc<serde_json::Error>> {
+    serde_json::value::to_raw_value(answer).map_err(Arc::new)
+}
+
+#[cfg(test)]
+mod tests;

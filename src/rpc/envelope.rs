@@ -1,0 +1,305 @@
+//! A JSON-RPC 2.0 body, taken apart without reading what is inside `params`.
+
+use std::fmt;
+
+use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::walk::short;
+
+/// Longest `id` that is echoed, in bytes of its JSON text.
+pub const ID_BYTES_MAX: usize = 256;
+/// Longest method name that is looked at, in bytes.
+pub const METHOD_BYTES_MAX: usize = 128;
+
+/// One request object that has the right form.
+#[derive(Debug)]
+pub struct Envelope<'a> {
+    /// The exact text of the id; `None` for a notification.
+    pub id: Option<&'a RawValue>,
+    /// The method's name.
+    pub method: String,
+    /// The text of the parameters, an object; `None` when absent.
+    pub params: Option<&'a RawValue>,
+}
+
+/// Why a request object was refused; the id is echoed where it could be read.
+#[derive(Debug)]
+pub struct NotARequest<'a> {
+    /// The id, when it was of a form that may be echoed.
+    pub id: Option<&'a RawValue>,
+    /// What was wrong.
+    pub message: String,
+}
+
+/// A body: one request or a batch of texts.
+#[derive(Debug)]
+pub enum Body<'a> {
+    /// One.
+    Single(&'a RawValue),
+    /// Several, not yet looked at.
+    Batch(Vec<&'a RawValue>),
+}
+
+/// Why a body was refused as a whole.
+#[derive(Debug, PartialEq, Eq)]
+pub enum BadBody {
+    /// Not JSON.
+    Parse(String),
+    /// An empty batch, or one with too many requests.
+    Request(String),
+}
+
+/// Splits a body into requests.
+///
+/// # Errors
+/// [`BadBody`] when it is not JSON, an empty batch, or longer than `batch_max`.
+pub fn split(text: &str, batch_max: usize) -> Result<Body<'_>, BadBody> {
+    if text
+        .trim_start_matches([' ', '\t', '\r', '\n'])
+        .starts_with('[')
+    {
+        let mut reader = serde_json::Deserializer::from_str(text);
+        let items = reader
+            .deserialize_seq(Items { max: batch_max })
+            .and_then(|items| reader.end().map(|()| items))
+            .map_err(|error| {
+                if error.is_data() {
+                    BadBody::Request(error.to_string())
+                } else {
+                    BadBody::Parse(error.to_string())
+                }
+            })?;
+        if items.is_empty() {
+            return Err(BadBody::Request("the batch is empty".into()));
+        }
+        Ok(Body::Batch(items))
+    } else {
+        serde_json::from_str(text)
+            .map(Body::Single)
+            .map_err(|error| BadBody::Parse(error.to_string()))
+    }
+}
+
+struct Items {
+    max: usize,
+}
+
+impl<'de> Visitor<'de> for Items {
+    type Value = Vec<&'de RawValue>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a batch")
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = seq.next_element()? {
+            if items.len() == self.max {
+                return Err(de::Error::custom(format_args!(
+                    "the batch has more than {} requests (server.max_batch)",
+                    self.max
+                )));
+            }
+            items.push(item);
+        }
+        Ok(items)
+    }
+}
+
+/// Reads one request object (JSON-RPC 2.0 section 4).
+///
+/// # Errors
+/// [`NotARequest`], -32600: wrong version, no method, an id or parameters of the wrong type, a member twice.
+pub fn read(raw: &RawValue) -> Result<Envelope<'_>, NotARequest<'_>> {
+    let mut reader = serde_json::Deserializer::from_str(raw.get());
+    let seen = reader
+        .deserialize_map(Members)
+        .map_err(|error| NotARequest {
+            id: None,
+            message: if error.is_data() {
+                error.to_string()
+            } else {
+                "a request is a JSON object".into()
+            },
+        })?;
+    let id = match seen.id.map(check_id).transpose() {
+        Ok(id) => id,
+        Err(message) => return Err(NotARequest { id: None, message }),
+    };
+    let refuse = |message: String| NotARequest { id, message };
+    match seen.version.map(|raw| raw.get()) {
+        Some("\"2.0\"") => {}
+        Some(_) => return Err(refuse("\"jsonrpc\" must be the string \"2.0\"".into())),
+        None => return Err(refuse("\"jsonrpc\": \"2.0\" is missing".into())),
+    }
+    let Some(method) = seen.method else {
+        return Err(refuse("\"method\" is missing".into()));
+    };
+    let method: String = serde_json::from_str(method.get())
+        .map_err(|_| refuse("\"method\" must be a string".into()))?;
+    let params = match seen.params {
+        None => None,
+        Some(raw) => match raw.get().as_bytes().first() {
+            Some(b'{') => Some(raw),
+            // The protocol's parameters all have names (S): an array is well-formed JSON-RPC, but of no method here.
+            Some(b'[') => Some(raw),
+            Some(b'n') => None,
+            _ => return Err(refuse("\"params\" must be an object".into())),
+        },
+    };
+    Ok(Envelope { id, method, params })
+}
+
+fn check_id(raw: &RawValue) -> Result<&RawValue, String> {
+    let text = raw.get();
+    if text.len() > ID_BYTES_MAX {
+        return Err(format!("\"id\" is longer than {ID_BYTES_MAX} bytes"));
+    }
+    let whole = |text: &str| {
+        text.bytes()
+            .all(|byte| byte.is_ascii_digit() || byte == b'-')
+    };
+    match text.as_bytes().first() {
+        // A string is echoed as it was written, but must be one that every reader can read.
+        Some(b'"') if serde_json::from_str::<String>(text).is_ok() => Ok(raw),
+        Some(b'n') => Ok(raw),
+        Some(b'-' | b'0'..=b'9') if whole(text) => Ok(raw),
+        _ => Err("\"id\" must be a string, a whole number or null".into()),
+    }
+}
+
+#[derive(Default)]
+struct Seen<'a> {
+    version: Option<&'a RawValue>,
+    id: Option<&'a RawValue>,
+    method: Option<&'a RawValue>,
+    params: Option<&'a RawValue>,
+}
+
+struct Members;
+
+impl<'de> Visitor<'de> for Members {
+    type Value = Seen<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a request object")
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Seen<'de>, A::Error> {
+        let mut seen = Seen::default();
+        let mut others = std::collections::HashSet::new();
+        while let Some(name) = map.next_key::<String>()? {
+            let slot = match name.as_str() {
+                "jsonrpc" => &mut seen.version,
+                "id" => &mut seen.id,
+                "method" => &mut seen.method,
+                "params" => &mut seen.params,
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                    if others.contains(&name) {
+                        return Err(de::Error::custom(format_args!(
+                            "member {:?} is there twice",
+                            short(&name)
+                        )));
+                    }
+                    others.insert(name);
+                    continue;
+                }
+            };
+            if slot.is_some() {
+                return Err(de::Error::custom(format_args!(
+                    "member {name:?} is there twice"
+                )));
+            }
+            *slot = Some(map.next_value()?);
+        }
+        Ok(seen)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BadBody, Body, read, split};
+    use serde_json::value::RawValue;
+
+    fn raw(text: &str) -> &RawValue {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn ids_are_echoed_as_written() {
+        for id in [
+            "\"1\"",
+            "1",
+            "-7",
+            "null",
+            "12345678901234567890",
+            "\"\\u0041\"",
+        ] {
+            let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"m"}}"#);
+            assert_eq!(read(raw(&text)).unwrap().id.unwrap().get(), id);
+        }
+        assert!(
+            read(raw(r#"{"jsonrpc":"2.0","method":"m"}"#))
+                .unwrap()
+                .id
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn refused_requests_say_why() {
+        let long = format!(
+            r#"{{"jsonrpc":"2.0","id":"{}","method":"m"}}"#,
+            "x".repeat(300)
+        );
+        for (text, word) in [
+            (r#"{"jsonrpc":"2.0","id":1.5,"method":"m"}"#, "id"),
+            (r#"{"jsonrpc":"2.0","id":{},"method":"m"}"#, "id"),
+            (r#"{"jsonrpc":"2.0","id":true,"method":"m"}"#, "id"),
+            (r#"{"jsonrpc":"2.0","id":"\ud800","method":"m"}"#, "id"),
+            (&long, "id"),
+            (r#"{"jsonrpc":"1.0","id":1,"method":"m"}"#, "jsonrpc"),
+            (r#"{"id":1,"method":"m"}"#, "jsonrpc"),
+            (r#"{"jsonrpc":"2.0","id":1}"#, "method"),
+            (r#"{"jsonrpc":"2.0","id":1,"method":5}"#, "method"),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"method":"m","params":3}"#,
+                "params",
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"method":"m","method":"n"}"#,
+                "twice",
+            ),
+            (
+                r#"{"jsonrpc":"2.0","id":1,"method":"m","x":1,"x":2}"#,
+                "twice",
+            ),
+            ("1", "object"),
+            ("[]", "object"),
+        ] {
+            let error = read(raw(text)).unwrap_err();
+            assert!(error.message.contains(word), "{text}: {}", error.message);
+        }
+        let error = read(raw(r#"{"id":7,"method":"m"}"#)).unwrap_err();
+        assert_eq!(
+            error.id.unwrap().get(),
+            "7",
+            "a readable id is echoed with the error"
+        );
+    }
+
+    #[test]
+    fn bodies() {
+        assert!(matches!(split(" {\"a\":1} ", 3), Ok(Body::Single(_))));
+        assert!(matches!(split("[1,2,3]", 3), Ok(Body::Batch(items)) if items.len() == 3));
+        assert!(matches!(split("[]", 3), Err(BadBody::Request(_))));
+        assert!(
+            matches!(split("[1,2,3,4]", 3), Err(BadBody::Request(message)) if message.contains("max_batch"))
+        );
+        for text in ["", "{", "[1,", "[1]x", "{} {}"] {
+            assert!(matches!(split(text, 3), Err(BadBody::Parse(_))), "{text}");
+        }
+        let deep = "[".repeat(200_000);
+        assert!(matches!(split(&deep, 3), Err(BadBody::Parse(_))));
+    }
+}

@@ -1,0 +1,188 @@
+//! JSON-RPC over a stub of methods: every rule of the envelope, with literal bodies and answers.
+
+use std::time::Duration;
+
+use http::{Request, header};
+use http_body_util::BodyExt;
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
+use tower::{ServiceExt, service_fn};
+
+use super::{Call, ErrorObject, Limits, Rpc};
+use crate::auth::{Authenticated, Authenticator};
+use crate::rescue::{Refusal, RequestId};
+use crate::server::full;
+
+/// Echoes its parameters; `boom` panics, `no` is refused.
+async fn stub(call: Call) -> Result<Box<RawValue>, ErrorObject> {
+    match call.method.as_str() {
+        "echo" => Ok(RawValue::from_string(call.params.as_str().to_owned()).unwrap()),
+        "boom" => panic!("a bug with /etc/secret in its text"),
+        "null" => Ok(to_raw_value(&()).unwrap()),
+        _ => Err(ErrorObject::new(
+            super::Code::MethodNotFound,
+            "method_not_found",
+            "no such method",
+        )),
+    }
+}
+
+async fn post(body: &[u8], kind: &str) -> Result<(u16, String), Refusal> {
+    let limits = Limits {
+        body_bytes_max: 10_000,
+        body_timeout: Duration::from_secs(5),
+        batch_max: 3,
+    };
+    let rpc = Rpc::new(service_fn(stub), limits);
+    let request = Request::post("/rpc")
+        .header(header::CONTENT_TYPE, kind)
+        .body(full(body.to_vec()))
+        .unwrap();
+    let caller = Authenticator::off().local();
+    let response = rpc
+        .oneshot(Authenticated {
+            caller,
+            request_id: RequestId::new(),
+            request,
+        })
+        .await?;
+    let status = response.status().as_u16();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    Ok((status, String::from_utf8(bytes.to_vec()).unwrap()))
+}
+
+async fn ask(body: &str) -> Value {
+    let (status, text) = post(body.as_bytes(), "application/json").await.unwrap();
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&text).unwrap()
+}
+
+#[tokio::test]
+async fn results_and_ids() {
+    for id in ["1", "\"a\"", "null", "-5"] {
+        let (_, text) = post(
+            format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"echo","params":{{"a":1.50}}}}"#)
+                .as_bytes(),
+            "application/json",
+        )
+        .await
+        .unwrap();
+        assert_eq!(
+            text,
+            format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"a":1.50}}}}"#),
+            "id and result keep their exact text"
+        );
+    }
+    assert_eq!(
+        ask(r#"{"jsonrpc":"2.0","id":1,"method":"null"}"#).await,
+        json!({"jsonrpc":"2.0","id":1,"result":null})
+    );
+    assert_eq!(
+        ask(r#"{"jsonrpc":"2.0","id":1,"method":"echo","params":null}"#).await["result"],
+        json!({})
+    );
+}
+
+#[tokio::test]
+async fn errors_have_code_kind_and_request_id() {
+    let deep = format!(
+        r#"{{"jsonrpc":"2.0","id":1,"method":"echo","params":{{"a":{}1{}}}}}"#,
+        "[".repeat(300),
+        "]".repeat(300)
+    );
+    for (body, id, code, kind) in [
+        ("{", Value::Null, -32700, "parse_error"),
+        ("", Value::Null, -32700, "parse_error"),
+        ("\u{feff}{}", Value::Null, -32700, "parse_error"),
+        ("[]", Value::Null, -32600, "invalid_request"),
+        ("5", Value::Null, -32600, "invalid_request"),
+        (r#"[1,1,1,1]"#, Value::Null, -32600, "invalid_request"),
+        (
+            r#"{"jsonrpc":"2.0","id":1,"method":"zzz"}"#,
+            json!(1),
+            -32601,
+            "method_not_found",
+        ),
+        (
+            r#"{"jsonrpc":"2.0","id":1,"method":"echo","params":[1]}"#,
+            json!(1),
+            -32602,
+            "invalid_params",
+        ),
+        (
+            r#"{"jsonrpc":"2.0","id":1,"method":"echo","params":{"a":1,"a":2}}"#,
+            json!(1),
+            -32602,
+            "invalid_params",
+        ),
+        (
+            r#"{"jsonrpc":"2.0","id":1,"method":"echo","params":{"a":1e400}}"#,
+            json!(1),
+            -32602,
+            "invalid_params",
+        ),
+        (
+            r#"{"jsonrpc":"2.0","id":1,"method":"echo","params":{"a":"\ud800"}}"#,
+            json!(1),
+            -32700,
+            "parse_error",
+        ),
+        (&deep, json!(1), -32700, "parse_error"),
+        (
+            r#"{"jsonrpc":"2.0","id":"x","method":"boom"}"#,
+            json!("x"),
+            -32603,
+            "internal",
+        ),
+    ] {
+        let answer = ask(body).await;
+        assert_eq!(answer["id"], id, "{body}");
+        assert_eq!(answer["error"]["code"], code, "{body}: {answer}");
+        assert_eq!(answer["error"]["data"]["kind"], kind, "{body}");
+        assert!(answer["error"]["data"]["request_id"].is_string());
+        assert!(
+            !answer.to_string().contains("secret"),
+            "a panic's text stays inside"
+        );
+    }
+}
+
+#[tokio::test]
+async fn batches_and_notifications() {
+    let answer =
+        ask(r#"[{"jsonrpc":"2.0","id":1,"method":"echo"},{"jsonrpc":"2.0","method":"echo"},7]"#)
+            .await;
+    assert_eq!(
+        answer.as_array().unwrap().len(),
+        2,
+        "the notification is not answered, the 7 is refused: {answer}"
+    );
+    assert_eq!(answer[1]["error"]["code"], -32600);
+    for silent in [
+        r#"{"jsonrpc":"2.0","method":"echo"}"#,
+        r#"{"jsonrpc":"2.0","method":"zzz"}"#,
+        r#"[{"jsonrpc":"2.0","method":"boom"}]"#,
+    ] {
+        assert_eq!(
+            post(silent.as_bytes(), "application/json").await.unwrap(),
+            (204, String::new()),
+            "{silent}"
+        );
+    }
+    let answer = ask(r#"[[],{"jsonrpc":"2.0","id":1,"method":"echo"}]"#).await;
+    assert_eq!(answer[0]["error"]["code"], -32600, "no batch in a batch");
+}
+
+#[tokio::test]
+async fn refusals_before_json_rpc() {
+    let status = |outcome: Result<(u16, String), Refusal>| outcome.unwrap_err().status.as_u16();
+    assert_eq!(status(post(b"{}", "text/plain").await), 415);
+    assert_eq!(status(post(b"{}", "").await), 415);
+    assert_eq!(
+        status(post(&vec![b' '; 10_001], "application/json").await),
+        413
+    );
+    assert!(post(b"{}", "Application/JSON; charset=utf-8").await.is_ok());
+    let (status, text) = post(b"\xff\xfe", "application/json").await.unwrap();
+    assert!(status == 200 && text.contains("-32700"), "{text}");
+}

@@ -1,0 +1,174 @@
+//! Walks JSON text without building it, and refuses what two readers could read differently.
+//!
+//! A tree of `serde_json::Value` takes up to a hundred times the text's memory; this walk keeps the member names of
+//! the objects on the current path and nothing else.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt;
+
+use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+
+/// Why a text was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refused {
+    /// Not JSON that everybody reads alike: syntax, a lone surrogate, nesting deeper than 128 levels.
+    Syntax(String),
+    /// JSON, but not to be taken: a member name twice in one object, a number that no double can hold.
+    Content(String),
+}
+
+/// Checks a whole JSON text.
+///
+/// # Errors
+/// [`Refused`], with the place in the message.
+pub fn walk(text: &str) -> Result<(), Refused> {
+    let mut reader = serde_json::Deserializer::from_str(text);
+    Walk.deserialize(&mut reader)
+        .and_then(|()| reader.end())
+        .map_err(|error| {
+            let message = error.to_string();
+            // serde_json gives its error codes no names; a unit test below holds these words to its wording.
+            if error.is_data() || message.starts_with("number out of range") {
+                Refused::Content(message)
+            } else {
+                Refused::Syntax(message)
+            }
+        })
+}
+
+struct Walk;
+
+impl<'de> DeserializeSeed<'de> for Walk {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Walk {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        while seq.next_element_seed(Walk)?.is_some() {}
+        Ok(())
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let mut names: HashSet<Cow<'de, str>> = HashSet::new();
+        while let Some(Name(name)) = map.next_key()? {
+            if names.contains(&name) {
+                return Err(de::Error::custom(format_args!(
+                    "member {:?} is there twice in one object",
+                    short(&name)
+                )));
+            }
+            names.insert(name);
+            map.next_value_seed(Walk)?;
+        }
+        Ok(())
+    }
+}
+
+/// At most 64 characters of a caller's word, for a message.
+pub fn short(text: &str) -> String {
+    let mut cut: String = text.chars().take(64).collect();
+    if cut.len() < text.len() {
+        cut.push('…');
+    }
+    cut
+}
+
+/// A member name, borrowed where the text has it without escapes.
+struct Name<'a>(Cow<'a, str>);
+
+impl<'de> de::Deserialize<'de> for Name<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Borrow;
+        impl<'de> Visitor<'de> for Borrow {
+            type Value = Name<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a member name")
+            }
+            fn visit_borrowed_str<E>(self, name: &'de str) -> Result<Name<'de>, E> {
+                Ok(Name(Cow::Borrowed(name)))
+            }
+            fn visit_str<E>(self, name: &str) -> Result<Name<'de>, E> {
+                Ok(Name(Cow::Owned(name.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(Borrow)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Refused, walk};
+
+    #[test]
+    fn takes_plain_json() {
+        for text in [
+            "{}",
+            "[]",
+            "null",
+            r#"{"a":[1,2.5,"x",null,true,{"b":"\ud83d\ude00"}]}"#,
+            "-0",
+            "1e308",
+        ] {
+            assert_eq!(walk(text), Ok(()), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_what_readers_read_differently() {
+        let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
+        let very_deep = "[".repeat(1_000_000);
+        for text in [
+            "",
+            "{",
+            "nul",
+            "[1,]",
+            r#""\ud800""#,
+            "{\"a\":1}x",
+            &deep,
+            &very_deep,
+            "\u{feff}{}",
+        ] {
+            assert!(
+                matches!(walk(text), Err(Refused::Syntax(_))),
+                "{:?}",
+                &text[..text.len().min(40)]
+            );
+        }
+        for text in [
+            r#"{"a":1,"a":2}"#,
+            r#"{"a":1,"\u0061":2}"#,
+            r#"{"x":[{"y":{"b":1,"b":1}}]}"#,
+            "1e400",
+            "[-1e999]",
+        ] {
+            assert!(matches!(walk(text), Err(Refused::Content(_))), "{text}");
+        }
+    }
+}
