@@ -1,0 +1,224 @@
+//! Which requests are meant for this server: the defence against web pages that make a browser send them.
+//!
+//! A page on another site can make a browser talk to a local address, directly or by rebinding its own name to it.
+//! The `Host` of such a request is the page's, its `Origin` too, so both must be ours.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_util::future::BoxFuture;
+use http::uri::Authority;
+use http::{HeaderMap, Response, StatusCode, Uri, Version, header};
+use tower::{Layer, Service, ServiceExt};
+
+use crate::rescue::{Named, Refusal};
+use crate::server::Body;
+
+/// Makes [`Door`].
+#[derive(Debug, Clone)]
+pub struct DoorLayer {
+    names: Arc<[String]>,
+}
+
+impl DoorLayer {
+    /// Lets requests in that name the listen address, a loopback name, an IP address, or one of
+    /// `server.allowed_hosts`.
+    ///
+    /// An IP address is safe whatever it is: rebinding needs a name.
+    pub fn new(allowed_hosts: &[String]) -> Self {
+        DoorLayer {
+            names: allowed_hosts
+                .iter()
+                .map(|name| name.to_ascii_lowercase())
+                .chain(["localhost".into()])
+                .collect(),
+        }
+    }
+}
+
+impl<S> Layer<S> for DoorLayer {
+    type Service = Door<S>;
+    fn layer(&self, inner: S) -> Door<S> {
+        Door {
+            names: self.names.clone(),
+            inner,
+        }
+    }
+}
+
+/// Refuses requests for other hosts and from other origins.
+#[derive(Debug, Clone)]
+pub struct Door<S> {
+    names: Arc<[String]>,
+    inner: S,
+}
+
+impl<S> Door<S> {
+    fn check(&self, named: &Named) -> Result<(), Refusal> {
+        let request = &named.request;
+        let host = host(request.headers(), request.uri(), request.version())?;
+        if !self.ours(&host) {
+            return Err(Refusal::new(
+                StatusCode::BAD_REQUEST,
+                "bad_request",
+                format!(
+                    "this server does not answer for the host {:?}; an operator adds it to server.allowed_hosts",
+                    host.as_str()
+                ),
+            ));
+        }
+        let mut origins = request.headers().get_all(header::ORIGIN).iter();
+        if let Some(origin) = origins.next() {
+            let theirs = origin
+                .to_str()
+                .ok()
+                .and_then(|origin| origin.parse::<Uri>().ok())
+                .and_then(|uri| uri.authority().cloned());
+            if origins.next().is_some() || !theirs.is_some_and(|authority| self.ours(&authority)) {
+                return Err(Refusal::new(
+                    StatusCode::FORBIDDEN,
+                    "insufficient_scope",
+                    "requests of web pages from other origins are not taken",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn ours(&self, authority: &Authority) -> bool {
+        let host = authority.host().to_ascii_lowercase();
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        bare.parse::<IpAddr>().is_ok()
+            || self
+                .names
+                .iter()
+                .any(|name| *name == host || *name == authority.as_str().to_ascii_lowercase())
+            || authority.as_str().parse::<SocketAddr>().is_ok()
+    }
+}
+
+/// The one host that a request is for (RFC 9112 section 3.2).
+fn host(headers: &HeaderMap, uri: &Uri, version: Version) -> Result<Authority, Refusal> {
+    let bad = |why: &str| Refusal::new(StatusCode::BAD_REQUEST, "bad_request", why);
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let first = hosts.next();
+    if hosts.next().is_some() {
+        return Err(bad("the request has more than one Host header"));
+    }
+    let named = first
+        .map(|value| {
+            value
+                .to_str()
+                .ok()
+                .and_then(|host| host.parse::<Authority>().ok())
+                .ok_or_else(|| bad("the Host header is malformed"))
+        })
+        .transpose()?;
+    if named
+        .as_ref()
+        .is_some_and(|authority| authority.as_str().contains('@'))
+    {
+        return Err(bad("the Host header is malformed"));
+    }
+    match (uri.authority(), named) {
+        (Some(target), Some(named)) if target.host() != named.host() => {
+            Err(bad("the Host header differs from the request's target"))
+        }
+        (Some(target), _) => Ok(target.clone()),
+        (None, Some(named)) => Ok(named),
+        (None, None) if version == Version::HTTP_10 => Ok(Authority::from_static("localhost")),
+        (None, None) => Err(bad("the request has no Host header")),
+    }
+}
+
+impl<S> Service<Named> for Door<S>
+where
+    S: Service<Named, Response = Response<Body>, Error = Refusal> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    type Response = Response<Body>;
+    type Error = Refusal;
+    type Future = BoxFuture<'static, Result<Response<Body>, Refusal>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Refusal>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, named: Named) -> Self::Future {
+        match self.check(&named) {
+            Ok(()) => Box::pin(self.inner.clone().oneshot(named)),
+            Err(refusal) => Box::pin(std::future::ready(Err(refusal))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DoorLayer;
+    use crate::rescue::{Named, RequestId};
+    use crate::server::full;
+    use http::{Request, Response};
+    use tower::{Layer, ServiceExt, service_fn};
+
+    async fn status(build: impl Fn(http::request::Builder) -> http::request::Builder) -> u16 {
+        let layer = DoorLayer::new(&["gate.example.com".into()]);
+        let door = layer.layer(service_fn(|_: Named| async {
+            Ok(Response::new(full("in")))
+        }));
+        let request = build(Request::builder().method("POST").uri("/rpc"))
+            .body(full(""))
+            .unwrap();
+        door.oneshot(Named {
+            request_id: RequestId::new(),
+            request,
+        })
+        .await
+        .map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
+    }
+
+    #[tokio::test]
+    async fn hosts_and_origins() {
+        for host in [
+            "127.0.0.1:8080",
+            "localhost",
+            "localhost:8080",
+            "LOCALHOST:1",
+            "[::1]:8080",
+            "10.0.0.7",
+            "gate.example.com",
+            "gate.example.com:443",
+        ] {
+            assert_eq!(status(|b| b.header("host", host)).await, 200, "{host}");
+        }
+        for host in [
+            "evil.example",
+            "gate.example.com.evil.example",
+            "a@localhost",
+            "localhost.evil.example:8080",
+            "",
+            "localhost:80:80",
+        ] {
+            assert_eq!(status(|b| b.header("host", host)).await, 400, "{host}");
+        }
+        assert_eq!(status(|b| b).await, 400, "no host");
+        assert_eq!(
+            status(|b| b.header("host", "localhost").header("host", "localhost")).await,
+            400,
+            "two hosts"
+        );
+        for (origin, expected) in [
+            ("http://localhost:3000", 200),
+            ("http://gate.example.com", 200),
+            ("https://evil.example", 403),
+            ("null", 403),
+            ("", 403),
+        ] {
+            assert_eq!(
+                status(|b| b.header("host", "localhost").header("origin", origin)).await,
+                expected,
+                "{origin}"
+            );
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The public paths: JSON-RPC, blobs as streams, and the documents made from the method table.
+
+mod blobs;
+mod tools;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use futures_util::future::BoxFuture;
+use http::{HeaderValue, Method, Response, StatusCode, header};
+use tower::{Service, ServiceExt};
+
+use crate::auth::Authenticated;
+use crate::methods;
+use crate::rescue::Refusal;
+use crate::rpc::Rpc;
+use crate::server::{Body, full};
+use crate::stack::{Calls, Parts};
+
+pub use tools::Format;
+
+/// Whether the gateway takes work: false while it drains.
+#[derive(Debug, Clone)]
+pub struct Readiness(Arc<AtomicBool>);
+
+impl Default for Readiness {
+    fn default() -> Self {
+        Readiness(Arc::new(AtomicBool::new(true)))
+    }
+}
+
+impl Readiness {
+    /// From now on `/readyz` says no, so that a balancer sends nothing more.
+    pub fn draining(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// As `/readyz` says.
+    pub fn ready(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The public paths, with the methods they answer, for `405` and for what `serve` prints.
+pub const PATHS: [(&str, &str, &str); 7] = [
+    ("/rpc", "POST", "JSON-RPC 2.0"),
+    ("/blobs", "POST", "store a body as a blob, streamed"),
+    (
+        "/tools",
+        "GET",
+        "tool definitions, ?format=json-schema|openai|openai-chat|anthropic|gemini|mcp",
+    ),
+    ("/system-prompt", "GET", "what to tell a model"),
+    ("/openrpc.json", "GET", "every method"),
+    ("/livez", "GET", "the process lives"),
+    ("/readyz", "GET", "it takes work"),
+];
+
+/// Sends each request to its path's service.
+#[derive(Debug, Clone)]
+pub struct Faces {
+    rpc: Rpc<Calls>,
+    blobs: blobs::Transfer,
+    readiness: Readiness,
+}
+
+impl Faces {
+    /// The paths over one stack of calls.
+    pub fn new(rpc: Rpc<Calls>, parts: &Parts) -> Self {
+        Faces {
+            rpc,
+            blobs: blobs::Transfer::new(parts),
+            readiness: parts.readiness.clone(),
+        }
+    }
+
+    async fn answer(self, request: Authenticated) -> Result<Response<Body>, Refusal> {
+        let path = request.request.uri().path();
+        if let Some(id) = path.strip_prefix("/blobs/") {
+            only(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
+            let id = id.to_owned();
+            return self.blobs.send(request, &id).await;
+        }
+        match path {
+            "/rpc" => {
+                only(&request, &[Method::POST], "POST")?;
+                self.rpc.oneshot(request).await
+            }
+            "/blobs" => {
+                only(&request, &[Method::POST], "POST")?;
+                self.blobs.receive(request).await
+            }
+            "/tools" => {
+                only(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
+                tools::answer(&request.request)
+            }
+            "/system-prompt" => document(
+                &request,
+                "text/plain; charset=utf-8",
+                methods::SYSTEM_PROMPT.to_owned(),
+            ),
+            "/openrpc.json" => {
+                document(&request, "application/json", methods::openrpc().to_string())
+            }
+            "/livez" => document(&request, "text/plain; charset=utf-8", "ok\n".into()),
+            "/readyz" if self.readiness.ready() => {
+                document(&request, "text/plain; charset=utf-8", "ok\n".into())
+            }
+            "/readyz" => {
+                Err(
+                    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "draining")
+                        .with(header::RETRY_AFTER, "1"),
+                )
+            }
+            _ => Err(Refusal::new(
+                StatusCode::NOT_FOUND,
+                "not_found",
+                "there is nothing at this path; the API is POST /rpc",
+            )),
+        }
+    }
+}
+
+fn only(request: &Authenticated, methods: &[Method], allow: &'static str) -> Result<(), Refusal> {
+    if methods.contains(request.request.method()) {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        "method_not_allowed",
+        format!("this path takes {allow}"),
+    )
+    .with(header::ALLOW, allow))
+}
+
+fn document(
+    request: &Authenticated,
+    kind: &'static str,
+    text: String,
+) -> Result<Response<Body>, Refusal> {
+    only(request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
+    Ok(text_response(kind, text))
+}
+
+fn text_response(kind: &'static str, text: String) -> Response<Body> {
+    let mut response = Response::new(full(text));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+impl Service<Authenticated> for Faces {
+    type Response = Response<Body>;
+    type Error = Refusal;
+    type Future = BoxFuture<'static, Result<Response<Body>, Refusal>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Refusal>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Authenticated) -> Self::Future {
+        Box::pin(self.clone().answer(request))
+    }
+}

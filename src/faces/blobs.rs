@@ -1,0 +1,333 @@
+//! `POST /blobs` and `GET /blobs/{id}`: blobs as bytes, streamed; behind the same policy as `create_blob` and
+//! `read_blob`. Bound by `blobs.max_bytes`, not by `max_body_bytes`.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, stream};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::{BodyExt, BodyStream, StreamBody};
+use tower::{ServiceBuilder, ServiceExt};
+
+use crate::auth::Authenticated;
+use crate::blobs::{self, CHUNK_BYTES, Kind};
+use crate::methods::blob_transfer::{self, Download};
+use crate::methods::{Perform, Prepared, Rooms};
+use crate::policy::{Policy, PolicyLayer};
+use crate::rescue::Refusal;
+use crate::rpc::ErrorObject;
+use crate::server::{Body, BodyError, full};
+use crate::stack::Parts;
+
+/// Blobs over plain HTTP.
+#[derive(Debug, Clone)]
+pub(super) struct Transfer {
+    rooms: Rooms,
+    policy: Policy,
+    idle_timeout: Duration,
+}
+
+impl Transfer {
+    pub(super) fn new(parts: &Parts) -> Self {
+        Transfer {
+            rooms: parts.rooms.clone(),
+            policy: parts.policy.clone(),
+            idle_timeout: parts.rpc.body_timeout,
+        }
+    }
+
+    async fn permitted<R: Send + 'static>(&self, prepared: Prepared<R>) -> Result<R, Refusal> {
+        let stack = ServiceBuilder::new()
+            .layer(PolicyLayer(self.policy.clone()))
+            .service(Perform);
+        stack
+            .oneshot(prepared)
+            .await
+            .map_err(|error| ErrorObject::from(error).into())
+    }
+
+    /// Stores the body under its Content-Type.
+    pub(super) async fn receive(&self, request: Authenticated) -> Result<Response<Body>, Refusal> {
+        let Authenticated {
+            caller, request, ..
+        } = request;
+        let kind = request
+            .headers()
+            .get(header::CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok())
+            .unwrap_or("");
+        let kind = Kind::parse(kind).map_err(|why| {
+            Refusal::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_media_type",
+                format!("Content-Type: {why}"),
+            )
+        })?;
+        if request.headers().contains_key(header::CONTENT_ENCODING) {
+            return Err(Refusal::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_media_type",
+                "a Content-Encoding is not accepted: send the bytes as they are",
+            ));
+        }
+        let content = pieces(request.into_body(), self.idle_timeout);
+        let stored = self
+            .permitted(blob_transfer::upload(
+                self.rooms.clone(),
+                caller,
+                kind,
+                content,
+            ))
+            .await?;
+        let created = stored.map_err(Refusal::from)?;
+        let location = format!("/blobs/{}", created.blob_id);
+        let text =
+            serde_json::to_string(&created).map_err(|_| Refusal::from(ErrorObject::internal()))?;
+        let mut response = super::text_response("application/json", text);
+        *response.status_mut() = StatusCode::CREATED;
+        if let Ok(location) = HeaderValue::from_str(&location) {
+            response.headers_mut().insert(header::LOCATION, location);
+        }
+        Ok(response)
+    }
+
+    /// Sends a blob, or the range of it that was asked for (RFC 9110 section 14).
+    pub(super) async fn send(
+        &self,
+        request: Authenticated,
+        id: &str,
+    ) -> Result<Response<Body>, Refusal> {
+        let Authenticated {
+            caller, request, ..
+        } = request;
+        let stat = blob_transfer::stat(&self.rooms, &caller, id)
+            .await
+            .map_err(ErrorObject::from)?;
+        let size = stat.size_bytes;
+        let range = match range(request.headers(), size) {
+            Ok(range) => range,
+            Err(Unsatisfiable) => {
+                let mut refusal = Refusal::new(
+                    StatusCode::RANGE_NOT_SATISFIABLE,
+                    "bad_request",
+                    format!("the blob has {size} bytes"),
+                );
+                refusal.headers.extend(
+                    HeaderValue::from_str(&format!("bytes */{size}"))
+                        .map(|value| (header::CONTENT_RANGE, value)),
+                );
+                return Err(refusal);
+            }
+        };
+        let (offset, len) = range.unwrap_or((0, size));
+        let head = request.method() == Method::HEAD;
+        let (kind, digest) = (stat.kind.clone(), stat.sha256.clone());
+        let body = if head || len == 0 {
+            full("")
+        } else {
+            let download = self
+                .permitted(blob_transfer::download(
+                    self.rooms.clone(),
+                    caller,
+                    stat,
+                    offset,
+                    len,
+                ))
+                .await?;
+            streamed(download)
+        };
+        let mut response = Response::new(body);
+        if range.is_some() {
+            *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+        }
+        let headers = response.headers_mut();
+        let mut set = |name, value: &str| {
+            if let Ok(value) = HeaderValue::from_str(value) {
+                headers.insert(name, value);
+            }
+        };
+        set(header::CONTENT_TYPE, &kind);
+        set(header::CONTENT_LENGTH, &len.to_string());
+        set(header::ACCEPT_RANGES, "bytes");
+        set(header::ETAG, &format!("\"{digest}\""));
+        // A blob is somebody's bytes: a browser must neither guess what it is nor show it as a page of ours.
+        set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+        set(header::CONTENT_DISPOSITION, "attachment");
+        set(
+            header::CONTENT_SECURITY_POLICY,
+            "sandbox; default-src 'none'",
+        );
+        if range.is_some() {
+            set(
+                header::CONTENT_RANGE,
+                &format!("bytes {offset}-{}/{size}", offset + len - 1),
+            );
+        }
+        Ok(response)
+    }
+}
+
+/// Why an upload broke off.
+#[derive(Debug)]
+enum UploadError {
+    Body(String),
+    Slow,
+    Blob(blobs::Error),
+}
+
+impl From<blobs::Error> for UploadError {
+    fn from(error: blobs::Error) -> Self {
+        UploadError::Blob(error)
+    }
+}
+
+impl From<UploadError> for Refusal {
+    fn from(error: UploadError) -> Self {
+        match error {
+            UploadError::Body(why) => Refusal::new(
+                StatusCode::BAD_REQUEST,
+                "bad_request",
+                format!("the body could not be read: {why}"),
+            ),
+            UploadError::Slow => Refusal::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "timeout",
+                "the body stopped arriving (server.body_timeout_ms)",
+            ),
+            UploadError::Blob(error) => ErrorObject::from(error).into(),
+        }
+    }
+}
+
+/// The data of a body; a pause longer than `idle` ends it.
+fn pieces(
+    body: Body,
+    idle: Duration,
+) -> impl Stream<Item = Result<Bytes, UploadError>> + Send + 'static {
+    stream::unfold(
+        Some(Box::pin(BodyStream::new(body))),
+        move |body| async move {
+            let mut body = body?;
+            loop {
+                let next =
+                    tokio::time::timeout(idle, futures_util::StreamExt::next(&mut body)).await;
+                return match next {
+                    Err(_) => Some((Err(UploadError::Slow), None)),
+                    Ok(None) => None,
+                    Ok(Some(Err(error))) => Some((Err(UploadError::Body(error.to_string())), None)),
+                    Ok(Some(Ok(frame))) => match frame.into_data() {
+                        Ok(data) => Some((Ok(data), Some(body))),
+                        // Trailers say nothing about the content.
+                        Err(_) => continue,
+                    },
+                };
+            }
+        },
+    )
+}
+
+fn streamed(download: Download) -> Body {
+    let pieces = stream::unfold(Some(download.reader), |reader| async move {
+        let mut reader = reader?;
+        match reader.read(CHUNK_BYTES).await {
+            Ok((piece, end)) => Some((
+                Ok(Frame::data(Bytes::from(piece))),
+                (!end).then_some(reader),
+            )),
+            Err(error) => {
+                // The status line is gone already: the connection breaks off, so that nobody takes a part for the whole.
+                tracing::error!(
+                    code = error.code,
+                    reason = error.message,
+                    "a blob could not be read to its end"
+                );
+                Some((
+                    Err(BodyError("the blob could not be read to its end".into())),
+                    None,
+                ))
+            }
+        }
+    });
+    StreamBody::new(pieces).boxed_unsync()
+}
+
+/// A range that lies outside the blob.
+#[derive(Debug, PartialEq, Eq)]
+struct Unsatisfiable;
+
+impl fmt::Display for Unsatisfiable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the range lies outside the blob")
+    }
+}
+
+/// One byte range as offset and length. Several ranges, other units and malformed ones are ignored, as RFC 9110
+/// section 14.2 lets a server do: the whole blob is the answer.
+fn range(headers: &HeaderMap, size: u64) -> Result<Option<(u64, u64)>, Unsatisfiable> {
+    let number = |text: &str| {
+        (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
+            .then(|| text.parse::<u64>().unwrap_or(u64::MAX))
+    };
+    let Some(value) = headers
+        .get(header::RANGE)
+        .and_then(|value| value.to_str().ok())
+    else {
+        return Ok(None);
+    };
+    let Some((first, last)) = value
+        .strip_prefix("bytes=")
+        .and_then(|spec| spec.split_once('-'))
+    else {
+        return Ok(None);
+    };
+    let (start, end) = match (number(first), number(last)) {
+        (None, Some(suffix)) if first.is_empty() => (
+            size.saturating_sub(suffix),
+            if suffix == 0 { 0 } else { size },
+        ),
+        (Some(start), None) if last.is_empty() => (start, size),
+        (Some(start), Some(last)) if start <= last => (start, last.saturating_add(1).min(size)),
+        _ => return Ok(None),
+    };
+    if start >= end {
+        Err(Unsatisfiable)
+    } else {
+        Ok(Some((start, end - start)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Unsatisfiable, range};
+    use http::{HeaderMap, HeaderValue, header};
+
+    #[test]
+    fn ranges() {
+        let ask = |text: &'static str, size| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::RANGE, HeaderValue::from_static(text));
+            range(&headers, size)
+        };
+        assert_eq!(range(&HeaderMap::new(), 10), Ok(None));
+        for (text, expected) in [
+            ("bytes=0-3", Ok(Some((0, 4)))),
+            ("bytes=4-", Ok(Some((4, 6)))),
+            ("bytes=-3", Ok(Some((7, 3)))),
+            ("bytes=-30", Ok(Some((0, 10)))),
+            ("bytes=9-99999999999999999999", Ok(Some((9, 1)))),
+            ("bytes=10-", Err(Unsatisfiable)),
+            ("bytes=-0", Err(Unsatisfiable)),
+            ("bytes=3-1", Ok(None)),
+            ("bytes=0-1,3-4", Ok(None)),
+            ("lines=0-1", Ok(None)),
+            ("bytes=x-", Ok(None)),
+            ("bytes=-", Ok(None)),
+            ("bytes=+1-2", Ok(None)),
+        ] {
+            assert_eq!(ask(text, 10), expected, "{text}");
+        }
+        assert_eq!(ask("bytes=0-", 0), Err(Unsatisfiable));
+    }
+}

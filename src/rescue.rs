@@ -1,0 +1,352 @@
+//! Outermost: one place that decides what a caller is told.
+//!
+//! A [`Refusal`] is an answer to a whole HTTP request that never reached JSON-RPC; the `From` impl at the end turns
+//! every error of a call into its JSON-RPC error. An error that is ours (a plugin broke, a disk failed) becomes
+//! `internal` for the caller and a log record with the cause; nothing in between leaks.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use futures_util::future::BoxFuture;
+use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
+use serde_json::Value;
+use skillgate_plugin_sdk::abi;
+use tower::{Layer, Service, ServiceExt};
+use tracing::Instrument;
+
+use crate::rpc::ErrorObject;
+use crate::rpc::code::Code;
+use crate::server::{Body, full};
+use crate::{blobs, catalog, methods, runs};
+
+/// `X-Request-Id`, echoed or made.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest id of a caller that is echoed, in bytes.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// The name of one HTTP request in logs and answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestId(Arc<str>);
+
+impl RequestId {
+    /// The caller's own when it is short and plain, else a new random one.
+    pub fn of(headers: &http::HeaderMap) -> Self {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/+=".contains(&byte);
+        match headers.get(&REQUEST_ID).map(HeaderValue::as_bytes) {
+            Some(id)
+                if !id.is_empty()
+                    && id.len() <= REQUEST_ID_BYTES_MAX
+                    && id.iter().copied().all(plain) =>
+            {
+                RequestId(String::from_utf8_lossy(id).into())
+            }
+            _ => RequestId::new(),
+        }
+    }
+
+    /// A new random one.
+    pub fn new() -> Self {
+        RequestId(hex::encode(rand::random::<[u8; 12]>()).into())
+    }
+
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for RequestId {
+    fn default() -> Self {
+        RequestId::new()
+    }
+}
+
+/// An HTTP request that is refused before it was a call.
+#[derive(Debug)]
+pub struct Refusal {
+    /// HTTP status.
+    pub status: StatusCode,
+    /// Stable identifier.
+    pub kind: &'static str,
+    /// For the caller.
+    pub message: String,
+    /// Further headers: `Allow`, `Retry-After`, `WWW-Authenticate`.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// Close the connection after the answer: what follows on it cannot be trusted or is not wanted.
+    pub close: bool,
+}
+
+impl Refusal {
+    /// A refusal without further headers.
+    pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        let close = matches!(
+            status,
+            StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT
+        );
+        Refusal {
+            status,
+            kind,
+            message: message.into(),
+            headers: Vec::new(),
+            close,
+        }
+    }
+
+    /// With a header.
+    #[must_use]
+    pub fn with(mut self, name: HeaderName, value: &'static str) -> Self {
+        self.headers.push((name, HeaderValue::from_static(value)));
+        self
+    }
+
+    fn code(&self) -> Code {
+        match self.status {
+            StatusCode::UNAUTHORIZED => Code::Unauthenticated,
+            StatusCode::FORBIDDEN => Code::Denied,
+            StatusCode::TOO_MANY_REQUESTS => Code::RateLimited,
+            StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
+            StatusCode::INTERNAL_SERVER_ERROR => Code::Internal,
+            _ => Code::InvalidRequest,
+        }
+    }
+
+    fn response(self, request_id: &RequestId) -> Response<Body> {
+        let code = self.code();
+        let text = ErrorObject::new(code, self.kind, self.message).answer(None, request_id);
+        let mut response = Response::new(full(text));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/json"),
+        );
+        headers.extend(
+            self.headers
+                .into_iter()
+                .map(|(name, value)| (Some(name), value)),
+        );
+        if self.close {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+impl From<ErrorObject> for Refusal {
+    /// For the HTTP faces of a method (`/blobs`), which have no JSON-RPC envelope to answer in.
+    fn from(error: ErrorObject) -> Self {
+        let status = match error.code {
+            Code::Denied => StatusCode::FORBIDDEN,
+            Code::RateLimited => StatusCode::TOO_MANY_REQUESTS,
+            Code::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Code::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+            Code::AlreadyExists => StatusCode::CONFLICT,
+            _ if error.kind.ends_with("_not_found") => StatusCode::NOT_FOUND,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        Refusal::new(status, error.kind, error.message)
+    }
+}
+
+/// A request with its name, as the layers below take it.
+#[derive(Debug)]
+pub struct Named {
+    /// Its name.
+    pub request_id: RequestId,
+    /// The request.
+    pub request: Request<Body>,
+}
+
+/// Makes [`Rescue`].
+#[derive(Debug, Clone, Copy)]
+pub struct RescueLayer;
+
+impl<S> Layer<S> for RescueLayer {
+    type Service = Rescue<S>;
+    fn layer(&self, inner: S) -> Rescue<S> {
+        Rescue { inner }
+    }
+}
+
+/// Names each request, logs it, and turns a refusal into its answer. It never fails.
+#[derive(Debug, Clone)]
+pub struct Rescue<S> {
+    inner: S,
+}
+
+impl<S> Service<Request<Body>> for Rescue<S>
+where
+    S: Service<Named, Response = Response<Body>, Error = Refusal> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let inner = self.inner.clone();
+        let request_id = RequestId::of(request.headers());
+        let began = Instant::now();
+        let span = tracing::info_span!("request", id = request_id.as_str(), method = %request.method(), path = request.uri().path());
+        let work = async move {
+            let outcome = inner
+                .oneshot(Named {
+                    request_id: request_id.clone(),
+                    request,
+                })
+                .await;
+            let mut response = outcome.unwrap_or_else(|refusal| {
+                tracing::info!(
+                    kind = refusal.kind,
+                    reason = refusal.message,
+                    "request refused"
+                );
+                refusal.response(&request_id)
+            });
+            if let Ok(value) = HeaderValue::from_str(request_id.as_str()) {
+                response.headers_mut().insert(REQUEST_ID, value);
+            }
+            tracing::info!(
+                status = response.status().as_u16(),
+                took_us = began.elapsed().as_micros() as u64,
+                "answered"
+            );
+            Ok(response)
+        };
+        Box::pin(work.instrument(span))
+    }
+}
+
+// === what a caller is told of each error of a call ===
+
+impl From<methods::Error> for ErrorObject {
+    fn from(error: methods::Error) -> Self {
+        use methods::Error;
+        match error {
+            Error::UnknownMethod { method } => ErrorObject::new(
+                Code::MethodNotFound,
+                "method_not_found",
+                format!("there is no method {method:?}; GET /openrpc.json lists them"),
+            ),
+            Error::Params { pointer, message } => ErrorObject::invalid_params(pointer, message),
+            Error::TooLarge { message } => ErrorObject::new(Code::TooLarge, "too_large", message),
+            Error::Denied(denied) => {
+                ErrorObject::new(Code::Denied, "policy_denied", denied.to_string())
+                    .with("decision_id", denied.decision_id.into())
+                    .with("reasons", Value::Array(denied.reasons))
+            }
+            Error::Catalog(error) => error.into(),
+            Error::Blobs(error) => error.into(),
+            Error::Runs(error) => error.into(),
+            Error::Serialize(error) => ours("an answer could not be serialized", &error),
+        }
+    }
+}
+
+impl From<catalog::Error> for ErrorObject {
+    fn from(error: catalog::Error) -> Self {
+        use catalog::Error;
+        let message = error.to_string();
+        match error {
+            Error::SkillNotFound { .. } => {
+                ErrorObject::new(Code::InvalidParams, "skill_not_found", message)
+            }
+            Error::VersionNotFound { .. } => {
+                ErrorObject::new(Code::InvalidParams, "version_not_found", message)
+            }
+            Error::FileNotFound { .. } => {
+                ErrorObject::new(Code::InvalidParams, "file_not_found", message)
+            }
+            Error::PathEscape { .. } => {
+                ErrorObject::new(Code::InvalidParams, "path_escape", message)
+            }
+            Error::CursorInvalid => {
+                ErrorObject::new(Code::InvalidParams, "cursor_invalid", message)
+            }
+            Error::LanguageUnsupported { .. } => {
+                ErrorObject::new(Code::InvalidParams, "language_unsupported", message)
+            }
+            Error::Invalid { pointer, message } => ErrorObject::invalid_params(pointer, message),
+            Error::AlreadyExists { .. } => {
+                ErrorObject::new(Code::AlreadyExists, "already_exists", message)
+            }
+            Error::TooLarge { .. } => ErrorObject::new(Code::TooLarge, "too_large", message),
+            Error::Broken { .. } => ours("a stored skill is broken", &error),
+            Error::Store(error) => plugin("skill store", &error),
+        }
+    }
+}
+
+impl From<blobs::Error> for ErrorObject {
+    fn from(error: blobs::Error) -> Self {
+        use blobs::Error;
+        let message = error.to_string();
+        match error {
+            Error::NotFound { .. } => {
+                ErrorObject::new(Code::InvalidParams, "blob_not_found", message)
+            }
+            Error::TooLarge { .. } => ErrorObject::new(Code::TooLarge, "too_large", message),
+            Error::Store(error) => plugin("blob store", &error),
+        }
+    }
+}
+
+impl From<runs::Error> for ErrorObject {
+    fn from(error: runs::Error) -> Self {
+        use runs::Error;
+        let message = error.to_string();
+        match error {
+            Error::NotExecutable { .. } => {
+                ErrorObject::new(Code::InvalidParams, "skill_not_executable", message)
+            }
+            Error::QueueFull { retry_after_ms } => {
+                ErrorObject::new(Code::Unavailable, "unavailable", message)
+                    .with("retry_after_ms", retry_after_ms.into())
+            }
+            Error::Catalog(error) => error.into(),
+            Error::Blobs(error) => error.into(),
+            Error::Sandbox(error) => plugin("sandbox", &error),
+            Error::Lost => ours("a run ended without a result", &error),
+        }
+    }
+}
+
+/// An error of a plugin: the caller learns only whether trying again makes sense.
+fn plugin(which: &'static str, error: &skillgate_plugin_sdk::model::Error) -> ErrorObject {
+    match error.code {
+        abi::E_UNAVAILABLE | abi::E_CRASHED | abi::E_EXHAUSTED | abi::E_ABORTED => {
+            tracing::warn!(
+                which,
+                code = error.code,
+                reason = error.message,
+                "plugin is not available"
+            );
+            let wait = if error.retry_after_ms == 0 {
+                1000
+            } else {
+                error.retry_after_ms
+            };
+            let message = if error.code == abi::E_EXHAUSTED {
+                format!("the {which} is full or out of a resource")
+            } else {
+                format!("the {which} is not available now")
+            };
+            ErrorObject::new(Code::Unavailable, "unavailable", message)
+                .with("retry_after_ms", wait.into())
+        }
+        _ => ours("plugin failed", error),
+    }
+}
+
+fn ours(what: &'static str, error: &dyn std::error::Error) -> ErrorObject {
+    tracing::error!(what, error = %error, cause = error.source().map(ToString::to_string), "internal error");
+    ErrorObject::internal()
+}

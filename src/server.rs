@@ -1,0 +1,205 @@
+//! Connections: accept, read requests, answer, drain. HTTP/1.1 only: a gateway's callers are programs, and every
+//! protocol more is a surface more.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tower::ServiceExt;
+use tower::util::BoxCloneSyncService;
+
+/// What can go wrong while a body is read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BodyError(pub String);
+
+/// A request's or an answer's body.
+pub type Body = UnsyncBoxBody<Bytes, BodyError>;
+/// The stack as the server calls it.
+pub type Stack = BoxCloneSyncService<Request<Body>, Response<Body>, std::convert::Infallible>;
+
+/// The other end of the connection, in a request's extensions.
+#[derive(Debug, Clone, Copy)]
+pub struct Peer(pub SocketAddr);
+
+/// A body that is there already.
+pub fn full(bytes: impl Into<Bytes>) -> Body {
+    Full::new(bytes.into())
+        .map_err(|never| match never {})
+        .boxed_unsync()
+}
+
+/// Largest head of a request, request line and headers together. hyper answers 431 beyond it.
+const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// Most headers of a request.
+const HEADERS_MAX: usize = 100;
+/// How long to leave the listener alone when the process has no descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What the configuration's `[server]` says of connections.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// `server.header_timeout_ms`
+    pub header_timeout: Duration,
+    /// `server.max_connections`
+    pub connections_max: usize,
+    /// `server.drain_timeout_ms`
+    pub drain_timeout: Duration,
+}
+
+/// Serves until `stop` resolves, then lets requests in flight finish for at most the drain timeout.
+pub async fn serve(
+    listener: TcpListener,
+    stack: Stack,
+    settings: Settings,
+    stop: impl Future<Output = ()>,
+) {
+    let places = Arc::new(Semaphore::new(settings.connections_max));
+    let graceful = GracefulShutdown::new();
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        let accepted = tokio::select! {
+            () = &mut stop => break,
+            accepted = listener.accept() => accepted,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // EMFILE and its like pass; a loop that spins on them would take a core with it.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            tracing::warn!(%peer, "connection refused: server.max_connections is reached");
+            tokio::spawn(turn_away(stream));
+            continue;
+        };
+        let service = TowerToHyperService::new(
+            stack
+                .clone()
+                .map_request(move |request: Request<Incoming>| named(request, peer)),
+        );
+        let connection = hyper::server::conn::http1::Builder::new()
+            // Without a timer hyper's header timeout does nothing.
+            .timer(TokioTimer::new())
+            .header_read_timeout(settings.header_timeout)
+            .max_buf_size(HEAD_BYTES_MAX)
+            .max_headers(HEADERS_MAX)
+            .half_close(false)
+            .serve_connection(TokioIo::new(stream), service);
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%peer, %error, "connection ended");
+            }
+            drop(place);
+        });
+    }
+    drop(listener);
+    tracing::info!("draining: no new connections");
+    if tokio::time::timeout(settings.drain_timeout, graceful.shutdown())
+        .await
+        .is_err()
+    {
+        tracing::warn!("requests were still in flight when the drain timeout ended");
+    }
+}
+
+fn named(mut request: Request<Incoming>, peer: SocketAddr) -> Request<Body> {
+    request.extensions_mut().insert(Peer(peer));
+    request.map(|body| {
+        body.map_err(|error| BodyError(error.to_string()))
+            .boxed_unsync()
+    })
+}
+
+/// The answer when there is no place left, without reading anything.
+async fn turn_away(stream: TcpStream) {
+    let text = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32007,"message":"too many connections","data":{"kind":"unavailable","request_id":""}}}"#;
+    let head = format!(
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
+        text.len()
+    );
+    let answer = [head.as_bytes(), text].concat();
+    // One small write into an empty socket buffer: it does not wait for the peer.
+    if let Err(error) = stream.try_write(&answer) {
+        tracing::debug!(%error, "could not turn a connection away politely");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Settings, Stack, full, serve};
+    use http::Response;
+    use std::time::Duration;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+    use tower::service_fn;
+
+    fn constant(text: &'static str) -> Stack {
+        Stack::new(service_fn(
+            move |_| async move { Ok(Response::new(full(text))) },
+        ))
+    }
+
+    #[tokio::test]
+    async fn slow_headers_are_cut_off_and_full_houses_turn_away() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let settings = Settings {
+            header_timeout: Duration::from_millis(300),
+            connections_max: 1,
+            drain_timeout: Duration::from_secs(5),
+        };
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let server = tokio::spawn(serve(listener, constant("hello"), settings, async move {
+            stopped.await.unwrap_or(())
+        }));
+
+        let mut slow = TcpStream::connect(address).await.unwrap();
+        slow.write_all(b"POST /rpc HTTP/1.1\r\nHost: x\r\nX-Drip: ")
+            .await
+            .unwrap();
+        let mut text = String::new();
+        let mut second = TcpStream::connect(address).await.unwrap();
+        second.read_to_string(&mut text).await.unwrap();
+        assert!(
+            text.starts_with("HTTP/1.1 503 ") && text.contains("unavailable"),
+            "{text}"
+        );
+
+        let mut rest = Vec::new();
+        tokio::time::timeout(Duration::from_secs(5), slow.read_to_end(&mut rest))
+            .await
+            .expect("closed by the header timeout")
+            .unwrap();
+
+        let mut third = TcpStream::connect(address).await.unwrap();
+        third
+            .write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        text.clear();
+        third.read_to_string(&mut text).await.unwrap();
+        assert!(text.ends_with("hello"), "the place is free again: {text}");
+
+        stop.send(()).unwrap();
+        server.await.unwrap();
+        assert!(
+            TcpStream::connect(address).await.is_err(),
+            "no new connections after the end"
+        );
+    }
+}
