@@ -1,0 +1,376 @@
+//! Large data: through a run or to a caller without passing the model, and without ever being in memory whole.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt};
+use skillgate_plugin_host::{BlobReader, BlobWriter, StorageInstance};
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::{self, BlobCreate, BlobStat};
+
+use crate::auth::Caller;
+
+/// Bytes that go to or from the store in one call.
+pub const CHUNK_BYTES: usize = 256 * 1024;
+/// Longest MIME type, in bytes (RFC 6838 section 4.2: each half at most 127).
+const KIND_BYTES_MAX: usize = 255;
+
+/// What can go wrong with a blob.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Missing, expired or another tenant's: the same words for all three.
+    #[error("there is no blob {id:?}")]
+    NotFound {
+        /// As asked for.
+        id: String,
+    },
+    /// Over a limit.
+    #[error("{message}")]
+    TooLarge {
+        /// Which, and what to do.
+        message: String,
+    },
+    /// The store failed.
+    #[error("blob store failed")]
+    Store(#[source] model::Error),
+}
+
+/// A MIME type that is safe to keep and to send as a header (RFC 6838 section 4.2, RFC 9110 section 8.3.1).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kind(String);
+
+impl Kind {
+    /// Checks `type/subtype` with optional parameters in visible ASCII.
+    ///
+    /// # Errors
+    /// What is wrong with it, as a sentence.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let token = |part: &str| {
+            !part.is_empty()
+                && part
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"!#$&-^_.+".contains(&byte))
+        };
+        let essence = text.split(';').next().unwrap_or("").trim_end();
+        let good = text.len() <= KIND_BYTES_MAX
+            && text.bytes().all(|byte| (0x20..0x7f).contains(&byte))
+            && essence
+                .split_once('/')
+                .is_some_and(|(major, minor)| token(major) && token(minor));
+        if good {
+            Ok(Kind(text.to_owned()))
+        } else {
+            Err("kind must be a MIME type such as \"text/csv\" or \"application/json\", at most 255 bytes".into())
+        }
+    }
+
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Which part of a blob to look at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// The beginning.
+    SampleHead,
+    /// The end.
+    SampleTail,
+    /// All, as far as an answer can hold it.
+    Full,
+}
+
+impl Mode {
+    /// On the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::SampleHead => "sample_head",
+            Mode::SampleTail => "sample_tail",
+            Mode::Full => "full",
+        }
+    }
+}
+
+/// A look at a blob.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Preview {
+    /// The bytes, cut between characters when the blob is text.
+    pub bytes: Vec<u8>,
+    /// There is more than these.
+    pub truncated: bool,
+    /// MIME type.
+    pub kind: String,
+}
+
+/// The blobs of all tenants.
+#[derive(Debug, Clone)]
+pub struct Blobs {
+    store: Arc<StorageInstance>,
+    bytes_max: u64,
+    ttl_s: u64,
+}
+
+impl Blobs {
+    /// On top of a store, with `blobs.max_bytes` and `blobs.ttl_s`.
+    pub fn new(store: Arc<StorageInstance>, bytes_max: u64, ttl_s: u64) -> Self {
+        Blobs {
+            store,
+            bytes_max,
+            ttl_s,
+        }
+    }
+
+    /// What is known of a blob of this tenant.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Store`].
+    pub async fn stat(&self, tenant: &str, id: &str) -> Result<BlobStat, Error> {
+        self.store
+            .blob_stat(tenant, id)
+            .await
+            .map_err(|error| self.of(id, error))
+    }
+
+    /// Begins a new blob.
+    ///
+    /// # Errors
+    /// [`Error::Store`].
+    pub async fn writer(
+        &self,
+        caller: &Caller,
+        kind: &str,
+        run_id: &str,
+    ) -> Result<BlobWriter, Error> {
+        let create = BlobCreate {
+            tenant: caller.tenant().to_owned(),
+            kind: kind.to_owned(),
+            owner: caller.subject().id.clone(),
+            run_id: run_id.to_owned(),
+            max_bytes: self.bytes_max,
+            ttl_s: self.ttl_s,
+        };
+        self.store
+            .blob_create(create)
+            .await
+            .map_err(|error| self.of("", error))
+    }
+
+    /// Stores a stream. Nothing is visible before all of it is durable; a stream that breaks off leaves nothing.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] beyond `blobs.max_bytes`; what the stream failed with.
+    pub async fn create<E>(
+        &self,
+        caller: &Caller,
+        kind: &Kind,
+        content: impl Stream<Item = Result<Bytes, E>>,
+    ) -> Result<BlobStat, E>
+    where
+        E: From<Error>,
+    {
+        let mut writer = self.writer(caller, kind.as_str(), "").await?;
+        let mut content = std::pin::pin!(content);
+        while let Some(piece) = content.next().await {
+            let mut piece = piece?;
+            while !piece.is_empty() {
+                let part = piece.split_to(piece.len().min(CHUNK_BYTES));
+                writer
+                    .write(part)
+                    .await
+                    .map_err(|error| self.of("", error))?;
+            }
+        }
+        Ok(writer.commit().await.map_err(|error| self.of("", error))?)
+    }
+
+    /// A part of a blob for an answer of at most `bytes_max` bytes.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::TooLarge`] when all of it is asked for and it does not fit.
+    pub async fn preview(
+        &self,
+        tenant: &str,
+        id: &str,
+        mode: Mode,
+        max_bytes: Option<u64>,
+        answer_bytes_max: u64,
+    ) -> Result<Preview, Error> {
+        let stat = self.stat(tenant, id).await?;
+        let want = match (mode, max_bytes) {
+            (Mode::Full, None) if stat.size_bytes > answer_bytes_max => {
+                return Err(Error::TooLarge {
+                    message: format!(
+                        "the blob has {} bytes and an answer holds at most {answer_bytes_max} (server.max_body_bytes): read a sample, \
+                         pass max_bytes, stream GET /blobs/{id}, or work on it in a run with input_blobs",
+                        stat.size_bytes
+                    ),
+                });
+            }
+            (Mode::Full, None) => stat.size_bytes,
+            (_, max_bytes) => max_bytes
+                .unwrap_or(crate::methods::SAMPLE_BYTES_DEFAULT)
+                .min(answer_bytes_max)
+                .min(stat.size_bytes),
+        };
+        let truncated = want < stat.size_bytes;
+        let offset = if mode == Mode::SampleTail {
+            stat.size_bytes - want
+        } else {
+            0
+        };
+        let bytes = if want == 0 {
+            Vec::new()
+        } else {
+            self.read(tenant, id, offset, want).await?
+        };
+        let bytes = match mode {
+            Mode::SampleTail if offset > 0 => cut_front(bytes),
+            _ if truncated => cut_back(bytes),
+            _ => bytes,
+        };
+        Ok(Preview {
+            bytes,
+            truncated,
+            kind: stat.kind,
+        })
+    }
+
+    async fn read(&self, tenant: &str, id: &str, offset: u64, len: u64) -> Result<Vec<u8>, Error> {
+        let mut reader = self.open(tenant, id, offset, len).await?;
+        let mut all = Vec::with_capacity(len as usize);
+        loop {
+            let (piece, end) = reader
+                .read(CHUNK_BYTES)
+                .await
+                .map_err(|error| self.of(id, error))?;
+            all.extend_from_slice(&piece);
+            if end {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// A reader of a range; `len` 0: to the end.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Store`].
+    pub async fn open(
+        &self,
+        tenant: &str,
+        id: &str,
+        offset: u64,
+        len: u64,
+    ) -> Result<BlobReader, Error> {
+        self.store
+            .blob_open(tenant, id, offset, len)
+            .await
+            .map_err(|error| self.of(id, error))
+    }
+
+    /// A descriptor of a blob's checked content, where the store has one.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Store`].
+    pub async fn fd(&self, tenant: &str, id: &str) -> Result<Option<OwnedFd>, Error> {
+        match self.store.blob_fd(tenant, id).await {
+            Ok((fd, _)) => Ok(Some(fd)),
+            Err(error) if error.code == abi::E_UNIMPLEMENTED => Ok(None),
+            Err(error) => Err(self.of(id, error)),
+        }
+    }
+
+    fn of(&self, id: &str, error: model::Error) -> Error {
+        match error.code {
+            abi::E_NOT_FOUND => Error::NotFound {
+                id: crate::rpc::walk::short(id),
+            },
+            abi::E_OUT_OF_RANGE => Error::TooLarge {
+                message: format!(
+                    "a blob holds at most {} bytes (blobs.max_bytes)",
+                    self.bytes_max
+                ),
+            },
+            _ => Error::Store(error),
+        }
+    }
+}
+
+/// Drops a character that the end has cut in two, when the rest is text (REQUIREMENTS R11).
+fn cut_back(mut bytes: Vec<u8>) -> Vec<u8> {
+    if let Err(error) = std::str::from_utf8(&bytes)
+        && error.error_len().is_none()
+    {
+        bytes.truncate(error.valid_up_to());
+    }
+    bytes
+}
+
+/// Drops the rest of a character that the beginning has cut in two, when what follows is text.
+fn cut_front(mut bytes: Vec<u8>) -> Vec<u8> {
+    let rest = bytes
+        .iter()
+        .take(3)
+        .take_while(|byte| (0x80..0xc0).contains(*byte))
+        .count();
+    if std::str::from_utf8(&bytes[rest..]).is_ok() {
+        bytes.drain(..rest);
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Kind, cut_back, cut_front};
+
+    #[test]
+    fn samples_never_cut_a_character() {
+        let text = "aé漢🙂z".as_bytes();
+        for end in 0..=text.len() {
+            assert!(
+                std::str::from_utf8(&cut_back(text[..end].to_vec())).is_ok(),
+                "end {end}"
+            );
+            assert!(
+                std::str::from_utf8(&cut_front(text[end..].to_vec())).is_ok(),
+                "start {end}"
+            );
+        }
+        assert_eq!(
+            cut_back(vec![0xff, 0xfe, 0x41]),
+            vec![0xff, 0xfe, 0x41],
+            "bytes that are no text stay as they are"
+        );
+        assert_eq!(cut_front(vec![0x80, 0xff, 0x41]), vec![0x80, 0xff, 0x41]);
+    }
+
+    #[test]
+    fn kinds() {
+        for good in [
+            "text/plain",
+            "application/json",
+            "text/csv; charset=utf-8",
+            "image/svg+xml",
+            "application/vnd.ms-excel",
+        ] {
+            assert_eq!(Kind::parse(good).unwrap().as_str(), good);
+        }
+        let long = format!("text/{}", "x".repeat(300));
+        for bad in [
+            "",
+            "text",
+            "/",
+            "text/",
+            "/plain",
+            "text/plain\r\nX: y",
+            "text/pl ain",
+            "té/xt",
+            "a/b/c",
+            &long,
+        ] {
+            assert!(Kind::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,432 @@
+//! The table of methods: what there is, what it takes, what it answers, who does it.
+//!
+//! `/rpc`, `GET /tools`, `/openrpc.json` and `rpc.discover` are all made from [`TABLE`]. A method has two halves with
+//! the policy between them: `prepare` reads the parameters and finds the skills and blobs that they name; what it
+//! gives back can act only with a [`Permit`]. Knows no HTTP and no envelope.
+
+pub mod blob_transfer;
+mod create_blob;
+mod create_skill;
+mod describe_skill;
+mod discover;
+mod execute_skill;
+mod list_skills;
+mod load_guide;
+mod read_blob;
+mod read_skill_file;
+mod run_code;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use futures_util::future::BoxFuture;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
+use tower::{Layer, Service, ServiceExt};
+
+use crate::blobs::{self, Blobs};
+use crate::catalog::{self, Catalog, Skill};
+use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
+use crate::rpc::{Call, Params, to_raw};
+use crate::runs::{self, Runs};
+
+pub use discover::openrpc;
+
+/// `read_blob` without `max_bytes` (REQUIREMENTS P2).
+pub const SAMPLE_BYTES_DEFAULT: u64 = 2000;
+/// Blobs that one run may be given.
+const INPUT_BLOBS_MAX: usize = 64;
+/// Skills that one run may mount.
+const MOUNT_SKILLS_MAX: usize = 32;
+
+/// Appendix A of the specification, for whoever connects a model (REQUIREMENTS L3).
+pub const SYSTEM_PROMPT: &str = "You are connected to a Skills Runtime using the Skills Protocol.
+
+If you have not yet read the Skills Protocol Guide,
+you MUST call the `load_skills_protocol_guide` tool before using
+any other Skills Protocol tools.
+
+After reading the guide, follow its workflow:
+discover → inspect → run or write code → use blobs for large data.
+";
+
+/// What can go wrong with a call; `rescue` says what the caller is told.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Not in the table.
+    #[error("no such method")]
+    UnknownMethod {
+        /// As asked for, cut.
+        method: String,
+    },
+    /// Parameters that do not fit.
+    #[error("{message}")]
+    Params {
+        /// JSON pointer into `params`.
+        pointer: String,
+        /// What was wrong and what is expected.
+        message: String,
+    },
+    /// An answer that would not fit.
+    #[error("{message}")]
+    TooLarge {
+        /// What, and what to do.
+        message: String,
+    },
+    /// The policy says no.
+    #[error(transparent)]
+    Denied(#[from] Denied),
+    /// Skills.
+    #[error(transparent)]
+    Catalog(#[from] catalog::Error),
+    /// Blobs.
+    #[error(transparent)]
+    Blobs(#[from] blobs::Error),
+    /// Runs.
+    #[error(transparent)]
+    Runs(#[from] runs::Error),
+    /// An answer of ours that is no JSON.
+    #[error("an answer could not be serialized")]
+    Serialize(#[source] Arc<serde_json::Error>),
+}
+
+impl Error {
+    fn params(pointer: impl Into<String>, message: impl Into<String>) -> Self {
+        Error::Params {
+            pointer: pointer.into(),
+            message: message.into(),
+        }
+    }
+}
+
+/// What the methods work with.
+#[derive(Debug, Clone)]
+pub struct Rooms {
+    /// Which skills there are.
+    pub catalog: Catalog,
+    /// Large data.
+    pub blobs: Blobs,
+    /// Sandboxes.
+    pub runs: Runs,
+    /// What an answer may hold: `server.max_body_bytes`.
+    pub answer_bytes_max: u64,
+}
+
+/// What a method does once it is allowed.
+type Act<R> = Box<dyn FnOnce(Permit) -> BoxFuture<'static, Result<R, Error>> + Send>;
+
+/// A call whose parameters have been read: it knows what it is about and waits for its permit.
+pub struct Prepared<R = Box<RawValue>> {
+    facts: Facts,
+    act: Act<R>,
+}
+
+impl<R> Prepared<R> {
+    fn new<F>(facts: Facts, act: impl FnOnce(Permit) -> F + Send + 'static) -> Self
+    where
+        F: Future<Output = Result<R, Error>> + Send + 'static,
+    {
+        Prepared {
+            facts,
+            act: Box::new(|permit| Box::pin(act(permit))),
+        }
+    }
+}
+
+impl Prepared {
+    /// A method that answers a value of ours.
+    fn json<T, F>(facts: Facts, act: impl FnOnce(Permit) -> F + Send + 'static) -> Self
+    where
+        T: Serialize,
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        Prepared::new(facts, |permit| {
+            let work = act(permit);
+            async move { to_raw(&work.await?).map_err(Error::Serialize) }
+        })
+    }
+}
+
+impl<R> fmt::Debug for Prepared<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prepared")
+            .field("facts", &self.facts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<R> Decidable for Prepared<R> {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+}
+
+/// One method.
+#[derive(Debug)]
+pub struct Method {
+    /// On the wire.
+    pub name: &'static str,
+    /// One of the eight that a model sees (REQUIREMENTS L1).
+    pub tool: bool,
+    /// The specification's sentence.
+    pub description: &'static str,
+    /// JSON Schema of the parameters: the specification's, as text.
+    pub params: &'static str,
+    /// JSON Schema of the result.
+    pub result: &'static str,
+    prepare: Prepare,
+}
+
+impl Method {
+    /// The parameters' schema as a value.
+    pub fn params_schema(&self) -> serde_json::Value {
+        discover::schema(self.params)
+    }
+
+    /// The result's schema as a value.
+    pub fn result_schema(&self) -> serde_json::Value {
+        discover::schema(self.result)
+    }
+}
+
+type Prepare = fn(Rooms, Call) -> BoxFuture<'static, Result<Prepared, Error>>;
+
+/// Every method, in the specification's order.
+pub static TABLE: [Method; 10] = [
+    list_skills::METHOD,
+    describe_skill::METHOD,
+    read_skill_file::METHOD,
+    execute_skill::METHOD,
+    run_code::METHOD,
+    create_blob::METHOD,
+    read_blob::METHOD,
+    load_guide::METHOD,
+    create_skill::METHOD,
+    discover::METHOD,
+];
+
+/// Makes [`Resolve`].
+#[derive(Debug, Clone)]
+pub struct ResolveLayer(pub Rooms);
+
+impl<S> Layer<S> for ResolveLayer {
+    type Service = Resolve<S>;
+    fn layer(&self, inner: S) -> Resolve<S> {
+        Resolve {
+            rooms: self.0.clone(),
+            inner,
+        }
+    }
+}
+
+/// Finds the method, reads its parameters and what they name.
+#[derive(Debug, Clone)]
+pub struct Resolve<S> {
+    rooms: Rooms,
+    inner: S,
+}
+
+impl<S> Service<Call> for Resolve<S>
+where
+    S: Service<Prepared, Response = Box<RawValue>, Error = Error> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    type Response = Box<RawValue>;
+    type Error = Error;
+    type Future = BoxFuture<'static, Result<Box<RawValue>, Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, call: Call) -> Self::Future {
+        let (rooms, inner) = (self.rooms.clone(), self.inner.clone());
+        Box::pin(async move {
+            let Some(method) = TABLE.iter().find(|method| method.name == call.method) else {
+                return Err(Error::UnknownMethod {
+                    method: crate::rpc::walk::short(&call.method),
+                });
+            };
+            let prepared = (method.prepare)(rooms, call).await?;
+            inner.oneshot(prepared).await
+        })
+    }
+}
+
+/// The end of the stack: does what was permitted.
+#[derive(Debug, Clone, Copy)]
+pub struct Perform;
+
+impl<R> Service<Permitted<Prepared<R>>> for Perform {
+    type Response = R;
+    type Error = Error;
+    type Future = BoxFuture<'static, Result<R, Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, permitted: Permitted<Prepared<R>>) -> Self::Future {
+        let (prepared, permit) = permitted.into_parts();
+        (prepared.act)(permit)
+    }
+}
+
+// === what several methods need ===
+
+/// Reads a method's parameters; the pointer of the error says where they do not fit.
+fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
+    let mut reader = serde_json::Deserializer::from_str(params.as_str());
+    serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let pointer = error
+            .path()
+            .iter()
+            .fold(String::new(), |pointer, segment| match segment {
+                serde_path_to_error::Segment::Map { key } => {
+                    format!("{pointer}/{}", key.replace('~', "~0").replace('/', "~1"))
+                }
+                serde_path_to_error::Segment::Seq { index } => format!("{pointer}/{index}"),
+                _ => pointer,
+            });
+        // The place in the text says nothing to a caller whose JSON library made it.
+        let message = error.into_inner().to_string();
+        let message = message
+            .rsplit_once(" at line ")
+            .map_or(message.as_str(), |(message, _)| message);
+        Error::params(pointer, message)
+    })
+}
+
+/// A structure inside the parameters. serde would also take an array for it; the protocol takes an object.
+#[derive(Debug)]
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
+            type Value = Object<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+        deserializer.deserialize_map(Members(PhantomData))
+    }
+}
+
+/// Text, or bytes as base64 (REQUIREMENTS R11).
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Encoding {
+    Base64,
+}
+
+fn decode(content: String, encoding: Option<Encoding>, pointer: &str) -> Result<Vec<u8>, Error> {
+    match encoding {
+        None => Ok(content.into_bytes()),
+        Some(Encoding::Base64) => BASE64
+            .decode(content)
+            .map_err(|error| Error::params(pointer, format!("not base64: {error}"))),
+    }
+}
+
+/// Content on its way out: as text when it is, else as base64.
+#[derive(Debug, Serialize)]
+struct Content {
+    content: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encoding: Option<&'static str>,
+}
+
+impl From<Vec<u8>> for Content {
+    fn from(bytes: Vec<u8>) -> Self {
+        match String::from_utf8(bytes) {
+            Ok(content) => Content {
+                content,
+                encoding: None,
+            },
+            Err(error) => Content {
+                content: BASE64.encode(error.as_bytes()),
+                encoding: Some("base64"),
+            },
+        }
+    }
+}
+
+/// `args`: a JSON object's text, `{}` when absent.
+fn object(raw: Option<Box<RawValue>>, pointer: &str) -> Result<Box<RawValue>, Error> {
+    match raw {
+        Some(raw) if raw.get().starts_with('{') => Ok(raw),
+        Some(_) => Err(Error::params(pointer, "must be an object")),
+        None => {
+            RawValue::from_string("{}".into()).map_err(|error| Error::Serialize(Arc::new(error)))
+        }
+    }
+}
+
+/// `timeout_ms`: at least 1; more than the maximum is cut to it.
+fn timeout(ms: Option<u64>, pointer: &str) -> Result<Option<u64>, Error> {
+    if ms == Some(0) {
+        return Err(Error::params(pointer, "must be at least 1 millisecond"));
+    }
+    Ok(ms)
+}
+
+/// The input blobs of a run: all there, each named once.
+async fn input_blobs(
+    rooms: &Rooms,
+    tenant: &str,
+    ids: Vec<String>,
+) -> Result<Vec<skillgate_plugin_sdk::model::BlobStat>, Error> {
+    if ids.len() > INPUT_BLOBS_MAX {
+        return Err(Error::params(
+            "/input_blobs",
+            format!("a run takes at most {INPUT_BLOBS_MAX} blobs"),
+        ));
+    }
+    let mut stats: Vec<skillgate_plugin_sdk::model::BlobStat> = Vec::with_capacity(ids.len());
+    for id in ids {
+        if stats.iter().all(|stat| stat.id != id) {
+            stats.push(rooms.blobs.stat(tenant, &id).await?);
+        }
+    }
+    Ok(stats)
+}
+
+/// Refuses skills that cannot be mounted side by side: their import names would hide each other.
+fn mountable(skills: &[Arc<Skill>]) -> Result<(), Error> {
+    for (index, skill) in skills.iter().enumerate() {
+        for other in &skills[..index] {
+            if skill.name() == other.name() {
+                return Err(Error::params(
+                    format!("/mount_skills/{index}"),
+                    format!("{} is mounted twice", skill.name()),
+                ));
+            }
+            if skill.import_name() == other.import_name() {
+                return Err(Error::params(
+                    format!("/mount_skills/{index}"),
+                    format!(
+                        "{} and {} have the same import name skills.{}; mount one of them",
+                        other.name(),
+                        skill.name(),
+                        skill.import_name()
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,81 @@
+//! `create_skill`: publishes a skill version, at once and for good, or not at all (REQUIREMENTS K7, R9).
+
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::{Encoding, Error, Method, Object, Prepared, Rooms, decode, read_params};
+use crate::catalog::NewSkill;
+use crate::policy::Facts;
+use crate::rpc::Call;
+
+pub(super) const METHOD: Method = Method {
+    name: "create_skill",
+    // Not one of the eight tools that a model sees.
+    tool: false,
+    description: "Register a new skill version: its manifest, its SKILL.md and its files.",
+    params: include_str!("schema/create_skill.json"),
+    result: include_str!("schema/create_skill.result.json"),
+    prepare,
+};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    manifest: Box<RawValue>,
+    skill_md: String,
+    files: Option<Vec<Object<File>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    path: String,
+    content: String,
+    encoding: Option<Encoding>,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    name: String,
+    version: String,
+}
+
+fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+    Box::pin(async move {
+        let params: Params = read_params(&call.params)?;
+        let mut files = Vec::new();
+        for (index, Object(file)) in params.files.unwrap_or_default().into_iter().enumerate() {
+            let content = decode(
+                file.content,
+                file.encoding,
+                &format!("/files/{index}/content"),
+            )?;
+            files.push((file.path, content));
+        }
+        let new = NewSkill {
+            manifest: params.manifest.get().to_owned(),
+            skill_md: params.skill_md,
+            files,
+        };
+        let draft = rooms.catalog.draft(&call.caller, new).await?;
+        let mut request = serde_json::Map::new();
+        request.insert("file_count".into(), draft.file_count().into());
+        request.insert("bytes".into(), draft.bytes().into());
+        let facts = Facts {
+            method: "create_skill",
+            caller: call.caller,
+            request,
+            skills: vec![draft.skill()],
+            blobs: vec![],
+            timeout_ms: None,
+        };
+        Ok(Prepared::json(facts, move |_permit| async move {
+            let published = rooms.catalog.publish(draft).await?;
+            Ok(Answer {
+                name: published.name,
+                version: published.version,
+            })
+        }))
+    })
+}

@@ -1,0 +1,88 @@
+//! `describe_skill`: the manifest and the front matter of a skill (REQUIREMENTS D4).
+
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Error, Method, Prepared, Rooms, read_params};
+use crate::policy::Facts;
+use crate::rpc::Call;
+
+pub(super) const METHOD: Method = Method {
+    name: "describe_skill",
+    tool: true,
+    description: "Retrieve a skill's manifest and documentation frontmatter.",
+    params: include_str!("schema/describe_skill.json"),
+    result: include_str!("schema/describe_skill.result.json"),
+    prepare,
+};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    name: String,
+    version: Option<String>,
+    detail: Option<Detail>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Detail {
+    Manifest,
+    Summary,
+    Full,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    skill: Described,
+}
+
+#[derive(Serialize)]
+struct Described {
+    manifest: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    skill_md_frontmatter: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    skill_md: Option<String>,
+}
+
+fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+    Box::pin(async move {
+        let params: Params = read_params(&call.params)?;
+        let skill = rooms
+            .catalog
+            .get(
+                call.caller.tenant(),
+                &params.name,
+                params.version.as_deref(),
+            )
+            .await?;
+        let detail = params.detail.unwrap_or(Detail::Summary);
+        let mut request = serde_json::Map::new();
+        request.insert("detail".into(), format!("{detail:?}").to_lowercase().into());
+        let facts = Facts {
+            method: "describe_skill",
+            caller: call.caller.clone(),
+            request,
+            skills: vec![skill.clone()],
+            blobs: vec![],
+            timeout_ms: None,
+        };
+        Ok(Prepared::json(facts, move |_permit| async move {
+            let skill_md = match detail {
+                Detail::Full => Some(rooms.catalog.skill_md(call.caller.tenant(), &skill).await?),
+                _ => None,
+            };
+            let skill_md_frontmatter =
+                (detail != Detail::Manifest).then(|| skill.frontmatter().clone());
+            Ok(Answer {
+                skill: Described {
+                    manifest: skill.manifest_json().clone(),
+                    skill_md_frontmatter,
+                    skill_md,
+                },
+            })
+        }))
+    })
+}

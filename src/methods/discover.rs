@@ -1,0 +1,73 @@
+//! `rpc.discover`: the whole table as an OpenRPC document (open-rpc.org, 1.3), also at `GET /openrpc.json`.
+
+use futures_util::future::BoxFuture;
+use serde_json::{Map, Value, json};
+
+use super::{Error, Method, Prepared, Rooms, TABLE};
+use crate::policy::Facts;
+use crate::rpc::Call;
+
+pub(super) const METHOD: Method = Method {
+    name: "rpc.discover",
+    tool: false,
+    description: "This document: every method with its parameters and its result.",
+    params: r#"{"type":"object","properties":{}}"#,
+    result: r#"{"type":"object"}"#,
+    prepare,
+};
+
+fn prepare(_rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+    Box::pin(async move {
+        let facts = Facts {
+            method: "rpc.discover",
+            caller: call.caller,
+            request: Map::new(),
+            skills: vec![],
+            blobs: vec![],
+            timeout_ms: None,
+        };
+        Ok(Prepared::json(facts, |_permit| async { Ok(openrpc()) }))
+    })
+}
+
+/// The OpenRPC document.
+pub fn openrpc() -> Value {
+    let methods: Vec<Value> = TABLE.iter().map(describe).collect();
+    json!({
+        "openrpc": "1.3.2",
+        "info": {
+            "title": "Skills Protocol",
+            "version": "0.1.0",
+            "description": format!("Served by skillgate {} at POST /rpc", env!("CARGO_PKG_VERSION")),
+        },
+        "methods": methods,
+    })
+}
+
+fn describe(method: &Method) -> Value {
+    let schema = schema(method.params);
+    let required: Vec<&str> = schema["required"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    let params: Vec<Value> = schema["properties"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(name, property)| json!({ "name": name, "required": required.contains(&name.as_str()), "schema": property }))
+        .collect();
+    json!({
+        "name": method.name,
+        "summary": method.description,
+        "paramStructure": "by-name",
+        "params": params,
+        "result": { "name": "result", "schema": self::schema(method.result) },
+    })
+}
+
+/// A schema of the table as a value; a unit test reads every one of them.
+pub(super) fn schema(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or(Value::Bool(true))
+}

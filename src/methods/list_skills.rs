@@ -1,0 +1,80 @@
+//! `list_skills`: a plain, sorted listing; no search (REQUIREMENTS D1 to D3).
+
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+
+use super::{Error, Method, Prepared, Rooms, read_params};
+use crate::catalog::{Listing, Page};
+use crate::policy::Facts;
+use crate::rpc::Call;
+
+/// Largest page.
+const LIMIT_MAX: u32 = 1000;
+/// Page size when a caller does not say (REQUIREMENTS D1).
+const LIMIT_DEFAULT: u32 = 50;
+
+pub(super) const METHOD: Method = Method {
+    name: "list_skills",
+    tool: true,
+    description: "Enumerate available skills, optionally filtering by namespace. Results are deterministically sorted.",
+    params: include_str!("schema/list_skills.json"),
+    result: include_str!("schema/list_skills.result.json"),
+    prepare,
+};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    namespace: Option<String>,
+    detail: Option<Detail>,
+    limit: Option<u32>,
+    cursor: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Detail {
+    Names,
+    Summary,
+}
+
+fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+    Box::pin(async move {
+        let params: Params = read_params(&call.params)?;
+        let limit = params.limit.unwrap_or(LIMIT_DEFAULT);
+        if limit == 0 || limit > LIMIT_MAX {
+            return Err(Error::params("/limit", format!("must be 1 to {LIMIT_MAX}")));
+        }
+        let detail = params.detail.unwrap_or(Detail::Names);
+        let listing = Listing {
+            namespace: params.namespace.filter(|namespace| !namespace.is_empty()),
+            limit,
+            cursor: params.cursor,
+            with_tags: detail == Detail::Summary,
+        };
+        let mut request = serde_json::Map::new();
+        request.insert("namespace".into(), listing.namespace.clone().into());
+        request.insert(
+            "detail".into(),
+            if listing.with_tags {
+                "summary"
+            } else {
+                "names"
+            }
+            .into(),
+        );
+        request.insert("limit".into(), limit.into());
+        let facts = Facts {
+            method: "list_skills",
+            caller: call.caller.clone(),
+            request,
+            skills: vec![],
+            blobs: vec![],
+            timeout_ms: None,
+        };
+        Ok(Prepared::json(facts, move |_permit| async move {
+            let page: Page = rooms.catalog.list(call.caller.tenant(), &listing).await?;
+            Ok(page)
+        }))
+    })
+}

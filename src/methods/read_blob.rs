@@ -1,0 +1,76 @@
+//! `read_blob`: a look at a blob (REQUIREMENTS P2 to P4, R11).
+
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+
+use super::{Content, Error, Method, Prepared, Rooms, read_params};
+use crate::blobs::Mode;
+use crate::policy::Facts;
+use crate::rpc::Call;
+
+pub(super) const METHOD: Method = Method {
+    name: "read_blob",
+    tool: true,
+    description: "Retrieve a preview of blob content. Full reads discouraged for large blobs.",
+    params: include_str!("schema/read_blob.json"),
+    result: include_str!("schema/read_blob.result.json"),
+    prepare,
+};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    blob_id: String,
+    mode: Option<Mode>,
+    max_bytes: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    #[serde(flatten)]
+    content: Content,
+    truncated: bool,
+    kind: String,
+}
+
+fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+    Box::pin(async move {
+        let params: Params = read_params(&call.params)?;
+        if params.max_bytes == Some(0) {
+            return Err(Error::params("/max_bytes", "must be at least 1"));
+        }
+        let mode = params.mode.unwrap_or(Mode::SampleHead);
+        let stat = rooms
+            .blobs
+            .stat(call.caller.tenant(), &params.blob_id)
+            .await?;
+        let mut request = serde_json::Map::new();
+        request.insert("mode".into(), mode.name().into());
+        request.insert("max_bytes".into(), params.max_bytes.into());
+        let facts = Facts {
+            method: "read_blob",
+            caller: call.caller.clone(),
+            request,
+            skills: vec![],
+            blobs: vec![stat],
+            timeout_ms: None,
+        };
+        Ok(Prepared::json(facts, move |_permit| async move {
+            let preview = rooms
+                .blobs
+                .preview(
+                    call.caller.tenant(),
+                    &params.blob_id,
+                    mode,
+                    params.max_bytes,
+                    rooms.answer_bytes_max,
+                )
+                .await?;
+            Ok(Answer {
+                content: Content::from(preview.bytes),
+                truncated: preview.truncated,
+                kind: preview.kind,
+            })
+        }))
+    })
+}

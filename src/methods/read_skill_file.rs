@@ -1,0 +1,58 @@
+//! `read_skill_file`: one file of a skill, and nothing outside its directory (REQUIREMENTS D5, R3, R11).
+
+use futures_util::future::BoxFuture;
+use serde::Deserialize;
+
+use super::{Content, Error, Method, Prepared, Rooms, read_params};
+use crate::catalog;
+use crate::policy::Facts;
+use crate::rpc::Call;
+
+pub(super) const METHOD: Method = Method {
+    name: "read_skill_file",
+    tool: true,
+    description: "Read any file in a skill's directory (e.g., SKILL.md, extra docs, schemas).",
+    params: include_str!("schema/read_skill_file.json"),
+    result: include_str!("schema/read_skill_file.result.json"),
+    prepare,
+};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    name: String,
+    version: Option<String>,
+    path: String,
+}
+
+fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+    Box::pin(async move {
+        let params: Params = read_params(&call.params)?;
+        let path = catalog::path(&params.path)?;
+        let skill = rooms
+            .catalog
+            .get(
+                call.caller.tenant(),
+                &params.name,
+                params.version.as_deref(),
+            )
+            .await?;
+        let mut request = serde_json::Map::new();
+        request.insert("path".into(), path.as_str().into());
+        let facts = Facts {
+            method: "read_skill_file",
+            caller: call.caller.clone(),
+            request,
+            skills: vec![skill.clone()],
+            blobs: vec![],
+            timeout_ms: None,
+        };
+        Ok(Prepared::json(facts, move |_permit| async move {
+            let bytes = rooms
+                .catalog
+                .read(call.caller.tenant(), &skill, &path, rooms.answer_bytes_max)
+                .await?;
+            Ok(Content::from(bytes))
+        }))
+    })
+}

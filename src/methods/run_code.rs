@@ -1,0 +1,119 @@
+//! `run_code`: submitted code in a fresh sandbox, with skills that it can import (REQUIREMENTS E2, E15, E16, R10).
+
+use futures_util::future::BoxFuture;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+
+use super::{
+    Error, MOUNT_SKILLS_MAX, Method, Object, Prepared, Rooms, input_blobs, mountable, object,
+    read_params, timeout,
+};
+use crate::catalog;
+use crate::policy::Facts;
+use crate::rpc::Call;
+use crate::runs::{Job, Program};
+
+/// The function to call when a caller does not say (REQUIREMENTS E2).
+const ENTRYPOINT_DEFAULT: &str = "main";
+
+pub(super) const METHOD: Method = Method {
+    name: "run_code",
+    tool: true,
+    description: "Execute LLM-written code in a sandbox with specified skills and blobs mounted.",
+    params: include_str!("schema/run_code.json"),
+    result: include_str!("schema/run.result.json"),
+    prepare,
+};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Params {
+    language: String,
+    code: String,
+    entrypoint: Option<String>,
+    args: Option<Box<RawValue>>,
+    mount_skills: Option<Vec<String>>,
+    input_blobs: Option<Vec<String>>,
+    limits: Option<Object<Limits>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Limits {
+    timeout_ms: Option<u64>,
+}
+
+fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+    Box::pin(async move {
+        let params: Params = read_params(&call.params)?;
+        if params.language != "python" {
+            return Err(catalog::Error::LanguageUnsupported {
+                language: crate::rpc::walk::short(&params.language),
+            }
+            .into());
+        }
+        let entrypoint = params
+            .entrypoint
+            .unwrap_or_else(|| ENTRYPOINT_DEFAULT.into());
+        if !catalog::is_identifier(&entrypoint) {
+            return Err(Error::params(
+                "/entrypoint",
+                "must be the name of a function that the code defines, a Python identifier",
+            ));
+        }
+        let args = object(params.args, "/args")?;
+        let timeout_ms = timeout(
+            params.limits.and_then(|limits| limits.0.timeout_ms),
+            "/limits/timeout_ms",
+        )?;
+        let names = params.mount_skills.unwrap_or_default();
+        if names.len() > MOUNT_SKILLS_MAX {
+            return Err(Error::params(
+                "/mount_skills",
+                format!("a run mounts at most {MOUNT_SKILLS_MAX} skills"),
+            ));
+        }
+        let tenant = call.caller.tenant();
+        let mut mounts = Vec::with_capacity(names.len());
+        for (index, name) in names.iter().enumerate() {
+            let (name, version) = catalog::reference(name)
+                .map_err(|message| Error::params(format!("/mount_skills/{index}"), message))?;
+            mounts.push(rooms.catalog.get(tenant, &name, version.as_deref()).await?);
+        }
+        mountable(&mounts)?;
+        let blobs = input_blobs(&rooms, tenant, params.input_blobs.unwrap_or_default()).await?;
+        let mut request = serde_json::Map::new();
+        request.insert("language".into(), "python".into());
+        request.insert(
+            "code_sha256".into(),
+            hex::encode(Sha256::digest(&params.code)).into(),
+        );
+        request.insert("code_bytes".into(), params.code.len().into());
+        request.insert("entrypoint".into(), entrypoint.as_str().into());
+        let facts = Facts {
+            method: "run_code",
+            caller: call.caller.clone(),
+            request,
+            skills: mounts.clone(),
+            blobs: blobs.clone(),
+            timeout_ms,
+        };
+        Ok(Prepared::json(facts, move |permit| async move {
+            let program = Program::Code {
+                code: params.code,
+                entrypoint,
+            };
+            let job = Job {
+                caller: call.caller,
+                permit,
+                program,
+                mounts,
+                args,
+                input_blobs: blobs,
+                timeout_ms,
+            };
+            Ok(rooms.runs.run(job).await?)
+        }))
+    })
+}

@@ -1,0 +1,119 @@
+//! The table as a whole, and the helpers that methods share.
+
+use super::{TABLE, decode, object, openrpc, read_params, timeout};
+use crate::rpc::Params;
+use serde::Deserialize;
+use serde_json::Value;
+
+#[test]
+fn every_schema_is_an_object_schema_and_required_names_exist() {
+    for method in &TABLE {
+        let schema: Value = serde_json::from_str(method.params).unwrap();
+        assert_eq!(schema["type"], "object", "{}", method.name);
+        for name in schema["required"].as_array().into_iter().flatten() {
+            assert!(
+                schema["properties"].get(name.as_str().unwrap()).is_some(),
+                "{}: {name}",
+                method.name
+            );
+        }
+        let result: Value = serde_json::from_str(method.result).unwrap();
+        assert_eq!(result["type"], "object", "{}", method.name);
+    }
+    assert_eq!(
+        TABLE.iter().filter(|method| method.tool).count(),
+        8,
+        "REQUIREMENTS L1: exactly eight"
+    );
+}
+
+#[test]
+fn openrpc_lists_every_method_with_its_parameters() {
+    let document = openrpc();
+    assert_eq!(document["methods"].as_array().unwrap().len(), TABLE.len());
+    let execute = document["methods"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|method| method["name"] == "execute_skill")
+        .unwrap();
+    let name = execute["params"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|param| param["name"] == "name")
+        .unwrap();
+    assert_eq!(name["required"], true);
+}
+
+#[test]
+fn parameters_that_do_not_fit_say_where() {
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only its shape matters")]
+    struct Shape {
+        name: String,
+        limits: Option<super::Object<Inner>>,
+        list: Option<Vec<u32>>,
+    }
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only its shape matters")]
+    struct Inner {
+        timeout_ms: Option<u64>,
+    }
+    let read = |text: &'static str| read_params::<Shape>(&Params::from_text(text.into()).unwrap());
+    for (text, place, word) in [
+        ("{}", "", "missing field `name`"),
+        (r#"{"name":5}"#, "/name", "expected a string"),
+        (r#"{"name":null}"#, "/name", "expected a string"),
+        (r#"{"name":"a","nmae":1}"#, "/nmae", "unknown field `nmae`"),
+        (
+            r#"{"name":"a","limits":{"timeout_ms":-1}}"#,
+            "/limits/timeout_ms",
+            "-1",
+        ),
+        (
+            r#"{"name":"a","limits":{"timeout_ms":1.5}}"#,
+            "/limits/timeout_ms",
+            "1.5",
+        ),
+        (
+            r#"{"name":"a","limits":[5]}"#,
+            "/limits",
+            "expected an object",
+        ),
+        (r#"{"name":"a","list":[1,"x"]}"#, "/list/1", "expected u32"),
+    ] {
+        match read(text).unwrap_err() {
+            super::Error::Params { pointer, message } => {
+                assert!(message.contains(word), "{text}: {message}");
+                assert!(!message.contains(" line "), "{message}");
+                assert_eq!(pointer, place, "{text}");
+            }
+            other => panic!("{text}: {other}"),
+        }
+    }
+    assert!(
+        read(r#"{"name":"a","limits":null,"list":null}"#).is_ok(),
+        "REQUIREMENTS R2: null is absent"
+    );
+}
+
+#[test]
+fn small_helpers() {
+    let raw = |text: &str| Some(serde_json::value::RawValue::from_string(text.to_owned()).unwrap());
+    assert_eq!(object(None, "/args").unwrap().get(), "{}");
+    assert_eq!(
+        object(raw(r#"{"a":1}"#), "/args").unwrap().get(),
+        r#"{"a":1}"#
+    );
+    assert!(object(raw("[1]"), "/args").is_err());
+    assert!(timeout(Some(0), "/timeout_ms").is_err());
+    assert_eq!(timeout(Some(1), "/timeout_ms").unwrap(), Some(1));
+    assert_eq!(
+        decode("aGk=".into(), Some(super::Encoding::Base64), "/content").unwrap(),
+        b"hi"
+    );
+    assert!(decode("a*".into(), Some(super::Encoding::Base64), "/content").is_err());
+}

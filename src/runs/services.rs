@@ -1,0 +1,224 @@
+//! What the gateway does for one run while it goes on: takes its output, hands it its secrets, reads and makes blobs.
+//!
+//! The capability rule: a run reads the blobs that it was given and those that it has made, no others, whatever ids
+//! it knows.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use skillgate_plugin_host::{BlobWriter, RunHost};
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::{Error, Result};
+use tokio::runtime::Handle;
+
+use super::Job;
+use super::logs::Logs;
+use crate::auth::Caller;
+use crate::blobs::{self, Blobs, Kind};
+
+/// Blobs that a run may be writing at once.
+const WRITERS_MAX: usize = 8;
+
+/// The services of one run.
+#[derive(Debug)]
+pub(super) struct Services {
+    runtime: Handle,
+    blobs: Blobs,
+    caller: Caller,
+    run_id: String,
+    inputs: Vec<String>,
+    created_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    logs: Logs,
+    created: Vec<String>,
+    writers: HashMap<i64, BlobWriter>,
+    next_writer: i64,
+}
+
+impl Services {
+    pub(super) fn new(blobs: Blobs, job: &Job, run_id: &str, created_max: usize) -> Self {
+        Services {
+            runtime: Handle::current(),
+            blobs,
+            caller: job.caller.clone(),
+            run_id: run_id.to_owned(),
+            inputs: job.input_blobs.iter().map(|blob| blob.id.clone()).collect(),
+            created_max,
+            state: Mutex::default(),
+        }
+    }
+
+    /// What it printed.
+    pub(super) fn logs(&self) -> (String, bool) {
+        self.state().logs.preview()
+    }
+
+    /// The blobs that it made, in order.
+    pub(super) fn created(&self) -> Vec<String> {
+        self.state().created.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic while it was held leaves counts and lists, all of them valid.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn may_read(&self, id: &str) -> Result<()> {
+        if self.inputs.iter().any(|input| input == id)
+            || self.state().created.iter().any(|created| created == id)
+        {
+            return Ok(());
+        }
+        Err(Error::new(
+            abi::E_NOT_FOUND,
+            format!(
+                "there is no blob {:?} in this run: name it in input_blobs",
+                crate::rpc::walk::short(id)
+            ),
+        ))
+    }
+}
+
+fn told(error: blobs::Error) -> Error {
+    match error {
+        blobs::Error::NotFound { .. } => Error::new(abi::E_NOT_FOUND, error.to_string()),
+        blobs::Error::TooLarge { message } => Error::new(abi::E_OUT_OF_RANGE, message),
+        blobs::Error::Store(error) => error,
+    }
+}
+
+impl RunHost for Services {
+    fn output(&self, _stream: u32, data: &[u8]) -> bool {
+        self.state().logs.push(data);
+        true
+    }
+
+    fn secret(&self, _name: &str) -> Result<Vec<u8>> {
+        Err(Error::new(
+            abi::E_PERMISSION,
+            "no secret is granted to this run",
+        ))
+    }
+
+    fn blob_fd(&self, id: &str) -> Result<OwnedFd> {
+        self.may_read(id)?;
+        let fd = self
+            .runtime
+            .block_on(self.blobs.fd(self.caller.tenant(), id))
+            .map_err(told)?;
+        fd.ok_or_else(|| Error::new(abi::E_UNIMPLEMENTED, "this store gives no descriptors"))
+    }
+
+    fn blob_read(&self, id: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.may_read(id)?;
+        if buf.is_empty() {
+            return Ok(0);
+        }
+        self.runtime.block_on(async {
+            let stat = self
+                .blobs
+                .stat(self.caller.tenant(), id)
+                .await
+                .map_err(told)?;
+            let len = (buf.len() as u64).min(stat.size_bytes.saturating_sub(offset));
+            if len == 0 {
+                return Ok(0);
+            }
+            let mut reader = self
+                .blobs
+                .open(self.caller.tenant(), id, offset, len)
+                .await
+                .map_err(told)?;
+            let mut filled = 0;
+            loop {
+                let (piece, end) = reader.read(blobs::CHUNK_BYTES).await?;
+                let room = &mut buf[filled..];
+                let take = piece.len().min(room.len());
+                room[..take].copy_from_slice(&piece[..take]);
+                filled += take;
+                if end || filled == buf.len() {
+                    return Ok(filled);
+                }
+            }
+        })
+    }
+
+    fn blob_create(&self, kind: &str) -> Result<i64> {
+        let kind =
+            Kind::parse(kind).map_err(|message| Error::new(abi::E_INVALID_ARGUMENT, message))?;
+        {
+            let state = self.state();
+            if state.created.len() + state.writers.len() >= self.created_max {
+                return Err(Error::new(
+                    abi::E_OUT_OF_RANGE,
+                    format!(
+                        "a run makes at most {} blobs (runs.max_output_blobs)",
+                        self.created_max
+                    ),
+                ));
+            }
+            if state.writers.len() >= WRITERS_MAX {
+                return Err(Error::new(
+                    abi::E_OUT_OF_RANGE,
+                    format!("a run writes at most {WRITERS_MAX} blobs at once"),
+                ));
+            }
+        }
+        let writer = self
+            .runtime
+            .block_on(self.blobs.writer(&self.caller, kind.as_str(), &self.run_id))
+            .map_err(told)?;
+        let mut state = self.state();
+        state.next_writer += 1;
+        let handle = state.next_writer;
+        state.writers.insert(handle, writer);
+        Ok(handle)
+    }
+
+    fn blob_write(&self, handle: i64, data: &[u8]) -> Result<()> {
+        // Taken out while it is written to, so that no lock is held over the store's work.
+        let mut writer = self
+            .state()
+            .writers
+            .remove(&handle)
+            .ok_or_else(unknown_writer)?;
+        self.runtime
+            .block_on(writer.write(Bytes::copy_from_slice(data)))?;
+        self.state().writers.insert(handle, writer);
+        Ok(())
+    }
+
+    fn blob_finish(&self, handle: i64, commit: bool) -> Result<Option<String>> {
+        let writer = self
+            .state()
+            .writers
+            .remove(&handle)
+            .ok_or_else(unknown_writer)?;
+        if !commit {
+            return Ok(None);
+        }
+        let stat = self.runtime.block_on(writer.commit())?;
+        self.state().created.push(stat.id.clone());
+        Ok(Some(stat.id))
+    }
+
+    fn gate_serve(&self, _listener: OwnedFd) -> Result<()> {
+        Err(Error::new(
+            abi::E_PERMISSION,
+            "no network is granted to this run",
+        ))
+    }
+}
+
+fn unknown_writer() -> Error {
+    Error::new(
+        abi::E_STALE,
+        "this writer is not open: it was finished, or a write to it failed",
+    )
+}
