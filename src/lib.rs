@@ -1,1 +1,70 @@
+//! skillgate: a gateway that runs skills for agents (Skills Protocol v0.1).
+//!
+//! ```text
+//! HTTP bytes
+//!   │ server     accept, read, drain                       bytes           → http::Request
+//!   │ rescue     (outermost) names it; any error → one answer
+//!   │ door       Host and Origin must be ours                                refuse or pass
+//!   │ auth       who asks                                  http::Request   → + Caller
+//!   │ limit      count it                                                    refuse or pass
+//!   │ faces      which path: /rpc, /blobs, documents
+//!   │ rpc        decode the envelope                       http::Request   → Call
+//!   │ methods    (first half) parameters, what they name   Call            → Prepared
+//!   │ policy     is it allowed                             Prepared        → Permitted<Prepared>
+//!   │ methods    (second half) do the one thing            Permitted       → result
+//!   │   ├ catalog   which skills there are
+//!   │   ├ blobs     large data
+//!   │   └ runs      make a sandbox job, read its result
+//!   ▼ plugins/host   the only door to plugins              plain values    → C ABI → plugin
+//! ```
+//!
+//! Every step takes one type and gives the next; a step never calls back up. Two types carry the security:
+//! [`auth::Caller`] (only `auth` makes one) and [`policy::Permitted`] (only `policy` makes one).
+//!
+//! # Rules of the house
+//!
+//! 1. Only `auth` makes a `Caller`; only `policy` makes a `Permit`; no method acts without one.
+//! 2. Unsafe code only in `plugins/{abi,sdk,host}` and in plugins that need the OS; everything here forbids it.
+//! 3. Only `config` reads settings; only `plugins/host` opens libraries; only plugins touch the stores and make
+//!    processes.
+//! 4. `rpc` knows no skills; `methods` knows no HTTP; `catalog`, `blobs`, `runs` know no JSON-RPC error.
+//! 5. Only `rescue` decides what a caller is told. A run's failure is never a JSON-RPC error, and the other way round.
+//! 6. Use goes down: main → app → server → stack → {auth, limit, rpc, policy, methods} → {catalog, blobs, runs} →
+//!    host → abi.
+//! 7. Everything has a limit with its unit in its name; what an operator may change is in `config/default.toml`.
+//! 8. No blocking call on an async thread.
+//!
+//! `tests/tidy.rs` holds the tree to what of this can be checked by reading.
+#![forbid(unsafe_code)]
 
+pub mod cli;
+pub mod config;
+
+pub mod app;
+
+pub mod server;
+pub mod stack;
+
+pub mod rescue;
+
+pub mod door;
+
+pub mod auth;
+
+pub mod limit;
+
+pub mod faces;
+
+pub mod rpc;
+
+pub mod policy;
+
+pub mod methods;
+
+pub mod catalog;
+
+pub mod blobs;
+
+pub mod runs;
+
+pub mod telemetry;
