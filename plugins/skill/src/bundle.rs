@@ -2,7 +2,7 @@
 
 use crate::digest::{file_digest, tree_digest};
 use crate::files::FileSet;
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, place_in_toml};
 use crate::path::SkillPath;
 use crate::problem::{Code, PROBLEMS_MAX, Problem};
 use crate::python::seems_to_define;
@@ -75,14 +75,15 @@ pub fn validate<B: AsRef<[u8]>>(
         if let Some(runtime) = manifest.runtime() {
             let path = runtime.entrypoint.as_str();
             match find(path) {
-                None => problems.push(
-                    Problem::error(
-                        SKILL_TOML,
-                        Code::FileMissing,
-                        format!("entrypoint {} is not among the files", quoted(path)),
-                    )
-                    .at("/runtime/entrypoint"),
-                ),
+                None => {
+                    let message = format!("entrypoint {} is not among the files", quoted(path));
+                    let pointer = "/runtime/entrypoint";
+                    let problem =
+                        Problem::error(SKILL_TOML, Code::FileMissing, message).at(pointer);
+                    let text = find(SKILL_TOML).and_then(|bytes| std::str::from_utf8(bytes).ok());
+                    let place = text.and_then(|text| place_in_toml(text, pointer));
+                    problems.push(place.into_iter().fold(problem, Problem::place));
+                }
                 Some(bytes) => {
                     if let Some(source) = utf8(bytes, path, &mut problems)
                         && !seems_to_define(source, &runtime.export)
@@ -217,6 +218,207 @@ fn warn_of_hidden(text: &str, problems: &mut Vec<Problem>) {
             Problem::warning(SKILL_MD, Code::HiddenCharacters, message)
                 .place(line_column(text, at))
                 .help("remove control, bidirectional and zero-width characters"),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: &str = "name = \"a.b\"\nversion = \"0.1.0\"\ndescription = \"x\"\nkind = \"action\"\n[runtime]\nlanguage = \"python\"\nentrypoint = \"code/main.py\"\nexport = \"main\"\n";
+    const MAX: u64 = 10_000;
+
+    fn files(list: &[(&str, &[u8])]) -> Vec<(SkillPath, Vec<u8>)> {
+        list.iter()
+            .map(|(path, bytes)| (SkillPath::parse(path).unwrap(), bytes.to_vec()))
+            .collect()
+    }
+
+    fn whole() -> Vec<(SkillPath, Vec<u8>)> {
+        files(&[
+            ("skill.toml", MANIFEST.as_bytes()),
+            ("code/main.py", b"def main(args):\n    return args\n"),
+            ("SKILL.md", b"---\nname: A\n---\n# A\n"),
+            ("resources/logo.png", b"\x89PNG\xff\0"),
+        ])
+    }
+
+    #[test]
+    fn a_whole_skill() {
+        let skill = validate(&whole(), MAX).unwrap();
+        assert!(skill.warnings.is_empty(), "{:?}", skill.warnings);
+        assert_eq!(skill.frontmatter["name"], "A");
+        let paths: Vec<&str> = skill.files.iter().map(|f| f.path.as_str()).collect();
+        assert_eq!(
+            paths,
+            [
+                "SKILL.md",
+                "code/main.py",
+                "resources/logo.png",
+                "skill.toml"
+            ]
+        );
+        let mut backwards = whole();
+        backwards.reverse();
+        assert_eq!(
+            validate(&backwards, MAX).unwrap().tree_sha256,
+            skill.tree_sha256
+        );
+        backwards[0].1.push(b' ');
+        assert_ne!(
+            validate(&backwards, MAX).unwrap().tree_sha256,
+            skill.tree_sha256
+        );
+    }
+
+    #[test]
+    fn problems() {
+        use Code::*;
+        /// A file and what to make of it; none: leave it out.
+        type Change<'a> = (&'a str, Option<&'a [u8]>);
+        let no_export = MANIFEST.replace("export = \"main\"", "");
+        let rows: &[(Change, &[(Code, &str)])] = &[
+            (
+                ("skill.toml", None),
+                &[(FileMissing, "skill.toml: error: the file is missing")],
+            ),
+            (
+                ("SKILL.md", None),
+                &[(FileMissing, "SKILL.md: error: the file is missing")],
+            ),
+            (
+                ("code/main.py", None),
+                &[(
+                    FileMissing,
+                    "skill.toml:7:14: error: entrypoint \"code/main.py\" is not among the files",
+                )],
+            ),
+            (
+                ("skill.toml", Some(b"a = ")),
+                &[(
+                    Syntax,
+                    "skill.toml:1:5: error: string values must be quoted, expected literal string",
+                )],
+            ),
+            (
+                ("skill.toml", Some(b"a = 1\n\xff")),
+                &[(NotUtf8, "skill.toml:2: error: the file is not UTF-8 text")],
+            ),
+            (
+                ("skill.toml", Some(no_export.as_bytes())),
+                &[(
+                    Missing,
+                    "skill.toml:5:2: error: export is missing in [runtime]",
+                )],
+            ),
+            (
+                ("SKILL.md", Some(b"---\na: 1\na: 2\n---\n")),
+                &[(Duplicate, "SKILL.md:3:1: error: duplicate key \"a\"")],
+            ),
+            (
+                ("SKILL.md", Some(b"\xff")),
+                &[(NotUtf8, "SKILL.md:1: error: the file is not UTF-8 text")],
+            ),
+            (
+                ("code/main.py", Some(b"\n\n\xff")),
+                &[(NotUtf8, "code/main.py:3: error: the file is not UTF-8 text")],
+            ),
+            (
+                ("CODE/main.py", Some(b"")),
+                &[(PathConflict, ""), (PathConflict, "")],
+            ),
+            (
+                (".env", Some(b"")),
+                &[(
+                    FileRefused,
+                    ".env: error: a hidden file or directory at the top of a skill is not allowed",
+                )],
+            ),
+            (("big", Some(&[0; 10_000])), &[(TooLarge, "")]),
+            // Warnings refuse nothing.
+            (
+                ("code/main.py", Some(b"def other(args): ...")),
+                &[(
+                    ExportNotFound,
+                    "code/main.py: warning: no definition of `main` was found at the top level",
+                )],
+            ),
+            (
+                ("SKILL.md", Some("# A\nb\u{202e}c".as_bytes())),
+                &[(
+                    HiddenCharacters,
+                    "SKILL.md:2:2: warning: has the character U+202E, which a reader cannot see",
+                )],
+            ),
+            (
+                ("code/__pycache__/main.cpython-312.pyc", Some(b"\0")),
+                &[(CompiledCode, "")],
+            ),
+        ];
+        for ((path, bytes), want) in rows {
+            let mut files: Vec<_> = whole()
+                .into_iter()
+                .filter(|(p, _)| p.as_str() != *path)
+                .collect();
+            if let Some(bytes) = bytes {
+                files.push((SkillPath::parse(path).unwrap(), bytes.to_vec()));
+            }
+            let (problems, refused) = match validate(&files, MAX) {
+                Ok(skill) => (skill.warnings, false),
+                Err(problems) => (problems, true),
+            };
+            assert_eq!(problems.iter().any(Problem::is_error), refused, "{path}");
+            assert_eq!(
+                problems.iter().map(|p| p.code).collect::<Vec<_>>(),
+                want.iter().map(|w| w.0).collect::<Vec<_>>(),
+                "{path}"
+            );
+            for (problem, (_, text)) in problems.iter().zip(*want) {
+                assert!(text.is_empty() || problem.to_string() == *text, "{problem}");
+            }
+        }
+    }
+
+    #[test]
+    fn made_from_a_request() {
+        // The specification's own create_skill example.
+        let manifest = Manifest::from_json(r#"{"name":"user.julaiti.save_sheet_as_csv","version":"0.1.0","description":"x","kind":"action",
+            "runtime":{"language":"python","entrypoint":"code/main.py","export":"main"}}"#).unwrap();
+        let sent = || {
+            files(&[
+                ("code/main.py", b"def main(args):\n    ..."),
+                ("resources/examples.md", b"Example usage..."),
+            ])
+        };
+        let bundle = assemble(&manifest, "# My New Skill\n\n...", sent(), MAX).unwrap();
+        assert!(bundle.skill.warnings.is_empty() && bundle.skill.frontmatter.is_empty());
+        let paths: Vec<&str> = bundle.files.iter().map(|(path, _)| path.as_str()).collect();
+        assert_eq!(
+            paths,
+            [
+                "SKILL.md",
+                "code/main.py",
+                "resources/examples.md",
+                "skill.toml"
+            ]
+        );
+        assert_eq!(bundle.skill.manifest.to_json(), manifest.to_json());
+        let again = assemble(&manifest, "# My New Skill\n\n...", sent(), MAX).unwrap();
+        assert_eq!(again.skill.tree_sha256, bundle.skill.tree_sha256);
+
+        for extra in ["skill.toml", "SKILL.md", "Skill.md", ".git/config", "code"] {
+            let mut files = sent();
+            files.push((SkillPath::parse(extra).unwrap(), vec![]));
+            assert!(assemble(&manifest, "x", files, MAX).is_err(), "{extra}");
+        }
+        assert_eq!(
+            assemble(&manifest, "x", vec![], MAX).unwrap_err()[0].code,
+            Code::FileMissing
+        );
+        assert_eq!(
+            assemble(&manifest, "x", sent(), 100).unwrap_err()[0].code,
+            Code::TooLarge
         );
     }
 }

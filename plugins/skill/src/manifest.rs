@@ -236,6 +236,11 @@ impl Manifest {
     }
 }
 
+/// Where one value of the text of a `skill.toml` stands: for what can only be told later.
+pub(crate) fn place_in_toml(text: &str, pointer: &str) -> Option<(u32, u32)> {
+    toml_text::place_of(text, pointer)
+}
+
 fn check_size(file: &str, text: &str) -> Result<(), ManifestError> {
     if text.len() <= MANIFEST_BYTES_MAX {
         return Ok(());
@@ -252,3 +257,6 @@ fn check_size(file: &str, text: &str) -> Result<(), ManifestError> {
         .help("move long texts to SKILL.md or resources/"),
     ))
 }
+
+#[cfg(test)]
+mod tests;

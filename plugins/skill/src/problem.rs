@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::text::shown;
+
 /// At most this many problems are reported at once; the rest would not be read.
 pub const PROBLEMS_MAX: usize = 50;
 
@@ -171,12 +173,12 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.file)?;
+        f.write_str(&shown(&self.file))?;
         match (self.line, self.column) {
             (Some(line), Some(column)) => write!(f, ":{line}:{column}")?,
             (Some(line), None) => write!(f, ":{line}")?,
             // A manifest that came as JSON has no lines worth naming; the pointer says it.
-            _ if !self.pointer.is_empty() => write!(f, ":{}", self.pointer)?,
+            _ if !self.pointer.is_empty() => write!(f, ":{}", shown(&self.pointer))?,
             _ => {}
         }
         let severity = match self.severity {

@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::SKILL_MD;
 use crate::json::Strict;
 use crate::problem::{Code, Problem};
-use crate::text::{one_line, small};
+use crate::text::{one_line, quoted, small};
 
 /// Largest SKILL.md, in bytes.
 pub const SKILL_MD_BYTES_MAX: usize = 1024 * 1024;
@@ -153,13 +153,59 @@ fn parse_yaml(yaml: &str) -> Result<Map<String, Value>, SkillMdError> {
                     number(at.column()).max(1),
                 )
             });
-            Err(fail(Code::Syntax, message_of(&e), place))
+            let (code, message) = explain(&e);
+            Err(fail(code, message, place))
         }
     }
 }
 
-fn message_of(e: &serde_saphyr::Error) -> String {
-    one_line(&e.without_snippet().to_string())
+/// The library speaks to programmers (`set DuplicateKeyPolicy in Options`); authors get what they
+/// can act on.
+fn explain(e: &serde_saphyr::Error) -> (Code, String) {
+    use serde_saphyr::Error as E;
+    use serde_saphyr::budget::BudgetBreach as Breach;
+    match e {
+        E::DuplicateMappingKey { key: Some(key), .. } => {
+            (Code::Duplicate, format!("duplicate key {}", quoted(key)))
+        }
+        E::DuplicateMappingKey { key: None, .. } => (Code::Duplicate, "duplicate key".into()),
+        E::NonFiniteFloat { value, .. } => (
+            Code::Invalid,
+            format!(
+                "the number {} is infinite or not a number; quote it if it is text",
+                quoted(value)
+            ),
+        ),
+        E::MergeKeyNotAllowed { .. } => (Code::Invalid, "merge keys (`<<`) are not allowed".into()),
+        E::NullIntoString { .. } => (
+            Code::Invalid,
+            "a key is null; quote it if it is text".into(),
+        ),
+        E::Budget { breach, .. } => match breach {
+            Breach::Anchors { .. } | Breach::Aliases { .. } => (
+                Code::Invalid,
+                "anchors and aliases (`&`, `*`) are not allowed".into(),
+            ),
+            Breach::MergeKeys { .. } => (Code::Invalid, "merge keys (`<<`) are not allowed".into()),
+            Breach::Depth { .. } => (
+                Code::TooDeep,
+                format!("nested more than {FRONTMATTER_DEPTH_MAX} deep"),
+            ),
+            Breach::Documents { .. } => (Code::FrontMatter, "more than one YAML document".into()),
+            _ => (
+                Code::TooLarge,
+                format!("more than {FRONTMATTER_NODES_MAX} keys and values"),
+            ),
+        },
+        _ => {
+            let mut message = one_line(&e.without_snippet().to_string());
+            if let Some(at) = e.location() {
+                let place = format!(" at line {}, column {}", at.line(), at.column());
+                message.truncate(message.strip_suffix(&place).unwrap_or(&message).len());
+            }
+            (Code::Syntax, message)
+        }
+    }
 }
 
 fn options() -> serde_saphyr::Options {
@@ -196,5 +242,153 @@ impl<'de> serde::Deserialize<'de> for Yaml {
         }
         .deserialize(d)
         .map(Yaml)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn frontmatter(yaml: &str) -> Result<Value, SkillMdError> {
+        SkillMd::parse(&format!("---\n{yaml}\n---\nbody")).map(|md| Value::Object(md.frontmatter))
+    }
+
+    #[test]
+    fn good() {
+        for (yaml, want) in [
+            (
+                "name: Salesforce Lead Sync\nshort_description: Sync leads from a sheet blob into Salesforce.\ntags: [crm, leads, sync]",
+                json!({"name": "Salesforce Lead Sync", "short_description": "Sync leads from a sheet blob into Salesforce.", "tags": ["crm", "leads", "sync"]}),
+            ),
+            ("", json!({})),
+            ("# only a comment\n\n", json!({})),
+            ("{}", json!({})),
+            (
+                "date: 2024-01-01\nat: 2024-01-01T10:00:00Z\ntime: 12:30:00",
+                json!({"date": "2024-01-01", "at": "2024-01-01T10:00:00Z", "time": "12:30:00"}),
+            ),
+            (
+                "a: no\nb: yes\nc: true\nd: ~\ne:",
+                json!({"a": "no", "b": "yes", "c": true, "d": null, "e": null}),
+            ),
+            (
+                "a: 1\nb: -2\nc: 1.5\nd: '3'\ne: \"4\"",
+                json!({"a": 1, "b": -2, "c": 1.5, "d": "3", "e": "4"}),
+            ),
+            ("1: x\ntrue: y", json!({"1": "x", "true": "y"})),
+            (
+                "a: |\n  two\n  lines\nb: >\n  one\n  line\n",
+                json!({"a": "two\nlines\n", "b": "one line\n"}),
+            ),
+            ("a:\n  - b: {c: [d]}", json!({"a": [{"b": {"c": ["d"]}}]})),
+            ("version: 1.2.3", json!({"version": "1.2.3"})),
+        ] {
+            assert_eq!(
+                frontmatter(yaml).unwrap_or_else(|e| panic!("{yaml:?}: {e}")),
+                want
+            );
+        }
+    }
+
+    #[test]
+    fn bad() {
+        let deep = format!("a: {}1{}", "[".repeat(20), "]".repeat(20));
+        let deep_map = (0..20)
+            .map(|n| format!("{}k:\n", " ".repeat(n)))
+            .collect::<String>();
+        let many = format!("a: [{}]", "1,".repeat(9000));
+        for (yaml, code, line) in [
+            ("a: 1\nb: 2\na: 3", Code::Duplicate, 4),
+            ("x: {a: 1, a: 2}", Code::Duplicate, 2),
+            ("a: &x 1", Code::Invalid, 2),
+            ("a: *x", Code::Syntax, 2),
+            ("a: &x {b: 1}\nc:\n  <<: *x", Code::Invalid, 2),
+            ("a: 1\n<<: {b: 1}", Code::Invalid, 3),
+            ("a: .nan", Code::Invalid, 2),
+            ("a: -.inf", Code::Invalid, 2),
+            ("a: 1e999", Code::Invalid, 2),
+            ("a: !!python/object:os.system x", Code::Syntax, 2),
+            ("a: !include /etc/passwd", Code::Syntax, 2),
+            ("[a]: x", Code::Syntax, 2),
+            ("~: x", Code::Invalid, 2),
+            ("- a\n- b", Code::FrontMatter, 2),
+            ("just text", Code::FrontMatter, 2),
+            ("a: [1", Code::Syntax, 2),
+            ("a: 'x", Code::Syntax, 3),
+            ("a: 1\n...\nb: 2", Code::FrontMatter, 3),
+            ("a: \0", Code::Syntax, 2),
+            (&deep, Code::TooDeep, 2),
+            (&deep_map, Code::TooDeep, 18),
+            (&many, Code::TooLarge, 2),
+        ] {
+            let e = frontmatter(yaml).expect_err(yaml);
+            assert_eq!(
+                (e.code, e.place.map(|p| p.0)),
+                (code, Some(line)),
+                "{:.40}: {e}",
+                yaml
+            );
+            assert!(
+                !e.message.contains("at line") && !e.message.contains("Options"),
+                "{e}"
+            );
+        }
+    }
+
+    #[test]
+    fn splitting() {
+        for (text, want) in [
+            ("# My New Skill\n\n...", Ok((0, "# My New Skill\n\n..."))),
+            ("", Ok((0, ""))),
+            ("\n---\na: 1\n---\n", Ok((0, "\n---\na: 1\n---\n"))),
+            (" ---\na: 1\n---\n", Ok((0, " ---\na: 1\n---\n"))),
+            ("----\na: 1\n", Ok((0, "----\na: 1\n"))),
+            (
+                "---\na: 1\n---\nbody\n---\nmore",
+                Ok((1, "body\n---\nmore")),
+            ),
+            (
+                "---\r\na: 1\r\nb: 2\r\n---\r\nbody\r\n",
+                Ok((2, "body\r\n")),
+            ),
+            ("--- \na: 1\n---\t\nbody", Ok((1, "body"))),
+            ("---\na: 1\n---", Ok((1, ""))),
+            ("---\n---\nbody", Ok((0, "body"))),
+            ("---", Err(Code::FrontMatter)),
+            ("---\na: 1\n", Err(Code::FrontMatter)),
+            ("---\na: 1\n ---\n", Err(Code::FrontMatter)),
+            ("---\na: 1\n----\n", Err(Code::FrontMatter)),
+            ("\u{feff}---\na: 1\n---\n", Err(Code::FrontMatter)),
+        ] {
+            let got = SkillMd::parse(text)
+                .map(|md| (md.frontmatter.len(), md.body))
+                .map_err(|e| e.code);
+            assert_eq!(got, want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        let body = "x".repeat(SKILL_MD_BYTES_MAX);
+        assert!(SkillMd::parse(&body).is_ok());
+        assert_eq!(
+            SkillMd::parse(&format!("{body}x")).unwrap_err().code,
+            Code::TooLarge
+        );
+        assert!(frontmatter(&format!("a: {}", "x".repeat(60_000))).is_ok());
+        assert_eq!(
+            frontmatter(&format!("a: {}", "x".repeat(70_000)))
+                .unwrap_err()
+                .code,
+            Code::TooLarge
+        );
+    }
+
+    #[test]
+    fn as_problem() {
+        let p = Problem::from(frontmatter("a: 1\na: 2").unwrap_err());
+        assert_eq!(p.to_string(), "SKILL.md:3:1: error: duplicate key \"a\"");
     }
 }

@@ -60,6 +60,19 @@ pub(crate) fn one_line(message: &str) -> String {
     out
 }
 
+/// The text with what cannot be seen made visible.
+pub(crate) fn shown(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_hidden(c) {
+            out.extend(c.escape_unicode());
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
 /// Line and column of a byte offset, both from 1, the column in characters.
 pub(crate) fn line_column(text: &str, offset: usize) -> (u32, u32) {
     let mut end = offset.min(text.len());

@@ -178,6 +178,7 @@ impl Reader {
                     quoted(key)
                 );
                 self.error(pointer, Code::Invalid, message, None);
+                continue;
             }
             self.tidy(value, &step(pointer, key));
         }

@@ -39,12 +39,18 @@ pub(super) fn parse(text: &str) -> Result<(Map<String, Value>, Places), Manifest
     let mut reader = Reader {
         lines: Lines::of(text),
         text,
-        places: Places::new(),
+        // What is missing is missing in the whole.
+        places: Places::from([(String::new(), (1, 1))]),
     };
     let written = reader
         .table(table.into_inner(), "", 1)
         .map_err(ManifestError::one)?;
     Ok((written, reader.places))
+}
+
+/// Where one value of a TOML text stands, if it is there.
+pub(super) fn place_of(text: &str, pointer: &str) -> Option<(u32, u32)> {
+    parse(text).ok()?.1.get(pointer).copied()
 }
 
 /// Where lines start: finding a place must not read the text again for each value.
@@ -95,6 +101,11 @@ impl Reader<'_> {
             if key.len() > KEY_BYTES_MAX {
                 return Err(too_long_key(SKILL_TOML, pointer, key.len()).place(place));
             }
+            // A table is found by its key, anything else by itself: that is what will be wrong.
+            let place = match value.get_ref() {
+                DeValue::Table(_) => place,
+                _ => self.lines.place(self.text, value.span().start),
+            };
             let below = self.note(pointer, &key, depth, place);
             let value = self.value(value, &below, depth + 1)?;
             members.insert(key.into_owned(), value);
@@ -124,7 +135,8 @@ impl Reader<'_> {
                 .at(pointer)
                 .place(place))
         };
-        if depth > MANIFEST_DEPTH_MAX + 1 {
+        let is_container = matches!(value.get_ref(), DeValue::Array(_) | DeValue::Table(_));
+        if is_container && depth > MANIFEST_DEPTH_MAX {
             return fail(
                 Code::TooDeep,
                 &format!("nested more than {MANIFEST_DEPTH_MAX} deep"),
@@ -155,15 +167,7 @@ impl Reader<'_> {
                 }
                 Ok(Value::Array(list))
             }
-            DeValue::Table(table) => {
-                if depth > MANIFEST_DEPTH_MAX {
-                    return fail(
-                        Code::TooDeep,
-                        &format!("nested more than {MANIFEST_DEPTH_MAX} deep"),
-                    );
-                }
-                self.table(table, pointer, depth).map(Value::Object)
-            }
+            DeValue::Table(table) => self.table(table, pointer, depth).map(Value::Object),
         }
     }
 }
