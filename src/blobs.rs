@@ -285,7 +285,7 @@ impl Blobs {
     fn of(&self, id: &str, error: model::Error) -> Error {
         match error.code {
             abi::E_NOT_FOUND => Error::NotFound {
-                id: crate::rpc::walk::short(id),
+                id: crate::json::short(id),
             },
             abi::E_OUT_OF_RANGE => Error::TooLarge {
                 message: format!(

@@ -369,7 +369,7 @@ impl Catalog {
         version: Option<&str>,
     ) -> Result<Arc<Skill>, Error> {
         let missing = || Error::SkillNotFound {
-            name: crate::rpc::walk::short(name),
+            name: crate::json::short(name),
         };
         // What is no name is the name of nothing.
         SkillName::parse(name).map_err(|_| missing())?;
@@ -403,7 +403,7 @@ impl Catalog {
                 return Err(match source.skill_get(tenant, name, "").await {
                     Ok(latest) => Error::VersionNotFound {
                         name: name.to_owned(),
-                        version: crate::rpc::walk::short(version),
+                        version: crate::json::short(version),
                         latest: latest.version,
                     },
                     Err(error) if error.code == abi::E_NOT_FOUND => missing(),
@@ -689,7 +689,7 @@ fn assemble(new: NewSkill, files_max: usize, bytes_max: u64) -> Result<Bundle, E
 
 /// A path that is none: out of the skill, or outside the grammar.
 fn misplaced(error: PathError, text: &str, pointer: &str) -> Error {
-    let path = crate::rpc::walk::short(text);
+    let path = crate::json::short(text);
     match error.is_escape() {
         true => Error::PathEscape {
             path,
@@ -725,7 +725,7 @@ fn refused(problems: &[Problem], bytes_max: u64) -> Error {
     };
     match first.code {
         Code::PathEscape => Error::PathEscape {
-            path: crate::rpc::walk::short(&first.file),
+            path: crate::json::short(&first.file),
             why: first.message.clone(),
         },
         Code::LanguageUnsupported => Error::LanguageUnsupported {

@@ -55,6 +55,7 @@ pub mod limit;
 
 pub mod faces;
 
+pub mod json;
 pub mod rpc;
 
 pub mod policy;

@@ -250,7 +250,7 @@ where
         Box::pin(async move {
             let Some(method) = TABLE.iter().find(|method| method.name == call.method) else {
                 return Err(Error::UnknownMethod {
-                    method: crate::rpc::walk::short(&call.method),
+                    method: crate::json::short(&call.method),
                 });
             };
             let prepared = (method.prepare)(rooms, call).await?;

@@ -1,12 +1,11 @@
 //! JSON-RPC 2.0 over one HTTP endpoint: bytes in, calls out, answers back. Knows no skills.
 //!
-//! A body is taken apart twice: [`envelope`] splits it into requests without reading `params`; [`walk`] then checks
+//! A body is taken apart twice: [`envelope`] splits it into requests without reading `params`; [`json`] then checks
 //! each `params` text once (nesting, duplicate members, numbers), so that every later reader sees the same value.
 //! Requests of a batch run one after the other and each is authorized and limited by itself.
 
 pub mod code;
 pub mod envelope;
-pub mod walk;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -24,11 +23,11 @@ use tower::{Service, ServiceExt};
 use tracing::Instrument;
 
 use crate::auth::{Authenticated, Caller};
+use crate::json::{self, Refused};
 use crate::rescue::{Refusal, RequestId};
 use crate::server::{Body, full};
 use code::Code;
 use envelope::{BadBody, Envelope};
-use walk::Refused;
 
 /// One method call, as it leaves this layer.
 #[derive(Debug, Clone)]
@@ -62,7 +61,7 @@ impl Params {
     pub fn from_text(text: Bytes) -> Result<Self, ErrorObject> {
         let object = std::str::from_utf8(&text)
             .map_err(|error| ErrorObject::invalid_params("", error.to_string()))?;
-        walk::walk(object).map_err(|refused| match refused {
+        json::walk(object).map_err(|refused| match refused {
             Refused::Syntax(message) => ErrorObject::new(
                 Code::Parse,
                 "parse_error",
@@ -295,7 +294,7 @@ where
             None => Params::empty(),
             Some(raw) => Params::from_text(self.body.slice_ref(raw.get().as_bytes()))?,
         };
-        let method = walk::short(&envelope.method);
+        let method = json::short(&envelope.method);
         let call = Call {
             caller: self.caller.clone(),
             method: envelope.method.clone(),

@@ -451,7 +451,7 @@ fn output_of(json: &[u8]) -> Result<Box<RawValue>, String> {
     }
     let text = std::str::from_utf8(json)
         .map_err(|_| "the sandbox returned an output that is not UTF-8".to_owned())?;
-    crate::rpc::walk::walk(text)
+    crate::json::walk(text)
         .map_err(|_| "the sandbox returned an output that is not JSON".to_owned())?;
     RawValue::from_string(text.to_owned())
         .map_err(|_| "the sandbox returned an output that is not JSON".to_owned())

@@ -50,7 +50,7 @@ impl Format {
                 let names: Vec<&str> = FORMATS.iter().map(|(name, _)| *name).collect();
                 format!(
                     "unknown format {:?}; there are {}",
-                    crate::rpc::walk::short(name),
+                    crate::json::short(name),
                     names.join(", ")
                 )
             })

@@ -49,7 +49,7 @@ fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Erro
         let params: Params = read_params(&call.params)?;
         if params.language != "python" {
             return Err(catalog::Error::LanguageUnsupported {
-                language: crate::rpc::walk::short(&params.language),
+                language: crate::json::short(&params.language),
             }
             .into());
         }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::walk::short;
+use crate::json::short;
 
 /// Longest `id` that is echoed, in bytes of its JSON text.
 pub const ID_BYTES_MAX: usize = 256;

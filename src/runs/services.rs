@@ -79,7 +79,7 @@ impl Services {
             abi::E_NOT_FOUND,
             format!(
                 "there is no blob {:?} in this run: name it in input_blobs",
-                crate::rpc::walk::short(id)
+                crate::json::short(id)
             ),
         ))
     }
