@@ -15,6 +15,19 @@ pub const ENTRY_SYMBOL: &[u8] = b"skillgate_plugin_entry_v1\0";
 pub const SANDBOX_ID: &[u8] = b"skillgate.sandbox/1\0";
 pub const STORAGE_ID: &[u8] = b"skillgate.storage/1\0";
 
+/// `error_type` of runs that the sandbox, not the code, ended.
+pub const RUN_TIMEOUT: &str = "Timeout";
+/// See [`RUN_TIMEOUT`].
+pub const RUN_OUT_OF_MEMORY: &str = "OutOfMemory";
+/// See [`RUN_TIMEOUT`].
+pub const RUN_TOO_MANY_PROCESSES: &str = "TooManyProcesses";
+/// See [`RUN_TIMEOUT`].
+pub const RUN_DISK_FULL: &str = "DiskFull";
+/// See [`RUN_TIMEOUT`].
+pub const RUN_CANCELLED: &str = "Cancelled";
+/// See [`RUN_TIMEOUT`].
+pub const RUN_SANDBOX_ERROR: &str = "SandboxError";
+
 #[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 compile_error!("the SkillGate plugin ABI is defined for 64-bit little-endian targets only");
 
