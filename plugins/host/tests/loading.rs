@@ -1,0 +1,275 @@
+//! Which files are loaded, which are refused, and what the refusal says. The C plugins are compiled here.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
+
+mod support;
+
+use std::path::Path;
+
+use skillgate_plugin_host::{LoadError, Pin, Plugin, inspect};
+use support::{load, probe, sdk_plugin};
+
+fn refusal(path: &Path, pin: &Pin) -> String {
+    let error: LoadError = Plugin::load(path, pin).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.starts_with(&path.display().to_string()),
+        "names the file: {text}"
+    );
+    assert!(!text.contains('\n'), "one sentence: {text}");
+    text
+}
+
+#[track_caller]
+fn refused(name: &str, options: &[&str], expected: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let text = refusal(&probe(dir.path(), name, options), &Pin::default());
+    assert!(text.contains(expected), "{text}");
+}
+
+#[test]
+fn a_good_plugin_in_c() {
+    let dir = tempfile::tempdir().unwrap();
+    let plugin = load(&probe(dir.path(), "good", &[]));
+    let info = plugin.info();
+    assert_eq!(
+        (
+            info.id.as_str(),
+            info.version.as_str(),
+            info.vendor.as_str()
+        ),
+        ("org.skillgate.probe", "1.0.0", "")
+    );
+    assert!(!info.blocking);
+    assert!(plugin.offers_sandbox() && !plugin.offers_storage());
+}
+
+#[test]
+fn a_good_plugin_made_with_the_sdk() {
+    let plugin = load(&sdk_plugin());
+    let info = plugin.info();
+    assert_eq!(
+        (
+            info.id.as_str(),
+            info.version.as_str(),
+            info.license.as_str()
+        ),
+        ("org.skillgate.test", "1.2.3", "Apache-2.0")
+    );
+    assert_eq!(info.config_schema_json, r#"{"type":"object"}"#);
+    assert!(info.blocking && plugin.offers_sandbox() && plugin.offers_storage());
+}
+
+#[test]
+fn inspect_says_what_a_file_is_and_runs_none_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = probe(
+        dir.path(),
+        "inspected",
+        &[
+            "-DFLAGS=SKG_F_SINGLETON",
+            "-Wl,-rpath,/somewhere",
+            "-Wl,--disable-new-dtags",
+        ],
+    );
+    let found = inspect(&file).unwrap();
+    let note = found.note.as_ref().unwrap();
+    assert_eq!(
+        (note.id.as_str(), note.abi_major, note.abi_minor, note.flags),
+        ("org.skillgate.probe", 1, 0, 4)
+    );
+    assert!(found.entry && !found.executable_stack && !found.text_relocations);
+    assert_eq!(found.rpath.as_deref(), Some("/somewhere"));
+    assert!(
+        found.needed.iter().any(|n| n.starts_with("libc.so")),
+        "{:?}",
+        found.needed
+    );
+    assert_eq!(found.size_bytes, std::fs::metadata(&file).unwrap().len());
+    assert_eq!(found.refusals.len(), 1, "{:?}", found.refusals);
+    let json = serde_json::to_value(&found).unwrap();
+    assert_eq!(json["note"]["id"], "org.skillgate.probe");
+    assert_eq!(json["sha256"].as_str().unwrap().len(), 64);
+}
+
+#[test]
+fn a_refused_plugin_has_not_run() {
+    // The child has the environment that the constructor looks at, so that nothing is set in this process.
+    let dir = tempfile::tempdir().unwrap();
+    let file = probe(
+        dir.path(),
+        "constructor",
+        &["-DCONSTRUCTOR", "-DNOTE_MAJOR=9", "-DENTRY_MAJOR=9"],
+    );
+    let good = probe(dir.path(), "constructor_good", &["-DCONSTRUCTOR"]);
+    for (file, runs) in [(&file, false), (&good, true)] {
+        let mark = dir.path().join("ran");
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child_loads_and_inspects", "--ignored"])
+            .env("SKG_PROBE", &mark)
+            .env("SKG_PROBE_FILE", file)
+            .output()
+            .unwrap();
+        assert!(
+            child.status.success(),
+            "{}",
+            String::from_utf8_lossy(&child.stdout)
+        );
+        assert_eq!(mark.exists(), runs, "{}", file.display());
+    }
+}
+
+#[test]
+#[ignore = "run by a_refused_plugin_has_not_run, in a process of its own"]
+fn child_loads_and_inspects() {
+    let file = std::env::var_os("SKG_PROBE_FILE").unwrap();
+    inspect(&file).unwrap();
+    assert!(
+        !Path::new(&std::env::var_os("SKG_PROBE").unwrap()).exists(),
+        "inspect ran the plugin's code"
+    );
+    drop(Plugin::load(&file, &Pin::default()));
+}
+
+#[test]
+fn another_major() {
+    let expected = "it is built for major 9 of the plugin contract, and this host speaks major 1";
+    refused(
+        "note_major",
+        &["-DNOTE_MAJOR=9", "-DENTRY_MAJOR=9"],
+        expected,
+    );
+    // The note lies: then the entry is asked before anything else of the plugin.
+    refused("entry_major", &["-DENTRY_MAJOR=9"], expected);
+}
+
+#[test]
+fn a_host_that_is_too_old_for_it() {
+    refused(
+        "min_host",
+        &["-DMIN_HOST=7"],
+        "it needs a host with minor 7 or later",
+    );
+}
+
+#[test]
+fn no_entry_no_note() {
+    refused(
+        "no_entry",
+        &["-DNO_ENTRY"],
+        "does not export the data symbol skillgate_plugin_entry_v1",
+    );
+    refused("no_note", &["-DNO_NOTE"], "no SkillGate ELF note");
+}
+
+#[test]
+fn a_process_of_its_own() {
+    refused(
+        "own_process",
+        &["-DFLAGS=SKG_F_OWN_PROCESS"],
+        "cannot yet load a plugin into one",
+    );
+}
+
+#[test]
+fn the_note_and_the_entry_must_agree() {
+    refused(
+        "other_id",
+        &["-DENTRY_ID=\"org.skillgate.other\""],
+        "its note says \"org.skillgate.probe\"",
+    );
+    refused("bad_magic", &["-DMAGIC=0x12345678u"], "magic is 0x12345678");
+}
+
+#[test]
+fn search_paths_and_stacks() {
+    refused(
+        "runpath",
+        &["-Wl,-rpath,/tmp/evil", "-Wl,--enable-new-dtags"],
+        "library search path \"/tmp/evil\"",
+    );
+    refused("stack", &["-Wl,-z,execstack"], "executable stack");
+}
+
+#[test]
+fn the_pin() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = probe(dir.path(), "pinned", &[]);
+    let sha256 = inspect(&file).unwrap().sha256;
+    let wrong = Pin {
+        sha256: Some("0".repeat(64)),
+    };
+    let text = refusal(&file, &wrong);
+    assert!(
+        text.contains(&sha256) && text.contains(&"0".repeat(64)),
+        "{text}"
+    );
+    Plugin::load(
+        &file,
+        &Pin {
+            sha256: Some(sha256.to_uppercase()),
+        },
+    )
+    .unwrap();
+}
+
+#[test]
+fn files_that_are_no_plugins() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = dir.path().join("text.so");
+    std::fs::write(&text, "#!/bin/sh\n").unwrap();
+    assert!(refusal(&text, &Pin::default()).contains("not an ELF file"));
+    assert!(refusal(dir.path(), &Pin::default()).contains("not a regular file"));
+    assert!(refusal(&dir.path().join("missing.so"), &Pin::default()).contains("cannot be read"));
+    let fifo = dir.path().join("fifo");
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert!(refusal(&fifo, &Pin::default()).contains("not a regular file"));
+    let program = refusal(&std::env::current_exe().unwrap(), &Pin::default());
+    assert!(program.contains("does not export"), "{program}");
+    let other = refusal(Path::new("/lib64/ld-linux-x86-64.so.2"), &Pin::default());
+    assert!(
+        other.contains("does not export") || other.contains("cannot be read"),
+        "{other}"
+    );
+}
+
+#[test]
+fn a_cut_or_garbled_file_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = std::fs::read(probe(dir.path(), "whole", &[])).unwrap();
+    let file = dir.path().join("cut.so");
+    for length in (0..good.len().min(8192)).step_by(61) {
+        std::fs::write(&file, &good[..length]).unwrap();
+        drop(inspect(&file));
+    }
+    // Bytes of the headers and of the end, one at a time.
+    let mut seed = 1_u32;
+    for at in (0..1024).chain(good.len() - 4096..good.len()).step_by(7) {
+        let mut garbled = good.clone();
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        garbled[at] = (seed >> 24) as u8;
+        std::fs::write(&file, &garbled).unwrap();
+        drop(inspect(&file));
+    }
+}
+
+#[test]
+fn the_same_path_with_another_file_is_another_plugin() {
+    // glibc remembers names: a second load must not silently give the first file's code.
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("plugin.so");
+    std::fs::copy(probe(dir.path(), "one", &[]), &path).unwrap();
+    let first = load(&path);
+    std::fs::copy(sdk_plugin(), &path).unwrap();
+    let second = load(&path);
+    assert_eq!(first.info().id, "org.skillgate.probe");
+    assert_eq!(second.info().id, "org.skillgate.test");
+}

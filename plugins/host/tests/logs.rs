@@ -1,0 +1,64 @@
+//! A plugin's log records are the gateway's events.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+
+use support::{Gateway, config, load, probe, run};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// Keeps each event as `LEVEL target field=value ...`.
+struct Keep(Arc<Mutex<Vec<String>>>);
+
+struct Fields(String);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.push_str(&format!(" {field}={value:?}"));
+    }
+}
+
+impl Subscriber for Keep {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::INFO
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        let mut fields = Fields(format!(
+            "{} {}",
+            event.metadata().level(),
+            event.metadata().target()
+        ));
+        event.record(&mut fields);
+        self.0.lock().unwrap().push(fields.0);
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+// This plugin does not block, so it is called, and logs, on the thread of the test.
+#[tokio::test]
+async fn a_record_has_its_plugin_target_run_and_fields() {
+    let events = Arc::default();
+    let dir = tempfile::tempdir().unwrap();
+    let plugin = load(&probe(dir.path(), "logging", &[]));
+    let sandbox = plugin.sandbox(config("{}")).await.unwrap();
+    let _kept = tracing::subscriber::set_default(Keep(Arc::clone(&events)));
+    sandbox.run(run("log"), Gateway::new()).await.unwrap();
+    let events = events.lock().unwrap();
+    let expected = concat!(
+        r#"WARN skillgate::plugin message=something is off plugin="org.skillgate.probe" instance="test""#,
+        r#" target="probe::run" run_id="run_log" fields="n=42""#
+    );
+    assert_eq!(*events, [expected]);
+}

@@ -1,0 +1,334 @@
+//! A plugin for the host's tests, made with the SDK: a storage and a sandbox that do what the name they are asked for
+//! says.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex};
+
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::*;
+use skillgate_plugin_sdk::{Host, Level, RunServices, Sandbox, Storage};
+
+skillgate_plugin_sdk::export_plugin! {
+    id: "org.skillgate.test", version: "1.2.3", vendor: "skillgate", description: "for tests",
+    license: "Apache-2.0", config_schema: r#"{"type":"object"}"#,
+    storage: crate::Memory,
+    sandbox: crate::Echo,
+}
+
+fn refuse_if_asked(request: &CreateRequest) -> Result<()> {
+    match request.config_json.as_slice() {
+        b"refuse" => {
+            let mut error = Error::new(abi::E_PRECONDITION, "asked to refuse");
+            error.detail_json = r#"[{"layer":"x","state":"missing"}]"#.into();
+            Err(error)
+        }
+        b"panic" => panic!("create panics, as asked"),
+        _ => Ok(()),
+    }
+}
+
+/// Blobs in memory; skills are made up from their names.
+struct Memory {
+    host: Host,
+    next: AtomicU64,
+    writing: Mutex<HashMap<u64, (BlobCreate, Vec<u8>)>>,
+    reading: Mutex<HashMap<u64, (Vec<u8>, usize)>>,
+    blobs: Mutex<HashMap<String, (BlobStat, Vec<u8>)>>,
+}
+
+impl Memory {
+    fn number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+    fn find(&self, id: &str) -> Result<(BlobStat, Vec<u8>)> {
+        let blobs = self.blobs.lock().unwrap();
+        blobs
+            .get(id)
+            .cloned()
+            .ok_or_else(|| Error::new(abi::E_NOT_FOUND, format!("no blob {id}")))
+    }
+}
+
+impl Storage for Memory {
+    fn create(host: Host, request: CreateRequest) -> Result<Self> {
+        refuse_if_asked(&request)?;
+        host.log(
+            Level::Info,
+            "memory",
+            "created",
+            &[("instance", &request.instance_id)],
+        );
+        Ok(Memory {
+            host,
+            next: AtomicU64::new(1),
+            writing: Mutex::default(),
+            reading: Mutex::default(),
+            blobs: Mutex::default(),
+        })
+    }
+    fn caps(&self) -> u32 {
+        abi::ST_SKILLS | abi::ST_BLOBS | abi::ST_BLOB_FD
+    }
+    /// `in_flight` and `capacity` say how many writers and readers are open.
+    fn health(&self) -> Result<Health> {
+        Ok(Health {
+            state: abi::HEALTH_OK,
+            in_flight: self.writing.lock().unwrap().len() as u32,
+            capacity: self.reading.lock().unwrap().len() as u32,
+            ..Health::default()
+        })
+    }
+    fn skill_list(&self, query: &SkillQuery) -> Result<SkillPage> {
+        let skill = |i: u32| Skill {
+            name: format!("{}.s{i}", query.tenant),
+            version: "1.0.0".into(),
+            description: "ä".repeat(3),
+            ..Skill::default()
+        };
+        Ok(SkillPage {
+            more: true,
+            skills: (0..query.limit).map(skill).collect(),
+        })
+    }
+    fn skill_get(&self, tenant: &str, name: &str, version: &str) -> Result<Skill> {
+        match name {
+            "panic" => panic!("skill_get panics, as asked"),
+            "missing" => Err(
+                Error::new(abi::E_NOT_FOUND, format!("no skill {name} of {tenant}")).retryable(7),
+            ),
+            _ => Ok(Skill {
+                read_only: true,
+                name: name.into(),
+                version: version.into(),
+                publisher: tenant.into(),
+                manifest_json: b"{}".to_vec(),
+                files: vec![
+                    SkillFile {
+                        path: "SKILL.md".into(),
+                        sha256: "ab".into(),
+                        size_bytes: 3,
+                    },
+                    SkillFile::default(),
+                ],
+                ..Skill::default()
+            }),
+        }
+    }
+    fn skill_read(&self, _: &str, _: &str, _: &str, path: &str) -> Result<Content> {
+        match path {
+            "file" => Ok(Content::File(
+                OwnedFd::from(std::fs::File::open("/proc/self/stat").unwrap()),
+                5,
+            )),
+            _ => Ok(Content::Data(path.as_bytes().to_vec())),
+        }
+    }
+    fn skill_tree(&self, _: &str, _: &str, _: &str) -> Result<Content> {
+        Ok(Content::Dir(OwnedFd::from(
+            std::fs::File::open("/").unwrap(),
+        )))
+    }
+    fn skill_put(&self, put: &PutSkill) -> Result<Skill> {
+        let file = |(path, data): &(String, Vec<u8>)| SkillFile {
+            path: path.clone(),
+            sha256: String::new(),
+            size_bytes: data.len() as u64,
+        };
+        Ok(Skill {
+            name: put.name.clone(),
+            manifest_json: put.manifest_json.clone(),
+            files: put.files.iter().map(file).collect(),
+            ..Skill::default()
+        })
+    }
+    fn blob_create(&self, create: &BlobCreate) -> Result<u64> {
+        let n = self.number();
+        self.writing
+            .lock()
+            .unwrap()
+            .insert(n, (create.clone(), Vec::new()));
+        Ok(n)
+    }
+    fn blob_write(&self, writer: u64, data: &[u8]) -> Result<()> {
+        let mut writing = self.writing.lock().unwrap();
+        let (_, content) = writing
+            .get_mut(&writer)
+            .ok_or_else(|| Error::new(abi::E_STALE, "no writer"))?;
+        content.extend_from_slice(data);
+        Ok(())
+    }
+    fn blob_commit(&self, writer: u64) -> Result<BlobStat> {
+        let (create, content) = self
+            .writing
+            .lock()
+            .unwrap()
+            .remove(&writer)
+            .ok_or_else(|| Error::new(abi::E_STALE, "no writer"))?;
+        let stat = BlobStat {
+            id: format!("blob:{writer}"),
+            kind: create.kind,
+            size_bytes: content.len() as u64,
+            sha256: "00".into(),
+            owner: create.owner,
+            created_unix_ms: 1,
+        };
+        self.blobs
+            .lock()
+            .unwrap()
+            .insert(stat.id.clone(), (stat.clone(), content));
+        Ok(stat)
+    }
+    fn blob_abort(&self, writer: u64) {
+        self.writing.lock().unwrap().remove(&writer);
+        self.host.log(
+            Level::Info,
+            "memory",
+            "aborted",
+            &[("writer", &writer.to_string())],
+        );
+    }
+    fn blob_stat(&self, _: &str, id: &str) -> Result<BlobStat> {
+        Ok(self.find(id)?.0)
+    }
+    fn blob_open(&self, _: &str, id: &str, offset: u64, len: u64) -> Result<(u64, BlobStat)> {
+        let (stat, mut content) = self.find(id)?;
+        content.drain(..offset as usize);
+        if len > 0 {
+            content.truncate(len as usize);
+        }
+        let n = self.number();
+        self.reading.lock().unwrap().insert(n, (content, 0));
+        Ok((n, stat))
+    }
+    fn blob_read(&self, reader: u64, buf: &mut [u8]) -> Result<(usize, bool)> {
+        let mut reading = self.reading.lock().unwrap();
+        let (content, at) = reading
+            .get_mut(&reader)
+            .ok_or_else(|| Error::new(abi::E_STALE, "no reader"))?;
+        let n = buf.len().min(content.len() - *at);
+        buf[..n].copy_from_slice(&content[*at..*at + n]);
+        *at += n;
+        Ok((n, *at == content.len()))
+    }
+    fn blob_close(&self, reader: u64) {
+        self.reading.lock().unwrap().remove(&reader);
+    }
+    fn blob_delete(&self, _: &str, id: &str) -> Result<()> {
+        self.blobs.lock().unwrap().remove(id);
+        Ok(())
+    }
+}
+
+/// Does what `function` says.
+struct Echo {
+    cancelled: Mutex<Vec<String>>,
+    wake: Condvar,
+}
+
+impl Sandbox for Echo {
+    fn create(_: Host, request: CreateRequest) -> Result<Self> {
+        refuse_if_asked(&request)?;
+        Ok(Echo {
+            cancelled: Mutex::default(),
+            wake: Condvar::new(),
+        })
+    }
+    fn caps(&self) -> SandboxCaps {
+        SandboxCaps {
+            egress: abi::EGRESS_CAN_DENY,
+            isolation: abi::ISO_PROCESS,
+            max_concurrent: 9,
+            ..Default::default()
+        }
+    }
+    fn health(&self) -> Result<Health> {
+        let message = self.cancelled.lock().unwrap().join(",");
+        Ok(Health {
+            state: abi::HEALTH_OK,
+            message,
+            ..Health::default()
+        })
+    }
+    fn run(&self, request: RunRequest, services: &dyn RunServices) -> Result<RunResult> {
+        let done = |output: Vec<u8>| {
+            Ok(RunResult {
+                completed: true,
+                output_json: output,
+                ..RunResult::default()
+            })
+        };
+        match request.function.as_str() {
+            "panic" => panic!("run panics, as asked"),
+            "secret" => match services.secret(&request.code) {
+                Ok(value) => done(value),
+                Err(e) => done(format!("{}", e.code).into_bytes()),
+            },
+            "output" => {
+                let first = services.output(abi::STDOUT, b"one");
+                done(format!("{first},{}", services.output(abi::STDERR, b"two")).into_bytes())
+            }
+            "blob" => {
+                let writer = services.blob_create("text/plain")?;
+                services.blob_write(writer, b"hello")?;
+                let id = services.blob_finish(writer, true)?.unwrap();
+                let mut buf = [0; 16];
+                let n = services.blob_read(&id, 1, &mut buf)?;
+                let gone = services.blob_create("text/plain")?;
+                assert_eq!(services.blob_finish(gone, false)?, None);
+                Ok(RunResult {
+                    completed: true,
+                    output_json: buf[..n].to_vec(),
+                    output_blobs: vec![id],
+                    ..RunResult::default()
+                })
+            }
+            "own thread" => {
+                let n = std::thread::scope(|s| {
+                    s.spawn(|| services.blob_read("blob:1", 0, &mut [0; 8]))
+                        .join()
+                        .unwrap()
+                });
+                done(format!("{n:?}").into_bytes())
+            }
+            "gate" => {
+                let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+                services.gate_serve(listener.into())?;
+                done(b"served".to_vec())
+            }
+            "mounts" => {
+                let mut seen = Vec::new();
+                for mount in &request.mounts {
+                    let fd_works = match &mount.source {
+                        Source::Fd(fd) => std::fs::File::from(fd.try_clone().unwrap())
+                            .metadata()
+                            .is_ok(),
+                        _ => true,
+                    };
+                    seen.push(format!("{}={fd_works}", mount.target));
+                }
+                done(seen.join(",").into_bytes())
+            }
+            "wait" => {
+                services.output(abi::STDOUT, b"started");
+                let mut cancelled = self.cancelled.lock().unwrap();
+                while !cancelled.contains(&request.run_id) {
+                    cancelled = self.wake.wait(cancelled).unwrap();
+                }
+                assert!(services.cancelled());
+                services.output(abi::STDOUT, b"ended");
+                Err(Error::new(abi::E_CANCELLED, "cancelled"))
+            }
+            _ => done(request.args_json),
+        }
+    }
+    fn cancel(&self, run_id: &str) {
+        self.cancelled.lock().unwrap().push(run_id.into());
+        self.wake.notify_all();
+    }
+}

@@ -1,0 +1,146 @@
+//! What the tests of this crate share.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use skillgate_plugin_host::model::{CreateRequest, Error, Limits, Result, RunRequest};
+use skillgate_plugin_host::{Pin, Plugin, RunHost};
+use skillgate_plugin_sdk::abi;
+
+/// The plugin made with the SDK, which cargo builds beside the tests.
+pub(crate) fn sdk_plugin() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    let target = exe.parent().and_then(Path::parent).unwrap();
+    let file = target.join("examples/libskillgate_test_plugin.so");
+    assert!(
+        file.exists(),
+        "{} is missing: `cargo build -p skillgate-plugin-host --examples`",
+        file.display()
+    );
+    file
+}
+
+/// Compiles the C plugin into `dir`.
+pub(crate) fn probe(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = dir.join(format!("{name}.so"));
+    let output = Command::new("cc")
+        .args([
+            "-std=c99",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unused-const-variable",
+            "-Wno-unused-function",
+        ])
+        .args(["-D_GNU_SOURCE", "-O1", "-fPIC", "-shared", "-pthread", "-I"])
+        .arg(here.join("../abi/include"))
+        .args(options)
+        .arg("-o")
+        .arg(&file)
+        .arg(here.join("tests/loading/probe.c"))
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    file
+}
+
+pub(crate) fn load(path: &Path) -> Plugin {
+    Plugin::load(path, &Pin::default()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+pub(crate) fn config(json: &str) -> CreateRequest {
+    CreateRequest {
+        instance_id: "test".into(),
+        state_dir: "/nowhere".into(),
+        config_json: json.into(),
+    }
+}
+
+pub(crate) fn run(function: &str) -> RunRequest {
+    RunRequest {
+        run_id: format!("run_{function}"),
+        function: function.into(),
+        args_json: br#"{"a":1}"#.to_vec(),
+        limits: Limits {
+            wall_ms: 1000,
+            output_bytes: 4096,
+            ..Limits::default()
+        },
+        ..RunRequest::default()
+    }
+}
+
+/// A gateway's side of a run that remembers what it was asked.
+#[derive(Default)]
+pub(crate) struct Gateway {
+    pub(crate) output: Mutex<Vec<(u32, Vec<u8>)>>,
+    pub(crate) told: Option<tokio::sync::mpsc::UnboundedSender<String>>,
+    pub(crate) listeners: Mutex<Vec<std::os::fd::OwnedFd>>,
+    pub(crate) blobs: Mutex<Vec<(String, Vec<u8>)>>,
+    pub(crate) enough: bool,
+}
+
+impl Gateway {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::default()
+    }
+}
+
+impl RunHost for Gateway {
+    fn output(&self, stream: u32, data: &[u8]) -> bool {
+        self.output.lock().unwrap().push((stream, data.to_vec()));
+        if let Some(told) = &self.told {
+            told.send(String::from_utf8_lossy(data).into_owned())
+                .unwrap();
+        }
+        !self.enough
+    }
+    fn secret(&self, name: &str) -> Result<Vec<u8>> {
+        match name {
+            "LONG" => Ok(vec![b'x'; 10_000]),
+            _ => Ok(format!("the secret {name}").into_bytes()),
+        }
+    }
+    fn blob_fd(&self, id: &str) -> Result<std::os::fd::OwnedFd> {
+        Err(Error::new(abi::E_UNIMPLEMENTED, id))
+    }
+    fn blob_read(&self, id: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let blobs = self.blobs.lock().unwrap();
+        let Some((_, data)) = blobs.iter().find(|b| b.0 == id) else {
+            return Err(Error::new(abi::E_NOT_FOUND, id));
+        };
+        let rest = &data[offset as usize..];
+        let n = rest.len().min(buf.len());
+        buf[..n].copy_from_slice(&rest[..n]);
+        Ok(n)
+    }
+    fn blob_create(&self, kind: &str) -> Result<i64> {
+        if kind == "panic" {
+            panic!("the gateway's own code panics");
+        }
+        let mut blobs = self.blobs.lock().unwrap();
+        let id = format!("blob:new{}", blobs.len());
+        blobs.push((id, Vec::new()));
+        Ok(blobs.len() as i64)
+    }
+    fn blob_write(&self, writer: i64, data: &[u8]) -> Result<()> {
+        self.blobs.lock().unwrap()[writer as usize - 1]
+            .1
+            .extend_from_slice(data);
+        Ok(())
+    }
+    fn blob_finish(&self, writer: i64, commit: bool) -> Result<Option<String>> {
+        Ok(commit.then(|| self.blobs.lock().unwrap()[writer as usize - 1].0.clone()))
+    }
+    fn gate_serve(&self, listener: std::os::fd::OwnedFd) -> Result<()> {
+        self.listeners.lock().unwrap().push(listener);
+        Ok(())
+    }
+}
