@@ -1,0 +1,98 @@
+"""Profiles a CSV blob in one pass and in bounded memory."""
+
+import csv
+import io
+
+from columns import Column
+from runtime import blobs, log
+
+COLUMNS_SHOWN_MAX = 25
+NAME_CHARS_SHOWN_MAX = 60
+COLUMNS_MAX = 2000
+FIELD_CHARS_MAX = 1024 * 1024
+SAMPLE_CHARS = 64 * 1024
+DELIMITERS = ",;\t|"
+
+
+def main(args):
+    blob_id = args.get("csv_blob")
+    if not isinstance(blob_id, str):
+        raise ValueError("csv_blob is missing: give the id of the CSV blob")
+    with blobs.open(blob_id, "r", encoding=args.get("encoding") or "utf-8-sig", newline="") as lines:
+        stats = profile(lines, args.get("delimiter"))
+    columns = stats["columns"]
+    empty = sum(column["empty"] for column in columns)
+    summary = f"{stats['rows']} rows, {len(columns)} columns; {empty} empty values."
+    log.info(summary)
+    return {
+        "rows": stats["rows"],
+        "columns": [
+            {"name": c["name"][:NAME_CHARS_SHOWN_MAX], "type": c["type"], "empty": c["empty"]}
+            for c in columns[:COLUMNS_SHOWN_MAX]
+        ],
+        "columns_total": len(columns),
+        "uneven_rows": stats["uneven_rows"],
+        "delimiter": stats["delimiter"],
+        "stats_blob": blobs.write_json(stats),
+        "summary": summary,
+    }
+
+
+def profile(lines, delimiter=None):
+    """The statistics of an open text file as a dict; `lines` was opened with `newline=""`."""
+    sample = lines.read(SAMPLE_CHARS)
+    if not sample.strip():
+        raise ValueError("the CSV is empty")
+    if delimiter is None:
+        delimiter = guess_delimiter(sample)
+    elif not isinstance(delimiter, str) or len(delimiter) != 1:
+        raise ValueError(f"delimiter is not one character: {delimiter!r:.80}")
+    csv.field_size_limit(FIELD_CHARS_MAX)
+    reader = csv.reader(_Rest(sample, lines), delimiter=delimiter)
+    try:
+        names = next(reader)
+        if len(names) > COLUMNS_MAX:
+            raise ValueError(f"{len(names)} columns, at most {COLUMNS_MAX} are profiled: is the delimiter right?")
+        columns = [Column(name.strip() or f"column {n}") for n, name in enumerate(names, 1)]
+        rows = uneven = 0
+        for row in reader:
+            if not row:  # an empty line
+                continue
+            rows += 1
+            uneven += len(row) != len(columns)
+            for index, column in enumerate(columns):
+                column.add(row[index] if index < len(row) else "")
+    except csv.Error as exc:
+        raise ValueError(f"not CSV at line {reader.line_num}: {exc}") from None
+    return {
+        "rows": rows,
+        "uneven_rows": uneven,
+        "delimiter": delimiter,
+        "columns": [column.result() for column in columns],
+    }
+
+
+def guess_delimiter(sample):
+    """The delimiter that cuts the first lines into the most, equally many fields."""
+    best, best_score = ",", (0, 0)
+    for delimiter in DELIMITERS:
+        rows = [row for row, _ in zip(csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter), range(20)) if row]
+        width = len(rows[0]) if rows else 0
+        if width > 1:
+            score = (sum(len(row) == width for row in rows) / len(rows), width)
+            if score > best_score:
+                best, best_score = delimiter, score
+    return best
+
+
+class _Rest:
+    """The lines of a file of which `head` has been read already."""
+
+    def __init__(self, head, lines):
+        # The head ends anywhere, also between \r and \n: the rest of its last line belongs to it.
+        self._head = io.StringIO(head + lines.readline(), newline="")
+        self._lines = lines
+
+    def __iter__(self):
+        yield from self._head
+        yield from self._lines
