@@ -1,0 +1,164 @@
+//! An answer as one JSON value, and what must be true of every answer.
+
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::expect::{holds, json_bytes};
+use crate::http::Answer;
+
+/// Members that a run's result may have.
+const RUN_MEMBERS: &[&str] = &[
+    "status",
+    "run_id",
+    "summary",
+    "output",
+    "output_blobs",
+    "logs_preview",
+    "error",
+    "usage",
+    "logs_truncated",
+];
+
+/// The answer as one JSON value for expectations to look into.
+pub(crate) fn decode(answer: &Answer, expected_id: Option<&str>) -> Value {
+    let headers: serde_json::Map<String, Value> = answer
+        .headers
+        .iter()
+        .map(|(n, v)| (n.clone(), v.clone().into()))
+        .collect();
+    let mut seen = json!({
+        "status": answer.status,
+        "header": headers,
+        "body": String::from_utf8_lossy(&answer.body),
+        "took": u64::try_from(answer.took.as_millis()).unwrap_or(u64::MAX),
+    });
+    if let Ok(reply) = serde_json::from_slice::<Value>(&answer.body) {
+        seen["reply"] = reply;
+    }
+    // Numbers lose their spelling in a `Value`: the id is kept as the bytes that came.
+    if let Ok(members) = serde_json::from_slice::<BTreeMap<String, Box<RawValue>>>(&answer.body)
+        && let Some(id) = members.get("id")
+    {
+        seen["raw_id"] = id.get().into();
+    }
+    if let Some(id) = expected_id {
+        seen["sent_id"] = id.into();
+    }
+    seen
+}
+
+/// What JSON-RPC asks of every answer to a request with an id.
+pub(crate) fn envelope(seen: &Value) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let reply = &seen["reply"];
+    if seen["status"] != 200 {
+        wrong.push(format!(
+            "expected HTTP status 200, but it is {}",
+            seen["status"]
+        ));
+    }
+    let media = seen["header"]["content-type"].as_str().unwrap_or_default();
+    if !media.starts_with("application/json") {
+        wrong.push(format!(
+            "expected content-type application/json, but it is {media:?}"
+        ));
+    }
+    if reply["jsonrpc"] != "2.0" {
+        wrong.push("expected \"jsonrpc\": \"2.0\" in the answer".into());
+    }
+    if seen["raw_id"] != seen["sent_id"] && seen["raw_id"] != Value::Null {
+        wrong.push(format!(
+            "expected the id {}, but it is {}",
+            seen["sent_id"], seen["raw_id"]
+        ));
+    } else if seen["raw_id"] == Value::Null {
+        wrong.push("expected the id in the answer".into());
+    }
+    if reply.get("result").is_some() == reply.get("error").is_some() {
+        wrong.push("expected exactly one of result and error".into());
+    }
+    if let Some(error) = reply.get("error")
+        && !(error["code"].is_i64() && error["message"].is_string())
+    {
+        wrong.push("expected error.code as an integer and error.message as text".into());
+    }
+    wrong
+}
+
+/// What the specification asks of every result of a run.
+pub(crate) fn run_shape(seen: &Value, product: bool) -> Vec<String> {
+    let Some(result) = seen["reply"].get("result") else {
+        return Vec::new();
+    };
+    let mut wrong = Vec::new();
+    let mut must = |fine: bool, what: &str| {
+        if !fine {
+            wrong.push(format!("expected of every run: {what}"));
+        }
+    };
+    let status = result["status"].as_str().unwrap_or_default();
+    must(
+        matches!(status, "completed" | "failed"),
+        "status is completed or failed",
+    );
+    must(
+        result["run_id"].as_str().is_some_and(|id| !id.is_empty()),
+        "a run_id",
+    );
+    must(
+        result["summary"].as_str().is_some_and(|s| !s.is_empty()),
+        "a summary",
+    );
+    must(
+        result.get("error").is_some() == (status == "failed"),
+        "an error exactly when it failed",
+    );
+    if let Some(error) = result.get("error") {
+        must(
+            error["type"].is_string() && error["message"].is_string(),
+            "error has type and message",
+        );
+    }
+    if let Some(output) = result.get("output") {
+        must(json_bytes(output) <= 4096, "output of at most 4096 bytes");
+    }
+    if let Some(logs) = result.get("logs_preview") {
+        must(
+            logs.as_str().is_some_and(|l| l.len() <= 2048),
+            "logs_preview of at most 2048 bytes",
+        );
+    }
+    if let Some(blobs) = result.get("output_blobs") {
+        let fine = blobs.as_array().is_some_and(|all| {
+            all.iter()
+                .all(|id| id.as_str().is_some_and(|id| id.starts_with("blob:")))
+        });
+        must(fine, "output_blobs is an array of blob ids");
+    }
+    if product && let Some(members) = result.as_object() {
+        must(
+            members.keys().all(|k| RUN_MEMBERS.contains(&k.as_str())),
+            "no members of other names",
+        );
+        must(
+            holds("result.run_id is run_id", seen).is_ok(),
+            "run_id is run_ and 96 random bits",
+        );
+    }
+    wrong
+}
+
+/// The answer as a person would want to read it.
+pub(crate) fn picture(seen: &Value) -> String {
+    let text = seen["body"]
+        .as_str()
+        .map_or_else(|| seen["reply"].to_string(), str::to_owned);
+    format!(
+        "HTTP {} after {} ms: {text} {}",
+        seen["status"],
+        seen["took"],
+        seen["stderr"].as_str().unwrap_or_default()
+    )
+}

@@ -1,0 +1,33 @@
+"""Runs spec_client.py, the specification's own client, unchanged, against the endpoint given.
+
+The printed example talks to http://localhost:8080/rpc; only the address that `requests.post` is given is
+changed on its way out.
+"""
+
+import os
+import runpy
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PRINTED = "http://localhost:8080/rpc"
+
+for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+    del os.environ[name]
+try:
+    import requests
+    print(f"using the package requests {requests.__version__}", file=sys.stderr)
+except ImportError:
+    sys.path.insert(0, os.path.join(HERE, "stub"))
+    import requests
+    print("using the stand-in for requests, which is not installed", file=sys.stderr)
+
+endpoint = sys.argv[1]
+post = requests.post
+
+
+def to_the_endpoint(url, *args, **kwargs):
+    return post(endpoint if url == PRINTED else url, *args, **kwargs)
+
+
+requests.post = to_the_endpoint
+runpy.run_path(os.path.join(HERE, "spec_client.py"), run_name="__main__")

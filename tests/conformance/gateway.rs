@@ -1,0 +1,171 @@
+//! Starts and stops the gateway under test.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use crate::http::Endpoint;
+
+/// How long a server may take to start, and to stop.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A directory that is removed at the end.
+#[derive(Debug)]
+pub(crate) struct TempDir(pub(crate) PathBuf);
+
+impl TempDir {
+    /// A new one under the system's place for them.
+    pub(crate) fn new(name: &str) -> Result<TempDir, String> {
+        let nanos = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |d| d.as_nanos());
+        let path = std::env::temp_dir().join(format!("{name}-{}-{nanos:x}", std::process::id()));
+        std::fs::create_dir(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok(TempDir(path))
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        if let Err(e) = std::fs::remove_dir_all(&self.0) {
+            eprintln!("cannot remove {}: {e}", self.0.display());
+        }
+    }
+}
+
+/// A server process that ends when this does.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) endpoint: Endpoint,
+    /// Where its standard error goes.
+    pub(crate) stderr: PathBuf,
+}
+
+impl Server {
+    /// Starts `command` and waits for the line that shows its endpoint.
+    pub(crate) fn start(mut command: Command, stderr: PathBuf) -> Result<Server, String> {
+        let log = std::fs::File::create(&stderr).map_err(|e| e.to_string())?;
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .map_err(|e| format!("cannot start {command:?}: {e}"))?;
+        let stdout = child.stdout.take().ok_or("the server has no stdout")?;
+        let (send, receive) = mpsc::channel();
+        // Reads to the end, so that the server never blocks on a full pipe.
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if let Some(url) = endpoint_in(&line) {
+                    let _already_known = send.send(url);
+                }
+            }
+        });
+        let said = receive.recv_timeout(PATIENCE);
+        let mut server = Server {
+            child,
+            endpoint: Endpoint {
+                host: String::new(),
+                path: String::new(),
+            },
+            stderr,
+        };
+        match said
+            .map_err(|_| "no line with http://…/rpc on stdout".to_owned())
+            .and_then(|url| Endpoint::parse(&url))
+        {
+            Ok(endpoint) => server.endpoint = endpoint,
+            Err(why) => {
+                return Err(format!(
+                    "the server does not start: {why}\n{}",
+                    server.said()
+                ));
+            }
+        }
+        Ok(server)
+    }
+
+    /// The end of what it wrote to standard error.
+    pub(crate) fn said(&self) -> String {
+        let text = std::fs::read_to_string(&self.stderr).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let asked = Command::new("kill")
+            .args(["-TERM", &self.child.id().to_string()])
+            .status();
+        let began = Instant::now();
+        while asked.as_ref().is_ok_and(|status| status.success()) && began.elapsed() < PATIENCE {
+            match self.child.try_wait() {
+                Ok(None) => std::thread::sleep(Duration::from_millis(20)),
+                _ => return,
+            }
+        }
+        eprintln!("the server does not end on SIGTERM: {}", self.said());
+        let _gone_already = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+/// Our gateway on a free port, with everything it keeps in `data`.
+pub(crate) fn start(repo: &Path, data: &Path) -> Result<Server, String> {
+    let config = data.join("skillgate.toml");
+    let text = format!(
+        r#"rate_limit = []
+
+[server]
+listen = "127.0.0.1:0"
+
+[admin]
+listen = "127.0.0.1:0"
+
+[policy]
+path = {policies:?}
+
+[skills]
+paths = [{skills:?}]
+
+[plugins.storage]
+name = "storage-fs"
+config = {{ root = {store:?} }}
+
+[audit]
+path = {audit:?}
+"#,
+        policies = repo.join("policies"),
+        skills = repo.join("skills"),
+        store = data.join("store"),
+        audit = data.join("audit.jsonl"),
+    );
+    std::fs::write(&config, text).map_err(|e| format!("{}: {e}", config.display()))?;
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+    command
+        .args(["serve", "--config"])
+        .arg(&config)
+        .current_dir(data);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("SKILLGATE_") {
+            command.env_remove(name);
+        }
+    }
+    // A secret that the gateway has and that no run may see unless its skill names it and policy grants it.
+    command.env(
+        "SKILLGATE_SECRET_SALESFORCE_API_KEY",
+        "conformance-secret-value-0451",
+    );
+    Server::start(command, data.join("stderr.log"))
+}
+
+/// `… http://127.0.0.1:4567/rpc …`
+fn endpoint_in(line: &str) -> Option<String> {
+    let from = line.find("http://")?;
+    let url = line[from..].split_whitespace().next()?;
+    url.ends_with("/rpc").then(|| url.to_owned())
+}

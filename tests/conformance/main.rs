@@ -1,0 +1,272 @@
+//! Does a server keep the Skills Protocol? Cases are data (`cases/*.toml`), each names the rows it proves (`rows.txt`);
+//! `README.md` beside this file says how to read and write them and how to aim the suite at any server.
+
+#![allow(
+    clippy::print_stdout,
+    reason = "the table of rows is what this test is run for"
+)]
+
+mod answer;
+mod case;
+mod expect;
+mod gateway;
+mod http;
+mod run;
+mod toy;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sha2::{Digest, Sha256};
+
+use crate::case::{Case, Suite};
+use crate::gateway::TempDir;
+use crate::http::Endpoint;
+use crate::run::{Outcome, Target, Verdict};
+
+/// Of `client/spec_client.py`: the specification's client must stay as printed.
+const CLIENT_SHA256: &str = "64cc688046723836a6b0abeda4d761e1191f1618ef259619371072e87b1e67d5";
+
+fn here() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance")
+}
+
+fn suite() -> Suite {
+    Suite::load(&here()).unwrap_or_else(|why| panic!("{why}"))
+}
+
+fn rows() -> Vec<(String, String)> {
+    include_str!("rows.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#') && !line.is_empty())
+        .map(|line| {
+            let (id, text) = line.split_once(' ').expect("a row is an id and a sentence");
+            (id.to_owned(), text.to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn every_row_has_a_case() {
+    let suite = suite();
+    let named: BTreeSet<&str> = suite
+        .cases
+        .iter()
+        .flat_map(|case| case.rows.iter().map(String::as_str))
+        .collect();
+    let known: Vec<String> = rows().into_iter().map(|(id, _)| id).collect();
+    let without: Vec<&String> = known
+        .iter()
+        .filter(|id| !named.contains(id.as_str()))
+        .collect();
+    assert!(without.is_empty(), "rows without a case: {without:?}");
+    let unknown: Vec<&&str> = named
+        .iter()
+        .filter(|id| !known.iter().any(|k| k == **id))
+        .collect();
+    assert!(
+        unknown.is_empty(),
+        "cases name rows that are not in rows.txt: {unknown:?}"
+    );
+}
+
+#[test]
+fn the_printed_client_is_as_printed() {
+    let text = std::fs::read(here().join("client/spec_client.py")).expect("the client is there");
+    let digest: String = Sha256::digest(text)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(
+        digest, CLIENT_SHA256,
+        "client/spec_client.py is no longer the specification's text"
+    );
+}
+
+#[test]
+fn conformance() {
+    let suite = suite();
+    let wanted = std::env::var("SKILLS_CASES").unwrap_or_default();
+    let cases: Vec<&Case> = suite
+        .cases
+        .iter()
+        .filter(|case| case.id.contains(&wanted))
+        .collect();
+    let foreign = std::env::var("SKILLS_ENDPOINT").ok();
+    let data = TempDir::new("skillgate-conformance").expect("a temporary directory can be made");
+    let (target, server) = match &foreign {
+        Some(url) => {
+            let endpoint = Endpoint::parse(url).expect("SKILLS_ENDPOINT is http://host:port/rpc");
+            let product = std::env::var("SKILLS_PRODUCT").is_ok_and(|name| name == "skillgate");
+            (
+                Target {
+                    endpoint,
+                    product,
+                    sandbox: true,
+                    data_dir: None,
+                },
+                None,
+            )
+        }
+        None => {
+            let repo = Path::new(env!("CARGO_MANIFEST_DIR"));
+            let server = gateway::start(repo, &data.0).unwrap_or_else(|why| panic!("{why}"));
+            let data_dir = Some(data.0.display().to_string());
+            (
+                Target {
+                    endpoint: server.endpoint.clone(),
+                    product: true,
+                    sandbox: true,
+                    data_dir,
+                },
+                Some(server),
+            )
+        }
+    };
+    let outcomes = run::run(&target, &suite, &here(), &cases, &[]);
+    let report = report(&outcomes);
+    println!("{}\n{report}", target.endpoint.url());
+    let failed: Vec<String> = outcomes.iter().filter_map(failure).collect();
+    let log = server
+        .as_ref()
+        .map(gateway::Server::said)
+        .unwrap_or_default();
+    drop(server);
+    if !failed.is_empty() && !log.is_empty() {
+        eprintln!("the server's last words:\n{log}");
+    }
+    assert!(
+        failed.is_empty(),
+        "{} of {} cases fail:\n\n{}",
+        failed.len(),
+        outcomes.len(),
+        failed.join("\n\n")
+    );
+}
+
+/// A suite that cannot fail proves nothing: each wrong server must turn the rows red that it breaks,
+/// and the same server without its fault must leave them green.
+#[test]
+fn the_suite_fails_on_a_wrong_server() {
+    let suite = suite();
+    let data = TempDir::new("skillgate-toy").expect("a temporary directory can be made");
+    let right = toy::start(&here(), &data.0, "none").unwrap_or_else(|why| panic!("{why}"));
+    let all: Vec<&Case> = suite.cases.iter().collect();
+    let outcomes = run::run(&toy::target(&right), &suite, &here(), &all, &[]);
+    let failed: Vec<String> = outcomes.iter().filter_map(failure).collect();
+    assert!(
+        failed.is_empty(),
+        "the toy server is right, but:\n\n{}",
+        failed.join("\n\n")
+    );
+    drop(right);
+
+    let broken: BTreeSet<&str> = toy::FAULTS
+        .iter()
+        .flat_map(|fault| fault.rows)
+        .copied()
+        .collect();
+    let unbroken: Vec<String> = rows()
+        .into_iter()
+        .map(|(id, _)| id)
+        .filter(|id| !broken.contains(id.as_str()))
+        .collect();
+    assert!(
+        unbroken.is_empty(),
+        "no wrong server breaks the rows {unbroken:?}"
+    );
+
+    let next = AtomicUsize::new(0);
+    let missed = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while let Some(fault) = toy::FAULTS.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let green = still_green(&suite, &data.0, fault);
+                    missed
+                        .lock()
+                        .expect("no thread panics while it holds this")
+                        .extend(green);
+                }
+            });
+        }
+    });
+    let missed = missed
+        .into_inner()
+        .expect("no thread panics while it holds this");
+    assert!(
+        missed.is_empty(),
+        "the suite does not notice:\n{}",
+        missed.join("\n")
+    );
+}
+
+/// The rows that do not notice a fault.
+fn still_green(suite: &Suite, data: &Path, fault: &toy::Fault) -> Vec<String> {
+    let server = toy::start(&here(), data, fault.name).unwrap_or_else(|why| panic!("{why}"));
+    let mut target = toy::target(&server);
+    target.sandbox = fault.sandbox;
+    target.product = fault.product;
+    let concerned = |case: &&Case| {
+        case.rows
+            .iter()
+            .any(|row| fault.rows.contains(&row.as_str()))
+            && (!fault.sandbox || case.sandbox)
+    };
+    let cases: Vec<&Case> = suite.cases.iter().filter(concerned).collect();
+    let outcomes = run::run(&target, suite, &here(), &cases, fault.rows);
+    let (green, red): (Vec<&str>, Vec<&str>) = fault
+        .rows
+        .iter()
+        .partition(|row| run::red(&outcomes, row) == 0);
+    println!(
+        "{:<24} {:<50} red: {}",
+        fault.name,
+        fault.what,
+        red.join(" ")
+    );
+    green
+        .into_iter()
+        .map(|row| format!("{}: {row} stays green", fault.name))
+        .collect()
+}
+
+fn failure(outcome: &Outcome) -> Option<String> {
+    match &outcome.verdict {
+        Verdict::Failed(why) => Some(format!("{} [{}] {why}", outcome.id, outcome.rows.join(" "))),
+        _ => None,
+    }
+}
+
+/// One line per row: how many cases, and how they went.
+fn report(outcomes: &[Outcome]) -> String {
+    let mut table = String::from("row   cases  passed  failed  skipped\n");
+    let line = |name: &str, of: &[&Outcome]| {
+        let count = |want: fn(&Verdict) -> bool| of.iter().filter(|o| want(&o.verdict)).count();
+        let failed = count(|v| matches!(v, Verdict::Failed(_)));
+        format!(
+            "{name:<5} {:>5}  {:>6}  {failed:>6}  {:>7}",
+            of.len(),
+            count(|v| matches!(v, Verdict::Passed)),
+            count(|v| matches!(v, Verdict::Skipped(_))),
+        )
+    };
+    for (id, text) in rows() {
+        let of: Vec<&Outcome> = outcomes.iter().filter(|o| o.rows.contains(&id)).collect();
+        table.push_str(&format!("{}  {text}\n", line(&id, &of)));
+    }
+    let all: Vec<&Outcome> = outcomes.iter().collect();
+    table.push_str(&line("all", &all));
+    let mut reasons = BTreeMap::new();
+    for outcome in outcomes {
+        if let Verdict::Skipped(why) = outcome.verdict {
+            *reasons.entry(why).or_insert(0) += 1;
+        }
+    }
+    for (why, count) in reasons {
+        table.push_str(&format!("\nskipped {count}: {why}"));
+    }
+    table
+}

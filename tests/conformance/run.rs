@@ -1,0 +1,543 @@
+//! Runs cases against a server and keeps the score by rows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use serde_json::{Value, json};
+
+use crate::answer::{decode, envelope, picture, run_shape};
+use crate::case::{Case, Skill, Step, Suite};
+use crate::expect::{holds, value_at};
+use crate::http::Endpoint;
+
+/// A server and what may be asked of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    pub(crate) endpoint: Endpoint,
+    /// It promises what skillgate's contract says beyond the specification.
+    pub(crate) product: bool,
+    /// It isolates runs.
+    pub(crate) sandbox: bool,
+    /// Its data directory, when this suite started it.
+    pub(crate) data_dir: Option<String>,
+}
+
+/// What became of one case.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) id: String,
+    pub(crate) rows: Vec<String>,
+    pub(crate) verdict: Verdict,
+}
+
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    Passed,
+    Skipped(&'static str),
+    /// Request, answer and the expectations that failed.
+    Failed(String),
+}
+
+/// Error kinds and their JSON-RPC codes.
+const KINDS: &[(&str, i64)] = &[
+    ("parse_error", -32700),
+    ("invalid_request", -32600),
+    ("method_not_found", -32601),
+    ("invalid_params", -32602),
+    ("skill_not_found", -32602),
+    ("version_not_found", -32602),
+    ("file_not_found", -32602),
+    ("blob_not_found", -32602),
+    ("path_escape", -32602),
+    ("cursor_invalid", -32602),
+    ("skill_not_executable", -32602),
+    ("language_unsupported", -32602),
+    ("already_exists", -32004),
+    ("too_large", -32006),
+];
+
+type Vars = BTreeMap<String, Value>;
+
+/// Publishes the suite's skills, then runs the cases, four at a time.
+///
+/// With rows in `until_red`, it stops as soon as each of them has a failed case.
+pub(crate) fn run(
+    target: &Target,
+    suite: &Suite,
+    dir: &Path,
+    cases: &[&Case],
+    until_red: &[&str],
+) -> Vec<Outcome> {
+    let runner = Runner {
+        target,
+        dir,
+        vars: first_vars(target),
+        ids: AtomicU64::new(1),
+    };
+    let published: Vec<Outcome> = suite
+        .skills
+        .iter()
+        .map(|skill| runner.publish(skill))
+        .collect();
+    let (alone, together): (Vec<&Case>, Vec<&Case>) = cases.iter().partition(|case| case.alone);
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(published);
+    let outcomes = || done.lock().expect("no thread panics while it holds this");
+    let enough = || !until_red.is_empty() && until_red.iter().all(|row| red(&outcomes(), row) > 0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while let Some(case) = together.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if enough() {
+                        break;
+                    }
+                    let outcome = runner.case(case);
+                    outcomes().push(outcome);
+                }
+            });
+        }
+    });
+    for case in alone {
+        if !enough() {
+            let outcome = runner.case(case);
+            outcomes().push(outcome);
+        }
+    }
+    done.into_inner()
+        .expect("no thread panics while it holds this")
+}
+
+/// How many cases of a row fail.
+pub(crate) fn red(outcomes: &[Outcome], row: &str) -> usize {
+    let fails =
+        |o: &&Outcome| matches!(o.verdict, Verdict::Failed(_)) && o.rows.iter().any(|r| r == row);
+    outcomes.iter().filter(fails).count()
+}
+
+fn first_vars(target: &Target) -> Vars {
+    let since_1970 = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |d| d.as_nanos());
+    // A server that keeps its store sees this suite many times: names must not meet those of an earlier run.
+    let prefix = format!("c{:x}{:x}", since_1970 & 0xff_ffff_ffff, std::process::id());
+    let mut vars = Vars::new();
+    vars.insert("p".into(), prefix.into());
+    vars.insert("host".into(), target.endpoint.host.clone().into());
+    let port = target.endpoint.host.rsplit(':').next().unwrap_or_default();
+    vars.insert("port".into(), port.into());
+    vars.insert("rpc".into(), target.endpoint.path.clone().into());
+    vars.insert(
+        "data_dir".into(),
+        target.data_dir.clone().unwrap_or_default().into(),
+    );
+    vars
+}
+
+struct Runner<'a> {
+    target: &'a Target,
+    dir: &'a Path,
+    vars: Vars,
+    ids: AtomicU64,
+}
+
+impl Runner<'_> {
+    /// Creates a skill that cases need; this is itself a case.
+    fn publish(&self, skill: &Skill) -> Outcome {
+        let manifest: Value = toml::from_str(&fill(&skill.toml, &self.vars, false))
+            .expect("a skill's manifest in a case file is TOML");
+        let files: Vec<Value> = skill
+            .files
+            .iter()
+            .map(|(path, content)| json!({"path": path, "content": fill(content, &self.vars, false)}))
+            .collect();
+        let params = json!({"manifest": manifest, "skill_md": fill(&skill.md, &self.vars, false), "files": files});
+        let mut expect = vec![
+            format!("result.name == {}", manifest["name"]),
+            format!("result.version == {}", manifest["version"]),
+        ];
+        let mut any = Vec::new();
+        if skill.shared_name {
+            any = vec![
+                std::mem::take(&mut expect),
+                vec!["error.code == -32004".into()],
+            ];
+        }
+        let step = Step {
+            call: Some("create_skill".into()),
+            params: Some(params.to_string()),
+            expect,
+            any,
+            ..Step::default()
+        };
+        let id = format!(
+            "skill {} {}",
+            manifest["name"].as_str().unwrap_or_default(),
+            manifest["version"].as_str().unwrap_or_default()
+        );
+        let verdict = match self.step(&step, &mut self.vars.clone()) {
+            Ok(()) => Verdict::Passed,
+            Err(why) => Verdict::Failed(why),
+        };
+        Outcome {
+            id,
+            rows: vec!["K7".into()],
+            verdict,
+        }
+    }
+
+    fn case(&self, case: &Case) -> Outcome {
+        let verdict = if case.product && !self.target.product {
+            Verdict::Skipped("skillgate's own promise")
+        } else if case.sandbox && !self.target.sandbox {
+            Verdict::Skipped("the server has no sandbox")
+        } else if case.own_server && self.target.data_dir.is_none() {
+            Verdict::Skipped("needs a server started by the suite")
+        } else {
+            self.steps(case)
+        };
+        Outcome {
+            id: case.id.clone(),
+            rows: case.rows.clone(),
+            verdict,
+        }
+    }
+
+    fn steps(&self, case: &Case) -> Verdict {
+        let mut vars = self.vars.clone();
+        for (name, value) in &case.vars {
+            let mut value: Value = serde_json::to_value(value).expect("TOML is also JSON");
+            if let Some(text) = value.as_str() {
+                value = fill(text, &vars, false).into();
+            }
+            vars.insert(name.clone(), value);
+        }
+        for (n, step) in case.step.iter().enumerate() {
+            if let Err(why) = self.step(step, &mut vars) {
+                return Verdict::Failed(format!("{}\n  step {}: {why}", case.about, n + 1));
+            }
+        }
+        Verdict::Passed
+    }
+
+    fn step(&self, step: &Step, vars: &mut Vars) -> Result<(), String> {
+        let times = step.times.max(1);
+        let answers: Vec<(Value, String)> = if times == 1 {
+            vec![self.send(step, vars)?]
+        } else {
+            let shared: &Vars = vars;
+            std::thread::scope(|scope| {
+                let all: Vec<_> = (0..times)
+                    .map(|_| scope.spawn(move || self.send(step, shared)))
+                    .collect();
+                all.into_iter()
+                    .map(|one| {
+                        one.join()
+                            .unwrap_or_else(|_| Err("the sender panicked".into()))
+                    })
+                    .collect::<Result<_, _>>()
+            })?
+        };
+        for (seen, request) in &answers {
+            let wrong = self.wrong(step, seen, vars);
+            if !wrong.is_empty() {
+                return Err(format!(
+                    "{}\n    request: {}\n    answer: {}",
+                    wrong.join("\n    "),
+                    clip(request, 1500),
+                    clip(&picture(seen), 2500)
+                ));
+            }
+        }
+        for path in &step.distinct {
+            let mut values = BTreeSet::new();
+            for (seen, _) in &answers {
+                if !values.insert(value_at(path, seen)?.to_string()) {
+                    return Err(format!("{path} is the same in two answers"));
+                }
+            }
+        }
+        for (name, path) in &step.save {
+            let value = value_at(path, &answers[0].0)?.clone();
+            vars.insert(name.clone(), value);
+        }
+        Ok(())
+    }
+
+    /// Every expectation that does not hold.
+    fn wrong(&self, step: &Step, seen: &Value, vars: &Vars) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let mut lines = Vec::new();
+        if step.call.is_some() || step.run.is_some() {
+            wrong.extend(envelope(seen));
+        }
+        if self.target.product {
+            wrong.extend(self.product_promises(seen));
+        }
+        if step.run.is_some() || step.call.as_deref() == Some("execute_skill") {
+            wrong.extend(run_shape(seen, self.target.product));
+        }
+        if let Some(output) = &step.output {
+            lines.push("result.status == \"completed\"".to_owned());
+            lines.push(format!("result.output == {output}"));
+        }
+        if let Some(class) = &step.failed {
+            lines.push("result.status == \"failed\"".to_owned());
+            let class = fill(class, vars, false);
+            if class != "any" {
+                let (mark, class) = class
+                    .strip_prefix("product ")
+                    .map_or(("", class.as_str()), |c| ("product: ", c));
+                let list: Vec<&str> = class.split('|').collect();
+                lines.push(format!("{mark}result.error.type in {}", json!(list)));
+            }
+        }
+        if let Some(kind) = &step.refused {
+            let kind = fill(kind, vars, false);
+            let kinds: Vec<&str> = kind.split('|').collect();
+            let codes: BTreeSet<i64> = kinds.iter().map(|k| code_of(k)).collect();
+            lines.push("result is absent".to_owned());
+            lines.push(format!("error.code in {}", json!(codes)));
+            lines.push(format!("product: error.data.kind in {}", json!(kinds)));
+        }
+        lines.extend(step.expect.iter().cloned());
+        wrong.extend(self.failing(&lines, seen, vars));
+        if !step.any.is_empty() {
+            let tries: Vec<Vec<String>> = step
+                .any
+                .iter()
+                .map(|lines| self.failing(lines, seen, vars))
+                .collect();
+            if tries.iter().all(|failing| !failing.is_empty()) {
+                wrong.push(format!(
+                    "none of the allowed answers: {}",
+                    tries.concat().join("; or: ")
+                ));
+            }
+        }
+        wrong
+    }
+
+    fn failing(&self, lines: &[String], seen: &Value, vars: &Vars) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for line in lines {
+            let line = match line.strip_prefix("product: ") {
+                Some(_) if !self.target.product => continue,
+                Some(line) => line,
+                None => line,
+            };
+            if let Err(why) = holds(&fill(line, vars, true), seen) {
+                wrong.push(format!("expected `{}`, but {why}", clip(line, 300)));
+            }
+        }
+        wrong
+    }
+
+    /// True of every answer of skillgate: errors have a kind and a request id, and nothing inside leaks out.
+    fn product_promises(&self, seen: &Value) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let replies = match &seen["reply"] {
+            Value::Array(items) => items.clone(),
+            other => vec![other.clone()],
+        };
+        for error in replies.iter().filter_map(|reply| reply.get("error")) {
+            for member in ["kind", "request_id"] {
+                if error["data"][member].as_str().is_none_or(str::is_empty) {
+                    wrong.push(format!("expected error.data.{member} in every error"));
+                }
+            }
+        }
+        let body = seen["body"].as_str().unwrap_or_default();
+        let inside = [Some("panicked at"), self.target.data_dir.as_deref()];
+        for word in inside.into_iter().flatten() {
+            if body.contains(word) {
+                wrong.push(format!(
+                    "the answer shows {word:?}, which is the server's inside"
+                ));
+            }
+        }
+        wrong
+    }
+
+    fn send(&self, step: &Step, vars: &Vars) -> Result<(Value, String), String> {
+        if step.client {
+            return self.printed_client();
+        }
+        if let Some(params) = &step.walk {
+            return self.walk(&fill(params, vars, true));
+        }
+        let endpoint = &self.target.endpoint;
+        let id = match &step.id {
+            Some(id) => fill(id, vars, true),
+            None => self.ids.fetch_add(1, Ordering::Relaxed).to_string(),
+        };
+        if let Some(body) = request_body(step, &id, vars) {
+            let answer = endpoint
+                .post(body.as_bytes())
+                .map_err(|e| format!("{e}\n    request: {}", clip(&body, 1500)))?;
+            let expected_id = (step.call.is_some() || step.run.is_some()).then_some(id.as_str());
+            return Ok((decode(&answer, expected_id), body));
+        }
+        let (answer, request) = if let Some(hex) = &step.post_hex {
+            let hex = fill(hex, vars, false);
+            (endpoint.post(&unhex(&hex)?)?, format!("bytes {hex}"))
+        } else if let Some(path) = &step.get {
+            let path = fill(path, vars, false);
+            (
+                endpoint.request("GET", &path, &[], b"")?,
+                format!("GET {path}"),
+            )
+        } else if let Some(http) = &step.http {
+            let path = fill(&http.path, vars, false);
+            let body = fill(&http.body, vars, false);
+            let headers: Vec<(String, String)> = http
+                .headers
+                .iter()
+                .map(|(n, v)| (n.clone(), fill(v, vars, false)))
+                .collect();
+            let request = format!("{} {path} {headers:?}\n{body}", http.method);
+            (
+                endpoint.request(&http.method, &path, &headers, body.as_bytes())?,
+                request,
+            )
+        } else {
+            let raw = fill(step.raw.as_deref().unwrap_or_default(), vars, false);
+            (endpoint.raw(raw.as_bytes())?, raw)
+        };
+        Ok((decode(&answer, None), request))
+    }
+
+    /// Follows `next_cursor` to the end; the pages become one answer.
+    fn walk(&self, params: &str) -> Result<(Value, String), String> {
+        let mut params: Value = serde_json::from_str(params).map_err(|e| e.to_string())?;
+        let mut skills = Vec::new();
+        let mut sizes = Vec::new();
+        for _ in 0..500 {
+            let body =
+                json!({"jsonrpc": "2.0", "id": 1, "method": "list_skills", "params": params});
+            let seen = decode(
+                &self.target.endpoint.post(body.to_string().as_bytes())?,
+                Some("1"),
+            );
+            let page = &seen["reply"]["result"];
+            let items = page["skills"]
+                .as_array()
+                .ok_or_else(|| format!("a page has no skills: {}", clip(&picture(&seen), 1500)))?;
+            sizes.push(items.len());
+            skills.extend(items.iter().cloned());
+            match &page["next_cursor"] {
+                Value::Null => {
+                    let result = json!({"skills": skills, "page_sizes": sizes});
+                    return Ok((json!({"reply": {"result": result}}), params.to_string()));
+                }
+                cursor => params["cursor"] = cursor.clone(),
+            }
+        }
+        Err("500 pages and no end".into())
+    }
+
+    /// The specification's Python client, as printed; its status is the exit code.
+    fn printed_client(&self) -> Result<(Value, String), String> {
+        let out = Command::new("python3")
+            .arg("-B")
+            .arg(self.dir.join("client/run_printed.py"))
+            .arg(self.target.endpoint.url())
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|e| format!("python3: {e}"))?;
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        if let Some(line) = said.lines().find(|l| l.starts_with("using ")) {
+            println!("printed client: {line}");
+        }
+        let seen = json!({
+            "status": out.status.code(),
+            "body": String::from_utf8_lossy(&out.stdout),
+            "stderr": said,
+        });
+        Ok((seen, "the specification's client".into()))
+    }
+}
+
+/// The text of a JSON-RPC request, exactly as the case writes it.
+fn request_body(step: &Step, id: &str, vars: &Vars) -> Option<String> {
+    if let Some(body) = &step.post {
+        return Some(fill(body, vars, true));
+    }
+    if let Some(code) = &step.run {
+        let mut params = json!({"language": "python", "code": fill(code.trim_start_matches('\n'), vars, false), "limits": {"timeout_ms": 10_000}});
+        for (name, text) in [("args", &step.args), ("", &step.params)] {
+            let Some(text) = text else { continue };
+            let value: Value = serde_json::from_str(&fill(text, vars, true)).ok()?;
+            match value.as_object() {
+                Some(more) if name.is_empty() => {
+                    for (key, value) in more {
+                        params[key] = value.clone();
+                    }
+                }
+                _ => params[name] = value,
+            }
+        }
+        return Some(format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"run_code","params":{params}}}"#
+        ));
+    }
+    let method = Value::from(fill(step.call.as_deref()?, vars, false));
+    let params = fill(step.params.as_deref().unwrap_or("{}"), vars, true);
+    Some(format!(
+        r#"{{"jsonrpc":"2.0","id":{id},"method":{method},"params":{params}}}"#
+    ))
+}
+
+/// `${x}` becomes the variable: in JSON, text is escaped to stand between quotes and anything else is JSON;
+/// `%{x}` becomes the variable's text as it is.
+fn fill(text: &str, vars: &Vars, in_json: bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("${").into_iter().chain(rest.find("%{")).min() {
+        let name_end = rest[at..].find('}').map(|n| at + n);
+        let known = name_end.and_then(|end| vars.get(&rest[at + 2..end]).map(|v| (end, v)));
+        let Some((end, value)) = known else {
+            out.push_str(&rest[..at + 2]);
+            rest = &rest[at + 2..];
+            continue;
+        };
+        out.push_str(&rest[..at]);
+        match value.as_str() {
+            Some(inner) if in_json && rest[at..].starts_with('$') => {
+                let quoted = Value::from(inner).to_string();
+                out.push_str(&quoted[1..quoted.len() - 1]);
+            }
+            Some(inner) => out.push_str(inner),
+            None => out.push_str(&value.to_string()),
+        }
+        rest = &rest[end + 1..];
+    }
+    out.push_str(rest);
+    out
+}
+
+fn code_of(kind: &str) -> i64 {
+    let known = KINDS.iter().find(|(name, _)| *name == kind);
+    known
+        .unwrap_or_else(|| panic!("a case names the kind {kind:?}, which is not in the table"))
+        .1
+}
+
+fn unhex(text: &str) -> Result<Vec<u8>, String> {
+    let digits: String = text.split_whitespace().collect();
+    (0..digits.len())
+        .step_by(2)
+        .map(|n| {
+            u8::from_str_radix(digits.get(n..n + 2).unwrap_or("?"), 16).map_err(|e| e.to_string())
+        })
+        .collect()
+}
+
+fn clip(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((n, _)) => format!("{}… ({} bytes)", &text[..n], text.len()),
+        None => text.to_owned(),
+    }
+}

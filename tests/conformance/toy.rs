@@ -1,0 +1,238 @@
+//! Deliberately wrong servers: the toy of `toy/server.py`, wrong in one way each.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::gateway::Server;
+use crate::run::Target;
+
+/// One way to be wrong and the rows that must notice.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    pub(crate) name: &'static str,
+    pub(crate) what: &'static str,
+    pub(crate) rows: &'static [&'static str],
+    /// Shown to the cases that need isolation, and only to them.
+    pub(crate) sandbox: bool,
+    /// Shown to the cases of skillgate's own promises too.
+    pub(crate) product: bool,
+}
+
+const fn fault(name: &'static str, what: &'static str, rows: &'static [&'static str]) -> Fault {
+    Fault {
+        name,
+        what,
+        rows,
+        sandbox: false,
+        product: false,
+    }
+}
+
+/// Every row of `rows.txt` is broken by at least one of them.
+pub(crate) const FAULTS: &[Fault] = &[
+    fault("media-type", "answers JSON as text/html", &["T1"]),
+    fault("all-errors-alike", "every error is -32603", &["T2", "T3"]),
+    fault("http-500", "an error is also an HTTP 500", &["T2", "T5"]),
+    fault(
+        "unknown-skill-runs",
+        "an unknown skill is a failed run",
+        &["T3"],
+    ),
+    fault(
+        "failure-is-error",
+        "an exception in a run is a JSON-RPC error",
+        &["T4", "E3"],
+    ),
+    fault("ids-are-text", "ids come back as strings", &["T5"]),
+    fault("jsonrpc-missing", "answers without jsonrpc", &["T5"]),
+    fault(
+        "both-result-and-error",
+        "a result with error: null beside it",
+        &["T5"],
+    ),
+    fault("notifications-answered", "answers notifications", &["T5"]),
+    fault("empty-batch", "answers [] with []", &["T5"]),
+    fault("batch-cut", "answers only the first of a batch", &["T5"]),
+    fault("parse-error-code", "broken JSON is -32600", &["T5"]),
+    fault(
+        "skills-are-methods",
+        "a skill can be called like a tool",
+        &["L1"],
+    ),
+    fault("cursor-ignored", "every page is the first", &["D1"]),
+    fault("unsorted", "lists backwards", &["D2"]),
+    fault("versions-as-text", "1.9.0 is above 1.10.0", &["D2", "R4"]),
+    fault(
+        "semantic-search",
+        "the filter searches descriptions",
+        &["D3"],
+    ),
+    fault(
+        "namespace-is-a-prefix",
+        "the filter matches half a segment",
+        &["R12"],
+    ),
+    fault("no-front-matter", "describes without front matter", &["D4"]),
+    fault("path-escape", "reads ../", &["D5"]),
+    fault("file-trimmed", "trims the files that it shows", &["R3"]),
+    fault(
+        "guide-stripped",
+        "the guide comes without its front matter",
+        &["D6", "R3"],
+    ),
+    fault(
+        "guide-rewritten",
+        "the guide is in its own words",
+        &["D6", "D7"],
+    ),
+    fault("args-lost", "args do not reach the skill", &["E1", "E14"]),
+    fault(
+        "export-ignored",
+        "calls main whatever the manifest says",
+        &["E14"],
+    ),
+    fault(
+        "entrypoint-ignored",
+        "calls main whatever the request says",
+        &["E2", "E15"],
+    ),
+    fault(
+        "async-not-awaited",
+        "an async entrypoint is not awaited",
+        &["E15"],
+    ),
+    fault("no-run-id", "a run without an id", &["E3"]),
+    fault("big-output-inline", "returns any output inline", &["E4"]),
+    fault(
+        "big-output-lost",
+        "drops an output that is too large",
+        &["R5"],
+    ),
+    fault("logs-uncut", "returns all logs", &["E5"]),
+    fault("no-timeout", "never minds timeout_ms", &["E6"]),
+    fault(
+        "workspace-stays",
+        "runs share a workspace",
+        &["E7", "E10", "E19"],
+    ),
+    fault("blobs-not-mounted", "input blobs cannot be read", &["E11"]),
+    fault("secrets-leak", "every run gets a secret", &["E12", "R8"]),
+    fault(
+        "no-imports",
+        "mounted skills cannot be imported",
+        &["E16", "K9"],
+    ),
+    fault("blobs-lost", "forgets the blobs that a run makes", &["E17"]),
+    fault("blob-order", "output_blobs backwards", &["E17"]),
+    fault("no-log", "log lines go nowhere", &["E17"]),
+    fault("no-stderr", "stderr goes nowhere", &["E18"]),
+    fault("blob-ids-count", "blob ids are numbered", &["P1"]),
+    fault(
+        "size-in-characters",
+        "size_bytes counts characters",
+        &["P1"],
+    ),
+    fault("never-truncated", "truncated is always false", &["P2"]),
+    fault("no-tail", "sample_tail is the head", &["P2"]),
+    fault(
+        "full-is-a-sample",
+        "full stops after 2000 bytes and says nothing",
+        &["P3"],
+    ),
+    fault(
+        "binary-as-text",
+        "binary content with replacement characters",
+        &["P4", "R11"],
+    ),
+    fault(
+        "cuts-characters",
+        "a sample cuts characters in two",
+        &["R11"],
+    ),
+    fault("run-blobs-die", "a run's blobs die with it", &["P5"]),
+    fault(
+        "resources-lost",
+        "a skill loses its resources",
+        &["K1", "K7"],
+    ),
+    fault("manifest-unchecked", "takes any manifest", &["K2", "K3"]),
+    fault(
+        "manifest-cut",
+        "returns only the required members of a manifest",
+        &["K4"],
+    ),
+    fault(
+        "one-version-only",
+        "a new version replaces the old one",
+        &["K5"],
+    ),
+    fault(
+        "instructions-run",
+        "an instruction skill can be executed",
+        &["K6"],
+    ),
+    fault(
+        "skill-path-escape",
+        "a new skill's files may be anywhere",
+        &["K7"],
+    ),
+    fault(
+        "skill-not-kept",
+        "says that a skill is stored and forgets it",
+        &["K7"],
+    ),
+    fault("strict-names", "refuses - and _ in names", &["R1", "K8"]),
+    fault("hyphens-stay", "a skill with - cannot be imported", &["R1"]),
+    fault(
+        "null-refused",
+        "refuses null for optional parameters",
+        &["R2"],
+    ),
+    fault(
+        "latest-is-newest",
+        "latest is the one published last",
+        &["R4"],
+    ),
+    fault("nan-is-null", "turns NaN into null", &["R6"]),
+    fault("dull-summary", "every summary is \"done\"", &["R7"]),
+    fault("versions-change", "a version can be overwritten", &["R9"]),
+    fault(
+        "again-refused",
+        "the same content again is refused",
+        &["R9"],
+    ),
+    fault("no-pinned-mounts", "name@version is no name", &["R10"]),
+    Fault {
+        sandbox: true,
+        ..fault(
+            "no-sandbox",
+            "runs see and change the machine as root",
+            &["E7", "E8", "E9", "E10", "E12", "E13", "E19"],
+        )
+    },
+    Fault {
+        product: true,
+        ..fault("none", "has no /tools and no /system-prompt", &["L2", "L3"])
+    },
+];
+
+/// Starts the toy with a fault; its state is below `data`.
+pub(crate) fn start(here: &Path, data: &Path, fault: &str) -> Result<Server, String> {
+    let mut command = Command::new("python3");
+    command
+        .arg("-B")
+        .arg(here.join("toy/server.py"))
+        .arg(here.join("texts/guide.md"));
+    command.arg(data).arg(fault);
+    Server::start(command, data.join(format!("{fault}.log")))
+}
+
+/// What may be asked of the toy.
+pub(crate) fn target(server: &Server) -> Target {
+    Target {
+        endpoint: server.endpoint.clone(),
+        product: false,
+        sandbox: false,
+        data_dir: None,
+    }
+}

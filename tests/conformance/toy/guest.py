@@ -1,0 +1,143 @@
+"""The inside of a run of the toy server: a plain process, no sandbox."""
+
+import asyncio
+import importlib.abc
+import importlib.util
+import inspect
+import json
+import math
+import os
+import secrets
+import sys
+import traceback
+import types
+
+BASE = sys.argv[1]
+with open(os.path.join(BASE, "job.json"), encoding="utf-8") as file:
+    JOB = json.load(file)
+SUMMARY = [None]
+
+
+def make(name, **members):
+    module = types.ModuleType(name)
+    module.__dict__.update(members)
+    sys.modules[name] = module
+    return module
+
+
+COUNT = [0]
+
+
+def write_bytes(content, kind="application/octet-stream"):
+    COUNT[0] += 1
+    random = secrets.token_hex(16)
+    with open(os.path.join(BASE, "out", f"{COUNT[0]:06d}-{random}"), "wb") as out:
+        out.write(kind.encode() + b"\n" + content)
+    return "blob:" + random
+
+
+def read_bytes(blob_id):
+    name = os.path.basename(blob_id[5:])
+    for made in os.listdir(os.path.join(BASE, "out")):
+        if made.partition("-")[2] == name:
+            with open(os.path.join(BASE, "out", made), "rb") as content:
+                return content.read().partition(b"\n")[2]
+    with open(os.path.join(BASE, "in", name), "rb") as content:
+        return content.read()
+
+
+def log(level):
+    def write(msg):
+        if JOB["log"]:
+            print(f"[{level}] {msg}", flush=True)
+    return write
+
+
+runtime = make("runtime", summary=lambda text: SUMMARY.__setitem__(0, str(text)))
+runtime.__path__ = []
+runtime.blobs = make(
+    "runtime.blobs", write_bytes=write_bytes, read_bytes=read_bytes,
+    write_text=lambda content, kind="text/plain": write_bytes(content.encode(), kind),
+    write_json=lambda obj, kind="application/json": write_bytes(json.dumps(obj).encode(), kind),
+    read_text=lambda blob_id: read_bytes(blob_id).decode(),
+    read_json=lambda blob_id: json.loads(read_bytes(blob_id)))
+runtime.log = make("runtime.log", **{level: log(level) for level in ("info", "warning", "error", "debug")})
+
+
+class Skills(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, skills):
+        python = (lambda name: name.replace("-", "_")) if JOB["hyphens"] else (lambda name: name)
+        self.files = {"skills." + python(s["name"]): s["file"] for s in skills if s["file"]} if JOB["imports"] else {}
+
+    def find_spec(self, name, path=None, target=None):
+        if name in self.files:
+            return importlib.util.spec_from_file_location(name, self.files[name], submodule_search_locations=[])
+        if any(full.startswith(name + ".") for full in self.files):
+            return importlib.util.spec_from_loader(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        pass
+
+
+class NotSerializable(Exception):
+    pass
+
+
+def check(value, path="output", depth=0):
+    if depth > 60:
+        raise NotSerializable(f"{path} is nested too deeply")
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        if math.isfinite(value):
+            return value
+        if JOB["nan"]:
+            return None
+        raise NotSerializable(f"{path} is {value}, which is not JSON")
+    if type(value) in (list, tuple):
+        return [check(item, f"{path}[{n}]", depth + 1) for n, item in enumerate(value)]
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                raise NotSerializable(f"{path} has the key {key!r}, which is not a string")
+        return {key: check(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
+    raise NotSerializable(f"{path} is of type {type(value).__name__}")
+
+
+def result():
+    sys.meta_path.insert(0, Skills(JOB["skills"]))
+    try:
+        if JOB["skill"]:
+            path = next(s["file"] for s in JOB["skills"] if s["name"] == JOB["skill"])
+            spec = importlib.util.spec_from_file_location("skill_entrypoint", path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = make("code")
+            exec(compile(JOB["code"], "code.py", "exec"), module.__dict__)
+        function = getattr(module, JOB["function"], None)
+        if not callable(function):
+            return {"type": "EntrypointNotFound", "message": f"no function {JOB['function']}"}
+        value = function(JOB["args"])
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value) if JOB["fault"] != "async-not-awaited" else None
+        value = check(value)
+        json.dumps(value, ensure_ascii=False).encode()
+        return {"output": value, "summary": SUMMARY[0]}
+    except (NotSerializable, UnicodeEncodeError) as wrong:
+        return {"type": "OutputNotSerializable", "message": str(wrong)}
+    except BaseException as wrong:
+        return {"type": type(wrong).__name__, "message": traceback.format_exc()}
+
+
+out = result()
+sys.stdout.flush()
+sys.stderr.flush()
+with open(os.path.join(BASE, "part.json"), "w", encoding="utf-8") as file:
+    json.dump(out, file)
+os.rename(os.path.join(BASE, "part.json"), os.path.join(BASE, "result.json"))
+os._exit(0)

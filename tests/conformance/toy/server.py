@@ -1,0 +1,618 @@
+"""A second, tiny runtime for the Skills Protocol: it checks the suite, not the other way round.
+
+It has no sandbox at all: the code of the cases runs as a plain child process, so it must never serve anybody
+but this suite. `server.py GUIDE STATE_DIR FAULT` listens on a free port of the loopback, prints its endpoint,
+and, when FAULT names one, is wrong in that one way. `faults` in `../toy.rs` says which rows must notice.
+"""
+
+import base64
+import http.server
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+GUIDE, STATE, FAULT = open(sys.argv[1], encoding="utf-8").read(), sys.argv[2], sys.argv[3]
+GUEST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest.py")
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*")
+STRICT_NAME = re.compile(r"[a-z0-9]+(\.[a-z0-9]+)*")
+NUMBER = r"(0|[1-9]\d*)"
+SEMVER = re.compile(rf"{NUMBER}\.{NUMBER}\.{NUMBER}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
+KIND = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w-]+=[\w.-]+)*")
+REQUIRED = object()
+
+
+class Refused(Exception):
+    def __init__(self, code, kind, message):
+        super().__init__(message)
+        self.error = {"code": code, "message": message,
+                      "data": {"kind": kind, "request_id": secrets.token_hex(8)}}
+
+
+def params_error(message, kind="invalid_params"):
+    return Refused(-32602, kind, message)
+
+
+# === JSON that keeps what it was given ===
+
+class Twice(ValueError):
+    pass
+
+
+def no_twins(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        members[Twice] = True
+    return members
+
+
+def has_twins(value, depth=0):
+    if isinstance(value, dict):
+        return Twice in value or any(has_twins(v) for v in value.values())
+    return isinstance(value, list) and any(has_twins(v) for v in value)
+
+
+def no_constant(name):
+    raise ValueError(name)
+
+
+def read_json(body):
+    text = body.decode("utf-8")
+    value = json.loads(text, object_pairs_hook=no_twins, parse_constant=no_constant)
+    json.dumps(list(strings(value)), ensure_ascii=False).encode("utf-8")  # lone surrogates
+    return value
+
+
+def strings(value):
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            if key is not Twice:
+                yield key
+            yield from strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)
+
+
+def compact(value):
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+# === the store ===
+
+def precedence(version):
+    if FAULT == "versions-as-text":
+        return version
+    core, _, pre = version.split("+")[0].partition("-")
+    parts = [(1, 0, p) if not p.isdigit() else (0, int(p), "") for p in pre.split(".")] if pre else []
+    return tuple(map(int, core.split("."))), not pre, parts
+
+
+class Skill:
+    def __init__(self, manifest, files):
+        self.manifest, self.files = manifest, files
+        self.name, self.version, self.kind = manifest["name"], manifest["version"], manifest["kind"]
+        self.namespace = manifest.get("namespace") or self.name.split(".")[0]
+
+
+SKILLS, BLOBS, COUNT = {}, {}, [0]
+
+
+def add(skill):
+    SKILLS.setdefault(skill.name, {})[skill.version] = skill
+
+
+add(Skill({"name": "skills.protocol.guide", "version": "0.1.0", "kind": "instruction",
+           "description": "Intro to the Skills Protocol for LLMs.", "namespace": "skills.protocol",
+           "tags": ["guide", "bootstrap"]},
+          {"SKILL.md": GUIDE.encode(), "skill.toml": b"name = \"skills.protocol.guide\"\n"}))
+
+
+def find(name, version=None):
+    versions = SKILLS.get(name)
+    if not versions:
+        raise params_error(f"no skill {name[:80]}", "skill_not_found")
+    if version is None:
+        released = [v for v in versions if "-" not in v] or list(versions)
+        if FAULT == "latest-is-newest":
+            released = list(versions)[-1:]
+        return versions[max(released, key=precedence)]
+    if version not in versions:
+        raise params_error(f"no version {version[:40]}", "version_not_found")
+    return versions[version]
+
+
+def new_blob(content, kind):
+    COUNT[0] += 1
+    random = f"{COUNT[0]:022d}" if FAULT == "blob-ids-count" else secrets.token_hex(16)
+    BLOBS["blob:" + random] = (content, kind)
+    return "blob:" + random
+
+
+def blob(blob_id):
+    if blob_id not in BLOBS:
+        raise params_error("no such blob", "blob_not_found")
+    return BLOBS[blob_id]
+
+
+def as_text(content, wanted=True):
+    if FAULT == "binary-as-text" and wanted:
+        return {"content": content.decode("utf-8", "replace")}
+    try:
+        return {"content": content.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"content": base64.b64encode(content).decode(), "encoding": "base64"}
+
+
+def from_text(item):
+    encoding = item.get("encoding")
+    if encoding is None:
+        return item["content"].encode()
+    if encoding != "base64":
+        raise params_error("encoding is base64 or absent")
+    try:
+        return base64.b64decode(item["content"], validate=True)
+    except ValueError:
+        raise params_error("content is not base64") from None
+
+
+def safe(path):
+    parts = path.split("/")
+    if not path or "\\" in path or any(p in ("", ".", "..") or ord(min(p)) < 32 or p[1:2] == ":" for p in parts):
+        raise params_error("the path leaves the skill", "path_escape")
+    return path
+
+
+# === methods ===
+
+def take(params, **shape):
+    """Checks types; null is absent."""
+    out = {}
+    for name in params:
+        if name not in shape:
+            raise params_error(f"unknown parameter {name}"[:100])
+    for name, (kind, default) in shape.items():
+        value = params.get(name)
+        if value is None and FAULT == "null-refused" and name in params:
+            raise params_error(f"{name} is null")
+        if value is None:
+            if default is REQUIRED:
+                raise params_error(f"{name} is missing")
+            value = default
+        elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise params_error(f"{name} has the wrong type")
+        out[name] = value
+    return out
+
+
+def one_of(value, choices, what):
+    if value not in choices:
+        raise params_error(f"{what} is one of {', '.join(choices)}")
+
+
+def list_skills(params):
+    p = take(params, namespace=(str, None), detail=(str, "names"), limit=(int, 50), cursor=(str, None))
+    one_of(p["detail"], ("names", "summary"), "detail")
+    if not 1 <= p["limit"] <= 1000:
+        raise params_error("limit is 1 to 1000")
+    space = p["namespace"]
+
+    def fits(skill):
+        if space is None:
+            return True
+        if FAULT == "namespace-is-a-prefix":
+            return skill.namespace.startswith(space)
+        if FAULT == "semantic-search":
+            return space in skill.namespace or space in skill.manifest["description"]
+        return skill.namespace == space or skill.namespace.startswith(space + ".")
+
+    found = [s for versions in SKILLS.values() for s in versions.values() if fits(s)]
+    found.sort(key=lambda s: precedence(s.version), reverse=True)
+    found.sort(key=lambda s: (s.namespace, s.name))
+    if FAULT == "unsorted":
+        found.reverse()
+    start = 0
+    if p["cursor"] is not None and FAULT != "cursor-ignored":
+        place = re.fullmatch(r"toy-(\d+)-end", p["cursor"])
+        if not place:
+            raise params_error("not a cursor of this server", "cursor_invalid")
+        start = int(place[1])
+    page = found[start:start + p["limit"]]
+    entries = []
+    for s in page:
+        entry = {"name": s.name, "version": s.version, "description": s.manifest["description"],
+                 "namespace": s.namespace, "kind": s.kind}
+        if p["detail"] == "summary":
+            entry["tags"] = s.manifest.get("tags", [])
+        entries.append(entry)
+    more = start + len(page) < len(found)
+    return {"skills": entries, "next_cursor": f"toy-{start + len(page)}-end" if more else None}
+
+
+def front_matter(skill):
+    text = skill.files["SKILL.md"].decode()
+    match = re.match(r"---\n(.*?)\n---\n", text, re.S)
+    out = {}
+    for line in match[1].splitlines() if match else []:
+        key, _, value = line.partition(": ")
+        listed = re.fullmatch(r"\[(.*)\]", value)
+        out[key] = [v.strip() for v in listed[1].split(",")] if listed else value
+    return out
+
+
+def describe_skill(params):
+    p = take(params, name=(str, REQUIRED), version=(str, None), detail=(str, "summary"))
+    one_of(p["detail"], ("manifest", "summary", "full"), "detail")
+    skill = find(p["name"], p["version"])
+    manifest = dict(skill.manifest, namespace=skill.namespace)
+    if FAULT == "manifest-cut":
+        manifest = {k: v for k, v in manifest.items() if k in ("name", "version", "description", "kind")}
+    out = {"manifest": manifest}
+    if p["detail"] != "manifest":
+        out["skill_md_frontmatter"] = {} if FAULT == "no-front-matter" else front_matter(skill)
+    if p["detail"] == "full":
+        out["skill_md"] = skill.files["SKILL.md"].decode()
+    return {"skill": out}
+
+
+def read_skill_file(params):
+    p = take(params, name=(str, REQUIRED), version=(str, None), path=(str, REQUIRED))
+    skill = find(p["name"], p["version"])
+    if FAULT == "path-escape" and ".." in p["path"]:
+        return {"content": "root:x:0:0:root:/root:/bin/sh\n"}
+    content = skill.files.get(safe(p["path"]))
+    if content is None:
+        raise params_error("no such file", "file_not_found")
+    if FAULT == "file-trimmed":
+        content = content.strip()
+    return as_text(content)
+
+
+def guide(params):
+    take(params)
+    content = GUIDE
+    if FAULT == "guide-stripped":
+        content = content.split("---\n", 2)[2]
+    if FAULT == "guide-rewritten":
+        content = content.replace("Recommended Workflow", "Workflow")
+    return {"content": content}
+
+
+def create_blob(params):
+    p = take(params, content=(str, REQUIRED), kind=(str, REQUIRED), encoding=(str, None))
+    if not KIND.fullmatch(p["kind"]):
+        raise params_error("kind is a MIME type")
+    content = from_text(p)
+    size = len(p["content"]) if FAULT == "size-in-characters" else len(content)
+    return {"blob_id": new_blob(content, p["kind"]), "size_bytes": size}
+
+
+def read_blob(params):
+    p = take(params, blob_id=(str, REQUIRED), mode=(str, "sample_head"), max_bytes=(int, None))
+    one_of(p["mode"], ("sample_head", "sample_tail", "full"), "mode")
+    if p["max_bytes"] is not None and p["max_bytes"] < 1:
+        raise params_error("max_bytes is at least 1")
+    content, kind = blob(p["blob_id"])
+    most = p["max_bytes"] or (len(content) if p["mode"] == "full" and FAULT != "full-is-a-sample" else 2000)
+    tail = p["mode"] == "sample_tail" and FAULT != "no-tail"
+    start, end = (max(0, len(content) - most), len(content)) if tail else (0, min(most, len(content)))
+    try:
+        content.decode()
+        whole = FAULT == "cuts-characters"
+    except UnicodeDecodeError:
+        whole = True
+    while not whole and start > 0 and start < len(content) and content[start] & 0xC0 == 0x80:
+        start += 1
+    while not whole and end < len(content) and content[end] & 0xC0 == 0x80:
+        end -= 1
+    part = content[start:end]
+    out = {"content": part.decode("utf-8", "replace")} if FAULT == "cuts-characters" else as_text(part)
+    out["truncated"] = FAULT not in ("never-truncated", "full-is-a-sample") and len(part) < len(content)
+    return dict(out, kind=kind)
+
+
+def create_skill(params):
+    p = take(params, manifest=(dict, REQUIRED), skill_md=(str, REQUIRED), files=(list, []))
+    manifest = p["manifest"]
+    if FAULT != "manifest-unchecked":
+        check_manifest(manifest)
+    files = {"SKILL.md": p["skill_md"].encode(), "skill.toml": compact(manifest).encode()}
+    for item in p["files"]:
+        take(item, path=(str, REQUIRED), content=(str, REQUIRED), encoding=(str, None))
+        path = item["path"] if FAULT == "skill-path-escape" else safe(item["path"])
+        if path in files:
+            raise params_error(f"{path} is there twice")
+        if FAULT != "resources-lost" or not path.startswith("resources/"):
+            files[path] = from_text(item)
+    runtime = manifest.get("runtime")
+    if runtime and FAULT != "manifest-unchecked" and runtime["entrypoint"] not in files:
+        raise params_error("the entrypoint is not among the files")
+    skill = Skill(manifest, files)
+    there = SKILLS.get(skill.name, {}).get(skill.version)
+    if FAULT == "one-version-only":
+        SKILLS.pop(skill.name, None)
+    if there and FAULT != "versions-change":
+        if there.files != files or FAULT == "again-refused":
+            raise Refused(-32004, "already_exists", "this version is there with other content")
+    elif FAULT != "skill-not-kept" or "kept" not in skill.name:
+        add(skill)
+    return {"name": skill.name, "version": skill.version}
+
+
+def check_manifest(m):
+    for name in ("name", "version", "description", "kind"):
+        if not isinstance(m.get(name), str) or not m[name]:
+            raise params_error(f"{name} is missing in the manifest")
+    grammar = STRICT_NAME if FAULT == "strict-names" else NAME
+    if not grammar.fullmatch(m["name"]) or len(m["name"]) > 200 or m["name"] == "skills.protocol.guide":
+        raise params_error("the name does not follow the grammar")
+    if not SEMVER.fullmatch(m["version"]):
+        raise params_error("the version is not semantic")
+    one_of(m["kind"], ("action", "instruction"), "kind")
+    take(m, name=(str, 0), version=(str, 0), description=(str, 0), kind=(str, 0), namespace=(str, None),
+         tags=(list, []), runtime=(dict, None), inputs=(dict, {}), permissions=(dict, {}))
+    if m["kind"] == "action":
+        r = take(m.get("runtime") or {}, language=(str, REQUIRED), entrypoint=(str, REQUIRED), export=(str, REQUIRED))
+        one_of(r["language"], ("python",), "language")
+        safe(r["entrypoint"])
+        if not r["export"].isidentifier():
+            raise params_error("export is the name of a function")
+
+
+# === runs ===
+
+def execute_skill(params):
+    p = take(params, name=(str, REQUIRED), version=(str, None), args=(dict, {}), input_blobs=(list, []),
+             timeout_ms=(int, 300000))
+    if FAULT == "unknown-skill-runs" and p["name"] not in SKILLS:
+        return failed("SkillNotFound", "no such skill")
+    skill = find(p["name"], p["version"])
+    if skill.kind != "action":
+        if FAULT == "instructions-run":
+            return {"status": "completed", "run_id": new_run(), "summary": "nothing to do"}
+        raise params_error("an instruction skill has nothing to run", "skill_not_executable")
+    export = "main" if FAULT == "export-ignored" else skill.manifest["runtime"]["export"]
+    args = {} if FAULT == "args-lost" else p["args"]
+    return job(None, skill, export, args, [skill], p["input_blobs"], p["timeout_ms"])
+
+
+def run_code(params):
+    p = take(params, language=(str, REQUIRED), code=(str, REQUIRED), entrypoint=(str, "main"), args=(dict, {}),
+             mount_skills=(list, []), input_blobs=(list, []), limits=(dict, {}))
+    if p["language"] != "python":
+        raise params_error("only python", "language_unsupported")
+    limits = take(p["limits"], timeout_ms=(int, 300000))
+    skills = []
+    for item in p["mount_skills"]:
+        if not isinstance(item, str):
+            raise params_error("mount_skills is a list of names")
+        name, at, version = item.partition("@")
+        if at and not version:
+            raise params_error("a version follows the @")
+        if FAULT == "no-pinned-mounts":
+            name, version = item, ""
+        skills.append(find(name, version or None))
+    entry = "main" if FAULT == "entrypoint-ignored" else p["entrypoint"]
+    return job(p["code"], None, entry, p["args"], skills, p["input_blobs"], limits["timeout_ms"])
+
+
+def new_run():
+    return "run_" + secrets.token_hex(12)
+
+
+def failed(kind, message, **more):
+    return {"status": "failed", "run_id": new_run(), "summary": message.strip().splitlines()[-1],
+            "error": {"type": kind, "message": message}, **more}
+
+
+OPEN_MACHINE = {"uid": 0, "gid": 0, "caps": "000001ffffffffff", "written": ["/etc", "/usr", "/skills"],
+                "reached": ["1.1.1.1:53"], "seen": ["/etc/shadow"], "left": ["marker"], "pids": 400, "env": dict(os.environ)}
+
+
+def job(code, skill, function, args, skills, blobs, timeout_ms):
+    if timeout_ms < 1:
+        raise params_error("timeout_ms is at least 1")
+    for item in blobs:
+        if not isinstance(item, str):
+            raise params_error("input_blobs is a list of ids")
+        blob(item)
+    if FAULT == "no-sandbox":
+        return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": OPEN_MACHINE}
+    base = tempfile.mkdtemp(dir=STATE)
+    try:
+        return in_process(base, code, skill, function, args, skills, blobs, timeout_ms)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
+    work = os.path.join(STATE, "shared") if FAULT == "workspace-stays" else os.path.join(base, "workspace")
+    os.makedirs(work, exist_ok=True)
+    described = []
+    for s in skills:
+        root = os.path.join(base, "skills", s.name)
+        for path, content in s.files.items():
+            target = os.path.join(root, path)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with open(target, "wb") as out:
+                out.write(content)
+        entry = s.manifest.get("runtime", {}).get("entrypoint")
+        described.append({"name": s.name, "file": entry and os.path.join(root, entry)})
+    os.makedirs(os.path.join(base, "in"))
+    os.makedirs(os.path.join(base, "out"))
+    for item in (() if FAULT == "blobs-not-mounted" else blobs):
+        with open(os.path.join(base, "in", item[5:]), "wb") as out:
+            out.write(BLOBS[item][0])
+    spec = {"code": code, "skill": skill and skill.name, "function": function, "args": args, "skills": described,
+            "nan": FAULT == "nan-is-null", "hyphens": FAULT != "hyphens-stay", "imports": FAULT != "no-imports",
+            "log": FAULT != "no-log", "fault": FAULT}
+    with open(os.path.join(base, "job.json"), "w", encoding="utf-8") as out:
+        json.dump(spec, out)
+    env = {"PATH": os.environ.get("PATH", ""), "HOME": work, "LANG": "C.UTF-8"}
+    if FAULT == "secrets-leak":
+        env["SALESFORCE_API_KEY"] = "leaked"
+    log_path = os.path.join(base, "log")
+    began = time.monotonic()
+    wait = 4 if FAULT == "no-timeout" else timeout_ms / 1000
+    with open(log_path, "wb") as log:
+        child = subprocess.Popen([sys.executable, "-I", "-B", GUEST, base], cwd=work, env=env, stdout=log,
+                                 stderr=subprocess.DEVNULL if FAULT == "no-stderr" else log,
+                                 stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            child.wait(wait)
+            late = False
+        except subprocess.TimeoutExpired:
+            late = True
+        try:
+            os.killpg(child.pid, 9)
+        except ProcessLookupError:
+            pass
+        child.wait()
+    logs = open(log_path, "rb").read().decode("utf-8", "replace")
+    while len(logs.encode()) > 2048 and FAULT != "logs-uncut":
+        logs = logs[:min(len(logs) - 1, 2048)]
+    common = {"logs_preview": logs}
+    result_path = os.path.join(base, "result.json")
+    made = []
+    for name in sorted(os.listdir(os.path.join(base, "out"))) if FAULT != "blobs-lost" else ():
+        kind, _, content = open(os.path.join(base, "out", name), "rb").read().partition(b"\n")
+        made.append((name, content, kind.decode()))
+    ids = {}
+    for name, content, kind in made:
+        ids[name] = "blob:" + name.partition("-")[2]
+        if FAULT != "run-blobs-die":
+            BLOBS[ids[name]] = (content, kind)
+    common["output_blobs"] = list(ids.values())
+    if FAULT == "blob-order":
+        common["output_blobs"].reverse()
+    if late:
+        if FAULT == "no-timeout":
+            return dict(common, status="completed", run_id=new_run(), summary="done", output=None)
+        return failed("Timeout", f"the run was ended after {timeout_ms} ms", **common)
+    if not os.path.exists(result_path):
+        return failed("Exited", f"the process ended with {child.returncode}", **common)
+    result = json.load(open(result_path, encoding="utf-8"))
+    if "type" in result:
+        if FAULT == "failure-is-error":
+            raise Refused(-32000, "internal", result["message"])
+        return failed(result["type"], result["message"], **common)
+    answer = dict(common, status="completed", run_id=new_run(), output=result["output"])
+    spilled = len(compact(result["output"]).encode()) > 4096
+    if spilled and FAULT == "big-output-lost":
+        del answer["output"]
+    elif spilled and FAULT != "big-output-inline":
+        answer["output_blobs"].append(new_blob(compact(answer.pop("output")).encode(), "application/json"))
+    text = result.get("summary")
+    output = result["output"]
+    if text is None and isinstance(output, dict) and isinstance(output.get("summary"), str):
+        text = output["summary"]
+    took = int((time.monotonic() - began) * 1000)
+    text = text or f"{skill.name if skill else 'code'} completed in {took} ms"
+    if FAULT == "dull-summary":
+        text = "done"
+    answer["summary"] = text + ("; the output is in the last blob" if spilled else "")
+    if FAULT == "no-run-id":
+        del answer["run_id"]
+    return answer
+
+
+METHODS = {"list_skills": list_skills, "describe_skill": describe_skill, "read_skill_file": read_skill_file,
+           "execute_skill": execute_skill, "run_code": run_code, "create_blob": create_blob,
+           "read_blob": read_blob, "load_skills_protocol_guide": guide, "create_skill": create_skill}
+
+
+# === JSON-RPC over HTTP ===
+
+def answer(request):
+    """The reply to one request, or None for a notification."""
+    reply = {"jsonrpc": "2.0", "id": None}
+    known = isinstance(request, dict) and "id" in request
+    try:
+        if not isinstance(request, dict) or Twice in request:
+            raise Refused(-32600, "invalid_request", "not a request")
+        if known:
+            if isinstance(request["id"], (dict, list, bool, float)):
+                raise Refused(-32600, "invalid_request", "an id is a string, an integer or null")
+            reply["id"] = str(request["id"]) if FAULT == "ids-are-text" else request["id"]
+        method, params = request.get("method"), request.get("params")
+        if request.get("jsonrpc") != "2.0" or not isinstance(method, str):
+            known = True
+            raise Refused(-32600, "invalid_request", "not a request")
+        if params is not None and not isinstance(params, (dict, list)):
+            known = True
+            raise Refused(-32600, "invalid_request", "params is an object")
+        if FAULT == "skills-are-methods" and method in SKILLS:
+            return dict(reply, result=execute_skill({"name": method}))
+        if method not in METHODS:
+            raise Refused(-32601, "method_not_found", f"no method {method[:50]}")
+        if isinstance(params, list):
+            if params:
+                raise params_error("params are named")
+            params = {}
+        if has_twins(params):
+            raise params_error("a member is there twice")
+        reply["result"] = METHODS[method](params or {})
+        if FAULT == "both-result-and-error":
+            reply["error"] = None
+    except Refused as refusal:
+        known = known or not isinstance(request, dict) or Twice in request
+        reply["error"] = refusal.error
+        if FAULT == "all-errors-alike":
+            reply["error"]["code"] = -32603
+    if FAULT == "jsonrpc-missing":
+        del reply["jsonrpc"]
+    return reply if known or FAULT == "notifications-answered" else None
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.path != "/rpc":
+            return self.send(404, None)
+        try:
+            request = read_json(body)
+        except (ValueError, RecursionError):
+            code = -32600 if FAULT == "parse-error-code" else -32700
+            return self.send(200, {"jsonrpc": "2.0", "id": None, "error": Refused(code, "parse_error", "not JSON").error})
+        if isinstance(request, list) and 0 < len(request) <= 20:
+            replies = [r for r in map(answer, request) if r is not None]
+            if FAULT == "batch-cut":
+                replies = replies[:1]
+            return self.send(200 if replies else 204, replies or None)
+        reply = [] if request == [] and FAULT == "empty-batch" else answer(request)
+        status = 500 if reply and "error" in reply and FAULT == "http-500" else 200
+        self.send(status if reply is not None else 204, reply)
+
+    def do_GET(self):
+        self.send(405 if self.path == "/rpc" else 404, None)
+
+    def send(self, status, reply):
+        body = b"" if reply is None else compact(reply).encode()
+        self.send_response(status)
+        if body:
+            self.send_header("Content-Type", "text/html" if FAULT == "media-type" else "application/json")
+        if status == 405:
+            self.send_header("Allow", "POST")
+        if status != 204:
+            self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+        self.close_connection = True
+
+    def log_message(self, *_):
+        pass
+
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(f"toy http://127.0.0.1:{server.server_address[1]}/rpc", flush=True)
+server.serve_forever()
