@@ -1,0 +1,582 @@
+//! Control groups: how much memory, how many processes and how much processor a run gets, and what it has used.
+//!
+//! Version 2 where it has the controllers, version 1 (a hierarchy per controller, or per set) where it has not; a host
+//! may mix them. An instance has one parent group per hierarchy, `skillgate-<instance>-<pid>`, and a run one child of it
+//! that is made before the run and removed after it, never used twice.
+//!
+//! Traps that shape this file. Moving a process from outside (`cgroup.procs`) waits for an RCU grace period, about
+//! 9 ms; being born in the group (v2) or moving oneself by writing 0 to `tasks` (v1) does not. And after one
+//! `cgroup.kill` some kernels kill everything that is later born in that group: so it is not used, the end of the run's
+//! pid namespace is what kills.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use crate::sys;
+
+/// One hierarchy, and the group below which the instance works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Hierarchy {
+    v2: bool,
+    /// Of `memory`, `pids`, `cpu`, `cpuacct`: those that are used here.
+    controllers: Vec<&'static str>,
+    /// Where the instance's parent group is made.
+    base: PathBuf,
+}
+
+const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "cpuacct"];
+const CPU_PERIOD_US: u64 = 100_000;
+
+/// The instance's groups. Dropping it does nothing: [`Groups::remove`] says whether it worked.
+#[derive(Debug)]
+pub(crate) struct Groups {
+    parents: Vec<(Hierarchy, PathBuf)>,
+    cpus: f64,
+    made: u64,
+}
+
+/// The limits of a run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct GroupLimits {
+    pub(crate) memory_bytes: u64,
+    /// Init included.
+    pub(crate) pids: u32,
+}
+
+/// The group of one run.
+#[derive(Debug)]
+pub(crate) struct RunGroup {
+    parts: Vec<(Hierarchy, PathBuf)>,
+}
+
+/// What a child needs to get into its group.
+#[derive(Debug)]
+pub(crate) struct Entrance {
+    /// v2: for the clone.
+    pub(crate) born_in: Option<OwnedFd>,
+    /// v1: `tasks` files, to which the child writes 0.
+    pub(crate) tasks: Vec<OwnedFd>,
+}
+
+/// What a group has counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct GroupUse {
+    pub(crate) cpu_us: Option<u64>,
+    pub(crate) peak_memory_bytes: Option<u64>,
+    pub(crate) oom_kills: u64,
+    pub(crate) pids_refused: u64,
+}
+
+impl Groups {
+    /// Finds the hierarchies, sweeps what earlier lives of this instance have left and makes the parent groups.
+    /// `name` is unique to the instance and its state directory; the caller holds the lock that says that no other
+    /// launcher uses it.
+    pub(crate) fn make(name: &str, configured: Option<&str>, cpus: f64) -> io::Result<Self> {
+        let mut groups = Groups {
+            parents: Vec::new(),
+            cpus,
+            made: 0,
+        };
+        let result = groups.make_parents(name, configured);
+        if result.is_err() {
+            // The first error is the one that matters.
+            let _ = groups.remove();
+        }
+        result.map(|()| groups)
+    }
+
+    fn make_parents(&mut self, name: &str, configured: Option<&str>) -> io::Result<()> {
+        for h in hierarchies(
+            &fs::read_to_string("/proc/self/mountinfo")?,
+            &fs::read_to_string("/proc/self/cgroup")?,
+            configured,
+        ) {
+            sweep(&h.base, name);
+            let parent = h.base.join(format!("{name}-{}", std::process::id()));
+            match fs::create_dir(&parent) {
+                Ok(()) => {}
+                // The other hierarchies may do: what is missing then is seen in `enforces`.
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+                    ) =>
+                {
+                    continue;
+                }
+                Err(e) => {
+                    return Err(io::Error::new(
+                        e.kind(),
+                        format!("{}: {e}", parent.display()),
+                    ));
+                }
+            }
+            self.parents.push((h.clone(), parent.clone()));
+            if h.v2 {
+                enable(&parent, &h.controllers)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a controller is there.
+    pub(crate) fn has(&self, controller: &str) -> bool {
+        self.parents
+            .iter()
+            .any(|(h, _)| h.controllers.contains(&controller) || (h.v2 && controller == "cpuacct"))
+    }
+
+    /// In words, for the report.
+    pub(crate) fn describe(&self) -> String {
+        let part = |(h, _): &(Hierarchy, PathBuf)| {
+            format!(
+                "{} ({})",
+                h.controllers.join(","),
+                if h.v2 { "v2" } else { "v1" }
+            )
+        };
+        if self.parents.is_empty() {
+            "none".into()
+        } else {
+            self.parents.iter().map(part).collect::<Vec<_>>().join(", ")
+        }
+    }
+
+    /// A group with its limits, before anything is in it.
+    pub(crate) fn make_run(&mut self, limits: GroupLimits) -> io::Result<(RunGroup, Entrance)> {
+        self.made += 1;
+        let mut group = RunGroup { parts: Vec::new() };
+        let result = self.fill(&mut group, limits);
+        if result.is_err() {
+            // The first error is the one that matters.
+            let _ = group.try_remove();
+        }
+        result.map(|entrance| (group, entrance))
+    }
+
+    fn fill(&self, group: &mut RunGroup, limits: GroupLimits) -> io::Result<Entrance> {
+        let mut entrance = Entrance {
+            born_in: None,
+            tasks: Vec::new(),
+        };
+        for (h, parent) in &self.parents {
+            let dir = parent.join(format!("run-{}", self.made));
+            fs::create_dir(&dir)?;
+            group.parts.push((h.clone(), dir.clone()));
+            for controller in &h.controllers {
+                self.limit(h.v2, controller, &dir, limits)?;
+            }
+            if h.v2 {
+                entrance.born_in = Some(sys::open(bytes(&dir), libc::O_PATH | libc::O_DIRECTORY)?);
+            } else {
+                entrance
+                    .tasks
+                    .push(sys::open(bytes(&dir.join("tasks")), libc::O_WRONLY)?);
+            }
+        }
+        Ok(entrance)
+    }
+
+    fn limit(&self, v2: bool, controller: &str, dir: &Path, limits: GroupLimits) -> io::Result<()> {
+        let memory = limits.memory_bytes.to_string();
+        let quota = (self.cpus * CPU_PERIOD_US as f64) as u64;
+        match (controller, v2) {
+            ("memory", true) if limits.memory_bytes > 0 => {
+                put(dir, "memory.max", &memory)?;
+                put_if_there(dir, "memory.swap.max", "0")?;
+                put_if_there(dir, "memory.oom.group", "1")
+            }
+            ("memory", false) if limits.memory_bytes > 0 => {
+                put(dir, "memory.limit_in_bytes", &memory)?;
+                put_if_there(dir, "memory.memsw.limit_in_bytes", &memory)
+            }
+            ("pids", _) => put(dir, "pids.max", &limits.pids.to_string()),
+            ("cpu", true) => put(dir, "cpu.max", &format!("{quota} {CPU_PERIOD_US}")),
+            ("cpu", false) => {
+                put(dir, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
+                put(dir, "cpu.cfs_quota_us", &quota.to_string())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes the parent groups, when every run's is gone.
+    pub(crate) fn remove(&mut self) -> io::Result<()> {
+        self.parents
+            .iter()
+            .try_for_each(|(_, dir)| remove_if_there(dir))
+    }
+}
+
+impl RunGroup {
+    /// What it has used, readable until it is removed.
+    pub(crate) fn used(&self) -> GroupUse {
+        let mut total = GroupUse::default();
+        for (h, dir) in &self.parts {
+            let number = |file: &str| {
+                fs::read_to_string(dir.join(file))
+                    .ok()
+                    .and_then(|t| t.trim().parse::<u64>().ok())
+            };
+            let field = |file: &str, name: &str| {
+                field_of(
+                    &fs::read_to_string(dir.join(file)).unwrap_or_default(),
+                    name,
+                )
+            };
+            if h.controllers.contains(&"memory") {
+                total.peak_memory_bytes = number(if h.v2 {
+                    "memory.peak"
+                } else {
+                    "memory.max_usage_in_bytes"
+                });
+                total.oom_kills = field(
+                    if h.v2 {
+                        "memory.events"
+                    } else {
+                        "memory.oom_control"
+                    },
+                    "oom_kill",
+                )
+                .unwrap_or(0);
+            }
+            if h.controllers.contains(&"pids") {
+                total.pids_refused = field("pids.events", "max").unwrap_or(0);
+            }
+            if h.v2 {
+                total.cpu_us = field("cpu.stat", "usage_usec");
+            } else if h.controllers.contains(&"cpuacct") {
+                total.cpu_us = number("cpuacct.usage").map(|ns| ns / 1000);
+            }
+        }
+        total
+    }
+
+    /// Removes it. `false`: something is still in it, try again soon.
+    pub(crate) fn try_remove(&mut self) -> bool {
+        self.parts.retain(|(_, dir)| remove_if_there(dir).is_err());
+        self.parts.is_empty()
+    }
+}
+
+impl Entrance {
+    /// The child's own step (v1).
+    pub(crate) fn enter(&self) -> io::Result<()> {
+        self.tasks
+            .iter()
+            .try_for_each(|t| sys::write(t.as_fd(), b"0").map(drop))
+    }
+}
+
+fn bytes(path: &Path) -> &[u8] {
+    use std::os::unix::ffi::OsStrExt;
+    path.as_os_str().as_bytes()
+}
+
+fn put(dir: &Path, file: &str, value: &str) -> io::Result<()> {
+    let path = dir.join(file);
+    let write = || {
+        fs::OpenOptions::new()
+            .write(true)
+            .open(&path)?
+            .write_all(value.as_bytes())
+    };
+    write().map_err(|e| {
+        io::Error::new(
+            e.kind(),
+            format!("cannot write {value} to {}: {e}", path.display()),
+        )
+    })
+}
+
+/// For files that a kernel without swap accounting, or an older one, does not have.
+fn put_if_there(dir: &Path, file: &str, value: &str) -> io::Result<()> {
+    if dir.join(file).exists() {
+        put(dir, file, value)
+    } else {
+        Ok(())
+    }
+}
+
+fn remove_if_there(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+fn field_of(text: &str, name: &str) -> Option<u64> {
+    text.lines()
+        .find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// v2: lets children of a group be limited. Fails where the group itself holds processes.
+fn enable(dir: &Path, controllers: &[&str]) -> io::Result<()> {
+    let have = fs::read_to_string(dir.join("cgroup.subtree_control"))?;
+    let missing: Vec<String> = controllers
+        .iter()
+        .filter(|c| !have.split_whitespace().any(|h| h == **c))
+        .map(|c| format!("+{c}"))
+        .collect();
+    if missing.is_empty() {
+        Ok(())
+    } else {
+        put(dir, "cgroup.subtree_control", &missing.join(" "))
+    }
+}
+
+/// Kills and removes what earlier lives have left: only `<name>-<digits>`, so another instance's groups stay.
+fn sweep(base: &Path, name: &str) {
+    let Ok(entries) = fs::read_dir(base) else {
+        return;
+    };
+    for dir in entries.flatten().map(|e| e.path()) {
+        let file_name = dir
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let ours = file_name
+            .strip_prefix(name)
+            .and_then(|r| r.strip_prefix('-'))
+            .is_some_and(|r| !r.is_empty() && r.bytes().all(|b| b.is_ascii_digit()));
+        if !ours || file_name.ends_with(&format!("-{}", std::process::id())) {
+            continue;
+        }
+        let runs: Vec<PathBuf> = fs::read_dir(&dir)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|e| e.path())
+            .filter(|p| p.is_dir())
+            .collect();
+        for _ in 0..200 {
+            for group in runs.iter().chain([&dir]) {
+                end_members(group);
+            }
+            // What cannot be removed yet is tried again; after two seconds it is left for the next start.
+            if runs
+                .iter()
+                .chain([&dir])
+                .filter(|g| remove_if_there(g).is_err())
+                .count()
+                == 0
+            {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+}
+
+fn end_members(group: &Path) {
+    let members = || fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    for pid in members().lines().filter_map(|l| l.parse().ok()) {
+        // Opened first, looked up again, then killed: a number that has gone to somebody else is not in the group.
+        if let Ok(pidfd) = sys::pidfd_open(pid)
+            && members().lines().any(|l| l.parse() == Ok(pid))
+        {
+            // A failure shows as a group that cannot be removed.
+            let _ = sys::kill_by_pidfd(pidfd.as_fd());
+        }
+    }
+}
+
+/// Which hierarchies to use. `configured` is a path below the mount of each.
+fn hierarchies(mountinfo: &str, own: &str, configured: Option<&str>) -> Vec<Hierarchy> {
+    let mut found: Vec<Hierarchy> = Vec::new();
+    let mut wanted: Vec<&'static str> = CONTROLLERS.to_vec();
+    for (root, point, kind, options) in mountinfo.lines().filter_map(mount_line) {
+        let v2 = kind == "cgroup2";
+        if !v2 && kind != "cgroup" {
+            continue;
+        }
+        let Some(path) = own.lines().find_map(|l| own_path(l, v2, options)) else {
+            continue;
+        };
+        let below = |path: &str| {
+            point.join(
+                path.strip_prefix(root.trim_end_matches('/'))
+                    .unwrap_or(path)
+                    .trim_start_matches('/'),
+            )
+        };
+        let own_group = below(path);
+        if v2 {
+            let mut candidates: Vec<PathBuf> =
+                configured.map(|c| vec![below(c)]).unwrap_or_else(|| {
+                    let parent = (own_group != point)
+                        .then(|| own_group.parent().map(Path::to_path_buf))
+                        .flatten();
+                    [Some(own_group.clone()), parent]
+                        .into_iter()
+                        .flatten()
+                        .collect()
+                });
+            candidates.retain(|c| c.is_dir());
+            for base in candidates {
+                let there = fs::read_to_string(base.join("cgroup.controllers")).unwrap_or_default();
+                let usable: Vec<&'static str> = wanted
+                    .iter()
+                    .copied()
+                    .filter(|w| there.split_whitespace().any(|t| t == *w))
+                    .collect();
+                if !usable.is_empty() && enable(&base, &usable).is_ok() {
+                    wanted.retain(|w| {
+                        // The cpu controller of version 2 counts too.
+                        !usable.contains(if *w == "cpuacct" { &"cpu" } else { w })
+                    });
+                    found.push(Hierarchy {
+                        v2: true,
+                        controllers: usable,
+                        base,
+                    });
+                    break;
+                }
+            }
+        } else {
+            let usable: Vec<&'static str> = wanted
+                .iter()
+                .copied()
+                .filter(|w| options.split(',').any(|o| o == *w))
+                .collect();
+            let base = configured.map_or(own_group, below);
+            if !usable.is_empty() && base.is_dir() {
+                wanted.retain(|w| !usable.contains(w));
+                found.push(Hierarchy {
+                    v2: false,
+                    controllers: usable,
+                    base,
+                });
+            }
+        }
+    }
+    found
+}
+
+/// The path in a line of /proc/self/cgroup (`4:memory:/a`), if it is of the hierarchy with these mount options.
+fn own_path<'a>(line: &'a str, v2: bool, options: &str) -> Option<&'a str> {
+    let mut parts = line.splitn(3, ':').skip(1);
+    let (names, path) = (parts.next()?, parts.next()?);
+    let here = if v2 {
+        names.is_empty()
+    } else {
+        !names.is_empty() && names.split(',').all(|n| options.split(',').any(|o| o == n))
+    };
+    here.then_some(path)
+}
+
+/// Root, mount point, file system type and super block options of a line of mountinfo.
+fn mount_line(line: &str) -> Option<(String, PathBuf, &str, &str)> {
+    let (left, right) = line.split_once(" - ")?;
+    let mut left = left.split(' ').skip(3);
+    let (root, point) = (left.next()?, left.next()?);
+    let mut right = right.splitn(3, ' ');
+    let (kind, _source, options) = (right.next()?, right.next()?, right.next()?);
+    let plain = |s: &str| {
+        s.replace("\\040", " ")
+            .replace("\\011", "\t")
+            .replace("\\012", "\n")
+            .replace("\\134", "\\")
+    };
+    Some((plain(root), PathBuf::from(plain(point)), kind, options))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(dir: &Path, kind: &str, point: &str, options: &str) -> String {
+        format!(
+            "30 23 0:28 / {} rw,nosuid - {kind} none rw,{options}\n",
+            dir.join(point).display()
+        )
+    }
+
+    #[test]
+    fn version_1_uses_every_hierarchy_at_the_own_path() {
+        let tmp = tempfile::tempdir().unwrap();
+        for d in ["memory/a/b", "pids", "cpu,cpuacct/a"] {
+            fs::create_dir_all(tmp.path().join(d)).unwrap();
+        }
+        let info = at(tmp.path(), "cgroup", "memory", "memory")
+            + &at(tmp.path(), "cgroup", "pids", "pids")
+            + &at(tmp.path(), "cgroup", "cpu,cpuacct", "cpu,cpuacct");
+        let own = "4:memory:/a/b\n8:pids:/\n3:cpu,cpuacct:/a\n0::/\n";
+        let found = hierarchies(&info, own, None);
+        let bases: Vec<_> = found
+            .iter()
+            .map(|h| (h.controllers.join(","), h.base.clone()))
+            .collect();
+        assert_eq!(
+            bases,
+            [
+                ("memory".into(), tmp.path().join("memory/a/b")),
+                ("pids".into(), tmp.path().join("pids/")),
+                ("cpu,cpuacct".into(), tmp.path().join("cpu,cpuacct/a"))
+            ]
+        );
+    }
+
+    #[test]
+    fn version_2_takes_the_own_group_or_the_delegated_parent() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (parent, own) = (tmp.path().join("svc"), tmp.path().join("svc/gateway"));
+        fs::create_dir_all(&own).unwrap();
+        fs::write(
+            parent.join("cgroup.controllers"),
+            "cpuset cpu io memory pids\n",
+        )
+        .unwrap();
+        fs::write(parent.join("cgroup.subtree_control"), "cpu memory pids\n").unwrap();
+        fs::write(own.join("cgroup.controllers"), "cpu memory pids\n").unwrap();
+        // The own group holds the gateway: the kernel refuses to enable controllers there. Here: a file that cannot be written.
+        fs::create_dir(own.join("cgroup.subtree_control")).unwrap();
+        let info = at(tmp.path(), "cgroup2", "", "nsdelegate");
+        let found = hierarchies(&info, "0::/svc/gateway\n", None);
+        assert_eq!(
+            found,
+            [Hierarchy {
+                v2: true,
+                controllers: vec!["memory", "pids", "cpu"],
+                base: parent
+            }]
+        );
+    }
+
+    #[test]
+    fn a_hybrid_host_mixes() {
+        let tmp = tempfile::tempdir().unwrap();
+        for d in ["memory", "unified"] {
+            fs::create_dir_all(tmp.path().join(d)).unwrap();
+        }
+        fs::write(tmp.path().join("unified/cgroup.controllers"), "pids cpu\n").unwrap();
+        fs::write(
+            tmp.path().join("unified/cgroup.subtree_control"),
+            "pids cpu\n",
+        )
+        .unwrap();
+        let info = at(tmp.path(), "cgroup", "memory", "memory")
+            + &at(tmp.path(), "cgroup2", "unified", "x");
+        let found = hierarchies(&info, "4:memory:/\n0::/\n", None);
+        assert_eq!(
+            found
+                .iter()
+                .map(|h| (h.v2, h.controllers.join(",")))
+                .collect::<Vec<_>>(),
+            [(false, "memory".into()), (true, "pids,cpu".into())]
+        );
+    }
+
+    #[test]
+    fn fields() {
+        assert_eq!(
+            field_of("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", "oom_kill"),
+            Some(3)
+        );
+        assert_eq!(field_of("low 0\nmax 7\noom 1\n", "max"), Some(7));
+        assert_eq!(field_of("", "max"), None);
+    }
+}

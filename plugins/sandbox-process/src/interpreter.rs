@@ -1,0 +1,295 @@
+//! Which Python runs inside, and exactly which files of the host it needs there.
+//!
+//! The program, the dynamic loader and the shared libraries are copied into the template root (about 20 MB, once); the
+//! standard library is shown read-only where it is. Inside, the installation's prefix is always `/usr`, wherever it is
+//! outside, so that no path of the host appears in a traceback. Libraries are placed under their SONAME in the
+//! directory of the C library, which is the one that the dynamic loader searches without a cache.
+
+use std::collections::BTreeSet;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// An interpreter, ready to be laid out in a root.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Interpreter {
+    /// Inside: `/usr/bin/python3.11`.
+    pub(crate) program: String,
+    /// `3.11`
+    pub(crate) version: String,
+    /// Files to copy: inside, outside.
+    pub(crate) copies: Vec<(String, String)>,
+    /// Directories to show: inside, outside.
+    pub(crate) shown: Vec<(String, String)>,
+    /// Directories inside that are to be seen empty: packages that an operator has installed are not part of a run.
+    pub(crate) hidden: Vec<String>,
+    /// Symbolic links: inside, what they say.
+    pub(crate) links: Vec<(String, String)>,
+    /// What may be executed, beside the program: the dynamic loader.
+    pub(crate) loader: Option<String>,
+}
+
+/// Why an interpreter cannot be used.
+#[derive(Debug)]
+pub(crate) enum InterpreterError {
+    NotFound,
+    Start(PathBuf, std::io::Error),
+    Slow(PathBuf),
+    Answer(PathBuf, String),
+    TooOld(PathBuf, String),
+    NotCpython(PathBuf, String),
+}
+
+impl std::fmt::Display for InterpreterError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotFound => f.write_str("no python3 at /usr/bin/python3 or on PATH; install Python 3.9 or later, or name one in `interpreter`"),
+            Self::Start(p, e) => write!(f, "cannot execute the interpreter {}: {e}", p.display()),
+            Self::Slow(p) => write!(f, "the interpreter {} did not describe itself within {} s", p.display(), DISCOVERY_TIME.as_secs()),
+            Self::Answer(p, e) => write!(f, "the interpreter {} cannot be used: {e}", p.display()),
+            Self::TooOld(p, v) => write!(f, "the interpreter {} is Python {v}; 3.9 or later is needed", p.display()),
+            Self::NotCpython(p, v) => write!(f, "the interpreter {} is {v}; CPython is needed", p.display()),
+        }
+    }
+}
+
+const DISCOVERY_TIME: Duration = Duration::from_secs(30);
+
+/// What `discover.py` prints.
+#[derive(Deserialize)]
+struct Discovered {
+    version: (u32, u32),
+    implementation: String,
+    program: String,
+    prefixes: Vec<String>,
+    stdlib: String,
+    dynload: Vec<String>,
+    loader: Option<String>,
+    libraries: Vec<(String, String)>,
+}
+
+impl Interpreter {
+    /// Asks the named interpreter, or the default one.
+    pub(crate) fn discover(named: Option<&str>) -> Result<Self, InterpreterError> {
+        let path = match named {
+            Some(path) => PathBuf::from(path),
+            None => default_path().ok_or(InterpreterError::NotFound)?,
+        };
+        let answer = ask(&path)?;
+        let found: Discovered = serde_json::from_str(&answer)
+            .map_err(|e| InterpreterError::Answer(path.clone(), e.to_string()))?;
+        if found.implementation != "cpython" {
+            return Err(InterpreterError::NotCpython(path, found.implementation));
+        }
+        let version = format!("{}.{}", found.version.0, found.version.1);
+        if found.version < (3, 9) {
+            return Err(InterpreterError::TooOld(path, version));
+        }
+        Ok(Self::plan(found, version))
+    }
+
+    fn plan(found: Discovered, version: String) -> Self {
+        let program = format!("/usr/bin/python{version}");
+        let mut copies = vec![(program.clone(), found.program.clone())];
+        if let Some(loader) = &found.loader {
+            copies.push((loader.clone(), loader.clone()));
+        }
+        let loader_name = found
+            .loader
+            .as_deref()
+            .and_then(|l| Path::new(l).file_name());
+        let directory = libraries_directory(&found.libraries);
+        let mut taken = BTreeSet::new();
+        for (outside, soname) in &found.libraries {
+            if Some(std::ffi::OsStr::new(soname)) != loader_name && taken.insert(soname.clone()) {
+                copies.push((format!("{directory}/{soname}"), outside.clone()));
+            }
+        }
+        let inside = |path: &str| {
+            let below = |p: &String| {
+                path.strip_prefix(p.as_str())
+                    .filter(|rest| rest.starts_with('/'))
+            };
+            found
+                .prefixes
+                .iter()
+                .filter(|p| p.as_str() != "/")
+                .find_map(below)
+                .map_or_else(|| path.to_owned(), |rest| format!("/usr{rest}"))
+        };
+        let mut shown = vec![(inside(&found.stdlib), found.stdlib.clone())];
+        shown.extend(
+            found
+                .dynload
+                .iter()
+                .filter(|d| !d.starts_with(&format!("{}/", found.stdlib)))
+                .map(|d| (inside(d), d.clone())),
+        );
+        let hidden = ["site-packages", "dist-packages"]
+            .iter()
+            .filter(|name| Path::new(&found.stdlib).join(name).is_dir())
+            .map(|name| format!("{}/{name}", shown[0].0))
+            .collect();
+        // Time zones are data, and every program that handles dates wants them.
+        let zones = "/usr/share/zoneinfo";
+        if Path::new(zones).is_dir() {
+            shown.push((zones.into(), zones.into()));
+        }
+        let name = format!("python{version}");
+        let links = vec![
+            ("/usr/bin/python3".into(), name.clone()),
+            ("/usr/bin/python".into(), name),
+        ];
+        Interpreter {
+            program,
+            version,
+            copies,
+            shown,
+            hidden,
+            links,
+            loader: found.loader,
+        }
+    }
+}
+
+/// Where the C library is: the one directory that the dynamic loader is sure to search.
+fn libraries_directory(libraries: &[(String, String)]) -> String {
+    libraries
+        .iter()
+        .find(|(_, soname)| soname == "libc.so.6" || soname.starts_with("libc.musl-"))
+        .and_then(|(path, _)| Path::new(path).parent())
+        .map_or_else(|| "/usr/lib".to_owned(), |p| p.display().to_string())
+}
+
+fn default_path() -> Option<PathBuf> {
+    let usual = PathBuf::from("/usr/bin/python3");
+    if usual.is_file() {
+        return Some(usual);
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|d| d.join("python3"))
+        .find(|p| p.is_file())
+}
+
+/// Runs `discover.py`. PATH and HOME go along for interpreters that are started by a shim.
+fn ask(path: &Path) -> Result<String, InterpreterError> {
+    let keep = ["PATH", "HOME"]
+        .into_iter()
+        .filter_map(|n| Some((n, std::env::var_os(n)?)));
+    let mut child = Command::new(path)
+        .args([
+            "-I",
+            "-S",
+            "-B",
+            "-c",
+            include_str!("interpreter/discover.py"),
+        ])
+        .env_clear()
+        .envs(keep)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|e| InterpreterError::Start(path.into(), e))?;
+    let out = child.stdout.take().map(|mut out| {
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            out.by_ref()
+                .take(1 << 20)
+                .read_to_string(&mut text)
+                .map(|_| text)
+        })
+    });
+    let started = Instant::now();
+    let status = loop {
+        match child
+            .try_wait()
+            .map_err(|e| InterpreterError::Start(path.into(), e))?
+        {
+            Some(status) => break status,
+            None if started.elapsed() > DISCOVERY_TIME => {
+                // Both can only fail when the child is already gone.
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(InterpreterError::Slow(path.into()));
+            }
+            None => std::thread::sleep(Duration::from_millis(2)),
+        }
+    };
+    let text = out
+        .and_then(|t| t.join().ok())
+        .and_then(Result::ok)
+        .unwrap_or_default();
+    if !status.success() {
+        return Err(InterpreterError::Answer(
+            path.into(),
+            format!("it ended with {status}"),
+        ));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(prefix: &str) -> Discovered {
+        Discovered {
+            version: (3, 12),
+            implementation: "cpython".into(),
+            program: format!("{prefix}/bin/python3.12"),
+            prefixes: vec![prefix.into()],
+            stdlib: format!("{prefix}/lib/python3.12"),
+            dynload: vec![format!("{prefix}/lib/python3.12/lib-dynload")],
+            loader: Some("/lib64/ld-linux-x86-64.so.2".into()),
+            libraries: vec![
+                (
+                    "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2".into(),
+                    "ld-linux-x86-64.so.2".into(),
+                ),
+                (
+                    "/usr/lib/x86_64-linux-gnu/libc.so.6".into(),
+                    "libc.so.6".into(),
+                ),
+                (
+                    format!("{prefix}/lib/libpython3.12.so.1.0"),
+                    "libpython3.12.so.1.0".into(),
+                ),
+            ],
+        }
+    }
+
+    #[test]
+    fn every_prefix_is_usr_inside() {
+        let plan = Interpreter::plan(found("/home/x/py"), "3.12".into());
+        assert_eq!(plan.program, "/usr/bin/python3.12");
+        assert_eq!(
+            plan.shown[0],
+            (
+                "/usr/lib/python3.12".into(),
+                "/home/x/py/lib/python3.12".into()
+            )
+        );
+        assert!(plan.copies.contains(&(
+            "/usr/lib/x86_64-linux-gnu/libpython3.12.so.1.0".into(),
+            "/home/x/py/lib/libpython3.12.so.1.0".into()
+        )));
+        assert!(
+            plan.copies
+                .iter()
+                .all(|(inside, _)| !inside.contains("home"))
+        );
+        assert!(
+            !plan
+                .copies
+                .iter()
+                .any(|(inside, _)| inside.ends_with("gnu/ld-linux-x86-64.so.2")),
+            "the loader is at its own path only"
+        );
+    }
+}

@@ -1,0 +1,92 @@
+# Run once, outside, with the operator's interpreter: what does it need to start? Prints one JSON object.
+import sys, json, os, struct
+
+def elf(path):
+    """The dynamic loader and the SONAME that an ELF file names."""
+    with open(path, "rb") as f:
+        data = f.read()
+    if data[:4] != b"\x7fELF" or data[4] != 2:
+        return None, None
+    phoff, = struct.unpack_from("<Q", data, 32)
+    phentsize, phnum = struct.unpack_from("<HH", data, 54)
+    loads, interp, dynamic = [], None, None
+    for i in range(phnum):
+        kind, _, off, vaddr, _, filesz = struct.unpack_from("<IIQQQQ", data, phoff + i * phentsize)
+        if kind == 1:
+            loads.append((vaddr, off, filesz))
+        elif kind == 2:
+            dynamic = (off, filesz)
+        elif kind == 3:
+            interp = data[off:off + filesz].split(b"\0")[0].decode()
+    def at(addr):
+        for vaddr, off, filesz in loads:
+            if vaddr <= addr < vaddr + filesz:
+                return addr - vaddr + off
+    strtab = soname = None
+    if dynamic:
+        for off in range(dynamic[0], dynamic[0] + dynamic[1], 16):
+            tag, value = struct.unpack_from("<QQ", data, off)
+            if tag == 0:
+                break
+            if tag == 5:
+                strtab = at(value)
+            if tag == 14:
+                soname = value
+    if strtab is None or soname is None:
+        return interp, None
+    start = strtab + soname
+    return interp, data[start:data.index(b"\0", start)].decode()
+
+stdlib = os.path.dirname(os.path.realpath(os.__file__))
+dynload = [p for p in sys.path if p.endswith("lib-dynload") and os.path.isdir(p)]
+# Load what the library's extension modules load. Those for windows, terminals' tools and Python's own tests stay out.
+skip = ("_tkinter", "xxlimited", "xxsubtype", "_xx", "_test", "_ctypes_test", "nis", "ossaudiodev", "_gdbm", "_dbm")
+for directory in dynload:
+    for name in sorted(os.listdir(directory)):
+        module = name.split(".")[0]
+        if name.endswith(".so") and not module.startswith(skip):
+            try:
+                __import__(module)
+            except Exception:
+                pass
+# Loaded by name when a thread is cancelled or ends (libgcc_s), or a user is looked up (before glibc 2.34).
+try:
+    import ctypes
+    for name in ("libgcc_s.so.1", "libnss_files.so.2"):
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            pass
+except ImportError:
+    pass
+
+program = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+files = set()
+with open("/proc/self/maps") as f:
+    for line in f:
+        fields = line.rstrip("\n").split(None, 5)
+        if len(fields) == 6 and fields[5].startswith("/"):
+            files.add(fields[5])
+loader, _ = elf(program)
+libraries = []
+for path in sorted(files):
+    real = os.path.realpath(path)
+    if real == program or real.startswith(stdlib + "/") or any(real.startswith(os.path.realpath(d) + "/") for d in dynload):
+        continue
+    try:
+        with open(real, "rb") as f:
+            if f.read(4) != b"\x7fELF":
+                continue
+    except OSError:
+        continue
+    libraries.append([real, elf(real)[1] or os.path.basename(path)])
+print(json.dumps({
+    "version": list(sys.version_info[:2]),
+    "implementation": sys.implementation.name,
+    "program": program,
+    "prefixes": sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}),
+    "stdlib": stdlib,
+    "dynload": [os.path.realpath(p) for p in dynload],
+    "loader": loader,
+    "libraries": libraries,
+}))

@@ -1,0 +1,463 @@
+//! What turns a copy of the launcher into a run: one list of steps, in an order that has reasons.
+//!
+//! The same list serves a child of a warmed interpreter: it starts from detached mounts, descriptors and numbers, and
+//! from nothing else that the launcher has.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, chown};
+
+use crate::cgroup::Entrance;
+use crate::interpreter::Interpreter;
+use crate::root::{GUEST, STAGING, WRITABLE};
+use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID, RDONLY};
+use crate::wire::{Report, RunSpec};
+use crate::{landlock, seccomp};
+
+/// Namespaces that a run is born in. Its cgroup namespace comes a step later, when it is in its group, and its user
+/// namespace last, so that the others belong to the launcher's and nothing inside has rights over them.
+pub(crate) const BORN_IN: libc::c_int = libc::CLONE_NEWNS
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS;
+/// The user and group of a run, as it sees itself.
+const INSIDE_ID: u32 = 1000;
+const OPEN_FILES_MAX: u64 = 1024;
+const LOCKED_BYTES_MAX: u64 = 64 * 1024;
+const STACK_BYTES: u64 = 8 << 20;
+const PENDING_SIGNALS_MAX: u64 = 1024;
+/// Address space is not memory: this only stops what would burn page tables and nothing else. The cgroup limits memory.
+const ADDRESS_SPACE_MIN: u64 = 4 << 30;
+
+/// What is the same for every run of a launcher.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    /// Where the template root is attached.
+    pub(crate) template: CString,
+    pub(crate) interpreter: Interpreter,
+    /// `None`: excused.
+    pub(crate) landlock_abi: Option<u32>,
+    /// `false`: excused.
+    pub(crate) user_namespace: bool,
+    /// Whether the supplementary groups can be dropped (an ordinary user's namespace forbids it).
+    pub(crate) drops_groups: bool,
+    /// `false`: the limit of memory is the address space's, for want of a cgroup.
+    pub(crate) memory_by_cgroup: bool,
+    /// To see whether the launcher is still there.
+    pub(crate) launcher: OwnedFd,
+}
+
+/// What is of this run.
+#[derive(Debug)]
+pub(crate) struct Isolation<'a> {
+    pub(crate) ground: &'a Ground,
+    pub(crate) spec: &'a RunSpec,
+    /// The id of the run in the launcher's user namespace.
+    pub(crate) outer_id: u32,
+    pub(crate) entrance: &'a Entrance,
+    /// Detached, with all their attributes; in the order of `spec.mounts`.
+    pub(crate) mounts: &'a [OwnedFd],
+    pub(crate) output: BorrowedFd<'a>,
+    pub(crate) channel: BorrowedFd<'a>,
+    pub(crate) report: BorrowedFd<'a>,
+    /// What to execute instead of the guest, for the probe.
+    pub(crate) arguments: Option<Vec<CString>>,
+}
+
+/// Which step failed. In the order of the steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Step {
+    Descriptors,
+    JoinGroup,
+    CgroupNamespace,
+    Session,
+    Hostname,
+    Propagation,
+    Root,
+    Proc,
+    Writable,
+    Mounts,
+    Limits,
+    Identity,
+    NoNewPrivileges,
+    Landlock,
+    Capabilities,
+    ParentDeath,
+    Program,
+    Standard,
+    Filter,
+    Execute,
+}
+
+/// A step and what it said.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) step: Step,
+    pub(crate) error: io::Error,
+}
+
+trait At<T> {
+    fn at(self, step: Step) -> Result<T, Failure>;
+}
+
+impl<T> At<T> for io::Result<T> {
+    fn at(self, step: Step) -> Result<T, Failure> {
+        self.map_err(|error| Failure { step, error })
+    }
+}
+
+impl Isolation<'_> {
+    /// Becomes the run. For a process that [`sys::clone_process`] has just made with [`BORN_IN`].
+    pub(crate) fn become_init(&self) -> ! {
+        let result = self.isolate().and_then(|()| {
+            // User code is never process 1: libraries that watch for a fork by the process id would miss it, and init
+            // must survive to reap.
+            match sys::clone_process(0, None).at(Step::Program)? {
+                Fork::Child => Err(self.become_program()),
+                Fork::Parent { pid, .. } => Ok(pid),
+            }
+        });
+        match result {
+            Ok(pid) => self.init(pid),
+            Err(failure) => {
+                self.tell(&Report::Failed {
+                    step: format!("{:?}", failure.step),
+                    error: failure.error.to_string(),
+                });
+                sys::exit_now(127)
+            }
+        }
+    }
+
+    fn isolate(&self) -> Result<(), Failure> {
+        // First of all, so that no later mistake can reach another run's socket or the launcher's.
+        self.close_inherited().at(Step::Descriptors)?;
+        // Before any memory is used on behalf of the run.
+        self.entrance.enter().at(Step::JoinGroup)?;
+        // In its group, so that this is the root of what it sees.
+        sys::unshare(libc::CLONE_NEWCGROUP).at(Step::CgroupNamespace)?;
+        // No controlling terminal to push input into, no signals from another's group.
+        sys::new_session().at(Step::Session)?;
+        sys::set_hostname("sandbox").at(Step::Hostname)?;
+        // The mounts are a copy that still follows the host's. From here nothing comes in and nothing goes out.
+        sys::set_propagation(libc::MS_PRIVATE).at(Step::Propagation)?;
+        // Early: every path from here on is one of the inside.
+        self.enter_root().at(Step::Root)?;
+        // While this process may still mount: /proc of the new pid namespace, then the run's own tmpfs, then what others
+        // have given, which is put on top and cannot be hidden by it.
+        mount_proc().at(Step::Proc)?;
+        self.mount_writable().at(Step::Writable)?;
+        self.attach_mounts().at(Step::Mounts)?;
+        // The last things that need rights in the launcher's user namespace are done: leave it.
+        take_identity(
+            self.outer_id,
+            self.ground.drops_groups,
+            self.ground.user_namespace,
+        )
+        .at(Step::Identity)?;
+        // In the new user namespace: processes are counted per user and namespace.
+        self.set_limits().at(Step::Limits)?;
+        // Needed by the two filters below, and it makes a set-user-id file worth nothing.
+        sys::set_no_new_privs().at(Step::NoNewPrivileges)?;
+        // Last of what opens files, since it is about them; before the rights go, none of which it needs.
+        self.enter_landlock().at(Step::Landlock)?;
+        drop_rights().at(Step::Capabilities)?;
+        // After every change of credentials, each of which would clear it.
+        self.die_with_launcher().at(Step::ParentDeath)
+        // The system call filter is the program's own last step: it forbids most of the above.
+    }
+
+    fn close_inherited(&self) -> io::Result<()> {
+        let mut keep = vec![
+            self.output.as_raw_fd(),
+            self.channel.as_raw_fd(),
+            self.report.as_raw_fd(),
+            self.ground.launcher.as_raw_fd(),
+        ];
+        keep.extend(
+            self.mounts
+                .iter()
+                .chain(&self.entrance.tasks)
+                .map(AsRawFd::as_raw_fd),
+        );
+        sys::close_all_from(4, &keep)
+    }
+
+    fn enter_root(&self) -> io::Result<()> {
+        std::env::set_current_dir(std::ffi::OsStr::new(
+            self.ground.template.to_str().map_err(io::Error::other)?,
+        ))?;
+        sys::pivot_to_cwd()?;
+        // The old root lies on top of the new one at this moment: this takes it and the whole host's tree away.
+        sys::detach(c".")?;
+        std::env::set_current_dir("/")
+    }
+
+    /// One tmpfs for all that a run can write, so that one size and one count of files bound it.
+    fn mount_writable(&self) -> io::Result<()> {
+        let spec = self.spec;
+        let size = spec.disk_bytes.to_string();
+        let inodes = spec
+            .disk_inodes
+            .saturating_add(WRITABLE.len() as u64 + 1)
+            .to_string();
+        let mut options = vec![("mode", Some("0755"))];
+        if spec.disk_bytes > 0 {
+            options.push(("size", Some(size.as_str())));
+        }
+        if spec.disk_inodes > 0 {
+            options.push(("nr_inodes", Some(inodes.as_str())));
+        }
+        let whole = sys::new_mount(c"tmpfs", &options, NOSUID | NODEV | NOEXEC)?;
+        sys::attach(whole.as_fd(), STAGING)?;
+        for (inside, part) in WRITABLE {
+            let path = format!("{STAGING}/{part}");
+            fs::DirBuilder::new().mode(0o700).create(&path)?;
+            chown(&path, Some(self.outer_id), Some(self.outer_id))?;
+            attach_part(&path, inside, 0)?;
+        }
+        sys::detach(&sys::cstr(STAGING)?)
+    }
+
+    /// Skills and blobs. The places for them are on a small read-only tmpfs of the run's own.
+    fn attach_mounts(&self) -> io::Result<()> {
+        if self.mounts.is_empty() {
+            return Ok(());
+        }
+        let places = sys::new_mount(
+            c"tmpfs",
+            &[("size", Some("1m")), ("mode", Some("0755"))],
+            NOSUID | NODEV | NOEXEC,
+        )?;
+        sys::attach(places.as_fd(), STAGING)?;
+        let directory = |path: String| fs::DirBuilder::new().mode(0o755).create(path);
+        directory(format!("{STAGING}/skills"))?;
+        directory(format!("{STAGING}/blobs"))?;
+        for (spec, mount) in self.spec.mounts.iter().zip(self.mounts) {
+            let place = format!("{STAGING}{}", spec.target);
+            if sys::stat(mount.as_fd())?.mode & libc::S_IFMT == libc::S_IFDIR {
+                directory(place)?;
+            } else {
+                fs::File::create_new(place)?;
+            }
+        }
+        attach_part(&format!("{STAGING}/skills"), "/skills", RDONLY)?;
+        attach_part(&format!("{STAGING}/blobs"), "/blobs", RDONLY)?;
+        sys::detach(&sys::cstr(STAGING)?)?;
+        for (spec, mount) in self.spec.mounts.iter().zip(self.mounts) {
+            sys::attach(mount.as_fd(), &spec.target)
+                .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", spec.target)))?;
+        }
+        Ok(())
+    }
+
+    fn set_limits(&self) -> io::Result<()> {
+        let memory = self.spec.memory_bytes;
+        let address_space = match (self.ground.memory_by_cgroup, memory) {
+            (_, 0) => u64::MAX,
+            (true, _) => memory.saturating_mul(8).max(ADDRESS_SPACE_MIN),
+            (false, _) => memory,
+        };
+        let file = if self.spec.disk_bytes > 0 {
+            self.spec.disk_bytes
+        } else {
+            u64::MAX
+        };
+        let cpu = if self.spec.cpu_ms > 0 {
+            self.spec.cpu_ms.div_ceil(1000)
+        } else {
+            u64::MAX
+        };
+        let limits = [
+            (libc::RLIMIT_AS as i32, address_space),
+            (libc::RLIMIT_CPU as i32, cpu),
+            (libc::RLIMIT_FSIZE as i32, file),
+            (libc::RLIMIT_NOFILE as i32, OPEN_FILES_MAX),
+            // Init and the program are there already.
+            (libc::RLIMIT_NPROC as i32, u64::from(self.spec.max_pids) + 2),
+            (libc::RLIMIT_STACK as i32, STACK_BYTES),
+            (libc::RLIMIT_MEMLOCK as i32, LOCKED_BYTES_MAX),
+            (libc::RLIMIT_SIGPENDING as i32, PENDING_SIGNALS_MAX),
+            // 1, not 0: for a core handler behind a pipe, which runs as root on the host, 0 means "no limit of mine".
+            (libc::RLIMIT_CORE as i32, 1),
+            (libc::RLIMIT_MSGQUEUE as i32, 0),
+            (libc::RLIMIT_NICE as i32, 0),
+            (libc::RLIMIT_RTPRIO as i32, 0),
+        ];
+        for (resource, value) in limits {
+            sys::set_limit(resource, value.min(sys::hard_limit(resource)?))?;
+        }
+        Ok(())
+    }
+
+    fn enter_landlock(&self) -> io::Result<()> {
+        let Some(abi) = self.ground.landlock_abi else {
+            return Ok(());
+        };
+        let interpreter = &self.ground.interpreter;
+        let executable: Vec<String> = [Some(&interpreter.program), interpreter.loader.as_ref()]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect();
+        landlock::enter(abi, &executable, &WRITABLE.map(|w| w.0))
+    }
+
+    fn die_with_launcher(&self) -> io::Result<()> {
+        sys::set_dumpable(false)?;
+        sys::set_parent_death_signal(libc::SIGKILL)?;
+        // It may have died before the line above; the parent's number is of no use, it is 0 in a new pid namespace.
+        if sys::is_alive(self.ground.launcher.as_fd())? {
+            Ok(())
+        } else {
+            Err(io::Error::other("the launcher has ended"))
+        }
+    }
+
+    /// Process 2: the interpreter. Returns only when it could not.
+    fn become_program(&self) -> Failure {
+        match self.program() {
+            Ok(never) => match never {},
+            Err(failure) => failure,
+        }
+    }
+
+    fn program(&self) -> Result<std::convert::Infallible, Failure> {
+        let arguments = self
+            .arguments
+            .clone()
+            .map_or_else(|| guest_arguments(&self.ground.interpreter), Ok)
+            .at(Step::Standard)?;
+        let environment = environment(&self.spec.run_id).at(Step::Standard)?;
+        let program = sys::cstr(&self.ground.interpreter.program).at(Step::Standard)?;
+        let filter = seccomp::program();
+        sys::new_session().at(Step::Standard)?;
+        self.place_descriptors().at(Step::Standard)?;
+        sys::reset_signals().at(Step::Standard)?;
+        sys::set_umask(0o022);
+        std::env::set_current_dir("/workspace").at(Step::Standard)?;
+        sys::install_filter(&filter).at(Step::Filter)?;
+        self.tell(&Report::Ready);
+        Err(sys::execute(&program, &arguments, &environment)).at(Step::Execute)
+    }
+
+    /// 0 is /dev/null, 1 and 2 are the one pipe (so that the order is kept), 3 is the channel.
+    fn place_descriptors(&self) -> io::Result<()> {
+        let null = sys::open("/dev/null", libc::O_RDONLY)?;
+        sys::dup_to(null.as_raw_fd(), 0)?;
+        sys::dup_to(self.output.as_raw_fd(), 1)?;
+        sys::dup_to(self.output.as_raw_fd(), 2)?;
+        sys::dup_to(self.channel.as_raw_fd(), 3)?;
+        drop(null);
+        // The report pipe goes with exec.
+        sys::close_all_from(4, &[self.report.as_raw_fd()])
+    }
+
+    /// Process 1: reaps, and ends when the program has ended, which ends everything that it has left behind.
+    fn init(&self, program: libc::pid_t) -> ! {
+        // Neither the pipe nor the channel may stay open because init has them. If this fails, so does the run.
+        if sys::close_all_from(4, &[self.report.as_raw_fd()]).is_err() {
+            sys::exit_now(126);
+        }
+        loop {
+            match sys::wait(-1) {
+                Ok(Some((pid, exit))) if pid == program => {
+                    self.tell(&Report::Exited {
+                        code: exit.code,
+                        signal: exit.signal,
+                    });
+                    sys::exit_now(0)
+                }
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => sys::exit_now(125),
+            }
+        }
+    }
+
+    fn tell(&self, report: &Report) {
+        let mut line = serde_json::to_vec(report).unwrap_or_default();
+        line.push(b'\n');
+        // Nobody listens any more: the launcher is gone, and with it the run.
+        let _ = sys::write(self.report, &line);
+    }
+}
+
+/// From the launcher's user to the run's own, in a user namespace that maps it alone.
+pub(crate) fn take_identity(
+    outer_id: u32,
+    drops_groups: bool,
+    user_namespace: bool,
+) -> io::Result<()> {
+    // The capabilities stay through the change of ids: a host that restricts who may make user namespaces asks for
+    // them, and the bounding set comes later.
+    sys::set_securebits(sys::SECURE_NO_SETUID_FIXUP)?;
+    if drops_groups {
+        sys::drop_groups()?;
+    }
+    sys::set_gid(outer_id)?;
+    sys::set_uid(outer_id)?;
+    // Dumpable, since else /proc/self is not one's own.
+    sys::set_dumpable(true)?;
+    // The run's processes are the first to be killed when the host is out of memory. Before landlock, which forbids
+    // writing to /proc.
+    fs::write("/proc/self/oom_score_adj", "900")?;
+    if user_namespace {
+        sys::unshare(libc::CLONE_NEWUSER)?;
+        // A process may map its own id, and only that, without any right outside, when it gives up setgroups.
+        let map = format!("{INSIDE_ID} {outer_id} 1");
+        fs::write("/proc/self/setgroups", "deny")?;
+        fs::write("/proc/self/gid_map", &map)?;
+        fs::write("/proc/self/uid_map", &map)?;
+    }
+    Ok(())
+}
+
+fn mount_proc() -> io::Result<()> {
+    let options = [("subset", Some("pid")), ("hidepid", Some("invisible"))];
+    let proc = sys::new_mount(c"proc", &options, NOSUID | NODEV | NOEXEC)?;
+    sys::attach(proc.as_fd(), "/proc")
+}
+
+/// Shows a directory of a mount that is attached at the moment somewhere else too.
+fn attach_part(from: &str, to: &str, attributes: u64) -> io::Result<()> {
+    let at = sys::open(from, libc::O_PATH | libc::O_DIRECTORY)?;
+    let mount = sys::clone_mount(at.as_fd())?;
+    if attributes != 0 {
+        sys::restrict(mount.as_fd(), attributes)?;
+    }
+    sys::attach(mount.as_fd(), to)
+}
+
+/// All five sets, and the switches that could give something back.
+pub(crate) fn drop_rights() -> io::Result<()> {
+    sys::drop_ambient_set()?;
+    sys::drop_bounding_set()?;
+    sys::set_securebits(sys::SECURE_ALL_LOCKED)?;
+    sys::drop_capabilities()
+}
+
+fn guest_arguments(interpreter: &Interpreter) -> io::Result<Vec<CString>> {
+    let bootstrap = format!("{GUEST}/bootstrap.py");
+    [interpreter.program.as_str(), "-I", "-S", "-B", &bootstrap]
+        .into_iter()
+        .map(sys::cstr)
+        .collect()
+}
+
+/// What a run starts with. The request's own variables and the secrets come with the job, through the channel.
+fn environment(run_id: &str) -> io::Result<Vec<CString>> {
+    let id = format!("SKILLGATE_RUN_ID={run_id}");
+    [
+        "HOME=/workspace",
+        "PATH=/usr/bin",
+        "LANG=C.UTF-8",
+        "TMPDIR=/tmp",
+        &id,
+    ]
+    .into_iter()
+    .map(sys::cstr)
+    .collect()
+}

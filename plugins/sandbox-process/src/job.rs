@@ -1,0 +1,164 @@
+//! The job frame: what the guest is to do. Made for one run, sent through its channel, wiped.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use skillgate_plugin_sdk::model::{Error, RunRequest};
+use skillgate_plugin_sdk::{RunServices, abi};
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::channel::JOB_BYTES_MAX;
+
+#[derive(Serialize)]
+struct Job<'a> {
+    run_id: &'a str,
+    timeout_ms: u64,
+    code: Option<&'a str>,
+    skill: Option<&'a str>,
+    function: &'a str,
+    args: &'a RawValue,
+    skills: Vec<Skill<'a>>,
+    blobs: &'a BTreeSet<String>,
+    env: BTreeMap<&'a str, &'a str>,
+    secrets: BTreeMap<&'a str, &'a str>,
+    output_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Skill<'a> {
+    name: &'a str,
+    version: &'a str,
+    entrypoint: &'a str,
+    function: &'a str,
+}
+
+/// Bytes that may hold a secret: overwritten when they are let go.
+pub(crate) struct Wiped(pub(crate) Vec<u8>);
+
+impl Drop for Wiped {
+    fn drop(&mut self) {
+        self.0.fill(0);
+        // Without this the compiler may leave the line above out.
+        std::hint::black_box(&self.0);
+    }
+}
+
+/// Checks the request and writes the frame's payload.
+pub(crate) fn frame(
+    request: &RunRequest,
+    blobs: &BTreeSet<String>,
+    services: &dyn RunServices,
+) -> Result<Wiped, Error> {
+    let args: &RawValue = serde_json::from_slice(&request.args_json)
+        .map_err(|e| invalid(format!("the arguments are not JSON: {e}")))?;
+    if !args.get().trim_start().starts_with('{') {
+        return Err(invalid("the arguments are not a JSON object".into()));
+    }
+    let run_id = request.run_id.as_str();
+    let mut env = BTreeMap::from([
+        ("HOME", "/workspace"),
+        ("PATH", "/usr/bin"),
+        ("LANG", "C.UTF-8"),
+        ("TMPDIR", "/tmp"),
+        ("SKILLGATE_RUN_ID", run_id),
+    ]);
+    for (name, value) in &request.env {
+        check_variable(name, value)?;
+        if env.insert(name, value).is_some() {
+            return Err(invalid(format!(
+                "the environment variable {name} is the sandbox's own, or comes twice"
+            )));
+        }
+    }
+    let values = request
+        .secrets
+        .iter()
+        .map(|name| secret(name, services))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut secrets = BTreeMap::new();
+    for (name, value) in request.secrets.iter().zip(&values) {
+        let value = std::str::from_utf8(&value.0).map_err(|_| {
+            invalid(format!(
+                "the secret {name} is not UTF-8 and cannot be an environment variable"
+            ))
+        })?;
+        check_variable(name, value)?;
+        if env.contains_key(name.as_str()) || secrets.insert(name.as_str(), value).is_some() {
+            return Err(invalid(format!(
+                "the secret {name} has the name of another variable"
+            )));
+        }
+    }
+    let of = |s: &'_ str| (!s.is_empty()).then_some(s.to_owned());
+    let (code, skill) = (of(&request.code), of(&request.skill));
+    let job = Job {
+        run_id,
+        timeout_ms: request.limits.wall_ms,
+        // A run of a skill has no code; code may be empty, which defines nothing to call.
+        code: if skill.is_some() {
+            None
+        } else {
+            Some(code.as_deref().unwrap_or_default())
+        },
+        skill: skill.as_deref(),
+        function: &request.function,
+        args,
+        skills: request
+            .skills
+            .iter()
+            .map(|s| Skill {
+                name: &s.name,
+                version: &s.version,
+                entrypoint: &s.entrypoint,
+                function: &s.function,
+            })
+            .collect(),
+        blobs,
+        env,
+        secrets,
+        output_bytes: request.limits.output_bytes,
+    };
+    let text = Wiped(serde_json::to_vec(&job).map_err(|e| invalid(e.to_string()))?);
+    if text.0.len() >= JOB_BYTES_MAX {
+        return Err(Error::new(abi::E_OUT_OF_RANGE, format!("code, arguments and environment together are {} bytes, where {JOB_BYTES_MAX} are possible", text.0.len())).not_executed());
+    }
+    Ok(text)
+}
+
+fn secret(name: &str, services: &dyn RunServices) -> Result<Wiped, Error> {
+    services
+        .secret(name)
+        .map(Wiped)
+        .map_err(Error::not_executed)
+}
+
+/// Names that an interpreter or the dynamic loader would act on are not for a request to set.
+fn check_variable(name: &str, value: &str) -> Result<(), Error> {
+    let first = name
+        .bytes()
+        .next()
+        .is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
+    if !first || name.len() > 255 || !name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
+        return Err(invalid(format!(
+            "{name:?} is not a name of an environment variable"
+        )));
+    }
+    if ["LD_", "PYTHON", "GLIBC_", "MALLOC_"]
+        .iter()
+        .any(|p| name.starts_with(p))
+        || ["HOME", "PATH", "LANG", "TMPDIR", "SKILLGATE_RUN_ID"].contains(&name)
+    {
+        return Err(invalid(format!(
+            "the environment variable {name} cannot be set from outside"
+        )));
+    }
+    if value.contains('\0') {
+        return Err(invalid(format!(
+            "the environment variable {name} contains a NUL byte"
+        )));
+    }
+    Ok(())
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(abi::E_INVALID_ARGUMENT, message).not_executed()
+}

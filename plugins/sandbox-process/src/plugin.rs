@@ -1,0 +1,285 @@
+//! The plugin: an instance, its runs, its health.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use skillgate_plugin_sdk::model::{
+    CreateRequest, Error, Health, Result, RunRequest, RunResult, SandboxCaps,
+};
+use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
+
+use crate::config::Config;
+use crate::interpreter::Interpreter;
+use crate::mounts;
+use crate::run::{self, Handle};
+use crate::supervisor::{self, Supervisor};
+use crate::wire::{Hello, LayerState};
+
+const MAX_TIMEOUT_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// Runs Python in a process with namespaces, a root, limits and filters of its own.
+#[derive(Debug)]
+pub struct SandboxProcess {
+    host: Host,
+    state_dir: PathBuf,
+    supervisor: Supervisor,
+    runs: Mutex<Runs>,
+    all_over: Condvar,
+    counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Runs {
+    live: HashMap<String, Arc<Handle>>,
+    draining: bool,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    completed: AtomicU64,
+    failed: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// What tests put in the place of the plugin's own parts.
+#[doc(hidden)]
+#[derive(Debug, Default)]
+pub struct Parts {
+    /// The shared object to execute as the launcher, when this code is not in it.
+    pub launcher: Option<PathBuf>,
+    /// Name and text of other files than the guest's.
+    pub guest: Option<Vec<(String, String)>>,
+}
+
+impl SandboxProcess {
+    /// [`Sandbox::create`] with parts of a test.
+    #[doc(hidden)]
+    pub fn create_with(host: Host, request: CreateRequest, parts: Parts) -> Result<Self> {
+        let config = Config::parse(&request.config_json)
+            .map_err(|m| Error::new(abi::E_INVALID_ARGUMENT, m))?;
+        let state_dir = PathBuf::from(&request.state_dir);
+        let broken = |e: std::io::Error| {
+            Error::new(
+                abi::E_UNAVAILABLE,
+                format!("state directory {}: {e}", state_dir.display()),
+            )
+        };
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&state_dir)
+            .map_err(broken)?;
+        let state_dir = state_dir.canonicalize().map_err(broken)?;
+        match fs::remove_dir_all(mounts::copies_dir(&state_dir)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(broken(e)),
+            _ => {}
+        }
+        let interpreter = Interpreter::discover(config.interpreter.as_deref())
+            .map_err(|e| Error::new(abi::E_PRECONDITION, e.to_string()))?;
+        let program = supervisor::own_program(parts.launcher)
+            .map_err(|e| Error::new(abi::E_UNAVAILABLE, format!("the launcher's file: {e}")))?;
+        let hello = Hello {
+            instance: group_name(&request.instance_id, &state_dir),
+            state_dir: state_dir.to_string_lossy().into_owned(),
+            uid_base: config.uid_base,
+            cpus: config.cpus,
+            cgroup_parent: config.cgroup_parent,
+            downgrades: config.downgrades,
+            interpreter,
+            guest: parts.guest.unwrap_or_else(guest_files),
+        };
+        let supervisor = Supervisor::start(program, hello, host.clone())?;
+        Ok(SandboxProcess {
+            host,
+            state_dir,
+            supervisor,
+            runs: Mutex::default(),
+            all_over: Condvar::new(),
+            counts: Counts::default(),
+        })
+    }
+
+    /// The launcher's process id.
+    #[doc(hidden)]
+    pub fn launcher_pid(&self) -> Option<u32> {
+        self.supervisor.pid()
+    }
+
+    fn runs(&self) -> MutexGuard<'_, Runs> {
+        // The map is whole between any two lines that change it.
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(&self, run_id: &str) -> Result<Entered<'_>> {
+        let handle = Handle::new()
+            .map(Arc::new)
+            .map_err(|e| Error::new(abi::E_UNAVAILABLE, format!("eventfd: {e}")).not_executed())?;
+        let mut runs = self.runs();
+        if runs.draining {
+            return Err(Error::new(
+                abi::E_UNAVAILABLE,
+                "the sandbox is draining and takes no new runs",
+            )
+            .not_executed());
+        }
+        if runs.live.contains_key(run_id) {
+            return Err(Error::new(
+                abi::E_ALREADY_EXISTS,
+                format!("the run {run_id} is under way"),
+            )
+            .not_executed());
+        }
+        runs.live.insert(run_id.to_owned(), handle.clone());
+        Ok(Entered {
+            plugin: self,
+            run_id: run_id.to_owned(),
+            handle,
+        })
+    }
+}
+
+/// A run in the list of live runs.
+struct Entered<'a> {
+    plugin: &'a SandboxProcess,
+    run_id: String,
+    handle: Arc<Handle>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut runs = self.plugin.runs();
+        runs.live.remove(&self.run_id);
+        if runs.live.is_empty() {
+            self.plugin.all_over.notify_all();
+        }
+    }
+}
+
+impl Sandbox for SandboxProcess {
+    fn create(host: Host, request: CreateRequest) -> Result<Self> {
+        Self::create_with(host, request, Parts::default())
+    }
+
+    fn caps(&self) -> SandboxCaps {
+        let mut enforces = abi::LIMIT_WALL | abi::LIMIT_DISK | abi::LIMIT_NONROOT;
+        let mut max_memory_bytes = 0;
+        if let Ok(launcher) = self.supervisor.launcher() {
+            let has = launcher.promises;
+            for (there, flag) in [
+                (has.cpu, abi::LIMIT_CPU),
+                (has.memory, abi::LIMIT_MEMORY),
+                (has.pids, abi::LIMIT_PIDS),
+            ] {
+                enforces |= if there { flag } else { 0 };
+            }
+            max_memory_bytes = if has.memory { u64::MAX >> 1 } else { 0 };
+        }
+        SandboxCaps {
+            egress: abi::EGRESS_CAN_DENY,
+            max_concurrent: 0,
+            isolation: abi::ISO_CONTAINER,
+            max_memory_bytes,
+            max_timeout_ms: MAX_TIMEOUT_MS,
+            enforces,
+        }
+    }
+
+    fn health(&self) -> Result<Health> {
+        let launcher = self.supervisor.launcher();
+        let (report, starts) = self.supervisor.report();
+        let in_flight = self.runs().live.len();
+        let degraded = report.iter().any(|l| l.state != LayerState::Ok);
+        let (state, message) = match &launcher {
+            Err(e) => (abi::HEALTH_DOWN, e.message.clone()),
+            Ok(_) if degraded => (
+                abi::HEALTH_DEGRADED,
+                "runs are isolated with less than every layer; see the report".into(),
+            ),
+            Ok(_) => (abi::HEALTH_OK, "runs are isolated with every layer".into()),
+        };
+        let count = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let metrics = serde_json::json!({
+            "runs_completed": count(&self.counts.completed),
+            "runs_failed": count(&self.counts.failed),
+            "runs_refused": count(&self.counts.refused),
+            "runs_in_flight": in_flight,
+            "launcher_starts": starts,
+        });
+        Ok(Health {
+            state,
+            in_flight: in_flight as u32,
+            capacity: if launcher.is_ok() { u32::MAX } else { 0 },
+            message,
+            metrics_json: metrics.to_string(),
+            report_json: serde_json::to_string(&report).unwrap_or_default(),
+        })
+    }
+
+    fn run(&self, request: RunRequest, services: &dyn RunServices) -> Result<RunResult> {
+        let answer = self.enter(&request.run_id).and_then(|entered| {
+            let launcher = self.supervisor.launcher()?;
+            run::run(
+                request,
+                services,
+                &entered.handle,
+                &launcher,
+                &self.host,
+                &self.state_dir,
+            )
+        });
+        let counter = match &answer {
+            Ok(result) if result.completed => &self.counts.completed,
+            Ok(_) => &self.counts.failed,
+            Err(_) => &self.counts.refused,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        answer
+    }
+
+    fn cancel(&self, run_id: &str) {
+        if let Some(handle) = self.runs().live.get(run_id) {
+            handle.cancel();
+        }
+    }
+
+    fn drain(&self) -> Result<()> {
+        let mut runs = self.runs();
+        runs.draining = true;
+        while !runs.live.is_empty() {
+            runs = self
+                .all_over
+                .wait(runs)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
+    }
+}
+
+/// `skillgate-<instance>-<state directory>`: two gateways may call their instances the same.
+fn group_name(instance_id: &str, state_dir: &Path) -> String {
+    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+    let plain: String = instance_id
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
+        .take(40)
+        .collect();
+    let mut hasher = DefaultHasher::new();
+    state_dir.hash(&mut hasher);
+    format!("skillgate-{plain}-{:08x}", hasher.finish() as u32)
+}
+
+fn guest_files() -> Vec<(String, String)> {
+    skillgate_plugin_guest::FILES
+        .iter()
+        .map(|(name, content)| {
+            (
+                (*name).to_owned(),
+                String::from_utf8_lossy(content).into_owned(),
+            )
+        })
+        .collect()
+}

@@ -1,0 +1,515 @@
+//! What this host can enforce: every layer is tried by really doing it, in a child that is thrown away.
+//!
+//! Flags in /proc and version numbers lie (a security module, a seccomp filter of the container around us, a masked
+//! /proc); a trial does not. A layer that fails and is not excused in writing stops the instance from starting.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use crate::cgroup::{Entrance, GroupLimits, Groups};
+use crate::isolate::{self, BORN_IN, Ground, Isolation};
+use crate::root::GUEST;
+use crate::sys::{self, Fork, Poll};
+use crate::wire::{Layer, LayerReport, LayerState, Report, RunSpec};
+use crate::{landlock, launcher, seccomp};
+
+/// Layers whose absence an operator may excuse, with the names for `downgrades`.
+pub(crate) const EXCUSABLE: [Layer; 3] = [Layer::Cgroup, Layer::Landlock, Layer::UserNamespace];
+/// How long the interpreter may take to start, the first time, from a cold disk.
+const TRIAL_NS: u64 = 30_000_000_000;
+
+/// As whom the launcher works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Root with its rights: every run has a user id of its own.
+    Root,
+    /// An ordinary user, in a user namespace of the launcher's own where it is root: every run has that one id.
+    User,
+}
+
+impl Standing {
+    pub(crate) fn outer_id(self, base: u32, slot: u32) -> u32 {
+        match self {
+            Standing::Root => base.saturating_add(slot),
+            Standing::User => 0,
+        }
+    }
+}
+
+/// Gives the launcher a mount namespace of its own, which follows the host's, with the right to mount in it.
+pub(crate) fn stand() -> Result<Standing, Box<LayerReport>> {
+    let (uid, gid) = sys::effective_ids();
+    if uid == 0 && sys::unshare(libc::CLONE_NEWNS).is_ok() {
+        return follow_host().map(|()| Standing::Root);
+    }
+    let enter = || -> io::Result<()> {
+        sys::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)?;
+        std::fs::write("/proc/self/setgroups", "deny")?;
+        std::fs::write("/proc/self/uid_map", format!("0 {uid} 1"))?;
+        std::fs::write("/proc/self/gid_map", format!("0 {gid} 1"))
+    };
+    enter().map_err(|e| {
+        Box::new(LayerReport {
+            layer: Layer::UserNamespace,
+            state: LayerState::Missing,
+            detail: format!("user {uid} cannot make a user namespace: {e}"),
+            advice: "allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0 or an AppArmor profile with `userns`; in a container also its seccomp profile), or run the gateway as root".into(),
+        })
+    })?;
+    follow_host().map(|()| Standing::User)
+}
+
+fn follow_host() -> Result<(), Box<LayerReport>> {
+    sys::set_propagation(libc::MS_SLAVE).map_err(|e| {
+        Box::new(missing(
+            Layer::Mounts,
+            format!("cannot change mount propagation: {e}"),
+            MOUNTS_ADVICE,
+        ))
+    })
+}
+
+const MOUNTS_ADVICE: &str = "Linux 5.14 or later with CAP_SYS_ADMIN, or user namespaces for ordinary users; in a container, a seccomp profile that allows mounting";
+
+/// The outcome of all trials.
+pub(crate) struct Outcome {
+    pub(crate) report: Vec<LayerReport>,
+    pub(crate) refused: bool,
+    pub(crate) groups: Option<Groups>,
+}
+
+fn ok(layer: Layer, detail: impl Into<String>) -> LayerReport {
+    LayerReport {
+        layer,
+        state: LayerState::Ok,
+        detail: detail.into(),
+        advice: String::new(),
+    }
+}
+
+fn missing(layer: Layer, detail: impl Into<String>, advice: &str) -> LayerReport {
+    LayerReport {
+        layer,
+        state: LayerState::Missing,
+        detail: detail.into(),
+        advice: advice.into(),
+    }
+}
+
+/// Tries every layer, sets in `ground` what is excused, and last tries all of it together.
+pub(crate) fn layers(
+    ground: &mut Ground,
+    standing: Standing,
+    uid_base: u32,
+    groups: Result<Groups, String>,
+    built: io::Result<()>,
+    excused: &[Layer],
+) -> Outcome {
+    let id = standing.outer_id(uid_base, 0);
+    let mut report = vec![
+        namespaces(),
+        match &built {
+            Ok(()) => ok(Layer::Mounts, "read-only root by the new mount API"),
+            Err(e) => missing(
+                Layer::Mounts,
+                format!("cannot build the root: {e}"),
+                MOUNTS_ADVICE,
+            ),
+        },
+        user_namespace(standing, id),
+        capabilities(id),
+        seccomp(),
+        landlock(ground.landlock_abi),
+    ];
+    let (line, mut groups) = cgroup(groups, standing);
+    report.push(line);
+    let is_excused = |l: &LayerReport| excused.contains(&l.layer) && EXCUSABLE.contains(&l.layer);
+    let lost = |layer: Layer, report: &[LayerReport]| {
+        report
+            .iter()
+            .any(|l| l.layer == layer && l.state == LayerState::Missing)
+    };
+    if lost(Layer::Landlock, &report) {
+        ground.landlock_abi = None;
+    }
+    if lost(Layer::UserNamespace, &report) {
+        ground.user_namespace = false;
+    }
+    let mut refused = report
+        .iter()
+        .any(|l| l.state == LayerState::Missing && !is_excused(l));
+    if !refused {
+        let line = whole(ground, id, groups.as_mut());
+        refused = line.state == LayerState::Missing;
+        report.push(line);
+    }
+    for line in report
+        .iter_mut()
+        .filter(|l| l.state == LayerState::Missing && excused.contains(&l.layer))
+    {
+        line.detail.push_str("; excused by `downgrades`");
+    }
+    Outcome {
+        report,
+        refused,
+        groups,
+    }
+}
+
+/// Does something in a child that is thrown away.
+fn trial(flags: libc::c_int, what: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    trial_in(flags, None, what)
+}
+
+fn trial_in(
+    flags: libc::c_int,
+    group: Option<&OwnedFd>,
+    what: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
+    let (said, say) = sys::pipe()?;
+    match sys::clone_process(flags, group.map(AsFd::as_fd))? {
+        Fork::Child => {
+            let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(what));
+            let error = match result {
+                Ok(Ok(())) => sys::exit_now(0),
+                Ok(Err(e)) => e.to_string(),
+                Err(_) => "the trial panicked".into(),
+            };
+            // The exit code says it too.
+            let _ = sys::write(say.as_fd(), error.as_bytes());
+            sys::exit_now(1)
+        }
+        Fork::Parent { pid, .. } => {
+            drop(say);
+            let mut buf = [0; 1024];
+            let n = sys::read(said.as_fd(), &mut buf)?;
+            match sys::wait(pid)? {
+                Some((_, exit)) if exit.code == 0 => Ok(()),
+                Some((_, exit)) if n == 0 => Err(io::Error::other(format!(
+                    "the trial ended with code {} signal {}",
+                    exit.code, exit.signal
+                ))),
+                _ => Err(io::Error::other(
+                    String::from_utf8_lossy(&buf[..n]).into_owned(),
+                )),
+            }
+        }
+    }
+}
+
+fn namespaces() -> LayerReport {
+    const ADVICE: &str = "a kernel with pid, net, ipc, uts and cgroup namespaces; in a container, the right to make them (CAP_SYS_ADMIN, or a seccomp profile that allows clone3 and unshare)";
+    let inside = || {
+        sys::unshare(libc::CLONE_NEWCGROUP)
+            .map_err(|e| io::Error::other(format!("cgroup namespace: {e}")))?;
+        sys::set_hostname("sandbox")
+    };
+    let Err(e) = trial(BORN_IN, inside) else {
+        return ok(Layer::Namespaces, "mount, pid, net, ipc, uts, cgroup");
+    };
+    let each = [
+        ("mount", libc::CLONE_NEWNS),
+        ("pid", libc::CLONE_NEWPID),
+        ("net", libc::CLONE_NEWNET),
+        ("ipc", libc::CLONE_NEWIPC),
+        ("uts", libc::CLONE_NEWUTS),
+    ];
+    let failing: Vec<&str> = each
+        .iter()
+        .filter(|(_, flag)| trial(*flag, || Ok(())).is_err())
+        .map(|(name, _)| *name)
+        .collect();
+    let which = if failing.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", failing.join(", "))
+    };
+    missing(
+        Layer::Namespaces,
+        format!("cannot make namespaces{which}: {e}"),
+        ADVICE,
+    )
+}
+
+fn user_namespace(standing: Standing, id: u32) -> LayerReport {
+    match (
+        trial(0, || {
+            isolate::take_identity(id, standing == Standing::Root, true)
+        }),
+        standing,
+    ) {
+        (Ok(()), Standing::Root) => ok(
+            Layer::UserNamespace,
+            format!("one per run; user ids {id} and up outside, 1000 inside"),
+        ),
+        (Ok(()), Standing::User) => ok(
+            Layer::UserNamespace,
+            "one per run; every run has the gateway's own user id outside, 1000 inside",
+        ),
+        (Err(e), _) => missing(
+            Layer::UserNamespace,
+            format!("cannot give a run its own user namespace and id {id}: {e}"),
+            "allow user namespaces (sysctl user.max_user_namespaces); inside a container set `uid_base` to ids that its own /proc/self/uid_map has",
+        ),
+    }
+}
+
+fn capabilities(id: u32) -> LayerReport {
+    let result = trial(0, || {
+        isolate::take_identity(id, false, true)
+            .or_else(|_| isolate::take_identity(id, false, false))?;
+        isolate::drop_rights()?;
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        let left = status.lines().find(|l| {
+            l.starts_with("Cap")
+                && l.split_whitespace()
+                    .nth(1)
+                    .is_some_and(|v| v.bytes().any(|b| b != b'0'))
+        });
+        left.map_or(Ok(()), |l| {
+            Err(io::Error::other(format!("a set is not empty: {l}")))
+        })
+    });
+    match result {
+        Ok(()) => ok(Layer::Capabilities, "all five sets are emptied and locked"),
+        Err(e) => missing(
+            Layer::Capabilities,
+            format!("cannot give up every right: {e}"),
+            "run the gateway as root with CAP_SETPCAP, CAP_SETUID and CAP_SETGID, or as an ordinary user with user namespaces",
+        ),
+    }
+}
+
+fn seccomp() -> LayerReport {
+    let program = seccomp::program();
+    let result = trial(0, || {
+        sys::set_no_new_privs()?;
+        sys::install_filter(&program)?;
+        match sys::unshare(libc::CLONE_NEWUTS) {
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) => Ok(()),
+            other => Err(io::Error::other(format!(
+                "the filter does not hold: {other:?}"
+            ))),
+        }
+    });
+    match result {
+        Ok(()) => ok(
+            Layer::Seccomp,
+            format!("an allow-list, {} instructions", program.len()),
+        ),
+        Err(e) => missing(
+            Layer::Seccomp,
+            format!("cannot install a filter: {e}"),
+            "a kernel with CONFIG_SECCOMP_FILTER",
+        ),
+    }
+}
+
+fn landlock(abi: Option<u32>) -> LayerReport {
+    const ADVICE: &str = "a kernel with landlock (5.13 or later, `landlock` in the `lsm=` list); or write `landlock` into `downgrades`";
+    let Some(abi) = abi else {
+        return missing(Layer::Landlock, "the kernel has no landlock", ADVICE);
+    };
+    let result = trial(0, || {
+        sys::set_no_new_privs()?;
+        landlock::enter(abi, &[], &[])?;
+        match std::fs::OpenOptions::new()
+            .write(true)
+            .open("/proc/self/comm")
+        {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+            other => Err(io::Error::other(format!(
+                "the rules do not hold: {other:?}"
+            ))),
+        }
+    });
+    match result {
+        Ok(()) if abi >= 6 => ok(Layer::Landlock, format!("ABI {abi}")),
+        Ok(()) => LayerReport {
+            layer: Layer::Landlock,
+            state: LayerState::Degraded,
+            detail: format!(
+                "ABI {abi}: no scopes for signals and abstract sockets; the pid and network namespaces cover them"
+            ),
+            advice: "Linux 6.12 or later".into(),
+        },
+        Err(e) => missing(Layer::Landlock, format!("cannot use landlock: {e}"), ADVICE),
+    }
+}
+
+fn cgroup(groups: Result<Groups, String>, standing: Standing) -> (LayerReport, Option<Groups>) {
+    let advice = match standing {
+        Standing::Root => {
+            "mount cgroup v2 with the memory, pids and cpu controllers (or v1), or name a delegated group in `cgroup_parent`; or write `cgroup` into `downgrades`: then there is no limit on the memory of a run as a whole"
+        }
+        Standing::User => {
+            "delegate a cgroup v2 subtree (systemd: `Delegate=yes` and `DelegateSubgroup=gateway`) or name one in `cgroup_parent`; or write `cgroup` into `downgrades`: then there is no limit on the memory of a run as a whole"
+        }
+    };
+    let mut groups = match groups {
+        Ok(groups) => groups,
+        Err(e) => {
+            return (
+                missing(
+                    Layer::Cgroup,
+                    format!("cannot make control groups: {e}"),
+                    advice,
+                ),
+                None,
+            );
+        }
+    };
+    let lacking: Vec<&str> = ["memory", "pids", "cpu"]
+        .into_iter()
+        .filter(|c| !groups.has(c))
+        .collect();
+    let tried = groups
+        .make_run(GroupLimits {
+            memory_bytes: 64 << 20,
+            pids: 8,
+        })
+        .and_then(|(mut group, entrance)| {
+            let result = trial_in(0, entrance.born_in.as_ref(), || entrance.enter());
+            // Empty at once or swept later; a trial must not fail for it.
+            let _ = group.try_remove();
+            result
+        });
+    let found = groups.describe();
+    let line = match tried {
+        Err(e) => missing(
+            Layer::Cgroup,
+            format!("cannot put a process under limits ({found}): {e}"),
+            advice,
+        ),
+        Ok(()) if lacking.is_empty() => ok(Layer::Cgroup, found),
+        Ok(()) if lacking == ["cpu"] => LayerReport {
+            layer: Layer::Cgroup,
+            state: LayerState::Degraded,
+            detail: format!("{found}; no cpu controller: a run can use every processor"),
+            advice: advice.into(),
+        },
+        Ok(()) => missing(
+            Layer::Cgroup,
+            format!(
+                "no {} controller can be used here (found: {found})",
+                lacking.join(" and no ")
+            ),
+            advice,
+        ),
+    };
+    (line, Some(groups))
+}
+
+/// The whole way of a run, to the end of an interpreter that finds itself where it should be.
+fn whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> LayerReport {
+    const ADVICE: &str = "see the detail; `interpreter` names another Python";
+    match try_whole(ground, id, groups) {
+        Ok(()) => ok(
+            Layer::Run,
+            format!("Python {} starts isolated", ground.interpreter.version),
+        ),
+        Err(e) => missing(Layer::Run, e, ADVICE),
+    }
+}
+
+fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<(), String> {
+    let text = |e: io::Error| e.to_string();
+    let spec = RunSpec {
+        run_id: "run_probe".into(),
+        deadline_ns: u64::MAX,
+        max_pids: 8,
+        cpu_ms: 0,
+        memory_bytes: 512 << 20,
+        disk_bytes: 1 << 20,
+        disk_inodes: 64,
+        mounts: Vec::new(),
+    };
+    let (mut group, entrance) = match groups {
+        Some(groups) => groups
+            .make_run(GroupLimits {
+                memory_bytes: spec.memory_bytes,
+                pids: 9,
+            })
+            .map(|(g, e)| (Some(g), e))
+            .map_err(text)?,
+        None => (
+            None,
+            Entrance {
+                born_in: None,
+                tasks: Vec::new(),
+            },
+        ),
+    };
+    let (report, report_in) = sys::pipe().map_err(text)?;
+    let (output, output_in) = sys::pipe().map_err(text)?;
+    sys::set_nonblocking(output.as_fd()).map_err(text)?;
+    let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM).map_err(text)?;
+    let check = format!(
+        "import os, json, sys; sys.exit(0 if os.getpid() > 1 and os.path.isfile('{GUEST}/bootstrap.py') else 3)"
+    );
+    let arguments = [
+        ground.interpreter.program.as_str(),
+        "-I",
+        "-S",
+        "-B",
+        "-c",
+        &check,
+    ]
+    .into_iter()
+    .map(sys::cstr)
+    .collect::<io::Result<_>>();
+    let isolation = Isolation {
+        ground,
+        spec: &spec,
+        outer_id: id,
+        entrance: &entrance,
+        mounts: &[],
+        output: output_in.as_fd(),
+        channel: channel_in.as_fd(),
+        report: report_in.as_fd(),
+        arguments: Some(arguments.map_err(text)?),
+    };
+    let (pid, pidfd) = match sys::clone_process(BORN_IN, entrance.born_in.as_ref().map(AsFd::as_fd))
+        .map_err(text)?
+    {
+        Fork::Child => launcher::enter(&isolation),
+        Fork::Parent { pid, pidfd } => (pid, pidfd),
+    };
+    drop((report_in, output_in, channel_in));
+    let mut ended = [Poll::readable(pidfd.as_fd())];
+    sys::poll(&mut ended, Some(TRIAL_NS)).map_err(text)?;
+    sys::kill_by_pidfd(pidfd.as_fd()).map_err(text)?;
+    sys::wait(pid).map_err(text)?;
+    drop(channel);
+    if let Some(group) = &mut group {
+        // Empty at once or swept later; a trial must not fail for it.
+        let _ = group.try_remove();
+    }
+    let mut heard = String::new();
+    io::Read::read_to_string(&mut std::fs::File::from(report), &mut heard).map_err(text)?;
+    let mut said = [0; 1024];
+    let said = sys::read(output.as_fd(), &mut said)
+        .map(|n| String::from_utf8_lossy(&said[..n]).into_owned())
+        .unwrap_or_default();
+    for line in heard.lines() {
+        match serde_json::from_str(line) {
+            Ok(Report::Ready) => {}
+            Ok(Report::Failed { step, error }) => {
+                return Err(format!("isolation step {step}: {error}"));
+            }
+            Ok(Report::Exited { code: 0, signal: 0 }) => return Ok(()),
+            Ok(Report::Exited { code, signal }) => {
+                return Err(format!(
+                    "the interpreter ended with code {code} signal {signal}: {}",
+                    said.trim()
+                ));
+            }
+            Err(e) => return Err(format!("init said something strange: {e}")),
+        }
+    }
+    Err(if ended[0].is_ready() {
+        "init ended without a word".into()
+    } else {
+        "the interpreter did not start in time".into()
+    })
+}

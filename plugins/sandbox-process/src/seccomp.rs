@@ -1,0 +1,289 @@
+//! The system call filter: `allow.rs` is the list, this file turns it into a BPF program.
+//!
+//! The program is a binary search over the call's number (about eight comparisons instead of two hundred), with the
+//! rules on arguments at its leaves. A call of a foreign architecture (`int 0x80`) or of the x32 ABI ends the process:
+//! their numbers mean other things, and no program that we run makes them.
+
+mod allow;
+
+use libc::sock_filter;
+
+/// A line of the list.
+#[derive(Debug)]
+#[cfg_attr(
+    not(test),
+    allow(
+        dead_code,
+        reason = "name, reason and the other machine's number are for the reader and the tests"
+    )
+)]
+struct Entry {
+    name: &'static str,
+    x86_64: Option<u32>,
+    aarch64: Option<u32>,
+    rule: Rule,
+    /// Why a run may make it: for the one who wants to remove it.
+    reason: &'static str,
+}
+
+/// When a call is allowed. Arguments are looked at as 32 bits, as the kernel does for each of these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    Always,
+    /// The argument is one of these.
+    OneOf {
+        arg: u32,
+        values: &'static [u32],
+    },
+    /// None of these bits is set in the argument.
+    NoneOf {
+        arg: u32,
+        mask: u32,
+    },
+    /// Never, with this error instead of EPERM.
+    Refuse(i32),
+}
+
+const RET_KILL_PROCESS: u32 = 0x8000_0000;
+const RET_ERRNO: u32 = 0x0005_0000;
+const RET_ALLOW: u32 = 0x7fff_0000;
+const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const JUMP_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const JUMP_ANY_BIT: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
+const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+// Offsets in struct seccomp_data.
+const NUMBER: u32 = 0;
+const ARCH: u32 = 4;
+const ARGS: u32 = 16;
+const X32_BIT: u32 = 0x4000_0000;
+
+#[cfg(target_arch = "x86_64")]
+const NATIVE_ARCH: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const NATIVE_ARCH: u32 = 0xc000_00b7;
+
+fn op(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code, jt, jf, k }
+}
+
+/// The filter of a run, for the machine that this is compiled for.
+pub(crate) fn program() -> Vec<sock_filter> {
+    assemble(allow::ALLOWED)
+}
+
+fn native_number(e: &Entry) -> Option<u32> {
+    if cfg!(target_arch = "x86_64") {
+        e.x86_64
+    } else {
+        e.aarch64
+    }
+}
+
+fn assemble(entries: &[Entry]) -> Vec<sock_filter> {
+    let mut calls: Vec<(u32, Rule)> = entries
+        .iter()
+        .filter_map(|e| Some((native_number(e)?, e.rule)))
+        .collect();
+    calls.sort_by_key(|c| c.0);
+    // Every number from 0 up belongs to one interval: (first number, what then).
+    let mut intervals: Vec<(u32, Option<Rule>)> = vec![(0, None)];
+    for (number, rule) in calls {
+        push(&mut intervals, number, Some(rule));
+        push(&mut intervals, number + 1, None);
+    }
+    let mut out = vec![
+        op(LOAD, ARCH, 0, 0),
+        op(JUMP_EQUAL, NATIVE_ARCH, 1, 0),
+        op(RETURN, RET_KILL_PROCESS, 0, 0),
+        op(LOAD, NUMBER, 0, 0),
+    ];
+    if cfg!(target_arch = "x86_64") {
+        out.extend([
+            op(JUMP_AT_LEAST, X32_BIT, 0, 1),
+            op(RETURN, RET_KILL_PROCESS, 0, 0),
+        ]);
+    }
+    out.extend(search(&intervals));
+    out
+}
+
+/// Starts an interval at `from`: one that starts there already is replaced, one with the same rule goes on.
+fn push(intervals: &mut Vec<(u32, Option<Rule>)>, from: u32, rule: Option<Rule>) {
+    if intervals.last().is_some_and(|l| l.0 == from) {
+        intervals.pop();
+    }
+    if intervals.last().is_none_or(|l| l.1 != rule) {
+        intervals.push((from, rule));
+    }
+}
+
+fn search(intervals: &[(u32, Option<Rule>)]) -> Vec<sock_filter> {
+    if let [(_, rule)] = intervals {
+        return leaf(*rule);
+    }
+    let (low, high) = intervals.split_at(intervals.len() / 2);
+    let (below, above) = (search(low), search(high));
+    // A conditional jump reaches 255 instructions; a plain one goes on from there.
+    let mut out = match u8::try_from(below.len()) {
+        Ok(skip) => vec![op(JUMP_AT_LEAST, high[0].0, skip, 0)],
+        Err(_) => vec![
+            op(JUMP_AT_LEAST, high[0].0, 0, 1),
+            op(JUMP, below.len() as u32, 0, 0),
+        ],
+    };
+    out.extend(below);
+    out.extend(above);
+    out
+}
+
+fn leaf(rule: Option<Rule>) -> Vec<sock_filter> {
+    let refuse = op(RETURN, RET_ERRNO | libc::EPERM as u32, 0, 0);
+    let allow = op(RETURN, RET_ALLOW, 0, 0);
+    match rule {
+        None => vec![refuse],
+        Some(Rule::Always) => vec![allow],
+        Some(Rule::Refuse(errno)) => vec![op(RETURN, RET_ERRNO | errno as u32, 0, 0)],
+        Some(Rule::NoneOf { arg, mask }) => vec![
+            op(LOAD, ARGS + 8 * arg, 0, 0),
+            op(JUMP_ANY_BIT, mask, 0, 1),
+            refuse,
+            allow,
+        ],
+        Some(Rule::OneOf { arg, values }) => {
+            let mut out = vec![op(LOAD, ARGS + 8 * arg, 0, 0)];
+            for (i, value) in values.iter().enumerate() {
+                out.push(op(JUMP_EQUAL, *value, (values.len() - i) as u8, 0));
+            }
+            out.extend([refuse, allow]);
+            out
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// Runs the program as the kernel would.
+    fn run(program: &[sock_filter], arch: u32, number: u32, args: [u32; 6]) -> u32 {
+        let (mut at, mut acc) = (0, 0);
+        loop {
+            let i = program[at];
+            at += 1;
+            match i.code {
+                LOAD => {
+                    acc = match i.k {
+                        NUMBER => number,
+                        ARCH => arch,
+                        k => args[((k - ARGS) / 8) as usize],
+                    }
+                }
+                RETURN => return i.k,
+                JUMP => at += i.k as usize,
+                code => {
+                    let yes = match code {
+                        JUMP_EQUAL => acc == i.k,
+                        JUMP_AT_LEAST => acc >= i.k,
+                        JUMP_ANY_BIT => acc & i.k != 0,
+                        _ => panic!("an instruction that is never made: {code}"),
+                    };
+                    at += if yes { i.jt } else { i.jf } as usize;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_number_gets_what_the_list_says() {
+        let program = program();
+        let eperm = RET_ERRNO | libc::EPERM as u32;
+        for number in 0..1024 {
+            let entry = allow::ALLOWED
+                .iter()
+                .find(|e| native_number(e) == Some(number));
+            let got = |args| run(&program, NATIVE_ARCH, number, args);
+            match entry.map(|e| e.rule) {
+                None => assert_eq!(got([0; 6]), eperm, "{number}"),
+                Some(Rule::Always) => assert_eq!(got([u32::MAX; 6]), RET_ALLOW, "{number}"),
+                Some(Rule::Refuse(e)) => assert_eq!(got([0; 6]), RET_ERRNO | e as u32, "{number}"),
+                Some(Rule::OneOf { arg, values }) => {
+                    for v in values {
+                        let mut args = [u32::MAX - 1; 6];
+                        args[arg as usize] = *v;
+                        assert_eq!(got(args), RET_ALLOW, "{number} {v}");
+                        args[arg as usize] = v.wrapping_sub(0x1000);
+                        assert_eq!(got(args), eperm, "{number} {v}");
+                    }
+                }
+                Some(Rule::NoneOf { arg, mask }) => {
+                    for bit in 0..32 {
+                        let mut args = [0; 6];
+                        args[arg as usize] = 1 << bit;
+                        assert_eq!(
+                            got(args),
+                            if mask & (1 << bit) == 0 {
+                                RET_ALLOW
+                            } else {
+                                eperm
+                            },
+                            "{number} bit {bit}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn foreign_calls_kill() {
+        let program = program();
+        for arch in [0x4000_0003, 0x4000_0028, 0xc000_00f3, 0] {
+            assert_eq!(run(&program, arch, 1, [0; 6]), RET_KILL_PROCESS);
+        }
+        #[cfg(target_arch = "x86_64")]
+        for number in [X32_BIT, X32_BIT | 1, X32_BIT | 59, u32::MAX] {
+            assert_eq!(run(&program, NATIVE_ARCH, number, [0; 6]), RET_KILL_PROCESS);
+        }
+        assert!(program.len() < 4096, "the kernel's limit");
+    }
+
+    #[test]
+    fn the_list_is_sound() {
+        for numbers in [|e: &Entry| e.x86_64, |e: &Entry| e.aarch64] {
+            let all: Vec<u32> = allow::ALLOWED.iter().filter_map(numbers).collect();
+            assert_eq!(
+                all.len(),
+                all.iter().collect::<BTreeSet<_>>().len(),
+                "a number twice"
+            );
+        }
+        assert!(
+            allow::ALLOWED
+                .iter()
+                .all(|e| !e.reason.is_empty() && (e.x86_64.is_some() || e.aarch64.is_some())),
+            "a line without a reason"
+        );
+        let of = |name: &str| {
+            allow::ALLOWED
+                .iter()
+                .find(|e| e.name == name)
+                .and_then(native_number)
+                .map(i64::from)
+        };
+        for (name, number) in [
+            ("read", libc::SYS_read),
+            ("openat", libc::SYS_openat),
+            ("clone", libc::SYS_clone),
+            ("socket", libc::SYS_socket),
+            ("execve", libc::SYS_execve),
+            ("prctl", libc::SYS_prctl),
+            ("getrandom", libc::SYS_getrandom),
+            ("close_range", libc::SYS_close_range),
+        ] {
+            assert_eq!(of(name), Some(number), "{name}");
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Starting the launcher, starting it again when it has died, and ending it.
+
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use skillgate_plugin_sdk::model::Error;
+use skillgate_plugin_sdk::{Host, Level, abi};
+
+use crate::sys::{self, Poll};
+use crate::wire::{Hello, HelloReply, LayerReport, LayerState, MESSAGE_BYTES_MAX};
+
+const TARGET: &str = "sandbox_process::supervisor";
+/// How long a launcher may take to try every layer and start an interpreter from a cold disk.
+const START_NS: u64 = 90_000_000_000;
+/// How long a launcher may take to end every run and leave.
+const END_WAIT: Duration = Duration::from_secs(5);
+const BACK_OFF_FIRST: Duration = Duration::from_millis(100);
+const BACK_OFF_MAX: Duration = Duration::from_secs(10);
+
+/// The connection to a launcher that has said that it is ready.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    pub(crate) control: OwnedFd,
+    pub(crate) promises: Promises,
+    dead: AtomicBool,
+}
+
+impl Launcher {
+    /// For a run that has seen it die.
+    pub(crate) fn mark_dead(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+}
+
+/// What the launcher can enforce here.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Promises {
+    pub(crate) cpu: bool,
+    pub(crate) memory: bool,
+    pub(crate) pids: bool,
+}
+
+/// One launcher at a time.
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    program: OwnedFd,
+    hello: Hello,
+    host: Host,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    current: Option<Arc<Launcher>>,
+    child: Option<Child>,
+    report: Vec<LayerReport>,
+    starts: u64,
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+impl Supervisor {
+    /// Starts the first launcher; an error is the reason why the instance cannot be made.
+    pub(crate) fn start(program: OwnedFd, hello: Hello, host: Host) -> Result<Self, Error> {
+        let supervisor = Supervisor {
+            program,
+            hello,
+            host,
+            state: Mutex::default(),
+        };
+        supervisor.launcher()?;
+        Ok(supervisor)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic while it was held leaves at worst a launcher too many, which ends with its socket.
+        self.state
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The launcher that lives, or a new one. Blocks while one starts; refuses while it is too soon to try again.
+    pub(crate) fn launcher(&self) -> Result<Arc<Launcher>, Error> {
+        let mut state = self.state();
+        if state
+            .child
+            .as_mut()
+            .is_some_and(|c| !matches!(c.try_wait(), Ok(None)))
+            && let Some(current) = &state.current
+        {
+            current.mark_dead();
+        }
+        if let Some(current) = state
+            .current
+            .as_ref()
+            .filter(|l| !l.dead.load(Ordering::Acquire))
+        {
+            return Ok(current.clone());
+        }
+        if let Some(wait) = state
+            .not_before
+            .and_then(|t| t.checked_duration_since(Instant::now()))
+        {
+            return Err(unavailable(
+                "the launcher of runs could not be started and is tried again soon",
+                wait,
+            ));
+        }
+        let again = state.current.take().is_some();
+        state.end_child(Duration::ZERO);
+        match self.spawn(&mut state) {
+            Ok(launcher) => {
+                state.failures = 0;
+                state.not_before = None;
+                state.starts += 1;
+                state.current = Some(launcher.clone());
+                if again {
+                    self.host.log(
+                        Level::Warn,
+                        TARGET,
+                        "the launcher of runs had died and has been started again",
+                        &[],
+                    );
+                }
+                Ok(launcher)
+            }
+            Err(e) => {
+                state.failures += 1;
+                let wait = BACK_OFF_FIRST
+                    .saturating_mul(1 << state.failures.min(7).saturating_sub(1))
+                    .min(BACK_OFF_MAX);
+                state.not_before = Some(Instant::now() + wait);
+                state.end_child(END_WAIT);
+                Err(e)
+            }
+        }
+    }
+
+    fn spawn(&self, state: &mut State) -> Result<Arc<Launcher>, Error> {
+        let broken = |what: &str, e: io::Error| {
+            Error::new(abi::E_UNAVAILABLE, format!("{what}: {e}")).not_executed()
+        };
+        let (control, theirs) =
+            sys::socketpair(libc::SOCK_SEQPACKET).map_err(|e| broken("socketpair", e))?;
+        let child = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()))
+            .arg0("skillgate-runs")
+            .env_clear()
+            .stdin(theirs)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|e| {
+                broken(
+                    "cannot execute the launcher of runs (the plugin's own file)",
+                    e,
+                )
+            })?;
+        state.child = Some(child);
+        let reply = self
+            .greet(&control)
+            .map_err(|e| broken("the launcher of runs does not answer", e))?;
+        match reply {
+            HelloReply::Ready {
+                report,
+                enforces_cpu,
+                enforces_memory,
+                enforces_pids,
+            } => {
+                state.report = report;
+                let promises = Promises {
+                    cpu: enforces_cpu,
+                    memory: enforces_memory,
+                    pids: enforces_pids,
+                };
+                Ok(Arc::new(Launcher {
+                    control,
+                    promises,
+                    dead: AtomicBool::new(false),
+                }))
+            }
+            HelloReply::Refused { report } => {
+                state.report = report.clone();
+                Err(refusal(&report))
+            }
+            HelloReply::Broken { message } => {
+                Err(Error::new(abi::E_UNAVAILABLE, message).not_executed())
+            }
+        }
+    }
+
+    /// The first message and its answer.
+    fn greet(&self, control: &OwnedFd) -> io::Result<HelloReply> {
+        let file = sys::memfd(c"skillgate-hello")?;
+        let mut writer = std::fs::File::from(file.try_clone()?);
+        writer.write_all(&serde_json::to_vec(&self.hello)?)?;
+        io::Seek::rewind(&mut writer)?;
+        sys::send_message(control.as_fd(), b"hello", &[file.as_fd()])?;
+        let mut ready = [Poll::readable(control.as_fd())];
+        sys::poll(&mut ready, Some(START_NS))?;
+        if !ready[0].is_ready() {
+            return Err(io::Error::other("it took too long to start"));
+        }
+        let mut buf = vec![0; MESSAGE_BYTES_MAX];
+        let (n, _) = sys::receive_message(control.as_fd(), &mut buf)?
+            .ok_or_else(|| io::Error::other("it ended while starting"))?;
+        Ok(serde_json::from_slice(&buf[..n])?)
+    }
+
+    /// What is known of the layers, and how often a launcher was started.
+    pub(crate) fn report(&self) -> (Vec<LayerReport>, u64) {
+        let state = self.state();
+        (state.report.clone(), state.starts)
+    }
+
+    /// The process id of the launcher, for tests that kill it.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.state().child.as_ref().map(Child::id)
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        let mut state = self.state();
+        // The socket's end tells the launcher to end every run. Nobody else holds it: every run is over.
+        state.current = None;
+        state.end_child(END_WAIT);
+    }
+}
+
+impl State {
+    /// Waits for the launcher to leave, then makes it.
+    fn end_child(&mut self, patience: Duration) {
+        let Some(mut child) = self.child.take() else {
+            return;
+        };
+        let until = Instant::now() + patience;
+        while matches!(child.try_wait(), Ok(None)) {
+            if Instant::now() >= until {
+                // Both fail only when it is already gone.
+                let _ = child.kill();
+                let _ = child.wait();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn unavailable(message: &str, wait: Duration) -> Error {
+    Error::new(abi::E_UNAVAILABLE, message)
+        .not_executed()
+        .retryable(wait.as_millis().clamp(1, 60_000) as u32)
+}
+
+/// Names every missing layer and what to do about it.
+fn refusal(report: &[LayerReport]) -> Error {
+    let missing: Vec<String> = report
+        .iter()
+        .filter(|l| {
+            l.state == LayerState::Missing && !l.detail.ends_with("excused by `downgrades`")
+        })
+        .map(|l| format!("{}: {} (needed: {})", name_of(l), l.detail, l.advice))
+        .collect();
+    let mut error = Error::new(
+        abi::E_PRECONDITION,
+        format!("this host cannot isolate runs: {}", missing.join("; ")),
+    );
+    error.detail_json = serde_json::to_string(report).unwrap_or_default();
+    error
+}
+
+fn name_of(line: &LayerReport) -> String {
+    serde_json::to_value(line.layer)
+        .ok()
+        .and_then(|v| v.as_str().map(str::to_owned))
+        .unwrap_or_default()
+}
+
+/// The plugin's own file, opened so that it can be executed later, whatever becomes of its name. A file that cannot be
+/// executed as it is (no x bit, a noexec mount) is copied into memory.
+pub(crate) fn own_program(file: Option<PathBuf>) -> io::Result<OwnedFd> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = file.or_else(sys::own_file).ok_or_else(|| {
+        io::Error::other("the dynamic loader does not know the plugin's own file")
+    })?;
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+    let opened = sys::open(path.as_os_str().as_bytes(), libc::O_RDONLY).map_err(named)?;
+    if is_executable(&opened) {
+        return Ok(opened);
+    }
+    let copy = sys::memfd(c"skillgate-runs")?;
+    io::copy(
+        &mut std::fs::File::from(opened),
+        &mut std::fs::File::from(copy.try_clone()?),
+    )
+    .map_err(named)?;
+    // Opened again for reading: a file that somebody may write to is not executed.
+    sys::open(
+        format!("/proc/self/fd/{}", copy.as_raw_fd()),
+        libc::O_RDONLY,
+    )
+}
+
+fn is_executable(file: &OwnedFd) -> bool {
+    let mode = sys::stat(file.as_fd()).map_or(0, |s| s.mode);
+    let noexec = || {
+        let path = sys::path_of(file.as_fd()).unwrap_or_default();
+        path.parent().is_some_and(on_noexec_mount)
+    };
+    mode & 0o111 == 0o111 && !noexec()
+}
+
+fn on_noexec_mount(directory: &Path) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    sys::open(directory.as_os_str().as_bytes(), libc::O_PATH)
+        .and_then(|d| sys::is_noexec(d.as_fd()))
+        .unwrap_or(false)
+}

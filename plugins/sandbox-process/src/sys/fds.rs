@@ -1,0 +1,361 @@
+//! Descriptors: sockets, pipes, polling, passing them on.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+
+use super::{check, cstr};
+
+/// Takes a descriptor that a system call has just returned.
+fn own(ret: libc::c_long) -> io::Result<OwnedFd> {
+    let fd = check(ret)?;
+    // SAFETY: the kernel has just made this descriptor for this call; nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}
+
+pub(super) fn own_fd(ret: libc::c_long) -> io::Result<OwnedFd> {
+    own(ret)
+}
+
+/// An AF_UNIX pair, close-on-exec.
+pub(crate) fn socketpair(kind: libc::c_int) -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut fds = [-1; 2];
+    // SAFETY: `fds` has room for the two descriptors.
+    let ret = unsafe {
+        libc::socketpair(
+            libc::AF_UNIX,
+            kind | libc::SOCK_CLOEXEC,
+            0,
+            fds.as_mut_ptr(),
+        )
+    };
+    check(ret.into())?;
+    Ok((own(fds[0].into())?, own(fds[1].into())?))
+}
+
+/// A pipe: read end, write end; close-on-exec.
+pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut fds = [-1; 2];
+    // SAFETY: `fds` has room for the two descriptors.
+    check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }.into())?;
+    Ok((own(fds[0].into())?, own(fds[1].into())?))
+}
+
+/// A counter to wake a poll from another thread.
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }.into())
+}
+
+/// An anonymous file.
+pub(crate) fn memfd(name: &CStr) -> io::Result<OwnedFd> {
+    // SAFETY: `name` is NUL-terminated.
+    own(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) }.into())
+}
+
+/// Non-blocking from now on. It is a property of the open description: never set it on one that is shared with a run.
+pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }.into()).map(drop)
+}
+
+/// Reads; 0 is the end, `WouldBlock` for a non-blocking descriptor without data.
+pub(crate) fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the kernel writes at most `buf.len()` bytes into `buf`.
+    check(unsafe { libc::read(fd.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len()) } as _)
+        .map(|n| n as usize)
+}
+
+/// Writes what fits; never raises SIGPIPE on sockets.
+pub(crate) fn send(fd: BorrowedFd<'_>, buf: &[u8]) -> io::Result<usize> {
+    // SAFETY: the kernel reads at most `buf.len()` bytes of `buf`.
+    check(unsafe {
+        libc::send(
+            fd.as_raw_fd(),
+            buf.as_ptr().cast(),
+            buf.len(),
+            libc::MSG_NOSIGNAL,
+        )
+    } as _)
+    .map(|n| n as usize)
+}
+
+/// Writes to a pipe or an eventfd or a file of the kernel.
+pub(crate) fn write(fd: BorrowedFd<'_>, buf: &[u8]) -> io::Result<usize> {
+    // SAFETY: the kernel reads at most `buf.len()` bytes of `buf`.
+    check(unsafe { libc::write(fd.as_raw_fd(), buf.as_ptr().cast(), buf.len()) } as _)
+        .map(|n| n as usize)
+}
+
+/// The most descriptors that one message may carry.
+pub(crate) const MESSAGE_FDS_MAX: usize = 8;
+const CONTROL_BYTES: usize = 128;
+
+/// Sends one message with descriptors over a SOCK_SEQPACKET socket.
+pub(crate) fn send_message(
+    socket: BorrowedFd<'_>,
+    data: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    assert!(fds.len() <= MESSAGE_FDS_MAX);
+    let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+    let bytes = size_of_val(raw.as_slice());
+    let mut control = [0u64; CONTROL_BYTES / 8];
+    let mut iov = libc::iovec {
+        iov_base: data.as_ptr() as *mut _,
+        iov_len: data.len(),
+    };
+    // SAFETY: an all-zero msghdr is valid (null pointers, zero lengths).
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    if !raw.is_empty() {
+        msg.msg_control = control.as_mut_ptr().cast();
+        // SAFETY: pure arithmetic.
+        msg.msg_controllen = unsafe { libc::CMSG_SPACE(bytes as u32) } as _;
+        // SAFETY: `control` is aligned for cmsghdr and larger than CMSG_SPACE of MESSAGE_FDS_MAX descriptors (56 bytes),
+        // so the first header and its data lie inside it.
+        unsafe {
+            let header = libc::CMSG_FIRSTHDR(&msg);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(bytes as u32) as _;
+            std::ptr::copy_nonoverlapping(
+                raw.as_ptr().cast::<u8>(),
+                libc::CMSG_DATA(header),
+                bytes,
+            );
+        }
+    }
+    loop {
+        // SAFETY: msg points to iov, data and control, all alive during the call.
+        match check(unsafe { libc::sendmsg(socket.as_raw_fd(), &msg, libc::MSG_NOSIGNAL) } as _) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            other => return other.map(drop),
+        }
+    }
+}
+
+/// Receives one message. `None`: the other end is closed. A cut message is an error.
+pub(crate) fn receive_message(
+    socket: BorrowedFd<'_>,
+    buf: &mut [u8],
+) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    let mut control = [0u64; CONTROL_BYTES / 8];
+    let mut iov = libc::iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: buf.len(),
+    };
+    // SAFETY: an all-zero msghdr is valid (null pointers, zero lengths).
+    let mut msg: libc::msghdr = unsafe { std::mem::zeroed() };
+    msg.msg_iov = &mut iov;
+    msg.msg_iovlen = 1;
+    msg.msg_control = control.as_mut_ptr().cast();
+    msg.msg_controllen = CONTROL_BYTES as _;
+    let n = loop {
+        // SAFETY: the kernel writes into buf and control within the lengths given.
+        let ret = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut msg, libc::MSG_CMSG_CLOEXEC) };
+        match check(ret as _) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            other => break other? as usize,
+        }
+    };
+    let mut fds = Vec::new();
+    // SAFETY: the kernel has filled control up to msg_controllen; the CMSG macros stay within it. Each SCM_RIGHTS
+    // payload is a list of descriptors that were installed for this call.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(&msg);
+        while !header.is_null() {
+            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                let bytes = (*header).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                for i in 0..bytes / size_of::<RawFd>() {
+                    let fd = libc::CMSG_DATA(header)
+                        .cast::<RawFd>()
+                        .add(i)
+                        .read_unaligned();
+                    fds.push(OwnedFd::from_raw_fd(fd));
+                }
+            }
+            header = libc::CMSG_NXTHDR(&msg, header);
+        }
+    }
+    if n == 0 && fds.is_empty() {
+        return Ok(None);
+    }
+    if msg.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a message was cut",
+        ));
+    }
+    Ok(Some((n, fds)))
+}
+
+/// What to wait for, and what has happened.
+#[derive(Clone, Copy)]
+pub(crate) struct Poll {
+    pub(crate) fd: RawFd,
+    pub(crate) events: i16,
+    pub(crate) happened: i16,
+}
+
+impl Poll {
+    /// Readable, or closed.
+    pub(crate) fn readable(fd: BorrowedFd<'_>) -> Self {
+        Poll {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            happened: 0,
+        }
+    }
+    /// Nothing, in a place of the list that is looked at by its index.
+    pub(crate) fn nothing() -> Self {
+        Poll {
+            fd: -1,
+            events: 0,
+            happened: 0,
+        }
+    }
+    /// There is something to read, an end or an error.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.happened != 0
+    }
+}
+
+/// Waits until something has happened or `timeout_ns` are over (`None`: for ever). Signals only end the wait.
+pub(crate) fn poll(list: &mut [Poll], timeout_ns: Option<u64>) -> io::Result<()> {
+    let mut fds: Vec<libc::pollfd> = list
+        .iter()
+        .map(|p| libc::pollfd {
+            fd: p.fd,
+            events: p.events,
+            revents: 0,
+        })
+        .collect();
+    let ts = timeout_ns.map(|ns| libc::timespec {
+        tv_sec: (ns / 1_000_000_000) as _,
+        tv_nsec: (ns % 1_000_000_000) as _,
+    });
+    let ts_ptr = ts.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: `fds` is a list of its own length, the timeout is null or alive, no signal mask.
+    let ret = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as _, ts_ptr, std::ptr::null()) };
+    match check(ret.into()) {
+        Err(e) if e.kind() == io::ErrorKind::Interrupted => return Ok(()),
+        other => other?,
+    };
+    for (p, fd) in list.iter_mut().zip(fds) {
+        p.happened = fd.revents;
+    }
+    Ok(())
+}
+
+/// Makes `to` a copy of `from` that survives exec. `from` must differ from `to`.
+pub(crate) fn dup_to(from: RawFd, to: RawFd) -> io::Result<()> {
+    // SAFETY: no pointers. The caller owns the table: a child before exec, with no owner of `to` left.
+    check(unsafe { libc::dup3(from, to, 0) }.into()).map(drop)
+}
+
+/// A copy at `at_least` or above, close-on-exec.
+pub(crate) fn dup_above(fd: BorrowedFd<'_>, at_least: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    own(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, at_least) }.into())
+}
+
+/// Closes every descriptor from `first` on except those of `keep`. For a process that has just been made: the values
+/// of the parent that own these descriptors are never used or dropped in it.
+pub(crate) fn close_all_from(first: RawFd, keep: &[RawFd]) -> io::Result<()> {
+    let mut keep: Vec<RawFd> = keep.iter().copied().filter(|k| *k >= first).collect();
+    keep.sort_unstable();
+    keep.dedup();
+    let mut low = first as u32;
+    for k in keep.iter().map(|k| *k as u32).chain([u32::MAX]) {
+        let high = if k == u32::MAX {
+            u32::MAX
+        } else {
+            k.wrapping_sub(1)
+        };
+        if k > low {
+            // SAFETY: no pointers; see above for the owners.
+            check(unsafe { libc::syscall(libc::SYS_close_range, low, high, 0) })?;
+        }
+        low = k.wrapping_add(1);
+    }
+    Ok(())
+}
+
+/// Opens a path.
+pub(crate) fn open(path: impl AsRef<[u8]>, flags: libc::c_int) -> io::Result<OwnedFd> {
+    let path = cstr(path)?;
+    // SAFETY: `path` is NUL-terminated; no O_CREAT, so no mode is read.
+    own(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) }.into())
+}
+
+/// Where an open descriptor is in the caller's mount namespace.
+pub(crate) fn path_of(fd: BorrowedFd<'_>) -> io::Result<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+}
+
+/// Device and inode: whether two descriptors are the same file. Works for O_PATH descriptors too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stat {
+    pub(crate) dev: u64,
+    pub(crate) ino: u64,
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+}
+
+/// The attributes of an open descriptor.
+pub(crate) fn stat(fd: BorrowedFd<'_>) -> io::Result<Stat> {
+    // SAFETY: an all-zero stat is valid plain data.
+    let mut st: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is a valid out pointer.
+    check(unsafe { libc::fstat(fd.as_raw_fd(), &mut st) }.into())?;
+    Ok(Stat {
+        dev: st.st_dev,
+        ino: st.st_ino,
+        mode: st.st_mode,
+        uid: st.st_uid,
+    })
+}
+
+/// An exclusive lock on the open description; `false`: somebody else has it.
+pub(crate) fn try_lock(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: no pointers.
+    match check(unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }.into()) {
+        Ok(_) => Ok(true),
+        Err(e) if e.raw_os_error() == Some(libc::EWOULDBLOCK) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// The file that the code of this library was loaded from.
+pub(crate) fn own_file() -> Option<PathBuf> {
+    use std::os::unix::ffi::OsStrExt;
+    // SAFETY: an all-zero Dl_info is valid (null pointers).
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    let here = own_file as fn() -> Option<PathBuf>;
+    // SAFETY: `here` is an address inside this library and `info` a valid out pointer.
+    let found = unsafe { libc::dladdr(here as *const libc::c_void, &mut info) };
+    if found == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: dladdr gives the loader's own NUL-terminated name, which lives as long as this library is loaded.
+    let name = unsafe { CStr::from_ptr(info.dli_fname) };
+    Some(PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes())))
+}
+
+/// Whether nothing can be executed from the mount that a descriptor is on.
+pub(crate) fn is_noexec(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: an all-zero statvfs is valid plain data.
+    let mut st: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is a valid out pointer.
+    check(unsafe { libc::fstatvfs(fd.as_raw_fd(), &mut st) }.into())?;
+    Ok(st.f_flag & libc::ST_NOEXEC != 0)
+}
+
+/// Says to the other end of a socket that nothing more will come; what it sends can still be read.
+pub(crate) fn shut_down_writing(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_WR) }.into()).map(drop)
+}

@@ -1,0 +1,207 @@
+//! Making, watching and ending processes. For the single-threaded launcher and its children only, but for
+//! [`kill_by_pidfd`] and [`is_alive`].
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use super::check;
+use super::fds::own_fd;
+
+/// Which side of a fork this is.
+#[derive(Debug)]
+pub(crate) enum Fork {
+    Parent { pid: libc::pid_t, pidfd: OwnedFd },
+    Child,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+/// Where the C library keeps this thread's id: a raw clone must renew it, as fork() would. Null on a kernel without
+/// CHECKPOINT_RESTORE; then only the C library's cached id is stale, which nothing in a child uses.
+fn tid_address() -> u64 {
+    let mut address: u64 = 0;
+    // SAFETY: PR_GET_TID_ADDRESS writes one pointer.
+    let ret = unsafe { libc::prctl(libc::PR_GET_TID_ADDRESS, &mut address as *mut u64, 0, 0, 0) };
+    if ret == 0 { address } else { 0 }
+}
+
+/// Makes a child with new namespaces (`flags`), born in the cgroup (v2) when one is given. The child is a copy of this
+/// process: allowed only because the launcher has one thread, so no lock can be held by a thread that is not copied.
+pub(crate) fn clone_process(
+    flags: libc::c_int,
+    cgroup: Option<BorrowedFd<'_>>,
+) -> io::Result<Fork> {
+    let mut pidfd: RawFd = -1;
+    let tid = tid_address();
+    let mut args = CloneArgs {
+        flags: flags as u32 as u64 | libc::CLONE_PIDFD as u64,
+        pidfd: &mut pidfd as *mut RawFd as u64,
+        exit_signal: libc::SIGCHLD as u64,
+        child_tid: tid,
+        ..CloneArgs::default()
+    };
+    if tid != 0 {
+        args.flags |= (libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID) as u64;
+    }
+    if let Some(cgroup) = cgroup {
+        args.flags |= 0x2_0000_0000; // CLONE_INTO_CGROUP
+        args.cgroup = cgroup.as_raw_fd() as u64;
+    }
+    // SAFETY: no CLONE_VM: the child runs on a copy of this stack and memory, so this is fork(). `args` is a clone_args
+    // of the size given; `pidfd` is a valid out pointer; child_tid is this thread's own id word or 0.
+    let pid = check(unsafe {
+        libc::syscall(
+            libc::SYS_clone3,
+            &args as *const CloneArgs,
+            size_of::<CloneArgs>(),
+        )
+    })?;
+    if pid == 0 {
+        return Ok(Fork::Child);
+    }
+    // SAFETY: clone3 has just made this descriptor.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    Ok(Fork::Parent {
+        pid: pid as _,
+        pidfd,
+    })
+}
+
+/// A descriptor of a process; readable when it has ended.
+pub(crate) fn pidfd_open(pid: libc::pid_t) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    own_fd(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+}
+
+/// SIGKILL. For the init of a pid namespace it ends everything in it. A process that is gone is no error.
+pub(crate) fn kill_by_pidfd(pidfd: BorrowedFd<'_>) -> io::Result<()> {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: a null siginfo is allowed.
+    match check(unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_raw_fd(),
+            libc::SIGKILL,
+            none,
+            0,
+        )
+    }) {
+        Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+/// Whether the process has not ended yet.
+pub(crate) fn is_alive(pidfd: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut list = [super::Poll::readable(pidfd)];
+    super::poll(&mut list, Some(0))?;
+    Ok(!list[0].is_ready())
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Exit {
+    pub(crate) code: i32,
+    pub(crate) signal: i32,
+    /// CPU time of it and of everything that it has waited for.
+    pub(crate) cpu_us: u64,
+    /// The largest resident set of any of them.
+    pub(crate) peak_rss_bytes: u64,
+}
+
+/// Waits for a child, or for any (-1), and reaps it. `None`: no child.
+pub(crate) fn wait(pid: libc::pid_t) -> io::Result<Option<(libc::pid_t, Exit)>> {
+    let mut status = 0;
+    // SAFETY: an all-zero rusage is valid plain data.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    loop {
+        // SAFETY: status and usage are valid out pointers.
+        let ret = unsafe { libc::wait4(pid, &mut status, libc::__WALL, &mut usage) };
+        match check(ret.into()) {
+            Err(e) if e.raw_os_error() == Some(libc::EINTR) => continue,
+            Err(e) if e.raw_os_error() == Some(libc::ECHILD) => return Ok(None),
+            Err(e) => return Err(e),
+            Ok(pid) => {
+                let us = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
+                let exit = Exit {
+                    code: if libc::WIFEXITED(status) {
+                        libc::WEXITSTATUS(status)
+                    } else {
+                        -1
+                    },
+                    signal: if libc::WIFSIGNALED(status) {
+                        libc::WTERMSIG(status)
+                    } else {
+                        0
+                    },
+                    cpu_us: us(usage.ru_utime) + us(usage.ru_stime),
+                    peak_rss_bytes: usage.ru_maxrss as u64 * 1024,
+                };
+                return Ok(Some((pid as _, exit)));
+            }
+        }
+    }
+}
+
+/// A session of its own, without a controlling terminal.
+pub(crate) fn new_session() -> io::Result<()> {
+    // SAFETY: no arguments.
+    check(unsafe { libc::setsid() }.into()).map(drop)
+}
+
+/// Every signal as a new program expects it: default action, nothing blocked.
+pub(crate) fn reset_signals() -> io::Result<()> {
+    // SAFETY: an all-zero sigaction is SIG_DFL with an empty mask; an all-zero sigset is empty.
+    let (action, none): (libc::sigaction, libc::sigset_t) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    for signal in 1..=libc::SIGRTMAX() {
+        if signal != libc::SIGKILL && signal != libc::SIGSTOP {
+            // SAFETY: `action` is valid; the old one is not asked for. The C library refuses its own two signals.
+            unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
+        }
+    }
+    // SAFETY: `none` is a valid set; the old one is not asked for.
+    check(unsafe { libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut()) }.into())
+        .map(drop)
+}
+
+/// The mode bits that new files never get.
+pub(crate) fn set_umask(mask: u32) {
+    // SAFETY: no pointers, cannot fail.
+    unsafe { libc::umask(mask) };
+}
+
+/// Replaces this program. Returns only on failure.
+pub(crate) fn execute(program: &CStr, args: &[CString], env: &[CString]) -> io::Error {
+    let list = |v: &[CString]| {
+        v.iter()
+            .map(|s| s.as_ptr())
+            .chain([std::ptr::null()])
+            .collect::<Vec<_>>()
+    };
+    let (argv, envp) = (list(args), list(env));
+    // SAFETY: both lists are null-terminated and point to NUL-terminated strings that outlive the call.
+    unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
+    io::Error::last_os_error()
+}
+
+/// Ends this process at once: no destructors, no buffers, since a fork shares them with its parent.
+pub(crate) fn exit_now(code: i32) -> ! {
+    // SAFETY: _exit never returns and touches no memory.
+    unsafe { libc::_exit(code) }
+}

@@ -1,0 +1,145 @@
+//! What the plugin and the launcher say to each other. Both ends are this file, loaded twice: no version to agree on.
+//!
+//! Nothing of a job is in here. Code, arguments, environment, secrets and output go through the run's own socket and
+//! pipe, which the launcher hands on and closes; so a launcher that is read, copied or inherited from has nothing to tell.
+
+use serde::{Deserialize, Serialize};
+
+use crate::interpreter::Interpreter;
+
+/// The longest message on a socket; a [`RunSpec`] with [`MOUNTS_MAX`] mounts fits.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 192 * 1024;
+/// The most mounts of a run.
+pub(crate) const MOUNTS_MAX: usize = 256;
+
+/// The first message: its descriptor is a file with this as JSON.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    /// The stem of the names of control groups: who made them.
+    pub(crate) instance: String,
+    /// Where the template root is mounted, in the launcher's own mount namespace only, and where the lock is.
+    pub(crate) state_dir: String,
+    /// As root: the user ids outside of the runs are `uid_base + slot`.
+    pub(crate) uid_base: u32,
+    /// Processors that one run may use.
+    pub(crate) cpus: f64,
+    /// Where to make control groups, instead of below the gateway's own.
+    pub(crate) cgroup_parent: Option<String>,
+    /// Layers that the operator has excused in writing.
+    pub(crate) downgrades: Vec<Layer>,
+    pub(crate) interpreter: Interpreter,
+    /// Name and text of the files for `/usr/lib/skillgate`.
+    pub(crate) guest: Vec<(String, String)>,
+}
+
+/// The launcher's answer, with [`HelloReply::Ready`] only when it takes runs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum HelloReply {
+    Ready {
+        report: Vec<LayerReport>,
+        enforces_cpu: bool,
+        enforces_memory: bool,
+        enforces_pids: bool,
+    },
+    /// A layer is missing and not excused.
+    Refused { report: Vec<LayerReport> },
+    /// Something else: a broken state directory, another life of the instance that does not end.
+    Broken { message: String },
+}
+
+/// A part of the isolation that a host can lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Layer {
+    Namespaces,
+    Mounts,
+    UserNamespace,
+    Capabilities,
+    Seccomp,
+    Landlock,
+    Cgroup,
+    /// All of it together, with the interpreter.
+    Run,
+}
+
+/// What is known of a layer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct LayerReport {
+    pub(crate) layer: Layer,
+    pub(crate) state: LayerState,
+    pub(crate) detail: String,
+    pub(crate) advice: String,
+}
+
+/// Whether a layer holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum LayerState {
+    Ok,
+    Degraded,
+    Missing,
+}
+
+/// A run to start. Three descriptors come with it: the write end of the output pipe, the inner end of the channel and
+/// the launcher's end of the run's notice socket.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct RunSpec {
+    pub(crate) run_id: String,
+    /// CLOCK_MONOTONIC. The launcher kills at it too, should the plugin's thread be held up by the host.
+    pub(crate) deadline_ns: u64,
+    pub(crate) max_pids: u32,
+    /// All of the run together, 0: none.
+    pub(crate) cpu_ms: u64,
+    pub(crate) memory_bytes: u64,
+    pub(crate) disk_bytes: u64,
+    pub(crate) disk_inodes: u64,
+    pub(crate) mounts: Vec<MountSpec>,
+}
+
+/// A directory or file of the host, to be shown read-only. The plugin holds it open; the launcher opens the path in
+/// its own mount namespace (the kernel clones mounts of one's own namespace only) and compares device and inode.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct MountSpec {
+    /// `/skills/<name>` or `/blobs/<id>`.
+    pub(crate) target: String,
+    pub(crate) path: String,
+    pub(crate) dev: u64,
+    pub(crate) ino: u64,
+}
+
+/// What the launcher tells of one run, on its notice socket. End of file without [`Notice::Ended`] or
+/// [`Notice::Failed`]: the launcher has died, and the run with it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Notice {
+    /// The run's init exists; its pidfd comes with this.
+    Started,
+    /// Isolated; the interpreter is being executed.
+    Ready,
+    /// Never got there: no code has run.
+    Failed { message: String },
+    /// Everything of the run is dead and reaped.
+    Ended(End),
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct End {
+    /// Of the interpreter.
+    pub(crate) exit_code: i32,
+    pub(crate) signal: i32,
+    pub(crate) cpu_us: u64,
+    pub(crate) peak_memory_bytes: u64,
+    pub(crate) oom_kills: u64,
+    /// How often the limit of processes refused one.
+    pub(crate) pids_refused: u64,
+    /// The launcher ended it, since it had used its CPU time.
+    pub(crate) cpu_exhausted: bool,
+}
+
+/// What a child says to the launcher through the run's report pipe, one JSON text per line.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Report {
+    Ready,
+    Failed { step: String, error: String },
+    Exited { code: i32, signal: i32 },
+}

@@ -1,0 +1,8 @@
+//! The sandbox through its trait: real launcher, real runs.
+//!
+//! As root every layer is on; `as_user` runs the same binary again as an ordinary user.
+
+#![allow(clippy::unwrap_used, reason = "a test says what was wrong by failing")]
+
+mod basics;
+mod support;

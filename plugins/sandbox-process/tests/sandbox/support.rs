@@ -1,0 +1,236 @@
+//! An instance with its own state directory, and a host that keeps what it is told.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use skillgate_plugin_sdk::model::{CreateRequest, Error, Limits, Result, RunRequest, RunResult};
+use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
+use skillgate_sandbox_process::{Parts, SandboxProcess};
+
+/// The shared object that cargo has built for this test.
+pub(crate) fn launcher() -> PathBuf {
+    let deps = std::env::current_exe().unwrap();
+    deps.parent()
+        .unwrap()
+        .join("libskillgate_sandbox_process.so")
+}
+
+pub(crate) struct Instance {
+    pub(crate) plugin: SandboxProcess,
+    pub(crate) state: tempfile::TempDir,
+}
+
+/// What an instance is made from in these tests: an ordinary user has no delegated groups here.
+pub(crate) fn config() -> String {
+    if is_root() {
+        "{}".into()
+    } else {
+        r#"{"downgrades":["cgroup"]}"#.into()
+    }
+}
+
+pub(crate) fn is_root() -> bool {
+    std::fs::metadata("/proc/self")
+        .map(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
+        .unwrap()
+}
+
+pub(crate) fn create(
+    state: &std::path::Path,
+    config: &str,
+    guest: Option<&str>,
+) -> Result<SandboxProcess> {
+    let host = Host::for_tests(|_, _, _, _| {});
+    let request = CreateRequest {
+        instance_id: "test".into(),
+        state_dir: state.join("state").display().to_string(),
+        config_json: config.as_bytes().to_vec(),
+    };
+    let guest = guest.map(|text| vec![("bootstrap.py".to_owned(), text.to_owned())]);
+    SandboxProcess::create_with(
+        host,
+        request,
+        Parts {
+            launcher: Some(launcher()),
+            guest,
+        },
+    )
+}
+
+impl Instance {
+    pub(crate) fn new() -> Self {
+        Self::with(&config(), None)
+    }
+
+    pub(crate) fn with(config: &str, guest: Option<&str>) -> Self {
+        let state = tempfile::Builder::new()
+            .prefix("skillgate-sandbox-")
+            .tempdir()
+            .unwrap();
+        let plugin = create(state.path(), config, guest)
+            .unwrap_or_else(|e| panic!("{e}\n{}", e.detail_json));
+        Instance { plugin, state }
+    }
+
+    pub(crate) fn run(&self, request: RunRequest) -> (RunResult, Services) {
+        let services = Services::default();
+        let result = self
+            .plugin
+            .run(request, &services)
+            .unwrap_or_else(|e| panic!("{e}"));
+        (result, services)
+    }
+
+    /// Runs code, with everything else at its default.
+    pub(crate) fn code(&self, code: &str) -> (RunResult, Services) {
+        self.run(request(code))
+    }
+
+    /// Runs code that must complete, and gives what it returned.
+    pub(crate) fn output(&self, code: &str) -> serde_json::Value {
+        let (result, services) = self.code(code);
+        assert!(
+            result.completed,
+            "{}: {}\n{}",
+            result.error_type,
+            result.error_message,
+            services.text()
+        );
+        serde_json::from_slice(&result.output_json).unwrap_or_else(|e| panic!("{e}: {result:?}"))
+    }
+}
+
+pub(crate) fn limits() -> Limits {
+    Limits {
+        max_pids: 32,
+        wall_ms: 20_000,
+        cpu_ms: 0,
+        memory_bytes: 256 << 20,
+        disk_bytes: 32 << 20,
+        disk_inodes: 1000,
+        output_bytes: 4096,
+    }
+}
+
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+pub(crate) fn request(code: &str) -> RunRequest {
+    RunRequest {
+        run_id: format!(
+            "run_{}_{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        ),
+        tenant: "default".into(),
+        language: "python".into(),
+        code: code.into(),
+        function: "main".into(),
+        args_json: b"{}".to_vec(),
+        limits: limits(),
+        ..RunRequest::default()
+    }
+}
+
+/// A host for one run.
+#[derive(Default)]
+pub(crate) struct Services {
+    pub(crate) output: Mutex<Vec<u8>>,
+    pub(crate) keep: Option<usize>,
+    pub(crate) discarded: AtomicU64,
+    pub(crate) secrets: HashMap<String, String>,
+    pub(crate) blobs: Mutex<HashMap<String, Vec<u8>>>,
+    writers: Mutex<HashMap<i64, Vec<u8>>>,
+    next: AtomicU64,
+}
+
+impl Services {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.output.lock().unwrap()).into_owned()
+    }
+    pub(crate) fn open_writers(&self) -> usize {
+        self.writers.lock().unwrap().len()
+    }
+}
+
+fn not_found() -> Error {
+    Error::new(abi::E_NOT_FOUND, "no such blob")
+}
+
+impl RunServices for Services {
+    fn output(&self, _stream: u32, data: &[u8]) -> bool {
+        let mut out = self.output.lock().unwrap();
+        let keep = self.keep.unwrap_or(1 << 20);
+        let room = keep - out.len();
+        out.extend_from_slice(&data[..data.len().min(room)]);
+        self.discarded
+            .fetch_add(data.len().saturating_sub(room) as u64, Ordering::Relaxed);
+        out.len() < keep
+    }
+    fn secret(&self, name: &str) -> Result<Vec<u8>> {
+        self.secrets
+            .get(name)
+            .map(|v| v.clone().into_bytes())
+            .ok_or_else(not_found)
+    }
+    fn blob_fd(&self, _id: &str) -> Result<OwnedFd> {
+        Err(Error::new(abi::E_UNIMPLEMENTED, "no descriptors"))
+    }
+    fn blob_read(&self, id: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let blobs = self.blobs.lock().unwrap();
+        let rest = blobs
+            .get(id)
+            .ok_or_else(not_found)?
+            .get(offset as usize..)
+            .unwrap_or_default();
+        let n = rest.len().min(buf.len());
+        buf[..n].copy_from_slice(&rest[..n]);
+        Ok(n)
+    }
+    fn blob_create(&self, _kind: &str) -> Result<i64> {
+        let writer = self.next.fetch_add(1, Ordering::Relaxed) as i64 + 1;
+        self.writers.lock().unwrap().insert(writer, Vec::new());
+        Ok(writer)
+    }
+    fn blob_write(&self, writer: i64, data: &[u8]) -> Result<()> {
+        self.writers
+            .lock()
+            .unwrap()
+            .get_mut(&writer)
+            .ok_or_else(not_found)?
+            .extend_from_slice(data);
+        Ok(())
+    }
+    fn blob_finish(&self, writer: i64, commit: bool) -> Result<Option<String>> {
+        let data = self
+            .writers
+            .lock()
+            .unwrap()
+            .remove(&writer)
+            .ok_or_else(not_found)?;
+        if !commit {
+            return Ok(None);
+        }
+        let id = format!("blob:{writer:032x}");
+        self.blobs.lock().unwrap().insert(id.clone(), data);
+        Ok(Some(id))
+    }
+    fn gate_serve(&self, _listener: OwnedFd) -> Result<()> {
+        Err(Error::new(abi::E_UNIMPLEMENTED, "no gate"))
+    }
+    fn cancelled(&self) -> bool {
+        false
+    }
+}
+
+/// Waits until something is so; what it is in the message.
+pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !so() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
