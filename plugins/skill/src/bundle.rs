@@ -407,10 +407,18 @@ mod tests {
         let again = assemble(&manifest, "# My New Skill\n\n...", sent(), MAX).unwrap();
         assert_eq!(again.skill.tree_sha256, bundle.skill.tree_sha256);
 
-        for extra in ["skill.toml", "SKILL.md", "Skill.md", ".git/config", "code"] {
+        use Code::{FileRefused, PathConflict};
+        for (extra, want) in [
+            ("skill.toml", FileRefused),
+            ("SKILL.md", FileRefused),
+            ("Skill.md", FileRefused),
+            (".git/config", FileRefused),
+            ("code", PathConflict),
+        ] {
             let mut files = sent();
             files.push((SkillPath::parse(extra).unwrap(), vec![]));
-            assert!(assemble(&manifest, "x", files, MAX).is_err(), "{extra}");
+            let problems = assemble(&manifest, "x", files, MAX).unwrap_err();
+            assert_eq!(problems[0].code, want, "{extra}");
         }
         assert_eq!(
             assemble(&manifest, "x", vec![], MAX).unwrap_err()[0].code,
