@@ -1,1 +1,281 @@
-//! The bundled plugin storage-fs.
+//! The bundled storage plugin: skills and blobs in a directory.
+//!
+//! An instance serves a writable store (`root`), or the operator's own directories of skills (`read_only_skills`), or both.
+//!
+//! # The writable store
+//!
+//! ```text
+//! root/                                mode 0700: other users of the host do not reach in, whatever the modes below are
+//!   lock                               flock of the one process that uses the store; holds its id for the refusal's text
+//!   format                             version of this layout; another one is refused, never guessed at
+//!   tmp/<random>/                      what is being built or taken away; nobody reads it, every start empties it
+//!   tenants/<tenant>/                  a tenant's things and no one else's; the name is encoded so that two never share one
+//!     skills/<name>/<version>/         appears by one rename, never changes after that
+//!       meta.json                      what a listing needs, the manifest, each file's digest; sealed with a check sum
+//!       files/...                      the skill as its author wrote it, ready to be mounted: 0755 and 0644, because a sandbox
+//!                                      whose user is nobody else's reads it through a bind mount
+//!     blobs/<2 letters>/<id>/          two letters of the id (1,024 directories), so that no directory holds every blob
+//!       data                           the content, ready to be mounted
+//!       chunks                         32 bytes of SHA-256 for each MiB, so that a range is verified without reading the rest;
+//!                                      not there when one chunk is all: the digest of the whole is in meta.json
+//!       meta.json                      size, digest, type, owner, end of life; sealed with a check sum
+//!   expires/<minute>/<tenant>/<id>     empty markers of blobs with an end, so that a sweep looks only at what is due
+//! ```
+//!
+//! Publishing is one function, [`ground::Staging::publish`]: build in `tmp/`, fsync every file and directory, rename
+//! without replacing, fsync the directory that it appeared in. A kill or a power cut at any point leaves a whole thing or none.
+//!
+//! # The read-only shelf
+//!
+//! `<dir>/<any>/skill.toml` or `<dir>/<name>/<version>/skill.toml`, read once at the start. A skill that is not valid is left
+//! out and named in the log with file, line and column.
+#![forbid(unsafe_code)]
+
+mod beneath;
+mod blobs;
+mod clock;
+mod config;
+mod fault;
+mod ground;
+mod handles;
+mod names;
+mod seal;
+mod skills;
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use skillgate_plugin_sdk::model::{
+    BlobCreate, BlobStat, Content, CreateRequest, Error, Health, PutSkill, Skill, SkillPage,
+    SkillQuery,
+};
+use skillgate_plugin_sdk::{Host, Storage, abi};
+
+use blobs::Blobs;
+use config::Config;
+use fault::{Fault, Result};
+use ground::Ground;
+use skills::Skills;
+
+pub use clock::Clock;
+pub use config::CONFIG_SCHEMA;
+
+/// The plugin's instance. What each part is for is told at the top of this crate.
+pub struct StorageFs {
+    skills: Skills,
+    writable: Option<Writable>,
+    /// Held shared by every call: whoever gets it alone knows that no call is under way.
+    calls: RwLock<()>,
+    draining: AtomicBool,
+}
+
+struct Writable {
+    ground: Arc<Ground>,
+    blobs: Blobs,
+}
+
+impl std::fmt::Debug for StorageFs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StorageFs")
+    }
+}
+
+impl StorageFs {
+    /// [`Storage::create`] with a clock of one's own.
+    pub fn with_clock(host: Host, request: &CreateRequest, clock: Clock) -> Result<Self, Error> {
+        Ok(Self::open(host, request, clock)?)
+    }
+
+    fn open(host: Host, request: &CreateRequest, clock: Clock) -> Result<Self> {
+        let config = Config::parse(&request.config_json)?;
+        let writable = match &config.root {
+            None => None,
+            Some(root) => {
+                let ground = Arc::new(Ground::open(root, config.fsync, host.clone())?);
+                let blobs = Blobs::new(Arc::clone(&ground), clock)?;
+                Some(Writable { ground, blobs })
+            }
+        };
+        let ground = writable
+            .as_ref()
+            .map(|writable| Arc::clone(&writable.ground));
+        let skills = Skills::open(ground, &config.read_only_skills, &host)?;
+        Ok(StorageFs {
+            skills,
+            writable,
+            calls: RwLock::new(()),
+            draining: AtomicBool::new(false),
+        })
+    }
+
+    /// A call that goes on with what is open already.
+    fn resume(&self) -> RwLockReadGuard<'_, ()> {
+        self.calls.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call that begins something.
+    fn begin(&self) -> Result<RwLockReadGuard<'_, ()>> {
+        let guard = self.resume();
+        if self.draining.load(Ordering::Acquire) {
+            return Err(Fault::Unavailable(
+                "the store takes no new work: it is being shut down".to_owned(),
+            ));
+        }
+        Ok(guard)
+    }
+
+    fn blobs(&self) -> Result<&Blobs> {
+        let writable = self.writable.as_ref();
+        writable
+            .map(|writable| &writable.blobs)
+            .ok_or(Fault::Unimplemented(
+                "this store keeps no blobs: it has no `root`",
+            ))
+    }
+}
+
+impl Storage for StorageFs {
+    fn create(host: Host, request: CreateRequest) -> Result<Self, Error> {
+        Self::with_clock(host, &request, clock::system())
+    }
+
+    fn caps(&self) -> u32 {
+        match self.writable {
+            Some(_) => abi::ST_SKILLS | abi::ST_SKILLS_WRITE | abi::ST_BLOBS | abi::ST_BLOB_FD,
+            None => abi::ST_SKILLS,
+        }
+    }
+
+    /// Also frees what has expired, at most once a minute.
+    fn health(&self) -> Result<Health, Error> {
+        let _call = self.resume();
+        let skills = self.skills.count();
+        let Some(Writable { ground, blobs }) = &self.writable else {
+            return Ok(Health {
+                state: abi::HEALTH_OK,
+                message: format!("{skills} skills on the shelf"),
+                metrics_json: format!(r#"{{"skills":{skills}}}"#),
+                ..Health::default()
+            });
+        };
+        blobs.sweep_when_due();
+        let (writers, readers) = (blobs.open_writers(), blobs.open_readers());
+        let (state, message) = match ground.broken() {
+            Some(why) => (abi::HEALTH_DOWN, why.to_owned()),
+            None => (abi::HEALTH_OK, format!("{skills} skills")),
+        };
+        Ok(Health {
+            state,
+            in_flight: clamp(writers + readers),
+            capacity: clamp(Blobs::MAX_WRITERS.saturating_sub(writers)),
+            message,
+            metrics_json: format!(
+                r#"{{"skills":{skills},"open_writers":{writers},"open_readers":{readers}}}"#
+            ),
+            report_json: String::new(),
+        })
+    }
+
+    fn skill_list(&self, query: &SkillQuery) -> Result<SkillPage, Error> {
+        let _call = self.begin()?;
+        Ok(self.skills.list(query)?)
+    }
+
+    fn skill_get(&self, tenant: &str, name: &str, version: &str) -> Result<Skill, Error> {
+        let _call = self.begin()?;
+        Ok(self.skills.get(tenant, name, version)?)
+    }
+
+    fn skill_read(
+        &self,
+        tenant: &str,
+        name: &str,
+        version: &str,
+        path: &str,
+    ) -> Result<Content, Error> {
+        let _call = self.begin()?;
+        Ok(self.skills.read(tenant, name, version, path)?)
+    }
+
+    fn skill_tree(&self, tenant: &str, name: &str, version: &str) -> Result<Content, Error> {
+        let _call = self.begin()?;
+        Ok(self.skills.tree(tenant, name, version)?)
+    }
+
+    fn skill_put(&self, put: &PutSkill) -> Result<Skill, Error> {
+        let _call = self.begin()?;
+        Ok(self.skills.put(put)?)
+    }
+
+    fn blob_create(&self, create: &BlobCreate) -> Result<u64, Error> {
+        let _call = self.begin()?;
+        Ok(self.blobs()?.create(create)?)
+    }
+
+    fn blob_write(&self, writer: u64, data: &[u8]) -> Result<(), Error> {
+        let _call = self.resume();
+        Ok(self.blobs()?.write(writer, data)?)
+    }
+
+    fn blob_commit(&self, writer: u64) -> Result<BlobStat, Error> {
+        let _call = self.resume();
+        Ok(self.blobs()?.commit(writer)?)
+    }
+
+    fn blob_abort(&self, writer: u64) {
+        let _call = self.resume();
+        if let Ok(blobs) = self.blobs() {
+            blobs.abort(writer);
+        }
+    }
+
+    fn blob_stat(&self, tenant: &str, id: &str) -> Result<BlobStat, Error> {
+        let _call = self.begin()?;
+        Ok(self.blobs()?.stat(tenant, id)?)
+    }
+
+    fn blob_open(
+        &self,
+        tenant: &str,
+        id: &str,
+        offset: u64,
+        len: u64,
+    ) -> Result<(u64, BlobStat), Error> {
+        let _call = self.begin()?;
+        Ok(self.blobs()?.open(tenant, id, offset, len)?)
+    }
+
+    fn blob_read(&self, reader: u64, buf: &mut [u8]) -> Result<(usize, bool), Error> {
+        let _call = self.resume();
+        Ok(self.blobs()?.read(reader, buf)?)
+    }
+
+    fn blob_close(&self, reader: u64) {
+        let _call = self.resume();
+        if let Ok(blobs) = self.blobs() {
+            blobs.close(reader);
+        }
+    }
+
+    fn blob_fd(&self, tenant: &str, id: &str) -> Result<(OwnedFd, BlobStat), Error> {
+        let _call = self.begin()?;
+        Ok(self.blobs()?.fd(tenant, id)?)
+    }
+
+    fn blob_delete(&self, tenant: &str, id: &str) -> Result<(), Error> {
+        let _call = self.begin()?;
+        Ok(self.blobs()?.delete(tenant, id)?)
+    }
+
+    /// What is open may still be written, committed and read; nothing new begins.
+    fn drain(&self) -> Result<(), Error> {
+        self.draining.store(true, Ordering::Release);
+        drop(self.calls.write().unwrap_or_else(PoisonError::into_inner));
+        Ok(())
+    }
+}
+
+fn clamp(n: usize) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}

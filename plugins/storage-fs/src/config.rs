@@ -1,0 +1,119 @@
+//! The plugin's section of the configuration: as written, then checked.
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::fault::{Fault, Result};
+
+/// What an operator may write, as a JSON Schema.
+pub const CONFIG_SCHEMA: &str = r#"{
+  "$schema": "https://json-schema.org/draft/2020-12/schema",
+  "title": "storage-fs",
+  "type": "object",
+  "additionalProperties": false,
+  "properties": {
+    "root": {
+      "type": "string", "minLength": 1,
+      "description": "directory of the writable store, made when it is not there; absent: no writable store"
+    },
+    "read_only_skills": {
+      "type": "array", "items": {"type": "string", "minLength": 1}, "default": [],
+      "description": "directories of skills, <dir>/<any>/skill.toml or <dir>/<name>/<version>/skill.toml, the same for every tenant"
+    },
+    "fsync": {
+      "type": "boolean", "default": true,
+      "description": "false: what is stored may be lost in a power cut; only for throw-away stores"
+    }
+  },
+  "anyOf": [{"required": ["root"]}, {"required": ["read_only_skills"]}]
+}"#;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    #[serde(default)]
+    root: Option<PathBuf>,
+    #[serde(default)]
+    read_only_skills: Option<Vec<PathBuf>>,
+    #[serde(default = "yes")]
+    fsync: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// Checked and ready.
+#[derive(Debug)]
+pub(crate) struct Config {
+    pub(crate) root: Option<PathBuf>,
+    pub(crate) read_only_skills: Vec<PathBuf>,
+    pub(crate) fsync: bool,
+}
+
+impl Config {
+    pub(crate) fn parse(json: &[u8]) -> Result<Config> {
+        // No section at all reads like an empty one.
+        let json = if json.is_empty() { b"{}" } else { json };
+        let raw: Raw = serde_json::from_slice(json)
+            .map_err(|error| Fault::Invalid(format!("the configuration of storage-fs: {error}")))?;
+        let empty = |path: &PathBuf| path.as_os_str().is_empty();
+        if raw.root.as_ref().is_some_and(empty) {
+            return Err(Fault::Invalid(
+                "the configuration of storage-fs: `root` is empty: name a directory, or leave it out".to_owned(),
+            ));
+        }
+        if raw.read_only_skills.iter().flatten().any(empty) {
+            return Err(Fault::Invalid(
+                "the configuration of storage-fs: `read_only_skills` has an empty entry".to_owned(),
+            ));
+        }
+        if raw.root.is_none() && raw.read_only_skills.is_none() {
+            return Err(Fault::Invalid(
+                "the configuration of storage-fs names neither `root` nor `read_only_skills`: there is nothing to serve"
+                    .to_owned(),
+            ));
+        }
+        Ok(Config {
+            root: raw.root,
+            read_only_skills: raw.read_only_skills.unwrap_or_default(),
+            fsync: raw.fsync,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_are_read() {
+        let store = Config::parse(br#"{"root": "store"}"#).unwrap();
+        assert_eq!(store.root, Some(PathBuf::from("store")));
+        assert!(store.fsync && store.read_only_skills.is_empty());
+        let shelf = Config::parse(br#"{"read_only_skills": ["a", "b"], "fsync": false}"#).unwrap();
+        assert_eq!(shelf.root, None);
+        assert_eq!(shelf.read_only_skills.len(), 2);
+        assert!(!shelf.fsync);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        let cases: [(&[u8], &str); 7] = [
+            (b"", "nothing to serve"),
+            (b"{}", "nothing to serve"),
+            (br#"{"rooot": "x"}"#, "unknown field `rooot`"),
+            (br#"{"root": ""}"#, "`root` is empty"),
+            (br#"{"root": 5}"#, "invalid type"),
+            (br#"{"read_only_skills": [""]}"#, "empty entry"),
+            (br#"{"root": "x", "fsync": "no"}"#, "expected a boolean"),
+        ];
+        for (json, expected) in cases {
+            let text = Config::parse(json).unwrap_err().to_string();
+            assert!(text.contains(expected), "{text}");
+        }
+        let schema: serde_json::Value = serde_json::from_str(CONFIG_SCHEMA).unwrap();
+        assert_eq!(schema["properties"].as_object().unwrap().len(), 3);
+    }
+}

@@ -1,0 +1,98 @@
+//! What can go wrong below, with the value that failed inside, and the one place that gives it a code of the ABI.
+
+use rustix::io::Errno;
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::Error;
+
+/// What every function below the trait answers.
+pub(crate) type Result<T, E = Fault> = std::result::Result<T, E>;
+
+/// One variant per thing that can fail. Paths are relative to the store or the shelf, as an operator looks for them.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Fault {
+    #[error("cannot {doing} {path:?}: {errno}")]
+    Os {
+        doing: &'static str,
+        path: String,
+        errno: Errno,
+    },
+    #[error("{0}")]
+    NotFound(String),
+    #[error("{0}")]
+    AlreadyExists(String),
+    #[error("{0}")]
+    Invalid(String),
+    #[error("{0}")]
+    OutOfRange(String),
+    #[error("{0}")]
+    Exhausted(String),
+    #[error("{0}")]
+    Corrupt(String),
+    #[error("{0}")]
+    Precondition(String),
+    #[error("{0}")]
+    Unavailable(String),
+    #[error("{0}")]
+    Unimplemented(&'static str),
+    #[error("{0}")]
+    Stale(&'static str),
+}
+
+impl Fault {
+    /// For `map_err`: `Fault::os("open", path)`.
+    pub(crate) fn os(doing: &'static str, path: &str) -> impl FnOnce(Errno) -> Fault {
+        move |errno| Fault::Os {
+            doing,
+            path: path.to_owned(),
+            errno,
+        }
+    }
+
+    /// The thing is not there, also when a parent of it is not.
+    pub(crate) fn is_missing(&self) -> bool {
+        match self {
+            Fault::Os { errno, .. } => matches!(*errno, Errno::NOENT | Errno::NOTDIR),
+            Fault::NotFound(_) => true,
+            _ => false,
+        }
+    }
+
+    /// `self`, or "not found" with this text when that is what it means.
+    pub(crate) fn or_not_found(self, text: impl FnOnce() -> String) -> Fault {
+        if self.is_missing() {
+            Fault::NotFound(text())
+        } else {
+            self
+        }
+    }
+}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Error {
+        let message = fault.to_string();
+        match fault {
+            Fault::NotFound(_) => Error::new(abi::E_NOT_FOUND, message),
+            Fault::AlreadyExists(_) => Error::new(abi::E_ALREADY_EXISTS, message),
+            Fault::Invalid(_) => Error::new(abi::E_INVALID_ARGUMENT, message),
+            Fault::OutOfRange(_) => Error::new(abi::E_OUT_OF_RANGE, message),
+            Fault::Exhausted(_) => Error::new(abi::E_EXHAUSTED, message).retryable(RETRY_AFTER_MS),
+            Fault::Corrupt(_) => Error::new(abi::E_CORRUPT, message),
+            Fault::Precondition(_) => Error::new(abi::E_PRECONDITION, message),
+            Fault::Unavailable(_) => Error::new(abi::E_UNAVAILABLE, message),
+            Fault::Unimplemented(_) => Error::new(abi::E_UNIMPLEMENTED, message),
+            Fault::Stale(_) => Error::new(abi::E_STALE, message),
+            Fault::Os { errno, .. } => match errno {
+                // Space, quota, descriptors, memory: it may work again without a restart.
+                Errno::NOSPC | Errno::DQUOT | Errno::MFILE | Errno::NFILE | Errno::NOMEM => {
+                    Error::new(abi::E_EXHAUSTED, message).retryable(RETRY_AFTER_MS)
+                }
+                Errno::NOENT | Errno::NOTDIR => Error::new(abi::E_NOT_FOUND, message),
+                Errno::ACCESS | Errno::PERM | Errno::ROFS => Error::new(abi::E_PERMISSION, message),
+                _ => Error::new(abi::E_INTERNAL, message),
+            },
+        }
+    }
+}
+
+/// Advice to the host when something has run out.
+const RETRY_AFTER_MS: u32 = 1000;

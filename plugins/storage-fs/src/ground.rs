@@ -1,0 +1,511 @@
+//! The ground that the writable store stands on: its root, who may use it, and the one way in which something new
+//! appears in it.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{
+    AtFlags, FlockOperation, Mode, OFlags, RenameFlags, fchmod, flock, fsync, ftruncate, mkdirat,
+    renameat_with, unlinkat,
+};
+use rustix::io::{Errno, retry_on_intr};
+use skillgate_plugin_sdk::{Host, Level};
+
+use crate::beneath;
+use crate::fault::{Fault, Result};
+use crate::names::random_name;
+
+/// Log target of this plugin.
+pub(crate) const TARGET: &str = "storage_fs";
+
+/// The layout that this code reads and writes, as the whole content of `root/format`.
+const FORMAT: &str = "skillgate-store 1\n";
+
+const FORMAT_FILE: &str = "format";
+const LOCK_FILE: &str = "lock";
+const TMP: &str = "tmp";
+
+/// What the root of a store may hold before it has a format: what a start that was cut short leaves, and what a fresh
+/// file system comes with.
+const ALLOWED_IN_NEW: [&str; 3] = [LOCK_FILE, TMP, "lost+found"];
+
+/// How many directories are remembered as durable; beyond, the memory starts anew, which costs an fsync and no more.
+const MAX_SETTLED: usize = 65_536;
+
+/// An open writable store. Only one exists for a root at any time.
+#[derive(Debug)]
+pub(crate) struct Ground {
+    root: OwnedFd,
+    /// Holding it open is holding the lock.
+    _lock: OwnedFd,
+    tmp: OwnedFd,
+    fsync: bool,
+    /// Directories whose own entry is known to be durable in this life. Another thread's mkdir may not be yet when we
+    /// find the directory there, and a directory of an earlier life may never have become so.
+    settled: Mutex<HashSet<String>>,
+    /// An fsync of a directory has failed: what the kernel holds and what the disk holds may differ from now on, and a
+    /// second fsync would report success without having written the pages.
+    broken: AtomicBool,
+    host: Host,
+}
+
+/// How a publication ended when nothing failed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Published {
+    Done,
+    /// Something of that name was there first; what was built is gone.
+    Exists,
+}
+
+impl Ground {
+    /// Opens or makes the store at `root`, takes its lock, and removes what an earlier life left half-built.
+    pub(crate) fn open(root: &Path, fsync: bool, host: Host) -> Result<Ground> {
+        make_dirs(root, fsync)?;
+        let shown = root.display().to_string();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(root, flags, Mode::empty()).map_err(Fault::os("open", &shown))?;
+        refuse_foreign(&fd, &shown)?;
+        let lock = take_lock(&fd, &shown)?;
+        close_to_others(&fd, &shown, &host)?;
+        match mkdirat(&fd, TMP, Mode::from_raw_mode(0o700)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(Fault::os("make", TMP)(errno)),
+        }
+        let tmp = beneath::open_dir(&fd, TMP)?;
+        let ground = Ground {
+            root: fd,
+            _lock: lock,
+            tmp,
+            fsync,
+            settled: Mutex::new(HashSet::new()),
+            broken: AtomicBool::new(false),
+            host,
+        };
+        ground.check_format(&shown)?;
+        ground.sweep_tmp()?;
+        Ok(ground)
+    }
+
+    pub(crate) fn root(&self) -> &OwnedFd {
+        &self.root
+    }
+
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Why nothing can be written any more.
+    pub(crate) fn broken(&self) -> Option<&'static str> {
+        self.broken.load(Ordering::Acquire).then_some(
+            "the disk failed to take a directory: check it, then restart; nothing is written until then",
+        )
+    }
+
+    fn check_format(&self, shown: &str) -> Result<()> {
+        match beneath::read_file(&self.root, FORMAT_FILE, 4096) {
+            Ok(found) if found == FORMAT.as_bytes() => Ok(()),
+            Ok(found) => Err(Fault::Precondition(format!(
+                "the store {shown} has the layout {:?} and this version knows only {:?}: use the version that made it, or another root",
+                String::from_utf8_lossy(&found).trim_end(),
+                FORMAT.trim_end()
+            ))),
+            Err(fault) if fault.is_missing() => {
+                let name = random_name()?;
+                let file = beneath::create_file(&self.tmp, &name)?;
+                beneath::write_all(&file, FORMAT_FILE, FORMAT.as_bytes())?;
+                self.sync(&file, FORMAT_FILE)?;
+                renameat_with(
+                    &self.tmp,
+                    &name,
+                    &self.root,
+                    FORMAT_FILE,
+                    RenameFlags::NOREPLACE,
+                )
+                .map_err(Fault::os("make", FORMAT_FILE))?;
+                self.sync(&self.root, ".")
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Whatever is in tmp/ was never published.
+    fn sweep_tmp(&self) -> Result<()> {
+        let leftovers = beneath::entries(&self.tmp, TMP)?;
+        for (name, _) in &leftovers {
+            beneath::remove_tree(&self.tmp, name)?;
+        }
+        if !leftovers.is_empty() {
+            self.host.log(
+                Level::Info,
+                TARGET,
+                "removed what an earlier life left half-built",
+                &[("count", &leftovers.len().to_string())],
+            );
+        }
+        Ok(())
+    }
+
+    /// A new private directory to build something in.
+    pub(crate) fn stage(self: &Arc<Ground>) -> Result<Staging> {
+        if let Some(why) = self.broken() {
+            return Err(Fault::Unavailable(why.to_owned()));
+        }
+        let name = random_name()?;
+        mkdirat(&self.tmp, &name, Mode::from_raw_mode(beneath::DIR_MODE))
+            .map_err(Fault::os("make", "tmp/"))?;
+        let mut staging = Staging {
+            ground: Arc::clone(self),
+            name,
+            dir: None,
+            dirs: Vec::new(),
+            published: false,
+        };
+        let dir = beneath::open_dir(&self.tmp, &staging.name)?;
+        set_mode(&dir, beneath::DIR_MODE, "tmp/")?;
+        staging.dir = Some(dir);
+        Ok(staging)
+    }
+
+    /// Makes `path` and its parents, each durable in its parent before anything is put into it.
+    pub(crate) fn ensure_dir(&self, path: &str) -> Result<OwnedFd> {
+        let mut parent = String::new();
+        for part in path.split('/') {
+            let here = if parent.is_empty() {
+                part.to_owned()
+            } else {
+                format!("{parent}/{part}")
+            };
+            if !self.settled().contains(&here) {
+                let above = if parent.is_empty() {
+                    beneath::open_dir(&self.root, ".")?
+                } else {
+                    beneath::open_dir(&self.root, &parent)?
+                };
+                match mkdirat(&above, part, Mode::from_raw_mode(beneath::DIR_MODE)) {
+                    Ok(()) => {
+                        let made = beneath::open_dir(&above, part)?;
+                        set_mode(&made, beneath::DIR_MODE, &here)?;
+                        self.sync_shared(&made, &here)?;
+                    }
+                    Err(Errno::EXIST) => {}
+                    Err(errno) => return Err(Fault::os("make", &here)(errno)),
+                }
+                self.sync_shared(&above, &parent)?;
+                let mut settled = self.settled();
+                if settled.len() >= MAX_SETTLED {
+                    settled.clear();
+                }
+                settled.insert(here.clone());
+            }
+            parent = here;
+        }
+        beneath::open_dir(&self.root, path)
+    }
+
+    /// Makes the entry `path`, which is there already, durable: it may stem from a life that ended before it had done so.
+    pub(crate) fn settle(&self, parent: &str) -> Result<()> {
+        let dir = self.ensure_dir(parent)?;
+        self.sync_shared(&dir, parent)
+    }
+
+    /// Takes `parent/name` out of sight at once and for good, then removes it. False: it was not there.
+    pub(crate) fn retire(&self, parent: &str, name: &str, durably: bool) -> Result<bool> {
+        let dir = match beneath::open_dir(&self.root, parent) {
+            Ok(dir) => dir,
+            Err(fault) if fault.is_missing() => return Ok(false),
+            Err(fault) => return Err(fault),
+        };
+        let grave = random_name()?;
+        match renameat_with(&dir, name, &self.tmp, &grave, RenameFlags::NOREPLACE) {
+            Ok(()) => {}
+            Err(Errno::NOENT) => return Ok(false),
+            Err(errno) => return Err(Fault::os("remove", &format!("{parent}/{name}"))(errno)),
+        }
+        let synced = if durably {
+            self.sync_shared(&dir, parent)
+        } else {
+            Ok(())
+        };
+        if let Err(fault) = beneath::remove_tree(&self.tmp, &grave) {
+            self.warn_leftover(&grave, &fault);
+        }
+        synced.map(|()| true)
+    }
+
+    /// Removes `parent/name` when nothing is in it.
+    pub(crate) fn remove_empty_dir(&self, parent: &str, name: &str) -> Result<()> {
+        let path = format!("{parent}/{name}");
+        let dir = beneath::open_dir(&self.root, parent)?;
+        // Forgotten first: whoever wants it again makes it again.
+        let below = format!("{path}/");
+        self.settled()
+            .retain(|known| *known != path && !known.starts_with(&below));
+        match unlinkat(&dir, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+            Err(errno) => Err(Fault::os("remove", &path)(errno)),
+        }
+    }
+
+    /// fsync of something that only its maker knows: after a failure it is thrown away.
+    pub(crate) fn sync(&self, fd: impl AsFd, path: &str) -> Result<()> {
+        if self.fsync {
+            retry_on_intr(|| fsync(&fd)).map_err(Fault::os("make durable", path))?;
+        }
+        Ok(())
+    }
+
+    /// fsync of a directory that stays. A failure other than "no space" ends all writing until a restart.
+    pub(crate) fn sync_shared(&self, fd: impl AsFd, path: &str) -> Result<()> {
+        let synced = self.sync(fd, path);
+        if let Err(Fault::Os { errno, .. }) = &synced
+            && !matches!(*errno, Errno::NOSPC | Errno::DQUOT)
+            && !self.broken.swap(true, Ordering::AcqRel)
+        {
+            self.host.log(
+                Level::Error,
+                TARGET,
+                "fsync of a directory failed: nothing more is written until a restart",
+                &[("directory", path), ("error", &errno.to_string())],
+            );
+        }
+        synced
+    }
+
+    fn settled(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn warn_leftover(&self, name: &str, fault: &Fault) {
+        self.host.log(
+            Level::Warn,
+            TARGET,
+            "could not remove a temporary directory: the next start tries again",
+            &[("directory", name), ("error", &fault.to_string())],
+        );
+    }
+}
+
+/// Something that is being built and that nobody sees. Dropped without [`Staging::publish`], it is gone.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    ground: Arc<Ground>,
+    name: String,
+    /// `None` only until the directory is open, so that a failure in between removes it too.
+    dir: Option<OwnedFd>,
+    /// Directories below, parents before children.
+    dirs: Vec<String>,
+    published: bool,
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if self.published {
+            return;
+        }
+        if let Err(fault) = beneath::remove_tree(&self.ground.tmp, &self.name) {
+            self.ground.warn_leftover(&self.name, &fault);
+        }
+    }
+}
+
+impl Staging {
+    fn dir(&self) -> Result<&OwnedFd> {
+        self.dir
+            .as_ref()
+            .ok_or_else(|| Fault::Unavailable("the temporary directory is not open".to_owned()))
+    }
+
+    /// A new file at `path`, its directories made as needed. Finish it with [`Staging::close`].
+    pub(crate) fn create(&mut self, path: &str) -> Result<OwnedFd> {
+        for (at, _) in path.match_indices('/') {
+            self.make_dir(&path[..at])?;
+        }
+        beneath::create_file(self.dir()?, path)
+    }
+
+    /// A directory at `path` whose parent is there.
+    pub(crate) fn make_dir(&mut self, path: &str) -> Result<()> {
+        if self.dirs.iter().any(|known| known == path) {
+            return Ok(());
+        }
+        let (above, name) = match path.rsplit_once('/') {
+            Some((above, name)) => (beneath::open_dir(self.dir()?, above)?, name),
+            None => (beneath::open_dir(self.dir()?, ".")?, path),
+        };
+        mkdirat(&above, name, Mode::from_raw_mode(beneath::DIR_MODE))
+            .map_err(Fault::os("make", path))?;
+        set_mode(beneath::open_dir(&above, name)?, beneath::DIR_MODE, path)?;
+        self.dirs.push(path.to_owned());
+        Ok(())
+    }
+
+    /// The file is complete: readable for all who get at it, and durable.
+    pub(crate) fn close(&self, file: OwnedFd, path: &str) -> Result<()> {
+        set_mode(&file, beneath::FILE_MODE, path)?;
+        self.ground.sync(&file, path)
+    }
+
+    /// A whole file at once.
+    pub(crate) fn write(&mut self, path: &str, data: &[u8]) -> Result<()> {
+        let file = self.create(path)?;
+        beneath::write_all(&file, path, data)?;
+        self.close(file, path)
+    }
+
+    /// The one way in which anything appears in the store: everything that was built is durable first, then one rename
+    /// that replaces nothing makes it visible, then the directory that it appeared in is made durable. After an error
+    /// it is not visible.
+    pub(crate) fn publish(mut self, parent: &str, name: &str) -> Result<Published> {
+        let ground = Arc::clone(&self.ground);
+        for path in self.dirs.iter().rev() {
+            ground.sync(beneath::open_dir(self.dir()?, path)?, path)?;
+        }
+        ground.sync(self.dir()?, "tmp/")?;
+        let target = ground.ensure_dir(parent)?;
+        match renameat_with(
+            &ground.tmp,
+            &self.name,
+            &target,
+            name,
+            RenameFlags::NOREPLACE,
+        ) {
+            Ok(()) => {}
+            Err(Errno::EXIST | Errno::NOTEMPTY) => return Ok(Published::Exists),
+            Err(errno) => return Err(Fault::os("publish", &format!("{parent}/{name}"))(errno)),
+        }
+        if let Err(fault) = ground.sync_shared(&target, parent) {
+            // Not acknowledged, so it must not be seen; dropping `self` then removes it.
+            if let Err(errno) = renameat_with(
+                &target,
+                name,
+                &ground.tmp,
+                &self.name,
+                RenameFlags::NOREPLACE,
+            ) {
+                ground.warn_leftover(
+                    &format!("{parent}/{name}"),
+                    &Fault::os("take back", name)(errno),
+                );
+            }
+            return Err(fault);
+        }
+        self.published = true;
+        Ok(Published::Done)
+    }
+}
+
+fn set_mode(fd: impl AsFd, mode: u32, path: &str) -> Result<()> {
+    // The umask of the process has had its say at the open; a sandbox with another user has to read this.
+    fchmod(&fd, Mode::from_raw_mode(mode)).map_err(Fault::os("set the mode of", path))
+}
+
+/// Makes the root and what is missing above it.
+fn make_dirs(root: &Path, fsync_wanted: bool) -> Result<()> {
+    let mut missing: Vec<PathBuf> = Vec::new();
+    let mut at = root;
+    while !at.as_os_str().is_empty() && !at.exists() {
+        missing.push(at.to_owned());
+        match at.parent() {
+            Some(parent) => at = parent,
+            None => break,
+        }
+    }
+    for dir in missing.iter().rev() {
+        let shown = dir.display().to_string();
+        match rustix::fs::mkdir(dir, Mode::from_raw_mode(0o700)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(Fault::os("make", &shown)(errno)),
+        }
+        let parent = match dir.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        if fsync_wanted {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::open(parent, flags, Mode::empty())
+                .and_then(|fd| retry_on_intr(|| fsync(&fd)))
+                .map_err(Fault::os("make durable", &shown))?;
+        }
+    }
+    Ok(())
+}
+
+/// A directory of somebody else is not turned into a store, and its mode is not changed.
+fn refuse_foreign(root: &OwnedFd, shown: &str) -> Result<()> {
+    let entries = beneath::entries(root, shown).map_err(|fault| match fault {
+        Fault::Os { errno, .. } => Fault::os("list", shown)(errno),
+        other => other,
+    })?;
+    if entries.iter().any(|(name, _)| name == FORMAT_FILE) {
+        return Ok(());
+    }
+    match entries
+        .iter()
+        .find(|(name, _)| !ALLOWED_IN_NEW.contains(&name.as_str()))
+    {
+        None => Ok(()),
+        Some((name, _)) => Err(Fault::Precondition(format!(
+            "{shown} is not a store of skillgate and not empty (it holds {name:?}): name an empty or a new directory as `root`"
+        ))),
+    }
+}
+
+fn take_lock(root: &OwnedFd, shown: &str) -> Result<OwnedFd> {
+    let lock = match beneath::open_or_create_file(root, LOCK_FILE) {
+        Err(Fault::Os {
+            errno: Errno::NOSYS | Errno::PERM,
+            ..
+        }) => {
+            return Err(Fault::Precondition(format!(
+                "openat2 is refused on {shown}: Linux 5.6 or newer is needed, and a seccomp profile that allows it"
+            )));
+        }
+        other => other?,
+    };
+    match retry_on_intr(|| flock(&lock, FlockOperation::NonBlockingLockExclusive)) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let mut holder = [0u8; 32];
+            let n = beneath::fill_at(&lock, LOCK_FILE, &mut holder, 0).unwrap_or(0);
+            return Err(Fault::Precondition(format!(
+                "the store {shown} is in use by another skillgate (process {}): stop it, or give this one another root",
+                String::from_utf8_lossy(&holder[..n]).trim()
+            )));
+        }
+        Err(errno) => return Err(Fault::os("lock", &format!("{shown}/{LOCK_FILE}"))(errno)),
+    }
+    // Only so that the refusal above can name who holds it.
+    ftruncate(&lock, 0).map_err(Fault::os("write", LOCK_FILE))?;
+    beneath::write_all(
+        &lock,
+        LOCK_FILE,
+        format!("{}\n", std::process::id()).as_bytes(),
+    )?;
+    Ok(lock)
+}
+
+/// Skills and blobs below are readable for everybody, because a sandbox with a user of its own reads them through a
+/// mount; that other users of this host do not is the work of the root's mode alone.
+fn close_to_others(root: &OwnedFd, shown: &str, host: &Host) -> Result<()> {
+    let stat = rustix::fs::fstat(root).map_err(Fault::os("stat", shown))?;
+    if stat.st_mode & 0o077 == 0 {
+        return Ok(());
+    }
+    match fchmod(root, Mode::from_raw_mode(0o700)) {
+        Ok(()) => Ok(()),
+        // A volume that somebody else owns and that we may write to.
+        Err(Errno::PERM | Errno::ROFS) => {
+            host.log(
+                Level::Warn,
+                TARGET,
+                "the store's root is open to other users of this host and its mode cannot be changed",
+                &[("root", shown), ("mode", &format!("{:o}", stat.st_mode & 0o7777))],
+            );
+            Ok(())
+        }
+        Err(errno) => Err(Fault::os("set the mode of", shown)(errno)),
+    }
+}

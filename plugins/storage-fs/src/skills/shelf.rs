@@ -1,0 +1,288 @@
+//! The operator's own directories of skills: read once at the start, the same for every tenant, never written.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use skillgate_plugin_sdk::model::{Skill, SkillFile};
+use skillgate_plugin_sdk::{Host, Level};
+use skillgate_skill::{SKILL_TOML, SkillPath, Version};
+
+use super::index::Index;
+use super::{MAX_FILE_BYTES, MAX_SKILL_BYTES, no_file};
+use crate::beneath::{self, MAX_DEPTH};
+use crate::fault::{Fault, Result};
+use crate::ground::TARGET;
+
+/// Of a skill that is not valid so many errors are logged.
+const MAX_ERRORS_LOGGED: usize = 5;
+
+/// Where a skill of the shelf is, and what of it is not in a listing.
+#[derive(Debug)]
+pub(crate) struct Shelved {
+    /// Which of the configured directories.
+    root: usize,
+    /// Below it.
+    path: String,
+    manifest_json: Vec<u8>,
+    files: Vec<SkillFile>,
+}
+
+impl Shelved {
+    /// With manifest and files.
+    pub(crate) fn skill(&self, head: &Skill) -> Skill {
+        Skill {
+            manifest_json: self.manifest_json.clone(),
+            files: self.files.clone(),
+            ..head.clone()
+        }
+    }
+}
+
+/// All skills of all configured directories.
+#[derive(Debug)]
+pub(crate) struct Shelf {
+    index: Index<Shelved>,
+    roots: Vec<OwnedFd>,
+}
+
+impl Shelf {
+    /// Reads the directories. What is not a valid skill is left out and named in the log.
+    pub(crate) fn scan(dirs: &[PathBuf], host: &Host) -> Result<Shelf> {
+        let mut shelf = Shelf {
+            index: Index::default(),
+            roots: Vec::new(),
+        };
+        for dir in dirs {
+            let shown = dir.display().to_string();
+            // The configured directory itself may be a symbolic link: the operator has named it.
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            match rustix::fs::open(dir, flags, Mode::empty()) {
+                Ok(fd) => shelf.scan_dir(fd, dir, host)?,
+                Err(Errno::NOENT) => warn(
+                    host,
+                    "a directory of skills is not there",
+                    &shown,
+                    "no such directory",
+                ),
+                Err(errno) => return Err(Fault::os("open", &shown)(errno)),
+            }
+        }
+        Ok(shelf)
+    }
+
+    pub(crate) fn index(&self) -> &Index<Shelved> {
+        &self.index
+    }
+
+    pub(crate) fn read(&self, skill: &Shelved, path: &str) -> Result<Vec<u8>> {
+        if !skill.files.iter().any(|file| file.path == path) {
+            return Err(no_file(
+                path,
+                skill.files.iter().map(|file| file.path.as_str()),
+            ));
+        }
+        let full = format!("{}/{path}", skill.path);
+        beneath::read_file(self.root(skill)?, &full, MAX_FILE_BYTES).map_err(|fault| {
+            fault.or_not_found(|| format!("the skill has no file {path:?} any more"))
+        })
+    }
+
+    pub(crate) fn tree(&self, skill: &Shelved) -> Result<OwnedFd> {
+        beneath::open_dir(self.root(skill)?, &skill.path)
+    }
+
+    fn root(&self, skill: &Shelved) -> Result<&OwnedFd> {
+        self.roots
+            .get(skill.root)
+            .ok_or_else(|| Fault::NotFound("the skill's directory is not open".to_owned()))
+    }
+
+    fn scan_dir(&mut self, root: OwnedFd, dir: &Path, host: &Host) -> Result<()> {
+        let at = self.roots.len();
+        let shown = dir.display().to_string();
+        for (name, kind) in beneath::entries(&root, &shown)? {
+            if name == SKILL_TOML {
+                warn(
+                    host,
+                    "a directory of skills is a skill itself",
+                    &shown,
+                    "name the directory above it",
+                );
+            }
+            if kind == FileType::Symlink {
+                warn(
+                    host,
+                    "left off the shelf",
+                    &format!("{shown}/{name}"),
+                    "it is a symbolic link, and none is followed",
+                );
+            }
+            if kind != FileType::Directory || name.starts_with('.') {
+                continue;
+            }
+            if has_manifest(&root, &name) {
+                self.take(&root, at, &name, &shown, host);
+                continue;
+            }
+            let below =
+                match beneath::open_dir(&root, &name).and_then(|fd| beneath::entries(fd, &name)) {
+                    Ok(below) => below,
+                    Err(fault) => {
+                        warn(
+                            host,
+                            "left off the shelf",
+                            &format!("{shown}/{name}"),
+                            &fault.to_string(),
+                        );
+                        continue;
+                    }
+                };
+            for (version, kind) in below {
+                let path = format!("{name}/{version}");
+                if kind == FileType::Directory
+                    && !version.starts_with('.')
+                    && has_manifest(&root, &path)
+                {
+                    self.take(&root, at, &path, &shown, host);
+                }
+            }
+        }
+        self.roots.push(root);
+        Ok(())
+    }
+
+    /// Puts the skill in `path` on the shelf, or says why not.
+    fn take(&mut self, root: &OwnedFd, at: usize, path: &str, shown: &str, host: &Host) {
+        let full = format!("{shown}/{path}");
+        let (version, skill, mut place) = match examine(root, path, &full) {
+            Ok(examined) => examined,
+            Err(errors) => {
+                for error in errors.iter().take(MAX_ERRORS_LOGGED) {
+                    warn(host, "left off the shelf", &full, error);
+                }
+                return;
+            }
+        };
+        place.root = at;
+        let what = format!(
+            "{} {} is on the shelf already, from another directory",
+            skill.name, skill.version
+        );
+        if !self.index.insert(version, skill, place) {
+            warn(host, "left off the shelf", &full, &what);
+        }
+    }
+}
+
+/// Symbolic links and special files included: they are refused later, by name.
+fn has_manifest(root: &OwnedFd, skill: &str) -> bool {
+    beneath::open_dir(root, skill)
+        .and_then(|fd| beneath::entries(fd, skill))
+        .is_ok_and(|entries| entries.iter().any(|(name, _)| name == SKILL_TOML))
+}
+
+/// Reads and checks a whole skill. Errors begin with the file, line and column.
+fn examine(
+    root: &OwnedFd,
+    path: &str,
+    full: &str,
+) -> Result<(Version, Skill, Shelved), Vec<String>> {
+    let mut files = Vec::new();
+    beneath::open_dir(root, path)
+        .and_then(|dir| collect(&dir, "", 0, &mut 0, &mut files))
+        .map_err(|fault| vec![format!("{full}: {fault}")])?;
+    let valid = skillgate_skill::validate(&files, MAX_SKILL_BYTES).map_err(|problems| {
+        let errors = problems.iter().filter(|problem| problem.is_error());
+        errors
+            .map(|problem| format!("{full}/{problem}"))
+            .collect::<Vec<_>>()
+    })?;
+    let manifest = &valid.manifest;
+    let skill = Skill {
+        read_only: true,
+        name: manifest.name().to_string(),
+        version: manifest.version().to_string(),
+        namespace: manifest.namespace().to_string(),
+        kind: manifest.kind().to_string(),
+        description: manifest.description().to_owned(),
+        tree_sha256: valid.tree_sha256,
+        publisher: String::new(),
+        manifest_json: Vec::new(),
+        files: Vec::new(),
+    };
+    let file = |file: &skillgate_skill::SkillFile| SkillFile {
+        path: file.path.to_string(),
+        sha256: file.sha256.clone(),
+        size_bytes: file.size_bytes,
+    };
+    let place = Shelved {
+        root: 0,
+        path: path.to_owned(),
+        manifest_json: manifest.to_json().to_string().into_bytes(),
+        files: valid.files.iter().map(file).collect(),
+    };
+    Ok((manifest.version().clone(), skill, place))
+}
+
+/// All files below `dir` with their bytes. Anything that is neither a file nor a directory refuses the skill.
+fn collect(
+    dir: &OwnedFd,
+    above: &str,
+    depth: usize,
+    total: &mut u64,
+    files: &mut Vec<(SkillPath, Vec<u8>)>,
+) -> Result<()> {
+    if depth > MAX_DEPTH {
+        return Err(Fault::Invalid(format!(
+            "{above:?} is nested deeper than {MAX_DEPTH} directories"
+        )));
+    }
+    for (name, kind) in beneath::entries(dir, above)? {
+        let path = if above.is_empty() {
+            name.clone()
+        } else {
+            format!("{above}/{name}")
+        };
+        match kind {
+            FileType::Directory => collect(
+                &beneath::open_dir(dir, &name)?,
+                &path,
+                depth + 1,
+                total,
+                files,
+            )?,
+            FileType::RegularFile => {
+                let parsed =
+                    SkillPath::parse(&path).map_err(|why| Fault::Invalid(why.to_string()))?;
+                let bytes = beneath::read_file(dir, &name, MAX_FILE_BYTES)?;
+                *total += bytes.len() as u64;
+                // Before the next one is read: the check of the whole comes only when all of it is in memory.
+                if *total > MAX_SKILL_BYTES || files.len() > skillgate_skill::files::FILES_MAX {
+                    return Err(Fault::OutOfRange(format!(
+                        "more than {MAX_SKILL_BYTES} bytes or {} files",
+                        skillgate_skill::files::FILES_MAX
+                    )));
+                }
+                files.push((parsed, bytes));
+            }
+            FileType::Symlink => {
+                return Err(Fault::Invalid(format!(
+                    "{path:?} is a symbolic link, and none is followed"
+                )));
+            }
+            _ => return Err(Fault::Invalid(format!("{path:?} is not a regular file"))),
+        }
+    }
+    Ok(())
+}
+
+fn warn(host: &Host, message: &str, path: &str, why: &str) {
+    host.log(
+        Level::Warn,
+        TARGET,
+        message,
+        &[("path", path), ("reason", why)],
+    );
+}

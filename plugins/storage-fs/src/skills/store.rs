@@ -1,0 +1,398 @@
+//! Skills in the writable store: `tenants/<tenant>/skills/<name>/<version>/{meta.json,files/...}`.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use rustix::fs::FileType;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use skillgate_plugin_sdk::Level;
+use skillgate_plugin_sdk::model::{PutSkill, Skill, SkillFile};
+use skillgate_skill::{FileSet, Version, file_digest, tree_digest};
+
+use super::index::{Entry, Index};
+use super::{MAX_FILE_BYTES, MAX_SKILL_BYTES, check, check_path, no_file};
+use crate::beneath;
+use crate::fault::{Fault, Result};
+use crate::ground::{Ground, Published, TARGET};
+use crate::names::TenantDir;
+use crate::seal::{self, META_FILE};
+
+const FILES: &str = "files";
+
+/// The part of `meta.json` that a listing needs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Head {
+    tenant: String,
+    name: String,
+    version: String,
+    namespace: String,
+    kind: String,
+    description: String,
+    publisher: String,
+    tree_sha256: String,
+}
+
+/// `meta.json` of a skill version.
+#[derive(Debug, Serialize, Deserialize)]
+struct Meta {
+    head: Head,
+    manifest: Box<RawValue>,
+    files: Vec<File>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct File {
+    path: String,
+    sha256: String,
+    size_bytes: u64,
+}
+
+/// `meta.json` again, when manifest and files are not wanted.
+#[derive(Deserialize)]
+struct OnlyHead {
+    head: Head,
+}
+
+impl Head {
+    fn skill(&self) -> Skill {
+        let head = self.clone();
+        Skill {
+            read_only: false,
+            name: head.name,
+            version: head.version,
+            namespace: head.namespace,
+            kind: head.kind,
+            description: head.description,
+            tree_sha256: head.tree_sha256,
+            publisher: head.publisher,
+            manifest_json: Vec::new(),
+            files: Vec::new(),
+        }
+    }
+}
+
+impl Meta {
+    fn skill(&self) -> Skill {
+        let file = |file: &File| SkillFile {
+            path: file.path.clone(),
+            sha256: file.sha256.clone(),
+            size_bytes: file.size_bytes,
+        };
+        Skill {
+            manifest_json: self.manifest.get().as_bytes().to_vec(),
+            files: self.files.iter().map(file).collect(),
+            ..self.head.skill()
+        }
+    }
+}
+
+/// The skills of all tenants of a store.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    ground: Arc<Ground>,
+    tenants: RwLock<HashMap<TenantDir, Index<()>>>,
+    /// Held from the rename to the index: a second put of the same version must neither find one that is visible but may
+    /// yet be taken back, nor answer before it is durable.
+    publishing: Mutex<()>,
+}
+
+fn parent(tenant: &TenantDir, name: &str) -> String {
+    format!("tenants/{}/skills/{name}", tenant.as_str())
+}
+
+impl Stored {
+    /// Reads the `meta.json` of every version. One that cannot be read is left out and named in the log.
+    pub(crate) fn load(ground: Arc<Ground>) -> Result<Stored> {
+        let mut tenants = HashMap::new();
+        for tenant in directories(&ground, "tenants")? {
+            let Some(dir) = TenantDir::from_entry(&tenant) else {
+                skip(
+                    &ground,
+                    &format!("tenants/{tenant}"),
+                    "not the name of a tenant",
+                );
+                continue;
+            };
+            let mut index = Index::default();
+            let skills = format!("tenants/{tenant}/skills");
+            for name in directories(&ground, &skills)? {
+                let above = parent(&dir, &name);
+                for version in directories(&ground, &above)? {
+                    let path = format!("{above}/{version}");
+                    match load_one(&ground, &dir, &name, &version, &path) {
+                        Ok((parsed, skill)) => {
+                            index.insert(parsed, skill, ());
+                        }
+                        Err(fault) => skip(&ground, &path, &fault.to_string()),
+                    }
+                }
+            }
+            if index.len() > 0 {
+                tenants.insert(dir, index);
+            }
+        }
+        Ok(Stored {
+            ground,
+            tenants: RwLock::new(tenants),
+            publishing: Mutex::new(()),
+        })
+    }
+
+    /// Works with the index of a tenant.
+    pub(crate) fn with<R>(
+        &self,
+        tenant: &TenantDir,
+        work: impl FnOnce(Option<&Index<()>>) -> R,
+    ) -> R {
+        work(
+            self.tenants
+                .read()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get(tenant),
+        )
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        let tenants = self.tenants.read().unwrap_or_else(PoisonError::into_inner);
+        tenants.values().map(Index::len).sum()
+    }
+
+    pub(crate) fn get(&self, tenant: &TenantDir, entry: &Entry<()>) -> Result<Skill> {
+        self.meta(tenant, entry).map(|meta| meta.skill())
+    }
+
+    /// The bytes of a file, checked against its digest.
+    pub(crate) fn read(
+        &self,
+        tenant: &TenantDir,
+        entry: &Entry<()>,
+        path: &str,
+    ) -> Result<Vec<u8>> {
+        let meta = self.meta(tenant, entry)?;
+        let file = meta.files.iter().find(|file| file.path == path);
+        let file =
+            file.ok_or_else(|| no_file(path, meta.files.iter().map(|file| file.path.as_str())))?;
+        let at = format!(
+            "{}/{}/{FILES}/{path}",
+            parent(tenant, &entry.skill.name),
+            entry.skill.version
+        );
+        let bytes = match beneath::read_file(self.ground.root(), &at, MAX_FILE_BYTES) {
+            Err(fault @ Fault::Os { .. }) if fault.is_missing() => {
+                return Err(Fault::Corrupt(format!(
+                    "{at}: missing: restore it from a backup"
+                )));
+            }
+            other => other?,
+        };
+        if file_digest(&bytes) != file.sha256 {
+            return Err(Fault::Corrupt(format!(
+                "{at}: the content is not what was stored: restore it from a backup"
+            )));
+        }
+        Ok(bytes)
+    }
+
+    pub(crate) fn tree(&self, tenant: &TenantDir, entry: &Entry<()>) -> Result<OwnedFd> {
+        let at = format!(
+            "{}/{}/{FILES}",
+            parent(tenant, &entry.skill.name),
+            entry.skill.version
+        );
+        beneath::open_dir(self.ground.root(), &at)
+    }
+
+    pub(crate) fn put(&self, put: &PutSkill) -> Result<Skill> {
+        let tenant = TenantDir::new(&put.tenant)?;
+        let version = check(&put.name, &put.version)?;
+        let meta = meta_of(put)?;
+        let above = parent(&tenant, &put.name);
+        let known = self.with(&tenant, |index| {
+            index.and_then(|index| index.get(&put.name, &version))
+        });
+        if let Some(entry) = known {
+            return self.put_again(&tenant, &entry, &meta, &above);
+        }
+        let mut staging = self.ground.stage()?;
+        staging.make_dir(FILES)?;
+        for (path, data) in &put.files {
+            staging.write(&format!("{FILES}/{path}"), data)?;
+        }
+        staging.write(META_FILE, &seal::seal(&meta)?)?;
+        let _publishing = self
+            .publishing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match staging.publish(&above, &put.version)? {
+            Published::Done => {
+                self.learn(&tenant, version, meta.head.skill());
+                Ok(meta.skill())
+            }
+            Published::Exists => {
+                // Another call was faster, or what is there could not be read at the start.
+                let path = format!("{above}/{}", put.version);
+                let (version, skill) =
+                    load_one(&self.ground, &tenant, &put.name, &put.version, &path)?;
+                let entry = Entry {
+                    skill: skill.clone(),
+                    place: (),
+                };
+                let answer = self.put_again(&tenant, &entry, &meta, &above)?;
+                self.learn(&tenant, version, skill);
+                Ok(answer)
+            }
+        }
+    }
+
+    /// The version is there. With the same content this succeeds, once it is known to be durable: whoever made it may have
+    /// been killed before it was.
+    fn put_again(
+        &self,
+        tenant: &TenantDir,
+        entry: &Entry<()>,
+        meta: &Meta,
+        above: &str,
+    ) -> Result<Skill> {
+        if entry.skill.tree_sha256 != meta.head.tree_sha256 {
+            return Err(Fault::AlreadyExists(format!(
+                "{} {} exists with other content: publish a new version",
+                entry.skill.name, entry.skill.version
+            )));
+        }
+        if let Some(why) = self.ground.broken() {
+            return Err(Fault::Unavailable(why.to_owned()));
+        }
+        self.ground.settle(above)?;
+        self.get(tenant, entry)
+    }
+
+    fn learn(&self, tenant: &TenantDir, version: Version, skill: Skill) {
+        let mut tenants = self.tenants.write().unwrap_or_else(PoisonError::into_inner);
+        tenants
+            .entry(tenant.clone())
+            .or_default()
+            .insert(version, skill, ());
+    }
+
+    fn meta(&self, tenant: &TenantDir, entry: &Entry<()>) -> Result<Meta> {
+        let path = format!(
+            "{}/{}",
+            parent(tenant, &entry.skill.name),
+            entry.skill.version
+        );
+        match seal::read(self.ground.root(), &path) {
+            // The index knows it, so it was there.
+            Err(fault) if fault.is_missing() => Err(Fault::Corrupt(format!(
+                "{path}: missing: restore it from a backup"
+            ))),
+            other => other,
+        }
+    }
+}
+
+/// Digests and sizes of what is to be stored; the host's digest of the whole has to be the same.
+fn meta_of(put: &PutSkill) -> Result<Meta> {
+    let mut paths = Vec::with_capacity(put.files.len());
+    let mut files = Vec::with_capacity(put.files.len());
+    for (path, data) in &put.files {
+        paths.push((check_path(path)?, data.len() as u64));
+        if data.len() as u64 > MAX_FILE_BYTES {
+            return Err(Fault::OutOfRange(format!(
+                "{path:?} has {} bytes, and a file of a skill may have {MAX_FILE_BYTES}",
+                data.len()
+            )));
+        }
+        files.push(File {
+            path: path.clone(),
+            sha256: file_digest(data),
+            size_bytes: data.len() as u64,
+        });
+    }
+    FileSet::check(
+        paths.iter().map(|(path, size)| (path, *size)),
+        MAX_SKILL_BYTES,
+    )
+    .map_err(|problems| {
+        let texts: Vec<String> = problems.iter().take(5).map(ToString::to_string).collect();
+        Fault::Invalid(texts.join("; "))
+    })?;
+    files.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    let tree_sha256 = tree_digest(
+        files
+            .iter()
+            .map(|file| (file.path.as_str(), file.sha256.as_str())),
+    );
+    if tree_sha256 != put.tree_sha256 {
+        return Err(Fault::Invalid(format!(
+            "the digest {:?} does not belong to these files, whose digest is {tree_sha256}",
+            put.tree_sha256
+        )));
+    }
+    let manifest = std::str::from_utf8(&put.manifest_json)
+        .map_err(|error| error.to_string())
+        .and_then(|text| RawValue::from_string(text.to_owned()).map_err(|error| error.to_string()))
+        .map_err(|why| Fault::Invalid(format!("the manifest is not json: {why}")))?;
+    Ok(Meta {
+        head: Head {
+            tenant: put.tenant.clone(),
+            name: put.name.clone(),
+            version: put.version.clone(),
+            namespace: put.namespace.clone(),
+            kind: put.kind.clone(),
+            description: put.description.clone(),
+            publisher: put.publisher.clone(),
+            tree_sha256,
+        },
+        manifest,
+        files,
+    })
+}
+
+fn load_one(
+    ground: &Ground,
+    tenant: &TenantDir,
+    name: &str,
+    version: &str,
+    path: &str,
+) -> Result<(Version, Skill)> {
+    let parsed = check(name, version)?;
+    let OnlyHead { head } = seal::read(ground.root(), path)?;
+    if head.name != name || head.version != version || TenantDir::new(&head.tenant)? != *tenant {
+        return Err(Fault::Corrupt(format!(
+            "{path}: it is about another skill, version or tenant"
+        )));
+    }
+    Ok((parsed, head.skill()))
+}
+
+/// The names of the directories in `path`; none when it is not there.
+fn directories(ground: &Ground, path: &str) -> Result<Vec<String>> {
+    let dir = match beneath::open_dir(ground.root(), path) {
+        Ok(dir) => dir,
+        Err(fault) if fault.is_missing() => return Ok(Vec::new()),
+        Err(fault) => {
+            skip(ground, path, &fault.to_string());
+            return Ok(Vec::new());
+        }
+    };
+    let mut names = Vec::new();
+    for (name, kind) in beneath::entries(&dir, path)? {
+        if kind == FileType::Directory {
+            names.push(name);
+        } else {
+            skip(ground, &format!("{path}/{name}"), "not a directory");
+        }
+    }
+    Ok(names)
+}
+
+fn skip(ground: &Ground, path: &str, why: &str) {
+    ground.host().log(
+        Level::Warn,
+        TARGET,
+        "left out of the store: it is not what it should be",
+        &[("path", path), ("reason", why)],
+    );
+}

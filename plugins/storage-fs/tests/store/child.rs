@@ -1,0 +1,126 @@
+//! Work for processes of their own: to be killed, to run out of disk, to have their memory measured. The test binary starts
+//! itself again with this one test and a job in the environment.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use skillgate_plugin_sdk::Storage;
+use skillgate_plugin_sdk::model::{BlobCreate, CreateRequest, Error};
+use skillgate_storage_fs::StorageFs;
+
+use crate::support::*;
+
+const JOB: &str = "SKILLGATE_TEST_STORE_JOB";
+
+/// Writes to descriptor 2 before the work begins, so that faults that are counted per thread never meet those of the
+/// harness's own thread, which makes fewer.
+pub(crate) const PADDING_WRITES: u64 = 16;
+
+/// Without a job there is nothing to do; with one this is the whole process.
+#[test]
+fn entry() {
+    let Ok(job) = std::env::var(JOB) else { return };
+    let (job, argument) = job.split_once(' ').unwrap();
+    match job {
+        "round" => round(argument),
+        "endless" => endless(argument),
+        "full" => crate::limits::fill_the_disk(Path::new(argument)),
+        "stream" => crate::limits::stream_much(Path::new(argument)),
+        other => panic!("no job {other:?}"),
+    }
+    std::process::exit(0);
+}
+
+/// The arguments that make a process of this binary do `job`.
+pub(crate) fn command(job: &str, argument: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    set_job(&mut command, job, argument).args(ARGS);
+    command
+}
+
+pub(crate) const ARGS: [&str; 4] = ["child::entry", "--exact", "--nocapture", "--test-threads=1"];
+
+pub(crate) fn set_job<'a>(command: &'a mut Command, job: &str, argument: &Path) -> &'a mut Command {
+    let job = format!("{job} {}", argument.display());
+    command
+        .env(JOB, job)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+}
+
+/// One line to the parent, in one write, seen even if the next instruction is never reached.
+pub(crate) fn say(line: &str) {
+    rustix::io::write(std::io::stderr(), format!("{line}\n").as_bytes()).unwrap();
+}
+
+/// Acknowledged: the parent will look for it.
+fn ack(what: &str) {
+    say(&format!("ack {what}"));
+}
+
+fn open(root: &str) -> Result<StorageFs, Error> {
+    let host = skillgate_plugin_sdk::Host::for_tests(|_, _, _, _| {});
+    let config = format!(r#"{{"root": {root:?}}}"#);
+    StorageFs::create(
+        host,
+        CreateRequest {
+            config_json: config.into_bytes(),
+            ..CreateRequest::default()
+        },
+    )
+}
+
+/// A little of everything, once. What fails is not acknowledged, and the work goes on.
+fn round(root: &str) {
+    for _ in 0..PADDING_WRITES {
+        rustix::io::write(std::io::stderr(), b"").unwrap();
+    }
+    say("begin");
+    if let Ok(store) = open(root) {
+        work(&store, "one");
+    }
+    say("end");
+}
+
+fn endless(root: &str) {
+    let store = open(root).unwrap();
+    for n in 0.. {
+        work(&store, &format!("n{n}"));
+    }
+}
+
+/// Names the seeds of what it stores in its acknowledgements.
+fn work(store: &StorageFs, name: &str) {
+    let mortal = BlobCreate {
+        ttl_s: 3600,
+        ..blob_of("acme")
+    };
+    let small = store_blob(store, &mortal, &bytes(1, 1000));
+    if let Ok(stat) = &small {
+        ack(&format!("blob {} 1 1000", stat.id));
+    }
+    let skill_name = format!("crash.{name}");
+    if store
+        .skill_put(&skill("acme", &skill_name, "1.0.0", &bytes(2, 70_000)))
+        .is_ok()
+    {
+        ack(&format!("skill {skill_name} 1.0.0 2 70000"));
+    }
+    // Again: found, and made durable once more.
+    if store
+        .skill_put(&skill("acme", &skill_name, "1.0.0", &bytes(2, 70_000)))
+        .is_ok()
+    {
+        ack(&format!("skill {skill_name} 1.0.0 2 70000"));
+    }
+    if let Ok(stat) = store_blob(store, &blob_of("acme"), &bytes(3, 1_200_000)) {
+        ack(&format!("blob {} 3 1200000", stat.id));
+    }
+    if let Ok(stat) = small {
+        say(&format!("deleting {}", stat.id));
+        if store.blob_delete("acme", &stat.id).is_ok() {
+            ack(&format!("deleted {}", stat.id));
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Kills and faults at every step of publishing. What was acknowledged is there byte for byte afterwards, what was not is
+//! there whole or not at all, and the next start needs no hand.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use skillgate_plugin_sdk::Storage;
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::SkillQuery;
+
+use crate::child;
+use crate::support::*;
+
+/// What changes the disk. A kill between two of these leaves what a kill at the next one leaves.
+pub(crate) const SYSCALLS: [&str; 9] = [
+    "write",
+    "openat2",
+    "mkdirat",
+    "fchmod",
+    "fsync",
+    "renameat2",
+    "unlinkat",
+    "ftruncate",
+    "flock",
+];
+
+/// Looks at the store as the next life finds it, and compares with what a child has said.
+pub(crate) fn check(bench: &Bench, said: &[String], context: &str) {
+    let store = bench.store();
+    assert_eq!(bench.in_tmp(), 0, "{context}: tmp/ is swept by the start");
+    assert!(
+        !bench.logged("left out"),
+        "{context}: {:?}",
+        bench.logs.lock().unwrap()
+    );
+    let mut deleting = HashSet::new();
+    let mut blobs = BTreeMap::new();
+    let mut skills = Vec::new();
+    for line in said {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            ["ack", "blob", id, seed, len] => {
+                blobs.insert(id.to_owned(), (seed.parse().unwrap(), len.parse().unwrap()));
+            }
+            ["ack", "skill", name, version, seed, len] => {
+                skills.push((name, version, seed.parse().unwrap(), len.parse().unwrap()));
+            }
+            ["deleting", id] => {
+                deleting.insert(id.to_owned());
+            }
+            ["ack", "deleted", id] => {
+                blobs.remove(id);
+                assert_eq!(
+                    store.blob_stat("acme", id).unwrap_err().code,
+                    abi::E_NOT_FOUND,
+                    "{context}: {id} is back"
+                );
+            }
+            _ => {}
+        }
+    }
+    for (id, (seed, len)) in &blobs {
+        match read_blob(&store, "acme", id) {
+            Ok(content) => assert!(
+                content == bytes(*seed, *len),
+                "{context}: {id} has other content"
+            ),
+            Err(error) => assert!(
+                error.code == abi::E_NOT_FOUND && deleting.contains(id),
+                "{context}: {id}: {error}"
+            ),
+        }
+    }
+    for (name, version, seed, len) in &skills {
+        let expected = skill("acme", name, version, &bytes(*seed, *len));
+        let got = store
+            .skill_get("acme", name, version)
+            .unwrap_or_else(|error| panic!("{context}: {name}: {error}"));
+        assert!(
+            read_skill(&store, "acme", &got) == expected.files,
+            "{context}: {name}"
+        );
+    }
+    // And whatever else is there is whole.
+    let query = SkillQuery {
+        limit: 1000,
+        tenant: "acme".to_owned(),
+        ..SkillQuery::default()
+    };
+    for skill in store.skill_list(&query).unwrap().skills {
+        assert_eq!(read_skill(&store, "acme", &skill).len(), 4, "{context}");
+    }
+    for prefix in std::fs::read_dir(bench.root().join("tenants/acme/blobs"))
+        .into_iter()
+        .flatten()
+    {
+        for blob in std::fs::read_dir(prefix.unwrap().path()).unwrap() {
+            let id = format!("blob:{}", blob.unwrap().file_name().to_str().unwrap());
+            read_blob(&store, "acme", &id)
+                .unwrap_or_else(|error| panic!("{context}: {id}: {error}"));
+        }
+    }
+}
+
+/// The real time, which the children use.
+pub(crate) fn bench_in_real_time() -> Bench {
+    let bench = Bench::new();
+    let since = std::time::UNIX_EPOCH.elapsed().unwrap();
+    bench.now_ms.store(
+        since.as_millis() as u64,
+        std::sync::atomic::Ordering::Relaxed,
+    );
+    bench
+}
+
+pub(crate) fn run(mut command: Command) -> Vec<String> {
+    let output = command.output().unwrap();
+    let said: Vec<String> = String::from_utf8_lossy(&output.stderr)
+        .lines()
+        .map(str::to_owned)
+        .collect();
+    assert!(
+        !said.iter().any(|line| line.contains("panicked")),
+        "{said:?}"
+    );
+    said
+}
+
+/// `strace` of a child; `None` when there is no strace, or none that works here.
+pub(crate) fn strace(options: &[&str], trace: &Path, root: &Path) -> Option<Command> {
+    let works = Command::new("strace")
+        .args(["-f", "-o", "/dev/null", "true"])
+        .stdin(Stdio::null())
+        .output();
+    if !works.is_ok_and(|output| output.status.success()) {
+        println!("skipped: strace is not there or may not trace");
+        return None;
+    }
+    let mut command = Command::new("strace");
+    command.args(["-f", "-qq", "-o"]).arg(trace).args(options);
+    command
+        .arg(std::env::current_exe().unwrap())
+        .args(child::ARGS);
+    child::set_job(&mut command, "round", root);
+    Some(command)
+}
+
+/// How often the thread that works makes each of these calls.
+fn counts() -> Option<BTreeMap<&'static str, u64>> {
+    let bench = bench_in_real_time();
+    let trace = bench.dir.path().join("trace");
+    let set = format!("trace={}", SYSCALLS.join(","));
+    let said = run(strace(&["-e", &set], &trace, &bench.root())?);
+    assert_eq!(said.last().map(String::as_str), Some("end"), "{said:?}");
+    assert_eq!(
+        said.iter().filter(|line| line.starts_with("ack")).count(),
+        5,
+        "{said:?}"
+    );
+    check(&bench, &said, "undisturbed");
+    let text = std::fs::read_to_string(&trace).unwrap();
+    let thread = text
+        .lines()
+        .find(|line| line.contains("renameat2("))
+        .unwrap()
+        .split(' ')
+        .next()
+        .unwrap();
+    let count = |name| {
+        text.lines()
+            .filter(|line| line.starts_with(thread) && line.contains(&format!(" {name}(")))
+            .count()
+    };
+    Some(SYSCALLS.map(|name| (name, count(name) as u64)).into())
+}
+
+/// Every `step`-th point of every call; all of them when the tests are [`exhaustive`].
+fn points(counts: &BTreeMap<&'static str, u64>, step: u64) -> Vec<(&'static str, u64)> {
+    let step = if exhaustive() { 1 } else { step };
+    let mut points = Vec::new();
+    for (name, count) in counts {
+        let first = if *name == "write" {
+            child::PADDING_WRITES + 1
+        } else {
+            1
+        };
+        // Calls that matter most are few: each of them is a point.
+        let step = if matches!(*name, "fsync" | "renameat2" | "mkdirat") {
+            step.div_ceil(2)
+        } else {
+            step
+        };
+        points.extend(
+            (first..=*count)
+                .step_by(step as usize)
+                .map(|when| (*name, when)),
+        );
+    }
+    points
+}
+
+#[test]
+fn killed_at_every_syscall() {
+    let Some(counts) = counts() else { return };
+    let points = points(&counts, 4);
+    let mut cut_short = 0;
+    for (name, when) in &points {
+        let bench = bench_in_real_time();
+        let (set, inject) = (
+            format!("trace={name}"),
+            format!("inject={name}:signal=SIGKILL:when={when}"),
+        );
+        let said = run(strace(
+            &["-e", &set, "-e", &inject],
+            Path::new("/dev/null"),
+            &bench.root(),
+        )
+        .unwrap());
+        cut_short += usize::from(said.last().is_none_or(|line| line != "end"));
+        check(&bench, &said, &format!("killed at {name} {when}"));
+    }
+    println!("{} kill points of {counts:?}", points.len());
+    assert_eq!(cut_short, points.len(), "a kill did not hit");
+}
+
+#[test]
+fn every_syscall_fails_once_or_from_then_on() {
+    let Some(counts) = counts() else { return };
+    let errors = |name| match name {
+        "write" => "ENOSPC",
+        "openat2" => "EMFILE",
+        "mkdirat" => "EDQUOT",
+        _ => "EIO",
+    };
+    let points = points(&counts, 6);
+    for (n, (name, when)) in points.iter().enumerate() {
+        // The acknowledgement is a write too, and one that fails says nothing about the store.
+        if *name == "write" {
+            continue;
+        }
+        let bench = bench_in_real_time();
+        let on = if n % 2 == 0 { "" } else { "+" };
+        let inject = format!("inject={name}:error={}:when={when}{on}", errors(name));
+        let set = format!("trace={name}");
+        let said = run(strace(
+            &["-e", &set, "-e", &inject],
+            Path::new("/dev/null"),
+            &bench.root(),
+        )
+        .unwrap());
+        assert_eq!(
+            said.last().map(String::as_str),
+            Some("end"),
+            "{inject}: {said:?}"
+        );
+        check(&bench, &said, &inject);
+    }
+    println!("{} fault points of {counts:?}", points.len());
+}
+
+#[test]
+fn killed_at_random() {
+    let seed = std::process::id().into();
+    println!("seed {seed}");
+    let mut random = bytes(seed, 1000).into_iter();
+    let bench = bench_in_real_time();
+    let mut said = Vec::new();
+    let lives = if exhaustive() { 200 } else { 12 };
+    for life in 0..lives {
+        let mut process = child::command("endless", &bench.root()).spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        // Some acknowledgements, then some time that differs from life to life.
+        for _ in 0..=random.next().unwrap() % 8 {
+            said.push(lines.next().unwrap().unwrap());
+        }
+        for _ in 0..u32::from(random.next().unwrap()) * 400 {
+            std::hint::spin_loop();
+        }
+        process.kill().unwrap();
+        process.wait().unwrap();
+        said.extend(lines.map_while(Result::ok));
+        // The same names come again in every life, with the same content: putting them again is fine.
+        check(&bench, &said, &format!("life {life}, seed {seed}"));
+    }
+    println!("{} lines said in {lives} lives", said.len());
+}

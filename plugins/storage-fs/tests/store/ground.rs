@@ -1,0 +1,152 @@
+use std::os::unix::fs::PermissionsExt;
+
+use skillgate_plugin_sdk::Storage;
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::CreateRequest;
+
+use crate::support::*;
+
+fn refusal(bench: &Bench) -> (i32, String) {
+    let error = bench
+        .create(&format!(r#"{{"root": {:?}}}"#, bench.root()))
+        .unwrap_err();
+    (error.code, error.message)
+}
+
+#[test]
+fn a_second_instance_on_the_same_root_is_refused() {
+    let bench = Bench::new();
+    let first = bench.store();
+    let (code, text) = refusal(&bench);
+    assert_eq!(code, abi::E_PRECONDITION);
+    assert!(text.contains("in use by another skillgate"), "{text}");
+    assert!(
+        text.contains(&format!("process {}", std::process::id())),
+        "{text}"
+    );
+    // And the first goes on as before.
+    assert!(store_blob(&first, &blob_of("acme"), b"x").is_ok());
+    drop(first);
+    bench.store();
+}
+
+#[test]
+fn an_unknown_format_and_a_foreign_directory_are_refused() {
+    let bench = Bench::new();
+    drop(bench.store());
+    std::fs::write(bench.root().join("format"), "skillgate-store 2\n").unwrap();
+    let (code, text) = refusal(&bench);
+    assert_eq!(code, abi::E_PRECONDITION);
+    assert!(
+        text.contains("skillgate-store 2") && text.contains("skillgate-store 1"),
+        "{text}"
+    );
+
+    let bench = Bench::new();
+    std::fs::create_dir(bench.root()).unwrap();
+    std::fs::write(bench.root().join("thesis.doc"), "x").unwrap();
+    std::fs::set_permissions(bench.root(), PermissionsExt::from_mode(0o755)).unwrap();
+    let (code, text) = refusal(&bench);
+    assert_eq!(code, abi::E_PRECONDITION);
+    assert!(text.contains("thesis.doc"), "{text}");
+    assert_eq!(count(&bench.root()), 1, "nothing was made in it");
+    let mode = std::fs::metadata(bench.root())
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o7777, 0o755, "nor was its mode changed");
+}
+
+#[test]
+fn the_root_is_closed_and_what_a_sandbox_reads_is_open() {
+    let bench = Bench::new();
+    let store = bench.store();
+    store
+        .skill_put(&skill("acme", "a.b", "1.0.0", b"x"))
+        .unwrap();
+    let mode = |path: &str| {
+        std::fs::metadata(bench.root().join(path))
+            .unwrap()
+            .permissions()
+            .mode()
+            & 0o7777
+    };
+    assert_eq!(mode(""), 0o700);
+    let version = "tenants/acme/skills/a.b/1.0.0";
+    for dir in [
+        "tenants",
+        "tenants/acme",
+        version,
+        &format!("{version}/files"),
+        &format!("{version}/files/code/lib"),
+    ] {
+        assert_eq!(mode(dir), 0o755, "{dir}");
+    }
+    assert_eq!(mode(&format!("{version}/files/code/main.py")), 0o644);
+}
+
+#[test]
+fn what_an_earlier_life_left_in_tmp_is_swept() {
+    let bench = Bench::new();
+    drop(bench.store());
+    let tmp = bench.root().join("tmp");
+    let deep = tmp.join("a/b/c/d");
+    std::fs::create_dir_all(&deep).unwrap();
+    std::fs::write(deep.join("data"), "x").unwrap();
+    std::fs::write(tmp.join("file"), "x").unwrap();
+    let outside = bench.dir.path().join("outside");
+    std::fs::create_dir(&outside).unwrap();
+    std::fs::write(outside.join("kept"), "x").unwrap();
+    std::os::unix::fs::symlink(&outside, deep.join("link")).unwrap();
+    drop(bench.store());
+    assert_eq!(bench.in_tmp(), 0);
+    assert!(
+        outside.join("kept").exists(),
+        "a link is removed, not followed"
+    );
+    assert!(bench.logged("removed what an earlier life left half-built"));
+}
+
+#[test]
+fn without_a_root_there_is_no_writing() {
+    let bench = Bench::new();
+    let config = format!(r#"{{"read_only_skills": [{:?}]}}"#, bench.dir.path());
+    let store = bench.create(&config).unwrap();
+    assert_eq!(store.caps(), abi::ST_SKILLS);
+    assert_eq!(
+        store
+            .skill_put(&skill("acme", "a.b", "1.0.0", b"x"))
+            .unwrap_err()
+            .code,
+        abi::E_UNIMPLEMENTED
+    );
+    assert_eq!(
+        store.blob_create(&blob_of("acme")).unwrap_err().code,
+        abi::E_UNIMPLEMENTED
+    );
+    assert_eq!(
+        store.blob_stat("acme", "blob:x").unwrap_err().code,
+        abi::E_UNIMPLEMENTED
+    );
+    assert_eq!(store.health().unwrap().state, abi::HEALTH_OK);
+    let full = bench.store();
+    assert_eq!(
+        full.caps(),
+        abi::ST_SKILLS | abi::ST_SKILLS_WRITE | abi::ST_BLOBS | abi::ST_BLOB_FD
+    );
+}
+
+#[test]
+fn a_wrong_configuration_is_refused_by_the_trait_too() {
+    let host = skillgate_plugin_sdk::Host::for_tests(|_, _, _, _| {});
+    let request = CreateRequest {
+        config_json: br#"{"rot": "x"}"#.to_vec(),
+        ..CreateRequest::default()
+    };
+    let error = skillgate_storage_fs::StorageFs::create(host, request).unwrap_err();
+    assert_eq!(error.code, abi::E_INVALID_ARGUMENT);
+    assert!(
+        error.message.contains("`rot`") && error.message.contains("`root`"),
+        "{error}"
+    );
+}

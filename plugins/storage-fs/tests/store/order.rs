@@ -1,0 +1,128 @@
+//! What a power cut would leave cannot be seen by killing a process: the kernel keeps what was written. So the order of
+//! calls is checked instead, against the rules that make a power cut harmless.
+
+use std::collections::BTreeSet;
+
+use crate::child;
+use crate::crash;
+
+/// What a trace has written or changed and not made durable since.
+#[derive(Default)]
+struct Disk {
+    dirty: BTreeSet<String>,
+    root: String,
+    renames: usize,
+    acks: usize,
+}
+
+impl Disk {
+    /// One line of `strace -f -y`: descriptors are shown with their paths.
+    fn step(&mut self, line: &str) -> Result<(), String> {
+        let call = line
+            .split_once(' ')
+            .map_or("", |(_, call)| call.trim_start());
+        let (name, rest) = call.split_once('(').unwrap_or((call, ""));
+        let fd_paths: Vec<&str> = rest
+            .split('<')
+            .skip(1)
+            .filter_map(|part| part.split_once('>'))
+            .map(|(path, _)| path)
+            .collect();
+        let names: Vec<&str> = rest.split('"').skip(1).step_by(2).collect();
+        if rest.contains(" = -1 ") {
+            return Ok(());
+        }
+        match name {
+            "openat2" if rest.contains("O_CREAT") => {
+                // Only its entry: an empty file has no content to lose.
+                self.change(parent(fd_paths.last().ok_or("openat2 without a result")?));
+            }
+            "write" if names.first().is_some_and(|text| text.starts_with("ack ")) => {
+                self.acks += 1;
+                let open: Vec<&String> = self
+                    .dirty
+                    .iter()
+                    .filter(|path| !self.is_private(path))
+                    .collect();
+                if !open.is_empty() {
+                    return Err(format!(
+                        "acknowledged {:?} before {open:?} was durable",
+                        names[0]
+                    ));
+                }
+            }
+            "write" | "ftruncate" => self.change(fd_paths.first().copied().unwrap_or_default()),
+            "mkdirat" => self.change(fd_paths.first().ok_or("mkdirat without a directory")?),
+            "unlinkat" => {}
+            "fsync" => {
+                self.dirty
+                    .remove(*fd_paths.first().ok_or("fsync without a path")?);
+            }
+            "renameat2" => {
+                self.renames += 1;
+                let from = format!("{}/{}", fd_paths[0], names[0]);
+                let (to_dir, into_tmp) = (
+                    fd_paths[1].to_owned(),
+                    fd_paths[1] == format!("{}/tmp", self.root),
+                );
+                let inside: Vec<&String> = self
+                    .dirty
+                    .iter()
+                    .filter(|path| path.starts_with(&from))
+                    .collect();
+                if !into_tmp && !inside.is_empty() {
+                    return Err(format!(
+                        "published {:?} before {inside:?} was durable",
+                        names[1]
+                    ));
+                }
+                self.change(&to_dir);
+                self.change(fd_paths[0]);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn change(&mut self, path: &str) {
+        if path.starts_with(&self.root) {
+            self.dirty.insert(path.to_owned());
+        }
+    }
+
+    /// What is in tmp/, and tmp/ itself, may be lost; the lock holds a number for a message.
+    fn is_private(&self, path: &str) -> bool {
+        path.strip_prefix(&self.root)
+            .is_some_and(|rest| rest.starts_with("/tmp") || rest == "/lock")
+    }
+}
+
+fn parent(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(parent, _)| parent)
+}
+
+#[test]
+fn everything_is_durable_before_it_is_seen_and_before_it_is_acknowledged() {
+    let bench = crash::bench_in_real_time();
+    let trace = bench.dir.path().join("trace");
+    let set = format!("trace={}", crash::SYSCALLS.join(","));
+    let Some(command) = crash::strace(&["-y", "-s", "200", "-e", &set], &trace, &bench.root())
+    else {
+        return;
+    };
+    let said = crash::run(command);
+    assert_eq!(said.last().map(String::as_str), Some("end"));
+    let root = bench.root().canonicalize().unwrap().display().to_string();
+    let mut disk = Disk {
+        root,
+        ..Disk::default()
+    };
+    let text = std::fs::read_to_string(&trace).unwrap();
+    for line in text.lines() {
+        disk.step(line)
+            .unwrap_or_else(|why| panic!("{why}\nat {line}"));
+    }
+    // Two blobs, a skill, the format, and one blob's way out; five acknowledgements.
+    assert_eq!((disk.renames, disk.acks), (5, 5), "{text}");
+    assert!(text.lines().count() as u64 > child::PADDING_WRITES);
+}

@@ -1,0 +1,271 @@
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use skillgate_plugin_sdk::Storage;
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::{Content, SkillKey, SkillQuery};
+use skillgate_storage_fs::StorageFs;
+
+use crate::support::*;
+
+fn write_skill(dir: &Path, name: &str, version: &str, more: &str) {
+    std::fs::create_dir_all(dir.join("code")).unwrap();
+    let manifest = format!(
+        "name = \"{name}\"\nversion = \"{version}\"\ndescription = \"does x\"\nkind = \"action\"\n{more}\n\
+         [runtime]\nlanguage = \"python\"\nentrypoint = \"code/main.py\"\nexport = \"run\"\n"
+    );
+    std::fs::write(dir.join("skill.toml"), manifest).unwrap();
+    std::fs::write(
+        dir.join("SKILL.md"),
+        format!("---\nname: {name}\n---\n# {name}\n"),
+    )
+    .unwrap();
+    std::fs::write(
+        dir.join("code/main.py"),
+        "def run(args):\n    return args\n",
+    )
+    .unwrap();
+}
+
+fn shelf(bench: &Bench, dirs: &[PathBuf], root: bool) -> StorageFs {
+    let root = if root {
+        format!(r#""root": {:?}, "fsync": false, "#, bench.root())
+    } else {
+        String::new()
+    };
+    bench
+        .create(&format!(r#"{{{root}"read_only_skills": {dirs:?}}}"#))
+        .unwrap()
+}
+
+fn listed(store: &StorageFs, limit: u32) -> Vec<String> {
+    let mut query = SkillQuery {
+        limit,
+        tenant: "acme".into(),
+        ..SkillQuery::default()
+    };
+    let mut all = Vec::new();
+    loop {
+        let page = store.skill_list(&query).unwrap();
+        all.extend(page.skills.iter().map(|s| {
+            format!(
+                "{}@{}{}",
+                s.name,
+                s.version,
+                if s.read_only { "" } else { " own" }
+            )
+        }));
+        match page.skills.last().filter(|_| page.more) {
+            Some(s) => {
+                query.after = SkillKey {
+                    namespace: s.namespace.clone(),
+                    name: s.name.clone(),
+                    version: s.version.clone(),
+                };
+            }
+            None => return all,
+        }
+    }
+}
+
+#[test]
+fn both_layouts_are_served_to_every_tenant() {
+    let bench = Bench::new();
+    let dir = bench.dir.path().join("skills");
+    write_skill(&dir.join("whatever"), "demo.echo", "1.0.0", "");
+    write_skill(&dir.join("demo.sum/1.0.0"), "demo.sum", "1.0.0", "");
+    write_skill(
+        &dir.join("demo.sum/1.2.0"),
+        "demo.sum",
+        "1.2.0",
+        "namespace = \"math\"",
+    );
+    std::fs::write(dir.join("README.md"), "not a skill").unwrap();
+    std::fs::create_dir_all(dir.join(".git/objects")).unwrap();
+    std::fs::create_dir_all(dir.join("empty/deeper")).unwrap();
+    // The configured directory itself may be a link.
+    let link = bench.dir.path().join("link");
+    symlink(&dir, &link).unwrap();
+    let store = shelf(&bench, &[link], false);
+    assert_eq!(
+        listed(&store, 1),
+        ["demo.echo@1.0.0", "demo.sum@1.0.0", "demo.sum@1.2.0"]
+    );
+    assert!(
+        bench.logs.lock().unwrap().is_empty(),
+        "{:?}",
+        bench.logs.lock().unwrap()
+    );
+    for tenant in ["acme", "other"] {
+        let got = store.skill_get(tenant, "demo.sum", "").unwrap();
+        assert_eq!(
+            (
+                got.version.as_str(),
+                got.namespace.as_str(),
+                got.kind.as_str()
+            ),
+            ("1.2.0", "math", "action")
+        );
+        assert!(got.read_only && got.publisher.is_empty());
+        assert_eq!(got.files.len(), 3);
+        let manifest: serde_json::Value = serde_json::from_slice(&got.manifest_json).unwrap();
+        assert_eq!(manifest["runtime"]["entrypoint"], "code/main.py");
+        read_skill(&store, tenant, &got);
+    }
+    let text = data(
+        store
+            .skill_read("acme", "demo.echo", "", "code/main.py")
+            .unwrap(),
+    );
+    assert_eq!(text, b"def run(args):\n    return args\n");
+    let Content::Dir(fd) = store.skill_tree("acme", "demo.echo", "1.0.0").unwrap() else {
+        panic!()
+    };
+    assert!(
+        rustix::fs::accessat(
+            &fd,
+            "code/main.py",
+            rustix::fs::Access::READ_OK,
+            rustix::fs::AtFlags::empty()
+        )
+        .is_ok()
+    );
+    let error = |path: &str| {
+        store
+            .skill_read("acme", "demo.echo", "", path)
+            .unwrap_err()
+            .code
+    };
+    assert_eq!(error("nothing.py"), abi::E_NOT_FOUND);
+    assert_eq!(error("code"), abi::E_INVALID_ARGUMENT);
+    assert_eq!(
+        error("../demo.sum/1.0.0/skill.toml"),
+        abi::E_INVALID_ARGUMENT
+    );
+    assert_eq!(
+        store
+            .skill_get("acme", "demo.echo", "2.0.0")
+            .unwrap_err()
+            .code,
+        abi::E_NOT_FOUND
+    );
+}
+
+#[test]
+fn what_is_not_valid_is_left_off_and_named() {
+    let bench = Bench::new();
+    let dir = bench.dir.path().join("skills");
+    let secret = bench.dir.path().join("secret");
+    std::fs::write(&secret, "top secret").unwrap();
+    write_skill(&dir.join("good"), "demo.good", "1.0.0", "");
+    write_skill(&dir.join("typo"), "demo.typo", "1.0.0", "kind = ");
+    write_skill(&dir.join("unfit"), "demo.unfit", "1.0", "");
+    write_skill(&dir.join("twin"), "demo.good", "1.0.0", "");
+    write_skill(&dir.join("link"), "demo.link", "1.0.0", "");
+    symlink(&secret, dir.join("link/notes.txt")).unwrap();
+    write_skill(&dir.join("linkdir"), "demo.linkdir", "1.0.0", "");
+    symlink("/etc", dir.join("linkdir/etc")).unwrap();
+    write_skill(&dir.join("pipe"), "demo.pipe", "1.0.0", "");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        dir.join("pipe/p"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .unwrap();
+    write_skill(&dir.join("large"), "demo.large", "1.0.0", "");
+    std::fs::File::create(dir.join("large/sparse"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
+    std::fs::create_dir_all(dir.join("manifest")).unwrap();
+    symlink(dir.join("good/skill.toml"), dir.join("manifest/skill.toml")).unwrap();
+    symlink(dir.join("good"), dir.join("whole")).unwrap();
+    let missing = bench.dir.path().join("missing");
+    let store = shelf(&bench, &[dir.clone(), missing], false);
+    assert_eq!(listed(&store, 50), ["demo.good@1.0.0"]);
+    let logs = bench.logs.lock().unwrap().clone();
+    let expected = [
+        ("typo/skill.toml:5:", "error"),
+        ("unfit/skill.toml:2:", "1.0"),
+        ("skills/twin", "already"),
+        ("skills/link", "notes.txt"),
+        ("linkdir", "symbolic link"),
+        ("pipe", "not a regular file"),
+        ("large", "sparse"),
+        ("manifest", "symbolic link"),
+        ("whole", "symbolic link"),
+        ("missing", "no such directory"),
+    ];
+    for (path, text) in expected {
+        let named =
+            |line: &&String| line.starts_with("Warn") && line.contains(path) && line.contains(text);
+        assert!(
+            logs.iter().any(|line| named(&line)),
+            "{path} {text}: {logs:#?}"
+        );
+    }
+    assert!(logs.iter().all(|line| !line.contains("top secret")));
+    // Planted after the start: not followed either.
+    std::fs::remove_file(dir.join("good/SKILL.md")).unwrap();
+    symlink(&secret, dir.join("good/SKILL.md")).unwrap();
+    assert_eq!(
+        store
+            .skill_read("acme", "demo.good", "", "SKILL.md")
+            .unwrap_err()
+            .code,
+        abi::E_CORRUPT
+    );
+    std::fs::remove_file(dir.join("good/SKILL.md")).unwrap();
+    assert_eq!(
+        store
+            .skill_read("acme", "demo.good", "", "SKILL.md")
+            .unwrap_err()
+            .code,
+        abi::E_NOT_FOUND
+    );
+}
+
+#[test]
+fn shelf_and_store_in_one_instance_are_one_list() {
+    let bench = Bench::new();
+    let dir = bench.dir.path().join("skills");
+    write_skill(&dir.join("b"), "demo.b", "1.0.0", "");
+    write_skill(&dir.join("d"), "demo.d", "1.0.0", "");
+    let store = shelf(&bench, &[dir], true);
+    for (name, version) in [
+        ("demo.a", "1.0.0"),
+        ("demo.b", "2.0.0"),
+        ("demo.b", "0.1.0"),
+        ("demo.e", "1.0.0"),
+    ] {
+        store
+            .skill_put(&skill("acme", name, version, b"x"))
+            .unwrap();
+    }
+    let all = [
+        "demo.a@1.0.0 own",
+        "demo.b@2.0.0 own",
+        "demo.b@1.0.0",
+        "demo.b@0.1.0 own",
+        "demo.d@1.0.0",
+        "demo.e@1.0.0 own",
+    ];
+    for limit in 1..8 {
+        assert_eq!(listed(&store, limit), all, "{limit}");
+    }
+    assert_eq!(
+        store.skill_get("acme", "demo.b", "").unwrap().version,
+        "2.0.0"
+    );
+    assert_eq!(
+        store.skill_get("other", "demo.b", "").unwrap().version,
+        "1.0.0"
+    );
+    let taken = skill("acme", "demo.d", "1.0.0", b"mine");
+    assert_eq!(
+        store.skill_put(&taken).unwrap_err().code,
+        abi::E_ALREADY_EXISTS
+    );
+}
