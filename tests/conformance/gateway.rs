@@ -126,23 +126,15 @@ listen = "127.0.0.1:0"
 [admin]
 listen = "127.0.0.1:0"
 
-[policy]
-path = {policies:?}
-
 [skills]
 paths = [{skills:?}]
 
 [plugins.storage]
 name = "storage-fs"
 config = {{ root = {store:?} }}
-
-[audit]
-path = {audit:?}
 "#,
-        policies = repo.join("policies"),
         skills = repo.join("skills"),
         store = data.join("store"),
-        audit = data.join("audit.jsonl"),
     );
     std::fs::write(&config, text).map_err(|e| format!("{}: {e}", config.display()))?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));

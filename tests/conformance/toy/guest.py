@@ -83,6 +83,17 @@ class Skills(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
+class Neighbours(importlib.abc.MetaPathFinder):
+    """A plain module beside the entrypoint that is being imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        frame = sys._getframe(1)
+        while frame and not frame.f_code.co_filename.startswith(os.path.join(BASE, "skills")):
+            frame = frame.f_back
+        file = frame and os.path.join(os.path.dirname(frame.f_code.co_filename), name + ".py")
+        return importlib.util.spec_from_file_location(name, file) if file and os.path.exists(file) else None
+
+
 class NotSerializable(Exception):
     pass
 
@@ -110,6 +121,7 @@ def check(value, path="output", depth=0):
 
 def result():
     sys.meta_path.insert(0, Skills(JOB["skills"]))
+    sys.meta_path.append(Neighbours())
     try:
         if JOB["skill"]:
             path = next(s["file"] for s in JOB["skills"] if s["name"] == JOB["skill"])
