@@ -86,8 +86,10 @@ typedef struct skg_list  { const void *ptr; uint32_t len; uint32_t stride; } skg
 typedef uint64_t skg_op;
 
 /* SKG_FD: a POSIX file descriptor, opened O_CLOEXEC, or -1.  The one thing
- * whose ownership moves: the receiver closes it.  A descriptor inside a
- * *request* stays the sender's (borrowed until the op completes: dup it). */
+ * whose ownership moves: the receiver closes it.  In an answer it moves when
+ * complete() has returned SKG_OK, and not before: after any other result it is
+ * still the plugin's.  A descriptor inside a *request* stays the sender's
+ * (borrowed until the op completes: dup it). */
 typedef int32_t skg_fd;
 
 /* Results of calls, and the status of a completion. */
@@ -125,6 +127,10 @@ typedef struct skg_error {
     skg_str  detail_json;      /* optional, for logs                          */
 } skg_error;
 
+/* How an op ends.  Texts and lists in a result are copied before complete()
+ * returns.  The host bounds them: an answer of more than 64 MiB, a name, id or
+ * path of more than 1 KiB, a text of more than 1 MiB, a document of more than
+ * 8 MiB or a text that is not UTF-8 makes the op fail with SKG_E_PROTOCOL. */
 typedef struct skg_completion {
     uint32_t         struct_size;
     int32_t          status;   /* SKG_OK or SKG_E_*                           */
@@ -169,8 +175,9 @@ typedef struct skg_blob_stat {
 
 /* Given to create(); valid until that instance's destroy() has returned.
  * Every function is thread-safe.  Functions marked [blocking] may wait for
- * I/O: called on the host's event loop they refuse with
- * SKG_E_WOULD_DEADLOCK instead of hanging. */
+ * I/O: called on the host's event loop (inside a call that the host makes into
+ * a plugin without SKG_F_BLOCKING) they refuse with SKG_E_WOULD_DEADLOCK
+ * instead of hanging.  What they get by pointer is theirs for the call only. */
 typedef struct skg_host {
     uint32_t struct_size;
     uint32_t abi_major;
@@ -180,43 +187,62 @@ typedef struct skg_host {
     skg_str  name;             /* "skillgate"                                 */
     skg_str  version;
 
-    /* exactly once per op; see rule 3.  SKG_OK, SKG_E_STALE or SKG_E_PROTOCOL */
+    /* Ends an op; exactly once per op, see rule 3.  SKG_OK: taken, with every
+     * descriptor in it.  SKG_E_STALE: there is no such op (any more).
+     * SKG_E_PROTOCOL: the answer broke this contract, and the op has ended with
+     * that error.  The host never calls the plugin from inside. */
     int32_t (*complete)(void *ctx, skg_op op, const skg_completion *c);
-    /* 1 when the caller no longer wants this op: for code that polls. */
+    /* 1 when the caller no longer wants this op, or it has ended; else 0: for
+     * code that polls.  Set before cancel() is called. */
     int32_t (*op_cancelled)(void *ctx, skg_op op);
 
+    /* 1 when a record of this level would be kept. */
     int32_t (*log_enabled)(void *ctx, uint32_t level, skg_str target);
+    /* Writes a record.  Texts are cut at 64 KiB, a target at 256 bytes, a field
+     * at 4 KiB; the fields count up to 64. */
     void    (*log)(void *ctx, const skg_log_record *rec);
 
-    /* id is NUL-terminated, "vendor.name/revision"; NULL when not offered. */
+    /* id is NUL-terminated, "vendor.name/revision"; NULL when not offered.
+     * What it gives is static. */
     const void *(*get_extension)(void *ctx, const char *id);
 
-    /* ---- services of one run; `run` is the op of skg_sandbox.run ---- */
+    /* ---- services of one run; `run` is the op of skg_sandbox.run.  All of
+     * them say SKG_E_STALE when the run has ended.  A call carries at most
+     * 64 MiB. ---- */
 
     /* Output of the skill, in order per stream.  The host keeps what its
-     * limits allow; SKG_E_EXHAUSTED says: keep draining, send no more. */
+     * limits allow; SKG_E_EXHAUSTED says: keep draining, send no more.
+     * SKG_E_INVALID_ARGUMENT: no such stream. */
     int32_t (*run_output)(void *ctx, skg_op run, uint32_t stream, skg_bytes data);
 
     /* Copies the plaintext of a secret that the request named into buf.
      * Returns its length; more than cap means nothing was copied.  Audited.
-     * Wipe buf as soon as the sandbox has the value. */
+     * Wipe buf as soon as the sandbox has the value.  SKG_E_PERMISSION: the
+     * request does not name it. */
     int64_t (*secret_read)(void *ctx, skg_op run, skg_str name, void *buf, uint64_t cap);
 
-    /* Input blobs.  blob_fd: a readable, seekable descriptor (SKG_FD), or
-     * SKG_E_UNIMPLEMENTED when the store has none: then read ranges. */
+    /* Input blobs, and those that this run has made.  blob_fd: a readable,
+     * seekable descriptor (SKG_FD), or SKG_E_UNIMPLEMENTED when the store has
+     * none: then read ranges.  blob_read: bytes read, 0 at the end.
+     * SKG_E_NOT_FOUND: not a blob of this run; SKG_E_CORRUPT: digest. */
     int32_t (*blob_fd)(void *ctx, skg_op run, skg_str id);                 /* [blocking] */
     int64_t (*blob_read)(void *ctx, skg_op run, skg_str id, uint64_t offset,
                          void *buf, uint64_t cap);                         /* [blocking] */
-    /* Output blobs: create, write any number of times, then finish: commit=1
-     * stores it and copies its id to buf; commit=0 throws it away. */
-    int64_t (*blob_create)(void *ctx, skg_op run, skg_str kind);           /* writer > 0 */
+    /* Output blobs: create gives a writer (> 0); write any number of times, one
+     * after the other; then finish: commit=1 stores it, copies its id to buf and
+     * returns the id's length, commit=0 throws it away and returns 0.  An id has
+     * at most 128 bytes: a commit with a smaller cap is SKG_E_INVALID_ARGUMENT
+     * and the writer stays.  Writers that are left when the run ends are thrown
+     * away.  SKG_E_EXHAUSTED, SKG_E_OUT_OF_RANGE: a quota is reached. */
+    int64_t (*blob_create)(void *ctx, skg_op run, skg_str kind);           /* [blocking] */
     int32_t (*blob_write)(void *ctx, skg_op run, int64_t writer, skg_bytes data); /* [blocking] */
     int64_t (*blob_finish)(void *ctx, skg_op run, int64_t writer, int32_t commit,
                            char *id_buf, uint64_t cap);                    /* [blocking] */
 
     /* From now until the op completes, the host accepts on this listening
      * socket and is the run's gate there.  Takes the descriptor (SKG_FD) when
-     * it returns SKG_OK.  May be called more than once. */
+     * it returns SKG_OK; else it stays the plugin's.  May be called more than
+     * once.  SKG_E_PERMISSION: the run has no gate. */
     int32_t (*gate_serve)(void *ctx, skg_op run, skg_fd listener);
 } skg_host;
 
@@ -410,23 +436,37 @@ typedef struct skg_health {
                                    layer gives the same in its error's detail_json */
 } skg_health;
 
-/* An instance.  `self` goes back as the first argument of every function. */
+/* An instance.  `self` goes back as the first argument of every function.  The
+ * host copies the table: its content never changes.  A function may be NULL:
+ * then it is SKG_E_UNIMPLEMENTED.  Requests are borrowed for the call only,
+ * except for descriptors (SKG_FD). */
 typedef struct skg_sandbox {
     uint32_t struct_size;
     uint32_t reserved;
     void    *self;
-    int32_t (*caps)(void *self, skg_sandbox_caps *out);       /* set out->struct_size first */
+    /* Fills *out, as far as out->struct_size (set by the host) reaches.  Asked
+     * once, after create(). */
+    int32_t (*caps)(void *self, skg_sandbox_caps *out);
+    /* One run: create, execute, collect, destroy.  A failure of the code is a
+     * result (SKG_RUN_FAILED), a failure of the sandbox an error: with
+     * SKG_ERR_NOT_EXECUTED when no code of the skill has run.  SKG_E_EXHAUSTED:
+     * no room now. */
     int32_t (*run)(void *self, skg_op op, const skg_run_request *req);   /* -> skg_run_result */
-    /* Advice, idempotent, never blocks; races with completion.  The plugin
-     * still completes the op, soon, with SKG_E_CANCELLED or its result. */
+    /* Advice, idempotent, never blocks; races with completion, and with the
+     * beginning of run(): who registers an op asks op_cancelled() after that.
+     * The plugin still completes the op, soon, with SKG_E_CANCELLED or its
+     * result. */
     void    (*cancel)(void *self, skg_op op);
+    /* Asked now and then, and by `doctor`. */
     int32_t (*health)(void *self, skg_op op);                            /* -> skg_health */
-    /* Take no new work; complete when nothing is in flight. */
+    /* Take no new work (SKG_E_UNAVAILABLE); complete when nothing is in flight. */
     int32_t (*drain)(void *self, skg_op op);                             /* -> none */
     /* [once] All ops are complete.  Returns when every thread that the
-     * instance started is gone; the host table is invalid afterwards. */
+     * instance started is gone; the host table is invalid afterwards.  Called
+     * on a thread that may wait. */
     void    (*destroy)(void *self);
-    const void *(*get_extension)(void *self, const char *id);            /* may be NULL */
+    /* As in skg_host; may be NULL. */
+    const void *(*get_extension)(void *self, const char *id);
 } skg_sandbox;
 
 typedef struct skg_sandbox_factory {
@@ -434,7 +474,12 @@ typedef struct skg_sandbox_factory {
     uint32_t reserved;
     /* [once per instance] Returns SKG_OK and sets *out to an instance that
      * stays valid until its destroy(); or an error < 0, with *err filled (its
-     * strings static, or valid until the next call on this thread). */
+     * struct_size is set by the host; its strings static, or valid until the
+     * next call on this thread).  Called on a thread that may wait.  Refuses
+     * with SKG_E_PRECONDITION when this host lacks what the configuration
+     * requires, SKG_E_INVALID_ARGUMENT when the configuration is wrong.  The
+     * name that dladdr() gives for the plugin's own code can be opened for
+     * reading: it is the file that was checked. */
     int32_t (*create)(const skg_host *host, const skg_create_request *req,
                       const skg_sandbox **out, skg_error *err);
 } skg_sandbox_factory;
@@ -562,49 +607,78 @@ typedef struct skg_blob_create_request {
     uint64_t ttl_s;             /* after this it is as if deleted; 0: never       */
 } skg_blob_create_request;
 
-/* Buffers of blob_read and blob_write stay valid until the op completes.  Calls
- * on one reader or one writer come one after the other. */
+/* An instance; what is said at skg_sandbox about self, NULL functions, requests,
+ * cancel, health, drain and destroy holds here too.
+ *
+ * Errors of every call: SKG_E_NOT_FOUND for what is not there or is another
+ * tenant's; SKG_E_INVALID_ARGUMENT; SKG_E_UNAVAILABLE and SKG_E_EXHAUSTED when
+ * the store is down or full; SKG_E_CORRUPT for a digest that does not match.
+ *
+ * Buffers of blob_read and blob_write stay valid until the op completes; the
+ * memory of blob_read is initialised.  Calls on one reader or one writer come one
+ * after the other. */
 typedef struct skg_storage {
     uint32_t struct_size;
     uint32_t reserved;
     void    *self;
-    int32_t (*caps)(void *self, uint32_t *out_flags);                    /* SKG_ST_*      */
+    /* Sets *out_flags (SKG_ST_*).  Asked once, after create(). */
+    int32_t (*caps)(void *self, uint32_t *out_flags);
     void    (*cancel)(void *self, skg_op op);
     int32_t (*health)(void *self, skg_op op);                            /* -> skg_health */
     int32_t (*drain)(void *self, skg_op op);                             /* -> none       */
     void    (*destroy)(void *self);                                      /* [once]        */
     const void *(*get_extension)(void *self, const char *id);
 
+    /* A page of the tenant's skills: every version is an element, without
+     * manifest and files. */
     int32_t (*skill_list)(void *self, skg_op op, const skg_list_request *r); /* -> skg_skill_page */
-    /* "latest": the highest version by SemVer precedence, a pre-release only
-     * when there is nothing else. */
+    /* One version with manifest and files.  "latest": the highest version by
+     * SemVer precedence, a pre-release only when there is nothing else. */
     int32_t (*skill_get)(void *self, skg_op op, skg_str tenant, const skg_skill_ref *r); /* -> skg_skill */
+    /* One file of a version. */
     int32_t (*skill_read)(void *self, skg_op op, skg_str tenant, const skg_skill_ref *r,
                           skg_str path);                 /* -> skg_content: DATA or FILE */
+    /* A version's directory, to be mounted. */
     int32_t (*skill_tree)(void *self, skg_op op, skg_str tenant, const skg_skill_ref *r);
                                                          /* -> skg_content: DIR or TAR   */
+    /* Publishes a version; the answer is what skill_get would say.
+     * SKG_E_ALREADY_EXISTS: it is there with other content.
+     * SKG_E_UNIMPLEMENTED: read-only (no SKG_ST_SKILLS_WRITE). */
     int32_t (*skill_put)(void *self, skg_op op, const skg_put_skill *r); /* -> skg_skill   */
 
+    /* A writer (> 0), until blob_commit or blob_abort.  Of writers that nobody
+     * ended, the next create() of this instance throws the remains away. */
     int32_t (*blob_create)(void *self, skg_op op, const skg_blob_create_request *r); /* -> skg_handle */
+    /* Appends.  SKG_E_OUT_OF_RANGE: beyond max_bytes.  SKG_E_STALE: no such writer. */
     int32_t (*blob_write)(void *self, skg_op op, uint64_t writer, skg_bytes data);   /* -> none */
+    /* Makes the blob visible.  The writer is gone, also when this fails. */
     int32_t (*blob_commit)(void *self, skg_op op, uint64_t writer);      /* -> skg_blob_stat */
+    /* Throws the writer away; an unknown one is ignored.  No op of it is in
+     * flight.  Called on a thread that may wait. */
     void    (*blob_abort)(void *self, uint64_t writer);
+    /* What is known of a blob. */
     int32_t (*blob_stat)(void *self, skg_op op, skg_str tenant, skg_str id); /* -> skg_blob_stat */
-    /* A reader of [offset, offset+len); len 0: to the end.  What it gives has
-     * been checked against the digest, else SKG_E_CORRUPT. */
+    /* A reader (> 0) of [offset, offset+len), until blob_close; len 0: to the
+     * end.  What it gives has been checked against the digest, else
+     * SKG_E_CORRUPT.  SKG_E_OUT_OF_RANGE: offset is beyond the end. */
     int32_t (*blob_open)(void *self, skg_op op, skg_str tenant, skg_str id,
                          uint64_t offset, uint64_t len);                 /* -> skg_blob_opened */
+    /* The next bytes, at most cap; n may be smaller without being the end, which
+     * eof says. */
     int32_t (*blob_read)(void *self, skg_op op, uint64_t reader,
                          void *buf, uint64_t cap);                       /* -> skg_count */
+    /* As blob_abort, for a reader. */
     void    (*blob_close)(void *self, uint64_t reader);
     /* A read-only, seekable descriptor of the checked content (SKG_ST_BLOB_FD). */
     int32_t (*blob_fd)(void *self, skg_op op, skg_str tenant, skg_str id);   /* -> skg_blob_opened */
+    /* From then on it is as if it had never been; open readers may go on. */
     int32_t (*blob_delete)(void *self, skg_op op, skg_str tenant, skg_str id); /* -> none */
 } skg_storage;
 
 typedef struct skg_storage_factory {
     uint32_t struct_size;
     uint32_t reserved;
+    /* As that of skg_sandbox_factory. */
     int32_t (*create)(const skg_host *host, const skg_create_request *req,
                       const skg_storage **out, skg_error *err);
 } skg_storage_factory;
@@ -614,7 +688,8 @@ typedef struct skg_storage_factory {
 #define SKG_F_BLOCKING      0x1u /* calls may block: the host runs them on a thread
                                     pool, and every op is complete when its call
                                     returns                                         */
-#define SKG_F_OWN_PROCESS   0x2u /* never load into the gateway itself              */
+#define SKG_F_OWN_PROCESS   0x2u /* never load into the gateway itself: a host without
+                                    plugin processes refuses the plugin            */
 #define SKG_F_SINGLETON     0x4u /* at most one instance per process                */
 
 typedef struct skg_plugin_info {
@@ -637,7 +712,8 @@ typedef struct skg_entry_v1 {
     uint32_t min_host_minor;     /* the oldest host minor that it can work with      */
     uint32_t flags;              /* SKG_F_*                                          */
     const skg_plugin_info *info;
-    /* NULL when this plugin does not offer that kind.  Static, never freed. */
+    /* The skg_*_factory of a kind (SKG_SANDBOX_ID, SKG_STORAGE_ID); NULL when
+     * this plugin does not offer it.  Static, never freed. */
     const void *(*get_factory)(const char *kind_id);
 } skg_entry_v1;
 
@@ -647,7 +723,9 @@ extern SKG_EXPORT const skg_entry_v1 skillgate_plugin_entry_v1;
 #endif
 
 /* The ELF note: lets the host refuse a wrong plugin before any of its code
- * (constructors included) has run.  Owner "SkillGate", type 1. */
+ * (constructors included) has run, and lets `skillgate plugin inspect` read a
+ * plugin without running it.  Required; it must say what the entry says.
+ * Owner "SkillGate", type 1. */
 #define SKG_NOTE_TYPE 1u
 typedef struct skg_note_v1 {
     uint32_t namesz, descsz, type;
