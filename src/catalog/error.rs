@@ -1,0 +1,86 @@
+//! What can go wrong with a skill.
+
+use skillgate_plugin_sdk::model;
+
+/// What can go wrong with a skill.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Missing, hidden or another tenant's: the same words for all.
+    #[error("there is no skill {name:?}; list_skills shows what there is")]
+    SkillNotFound {
+        /// As asked for, cut.
+        name: String,
+    },
+    /// The skill is there, this version is not.
+    #[error("skill {name} has no version {version:?}; its latest is {latest}")]
+    VersionNotFound {
+        /// Which.
+        name: String,
+        /// As asked for, cut.
+        version: String,
+        /// What there is.
+        latest: String,
+    },
+    /// No such file in the skill.
+    #[error("skill {name} {version} has no file {path:?}; it has {files}")]
+    FileNotFound {
+        /// Which.
+        name: String,
+        /// In which version.
+        version: String,
+        /// As asked for.
+        path: String,
+        /// A list of what there is.
+        files: String,
+    },
+    /// A path that points out of the skill.
+    #[error("path {path:?}: {why}; a path stays inside the skill's directory")]
+    PathEscape {
+        /// As asked for, cut.
+        path: String,
+        /// How.
+        why: String,
+    },
+    /// Not a cursor of this listing.
+    #[error("cursor is not one of this listing; begin again without a cursor")]
+    CursorInvalid,
+    /// Not Python.
+    #[error("language {language:?} is not supported; \"python\" is")]
+    LanguageUnsupported {
+        /// As asked for.
+        language: String,
+    },
+    /// A parameter that does not fit.
+    #[error("{message}")]
+    Invalid {
+        /// JSON pointer into `params`.
+        pointer: String,
+        /// What was wrong.
+        message: String,
+    },
+    /// The version is taken by other content, or the name by the operator.
+    #[error("{message}")]
+    AlreadyExists {
+        /// What is taken, and what to do.
+        message: String,
+    },
+    /// Over a limit.
+    #[error("{message}")]
+    TooLarge {
+        /// Which.
+        message: String,
+    },
+    /// A stored skill that cannot be read.
+    #[error("stored skill {name} {version} is broken: {why}")]
+    Broken {
+        /// Which.
+        name: String,
+        /// In which version.
+        version: String,
+        /// How.
+        why: String,
+    },
+    /// The store failed.
+    #[error("skill store failed")]
+    Store(#[source] model::Error),
+}

@@ -1,0 +1,222 @@
+//! Publishing: what came is checked whole, decided about, and then stored for good.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::{self, PutSkill};
+use skillgate_skill::{Bundle, Code, Manifest, PathError, Problem, SKILL_MD, SkillPath};
+
+use super::{Catalog, Error, Skill};
+use crate::auth::Caller;
+
+/// Problems that one refused `create_skill` names.
+const PROBLEMS_TOLD_MAX: usize = 8;
+
+/// A skill to publish, as it came.
+#[derive(Debug)]
+pub struct NewSkill {
+    /// skill.toml as JSON text.
+    pub manifest: String,
+    /// SKILL.md.
+    pub skill_md: String,
+    /// Path and content of the others.
+    pub files: Vec<(String, Vec<u8>)>,
+}
+
+/// A skill that has been checked and is not yet published.
+#[derive(Debug)]
+pub struct Draft {
+    skill: Arc<Skill>,
+    put: PutSkill,
+}
+
+impl Draft {
+    /// As it would be.
+    pub fn skill(&self) -> Arc<Skill> {
+        self.skill.clone()
+    }
+    /// Files, skill.toml and SKILL.md included.
+    pub fn file_count(&self) -> usize {
+        self.put.files.len()
+    }
+    /// Bytes of all files.
+    pub fn bytes(&self) -> usize {
+        self.put
+            .files
+            .iter()
+            .map(|(_, content)| content.len())
+            .sum()
+    }
+}
+
+impl Catalog {
+    /// Checks a new skill whole, before anybody decides about it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::PathEscape`], [`Error::LanguageUnsupported`], [`Error::TooLarge`],
+    /// [`Error::AlreadyExists`] for a name of the operator's.
+    pub async fn draft(&self, caller: &Caller, new: NewSkill) -> Result<Draft, Error> {
+        let (files_max, bytes_max) = (self.0.files_max, self.0.bytes_max);
+        // Hashing and parsing up to a body's worth of files is work for a thread that may take its time.
+        let assembled =
+            tokio::task::spawn_blocking(move || assemble(new, files_max, bytes_max)).await;
+        let unchecked = |_| Error::Invalid {
+            pointer: String::new(),
+            message: "the skill could not be checked".into(),
+        };
+        let bundle = assembled.map_err(unchecked)??;
+        let skillgate_skill::Skill {
+            manifest,
+            frontmatter,
+            files,
+            tree_sha256,
+            ..
+        } = bundle.skill;
+        if self.0.shelf_names.contains(manifest.name().as_str()) {
+            let message = format!(
+                "{} is one of the operator's own skills: publish under another name",
+                manifest.name()
+            );
+            return Err(Error::AlreadyExists { message });
+        }
+        let manifest_json = manifest.to_json();
+        let put = PutSkill {
+            tenant: caller.tenant().to_owned(),
+            name: manifest.name().to_string(),
+            version: manifest.version().to_string(),
+            namespace: manifest.namespace().to_string(),
+            kind: manifest.kind().as_str().to_owned(),
+            description: manifest.description().to_owned(),
+            publisher: caller.subject().id.clone(),
+            tree_sha256,
+            manifest_json: manifest_json.to_string().into_bytes(),
+            files: bundle
+                .files
+                .into_iter()
+                .map(|(path, content)| (path.to_string(), content))
+                .collect(),
+        };
+        let described = |file: skillgate_skill::SkillFile| model::SkillFile {
+            path: file.path.to_string(),
+            sha256: file.sha256,
+            size_bytes: file.size_bytes,
+        };
+        let record = model::Skill {
+            read_only: false,
+            name: put.name.clone(),
+            version: put.version.clone(),
+            namespace: put.namespace.clone(),
+            kind: put.kind.clone(),
+            description: put.description.clone(),
+            tree_sha256: put.tree_sha256.clone(),
+            publisher: put.publisher.clone(),
+            manifest_json: Vec::new(),
+            files: files.into_iter().map(described).collect(),
+        };
+        Ok(Draft {
+            skill: Arc::new(Skill {
+                record,
+                manifest,
+                manifest_json,
+                frontmatter: Value::Object(frontmatter),
+            }),
+            put,
+        })
+    }
+
+    /// Publishes a draft: durable when this returns (REQUIREMENTS K7, R9).
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`] when the version is there with other content, [`Error::Store`].
+    pub async fn publish(&self, draft: Draft) -> Result<model::Skill, Error> {
+        let (name, version) = (draft.put.name.clone(), draft.put.version.clone());
+        self.0.store.skill_put(draft.put).await.map_err(|error| match error.code {
+            abi::E_ALREADY_EXISTS => Error::AlreadyExists {
+                message: format!("{name} {version} is published with other content, and a version never changes: choose a higher version"),
+            },
+            _ => Error::Store(error),
+        })
+    }
+}
+
+fn assemble(new: NewSkill, files_max: usize, bytes_max: u64) -> Result<Bundle, Error> {
+    if new.files.len() + 2 > files_max {
+        return Err(Error::TooLarge {
+            message: format!("a skill has at most {files_max} files (skills.max_files)"),
+        });
+    }
+    let manifest =
+        Manifest::from_json(&new.manifest).map_err(|error| refused(error.problems(), bytes_max))?;
+    let mut files = Vec::with_capacity(new.files.len());
+    for (index, (file, content)) in new.files.into_iter().enumerate() {
+        let path = SkillPath::parse(&file)
+            .map_err(|error| misplaced(error, &file, &format!("/files/{index}/path")))?;
+        files.push((path, content));
+    }
+    skillgate_skill::assemble(&manifest, &new.skill_md, files, bytes_max)
+        .map_err(|problems| refused(&problems, bytes_max))
+}
+
+/// A path that is none: out of the skill, or outside the grammar.
+pub(super) fn misplaced(error: PathError, text: &str, pointer: &str) -> Error {
+    let path = crate::json::short(text);
+    match error.is_escape() {
+        true => Error::PathEscape {
+            path,
+            why: error.to_string(),
+        },
+        false => Error::Invalid {
+            pointer: pointer.to_owned(),
+            message: format!("path {path:?}: {error}"),
+        },
+    }
+}
+
+/// The problems of a refused skill as one error: the first decides its kind, all are told.
+fn refused(problems: &[Problem], bytes_max: u64) -> Error {
+    let errors: Vec<&Problem> = problems
+        .iter()
+        .filter(|problem| problem.is_error())
+        .collect();
+    let mut message = errors
+        .iter()
+        .take(PROBLEMS_TOLD_MAX)
+        .map(|problem| format!("{problem:#}").replace('\n', "; "))
+        .collect::<Vec<_>>()
+        .join("\n");
+    if errors.len() > PROBLEMS_TOLD_MAX {
+        message.push_str(&format!("\nand {} more", errors.len() - PROBLEMS_TOLD_MAX));
+    }
+    let Some(first) = errors.first() else {
+        return Error::Invalid {
+            pointer: String::new(),
+            message: "the skill was refused".into(),
+        };
+    };
+    match first.code {
+        Code::PathEscape => Error::PathEscape {
+            path: crate::json::short(&first.file),
+            why: first.message.clone(),
+        },
+        Code::LanguageUnsupported => Error::LanguageUnsupported {
+            language: first.message.clone(),
+        },
+        Code::TooLarge => Error::TooLarge {
+            message: format!("{message} (skills.max_bytes = {bytes_max})"),
+        },
+        _ => Error::Invalid {
+            pointer: pointer(first),
+            message,
+        },
+    }
+}
+
+/// Where in `create_skill`'s parameters a problem is.
+fn pointer(problem: &Problem) -> String {
+    match problem.file.as_str() {
+        "manifest" => format!("/manifest{}", problem.pointer),
+        SKILL_MD => "/skill_md".into(),
+        _ => "/files".into(),
+    }
+}
