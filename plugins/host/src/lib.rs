@@ -17,6 +17,7 @@
 )]
 
 mod answer;
+mod blobs;
 mod hosttable;
 mod inspect;
 mod instance;
@@ -28,9 +29,10 @@ mod request;
 mod sandbox;
 mod storage;
 
+pub use blobs::{BlobReader, BlobWriter};
 pub use inspect::{Inspection, Note, inspect};
 pub use load::{LoadError, Pin, Refusal};
 pub use plugin::{Info, Plugin};
 pub use sandbox::{RunHost, SandboxInstance};
 pub use skillgate_plugin_sdk::model;
-pub use storage::{BlobReader, BlobWriter, BlockingStorage, StorageInstance};
+pub use storage::{BlockingStorage, StorageInstance};
