@@ -470,7 +470,7 @@ fn parse(record: model::Skill, skill_md: &[u8]) -> Result<Skill, Error> {
 /// # Errors
 /// [`Error::PathEscape`] when it points out of the skill, else [`Error::Invalid`].
 pub fn path(text: &str) -> Result<SkillPath, Error> {
-    SkillPath::parse(text).map_err(|error| publish::misplaced(error, text, "/path"))
+    SkillPath::parse(text).map_err(|error| publish::misplaced(error, "/path"))
 }
 
 /// `name` or `name@version` (REQUIREMENTS R10).

@@ -479,10 +479,12 @@ fn last_line(error: &Failure) -> String {
         .map(str::trim)
         .find(|line| !line.is_empty())
         .unwrap_or(&error.r#type);
-    if last.starts_with(error.r#type.as_str()) {
-        last.to_owned()
-    } else {
-        format!("{}: {last}", error.r#type)
+    // A traceback names the class with its module: `urllib.error.URLError: no host`.
+    let (class, said) = last.split_once(": ").unwrap_or((last, ""));
+    match class.rsplit('.').next() {
+        Some(name) if name == error.r#type && said.is_empty() => name.to_owned(),
+        Some(name) if name == error.r#type => format!("{name}: {said}"),
+        _ => format!("{}: {last}", error.r#type),
     }
 }
 
@@ -540,6 +542,14 @@ mod tests {
         assert_eq!(
             failed("ValueError", "Traceback\n  x\nValueError: bad row\n"),
             "ValueError: bad row"
+        );
+        assert_eq!(
+            failed("URLError", "urllib.error.URLError: <no: host>"),
+            "URLError: <no: host>"
+        );
+        assert_eq!(
+            failed("KeyboardInterrupt", "KeyboardInterrupt"),
+            "KeyboardInterrupt"
         );
         assert_eq!(
             failed("Timeout", "the run was ended"),

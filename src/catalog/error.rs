@@ -34,21 +34,19 @@ pub enum Error {
         files: String,
     },
     /// A path that points out of the skill.
-    #[error("path {path:?}: {why}; a path stays inside the skill's directory")]
+    #[error("{why}; a path stays inside the skill's directory")]
     PathEscape {
-        /// As asked for, cut.
-        path: String,
-        /// How.
+        /// Which path, and how.
         why: String,
     },
     /// Not a cursor of this listing.
     #[error("cursor is not one of this listing; begin again without a cursor")]
     CursorInvalid,
     /// Not Python.
-    #[error("language {language:?} is not supported; \"python\" is")]
+    #[error("{message}")]
     LanguageUnsupported {
-        /// As asked for.
-        language: String,
+        /// Which, and which is.
+        message: String,
     },
     /// A parameter that does not fit.
     #[error("{message}")]

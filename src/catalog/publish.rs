@@ -151,7 +151,7 @@ fn assemble(new: NewSkill, files_max: usize, bytes_max: u64) -> Result<Bundle, E
     let mut files = Vec::with_capacity(new.files.len());
     for (index, (file, content)) in new.files.into_iter().enumerate() {
         let path = SkillPath::parse(&file)
-            .map_err(|error| misplaced(error, &file, &format!("/files/{index}/path")))?;
+            .map_err(|error| misplaced(error, &format!("/files/{index}/path")))?;
         files.push((path, content));
     }
     skillgate_skill::assemble(&manifest, &new.skill_md, files, bytes_max)
@@ -159,16 +159,14 @@ fn assemble(new: NewSkill, files_max: usize, bytes_max: u64) -> Result<Bundle, E
 }
 
 /// A path that is none: out of the skill, or outside the grammar.
-pub(super) fn misplaced(error: PathError, text: &str, pointer: &str) -> Error {
-    let path = crate::json::short(text);
+pub(super) fn misplaced(error: PathError, pointer: &str) -> Error {
     match error.is_escape() {
         true => Error::PathEscape {
-            path,
             why: error.to_string(),
         },
         false => Error::Invalid {
             pointer: pointer.to_owned(),
-            message: format!("path {path:?}: {error}"),
+            message: error.to_string(),
         },
     }
 }
@@ -196,11 +194,10 @@ fn refused(problems: &[Problem], bytes_max: u64) -> Error {
     };
     match first.code {
         Code::PathEscape => Error::PathEscape {
-            path: crate::json::short(&first.file),
             why: first.message.clone(),
         },
         Code::LanguageUnsupported => Error::LanguageUnsupported {
-            language: first.message.clone(),
+            message: first.message.clone(),
         },
         Code::TooLarge => Error::TooLarge {
             message: format!("{message} (skills.max_bytes = {bytes_max})"),

@@ -49,7 +49,10 @@ fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Erro
         let params: Params = read_params(&call.params)?;
         if params.language != "python" {
             return Err(catalog::Error::LanguageUnsupported {
-                language: crate::json::short(&params.language),
+                message: format!(
+                    "language {:?} is not supported; \"python\" is",
+                    crate::json::short(&params.language)
+                ),
             }
             .into());
         }
