@@ -57,6 +57,14 @@ impl Fault {
         }
     }
 
+    /// It says nothing about the thing: descriptors or memory have run out.
+    pub(crate) fn is_shortage(&self) -> bool {
+        let Fault::Os { errno, .. } = self else {
+            return false;
+        };
+        matches!(*errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
+    }
+
     /// `self`, or "not found" with this text when that is what it means.
     pub(crate) fn or_not_found(self, text: impl FnOnce() -> String) -> Fault {
         if self.is_missing() {

@@ -104,6 +104,11 @@ impl Ground {
         )
     }
 
+    fn refuse_when_broken(&self) -> Result<()> {
+        let why = self.broken().map(str::to_owned);
+        why.map_or(Ok(()), |why| Err(Fault::Unavailable(why)))
+    }
+
     fn check_format(&self, shown: &str) -> Result<()> {
         match beneath::read_file(&self.root, FORMAT_FILE, 4096) {
             Ok(found) if found == FORMAT.as_bytes() => Ok(()),
@@ -150,9 +155,7 @@ impl Ground {
 
     /// A new private directory to build something in.
     pub(crate) fn stage(self: &Arc<Ground>) -> Result<Staging> {
-        if let Some(why) = self.broken() {
-            return Err(Fault::Unavailable(why.to_owned()));
-        }
+        self.refuse_when_broken()?;
         let name = random_name()?;
         mkdirat(&self.tmp, &name, Mode::from_raw_mode(beneath::DIR_MODE))
             .map_err(Fault::os("make", "tmp/"))?;
@@ -207,12 +210,14 @@ impl Ground {
 
     /// Makes the entry `path`, which is there already, durable: it may stem from a life that ended before it had done so.
     pub(crate) fn settle(&self, parent: &str) -> Result<()> {
+        self.refuse_when_broken()?;
         let dir = self.ensure_dir(parent)?;
         self.sync_shared(&dir, parent)
     }
 
     /// Takes `parent/name` out of sight at once and for good, then removes it. False: it was not there.
     pub(crate) fn retire(&self, parent: &str, name: &str, durably: bool) -> Result<bool> {
+        self.refuse_when_broken()?;
         let dir = match beneath::open_dir(&self.root, parent) {
             Ok(dir) => dir,
             Err(fault) if fault.is_missing() => return Ok(false),

@@ -125,6 +125,7 @@ impl Stored {
                         Ok((parsed, skill)) => {
                             index.insert(parsed, skill, ());
                         }
+                        Err(fault) if fault.is_shortage() => return Err(fault),
                         Err(fault) => skip(&ground, &path, &fault.to_string()),
                     }
                 }
@@ -233,8 +234,13 @@ impl Stored {
             Published::Exists => {
                 // Another call was faster, or what is there could not be read at the start.
                 let path = format!("{above}/{}", put.version);
-                let (version, skill) =
-                    load_one(&self.ground, &tenant, &put.name, &put.version, &path)?;
+                let loaded = load_one(&self.ground, &tenant, &put.name, &put.version, &path);
+                let (version, skill) = loaded.map_err(|fault| match fault.is_missing() {
+                    true => Fault::Corrupt(format!(
+                        "{path}: something that is no skill is in its place: remove it"
+                    )),
+                    false => fault,
+                })?;
                 let entry = Entry {
                     skill: skill.clone(),
                     place: (),
@@ -260,9 +266,6 @@ impl Stored {
                 "{} {} exists with other content: publish a new version",
                 entry.skill.name, entry.skill.version
             )));
-        }
-        if let Some(why) = self.ground.broken() {
-            return Err(Fault::Unavailable(why.to_owned()));
         }
         self.ground.settle(above)?;
         self.get(tenant, entry)
@@ -372,6 +375,8 @@ fn directories(ground: &Ground, path: &str) -> Result<Vec<String>> {
     let dir = match beneath::open_dir(ground.root(), path) {
         Ok(dir) => dir,
         Err(fault) if fault.is_missing() => return Ok(Vec::new()),
+        // A start that does not see what is there must not go on as if it were not.
+        Err(fault) if fault.is_shortage() => return Err(fault),
         Err(fault) => {
             skip(ground, path, &fault.to_string());
             return Ok(Vec::new());

@@ -147,6 +147,13 @@ pub(crate) fn strace(options: &[&str], trace: &Path, root: &Path) -> Option<Comm
     Some(command)
 }
 
+/// What a round acknowledges when nothing disturbs it.
+const ACKS: usize = 5;
+
+fn acks(said: &[String]) -> usize {
+    said.iter().filter(|line| line.starts_with("ack")).count()
+}
+
 /// How often the thread that works makes each of these calls.
 fn counts() -> Option<BTreeMap<&'static str, u64>> {
     let bench = bench_in_real_time();
@@ -154,11 +161,7 @@ fn counts() -> Option<BTreeMap<&'static str, u64>> {
     let set = format!("trace={}", SYSCALLS.join(","));
     let said = run(strace(&["-e", &set], &trace, &bench.root())?);
     assert_eq!(said.last().map(String::as_str), Some("end"), "{said:?}");
-    assert_eq!(
-        said.iter().filter(|line| line.starts_with("ack")).count(),
-        5,
-        "{said:?}"
-    );
+    assert_eq!(acks(&said), ACKS, "{said:?}");
     check(&bench, &said, "undisturbed");
     let text = std::fs::read_to_string(&trace).unwrap();
     let thread = text
@@ -256,8 +259,45 @@ fn every_syscall_fails_once_or_from_then_on() {
             "{inject}: {said:?}"
         );
         check(&bench, &said, &inject);
+        // What failed was a step of something, and that something was not acknowledged.
+        if ["fsync", "renameat2", "mkdirat", "fchmod"].contains(name) {
+            assert!(acks(&said) < ACKS, "{inject}: {said:?}");
+        }
     }
     println!("{} fault points of {counts:?}", points.len());
+}
+
+/// An fsync that failed and is asked again says "fine" without having written anything. So after the first failure of a
+/// directory that stays, nothing more is acknowledged in this life.
+#[test]
+fn a_failed_fsync_of_a_directory_ends_all_writing() {
+    let bench = bench_in_real_time();
+    let trace = bench.dir.path().join("trace");
+    let Some(command) = strace(&["-y", "-e", "trace=fsync"], &trace, &bench.root()) else {
+        return;
+    };
+    run(command);
+    let text = std::fs::read_to_string(&trace).unwrap();
+    let published = text
+        .lines()
+        .position(|line| line.contains("/skills/crash.one>"));
+    let inject = format!("inject=fsync:error=EIO:when={}", published.unwrap() + 1);
+    let bench = bench_in_real_time();
+    let options = ["-e", "trace=fsync", "-e", &inject];
+    let said = run(strace(&options, Path::new("/dev/null"), &bench.root()).unwrap());
+    let first = said.iter().find(|line| line.starts_with("ack")).unwrap();
+    assert!(first.starts_with("ack blob"), "{said:?}");
+    assert_eq!(acks(&said), 1, "{said:?}");
+    check(&bench, &said, &inject);
+    let query = SkillQuery {
+        limit: 1,
+        tenant: "acme".to_owned(),
+        ..SkillQuery::default()
+    };
+    assert!(
+        bench.store().skill_list(&query).unwrap().skills.is_empty(),
+        "it was taken back"
+    );
 }
 
 #[test]

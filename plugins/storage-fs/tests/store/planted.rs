@@ -115,6 +115,21 @@ fn in_the_store_they_are_refused() {
     std::fs::rename(&blob, bench.dir.path().join("blob")).unwrap();
     symlink(bench.dir.path().join("blob"), &blob).unwrap();
     refused(store.blob_stat("acme", &small), "a linked blob");
+    // A link within the store is one too: to another tenant's files, for instance.
+    store
+        .skill_put(&skill("zeta", "z.z", "1.0.0", b"theirs"))
+        .unwrap();
+    std::fs::remove_file(version.join("files")).unwrap();
+    symlink(
+        "../../../../zeta/skills/z.z/1.0.0/files",
+        version.join("files"),
+    )
+    .unwrap();
+    assert!(version.join("files/SKILL.md").exists());
+    refused(
+        store.skill_tree("acme", "a.b", ""),
+        "a link within the store",
+    );
     // What is a link is taken away as a link.
     store.blob_delete("acme", &small).unwrap();
     assert!(bench.dir.path().join("blob/data").exists());

@@ -218,6 +218,10 @@ fn what_is_not_valid_is_left_off_and_named() {
         abi::E_CORRUPT
     );
     std::fs::remove_file(dir.join("good/SKILL.md")).unwrap();
+    symlink("code/main.py", dir.join("good/SKILL.md")).unwrap();
+    let within = store.skill_read("acme", "demo.good", "", "SKILL.md");
+    assert_eq!(within.unwrap_err().code, abi::E_CORRUPT);
+    std::fs::remove_file(dir.join("good/SKILL.md")).unwrap();
     assert_eq!(
         store
             .skill_read("acme", "demo.good", "", "SKILL.md")

@@ -431,6 +431,13 @@ fn what_is_damaged_is_left_out_named_and_not_fatal() {
         code(store.skill_put(&skill("acme", "a.b", "1.1.0", b"x"))),
         abi::E_CORRUPT
     );
+    std::fs::create_dir(skills.join("a.b/5.0.0")).unwrap();
+    let empty = store.skill_put(&skill("acme", "a.b", "5.0.0", b"x"));
+    assert_eq!(
+        code(empty),
+        abi::E_CORRUPT,
+        "an empty directory is not replaced either"
+    );
     // A bit in a file.
     let file = skills.join("a.b/1.0.0/files/code/main.py");
     std::fs::write(&file, "y").unwrap();
