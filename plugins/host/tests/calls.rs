@@ -291,6 +291,16 @@ async fn a_refused_instance_says_why() {
     );
 }
 
+#[tokio::test]
+async fn a_plugin_can_open_the_file_that_was_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = probe(dir.path(), "myself", &[]);
+    let plugin = load(&file);
+    // What it opens is the checked copy: the file may be gone.
+    std::fs::remove_file(file).unwrap();
+    plugin.sandbox(config("myself")).await.unwrap();
+}
+
 // === runs, through the SDK ===
 
 #[tokio::test]
