@@ -1,33 +1,36 @@
 //! The wiring: the only file that knows all parts. Decides nothing.
 
+mod commands;
+mod plugins;
+
 use std::fmt;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use skillgate_plugin_host::{LoadError, Pin, Plugin, SandboxInstance, StorageInstance};
-use skillgate_plugin_sdk::model::{self, CreateRequest, Health};
+use skillgate_plugin_sdk::model;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tower::ServiceExt;
 
 use crate::auth::Authenticator;
 use crate::blobs::Blobs;
 use crate::catalog::{self, Catalog};
-use crate::config::{Config, OnDisconnect, PluginRef, PluginSource};
+use crate::config::{Config, OnDisconnect};
 use crate::door::DoorLayer;
 use crate::faces::{PATHS, Readiness};
 use crate::methods::Rooms;
 use crate::policy::Policy;
-use crate::rescue::RequestId;
-use crate::rpc::{self, Call, ErrorObject, Params};
+use crate::rpc::{self, ErrorObject};
 use crate::runs::{self, Runs};
 use crate::server::{self, serve as serve_connections};
 use crate::stack::{self, Parts};
 use crate::telemetry;
+
+pub use commands::{DoctorReport, doctor, list_skills, run_skill_dir};
+use plugins::{State, bundled_plugin, load, sandbox, storage};
 
 /// Why the gateway does not start, or a command does not finish.
 #[derive(Debug)]
@@ -204,14 +207,19 @@ impl App {
                 Instance::Sandbox(sandbox) => sandbox.shutdown().await,
                 Instance::Storage(store) => store.shutdown().await,
             };
-            if let Err(error) = outcome {
-                tracing::warn!(
-                    code = error.code,
-                    reason = error.message,
-                    "a plugin did not end well"
-                );
-            }
+            let_go(outcome);
         }
+    }
+}
+
+/// Says in the log when a plugin did not end well: there is nobody left to answer for it.
+fn let_go(outcome: model::Result<()>) {
+    if let Err(error) = outcome {
+        tracing::warn!(
+            code = error.code,
+            reason = error.message,
+            "a plugin did not end well"
+        );
     }
 }
 
@@ -230,117 +238,6 @@ fn run_settings(config: &Config) -> runs::Settings {
         kill_on_disconnect: runs.on_disconnect == OnDisconnect::Kill,
     }
 }
-
-// === plugins ===
-
-/// Where plugins and the built-in skill keep what is theirs: `plugins.state_dir`.
-struct State {
-    root: PathBuf,
-}
-
-impl State {
-    fn new(config: &Config) -> Result<Self, AppError> {
-        let root = std::path::absolute(&config.plugins.state_dir).map_err(AppError::io(
-            format!("cannot resolve {}", config.plugins.state_dir.display()),
-        ))?;
-        Ok(State { root })
-    }
-
-    fn directory(&self, name: &str) -> Result<PathBuf, AppError> {
-        let path = self.root.join(name);
-        std::fs::create_dir_all(&path).map_err(AppError::io(format!(
-            "cannot make the directory {} (plugins.state_dir)",
-            path.display()
-        )))?;
-        Ok(path)
-    }
-
-    fn request(&self, instance: &str, config: &Value) -> Result<CreateRequest, AppError> {
-        let state_dir = self.directory(instance)?;
-        Ok(CreateRequest {
-            instance_id: self.instance_id(instance),
-            state_dir: state_dir.to_string_lossy().into_owned(),
-            config_json: config.to_string().into_bytes(),
-        })
-    }
-
-    /// The same after a restart, another for another gateway on the same host: what a plugin marks with it and finds
-    /// again is its own.
-    fn instance_id(&self, instance: &str) -> String {
-        use sha2::{Digest, Sha256};
-        let digest = Sha256::digest(self.root.as_os_str().as_encoded_bytes());
-        format!("{instance}-{}", hex::encode(&digest[..6]))
-    }
-}
-
-async fn storage(
-    plugin: &Plugin,
-    instance: &str,
-    state: &State,
-    config: Value,
-) -> Result<Arc<StorageInstance>, AppError> {
-    let request = state.request(instance, &config)?;
-    plugin
-        .storage(request)
-        .await
-        .map_err(|error| AppError::Create {
-            which: "storage",
-            error,
-        })
-}
-
-async fn sandbox(
-    plugin: &Plugin,
-    state: &State,
-    config: &Value,
-) -> Result<Arc<SandboxInstance>, AppError> {
-    let request = state.request("sandbox", config)?;
-    plugin
-        .sandbox(request)
-        .await
-        .map_err(|error| AppError::Create {
-            which: "sandbox",
-            error,
-        })
-}
-
-fn load(plugin: &PluginRef) -> Result<Plugin, AppError> {
-    let path = match &plugin.source {
-        PluginSource::Name(name) => bundled_plugin(name)?,
-        PluginSource::Path(path) => path.clone(),
-    };
-    let plugin = Plugin::load(
-        &path,
-        &Pin {
-            sha256: plugin.sha256.clone(),
-        },
-    )?;
-    tracing::info!(id = plugin.info().id, version = plugin.info().version, file = %path.display(), sha256 = plugin.inspection().sha256, "plugin loaded");
-    Ok(plugin)
-}
-
-/// The file of a bundled plugin: where cargo puts it beside the binary, or where a package does.
-fn bundled_plugin(name: &str) -> Result<PathBuf, AppError> {
-    let file = format!("lib{}.so", format!("skillgate-{name}").replace('-', "_"));
-    let exe =
-        std::env::current_exe().map_err(AppError::io("cannot find the program's own file"))?;
-    let dir = exe.parent().unwrap_or(Path::new("/"));
-    // `deps` first: `cargo run` renews only that copy.
-    let looked = vec![
-        dir.join("deps").join(&file),
-        dir.join(&file),
-        dir.join("../lib/skillgate").join(&file),
-    ];
-    match looked.iter().find(|path| path.is_file()) {
-        Some(path) => Ok(path.clone()),
-        None => Err(AppError::NoSuchPlugin {
-            name: name.to_owned(),
-            looked,
-        }),
-    }
-}
-
-// === the commands that need the whole ===
 
 fn runtime(config: &Config) -> Result<tokio::runtime::Runtime, AppError> {
     tokio::runtime::Builder::new_multi_thread()
@@ -412,206 +309,4 @@ fn announce(base: &str) -> std::io::Result<()> {
         writeln!(out, "  {:<44} {method:<5} {what}", format!("{base}{path}"))?;
     }
     out.flush()
-}
-
-/// Runs one skill of a directory, with the same plugins and the same policy as the gateway, without one.
-///
-/// # Errors
-/// [`AppError`] when it did not start; a run that fails is a result.
-pub fn run_skill_dir(
-    config: &Config,
-    dir: &Path,
-    args: &str,
-    blobs: &[PathBuf],
-    timeout_ms: Option<u64>,
-) -> Result<Value, AppError> {
-    telemetry::start(&config.log).map_err(AppError::Log)?;
-    runtime(config)?.block_on(async {
-        let scratch =
-            tempfile::tempdir().map_err(AppError::io("cannot make a temporary directory"))?;
-        let mut config = config.clone();
-        config.skills.paths = vec![
-            std::path::absolute(dir)
-                .map_err(AppError::io(format!("cannot resolve {}", dir.display())))?,
-        ];
-        config.plugins.state_dir = scratch.path().join("state");
-        if config.plugins.storage.source == PluginSource::Name("storage-fs".into()) {
-            config.plugins.storage.config = json!({ "root": scratch.path().join("store") });
-        }
-        let app = App::build(&config).await?;
-        let outcome = run_in(&app, dir, args, blobs, timeout_ms).await;
-        app.shutdown().await;
-        outcome
-    })
-}
-
-async fn run_in(
-    app: &App,
-    dir: &Path,
-    args: &str,
-    blobs: &[PathBuf],
-    timeout_ms: Option<u64>,
-) -> Result<Value, AppError> {
-    let manifest = std::fs::read_to_string(dir.join("skill.toml")).map_err(AppError::io(
-        format!("cannot read {}", dir.join("skill.toml").display()),
-    ))?;
-    let (name, version) = catalog::name_of(&manifest)
-        .map_err(|message| AppError::Call(Box::new(ErrorObject::invalid_params("", message))))?;
-    let args: Value = serde_json::from_str(args).map_err(|error| {
-        AppError::Call(Box::new(ErrorObject::invalid_params(
-            "/args",
-            error.to_string(),
-        )))
-    })?;
-    let mut ids = Vec::new();
-    for path in blobs {
-        let bytes =
-            std::fs::read(path).map_err(AppError::io(format!("cannot read {}", path.display())))?;
-        let created = call(app, "create_blob", json!({ "content": catalog::base64(&bytes), "encoding": "base64", "kind": "application/octet-stream" })).await?;
-        ids.push(created["blob_id"].clone());
-    }
-    let mut params = json!({ "name": name, "version": version, "args": args, "input_blobs": ids });
-    if let Some(timeout_ms) = timeout_ms {
-        params["timeout_ms"] = timeout_ms.into();
-    }
-    call(app, "execute_skill", params).await
-}
-
-/// Every skill that the gateway would list.
-///
-/// # Errors
-/// [`AppError`] when a plugin does not start or the store fails.
-pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
-    telemetry::start(&config.log).map_err(AppError::Log)?;
-    runtime(config)?.block_on(async {
-        let app = App::build(config).await?;
-        let mut skills = Vec::new();
-        let mut cursor = Value::Null;
-        loop {
-            let mut page = call(
-                &app,
-                "list_skills",
-                json!({ "limit": 1000, "detail": "summary", "cursor": cursor }),
-            )
-            .await?;
-            if let Some(list) = page["skills"].as_array_mut() {
-                skills.append(list);
-            }
-            cursor = page["next_cursor"].take();
-            if cursor.is_null() {
-                break;
-            }
-        }
-        app.shutdown().await;
-        Ok(skills)
-    })
-}
-
-/// One call of the command line, through the same layers as any other.
-async fn call(app: &App, method: &str, params: Value) -> Result<Value, AppError> {
-    let refused = |error: ErrorObject| AppError::Call(Box::new(error));
-    let params = Params::from_text(params.to_string().into_bytes().into()).map_err(refused)?;
-    let call = Call {
-        caller: app.parts.authenticator.local(),
-        method: method.to_owned(),
-        id: String::new(),
-        params,
-        request_id: RequestId::new(),
-    };
-    let answer = stack::calls(&app.parts)
-        .oneshot(call)
-        .await
-        .map_err(|error| refused(error.into()))?;
-    serde_json::from_str(answer.get()).map_err(|_| refused(ErrorObject::internal()))
-}
-
-/// What this host can and cannot enforce.
-#[derive(Debug, Serialize)]
-pub struct DoctorReport {
-    /// Layer by layer: `{layer, state, detail, advice}`.
-    pub layers: Vec<Value>,
-    /// Each plugin: `{role, id, version, file, state, message}`.
-    pub plugins: Vec<Value>,
-    /// The gateway would start, with every layer that the configuration does not excuse.
-    pub ok: bool,
-}
-
-/// Asks the plugins what they can do on this host, without serving anything.
-///
-/// # Errors
-/// [`AppError`] when a plugin's file is refused.
-pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
-    telemetry::start(&config.log).map_err(AppError::Log)?;
-    runtime(config)?.block_on(async {
-        // Its own state: a gateway that runs beside keeps its own.
-        let scratch =
-            tempfile::tempdir().map_err(AppError::io("cannot make a temporary directory"))?;
-        let state = State {
-            root: scratch.path().to_owned(),
-        };
-        let mut report = DoctorReport {
-            layers: Vec::new(),
-            plugins: Vec::new(),
-            ok: true,
-        };
-
-        let plugin = load(&config.plugins.sandbox)?;
-        match sandbox(&plugin, &state, &config.plugins.sandbox.config).await {
-            Ok(instance) => {
-                let health = instance.health().await;
-                report.add("sandbox", &plugin, health);
-                drop(instance.shutdown().await);
-            }
-            Err(AppError::Create { error, .. }) => report.add("sandbox", &plugin, Err(error)),
-            Err(other) => return Err(other),
-        }
-        let plugin = load(&config.plugins.storage)?;
-        let store = json!({ "root": scratch.path().join("store") });
-        let bundled = config.plugins.storage.source == PluginSource::Name("storage-fs".into());
-        match storage(
-            &plugin,
-            "store",
-            &state,
-            if bundled {
-                store
-            } else {
-                config.plugins.storage.config.clone()
-            },
-        )
-        .await
-        {
-            Ok(instance) => {
-                let health = instance.health().await;
-                report.add("storage", &plugin, health);
-                drop(instance.shutdown().await);
-            }
-            Err(AppError::Create { error, .. }) => report.add("storage", &plugin, Err(error)),
-            Err(other) => return Err(other),
-        }
-        Ok(report)
-    })
-}
-
-impl DoctorReport {
-    fn add(&mut self, role: &str, plugin: &Plugin, health: model::Result<Health>) {
-        let (state, message, layers) = match health {
-            Ok(health) => (health.state, health.message, health.report_json),
-            Err(error) => (
-                skillgate_plugin_sdk::abi::HEALTH_DOWN,
-                error.message,
-                error.detail_json,
-            ),
-        };
-        let state = match state {
-            skillgate_plugin_sdk::abi::HEALTH_OK => "ok",
-            skillgate_plugin_sdk::abi::HEALTH_DEGRADED => "degraded",
-            _ => "refuses",
-        };
-        self.ok &= state != "refuses";
-        if let Ok(Value::Array(layers)) = serde_json::from_str(&layers) {
-            self.layers.extend(layers);
-        }
-        let info = plugin.info();
-        self.plugins.push(json!({ "role": role, "id": info.id, "version": info.version, "state": state, "message": message }));
-    }
 }

@@ -1,0 +1,243 @@
+//! The commands that need the whole gateway but no listener.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use skillgate_plugin_host::Plugin;
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::{self, Health};
+use tower::ServiceExt;
+
+use super::plugins::{State, load, sandbox, storage};
+use super::{App, AppError, runtime};
+use crate::catalog;
+use crate::config::{Config, PluginRef, PluginSource};
+use crate::rescue::RequestId;
+use crate::rpc::{Call, ErrorObject, Params};
+use crate::{stack, telemetry};
+
+/// Runs one skill of a directory, with the same plugins and the same policy as the gateway, without one.
+///
+/// # Errors
+/// [`AppError`] when it did not start; a run that fails is a result.
+pub fn run_skill_dir(
+    config: &Config,
+    dir: &Path,
+    args: &str,
+    blobs: &[PathBuf],
+    timeout_ms: Option<u64>,
+) -> Result<Value, AppError> {
+    telemetry::start(&config.log).map_err(AppError::Log)?;
+    runtime(config)?.block_on(async {
+        let scratch =
+            tempfile::tempdir().map_err(AppError::io("cannot make a temporary directory"))?;
+        let mut config = config.clone();
+        config.skills.paths = vec![
+            std::path::absolute(dir)
+                .map_err(AppError::io(format!("cannot resolve {}", dir.display())))?,
+        ];
+        config.plugins.state_dir = scratch.path().join("state");
+        if config.plugins.storage.source == PluginSource::Name("storage-fs".into()) {
+            config.plugins.storage.config = json!({ "root": scratch.path().join("store") });
+        }
+        let app = App::build(&config).await?;
+        let outcome = run_in(&app, dir, args, blobs, timeout_ms).await;
+        app.shutdown().await;
+        outcome
+    })
+}
+
+async fn run_in(
+    app: &App,
+    dir: &Path,
+    args: &str,
+    blobs: &[PathBuf],
+    timeout_ms: Option<u64>,
+) -> Result<Value, AppError> {
+    let manifest = std::fs::read_to_string(dir.join("skill.toml")).map_err(AppError::io(
+        format!("cannot read {}", dir.join("skill.toml").display()),
+    ))?;
+    let (name, version) = catalog::name_of(&manifest)
+        .map_err(|message| AppError::Call(Box::new(ErrorObject::invalid_params("", message))))?;
+    let args: Value = serde_json::from_str(args).map_err(|error| {
+        AppError::Call(Box::new(ErrorObject::invalid_params(
+            "/args",
+            error.to_string(),
+        )))
+    })?;
+    let mut ids = Vec::new();
+    for path in blobs {
+        let bytes =
+            std::fs::read(path).map_err(AppError::io(format!("cannot read {}", path.display())))?;
+        let created = call(app, "create_blob", json!({ "content": catalog::base64(&bytes), "encoding": "base64", "kind": "application/octet-stream" })).await?;
+        ids.push(created["blob_id"].clone());
+    }
+    let mut params = json!({ "name": name, "version": version, "args": args, "input_blobs": ids });
+    if let Some(timeout_ms) = timeout_ms {
+        params["timeout_ms"] = timeout_ms.into();
+    }
+    call(app, "execute_skill", params).await
+}
+
+/// Every skill that the gateway would list.
+///
+/// # Errors
+/// [`AppError`] when a plugin does not start or the store fails.
+pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
+    telemetry::start(&config.log).map_err(AppError::Log)?;
+    runtime(config)?.block_on(async {
+        let app = App::build(config).await?;
+        let mut skills = Vec::new();
+        let mut cursor = Value::Null;
+        loop {
+            let mut page = call(
+                &app,
+                "list_skills",
+                json!({ "limit": 1000, "detail": "summary", "cursor": cursor }),
+            )
+            .await?;
+            if let Some(list) = page["skills"].as_array_mut() {
+                skills.append(list);
+            }
+            cursor = page["next_cursor"].take();
+            if cursor.is_null() {
+                break;
+            }
+        }
+        app.shutdown().await;
+        Ok(skills)
+    })
+}
+
+/// One call of the command line, through the same layers as any other.
+async fn call(app: &App, method: &str, params: Value) -> Result<Value, AppError> {
+    let refused = |error: ErrorObject| AppError::Call(Box::new(error));
+    let params = Params::from_text(params.to_string().into_bytes().into()).map_err(refused)?;
+    let call = Call {
+        caller: app.parts.authenticator.local(),
+        method: method.to_owned(),
+        id: String::new(),
+        params,
+        request_id: RequestId::new(),
+    };
+    let answer = stack::calls(&app.parts)
+        .oneshot(call)
+        .await
+        .map_err(|error| refused(error.into()))?;
+    serde_json::from_str(answer.get()).map_err(|_| refused(ErrorObject::internal()))
+}
+
+/// What this host can and cannot enforce.
+#[derive(Debug, Serialize)]
+pub struct DoctorReport {
+    /// Layer by layer: `{layer, state, detail, advice}`.
+    pub layers: Vec<Value>,
+    /// Each plugin: `{role, id, version, state, message}`.
+    pub plugins: Vec<Value>,
+    /// The gateway would start, with every layer that the configuration does not excuse.
+    pub ok: bool,
+}
+
+/// Asks the plugins what they can do on this host, without serving anything.
+///
+/// # Errors
+/// [`AppError`] when there is nothing to ask with; a plugin that is refused, or refuses, is part of the report.
+pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
+    telemetry::start(&config.log).map_err(AppError::Log)?;
+    runtime(config)?.block_on(async {
+        // Its own state: a gateway that runs beside keeps its own.
+        let scratch =
+            tempfile::tempdir().map_err(AppError::io("cannot make a temporary directory"))?;
+        let state = State {
+            root: scratch.path().to_owned(),
+        };
+        let mut report = DoctorReport {
+            layers: Vec::new(),
+            plugins: Vec::new(),
+            ok: true,
+        };
+
+        let (plugin, health) = ask_sandbox(&config.plugins.sandbox, &state).await;
+        report.add("sandbox", plugin.as_ref(), health);
+        let mut store = config.plugins.storage.clone();
+        if store.source == PluginSource::Name("storage-fs".into()) {
+            store.config = json!({ "root": scratch.path().join("store") });
+        }
+        let (plugin, health) = ask_storage(&store, &state).await;
+        report.add("storage", plugin.as_ref(), health);
+        Ok(report)
+    })
+}
+
+/// The plugin, when its file could be loaded, and how it is, or why it does not start.
+type Asked = (Option<Plugin>, Result<Health, AppError>);
+
+async fn ask_sandbox(plugin: &PluginRef, state: &State) -> Asked {
+    let loaded = match load(plugin) {
+        Ok(loaded) => loaded,
+        Err(error) => return (None, Err(error)),
+    };
+    let health = match sandbox(&loaded, state, &plugin.config).await {
+        Ok(instance) => {
+            let health = instance.health().await.map_err(|error| AppError::Create {
+                which: "sandbox",
+                error,
+            });
+            super::let_go(instance.shutdown().await);
+            health
+        }
+        Err(error) => Err(error),
+    };
+    (Some(loaded), health)
+}
+
+async fn ask_storage(plugin: &PluginRef, state: &State) -> Asked {
+    let loaded = match load(plugin) {
+        Ok(loaded) => loaded,
+        Err(error) => return (None, Err(error)),
+    };
+    let health = match storage(&loaded, "store", state, plugin.config.clone()).await {
+        Ok(instance) => {
+            let health = instance.health().await.map_err(|error| AppError::Create {
+                which: "storage",
+                error,
+            });
+            super::let_go(instance.shutdown().await);
+            health
+        }
+        Err(error) => Err(error),
+    };
+    (Some(loaded), health)
+}
+
+impl DoctorReport {
+    fn add(&mut self, role: &str, plugin: Option<&Plugin>, health: Result<Health, AppError>) {
+        let (state, message, layers) = match health {
+            Ok(health) => (health.state, health.message, health.report_json),
+            Err(AppError::Create {
+                error:
+                    model::Error {
+                        message,
+                        detail_json,
+                        ..
+                    },
+                ..
+            }) => (abi::HEALTH_DOWN, message, detail_json),
+            Err(error) => (abi::HEALTH_DOWN, error.to_string(), String::new()),
+        };
+        let state = match state {
+            abi::HEALTH_OK => "ok",
+            abi::HEALTH_DEGRADED => "degraded",
+            _ => "refuses",
+        };
+        self.ok &= state != "refuses";
+        if let Ok(Value::Array(layers)) = serde_json::from_str(&layers) {
+            self.layers.extend(layers);
+        }
+        let (id, version) = plugin.map_or(("", ""), |plugin| {
+            (plugin.info().id.as_str(), plugin.info().version.as_str())
+        });
+        self.plugins.push(json!({ "role": role, "id": id, "version": version, "state": state, "message": message }));
+    }
+}
