@@ -397,9 +397,10 @@ impl Runner<'_> {
                 .iter()
                 .map(|(n, v)| (n.clone(), fill(v, vars, false)))
                 .collect();
-            let request = format!("{} {path} {headers:?}\n{body}", http.method);
+            let method = fill(&http.method, vars, false);
+            let request = format!("{method} {path} {headers:?}\n{body}");
             (
-                endpoint.request(&http.method, &path, &headers, body.as_bytes())?,
+                endpoint.request(&method, &path, &headers, body.as_bytes())?,
                 request,
             )
         } else {
