@@ -61,6 +61,16 @@ use skills::Skills;
 pub use clock::Clock;
 pub use config::CONFIG_SCHEMA;
 
+skillgate_plugin_sdk::export_plugin! {
+    id: "org.skillgate.storage-fs",
+    version: env!("CARGO_PKG_VERSION"),
+    vendor: "skillgate",
+    description: env!("CARGO_PKG_DESCRIPTION"),
+    license: "Apache-2.0",
+    config_schema: CONFIG_SCHEMA,
+    storage: crate::StorageFs,
+}
+
 /// The plugin's instance. What each part is for is told at the top of this crate.
 pub struct StorageFs {
     skills: Skills,
