@@ -5,13 +5,15 @@
 //! outside, so that no path of the host appears in a traceback. Libraries are placed under their SONAME in the
 //! directory of the C library, which is the one that the dynamic loader searches without a cache.
 
-use std::collections::BTreeSet;
-use std::io::Read;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+
+use crate::root::GUEST;
 
 /// An interpreter, ready to be laid out in a root.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -28,6 +30,8 @@ pub(crate) struct Interpreter {
     pub(crate) hidden: Vec<String>,
     /// Symbolic links: inside, what they say.
     pub(crate) links: Vec<(String, String)>,
+    /// The guest's modules as this interpreter compiles them: name below the guest's directory, bytes as hex.
+    pub(crate) compiled: BTreeMap<String, String>,
     /// What may be executed, beside the program: the dynamic loader.
     pub(crate) loader: Option<String>,
 }
@@ -56,6 +60,7 @@ impl std::fmt::Display for InterpreterError {
     }
 }
 
+const ANSWER_BYTES_MAX: u64 = 8 << 20;
 const DISCOVERY_TIME: Duration = Duration::from_secs(30);
 
 /// What `discover.py` prints.
@@ -69,16 +74,20 @@ struct Discovered {
     dynload: Vec<String>,
     loader: Option<String>,
     libraries: Vec<(String, String)>,
+    compiled: BTreeMap<String, String>,
 }
 
 impl Interpreter {
     /// Asks the named interpreter, or the default one.
-    pub(crate) fn discover(named: Option<&str>) -> Result<Self, InterpreterError> {
+    pub(crate) fn discover(
+        named: Option<&str>,
+        guest: &[(String, String)],
+    ) -> Result<Self, InterpreterError> {
         let path = match named {
             Some(path) => PathBuf::from(path),
             None => default_path().ok_or(InterpreterError::NotFound)?,
         };
-        let answer = ask(&path)?;
+        let answer = ask(&path, guest)?;
         let found: Discovered = serde_json::from_str(&answer)
             .map_err(|e| InterpreterError::Answer(path.clone(), e.to_string()))?;
         if found.implementation != "cpython" {
@@ -150,6 +159,7 @@ impl Interpreter {
             shown,
             hidden,
             links,
+            compiled: found.compiled,
             loader: found.loader,
         }
     }
@@ -176,7 +186,7 @@ fn default_path() -> Option<PathBuf> {
 }
 
 /// Runs `discover.py`. PATH and HOME go along for interpreters that are started by a shim.
-fn ask(path: &Path) -> Result<String, InterpreterError> {
+fn ask(path: &Path, guest: &[(String, String)]) -> Result<String, InterpreterError> {
     let keep = ["PATH", "HOME"]
         .into_iter()
         .filter_map(|n| Some((n, std::env::var_os(n)?)));
@@ -191,16 +201,25 @@ fn ask(path: &Path) -> Result<String, InterpreterError> {
         .env_clear()
         .envs(keep)
         .current_dir("/")
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
         .map_err(|e| InterpreterError::Start(path.into(), e))?;
+    let guest: BTreeMap<&str, &str> = guest
+        .iter()
+        .map(|(n, t)| (n.as_str(), t.as_str()))
+        .collect();
+    let given = serde_json::json!({"directory": GUEST, "guest": guest}).to_string();
+    if let Some(mut stdin) = child.stdin.take() {
+        // It reads to the end before it says anything long. If it has died, its exit code says so below.
+        let _ = stdin.write_all(given.as_bytes());
+    }
     let out = child.stdout.take().map(|mut out| {
         std::thread::spawn(move || {
             let mut text = String::new();
             out.by_ref()
-                .take(1 << 20)
+                .take(ANSWER_BYTES_MAX)
                 .read_to_string(&mut text)
                 .map(|_| text)
         })
@@ -247,6 +266,7 @@ mod tests {
             stdlib: format!("{prefix}/lib/python3.12"),
             dynload: vec![format!("{prefix}/lib/python3.12/lib-dynload")],
             loader: Some("/lib64/ld-linux-x86-64.so.2".into()),
+            compiled: BTreeMap::new(),
             libraries: vec![
                 (
                     "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2".into(),

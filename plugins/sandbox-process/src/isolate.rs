@@ -76,8 +76,8 @@ pub(crate) enum Step {
     Session,
     Hostname,
     Propagation,
-    Root,
     Proc,
+    Root,
     Writable,
     Mounts,
     Limits,
@@ -144,11 +144,14 @@ impl Isolation<'_> {
         sys::set_hostname("sandbox").at(Step::Hostname)?;
         // The mounts are a copy that still follows the host's. From here nothing comes in and nothing goes out.
         sys::set_propagation(libc::MS_PRIVATE).at(Step::Propagation)?;
+        // /proc of the new pid namespace, not in place yet: in a user namespace the kernel makes one only while another,
+        // unmasked one is in sight, so before the host's tree is gone.
+        let proc = new_proc().at(Step::Proc)?;
         // Early: every path from here on is one of the inside.
         self.enter_root().at(Step::Root)?;
-        // While this process may still mount: /proc of the new pid namespace, then the run's own tmpfs, then what others
-        // have given, which is put on top and cannot be hidden by it.
-        mount_proc().at(Step::Proc)?;
+        // While this process may still mount: /proc, then the run's own tmpfs, then what others have given, which is put
+        // on top and cannot be hidden by it.
+        sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
         self.mount_writable().at(Step::Writable)?;
         self.attach_mounts().at(Step::Mounts)?;
         // The last things that need rights in the launcher's user namespace are done: leave it.
@@ -415,10 +418,9 @@ pub(crate) fn take_identity(
     Ok(())
 }
 
-fn mount_proc() -> io::Result<()> {
+fn new_proc() -> io::Result<OwnedFd> {
     let options = [("subset", Some("pid")), ("hidepid", Some("invisible"))];
-    let proc = sys::new_mount(c"proc", &options, NOSUID | NODEV | NOEXEC)?;
-    sys::attach(proc.as_fd(), "/proc")
+    sys::new_mount(c"proc", &options, NOSUID | NODEV | NOEXEC)
 }
 
 /// Shows a directory of a mount that is attached at the moment somewhere else too.

@@ -38,7 +38,7 @@ mod seccomp;
 
 mod sys;
 
-pub use plugin::{Parts, SandboxProcess};
+pub use plugin::{Parts, SandboxProcess, group_name};
 
 skillgate_plugin_sdk::export_plugin! {
     id: "org.skillgate.sandbox-process",

@@ -78,7 +78,8 @@ impl SandboxProcess {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(broken(e)),
             _ => {}
         }
-        let interpreter = Interpreter::discover(config.interpreter.as_deref())
+        let guest = parts.guest.unwrap_or_else(guest_files);
+        let interpreter = Interpreter::discover(config.interpreter.as_deref(), &guest)
             .map_err(|e| Error::new(abi::E_PRECONDITION, e.to_string()))?;
         let program = supervisor::own_program(parts.launcher)
             .map_err(|e| Error::new(abi::E_UNAVAILABLE, format!("the launcher's file: {e}")))?;
@@ -90,7 +91,7 @@ impl SandboxProcess {
             cgroup_parent: config.cgroup_parent,
             downgrades: config.downgrades,
             interpreter,
-            guest: parts.guest.unwrap_or_else(guest_files),
+            guest,
         };
         let supervisor = Supervisor::start(program, hello, host.clone())?;
         Ok(SandboxProcess {
@@ -260,7 +261,8 @@ impl Sandbox for SandboxProcess {
 }
 
 /// `skillgate-<instance>-<state directory>`: two gateways may call their instances the same.
-fn group_name(instance_id: &str, state_dir: &Path) -> String {
+#[doc(hidden)]
+pub fn group_name(instance_id: &str, state_dir: &Path) -> String {
     use std::hash::{DefaultHasher, Hash as _, Hasher as _};
     let plain: String = instance_id
         .chars()

@@ -65,6 +65,9 @@ pub(crate) fn build(
     for (name, text) in guest {
         root.file(&format!("{GUEST}/{name}"), text.as_bytes(), 0o444)?;
     }
+    for (name, hex) in &interpreter.compiled {
+        root.file(&format!("{GUEST}/{name}"), &bytes_of(hex)?, 0o444)?;
+    }
     for (inside, outside) in &interpreter.copies {
         let content = fs::read(outside).map_err(|e| named(e, outside))?;
         // The program can be executed and not read: the kernel then keeps every process that runs it from being dumped
@@ -163,4 +166,14 @@ fn detached(outside: &str, attributes: u64) -> io::Result<OwnedFd> {
 
 fn named(e: io::Error, what: &str) -> io::Error {
     io::Error::new(e.kind(), format!("{what}: {e}"))
+}
+
+fn bytes_of(hex: &str) -> io::Result<Vec<u8>> {
+    let byte = |pair: &[u8]| {
+        std::str::from_utf8(pair)
+            .ok()
+            .and_then(|p| u8::from_str_radix(p, 16).ok())
+    };
+    let bytes: Option<Vec<u8>> = hex.as_bytes().chunks(2).map(byte).collect();
+    bytes.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "a compiled module is not hex"))
 }

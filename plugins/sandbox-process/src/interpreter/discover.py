@@ -1,5 +1,7 @@
-# Run once, outside, with the operator's interpreter: what does it need to start? Prints one JSON object.
+# Run once, outside, with the operator's interpreter: what does it need to start? Reads the guest's files (a JSON object
+# of name and text) and the directory that they will be in, prints one JSON object.
 import sys, json, os, struct
+from importlib import _bootstrap_external, util
 
 def elf(path):
     """The dynamic loader and the SONAME that an ELF file names."""
@@ -60,6 +62,15 @@ try:
 except ImportError:
     pass
 
+# The guest's modules, compiled: a run could not keep what it compiles. "Unchecked": the source is read-only.
+given = json.load(sys.stdin)
+compiled = {}
+for name, text in given["guest"].items():
+    if name.endswith(".py"):
+        code = compile(text, os.path.join(given["directory"], name), "exec", dont_inherit=True)
+        data = _bootstrap_external._code_to_hash_pyc(code, util.source_hash(text.encode()), False)
+        compiled[os.path.relpath(util.cache_from_source("/" + name), "/")] = bytes(data).hex()
+
 program = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 files = set()
 with open("/proc/self/maps") as f:
@@ -89,4 +100,5 @@ print(json.dumps({
     "dynload": [os.path.realpath(p) for p in dynload],
     "loader": loader,
     "libraries": libraries,
+    "compiled": compiled,
 }))

@@ -164,20 +164,34 @@ pub(crate) fn new_session() -> io::Result<()> {
     check(unsafe { libc::setsid() }.into()).map(drop)
 }
 
-/// Every signal as a new program expects it: default action, nothing blocked.
+/// Every signal as a new program expects it: default action, nothing blocked. By raw calls, since the C library refuses
+/// to touch the two that it uses itself, and whoever has started the gateway may have ignored those too.
 pub(crate) fn reset_signals() -> io::Result<()> {
-    // SAFETY: an all-zero sigaction is SIG_DFL with an empty mask; an all-zero sigset is empty.
-    let (action, none): (libc::sigaction, libc::sigset_t) =
-        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-    for signal in 1..=libc::SIGRTMAX() {
+    // The kernel's struct sigaction: handler (0: default), flags, restorer, mask.
+    let action = [0u64; 4];
+    let no_signal = 0u64;
+    let size = size_of::<u64>();
+    for signal in 1..=64 {
         if signal != libc::SIGKILL && signal != libc::SIGSTOP {
-            // SAFETY: `action` is valid; the old one is not asked for. The C library refuses its own two signals.
-            unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
+            let none = std::ptr::null::<u64>();
+            // SAFETY: `action` has the size of the kernel's struct with a mask of `size` bytes; the old one is not asked for.
+            check(unsafe {
+                libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), none, size)
+            })?;
         }
     }
-    // SAFETY: `none` is a valid set; the old one is not asked for.
-    check(unsafe { libc::sigprocmask(libc::SIG_SETMASK, &none, std::ptr::null_mut()) }.into())
-        .map(drop)
+    let (how, none) = (libc::SIG_SETMASK, std::ptr::null::<u64>());
+    // SAFETY: the set is `size` bytes; the old one is not asked for.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            how,
+            &no_signal as *const u64,
+            none,
+            size,
+        )
+    })
+    .map(drop)
 }
 
 /// The mode bits that new files never get.

@@ -5,4 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "a test says what was wrong by failing")]
 
 mod basics;
+mod hostile;
+mod inside;
+mod lifecycle;
+mod red_list;
 mod support;

@@ -143,8 +143,8 @@ pub(crate) struct Services {
     pub(crate) discarded: AtomicU64,
     pub(crate) secrets: HashMap<String, String>,
     pub(crate) blobs: Mutex<HashMap<String, Vec<u8>>>,
-    writers: Mutex<HashMap<i64, Vec<u8>>>,
-    next: AtomicU64,
+    pub(crate) writers: Mutex<HashMap<i64, Vec<u8>>>,
+    pub(crate) next: AtomicU64,
 }
 
 impl Services {
@@ -233,4 +233,34 @@ pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
         assert!(Instant::now() < until, "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Process ids below `root`, by what /proc says now.
+pub(crate) fn descendants(root: u32) -> Vec<u32> {
+    let mut parents = HashMap::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else {
+            continue;
+        };
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let ppid = stat
+            .rsplit(')')
+            .next()
+            .and_then(|rest| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
+        if let Some(ppid) = ppid {
+            parents.insert(pid, ppid);
+        }
+    }
+    let mut found = vec![root];
+    let mut at = 0;
+    while let Some(parent) = found.get(at).copied() {
+        found.extend(
+            parents
+                .iter()
+                .filter(|(_, pp)| **pp == parent)
+                .map(|(p, _)| *p),
+        );
+        at += 1;
+    }
+    found.split_off(1)
 }

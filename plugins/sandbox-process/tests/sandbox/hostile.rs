@@ -1,0 +1,497 @@
+//! Runs that misbehave, and what the gateway is told of them.
+
+use std::time::{Duration, Instant};
+
+use crate::support::*;
+use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::model::{RunRequest, RunResult};
+
+/// The answer may come this long after the deadline.
+const LATE_MAX: Duration = Duration::from_millis(100);
+
+/// A run with a wall clock of `wall_ms`: the answer and how long it took.
+fn timed(
+    instance: &Instance,
+    mut request: RunRequest,
+    wall_ms: u64,
+) -> (RunResult, Services, Duration) {
+    request.limits.wall_ms = wall_ms;
+    let started = Instant::now();
+    let (result, services) = instance.run(request);
+    (result, services, started.elapsed())
+}
+
+fn assert_gone(instance: &Instance) {
+    let launcher = instance.plugin.launcher_pid().unwrap();
+    assert_eq!(
+        descendants(launcher),
+        Vec::<u32>::new(),
+        "processes are left"
+    );
+}
+
+#[test]
+fn the_deadline_ends_everything() {
+    let instance = Instance::new();
+    for (what, body) in [
+        ("sleeps", "time.sleep(100)"),
+        ("spins", "\n    while True: pass"),
+        ("spins in C", "10 ** 10 ** 9"),
+        ("stops itself", "os.kill(os.getpid(), signal.SIGSTOP)"),
+        (
+            "blocks signals",
+            "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); time.sleep(100)",
+        ),
+        (
+            "waits for a child",
+            "\n    if os.fork() == 0: time.sleep(100)\n    os.wait()",
+        ),
+        (
+            "leaves a daemon",
+            "\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0: time.sleep(100)\n        os._exit(0)\n    time.sleep(100)",
+        ),
+    ] {
+        let code = format!(
+            "import os, signal, time\ndef main(args):\n    print('before', flush=True)\n    {body}\n"
+        );
+        let (result, services, took) = timed(&instance, request(&code), 1000);
+        assert_eq!(result.error_type, "Timeout", "{what}: {result:?}");
+        assert!(
+            result.error_message.contains("1000 ms"),
+            "{}",
+            result.error_message
+        );
+        assert!(
+            took >= Duration::from_millis(1000) && took < Duration::from_millis(1000) + LATE_MAX,
+            "{what}: {took:?}"
+        );
+        assert_eq!(services.text(), "before\n", "{what}");
+        assert_gone(&instance);
+    }
+}
+
+#[test]
+fn a_daemon_does_not_hold_the_answer() {
+    let instance = Instance::new();
+    let code = "\
+import os, time
+def main(args):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0: time.sleep(100)
+        os._exit(0)
+    return 'done'
+";
+    let (result, _, took) = timed(&instance, request(code), 20_000);
+    assert!(
+        result.completed && took < Duration::from_secs(5),
+        "{result:?} {took:?}"
+    );
+    assert_gone(&instance);
+}
+
+#[test]
+fn a_flood_of_output_is_drained_at_bounded_memory() {
+    let instance = Instance::new();
+    let code = "import os\ndef main(args):\n    b = b'x' * (1 << 20)\n    for _ in range(1024):\n        n = 0\n        while n < len(b): n += os.write(1, b[n:])\n    return 'done'\n";
+    let services = Services {
+        keep: Some(2048),
+        ..Services::default()
+    };
+    let before = resident();
+    let mut request = request(code);
+    request.limits.wall_ms = 120_000;
+    let result = instance.plugin.run(request, &services).unwrap();
+    assert!(result.completed, "{result:?}");
+    assert_eq!(services.text().len(), 2048);
+    assert!(
+        resident() < before + (64 << 20),
+        "the gateway's memory grew"
+    );
+}
+
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find_map(|l| l.strip_prefix("VmRSS:"))
+        .unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+fn a_fork_bomb_stays_in_its_limit() {
+    let instance = Instance::new();
+    let (result, _, _) = timed(
+        &instance,
+        request("import os\ndef main(args):\n    while True: os.fork()\n"),
+        5000,
+    );
+    assert!(
+        ["TooManyProcesses", "Timeout"].contains(&result.error_type.as_str()),
+        "{result:?}"
+    );
+    assert_gone(&instance);
+    let code = "import os, time\ndef main(args):\n    for _ in range(100):\n        if os.fork() == 0: time.sleep(100)\n";
+    let (result, _, _) = timed(&instance, request(code), 20_000);
+    assert_eq!(
+        result.error_type,
+        if is_root() {
+            "TooManyProcesses"
+        } else {
+            "BlockingIOError"
+        },
+        "{result:?}"
+    );
+    let code = "import threading, time\ndef main(args):\n    for _ in range(100): threading.Thread(target=time.sleep, args=(100,), daemon=True).start()\n";
+    let (result, _, _) = timed(&instance, request(code), 20_000);
+    assert_eq!(
+        result.error_type,
+        if is_root() {
+            "TooManyProcesses"
+        } else {
+            "RuntimeError"
+        },
+        "{result:?}"
+    );
+    assert_gone(&instance);
+}
+
+#[test]
+fn a_memory_hog_is_out_of_memory() {
+    let instance = Instance::new();
+    let code = "def main(args):\n    held = []\n    while True: held.append(bytearray(1 << 20))\n";
+    let (result, _, _) = timed(&instance, request(code), 20_000);
+    if is_root() {
+        assert_eq!(result.error_type, "OutOfMemory", "{result:?}");
+        assert!(
+            result.peak_memory_bytes > 200 << 20 && result.peak_memory_bytes <= 257 << 20,
+            "{result:?}"
+        );
+        // A child's memory is the run's, and so is what is in the tmpfs beyond the disk's limit.
+        let code = "import os, mmap\ndef main(args):\n    for _ in range(8):\n        if os.fork() == 0:\n            b = bytearray(64 << 20)\n            while True: pass\n    os.wait()\n    raise SystemError('a child was killed')\n";
+        let (result, _, _) = timed(&instance, request(code), 20_000);
+        assert!(
+            !result.completed && result.peak_memory_bytes <= 257 << 20,
+            "{result:?}"
+        );
+    } else {
+        assert_eq!(result.error_type, "MemoryError", "{result:?}");
+    }
+    assert_gone(&instance);
+}
+
+#[test]
+fn the_disk_is_bounded_in_bytes_and_files() {
+    let instance = Instance::new();
+    for (what, body) in [
+        (
+            "bytes",
+            "open('/workspace/big', 'wb').write(b'x' * (31 << 20)); open('/tmp/more', 'wb').write(b'x' * (8 << 20))",
+        ),
+        (
+            "shared memory",
+            "open('/dev/shm/big', 'wb').write(b'x' * (31 << 20)); open('/workspace/more', 'wb').write(b'x' * (8 << 20))",
+        ),
+        (
+            "files",
+            "\n    for i in range(2000): open('/workspace/%d' % i, 'w').close()",
+        ),
+        (
+            "directories",
+            "\n    for i in range(2000): os.mkdir('/tmp/%d' % i)",
+        ),
+        (
+            "links",
+            "\n    for i in range(2000): os.symlink('x', '/dev/shm/%d' % i)",
+        ),
+    ] {
+        let (result, _, _) = timed(
+            &instance,
+            request(&format!("import os\ndef main(args):\n    {body}\n")),
+            20_000,
+        );
+        assert_eq!(result.error_type, "DiskFull", "{what}: {result:?}");
+    }
+}
+
+#[test]
+fn processor_time_of_all_processes_together_is_bounded() {
+    let instance = Instance::new();
+    let mut request = request("import os\ndef main(args):\n    os.fork()\n    while True: pass\n");
+    request.limits.cpu_ms = 1000;
+    let (result, _, took) = timed(&instance, request, 20_000);
+    assert_eq!(result.error_type, "Timeout", "{result:?}");
+    assert!(
+        result.error_message.contains("processor time"),
+        "{result:?}"
+    );
+    assert!(took < Duration::from_secs(15), "{took:?}");
+    if is_root() {
+        assert!(
+            result.cpu_us >= 1_000_000 && result.cpu_us < 1_500_000,
+            "{result:?}"
+        );
+    }
+}
+
+#[test]
+fn endings_without_a_result() {
+    let instance = Instance::new();
+    for (what, body, code, signal) in [
+        ("exits", "os._exit(3)", 3, 0),
+        ("exits with 0", "os._exit(0)", 0, 0),
+        ("is killed", "os.kill(os.getpid(), 9)", -1, 9),
+        ("crashes", "ctypes.string_at(0)", -1, 11),
+        ("aborts", "os.abort()", -1, 6),
+    ] {
+        let (result, services) = instance.code(&format!(
+            "import os, ctypes\ndef main(args):\n    print('before', flush=True)\n    {body}\n"
+        ));
+        assert_eq!(
+            (result.error_type.as_str(), result.exit_code, result.signal),
+            ("SandboxError", code, signal),
+            "{what}: {result:?}"
+        );
+        assert_eq!(services.text(), "before\n", "{what}");
+    }
+}
+
+#[test]
+fn init_cannot_be_harmed() {
+    let instance = Instance::new();
+    let code = "\
+import errno, os, resource, signal
+def main(args):
+    out = {}
+    for s in (9, 15, 19, 11, 1):
+        try:
+            os.kill(1, s); out[str(s)] = 'sent'
+        except OSError as e:
+            out[str(s)] = errno.errorcode[e.errno]
+    try:
+        resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0)); out['limit'] = 'set'
+    except OSError as e:
+        out['limit'] = errno.errorcode[e.errno]
+    try:
+        os.kill(-1, 0); out['all'] = 'sent'
+    except OSError as e:
+        out['all'] = errno.errorcode[e.errno]
+    return out
+";
+    let s = instance.output(code);
+    assert_eq!(s["limit"], "EPERM", "{s}");
+}
+
+#[test]
+fn cancel_ends_a_run_soon() {
+    let instance = Instance::new();
+    let request = request(
+        "import time\ndef main(args):\n    print('here', flush=True)\n    time.sleep(100)\n",
+    );
+    let id = request.run_id.clone();
+    let services = Services::default();
+    let result = std::thread::scope(|scope| {
+        let run = scope.spawn(|| instance.plugin.run(request, &services).unwrap());
+        eventually("it runs", || services.text().contains("here"));
+        let started = Instant::now();
+        instance.plugin.cancel(&id);
+        let result = run.join().unwrap();
+        assert!(started.elapsed() < Duration::from_secs(2));
+        result
+    });
+    assert_eq!(result.error_type, "Cancelled");
+    instance.plugin.cancel(&id);
+    assert_gone(&instance);
+}
+
+// === the channel, with a guest that breaks its rules ===
+
+/// `s` is the channel; the job has been read.
+fn guest(body: &str) -> String {
+    format!(
+        "import os, socket, struct, time\ns = socket.socket(fileno=3)\ndef read(n):\n    b = b''\n    while len(b) < n:\n        d = s.recv(n - len(b))\n        if not d: os._exit(9)\n        b += d\n    return b\njob = read(struct.unpack('<I', read(4))[0])\ndef frame(k, b): s.sendall(struct.pack('<I', 1 + len(b)) + k + b)\ndef answer():\n    b = read(struct.unpack('<I', read(4))[0])\n    return b\nok = b'{{\"status\":\"completed\",\"output\":1,\"spilled\":false,\"summary\":null}}'\n{body}\n"
+    )
+}
+
+fn hostile(body: &str) -> (RunResult, Services, Duration) {
+    let instance = Instance::with(&config(), Some(&guest(body)));
+    let (result, services, took) = timed(&instance, request(""), 3000);
+    assert_gone(&instance);
+    (result, services, took)
+}
+
+#[test]
+fn frames_that_break_a_rule_end_the_run() {
+    for (what, body) in [
+        (
+            "length 0",
+            "s.sendall(struct.pack('<I', 0)); time.sleep(100)",
+        ),
+        (
+            "huge length",
+            "s.sendall(b'\\xff\\xff\\xff\\xff'); time.sleep(100)",
+        ),
+        (
+            "one over the limit",
+            "s.sendall(struct.pack('<I', (1 << 20) + (64 << 10) + 1)); time.sleep(100)",
+        ),
+        (
+            "garbage",
+            "s.sendall(os.urandom(4000) + b'\\xff' * 4); time.sleep(100)",
+        ),
+        ("unknown type", "frame(b'Z', b''); time.sleep(100)"),
+        ("a job from inside", "frame(b'J', b'{}'); time.sleep(100)"),
+        (
+            "create that is no JSON",
+            "frame(b'C', b'\\xff'); time.sleep(100)",
+        ),
+        (
+            "create without a kind",
+            "frame(b'C', b'{}'); time.sleep(100)",
+        ),
+        (
+            "write without a head",
+            "frame(b'W', b'abc'); time.sleep(100)",
+        ),
+        (
+            "result that is no JSON",
+            "frame(b'R', b'{'); time.sleep(100)",
+        ),
+        (
+            "result with another status",
+            "frame(b'R', b'{\"status\":\"fine\"}'); time.sleep(100)",
+        ),
+        (
+            "result that is a list",
+            "frame(b'R', b'[' * 100000); time.sleep(100)",
+        ),
+    ] {
+        let (result, _, took) = hostile(body);
+        assert_eq!(result.error_type, "SandboxError", "{what}: {result:?}");
+        assert!(took < Duration::from_secs(3), "{what}: {took:?}");
+    }
+}
+
+#[test]
+fn half_a_frame_waits_for_the_deadline_and_costs_nothing() {
+    for body in [
+        "s.sendall(b'\\x00'); time.sleep(100)",
+        "s.sendall(struct.pack('<I', 1000000) + b'R{'); time.sleep(100)",
+        "time.sleep(100)",
+    ] {
+        let (result, _, took) = hostile(body);
+        assert_eq!(result.error_type, "Timeout", "{body}: {result:?}");
+        assert!(
+            took < Duration::from_millis(3000) + LATE_MAX,
+            "{body}: {took:?}"
+        );
+    }
+    // And one whose end never comes, since the run is over.
+    let (result, _, _) = hostile("s.sendall(struct.pack('<I', 1000) + b'R{'); os._exit(0)");
+    assert_eq!(result.error_type, "SandboxError", "{result:?}");
+}
+
+#[test]
+fn only_the_first_result_counts() {
+    let (result, services, _) = hostile(
+        "frame(b'R', ok); frame(b'R', ok.replace(b'1', b'2')); frame(b'C', b'{\"kind\":\"a/b\"}'); os._exit(0)",
+    );
+    assert!(result.completed, "{result:?}");
+    assert_eq!(result.output_json, b"1");
+    assert_eq!((result.output_blobs.len(), services.open_writers()), (0, 0));
+}
+
+#[test]
+fn a_result_in_the_last_breath_counts() {
+    let (result, _, _) = hostile("frame(b'R', ok); os.kill(os.getpid(), 9)");
+    assert!(result.completed, "{result:?}");
+    let (result, _, took) = hostile("frame(b'R', ok); time.sleep(100)");
+    assert!(
+        result.completed && took < Duration::from_secs(2),
+        "{result:?} {took:?}"
+    );
+}
+
+#[test]
+fn results_that_say_too_much_are_refused() {
+    for (what, body) in [
+        (
+            "too long",
+            "frame(b'R', b'{\"status\":\"completed\",\"output\":\"' + b'x' * 5000 + b'\"}')",
+        ),
+        (
+            "a blob that is not there",
+            "frame(b'R', b'{\"status\":\"completed\",\"spilled\":true}')",
+        ),
+        (
+            "failed without a reason",
+            "frame(b'R', b'{\"status\":\"failed\"}')",
+        ),
+    ] {
+        let (result, _, _) = hostile(body);
+        assert_eq!(result.error_type, "SandboxError", "{what}: {result:?}");
+    }
+    let (result, _, _) = hostile(
+        "frame(b'R', b'{\"status\":\"failed\",\"summary\":\"' + b's' * 900000 + b'\",\"error\":{\"type\":\"A\\\\nB\",\"message\":\"' + b'm' * 100000 + b'\"}}')",
+    );
+    assert_eq!(result.error_type, "A");
+    assert!(result.summary.len() < 5000 && result.error_message.len() < 70_000);
+}
+
+#[test]
+fn requests_are_answered_by_rule() {
+    let body = "\
+out = []
+def ask(k, b):
+    frame(k, b); a = answer(); out.append(a[:1].decode() + (a[1:].decode().split('\"error\":\"')[1].split('\"')[0] if a[:1] == b'E' else ''))
+ask(b'W', struct.pack('<Q', 99) + b'x')
+ask(b'W', struct.pack('<Q', (1 << 64) - 1) + b'x')
+ask(b'F', b'{\"writer\":99,\"commit\":true}')
+ask(b'G', b'{\"id\":\"blob:none\",\"offset\":0,\"len\":10}')
+ask(b'G', b'{\"id\":\"blob:none\",\"offset\":0,\"len\":2000000}')
+ask(b'C', b'{\"kind\":\"' + b'k' * 300 + b'\"}')
+for _ in range(17): ask(b'C', b'{\"kind\":\"a/b\"}')
+import json
+frame(b'R', ok.replace(b'1', json.dumps(out).encode()))
+";
+    let (result, services, _) = hostile(body);
+    let answers: Vec<String> =
+        serde_json::from_slice(&result.output_json).unwrap_or_else(|e| panic!("{e} {result:?}"));
+    assert_eq!(
+        answers[..6],
+        [
+            "Einvalid",
+            "Einvalid",
+            "Einvalid",
+            "Enot_found",
+            "Einvalid",
+            "Einvalid"
+        ]
+    );
+    assert!(
+        answers[6..22].iter().all(|a| a == "O") && answers[22] == "Einvalid",
+        "{answers:?}"
+    );
+    assert_eq!(
+        services.open_writers(),
+        0,
+        "what was not finished is thrown away"
+    );
+}
+
+#[test]
+fn a_guest_that_never_reads_is_ended_at_the_deadline() {
+    // Asks for the same megabyte again and again and never takes an answer.
+    let body = "\
+frame(b'C', b'{\"kind\":\"a/b\"}'); answer()
+frame(b'W', struct.pack('<Q', 1) + b'x' * (1 << 20)); answer()
+frame(b'F', b'{\"writer\":1,\"commit\":true}'); id = answer()[1:]
+import json
+ask = json.dumps({'id': json.loads(id)['id'], 'offset': 0, 'len': 1 << 20}).encode()
+while True: frame(b'G', ask)
+";
+    let (result, _, took) = hostile(body);
+    assert_eq!(result.error_type, "Timeout", "{result:?}");
+    assert!(took < Duration::from_millis(3000) + LATE_MAX, "{took:?}");
+}
