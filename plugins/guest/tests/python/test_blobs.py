@@ -107,6 +107,12 @@ class Blobs(unittest.TestCase):
         self.assertEqual(outcome.largest_write, 1 << 20)
         self.assertEqual([len(content) for _, content in outcome.blobs.values()], [48 << 20] * 2)
 
+    def test_one_large_value_goes_in_pieces_too(self):
+        for value in ("blobs.write_bytes(b'x' * (3 << 20))", "blobs.write_text('xyz' * (1 << 20))"):
+            outcome = self.run_main(value)
+            self.assertLessEqual(outcome.largest_write, 1 << 20)
+            self.assertEqual([len(content) for _, content in outcome.blobs.values()], [3 << 20])
+
     def test_what_cannot_be_written_leaves_nothing(self):
         cases = {
             "blobs.write_text(b'x')": "TypeError",

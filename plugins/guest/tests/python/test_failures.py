@@ -189,6 +189,11 @@ class Hostile(Case):
                     raise
                 self.assertIn("UnicodeEncodeError", str(exc))  # refused by compile itself
 
+    def test_source_lines_of_huge_files_are_not_read(self):
+        code = "def main(args):\n    open('big', 'w').write('1/0 #here' + ' ' * %d)\n    exec(compile('1/0', 'big', 'exec'))"
+        self.assertIn("#here", self.check(code % 1000, "ZeroDivisionError"))
+        self.assertNotIn("#here", self.check(code % (5 << 20), "ZeroDivisionError"))
+
     def test_groups(self):
         code = """
             def main(args):

@@ -185,6 +185,21 @@ class Code(Case):
         self.assertFalse(set(first.split()) & set(second.split()))
 
 
+    def test_refreshing_does_not_trust_the_pid(self):
+        # In namespaces of their own, parent and children can all have the same pid: then nothing notices the fork.
+        before = """
+            import ssl, tempfile, uuid
+            next(tempfile._get_candidate_names()); uuid._node = 5
+            added = []
+            ssl.RAND_add = lambda data, entropy: added.append((len(set(data)) > 20, entropy))
+            from _skillgate.main import refresh_randomness
+            refresh_randomness()
+            print(added, tempfile._name_sequence, uuid._node, flush=True)
+        """
+        outcome = self.sandbox.code("def main(args): pass", before=_dedent(before))
+        self.assertEqual(outcome.logs, "[(True, 48.0)] None None\n")
+
+
 class Output(Case):
     def test_exactly_the_limit_is_inline_and_more_is_spilled(self):
         outcome = self.sandbox.code("def main(args): return 'x' * 4094")
