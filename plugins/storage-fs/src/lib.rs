@@ -27,7 +27,8 @@
 //!
 //! # The read-only shelf
 //!
-//! `<dir>/<any>/skill.toml` or `<dir>/<name>/<version>/skill.toml`, read once at the start. A skill that is not valid is left
+//! `<dir>/<any>/skill.toml` or `<dir>/<name>/<version>/skill.toml`, or `<dir>/skill.toml` for a directory that is one
+//! skill; read once at the start. A skill that is not valid is left
 //! out and named in the log with file, line and column.
 #![forbid(unsafe_code)]
 

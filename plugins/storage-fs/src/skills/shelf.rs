@@ -102,15 +102,14 @@ impl Shelf {
     fn scan_dir(&mut self, root: OwnedFd, dir: &Path, host: &Host) -> Result<()> {
         let at = self.roots.len();
         let shown = dir.display().to_string();
-        for (name, kind) in beneath::entries(&root, &shown)? {
-            if name == SKILL_TOML {
-                warn(
-                    host,
-                    "a directory of skills is a skill itself",
-                    &shown,
-                    "name the directory above it",
-                );
-            }
+        let entries = beneath::entries(&root, &shown)?;
+        // The directory is a skill itself: what is in it belongs to that skill.
+        if entries.iter().any(|(name, _)| name == SKILL_TOML) {
+            self.take(&root, at, ".", &shown, host);
+            self.roots.push(root);
+            return Ok(());
+        }
+        for (name, kind) in entries {
             if kind == FileType::Symlink {
                 warn(
                     host,
@@ -155,7 +154,10 @@ impl Shelf {
 
     /// Puts the skill in `path` on the shelf, or says why not.
     fn take(&mut self, root: &OwnedFd, at: usize, path: &str, shown: &str, host: &Host) {
-        let full = format!("{shown}/{path}");
+        let full = match path {
+            "." => shown.to_owned(),
+            _ => format!("{shown}/{path}"),
+        };
         let (version, skill, mut place) = match examine(root, path, &full) {
             Ok(examined) => examined,
             Err(errors) => {
@@ -170,7 +172,9 @@ impl Shelf {
             "{} {} is on the shelf already, from another directory",
             skill.name, skill.version
         );
-        if !self.index.insert(version, skill, place) {
+        let there = self.index.get(&skill.name, &version);
+        let same = there.is_some_and(|there| there.skill.tree_sha256 == skill.tree_sha256);
+        if !self.index.insert(version, skill, place) && !same {
             warn(host, "left off the shelf", &full, &what);
         }
     }
