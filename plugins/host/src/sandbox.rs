@@ -12,6 +12,7 @@ use crate::request;
 
 /// What the gateway does for one run; the host side of the SDK's `RunServices`. Called from the plugin's own threads or
 /// from blocking threads, possibly several at a time, and never after the run has ended.
+/// It is dropped when the run has ended, and with it what the run has left open: writers, listeners.
 ///
 /// `output`, `secret` and `gate_serve` may also be called on the event loop and answer at once. The `blob_*` functions
 /// may wait: the host refuses them on the event loop (`E_WOULD_DEADLOCK`) before they get here.

@@ -15,7 +15,7 @@ use skillgate_plugin_host::model::{
 };
 use skillgate_plugin_host::{SandboxInstance, StorageInstance};
 use skillgate_plugin_sdk::abi;
-use support::{Gateway, config, load, probe, run, sdk_plugin};
+use support::{Gateway, config, example_c, load, probe, run, sdk_plugin};
 
 async fn store() -> Arc<StorageInstance> {
     load(&sdk_plugin()).storage(config("{}")).await.unwrap()
@@ -457,6 +457,22 @@ async fn answers_inline_and_from_a_thread() {
         output(&sandbox.run(run("thread"), Gateway::new()).await.unwrap()),
         "from a thread"
     );
+}
+
+#[tokio::test]
+async fn the_example_in_c() {
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = load(&example_c(dir.path()))
+        .sandbox(config("{}"))
+        .await
+        .unwrap();
+    assert_eq!(sandbox.caps().egress, abi::EGRESS_CAN_DENY);
+    assert_eq!(
+        output(&sandbox.run(run("any"), Gateway::new()).await.unwrap()),
+        r#"{"a":1}"#
+    );
+    assert_eq!(sandbox.health().await.unwrap().state, abi::HEALTH_OK);
+    sandbox.shutdown().await.unwrap();
 }
 
 #[tokio::test]

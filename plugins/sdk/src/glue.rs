@@ -7,6 +7,8 @@
 mod convert;
 mod sandbox;
 mod storage;
+#[cfg(test)]
+mod tests;
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -68,18 +70,25 @@ pub const fn entry(
     }
 }
 
-/// The factory with this id, and from the first question on, panics of the plugin go to the host's log.
+/// The factory with this id. From the first question on, panics of the plugin go to the host's log.
 ///
 /// # Safety
-/// `id` is NUL-terminated.
+/// `id` is null or NUL-terminated.
 #[must_use]
 pub unsafe fn find_factory(id: *const u8, factories: &[(&CStr, *const c_void)]) -> *const c_void {
+    log_panics();
+    // SAFETY: the caller's promise.
+    unsafe { pick_factory(id, factories) }
+}
+
+/// # Safety
+/// `id` is null or NUL-terminated.
+unsafe fn pick_factory(id: *const u8, factories: &[(&CStr, *const c_void)]) -> *const c_void {
     if id.is_null() {
         return std::ptr::null();
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: not null; the caller's promise.
     let id = unsafe { CStr::from_ptr(id.cast()) };
-    log_panics();
     factories
         .iter()
         .find(|(kind, _)| *kind == id)

@@ -1,4 +1,9 @@
-//! Write a skillgate plugin in Rust without a line of unsafe code. See `plugins/README.md`.
+//! Write a skillgate plugin in Rust without a line of unsafe code: a type with [`Storage`] or [`Sandbox`], and
+//! [`export_plugin!`] in a crate of type `cdylib`.
+//!
+//! The SDK reads the host's requests, completes each of its calls once, turns panics into errors (`E_PANIC`) that the
+//! host logs, and closes or hands over every descriptor. Calls may block: the host makes them on threads of their own.
+//! What each call promises is said at the traits; `skillgate_plugin.h` in [`abi`] is the authority.
 #![allow(
     unsafe_code,
     reason = "the C side of the contract is spoken here, so that vendors need not"

@@ -18,7 +18,8 @@ pub trait Sandbox: Send + Sync + Sized + 'static {
     fn health(&self) -> Result<Health>;
     /// One run. `services` are this run's and end with it.
     fn run(&self, request: RunRequest, services: &dyn RunServices) -> Result<RunResult>;
-    /// Ends that run soon; advice, idempotent, from any thread, may race with its end.
+    /// Ends that run soon; advice, idempotent, from any thread, never waits. May race with the run's end and with its
+    /// beginning: `run` registers what `cancel` will look for, and asks [`RunServices::cancelled`] after that.
     fn cancel(&self, run_id: &str);
     /// Takes no new runs and returns when none is in flight.
     fn drain(&self) -> Result<()> {

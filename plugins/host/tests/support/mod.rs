@@ -22,25 +22,35 @@ pub(crate) fn sdk_plugin() -> PathBuf {
     file
 }
 
-/// Compiles the C plugin into `dir`.
+/// Compiles the C plugin of the tests into `dir`.
 pub(crate) fn probe(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
+    let warnings = ["-Wno-unused-const-variable", "-Wno-unused-function"];
+    let options = [&warnings, &["-D_GNU_SOURCE", "-pthread"], options].concat();
+    compile("tests/loading/probe.c", dir, name, &options)
+}
+
+/// The example for vendors, compiled as strictly as they may.
+pub(crate) fn example_c(dir: &Path) -> PathBuf {
+    compile(
+        "../example-c/echo.c",
+        dir,
+        "echo",
+        &["-Wpedantic", "-Wno-unused-function"],
+    )
+}
+
+fn compile(source: &str, dir: &Path, name: &str, options: &[&str]) -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let file = dir.join(format!("{name}.so"));
     let output = Command::new("cc")
         .args([
-            "-std=c99",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-Wno-unused-const-variable",
-            "-Wno-unused-function",
+            "-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-shared", "-I",
         ])
-        .args(["-D_GNU_SOURCE", "-O1", "-fPIC", "-shared", "-pthread", "-I"])
         .arg(here.join("../abi/include"))
         .args(options)
         .arg("-o")
         .arg(&file)
-        .arg(here.join("tests/loading/probe.c"))
+        .arg(here.join(source))
         .output()
         .unwrap();
     assert!(

@@ -10,10 +10,10 @@ use crate::Storage;
 use crate::model::Error;
 
 /// An instance: the table that the host sees, and what is behind it.
-struct Cell<S> {
+pub(super) struct Cell<S> {
     table: abi::Storage,
     host: Arc<HostTable>,
-    store: S,
+    pub(super) store: S,
 }
 
 /// The factory of a storage plugin.
