@@ -18,6 +18,8 @@ mod limits;
 mod order;
 #[path = "store/planted.rs"]
 mod planted;
+#[path = "store/power.rs"]
+mod power;
 #[path = "store/shelf.rs"]
 mod shelf;
 #[path = "store/skills.rs"]

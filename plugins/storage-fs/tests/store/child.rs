@@ -26,6 +26,7 @@ fn entry() {
         "endless" => endless(argument),
         "full" => crate::limits::fill_the_disk(Path::new(argument)),
         "stream" => crate::limits::stream_much(Path::new(argument)),
+        "power" => crate::power::cut_the_power(Path::new(argument)),
         other => panic!("no job {other:?}"),
     }
     std::process::exit(0);
