@@ -3,6 +3,7 @@
 //! Everything that crosses from a run to the gateway is hostile bytes: the run's id, the list of its blobs, its
 //! status and all sizes are the gateway's own; what the sandbox says is checked again.
 
+mod answer;
 mod logs;
 mod queue;
 mod services;
@@ -10,7 +11,6 @@ mod services;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
 use serde_json::value::RawValue;
 use skillgate_plugin_host::SandboxInstance;
 use skillgate_plugin_sdk::abi;
@@ -22,6 +22,8 @@ use crate::auth::Caller;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
 use crate::policy::Permit;
+pub use answer::Answer;
+use answer::{answer, failure};
 use queue::Queue;
 use services::Services;
 
@@ -29,12 +31,6 @@ use services::Services;
 pub const OUTPUT_BYTES_MAX: usize = 4096;
 /// Largest `logs_preview`, in bytes (REQUIREMENTS E5).
 pub const LOGS_BYTES_MAX: usize = 2048;
-/// Longest `summary`, in bytes.
-const SUMMARY_BYTES_MAX: usize = 1024;
-/// Longest `error.message`, in bytes.
-const ERROR_BYTES_MAX: usize = 16 * 1024;
-/// Longest `error.type`, in bytes.
-const ERROR_TYPE_BYTES_MAX: usize = 128;
 /// How long after its deadline a sandbox may take to say so before the gateway answers without it.
 const OVERTIME: Duration = Duration::from_secs(2);
 
@@ -100,44 +96,6 @@ pub struct Job {
     pub input_blobs: Vec<BlobStat>,
     /// As asked for.
     pub timeout_ms: Option<u64>,
-}
-
-/// The result of a run (specification, "Runs"; contract, section 5).
-#[derive(Debug, Serialize)]
-pub struct Answer {
-    status: &'static str,
-    run_id: String,
-    summary: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    output: Option<Box<RawValue>>,
-    output_blobs: Vec<String>,
-    logs_preview: String,
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    logs_truncated: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<Failure>,
-    usage: Usage,
-}
-
-impl Answer {
-    /// The run returned.
-    pub fn completed(&self) -> bool {
-        self.error.is_none()
-    }
-}
-
-/// Why a run failed, in its own words.
-#[derive(Debug, Serialize)]
-struct Failure {
-    r#type: String,
-    message: String,
-}
-
-#[derive(Debug, Serialize)]
-struct Usage {
-    wall_ms: u64,
-    cpu_ms: u64,
-    peak_memory_bytes: u64,
 }
 
 /// What the configuration's `[runs]` says.
@@ -344,14 +302,6 @@ fn label(program: &Program) -> String {
     }
 }
 
-fn failure(kind: &str, message: String) -> RunResult {
-    RunResult {
-        error_type: kind.to_owned(),
-        error_message: message,
-        ..RunResult::default()
-    }
-}
-
 /// A run that had begun when its sandbox broke: what it did is not known, so it is failed, never run again.
 fn sandbox_failure(run_id: &str, error: &model::Error) -> RunResult {
     tracing::error!(
@@ -363,206 +313,5 @@ fn sandbox_failure(run_id: &str, error: &model::Error) -> RunResult {
     match error.code {
         abi::E_CANCELLED => failure(abi::RUN_CANCELLED, "the run was cancelled".into()),
         _ => failure(abi::RUN_SANDBOX_ERROR, "the sandbox failed while the run was under way; what it had done until then is not known".into()),
-    }
-}
-
-fn answer(
-    run_id: String,
-    label: &str,
-    mut result: RunResult,
-    services: &Services,
-    wall_ms: u64,
-) -> Answer {
-    let (logs_preview, logs_truncated) = services.logs();
-    // The ids are those that the gateway handed out itself, in their order, whatever the sandbox says.
-    let output_blobs = services.created();
-    let mut output = None;
-    if result.completed && !result.output_spilled {
-        match output_of(&result.output_json) {
-            Ok(value) => output = Some(value),
-            Err(message) => {
-                tracing::error!(
-                    run_id,
-                    message,
-                    "the sandbox gave an output that does not fit"
-                );
-                result = RunResult {
-                    cpu_us: result.cpu_us,
-                    peak_memory_bytes: result.peak_memory_bytes,
-                    ..failure(abi::RUN_SANDBOX_ERROR, message)
-                };
-            }
-        }
-    }
-    let spilled = result.completed && result.output_spilled;
-    let error = (!result.completed).then(|| Failure {
-        r#type: cut(
-            if result.error_type.is_empty() {
-                abi::RUN_SANDBOX_ERROR
-            } else {
-                &result.error_type
-            },
-            ERROR_TYPE_BYTES_MAX,
-        ),
-        message: cut(&result.error_message, ERROR_BYTES_MAX),
-    });
-    let mut summary = if !result.summary.is_empty() {
-        result.summary
-    } else if let Some(said) = output.as_deref().and_then(said_summary) {
-        said
-    } else if let Some(error) = &error {
-        last_line(error)
-    } else {
-        format!("{label} completed in {wall_ms} ms")
-    };
-    summary = cut(&summary, SUMMARY_BYTES_MAX);
-    if spilled && let Some(id) = output_blobs.last() {
-        summary = format!(
-            "{summary} (the output is over {OUTPUT_BYTES_MAX} bytes: it is stored as {id})"
-        );
-    }
-    Answer {
-        status: if error.is_none() {
-            "completed"
-        } else {
-            "failed"
-        },
-        run_id,
-        summary,
-        output,
-        output_blobs,
-        logs_preview,
-        logs_truncated,
-        error,
-        usage: Usage {
-            wall_ms,
-            cpu_ms: result.cpu_us / 1000,
-            peak_memory_bytes: result.peak_memory_bytes,
-        },
-    }
-}
-
-fn output_of(json: &[u8]) -> Result<Box<RawValue>, String> {
-    if json.len() > OUTPUT_BYTES_MAX {
-        return Err(format!(
-            "the sandbox returned {} bytes of output, over the limit of {OUTPUT_BYTES_MAX}",
-            json.len()
-        ));
-    }
-    let text = std::str::from_utf8(json)
-        .map_err(|_| "the sandbox returned an output that is not UTF-8".to_owned())?;
-    crate::json::walk(text)
-        .map_err(|_| "the sandbox returned an output that is not JSON".to_owned())?;
-    RawValue::from_string(text.to_owned())
-        .map_err(|_| "the sandbox returned an output that is not JSON".to_owned())
-}
-
-/// REQUIREMENTS R7: a top-level string `summary` of a returned object.
-fn said_summary(output: &RawValue) -> Option<String> {
-    #[derive(serde::Deserialize)]
-    struct Said {
-        summary: String,
-    }
-    // serde would also take an array for a struct.
-    let object = output.get().starts_with('{').then_some(output.get())?;
-    serde_json::from_str::<Said>(object)
-        .ok()
-        .map(|said| said.summary)
-        .filter(|summary| !summary.is_empty())
-}
-
-fn last_line(error: &Failure) -> String {
-    let last = error
-        .message
-        .lines()
-        .rev()
-        .map(str::trim)
-        .find(|line| !line.is_empty())
-        .unwrap_or(&error.r#type);
-    // A traceback names the class with its module: `urllib.error.URLError: no host`.
-    let (class, said) = last.split_once(": ").unwrap_or((last, ""));
-    match class.rsplit('.').next() {
-        Some(name) if name == error.r#type && said.is_empty() => name.to_owned(),
-        Some(name) if name == error.r#type => format!("{name}: {said}"),
-        _ => format!("{}: {last}", error.r#type),
-    }
-}
-
-/// At most `bytes_max` bytes, cut between characters, with a sign that something is missing.
-fn cut(text: &str, bytes_max: usize) -> String {
-    if text.len() <= bytes_max {
-        return text.to_owned();
-    }
-    let end = text.floor_char_boundary(bytes_max - '…'.len_utf8());
-    format!("{}…", &text[..end])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Failure, OUTPUT_BYTES_MAX, cut, last_line, output_of, said_summary};
-
-    #[test]
-    fn outputs_are_checked_again() {
-        let fits = format!("\"{}\"", "x".repeat(OUTPUT_BYTES_MAX - 2));
-        assert!(output_of(fits.as_bytes()).is_ok());
-        let over = format!("\"{}\"", "x".repeat(OUTPUT_BYTES_MAX - 1));
-        assert!(
-            output_of(over.as_bytes())
-                .unwrap_err()
-                .contains("4097 bytes")
-        );
-        for bad in [
-            &b""[..],
-            b"{",
-            b"NaN",
-            b"\xff",
-            b"1 2",
-            br#"{"a":1,"a":2}"#,
-            br#""\ud800""#,
-        ] {
-            assert!(output_of(bad).is_err(), "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn summaries() {
-        let raw = |text: &str| serde_json::value::RawValue::from_string(text.to_owned()).unwrap();
-        assert_eq!(
-            said_summary(&raw(r#"{"summary":"3 rows","n":3}"#)).as_deref(),
-            Some("3 rows")
-        );
-        assert_eq!(said_summary(&raw(r#"{"summary":5}"#)), None);
-        assert_eq!(said_summary(&raw(r#"["summary"]"#)), None);
-        let failed = |kind: &str, message: &str| {
-            last_line(&Failure {
-                r#type: kind.into(),
-                message: message.into(),
-            })
-        };
-        assert_eq!(
-            failed("ValueError", "Traceback\n  x\nValueError: bad row\n"),
-            "ValueError: bad row"
-        );
-        assert_eq!(
-            failed("URLError", "urllib.error.URLError: <no: host>"),
-            "URLError: <no: host>"
-        );
-        assert_eq!(
-            failed("KeyboardInterrupt", "KeyboardInterrupt"),
-            "KeyboardInterrupt"
-        );
-        assert_eq!(
-            failed("Timeout", "the run was ended"),
-            "Timeout: the run was ended"
-        );
-    }
-
-    #[test]
-    fn cuts_between_characters() {
-        for max in 3..20 {
-            let text = cut("aé漢🙂 und so weiter", max);
-            assert!(text.len() <= max);
-        }
-        assert_eq!(cut("short", 5), "short");
     }
 }

@@ -1,0 +1,291 @@
+//! What the sandbox says of a run, checked again and put into the words of the protocol.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::RunResult;
+
+use super::OUTPUT_BYTES_MAX;
+use super::services::Services;
+use crate::json::{self, Refused};
+
+/// Longest `summary`, in bytes.
+const SUMMARY_BYTES_MAX: usize = 1024;
+
+/// Longest `error.message`, in bytes.
+const ERROR_BYTES_MAX: usize = 16 * 1024;
+
+/// Longest `error.type`, in bytes.
+const ERROR_TYPE_BYTES_MAX: usize = 128;
+
+/// `error.type` of a value that the protocol cannot carry (REQUIREMENTS R6).
+const NOT_SERIALIZABLE: &str = "OutputNotSerializable";
+
+/// The result of a run (specification, "Runs"; contract, section 5).
+#[derive(Debug, Serialize)]
+pub struct Answer {
+    pub(super) status: &'static str,
+    pub(super) run_id: String,
+    summary: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output: Option<Box<RawValue>>,
+    output_blobs: Vec<String>,
+    logs_preview: String,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    logs_truncated: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) error: Option<Failure>,
+    pub(super) usage: Usage,
+}
+
+impl Answer {
+    /// The run returned.
+    pub fn completed(&self) -> bool {
+        self.error.is_none()
+    }
+}
+
+/// Why a run failed, in its own words.
+#[derive(Debug, Serialize)]
+pub(super) struct Failure {
+    pub(super) r#type: String,
+    message: String,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Usage {
+    wall_ms: u64,
+    pub(super) cpu_ms: u64,
+    peak_memory_bytes: u64,
+}
+
+pub(super) fn failure(kind: &str, message: String) -> RunResult {
+    RunResult {
+        error_type: kind.to_owned(),
+        error_message: message,
+        ..RunResult::default()
+    }
+}
+
+pub(super) fn answer(
+    run_id: String,
+    label: &str,
+    mut result: RunResult,
+    services: &Services,
+    wall_ms: u64,
+) -> Answer {
+    let (logs_preview, logs_truncated) = services.logs();
+    // The ids are those that the gateway handed out itself, in their order, whatever the sandbox says.
+    let output_blobs = services.created();
+    let mut output = None;
+    if result.completed && !result.output_spilled {
+        match output_of(&result.output_json) {
+            Ok(value) => output = value,
+            Err(refused) => {
+                tracing::warn!(
+                    run_id,
+                    reason = refused.error_message,
+                    "an output does not fit"
+                );
+                let (cpu_us, peak_memory_bytes) = (result.cpu_us, result.peak_memory_bytes);
+                result = RunResult {
+                    cpu_us,
+                    peak_memory_bytes,
+                    ..refused
+                };
+            }
+        }
+    }
+    let spilled = result.completed && result.output_spilled;
+    let error = (!result.completed).then(|| Failure {
+        r#type: cut(
+            if result.error_type.is_empty() {
+                abi::RUN_SANDBOX_ERROR
+            } else {
+                &result.error_type
+            },
+            ERROR_TYPE_BYTES_MAX,
+        ),
+        message: cut(&result.error_message, ERROR_BYTES_MAX),
+    });
+    let mut summary = if !result.summary.is_empty() {
+        result.summary
+    } else if let Some(said) = output.as_deref().and_then(said_summary) {
+        said
+    } else if let Some(error) = &error {
+        last_line(error)
+    } else {
+        format!("{label} completed in {wall_ms} ms")
+    };
+    summary = cut(&summary, SUMMARY_BYTES_MAX);
+    if spilled && let Some(id) = output_blobs.last() {
+        summary = format!(
+            "{summary} (the output is over {OUTPUT_BYTES_MAX} bytes: it is stored as {id})"
+        );
+    }
+    Answer {
+        status: if error.is_none() {
+            "completed"
+        } else {
+            "failed"
+        },
+        run_id,
+        summary,
+        output,
+        output_blobs,
+        logs_preview,
+        logs_truncated,
+        error,
+        usage: Usage {
+            wall_ms,
+            cpu_ms: result.cpu_us / 1000,
+            peak_memory_bytes: result.peak_memory_bytes,
+        },
+    }
+}
+
+/// The output's text, or the failure that it makes of the run.
+fn output_of(json: &[u8]) -> Result<Option<Box<RawValue>>, RunResult> {
+    let broken = |what: String| {
+        failure(
+            abi::RUN_SANDBOX_ERROR,
+            format!("the sandbox returned {what}"),
+        )
+    };
+    if json.is_empty() {
+        return Ok(None);
+    }
+    if json.len() > OUTPUT_BYTES_MAX {
+        let what = format!(
+            "{} bytes of output, over the limit of {OUTPUT_BYTES_MAX}",
+            json.len()
+        );
+        return Err(broken(what));
+    }
+    let text =
+        std::str::from_utf8(json).map_err(|_| broken("an output that is not UTF-8".into()))?;
+    json::walk(text).map_err(|refused| match refused {
+        Refused::Syntax(_) => broken("an output that is not JSON".into()),
+        Refused::Content(why) => failure(
+            NOT_SERIALIZABLE,
+            format!("the output cannot be sent as JSON that every reader reads alike: {why}"),
+        ),
+    })?;
+    let value = RawValue::from_string(text.to_owned());
+    value
+        .map(Some)
+        .map_err(|_| broken("an output that is not JSON".into()))
+}
+
+/// REQUIREMENTS R7: a top-level string `summary` of a returned object.
+fn said_summary(output: &RawValue) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Said {
+        summary: String,
+    }
+    // serde would also take an array for a struct.
+    let object = output.get().starts_with('{').then_some(output.get())?;
+    serde_json::from_str::<Said>(object)
+        .ok()
+        .map(|said| said.summary)
+        .filter(|summary| !summary.is_empty())
+}
+
+fn last_line(error: &Failure) -> String {
+    let last = error
+        .message
+        .lines()
+        .rev()
+        .map(str::trim)
+        .find(|line| !line.is_empty())
+        .unwrap_or(&error.r#type);
+    // A traceback names the class with its module: `urllib.error.URLError: no host`.
+    let (class, said) = last.split_once(": ").unwrap_or((last, ""));
+    match class.rsplit('.').next() {
+        Some(name) if name == error.r#type && said.is_empty() => name.to_owned(),
+        Some(name) if name == error.r#type => format!("{name}: {said}"),
+        _ => format!("{}: {last}", error.r#type),
+    }
+}
+
+/// At most `bytes_max` bytes, cut between characters, with a sign that something is missing.
+fn cut(text: &str, bytes_max: usize) -> String {
+    if text.len() <= bytes_max {
+        return text.to_owned();
+    }
+    let end = text.floor_char_boundary(bytes_max - '…'.len_utf8());
+    format!("{}…", &text[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Failure, OUTPUT_BYTES_MAX, cut, last_line, output_of, said_summary};
+
+    #[test]
+    fn outputs_are_checked_again() {
+        let fits = format!("\"{}\"", "x".repeat(OUTPUT_BYTES_MAX - 2));
+        assert!(output_of(fits.as_bytes()).is_ok());
+        let over = format!("\"{}\"", "x".repeat(OUTPUT_BYTES_MAX - 1));
+        assert!(
+            output_of(over.as_bytes())
+                .unwrap_err()
+                .error_message
+                .contains("4097 bytes")
+        );
+        for bad in [
+            &b"{"[..],
+            b"NaN",
+            b"\xff",
+            b"1 2",
+            br#"{"a":1,"a":2}"#,
+            br#""\ud800""#,
+        ] {
+            assert!(output_of(bad).is_err(), "{bad:?}");
+        }
+        assert!(matches!(output_of(b""), Ok(None)), "nothing was returned");
+        let huge = output_of(format!("1{}", "0".repeat(400)).as_bytes());
+        assert_eq!(huge.unwrap_err().error_type, "OutputNotSerializable");
+    }
+
+    #[test]
+    fn summaries() {
+        let raw = |text: &str| serde_json::value::RawValue::from_string(text.to_owned()).unwrap();
+        assert_eq!(
+            said_summary(&raw(r#"{"summary":"3 rows","n":3}"#)).as_deref(),
+            Some("3 rows")
+        );
+        assert_eq!(said_summary(&raw(r#"{"summary":5}"#)), None);
+        assert_eq!(said_summary(&raw(r#"["summary"]"#)), None);
+        let failed = |kind: &str, message: &str| {
+            last_line(&Failure {
+                r#type: kind.into(),
+                message: message.into(),
+            })
+        };
+        assert_eq!(
+            failed("ValueError", "Traceback\n  x\nValueError: bad row\n"),
+            "ValueError: bad row"
+        );
+        assert_eq!(
+            failed("URLError", "urllib.error.URLError: <no: host>"),
+            "URLError: <no: host>"
+        );
+        assert_eq!(
+            failed("KeyboardInterrupt", "KeyboardInterrupt"),
+            "KeyboardInterrupt"
+        );
+        assert_eq!(
+            failed("Timeout", "the run was ended"),
+            "Timeout: the run was ended"
+        );
+    }
+
+    #[test]
+    fn cuts_between_characters() {
+        for max in 3..20 {
+            let text = cut("aé漢🙂 und so weiter", max);
+            assert!(text.len() <= max);
+        }
+        assert_eq!(cut("short", 5), "short");
+    }
+}
