@@ -19,7 +19,7 @@ pub const CONFIG_SCHEMA: &str = r#"{
     },
     "read_only_skills": {
       "type": "array", "items": {"type": "string", "minLength": 1}, "default": [],
-      "description": "directories of skills, <dir>/<any>/skill.toml or <dir>/<name>/<version>/skill.toml, the same for every tenant"
+      "description": "directories of skills, <dir>/<any>/skill.toml or <dir>/<name>/<version>/skill.toml, or <dir>/skill.toml for a directory that is one skill; the same for every tenant"
     },
     "fsync": {
       "type": "boolean", "default": true,

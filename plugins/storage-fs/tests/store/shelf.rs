@@ -160,7 +160,12 @@ fn what_is_not_valid_is_left_off_and_named() {
     write_skill(&dir.join("good"), "demo.good", "1.0.0", "");
     write_skill(&dir.join("typo"), "demo.typo", "1.0.0", "kind = ");
     write_skill(&dir.join("unfit"), "demo.unfit", "1.0", "");
-    write_skill(&dir.join("twin"), "demo.good", "1.0.0", "");
+    write_skill(
+        &dir.join("twin"),
+        "demo.good",
+        "1.0.0",
+        "tags = [\"other\"]",
+    );
     write_skill(&dir.join("link"), "demo.link", "1.0.0", "");
     symlink(&secret, dir.join("link/notes.txt")).unwrap();
     write_skill(&dir.join("linkdir"), "demo.linkdir", "1.0.0", "");
@@ -229,6 +234,25 @@ fn what_is_not_valid_is_left_off_and_named() {
             .code,
         abi::E_NOT_FOUND
     );
+}
+
+#[test]
+fn a_directory_may_be_one_skill_and_the_same_skill_twice_is_fine() {
+    let bench = Bench::new();
+    let one = bench.dir.path().join("one");
+    write_skill(&one, "demo.one", "1.0.0", "");
+    let copy = bench.dir.path().join("copies");
+    write_skill(&copy.join("x"), "demo.one", "1.0.0", "");
+    let store = shelf(&bench, &[one, copy], false);
+    assert_eq!(listed(&store, 5), ["demo.one@1.0.0"]);
+    let logs = bench.logs.lock().unwrap().clone();
+    assert!(logs.is_empty(), "{logs:?}");
+    let got = store.skill_get("acme", "demo.one", "").unwrap();
+    assert_eq!(read_skill(&store, "acme", &got).len(), 3);
+    assert!(matches!(
+        store.skill_tree("acme", "demo.one", ""),
+        Ok(Content::Dir(_))
+    ));
 }
 
 #[test]
