@@ -299,7 +299,13 @@ fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
         let message = message
             .rsplit_once(" at line ")
             .map_or(message.as_str(), |(message, _)| message);
-        Error::params(pointer, message)
+        // REQUIREMENTS R2: null is absent, also where something must not be.
+        match pointer.rsplit_once('/') {
+            Some((above, name)) if message.starts_with("invalid type: null") => {
+                Error::params(above, format!("missing field `{name}` (it is null)"))
+            }
+            _ => Error::params(pointer, message),
+        }
     })
 }
 

@@ -69,7 +69,14 @@ impl Params {
             ),
             Refused::Content(message) => ErrorObject::invalid_params("", message),
         })?;
-        if !object.trim_start().starts_with('{') {
+        // Every parameter here has a name; an empty list of them by position is an empty list all the same.
+        if object
+            .strip_prefix('[')
+            .is_some_and(|rest| rest.trim_start() == "]")
+        {
+            return Ok(Params::empty());
+        }
+        if !object.starts_with('{') {
             return Err(ErrorObject::invalid_params(
                 "",
                 "params must be an object with the parameters by name",

@@ -66,7 +66,7 @@ fn parameters_that_do_not_fit_say_where() {
     for (text, place, word) in [
         ("{}", "", "missing field `name`"),
         (r#"{"name":5}"#, "/name", "expected a string"),
-        (r#"{"name":null}"#, "/name", "expected a string"),
+        (r#"{"name":null}"#, "", "missing field `name`"),
         (r#"{"name":"a","nmae":1}"#, "/nmae", "unknown field `nmae`"),
         (
             r#"{"name":"a","limits":{"timeout_ms":-1}}"#,

@@ -77,10 +77,10 @@ async fn results_and_ids() {
         ask(r#"{"jsonrpc":"2.0","id":1,"method":"null"}"#).await,
         json!({"jsonrpc":"2.0","id":1,"result":null})
     );
-    assert_eq!(
-        ask(r#"{"jsonrpc":"2.0","id":1,"method":"echo","params":null}"#).await["result"],
-        json!({})
-    );
+    for nothing in ["null", "[]", "[ ]", "{}"] {
+        let body = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"echo","params":{nothing}}}"#);
+        assert_eq!(ask(&body).await["result"], json!({}), "{nothing}");
+    }
 }
 
 #[tokio::test]
