@@ -255,3 +255,51 @@ pub(crate) unsafe fn run_result(p: *const abi::RunResult, output_bytes: u64) -> 
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsRawFd, IntoRawFd};
+
+    use super::*;
+
+    fn file(fd: abi::Fd) -> abi::Content {
+        let mut content: abi::Content = wire::zeroed();
+        content.struct_size = wire::size_of_u32::<abi::Content>();
+        content.kind = abi::CONTENT_FILE;
+        content.fd = fd;
+        content
+    }
+
+    fn error(content: &abi::Content) -> String {
+        // SAFETY: a content without texts.
+        let read = unsafe { super::content(content) };
+        read.expect_err("is refused").0
+    }
+
+    #[test]
+    fn a_descriptor_is_taken_only_when_it_can_be_a_plugins() {
+        // A plugin that only zeroed its struct does not make the host close its standard input.
+        assert_eq!(error(&file(0)), "fd: descriptor 0 is not close-on-exec");
+        assert_eq!(error(&file(-1)), "fd: -1 is not an open descriptor");
+        assert_eq!(
+            error(&file(1 << 20)),
+            "fd: 1048576 is not an open descriptor"
+        );
+        let given = std::fs::File::open("/dev/null").unwrap().into_raw_fd();
+        // SAFETY: a content without texts, whose descriptor nobody else has.
+        match unsafe { content(&file(given)) } {
+            Ok(Content::File(fd, 0)) => assert_eq!(fd.as_raw_fd(), given),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_unknown_kind_of_content_is_refused() {
+        let mut content = file(-1);
+        content.kind = 99;
+        assert_eq!(
+            error(&content),
+            "content.kind: 99 is not one of this host's"
+        );
+    }
+}
