@@ -237,12 +237,10 @@ fn every_syscall_fails_once_or_from_then_on() {
         "mkdirat" => "EDQUOT",
         _ => "EIO",
     };
-    let points = points(&counts, 6);
+    let mut points = points(&counts, 6);
+    // The acknowledgement is a write too, and one that fails says nothing about the store; a full disk has its own test.
+    points.retain(|(name, _)| *name != "write");
     for (n, (name, when)) in points.iter().enumerate() {
-        // The acknowledgement is a write too, and one that fails says nothing about the store.
-        if *name == "write" {
-            continue;
-        }
         let bench = bench_in_real_time();
         let on = if n % 2 == 0 { "" } else { "+" };
         let inject = format!("inject={name}:error={}:when={when}{on}", errors(name));
