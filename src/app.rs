@@ -109,6 +109,9 @@ impl From<LoadError> for AppError {
     }
 }
 
+/// How long a plugin may take to end; what it has acknowledged is durable already.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Everything, put together.
 #[derive(Debug)]
 struct App {
@@ -203,11 +206,16 @@ impl App {
         let App { parts, plugins } = self;
         drop(parts);
         for instance in plugins {
-            let outcome = match instance {
-                Instance::Sandbox(sandbox) => sandbox.shutdown().await,
-                Instance::Storage(store) => store.shutdown().await,
+            let ended = async {
+                match instance {
+                    Instance::Sandbox(sandbox) => sandbox.shutdown().await,
+                    Instance::Storage(store) => store.shutdown().await,
+                }
             };
-            let_go(outcome);
+            match tokio::time::timeout(SHUTDOWN_TIMEOUT, ended).await {
+                Ok(outcome) => let_go(outcome),
+                Err(_) => tracing::warn!("a plugin did not end in time"),
+            }
         }
     }
 }

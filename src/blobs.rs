@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
-use skillgate_plugin_host::{BlobReader, BlobWriter, StorageInstance};
+use skillgate_plugin_host::{BlobReader, BlockingStorage, StorageInstance};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, BlobCreate, BlobStat};
 
@@ -134,28 +134,21 @@ impl Blobs {
             .map_err(|error| self.of(id, error))
     }
 
-    /// Begins a new blob.
-    ///
-    /// # Errors
-    /// [`Error::Store`].
-    pub async fn writer(
-        &self,
-        caller: &Caller,
-        kind: &str,
-        run_id: &str,
-    ) -> Result<BlobWriter, Error> {
-        let create = BlobCreate {
+    /// What a new blob of this caller is to be; `run_id` is empty when no run makes it.
+    pub fn creation(&self, caller: &Caller, kind: &Kind, run_id: &str) -> BlobCreate {
+        BlobCreate {
             tenant: caller.tenant().to_owned(),
-            kind: kind.to_owned(),
+            kind: kind.0.clone(),
             owner: caller.subject().id.clone(),
             run_id: run_id.to_owned(),
             max_bytes: self.bytes_max,
             ttl_s: self.ttl_s,
-        };
-        self.store
-            .blob_create(create)
-            .await
-            .map_err(|error| self.of("", error))
+        }
+    }
+
+    /// The store for threads that may wait: those of runs.
+    pub fn blocking(&self) -> BlockingStorage {
+        self.store.blocking()
     }
 
     /// Stores a stream. Nothing is visible before all of it is durable; a stream that breaks off leaves nothing.
@@ -171,7 +164,11 @@ impl Blobs {
     where
         E: From<Error>,
     {
-        let mut writer = self.writer(caller, kind.as_str(), "").await?;
+        let writer = self
+            .store
+            .blob_create(self.creation(caller, kind, ""))
+            .await;
+        let mut writer = writer.map_err(|error| self.of("", error))?;
         let mut content = std::pin::pin!(content);
         while let Some(piece) = content.next().await {
             let mut piece = piece?;

@@ -16,13 +16,28 @@ fn files(dir: &str, endings: &[&str]) -> Vec<(String, String)> {
     let mut todo = vec![root().join(dir)];
     while let Some(path) = todo.pop() {
         if path.is_dir() {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             if name == "target" || (name.starts_with('.') && path != root()) {
                 continue;
             }
-            todo.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
-        } else if endings.iter().any(|ending| path.to_string_lossy().ends_with(ending)) {
-            let name = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+            todo.extend(
+                fs::read_dir(&path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
+        } else if endings
+            .iter()
+            .any(|ending| path.to_string_lossy().ends_with(ending))
+        {
+            let name = path
+                .strip_prefix(root())
+                .unwrap()
+                .to_string_lossy()
+                .into_owned();
             found.push((name, fs::read_to_string(&path).unwrap_or_default()));
         }
     }
@@ -32,8 +47,14 @@ fn files(dir: &str, endings: &[&str]) -> Vec<(String, String)> {
 
 /// Without comments and without the tests at a file's end: what a rule is about.
 fn code(text: &str) -> String {
-    let body = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    body.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+    let body = text
+        .split("#[cfg(test)]\nmod tests {")
+        .next()
+        .unwrap_or_default();
+    body.lines()
+        .map(|line| line.split("//").next().unwrap_or_default())
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn is_test(name: &str) -> bool {
@@ -45,13 +66,20 @@ fn must_not_know(rooms: &[&str], words: &[&str]) {
     let mut sins = Vec::new();
     let mut looked = 0;
     for (name, text) in files("src", &[".rs"]) {
-        let in_room = rooms.iter().any(|room| name == format!("src/{room}.rs") || name.starts_with(&format!("src/{room}/")));
+        let in_room = rooms.iter().any(|room| {
+            name == format!("src/{room}.rs") || name.starts_with(&format!("src/{room}/"))
+        });
         if !in_room || is_test(&name) {
             continue;
         }
         looked += 1;
         let code = code(&text);
-        sins.extend(words.iter().filter(|word| code.contains(**word)).map(|word| format!("{name} knows {word:?}")));
+        sins.extend(
+            words
+                .iter()
+                .filter(|word| code.contains(**word))
+                .map(|word| format!("{name} knows {word:?}")),
+        );
     }
     assert!(looked > 0, "no such rooms: {rooms:?}");
     assert!(sins.is_empty(), "{}", sins.join("\n"));
@@ -59,11 +87,24 @@ fn must_not_know(rooms: &[&str], words: &[&str]) {
 
 #[test]
 fn unsafe_code_has_an_address() {
-    for library in ["src/lib.rs", "plugins/skill/src/lib.rs", "plugins/guest/src/lib.rs", "plugins/storage-fs/src/lib.rs"] {
+    for library in [
+        "src/lib.rs",
+        "plugins/skill/src/lib.rs",
+        "plugins/guest/src/lib.rs",
+        "plugins/storage-fs/src/lib.rs",
+    ] {
         let text = fs::read_to_string(root().join(library)).unwrap();
-        assert!(text.contains("#![forbid(unsafe_code)]"), "{library} forbids unsafe code");
+        assert!(
+            text.contains("#![forbid(unsafe_code)]"),
+            "{library} forbids unsafe code"
+        );
     }
-    let may = ["plugins/abi/", "plugins/sdk/", "plugins/host/", "plugins/sandbox-process/"];
+    let may = [
+        "plugins/abi/",
+        "plugins/sdk/",
+        "plugins/host/",
+        "plugins/sandbox-process/",
+    ];
     for (name, text) in files(".", &[".rs"]) {
         if !may.iter().any(|room| name.starts_with(room)) && name != "tests/tidy.rs" {
             assert!(!code(&text).contains("unsafe {"), "{name} has unsafe code");
@@ -73,10 +114,34 @@ fn unsafe_code_has_an_address() {
 
 #[test]
 fn rooms_do_not_know_what_they_must_not() {
-    must_not_know(&["rpc"], &["catalog", "methods", "crate::runs", "crate::blobs", "skillgate_skill"]);
-    must_not_know(&["methods"], &["http::", "hyper", "StatusCode", "ErrorObject", "rescue"]);
-    must_not_know(&["catalog", "blobs", "runs"], &["crate::rpc", "http::", "hyper", "rescue", "crate::methods::Error"]);
-    must_not_know(&["auth", "limit", "door", "policy"], &["crate::methods", "crate::runs", "plugin_host"]);
+    must_not_know(
+        &["rpc"],
+        &[
+            "catalog",
+            "methods",
+            "crate::runs",
+            "crate::blobs",
+            "skillgate_skill",
+        ],
+    );
+    must_not_know(
+        &["methods"],
+        &["http::", "hyper", "StatusCode", "ErrorObject", "rescue"],
+    );
+    must_not_know(
+        &["catalog", "blobs", "runs"],
+        &[
+            "crate::rpc",
+            "http::",
+            "hyper",
+            "rescue",
+            "crate::methods::Error",
+        ],
+    );
+    must_not_know(
+        &["auth", "limit", "door", "policy"],
+        &["crate::methods", "crate::runs", "plugin_host"],
+    );
 }
 
 #[test]
@@ -86,7 +151,10 @@ fn only_config_reads_settings_and_only_the_host_opens_libraries() {
         if !name.starts_with("src/config") && !name.starts_with("src/cli") && !is_test(&name) {
             assert!(!code.contains("env::var"), "{name} reads the environment");
         }
-        assert!(!code.contains("libloading") && !code.contains("process::Command"), "{name} opens a library or starts a process");
+        assert!(
+            !code.contains("libloading") && !code.contains("process::Command"),
+            "{name} opens a library or starts a process"
+        );
     }
 }
 
@@ -95,10 +163,16 @@ fn only_auth_makes_callers_and_only_policy_makes_permits() {
     for (name, text) in files("src", &[".rs"]) {
         let code = code(&text);
         if name != "src/auth.rs" {
-            assert!(!code.contains("Caller {\n") && !code.contains("Caller { subject"), "{name} makes a Caller");
+            assert!(
+                !code.contains("Caller {\n") && !code.contains("Caller { subject"),
+                "{name} makes a Caller"
+            );
         }
         if name != "src/policy.rs" {
-            assert!(!code.contains("Permit {") && !code.contains("Permitted {"), "{name} makes a Permit");
+            assert!(
+                !code.contains("Permit {") && !code.contains("Permitted {"),
+                "{name} makes a Permit"
+            );
         }
     }
 }
@@ -111,8 +185,15 @@ fn files_are_rooms_not_halls() {
         if lines > LINES_MAX {
             long.push(format!("{lines} lines: {name}"));
         }
-        let stem = PathBuf::from(&name).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        assert!(!["utils", "util", "common", "types", "misc", "helpers"].contains(&stem.as_str()), "{name}: a name that says nothing");
+        let stem = PathBuf::from(&name)
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        assert!(
+            !["utils", "util", "common", "types", "misc", "helpers"].contains(&stem.as_str()),
+            "{name}: a name that says nothing"
+        );
     }
     assert!(long.is_empty(), "over {LINES_MAX}:\n{}", long.join("\n"));
 }
@@ -135,8 +216,13 @@ fn the_map_lists_every_room() {
     for entry in fs::read_dir(root().join("src")).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        if path.extension().is_some_and(|ending| ending == "rs") && !["lib", "main"].contains(&name.as_str()) {
-            assert!(map.contains(&format!("pub mod {name};")), "src/lib.rs does not name {name}");
+        if path.extension().is_some_and(|ending| ending == "rs")
+            && !["lib", "main"].contains(&name.as_str())
+        {
+            assert!(
+                map.contains(&format!("pub mod {name};")),
+                "src/lib.rs does not name {name}"
+            );
         }
     }
 }
@@ -144,7 +230,10 @@ fn the_map_lists_every_room() {
 #[test]
 fn the_lock_file_is_complete_and_dependencies_are_from_the_registry_or_here() {
     let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
-    assert!(!lock.contains("git+"), "a dependency from a repository cannot be reproduced");
+    assert!(
+        !lock.contains("git+"),
+        "a dependency from a repository cannot be reproduced"
+    );
     for (name, text) in files(".", &["Cargo.toml"]) {
         assert!(!text.contains("git = "), "{name} has a git dependency");
     }

@@ -8,10 +8,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use skillgate_plugin_host::{BlobWriter, RunHost};
+use skillgate_plugin_host::{BlobWriter, BlockingStorage, RunHost};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, Result};
-use tokio::runtime::Handle;
 
 use super::Job;
 use super::logs::Logs;
@@ -24,8 +23,9 @@ const WRITERS_MAX: usize = 8;
 /// The services of one run.
 #[derive(Debug)]
 pub(super) struct Services {
-    runtime: Handle,
     blobs: Blobs,
+    /// Called on the run's own thread: a run needs no other one for its blobs.
+    store: BlockingStorage,
     caller: Caller,
     run_id: String,
     inputs: Vec<String>,
@@ -44,7 +44,7 @@ struct State {
 impl Services {
     pub(super) fn new(blobs: Blobs, job: &Job, run_id: &str, created_max: usize) -> Self {
         Services {
-            runtime: Handle::current(),
+            store: blobs.blocking(),
             blobs,
             caller: job.caller.clone(),
             run_id: run_id.to_owned(),
@@ -85,14 +85,6 @@ impl Services {
     }
 }
 
-fn told(error: blobs::Error) -> Error {
-    match error {
-        blobs::Error::NotFound { .. } => Error::new(abi::E_NOT_FOUND, error.to_string()),
-        blobs::Error::TooLarge { message } => Error::new(abi::E_OUT_OF_RANGE, message),
-        blobs::Error::Store(error) => error,
-    }
-}
-
 impl RunHost for Services {
     fn output(&self, _stream: u32, data: &[u8]) -> bool {
         self.state().logs.push(data);
@@ -108,72 +100,50 @@ impl RunHost for Services {
 
     fn blob_fd(&self, id: &str) -> Result<OwnedFd> {
         self.may_read(id)?;
-        let fd = self
-            .runtime
-            .block_on(self.blobs.fd(self.caller.tenant(), id))
-            .map_err(told)?;
-        fd.ok_or_else(|| Error::new(abi::E_UNIMPLEMENTED, "this store gives no descriptors"))
+        self.store
+            .blob_fd(self.caller.tenant(), id)
+            .map(|(fd, _)| fd)
     }
 
     fn blob_read(&self, id: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.may_read(id)?;
-        if buf.is_empty() {
+        let size = self.store.blob_stat(self.caller.tenant(), id)?.size_bytes;
+        let len = (buf.len() as u64).min(size.saturating_sub(offset));
+        if len == 0 {
             return Ok(0);
         }
-        self.runtime.block_on(async {
-            let stat = self
-                .blobs
-                .stat(self.caller.tenant(), id)
-                .await
-                .map_err(told)?;
-            let len = (buf.len() as u64).min(stat.size_bytes.saturating_sub(offset));
-            if len == 0 {
-                return Ok(0);
+        let mut reader = self
+            .store
+            .blob_open(self.caller.tenant(), id, offset, len)?;
+        let mut filled = 0;
+        loop {
+            let (piece, end) = reader.read_blocking(blobs::CHUNK_BYTES)?;
+            let room = &mut buf[filled..];
+            let take = piece.len().min(room.len());
+            room[..take].copy_from_slice(&piece[..take]);
+            filled += take;
+            if end || filled == buf.len() {
+                return Ok(filled);
             }
-            let mut reader = self
-                .blobs
-                .open(self.caller.tenant(), id, offset, len)
-                .await
-                .map_err(told)?;
-            let mut filled = 0;
-            loop {
-                let (piece, end) = reader.read(blobs::CHUNK_BYTES).await?;
-                let room = &mut buf[filled..];
-                let take = piece.len().min(room.len());
-                room[..take].copy_from_slice(&piece[..take]);
-                filled += take;
-                if end || filled == buf.len() {
-                    return Ok(filled);
-                }
-            }
-        })
+        }
     }
 
     fn blob_create(&self, kind: &str) -> Result<i64> {
-        let kind =
-            Kind::parse(kind).map_err(|message| Error::new(abi::E_INVALID_ARGUMENT, message))?;
+        let kind = Kind::parse(kind).map_err(|why| Error::new(abi::E_INVALID_ARGUMENT, why))?;
         {
             let state = self.state();
             if state.created.len() + state.writers.len() >= self.created_max {
-                return Err(Error::new(
-                    abi::E_OUT_OF_RANGE,
-                    format!(
-                        "a run makes at most {} blobs (runs.max_output_blobs)",
-                        self.created_max
-                    ),
-                ));
+                let max = self.created_max;
+                let why = format!("a run makes at most {max} blobs (runs.max_output_blobs)");
+                return Err(Error::new(abi::E_OUT_OF_RANGE, why));
             }
             if state.writers.len() >= WRITERS_MAX {
-                return Err(Error::new(
-                    abi::E_OUT_OF_RANGE,
-                    format!("a run writes at most {WRITERS_MAX} blobs at once"),
-                ));
+                let why = format!("a run writes at most {WRITERS_MAX} blobs at once");
+                return Err(Error::new(abi::E_OUT_OF_RANGE, why));
             }
         }
-        let writer = self
-            .runtime
-            .block_on(self.blobs.writer(&self.caller, kind.as_str(), &self.run_id))
-            .map_err(told)?;
+        let creation = self.blobs.creation(&self.caller, &kind, &self.run_id);
+        let writer = self.store.blob_create(creation)?;
         let mut state = self.state();
         state.next_writer += 1;
         let handle = state.next_writer;
@@ -188,8 +158,7 @@ impl RunHost for Services {
             .writers
             .remove(&handle)
             .ok_or_else(unknown_writer)?;
-        self.runtime
-            .block_on(writer.write(Bytes::copy_from_slice(data)))?;
+        writer.write_blocking(Bytes::copy_from_slice(data))?;
         self.state().writers.insert(handle, writer);
         Ok(())
     }
@@ -203,7 +172,7 @@ impl RunHost for Services {
         if !commit {
             return Ok(None);
         }
-        let stat = self.runtime.block_on(writer.commit())?;
+        let stat = writer.commit_blocking()?;
         self.state().created.push(stat.id.clone());
         Ok(Some(stat.id))
     }

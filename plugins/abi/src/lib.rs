@@ -13,14 +13,14 @@ mod consts;
 mod layout;
 mod sandbox;
 mod storage;
-mod types;
+mod basics;
 
 pub use consts::*;
 #[doc(hidden)]
 pub use layout::layout;
 pub use sandbox::*;
 pub use storage::*;
-pub use types::*;
+pub use basics::*;
 
 #[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 compile_error!("the skillgate plugin contract is defined for 64-bit little-endian targets only");
