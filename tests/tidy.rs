@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 /// Longest source file, in lines. A longer one is two rooms.
 const LINES_MAX: usize = 600;
+/// Longest file of tests, in lines: a table of cases is one thing.
+const TEST_LINES_MAX: usize = 800;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -182,7 +184,12 @@ fn files_are_rooms_not_halls() {
     let mut long = Vec::new();
     for (name, text) in files(".", &[".rs", ".py"]) {
         let lines = text.lines().count();
-        if lines > LINES_MAX {
+        let max = if name.contains("tests/") {
+            TEST_LINES_MAX
+        } else {
+            LINES_MAX
+        };
+        if lines > max {
             long.push(format!("{lines} lines: {name}"));
         }
         let stem = PathBuf::from(&name)
@@ -195,7 +202,7 @@ fn files_are_rooms_not_halls() {
             "{name}: a name that says nothing"
         );
     }
-    assert!(long.is_empty(), "over {LINES_MAX}:\n{}", long.join("\n"));
+    assert!(long.is_empty(), "too long:\n{}", long.join("\n"));
 }
 
 #[test]
