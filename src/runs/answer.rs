@@ -91,7 +91,7 @@ pub(super) fn answer(
                 result = RunResult {
                     cpu_us,
                     peak_memory_bytes,
-                    ..refused
+                    ..*refused
                 };
             }
         }
@@ -145,36 +145,32 @@ pub(super) fn answer(
 }
 
 /// The output's text, or the failure that it makes of the run.
-fn output_of(json: &[u8]) -> Result<Option<Box<RawValue>>, RunResult> {
-    let broken = |what: String| {
-        failure(
-            abi::RUN_SANDBOX_ERROR,
-            format!("the sandbox returned {what}"),
-        )
+fn output_of(json: &[u8]) -> Result<Option<Box<RawValue>>, Box<RunResult>> {
+    let broken = |what: &str| {
+        let message = format!("the sandbox returned {what}");
+        Box::new(failure(abi::RUN_SANDBOX_ERROR, message))
     };
     if json.is_empty() {
         return Ok(None);
     }
     if json.len() > OUTPUT_BYTES_MAX {
-        let what = format!(
-            "{} bytes of output, over the limit of {OUTPUT_BYTES_MAX}",
-            json.len()
-        );
-        return Err(broken(what));
+        let bytes = json.len();
+        return Err(broken(&format!(
+            "{bytes} bytes of output, over the limit of {OUTPUT_BYTES_MAX}"
+        )));
     }
-    let text =
-        std::str::from_utf8(json).map_err(|_| broken("an output that is not UTF-8".into()))?;
+    let text = std::str::from_utf8(json).map_err(|_| broken("an output that is not UTF-8"))?;
     json::walk(text).map_err(|refused| match refused {
-        Refused::Syntax(_) => broken("an output that is not JSON".into()),
-        Refused::Content(why) => failure(
+        Refused::Syntax(_) => broken("an output that is not JSON"),
+        Refused::Content(why) => Box::new(failure(
             NOT_SERIALIZABLE,
             format!("the output cannot be sent as JSON that every reader reads alike: {why}"),
-        ),
+        )),
     })?;
     let value = RawValue::from_string(text.to_owned());
     value
         .map(Some)
-        .map_err(|_| broken("an output that is not JSON".into()))
+        .map_err(|_| broken("an output that is not JSON"))
 }
 
 /// REQUIREMENTS R7: a top-level string `summary` of a returned object.

@@ -3,7 +3,7 @@
 use core::any::type_name;
 use core::mem::{offset_of, size_of};
 
-use crate::{sandbox::*, storage::*, basics::*};
+use crate::{basics::*, sandbox::*, storage::*};
 
 /// Lists fields; the pattern without `..` does not compile when one is missing.
 macro_rules! layout {

@@ -9,18 +9,18 @@
     reason = "the contract's types are raw pointers; reading them is what this crate is for"
 )]
 
+mod basics;
 mod consts;
 mod layout;
 mod sandbox;
 mod storage;
-mod basics;
 
+pub use basics::*;
 pub use consts::*;
 #[doc(hidden)]
 pub use layout::layout;
 pub use sandbox::*;
 pub use storage::*;
-pub use basics::*;
 
 #[cfg(not(all(target_pointer_width = "64", target_endian = "little")))]
 compile_error!("the skillgate plugin contract is defined for 64-bit little-endian targets only");
