@@ -1,0 +1,257 @@
+//! Blobs of a gibibyte through `/blobs`, in bounded memory.
+
+use std::io::{ErrorKind, Result};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::http::{Answer, Client};
+use crate::support::random::Random;
+use crate::support::{MIB, eventually, look};
+use crate::{alone, count};
+
+/// What the gateway may grow by while it moves a blob of any size.
+const GROWTH_KIB_MAX: u64 = 8 * 1024;
+
+/// The content is one random mebibyte over and over, each time with its number in front: cheap, and no two alike.
+struct Content {
+    piece: Vec<u8>,
+}
+
+impl Content {
+    fn piece(&mut self, number: u64) -> &[u8] {
+        self.piece[..8].copy_from_slice(&number.to_le_bytes());
+        &self.piece
+    }
+
+    /// Bytes `from..from + len` as they must come back.
+    fn range(&mut self, from: u64, len: u64) -> Vec<u8> {
+        (from..from + len)
+            .map(|at| self.piece(at / MIB)[(at % MIB) as usize])
+            .collect()
+    }
+}
+
+/// Uploads mebibytes; the answer and the digest of what was sent.
+fn upload(client: &mut Client, content: &mut Content, mib: u64) -> Result<(Answer, String)> {
+    let length = (mib * MIB).to_string();
+    let headers = [
+        ("Content-Type", "application/octet-stream"),
+        ("Content-Length", length.as_str()),
+    ];
+    client.head("POST", "/blobs", &headers)?;
+    let mut digest = Sha256::new();
+    for number in 0..mib {
+        let piece = content.piece(number);
+        digest.update(piece);
+        client.write(piece)?;
+    }
+    Ok((client.answer()?, hex::encode(digest.finalize())))
+}
+
+fn download(client: &mut Client, id: &str) -> Result<(u64, String)> {
+    client.head("GET", &format!("/blobs/{id}"), &[])?;
+    let head = client.answer_head()?;
+    assert_eq!(head.status, 200);
+    let (mut size, mut digest) = (0, Sha256::new());
+    client.body(&head, |piece| {
+        size += piece.len() as u64;
+        digest.update(piece);
+    })?;
+    Ok((size, hex::encode(digest.finalize())))
+}
+
+fn id_of(answer: &Answer) -> String {
+    assert_eq!(answer.status, 201, "{}", answer.text());
+    answer.json().unwrap()["blob_id"]
+        .as_str()
+        .unwrap()
+        .to_owned()
+}
+
+/// Does something and says by how much the gateway's memory grew at most meanwhile, in KiB.
+fn grown<T>(gateway: &Gateway, work: impl FnOnce() -> T) -> (T, u64, f64) {
+    let before = gateway.rss_kib();
+    look::reset_peak(gateway.pid);
+    let began = Instant::now();
+    let result = work();
+    let took = began.elapsed().as_secs_f64();
+    let peak = look::status_kib(gateway.pid, "VmHWM");
+    (result, peak.saturating_sub(before), took)
+}
+
+#[test]
+fn a_gibibyte_in_bounded_memory() {
+    let _alone = alone();
+    let mib = count(192, 1024);
+    let mut content = Content {
+        piece: Random::seeded("blobs").bytes(MIB as usize),
+    };
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let (small, _) = upload(&mut client, &mut content, 4).unwrap();
+    download(&mut client, &id_of(&small)).unwrap();
+
+    let ((answer, sent), up, up_s) =
+        grown(&gateway, || upload(&mut client, &mut content, mib).unwrap());
+    let id = id_of(&answer);
+    assert_eq!(answer.json().unwrap()["size_bytes"], mib * MIB);
+    let (came, down, down_s) = grown(&gateway, || download(&mut client, &id).unwrap());
+    println!(
+        "{mib} MiB: up {:.0} MiB/s, memory grew by {up} KiB; down {:.0} MiB/s, memory grew by {down} KiB",
+        mib as f64 / up_s,
+        mib as f64 / down_s
+    );
+    assert_eq!(came, (mib * MIB, sent.clone()));
+    assert!(
+        up < GROWTH_KIB_MAX && down < GROWTH_KIB_MAX,
+        "grew by {up} and {down} KiB"
+    );
+
+    let size = mib * MIB;
+    for (ask, from, len) in [
+        ("bytes=0-0".to_owned(), 0, 1),
+        (format!("bytes={}-{}", MIB - 3, MIB + 3), MIB - 3, 7),
+        (format!("bytes={}-", size - 5), size - 5, 5),
+        ("bytes=-9".to_owned(), size - 9, 9),
+        (format!("bytes={}-{}", size - 2, size + 100), size - 2, 2),
+        (
+            format!("bytes={}-{}", 5 * MIB + 77, 7 * MIB + 76),
+            5 * MIB + 77,
+            2 * MIB,
+        ),
+    ] {
+        let answer = client
+            .request("GET", &format!("/blobs/{id}"), &[("Range", &ask)], b"")
+            .unwrap();
+        assert_eq!(answer.status, 206, "{ask}");
+        let said = format!("bytes {from}-{}/{size}", from + len - 1);
+        assert_eq!(answer.header("content-range"), Some(said.as_str()), "{ask}");
+        assert!(
+            answer.body == content.range(from, len),
+            "{ask}: other bytes"
+        );
+    }
+    let beyond = [("Range", format!("bytes={size}-"))];
+    let answer = client
+        .request(
+            "GET",
+            &format!("/blobs/{id}"),
+            &[(beyond[0].0, &beyond[0].1)],
+            b"",
+        )
+        .unwrap();
+    assert_eq!(answer.status, 416);
+    let etag = client.request("HEAD", &format!("/blobs/{id}"), &[], b"");
+    // A HEAD has the length of the body that it does not have: this client would wait for it.
+    drop(etag);
+
+    let mut client = gateway.client();
+    let (reply, full, _) = grown(&gateway, || {
+        client
+            .call("read_blob", json!({ "blob_id": id, "mode": "full" }))
+            .unwrap()
+    });
+    assert_eq!(reply["error"]["code"], -32006, "{reply}");
+    assert_eq!(reply["error"]["data"]["kind"], "too_large", "{reply}");
+    assert!(
+        full < GROWTH_KIB_MAX,
+        "a refused read grew memory by {full} KiB"
+    );
+    gateway.stop();
+}
+
+#[test]
+fn what_is_broken_off_or_too_large_leaves_nothing() {
+    let _alone = alone();
+    let mut content = Content {
+        piece: Random::seeded("blobs").bytes(MIB as usize),
+    };
+    let house = House::new(Settings {
+        blobs: "max_bytes = 3145728",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let fits = upload(&mut gateway.client(), &mut content, 3).unwrap();
+    id_of(&fits.0);
+    assert_eq!(house.blobs().len(), 1);
+
+    // Half of a body, then nobody.
+    for sent in [0, 1, 700_000, 2 * MIB as usize] {
+        let mut client = gateway.client();
+        let headers = [
+            ("Content-Type", "text/plain"),
+            ("Content-Length", "3000000"),
+        ];
+        client.head("POST", "/blobs", &headers).unwrap();
+        client.write(&vec![b'x'; sent]).unwrap();
+        if sent > MIB as usize {
+            eventually("some of it has arrived", Duration::from_secs(10), || {
+                house.unfinished() > 0
+            });
+        }
+        client.hang_up();
+    }
+    eventually(
+        "the broken-off are cleaned away",
+        Duration::from_secs(10),
+        || house.unfinished() == 0,
+    );
+
+    // A byte too many, with its length said and without.
+    for headers in [
+        [
+            ("Content-Type", "text/plain"),
+            ("Content-Length", "3145729"),
+        ],
+        [
+            ("Content-Type", "text/plain"),
+            ("Transfer-Encoding", "chunked"),
+        ],
+    ] {
+        let mut client = gateway.client();
+        client.head("POST", "/blobs", &headers).unwrap();
+        let body = vec![b'x'; 3 * MIB as usize + 1];
+        let sent = if headers[1].0 == "Content-Length" {
+            client.write(&body)
+        } else {
+            client
+                .write(b"300001\r\n")
+                .and_then(|()| client.write(&body))
+                .and_then(|()| client.write(b"\r\n0\r\n\r\n"))
+        };
+        // It may refuse before it has read all; what it said counts.
+        if let Err(error) = sent {
+            assert!(
+                matches!(
+                    error.kind(),
+                    ErrorKind::BrokenPipe | ErrorKind::ConnectionReset
+                ),
+                "{error}"
+            );
+        }
+        match client.answer() {
+            Ok(answer) => {
+                let error = answer.json().unwrap()["error"].clone();
+                assert_eq!(
+                    (answer.status, &error["data"]["kind"]),
+                    (413, &json!("too_large")),
+                    "{error}"
+                );
+                assert_eq!(answer.header("connection"), Some("close"));
+            }
+            Err(error) => panic!("{headers:?}: no answer: {error}"),
+        }
+        drop(client);
+    }
+    eventually(
+        "the too large are cleaned away",
+        Duration::from_secs(10),
+        || house.unfinished() == 0,
+    );
+    assert_eq!(house.blobs().len(), 1, "only the first is there");
+    gateway.stop();
+}

@@ -1,0 +1,145 @@
+//! Clients that go away, and a gateway that is asked to.
+
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::alone;
+use crate::support::eventually;
+use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::http::Client;
+use crate::support::look;
+
+/// Sends a run without waiting for its answer, and waits until it is under way.
+fn begun(gateway: &Gateway, code: &str) -> Client {
+    let mut client = gateway.client();
+    let body = json!({ "jsonrpc": "2.0", "id": "run", "method": "run_code", "params": { "language": "python", "code": code } }).to_string();
+    let length = body.len().to_string();
+    let headers = [
+        ("Content-Type", "application/json"),
+        ("Content-Length", length.as_str()),
+    ];
+    client.head("POST", "/rpc", &headers).unwrap();
+    client.write(body.as_bytes()).unwrap();
+    eventually("the run is under way", Duration::from_secs(20), || {
+        // The code says so by a second process: the first is there before the code is.
+        gateway.inside().len() >= 3
+    });
+    client
+}
+
+/// With a child, so that there is something to be left behind.
+const SLEEPS: &str = "import os, time\ndef main(args):\n    if os.fork() == 0:\n        time.sleep(1000)\n    time.sleep(1000)\n";
+
+#[test]
+fn a_run_ends_with_its_caller() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let client = begun(&gateway, SLEEPS);
+    client.hang_up();
+    let took = eventually("the run is gone", Duration::from_secs(2), || {
+        gateway.inside().is_empty()
+    });
+    println!(
+        "the caller went, everything inside was gone after {} ms",
+        took.as_millis()
+    );
+    gateway
+        .client()
+        .run("def main(args):\n    return 1\n", json!({}))
+        .unwrap();
+    gateway.stop();
+}
+
+#[test]
+fn a_run_may_outlive_its_caller() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        runs: "on_disconnect = \"finish\"",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let code = "import os, time\nfrom runtime import blobs\ndef main(args):\n    if os.fork() == 0:\n        time.sleep(1000)\n    time.sleep(1)\n    blobs.write_text('finished', kind='text/plain')\n";
+    let client = begun(&gateway, code);
+    assert_eq!(house.blobs().len(), 0, "it is not done yet");
+    client.hang_up();
+    eventually(
+        "the run has stored its blob",
+        Duration::from_secs(20),
+        || house.blobs().len() == 1,
+    );
+    eventually("the run has ended", Duration::from_secs(10), || {
+        gateway.inside().is_empty() && gateway.log().contains("run ended")
+    });
+    gateway.stop();
+}
+
+#[test]
+fn sigterm_lets_runs_finish() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let mut gateway = house.start();
+    let mut idle = gateway.client();
+    assert_eq!(idle.get("/readyz").unwrap().status, 200);
+    let instance = gateway.instance();
+    let code = "import os, time\ndef main(args):\n    if os.fork() == 0:\n        time.sleep(1000)\n    time.sleep(1.5)\n    return 'finished'\n";
+    let mut client = begun(&gateway, code);
+    gateway.signal("TERM");
+    let began = Instant::now();
+    eventually(
+        "new connections are refused",
+        Duration::from_secs(1),
+        || {
+            TcpStream::connect(&gateway.address)
+                .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+        },
+    );
+    // A connection that was idle is closed; on one that is not yet, a balancer is told.
+    if let Ok(answer) = idle.get("/readyz") {
+        assert_eq!(answer.status, 503, "{}", answer.text());
+        assert!(answer.header("retry-after").is_some());
+    }
+    assert!(gateway.ended().is_none(), "it waits for the run");
+    let answer = client.answer().unwrap();
+    let reply = answer.json().unwrap();
+    assert_eq!(reply["result"]["output"], "finished", "{reply}");
+    let status = gateway.end(Duration::from_secs(10));
+    println!(
+        "SIGTERM during a run: answered, ended with {status} after {} ms",
+        began.elapsed().as_millis()
+    );
+    assert_eq!(status.code(), Some(0));
+    assert!(!gateway.launcher().lives());
+    assert!(look::groups(&instance).is_empty() && look::members(&instance).is_empty());
+}
+
+#[test]
+fn a_second_sigterm_ends_at_once() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let mut gateway = house.start();
+    let instance = gateway.instance();
+    let _client = begun(&gateway, SLEEPS);
+    let inside = gateway.inside();
+    gateway.signal("TERM");
+    eventually("it drains", Duration::from_secs(5), || {
+        gateway.log().contains("draining")
+    });
+    let began = Instant::now();
+    gateway.signal("TERM");
+    let status = gateway.end(Duration::from_secs(2));
+    println!(
+        "the second SIGTERM: ended with {status} after {} ms",
+        began.elapsed().as_millis()
+    );
+    assert!(!status.success(), "{status}");
+    eventually("nothing is left", Duration::from_secs(5), || {
+        !gateway.launcher().lives()
+            && inside.iter().all(|process| !process.lives())
+            && look::members(&instance).is_empty()
+            && look::groups(&instance).is_empty()
+    });
+}

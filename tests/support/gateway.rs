@@ -1,0 +1,312 @@
+//! Starts and stops the real program.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use super::http::Client;
+use super::look::{self, Process};
+use super::{eventually, http};
+
+/// How long a gateway may take to start, and to stop.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// What the plugin calls its helper process.
+const LAUNCHER: &str = "skillgate-runs";
+
+pub(crate) fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|meta| std::os::unix::fs::MetadataExt::uid(&meta) == 0)
+}
+
+/// Where one gateway, or several one after the other, keep everything.
+#[derive(Debug)]
+pub(crate) struct House {
+    dir: tempfile::TempDir,
+}
+
+/// What a configuration says beside the usual. Each is TOML.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Settings<'a> {
+    /// Keys of `[server]`.
+    pub(crate) server: &'a str,
+    /// Keys of `[runs]`.
+    pub(crate) runs: &'a str,
+    /// Keys of `[blobs]`.
+    pub(crate) blobs: &'a str,
+    /// More of the store's `config`, beginning with a comma.
+    pub(crate) store: &'a str,
+    /// `config` of the sandbox; the default fits the user that the tests run as.
+    pub(crate) sandbox: Option<&'a str>,
+}
+
+impl House {
+    pub(crate) fn new(settings: Settings<'_>) -> House {
+        let dir = tempfile::Builder::new()
+            .prefix("skillgate-gateway-")
+            .tempdir()
+            .unwrap();
+        let house = House { dir };
+        house.configure(settings);
+        house
+    }
+
+    pub(crate) fn configure(&self, settings: Settings<'_>) {
+        // An ordinary user has no control groups to make unless somebody has given it some.
+        let fitting = if is_root() {
+            "{}"
+        } else {
+            r#"{ downgrades = ["cgroup"] }"#
+        };
+        let text = format!(
+            r#"[server]
+listen = "127.0.0.1:0"
+{server}
+[admin]
+listen = "127.0.0.1:0"
+[runs]
+{runs}
+[blobs]
+{blobs}
+[skills]
+paths = [{skills:?}]
+[plugins]
+state_dir = {state:?}
+[plugins.storage]
+name = "storage-fs"
+config = {{ root = {store:?} {more} }}
+[plugins.sandbox]
+name = "sandbox-process"
+config = {sandbox}
+"#,
+            server = settings.server,
+            runs = settings.runs,
+            blobs = settings.blobs,
+            skills = Path::new(env!("CARGO_MANIFEST_DIR")).join("skills"),
+            state = self.path().join("state"),
+            store = self.store(),
+            more = settings.store,
+            sandbox = settings.sandbox.unwrap_or(fitting),
+        );
+        fs::write(self.config(), text).unwrap();
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn config(&self) -> PathBuf {
+        self.path().join("skillgate.toml")
+    }
+
+    pub(crate) fn store(&self) -> PathBuf {
+        self.path().join("store")
+    }
+
+    /// The directory of each blob that is in the store.
+    pub(crate) fn blobs(&self) -> Vec<PathBuf> {
+        let below = |dir: &Path| -> Vec<PathBuf> {
+            fs::read_dir(dir)
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|entry| entry.path())
+                .collect()
+        };
+        let blobs = self.store().join("tenants/default/blobs");
+        below(&blobs).iter().flat_map(|part| below(part)).collect()
+    }
+
+    /// What is in the store and not published.
+    pub(crate) fn unfinished(&self) -> usize {
+        look::tree(&self.store().join("tmp")).len()
+    }
+
+    /// `skillgate serve`, not yet started.
+    pub(crate) fn command(&self) -> Command {
+        self.command_of(Path::new(env!("CARGO_BIN_EXE_skillgate")))
+    }
+
+    pub(crate) fn command_of(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.args(["serve", "--config"]).arg(self.config());
+        self.clean(&mut command);
+        command
+    }
+
+    /// No setting of whoever runs the tests.
+    pub(crate) fn clean(&self, command: &mut Command) {
+        command.current_dir(self.path());
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("SKILLGATE_") {
+                command.env_remove(name);
+            }
+        }
+    }
+
+    pub(crate) fn start(&self) -> Gateway {
+        self.start_as(self.command())
+    }
+
+    pub(crate) fn start_as(&self, mut command: Command) -> Gateway {
+        let log = self.path().join("stderr.log");
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        let stdout = child.stdout.take().unwrap();
+        let (send, receive) = mpsc::channel();
+        // Reads to the end, so that the gateway never writes to a closed pipe.
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                if let Some(address) = address_in(&line) {
+                    let _already_known = send.send(address);
+                }
+            }
+        });
+        let mut gateway = Gateway {
+            pid: child.id(),
+            child: Some(child),
+            address: String::new(),
+            launcher: None,
+            log,
+        };
+        match receive.recv_timeout(PATIENCE) {
+            Ok(address) => gateway.address = address,
+            Err(_) => panic!("the gateway does not start: {}", gateway.said()),
+        }
+        let launcher = look::descendants(gateway.pid)
+            .into_iter()
+            .find(|process| process.name == LAUNCHER);
+        gateway.launcher = Some(launcher.expect("the gateway has a launcher"));
+        gateway
+    }
+}
+
+/// `  http://127.0.0.1:4567/rpc   POST …`
+fn address_in(line: &str) -> Option<String> {
+    let url = line.split_whitespace().next()?.strip_prefix("http://")?;
+    url.strip_suffix("/rpc").map(str::to_owned)
+}
+
+/// A running gateway. It ends when this does.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    child: Option<Child>,
+    pub(crate) pid: u32,
+    /// `127.0.0.1:4567`
+    pub(crate) address: String,
+    launcher: Option<Process>,
+    log: PathBuf,
+}
+
+impl Gateway {
+    pub(crate) fn client(&self) -> http::Client {
+        Client::open(&self.address).unwrap()
+    }
+
+    pub(crate) fn launcher(&self) -> &Process {
+        self.launcher.as_ref().expect("started")
+    }
+
+    /// What the names of this instance's control groups end in.
+    pub(crate) fn group(&self) -> String {
+        format!("-{}", self.launcher().pid)
+    }
+
+    /// The name of its control groups without the launcher's number, so that those of the lives before are found too.
+    /// Empty where the host gives it none.
+    pub(crate) fn instance(&self) -> String {
+        let number = self.group();
+        look::groups("skillgate-")
+            .iter()
+            .filter_map(|path| path.file_name()?.to_str()?.strip_suffix(&number))
+            .map(str::to_owned)
+            .next()
+            .unwrap_or_default()
+    }
+
+    /// Processes of runs.
+    pub(crate) fn inside(&self) -> Vec<Process> {
+        look::descendants(self.launcher().pid)
+    }
+
+    pub(crate) fn rss_kib(&self) -> u64 {
+        look::status_kib(self.pid, "VmRSS")
+    }
+
+    /// The end of what it wrote to standard error.
+    pub(crate) fn said(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
+        let status = Command::new("kill")
+            .args([&format!("-{name}"), &self.pid.to_string()])
+            .status()
+            .unwrap();
+        assert!(status.success(), "kill -{name} {}", self.pid);
+    }
+
+    /// SIGKILL, at once.
+    pub(crate) fn kill(&mut self) {
+        let mut child = self.child.take().expect("not ended yet");
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child
+            .as_mut()
+            .and_then(|child| child.try_wait().unwrap())
+    }
+
+    /// Waits for the end that was asked for.
+    pub(crate) fn end(&mut self, limit: Duration) -> ExitStatus {
+        let mut status = None;
+        eventually("the gateway ends", limit, || {
+            status = self.ended();
+            status.is_some()
+        });
+        self.child = None;
+        status.expect("it has ended")
+    }
+
+    /// SIGTERM; it must end well and leave nothing that the kernel knows of.
+    pub(crate) fn stop(mut self) {
+        let instance = self.instance();
+        self.signal("TERM");
+        let status = self.end(PATIENCE);
+        assert!(status.success(), "{status}: {}", self.said());
+        assert!(!self.launcher().lives(), "the launcher is left");
+        assert_eq!(look::members(&instance), [], "processes are left");
+        assert_eq!(
+            look::groups(&instance).len(),
+            0,
+            "groups are left: {:?}",
+            look::groups(&instance)
+        );
+    }
+}
+
+impl Drop for Gateway {
+    /// After a failed test.
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            eprintln!("the gateway said: {}", self.said());
+            // Its launcher ends with it, and everything inside.
+            let _gone_already = child.kill();
+            let _status = child.wait();
+        }
+    }
+}

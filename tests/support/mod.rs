@@ -1,0 +1,35 @@
+//! For tests and benches of the whole gateway: start it, speak to it, look at its processes.
+
+#![allow(dead_code, reason = "each of the programs that share this uses a part")]
+
+pub(crate) mod gateway;
+pub(crate) mod http;
+pub(crate) mod look;
+pub(crate) mod random;
+
+use std::time::{Duration, Instant};
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// Waits until something is so and says how long that took; fails with what it was.
+pub(crate) fn eventually(what: &str, limit: Duration, mut so: impl FnMut() -> bool) -> Duration {
+    let began = Instant::now();
+    while !so() {
+        assert!(began.elapsed() < limit, "not within {limit:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    began.elapsed()
+}
+
+/// The value below which a share of the (sorted) values lies.
+pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let at = ((sorted.len() as f64 * share) as usize).min(sorted.len().saturating_sub(1));
+    sorted.get(at).copied().unwrap_or(0.0)
+}
+
+/// The middle one.
+pub(crate) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    quantile(&sorted, 0.5)
+}
