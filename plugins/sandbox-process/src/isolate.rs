@@ -44,7 +44,7 @@ pub(crate) struct Ground {
     pub(crate) user_namespace: bool,
     /// Whether the supplementary groups can be dropped (an ordinary user's namespace forbids it).
     pub(crate) drops_groups: bool,
-    /// `false`: the limit of memory is the address space's, for want of a cgroup.
+    /// `false`: for want of a cgroup each process has a limit of memory of its own.
     pub(crate) memory_by_cgroup: bool,
     /// To see whether the launcher is still there.
     pub(crate) launcher: OwnedFd,
@@ -259,24 +259,19 @@ impl Isolation<'_> {
 
     fn set_limits(&self) -> io::Result<()> {
         let memory = self.spec.memory_bytes;
-        let address_space = match (self.ground.memory_by_cgroup, memory) {
-            (_, 0) => u64::MAX,
-            (true, _) => memory.saturating_mul(8).max(ADDRESS_SPACE_MIN),
-            (false, _) => memory,
-        };
-        let file = if self.spec.disk_bytes > 0 {
-            self.spec.disk_bytes
-        } else {
+        let or_none = |n: u64| if n > 0 { n } else { u64::MAX };
+        let address_space = or_none(memory.saturating_mul(8)).max(ADDRESS_SPACE_MIN);
+        // Private writable memory, of each process by itself: what there is when there is no cgroup.
+        let data = if self.ground.memory_by_cgroup {
             u64::MAX
-        };
-        let cpu = if self.spec.cpu_ms > 0 {
-            self.spec.cpu_ms.div_ceil(1000)
         } else {
-            u64::MAX
+            or_none(memory)
         };
+        let file = or_none(self.spec.disk_bytes);
+        let cpu = or_none(self.spec.cpu_ms.div_ceil(1000));
         let limits = [
             (libc::RLIMIT_AS as i32, address_space),
-            (libc::RLIMIT_CPU as i32, cpu),
+            (libc::RLIMIT_DATA as i32, data),
             (libc::RLIMIT_FSIZE as i32, file),
             (libc::RLIMIT_NOFILE as i32, OPEN_FILES_MAX),
             // Init and the program are there already.
@@ -290,6 +285,10 @@ impl Isolation<'_> {
             (libc::RLIMIT_NICE as i32, 0),
             (libc::RLIMIT_RTPRIO as i32, 0),
         ];
+        let cpu_max = cpu
+            .saturating_add(1)
+            .min(sys::hard_limit(libc::RLIMIT_CPU as i32)?);
+        sys::set_soft_limit(libc::RLIMIT_CPU as i32, cpu.min(cpu_max), cpu_max)?;
         for (resource, value) in limits {
             sys::set_limit(resource, value.min(sys::hard_limit(resource)?))?;
         }
@@ -361,8 +360,12 @@ impl Isolation<'_> {
 
     /// Process 1: reaps, and ends when the program has ended, which ends everything that it has left behind.
     fn init(&self, program: libc::pid_t) -> ! {
-        // Neither the pipe nor the channel may stay open because init has them. If this fails, so does the run.
-        if sys::close_all_from(4, &[self.report.as_raw_fd()]).is_err() {
+        // Neither the pipe nor the channel may stay open because init has them; and what init does is on the list too.
+        let alone = sys::close_all_from(4, &[self.report.as_raw_fd()]);
+        if alone
+            .and_then(|()| sys::install_filter(&seccomp::program()))
+            .is_err()
+        {
             sys::exit_now(126);
         }
         loop {

@@ -38,6 +38,7 @@ pub(crate) fn main() -> i32 {
 
 fn serve() -> io::Result<()> {
     let control = take_descriptors()?;
+    be_nobodys()?;
     let mut buf = vec![0; MESSAGE_BYTES_MAX];
     let Some((_, mut fds)) = sys::receive_message(control.as_fd(), &mut buf)? else {
         return Ok(());
@@ -79,6 +80,26 @@ fn take_descriptors() -> io::Result<OwnedFd> {
         std::mem::forget(null);
     }
     Ok(control)
+}
+
+/// Nothing of the gateway's surroundings matters from here on, and no signal that is meant for the gateway ends the
+/// launcher before its socket does: a terminal's ^C and a service manager's SIGTERM reach every process, while the
+/// gateway still waits for its runs.
+fn be_nobodys() -> io::Result<()> {
+    sys::ignore_signals(&[
+        libc::SIGINT,
+        libc::SIGTERM,
+        libc::SIGHUP,
+        libc::SIGQUIT,
+        libc::SIGPIPE,
+    ])?;
+    // The first process of a session (one started by `setsid`, in a container) stays what it is.
+    let _ = sys::new_session();
+    // The roots that are built here are for other users.
+    sys::set_umask(0o022);
+    std::env::set_current_dir("/")?;
+    let files = libc::RLIMIT_NOFILE as i32;
+    sys::set_limit(files, sys::hard_limit(files)?)
 }
 
 struct Launcher {

@@ -17,6 +17,7 @@ mod plugin;
 mod config;
 mod supervisor;
 
+mod answer;
 mod channel;
 mod job;
 mod mounts;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use skillgate_plugin_sdk::model::{Error, RunRequest, RunResult};
 use skillgate_plugin_sdk::{Host, Level, RunServices, abi};
 
-use crate::channel::{Channel, GuestResult, Status};
+use crate::answer::{self, Fill as _};
+use crate::channel::Channel;
 use crate::supervisor::Launcher;
 use crate::sys::{self, Poll};
 use crate::wire::{End, MESSAGE_BYTES_MAX, Notice, RunSpec};
@@ -17,13 +18,12 @@ use crate::{job, mounts};
 
 const TARGET: &str = "sandbox_process::run";
 /// After its result a run has this long to end by itself; then its namespace is ended.
-const GRACE_NS: u64 = 20_000_000;
-/// The answer of a run that was stopped waits this long for its last process to be reaped. Contract: 100 ms.
-const STOP_WAIT_NS: u64 = 90_000_000;
+const GRACE_NS: u64 = 100_000_000;
+/// The answer of a run that has come to its deadline waits this long for its last process to be reaped. Contract: 100 ms.
+const DEADLINE_WAIT_NS: u64 = 90_000_000;
+/// The same for a run that is ended for another reason: nobody has been promised a time.
+const END_WAIT_NS: u64 = 5_000_000_000;
 const OUTPUT_BYTES: usize = 64 << 10;
-const SUMMARY_BYTES_MAX: usize = 4096;
-const TYPE_BYTES_MAX: usize = 256;
-const MESSAGE_TEXT_BYTES_MAX: usize = 64 << 10;
 
 /// Why the plugin has ended a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -214,7 +214,7 @@ impl Running<'_> {
             if self.result_ns.is_some_and(|t| now >= t + GRACE_NS) {
                 self.kill(Verdict::Lingering);
             }
-            if self.killed_ns.is_some_and(|t| now >= t + STOP_WAIT_NS) {
+            if self.stuck_ns().is_some_and(|t| now >= t) {
                 self.host.log(
                     Level::Error,
                     TARGET,
@@ -277,9 +277,19 @@ impl Running<'_> {
         outcome
     }
 
+    /// When the answer is given although a killed run has not been seen to end.
+    fn stuck_ns(&self) -> Option<u64> {
+        let wait = if self.verdict == Some(Verdict::Timeout) {
+            DEADLINE_WAIT_NS
+        } else {
+            END_WAIT_NS
+        };
+        self.killed_ns.map(|t| t + wait)
+    }
+
     fn patience(&self, now: u64) -> u64 {
-        let until = match (self.killed_ns, self.result_ns) {
-            (Some(killed), _) => killed + STOP_WAIT_NS,
+        let until = match (self.stuck_ns(), self.result_ns) {
+            (Some(stuck), _) => stuck,
             (None, Some(result)) => self.deadline_ns.min(result + GRACE_NS),
             (None, None) => self.deadline_ns,
         };
@@ -409,14 +419,13 @@ impl Running<'_> {
         };
         let guest = self.channel.result.take();
         match (&self.verdict, guest) {
-            (Some(Verdict::Broken(why)), _) => result.fail(
-                abi_words::SANDBOX_ERROR,
-                format!("the run was stopped: {why}"),
-            ),
+            (Some(Verdict::Broken(why)), _) => {
+                result.fail(answer::SANDBOX_ERROR, format!("the run was stopped: {why}"))
+            }
             (_, Some(guest)) => result.take(guest, request, &end),
             (Some(Verdict::Timeout), None) => {
                 result.fail(
-                    abi_words::TIMEOUT,
+                    answer::TIMEOUT,
                     format!(
                         "the run was stopped at its limit of {} ms",
                         request.limits.wall_ms
@@ -424,159 +433,10 @@ impl Running<'_> {
                 );
             }
             (Some(Verdict::Cancelled), None) => {
-                result.fail(abi_words::CANCELLED, "the run was cancelled".into())
+                result.fail(answer::CANCELLED, "the run was cancelled".into())
             }
             (Some(Verdict::Lingering) | None, None) => result.died(request, &end),
         }
         Ok(result)
     }
-}
-
-/// `SKG_RUN_*`: what a run is said to have failed of when the sandbox ended it.
-mod abi_words {
-    pub(super) const TIMEOUT: &str = "Timeout";
-    pub(super) const OUT_OF_MEMORY: &str = "OutOfMemory";
-    pub(super) const TOO_MANY_PROCESSES: &str = "TooManyProcesses";
-    pub(super) const DISK_FULL: &str = "DiskFull";
-    pub(super) const CANCELLED: &str = "Cancelled";
-    pub(super) const SANDBOX_ERROR: &str = "SandboxError";
-}
-
-trait Fill {
-    fn fail(&mut self, kind: &str, message: String);
-    fn take(&mut self, guest: GuestResult, request: &RunRequest, end: &End);
-    fn died(&mut self, request: &RunRequest, end: &End);
-}
-
-impl Fill for RunResult {
-    fn fail(&mut self, kind: &str, message: String) {
-        self.completed = false;
-        self.error_type = kind.into();
-        self.error_message = message;
-    }
-
-    /// What the guest said, within its limits.
-    fn take(&mut self, guest: GuestResult, request: &RunRequest, end: &End) {
-        self.summary = cut(guest.summary.unwrap_or_default(), SUMMARY_BYTES_MAX);
-        match (guest.status, guest.error) {
-            (Status::Completed, _) => {
-                let output = guest
-                    .output
-                    .map(|o| o.get().as_bytes().to_vec())
-                    .unwrap_or_default();
-                if output.len() as u64 > request.limits.output_bytes {
-                    return self.fail(
-                        abi_words::SANDBOX_ERROR,
-                        format!(
-                            "the run sent {} bytes of output past its limit of {}",
-                            output.len(),
-                            request.limits.output_bytes
-                        ),
-                    );
-                }
-                if guest.spilled && (self.output_blobs.is_empty() || !output.is_empty()) {
-                    return self.fail(
-                        abi_words::SANDBOX_ERROR,
-                        "the run says that its output is a blob and there is none".into(),
-                    );
-                }
-                self.completed = true;
-                self.output_spilled = guest.spilled;
-                self.output_json = output;
-            }
-            (Status::Failed, None) => self.fail(
-                abi_words::SANDBOX_ERROR,
-                "the run failed and did not say how".into(),
-            ),
-            (Status::Failed, Some(error)) => {
-                let kind = cut(
-                    error.kind.lines().next().unwrap_or_default().to_owned(),
-                    TYPE_BYTES_MAX,
-                );
-                let message = cut(error.message, MESSAGE_TEXT_BYTES_MAX);
-                let refused = matches!(
-                    kind.as_str(),
-                    "BlockingIOError" | "RuntimeError" | "OSError"
-                ) && end.pids_refused > 0;
-                let full = kind == "OSError" && message.contains("[Errno 28]");
-                if refused {
-                    self.fail(
-                        abi_words::TOO_MANY_PROCESSES,
-                        format!(
-                            "the run reached its limit of {} processes and threads\n{message}",
-                            request.limits.max_pids
-                        ),
-                    );
-                } else if full {
-                    self.fail(
-                        abi_words::DISK_FULL,
-                        format!(
-                            "the run filled its {} bytes or {} files\n{message}",
-                            request.limits.disk_bytes, request.limits.disk_inodes
-                        ),
-                    );
-                } else {
-                    self.fail(
-                        if kind.is_empty() {
-                            abi_words::SANDBOX_ERROR
-                        } else {
-                            &kind
-                        },
-                        message,
-                    );
-                }
-            }
-        }
-    }
-
-    /// It ended without a result.
-    fn died(&mut self, request: &RunRequest, end: &End) {
-        let limits = &request.limits;
-        if end.cpu_exhausted || end.signal == libc::SIGXCPU {
-            self.fail(
-                abi_words::TIMEOUT,
-                format!(
-                    "the run has used its {} ms of processor time",
-                    limits.cpu_ms
-                ),
-            );
-        } else if end.oom_kills > 0 {
-            self.fail(
-                abi_words::OUT_OF_MEMORY,
-                format!(
-                    "the run needed more than its {} bytes of memory",
-                    limits.memory_bytes
-                ),
-            );
-        } else if end.signal != 0 {
-            self.fail(
-                abi_words::SANDBOX_ERROR,
-                format!(
-                    "the interpreter was ended by signal {} before it gave a result",
-                    end.signal
-                ),
-            );
-        } else {
-            self.fail(
-                abi_words::SANDBOX_ERROR,
-                format!(
-                    "the interpreter ended with exit code {} before it gave a result",
-                    end.exit_code
-                ),
-            );
-        }
-    }
-}
-
-/// At most `bytes_max` bytes, never through a character.
-fn cut(mut text: String, bytes_max: usize) -> String {
-    if text.len() > bytes_max {
-        let end = (0..=bytes_max)
-            .rev()
-            .find(|i| text.is_char_boundary(*i))
-            .unwrap_or(0);
-        text.truncate(end);
-        text.push('…');
-    }
-    text
 }

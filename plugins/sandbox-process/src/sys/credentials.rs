@@ -107,9 +107,14 @@ pub(crate) fn set_hostname(name: &str) -> io::Result<()> {
 
 /// Soft and hard limit of a resource (`libc::RLIMIT_*`).
 pub(crate) fn set_limit(resource: i32, value: u64) -> io::Result<()> {
+    set_soft_limit(resource, value, value)
+}
+
+/// A soft limit below the hard one: reaching it is a signal with a name of its own, not SIGKILL.
+pub(crate) fn set_soft_limit(resource: i32, soft: u64, hard: u64) -> io::Result<()> {
     let limit = libc::rlimit {
-        rlim_cur: value,
-        rlim_max: value,
+        rlim_cur: soft,
+        rlim_max: hard,
     };
     // SAFETY: the new limit is a valid rlimit; the old one is not asked for.
     check(unsafe {

@@ -194,6 +194,17 @@ pub(crate) fn reset_signals() -> io::Result<()> {
     .map(drop)
 }
 
+/// Signals that do nothing from now on.
+pub(crate) fn ignore_signals(signals: &[libc::c_int]) -> io::Result<()> {
+    for signal in signals {
+        // SAFETY: SIG_IGN is no function: nothing runs when the signal comes.
+        if unsafe { libc::signal(*signal, libc::SIG_IGN) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
 /// The mode bits that new files never get.
 pub(crate) fn set_umask(mask: u32) {
     // SAFETY: no pointers, cannot fail.

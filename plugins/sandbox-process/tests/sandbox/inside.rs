@@ -165,8 +165,8 @@ def main(args):
             .map(|r| r.join().unwrap())
             .map(|r| serde_json::from_slice(&r.output_json).unwrap_or_else(|e| panic!("{e} {r:?}")))
             .collect();
-        for i in 0..7 {
-            assert_ne!(results[0][i], results[1][i]);
+        for (one, other) in results[0].iter().zip(&results[1]).take(7) {
+            assert_ne!(one, other);
         }
         assert_eq!(results[0][7..], results[1][7..]);
     });
@@ -323,6 +323,86 @@ def main(args):
         };
         assert!(fine.contains(&answer), "{what}: {answer}");
     }
+}
+
+#[test]
+fn every_mount_is_read_only_or_cannot_execute() {
+    let instance = Instance::new();
+    let dir = tempfile::tempdir().unwrap();
+    open_to_all(dir.path());
+    let mut request = request(
+        "def main(args):\n    return [l.split(' - ')[0].split()[4:6] + [l.split(' - ')[1].split()[0]] for l in open('/proc/self/mountinfo')] + [open('/proc/self/cgroup').read()]\n",
+    );
+    let path = dir.path().display().to_string();
+    request.mounts = vec![
+        mount("/skills/a", Source::Path(path.clone())),
+        mount("/blobs/b", Source::Path(path)),
+    ];
+    request.limits.output_bytes = 1 << 16;
+    let (result, services) = instance.run(request);
+    assert!(result.completed, "{result:?} {}", services.text());
+    let mut lines: Vec<serde_json::Value> = serde_json::from_slice(&result.output_json).unwrap();
+    let groups = lines.pop().unwrap();
+    let own_root = |l: &str| l.ends_with(":/") || !is_root();
+    assert!(groups.as_str().unwrap().lines().all(own_root), "{groups}");
+    let mut places = Vec::new();
+    for line in &lines {
+        let (place, options) = (line[0].as_str().unwrap(), line[1].as_str().unwrap());
+        let has = |o: &str| options.split(',').any(|x| x == o);
+        let device = place.starts_with("/dev/") && place != "/dev/shm";
+        assert!(has("nosuid") && (device || has("nodev")), "{line}");
+        if ["/workspace", "/tmp", "/dev/shm", "/proc"].contains(&place) {
+            assert!(has("noexec"), "{line}");
+        } else {
+            assert!(has("ro"), "{line}");
+        }
+        if place.starts_with("/skills") || place.starts_with("/blobs") {
+            assert!(has("noexec"), "{line}");
+        }
+        if ["/skills/a", "/blobs/b"].contains(&place) {
+            assert!(has("nosymfollow"), "{line}");
+        }
+        places.push(place);
+    }
+    places.sort_unstable();
+    for wanted in [
+        "/",
+        "/workspace",
+        "/tmp",
+        "/dev/shm",
+        "/proc",
+        "/skills",
+        "/skills/a",
+        "/blobs",
+        "/blobs/b",
+    ] {
+        assert_eq!(
+            places.iter().filter(|p| **p == wanted).count(),
+            1,
+            "{wanted} in {places:?}"
+        );
+    }
+}
+
+/// A file of the root that the mounts would let a run execute: only the second layer says no.
+#[test]
+fn landlock_leaves_the_interpreter_alone_to_execute() {
+    let instance = Instance::new();
+    let code = "\
+import errno, os, stat
+def main(args):
+    out = []
+    for d, _, files in os.walk('/usr'):
+        for f in files:
+            p = os.path.join(d, f)
+            if d.endswith('/bin') or not os.access(p, os.X_OK): continue
+            try:
+                os.execv(p, ['x'])
+            except OSError as e:
+                out.append(errno.errorcode[e.errno])
+            if len(out) == 20: return sorted(set(out))
+";
+    assert_eq!(instance.output(code), serde_json::json!(["EACCES"]));
 }
 
 #[test]

@@ -1,0 +1,158 @@
+//! What a run's end is called: from the guest's result, or its absence, and what the launcher has counted.
+
+use skillgate_plugin_sdk::model::{RunRequest, RunResult};
+
+use crate::channel::{GuestResult, Status};
+use crate::wire::End;
+
+const SUMMARY_BYTES_MAX: usize = 4096;
+const TYPE_BYTES_MAX: usize = 256;
+const MESSAGE_TEXT_BYTES_MAX: usize = 64 << 10;
+
+// `SKG_RUN_*`: what a run is said to have failed of when the sandbox ended it.
+pub(crate) const TIMEOUT: &str = "Timeout";
+pub(crate) const OUT_OF_MEMORY: &str = "OutOfMemory";
+pub(crate) const TOO_MANY_PROCESSES: &str = "TooManyProcesses";
+pub(crate) const DISK_FULL: &str = "DiskFull";
+pub(crate) const CANCELLED: &str = "Cancelled";
+pub(crate) const SANDBOX_ERROR: &str = "SandboxError";
+
+/// The ways to fill in a result.
+pub(crate) trait Fill {
+    fn fail(&mut self, kind: &str, message: String);
+    fn take(&mut self, guest: GuestResult, request: &RunRequest, end: &End);
+    fn died(&mut self, request: &RunRequest, end: &End);
+}
+
+impl Fill for RunResult {
+    fn fail(&mut self, kind: &str, message: String) {
+        self.completed = false;
+        self.error_type = kind.into();
+        self.error_message = message;
+    }
+
+    /// What the guest said, within its limits.
+    fn take(&mut self, guest: GuestResult, request: &RunRequest, end: &End) {
+        self.summary = cut(guest.summary.unwrap_or_default(), SUMMARY_BYTES_MAX);
+        match (guest.status, guest.error) {
+            (Status::Completed, _) => {
+                let output = guest
+                    .output
+                    .map(|o| o.get().as_bytes().to_vec())
+                    .unwrap_or_default();
+                if output.len() as u64 > request.limits.output_bytes {
+                    return self.fail(
+                        SANDBOX_ERROR,
+                        format!(
+                            "the run sent {} bytes of output past its limit of {}",
+                            output.len(),
+                            request.limits.output_bytes
+                        ),
+                    );
+                }
+                if guest.spilled && (self.output_blobs.is_empty() || !output.is_empty()) {
+                    return self.fail(
+                        SANDBOX_ERROR,
+                        "the run says that its output is a blob and there is none".into(),
+                    );
+                }
+                self.completed = true;
+                self.output_spilled = guest.spilled;
+                self.output_json = output;
+            }
+            (Status::Failed, None) => {
+                self.fail(SANDBOX_ERROR, "the run failed and did not say how".into())
+            }
+            (Status::Failed, Some(error)) => {
+                let kind = cut(
+                    error.kind.lines().next().unwrap_or_default().to_owned(),
+                    TYPE_BYTES_MAX,
+                );
+                let message = cut(error.message, MESSAGE_TEXT_BYTES_MAX);
+                let refused = matches!(
+                    kind.as_str(),
+                    "BlockingIOError" | "RuntimeError" | "OSError"
+                ) && end.pids_refused > 0;
+                let full = kind == "OSError" && message.contains("[Errno 28]");
+                if refused {
+                    self.fail(
+                        TOO_MANY_PROCESSES,
+                        format!(
+                            "the run reached its limit of {} processes and threads\n{message}",
+                            request.limits.max_pids
+                        ),
+                    );
+                } else if full {
+                    self.fail(
+                        DISK_FULL,
+                        format!(
+                            "the run filled its {} bytes or {} files\n{message}",
+                            request.limits.disk_bytes, request.limits.disk_inodes
+                        ),
+                    );
+                } else {
+                    self.fail(
+                        if kind.is_empty() {
+                            SANDBOX_ERROR
+                        } else {
+                            &kind
+                        },
+                        message,
+                    );
+                }
+            }
+        }
+    }
+
+    /// It ended without a result.
+    fn died(&mut self, request: &RunRequest, end: &End) {
+        let limits = &request.limits;
+        let cpu_used = limits.cpu_ms > 0 && end.signal != 0 && end.cpu_us / 1000 >= limits.cpu_ms;
+        if end.cpu_exhausted || cpu_used || end.signal == libc::SIGXCPU {
+            self.fail(
+                TIMEOUT,
+                format!(
+                    "the run has used its {} ms of processor time",
+                    limits.cpu_ms
+                ),
+            );
+        } else if end.oom_kills > 0 {
+            self.fail(
+                OUT_OF_MEMORY,
+                format!(
+                    "the run needed more than its {} bytes of memory",
+                    limits.memory_bytes
+                ),
+            );
+        } else if end.signal != 0 {
+            self.fail(
+                SANDBOX_ERROR,
+                format!(
+                    "the interpreter was ended by signal {} before it gave a result",
+                    end.signal
+                ),
+            );
+        } else {
+            self.fail(
+                SANDBOX_ERROR,
+                format!(
+                    "the interpreter ended with exit code {} before it gave a result",
+                    end.exit_code
+                ),
+            );
+        }
+    }
+}
+
+/// At most `bytes_max` bytes, never through a character.
+fn cut(mut text: String, bytes_max: usize) -> String {
+    if text.len() > bytes_max {
+        let end = (0..=bytes_max)
+            .rev()
+            .find(|i| text.is_char_boundary(*i))
+            .unwrap_or(0);
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}

@@ -1,0 +1,205 @@
+//! Which control group hierarchies this host has, and where in them this process may work.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::enable;
+
+/// One hierarchy, and the group below which the instance works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Hierarchy {
+    pub(super) v2: bool,
+    /// Of `memory`, `pids`, `cpu`, `cpuacct`: those that are used here.
+    pub(super) controllers: Vec<&'static str>,
+    /// Where the instance's parent group is made.
+    pub(super) base: PathBuf,
+}
+
+const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "cpuacct"];
+
+/// Which hierarchies to use. `configured` is a path below the mount of each.
+pub(super) fn hierarchies(mountinfo: &str, own: &str, configured: Option<&str>) -> Vec<Hierarchy> {
+    let mut found: Vec<Hierarchy> = Vec::new();
+    let mut wanted: Vec<&'static str> = CONTROLLERS.to_vec();
+    for (root, point, kind, options) in mountinfo.lines().filter_map(mount_line) {
+        let v2 = kind == "cgroup2";
+        if !v2 && kind != "cgroup" {
+            continue;
+        }
+        let Some(path) = own.lines().find_map(|l| own_path(l, v2, options)) else {
+            continue;
+        };
+        let below = |path: &str| {
+            point.join(
+                path.strip_prefix(root.trim_end_matches('/'))
+                    .unwrap_or(path)
+                    .trim_start_matches('/'),
+            )
+        };
+        let own_group = below(path);
+        if v2 {
+            let mut candidates: Vec<PathBuf> =
+                configured.map(|c| vec![below(c)]).unwrap_or_else(|| {
+                    let parent = (own_group != point)
+                        .then(|| own_group.parent().map(Path::to_path_buf))
+                        .flatten();
+                    [Some(own_group.clone()), parent]
+                        .into_iter()
+                        .flatten()
+                        .collect()
+                });
+            candidates.retain(|c| c.is_dir());
+            for base in candidates {
+                let there = fs::read_to_string(base.join("cgroup.controllers")).unwrap_or_default();
+                let usable: Vec<&'static str> = wanted
+                    .iter()
+                    .copied()
+                    .filter(|w| there.split_whitespace().any(|t| t == *w))
+                    .collect();
+                if !usable.is_empty() && enable(&base, &usable).is_ok() {
+                    wanted.retain(|w| {
+                        // The cpu controller of version 2 counts too.
+                        !usable.contains(if *w == "cpuacct" { &"cpu" } else { w })
+                    });
+                    found.push(Hierarchy {
+                        v2: true,
+                        controllers: usable,
+                        base,
+                    });
+                    break;
+                }
+            }
+        } else {
+            let usable: Vec<&'static str> = wanted
+                .iter()
+                .copied()
+                .filter(|w| options.split(',').any(|o| o == *w))
+                .collect();
+            let base = configured.map_or(own_group, below);
+            if !usable.is_empty() && base.is_dir() {
+                wanted.retain(|w| !usable.contains(w));
+                found.push(Hierarchy {
+                    v2: false,
+                    controllers: usable,
+                    base,
+                });
+            }
+        }
+    }
+    found
+}
+
+/// The path in a line of /proc/self/cgroup (`4:memory:/a`), if it is of the hierarchy with these mount options.
+fn own_path<'a>(line: &'a str, v2: bool, options: &str) -> Option<&'a str> {
+    let mut parts = line.splitn(3, ':').skip(1);
+    let (names, path) = (parts.next()?, parts.next()?);
+    let here = if v2 {
+        names.is_empty()
+    } else {
+        !names.is_empty() && names.split(',').all(|n| options.split(',').any(|o| o == n))
+    };
+    here.then_some(path)
+}
+
+/// Root, mount point, file system type and super block options of a line of mountinfo.
+fn mount_line(line: &str) -> Option<(String, PathBuf, &str, &str)> {
+    let (left, right) = line.split_once(" - ")?;
+    let mut left = left.split(' ').skip(3);
+    let (root, point) = (left.next()?, left.next()?);
+    let mut right = right.splitn(3, ' ');
+    let (kind, _source, options) = (right.next()?, right.next()?, right.next()?);
+    let plain = |s: &str| {
+        s.replace("\\040", " ")
+            .replace("\\011", "\t")
+            .replace("\\012", "\n")
+            .replace("\\134", "\\")
+    };
+    Some((plain(root), PathBuf::from(plain(point)), kind, options))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(dir: &Path, kind: &str, point: &str, options: &str) -> String {
+        format!(
+            "30 23 0:28 / {} rw,nosuid - {kind} none rw,{options}\n",
+            dir.join(point).display()
+        )
+    }
+
+    #[test]
+    fn version_1_uses_every_hierarchy_at_the_own_path() {
+        let tmp = tempfile::tempdir().unwrap();
+        for d in ["memory/a/b", "pids", "cpu,cpuacct/a"] {
+            fs::create_dir_all(tmp.path().join(d)).unwrap();
+        }
+        let info = at(tmp.path(), "cgroup", "memory", "memory")
+            + &at(tmp.path(), "cgroup", "pids", "pids")
+            + &at(tmp.path(), "cgroup", "cpu,cpuacct", "cpu,cpuacct");
+        let own = "4:memory:/a/b\n8:pids:/\n3:cpu,cpuacct:/a\n0::/\n";
+        let found = hierarchies(&info, own, None);
+        let bases: Vec<_> = found
+            .iter()
+            .map(|h| (h.controllers.join(","), h.base.clone()))
+            .collect();
+        assert_eq!(
+            bases,
+            [
+                ("memory".into(), tmp.path().join("memory/a/b")),
+                ("pids".into(), tmp.path().join("pids/")),
+                ("cpu,cpuacct".into(), tmp.path().join("cpu,cpuacct/a"))
+            ]
+        );
+    }
+
+    #[test]
+    fn version_2_takes_the_own_group_or_the_delegated_parent() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (parent, own) = (tmp.path().join("svc"), tmp.path().join("svc/gateway"));
+        fs::create_dir_all(&own).unwrap();
+        fs::write(
+            parent.join("cgroup.controllers"),
+            "cpuset cpu io memory pids\n",
+        )
+        .unwrap();
+        fs::write(parent.join("cgroup.subtree_control"), "cpu memory pids\n").unwrap();
+        fs::write(own.join("cgroup.controllers"), "cpu memory pids\n").unwrap();
+        // The own group holds the gateway: the kernel refuses to enable controllers there. Here: a file that cannot be written.
+        fs::create_dir(own.join("cgroup.subtree_control")).unwrap();
+        let info = at(tmp.path(), "cgroup2", "", "nsdelegate");
+        let found = hierarchies(&info, "0::/svc/gateway\n", None);
+        assert_eq!(
+            found,
+            [Hierarchy {
+                v2: true,
+                controllers: vec!["memory", "pids", "cpu"],
+                base: parent
+            }]
+        );
+    }
+
+    #[test]
+    fn a_hybrid_host_mixes() {
+        let tmp = tempfile::tempdir().unwrap();
+        for d in ["memory", "unified"] {
+            fs::create_dir_all(tmp.path().join(d)).unwrap();
+        }
+        fs::write(tmp.path().join("unified/cgroup.controllers"), "pids cpu\n").unwrap();
+        fs::write(
+            tmp.path().join("unified/cgroup.subtree_control"),
+            "pids cpu\n",
+        )
+        .unwrap();
+        let info = at(tmp.path(), "cgroup", "memory", "memory")
+            + &at(tmp.path(), "cgroup2", "unified", "x");
+        let found = hierarchies(&info, "4:memory:/\n0::/\n", None);
+        assert_eq!(
+            found
+                .iter()
+                .map(|h| (h.v2, h.controllers.join(",")))
+                .collect::<Vec<_>>(),
+            [(false, "memory".into()), (true, "pids,cpu".into())]
+        );
+    }
+}
