@@ -86,6 +86,10 @@ pub async fn serve(
             tokio::spawn(turn_away(stream));
             continue;
         };
+        // An answer whose head and body are written one after the other must not wait for the peer's delayed ACK (40 ms).
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%peer, %error, "TCP_NODELAY");
+        }
         let service = TowerToHyperService::new(
             stack
                 .clone()
