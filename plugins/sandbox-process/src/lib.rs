@@ -18,6 +18,7 @@ mod config;
 mod supervisor;
 
 mod answer;
+mod archive;
 mod channel;
 mod job;
 mod mounts;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use skillgate_plugin_sdk::model::{Error, Mount, Source};
 use skillgate_plugin_sdk::{RunServices, abi};
 
+use crate::archive;
 use crate::sys;
 use crate::wire::{MOUNTS_MAX, MountSpec};
 
@@ -88,16 +89,7 @@ pub(crate) fn prepare(
                 Err(e) if e.code == abi::E_UNIMPLEMENTED => copies.fetch(name, &id, services)?,
                 Err(e) => return Err(e.not_executed()),
             },
-            Source::Tar(_) => {
-                return Err(Error::new(
-                    abi::E_UNIMPLEMENTED,
-                    format!(
-                        "mount {}: this sandbox takes directories, not archives",
-                        mount.target
-                    ),
-                )
-                .not_executed());
-            }
+            Source::Tar(fd) => copies.unpack(name, fd).map_err(named)?,
         };
         let opened = copies.with_a_place(name, opened).map_err(named)?;
         let path = sys::path_of(opened.as_fd()).map_err(named)?;
@@ -170,14 +162,27 @@ impl Copies {
         sys::open(path.as_os_str().as_bytes(), libc::O_PATH).map_err(named)
     }
 
-    fn file(&mut self, name: &str) -> io::Result<(fs::File, PathBuf)> {
-        // The way there is searchable by nobody else; the file itself must be readable by the run.
+    fn unpack(&mut self, name: &str, archive: OwnedFd) -> io::Result<OwnedFd> {
+        // Beside a blob of the same name.
+        let path = self.place(&format!("tree-{name}"))?;
+        let mut archive = fs::File::from(archive);
+        io::Seek::rewind(&mut archive)?;
+        archive::unpack(io::BufReader::new(archive), &path)?;
+        sys::open(path.as_os_str().as_bytes(), libc::O_PATH)
+    }
+
+    /// The way there is searchable by nobody else; what is there must be readable by the run.
+    fn place(&mut self, name: &str) -> io::Result<PathBuf> {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&self.dir)?;
         self.made = true;
-        let path = self.dir.join(name);
+        Ok(self.dir.join(name))
+    }
+
+    fn file(&mut self, name: &str) -> io::Result<(fs::File, PathBuf)> {
+        let path = self.place(name)?;
         let file = fs::OpenOptions::new()
             .write(true)
             .create_new(true)

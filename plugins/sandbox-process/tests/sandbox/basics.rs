@@ -81,6 +81,35 @@ fn skills_and_input_blobs_are_mounted_read_only() {
     assert_eq!(result.output_json, br#"["SKILL.md","code","content"]"#);
 }
 
+/// A store that keeps skills elsewhere has archives, not directories.
+#[test]
+fn a_skill_may_come_as_an_archive() {
+    let instance = Instance::new();
+    let mut archive = tar::Builder::new(tempfile::tempfile().unwrap());
+    let code = b"import os\ndef main(args):\n    return [sorted(os.listdir('/skills/acme.tar')), os.access('/skills/acme.tar', os.W_OK)]\n";
+    let mut header = tar::Header::new_ustar();
+    header.set_size(code.len() as u64);
+    header.set_mode(0o600);
+    archive
+        .append_data(&mut header, "code/main.py", &code[..])
+        .unwrap();
+    let mut request = request("");
+    request.skill = "acme.tar".into();
+    request.skills = vec![RunSkill {
+        name: "acme.tar".into(),
+        version: "1.0.0".into(),
+        entrypoint: "code/main.py".into(),
+        function: "main".into(),
+    }];
+    let file = archive.into_inner().unwrap();
+    request.mounts = vec![mount("/skills/acme.tar", Source::Tar(file.into()))];
+    let (result, services) = instance.run(request);
+    assert!(result.completed, "{result:?}\n{}", services.text());
+    assert_eq!(result.output_json, br#"[["code"],false]"#);
+    let copies = std::fs::read_dir(instance.state.path().join("state/copies"));
+    assert_eq!(copies.unwrap().count(), 0, "it goes with the run");
+}
+
 #[test]
 fn a_blob_without_a_file_is_copied() {
     let instance = Instance::new();
