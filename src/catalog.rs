@@ -10,7 +10,7 @@ mod error;
 mod merge;
 mod publish;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::Read as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -125,7 +125,8 @@ pub struct Catalog(Arc<Inner>);
 struct Inner {
     shelf: Arc<StorageInstance>,
     store: Arc<StorageInstance>,
-    shelf_names: HashSet<String>,
+    /// Name → latest version.
+    shelf_latest: HashMap<String, String>,
     cache: Mutex<HashMap<CacheKey, Arc<Skill>>>,
     files_max: usize,
     bytes_max: u64,
@@ -135,7 +136,7 @@ struct Inner {
 type CacheKey = (String, String, String);
 
 impl Catalog {
-    /// Puts the two together; reads the names on the shelf once.
+    /// Puts the two together; reads once what is on the shelf: the operator changes it with a restart.
     ///
     /// # Errors
     /// The shelf's.
@@ -145,16 +146,19 @@ impl Catalog {
         files_max: usize,
         bytes_max: u64,
     ) -> Result<Self, model::Error> {
-        let mut shelf_names = HashSet::new();
+        let mut shelf_latest = HashMap::new();
         let mut merge = Merge::new(vec![shelf.clone()], SHELF_TENANT, "", SkillKey::default());
         while let Some((_, skill)) = merge.next().await? {
-            shelf_names.insert(skill.name);
+            if !shelf_latest.contains_key(&skill.name) {
+                let latest = shelf.skill_get(SHELF_TENANT, &skill.name, "").await?;
+                shelf_latest.insert(skill.name, latest.version);
+            }
         }
-        tracing::info!(skills = shelf_names.len(), "the operator's shelf is read");
+        tracing::info!(skills = shelf_latest.len(), "the operator's shelf is read");
         Ok(Catalog(Arc::new(Inner {
             shelf,
             store,
-            shelf_names,
+            shelf_latest,
             cache: Mutex::default(),
             files_max,
             bytes_max,
@@ -188,7 +192,7 @@ impl Catalog {
         let mut skills: Vec<model::Skill> = Vec::new();
         let mut more = false;
         while let Some((source, skill)) = merge.next().await.map_err(Error::Store)? {
-            if source > 0 && self.0.shelf_names.contains(&skill.name) {
+            if source > 0 && self.0.shelf_latest.contains_key(&skill.name) {
                 continue;
             }
             if skills.len() == listing.limit as usize {
@@ -262,6 +266,7 @@ impl Catalog {
             })?;
         }
         let (source, owner) = self.source(tenant, name);
+        let version = version.or_else(|| self.0.shelf_latest.get(name).map(String::as_str));
         let cached = |version: &str| {
             let key = (owner.to_owned(), name.to_owned(), version.to_owned());
             self.0
@@ -318,7 +323,7 @@ impl Catalog {
 
     /// Where a name lives, and whose it is in the cache.
     fn source<'a>(&'a self, tenant: &'a str, name: &str) -> (&'a Arc<StorageInstance>, &'a str) {
-        if self.0.shelf_names.contains(name) {
+        if self.0.shelf_latest.contains_key(name) {
             (&self.0.shelf, "")
         } else {
             (&self.0.store, tenant)

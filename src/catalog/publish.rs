@@ -73,7 +73,7 @@ impl Catalog {
             tree_sha256,
             ..
         } = bundle.skill;
-        if self.0.shelf_names.contains(manifest.name().as_str()) {
+        if self.0.shelf_latest.contains_key(manifest.name().as_str()) {
             let message = format!(
                 "{} is one of the operator's own skills: publish under another name",
                 manifest.name()
