@@ -11,6 +11,7 @@ mod merge;
 mod publish;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
 use std::io::Read as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -149,9 +150,9 @@ impl Catalog {
         let mut shelf_latest = HashMap::new();
         let mut merge = Merge::new(vec![shelf.clone()], SHELF_TENANT, "", SkillKey::default());
         while let Some((_, skill)) = merge.next().await? {
-            if !shelf_latest.contains_key(&skill.name) {
-                let latest = shelf.skill_get(SHELF_TENANT, &skill.name, "").await?;
-                shelf_latest.insert(skill.name, latest.version);
+            if let MapEntry::Vacant(entry) = shelf_latest.entry(skill.name) {
+                let latest = shelf.skill_get(SHELF_TENANT, entry.key(), "").await?;
+                entry.insert(latest.version);
             }
         }
         tracing::info!(skills = shelf_latest.len(), "the operator's shelf is read");
