@@ -15,6 +15,7 @@ use skillgate_plugin_sdk::model;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::audit::{self, Audit};
 use crate::auth::Authenticator;
 use crate::blobs::Blobs;
 use crate::catalog::{self, Catalog};
@@ -52,6 +53,8 @@ pub enum AppError {
         /// Why.
         error: model::Error,
     },
+    /// The audit log could not be opened.
+    Audit(audit::OpenError),
     /// Something of the system failed.
     Io {
         /// What was being done.
@@ -71,7 +74,10 @@ impl AppError {
         match self {
             AppError::Call(_) => 1,
             AppError::Log(_) | AppError::NoSuchPlugin { .. } => 3,
-            AppError::Load(_) | AppError::Create { .. } | AppError::Io { .. } => 4,
+            AppError::Load(_)
+            | AppError::Create { .. }
+            | AppError::Audit(_)
+            | AppError::Io { .. } => 4,
         }
     }
 
@@ -94,6 +100,7 @@ impl fmt::Display for AppError {
             AppError::Create { which, error } => {
                 write!(f, "the {which} plugin refused to start: {}", error.message)
             }
+            AppError::Audit(error) => error.fmt(f),
             AppError::Io { what, error } => write!(f, "{what}: {error}"),
             AppError::Log(why) => f.write_str(why),
             AppError::Call(error) => f.write_str(&error.message),
@@ -116,6 +123,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 struct App {
     parts: Parts,
+    audit: Audit,
     plugins: Vec<Instance>,
 }
 
@@ -127,7 +135,8 @@ enum Instance {
 }
 
 impl App {
-    async fn build(config: &Config) -> Result<App, AppError> {
+    /// `audit` is where it records what it does.
+    async fn build(config: &Config, audit: Audit) -> Result<App, AppError> {
         let state = State::new(config)?;
         let builtin = state.directory("builtin")?;
         catalog::write_builtin(&builtin)
@@ -172,6 +181,7 @@ impl App {
             sandbox.clone(),
             catalog.clone(),
             blobs.clone(),
+            audit.clone(),
             run_settings(config),
         );
         let parts = Parts {
@@ -189,10 +199,11 @@ impl App {
                 batch_max: config.server.max_batch,
             },
             door: DoorLayer::new(&config.server.allowed_hosts),
-            readiness: Readiness::default(),
+            readiness: Readiness::new(audit.clone()),
         };
         Ok(App {
             parts,
+            audit,
             plugins: vec![
                 Instance::Sandbox(sandbox),
                 Instance::Storage(store),
@@ -203,7 +214,11 @@ impl App {
 
     /// Lets go of the plugins, runs before stores, and waits until their threads and processes are gone.
     async fn shutdown(self) {
-        let App { parts, plugins } = self;
+        let App {
+            parts,
+            audit,
+            plugins,
+        } = self;
         drop(parts);
         for instance in plugins {
             let ended = async {
@@ -217,6 +232,8 @@ impl App {
                 Err(_) => tracing::warn!("a plugin did not end in time"),
             }
         }
+        // Last: a run that was ended with its plugin is recorded too.
+        audit.close().await;
     }
 }
 
@@ -277,7 +294,8 @@ pub fn serve(config: &Config) -> Result<(), AppError> {
         let address = listener
             .local_addr()
             .map_err(AppError::io("cannot read the listen address"))?;
-        let app = App::build(config).await?;
+        let audit = Audit::open(&config.audit).map_err(AppError::Audit)?;
+        let app = App::build(config, audit).await?;
         announce(&format!("http://{address}")).map_err(AppError::io("cannot write to stdout"))?;
 
         let settings = server::Settings {

@@ -3,6 +3,7 @@
 //! stdout is data, stderr is everything else. What goes wrong is one line `error: ...` and what to do about it in
 //! `hint: ...` lines. Exit codes: see [`Exit`].
 
+mod audit;
 mod completions;
 mod config;
 mod doctor;
@@ -75,6 +76,9 @@ enum Command {
     /// Look at plugins
     #[command(subcommand)]
     Plugin(plugin::PluginCommand),
+    /// Read the audit log
+    #[command(subcommand)]
+    Audit(audit::AuditCommand),
     /// Say what this host can and cannot enforce, layer by layer
     Doctor(doctor::DoctorArgs),
     /// Print the version
@@ -177,6 +181,7 @@ fn execute(cli: Cli, out: &mut dyn Write) -> Result<Exit, Failure> {
         Some(Command::Config(command)) => config::run(&command, out),
         Some(Command::Skill(command)) => skill::run(&command, out),
         Some(Command::Plugin(command)) => plugin::run(&command, out),
+        Some(Command::Audit(command)) => audit::run(&command, out),
         Some(Command::Doctor(args)) => doctor::run(&args, out),
         Some(Command::Version(args)) => version::run(&args, out),
         Some(Command::Completions(args)) => completions::run(&args, out),

@@ -15,6 +15,7 @@ mod tests;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use check::{check_together, read, unsupported_yet};
 pub use problem::{ConfigErrors, Origin, Problem};
@@ -357,6 +358,32 @@ pub enum PluginIsolation {
 pub struct Audit {
     /// JSON lines.
     pub path: PathBuf,
+    /// When they are made durable.
+    pub fsync: Fsync,
+    /// A larger file is renamed, and a new one begun.
+    pub max_file_bytes: u64,
+    /// What becomes of what cannot be recorded.
+    pub on_failure: OnAuditFailure,
+}
+
+/// `audit.fsync`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fsync {
+    /// Before an answer is given.
+    Always,
+    /// At most this long after it.
+    Interval(Duration),
+    /// When the system likes.
+    Never,
+}
+
+/// `audit.on_failure`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnAuditFailure {
+    /// It does not happen.
+    Deny,
+    /// It happens, unrecorded.
+    Continue,
 }
 
 /// `[log]`

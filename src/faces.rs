@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use http::{HeaderValue, Method, Response, StatusCode, header};
 use tower::{Service, ServiceExt};
 
+use crate::audit::Audit;
 use crate::auth::Authenticated;
 use crate::methods;
 use crate::rescue::Refusal;
@@ -20,25 +21,34 @@ use crate::stack::{Calls, Parts};
 
 pub use tools::Format;
 
-/// Whether the gateway takes work: false while it drains.
+/// Whether the gateway takes work.
 #[derive(Debug, Clone)]
-pub struct Readiness(Arc<AtomicBool>);
-
-impl Default for Readiness {
-    fn default() -> Self {
-        Readiness(Arc::new(AtomicBool::new(true)))
-    }
+pub struct Readiness {
+    draining: Arc<AtomicBool>,
+    audit: Audit,
 }
 
 impl Readiness {
-    /// From now on `/readyz` says no, so that a balancer sends nothing more.
-    pub fn draining(&self) {
-        self.0.store(false, Ordering::Relaxed);
+    /// Ready, as long as what must be recorded can be.
+    pub fn new(audit: Audit) -> Self {
+        Readiness {
+            draining: Arc::new(AtomicBool::new(false)),
+            audit,
+        }
     }
 
-    /// As `/readyz` says.
-    pub fn ready(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+    /// From now on `/readyz` says no, so that a balancer sends nothing more.
+    pub fn draining(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Why it does not take work; none when it does.
+    pub fn refuses(&self) -> Option<&'static str> {
+        if self.draining.load(Ordering::Relaxed) {
+            return Some("draining");
+        }
+        let denies = self.audit.health().denies;
+        denies.then_some("the audit log cannot be written")
     }
 }
 
@@ -104,15 +114,13 @@ impl Faces {
                 document(&request, "application/json", methods::openrpc().to_string())
             }
             "/livez" => document(&request, "text/plain; charset=utf-8", "ok\n".into()),
-            "/readyz" if self.readiness.ready() => {
-                document(&request, "text/plain; charset=utf-8", "ok\n".into())
-            }
-            "/readyz" => {
-                Err(
-                    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", "draining")
+            "/readyz" => match self.readiness.refuses() {
+                None => document(&request, "text/plain; charset=utf-8", "ok\n".into()),
+                Some(why) => Err(
+                    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", why)
                         .with(header::RETRY_AFTER, "1"),
-                )
-            }
+                ),
+            },
             _ => Err(Refusal::new(
                 StatusCode::NOT_FOUND,
                 "not_found",

@@ -15,6 +15,7 @@
 //!   │   ├ catalog   which skills there are
 //!   │   ├ blobs     large data
 //!   │   └ runs      make a sandbox job, read its result
+//!   │               audit: what was decided and done, chained, before the answer is given
 //!   ▼ plugins/host   the only door to plugins              plain values    → C ABI → plugin
 //! ```
 //!
@@ -32,7 +33,7 @@
 //! 4. `rpc` knows no skills; `methods` knows no HTTP; `catalog`, `blobs`, `runs` know no JSON-RPC error.
 //! 5. Only `rescue` decides what a caller is told. A run's failure is never a JSON-RPC error, and the other way round.
 //! 6. Use goes down: main → app → server → stack → {auth, limit, rpc, policy, methods} → {catalog, blobs, runs} →
-//!    host → abi.
+//!    {audit, host → abi}.
 //! 7. Everything has a limit with its unit in its name; what an operator may change is in `config/default.toml`.
 //! 8. No blocking call on an async thread.
 //!
@@ -70,5 +71,7 @@ pub mod catalog;
 pub mod blobs;
 
 pub mod runs;
+
+pub mod audit;
 
 pub mod telemetry;

@@ -30,6 +30,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use tower::{Layer, Service, ServiceExt};
 
+use crate::audit;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
 use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
@@ -82,6 +83,9 @@ pub enum Error {
     /// The policy says no.
     #[error(transparent)]
     Denied(#[from] Denied),
+    /// It must not be done without a record, and there can be none.
+    #[error(transparent)]
+    Audit(#[from] audit::Unavailable),
     /// Skills.
     #[error(transparent)]
     Catalog(#[from] catalog::Error),

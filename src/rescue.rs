@@ -19,7 +19,7 @@ use tracing::Instrument;
 use crate::rpc::ErrorObject;
 use crate::rpc::code::Code;
 use crate::server::{Body, full};
-use crate::{blobs, catalog, methods, runs};
+use crate::{audit, blobs, catalog, methods, runs};
 
 /// `X-Request-Id`, echoed or made.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -245,6 +245,7 @@ impl From<methods::Error> for ErrorObject {
             }
             Error::Catalog(error) => error.into(),
             Error::Blobs(error) => error.into(),
+            Error::Audit(error) => error.into(),
             Error::Runs(error) => error.into(),
             Error::Serialize(error) => ours("an answer could not be serialized", &error),
         }
@@ -313,9 +314,22 @@ impl From<runs::Error> for ErrorObject {
             }
             Error::Catalog(error) => error.into(),
             Error::Blobs(error) => error.into(),
+            // The result is withheld: what cannot be recorded is not given away.
+            Error::Audit(error) => error.into(),
             Error::Sandbox(error) => plugin("sandbox", &error),
             Error::Lost => ours("a run ended without a result", &error),
         }
+    }
+}
+
+/// What a caller waits before it tries again while the audit log cannot be written.
+const AUDIT_RETRY_MS: u64 = 5000;
+
+impl From<audit::Unavailable> for ErrorObject {
+    fn from(error: audit::Unavailable) -> Self {
+        let message = format!("{error}; try again later, and tell its operator if it lasts");
+        ErrorObject::new(Code::Unavailable, "unavailable", message)
+            .with("retry_after_ms", AUDIT_RETRY_MS.into())
     }
 }
 

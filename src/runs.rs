@@ -4,6 +4,7 @@
 //! status and all sizes are the gateway's own; what the sandbox says is checked again.
 
 mod answer;
+mod ending;
 mod logs;
 mod queue;
 mod services;
@@ -18,12 +19,14 @@ use skillgate_plugin_sdk::model::{
     self, BlobStat, Limits, Mount, RunRequest, RunResult, RunSkill, Source,
 };
 
+use crate::audit::{self, Audit};
 use crate::auth::Caller;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
 use crate::policy::Permit;
 pub use answer::Answer;
 use answer::{answer, failure};
+use ending::Ending;
 use queue::Queue;
 use services::Services;
 
@@ -57,6 +60,9 @@ pub enum Error {
     /// A blob could not be mounted.
     #[error(transparent)]
     Blobs(#[from] blobs::Error),
+    /// The run has ended, and its end could not be recorded.
+    #[error(transparent)]
+    Audit(#[from] audit::Unavailable),
     /// The sandbox did not take the run.
     #[error("sandbox failed")]
     Sandbox(#[source] model::Error),
@@ -129,6 +135,7 @@ pub struct Runs {
     sandbox: Arc<SandboxInstance>,
     catalog: Catalog,
     blobs: Blobs,
+    audit: Audit,
     settings: Arc<Settings>,
     queue: Arc<Queue>,
 }
@@ -139,6 +146,7 @@ impl Runs {
         sandbox: Arc<SandboxInstance>,
         catalog: Catalog,
         blobs: Blobs,
+        audit: Audit,
         settings: Settings,
     ) -> Self {
         let queue = Arc::new(Queue::new(settings.concurrent_max, settings.queued_max));
@@ -146,6 +154,7 @@ impl Runs {
             sandbox,
             catalog,
             blobs,
+            audit,
             settings: Arc::new(settings),
             queue,
         }
@@ -170,7 +179,14 @@ impl Runs {
         let _turn = self.queue.turn().await?;
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let label = label(&job.program);
-        let request = self.request(&job, &run_id).await?;
+        let ending = Ending::new(self.audit.clone(), &job, &run_id);
+        let request = match self.request(&job, &run_id).await {
+            Ok(request) => request,
+            Err(error) => {
+                ending.not_started().await;
+                return Err(error);
+            }
+        };
         let wall = Duration::from_millis(request.limits.wall_ms);
         let services = Arc::new(Services::new(
             self.blobs.clone(),
@@ -192,7 +208,10 @@ impl Runs {
         let wall_ms = began.elapsed().as_millis() as u64;
         let result = match outcome {
             Ok(Ok(result)) => result,
-            Ok(Err(error)) if error.not_executed => return Err(Error::Sandbox(error)),
+            Ok(Err(error)) if error.not_executed => {
+                ending.not_started().await;
+                return Err(Error::Sandbox(error));
+            }
             Ok(Err(error)) => sandbox_failure(&run_id, &error),
             Err(_) => {
                 tracing::error!(run_id, "the sandbox did not keep the deadline");
@@ -214,6 +233,7 @@ impl Runs {
             cpu_ms = answer.usage.cpu_ms,
             "run ended"
         );
+        ending.answered(&answer).await?;
         Ok(answer)
     }
 

@@ -11,6 +11,7 @@ use tower::ServiceExt;
 
 use super::plugins::{State, load, sandbox, storage};
 use super::{App, AppError, runtime};
+use crate::audit::Audit;
 use crate::catalog;
 use crate::config::{Config, PluginRef, PluginSource};
 use crate::rescue::RequestId;
@@ -41,7 +42,7 @@ pub fn run_skill_dir(
         if config.plugins.storage.source == PluginSource::Name("storage-fs".into()) {
             config.plugins.storage.config = json!({ "root": scratch.path().join("store") });
         }
-        let app = App::build(&config).await?;
+        let app = App::build(&config, Audit::off()).await?;
         let outcome = run_in(&app, dir, args, blobs, timeout_ms).await;
         app.shutdown().await;
         outcome
@@ -87,7 +88,7 @@ async fn run_in(
 pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
     telemetry::start(&config.log).map_err(AppError::Log)?;
     runtime(config)?.block_on(async {
-        let app = App::build(config).await?;
+        let app = App::build(config, Audit::off()).await?;
         let mut skills = Vec::new();
         let mut cursor = Value::Null;
         loop {

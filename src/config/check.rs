@@ -3,13 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::problem::did_you_mean;
 use super::section::Section;
 use super::{
-    Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Flags, Issuer, KeySource, Log,
-    LogFormat, OnDisconnect, PluginIsolation, PluginRef, PluginSource, Plugins, Policy, PolicyMode,
-    RateKey, RateLimit, Runs, Secrets, Server, Skills, Tls, raw, show,
+    Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Flags, Fsync, Issuer, KeySource,
+    Log, LogFormat, OnAuditFailure, OnDisconnect, PluginIsolation, PluginRef, PluginSource,
+    Plugins, Policy, PolicyMode, RateKey, RateLimit, Runs, Secrets, Server, Skills, Tls, raw, show,
 };
 
 const MS_MAX: u64 = 3_600_000;
@@ -99,9 +100,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
             storage: s.section("storage", |s| plugin(s, &["storage-fs"])),
             sandbox: s.section("sandbox", |s| plugin(s, &["sandbox-process"])),
         }),
-        audit: root.section("audit", |s| Audit {
-            path: s.path("path"),
-        }),
+        audit: root.section("audit", audit),
         log: root.section("log", |s| Log {
             filter: s
                 .parsed(
@@ -343,6 +342,29 @@ fn secrets(s: &Section<'_>) -> Secrets {
     }
 }
 
+fn audit(s: &Section<'_>) -> Audit {
+    let interval = Duration::from_millis(s.integer("fsync_interval_ms", 1..=MS_MAX));
+    Audit {
+        path: s.path("path"),
+        fsync: s.choice(
+            "fsync",
+            &[
+                ("interval", Fsync::Interval(interval)),
+                ("always", Fsync::Always),
+                ("never", Fsync::Never),
+            ],
+        ),
+        max_file_bytes: s.integer("max_file_bytes", (1 << 20)..=TIB),
+        on_failure: s.choice(
+            "on_failure",
+            &[
+                ("deny", OnAuditFailure::Deny),
+                ("continue", OnAuditFailure::Continue),
+            ],
+        ),
+    }
+}
+
 fn plugin(s: &Section<'_>, bundled: &[&str]) -> PluginRef {
     let known = bundled.join(", ");
     let expected = format!("a bundled plugin ({known})");
@@ -468,8 +490,6 @@ pub(super) fn check_together(root: &Section<'_>, config: &Config) {
 
 /// What can be written but is not built: accepting it would promise a protection that is not there.
 pub(super) fn unsupported_yet(root: &Section<'_>, config: &Config) {
-    // The default itself may be written: `config show` prints it.
-    let audit = config.audit.path.as_os_str() != ".skillgate/audit.jsonl";
     let process = |plugin: &PluginRef| plugin.isolation == PluginIsolation::Process;
     let signed = |plugin: &PluginRef| plugin.minisign_key.is_some();
     let plugins = &config.plugins;
@@ -495,7 +515,6 @@ pub(super) fn unsupported_yet(root: &Section<'_>, config: &Config) {
             config.secrets != Secrets::Env,
             "set it to \"env\"",
         ),
-        ("audit.path", audit, "leave it out"),
         (
             "plugins.storage.isolation",
             process(&plugins.storage),

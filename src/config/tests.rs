@@ -130,6 +130,14 @@ fn the_defaults_are_the_documented_ones() {
     assert_eq!(secrets, &Secrets::Env);
     assert_eq!(audit.path, Path::new(".skillgate/audit.jsonl"));
     assert_eq!(
+        (audit.fsync, audit.max_file_bytes, audit.on_failure),
+        (
+            Fsync::Interval(std::time::Duration::from_secs(1)),
+            104_857_600,
+            OnAuditFailure::Deny
+        )
+    );
+    assert_eq!(
         plugins.storage.source,
         PluginSource::Name("storage-fs".into())
     );

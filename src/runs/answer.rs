@@ -29,7 +29,7 @@ pub struct Answer {
     summary: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<Box<RawValue>>,
-    output_blobs: Vec<String>,
+    pub(super) output_blobs: Vec<String>,
     logs_preview: String,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     logs_truncated: bool,
@@ -54,9 +54,9 @@ pub(super) struct Failure {
 
 #[derive(Debug, Serialize)]
 pub(super) struct Usage {
-    wall_ms: u64,
+    pub(super) wall_ms: u64,
     pub(super) cpu_ms: u64,
-    peak_memory_bytes: u64,
+    pub(super) peak_memory_bytes: u64,
 }
 
 pub(super) fn failure(kind: &str, message: String) -> RunResult {

@@ -1,0 +1,293 @@
+//! The audit log: one JSON line per decision, per run, per connection, chained by hashes so that a change shows.
+//!
+//! # The format
+//!
+//! A line is one JSON object in UTF-8, at most [`LINE_BYTES_MAX`] bytes with its line end (one `\n`), made of exactly
+//! these bytes, no space between them:
+//!
+//! ```text
+//! {"sequence":N,"prev":"P","kind":"K" ...the record's members... ,"hash":"H"}
+//! ```
+//!
+//! - `N`: decimal, 1 for the first record of a log, then one more each.
+//! - `P`: the `H` of the record before; for `N` = 1 it is 64 zeros.
+//! - `H`: lower case hex of the SHA-256 of the line's bytes from the `{` up to, not with, the `,"hash":"`. Those are the
+//!   line's bytes without its line end and without the 75 before that.
+//! - `K`: `decision`, `run`, `connection`, or `log` for what the log says of itself (`event`: `started`, `resumed`,
+//!   `stopped`). `timestamp` is a member of every record (RFC 3339, UTC, nanoseconds).
+//!
+//! Since each `H` covers the `P` before it, changing, removing, adding or swapping lines anywhere but at the very end
+//! breaks the chain at that place. In Python, for one file:
+//!
+//! ```text
+//! prev = None
+//! for line in open(path, "rb").read().splitlines():
+//!     body, h = line[:-75], line[-66:-2].decode()
+//!     assert hashlib.sha256(body).hexdigest() == h and prev in (None, json.loads(line)["prev"])
+//!     prev = h
+//! ```
+//!
+//! A log is a set of files: the one that is written (`audit.jsonl`) and those that reached `audit.max_file_bytes`, which
+//! are renamed after the first sequence that they hold (`audit.00000000000000000001.jsonl`). Names sort in the order of
+//! the chain, and the first `prev` of a file is the last `hash` of the one before: there is no seam.
+//!
+//! What the chain cannot show: that lines were cut off at its end, or that somebody who can write the file has made all
+//! of it anew from some line on. Against both, lines or now and then the last hash have to leave the host.
+//!
+//! # Writing
+//!
+//! One thread writes, as many records at once as are waiting. [`Audit::append`] comes back when the record is in the file
+//! (and, with `fsync = "always"`, on the disk). What a crash cut in the middle is cut off at the next start, and the
+//! `started` record says how many bytes these were and their SHA-256.
+//!
+//! While the log cannot be written, `on_failure = "deny"` makes [`Audit::append`] fail: nothing runs and nothing is made
+//! that is not recorded. [`Audit::note`], for what only reads, never fails. What is lost is counted, and the `resumed`
+//! record, the first one after it works again, says how much.
+
+mod chain;
+mod file;
+mod record;
+mod run;
+mod timestamp;
+mod verify;
+mod writer;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use crate::config;
+pub use chain::LINE_BYTES_MAX;
+pub use file::OpenError;
+use record::Encoded;
+pub use record::{Kind, Record};
+pub(crate) use run::{Outcome, RunEnd, What};
+pub use verify::{Break, Report, verify};
+use writer::{Entry, Writer};
+
+/// Bytes of records that wait for the writer; who comes later waits for room.
+const QUEUE_BYTES_MAX: u32 = 16 << 20;
+/// A record counts for at least so much of it: what surrounds it costs memory too.
+const QUEUE_RECORD_BYTES_MIN: u32 = 256;
+/// How long a caller waits for its record to be written before it counts as failed: a disk that hangs must not hang
+/// every call.
+const APPEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The record could not be written, and `audit.on_failure` says that then nothing is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the gateway cannot write its audit log, so it does nothing that has to be recorded")]
+pub struct Unavailable;
+
+/// How the log is; for readiness and metrics.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Why the last write failed; none while it works.
+    pub failing: Option<String>,
+    /// The gateway refuses what has to be recorded, because of that.
+    pub denies: bool,
+    /// Records in the file since the start.
+    pub records: u64,
+    /// Records that could not be written while what they are about went on.
+    pub lost: u64,
+    /// Calls that were refused because they could not be recorded.
+    pub refused: u64,
+    /// Batches that could not be written or synced.
+    pub failures: u64,
+    /// Files that were full and renamed.
+    pub rotations: u64,
+}
+
+/// The log. Cheap to clone.
+#[derive(Clone)]
+pub struct Audit(Option<Arc<Inner>>);
+
+struct Inner {
+    queue: mpsc::Sender<Entry>,
+    room: Arc<Semaphore>,
+    state: Arc<State>,
+    on_failure: config::OnAuditFailure,
+}
+
+/// What the writer and the callers both know.
+#[derive(Debug, Default)]
+struct State {
+    failing: AtomicBool,
+    reason: Mutex<String>,
+    records: AtomicU64,
+    lost: AtomicU64,
+    refused: AtomicU64,
+    failures: AtomicU64,
+    rotations: AtomicU64,
+}
+
+impl State {
+    fn reason(&self) -> String {
+        let reason = self.reason.lock();
+        reason.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn fail(&self, reason: String) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
+        *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+        self.failing.store(true, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Audit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Audit")
+            .field("on", &self.0.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Audit {
+    /// Records nothing: for the commands that are no gateway, and for tests.
+    pub fn off() -> Self {
+        Audit(None)
+    }
+
+    /// Opens the log where the last gateway left it and starts the writer. Blocking: reads the end of the file.
+    ///
+    /// # Errors
+    /// [`OpenError`], which names the file and says what to do.
+    pub fn open(settings: &config::Audit) -> Result<Self, OpenError> {
+        Audit::open_at(settings, SystemTime::now)
+    }
+
+    fn open_at(settings: &config::Audit, clock: fn() -> SystemTime) -> Result<Self, OpenError> {
+        let state = Arc::new(State::default());
+        let writer = Writer::open(settings, clock, state.clone())?;
+        let (queue, entries) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("audit".into());
+        thread
+            .spawn(move || writer.run(entries))
+            .map_err(|error| OpenError::new(&settings.path, "no thread for it", error))?;
+        Ok(Audit(Some(Arc::new(Inner {
+            queue,
+            room: Arc::new(Semaphore::new(QUEUE_BYTES_MAX as usize)),
+            state,
+            on_failure: settings.on_failure,
+        }))))
+    }
+
+    /// Records something that must not happen without a record, and comes back when it is in the file.
+    ///
+    /// # Errors
+    /// [`Unavailable`] when it is not, and `audit.on_failure = "deny"`.
+    pub async fn append(&self, record: Record) -> Result<(), Unavailable> {
+        let Some(inner) = &self.0 else {
+            return Ok(());
+        };
+        if inner.write(record).await {
+            return Ok(());
+        }
+        match inner.on_failure {
+            config::OnAuditFailure::Deny => {
+                inner.state.refused.fetch_add(1, Ordering::Relaxed);
+                Err(Unavailable)
+            }
+            config::OnAuditFailure::Continue => {
+                inner.state.lost.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    /// Records something that goes on whether it can be recorded or not: what only reads, or a refusal. Comes back when
+    /// it is in the file or counted as lost.
+    pub async fn note(&self, record: Record) {
+        if let Some(inner) = &self.0
+            && !inner.write(record).await
+        {
+            inner.state.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The same for somebody who cannot wait, in a `drop`: what does not fit into the queue is lost, and counted.
+    pub fn post(&self, record: Record) {
+        let Some(inner) = &self.0 else {
+            return;
+        };
+        let record = record.encode();
+        let room = inner.room.clone();
+        let sent = room
+            .try_acquire_many_owned(queued_bytes(&record))
+            .ok()
+            .and_then(|room| inner.send(record, room));
+        if sent.is_none() {
+            inner.state.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How it is.
+    pub fn health(&self) -> Health {
+        let Some(inner) = &self.0 else {
+            return Health::default();
+        };
+        let state = &inner.state;
+        let failing = state.failing.load(Ordering::Acquire);
+        let failing = failing.then(|| state.reason());
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Health {
+            denies: failing.is_some() && inner.on_failure == config::OnAuditFailure::Deny,
+            failing,
+            records: count(&state.records),
+            lost: count(&state.lost),
+            refused: count(&state.refused),
+            failures: count(&state.failures),
+            rotations: count(&state.rotations),
+        }
+    }
+
+    /// Writes what is waiting and a last record, syncs, and gives the file free. What is appended afterwards fails.
+    pub async fn close(&self) {
+        if let Some(inner) = &self.0 {
+            let (done, closed) = oneshot::channel();
+            if inner.queue.send(Entry::Close(done)).is_ok() {
+                // An error means that the writer is gone already.
+                let _ = tokio::time::timeout(APPEND_TIMEOUT, closed).await;
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Whether it is in the file.
+    async fn write(&self, record: Record) -> bool {
+        let written = async {
+            let record = record.encode();
+            let bytes = queued_bytes(&record);
+            let room = self.room.clone().acquire_many_owned(bytes).await.ok()?;
+            self.send(record, room)?.await.ok()
+        };
+        let written = tokio::time::timeout(APPEND_TIMEOUT, written).await;
+        matches!(written, Ok(Some(true)))
+    }
+
+    fn send(&self, record: Encoded, room: OwnedSemaphorePermit) -> Option<oneshot::Receiver<bool>> {
+        let (answer, written) = oneshot::channel();
+        let entry = Entry::Record {
+            record,
+            answer,
+            room,
+        };
+        let sent = self.queue.send(entry);
+        if sent.is_err() {
+            self.state.fail("it is closed".into());
+        }
+        sent.ok().map(|()| written)
+    }
+}
+
+/// What a record takes of the queue.
+fn queued_bytes(record: &Encoded) -> u32 {
+    let bytes = u32::try_from(record.members.len()).unwrap_or(QUEUE_BYTES_MAX);
+    bytes.clamp(QUEUE_RECORD_BYTES_MIN, QUEUE_BYTES_MAX)
+}
+
+#[cfg(test)]
+mod tests;

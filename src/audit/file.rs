@@ -1,0 +1,421 @@
+//! The files of a log: their names, the end of the one that is written, and the lock.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use super::chain::{Head, LINE_BYTES_MAX, Link};
+
+/// Digits of the sequence in the name of a file that is full: all that a `u64` can have.
+const SEQUENCE_DIGITS: usize = 20;
+/// What a new file may be used for: by its owner.
+const MODE: u32 = 0o600;
+
+/// Why a log was not opened: which file, and what to do.
+#[derive(Debug)]
+pub struct OpenError {
+    path: PathBuf,
+    why: String,
+    error: Option<io::Error>,
+}
+
+impl OpenError {
+    pub(super) fn new(path: &Path, why: impl Into<String>, error: io::Error) -> Self {
+        OpenError {
+            path: path.to_owned(),
+            why: why.into(),
+            error: Some(error),
+        }
+    }
+
+    fn refused(path: &Path, why: impl Into<String>) -> Self {
+        OpenError {
+            path: path.to_owned(),
+            why: why.into(),
+            error: None,
+        }
+    }
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "audit.path: {}: {}", self.path.display(), self.why)?;
+        match &self.error {
+            Some(error) => write!(f, ": {error}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.as_ref().map(|error| error as _)
+    }
+}
+
+/// The names of a log's files.
+#[derive(Debug, Clone)]
+pub(super) struct Names {
+    /// The one that is written.
+    pub(super) active: PathBuf,
+    pub(super) dir: PathBuf,
+    stem: String,
+    /// With its dot, or empty.
+    ending: String,
+}
+
+impl Names {
+    /// Of the log at `path`. None: it names no file.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        let stem = path.file_stem()?.to_str()?.to_owned();
+        let ending = match path.extension() {
+            Some(ending) => format!(".{}", ending.to_str()?),
+            None => String::new(),
+        };
+        let dir = match path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => dir.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        Some(Names {
+            active: path.to_owned(),
+            dir,
+            stem,
+            ending,
+        })
+    }
+
+    /// The name of a full file that begins with this sequence.
+    pub(super) fn full(&self, first: u64) -> PathBuf {
+        let (stem, ending) = (&self.stem, &self.ending);
+        self.dir
+            .join(format!("{stem}.{first:0SEQUENCE_DIGITS$}{ending}"))
+    }
+
+    /// The first sequence that the name of a full file gives.
+    pub(super) fn sequence(&self, name: &str) -> Option<u64> {
+        let digits = name
+            .strip_prefix(&self.stem)?
+            .strip_prefix('.')?
+            .strip_suffix(&self.ending)?;
+        let fits = digits.len() == SEQUENCE_DIGITS && digits.bytes().all(|b| b.is_ascii_digit());
+        fits.then(|| digits.parse().ok())?
+    }
+
+    /// The full files that are there, in the order of the chain.
+    pub(super) fn full_files(&self) -> io::Result<Vec<PathBuf>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let name = entry?.file_name();
+            if let Some(sequence) = name.to_str().and_then(|name| self.sequence(name)) {
+                found.push((sequence, self.dir.join(name)));
+            }
+        }
+        found.sort();
+        Ok(found.into_iter().map(|(_, path)| path).collect())
+    }
+
+    /// Held by the gateway that writes.
+    pub(super) fn lock(&self) -> PathBuf {
+        self.dir.join(format!("{}{}.lock", self.stem, self.ending))
+    }
+}
+
+/// The right to write a log; ends with this.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    pub(super) fn take(names: &Names) -> Result<Lock, OpenError> {
+        let path = names.lock();
+        let file = open_regular(&path).map_err(|error| {
+            OpenError::new(&names.active, "cannot make its lock file beside it", error)
+        })?;
+        match file.try_lock() {
+            Ok(()) => Ok(Lock { _file: file }),
+            Err(TryLockError::WouldBlock) => Err(OpenError::refused(
+                &names.active,
+                "another gateway writes this log; give each gateway an audit.path of its own",
+            )),
+            Err(TryLockError::Error(error)) => {
+                Err(OpenError::new(&names.active, "cannot lock it", error))
+            }
+        }
+    }
+}
+
+/// Opens a file for reading and writing, makes it where there is none, and takes nothing else for it: not a link, which
+/// could lead anywhere, not a pipe, which could block.
+fn open_regular(path: &Path) -> io::Result<File> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.is_file() => {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        Ok(found) if found.mode() & 0o022 != 0 => {
+            return Err(io::Error::other(
+                "others may write it, so nothing in it proves anything; chmod go-w",
+            ));
+        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(MODE)
+        .open(path)
+}
+
+/// What a file ends with.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Tail {
+    /// The last whole record; none: there is no line.
+    pub(super) head: Option<Head>,
+    /// The length up to the last line end.
+    pub(super) whole_bytes: u64,
+    /// What is behind it: the beginning of a record that was not written to its end.
+    pub(super) torn: Option<Torn>,
+}
+
+/// Bytes that were cut off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Torn {
+    pub(super) bytes: usize,
+    pub(super) sha256: String,
+}
+
+/// Reads the end of a file. The inner error says what is wrong with the last line.
+pub(super) fn tail(file: &mut (impl Read + Seek)) -> io::Result<Result<Tail, &'static str>> {
+    let len = file.seek(SeekFrom::End(0))?;
+    // The last whole line and a torn one behind it.
+    let window = len.min(2 * LINE_BYTES_MAX as u64);
+    file.seek(SeekFrom::Start(len - window))?;
+    let mut bytes = Vec::new();
+    file.take(window).read_to_end(&mut bytes)?;
+    let end = bytes
+        .iter()
+        .rposition(|b| *b == b'\n')
+        .map_or(0, |at| at + 1);
+    let torn = &bytes[end..];
+    if torn.len() > LINE_BYTES_MAX {
+        return Ok(Err("its last line is longer than any record"));
+    }
+    let tail = |head| Tail {
+        head,
+        whole_bytes: len - torn.len() as u64,
+        torn: (!torn.is_empty()).then(|| Torn {
+            bytes: torn.len(),
+            sha256: hex::encode(Sha256::digest(torn)),
+        }),
+    };
+    let Some(lines) = bytes[..end].strip_suffix(b"\n") else {
+        return Ok(Ok(tail(None)));
+    };
+    let start = lines
+        .iter()
+        .rposition(|b| *b == b'\n')
+        .map_or(0, |at| at + 1);
+    Ok(match Link::read(&lines[start..]) {
+        Some(link) if link.is_whole() => Ok(tail(Some(link.head()))),
+        Some(_) => Err("its last record is not what its hash was made of"),
+        None => Err("its last line is no record"),
+    })
+}
+
+/// The file that is written.
+#[derive(Debug)]
+pub(super) struct Active {
+    file: File,
+    /// Of the whole records in it.
+    pub(super) bytes: u64,
+    inode: (u64, u64),
+}
+
+/// What was found when a log was opened.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) active: Active,
+    pub(super) head: Head,
+    pub(super) torn: Option<Torn>,
+}
+
+impl Active {
+    /// Finds where the chain ends, and cuts off what a crash left behind its end.
+    pub(super) fn find(names: &Names) -> Result<Found, OpenError> {
+        let path = &names.active;
+        fs::create_dir_all(&names.dir)
+            .map_err(|error| OpenError::new(path, "cannot make its directory", error))?;
+        let (mut active, torn, head) = Active::open(path)?;
+        let head = match head {
+            Some(head) => head,
+            None => before(names)?,
+        };
+        active.cut().map_err(|error| {
+            OpenError::new(path, "cannot cut off what a crash left at its end", error)
+        })?;
+        sync_dir(&names.dir).map_err(|error| {
+            OpenError::new(path, "cannot make its name durable in its directory", error)
+        })?;
+        Ok(Found { active, head, torn })
+    }
+
+    /// Opens it, with what it ends in. Nothing is changed yet but that it is there.
+    fn open(path: &Path) -> Result<(Active, Option<Torn>, Option<Head>), OpenError> {
+        let mut file =
+            open_regular(path).map_err(|error| OpenError::new(path, "cannot open it", error))?;
+        let read = |error| OpenError::new(path, "cannot read its end", error);
+        let tail = tail(&mut file).map_err(read)?;
+        let tail = tail.map_err(|why| broken(path, &mut file, why))?;
+        let meta = file.metadata().map_err(read)?;
+        let active = Active {
+            file,
+            bytes: tail.whole_bytes,
+            inode: (meta.dev(), meta.ino()),
+        };
+        Ok((active, tail.torn, tail.head))
+    }
+
+    /// Opens it again while the gateway runs: after a failure, or when somebody has moved it away. Where the chain ends is
+    /// known, so what is in the file counts only for where to write.
+    pub(super) fn reopen(names: &Names) -> io::Result<Active> {
+        let mut file = open_regular(&names.active)?;
+        let bytes = match tail(&mut file)? {
+            Ok(tail) => tail.whole_bytes,
+            // Not ours to repair now; `verify` will say what is wrong with it.
+            Err(_) => file.seek(SeekFrom::End(0))?,
+        };
+        let meta = file.metadata()?;
+        let mut active = Active {
+            file,
+            bytes,
+            inode: (meta.dev(), meta.ino()),
+        };
+        active.cut()?;
+        sync_dir(&names.dir)?;
+        Ok(active)
+    }
+
+    /// Another file is at its name, or none.
+    pub(super) fn was_moved(&self, names: &Names) -> bool {
+        fs::symlink_metadata(&names.active)
+            .map_or(true, |found| (found.dev(), found.ino()) != self.inode)
+    }
+
+    /// Appends whole records. When it fails nothing of them stays, as far as the system lets us.
+    pub(super) fn append(&mut self, records: &[u8]) -> io::Result<()> {
+        let written = self.file.write_all(records);
+        if written.is_err() {
+            // Half a record would be taken for the work of a crash; the next opening tries again.
+            let _ = self.cut();
+            return written;
+        }
+        self.bytes += records.len() as u64;
+        Ok(())
+    }
+
+    /// Takes the last append back: its records could not be made durable, and nobody was told that they are there.
+    pub(super) fn take_back(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+        // It is opened again before the next write.
+        let _ = self.cut();
+    }
+
+    pub(super) fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn cut(&mut self) -> io::Result<()> {
+        if self.file.metadata()?.len() != self.bytes {
+            self.file.set_len(self.bytes)?;
+        }
+        self.file.seek(SeekFrom::Start(self.bytes))?;
+        Ok(())
+    }
+
+    /// Renames it after the first sequence that it holds, and begins a new one.
+    pub(super) fn rotate(&mut self, names: &Names) -> io::Result<()> {
+        self.file.sync_all()?;
+        let mode = self.file.metadata()?.permissions().mode();
+        let mut first = [0; 64];
+        let read = self.file.read_at(&mut first, 0)?;
+        let first = first_sequence(&first[..read])
+            .ok_or_else(|| io::Error::other("its first line is no record"))?;
+        let full = names.full(first);
+        if fs::symlink_metadata(&full).is_ok() {
+            let name = full.display();
+            return Err(io::Error::other(format!("{name} is there already")));
+        }
+        fs::rename(&names.active, &full)?;
+        let mut next = Active::reopen(names)?;
+        // Whoever was let read the last file may read the next.
+        let _ = next
+            .file
+            .set_permissions(fs::Permissions::from_mode(mode & 0o644));
+        std::mem::swap(self, &mut next);
+        Ok(())
+    }
+}
+
+/// The sequence of a record, from the beginning of its line.
+fn first_sequence(line: &[u8]) -> Option<u64> {
+    let digits = line.strip_prefix(br#"{"sequence":"#)?;
+    let end = digits.iter().position(|b| *b == b',')?;
+    std::str::from_utf8(&digits[..end]).ok()?.parse().ok()
+}
+
+/// The end of the last full file, where the one that is written has no record yet.
+fn before(names: &Names) -> Result<Head, OpenError> {
+    let full = names
+        .full_files()
+        .map_err(|error| OpenError::new(&names.active, "cannot list its directory", error))?;
+    let Some(path) = full.last() else {
+        return Ok(Head::genesis());
+    };
+    let mut file =
+        File::open(path).map_err(|error| OpenError::new(path, "cannot open it", error))?;
+    match tail(&mut file).map_err(|error| OpenError::new(path, "cannot read its end", error))? {
+        Ok(Tail {
+            head: Some(head),
+            torn: None,
+            ..
+        }) => Ok(head),
+        Ok(_) => Err(broken(path, &mut file, "it does not end with a record")),
+        Err(why) => Err(broken(path, &mut file, why)),
+    }
+}
+
+fn broken(path: &Path, file: &mut File, why: &str) -> OpenError {
+    let line = lines(file).map_or_else(|_| String::new(), |lines| format!("line {lines}: "));
+    OpenError::refused(
+        path,
+        format!(
+            "{line}{why}, so the chain cannot go on from it; look at it with `skillgate audit verify`, \
+             then move the log's files away to begin a new chain"
+        ),
+    )
+}
+
+/// How many lines it has, the last one counted with or without its end.
+fn lines(file: &mut File) -> io::Result<usize> {
+    file.seek(SeekFrom::Start(0))?;
+    let (mut buffer, mut lines, mut last) = (vec![0; 1 << 16], 0, b'\n');
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok(lines + usize::from(last != b'\n'));
+        }
+        lines += buffer[..read].iter().filter(|b| **b == b'\n').count();
+        last = buffer[read - 1];
+    }
+}
+
+/// A name that was made or changed is durable only when its directory is.
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}

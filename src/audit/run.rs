@@ -1,0 +1,79 @@
+//! The record of a run's end.
+
+use serde_json::{Map, Value, json};
+
+use super::{Kind, Record};
+
+/// What was run.
+#[derive(Debug, Clone)]
+pub(crate) enum What {
+    /// A skill's entrypoint.
+    Skill(Value),
+    /// Submitted code; the SHA-256 of its text stands for it.
+    Code { sha256: String, bytes: usize },
+}
+
+/// A run that has begun, with what is known of it from the start. No arguments, no code, no output, no values.
+#[derive(Debug, Clone)]
+pub(crate) struct RunEnd {
+    pub(crate) run_id: String,
+    pub(crate) decision_id: String,
+    /// The subject's id.
+    pub(crate) requested_by: String,
+    pub(crate) tenant: String,
+    pub(crate) what: What,
+    /// `{name, version, digest}` of each mounted skill.
+    pub(crate) mounts: Vec<Value>,
+    /// What it was given, by name.
+    pub(crate) secrets: Vec<String>,
+    pub(crate) network: Vec<String>,
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub(crate) struct Outcome<'a> {
+    /// `completed`, `failed`, `cancelled` or `not_started`.
+    pub(crate) status: &'a str,
+    pub(crate) error_type: Option<&'a str>,
+    pub(crate) wall_ms: u64,
+    pub(crate) cpu_ms: u64,
+    pub(crate) peak_memory_bytes: u64,
+    pub(crate) output_blobs: &'a [String],
+}
+
+impl RunEnd {
+    /// `{name, version, digest}`
+    pub(crate) fn skill(name: &str, version: &str, digest: &str) -> Value {
+        json!({ "name": name, "version": version, "digest": digest })
+    }
+
+    pub(crate) fn record(self, outcome: &Outcome<'_>) -> Record {
+        let mut body = Map::new();
+        let mut put = |name: &str, value: Value| body.insert(name.to_owned(), value);
+        put("run_id", self.run_id.into());
+        put("decision_id", self.decision_id.into());
+        put("requested_by", self.requested_by.into());
+        put("tenant", self.tenant.into());
+        match self.what {
+            What::Skill(skill) => put("skill", skill),
+            What::Code { sha256, bytes } => {
+                put("code", json!({ "sha256": sha256, "bytes": bytes }))
+            }
+        };
+        put("mounts", self.mounts.into());
+        put("secrets", self.secrets.into());
+        put("network", self.network.into());
+        put("status", outcome.status.into());
+        if let Some(kind) = outcome.error_type {
+            put("error_type", kind.into());
+        }
+        put("output_blobs", outcome.output_blobs.into());
+        let usage = json!({
+            "wall_ms": outcome.wall_ms,
+            "cpu_ms": outcome.cpu_ms,
+            "peak_memory_bytes": outcome.peak_memory_bytes,
+        });
+        put("usage", usage);
+        Record::new(Kind::Run, body)
+    }
+}

@@ -1,0 +1,334 @@
+//! Reads a log and says where its chain breaks. Needs no gateway, takes one line at a time.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::chain::{Head, LINE_BYTES_MAX, Link};
+use super::file::Names;
+
+/// More breaks are counted, not listed.
+const BREAKS_MAX: usize = 100;
+
+/// What was found in a log.
+#[derive(Debug, Default, Serialize)]
+pub struct Report {
+    /// There is no break.
+    pub ok: bool,
+    /// The files, in the order of the chain.
+    pub files: Vec<Checked>,
+    /// Where it breaks; at most 100 of them.
+    pub breaks: Vec<Break>,
+    /// All of them.
+    pub break_count: usize,
+    /// What is no break but worth knowing.
+    pub notes: Vec<String>,
+}
+
+/// One file.
+#[derive(Debug, Serialize)]
+pub struct Checked {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Lines that are records.
+    pub records: u64,
+    /// Of the first one; 0 without any.
+    pub first_sequence: u64,
+    /// Of the last one; 0 without any.
+    pub last_sequence: u64,
+    /// Of the last one, empty without any. Noted elsewhere, it proves later that the log up to here is the same.
+    pub last_hash: String,
+}
+
+/// A place where the chain breaks.
+#[derive(Debug, Serialize)]
+pub struct Break {
+    /// Where.
+    pub file: PathBuf,
+    /// From 1.
+    pub line: u64,
+    /// Stable word for what is wrong.
+    pub kind: &'static str,
+    /// The same in a sentence.
+    pub message: String,
+}
+
+/// Checks a log. A directory: every log in it. A file: it and, when it is the one that is written, the full ones of the
+/// same log before it.
+///
+/// # Errors
+/// When something cannot be read at all, or there is no log.
+pub fn verify(path: &Path) -> io::Result<Report> {
+    let mut report = Report::default();
+    let found = fs::metadata(path).map(|meta| meta.is_dir());
+    let logs = match found {
+        Ok(true) => logs_in(path)?,
+        Ok(false) => vec![log_of(path, true)?],
+        // The one that is written may be missing: after it was moved away, or between two files.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => vec![log_of(path, false)?],
+        Err(error) => return Err(error),
+    };
+    if logs.iter().all(Vec::is_empty) {
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            "there is no audit log here",
+        ));
+    }
+    for files in logs {
+        let mut chain = Chain {
+            report: &mut report,
+            head: None,
+        };
+        for path in files {
+            chain.file(&path)?;
+        }
+    }
+    report.ok = report.break_count == 0;
+    Ok(report)
+}
+
+fn log_of(path: &Path, is_there: bool) -> io::Result<Vec<PathBuf>> {
+    let mut files = match Names::of(path) {
+        Some(names) if names.dir.is_dir() => names.full_files()?,
+        _ => Vec::new(),
+    };
+    if is_there {
+        files.push(path.to_owned());
+    }
+    Ok(files)
+}
+
+/// Files `*.jsonl`, put together by what their names begin with.
+fn logs_in(dir: &Path) -> io::Result<Vec<Vec<PathBuf>>> {
+    let mut logs: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        let Some(stem) = name.to_str().and_then(|name| name.strip_suffix(".jsonl")) else {
+            continue;
+        };
+        let full = stem
+            .rsplit_once('.')
+            .map(|(stem, _)| stem)
+            .and_then(|stem| {
+                let active = dir.join(format!("{stem}.jsonl"));
+                let is_full = Names::of(&active)?.sequence(name.to_str()?).is_some();
+                is_full.then_some(active)
+            });
+        // Digits sort before letters, so the one that is written comes last.
+        let log = full.unwrap_or_else(|| dir.join(&name));
+        logs.entry(log).or_default().push(dir.join(&name));
+    }
+    let mut logs: Vec<Vec<PathBuf>> = logs.into_values().collect();
+    logs.iter_mut().for_each(|files| files.sort());
+    Ok(logs)
+}
+
+/// One log on its way through its files.
+struct Chain<'a> {
+    report: &'a mut Report,
+    /// The last record that was read; none before the first.
+    head: Option<Head>,
+}
+
+impl Chain<'_> {
+    fn file(&mut self, path: &Path) -> io::Result<()> {
+        let unreadable = |error: io::Error| {
+            io::Error::new(
+                error.kind(),
+                format!("cannot read {}: {error}", path.display()),
+            )
+        };
+        let mut reader = BufReader::with_capacity(1 << 16, File::open(path).map_err(unreadable)?);
+        let mut checked = Checked {
+            path: path.to_owned(),
+            records: 0,
+            first_sequence: 0,
+            last_sequence: 0,
+            last_hash: String::new(),
+        };
+        let (mut line, mut number) = (Vec::new(), 0);
+        loop {
+            let end = read_line(&mut reader, &mut line).map_err(unreadable)?;
+            if end == End::Nothing {
+                break;
+            }
+            number += 1;
+            if let Some(link) = self.line(path, number, &line, end) {
+                if checked.records == 0 {
+                    checked.first_sequence = link.sequence;
+                    self.name(path, &link);
+                }
+                checked.records += 1;
+                checked.last_sequence = link.sequence;
+                checked.last_hash.clone_from(&link.hash);
+                self.head = Some(link.head());
+            }
+        }
+        self.report.files.push(checked);
+        Ok(())
+    }
+
+    /// Checks one line against the one before; gives it back when it is a record at all, so that one break does not hide
+    /// the next.
+    fn line(&mut self, path: &Path, number: u64, line: &[u8], end: End) -> Option<Link> {
+        let mut wrong = |kind, message: String| self.report.found(path, number, kind, message);
+        if end == End::TooLong {
+            wrong(
+                "no_record",
+                format!("longer than any record ({LINE_BYTES_MAX} bytes)"),
+            );
+            return None;
+        }
+        if end == End::Torn {
+            let message = format!(
+                "the file ends in the middle of a record, after {} bytes of it: cut off, or left by a crash \
+                 (the gateway notes that at its next start), or being written just now",
+                line.len()
+            );
+            wrong("torn", message);
+            return None;
+        }
+        let Some(link) = Link::read(line) else {
+            wrong("no_record", "not a record of this log".into());
+            return None;
+        };
+        if !link.is_whole() {
+            let message = format!(
+                "record {}: its bytes are not those that its hash was made of: it was changed",
+                link.sequence
+            );
+            wrong("changed", message);
+            return Some(link);
+        }
+        let text = std::str::from_utf8(line).ok();
+        if text.is_none_or(|text| crate::json::walk(text).is_err()) {
+            wrong(
+                "no_record",
+                "its hash fits, but it is not JSON that every reader reads alike".into(),
+            );
+        }
+        let Some(before) = &self.head else {
+            if link.sequence == 1 && link.prev != Head::genesis().hash {
+                wrong("chain", "record 1 names a record before it".into());
+            } else if link.sequence != 1 {
+                self.report.notes.push(format!(
+                    "{}: begins with record {}; the ones before are not here, so nothing is said of them",
+                    path.display(),
+                    link.sequence
+                ));
+            }
+            return Some(link);
+        };
+        let (expected, found) = (before.sequence + 1, link.sequence);
+        if found > expected {
+            let message = format!(
+                "record {found} follows {}: {} missing",
+                before.sequence,
+                found - expected
+            );
+            wrong("missing", message);
+        } else if found < expected {
+            let message = format!(
+                "record {found} follows {}: out of order, there twice, or put in",
+                before.sequence
+            );
+            wrong("order", message);
+        } else if link.prev != before.hash {
+            let message = format!(
+                "record {found} was written after another record {} than the one before it: that one was replaced",
+                before.sequence
+            );
+            wrong("chain", message);
+        }
+        Some(link)
+    }
+
+    /// A full file is named after its first record.
+    fn name(&mut self, path: &Path, first: &Link) {
+        let named = path.file_stem().and_then(|stem| {
+            let stem = Path::new(stem).file_stem()?;
+            let names = Names::of(&path.with_file_name(stem).with_extension(path.extension()?))?;
+            names.sequence(path.file_name()?.to_str()?)
+        });
+        if let Some(named) = named
+            && named != first.sequence
+        {
+            let message = format!(
+                "the file's name says {named}, its first record is {}",
+                first.sequence
+            );
+            self.report.found(path, 1, "name", message);
+        }
+    }
+}
+
+impl Report {
+    fn found(&mut self, file: &Path, line: u64, kind: &'static str, message: String) {
+        self.break_count += 1;
+        if self.breaks.len() < BREAKS_MAX {
+            self.breaks.push(Break {
+                file: file.to_owned(),
+                line,
+                kind,
+                message,
+            });
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// With its line end.
+    Whole,
+    /// The file ended first.
+    Torn,
+    /// Only its beginning was kept.
+    TooLong,
+    /// There is no line.
+    Nothing,
+}
+
+/// Reads a line without its end, of a long one no more than a record can have.
+fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<End> {
+    line.clear();
+    let mut any = false;
+    loop {
+        let buffer = reader.fill_buf()?;
+        if buffer.is_empty() {
+            return Ok(if any { End::Torn } else { End::Nothing });
+        }
+        any = true;
+        let end = buffer.iter().position(|b| *b == b'\n');
+        let piece = end.unwrap_or(buffer.len());
+        let room = LINE_BYTES_MAX.saturating_sub(line.len());
+        line.extend_from_slice(&buffer[..piece.min(room)]);
+        let over = piece > room;
+        let used = end.map_or(piece, |end| end + 1);
+        reader.consume(used);
+        if over {
+            if end.is_none() {
+                skip_line(reader)?;
+            }
+            return Ok(End::TooLong);
+        }
+        if end.is_some() {
+            return Ok(End::Whole);
+        }
+    }
+}
+
+fn skip_line(reader: &mut impl BufRead) -> io::Result<()> {
+    loop {
+        let buffer = reader.fill_buf()?;
+        let end = buffer.iter().position(|b| *b == b'\n');
+        let used = end.map_or(buffer.len(), |end| end + 1);
+        let done = buffer.is_empty() || end.is_some();
+        reader.consume(used);
+        if done {
+            return Ok(());
+        }
+    }
+}

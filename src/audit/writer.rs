@@ -1,0 +1,321 @@
+//! The thread that writes.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::{Map, Value, json};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::State;
+use super::chain::Head;
+use super::file::{Active, Lock, Names, OpenError};
+use super::record::{Encoded, Kind, Record, member};
+use super::timestamp::rfc3339;
+use crate::config::{self, Fsync};
+
+/// Records that are written at once, in bytes; a file is over its limit by no more than this.
+const BATCH_BYTES_MAX: usize = 1 << 20;
+/// While it fails: how often it is tried without being asked. A gateway that is not ready is not asked.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// What is sent to the writer.
+pub(super) enum Entry {
+    /// To be written; the answer says whether it is.
+    Record {
+        record: Encoded,
+        answer: oneshot::Sender<bool>,
+        /// Its place in the queue, freed with it.
+        room: OwnedSemaphorePermit,
+    },
+    /// Ends the log.
+    Close(oneshot::Sender<()>),
+}
+
+/// Owns the file and the chain.
+pub(super) struct Writer {
+    names: Names,
+    _lock: Lock,
+    fsync: Fsync,
+    file_bytes_max: u64,
+    clock: fn() -> SystemTime,
+    state: Arc<State>,
+    head: Head,
+    /// None after a failure: it is opened again before the next write.
+    active: Option<Active>,
+    /// Since when something is written that is not synced.
+    unsynced: Option<Instant>,
+    /// Records since the start that were to be written and were not.
+    unwritten: u64,
+    /// A file that could not be renamed is tried again when it has grown by so much.
+    rotate_at_bytes: u64,
+}
+
+impl Writer {
+    pub(super) fn open(
+        settings: &config::Audit,
+        clock: fn() -> SystemTime,
+        state: Arc<State>,
+    ) -> Result<Writer, OpenError> {
+        let at = |path: &PathBuf| std::path::absolute(path);
+        let path = at(&settings.path)
+            .map_err(|error| OpenError::new(&settings.path, "cannot resolve it", error))?;
+        let no_file = || std::io::Error::other("expected the name of a file");
+        let names =
+            Names::of(&path).ok_or_else(|| OpenError::new(&path, "it names no file", no_file()))?;
+        std::fs::create_dir_all(&names.dir)
+            .map_err(|error| OpenError::new(&path, "cannot make its directory", error))?;
+        let lock = Lock::take(&names)?;
+        let found = Active::find(&names)?;
+        let mut writer = Writer {
+            names,
+            _lock: lock,
+            fsync: settings.fsync,
+            file_bytes_max: settings.max_file_bytes,
+            clock,
+            state,
+            head: found.head,
+            active: Some(found.active),
+            unsynced: None,
+            unwritten: 0,
+            rotate_at_bytes: settings.max_file_bytes,
+        };
+        let mut more = vec![("version", Value::from(env!("CARGO_PKG_VERSION")))];
+        if let Some(torn) = found.torn {
+            tracing::warn!(
+                path = %path.display(),
+                cut_bytes = torn.bytes,
+                "the audit log ended in the middle of a record: it was cut off, and the log says so"
+            );
+            let repaired = json!({ "cut_bytes": torn.bytes, "cut_sha256": torn.sha256 });
+            more.push(("repaired", repaired));
+        }
+        // A disk that is full is better known now than at the first call.
+        let record = writer.event("started", &more);
+        writer
+            .commit([&record])
+            .and_then(|()| writer.sync())
+            .map_err(|error| OpenError::new(&path, "cannot write it", error))?;
+        Ok(writer)
+    }
+
+    /// Until the log is closed or nobody is left who could write to it.
+    pub(super) fn run(mut self, entries: Receiver<Entry>) {
+        let mut closed = None;
+        while closed.is_none() {
+            let next = match self.wakes_in() {
+                None => entries.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(wait) => entries.recv_timeout(wait),
+            };
+            let mut batch = Batch::default();
+            match next {
+                Ok(entry) => closed = batch.take(entry),
+                Err(RecvTimeoutError::Timeout) => {
+                    self.tick();
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            while closed.is_none()
+                && batch.bytes < BATCH_BYTES_MAX
+                && let Ok(entry) = entries.try_recv()
+            {
+                closed = batch.take(entry);
+            }
+            self.write(batch);
+        }
+        self.end();
+        // Before anybody is told: what is sent from now on fails, and the next gateway may have the file.
+        drop((self, entries));
+        if let Some(done) = closed {
+            // Whoever asked may have given up waiting.
+            let _ = done.send(());
+        }
+    }
+
+    fn wakes_in(&self) -> Option<Duration> {
+        if self.active.is_none() {
+            return Some(RETRY_INTERVAL);
+        }
+        match self.fsync {
+            Fsync::Interval(interval) => Some(interval.saturating_sub(self.unsynced?.elapsed())),
+            Fsync::Always | Fsync::Never => None,
+        }
+    }
+
+    /// Nobody has asked for anything, but something is due.
+    fn tick(&mut self) {
+        let outcome = match self.active {
+            Some(_) => self.sync(),
+            // The `resumed` record alone.
+            None => self.commit([]),
+        };
+        if let Err(error) = outcome {
+            self.fail(&error);
+        }
+    }
+
+    fn write(&mut self, batch: Batch) {
+        if batch.entries.is_empty() {
+            return;
+        }
+        let written = self.commit(batch.entries.iter().map(|(record, ..)| record));
+        match &written {
+            Ok(()) => {
+                let count = batch.entries.len() as u64;
+                self.state.records.fetch_add(count, Ordering::Relaxed);
+            }
+            Err(error) => {
+                self.unwritten += batch.entries.len() as u64;
+                self.fail(error);
+            }
+        }
+        for (_, answer, room) in batch.entries {
+            drop(room);
+            // Whoever asked may have gone; the record stays.
+            let _ = answer.send(written.is_ok());
+        }
+        if let (Fsync::Interval(interval), Some(since)) = (self.fsync, self.unsynced)
+            && since.elapsed() >= interval
+        {
+            self.tick();
+        }
+    }
+
+    /// Writes records as one piece: all of them are in the file, or none is and the chain is where it was.
+    fn commit<'a>(
+        &mut self,
+        records: impl IntoIterator<Item = &'a Encoded>,
+    ) -> std::io::Result<()> {
+        let (mut head, mut out) = (self.head.clone(), Vec::new());
+        let now = rfc3339((self.clock)());
+        if self
+            .active
+            .as_ref()
+            .is_some_and(|active| active.was_moved(&self.names))
+        {
+            tracing::warn!(path = %self.names.active.display(), "the audit log was moved away: a new file goes on with its chain");
+            self.active = None;
+        }
+        let mut active = match self.active.take() {
+            Some(active) => active,
+            None => {
+                let active = Active::reopen(&self.names)?;
+                seal(&mut head, &self.resumed(), &now, &mut out);
+                active
+            }
+        };
+        for record in records {
+            seal(&mut head, record, &now, &mut out);
+        }
+        if active.bytes > 0 && active.bytes + out.len() as u64 > self.rotate_at_bytes {
+            match active.rotate(&self.names) {
+                Ok(()) => {
+                    self.state.rotations.fetch_add(1, Ordering::Relaxed);
+                    self.rotate_at_bytes = self.file_bytes_max;
+                }
+                // The name is ours still, and the file goes on being written: nothing is lost, it only grows.
+                Err(error) if !active.was_moved(&self.names) => {
+                    tracing::error!(path = %self.names.active.display(), %error, "the audit log is full and cannot be renamed: it goes on growing");
+                    self.rotate_at_bytes = active.bytes + self.file_bytes_max;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        active.append(&out)?;
+        if self.fsync == Fsync::Always
+            && let Err(error) = active.sync()
+        {
+            active.take_back(out.len() as u64);
+            return Err(error);
+        }
+        self.unsynced = self.unsynced.or_else(|| Some(Instant::now()));
+        self.active = Some(active);
+        self.head = head;
+        if self.state.failing.swap(false, Ordering::AcqRel) {
+            tracing::warn!(path = %self.names.active.display(), "the audit log is written again");
+        }
+        Ok(())
+    }
+
+    /// The first record after a failure: why, and what the log lacks since the start.
+    fn resumed(&self) -> Encoded {
+        let reason = if self.state.failing.load(Ordering::Acquire) {
+            self.state.reason()
+        } else {
+            "the file was moved away".to_owned()
+        };
+        self.event("resumed", &[("reason", reason.into())])
+    }
+
+    fn event(&self, event: &str, more: &[(&str, Value)]) -> Encoded {
+        let mut body = Map::new();
+        body.insert("event".into(), event.into());
+        body.insert("unwritten".into(), self.unwritten.into());
+        for (name, value) in more {
+            body.insert((*name).to_owned(), value.clone());
+        }
+        Record::new(Kind::Log, body).encode()
+    }
+
+    fn sync(&mut self) -> std::io::Result<()> {
+        self.unsynced = None;
+        match &self.active {
+            Some(active) => active.sync(),
+            None => Ok(()),
+        }
+    }
+
+    fn fail(&mut self, error: &std::io::Error) {
+        self.active = None;
+        self.unsynced = None;
+        let was_failing = self.state.failing.load(Ordering::Acquire);
+        self.state.fail(error.to_string());
+        if !was_failing {
+            tracing::error!(path = %self.names.active.display(), %error, "the audit log cannot be written");
+        }
+    }
+
+    fn end(&mut self) {
+        let record = self.event("stopped", &[]);
+        let ended = self.commit([&record]).and_then(|()| self.sync());
+        if let Err(error) = ended {
+            self.fail(&error);
+        }
+    }
+}
+
+fn seal(head: &mut Head, record: &Encoded, now: &str, out: &mut Vec<u8>) {
+    let mut members = Vec::new();
+    if !record.has_timestamp {
+        members = member("timestamp", &now.into());
+    }
+    members.extend_from_slice(&record.members);
+    head.seal(record.kind.name(), &members, out);
+}
+
+#[derive(Default)]
+struct Batch {
+    entries: Vec<(Encoded, oneshot::Sender<bool>, OwnedSemaphorePermit)>,
+    bytes: usize,
+}
+
+impl Batch {
+    /// Puts a record in; gives back who waits for the end.
+    fn take(&mut self, entry: Entry) -> Option<oneshot::Sender<()>> {
+        match entry {
+            Entry::Record {
+                record,
+                answer,
+                room,
+            } => {
+                self.bytes += record.members.len();
+                self.entries.push((record, answer, room));
+                None
+            }
+            Entry::Close(done) => Some(done),
+        }
+    }
+}
