@@ -32,6 +32,7 @@ use tower::{Layer, Service, ServiceExt};
 
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
+use crate::limit::Limited;
 use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
 use crate::rpc::{Call, Params, to_raw};
 use crate::runs::{self, Runs};
@@ -82,6 +83,9 @@ pub enum Error {
     /// The policy says no.
     #[error(transparent)]
     Denied(#[from] Denied),
+    /// A rate limit of calls.
+    #[error(transparent)]
+    Limited(#[from] Limited),
     /// Skills.
     #[error(transparent)]
     Catalog(#[from] catalog::Error),
