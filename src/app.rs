@@ -22,6 +22,7 @@ use crate::catalog::{self, Catalog};
 use crate::config::{Config, OnDisconnect};
 use crate::door::DoorLayer;
 use crate::faces::{PATHS, Readiness};
+use crate::limit::{Limits, SinceStart};
 use crate::methods::Rooms;
 use crate::policy::Policy;
 use crate::rpc::{self, ErrorObject};
@@ -184,6 +185,8 @@ impl App {
             audit.clone(),
             run_settings(config),
         );
+        let limits = Limits::new(Arc::new(SinceStart::default()));
+        limits.install(Limits::prepare(config));
         let parts = Parts {
             rooms: Rooms {
                 catalog,
@@ -193,6 +196,7 @@ impl App {
             },
             authenticator: Authenticator::off(),
             policy: Policy::Off,
+            limits,
             rpc: rpc::Limits {
                 body_bytes_max: config.server.max_body_bytes as usize,
                 body_timeout: Duration::from_millis(config.server.body_timeout_ms),
@@ -319,6 +323,7 @@ pub fn serve(config: &Config) -> Result<(), AppError> {
                 std::process::exit(130);
             });
         };
+        tokio::spawn(app.parts.limits.clone().housekeeping());
         serve_connections(listener, stack::public(&app.parts), settings, stop).await;
         app.shutdown().await;
         tracing::info!("stopped");

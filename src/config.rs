@@ -161,7 +161,7 @@ pub struct Claims {
 }
 
 /// `[[rate_limit]]`
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RateLimit {
     /// Shown to callers; unique.
     pub name: String,
@@ -175,6 +175,8 @@ pub struct RateLimit {
     pub per_s: u64,
     /// Calls at once.
     pub burst: u64,
+    /// Keys that are counted apart.
+    pub max_keys: usize,
 }
 
 /// `rate_limit.key`

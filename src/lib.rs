@@ -5,12 +5,14 @@
 //!   │ server     accept, read, drain                       bytes           → http::Request
 //!   │ rescue     (outermost) names it; any error → one answer
 //!   │ door       Host and Origin must be ours                                refuse or pass
+//!   │ limit      count its address                                           refuse or pass
 //!   │ auth       who asks                                  http::Request   → + Caller
-//!   │ limit      count it                                                    refuse or pass
+//!   │ limit      count its caller                                            refuse or pass
 //!   │ faces      which path: /rpc, /blobs, documents
 //!   │ rpc        decode the envelope                       http::Request   → Call
 //!   │ methods    (first half) parameters, what they name   Call            → Prepared
 //!   │ policy     is it allowed                             Prepared        → Permitted<Prepared>
+//!   │ limit      count it by method and skill                                refuse or pass
 //!   │ methods    (second half) do the one thing            Permitted       → result
 //!   │   ├ catalog   which skills there are
 //!   │   ├ blobs     large data

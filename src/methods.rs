@@ -33,6 +33,7 @@ use tower::{Layer, Service, ServiceExt};
 use crate::audit;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
+use crate::limit::Limited;
 use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
 use crate::rpc::{Call, Params, to_raw};
 use crate::runs::{self, Runs};
@@ -86,6 +87,9 @@ pub enum Error {
     /// It must not be done without a record, and there can be none.
     #[error(transparent)]
     Audit(#[from] audit::Unavailable),
+    /// A rate limit of calls.
+    #[error(transparent)]
+    Limited(#[from] Limited),
     /// Skills.
     #[error(transparent)]
     Catalog(#[from] catalog::Error),

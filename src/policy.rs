@@ -62,6 +62,11 @@ pub struct Permitted<T> {
 }
 
 impl<T> Permitted<T> {
+    /// The thing.
+    pub fn get(&self) -> &T {
+        &self.value
+    }
+
     /// The thing and its permit.
     pub fn into_parts(self) -> (T, Permit) {
         (self.value, self.permit)

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use futures_util::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use skillgate_plugin_sdk::abi;
 use tower::{Layer, Service, ServiceExt};
 use tracing::Instrument;
@@ -72,6 +72,8 @@ pub struct Refusal {
     pub kind: &'static str,
     /// For the caller.
     pub message: String,
+    /// More members of `error.data`.
+    pub data: Map<String, Value>,
     /// Further headers: `Allow`, `Retry-After`, `WWW-Authenticate`.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Close the connection after the answer: what follows on it cannot be trusted or is not wanted.
@@ -89,6 +91,7 @@ impl Refusal {
             status,
             kind,
             message: message.into(),
+            data: Map::new(),
             headers: Vec::new(),
             close,
         }
@@ -98,6 +101,13 @@ impl Refusal {
     #[must_use]
     pub fn with(mut self, name: HeaderName, value: &'static str) -> Self {
         self.headers.push((name, HeaderValue::from_static(value)));
+        self
+    }
+
+    /// With a member of `error.data`.
+    #[must_use]
+    pub fn with_data(mut self, name: &str, value: Value) -> Self {
+        self.data.insert(name.to_owned(), value);
         self
     }
 
@@ -114,7 +124,9 @@ impl Refusal {
 
     fn response(self, request_id: &RequestId) -> Response<Body> {
         let code = self.code();
-        let text = ErrorObject::new(code, self.kind, self.message).answer(None, request_id);
+        let mut error = ErrorObject::new(code, self.kind, self.message);
+        error.data = self.data;
+        let text = error.answer(None, request_id);
         let mut response = Response::new(full(text));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
@@ -148,7 +160,13 @@ impl From<ErrorObject> for Refusal {
             _ if error.kind.ends_with("_not_found") => StatusCode::NOT_FOUND,
             _ => StatusCode::BAD_REQUEST,
         };
-        Refusal::new(status, error.kind, error.message)
+        let mut refusal = Refusal::new(status, error.kind, error.message);
+        if let Some(wait_ms) = error.data.get("retry_after_ms").and_then(Value::as_u64) {
+            let wait = HeaderValue::from(wait_ms.div_ceil(1000));
+            refusal.headers.push((header::RETRY_AFTER, wait));
+        }
+        refusal.data = error.data;
+        refusal
     }
 }
 
@@ -242,6 +260,10 @@ impl From<methods::Error> for ErrorObject {
                 ErrorObject::new(Code::Denied, "policy_denied", denied.to_string())
                     .with("decision_id", denied.decision_id.into())
                     .with("reasons", Value::Array(denied.reasons))
+            }
+            Error::Limited(limited) => {
+                ErrorObject::new(Code::RateLimited, "rate_limited", limited.to_string())
+                    .with("retry_after_ms", limited.retry_after_ms.into())
             }
             Error::Catalog(error) => error.into(),
             Error::Blobs(error) => error.into(),

@@ -9,6 +9,7 @@ pub mod envelope;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -42,6 +43,8 @@ pub struct Call {
     pub params: Params,
     /// The HTTP request it came in.
     pub request_id: RequestId,
+    /// The limits of requests have counted it: the first call of a body, with its request.
+    pub counted: bool,
 }
 
 /// The text of a parameters object, a slice of the body it came in.
@@ -220,6 +223,7 @@ where
             caller,
             request_id,
             body,
+            counted: AtomicBool::new(false),
         };
         Ok(match turn.whole().await {
             Some(text) => json_response(text),
@@ -234,6 +238,8 @@ struct Turn<S> {
     caller: Caller,
     request_id: RequestId,
     body: Bytes,
+    /// A call has been made already.
+    counted: AtomicBool,
 }
 
 impl<S, E> Turn<S>
@@ -311,6 +317,7 @@ where
                 .unwrap_or_default(),
             params,
             request_id: self.request_id.clone(),
+            counted: !self.counted.swap(true, Ordering::Relaxed),
         };
         let span = tracing::info_span!("call", method);
         let answer = AssertUnwindSafe(self.rpc.inner.clone().oneshot(call))

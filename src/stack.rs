@@ -8,7 +8,7 @@ use tower::util::BoxCloneSyncService;
 use crate::auth::{AuthLayer, Authenticator};
 use crate::door::DoorLayer;
 use crate::faces::{Faces, Readiness};
-use crate::limit::LimitLayer;
+use crate::limit::{AddressLimitLayer, CallLimitLayer, LimitLayer, Limits, RecountLayer};
 use crate::methods::{self, Perform, ResolveLayer, Rooms};
 use crate::policy::{Policy, PolicyLayer};
 use crate::rescue::RescueLayer;
@@ -27,6 +27,8 @@ pub struct Parts {
     pub authenticator: Authenticator,
     /// What is allowed.
     pub policy: Policy,
+    /// How much.
+    pub limits: Limits,
     /// JSON-RPC's limits.
     pub rpc: rpc::Limits,
     /// Which `Host` a request may name.
@@ -39,11 +41,15 @@ pub struct Parts {
 pub fn calls(parts: &Parts) -> Calls {
     BoxCloneSyncService::new(
         ServiceBuilder::new()
+            // Before anything is read: what the limits of requests owe a batch.
+            .layer(RecountLayer(parts.limits.clone()))
             // Reads the parameters and finds what they name: a decision is about this skill in this version, these
             // blobs, this long, not about words that somebody else might read differently.
             .layer(ResolveLayer(parts.rooms.clone()))
             // Nothing has been done yet; from here on everything carries its permit.
             .layer(PolicyLayer(parts.policy.clone()))
+            // After the decision: a refused call costs nothing by method or skill.
+            .layer(CallLimitLayer(parts.limits.clone()))
             .service(Perform),
     )
 }
@@ -56,10 +62,12 @@ pub fn public(parts: &Parts) -> Stack {
         .layer(RescueLayer)
         // Before authentication: a request that a web page has smuggled in must not even learn whether a token holds.
         .layer(parts.door.clone())
-        // Before limits: they are counted for subjects and tenants, which only a checked token can name.
+        // Before authentication: whoever tries tokens is counted too.
+        .layer(AddressLimitLayer(parts.limits.clone()))
+        // Before the other limits: they are counted for subjects and tenants, which only a checked token can name.
         .layer(AuthLayer(parts.authenticator.clone()))
         // Before the body is read: a refused request costs no memory.
-        .layer(LimitLayer)
+        .layer(LimitLayer(parts.limits.clone()))
         // JSON-RPC, blobs and documents; below each of them the calls above.
         .service(faces);
     BoxCloneSyncService::<Request<Body>, Response<Body>, _>::new(stack)

@@ -121,6 +121,7 @@ async fn call(app: &App, method: &str, params: Value) -> Result<Value, AppError>
         id: String::new(),
         params,
         request_id: RequestId::new(),
+        counted: true,
     };
     let answer = stack::calls(&app.parts)
         .oneshot(call)

@@ -296,6 +296,17 @@ fn rate_limit(s: &Section<'_>) -> RateLimit {
     let quota = s.integer("quota", 1..=1_000_000_000);
     let per_s = s.integer("per_s", 1..=2_678_400);
     let burst = s.integer_or("burst", 1..=1_000_000_000, quota);
+    let recovery_s = u128::from(burst) * u128::from(per_s) / u128::from(quota);
+    if recovery_s > u128::from(RECOVERY_S_MAX) {
+        s.wrong(
+            "burst",
+            format!(
+                "with quota = {quota} and per_s = {per_s} a burst of {burst} takes {recovery_s} s to come back, \
+                 expected at most {RECOVERY_S_MAX}"
+            ),
+        );
+    }
+    let max_keys = s.integer_or("max_keys", 1000..=10_000_000, 100_000);
     RateLimit {
         name: name.unwrap_or_default(),
         key,
@@ -303,8 +314,15 @@ fn rate_limit(s: &Section<'_>) -> RateLimit {
         quota,
         per_s,
         burst,
+        max_keys: usize::try_from(max_keys).unwrap_or(usize::MAX),
     }
 }
+
+/// A year. Until a burst is back its key is in memory, and its end must be a time that can be counted in nanoseconds.
+const RECOVERY_S_MAX: u64 = 366 * 86_400;
+
+/// Most rules: each request is counted by all of them, and the answer's headers name them.
+const RULES_MAX: usize = 64;
 
 /// What a rule may count: the protocol's methods. A rule with a typing error would count nothing.
 pub(super) const METHODS: [&str; 10] = [
@@ -472,6 +490,13 @@ pub(super) fn check_together(root: &Section<'_>, config: &Config) {
             format!("{:?} is there twice", raw::cut(&issuer.issuer)),
         );
     }
+    if config.rate_limit.len() > RULES_MAX {
+        let rules = config.rate_limit.len();
+        root.wrong(
+            "rate_limit",
+            format!("{rules} rules, expected at most {RULES_MAX}"),
+        );
+    }
     let mut seen = BTreeSet::new();
     for rule in config
         .rate_limit
@@ -499,7 +524,6 @@ pub(super) fn unsupported_yet(root: &Section<'_>, config: &Config) {
             config.auth.mode == AuthMode::Jwt,
             "set it to \"off\"",
         ),
-        ("rate_limit", !config.rate_limit.is_empty(), "set it to []"),
         (
             "policy.mode",
             config.policy.mode != PolicyMode::Off,

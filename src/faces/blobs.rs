@@ -13,6 +13,7 @@ use tower::{ServiceBuilder, ServiceExt};
 
 use crate::auth::Authenticated;
 use crate::blobs::{self, CHUNK_BYTES, Kind};
+use crate::limit::{CallLimitLayer, Limits};
 use crate::methods::blob_transfer::{self, Download};
 use crate::methods::{Perform, Prepared, Rooms};
 use crate::policy::{Policy, PolicyLayer};
@@ -26,6 +27,7 @@ use crate::stack::Parts;
 pub(super) struct Transfer {
     rooms: Rooms,
     policy: Policy,
+    limits: Limits,
     idle_timeout: Duration,
 }
 
@@ -34,6 +36,7 @@ impl Transfer {
         Transfer {
             rooms: parts.rooms.clone(),
             policy: parts.policy.clone(),
+            limits: parts.limits.clone(),
             idle_timeout: parts.rpc.body_timeout,
         }
     }
@@ -41,6 +44,7 @@ impl Transfer {
     async fn permitted<R: Send + 'static>(&self, prepared: Prepared<R>) -> Result<R, Refusal> {
         let stack = ServiceBuilder::new()
             .layer(PolicyLayer(self.policy.clone()))
+            .layer(CallLimitLayer(self.limits.clone()))
             .service(Perform);
         stack
             .oneshot(prepared)

@@ -17,6 +17,7 @@ mod support;
 mod blobs;
 mod crash;
 mod inside;
+mod limits;
 mod load;
 mod ordinary_user;
 mod stopping;

@@ -38,6 +38,8 @@ pub(crate) struct Settings<'a> {
     pub(crate) blobs: &'a str,
     /// More of the store's `config`, beginning with a comma.
     pub(crate) store: &'a str,
+    /// More sections, whole.
+    pub(crate) extra: &'a str,
     /// `config` of the sandbox; the default fits the user that the tests run as.
     pub(crate) sandbox: Option<&'a str>,
 }
@@ -80,6 +82,7 @@ config = {{ root = {store:?} {more} }}
 [plugins.sandbox]
 name = "sandbox-process"
 config = {sandbox}
+{extra}
 "#,
             server = settings.server,
             runs = settings.runs,
@@ -88,6 +91,7 @@ config = {sandbox}
             state = self.path().join("state"),
             store = self.store(),
             more = settings.store,
+            extra = settings.extra,
             sandbox = settings.sandbox.unwrap_or(fitting),
         );
         fs::write(self.config(), text).unwrap();
