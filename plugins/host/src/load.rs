@@ -220,6 +220,9 @@ fn unique_name(fd: i32) -> String {
     name + &fd.to_string()
 }
 
+/// On a machine that is short of memory one try in some thousands meets a page that is in use.
+const SEAL_TRIES_MAX: u32 = 10;
+
 /// A memfd with these bytes that nobody can change any more.
 fn sealed(bytes: &[u8]) -> std::io::Result<File> {
     const NAME: &CStr = c"skillgate-plugin";
@@ -238,11 +241,20 @@ fn sealed(bytes: &[u8]) -> std::io::Result<File> {
     let mut file = unsafe { File::from_raw_fd(fd) };
     file.write_all(bytes)?;
     let seals = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: fcntl on an open descriptor with an integer argument.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
-        return Err(std::io::Error::last_os_error());
+    let mut tries = 0;
+    loop {
+        // SAFETY: fcntl on an open descriptor with an integer argument.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } == 0 {
+            return Ok(file);
+        }
+        let error = std::io::Error::last_os_error();
+        tries += 1;
+        // Nobody maps it, but a page that the kernel itself holds for a moment (compaction, migration) counts as in use;
+        // it waits for such pages, 150 ms or so, before it says EBUSY.
+        if error.raw_os_error() != Some(libc::EBUSY) || tries == SEAL_TRIES_MAX {
+            return Err(error);
+        }
     }
-    Ok(file)
 }
 
 /// # Safety
