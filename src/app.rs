@@ -19,12 +19,12 @@ use crate::audit::{self, Audit};
 use crate::auth::Authenticator;
 use crate::blobs::Blobs;
 use crate::catalog::{self, Catalog};
-use crate::config::{Config, OnDisconnect};
+use crate::config::{Config, OnDisconnect, PluginSource};
 use crate::door::DoorLayer;
 use crate::faces::{PATHS, Readiness};
 use crate::limit::{Limits, SinceStart};
 use crate::methods::Rooms;
-use crate::policy::Policy;
+use crate::policy::{self, Policy};
 use crate::rpc::{self, ErrorObject};
 use crate::runs::{self, Runs};
 use crate::server::{self, serve as serve_connections};
@@ -63,6 +63,8 @@ pub enum AppError {
         /// How it failed.
         error: std::io::Error,
     },
+    /// The policy was refused.
+    Policy(String),
     /// The log could not be started.
     Log(String),
     /// A call of the command line was refused.
@@ -74,7 +76,7 @@ impl AppError {
     pub fn exit_code(&self) -> u8 {
         match self {
             AppError::Call(_) => 1,
-            AppError::Log(_) | AppError::NoSuchPlugin { .. } => 3,
+            AppError::Log(_) | AppError::Policy(_) | AppError::NoSuchPlugin { .. } => 3,
             AppError::Load(_)
             | AppError::Create { .. }
             | AppError::Audit(_)
@@ -103,6 +105,7 @@ impl fmt::Display for AppError {
             }
             AppError::Audit(error) => error.fmt(f),
             AppError::Io { what, error } => write!(f, "{what}: {error}"),
+            AppError::Policy(why) => write!(f, "the policy is refused (policy.path): {why}"),
             AppError::Log(why) => f.write_str(why),
             AppError::Call(error) => f.write_str(&error.message),
         }
@@ -138,6 +141,8 @@ enum Instance {
 impl App {
     /// `audit` is where it records what it does.
     async fn build(config: &Config, audit: Audit) -> Result<App, AppError> {
+        // Before the plugins: a policy that is refused should be known before a sandbox is built.
+        let policy = prepared_policy(config).await?;
         let state = State::new(config)?;
         let builtin = state.directory("builtin")?;
         catalog::write_builtin(&builtin)
@@ -187,6 +192,13 @@ impl App {
         );
         let limits = Limits::new(Arc::new(SinceStart::default()));
         limits.install(Limits::prepare(config));
+        let policy = Policy::new(
+            policy,
+            &policy::Sandbox {
+                plugin: sandbox_name(config),
+            },
+            audit.clone(),
+        );
         let parts = Parts {
             rooms: Rooms {
                 catalog,
@@ -195,7 +207,7 @@ impl App {
                 answer_bytes_max: config.server.max_body_bytes,
             },
             authenticator: Authenticator::off(),
-            policy: Policy::Off,
+            policy,
             limits,
             rpc: rpc::Limits {
                 body_bytes_max: config.server.max_body_bytes as usize,
@@ -238,6 +250,27 @@ impl App {
         }
         // Last: a run that was ended with its plugin is recorded too.
         audit.close().await;
+    }
+}
+
+/// A thread may wait for the trial of a policy; the runtime's may not.
+async fn prepared_policy(config: &Config) -> Result<policy::Prepared, AppError> {
+    let section = config.policy.clone();
+    let prepared = tokio::task::spawn_blocking(move || policy::prepare(&section)).await;
+    prepared
+        .map_err(|_| AppError::Policy("the policy's trial ended early".into()))?
+        .map_err(|error| AppError::Policy(error.to_string()))
+}
+
+/// As policies know it: `process` for the bundled `sandbox-process`.
+fn sandbox_name(config: &Config) -> String {
+    match &config.plugins.sandbox.source {
+        PluginSource::Name(name) => name.strip_prefix("sandbox-").unwrap_or(name).to_owned(),
+        PluginSource::Path(path) => path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
     }
 }
 

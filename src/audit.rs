@@ -150,6 +150,11 @@ impl Audit {
         Audit(None)
     }
 
+    /// Whether it records anything: making a record costs time.
+    pub fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Opens the log where the last gateway left it and starts the writer. Blocking: reads the end of the file.
     ///
     /// # Errors

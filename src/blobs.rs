@@ -123,6 +123,15 @@ impl Blobs {
         }
     }
 
+    /// The same with a lower limit on what is made, where a permit has one.
+    #[must_use]
+    pub fn within(&self, bytes_max: Option<u64>) -> Self {
+        Blobs {
+            bytes_max: bytes_max.map_or(self.bytes_max, |max| max.min(self.bytes_max)),
+            ..self.clone()
+        }
+    }
+
     /// What is known of a blob of this tenant.
     ///
     /// # Errors
@@ -286,7 +295,7 @@ impl Blobs {
             },
             abi::E_OUT_OF_RANGE => Error::TooLarge {
                 message: format!(
-                    "a blob holds at most {} bytes (blobs.max_bytes)",
+                    "a blob holds at most {} bytes here (blobs.max_bytes, or what the policy allows)",
                     self.bytes_max
                 ),
             },

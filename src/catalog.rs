@@ -166,11 +166,16 @@ impl Catalog {
         })))
     }
 
-    /// One page, in the order of (namespace, name, version descending).
+    /// One page of the skills whose name `shows` takes, in the order of (namespace, name, version descending).
     ///
     /// # Errors
     /// [`Error::CursorInvalid`], [`Error::Invalid`] for a namespace that is none, [`Error::Store`].
-    pub async fn list(&self, tenant: &str, listing: &Listing) -> Result<Page, Error> {
+    pub async fn list(
+        &self,
+        tenant: &str,
+        listing: &Listing,
+        shows: &(dyn Fn(&str) -> bool + Sync),
+    ) -> Result<Page, Error> {
         let namespace = listing.namespace.as_deref().unwrap_or("");
         if !namespace.is_empty() {
             Namespace::parse(namespace).map_err(|error| Error::Invalid {
@@ -193,7 +198,7 @@ impl Catalog {
         let mut skills: Vec<model::Skill> = Vec::new();
         let mut more = false;
         while let Some((source, skill)) = merge.next().await.map_err(Error::Store)? {
-            if source > 0 && self.0.shelf_latest.contains_key(&skill.name) {
+            if source > 0 && self.0.shelf_latest.contains_key(&skill.name) || !shows(&skill.name) {
                 continue;
             }
             if skills.len() == listing.limit as usize {

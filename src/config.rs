@@ -205,6 +205,8 @@ pub struct Policy {
     pub instruction_budget: u64,
     /// Whether an allow is decided again on the interpreter.
     pub confirm: Confirm,
+    /// What a refused caller is told.
+    pub exposure: Exposure,
 }
 
 /// `policy.mode`
@@ -227,6 +229,17 @@ pub enum Confirm {
     Sample,
     /// Each.
     Always,
+}
+
+/// `policy.exposure`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exposure {
+    /// Codes and messages of the reasons.
+    Full,
+    /// Their codes.
+    Codes,
+    /// Nothing but the decision's id.
+    None,
 }
 
 /// `[runs]`

@@ -16,6 +16,7 @@ mod read_blob;
 mod read_skill_file;
 mod run_code;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -83,7 +84,7 @@ pub enum Error {
     },
     /// The policy says no.
     #[error(transparent)]
-    Denied(#[from] Denied),
+    Denied(Denied),
     /// It must not be done without a record, and there can be none.
     #[error(transparent)]
     Audit(#[from] audit::Unavailable),
@@ -109,6 +110,18 @@ impl Error {
         Error::Params {
             pointer: pointer.into(),
             message: message.into(),
+        }
+    }
+}
+
+impl From<Denied> for Error {
+    /// A skill that the caller must not know of is answered exactly like one that is not there (contract, section 2).
+    fn from(denied: Denied) -> Self {
+        match denied.hidden {
+            Some(name) => Error::Catalog(catalog::Error::SkillNotFound {
+                name: crate::json::short(&name),
+            }),
+            None => Error::Denied(denied),
         }
     }
 }
@@ -374,6 +387,42 @@ impl From<Vec<u8>> for Content {
             },
         }
     }
+}
+
+/// An error that must not be told before the decision: which version, which files, which blobs are there would tell a
+/// caller that the skill is there at all.
+type Late = Option<Error>;
+
+/// The skill, to decide about; where its version is missing, the latest one, which is about the same name.
+async fn find(
+    rooms: &Rooms,
+    tenant: &str,
+    name: &str,
+    version: Option<&str>,
+) -> Result<(Arc<Skill>, Late), Error> {
+    match rooms.catalog.get(tenant, name, version).await {
+        Ok(skill) => Ok((skill, None)),
+        Err(error @ catalog::Error::VersionNotFound { .. }) => {
+            let latest = rooms.catalog.get(tenant, name, None).await?;
+            Ok((latest, Some(error.into())))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Keeps an error for after the decision, unless there is one already.
+fn later<T: Default>(late: &mut Late, outcome: Result<T, Error>) -> T {
+    outcome.unwrap_or_else(|error| {
+        late.get_or_insert(error);
+        T::default()
+    })
+}
+
+/// The member names of `args`; their values stay out of decisions and records.
+fn keys(args: &RawValue) -> serde_json::Value {
+    let members: BTreeMap<String, serde::de::IgnoredAny> =
+        serde_json::from_str(args.get()).unwrap_or_default();
+    members.into_keys().collect()
 }
 
 /// `args`: a JSON object's text, `{}` when absent.

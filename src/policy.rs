@@ -3,19 +3,56 @@
 //! The layer stands between a call whose parameters have been read and the method itself: what a decision is about
 //! (which skills, which blobs, how long) is in [`Facts`]; what came out of it is in the [`Permit`]. A run's network
 //! and secrets come from the permit, never from a manifest.
-//! This version decides by configuration alone (`policy.mode = "off"`): every call passes, no run gets network or a
-//! secret.
+//!
+//! ```text
+//! Facts ─ input ─▶ engine (one immutable set of rules) ─▶ decision, read strictly ─▶ within the manifests ─▶ Permit
+//!                                                     └▶ recorded before anything happens
+//! ```
+//!
+//! Whatever goes wrong on this way is a denial: undefined, malformed, failing, too slow, panicking, not recorded.
+
+mod archive;
+mod bundle;
+mod confirm;
+mod decision;
+mod engine;
+mod input;
+mod load;
+mod record;
+mod suite;
+#[cfg(test)]
+mod tests;
+mod trial;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use serde_json::{Map, Value};
+use arc_swap::ArcSwap;
+use futures_util::future::BoxFuture;
+use serde_json::{Map, Value, json};
 use skillgate_plugin_sdk::model::BlobStat;
-use tower::{Layer, Service};
+use tokio::sync::Semaphore;
+use tower::{Layer, Service, ServiceExt};
 
+use crate::audit::{self, Audit};
 use crate::auth::Caller;
 use crate::catalog::Skill;
+use crate::config::{Confirm, Exposure, PolicyMode};
+use decision::{Decision, Grant};
+use engine::{Fault, PolicySet};
+use input::Inputs;
+
+pub use bundle::BundleError;
+pub use input::Sandbox;
+pub use load::{Prepared, Status, prepare};
+
+/// Decisions of the interpreter at once: it must not take the processors from the calls.
+const CONFIRMATIONS_MAX: usize = 2;
+/// Waiting for a background confirmation; more are left out and counted.
+const SAMPLES_WAITING_MAX: usize = 64;
 
 /// What a decision is about.
 #[derive(Debug)]
@@ -24,14 +61,52 @@ pub struct Facts {
     pub method: &'static str,
     /// Who asks.
     pub caller: Caller,
+    /// The text of the call's JSON-RPC id; empty where there is none.
+    pub id: String,
     /// What else is asked, by the names of the input document: `detail`, `kind`, `code_bytes`, ...
     pub request: Map<String, Value>,
     /// The resolved skills: the target, or all that are mounted.
     pub skills: Vec<Arc<Skill>>,
+    /// The skill is to be published by this call, so it is nobody's yet.
+    pub publishes: bool,
     /// The blobs that are read.
     pub blobs: Vec<BlobStat>,
+    /// Bytes of the blob that is to be made, where they are known before.
+    pub blob_bytes: Option<u64>,
     /// `timeout_ms` as asked for.
     pub timeout_ms: Option<u64>,
+}
+
+impl Facts {
+    /// About nothing but the method and the caller.
+    pub fn new(method: &'static str, caller: Caller, id: impl Into<String>) -> Self {
+        Facts {
+            method,
+            caller,
+            id: id.into(),
+            request: Map::new(),
+            skills: Vec::new(),
+            publishes: false,
+            blobs: Vec::new(),
+            blob_bytes: None,
+            timeout_ms: None,
+        }
+    }
+
+    /// The same with one more member of `request`.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.request.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// Something runs or is made: such a call is never allowed without its record.
+    fn has_consequences(&self) -> bool {
+        matches!(
+            self.method,
+            "execute_skill" | "run_code" | "create_skill" | "create_blob"
+        )
+    }
 }
 
 /// A thing that can be decided about.
@@ -46,12 +121,27 @@ pub trait Decidable {
 pub struct Permit {
     /// Names the decision in logs.
     pub decision_id: String,
-    /// Patterns that the run may reach through the gate: empty in this version.
+    /// Patterns that the run may reach through the gate, in canonical form, each within what the manifests declare.
     pub network: Vec<String>,
-    /// Names of the secrets that the run gets: empty in this version.
+    /// Names of the secrets that the run gets, each of them declared.
     pub secrets: Vec<String>,
     /// A ceiling for the run's time, where the decision has one.
     pub timeout_ms: Option<u64>,
+    /// A ceiling for the run's memory.
+    pub memory_bytes: Option<u64>,
+    /// A ceiling for each blob that the call makes.
+    pub max_blob_bytes: Option<u64>,
+    /// Networks that the gate must not connect to, whatever a name resolves to.
+    pub deny_cidrs: Vec<String>,
+    /// Namespaces whose skills a listing may show; none: all.
+    pub visible: Option<Vec<String>>,
+}
+
+impl Permit {
+    /// Whether a listing may show a skill of this name.
+    pub fn shows(&self, skill: &str) -> bool {
+        decision::shows(self.visible.as_deref(), skill)
+    }
 }
 
 /// Something that was allowed, with what was granted. Only this module makes one.
@@ -78,8 +168,12 @@ impl<T> Permitted<T> {
 pub struct Denied {
     /// Names the decision in logs.
     pub decision_id: String,
-    /// `{code, message, skill?, target?, secret?, blob?}` each.
+    /// `{code, message, skill?, target?, secret?, blob?}` each, as far as callers are told.
     pub reasons: Vec<Value>,
+    /// The same call may be allowed later.
+    pub retryable: bool,
+    /// A skill that the caller must not know of: it is answered as a missing one.
+    pub hidden: Option<String>,
 }
 
 impl fmt::Display for Denied {
@@ -100,30 +194,257 @@ impl fmt::Display for Denied {
 
 impl std::error::Error for Denied {}
 
-/// The organisation's rules.
+/// What is in force. Replaced as a whole, so that no call sees a half of two.
+#[derive(Debug)]
+struct Active {
+    mode: PolicyMode,
+    confirm: Confirm,
+    exposure: Exposure,
+    instructions_max: u64,
+    /// None with `policy.mode = "off"`.
+    set: Option<Arc<PolicySet>>,
+    since: SystemTime,
+}
+
+/// The organisation's rules. Cheap to clone.
 #[derive(Debug, Clone)]
-pub enum Policy {
-    /// `policy.mode = "off"`
-    Off,
+pub struct Policy(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    active: ArcSwap<Active>,
+    inputs: Inputs,
+    audit: Audit,
+    clock: fn() -> SystemTime,
+    allowed: AtomicU64,
+    mismatches: AtomicU64,
+    unsampled: AtomicU64,
+    confirmations: Semaphore,
+    samples: Arc<Semaphore>,
+    last_error: std::sync::Mutex<Option<String>>,
+}
+
+/// How one decision ended, before it is recorded.
+struct Outcome {
+    set: Option<Arc<PolicySet>>,
+    input: regorus::Value,
+    raw: Option<regorus::Value>,
+    decision: Result<Decision, Fault>,
+    grant: Grant,
+    took_ns: u64,
+}
+
+impl Outcome {
+    fn allows(&self) -> bool {
+        self.decision.as_ref().is_ok_and(|decision| decision.allow)
+    }
 }
 
 impl Policy {
-    fn decide(&self, facts: &Facts) -> Result<Permit, Denied> {
-        let Policy::Off = self;
-        let decision_id = format!("dec_{}", hex::encode(rand::random::<[u8; 12]>()));
-        tracing::debug!(
-            decision_id,
-            method = facts.method,
-            tenant = facts.caller.tenant(),
-            "allowed: policy.mode is off"
-        );
-        Ok(Permit {
-            decision_id,
-            network: Vec::new(),
-            secrets: Vec::new(),
-            timeout_ms: None,
-        })
+    /// With a policy that passed its trial, and where its decisions are recorded.
+    pub fn new(prepared: Prepared, sandbox: &Sandbox, audit: Audit) -> Self {
+        Policy(Arc::new(Inner {
+            active: ArcSwap::from_pointee(prepared.active),
+            inputs: Inputs::new(sandbox),
+            audit,
+            clock: SystemTime::now,
+            allowed: AtomicU64::new(0),
+            mismatches: AtomicU64::new(0),
+            unsampled: AtomicU64::new(0),
+            confirmations: Semaphore::new(CONFIRMATIONS_MAX),
+            samples: Arc::new(Semaphore::new(SAMPLES_WAITING_MAX)),
+            last_error: std::sync::Mutex::default(),
+        }))
     }
+
+    /// Puts a prepared policy in force: calls that have begun keep the one that they began with.
+    pub fn install(&self, prepared: Prepared) {
+        tracing::info!(revision = prepared.revision(), "policy is in force");
+        self.0.active.store(Arc::new(prepared.active));
+        *self.last_error() = None;
+    }
+
+    /// Notes that a reload was refused; the last good policy stays.
+    pub fn refused(&self, error: &BundleError) {
+        tracing::error!(%error, "the new policy is refused; the last good one stays in force");
+        *self.last_error() = Some(error.to_string());
+    }
+
+    fn last_error(&self) -> std::sync::MutexGuard<'_, Option<String>> {
+        self.0
+            .last_error
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// For health and metrics.
+    pub fn status(&self) -> Status {
+        let active = self.0.active.load();
+        let age = (self.0.clock)().duration_since(active.since);
+        Status {
+            mode: load::mode_name(active.mode),
+            revision: active
+                .set
+                .as_ref()
+                .map(|set| set.revision.clone())
+                .unwrap_or_default(),
+            age_s: age.unwrap_or_default().as_secs(),
+            last_error: self.last_error().clone(),
+            engine_mismatches: self.0.mismatches.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Decides and records. The set of rules is taken once, so the whole decision is one revision's.
+    async fn decide(&self, facts: &Facts) -> Result<Permit, Denied> {
+        let active = self.0.active.load_full();
+        let decision_id = format!("dec_{}", hex::encode(rand::random::<[u8; 12]>()));
+        if active.mode == PolicyMode::Off {
+            return Ok(bare_permit(decision_id));
+        }
+        let now = (self.0.clock)();
+        let mut outcome = self.evaluate(&active, facts, now);
+        if outcome.allows() {
+            self.confirm(&active, facts, &decision_id, &mut outcome)
+                .await;
+        }
+        self.record(&active, facts, &decision_id, &mut outcome)
+            .await;
+        self.conclude(&active, facts, decision_id, outcome)
+    }
+
+    fn evaluate(&self, active: &Active, facts: &Facts, now: SystemTime) -> Outcome {
+        let began = Instant::now();
+        let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let input = self.0.inputs.build(facts, now_s);
+        let raw = match &active.set {
+            Some(set) => set.decide(input.clone(), active.instructions_max),
+            None => Err(Fault::Unavailable("there is no policy".into())),
+        };
+        let (raw, decision) = match raw {
+            Ok(raw) => {
+                let decision = Decision::parse(&raw);
+                (Some(raw), decision)
+            }
+            Err(fault) => (None, Err(fault)),
+        };
+        let (decision, grant) = match decision {
+            Ok(decision) if decision.allow => match decision.grant(facts) {
+                Ok(grant) => (Ok(decision), grant),
+                Err(fault) => (Err(fault), Grant::default()),
+            },
+            other => (other, Grant::default()),
+        };
+        Outcome {
+            set: active.set.clone(),
+            input,
+            raw,
+            decision,
+            grant,
+            took_ns: u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
+        }
+    }
+
+    /// Writes the record. What has consequences does not happen without one.
+    async fn record(
+        &self,
+        active: &Active,
+        facts: &Facts,
+        decision_id: &str,
+        outcome: &mut Outcome,
+    ) {
+        let is_shadow = active.mode == PolicyMode::Shadow;
+        record::report(is_shadow, facts, decision_id, outcome);
+        if !self.0.audit.is_on() {
+            return;
+        }
+        let body = record::body(is_shadow, facts, decision_id, outcome);
+        let record = audit::Record::new(audit::Kind::Decision, body);
+        if !facts.has_consequences() || !is_shadow && !outcome.allows() {
+            self.0.audit.note(record).await;
+        } else if let Err(error) = self.0.audit.append(record).await {
+            outcome.decision = Err(Fault::Unavailable(error.to_string()));
+            outcome.grant = Grant::default();
+        }
+    }
+
+    fn conclude(
+        &self,
+        active: &Active,
+        facts: &Facts,
+        decision_id: String,
+        outcome: Outcome,
+    ) -> Result<Permit, Denied> {
+        let is_shadow = active.mode == PolicyMode::Shadow;
+        let allowed = outcome.allows();
+        let unrecorded = matches!(outcome.decision, Err(Fault::Unavailable(_)));
+        match outcome.decision {
+            Ok(decision) if allowed => Ok(Permit {
+                decision_id,
+                network: outcome.grant.network,
+                secrets: outcome.grant.secrets,
+                deny_cidrs: decision.deny_cidrs,
+                // Ceilings and visibility are enforcement; a shadow has none.
+                timeout_ms: decision.limits.timeout_ms.filter(|_| !is_shadow),
+                memory_bytes: decision.limits.memory_bytes.filter(|_| !is_shadow),
+                max_blob_bytes: decision.limits.max_blob_bytes.filter(|_| !is_shadow),
+                visible: decision.visible.filter(|_| !is_shadow),
+            }),
+            // A shadow lets everything pass, and gives nothing that the decision has not given.
+            _ if is_shadow && !unrecorded => Ok(bare_permit(decision_id)),
+            Ok(decision) => Err(Denied {
+                decision_id,
+                reasons: exposed(decision.reasons_json(), active.exposure),
+                retryable: false,
+                hidden: hidden(facts, &decision),
+            }),
+            Err(fault) => Err(Denied {
+                decision_id,
+                reasons: exposed(
+                    vec![json!({ "code": fault.code(), "message": fault.message() })],
+                    active.exposure,
+                ),
+                retryable: fault.is_retryable(),
+                hidden: None,
+            }),
+        }
+    }
+}
+
+/// A permit without network, secrets or ceilings.
+fn bare_permit(decision_id: String) -> Permit {
+    Permit {
+        decision_id,
+        network: Vec::new(),
+        secrets: Vec::new(),
+        timeout_ms: None,
+        memory_bytes: None,
+        max_blob_bytes: None,
+        deny_cidrs: Vec::new(),
+        visible: None,
+    }
+}
+
+/// A skill of a refused call that the caller may not know of. Publishing names what the caller has brought itself.
+fn hidden(facts: &Facts, decision: &Decision) -> Option<String> {
+    let hidden = facts
+        .skills
+        .iter()
+        .find(|skill| !decision.shows(skill.name()))?;
+    (!facts.publishes).then(|| hidden.name().to_owned())
+}
+
+/// What callers are told of the reasons: `policy.exposure`.
+fn exposed(mut reasons: Vec<Value>, exposure: Exposure) -> Vec<Value> {
+    match exposure {
+        Exposure::Full => {}
+        Exposure::Codes => {
+            for reason in &mut reasons {
+                *reason = json!({ "code": reason["code"] });
+            }
+        }
+        Exposure::None => reasons.clear(),
+    }
+    reasons
 }
 
 /// Makes [`PolicyGate`].
@@ -149,30 +470,30 @@ pub struct PolicyGate<S> {
 
 impl<S, T> Service<T> for PolicyGate<S>
 where
-    T: Decidable,
-    S: Service<Permitted<T>>,
+    T: Decidable + Send + 'static,
+    S: Service<Permitted<T>> + Clone + Send + 'static,
     S::Error: From<Denied> + Send + 'static,
     S::Response: Send + 'static,
     S::Future: Send + 'static,
 {
     type Response = S::Response;
     type Error = S::Error;
-    type Future =
-        futures_util::future::Either<S::Future, std::future::Ready<Result<S::Response, S::Error>>>;
+    type Future = BoxFuture<'static, Result<S::Response, S::Error>>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, asked: T) -> Self::Future {
-        match self.policy.decide(asked.facts()) {
-            Ok(permit) => futures_util::future::Either::Left(self.inner.call(Permitted {
-                value: asked,
-                permit,
-            })),
-            Err(denied) => {
-                futures_util::future::Either::Right(std::future::ready(Err(denied.into())))
-            }
-        }
+        let (policy, inner) = (self.policy.clone(), self.inner.clone());
+        Box::pin(async move {
+            let permit = policy.decide(asked.facts()).await?;
+            inner
+                .oneshot(Permitted {
+                    value: asked,
+                    permit,
+                })
+                .await
+        })
     }
 }

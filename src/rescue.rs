@@ -257,9 +257,13 @@ impl From<methods::Error> for ErrorObject {
             Error::Params { pointer, message } => ErrorObject::invalid_params(pointer, message),
             Error::TooLarge { message } => ErrorObject::new(Code::TooLarge, "too_large", message),
             Error::Denied(denied) => {
-                ErrorObject::new(Code::Denied, "policy_denied", denied.to_string())
+                let error = ErrorObject::new(Code::Denied, "policy_denied", denied.to_string())
                     .with("decision_id", denied.decision_id.into())
-                    .with("reasons", Value::Array(denied.reasons))
+                    .with("reasons", Value::Array(denied.reasons));
+                match denied.retryable {
+                    true => error.with("retryable", true.into()),
+                    false => error,
+                }
             }
             Error::Limited(limited) => {
                 ErrorObject::new(Code::RateLimited, "rate_limited", limited.to_string())

@@ -189,7 +189,7 @@ impl Runs {
         };
         let wall = Duration::from_millis(request.limits.wall_ms);
         let services = Arc::new(Services::new(
-            self.blobs.clone(),
+            self.blobs.within(job.permit.max_blob_bytes),
             &job,
             &run_id,
             self.settings.output_blobs_max,
@@ -257,7 +257,10 @@ impl Runs {
                 max_pids: self.settings.pids_max,
                 wall_ms,
                 cpu_ms: 0,
-                memory_bytes: self.settings.memory_bytes,
+                memory_bytes: self
+                    .settings
+                    .memory_bytes
+                    .min(job.permit.memory_bytes.unwrap_or(u64::MAX)),
                 disk_bytes: self.settings.workspace_bytes,
                 disk_inodes: self.settings.workspace_inodes,
                 output_bytes: OUTPUT_BYTES_MAX as u64,

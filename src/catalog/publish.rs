@@ -54,8 +54,7 @@ impl Catalog {
     /// Checks a new skill whole, before anybody decides about it.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::PathEscape`], [`Error::LanguageUnsupported`], [`Error::TooLarge`],
-    /// [`Error::AlreadyExists`] for a name of the operator's.
+    /// [`Error::Invalid`], [`Error::PathEscape`], [`Error::LanguageUnsupported`], [`Error::TooLarge`].
     pub async fn draft(&self, caller: &Caller, new: NewSkill) -> Result<Draft, Error> {
         let (files_max, bytes_max) = (self.0.files_max, self.0.bytes_max);
         // Hashing and parsing up to a body's worth of files is work for a thread that may take its time.
@@ -73,13 +72,6 @@ impl Catalog {
             tree_sha256,
             ..
         } = bundle.skill;
-        if self.0.shelf_latest.contains_key(manifest.name().as_str()) {
-            let message = format!(
-                "{} is one of the operator's own skills: publish under another name",
-                manifest.name()
-            );
-            return Err(Error::AlreadyExists { message });
-        }
         let manifest_json = manifest.to_json();
         let put = PutSkill {
             tenant: caller.tenant().to_owned(),
@@ -128,9 +120,16 @@ impl Catalog {
     /// Publishes a draft: durable when this returns (REQUIREMENTS K7, R9).
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the version is there with other content, [`Error::Store`].
+    /// [`Error::AlreadyExists`] for a name of the operator's and when the version is there with other content,
+    /// [`Error::Store`].
     pub async fn publish(&self, draft: Draft) -> Result<model::Skill, Error> {
         let (name, version) = (draft.put.name.clone(), draft.put.version.clone());
+        // Not told by the draft: it would say to everybody which names the operator uses.
+        if self.0.shelf_latest.contains_key(&name) {
+            let message =
+                format!("{name} is one of the operator's own skills: publish under another name");
+            return Err(Error::AlreadyExists { message });
+        }
         self.0.store.skill_put(draft.put).await.map_err(|error| match error.code {
             abi::E_ALREADY_EXISTS => Error::AlreadyExists {
                 message: format!("{name} {version} is published with other content, and a version never changes: choose a higher version"),

@@ -8,9 +8,10 @@ use std::time::Duration;
 use super::problem::did_you_mean;
 use super::section::Section;
 use super::{
-    Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Flags, Fsync, Issuer, KeySource,
-    Log, LogFormat, OnAuditFailure, OnDisconnect, PluginIsolation, PluginRef, PluginSource,
-    Plugins, Policy, PolicyMode, RateKey, RateLimit, Runs, Secrets, Server, Skills, Tls, raw, show,
+    Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Exposure, Flags, Fsync, Issuer,
+    KeySource, Log, LogFormat, OnAuditFailure, OnDisconnect, PluginIsolation, PluginRef,
+    PluginSource, Plugins, Policy, PolicyMode, RateKey, RateLimit, Runs, Secrets, Server, Skills,
+    Tls, raw, show,
 };
 
 const MS_MAX: u64 = 3_600_000;
@@ -60,6 +61,14 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
                     ("off", Confirm::Off),
                     ("sample", Confirm::Sample),
                     ("always", Confirm::Always),
+                ],
+            ),
+            exposure: s.choice(
+                "exposure",
+                &[
+                    ("full", Exposure::Full),
+                    ("codes", Exposure::Codes),
+                    ("none", Exposure::None),
                 ],
             ),
         }),
@@ -522,11 +531,6 @@ pub(super) fn unsupported_yet(root: &Section<'_>, config: &Config) {
         (
             "auth.mode",
             config.auth.mode == AuthMode::Jwt,
-            "set it to \"off\"",
-        ),
-        (
-            "policy.mode",
-            config.policy.mode != PolicyMode::Off,
             "set it to \"off\"",
         ),
         (

@@ -96,7 +96,7 @@ fn the_defaults_are_the_documented_ones() {
     );
     assert_eq!(
         (policy.mode, policy.path.as_path()),
-        (PolicyMode::Off, Path::new("policies"))
+        (PolicyMode::Enforce, Path::new("policies"))
     );
     assert_eq!(
         (policy.instruction_budget, policy.confirm),

@@ -76,12 +76,14 @@ impl Transfer {
                 "a Content-Encoding is not accepted: send the bytes as they are",
             ));
         }
+        let bytes = http_body::Body::size_hint(request.body()).exact();
         let content = pieces(request.into_body(), self.idle_timeout);
         let stored = self
             .permitted(blob_transfer::upload(
                 self.rooms.clone(),
                 caller,
                 kind,
+                bytes,
                 content,
             ))
             .await?;
@@ -128,19 +130,19 @@ impl Transfer {
         let (offset, len) = range.unwrap_or((0, size));
         let head = request.method() == Method::HEAD;
         let (kind, digest) = (stat.kind.clone(), stat.sha256.clone());
-        let body = if head || len == 0 {
-            full("")
-        } else {
-            let download = self
-                .permitted(blob_transfer::download(
-                    self.rooms.clone(),
-                    caller,
-                    stat,
-                    offset,
-                    len,
-                ))
-                .await?;
-            streamed(download)
+        // Also for a head and for a blob of no bytes: its type and its digest are somebody's.
+        let download = self
+            .permitted(blob_transfer::download(
+                self.rooms.clone(),
+                caller,
+                stat,
+                offset,
+                len,
+            ))
+            .await?;
+        let body = match download {
+            Some(download) if !head => streamed(download),
+            _ => full(""),
         };
         let mut response = Response::new(body);
         if range.is_some() {

@@ -18,28 +18,22 @@ pub struct Download {
     pub reader: BlobReader,
 }
 
-/// Stores a stream as a blob: `create_blob` for large content.
+/// Stores a stream as a blob: `create_blob` for large content, of `bytes` bytes where that is known before.
 pub fn upload<E>(
     rooms: Rooms,
     caller: Caller,
     kind: Kind,
+    bytes: Option<u64>,
     content: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
 ) -> Prepared<Result<Created, E>>
 where
     E: From<crate::blobs::Error> + Send + 'static,
 {
-    let mut request = serde_json::Map::new();
-    request.insert("kind".into(), kind.as_str().into());
-    let facts = Facts {
-        method: "create_blob",
-        caller: caller.clone(),
-        request,
-        skills: vec![],
-        blobs: vec![],
-        timeout_ms: None,
-    };
-    Prepared::new(facts, move |_permit| async move {
-        let stored = rooms.blobs.create(&caller, &kind, content).await;
+    let mut facts = Facts::new("create_blob", caller.clone(), "").with("kind", kind.as_str());
+    facts.blob_bytes = bytes;
+    Prepared::new(facts, move |permit| async move {
+        let blobs = rooms.blobs.within(permit.max_blob_bytes);
+        let stored = blobs.create(&caller, &kind, content).await;
         Ok(stored.map(|stat| Created {
             blob_id: stat.id,
             size_bytes: stat.size_bytes,
@@ -47,30 +41,27 @@ where
     })
 }
 
-/// Reads a range of a blob: `read_blob` for large content.
+/// Reads a range of a blob: `read_blob` for large content. Nothing to read is no reader.
 pub fn download(
     rooms: Rooms,
     caller: Caller,
     stat: BlobStat,
     offset: u64,
     len: u64,
-) -> Prepared<Download> {
-    let mut request = serde_json::Map::new();
-    request.insert("mode".into(), "full".into());
-    let facts = Facts {
-        method: "read_blob",
-        caller: caller.clone(),
-        request,
-        skills: vec![],
-        blobs: vec![stat.clone()],
-        timeout_ms: None,
-    };
+) -> Prepared<Option<Download>> {
+    let mut facts = Facts::new("read_blob", caller.clone(), "")
+        .with("mode", "full")
+        .with("max_bytes", len);
+    facts.blobs = vec![stat.clone()];
     Prepared::new(facts, move |_permit| async move {
+        if len == 0 {
+            return Ok(None);
+        }
         let reader = rooms
             .blobs
             .open(caller.tenant(), &stat.id, offset, len)
             .await?;
-        Ok(Download { reader })
+        Ok(Some(Download { reader }))
     })
 }
 

@@ -41,20 +41,16 @@ fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Erro
         let params: Params = read_params(&call.params)?;
         let kind = Kind::parse(&params.kind).map_err(|message| Error::params("/kind", message))?;
         let content = decode(params.content, params.encoding, "/content")?;
-        let mut request = serde_json::Map::new();
-        request.insert("kind".into(), kind.as_str().into());
-        request.insert("blob_bytes".into(), content.len().into());
-        let facts = Facts {
-            method: "create_blob",
-            caller: call.caller.clone(),
-            request,
-            skills: vec![],
-            blobs: vec![],
-            timeout_ms: None,
-        };
-        Ok(Prepared::json(facts, move |_permit| async move {
+        let mut facts =
+            Facts::new(METHOD.name, call.caller.clone(), call.id).with("kind", kind.as_str());
+        facts.blob_bytes = Some(content.len() as u64);
+        Ok(Prepared::json(facts, move |permit| async move {
             let content = stream::iter([Ok::<_, Error>(Bytes::from(content))]);
-            let stat = rooms.blobs.create(&call.caller, &kind, content).await?;
+            let stat = rooms
+                .blobs
+                .within(permit.max_blob_bytes)
+                .create(&call.caller, &kind, content)
+                .await?;
             Ok(Created {
                 blob_id: stat.id,
                 size_bytes: stat.size_bytes,

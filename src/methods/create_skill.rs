@@ -59,17 +59,11 @@ fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Erro
             files,
         };
         let draft = rooms.catalog.draft(&call.caller, new).await?;
-        let mut request = serde_json::Map::new();
-        request.insert("file_count".into(), draft.file_count().into());
-        request.insert("bytes".into(), draft.bytes().into());
-        let facts = Facts {
-            method: "create_skill",
-            caller: call.caller,
-            request,
-            skills: vec![draft.skill()],
-            blobs: vec![],
-            timeout_ms: None,
-        };
+        let mut facts = Facts::new(METHOD.name, call.caller, call.id)
+            .with("file_count", draft.file_count())
+            .with("bytes", draft.bytes());
+        facts.skills = vec![draft.skill()];
+        facts.publishes = true;
         Ok(Prepared::json(facts, move |_permit| async move {
             let published = rooms.catalog.publish(draft).await?;
             Ok(Answer {

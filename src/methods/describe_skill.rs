@@ -4,7 +4,7 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Error, Method, Prepared, Rooms, read_params};
+use super::{Error, Method, Prepared, Rooms, find, read_params};
 use crate::policy::Facts;
 use crate::rpc::Call;
 
@@ -50,26 +50,19 @@ struct Described {
 fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
-        let skill = rooms
-            .catalog
-            .get(
-                call.caller.tenant(),
-                &params.name,
-                params.version.as_deref(),
-            )
-            .await?;
+        let (skill, late) = find(
+            &rooms,
+            call.caller.tenant(),
+            &params.name,
+            params.version.as_deref(),
+        )
+        .await?;
         let detail = params.detail.unwrap_or(Detail::Summary);
-        let mut request = serde_json::Map::new();
-        request.insert("detail".into(), format!("{detail:?}").to_lowercase().into());
-        let facts = Facts {
-            method: "describe_skill",
-            caller: call.caller.clone(),
-            request,
-            skills: vec![skill.clone()],
-            blobs: vec![],
-            timeout_ms: None,
-        };
+        let mut facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
+            .with("detail", format!("{detail:?}").to_lowercase());
+        facts.skills = vec![skill.clone()];
         Ok(Prepared::json(facts, move |_permit| async move {
+            late.map_or(Ok(()), Err)?;
             let skill_md = match detail {
                 Detail::Full => Some(rooms.catalog.skill_md(call.caller.tenant(), &skill).await?),
                 _ => None,

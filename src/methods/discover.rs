@@ -1,7 +1,7 @@
 //! `rpc.discover`: the whole table as an OpenRPC document (open-rpc.org, 1.3), also at `GET /openrpc.json`.
 
 use futures_util::future::BoxFuture;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{Error, Method, Prepared, Rooms, TABLE};
 use crate::policy::Facts;
@@ -18,14 +18,7 @@ pub(super) const METHOD: Method = Method {
 
 fn prepare(_rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
-        let facts = Facts {
-            method: "rpc.discover",
-            caller: call.caller,
-            request: Map::new(),
-            skills: vec![],
-            blobs: vec![],
-            timeout_ms: None,
-        };
+        let facts = Facts::new(METHOD.name, call.caller, call.id);
         Ok(Prepared::json(facts, |_permit| async { Ok(openrpc()) }))
     })
 }

@@ -4,7 +4,9 @@ use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{Error, Method, Prepared, Rooms, input_blobs, object, read_params, timeout};
+use super::{
+    Error, Method, Prepared, Rooms, find, input_blobs, keys, later, object, read_params, timeout,
+};
 use crate::policy::Facts;
 use crate::rpc::Call;
 use crate::runs::{self, Job, Program};
@@ -34,29 +36,27 @@ fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Erro
         let args = object(params.args, "/args")?;
         let timeout_ms = timeout(params.timeout_ms, "/timeout_ms")?;
         let tenant = call.caller.tenant();
-        let skill = rooms
-            .catalog
-            .get(tenant, &params.name, params.version.as_deref())
-            .await?;
+        let (skill, mut late) =
+            find(&rooms, tenant, &params.name, params.version.as_deref()).await?;
         if skill.runtime().is_none() {
-            return Err(runs::Error::NotExecutable {
-                name: skill.name().to_owned(),
-            }
-            .into());
+            late.get_or_insert(
+                runs::Error::NotExecutable {
+                    name: skill.name().to_owned(),
+                }
+                .into(),
+            );
         }
-        let blobs = input_blobs(&rooms, tenant, params.input_blobs.unwrap_or_default()).await?;
-        let mut request = serde_json::Map::new();
-        request.insert("version_pinned".into(), params.version.is_some().into());
-        request.insert("arg_bytes".into(), args.get().len().into());
-        let facts = Facts {
-            method: "execute_skill",
-            caller: call.caller.clone(),
-            request,
-            skills: vec![skill.clone()],
-            blobs: blobs.clone(),
-            timeout_ms,
-        };
+        let blobs = input_blobs(&rooms, tenant, params.input_blobs.unwrap_or_default()).await;
+        let blobs = later(&mut late, blobs);
+        let mut facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
+            .with("version_pinned", params.version.is_some())
+            .with("arg_keys", keys(&args))
+            .with("arg_bytes", args.get().len());
+        facts.skills = vec![skill.clone()];
+        facts.blobs.clone_from(&blobs);
+        facts.timeout_ms = timeout_ms;
         Ok(Prepared::json(facts, move |permit| async move {
+            late.map_or(Ok(()), Err)?;
             let job = Job {
                 caller: call.caller,
                 permit,

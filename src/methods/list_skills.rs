@@ -52,28 +52,22 @@ fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Erro
             cursor: params.cursor,
             with_tags: detail == Detail::Summary,
         };
-        let mut request = serde_json::Map::new();
-        request.insert("namespace".into(), listing.namespace.clone().into());
-        request.insert(
-            "detail".into(),
-            if listing.with_tags {
-                "summary"
-            } else {
-                "names"
-            }
-            .into(),
-        );
-        request.insert("limit".into(), limit.into());
-        let facts = Facts {
-            method: "list_skills",
-            caller: call.caller.clone(),
-            request,
-            skills: vec![],
-            blobs: vec![],
-            timeout_ms: None,
-        };
-        Ok(Prepared::json(facts, move |_permit| async move {
-            let page: Page = rooms.catalog.list(call.caller.tenant(), &listing).await?;
+        let facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
+            .with("namespace", listing.namespace.clone())
+            .with(
+                "detail",
+                if listing.with_tags {
+                    "summary"
+                } else {
+                    "names"
+                },
+            )
+            .with("limit", limit);
+        Ok(Prepared::json(facts, move |permit| async move {
+            let page: Page = rooms
+                .catalog
+                .list(call.caller.tenant(), &listing, &|name| permit.shows(name))
+                .await?;
             Ok(page)
         }))
     })

@@ -26,14 +26,7 @@ struct Params {}
 fn prepare(_rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let Params {} = read_params(&call.params)?;
-        let facts = Facts {
-            method: "load_skills_protocol_guide",
-            caller: call.caller,
-            request: serde_json::Map::new(),
-            skills: vec![],
-            blobs: vec![],
-            timeout_ms: None,
-        };
+        let facts = Facts::new(METHOD.name, call.caller, call.id);
         Ok(Prepared::json(facts, |_permit| async {
             Ok(Content::from(GUIDE.as_bytes().to_vec()))
         }))

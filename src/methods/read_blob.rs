@@ -44,17 +44,10 @@ fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Erro
             .blobs
             .stat(call.caller.tenant(), &params.blob_id)
             .await?;
-        let mut request = serde_json::Map::new();
-        request.insert("mode".into(), mode.name().into());
-        request.insert("max_bytes".into(), params.max_bytes.into());
-        let facts = Facts {
-            method: "read_blob",
-            caller: call.caller.clone(),
-            request,
-            skills: vec![],
-            blobs: vec![stat],
-            timeout_ms: None,
-        };
+        let mut facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
+            .with("mode", mode.name())
+            .with("max_bytes", params.max_bytes);
+        facts.blobs = vec![stat];
         Ok(Prepared::json(facts, move |_permit| async move {
             let preview = rooms
                 .blobs

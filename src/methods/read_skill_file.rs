@@ -3,7 +3,7 @@
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 
-use super::{Content, Error, Method, Prepared, Rooms, read_params};
+use super::{Content, Error, Method, Prepared, Rooms, find, read_params};
 use crate::catalog;
 use crate::policy::Facts;
 use crate::rpc::Call;
@@ -29,25 +29,18 @@ fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Erro
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
         let path = catalog::path(&params.path)?;
-        let skill = rooms
-            .catalog
-            .get(
-                call.caller.tenant(),
-                &params.name,
-                params.version.as_deref(),
-            )
-            .await?;
-        let mut request = serde_json::Map::new();
-        request.insert("path".into(), path.as_str().into());
-        let facts = Facts {
-            method: "read_skill_file",
-            caller: call.caller.clone(),
-            request,
-            skills: vec![skill.clone()],
-            blobs: vec![],
-            timeout_ms: None,
-        };
+        let (skill, late) = find(
+            &rooms,
+            call.caller.tenant(),
+            &params.name,
+            params.version.as_deref(),
+        )
+        .await?;
+        let mut facts =
+            Facts::new(METHOD.name, call.caller.clone(), call.id).with("path", path.as_str());
+        facts.skills = vec![skill.clone()];
         Ok(Prepared::json(facts, move |_permit| async move {
+            late.map_or(Ok(()), Err)?;
             let bytes = rooms
                 .catalog
                 .read(call.caller.tenant(), &skill, &path, rooms.answer_bytes_max)

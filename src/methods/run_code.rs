@@ -6,8 +6,8 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
 use super::{
-    Error, MOUNT_SKILLS_MAX, Method, Object, Prepared, Rooms, input_blobs, mountable, object,
-    read_params, timeout,
+    Error, MOUNT_SKILLS_MAX, Method, Object, Prepared, Rooms, find, input_blobs, keys, later,
+    mountable, object, read_params, timeout,
 };
 use crate::catalog;
 use crate::policy::Facts;
@@ -79,30 +79,29 @@ fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Erro
         }
         let tenant = call.caller.tenant();
         let mut mounts = Vec::with_capacity(names.len());
+        let mut late = None;
         for (index, name) in names.iter().enumerate() {
             let (name, version) = catalog::reference(name)
                 .map_err(|message| Error::params(format!("/mount_skills/{index}"), message))?;
-            mounts.push(rooms.catalog.get(tenant, &name, version.as_deref()).await?);
+            let (skill, missing) = find(&rooms, tenant, &name, version.as_deref()).await?;
+            mounts.push(skill);
+            late = late.or(missing);
         }
-        mountable(&mounts)?;
-        let blobs = input_blobs(&rooms, tenant, params.input_blobs.unwrap_or_default()).await?;
-        let mut request = serde_json::Map::new();
-        request.insert("language".into(), "python".into());
-        request.insert(
-            "code_sha256".into(),
-            hex::encode(Sha256::digest(&params.code)).into(),
-        );
-        request.insert("code_bytes".into(), params.code.len().into());
-        request.insert("entrypoint".into(), entrypoint.as_str().into());
-        let facts = Facts {
-            method: "run_code",
-            caller: call.caller.clone(),
-            request,
-            skills: mounts.clone(),
-            blobs: blobs.clone(),
-            timeout_ms,
-        };
+        later(&mut late, mountable(&mounts));
+        let blobs = input_blobs(&rooms, tenant, params.input_blobs.unwrap_or_default()).await;
+        let blobs = later(&mut late, blobs);
+        let mut facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
+            .with("language", "python")
+            .with("code_sha256", hex::encode(Sha256::digest(&params.code)))
+            .with("code_bytes", params.code.len())
+            .with("entrypoint", entrypoint.as_str())
+            .with("arg_keys", keys(&args))
+            .with("arg_bytes", args.get().len());
+        facts.skills.clone_from(&mounts);
+        facts.blobs.clone_from(&blobs);
+        facts.timeout_ms = timeout_ms;
         Ok(Prepared::json(facts, move |permit| async move {
+            late.map_or(Ok(()), Err)?;
             let program = Program::Code {
                 code: params.code,
                 entrypoint,

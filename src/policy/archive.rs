@@ -1,0 +1,156 @@
+//! A bundle as one file: `.tar.gz`, as `opa build` writes it.
+
+use std::fs::File;
+use std::io::{Read, Take};
+use std::path::Path;
+
+use flate2::read::GzDecoder;
+use tar::{Archive, EntryType};
+
+use super::bundle::{BUNDLE_BYTES_MAX, BundleError, Files};
+
+/// Bytes of the file as it is.
+const ARCHIVE_BYTES_MAX: u64 = 64 * 1024 * 1024;
+/// Bytes of the archive when it is unpacked: the files, and a header for each.
+const UNPACKED_BYTES_MAX: u64 = BUNDLE_BYTES_MAX + 16 * 1024 * 1024;
+
+/// Reads an archive into memory; nothing is written anywhere.
+pub(super) fn read(path: &Path) -> Result<Files, BundleError> {
+    let wrong = |message: String| BundleError::new(path.display(), message);
+    let file = File::open(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let meta = file
+        .metadata()
+        .map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    if !meta.is_file() {
+        return Err(wrong(
+            "is neither a directory nor a regular file (.tar.gz)".into(),
+        ));
+    }
+    if meta.len() > ARCHIVE_BYTES_MAX {
+        return Err(wrong(format!(
+            "has {} bytes; a bundle has at most {ARCHIVE_BYTES_MAX}",
+            meta.len()
+        )));
+    }
+    unpack(file.take(ARCHIVE_BYTES_MAX)).map_err(wrong)
+}
+
+fn unpack(compressed: Take<impl Read>) -> Result<Files, String> {
+    let broken = |error: std::io::Error| format!("is no .tar.gz that can be read: {error}");
+    // A few bytes can unpack to any number of them: what comes out is what is limited.
+    let unpacked = GzDecoder::new(compressed).take(UNPACKED_BYTES_MAX);
+    let mut archive = Archive::new(unpacked);
+    let mut files = Files::default();
+    let mut bytes_total = 0_u64;
+    for entry in archive.entries().map_err(broken)? {
+        let mut entry = entry.map_err(broken)?;
+        let bytes = entry.path_bytes().into_owned();
+        let path = String::from_utf8(bytes).map_err(|_| "has a path that is no text".to_owned())?;
+        match entry.header().entry_type() {
+            EntryType::Directory | EntryType::XGlobalHeader => continue,
+            EntryType::Regular | EntryType::Continuous => {}
+            // A link would be somebody else's choice of what is read.
+            kind => {
+                return Err(format!(
+                    "{path:?} is of type {kind:?}; a bundle has files only"
+                ));
+            }
+        }
+        // `opa build` writes "/data.json", tar writes "./data.json".
+        let path = path.strip_prefix("./").unwrap_or(&path);
+        let path = path.strip_prefix('/').unwrap_or(path).to_owned();
+        bytes_total = bytes_total.saturating_add(entry.size());
+        if bytes_total > BUNDLE_BYTES_MAX {
+            return Err(format!("unpacks to more than {BUNDLE_BYTES_MAX} bytes"));
+        }
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).map_err(broken)?;
+        if content.len() as u64 != entry.size() {
+            return Err(format!("{path:?} is cut off"));
+        }
+        files
+            .add(path.clone(), content)
+            .map_err(|why| format!("{path:?} {why}"))?;
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file's or link's path, type and content.
+    type Item<'a> = (&'a str, EntryType, &'a [u8]);
+
+    fn packed(items: &[Item<'_>]) -> Vec<u8> {
+        let gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        let mut builder = tar::Builder::new(gz);
+        for (path, kind, content) in items {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(*kind);
+            header.set_size(content.len() as u64);
+            // Written as bytes: the builder refuses the paths that are to be refused here.
+            header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
+            if kind.is_symlink() || kind.is_hard_link() {
+                header.set_link_name("/etc/passwd").unwrap();
+            }
+            header.set_cksum();
+            builder.append(&header, *content).unwrap();
+        }
+        builder.into_inner().unwrap().finish().unwrap()
+    }
+
+    fn read_bytes(bytes: &[u8]) -> Result<Files, String> {
+        unpack(bytes.take(ARCHIVE_BYTES_MAX))
+    }
+
+    #[test]
+    fn what_opa_and_tar_write() {
+        let file = EntryType::Regular;
+        let bytes = packed(&[
+            ("/.manifest", file, b"{}"),
+            ("./skills/a.rego", file, b"package a"),
+            ("skills/", EntryType::Directory, b""),
+            ("data.json", file, b"{}"),
+        ]);
+        let files = read_bytes(&bytes).unwrap();
+        let paths: Vec<&str> = files.0.keys().map(String::as_str).collect();
+        assert_eq!(paths, [".manifest", "data.json", "skills/a.rego"]);
+    }
+
+    #[test]
+    fn what_is_refused() {
+        let file = EntryType::Regular;
+        for (items, why) in [
+            (
+                &[("a.rego", EntryType::Symlink, &b""[..])][..],
+                "files only",
+            ),
+            (&[("a.rego", EntryType::Link, b"")], "files only"),
+            (&[("a", EntryType::Fifo, b"")], "files only"),
+            (&[("../a.rego", file, b"")], "a path that"),
+            (&[("a/../../b.rego", file, b"")], "a path that"),
+            (&[("//etc/passwd", file, b"")], "a path that"),
+            (&[("a\\b", file, b"")], "a path that"),
+            (&[("a", file, b"1"), ("./a", file, b"2")], "twice"),
+        ] {
+            let error = read_bytes(&packed(items)).unwrap_err();
+            assert!(error.contains(why), "{items:?}: {error}");
+        }
+        assert!(read_bytes(b"no archive").is_err());
+        let whole = packed(&[("a", file, &[7; 4000])]);
+        assert!(read_bytes(&whole[..whole.len() / 2]).is_err());
+    }
+
+    #[test]
+    fn a_bomb_is_noticed_by_what_comes_out() {
+        let mut header = tar::Header::new_gnu();
+        header.set_path("data.json").unwrap();
+        header.set_size(BUNDLE_BYTES_MAX + 1);
+        header.set_cksum();
+        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut gz, header.as_bytes()).unwrap();
+        let error = read_bytes(&gz.finish().unwrap()).unwrap_err();
+        assert!(error.contains("unpacks to more than"), "{error}");
+    }
+}

@@ -1,0 +1,89 @@
+//! The second opinion: an allow of the virtual machine is decided again on the interpreter (`policy.confirm`).
+
+use std::sync::atomic::Ordering;
+
+use super::decision::{Decision, Grant};
+use super::engine::Fault;
+use super::{Active, Facts, Outcome, Policy};
+use crate::config::Confirm;
+
+/// Of so many allowed calls one is decided again with `policy.confirm = "sample"`.
+const SAMPLE_EVERY: u64 = 16;
+impl Policy {
+    /// Asks the interpreter for its opinion of an allow, before the call goes on or behind it.
+    pub(super) async fn confirm(
+        &self,
+        active: &Active,
+        facts: &Facts,
+        decision_id: &str,
+        outcome: &mut Outcome,
+    ) {
+        let Some(set) = outcome.set.clone() else {
+            return;
+        };
+        let allowed = self.0.allowed.fetch_add(1, Ordering::Relaxed);
+        // Publishing is rare and stays: it is always confirmed, unless nothing is.
+        let first = match active.confirm {
+            Confirm::Off => return,
+            Confirm::Always => true,
+            Confirm::Sample => facts.method == "create_skill",
+        };
+        let Ok(decision) = outcome.decision.clone() else {
+            return;
+        };
+        let input = outcome.input.clone();
+        let second = move || agree(&decision, set.interpret(input));
+        if first {
+            let Ok(_turn) = self.0.confirmations.acquire().await else {
+                return;
+            };
+            let agreed = tokio::task::spawn_blocking(second).await;
+            let fault = agreed.unwrap_or(Err(Fault::Panic)).err();
+            if let Some(fault) = fault {
+                self.disagree(decision_id, facts.method, &fault);
+                outcome.decision = Err(fault);
+                outcome.grant = Grant::default();
+            }
+        } else if allowed.is_multiple_of(SAMPLE_EVERY) {
+            let Ok(waiting) = self.0.samples.clone().try_acquire_owned() else {
+                self.0.unsampled.fetch_add(1, Ordering::Relaxed);
+                return;
+            };
+            let (policy, id, method) = (self.clone(), decision_id.to_owned(), facts.method);
+            tokio::spawn(async move {
+                let _waiting = waiting;
+                let Ok(_turn) = policy.0.confirmations.acquire().await else {
+                    return;
+                };
+                let agreed = tokio::task::spawn_blocking(second).await;
+                if let Err(fault) = agreed.unwrap_or(Err(Fault::Panic)) {
+                    policy.disagree(&id, method, &fault);
+                }
+            });
+        }
+    }
+
+    /// The alarm: one of the engines is wrong, or a rule means two things.
+    fn disagree(&self, decision_id: &str, method: &str, fault: &Fault) {
+        self.0.mismatches.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(
+            decision_id,
+            method,
+            reason = %fault,
+            "the policy's two engines disagree on an allowed call; set policy.confirm = \"always\" until the rule is found"
+        );
+    }
+}
+
+/// Whether the interpreter says the same.
+fn agree(decision: &Decision, second: Result<regorus::Value, Fault>) -> Result<(), Fault> {
+    let second = second
+        .and_then(|value| Decision::parse(&value))
+        .map_err(|fault| Fault::EngineMismatch(fault.to_string()))?;
+    match second == *decision {
+        true => Ok(()),
+        false => Err(Fault::EngineMismatch(
+            "they came to different decisions".into(),
+        )),
+    }
+}

@@ -1,0 +1,312 @@
+//! The input document `skills.policy.input/v1`: what the rules see of a call. Every field is always there.
+//!
+//! Arguments, code and the content of blobs are not in it. It is built as the engine's own values; what a skill
+//! declares is prepared once for each digest and shared.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use regorus::Value;
+use skillgate_plugin_sdk::model::BlobStat;
+use skillgate_skill::NetworkPattern;
+
+use super::Facts;
+use crate::catalog::Skill;
+
+/// Prepared skills that are kept; at the next one the cache starts anew.
+const SKILLS_MAX: usize = 4096;
+/// The version of this document.
+const SCHEMA: &str = "skills.policy.input/v1";
+
+/// What the sandbox can do, for rules about secrets.
+#[derive(Debug, Clone)]
+pub struct Sandbox {
+    /// `process`
+    pub plugin: String,
+}
+
+/// Makes input documents.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    sandbox: Value,
+    skills: Mutex<HashMap<String, Prepared>>,
+}
+
+/// What the digest does not say is kept beside the value, to be compared.
+#[derive(Debug)]
+struct Prepared {
+    publisher: String,
+    on_shelf: bool,
+    value: Value,
+}
+
+macro_rules! keys {
+    ($($name:ident)*) => {
+        /// Names of members, made once: a document is built for every call.
+        struct Keys { $($name: Value,)* }
+        static KEYS: LazyLock<Keys> = LazyLock::new(|| Keys {
+            $($name: Value::from(stringify!($name)),)*
+        });
+    };
+}
+keys! {
+    schema request method id protocol subject authenticated kind tenant issuer roles groups scopes actor claims
+    source ip proxied time now_s weekday skills name version namespace digest provenance origin publisher signed
+    permissions network pattern scheme host wildcard port suffixes secrets blobs owner size_bytes limits requested
+    timeout_ms blob_bytes sandbox plugin isolation secret_delivery
+}
+
+fn object<const N: usize>(members: [(&Value, Value); N]) -> Value {
+    let members: BTreeMap<Value, Value> = members
+        .into_iter()
+        .map(|(key, value)| (key.clone(), value))
+        .collect();
+    Value::from(members)
+}
+
+fn array(items: impl Iterator<Item = Value>) -> Value {
+    Value::from(items.collect::<Vec<_>>())
+}
+
+fn texts(items: &[String]) -> Value {
+    array(items.iter().map(|text| Value::from(text.as_str())))
+}
+
+impl Inputs {
+    pub(super) fn new(sandbox: &Sandbox) -> Self {
+        let k = &*KEYS;
+        Inputs {
+            sandbox: object([
+                (&k.plugin, sandbox.plugin.as_str().into()),
+                // One compartment for the code and everything that it mounts; secrets as variables. What the bundled
+                // sandbox does, and the careful assumption for any other.
+                (&k.isolation, "shared".into()),
+                (&k.secret_delivery, array(["env".into()].into_iter())),
+            ]),
+            skills: Mutex::default(),
+        }
+    }
+
+    /// The document for one call. `now_s` counts from 1970.
+    pub(super) fn build(&self, facts: &Facts, now_s: u64) -> Value {
+        let k = &*KEYS;
+        let caller = &facts.caller;
+        let subject = caller.subject();
+        let tenant = Value::from(caller.tenant());
+        let mut request: BTreeMap<Value, Value> = facts
+            .request
+            .iter()
+            .map(|(name, value)| (Value::from(name.as_str()), Value::from(value.clone())))
+            .collect();
+        request.insert(k.method.clone(), facts.method.into());
+        request.insert(k.id.clone(), facts.id.as_str().into());
+        request.insert(k.protocol.clone(), "skills/0.1".into());
+        let mut limits = vec![(
+            &k.requested,
+            match facts.timeout_ms {
+                Some(timeout_ms) => object([(&k.timeout_ms, timeout_ms.into())]),
+                None => Value::new_object(),
+            },
+        )];
+        if let Some(bytes) = facts.blob_bytes {
+            limits.push((&k.blob_bytes, bytes.into()));
+        }
+        let limits: BTreeMap<Value, Value> = limits
+            .into_iter()
+            .map(|(key, value)| (key.clone(), value))
+            .collect();
+        object([
+            (&k.schema, SCHEMA.into()),
+            (&k.request, request.into()),
+            (
+                &k.subject,
+                object([
+                    (&k.authenticated, subject.authenticated.into()),
+                    (&k.id, subject.id.as_str().into()),
+                    (&k.kind, "user".into()),
+                    (&k.tenant, tenant.clone()),
+                    (&k.issuer, "".into()),
+                    (&k.roles, texts(&subject.roles)),
+                    (&k.groups, texts(&subject.groups)),
+                    (&k.scopes, texts(&subject.scopes)),
+                    (&k.actor, Value::Null),
+                    (
+                        &k.claims,
+                        serde_json::Value::Object(subject.claims.clone()).into(),
+                    ),
+                ]),
+            ),
+            (
+                &k.source,
+                object([
+                    (&k.ip, canonical(caller.ip()).to_string().into()),
+                    (&k.proxied, false.into()),
+                ]),
+            ),
+            (
+                &k.time,
+                object([
+                    (&k.now_s, now_s.into()),
+                    (&k.weekday, weekday(now_s).into()),
+                ]),
+            ),
+            (
+                &k.skills,
+                array(
+                    facts
+                        .skills
+                        .iter()
+                        .map(|skill| self.skill(skill, facts.publishes)),
+                ),
+            ),
+            (
+                &k.blobs,
+                array(facts.blobs.iter().map(|stat| blob(stat, &tenant))),
+            ),
+            (&k.limits, limits.into()),
+            (&k.sandbox, self.sandbox.clone()),
+        ])
+    }
+
+    fn skill(&self, skill: &Skill, is_draft: bool) -> Value {
+        // A draft is nobody's skill yet: it must not push published ones out.
+        if is_draft {
+            return described(skill);
+        }
+        let mut known = self.skills.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(prepared) = known.get(skill.digest())
+            && prepared.publisher == skill.publisher()
+            && prepared.on_shelf == skill.on_shelf()
+        {
+            return prepared.value.clone();
+        }
+        if known.len() >= SKILLS_MAX {
+            known.clear();
+        }
+        let value = described(skill);
+        known.insert(
+            skill.digest().to_owned(),
+            Prepared {
+                publisher: skill.publisher().to_owned(),
+                on_shelf: skill.on_shelf(),
+                value: value.clone(),
+            },
+        );
+        value
+    }
+}
+
+fn described(skill: &Skill) -> Value {
+    let k = &*KEYS;
+    let manifest = skill.manifest();
+    let permissions = manifest.permissions();
+    object([
+        (&k.name, skill.name().into()),
+        (&k.version, skill.version().into()),
+        (&k.namespace, manifest.namespace().to_string().into()),
+        (&k.kind, manifest.kind().as_str().into()),
+        (&k.digest, format!("sha256:{}", skill.digest()).into()),
+        (
+            &k.provenance,
+            object([
+                // What came through create_skill was written by whoever called it, a model as a rule.
+                (
+                    &k.origin,
+                    if skill.on_shelf() {
+                        "registry"
+                    } else {
+                        "agent"
+                    }
+                    .into(),
+                ),
+                (&k.publisher, skill.publisher().into()),
+                (&k.signed, false.into()),
+            ]),
+        ),
+        (
+            &k.permissions,
+            object([
+                (&k.network, array(permissions.network.iter().map(pattern))),
+                (
+                    &k.secrets,
+                    array(
+                        permissions
+                            .secrets
+                            .iter()
+                            .map(|name| name.to_string().into()),
+                    ),
+                ),
+            ]),
+        ),
+    ])
+}
+
+fn pattern(pattern: &NetworkPattern) -> Value {
+    let k = &*KEYS;
+    object([
+        (&k.pattern, pattern.to_string().into()),
+        (&k.scheme, pattern.scheme().as_str().into()),
+        (&k.host, pattern.host().into()),
+        (&k.wildcard, pattern.wildcard().into()),
+        (&k.port, u64::from(pattern.port()).into()),
+        (&k.suffixes, array(pattern.suffixes().map(Value::from))),
+    ])
+}
+
+fn blob(stat: &BlobStat, tenant: &Value) -> Value {
+    let k = &*KEYS;
+    object([
+        (&k.id, stat.id.as_str().into()),
+        // The store gives a tenant its own blobs only.
+        (&k.tenant, tenant.clone()),
+        (&k.owner, stat.owner.as_str().into()),
+        (&k.kind, stat.kind.as_str().into()),
+        (&k.size_bytes, stat.size_bytes.into()),
+    ])
+}
+
+/// `::ffff:10.1.2.3` is `10.1.2.3`: the engine's `net.cidr_contains` does not see it (OPA's does).
+fn canonical(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V6(six) => six.to_ipv4_mapped().map_or(ip, IpAddr::V4),
+        IpAddr::V4(_) => ip,
+    }
+}
+
+/// The day in UTC; 1970-01-01 was a Thursday.
+fn weekday(now_s: u64) -> &'static str {
+    const DAYS: [&str; 7] = [
+        "Thursday",
+        "Friday",
+        "Saturday",
+        "Sunday",
+        "Monday",
+        "Tuesday",
+        "Wednesday",
+    ];
+    DAYS[(now_s / 86_400 % 7) as usize]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days() {
+        assert_eq!(weekday(0), "Thursday");
+        assert_eq!(weekday(1_764_000_000), "Monday");
+        assert_eq!(weekday(1_764_000_000 + 86_400), "Tuesday");
+    }
+
+    #[test]
+    fn an_address_has_one_form() {
+        for (written, wanted) in [
+            ("::ffff:169.254.169.254", "169.254.169.254"),
+            ("10.1.2.3", "10.1.2.3"),
+            ("2001:db8::1", "2001:db8::1"),
+        ] {
+            assert_eq!(canonical(written.parse().unwrap()).to_string(), wanted);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The tests of a bundle: every rule `test_...`, as `opa test` finds and runs them.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use regorus::{Engine, Value};
+
+use super::bundle::Bundle;
+use super::engine;
+
+/// One test and how it ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Case {
+    /// `data.skills.authz_test`
+    pub package: String,
+    /// `test_empty_input_is_denied`
+    pub name: String,
+    /// Where it is written.
+    pub file: String,
+    /// Its line there.
+    pub line: usize,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// How a test ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// It is true.
+    Passed,
+    /// It is false or undefined.
+    Failed,
+    /// Its evaluation failed.
+    Error(String),
+    /// Its name begins with `todo_`: not run.
+    Skipped,
+}
+
+impl Case {
+    /// `policies/tests/a_test.rego:12: data.a.test_b failed`
+    pub(super) fn failure(&self) -> Option<String> {
+        let Case {
+            package,
+            name,
+            file,
+            line,
+            ..
+        } = self;
+        match &self.outcome {
+            Outcome::Passed | Outcome::Skipped => None,
+            Outcome::Failed => Some(format!("{file}:{line}: {package}.{name} failed")),
+            Outcome::Error(why) => Some(format!("{file}:{line}: {package}.{name}: {why}")),
+        }
+    }
+}
+
+/// Lines of a file that the tests reached, and those that they did not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Coverage {
+    /// As in the bundle.
+    pub file: String,
+    /// Lines with code that was evaluated.
+    pub covered: Vec<u32>,
+    /// Lines with code that was not.
+    pub not_covered: Vec<u32>,
+}
+
+/// Runs all tests on the interpreter: the virtual machine does not know `with`.
+pub(super) fn run(bundle: &Bundle) -> Result<Vec<Case>, String> {
+    let engine = engine::engine(bundle, true)?;
+    Ok(cases(bundle)
+        .into_iter()
+        .map(|case| evaluate(&mut engine.clone(), case))
+        .collect())
+}
+
+/// The same, and which lines of the rules they reached.
+#[expect(dead_code, reason = "for the command line")]
+pub(super) fn run_with_coverage(bundle: &Bundle) -> Result<(Vec<Case>, Vec<Coverage>), String> {
+    let mut engine = engine::engine(bundle, true)?;
+    engine.set_enable_coverage(true);
+    let mut lines: BTreeMap<String, (Vec<u32>, Vec<u32>)> = BTreeMap::new();
+    let mut done = Vec::new();
+    for case in cases(bundle) {
+        done.push(evaluate(&mut engine, case));
+    }
+    let report = engine
+        .get_coverage_report()
+        .map_err(|error| error.to_string())?;
+    for file in report.files {
+        let entry = lines.entry(file.path).or_default();
+        entry.0.extend(file.covered);
+        entry.1.extend(file.not_covered);
+    }
+    let coverage = lines
+        .into_iter()
+        .filter(|(file, _)| !file.ends_with("_test.rego") && !file.contains("/tests/"))
+        .map(|(file, (covered, not_covered))| Coverage {
+            file,
+            covered,
+            not_covered,
+        })
+        .collect();
+    Ok((done, coverage))
+}
+
+/// Finds the tests by their text: a rule's head stands at the beginning of a line.
+fn cases(bundle: &Bundle) -> Vec<Case> {
+    let mut found: Vec<Case> = Vec::new();
+    for module in bundle.modules() {
+        let mut package = String::new();
+        for (index, line) in module.text.lines().enumerate() {
+            if let Some(name) = line.strip_prefix("package ") {
+                let name = name.split('#').next().unwrap_or_default().trim();
+                package = format!("data.{name}");
+            }
+            let name: String = line
+                .chars()
+                .take_while(|c| c.is_alphanumeric() || *c == '_')
+                .collect();
+            let is_test = name.starts_with("test_") || name.starts_with("todo_test_");
+            // One name may have several bodies, which are one rule.
+            let is_new = |case: &Case| case.package != package || case.name != name;
+            if is_test && found.iter().all(is_new) {
+                found.push(Case {
+                    package: package.clone(),
+                    outcome: match name.starts_with("todo_") {
+                        true => Outcome::Skipped,
+                        false => Outcome::Passed,
+                    },
+                    name,
+                    file: module.path.clone(),
+                    line: index + 1,
+                    took: Duration::ZERO,
+                });
+            }
+        }
+    }
+    found
+}
+
+fn evaluate(engine: &mut Engine, mut case: Case) -> Case {
+    if case.outcome == Outcome::Skipped {
+        return case;
+    }
+    let began = Instant::now();
+    let rule = format!("{}.{}", case.package, case.name);
+    let outcome = catch_unwind(AssertUnwindSafe(|| engine.eval_rule(rule)));
+    case.outcome = match outcome {
+        Ok(Ok(Value::Bool(true))) => Outcome::Passed,
+        Ok(Ok(_)) => Outcome::Failed,
+        Ok(Err(error)) => Outcome::Error(error.to_string().trim().to_owned()),
+        Err(_) => Outcome::Error("the interpreter panicked".into()),
+    };
+    case.took = began.elapsed();
+    case
+}

@@ -1,0 +1,431 @@
+//! The trial that a bundle must pass before it decides anything: it compiles, it uses known functions only, it denies
+//! who is nobody, its own tests and golden decisions hold, on both engines.
+//!
+//! Runs in a process of its own when the gateway loads a bundle (see `load`); the command line runs it directly.
+
+use std::collections::BTreeSet;
+
+use regorus::Value;
+use serde::{Deserialize, Serialize};
+
+use super::bundle::{Bundle, Golden};
+use super::decision::Decision;
+use super::engine::{self, Fault, PolicySet};
+use super::suite::{self, Case};
+
+/// Built-in functions whose time and memory are bounded by what they are given. Not among them: `http.send` (a stub
+/// that is always undefined), `time.now_ns` and random numbers (a decision must be repeatable), `numbers.range`,
+/// `net.cidr_expand`, `bits.lsh`, `sprintf` with a width and others that make much out of little in one step, which
+/// no instruction counter sees. `sprintf` itself is needed for messages: its width is looked for in the text.
+const BUILTINS: &[&str] = &[
+    // comparison and numbers
+    "abs",
+    "ceil",
+    "floor",
+    "round",
+    "to_number",
+    "numbers.range_step_bounded",
+    // aggregates
+    "all",
+    "any",
+    "count",
+    "max",
+    "min",
+    "sort",
+    "sum",
+    // arrays, sets, objects
+    "array.concat",
+    "array.flatten",
+    "array.reverse",
+    "array.slice",
+    "intersection",
+    "union",
+    "object.filter",
+    "object.get",
+    "object.keys",
+    "object.remove",
+    "object.subset",
+    "object.union",
+    "object.union_n",
+    // text
+    "concat",
+    "contains",
+    "endswith",
+    "format_int",
+    "indexof",
+    "indexof_n",
+    "lower",
+    "replace",
+    "split",
+    "sprintf",
+    "startswith",
+    "strings.any_prefix_match",
+    "strings.any_suffix_match",
+    "strings.count",
+    "strings.reverse",
+    "substring",
+    "trim",
+    "trim_left",
+    "trim_prefix",
+    "trim_right",
+    "trim_space",
+    "trim_suffix",
+    "upper",
+    // patterns: compiled once, matched in linear time
+    "glob.match",
+    "glob.quote_meta",
+    "regex.find_n",
+    "regex.is_valid",
+    "regex.match",
+    "regex.split",
+    // networks
+    "net.cidr_contains",
+    "net.cidr_is_valid",
+    // versions
+    "semver.compare",
+    "semver.is_valid",
+    // times that are given
+    "time.add_date",
+    "time.clock",
+    "time.date",
+    "time.diff",
+    "time.parse_duration_ns",
+    "time.parse_rfc3339_ns",
+    "time.weekday",
+    // types
+    "is_array",
+    "is_boolean",
+    "is_null",
+    "is_number",
+    "is_object",
+    "is_set",
+    "is_string",
+    "type_name",
+    // encodings
+    "base64.decode",
+    "base64.encode",
+    "base64.is_valid",
+    "base64url.decode",
+    "base64url.encode",
+    "base64url.encode_no_pad",
+    "hex.decode",
+    "hex.encode",
+    "json.is_valid",
+    "json.marshal",
+    "json.unmarshal",
+    "units.parse",
+    "units.parse_bytes",
+];
+
+/// Nesting of brackets in a file of rules. The parser takes twice as long for each level of a literal: 12 levels are
+/// 0.1 s, 20 are 23 s, and 100,000 end the process.
+const NESTING_MAX: usize = 12;
+
+/// What a bundle that passed has.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Report {
+    /// Of the manifest, or else the digest's beginning.
+    pub revision: String,
+    /// Files of rules, tests included.
+    pub modules: usize,
+    /// Tests that passed.
+    pub tests: usize,
+    /// Golden decisions that hold on both engines.
+    pub goldens: usize,
+}
+
+/// Tries a bundle. The errors begin with the place in the bundle, as far as there is one.
+pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<String>> {
+    for module in bundle.modules() {
+        if let Some(line) = too_deep(&module.text) {
+            return Err(vec![format!(
+                "{}:{line}: brackets are nested deeper than {NESTING_MAX}; move literals to data.json or name their parts",
+                module.path
+            )]);
+        }
+    }
+    let one = |why: String| vec![why];
+    let set = PolicySet::compile(bundle).map_err(|error| one(error.to_string()))?;
+    check_packages(bundle)?;
+    check_builtins(&set, bundle)?;
+    let budget = instructions_max;
+    denies_nobody(&set, bundle, budget)?;
+    let cases = suite::run(bundle).map_err(one)?;
+    let failed: Vec<String> = cases.iter().filter_map(Case::failure).collect();
+    if !failed.is_empty() {
+        return Err(failed);
+    }
+    let wrong: Vec<String> = bundle
+        .goldens()
+        .iter()
+        .filter_map(|golden| check_golden(&set, golden, budget).err())
+        .collect();
+    if !wrong.is_empty() {
+        return Err(wrong);
+    }
+    Ok(Report {
+        revision: bundle.revision().to_owned(),
+        modules: bundle.modules().len(),
+        tests: cases.len(),
+        goldens: bundle.goldens().len(),
+    })
+}
+
+/// The line in which the nesting exceeds the maximum. Comments and texts do not count.
+fn too_deep(text: &str) -> Option<usize> {
+    let mut depth = 0_usize;
+    let mut line = 1;
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\n' => line += 1,
+            '#' => {
+                let mut rest = chars.by_ref().skip_while(|c| *c != '\n');
+                if rest.next().is_some() {
+                    line += 1;
+                }
+            }
+            '"' => {
+                while let Some(c) = chars.next() {
+                    match c {
+                        '\\' => {
+                            chars.next();
+                        }
+                        '\n' => line += 1,
+                        '"' => break,
+                        _ => {}
+                    }
+                }
+            }
+            '`' => {
+                let inside = chars.by_ref().take_while(|c| *c != '`');
+                line += inside.filter(|c| *c == '\n').count();
+            }
+            '[' | '{' | '(' => {
+                depth += 1;
+                if depth > NESTING_MAX {
+                    return Some(line);
+                }
+            }
+            ']' | '}' | ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn check_packages(bundle: &Bundle) -> Result<(), Vec<String>> {
+    let engine = engine::engine(bundle, true).map_err(|why| vec![why])?;
+    let packages = engine
+        .get_packages()
+        .map_err(|error| vec![error.to_string()])?;
+    let foreign: BTreeSet<_> = packages
+        .iter()
+        .map(|package| package.trim_start_matches("data."))
+        .filter(|package| !bundle.owns(package))
+        .map(|package| format!("package {package} is outside the roots of .manifest"))
+        .collect();
+    match foreign.is_empty() {
+        true => Ok(()),
+        false => Err(foreign.into_iter().collect()),
+    }
+}
+
+fn check_builtins(set: &PolicySet, bundle: &Bundle) -> Result<(), Vec<String>> {
+    let mut wrong: Vec<String> = set
+        .builtins()
+        .filter(|name| !BUILTINS.contains(name))
+        .map(|name| {
+            let place = bundle
+                .modules()
+                .iter()
+                .filter(|module| !module.is_test())
+                .find_map(|module| {
+                    let line = module.text.lines().position(|line| {
+                        line.split('#').next().unwrap_or_default().contains(name)
+                    })?;
+                    Some(format!("{}:{}: ", module.path, line + 1))
+                })
+                .unwrap_or_default();
+            format!("{place}the built-in function {name} is not allowed: it is unbounded, not repeatable, or reaches out of the policy")
+        })
+        .collect();
+    // `%1000000000d` makes a gigabyte in one step.
+    for module in bundle.modules().iter().filter(|module| !module.is_test()) {
+        for (index, line) in module.text.lines().enumerate() {
+            if has_width(line) {
+                wrong.push(format!(
+                    "{}:{}: a width in a format (`%10d`) is not allowed; use %v, %d or %s",
+                    module.path,
+                    index + 1
+                ));
+            }
+        }
+    }
+    wrong.sort();
+    wrong.dedup();
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(wrong),
+    }
+}
+
+/// `%` and a number of two or more digits, or `*`, as `sprintf` takes it.
+fn has_width(line: &str) -> bool {
+    line.match_indices('%').any(|(at, _)| {
+        let rest = line[at + 1..].trim_start_matches(['+', '-', '#', ' ', '.']);
+        rest.starts_with('*') || rest.bytes().take_while(u8::is_ascii_digit).count() >= 2
+    })
+}
+
+// === who is nobody gets nothing ===
+
+/// Every method that calls arrive for.
+const METHODS: [&str; 10] = [
+    "list_skills",
+    "describe_skill",
+    "read_skill_file",
+    "execute_skill",
+    "run_code",
+    "create_blob",
+    "read_blob",
+    "load_skills_protocol_guide",
+    "create_skill",
+    "rpc.discover",
+];
+
+/// Methods about one skill: without one there is nothing that could be allowed.
+const ABOUT_A_SKILL: [&str; 4] = [
+    "describe_skill",
+    "read_skill_file",
+    "execute_skill",
+    "create_skill",
+];
+
+fn denies_nobody(set: &PolicySet, bundle: &Bundle, budget: u64) -> Result<(), Vec<String>> {
+    let mut wrong = Vec::new();
+    let mut must_deny = |what: String, input: serde_json::Value| {
+        let input = Value::from(input);
+        let machine = set
+            .decide(input.clone(), budget)
+            .and_then(|value| Decision::parse(&value));
+        let interpreter = set
+            .interpret(input)
+            .and_then(|value| Decision::parse(&value));
+        for (engine, outcome) in [("virtual machine", machine), ("interpreter", interpreter)] {
+            if outcome.is_ok_and(|decision| decision.allow) {
+                wrong.push(format!("{what} is allowed ({engine}); it must be denied"));
+            }
+        }
+    };
+    must_deny("an empty input".into(), serde_json::json!({}));
+    must_deny("no input".into(), serde_json::Value::Null);
+    for method in METHODS {
+        let input = serde_json::json!({ "request": { "method": method } });
+        must_deny(format!("{method} without a subject"), input);
+    }
+    for golden in bundle.goldens().iter().filter(|golden| golden.expect.allow) {
+        let name = &golden.name;
+        let without = |path: &[&str]| {
+            let mut input = golden.input.clone();
+            remove(&mut input, path);
+            input
+        };
+        must_deny(format!("{name} without its subject"), without(&["subject"]));
+        must_deny(format!("{name} without its request"), without(&["request"]));
+        must_deny(
+            format!("{name} without its method"),
+            without(&["request", "method"]),
+        );
+        must_deny(
+            format!("{name} without subject.authenticated"),
+            without(&["subject", "authenticated"]),
+        );
+        let mut input = golden.input.clone();
+        input["subject"]["authenticated"] = false.into();
+        must_deny(format!("{name}, unauthenticated"), input);
+        let method = golden.input["request"]["method"]
+            .as_str()
+            .unwrap_or_default();
+        if ABOUT_A_SKILL.contains(&method) {
+            must_deny(format!("{name} without its skills"), without(&["skills"]));
+            let mut input = golden.input.clone();
+            input["skills"] = serde_json::json!([]);
+            must_deny(format!("{name} with no skill"), input);
+        }
+    }
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(wrong),
+    }
+}
+
+/// Takes a member out.
+pub(super) fn remove(value: &mut serde_json::Value, path: &[&str]) {
+    match path {
+        [] => {}
+        [last] => {
+            if let Some(object) = value.as_object_mut() {
+                object.remove(*last);
+            }
+        }
+        [first, rest @ ..] => {
+            if let Some(below) = value.get_mut(*first) {
+                remove(below, rest);
+            }
+        }
+    }
+}
+
+// === golden decisions ===
+
+fn check_golden(set: &PolicySet, golden: &Golden, budget: u64) -> Result<(), String> {
+    let input = Value::from(golden.input.clone());
+    let machine = set.decide(input.clone(), budget);
+    let interpreter = set.interpret(input);
+    let name = &golden.name;
+    if machine != interpreter {
+        let show = |outcome: &Result<Value, Fault>| match outcome {
+            Ok(value) => value.to_json_str().unwrap_or_default(),
+            Err(fault) => fault.to_string(),
+        };
+        return Err(format!(
+            "golden decision {name}: the engines disagree: virtual machine {}, interpreter {}",
+            show(&machine),
+            show(&interpreter)
+        ));
+    }
+    let value = machine.map_err(|fault| format!("golden decision {name}: {fault}"))?;
+    let decision =
+        Decision::parse(&value).map_err(|fault| format!("golden decision {name}: {fault}"))?;
+    let codes =
+        |codes: &mut dyn Iterator<Item = &str>| codes.map(str::to_owned).collect::<BTreeSet<_>>();
+    let got = codes(
+        &mut decision
+            .reasons
+            .iter()
+            .map(|reason| reason["code"].as_str()),
+    );
+    let want = codes(&mut golden.expect.codes.iter().map(String::as_str));
+    if decision.allow != golden.expect.allow || got != want {
+        return Err(format!(
+            "golden decision {name}: expected allow = {} {want:?}, got allow = {} {got:?}",
+            golden.expect.allow, decision.allow
+        ));
+    }
+    if let Some(want) = &golden.expect.grants {
+        let got = value
+            .as_object()
+            .ok()
+            .and_then(|members| members.get(&"grants".into()))
+            .cloned()
+            .unwrap_or(Value::Undefined);
+        if got != Value::from(want.clone()) {
+            return Err(format!(
+                "golden decision {name}: expected grants {want}, got {}",
+                got.to_json_str().unwrap_or_default()
+            ));
+        }
+    }
+    Ok(())
+}
