@@ -14,6 +14,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod audit;
 mod blobs;
 mod crash;
 mod inside;
