@@ -258,6 +258,7 @@ fn run_settings(config: &Config) -> runs::Settings {
         default_timeout_ms: runs.default_timeout_ms,
         timeout_ms_max: runs.max_timeout_ms,
         concurrent_max: runs.max_concurrent,
+        tenant_concurrent_max: runs.max_concurrent_per_tenant,
         queued_max: runs.max_queued,
         memory_bytes: runs.memory_bytes,
         pids_max: runs.max_pids as u32,

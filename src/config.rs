@@ -238,6 +238,8 @@ pub struct Runs {
     pub max_timeout_ms: u64,
     /// At the same time.
     pub max_concurrent: usize,
+    /// At the same time, of one tenant. 0: as many as `max_concurrent`.
+    pub max_concurrent_per_tenant: usize,
     /// Waiting.
     pub max_queued: usize,
     /// Of one run.

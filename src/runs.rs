@@ -113,6 +113,8 @@ pub struct Settings {
     pub timeout_ms_max: u64,
     /// At once.
     pub concurrent_max: usize,
+    /// At once of one tenant; 0: all of them.
+    pub tenant_concurrent_max: usize,
     /// Waiting.
     pub queued_max: usize,
     /// For each run.
@@ -149,7 +151,11 @@ impl Runs {
         audit: Audit,
         settings: Settings,
     ) -> Self {
-        let queue = Arc::new(Queue::new(settings.concurrent_max, settings.queued_max));
+        let queue = Queue::new(
+            settings.concurrent_max,
+            settings.tenant_concurrent_max,
+            settings.queued_max,
+        );
         Runs {
             sandbox,
             catalog,
@@ -176,7 +182,11 @@ impl Runs {
     }
 
     async fn run_now(&self, job: Job) -> Result<Answer, Error> {
-        let _turn = self.queue.turn().await?;
+        let caller = &job.caller;
+        let _turn = self
+            .queue
+            .turn(caller.tenant(), &caller.subject().id)
+            .await?;
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let label = label(&job.program);
         let ending = Ending::new(self.audit.clone(), &job, &run_id);

@@ -67,6 +67,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
             default_timeout_ms: s.integer("default_timeout_ms", 1..=DAY_MS),
             max_timeout_ms: s.integer("max_timeout_ms", 1..=DAY_MS),
             max_concurrent: s.count("max_concurrent", 1..=10_000),
+            max_concurrent_per_tenant: s.count("max_concurrent_per_tenant", 0..=10_000),
             max_queued: s.count("max_queued", 0..=1_000_000),
             memory_bytes: s.integer("memory_bytes", (16 << 20)..=TIB),
             max_pids: s.integer("max_pids", 1..=32_768),

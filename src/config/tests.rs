@@ -111,6 +111,10 @@ fn the_defaults_are_the_documented_ones() {
         (64, 256, 64)
     );
     assert_eq!(
+        (runs.max_concurrent_per_tenant, runs.max_output_blobs),
+        (0, 1000)
+    );
+    assert_eq!(
         (
             runs.memory_bytes,
             runs.workspace_bytes,
