@@ -97,6 +97,10 @@ pub struct Tls {
 pub struct Admin {
     /// Address and port; port 0 lets the system choose.
     pub listen: SocketAddr,
+    /// A non-loopback address is taken although nobody is asked who they are.
+    pub allow_remote: bool,
+    /// As `server.allowed_hosts`.
+    pub allowed_hosts: Vec<String>,
 }
 
 /// `[auth]`

@@ -38,6 +38,8 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
         }),
         admin: root.section("admin", |s| Admin {
             listen: s.address("listen"),
+            allow_remote: s.flag("allow_remote"),
+            allowed_hosts: allowed_hosts(s),
         }),
         auth: root.section("auth", |s| Auth {
             mode: s.choice("mode", &[("off", AuthMode::Off), ("jwt", AuthMode::Jwt)]),
@@ -448,17 +450,21 @@ fn log_filter(text: &str) -> Option<String> {
 
 pub(super) fn check_together(root: &Section<'_>, config: &Config) {
     let open = config.auth.mode == AuthMode::Off && !config.server.insecure_no_auth;
-    for (key, listen) in [
-        ("server.listen", config.server.listen),
-        ("admin.listen", config.admin.listen),
-    ] {
-        if open && !listen.ip().to_canonical().is_loopback() {
-            let message = format!(
-                "{listen} can be reached by others while auth.mode = \"off\" asks nobody who they are; \
-                 expected a loopback address, or start with --insecure-no-auth if that is what you want"
-            );
-            root.wrong(key, message);
-        }
+    let listen = config.server.listen;
+    if open && !listen.ip().to_canonical().is_loopback() {
+        let message = format!(
+            "{listen} can be reached by others while auth.mode = \"off\" asks nobody who they are; \
+             expected a loopback address, or start with --insecure-no-auth if that is what you want"
+        );
+        root.wrong("server.listen", message);
+    }
+    let (listen, free) = (config.admin.listen, config.admin.allow_remote);
+    if !free && !listen.ip().to_canonical().is_loopback() {
+        let message = format!(
+            "{listen} can be reached by others, and this listener asks nobody who they are; \
+             expected a loopback address, or admin.allow_remote = true where only the operator's network reaches it"
+        );
+        root.wrong("admin.listen", message);
     }
     if config.server.listen == config.admin.listen && config.admin.listen.port() != 0 {
         root.wrong(
