@@ -1,20 +1,23 @@
 //! The wiring: the only file that knows all parts. Decides nothing.
 
 mod commands;
+mod operator;
 mod plugins;
 
 use std::fmt;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use skillgate_plugin_host::{LoadError, Pin, Plugin, SandboxInstance, StorageInstance};
+use skillgate_plugin_host::{Info, LoadError, Pin, Plugin, SandboxInstance, StorageInstance};
 use skillgate_plugin_sdk::model;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::admin;
 use crate::audit::{self, Audit};
 use crate::auth::Authenticator;
 use crate::blobs::Blobs;
@@ -23,15 +26,17 @@ use crate::config::{Config, OnDisconnect, PluginSource};
 use crate::door::DoorLayer;
 use crate::faces::{PATHS, Readiness};
 use crate::limit::{Limits, SinceStart};
-use crate::methods::Rooms;
+use crate::methods::{self, Rooms};
 use crate::policy::{self, Policy};
 use crate::rpc::{self, ErrorObject};
 use crate::runs::{self, Runs};
 use crate::server::{self, serve as serve_connections};
 use crate::stack::{self, Parts};
 use crate::telemetry;
+use crate::telemetry::metrics::Metrics;
 
 pub use commands::{DoctorReport, doctor, list_skills, run_skill_dir};
+use operator::{Operator, health, sources};
 use plugins::{State, bundled_plugin, load, sandbox, storage};
 
 /// Why the gateway does not start, or a command does not finish.
@@ -161,6 +166,8 @@ impl App {
         .await?;
 
         let plugin = load(&config.plugins.storage)?;
+        let info = |kind, info: &Info| (kind, info.id.clone(), info.version.clone());
+        let store_info = info("storage", plugin.info());
         let store = storage(
             &plugin,
             "store",
@@ -169,6 +176,7 @@ impl App {
         )
         .await?;
         let plugin = load(&config.plugins.sandbox)?;
+        let infos = [store_info, info("sandbox", plugin.info())];
         let sandbox = sandbox(&plugin, &state, &config.plugins.sandbox.config).await?;
 
         let catalog = Catalog::open(
@@ -182,6 +190,7 @@ impl App {
             which: "storage",
             error,
         })?;
+        let metrics = Metrics::new(methods::TABLE.iter().map(|method| method.name));
         let blobs = Blobs::new(store.clone(), config.blobs.max_bytes, config.blobs.ttl_s);
         let runs = Runs::new(
             sandbox.clone(),
@@ -189,7 +198,8 @@ impl App {
             blobs.clone(),
             audit.clone(),
             run_settings(config),
-        );
+        )
+        .watched_by(metrics.clone());
         let limits = Limits::new(Arc::new(SinceStart::default()));
         limits.install(Limits::prepare(config));
         let policy = Policy::new(
@@ -199,6 +209,7 @@ impl App {
             },
             audit.clone(),
         );
+        sources(&metrics, runs.load(), limits.clone(), audit.clone(), infos);
         let parts = Parts {
             rooms: Rooms {
                 catalog,
@@ -215,7 +226,8 @@ impl App {
                 batch_max: config.server.max_batch,
             },
             door: DoorLayer::new(&config.server.allowed_hosts),
-            readiness: Readiness::new(audit.clone()),
+            readiness: Readiness::new(audit.clone(), health(&store, &shelf, &sandbox)),
+            metrics,
         };
         Ok(App {
             parts,
@@ -291,6 +303,7 @@ fn run_settings(config: &Config) -> runs::Settings {
         default_timeout_ms: runs.default_timeout_ms,
         timeout_ms_max: runs.max_timeout_ms,
         concurrent_max: runs.max_concurrent,
+        tenant_concurrent_max: runs.max_concurrent_per_tenant,
         queued_max: runs.max_queued,
         memory_bytes: runs.memory_bytes,
         pids_max: runs.max_pids as u32,
@@ -331,9 +344,10 @@ pub fn serve(config: &Config) -> Result<(), AppError> {
         let address = listener
             .local_addr()
             .map_err(AppError::io("cannot read the listen address"))?;
+        let operator = Operator::listen(config).await?;
         let audit = Audit::open(&config.audit).map_err(AppError::Audit)?;
         let app = App::build(config, audit).await?;
-        announce(&format!("http://{address}")).map_err(AppError::io("cannot write to stdout"))?;
+        announce(address, operator.address()).map_err(AppError::io("cannot write to stdout"))?;
 
         let settings = server::Settings {
             header_timeout: Duration::from_millis(config.server.header_timeout_ms),
@@ -356,9 +370,12 @@ pub fn serve(config: &Config) -> Result<(), AppError> {
                 std::process::exit(130);
             });
         };
+        let operator = operator.serve(&app.parts);
         tokio::spawn(app.parts.limits.clone().housekeeping());
         serve_connections(listener, stack::public(&app.parts), settings, stop).await;
         app.shutdown().await;
+        // Until the very end, for whoever watches it.
+        operator.stop().await;
         tracing::info!("stopped");
         Ok(())
     });
@@ -366,11 +383,14 @@ pub fn serve(config: &Config) -> Result<(), AppError> {
     outcome
 }
 
-fn announce(base: &str) -> std::io::Result<()> {
+fn announce(public: SocketAddr, operator: SocketAddr) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "skillgate {} serves", env!("CARGO_PKG_VERSION"))?;
-    for (path, method, what) in PATHS {
-        writeln!(out, "  {:<44} {method:<5} {what}", format!("{base}{path}"))?;
+    let of = |address, paths: &'static [_]| paths.iter().map(move |path| (address, path));
+    // The operator's first: once the public ones are there, all are.
+    for (address, (path, method, what)) in of(operator, &admin::PATHS).chain(of(public, &PATHS)) {
+        let url = format!("http://{address}{path}");
+        writeln!(out, "  {url:<44} {method:<5} {what}")?;
     }
     out.flush()
 }

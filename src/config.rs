@@ -97,6 +97,10 @@ pub struct Tls {
 pub struct Admin {
     /// Address and port; port 0 lets the system choose.
     pub listen: SocketAddr,
+    /// A non-loopback address is taken although nobody is asked who they are.
+    pub allow_remote: bool,
+    /// As `server.allowed_hosts`.
+    pub allowed_hosts: Vec<String>,
 }
 
 /// `[auth]`
@@ -251,6 +255,8 @@ pub struct Runs {
     pub max_timeout_ms: u64,
     /// At the same time.
     pub max_concurrent: usize,
+    /// At the same time, of one tenant. 0: as many as `max_concurrent`.
+    pub max_concurrent_per_tenant: usize,
     /// Waiting.
     pub max_queued: usize,
     /// Of one run.

@@ -18,22 +18,25 @@ use crate::rescue::Refusal;
 use crate::rpc::Rpc;
 use crate::server::{Body, full};
 use crate::stack::{Calls, Parts};
+use crate::telemetry::health::{Health, Part};
 
 pub use tools::Format;
 
-/// Whether the gateway takes work.
+/// Whether the gateway takes work: not while it drains, and not while a part of it is not well.
 #[derive(Debug, Clone)]
 pub struct Readiness {
     draining: Arc<AtomicBool>,
     audit: Audit,
+    health: Health,
 }
 
 impl Readiness {
-    /// Ready, as long as what must be recorded can be.
-    pub fn new(audit: Audit) -> Self {
+    /// Ready, as long as what must be recorded can be and the parts in `health` are well.
+    pub fn new(audit: Audit, health: Health) -> Self {
         Readiness {
             draining: Arc::new(AtomicBool::new(false)),
             audit,
+            health,
         }
     }
 
@@ -42,13 +45,42 @@ impl Readiness {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Why it does not take work; none when it does.
-    pub fn refuses(&self) -> Option<&'static str> {
-        if self.draining.load(Ordering::Relaxed) {
-            return Some("draining");
-        }
-        let denies = self.audit.health().denies;
-        denies.then_some("the audit log cannot be written")
+    /// Part by part, for the operator. The gateway's own state is as it is now, that of the others at most a second old.
+    pub async fn report(&self) -> Vec<Part> {
+        let draining = if self.draining.load(Ordering::Relaxed) {
+            Err("the gateway is stopping".to_owned())
+        } else {
+            Ok("no".to_owned())
+        };
+        let audit = self.audit.health();
+        let audit = match audit.failing {
+            Some(why) if audit.denies => Err(why),
+            Some(why) => Ok(format!("records are lost: {why}")),
+            None => Ok(format!("{} records", audit.records)),
+        };
+        let mut parts = vec![
+            Part {
+                name: "draining",
+                state: draining,
+            },
+            Part {
+                name: "audit",
+                state: audit,
+            },
+        ];
+        parts.extend(self.health.report().await.iter().cloned());
+        parts
+    }
+
+    /// Why it does not take work, for everybody; none when it does.
+    async fn refuses(&self) -> Option<&'static str> {
+        let parts = self.report().await;
+        let bad = parts.into_iter().find(|part| part.state.is_err())?;
+        Some(match bad.name {
+            "draining" => "draining",
+            "audit" => "the audit log cannot be written",
+            _ => "a part of the gateway is not well",
+        })
     }
 }
 
@@ -66,6 +98,15 @@ pub const PATHS: [(&str, &str, &str); 7] = [
     ("/livez", "GET", "the process lives"),
     ("/readyz", "GET", "it takes work"),
 ];
+
+/// The known word for a path, for metrics.
+pub fn route(path: &str) -> &'static str {
+    if path.starts_with("/blobs/") {
+        return "/blobs/{id}";
+    }
+    let known = PATHS.iter().find(|(known, _, _)| *known == path);
+    known.map_or("other", |(known, _, _)| known)
+}
 
 /// Sends each request to its path's service.
 #[derive(Debug, Clone)]
@@ -114,7 +155,7 @@ impl Faces {
                 document(&request, "application/json", methods::openrpc().to_string())
             }
             "/livez" => document(&request, "text/plain; charset=utf-8", "ok\n".into()),
-            "/readyz" => match self.readiness.refuses() {
+            "/readyz" => match self.readiness.refuses().await {
                 None => document(&request, "text/plain; charset=utf-8", "ok\n".into()),
                 Some(why) => Err(
                     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", why)

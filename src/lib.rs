@@ -76,4 +76,5 @@ pub mod runs;
 
 pub mod audit;
 
+pub mod admin;
 pub mod telemetry;

@@ -19,6 +19,7 @@ use tracing::Instrument;
 use crate::rpc::ErrorObject;
 use crate::rpc::code::Code;
 use crate::server::{Body, full};
+use crate::telemetry::trace::Trace;
 use crate::{audit, blobs, catalog, methods, runs};
 
 /// `X-Request-Id`, echoed or made.
@@ -213,7 +214,16 @@ where
         let inner = self.inner.clone();
         let request_id = RequestId::of(request.headers());
         let began = Instant::now();
-        let span = tracing::info_span!("request", id = request_id.as_str(), method = %request.method(), path = request.uri().path());
+        let trace = request.extensions().get::<Trace>().copied();
+        let trace = trace.unwrap_or_default();
+        let span = tracing::info_span!(
+            "request",
+            id = request_id.as_str(),
+            trace_id = trace.trace_id(),
+            span_id = trace.span_id(),
+            method = %request.method(),
+            path = request.uri().path(),
+        );
         let work = async move {
             let outcome = inner
                 .oneshot(Named {

@@ -11,7 +11,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -27,6 +27,8 @@ use crate::auth::{Authenticated, Caller};
 use crate::json::{self, Refused};
 use crate::rescue::{Refusal, RequestId};
 use crate::server::{Body, full};
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::trace::Trace;
 use code::Code;
 use envelope::{BadBody, Envelope};
 
@@ -45,6 +47,8 @@ pub struct Call {
     pub request_id: RequestId,
     /// The limits of requests have counted it: the first call of a body, with its request.
     pub counted: bool,
+    /// Where it is in its trace.
+    pub trace: Trace,
 }
 
 /// The text of a parameters object, a slice of the body it came in.
@@ -175,12 +179,23 @@ pub struct Limits {
 pub struct Rpc<S> {
     inner: S,
     limits: Limits,
+    metrics: Metrics,
 }
 
 impl<S> Rpc<S> {
     /// Puts JSON-RPC on top of a service of calls.
     pub fn new(inner: S, limits: Limits) -> Self {
-        Rpc { inner, limits }
+        Rpc {
+            inner,
+            limits,
+            metrics: Metrics::default(),
+        }
+    }
+
+    /// Counts its calls there.
+    #[must_use]
+    pub fn watched_by(self, metrics: Metrics) -> Self {
+        Rpc { metrics, ..self }
     }
 }
 
@@ -217,11 +232,14 @@ where
             request,
         } = request;
         require_json(request.headers())?;
+        let trace = request.extensions().get::<Trace>().copied();
+        let trace = trace.unwrap_or_default();
         let body = read_body(request.into_body(), &self.limits).await?;
         let turn = Turn {
             rpc: self,
             caller,
             request_id,
+            trace,
             body,
             counted: AtomicBool::new(false),
         };
@@ -237,6 +255,7 @@ struct Turn<S> {
     rpc: Rpc<S>,
     caller: Caller,
     request_id: RequestId,
+    trace: Trace,
     body: Bytes,
     /// A call has been made already.
     counted: AtomicBool,
@@ -281,6 +300,7 @@ where
     }
 
     fn refuse(&self, code: Code, kind: &'static str, message: &str) -> String {
+        self.rpc.metrics.rpc_refused(kind);
         ErrorObject::new(code, kind, message).answer(None, &self.request_id)
     }
 
@@ -289,11 +309,17 @@ where
             Ok(envelope) => envelope,
             Err(bad) => {
                 let error = ErrorObject::new(Code::InvalidRequest, "invalid_request", bad.message);
+                self.rpc.metrics.rpc_refused(error.kind);
                 return Some(error.answer(bad.id.map(RawValue::get), &self.request_id));
             }
         };
         let id = envelope.id.map(RawValue::get);
+        let began = Instant::now();
         let outcome = self.call(&envelope).await;
+        let kind = outcome.as_ref().err().map(|error| error.kind);
+        self.rpc
+            .metrics
+            .rpc_request(&envelope.method, kind, began.elapsed());
         // JSON-RPC 2.0 section 4.1: a notification is never answered, not even with an error.
         let id = id?;
         Some(match outcome {
@@ -318,6 +344,7 @@ where
             params,
             request_id: self.request_id.clone(),
             counted: !self.counted.swap(true, Ordering::Relaxed),
+            trace: self.trace,
         };
         let span = tracing::info_span!("call", method);
         let answer = AssertUnwindSafe(self.rpc.inner.clone().oneshot(call))

@@ -8,6 +8,7 @@ mod ending;
 mod logs;
 mod queue;
 mod services;
+mod watch;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,17 +19,20 @@ use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{
     self, BlobStat, Limits, Mount, RunRequest, RunResult, RunSkill, Source,
 };
+use tracing::Instrument;
 
 use crate::audit::{self, Audit};
 use crate::auth::Caller;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
 use crate::policy::Permit;
+use crate::telemetry::metrics::Metrics;
 pub use answer::Answer;
 use answer::{answer, failure};
 use ending::Ending;
 use queue::Queue;
 use services::Services;
+use watch::Watch;
 
 /// Largest `output` in an answer, in bytes of compact UTF-8 JSON (specification, REQUIREMENTS E4).
 pub const OUTPUT_BYTES_MAX: usize = 4096;
@@ -113,6 +117,8 @@ pub struct Settings {
     pub timeout_ms_max: u64,
     /// At once.
     pub concurrent_max: usize,
+    /// At once of one tenant; 0: all of them.
+    pub tenant_concurrent_max: usize,
     /// Waiting.
     pub queued_max: usize,
     /// For each run.
@@ -138,6 +144,18 @@ pub struct Runs {
     audit: Audit,
     settings: Arc<Settings>,
     queue: Arc<Queue>,
+    metrics: Metrics,
+}
+
+/// How busy the runs are. Keeps nothing but the counts.
+#[derive(Debug, Clone)]
+pub struct Load(Arc<Queue>);
+
+impl Load {
+    /// Runs that go on, and runs that wait.
+    pub fn now(&self) -> (usize, usize) {
+        self.0.load()
+    }
 }
 
 impl Runs {
@@ -149,7 +167,11 @@ impl Runs {
         audit: Audit,
         settings: Settings,
     ) -> Self {
-        let queue = Arc::new(Queue::new(settings.concurrent_max, settings.queued_max));
+        let queue = Queue::new(
+            settings.concurrent_max,
+            settings.tenant_concurrent_max,
+            settings.queued_max,
+        );
         Runs {
             sandbox,
             catalog,
@@ -157,7 +179,19 @@ impl Runs {
             audit,
             settings: Arc::new(settings),
             queue,
+            metrics: Metrics::default(),
         }
+    }
+
+    /// Counts its runs there.
+    #[must_use]
+    pub fn watched_by(self, metrics: Metrics) -> Self {
+        Runs { metrics, ..self }
+    }
+
+    /// How busy it is.
+    pub fn load(&self) -> Load {
+        Load(self.queue.clone())
     }
 
     /// Runs a job to its end. When the caller goes away the future is dropped, and the run with it, unless
@@ -170,19 +204,28 @@ impl Runs {
             return self.run_now(job).await;
         }
         let this = self.clone();
-        tokio::spawn(async move { this.run_now(job).await })
+        // Its lines in the log keep the name of the request.
+        tokio::spawn(async move { this.run_now(job).await }.in_current_span())
             .await
             .map_err(|_| Error::Lost)?
     }
 
     async fn run_now(&self, job: Job) -> Result<Answer, Error> {
-        let _turn = self.queue.turn().await?;
+        let caller = &job.caller;
+        let waits = Instant::now();
+        let _turn = self
+            .queue
+            .turn(caller.tenant(), &caller.subject().id)
+            .await?;
+        self.metrics.run_waited(waits.elapsed());
+        let mut watch = Watch::new(self.metrics.clone(), &job.program);
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let label = label(&job.program);
         let ending = Ending::new(self.audit.clone(), &job, &run_id);
         let request = match self.request(&job, &run_id).await {
             Ok(request) => request,
             Err(error) => {
+                watch.not_started();
                 ending.not_started().await;
                 return Err(error);
             }
@@ -209,6 +252,7 @@ impl Runs {
         let result = match outcome {
             Ok(Ok(result)) => result,
             Ok(Err(error)) if error.not_executed => {
+                watch.not_started();
                 ending.not_started().await;
                 return Err(Error::Sandbox(error));
             }
@@ -233,6 +277,7 @@ impl Runs {
             cpu_ms = answer.usage.cpu_ms,
             "run ended"
         );
+        watch.answered(&answer);
         ending.answered(&answer).await?;
         Ok(answer)
     }

@@ -7,13 +7,15 @@ use tower::util::BoxCloneSyncService;
 
 use crate::auth::{AuthLayer, Authenticator};
 use crate::door::DoorLayer;
-use crate::faces::{Faces, Readiness};
+use crate::faces::{self, Faces, Readiness};
 use crate::limit::{AddressLimitLayer, CallLimitLayer, LimitLayer, Limits, RecountLayer};
 use crate::methods::{self, Perform, ResolveLayer, Rooms};
 use crate::policy::{Policy, PolicyLayer};
 use crate::rescue::RescueLayer;
 use crate::rpc::{self, Call, Rpc};
 use crate::server::{Body, Stack};
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::watch::WatchLayer;
 
 /// Calls, as JSON-RPC and the command line make them.
 pub type Calls = BoxCloneSyncService<Call, Box<RawValue>, methods::Error>;
@@ -35,6 +37,8 @@ pub struct Parts {
     pub door: DoorLayer,
     /// Whether the gateway takes work.
     pub readiness: Readiness,
+    /// What is counted.
+    pub metrics: Metrics,
 }
 
 /// From a call to its result.
@@ -56,9 +60,14 @@ pub fn calls(parts: &Parts) -> Calls {
 
 /// From an HTTP request to its answer.
 pub fn public(parts: &Parts) -> Stack {
-    let faces = Faces::new(Rpc::new(calls(parts), parts.rpc), parts);
+    let metrics = parts.metrics.clone();
+    let rpc = Rpc::new(calls(parts), parts.rpc).watched_by(metrics.clone());
+    let faces = Faces::new(rpc, parts);
+    let route = faces::route;
     let stack = ServiceBuilder::new()
-        // Outermost, so that every refusal below becomes an answer in one place, with a request id.
+        // Outermost, so that what is counted is what was answered, and every line of the log has its trace.
+        .layer(WatchLayer { metrics, route })
+        // Above all others, so that every refusal below becomes an answer in one place, with a request id.
         .layer(RescueLayer)
         // Before authentication: a request that a web page has smuggled in must not even learn whether a token holds.
         .layer(parts.door.clone())

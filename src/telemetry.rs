@@ -1,4 +1,9 @@
-//! Logs: tracing to stderr, since stdout is data.
+//! Logs (tracing to stderr, since stdout is data), metrics, traces and health.
+
+pub mod health;
+pub mod metrics;
+pub mod trace;
+pub mod watch;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::writer::MakeWriterExt;

@@ -16,6 +16,7 @@ use crate::catalog;
 use crate::config::{Config, PluginRef, PluginSource};
 use crate::rescue::RequestId;
 use crate::rpc::{Call, ErrorObject, Params};
+use crate::telemetry::trace::Trace;
 use crate::{stack, telemetry};
 
 /// Runs one skill of a directory, with the same plugins and the same policy as the gateway, without one.
@@ -122,6 +123,7 @@ async fn call(app: &App, method: &str, params: Value) -> Result<Value, AppError>
         params,
         request_id: RequestId::new(),
         counted: true,
+        trace: Trace::new(),
     };
     let answer = stack::calls(&app.parts)
         .oneshot(call)

@@ -39,6 +39,8 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
         }),
         admin: root.section("admin", |s| Admin {
             listen: s.address("listen"),
+            allow_remote: s.flag("allow_remote"),
+            allowed_hosts: allowed_hosts(s),
         }),
         auth: root.section("auth", |s| Auth {
             mode: s.choice("mode", &[("off", AuthMode::Off), ("jwt", AuthMode::Jwt)]),
@@ -76,6 +78,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
             default_timeout_ms: s.integer("default_timeout_ms", 1..=DAY_MS),
             max_timeout_ms: s.integer("max_timeout_ms", 1..=DAY_MS),
             max_concurrent: s.count("max_concurrent", 1..=10_000),
+            max_concurrent_per_tenant: s.count("max_concurrent_per_tenant", 0..=10_000),
             max_queued: s.count("max_queued", 0..=1_000_000),
             memory_bytes: s.integer("memory_bytes", (16 << 20)..=TIB),
             max_pids: s.integer("max_pids", 1..=32_768),
@@ -456,17 +459,21 @@ fn log_filter(text: &str) -> Option<String> {
 
 pub(super) fn check_together(root: &Section<'_>, config: &Config) {
     let open = config.auth.mode == AuthMode::Off && !config.server.insecure_no_auth;
-    for (key, listen) in [
-        ("server.listen", config.server.listen),
-        ("admin.listen", config.admin.listen),
-    ] {
-        if open && !listen.ip().to_canonical().is_loopback() {
-            let message = format!(
-                "{listen} can be reached by others while auth.mode = \"off\" asks nobody who they are; \
-                 expected a loopback address, or start with --insecure-no-auth if that is what you want"
-            );
-            root.wrong(key, message);
-        }
+    let listen = config.server.listen;
+    if open && !listen.ip().to_canonical().is_loopback() {
+        let message = format!(
+            "{listen} can be reached by others while auth.mode = \"off\" asks nobody who they are; \
+             expected a loopback address, or start with --insecure-no-auth if that is what you want"
+        );
+        root.wrong("server.listen", message);
+    }
+    let (listen, free) = (config.admin.listen, config.admin.allow_remote);
+    if !free && !listen.ip().to_canonical().is_loopback() {
+        let message = format!(
+            "{listen} can be reached by others, and this listener asks nobody who they are; \
+             expected a loopback address, or admin.allow_remote = true where only the operator's network reaches it"
+        );
+        root.wrong("admin.listen", message);
     }
     if config.server.listen == config.admin.listen && config.admin.listen.port() != 0 {
         root.wrong(

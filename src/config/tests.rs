@@ -73,6 +73,7 @@ fn the_defaults_are_the_documented_ones() {
     } = &config;
     assert_eq!(server.listen, "127.0.0.1:8080".parse().unwrap());
     assert_eq!(admin.listen, "127.0.0.1:9081".parse().unwrap());
+    assert!(admin.allowed_hosts.is_empty() && !admin.allow_remote);
     assert!(server.allowed_hosts.is_empty() && server.tls.is_none() && !server.insecure_no_auth);
     assert_eq!(
         (
@@ -109,6 +110,10 @@ fn the_defaults_are_the_documented_ones() {
     assert_eq!(
         (runs.max_concurrent, runs.max_queued, runs.max_pids),
         (64, 256, 64)
+    );
+    assert_eq!(
+        (runs.max_concurrent_per_tenant, runs.max_output_blobs),
+        (0, 1000)
     );
     assert_eq!(
         (

@@ -20,6 +20,7 @@ mod crash;
 mod inside;
 mod limits;
 mod load;
+mod operator;
 mod ordinary_user;
 mod stopping;
 mod storm;

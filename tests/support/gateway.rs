@@ -164,10 +164,14 @@ config = {sandbox}
             .unwrap();
         let stdout = child.stdout.take().unwrap();
         let (send, receive) = mpsc::channel();
+        let (send_admin, receive_admin) = mpsc::channel();
         // Reads to the end, so that the gateway never writes to a closed pipe.
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                if let Some(address) = address_in(&line) {
+                if let Some(address) = address_in(&line, "/metrics") {
+                    let _already_known = send_admin.send(address);
+                }
+                if let Some(address) = address_in(&line, "/rpc") {
                     let _already_known = send.send(address);
                 }
             }
@@ -176,11 +180,15 @@ config = {sandbox}
             pid: child.id(),
             child: Some(child),
             address: String::new(),
+            admin: String::new(),
             launcher: None,
             log,
         };
         match receive.recv_timeout(PATIENCE) {
-            Ok(address) => gateway.address = address,
+            Ok(address) => {
+                gateway.address = address;
+                gateway.admin = receive_admin.recv().unwrap();
+            }
             Err(_) => panic!("the gateway does not start: {}", gateway.said()),
         }
         let launcher = look::descendants(gateway.pid)
@@ -192,9 +200,9 @@ config = {sandbox}
 }
 
 /// `  http://127.0.0.1:4567/rpc   POST …`
-fn address_in(line: &str) -> Option<String> {
+fn address_in(line: &str, path: &str) -> Option<String> {
     let url = line.split_whitespace().next()?.strip_prefix("http://")?;
-    url.strip_suffix("/rpc").map(str::to_owned)
+    url.strip_suffix(path).map(str::to_owned)
 }
 
 /// A running gateway. It ends when this does.
@@ -204,6 +212,8 @@ pub(crate) struct Gateway {
     pub(crate) pid: u32,
     /// `127.0.0.1:4567`
     pub(crate) address: String,
+    /// The operator's.
+    pub(crate) admin: String,
     launcher: Option<Process>,
     log: PathBuf,
 }

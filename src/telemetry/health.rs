@@ -1,0 +1,117 @@
+//! Whether each part of the gateway can do its work.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, join_all};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+/// How old an answer may be: whoever asks often does not make the parts work often.
+const FRESH: Duration = Duration::from_secs(1);
+/// A part that takes longer to say how it is, is not well.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Asks one part: what to show beside its name, or what is wrong.
+pub type Check = Box<dyn Fn() -> BoxFuture<'static, Result<String, String>> + Send + Sync>;
+
+/// How one part is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Its name.
+    pub name: &'static str,
+    /// What it says; the error is what is wrong. For the operator.
+    pub state: Result<String, String>,
+}
+
+/// The parts that must be well for the gateway to be ready. Cheap to clone.
+#[derive(Clone)]
+pub struct Health(Arc<Inner>);
+
+struct Inner {
+    checks: Vec<(&'static str, Check)>,
+    last: Mutex<Option<(Instant, Arc<[Part]>)>>,
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.0.checks.iter().map(|(name, _)| name);
+        f.debug_list().entries(names).finish()
+    }
+}
+
+impl Health {
+    /// Of these parts, shown in this order.
+    pub fn new(checks: Vec<(&'static str, Check)>) -> Self {
+        Health(Arc::new(Inner {
+            checks,
+            last: Mutex::default(),
+        }))
+    }
+
+    /// How all of them are, now or less than a second ago.
+    pub async fn report(&self) -> Arc<[Part]> {
+        let this = self.clone();
+        // A task of its own: whoever asks and goes away again has asked once all the same.
+        let asked = tokio::spawn(async move { this.ask().await });
+        asked.await.unwrap_or_else(|_| {
+            let state = Err("a check ended without an answer".into());
+            Arc::new([Part {
+                name: "health",
+                state,
+            }])
+        })
+    }
+
+    async fn ask(&self) -> Arc<[Part]> {
+        // Whoever comes while they are asked waits for the same answer.
+        let mut last = self.0.last.lock().await;
+        if let Some((when, parts)) = &*last
+            && when.elapsed() < FRESH
+        {
+            return parts.clone();
+        }
+        let asked = self.0.checks.iter().map(|(name, check)| async move {
+            let state = tokio::time::timeout(PATIENCE, check())
+                .await
+                .unwrap_or_else(|_| Err(format!("no answer in {} s", PATIENCE.as_secs())));
+            Part { name, state }
+        });
+        let parts: Arc<[Part]> = join_all(asked).await.into();
+        *last = Some((Instant::now(), parts.clone()));
+        parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FRESH, Health};
+    use futures_util::FutureExt;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[tokio::test(start_paused = true)]
+    async fn parts_are_asked_at_most_once_a_second_and_not_forever() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = asked.clone();
+        let health = Health::new(vec![
+            (
+                "good",
+                Box::new(move || {
+                    let number = counter.fetch_add(1, Ordering::Relaxed);
+                    std::future::ready(Ok(format!("asked {number}"))).boxed()
+                }),
+            ),
+            ("silent", Box::new(|| std::future::pending().boxed())),
+        ]);
+        let first = health.report().await;
+        assert_eq!(first[0].state, Ok("asked 0".into()));
+        assert_eq!(first[1].state, Err("no answer in 2 s".into()));
+        health.report().await;
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        tokio::time::advance(FRESH).await;
+        health.report().await;
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+    }
+}

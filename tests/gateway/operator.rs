@@ -1,0 +1,254 @@
+//! The operator's listener, and what the public one does not say.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::eventually;
+use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::http::Client;
+
+fn operator(gateway: &Gateway) -> Client {
+    Client::open(&gateway.admin).unwrap()
+}
+
+fn metrics(gateway: &Gateway) -> String {
+    let answer = operator(gateway).get("/metrics").unwrap();
+    assert_eq!(answer.status, 200);
+    assert_eq!(
+        answer.header("content-type"),
+        Some("text/plain; version=0.0.4; charset=utf-8")
+    );
+    answer.text()
+}
+
+fn value(page: &str, series: &str) -> f64 {
+    let line = page.lines().find_map(|line| line.strip_prefix(series));
+    let line = line.unwrap_or_else(|| panic!("no {series} in\n{page}"));
+    line.trim().parse().unwrap()
+}
+
+#[test]
+fn health_part_by_part() {
+    let house = House::new(Settings::default());
+    let mut gateway = house.start();
+    let mut client = operator(&gateway);
+    assert_eq!(client.get("/livez").unwrap().text(), "ok\n");
+    assert_eq!(client.get("/readyz").unwrap().text(), "ready\n");
+    let verbose = client.get("/readyz?verbose").unwrap();
+    println!("{}", verbose.text());
+    assert_eq!(verbose.status, 200);
+    for part in ["draining", "audit", "storage", "shelf", "sandbox"] {
+        let line = format!("[+]{part} ok");
+        assert!(verbose.text().contains(&line), "{part}: {}", verbose.text());
+    }
+    // While a run keeps it from ending, the gateway says that it stops.
+    let mut caller = gateway.client();
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": "run_code", "params": { "language": "python", "code": "import time\ndef main(args):\n    time.sleep(2)\n" } }).to_string();
+    let length = body.len().to_string();
+    let headers = [
+        ("Content-Type", "application/json"),
+        ("Content-Length", length.as_str()),
+    ];
+    caller.head("POST", "/rpc", &headers).unwrap();
+    caller.write(body.as_bytes()).unwrap();
+    eventually("the run is under way", Duration::from_secs(20), || {
+        value(&metrics(&gateway), "skillgate_runs_in_flight ") == 1.0
+    });
+    gateway.signal("TERM");
+    eventually("it says so", Duration::from_secs(2), || {
+        let answer = client.get("/readyz?verbose").unwrap();
+        answer.status == 503
+            && answer
+                .text()
+                .contains("[-]draining failed: the gateway is stopping")
+    });
+    assert_eq!(client.get("/livez").unwrap().status, 200);
+    assert_eq!(caller.answer().unwrap().status, 200);
+    assert!(gateway.end(Duration::from_secs(20)).success());
+}
+
+#[test]
+fn what_happened_is_counted() {
+    let house = House::new(Settings {
+        extra: "[[rate_limit]]\nname = \"guide\"\nkey = [\"method\"]\nmethods = [\"load_skills_protocol_guide\"]\nquota = 1\nper_s = 3600\n",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let mut client = gateway.client();
+    client
+        .run("def main(args):\n    return 1\n", json!({}))
+        .unwrap();
+    let code = "class Mine(Exception):\n    pass\ndef main(args):\n    raise Mine('x')\n";
+    let failing = json!({ "language": "python", "code": code });
+    client.result("run_code", failing).unwrap();
+    let name = json!({ "name": "hello.world", "args": { "name": "you" } });
+    client.result("execute_skill", name).unwrap();
+    client.call("no_such_method_of_mine", json!({})).unwrap();
+    client
+        .call("describe_skill", json!({ "name": "no.such" }))
+        .unwrap();
+    client
+        .result("load_skills_protocol_guide", json!({}))
+        .unwrap();
+    for _ in 0..3 {
+        let refused = client
+            .call("load_skills_protocol_guide", json!({}))
+            .unwrap();
+        assert_eq!(refused["error"]["code"], -32005);
+    }
+    client.post(b"{").unwrap();
+    client.get("/no/such/path/of/mine").unwrap();
+    client.get("/blobs/blob:no-such").unwrap();
+
+    let page = metrics(&gateway);
+    for (series, expected) in [
+        (
+            r#"skillgate_rpc_requests_total{method="run_code",outcome="ok",kind=""} "#,
+            2.0,
+        ),
+        (
+            r#"skillgate_rpc_requests_total{method="other",outcome="error",kind="method_not_found"} "#,
+            1.0,
+        ),
+        (
+            r#"skillgate_rpc_requests_total{method="describe_skill",outcome="error",kind="skill_not_found"} "#,
+            1.0,
+        ),
+        (
+            r#"skillgate_rpc_requests_total{method="load_skills_protocol_guide",outcome="error",kind="rate_limited"} "#,
+            3.0,
+        ),
+        (
+            r#"skillgate_rpc_requests_total{method="",outcome="error",kind="parse_error"} "#,
+            1.0,
+        ),
+        (
+            r#"skillgate_rpc_duration_seconds_count{method="run_code"} "#,
+            2.0,
+        ),
+        (
+            r#"skillgate_runs_total{kind="code",status="completed",error_type=""} "#,
+            1.0,
+        ),
+        (
+            r#"skillgate_runs_total{kind="code",status="failed",error_type="other"} "#,
+            1.0,
+        ),
+        (
+            r#"skillgate_runs_total{kind="skill",status="completed",error_type=""} "#,
+            1.0,
+        ),
+        ("skillgate_run_duration_seconds_count ", 3.0),
+        ("skillgate_run_queue_seconds_count ", 3.0),
+        ("skillgate_runs_in_flight ", 0.0),
+        ("skillgate_run_queue_depth ", 0.0),
+        (r#"skillgate_ratelimit_rejected_total{rule="guide"} "#, 3.0),
+        (r#"skillgate_ratelimit_keys{rule="guide"} "#, 1.0),
+        (
+            r#"skillgate_http_requests_total{route="other",code="404"} "#,
+            1.0,
+        ),
+        (
+            r#"skillgate_http_requests_total{route="/blobs/{id}",code="404"} "#,
+            1.0,
+        ),
+        (
+            r#"skillgate_http_requests_total{route="/rpc",code="200"} "#,
+            10.0,
+        ),
+        ("skillgate_config_last_reload_successful ", 1.0),
+    ] {
+        assert_eq!(value(&page, series), expected, "{series}\n{page}");
+    }
+    for word in ["mine", "Mine", "hello.world", "no.such", "default\""] {
+        assert!(!page.contains(word), "{word} in\n{page}");
+    }
+    assert!(page.contains("skillgate_plugin_info{") && page.contains("skillgate_build_info{"));
+    gateway.stop();
+}
+
+#[test]
+fn nothing_of_it_is_public() {
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let mut client = gateway.client();
+    for path in [
+        "/metrics",
+        "/metrics/",
+        "/admin",
+        "/admin/api/v1/",
+        "/console/",
+        "/debug",
+    ] {
+        assert_eq!(client.get(path).unwrap().status, 404, "{path}");
+    }
+    for path in ["/livez", "/livez?verbose", "/readyz", "/readyz?verbose"] {
+        let answer = client.get(path).unwrap();
+        assert_eq!(
+            (answer.status, answer.text().as_str()),
+            (200, "ok\n"),
+            "{path}"
+        );
+    }
+    // And nothing of the public one is the operator's: a page of another site cannot reach it either.
+    let mut client = operator(&gateway);
+    for (method, path) in [("POST", "/rpc"), ("GET", "/tools"), ("GET", "/")] {
+        let answer = client.request(method, path, &[], b"").unwrap();
+        assert_eq!(answer.status, 404, "{path}");
+    }
+    let foreign = client.request(
+        "GET",
+        "/metrics",
+        &[("Origin", "https://evil.example")],
+        b"",
+    );
+    assert_eq!(foreign.unwrap().status, 403);
+    gateway.stop();
+}
+
+#[test]
+fn a_trace_goes_through() {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let given = format!("00-{TRACE}-00f067aa0ba902b7-01");
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": "run_code", "params": { "language": "python", "code": "def main(args):\n    return 1\n" } });
+    let headers = [
+        ("Content-Type", "application/json"),
+        ("traceparent", given.as_str()),
+    ];
+    let body = body.to_string();
+    let answer = client
+        .request("POST", "/rpc", &headers, body.as_bytes())
+        .unwrap();
+    assert_eq!(answer.status, 200);
+    let ours = answer.header("traceparent").unwrap().to_owned();
+    assert!(
+        ours.starts_with(&format!("00-{TRACE}-")) && ours.ends_with("-01"),
+        "{ours}"
+    );
+    assert_ne!(ours, given, "a span of its own");
+    let log = gateway.log();
+    for event in ["run started", "run ended", "answered"] {
+        let has = |line: &str| line.contains(event) && line.contains(TRACE);
+        assert!(log.lines().any(has), "{event} in\n{log}");
+    }
+    for bad in [
+        "",
+        "00-x",
+        &given.to_uppercase(),
+        "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+    ] {
+        let answer = client
+            .request("GET", "/livez", &[("traceparent", bad)], b"")
+            .unwrap();
+        let ours = answer.header("traceparent").unwrap();
+        assert!(
+            answer.status == 200 && ours.len() == 55 && !ours.contains(TRACE),
+            "{bad}"
+        );
+    }
+    gateway.stop();
+}
