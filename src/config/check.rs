@@ -10,7 +10,8 @@ use super::section::Section;
 use super::{
     Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Flags, Fsync, Issuer, KeySource,
     Log, LogFormat, OnAuditFailure, OnDisconnect, PluginIsolation, PluginRef, PluginSource,
-    Plugins, Policy, PolicyMode, RateKey, RateLimit, Runs, Secrets, Server, Skills, Tls, raw, show,
+    Plugins, Policy, PolicyMode, RateKey, RateLimit, Runs, Secrets, Server, Skills, Tls, gate, raw,
+    show,
 };
 
 const MS_MAX: u64 = 3_600_000;
@@ -81,6 +82,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
                 ],
             ),
         }),
+        gate: root.section("gate", gate::read),
         skills: root.section("skills", |s| Skills {
             paths: s
                 .texts("paths", None)
