@@ -22,6 +22,7 @@ use crate::catalog::{self, Catalog};
 use crate::config::{Config, OnDisconnect};
 use crate::door::DoorLayer;
 use crate::faces::{PATHS, Readiness};
+use crate::gate::{self, Gate, SystemResolver};
 use crate::limit::{Limits, SinceStart};
 use crate::methods::Rooms;
 use crate::policy::Policy;
@@ -183,6 +184,11 @@ impl App {
             catalog.clone(),
             blobs.clone(),
             audit.clone(),
+            Gate::new(
+                gate::Settings::new(&config.gate),
+                Arc::new(SystemResolver::default()),
+                Arc::new(audit.clone()),
+            ),
             run_settings(config),
         );
         let limits = Limits::new(Arc::new(SinceStart::default()));

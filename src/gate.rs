@@ -46,6 +46,7 @@ pub use grant::{BadGrant, Grant, Regrant};
 pub use record::{Ledger, NoLedger, Record, Verdict};
 pub use resolve::{Resolver, SystemResolver};
 
+use crate::config;
 use target::Target;
 
 /// Questions to the resolver that one run has under way: names that nobody answers must not hold up others' names.
@@ -78,6 +79,26 @@ pub struct Settings {
     pub run_upload_bytes_max: u64,
     /// To one run, all connections together.
     pub run_download_bytes_max: u64,
+}
+
+impl Settings {
+    /// As configured.
+    pub fn new(config: &config::Gate) -> Self {
+        let ms = Duration::from_millis;
+        Settings {
+            allow_private: config.allow_private.clone(),
+            tunnels_max: config.max_tunnels,
+            run_connections_max: config.max_run_connections,
+            connect_timeout: ms(config.connect_timeout_ms),
+            idle_timeout: ms(config.idle_timeout_ms),
+            header_timeout: ms(config.header_timeout_ms),
+            header_bytes_max: config.max_header_bytes,
+            hello_timeout: ms(config.hello_timeout_ms),
+            hello_bytes_max: config.max_hello_bytes,
+            run_upload_bytes_max: config.max_run_upload_bytes,
+            run_download_bytes_max: config.max_run_download_bytes,
+        }
+    }
 }
 
 /// Opens gates for runs.

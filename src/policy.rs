@@ -52,6 +52,8 @@ pub struct Permit {
     pub secrets: Vec<String>,
     /// A ceiling for the run's time, where the decision has one.
     pub timeout_ms: Option<u64>,
+    /// Networks that the gate must not connect to, whatever a name resolves to.
+    pub deny_cidrs: Vec<String>,
 }
 
 /// Something that was allowed, with what was granted. Only this module makes one.
@@ -122,6 +124,7 @@ impl Policy {
             network: Vec::new(),
             secrets: Vec::new(),
             timeout_ms: None,
+            deny_cidrs: Vec::new(),
         })
     }
 }

@@ -23,6 +23,7 @@ use crate::audit::{self, Audit};
 use crate::auth::Caller;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
+use crate::gate::{self, Gate, Grant};
 use crate::policy::Permit;
 pub use answer::Answer;
 use answer::{answer, failure};
@@ -63,6 +64,9 @@ pub enum Error {
     /// The run has ended, and its end could not be recorded.
     #[error(transparent)]
     Audit(#[from] audit::Unavailable),
+    /// The permit's network cannot be kept.
+    #[error(transparent)]
+    Grant(#[from] gate::BadGrant),
     /// The sandbox did not take the run.
     #[error("sandbox failed")]
     Sandbox(#[source] model::Error),
@@ -136,6 +140,7 @@ pub struct Runs {
     catalog: Catalog,
     blobs: Blobs,
     audit: Audit,
+    gate: Gate,
     settings: Arc<Settings>,
     queue: Arc<Queue>,
 }
@@ -147,6 +152,7 @@ impl Runs {
         catalog: Catalog,
         blobs: Blobs,
         audit: Audit,
+        gate: Gate,
         settings: Settings,
     ) -> Self {
         let queue = Arc::new(Queue::new(settings.concurrent_max, settings.queued_max));
@@ -155,6 +161,7 @@ impl Runs {
             catalog,
             blobs,
             audit,
+            gate,
             settings: Arc::new(settings),
             queue,
         }
@@ -180,8 +187,15 @@ impl Runs {
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let label = label(&job.program);
         let ending = Ending::new(self.audit.clone(), &job, &run_id);
-        let request = match self.request(&job, &run_id).await {
-            Ok(request) => request,
+        let prepared = match self.open_gate(&job, &run_id) {
+            Ok(gate) => self
+                .request(&job, &run_id)
+                .await
+                .map(|request| (request, gate)),
+            Err(error) => Err(error),
+        };
+        let (request, gate) = match prepared {
+            Ok(prepared) => prepared,
             Err(error) => {
                 ending.not_started().await;
                 return Err(error);
@@ -193,6 +207,7 @@ impl Runs {
             &job,
             &run_id,
             self.settings.output_blobs_max,
+            gate,
         ));
 
         let began = Instant::now();
@@ -237,6 +252,22 @@ impl Runs {
         Ok(answer)
     }
 
+    /// The way out of a run whose permit has one.
+    fn open_gate(&self, job: &Job, run_id: &str) -> Result<Option<gate::Open>, Error> {
+        let permit = &job.permit;
+        if permit.network.is_empty() {
+            return Ok(None);
+        }
+        let grant = Grant::new(
+            run_id,
+            job.caller.tenant(),
+            &permit.decision_id,
+            &permit.network,
+            &permit.deny_cidrs,
+        )?;
+        Ok(Some(self.gate.open(grant)))
+    }
+
     async fn request(&self, job: &Job, run_id: &str) -> Result<RunRequest, Error> {
         let tenant = job.caller.tenant();
         let asked = job.timeout_ms.unwrap_or(self.settings.default_timeout_ms);
@@ -262,7 +293,11 @@ impl Runs {
                 disk_inodes: self.settings.workspace_inodes,
                 output_bytes: OUTPUT_BYTES_MAX as u64,
             },
-            network: abi::NET_NONE,
+            network: if job.permit.network.is_empty() {
+                abi::NET_NONE
+            } else {
+                abi::NET_GATE
+            },
             ..RunRequest::default()
         };
         match &job.program {

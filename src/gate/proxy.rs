@@ -129,7 +129,11 @@ fn decide(run: &Arc<Run>, target: Result<Target, Refusal>) -> Result<(Entry, Tar
         entry.target(&target);
         let grant = run.grant();
         if grant.allows(&target) {
-            Ok(target)
+            if run.gate.ledger.can_keep() {
+                Ok(target)
+            } else {
+                Err(Refusal::NoRecord)
+            }
         } else {
             Err(Refusal::NotGranted {
                 target,
@@ -289,5 +293,6 @@ fn proxy_status(refusal: &Refusal) -> &'static str {
         Refusal::Timeout(_) => "skillgate; error=connection_timeout",
         Refusal::BadAnswer(_) => "skillgate; error=http_protocol_error",
         Refusal::Busy => "skillgate; error=connection_limit_reached",
+        Refusal::NoRecord => "skillgate; error=proxy_internal_error",
     }
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::Run;
 use super::refusal::Refusal;
 use super::target::Target;
+use crate::audit::{self, Audit};
 
 /// What became of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -65,6 +66,21 @@ impl Record {
 pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     /// Keeps one.
     fn keep(&self, record: Record);
+
+    /// Whether it can keep records now. While it cannot, no connection is made.
+    fn can_keep(&self) -> bool {
+        true
+    }
+}
+
+impl Ledger for Audit {
+    fn keep(&self, record: Record) {
+        self.post(audit::Record::new(audit::Kind::Connection, record.body()));
+    }
+
+    fn can_keep(&self) -> bool {
+        !self.health().denies
+    }
 }
 
 /// Keeps nothing beyond the log.

@@ -37,6 +37,8 @@ pub(super) enum Refusal {
     BadAnswer(Target),
     /// The gateway has too many connections.
     Busy,
+    /// Connections cannot be recorded, so none is made.
+    NoRecord,
     /// The run has moved as many bytes as it may.
     BytesSpent,
 }
@@ -49,7 +51,7 @@ impl Refusal {
             Refusal::NotAProxyRequest => 404,
             Refusal::NotGranted { .. } | Refusal::Address(_) | Refusal::BytesSpent => 403,
             Refusal::NoSuchHost(_) | Refusal::Unreachable(_) | Refusal::BadAnswer(_) => 502,
-            Refusal::Busy => 503,
+            Refusal::Busy | Refusal::NoRecord => 503,
             Refusal::Timeout(_) => 504,
         }
     }
@@ -68,6 +70,7 @@ impl Refusal {
             Refusal::Timeout(_) => "timeout",
             Refusal::BadAnswer(_) => "bad_answer",
             Refusal::Busy => "busy",
+            Refusal::NoRecord => "not_recorded",
             Refusal::BytesSpent => "bytes_spent",
         }
     }
@@ -105,6 +108,7 @@ impl Refusal {
             Refusal::Timeout(target) => format!("{target} did not answer in time"),
             Refusal::BadAnswer(target) => format!("{target} gave an answer that is not HTTP"),
             Refusal::Busy => "the gateway has too many connections open; try again in a second".into(),
+            Refusal::NoRecord => "the gateway cannot record connections now, so it makes none; its operator has to mend the audit log".into(),
             Refusal::BytesSpent => "this run has sent or received as many bytes as it may; only the gateway's operator can raise the limit".into(),
         };
         text.chars()

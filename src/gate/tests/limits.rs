@@ -311,3 +311,38 @@ async fn questions_of_one_run() {
     }
     assert_eq!(slow.0.load(Ordering::SeqCst), 2 * RUN_LOOKUPS_MAX);
 }
+
+#[tokio::test]
+async fn no_connection_without_a_record() {
+    /// A log whose disk is full.
+    #[derive(Debug)]
+    struct Full;
+    impl Ledger for Full {
+        fn keep(&self, _record: Record) {}
+        fn can_keep(&self) -> bool {
+            false
+        }
+    }
+    let (host, authority, grant) = host_and_grant(b"").await;
+    let resolver = Arc::new(FakeResolver::default());
+    let gate = Gate::new(settings(), resolver.clone(), Arc::new(Full));
+    let open = gate.open(grant);
+    let (fd, address) = listener();
+    open.serve(fd).unwrap();
+    for request in [
+        format!("CONNECT {authority} HTTP/1.1\r\n\r\n"),
+        format!("GET http://{authority}/ HTTP/1.1\r\n\r\n"),
+    ] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(request.as_bytes()).await.unwrap();
+        let head = head(&mut client).await;
+        assert!(
+            head.starts_with("HTTP/1.1 503 the gateway cannot record"),
+            "{head}"
+        );
+    }
+    assert_eq!(
+        (host.reached(), resolver.asked.load(Ordering::SeqCst)),
+        (0, 0)
+    );
+}
