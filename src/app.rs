@@ -25,6 +25,7 @@ use crate::catalog::{self, Catalog};
 use crate::config::{Config, OnDisconnect, PluginSource};
 use crate::door::DoorLayer;
 use crate::faces::{PATHS, Readiness};
+use crate::gate::{self, Gate, SystemResolver};
 use crate::limit::{Limits, SinceStart};
 use crate::methods::{self, Rooms};
 use crate::policy::{self, Policy};
@@ -197,6 +198,11 @@ impl App {
             catalog.clone(),
             blobs.clone(),
             audit.clone(),
+            Gate::new(
+                gate::Settings::new(&config.gate),
+                Arc::new(SystemResolver::default()),
+                Arc::new(audit.clone()),
+            ),
             run_settings(config),
         )
         .watched_by(metrics.clone());

@@ -5,6 +5,7 @@
 //! reads the tree, key by key, into the types below; what it finds wrong is reported all at once.
 
 mod check;
+mod gate;
 mod problem;
 mod raw;
 mod section;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use check::{check_together, read, unsupported_yet};
+pub use gate::Gate;
 pub use problem::{ConfigErrors, Origin, Problem};
 use raw::{Document, Table};
 use section::{Notes, Section};
@@ -41,6 +43,8 @@ pub struct Config {
     pub policy: Policy,
     /// The limits of runs.
     pub runs: Runs,
+    /// The way out of runs.
+    pub gate: Gate,
     /// Skills beside the writable store.
     pub skills: Skills,
     /// Large data.

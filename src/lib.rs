@@ -16,7 +16,7 @@
 //!   │ methods    (second half) do the one thing            Permitted       → result
 //!   │   ├ catalog   which skills there are
 //!   │   ├ blobs     large data
-//!   │   └ runs      make a sandbox job, read its result
+//!   │   └ runs      make a sandbox job, read its result ── gate: the run's way out, kept to the permit
 //!   │               audit: what was decided and done, chained, before the answer is given
 //!   ▼ plugins/host   the only door to plugins              plain values    → C ABI → plugin
 //! ```
@@ -32,9 +32,9 @@
 //! 2. Unsafe code only in `plugins/{abi,sdk,host}` and in plugins that need the OS; everything here forbids it.
 //! 3. Only `config` reads settings; only `plugins/host` opens libraries; only plugins touch the stores and make
 //!    processes.
-//! 4. `rpc` knows no skills; `methods` knows no HTTP; `catalog`, `blobs`, `runs` know no JSON-RPC error.
+//! 4. `rpc` knows no skills; `methods` knows no HTTP; `catalog`, `blobs`, `runs`, `gate` know no JSON-RPC error.
 //! 5. Only `rescue` decides what a caller is told. A run's failure is never a JSON-RPC error, and the other way round.
-//! 6. Use goes down: main → app → server → stack → {auth, limit, rpc, policy, methods} → {catalog, blobs, runs} →
+//! 6. Use goes down: main → app → server → stack → {auth, limit, rpc, policy, methods} → {catalog, blobs, runs → gate} →
 //!    {audit, host → abi}.
 //! 7. Everything has a limit with its unit in its name; what an operator may change is in `config/default.toml`.
 //! 8. No blocking call on an async thread.
@@ -71,6 +71,8 @@ pub mod methods;
 pub mod catalog;
 
 pub mod blobs;
+
+pub mod gate;
 
 pub mod runs;
 

@@ -352,6 +352,7 @@ impl From<runs::Error> for ErrorObject {
             Error::Blobs(error) => error.into(),
             // The result is withheld: what cannot be recorded is not given away.
             Error::Audit(error) => error.into(),
+            Error::Grant(_) => ours("a run's network cannot be granted", &error),
             Error::Sandbox(error) => plugin("sandbox", &error),
             Error::Lost => ours("a run ended without a result", &error),
         }

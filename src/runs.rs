@@ -25,6 +25,7 @@ use crate::audit::{self, Audit};
 use crate::auth::Caller;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
+use crate::gate::{self, Gate, Grant};
 use crate::policy::Permit;
 use crate::telemetry::metrics::Metrics;
 pub use answer::Answer;
@@ -67,6 +68,9 @@ pub enum Error {
     /// The run has ended, and its end could not be recorded.
     #[error(transparent)]
     Audit(#[from] audit::Unavailable),
+    /// The permit's network cannot be kept.
+    #[error(transparent)]
+    Grant(#[from] gate::BadGrant),
     /// The sandbox did not take the run.
     #[error("sandbox failed")]
     Sandbox(#[source] model::Error),
@@ -142,6 +146,7 @@ pub struct Runs {
     catalog: Catalog,
     blobs: Blobs,
     audit: Audit,
+    gate: Gate,
     settings: Arc<Settings>,
     queue: Arc<Queue>,
     metrics: Metrics,
@@ -165,6 +170,7 @@ impl Runs {
         catalog: Catalog,
         blobs: Blobs,
         audit: Audit,
+        gate: Gate,
         settings: Settings,
     ) -> Self {
         let queue = Queue::new(
@@ -177,6 +183,7 @@ impl Runs {
             catalog,
             blobs,
             audit,
+            gate,
             settings: Arc::new(settings),
             queue,
             metrics: Metrics::default(),
@@ -222,8 +229,15 @@ impl Runs {
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let label = label(&job.program);
         let ending = Ending::new(self.audit.clone(), &job, &run_id);
-        let request = match self.request(&job, &run_id).await {
-            Ok(request) => request,
+        let prepared = match self.open_gate(&job, &run_id) {
+            Ok(gate) => self
+                .request(&job, &run_id)
+                .await
+                .map(|request| (request, gate)),
+            Err(error) => Err(error),
+        };
+        let (request, gate) = match prepared {
+            Ok(prepared) => prepared,
             Err(error) => {
                 watch.not_started();
                 ending.not_started().await;
@@ -236,6 +250,7 @@ impl Runs {
             &job,
             &run_id,
             self.settings.output_blobs_max,
+            gate,
         ));
 
         let began = Instant::now();
@@ -282,6 +297,22 @@ impl Runs {
         Ok(answer)
     }
 
+    /// The way out of a run whose permit has one.
+    fn open_gate(&self, job: &Job, run_id: &str) -> Result<Option<gate::Open>, Error> {
+        let permit = &job.permit;
+        if permit.network.is_empty() {
+            return Ok(None);
+        }
+        let grant = Grant::new(
+            run_id,
+            job.caller.tenant(),
+            &permit.decision_id,
+            &permit.network,
+            &permit.deny_cidrs,
+        )?;
+        Ok(Some(self.gate.open(grant)))
+    }
+
     async fn request(&self, job: &Job, run_id: &str) -> Result<RunRequest, Error> {
         let tenant = job.caller.tenant();
         let asked = job.timeout_ms.unwrap_or(self.settings.default_timeout_ms);
@@ -310,7 +341,11 @@ impl Runs {
                 disk_inodes: self.settings.workspace_inodes,
                 output_bytes: OUTPUT_BYTES_MAX as u64,
             },
-            network: abi::NET_NONE,
+            network: if job.permit.network.is_empty() {
+                abi::NET_NONE
+            } else {
+                abi::NET_GATE
+            },
             ..RunRequest::default()
         };
         match &job.program {

@@ -11,7 +11,7 @@ use super::{
     Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Exposure, Flags, Fsync, Issuer,
     KeySource, Log, LogFormat, OnAuditFailure, OnDisconnect, PluginIsolation, PluginRef,
     PluginSource, Plugins, Policy, PolicyMode, RateKey, RateLimit, Runs, Secrets, Server, Skills,
-    Tls, raw, show,
+    Tls, gate, raw, show,
 };
 
 const MS_MAX: u64 = 3_600_000;
@@ -93,6 +93,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
                 ],
             ),
         }),
+        gate: root.section("gate", gate::read),
         skills: root.section("skills", |s| Skills {
             paths: s
                 .texts("paths", None)

@@ -16,6 +16,7 @@ use super::Job;
 use super::logs::Logs;
 use crate::auth::Caller;
 use crate::blobs::{self, Blobs, Kind};
+use crate::gate;
 
 /// Blobs that a run may be writing at once.
 const WRITERS_MAX: usize = 8;
@@ -30,6 +31,8 @@ pub(super) struct Services {
     run_id: String,
     inputs: Vec<String>,
     created_max: usize,
+    /// `None`: no network was granted. Ends with this.
+    gate: Option<gate::Open>,
     state: Mutex<State>,
 }
 
@@ -42,7 +45,13 @@ struct State {
 }
 
 impl Services {
-    pub(super) fn new(blobs: Blobs, job: &Job, run_id: &str, created_max: usize) -> Self {
+    pub(super) fn new(
+        blobs: Blobs,
+        job: &Job,
+        run_id: &str,
+        created_max: usize,
+        gate: Option<gate::Open>,
+    ) -> Self {
         Services {
             store: blobs.blocking(),
             blobs,
@@ -50,6 +59,7 @@ impl Services {
             run_id: run_id.to_owned(),
             inputs: job.input_blobs.iter().map(|blob| blob.id.clone()).collect(),
             created_max,
+            gate,
             state: Mutex::default(),
         }
     }
@@ -177,11 +187,19 @@ impl RunHost for Services {
         Ok(Some(stat.id))
     }
 
-    fn gate_serve(&self, _listener: OwnedFd) -> Result<()> {
-        Err(Error::new(
-            abi::E_PERMISSION,
-            "no network is granted to this run",
-        ))
+    fn gate_serve(&self, listener: OwnedFd) -> Result<()> {
+        let Some(gate) = &self.gate else {
+            return Err(Error::new(
+                abi::E_PERMISSION,
+                "no network is granted to this run",
+            ));
+        };
+        gate.serve(listener).map_err(|error| {
+            Error::new(
+                abi::E_INVALID_ARGUMENT,
+                format!("the run's listener cannot be served: {error}"),
+            )
+        })
     }
 }
 

@@ -1,0 +1,300 @@
+//! The egress gate: the only way out of a run, kept to its permit.
+//!
+//! ```text
+//! run ── 127.0.0.1:3128 in its own network namespace ── proxy ── grant ── dial ──────── tunnel ── host
+//!                                                        │        │        │  resolve     │
+//!                                                        │        │        │  address     └ hello: the name in TLS
+//!                                                        │        │        └ the vetted address, never the name
+//!                                                        │        └ patterns of the permit
+//!                                                        └ target: one form of a host
+//! ```
+//!
+//! A sandbox gives the listener that only its run can reach; accepting on it is serving that run. The gate does not
+//! rely on the run's good will: without it there is no way out, so a program that ignores the proxy variables reaches
+//! nothing. What it promises: a connection goes to a granted scheme, host and port, at an address that is public or that
+//! the operator has named, and over TLS to a server that is asked for by that name. What it does not: it does not read
+//! what goes through TLS (see `tunnel`), and what a granted host does with data is not its to know.
+
+mod address;
+mod dial;
+mod forward;
+mod grant;
+mod hello;
+mod meter;
+mod proxy;
+mod record;
+mod refusal;
+mod resolve;
+mod target;
+mod tunnel;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net as unix;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{AbortHandle, JoinSet};
+
+pub use grant::{BadGrant, Grant, Regrant};
+pub use record::{Ledger, NoLedger, Record, Verdict};
+pub use resolve::{Resolver, SystemResolver};
+
+use crate::config;
+use target::Target;
+
+/// Questions to the resolver that one run has under way: names that nobody answers must not hold up others' names.
+const RUN_LOOKUPS_MAX: usize = 4;
+/// Wait before accepting again when there are no descriptors left.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
+
+/// What the configuration's `[gate]` says.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Addresses that are not public and may be dialled all the same.
+    pub allow_private: Vec<IpNet>,
+    /// Of all runs at once.
+    pub tunnels_max: usize,
+    /// Of one run at once; more wait to be accepted.
+    pub run_connections_max: usize,
+    /// For the name and the connection together.
+    pub connect_timeout: Duration,
+    /// Without a byte in either direction.
+    pub idle_timeout: Duration,
+    /// For a request's head.
+    pub header_timeout: Duration,
+    /// Of a request's head.
+    pub header_bytes_max: usize,
+    /// For the ClientHello.
+    pub hello_timeout: Duration,
+    /// Of the ClientHello.
+    pub hello_bytes_max: usize,
+    /// From one run, all connections together.
+    pub run_upload_bytes_max: u64,
+    /// To one run, all connections together.
+    pub run_download_bytes_max: u64,
+}
+
+impl Settings {
+    /// As configured.
+    pub fn new(config: &config::Gate) -> Self {
+        let ms = Duration::from_millis;
+        Settings {
+            allow_private: config.allow_private.clone(),
+            tunnels_max: config.max_tunnels,
+            run_connections_max: config.max_run_connections,
+            connect_timeout: ms(config.connect_timeout_ms),
+            idle_timeout: ms(config.idle_timeout_ms),
+            header_timeout: ms(config.header_timeout_ms),
+            header_bytes_max: config.max_header_bytes,
+            hello_timeout: ms(config.hello_timeout_ms),
+            hello_bytes_max: config.max_hello_bytes,
+            run_upload_bytes_max: config.max_run_upload_bytes,
+            run_download_bytes_max: config.max_run_download_bytes,
+        }
+    }
+}
+
+/// Opens gates for runs.
+#[derive(Debug, Clone)]
+pub struct Gate(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    settings: Settings,
+    resolver: Arc<dyn Resolver>,
+    ledger: Arc<dyn Ledger>,
+    slots: Arc<Semaphore>,
+    runs: Mutex<Vec<Weak<Run>>>,
+    runtime: Handle,
+}
+
+impl Inner {
+    fn runs(&self) -> MutexGuard<'_, Vec<Weak<Run>>> {
+        // The list is whole between any two lines that change it.
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A run, as its connections see it.
+#[derive(Debug)]
+struct Run {
+    gate: Arc<Inner>,
+    grant: watch::Sender<Arc<Grant>>,
+    connections: Arc<Semaphore>,
+    lookups: Semaphore,
+    up: AtomicU64,
+    down: AtomicU64,
+    ended: AtomicBool,
+}
+
+impl Run {
+    /// As it is now.
+    fn grant(&self) -> Arc<Grant> {
+        self.grant.borrow().clone()
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+}
+
+impl Gate {
+    /// A gate whose connections are served by the runtime that this is called in.
+    pub fn new(settings: Settings, resolver: Arc<dyn Resolver>, ledger: Arc<dyn Ledger>) -> Self {
+        Gate(Arc::new(Inner {
+            slots: Arc::new(Semaphore::new(settings.tunnels_max)),
+            settings,
+            resolver,
+            ledger,
+            runs: Mutex::default(),
+            runtime: Handle::current(),
+        }))
+    }
+
+    /// The gate of one run, until it is dropped.
+    pub fn open(&self, grant: Grant) -> Open {
+        let run = Arc::new(Run {
+            gate: self.0.clone(),
+            grant: watch::Sender::new(Arc::new(grant)),
+            connections: Arc::new(Semaphore::new(self.0.settings.run_connections_max)),
+            lookups: Semaphore::new(RUN_LOOKUPS_MAX),
+            up: AtomicU64::new(0),
+            down: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+        });
+        let mut runs = self.0.runs();
+        runs.retain(|run| run.strong_count() > 0);
+        runs.push(Arc::downgrade(&run));
+        Open {
+            run,
+            tasks: Mutex::default(),
+        }
+    }
+
+    /// After the rules have changed: asks for every run what it would be granted now, takes away what is no longer
+    /// granted, and ends the connections that stood on it. Nothing is ever added: a run keeps to the decision that
+    /// started it. `None` takes everything away.
+    pub fn recheck(&self, now: impl Fn(&Grant) -> Option<Regrant>) {
+        let runs: Vec<Arc<Run>> = self.0.runs().iter().filter_map(Weak::upgrade).collect();
+        for run in runs {
+            let old = run.grant();
+            let left = match old.narrowed(&now(&old).unwrap_or_default()) {
+                Ok(left) => left,
+                Err(error) => {
+                    tracing::error!(run_id = old.run_id, %error, "a run loses its network");
+                    match old.narrowed(&Regrant::default()) {
+                        Ok(nothing) => nothing,
+                        // An empty list of patterns always makes a grant.
+                        Err(_) => continue,
+                    }
+                }
+            };
+            run.grant.send_replace(Arc::new(left));
+        }
+    }
+}
+
+/// The open gate of one run. When it is dropped, everything that went through it ends.
+#[derive(Debug)]
+pub struct Open {
+    run: Arc<Run>,
+    tasks: Mutex<Vec<AbortHandle>>,
+}
+
+impl Open {
+    /// Serves the run on a listening socket, TCP or unix, that nobody else can reach. May be called more than once, from
+    /// any thread.
+    ///
+    /// # Errors
+    /// When it is no such socket.
+    pub fn serve(&self, listener: OwnedFd) -> io::Result<()> {
+        let run = self.run.clone();
+        let _runtime = self.run.gate.runtime.enter();
+        let tcp = std::net::TcpListener::from(listener);
+        let task = if tcp.local_addr().is_ok() {
+            tcp.set_nonblocking(true)?;
+            let listener = tokio::net::TcpListener::from_std(tcp)?;
+            tokio::spawn(accept(run, move |cx: &mut Context<'_>| {
+                listener.poll_accept(cx).map_ok(|(stream, _)| stream)
+            }))
+        } else {
+            let unix = unix::UnixListener::from(OwnedFd::from(tcp));
+            unix.local_addr()?;
+            unix.set_nonblocking(true)?;
+            let listener = tokio::net::UnixListener::from_std(unix)?;
+            tokio::spawn(accept(run, move |cx: &mut Context<'_>| {
+                listener.poll_accept(cx).map_ok(|(stream, _)| stream)
+            }))
+        };
+        // A panic while it was held leaves a list.
+        self.tasks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(task.abort_handle());
+        Ok(())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.run.ended.store(true, Ordering::Release);
+        for task in self
+            .tasks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+        {
+            task.abort();
+        }
+    }
+}
+
+/// Accepts and serves; what it has begun ends with it.
+async fn accept<S>(run: Arc<Run>, next: impl Fn(&mut Context<'_>) -> Poll<io::Result<S>>)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let mut connections = JoinSet::new();
+    loop {
+        // Before accepting: who comes too often waits in the listener's queue, on the run's account.
+        let Ok(place) = run.connections.clone().acquire_owned().await else {
+            return;
+        };
+        match std::future::poll_fn(&next).await {
+            Ok(stream) => {
+                let run = run.clone();
+                connections.spawn(async move {
+                    let _place = place;
+                    proxy::serve(stream, run).await;
+                });
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a run's gate cannot accept now");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+            }
+        }
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+/// Ends when the rules no longer allow a connection.
+async fn revoked(run: &Run, target: &Target, address: SocketAddr) {
+    let mut grant = run.grant.subscribe();
+    let nobody_can_change_it = grant
+        .wait_for(|grant| !grant.allows(target) || address::is_denied(address.ip(), grant.deny()))
+        .await
+        .is_err();
+    if nobody_can_change_it {
+        std::future::pending::<()>().await;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,114 @@
+//! Names to addresses. The gate asks once per connection and dials what it was told, so that an answer that changes
+//! (DNS rebinding) has nothing to change.
+//!
+//! The system's resolver is asked: it is the one that the operator has set up (name servers, DNS over TLS, split
+//! horizons), and it needs no further code in the program. What it does beyond DNS is kept away: the name is asked for
+//! as an absolute one, so that no search domain is tried, and /etc/hosts is read here, since the resolver finds no
+//! absolute name in it.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, ToSocketAddrs as _};
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::Semaphore;
+
+/// Questions under way at the same time: each takes a thread.
+const LOOKUPS_MAX: usize = 32;
+/// Longest /etc/hosts that is read, in bytes.
+const HOSTS_BYTES_MAX: u64 = 4 << 20;
+const HOSTS: &str = "/etc/hosts";
+
+/// Finds the addresses of a host. Tests put their own in its place.
+pub trait Resolver: fmt::Debug + Send + Sync + 'static {
+    /// All addresses of `host`, which is in canonical form.
+    fn resolve(&self, host: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>>;
+}
+
+/// The system's resolver.
+#[derive(Debug)]
+pub struct SystemResolver {
+    lookups: Arc<Semaphore>,
+}
+
+impl Default for SystemResolver {
+    fn default() -> Self {
+        SystemResolver {
+            lookups: Arc::new(Semaphore::new(LOOKUPS_MAX)),
+        }
+    }
+}
+
+impl Resolver for SystemResolver {
+    fn resolve(&self, host: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
+        let lookups = self.lookups.clone();
+        let host = host.to_owned();
+        Box::pin(async move {
+            let permit = lookups.acquire_owned().await.map_err(io::Error::other)?;
+            tokio::task::spawn_blocking(move || {
+                // Held by the thread, not by who waits for it: a question that nobody waits for any more still runs.
+                let _permit = permit;
+                let listed = in_hosts(&read_hosts(), &host);
+                if !listed.is_empty() {
+                    return Ok(listed);
+                }
+                let found = (format!("{host}.").as_str(), 0).to_socket_addrs()?;
+                Ok(found.map(|address| address.ip()).collect())
+            })
+            .await
+            .map_err(io::Error::other)?
+        })
+    }
+}
+
+fn read_hosts() -> String {
+    let fits = std::fs::metadata(HOSTS).is_ok_and(|m| m.is_file() && m.len() <= HOSTS_BYTES_MAX);
+    // Without the file there is DNS.
+    if fits {
+        std::fs::read_to_string(HOSTS).unwrap_or_default()
+    } else {
+        String::new()
+    }
+}
+
+/// The addresses that hosts(5) gives to a name.
+fn in_hosts(text: &str, host: &str) -> Vec<IpAddr> {
+    text.lines()
+        .filter_map(|line| {
+            let mut words = line.split('#').next()?.split_whitespace();
+            let address = words.next()?.parse().ok()?;
+            words
+                .any(|name| name.eq_ignore_ascii_case(host))
+                .then_some(address)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_file() {
+        let text = "127.0.0.1 localhost # x.test\n\n# 9.9.9.9 x.test\n10.0.0.1\tX.test  y.test\n::1 localhost x.test\nfe80::1%lo z.test\n10.0.0.2 x.test.evil\nx.test 1.1.1.1\n";
+        let of = |host| {
+            in_hosts(text, host)
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(of("x.test"), ["10.0.0.1", "::1"]);
+        assert_eq!(of("y.test"), ["10.0.0.1"]);
+        assert!(of("z.test").is_empty() && of("test").is_empty() && of("").is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_system_knows_localhost() {
+        let found = SystemResolver::default()
+            .resolve("localhost")
+            .await
+            .unwrap();
+        assert!(found.iter().all(IpAddr::is_loopback) && !found.is_empty());
+    }
+}

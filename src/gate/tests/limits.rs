@@ -1,0 +1,348 @@
+//! Every limit of `[gate]`, reached.
+
+use super::super::hello::tests::hello;
+use super::*;
+
+async fn host_and_grant(reply: &'static [u8]) -> (Host, String, Grant) {
+    let host = Host::new("127.0.0.2", reply).await;
+    let authority = format!("api.example.com:{}", host.address.port());
+    let grant = grant(
+        &[
+            format!("https://{authority}"),
+            format!("http://{authority}"),
+        ],
+        &[],
+    );
+    (host, authority, grant)
+}
+
+fn world(settings: Settings, grant: Grant) -> World {
+    let world = World::new(settings, grant);
+    world.resolver.say("api.example.com", &[&["127.0.0.2"]]);
+    world
+}
+
+#[tokio::test]
+async fn tunnels_of_all_runs() {
+    let (_host, authority, grant) = host_and_grant(b"SERVER").await;
+    let mut world = world(
+        Settings {
+            tunnels_max: 1,
+            ..settings()
+        },
+        grant,
+    );
+    let (first, head) = world.connect(&authority).await;
+    assert!(head.starts_with("HTTP/1.1 200"));
+    let (_second, head) = world.connect(&authority).await;
+    assert!(
+        head.starts_with("HTTP/1.1 503") && head.contains("retry-after: 1"),
+        "{head}"
+    );
+    assert_eq!(world.record().await.reason, "busy");
+    let answer = world
+        .exchange(format!("GET http://{authority}/ HTTP/1.1\r\n\r\n").as_bytes())
+        .await;
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert_eq!(world.record().await.reason, "busy");
+    drop(first);
+    assert_eq!(
+        world.record().await.reason,
+        "broken",
+        "it ended without a ClientHello"
+    );
+    assert!(
+        world
+            .connect(&authority)
+            .await
+            .1
+            .starts_with("HTTP/1.1 200")
+    );
+}
+
+#[tokio::test]
+async fn connections_of_one_run() {
+    let (_host, authority, grant) = host_and_grant(b"SERVER").await;
+    let world = world(
+        Settings {
+            run_connections_max: 1,
+            ..settings()
+        },
+        grant,
+    );
+    let (first, _) = world.connect(&authority).await;
+    let mut second = world.client().await;
+    second
+        .write_all(format!("CONNECT {authority} HTTP/1.1\r\n\r\n").as_bytes())
+        .await
+        .unwrap();
+    let waiting = tokio::time::timeout(Duration::from_millis(200), head(&mut second)).await;
+    assert!(waiting.is_err(), "it waits");
+    drop(first);
+    assert!(head(&mut second).await.starts_with("HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn time_for_a_head() {
+    let (_host, _authority, grant) = host_and_grant(b"").await;
+    let world = world(
+        Settings {
+            header_timeout: Duration::from_millis(100),
+            ..settings()
+        },
+        grant,
+    );
+    let mut client = world.client().await;
+    client.write_all(b"CONNECT api").await.unwrap();
+    let said = rest(&mut client).await;
+    assert!(
+        said.is_empty() || said.starts_with("HTTP/1.1 408"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn bytes_of_a_head() {
+    let (host, authority, grant) = host_and_grant(b"").await;
+    let world = world(
+        Settings {
+            header_bytes_max: 8192,
+            ..settings()
+        },
+        grant,
+    );
+    let long = "x".repeat(9000);
+    let answer = world
+        .exchange(format!("CONNECT {authority} HTTP/1.1\r\nX: {long}\r\n\r\n").as_bytes())
+        .await;
+    assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+    let many = "X: y\r\n".repeat(101);
+    let answer = world
+        .exchange(format!("CONNECT {authority} HTTP/1.1\r\n{many}\r\n").as_bytes())
+        .await;
+    assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+    assert_eq!(host.reached(), 0);
+}
+
+#[tokio::test]
+async fn time_and_bytes_of_a_hello() {
+    let (host, authority, grant) = host_and_grant(b"").await;
+    let short = Settings {
+        hello_timeout: Duration::from_millis(100),
+        hello_bytes_max: 1024,
+        ..settings()
+    };
+    let mut world = world(short, grant);
+    let (mut client, _) = world.connect(&authority).await;
+    client
+        .write_all(&hello("api.example.com")[..20])
+        .await
+        .unwrap();
+    let _ = rest(&mut client).await;
+    assert_eq!(world.record().await.reason, "tls.hello_timeout");
+    let (mut client, _) = world.connect(&authority).await;
+    client
+        .write_all(&[22, 3, 1, 8, 0, 1, 0, 7, 0xfc])
+        .await
+        .unwrap();
+    client.write_all(&[0; 1100]).await.unwrap();
+    let _ = rest(&mut client).await;
+    assert_eq!(world.record().await.reason, "tls.hello_too_long");
+    assert_eq!(host.text(), "");
+}
+
+#[tokio::test]
+async fn silence() {
+    let (_host, authority, grant) = host_and_grant(b"").await;
+    let mut world = world(
+        Settings {
+            idle_timeout: Duration::from_millis(100),
+            ..settings()
+        },
+        grant,
+    );
+    let (mut client, _) = world.connect(&authority).await;
+    client.write_all(&hello("api.example.com")).await.unwrap();
+    assert_eq!(rest(&mut client).await, "");
+    assert_eq!(world.record().await.reason, "idle");
+    let answer = world
+        .exchange(format!("GET http://{authority}/ HTTP/1.1\r\n\r\n").as_bytes())
+        .await;
+    assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
+    assert_eq!(world.record().await.reason, "idle");
+}
+
+#[tokio::test]
+async fn bytes_up() {
+    let (host, authority, grant) = host_and_grant(b"SERVER").await;
+    let hello = hello("api.example.com");
+    let max = hello.len() as u64 + 10;
+    let mut world = world(
+        Settings {
+            run_upload_bytes_max: max,
+            ..settings()
+        },
+        grant,
+    );
+    let (mut client, _) = world.connect(&authority).await;
+    client.write_all(&hello).await.unwrap();
+    let mut got = [0; 6];
+    client.read_exact(&mut got).await.unwrap();
+    client.write_all(b"\x17\x03\x03\x00\x20").await.unwrap();
+    client.write_all(&[7; 32]).await.unwrap();
+    let _ = rest(&mut client).await;
+    let record = world.record().await;
+    assert_eq!((record.reason, record.bytes_up), ("bytes_spent", max));
+    host.has(max as usize).await;
+    // The run's, not the connection's.
+    let (mut client, _) = world.connect(&authority).await;
+    client.write_all(&hello).await.unwrap();
+    let _ = rest(&mut client).await;
+    assert_eq!(world.record().await.reason, "bytes_spent");
+    let answer = world
+        .exchange(format!("GET http://{authority}/ HTTP/1.1\r\n\r\n").as_bytes())
+        .await;
+    assert!(
+        answer.starts_with("HTTP/1.1 403") && answer.contains("as many bytes as it may"),
+        "{answer}"
+    );
+    assert_eq!(host.got.lock().unwrap().len() as u64, max);
+}
+
+#[tokio::test]
+async fn bytes_down() {
+    let (_host, authority, grant) =
+        host_and_grant(b"HTTP/1.1 200 OK\r\nContent-Length: 4096\r\n\r\n").await;
+    let mut world = world(
+        Settings {
+            run_download_bytes_max: 16,
+            ..settings()
+        },
+        grant,
+    );
+    let (mut client, _) = world.connect(&authority).await;
+    client.write_all(&hello("api.example.com")).await.unwrap();
+    assert!(rest(&mut client).await.len() <= 16);
+    let record = world.record().await;
+    assert_eq!((record.reason, record.bytes_down), ("bytes_spent", 16));
+    let answer = world
+        .exchange(format!("GET http://{authority}/ HTTP/1.1\r\n\r\n").as_bytes())
+        .await;
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+    assert_eq!(world.record().await.reason, "bytes_spent");
+}
+
+#[tokio::test]
+async fn time_to_connect() {
+    /// Never answers.
+    #[derive(Debug)]
+    struct Silent;
+    impl Resolver for Silent {
+        fn resolve(&self, _host: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
+            Box::pin(std::future::pending())
+        }
+    }
+    let settings = Settings {
+        connect_timeout: Duration::from_millis(100),
+        ..settings()
+    };
+    let gate = Gate::new(settings, Arc::new(Silent), Arc::new(NoLedger));
+    let open = gate.open(grant(&["https://api.example.com".into()], &[]));
+    let (fd, address) = listener();
+    open.serve(fd).unwrap();
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client
+        .write_all(b"CONNECT api.example.com:443 HTTP/1.1\r\n\r\n")
+        .await
+        .unwrap();
+    let head = head(&mut client).await;
+    assert!(
+        head.starts_with("HTTP/1.1 504 https://api.example.com did not answer in time"),
+        "{head}"
+    );
+    assert!(
+        head.contains("proxy-status: skillgate; error=connection_timeout"),
+        "{head}"
+    );
+}
+
+/// A run whose names nobody answers does not hold up more than its share of questions, nor another run.
+#[tokio::test]
+async fn questions_of_one_run() {
+    /// Counts questions that are open.
+    #[derive(Debug, Default)]
+    struct Slow(Arc<AtomicUsize>);
+    impl Resolver for Slow {
+        fn resolve(&self, _host: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            Box::pin(std::future::pending())
+        }
+    }
+    let slow = Arc::new(Slow::default());
+    let gate = Gate::new(settings(), slow.clone(), Arc::new(NoLedger));
+    let ask = async |open: &Open| {
+        let (fd, address) = listener();
+        open.serve(fd).unwrap();
+        let mut clients = Vec::new();
+        for n in 0..8 {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client
+                .write_all(format!("CONNECT h{n}.example.com:443 HTTP/1.1\r\n\r\n").as_bytes())
+                .await
+                .unwrap();
+            clients.push(client);
+        }
+        clients
+    };
+    let (a, b) = (
+        gate.open(grant(&["https://*.example.com".into()], &[])),
+        gate.open(grant(&["https://*.example.com".into()], &[])),
+    );
+    let _a = ask(&a).await;
+    while slow.0.load(Ordering::SeqCst) < RUN_LOOKUPS_MAX {
+        tokio::task::yield_now().await;
+    }
+    let _b = ask(&b).await;
+    while slow.0.load(Ordering::SeqCst) < 2 * RUN_LOOKUPS_MAX {
+        tokio::task::yield_now().await;
+    }
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(slow.0.load(Ordering::SeqCst), 2 * RUN_LOOKUPS_MAX);
+}
+
+#[tokio::test]
+async fn no_connection_without_a_record() {
+    /// A log whose disk is full.
+    #[derive(Debug)]
+    struct Full;
+    impl Ledger for Full {
+        fn keep(&self, _record: Record) {}
+        fn can_keep(&self) -> bool {
+            false
+        }
+    }
+    let (host, authority, grant) = host_and_grant(b"").await;
+    let resolver = Arc::new(FakeResolver::default());
+    let gate = Gate::new(settings(), resolver.clone(), Arc::new(Full));
+    let open = gate.open(grant);
+    let (fd, address) = listener();
+    open.serve(fd).unwrap();
+    for request in [
+        format!("CONNECT {authority} HTTP/1.1\r\n\r\n"),
+        format!("GET http://{authority}/ HTTP/1.1\r\n\r\n"),
+    ] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(request.as_bytes()).await.unwrap();
+        let head = head(&mut client).await;
+        assert!(
+            head.starts_with("HTTP/1.1 503 the gateway cannot record"),
+            "{head}"
+        );
+    }
+    assert_eq!(
+        (host.reached(), resolver.asked.load(Ordering::SeqCst)),
+        (0, 0)
+    );
+}

@@ -1,0 +1,327 @@
+//! CONNECT: what is passed, what is held back, and how it ends.
+
+use super::super::hello::tests::{hello, hello_with, message, record, sni};
+use super::*;
+
+async fn world() -> (World, Host, String) {
+    let host = Host::new("127.0.0.2", b"SERVER").await;
+    let authority = format!("api.example.com:{}", host.address.port());
+    let world = World::new(settings(), grant(&[format!("https://{authority}")], &[]));
+    world.resolver.say("api.example.com", &[&["127.0.0.2"]]);
+    (world, host, authority)
+}
+
+#[tokio::test]
+async fn a_tunnel_carries_both_ways() {
+    let (mut world, host, authority) = world().await;
+    let (mut client, head) = world.connect(&authority).await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    let hello = hello("api.example.com");
+    client.write_all(&hello).await.unwrap();
+    let mut got = [0; 6];
+    client.read_exact(&mut got).await.unwrap();
+    assert_eq!(&got, b"SERVER");
+    client.write_all(b"\x17\x03\x03\x00\x03abc").await.unwrap();
+    client.shutdown().await.unwrap();
+    assert_eq!(rest(&mut client).await, "");
+    assert_eq!(
+        *host.got.lock().unwrap(),
+        [&hello[..], b"\x17\x03\x03\x00\x03abc"].concat()
+    );
+    let record = world.record().await;
+    assert_eq!(
+        (record.verdict, record.reason),
+        (Verdict::Allowed, "closed")
+    );
+    assert_eq!(
+        (record.bytes_up, record.bytes_down),
+        (hello.len() as u64 + 8, 6)
+    );
+    assert_eq!(
+        (record.host.as_str(), record.port, record.scheme),
+        ("api.example.com", host.address.port(), "https")
+    );
+    assert_eq!(record.address, Some(host.address));
+    assert_eq!(record.body()["run_id"], "run_1");
+}
+
+/// Python's http.client up to 3.11 asks in HTTP/1.0 and without Host; others send the ClientHello with the request.
+#[tokio::test]
+async fn old_and_eager_clients() {
+    let (world, host, authority) = world().await;
+    let hello = hello("api.example.com");
+    let mut client = world.client().await;
+    let request = [
+        format!("CONNECT {authority} HTTP/1.0\r\n\r\n").as_bytes(),
+        &hello,
+    ]
+    .concat();
+    client.write_all(&request).await.unwrap();
+    let head = head(&mut client).await;
+    assert!(
+        head.starts_with("HTTP/1.0 200 ") || head.starts_with("HTTP/1.1 200 "),
+        "{head}"
+    );
+    let mut got = [0; 6];
+    client.read_exact(&mut got).await.unwrap();
+    assert_eq!(*host.got.lock().unwrap(), hello);
+}
+
+/// What each ClientHello that is held back does to the tunnel.
+#[tokio::test]
+async fn a_wrong_hello_goes_nowhere() {
+    let (mut world, host, authority) = world().await;
+    let name = || (0, sni(b"api.example.com"));
+    let cases: Vec<(Vec<u8>, &str)> = vec![
+        (hello("evil.com"), "tls.other_name"),
+        (hello("api.example.com.evil.com"), "tls.other_name"),
+        (hello("api.example.com."), "tls.other_name"),
+        (hello_with(&[]), "tls.no_name"),
+        (
+            hello_with(&[name(), (0xfe0d, vec![0; 60])]),
+            "tls.encrypted_hello",
+        ),
+        (hello_with(&[name(), (42, vec![])]), "tls.early_data"),
+        (hello_with(&[name(), name()]), "tls.malformed"),
+        (
+            b"GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n".to_vec(),
+            "tls.required",
+        ),
+        (b"SSH-2.0-OpenSSH_9\r\n".to_vec(), "tls.required"),
+        (
+            vec![22, 3, 1, 0, 4, 1, 0xff, 0xff, 0xff],
+            "tls.hello_too_long",
+        ),
+    ];
+    for (bytes, reason) in cases {
+        let (mut client, head) = world.connect(&authority).await;
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        client.write_all(&bytes).await.unwrap();
+        let said = rest(&mut client).await;
+        let record = world.record().await;
+        assert_eq!((record.verdict, record.reason), (Verdict::Refused, reason));
+        assert_eq!(record.bytes_up, 0);
+        if reason == "tls.required" {
+            assert!(said.contains("carries TLS and nothing else"), "{said}");
+        } else {
+            assert!(
+                said.starts_with('\u{15}') && said.len() >= 7,
+                "an alert: {said:?}"
+            );
+        }
+    }
+    assert_eq!(host.text(), "", "not a byte got through");
+}
+
+#[tokio::test]
+async fn a_hello_in_pieces() {
+    let (world, host, authority) = world().await;
+    let whole: Vec<u8> = message(&[(0, sni(b"api.example.com"))])
+        .chunks(9)
+        .flat_map(record)
+        .collect();
+    let (mut client, _) = world.connect(&authority).await;
+    client.set_nodelay(true).unwrap();
+    for piece in whole.chunks(4) {
+        client.write_all(piece).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    let mut got = [0; 6];
+    client.read_exact(&mut got).await.unwrap();
+    assert_eq!(*host.got.lock().unwrap(), whole);
+}
+
+/// After a HelloRetryRequest there is a second ClientHello: a name that changes in it does not pass.
+#[tokio::test]
+async fn a_second_hello_is_looked_at_too() {
+    const CCS: &[u8] = &[20, 3, 3, 0, 1, 1];
+    const WARNING: &[u8] = &[21, 3, 3, 0, 2, 1, 90];
+    let first = hello("api.example.com");
+    for between in [
+        &b""[..],
+        CCS,
+        &[CCS, CCS].concat(),
+        WARNING,
+        &[WARNING, CCS].concat(),
+    ] {
+        let (mut world, host, authority) = world().await;
+        let (mut client, _) = world.connect(&authority).await;
+        client.write_all(&first).await.unwrap();
+        let mut got = [0; 6];
+        client.read_exact(&mut got).await.unwrap();
+        client
+            .write_all(&[between, &hello("evil.com")].concat())
+            .await
+            .unwrap();
+        let _ = rest(&mut client).await;
+        assert_eq!(world.record().await.reason, "tls.other_name");
+        assert!(!host.text().contains("evil.com"));
+
+        // The right one does, with what follows.
+        let (mut client, _) = world.connect(&authority).await;
+        client.write_all(&first).await.unwrap();
+        client.read_exact(&mut got).await.unwrap();
+        client
+            .write_all(&[between, &hello("api.example.com"), b"\x17\x03\x03\x00\x01x"].concat())
+            .await
+            .unwrap();
+        client.shutdown().await.unwrap();
+        let _ = rest(&mut client).await;
+        let record = world.record().await;
+        assert_eq!(
+            (record.reason, record.bytes_up),
+            ("closed", (2 * first.len() + between.len() + 6) as u64)
+        );
+    }
+}
+
+/// TLS 1.2 goes on with other handshake messages.
+#[tokio::test]
+async fn other_handshake_messages_pass() {
+    let (mut world, host, authority) = world().await;
+    let (mut client, _) = world.connect(&authority).await;
+    client.write_all(&hello("api.example.com")).await.unwrap();
+    let mut got = [0; 6];
+    client.read_exact(&mut got).await.unwrap();
+    let key_exchange = record(&[16, 0, 0, 2, 9, 9]);
+    client.write_all(&key_exchange).await.unwrap();
+    client.shutdown().await.unwrap();
+    let _ = rest(&mut client).await;
+    assert_eq!(world.record().await.reason, "closed");
+    assert!(host.got.lock().unwrap().ends_with(&key_exchange));
+}
+
+#[tokio::test]
+async fn what_is_not_granted_says_who_can_grant_it() {
+    let (mut world, host, authority) = world().await;
+    let (mut client, head) = world.connect("evil.com:443").await;
+    assert!(
+        head.starts_with(
+            "HTTP/1.1 403 https://evil.com is not granted to this run: permissions.network"
+        ),
+        "{head}"
+    );
+    client.shutdown().await.unwrap();
+    let body: serde_json::Value = serde_json::from_str(&rest(&mut client).await).unwrap();
+    assert_eq!(body["error"], "network.not_granted");
+    assert_eq!(body["target"], "https://evil.com");
+    let message = body["message"].as_str().unwrap();
+    assert!(
+        message.contains("skill.toml")
+            && message.contains("administers")
+            && message.contains(&authority),
+        "{message}"
+    );
+    let record = world.record().await;
+    assert_eq!(
+        (record.verdict, record.reason, record.host.as_str()),
+        (Verdict::Refused, "network.not_granted", "evil.com")
+    );
+    assert_eq!(
+        world.resolver.asked.load(Ordering::SeqCst),
+        0,
+        "no name leaves before it is granted"
+    );
+    assert_eq!(host.reached(), 0);
+}
+
+#[tokio::test]
+async fn a_unix_listener_serves_too() {
+    let (world, host, authority) = world().await;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("gate");
+    let listener = unix::UnixListener::bind(&path).unwrap();
+    world.open.as_ref().unwrap().serve(listener.into()).unwrap();
+    let mut client = tokio::net::UnixStream::connect(&path).await.unwrap();
+    client
+        .write_all(format!("CONNECT {authority} HTTP/1.1\r\n\r\n").as_bytes())
+        .await
+        .unwrap();
+    client.write_all(&hello("api.example.com")).await.unwrap();
+    let mut buf = [0; 512];
+    let mut all = Vec::new();
+    while !all.ends_with(b"SERVER") {
+        let n = client.read(&mut buf).await.unwrap();
+        assert!(n > 0);
+        all.extend_from_slice(&buf[..n]);
+    }
+    assert_eq!(host.reached(), 1);
+    // Something that is no listener.
+    let file = tempfile::tempfile().unwrap();
+    assert!(world.open.as_ref().unwrap().serve(file.into()).is_err());
+}
+
+#[tokio::test]
+async fn the_end_of_a_run_ends_its_tunnels() {
+    let (mut world, _host, authority) = world().await;
+    let (mut client, _) = world.connect(&authority).await;
+    client.write_all(&hello("api.example.com")).await.unwrap();
+    let mut got = [0; 6];
+    client.read_exact(&mut got).await.unwrap();
+    world.open = None;
+    assert_eq!(rest(&mut client).await, "");
+    let record = world.record().await;
+    assert_eq!(
+        (record.verdict, record.reason),
+        (Verdict::Allowed, "run_ended")
+    );
+    assert!(
+        TcpStream::connect(world.address).await.is_err(),
+        "nobody listens any more"
+    );
+}
+
+#[tokio::test]
+async fn new_rules_end_what_they_no_longer_grant() {
+    let (mut world, _host, authority) = world().await;
+    let mut got = [0; 6];
+    let (mut client, _) = world.connect(&authority).await;
+    client.write_all(&hello("api.example.com")).await.unwrap();
+    client.read_exact(&mut got).await.unwrap();
+    let same = || {
+        Some(Regrant {
+            network: vec![format!("https://{authority}")],
+            deny_cidrs: Vec::new(),
+        })
+    };
+    world.gate.recheck(|grant| {
+        assert_eq!(grant.run_id, "run_1");
+        same()
+    });
+    assert!(
+        world
+            .connect(&authority)
+            .await
+            .1
+            .starts_with("HTTP/1.1 200"),
+        "the same rules change nothing"
+    );
+    world.gate.recheck(|_| {
+        Some(Regrant {
+            network: same().unwrap().network,
+            deny_cidrs: vec!["127.0.0.2/32".into()],
+        })
+    });
+    assert_eq!(rest(&mut client).await, "");
+    let mut reasons = vec![world.record().await.reason, world.record().await.reason];
+    reasons.sort_unstable();
+    assert!(reasons.contains(&"revoked"), "{reasons:?}");
+    assert!(
+        world
+            .connect(&authority)
+            .await
+            .1
+            .starts_with("HTTP/1.1 403")
+    );
+    // What is gone does not come back.
+    world.gate.recheck(|_| same());
+    assert!(
+        world
+            .connect(&authority)
+            .await
+            .1
+            .starts_with("HTTP/1.1 403")
+    );
+    world.gate.recheck(|_| None);
+    assert!(world.connect(&authority).await.1.contains("is not granted"));
+}

@@ -1,0 +1,298 @@
+//! A CONNECT tunnel: the ClientHello is held until it names the host that was granted, then both ways are copied until
+//! a side, a limit, the rules or the run ends it.
+//!
+//! What this cannot see: the Host of a request inside TLS, and a server name that is sent inside a renegotiation. A
+//! granted host that serves others under its own name serves them to the run too.
+
+use std::io;
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::hello::{BadHello, HelloReader};
+use super::meter::Meter;
+use super::record::Entry;
+use super::refusal::Refusal;
+use super::target::Target;
+use super::{Run, revoked};
+
+/// Bytes that each direction holds.
+const BUFFER_BYTES: usize = 32 << 10;
+const RECORD_HEADER: usize = 5;
+const CHANGE_CIPHER_SPEC: u8 = 20;
+const ALERT: u8 = 21;
+const HANDSHAKE: u8 = 22;
+const CLIENT_HELLO: u8 = 1;
+
+/// A tunnel that has been answered with 200.
+#[derive(Debug)]
+pub(super) struct Tunnel {
+    pub(super) entry: Entry,
+    pub(super) target: Target,
+    pub(super) upstream: TcpStream,
+    pub(super) address: SocketAddr,
+    /// One of `gate.max_tunnels`.
+    pub(super) slot: OwnedSemaphorePermit,
+}
+
+/// Why copying ended.
+enum End {
+    /// A side has gone, or the meter says why.
+    Broken,
+    Hello(BadHello),
+    HelloTimeout,
+}
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> Self {
+        End::Broken
+    }
+}
+
+impl From<BadHello> for End {
+    fn from(bad: BadHello) -> Self {
+        End::Hello(bad)
+    }
+}
+
+impl Tunnel {
+    /// Until it ends. `early` is what the client has sent behind its CONNECT.
+    pub(super) async fn run(
+        self,
+        run: std::sync::Arc<Run>,
+        client: impl AsyncRead + AsyncWrite,
+        early: &[u8],
+    ) {
+        let Tunnel {
+            mut entry,
+            target,
+            mut upstream,
+            address,
+            slot: _slot,
+        } = self;
+        let meter = Meter::new(run.clone(), entry.counts.clone());
+        let (mut from_run, mut to_run) = tokio::io::split(client);
+        let (mut from_host, mut to_host) = upstream.split();
+        let hello = Hello {
+            run: &run,
+            host: target.host(),
+            meter: &meter,
+        };
+        let mut say = None;
+        let copied = async {
+            hello.first(&mut from_run, &mut to_host, early).await?;
+            let up = async {
+                hello.second(&mut from_run, &mut to_host).await?;
+                copy(
+                    &mut from_run,
+                    &mut to_host,
+                    &meter,
+                    Meter::room_up,
+                    Meter::up,
+                )
+                .await?;
+                Ok::<(), End>(())
+            };
+            let down = async {
+                copy(
+                    &mut from_host,
+                    &mut to_run,
+                    &meter,
+                    Meter::room_down,
+                    Meter::down,
+                )
+                .await?;
+                Ok::<(), End>(())
+            };
+            tokio::try_join!(up, down)
+        };
+        tokio::select! {
+            biased;
+            () = revoked(&run, &target, address) => entry.cut("revoked"),
+            () = meter.silence(run.gate.settings.idle_timeout) => entry.cut("idle"),
+            copied = copied => match copied {
+                Ok(_) => entry.ended("closed"),
+                Err(End::Broken) if meter.is_spent() => entry.cut(Refusal::BytesSpent.code()),
+                Err(End::Broken) => entry.ended("broken"),
+                Err(End::HelloTimeout) => entry.cut("tls.hello_timeout"),
+                Err(End::Hello(bad)) => {
+                    entry.cut(word(bad));
+                    say = Some(bad);
+                }
+            },
+        }
+        if let Some(bad) = say {
+            // Nobody has to hear it; the tunnel is closed in any case.
+            let _ = to_run.write_all(&goodbye(bad, &target)).await;
+        }
+        // The same: an end that is gone cannot be told.
+        let _ = to_run.shutdown().await;
+    }
+}
+
+/// The stable word of a record.
+fn word(bad: BadHello) -> &'static str {
+    match bad {
+        BadHello::NotTls => "tls.required",
+        BadHello::Malformed => "tls.malformed",
+        BadHello::TooLong => "tls.hello_too_long",
+        BadHello::NoName => "tls.no_name",
+        BadHello::OtherName => "tls.other_name",
+        BadHello::Encrypted => "tls.encrypted_hello",
+        BadHello::EarlyData => "tls.early_data",
+    }
+}
+
+/// The last words: an alert that a TLS library turns into an error of its own (RFC 8446, 6), or text for whoever did not
+/// speak TLS.
+fn goodbye(bad: BadHello, target: &Target) -> Vec<u8> {
+    const UNRECOGNIZED_NAME: u8 = 112;
+    const ACCESS_DENIED: u8 = 49;
+    const DECODE_ERROR: u8 = 50;
+    let description = match bad {
+        BadHello::NotTls => {
+            let text = format!(
+                "a tunnel to {target} carries TLS and nothing else; http goes through the gate without CONNECT\n"
+            );
+            return format!(
+                "HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{text}",
+                text.len()
+            )
+            .into_bytes();
+        }
+        BadHello::NoName | BadHello::OtherName => UNRECOGNIZED_NAME,
+        BadHello::Encrypted | BadHello::EarlyData => ACCESS_DENIED,
+        BadHello::Malformed | BadHello::TooLong => DECODE_ERROR,
+    };
+    vec![ALERT, 3, 3, 0, 2, 2, description]
+}
+
+/// What is asked of ClientHellos.
+struct Hello<'a> {
+    run: &'a Run,
+    host: &'a str,
+    meter: &'a Meter,
+}
+
+impl Hello<'_> {
+    fn reader(&self) -> HelloReader {
+        HelloReader::new(self.run.gate.settings.hello_bytes_max)
+    }
+
+    /// Holds the first one until it is whole and right.
+    async fn first<R, W>(&self, from: &mut R, to: &mut W, early: &[u8]) -> Result<(), End>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        tokio::time::timeout(
+            self.run.gate.settings.hello_timeout,
+            self.pass(from, to, early.to_vec()),
+        )
+        .await
+        .map_err(|_| End::HelloTimeout)?
+    }
+
+    /// Reads a ClientHello that begins with `held`, checks it and passes it on, with what came behind it.
+    async fn pass<R, W>(&self, from: &mut R, to: &mut W, mut held: Vec<u8>) -> Result<(), End>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        let mut reader = self.reader();
+        let mut buf = vec![0; 4096];
+        loop {
+            if held.is_empty() {
+                let n = from.read(&mut buf).await?;
+                if n == 0 {
+                    return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+                }
+                held.extend_from_slice(&buf[..n]);
+            }
+            let take = held.len().min(reader.room());
+            let hello = reader.push(&held[..take])?;
+            held.drain(..take);
+            if let Some(hello) = hello {
+                hello.check(self.host)?;
+                let mut raw = reader.into_raw();
+                raw.append(&mut held);
+                return self.send(to, &raw).await;
+            }
+        }
+    }
+
+    /// A server may ask for another ClientHello (HelloRetryRequest): one that is checked like the first. Looks at the
+    /// client's records until one comes that can only follow when there was no such request. Records that may stand in
+    /// between (RFC 8446, 5 and 6) are passed on.
+    async fn second<R, W>(&self, from: &mut R, to: &mut W) -> Result<(), End>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        let mut held = Vec::new();
+        let mut buf = vec![0; 4096];
+        loop {
+            match held.as_slice() {
+                [CHANGE_CIPHER_SPEC | ALERT, _, _, high, low, rest @ ..] => {
+                    let length = usize::from(u16::from_be_bytes([*high, *low]));
+                    if rest.len() >= length {
+                        self.send(to, &held[..RECORD_HEADER + length]).await?;
+                        held.drain(..RECORD_HEADER + length);
+                        continue;
+                    }
+                }
+                [HANDSHAKE, _, _, 0, 0, ..] => return Err(BadHello::Malformed.into()),
+                [HANDSHAKE, _, _, _, _, CLIENT_HELLO, ..] => {
+                    return self.pass(from, to, held).await;
+                }
+                [HANDSHAKE, _, _, _, _, _, ..] => return self.send(to, &held).await,
+                [HANDSHAKE | CHANGE_CIPHER_SPEC | ALERT, ..] | [] => {}
+                _ => return self.send(to, &held).await,
+            }
+            let n = from.read(&mut buf).await?;
+            if n == 0 {
+                return self.send(to, &held).await;
+            }
+            held.extend_from_slice(&buf[..n]);
+        }
+    }
+
+    async fn send<W: AsyncWrite + Unpin>(&self, to: &mut W, bytes: &[u8]) -> Result<(), End> {
+        let passed = bytes.len().min(self.meter.room_up());
+        to.write_all(&bytes[..passed]).await?;
+        self.meter.up(passed);
+        if passed < bytes.len() {
+            return Err(io::Error::from(self.meter.spend()).into());
+        }
+        Ok(())
+    }
+}
+
+/// One direction, to its end, which is passed on.
+async fn copy<R, W>(
+    from: &mut R,
+    to: &mut W,
+    meter: &Meter,
+    room: fn(&Meter) -> usize,
+    count: fn(&Meter, usize),
+) -> io::Result<()>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let mut buf = vec![0; BUFFER_BYTES];
+    loop {
+        let n = from.read(&mut buf).await?;
+        if n == 0 {
+            return to.shutdown().await;
+        }
+        let passed = n.min(room(meter));
+        to.write_all(&buf[..passed]).await?;
+        count(meter, passed);
+        if passed < n {
+            return Err(meter.spend().into());
+        }
+    }
+}
