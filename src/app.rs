@@ -31,6 +31,7 @@ use crate::methods::{self, Rooms};
 use crate::policy::{self, Policy};
 use crate::rpc::{self, ErrorObject};
 use crate::runs::{self, Runs};
+use crate::secrets::{self, Secrets};
 use crate::server::{self, serve as serve_connections};
 use crate::stack::{self, Parts};
 use crate::telemetry;
@@ -60,6 +61,8 @@ pub enum AppError {
         /// Why.
         error: model::Error,
     },
+    /// Secrets could not be read.
+    Secrets(secrets::Refused),
     /// The audit log could not be opened.
     Audit(audit::OpenError),
     /// Something of the system failed.
@@ -82,7 +85,10 @@ impl AppError {
     pub fn exit_code(&self) -> u8 {
         match self {
             AppError::Call(_) => 1,
-            AppError::Log(_) | AppError::Policy(_) | AppError::NoSuchPlugin { .. } => 3,
+            AppError::Log(_)
+            | AppError::Policy(_)
+            | AppError::Secrets(_)
+            | AppError::NoSuchPlugin { .. } => 3,
             AppError::Load(_)
             | AppError::Create { .. }
             | AppError::Audit(_)
@@ -109,6 +115,7 @@ impl fmt::Display for AppError {
             AppError::Create { which, error } => {
                 write!(f, "the {which} plugin refused to start: {}", error.message)
             }
+            AppError::Secrets(error) => error.fmt(f),
             AppError::Audit(error) => error.fmt(f),
             AppError::Io { what, error } => write!(f, "{what}: {error}"),
             AppError::Policy(why) => write!(f, "the policy is refused (policy.path): {why}"),
@@ -193,10 +200,12 @@ impl App {
         })?;
         let metrics = Metrics::new(methods::TABLE.iter().map(|method| method.name));
         let blobs = Blobs::new(store.clone(), config.blobs.max_bytes, config.blobs.ttl_s);
+        let secrets = Secrets::new(Secrets::prepare(config).map_err(AppError::Secrets)?);
         let runs = Runs::new(
             sandbox.clone(),
             catalog.clone(),
             blobs.clone(),
+            secrets,
             audit.clone(),
             Gate::new(
                 gate::Settings::new(&config.gate),

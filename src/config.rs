@@ -23,7 +23,7 @@ pub use gate::Gate;
 pub use problem::{ConfigErrors, Origin, Problem};
 use raw::{Document, Table};
 use section::{Notes, Section};
-pub use sources::{Flags, Sources};
+pub use sources::{Flags, SECRET_PREFIX, SecretVariables, Sources};
 
 /// Every key with its default and what it means.
 pub const DEFAULT_TOML: &str = include_str!("config/default.toml");
@@ -51,6 +51,8 @@ pub struct Config {
     pub blobs: Blobs,
     /// Where secrets come from.
     pub secrets: Secrets,
+    /// What the environment has of them.
+    pub secret_variables: SecretVariables,
     /// Storage and sandbox.
     pub plugins: Plugins,
     /// The decision log.
@@ -453,6 +455,7 @@ impl Config {
             return Err(ConfigErrors::new(problems));
         }
         config.file = file;
+        config.secret_variables = sources.secrets.clone();
         config.effective = show::Effective::new(tree, &notes.known.into_inner());
         Ok(config)
     }

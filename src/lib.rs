@@ -76,6 +76,8 @@ pub mod gate;
 
 pub mod runs;
 
+pub mod secrets;
+
 pub mod audit;
 
 pub mod admin;

@@ -274,6 +274,7 @@ mod tests {
     fn nothing() -> Sources {
         Sources {
             env: Default::default(),
+            secrets: Default::default(),
             read: Box::new(|_| Err(std::io::ErrorKind::NotFound.into())),
             is_dir: Box::new(|_| false),
             exe: None,

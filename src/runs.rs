@@ -7,6 +7,7 @@ mod answer;
 mod ending;
 mod logs;
 mod queue;
+mod redaction;
 mod services;
 mod watch;
 
@@ -27,6 +28,7 @@ use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
 use crate::gate::{self, Gate, Grant};
 use crate::policy::Permit;
+use crate::secrets::{self, Granted, Secrets};
 use crate::telemetry::metrics::Metrics;
 pub use answer::Answer;
 use answer::{answer, failure};
@@ -65,6 +67,9 @@ pub enum Error {
     /// A blob could not be mounted.
     #[error(transparent)]
     Blobs(#[from] blobs::Error),
+    /// A secret was granted that cannot be given.
+    #[error(transparent)]
+    Secrets(#[from] secrets::Missing),
     /// The run has ended, and its end could not be recorded.
     #[error(transparent)]
     Audit(#[from] audit::Unavailable),
@@ -145,6 +150,7 @@ pub struct Runs {
     sandbox: Arc<SandboxInstance>,
     catalog: Catalog,
     blobs: Blobs,
+    secrets: Secrets,
     audit: Audit,
     gate: Gate,
     settings: Arc<Settings>,
@@ -169,6 +175,7 @@ impl Runs {
         sandbox: Arc<SandboxInstance>,
         catalog: Catalog,
         blobs: Blobs,
+        secrets: Secrets,
         audit: Audit,
         gate: Gate,
         settings: Settings,
@@ -182,6 +189,7 @@ impl Runs {
             sandbox,
             catalog,
             blobs,
+            secrets,
             audit,
             gate,
             settings: Arc::new(settings),
@@ -229,15 +237,8 @@ impl Runs {
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let label = label(&job.program);
         let ending = Ending::new(self.audit.clone(), &job, &run_id);
-        let prepared = match self.open_gate(&job, &run_id) {
-            Ok(gate) => self
-                .request(&job, &run_id)
-                .await
-                .map(|request| (request, gate)),
-            Err(error) => Err(error),
-        };
-        let (request, gate) = match prepared {
-            Ok(prepared) => prepared,
+        let (granted, gate, request) = match self.prepare(&job, &run_id).await {
+            Ok(ready) => ready,
             Err(error) => {
                 watch.not_started();
                 ending.not_started().await;
@@ -249,6 +250,7 @@ impl Runs {
             self.blobs.within(job.permit.max_blob_bytes),
             &job,
             &run_id,
+            granted,
             self.settings.output_blobs_max,
             gate,
         ));
@@ -271,7 +273,7 @@ impl Runs {
                 ending.not_started().await;
                 return Err(Error::Sandbox(error));
             }
-            Ok(Err(error)) => sandbox_failure(&run_id, &error),
+            Ok(Err(error)) => sandbox_failure(&run_id, &error, &services),
             Err(_) => {
                 tracing::error!(run_id, "the sandbox did not keep the deadline");
                 failure(
@@ -295,6 +297,17 @@ impl Runs {
         watch.answered(&answer);
         ending.answered(&answer).await?;
         Ok(answer)
+    }
+
+    /// What can fail before anything of a run is executed.
+    async fn prepare(
+        &self,
+        job: &Job,
+        run_id: &str,
+    ) -> Result<(Granted, Option<gate::Open>, RunRequest), Error> {
+        let granted = self.secrets.grant(&job.permit.secrets).await?;
+        let gate = self.open_gate(job, run_id)?;
+        Ok((granted, gate, self.request(job, run_id).await?))
     }
 
     /// The way out of a run whose permit has one.
@@ -406,11 +419,11 @@ fn label(program: &Program) -> String {
 }
 
 /// A run that had begun when its sandbox broke: what it did is not known, so it is failed, never run again.
-fn sandbox_failure(run_id: &str, error: &model::Error) -> RunResult {
+fn sandbox_failure(run_id: &str, error: &model::Error, services: &Services) -> RunResult {
     tracing::error!(
         run_id,
         code = error.code,
-        reason = error.message,
+        reason = %services.redacted(&error.message),
         "the sandbox failed during a run"
     );
     match error.code {

@@ -10,8 +10,8 @@ use super::section::Section;
 use super::{
     Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Exposure, Flags, Fsync, Issuer,
     KeySource, Log, LogFormat, OnAuditFailure, OnDisconnect, PluginIsolation, PluginRef,
-    PluginSource, Plugins, Policy, PolicyMode, RateKey, RateLimit, Runs, Secrets, Server, Skills,
-    Tls, gate, raw, show,
+    PluginSource, Plugins, Policy, PolicyMode, RateKey, RateLimit, Runs, SecretVariables, Secrets,
+    Server, Skills, Tls, gate, raw, show,
 };
 
 const MS_MAX: u64 = 3_600_000;
@@ -127,6 +127,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
                 &[("text", LogFormat::Text), ("json", LogFormat::Json)],
             ),
         }),
+        secret_variables: SecretVariables::default(),
         file: None,
         effective: show::Effective::default(),
     }
@@ -545,11 +546,6 @@ pub(super) fn unsupported_yet(root: &Section<'_>, config: &Config) {
             "server.tls",
             config.server.tls.is_some(),
             "put a proxy that ends TLS in front",
-        ),
-        (
-            "secrets.provider",
-            config.secrets != Secrets::Env,
-            "set it to \"env\"",
         ),
         (
             "plugins.storage.isolation",

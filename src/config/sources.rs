@@ -5,12 +5,17 @@ use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use zeroize::Zeroizing;
 
 use super::problem::{ConfigErrors, Origin, Problem};
 use super::raw::{self, Document, Table, Value};
 
 /// What every variable of ours starts with.
 const PREFIX: &str = "SKILLGATE_";
+/// What the variables that hold secrets start with.
+pub const SECRET_PREFIX: &str = "SKILLGATE_SECRET_";
 /// A larger configuration file is a mistake.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
@@ -21,6 +26,8 @@ pub(super) type ReadFile = Box<dyn Fn(&Path) -> io::Result<String>>;
 pub struct Sources {
     /// The environment's variables that start with `SKILLGATE_`, secrets (`SKILLGATE_SECRET_*`) excepted.
     pub env: BTreeMap<String, OsString>,
+    /// The values of `SKILLGATE_SECRET_<NAME>`, by name.
+    pub secrets: SecretVariables,
     /// Reads a configuration file.
     pub read: ReadFile,
     /// Whether there is a directory of this name.
@@ -35,6 +42,33 @@ impl fmt::Debug for Sources {
             .field("env", &self.env)
             .field("exe", &self.exe)
             .finish_non_exhaustive()
+    }
+}
+
+/// Secrets as the environment has them. Overwritten at their end; only the names can be seen.
+#[derive(Clone, Default)]
+pub struct SecretVariables(Arc<BTreeMap<String, Zeroizing<Vec<u8>>>>);
+
+impl SecretVariables {
+    /// By name, without the prefix.
+    pub fn new(variables: impl IntoIterator<Item = (String, Vec<u8>)>) -> Self {
+        let kept = variables
+            .into_iter()
+            .map(|(name, value)| (name, Zeroizing::new(value)));
+        SecretVariables(Arc::new(kept.collect()))
+    }
+
+    /// Each with its value.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.0
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_slice()))
+    }
+}
+
+impl fmt::Debug for SecretVariables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
     }
 }
 
@@ -54,11 +88,15 @@ impl Sources {
     pub fn of_process() -> Self {
         let ours = |(name, value): (OsString, OsString)| {
             let name = name.to_str()?.to_owned();
-            (name.starts_with(PREFIX) && !name.starts_with("SKILLGATE_SECRET_"))
-                .then_some((name, value))
+            (name.starts_with(PREFIX) && !name.starts_with(SECRET_PREFIX)).then_some((name, value))
+        };
+        let secret = |(name, value): (OsString, OsString)| {
+            let name = name.to_str()?.strip_prefix(SECRET_PREFIX)?.to_owned();
+            Some((name, value.into_encoded_bytes()))
         };
         Sources {
             env: std::env::vars_os().filter_map(ours).collect(),
+            secrets: SecretVariables::new(std::env::vars_os().filter_map(secret)),
             read: Box::new(read_file),
             is_dir: Box::new(|path| path.is_dir()),
             exe: std::env::current_exe().ok(),
@@ -134,7 +172,7 @@ impl Sources {
         let mut layer = Table::new();
         for (name, value) in &self.env {
             if name == "SKILLGATE_CONFIG"
-                || name.starts_with("SKILLGATE_SECRET_")
+                || name.starts_with(SECRET_PREFIX)
                 || is_service_link(name)
             {
                 continue;

@@ -22,6 +22,7 @@ fn world(env: &[(&str, &str)], files: &[(&str, &str)], dirs: &[&str]) -> Sources
             .iter()
             .map(|(name, value)| ((*name).to_owned(), OsString::from(value)))
             .collect(),
+        secrets: SecretVariables::default(),
         read: Box::new(move |path: &Path| {
             files
                 .get(path)

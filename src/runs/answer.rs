@@ -1,5 +1,7 @@
 //! What the sandbox says of a run, checked again and put into the words of the protocol.
 
+use std::borrow::Cow;
+
 use serde::Serialize;
 use serde_json::value::RawValue;
 use skillgate_plugin_sdk::abi;
@@ -20,6 +22,9 @@ const ERROR_TYPE_BYTES_MAX: usize = 128;
 
 /// `error.type` of a value that the protocol cannot carry (REQUIREMENTS R6).
 const NOT_SERIALIZABLE: &str = "OutputNotSerializable";
+
+/// Instead of an output that its secrets' names make too large.
+const WITHHELD: &str = r#""[the output is withheld: with the names of its secrets in place of their values it is over the limit]""#;
 
 /// The result of a run (specification, "Runs"; contract, section 5).
 #[derive(Debug, Serialize)]
@@ -75,13 +80,27 @@ pub(super) fn answer(
     wall_ms: u64,
 ) -> Answer {
     let (logs_preview, logs_truncated) = services.logs();
+    // Before anything is read from them, cut or logged.
+    for text in [
+        &mut result.summary,
+        &mut result.error_type,
+        &mut result.error_message,
+    ] {
+        if let Cow::Owned(plain) = services.redacted(text) {
+            *text = plain;
+        }
+    }
     // The ids are those that the gateway handed out itself, in their order, whatever the sandbox says.
     let output_blobs = services.created();
     let mut output = None;
     if result.completed && !result.output_spilled {
         match output_of(&result.output_json) {
-            Ok(value) => output = value,
-            Err(refused) => {
+            Ok(value) => output = value.map(|value| without_secrets(value, services)),
+            Err(mut refused) => {
+                // It may quote a member's name.
+                if let Cow::Owned(plain) = services.redacted(&refused.error_message) {
+                    refused.error_message = plain;
+                }
                 tracing::warn!(
                     run_id,
                     reason = refused.error_message,
@@ -171,6 +190,18 @@ fn output_of(json: &[u8]) -> Result<Option<Box<RawValue>>, Box<RunResult>> {
     value
         .map(Some)
         .map_err(|_| broken("an output that is not JSON"))
+}
+
+/// The output, each secret in it replaced. What is too large with that is not sent at all.
+fn without_secrets(output: Box<RawValue>, services: &Services) -> Box<RawValue> {
+    let Some(mut plain) = services.redacted_json(output.get()) else {
+        return output;
+    };
+    if plain.len() > OUTPUT_BYTES_MAX {
+        WITHHELD.clone_into(&mut plain);
+    }
+    // A text that is no JSON would be a mistake of ours: then nothing is sent.
+    RawValue::from_string(plain).unwrap_or_else(|_| RawValue::NULL.to_owned())
 }
 
 /// REQUIREMENTS R7: a top-level string `summary` of a returned object.

@@ -3,6 +3,7 @@
 //! The capability rule: a run reads the blobs that it was given and those that it has made, no others, whatever ids
 //! it knows.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,10 +14,11 @@ use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, Result};
 
 use super::Job;
-use super::logs::Logs;
+use super::redaction::Streams;
 use crate::auth::Caller;
 use crate::blobs::{self, Blobs, Kind};
 use crate::gate;
+use crate::secrets::{Granted, redact_json};
 
 /// Blobs that a run may be writing at once.
 const WRITERS_MAX: usize = 8;
@@ -30,15 +32,16 @@ pub(super) struct Services {
     caller: Caller,
     run_id: String,
     inputs: Vec<String>,
+    granted: Granted,
     created_max: usize,
     /// `None`: no network was granted. Ends with this.
     gate: Option<gate::Open>,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
-    logs: Logs,
+    logs: Streams,
     created: Vec<String>,
     writers: HashMap<i64, BlobWriter>,
     next_writer: i64,
@@ -49,6 +52,7 @@ impl Services {
         blobs: Blobs,
         job: &Job,
         run_id: &str,
+        granted: Granted,
         created_max: usize,
         gate: Option<gate::Open>,
     ) -> Self {
@@ -60,13 +64,32 @@ impl Services {
             inputs: job.input_blobs.iter().map(|blob| blob.id.clone()).collect(),
             created_max,
             gate,
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                logs: Streams::new(granted.redactor()),
+                created: Vec::new(),
+                writers: HashMap::new(),
+                next_writer: 0,
+            }),
+            granted,
         }
     }
 
-    /// What it printed.
+    /// What it printed, without the secrets that it was given.
     pub(super) fn logs(&self) -> (String, bool) {
         self.state().logs.preview()
+    }
+
+    /// A text of the run, without the secrets that it was given.
+    pub(super) fn redacted<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        match self.granted.redactor() {
+            Some(redactor) => redactor.text(text),
+            None => Cow::Borrowed(text),
+        }
+    }
+
+    /// JSON text of the run, without the secrets that it was given; none when there are none in it.
+    pub(super) fn redacted_json(&self, json: &str) -> Option<String> {
+        redact_json(self.granted.redactor()?, json)
     }
 
     /// The blobs that it made, in order.
@@ -96,16 +119,19 @@ impl Services {
 }
 
 impl RunHost for Services {
-    fn output(&self, _stream: u32, data: &[u8]) -> bool {
-        self.state().logs.push(data);
+    fn output(&self, stream: u32, data: &[u8]) -> bool {
+        self.state().logs.push(stream, data);
         true
     }
 
-    fn secret(&self, _name: &str) -> Result<Vec<u8>> {
-        Err(Error::new(
-            abi::E_PERMISSION,
-            "no secret is granted to this run",
-        ))
+    fn secret(&self, name: &str) -> Result<Vec<u8>> {
+        match self.granted.value(name) {
+            Some(value) => Ok(value.expose().as_bytes().to_vec()),
+            None => Err(Error::new(
+                abi::E_PERMISSION,
+                "this secret is not granted to this run",
+            )),
+        }
     }
 
     fn blob_fd(&self, id: &str) -> Result<OwnedFd> {

@@ -1,0 +1,362 @@
+//! Finds the values of a run's secrets, in all their forms, in what the run says, and puts `[secret NAME]` there.
+//!
+//! One automaton for all forms (Aho and Corasick 1975): every byte is looked at once, whatever it is, so the time is
+//! linear in the text. Overlapping finds become one. What is looked at in pieces is held back only as far as it could be
+//! the beginning of a form, so that a value across pieces is found as well.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+use aho_corasick::automaton::{Automaton, StateID};
+use aho_corasick::nfa::noncontiguous::NFA;
+use aho_corasick::{Anchored, MatchKind};
+use zeroize::Zeroizing;
+
+use super::forms::forms;
+
+/// A piece of a form at a place where a text was cut counts from so many bytes on. Fewer say too little of a secret, and
+/// are too often something else.
+const PIECE_BYTES_MIN: usize = 4;
+/// Marks of cuts in a text at which pieces are looked for; it begins and ends at two more. Our own sandbox makes three at
+/// most.
+const CUTS_MAX: usize = 16;
+/// What stands where a text was cut, by the sandbox or by us, and whether a form may end there (its beginning is before the
+/// mark) or begin (its end is behind it).
+const CUT_MARKS: [(&str, Side); 5] = [
+    ("…", Side::Before),
+    (" ... [", Side::Before),
+    ("\n... [", Side::Before),
+    ("] ... ", Side::Behind),
+    ("] ...\n", Side::Behind),
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Before,
+    Behind,
+}
+
+/// The automaton of some secrets.
+pub struct Redactor {
+    automaton: NFA,
+    start: StateID,
+    /// How long the beginning of a form is that a state stands for, by its number.
+    depths: Vec<u32>,
+    forms: Vec<Form>,
+}
+
+struct Form {
+    bytes: Zeroizing<Vec<u8>>,
+    /// What is put in its place.
+    mark: Arc<str>,
+}
+
+impl std::fmt::Debug for Redactor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Redactor").finish_non_exhaustive()
+    }
+}
+
+/// What cannot be looked for.
+#[derive(Debug, thiserror::Error)]
+#[error("the values are too many or too long to be looked for")]
+pub struct TooMany;
+
+impl Redactor {
+    /// Of these values, by name.
+    ///
+    /// # Errors
+    /// [`TooMany`]; within the limits of this module's parent it does not happen.
+    pub fn new<'a>(values: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, TooMany> {
+        let mut all = Vec::new();
+        for (name, value) in values {
+            let mark: Arc<str> = format!("[secret {name}]").into();
+            all.extend(forms(value).into_iter().map(|bytes| Form {
+                bytes,
+                mark: mark.clone(),
+            }));
+        }
+        let automaton = NFA::builder()
+            // All that end at a byte, so that of two that overlap both are covered.
+            .match_kind(MatchKind::Standard)
+            .prefilter(false)
+            .build(all.iter().map(|form| form.bytes.as_slice()))
+            .map_err(|_| TooMany)?;
+        let start = automaton.start_state(Anchored::No).map_err(|_| TooMany)?;
+        let mut depths = vec![0; 1];
+        for form in &all {
+            let mut state = start;
+            for (read, byte) in form.bytes.iter().enumerate() {
+                // The beginning of a form is the longest one that ends here, so this is that state's depth.
+                state = automaton.next_state(Anchored::No, state, *byte);
+                if depths.len() <= state.as_usize() {
+                    depths.resize(state.as_usize() + 1, 0);
+                }
+                depths[state.as_usize()] = u32::try_from(read + 1).map_err(|_| TooMany)?;
+            }
+        }
+        Ok(Redactor {
+            automaton,
+            start,
+            depths,
+            forms: all,
+        })
+    }
+
+    /// A whole text. What stands at a place where it was cut is covered from a few bytes on.
+    pub fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let mut finds = self.finds(text.as_bytes());
+        finds.extend(self.pieces(text));
+        if finds.is_empty() {
+            return Cow::Borrowed(text);
+        }
+        let mut out = Vec::with_capacity(text.len());
+        let mut from = 0;
+        for find in united(finds) {
+            // What was found begins and ends with characters of a text; a piece of one may not.
+            let start = text.floor_char_boundary(find.place.start);
+            out.extend_from_slice(&text.as_bytes()[from.min(start)..start]);
+            out.extend_from_slice(self.mark(&find).as_bytes());
+            from = text.ceil_char_boundary(find.place.end);
+        }
+        out.extend_from_slice(&text.as_bytes()[from..]);
+        Cow::Owned(String::from_utf8_lossy(&out).into_owned())
+    }
+
+    /// Whether any form is in it.
+    pub fn is_in(&self, text: &str) -> bool {
+        !self.finds(text.as_bytes()).is_empty()
+    }
+
+    /// What to put where something was found first in a text; for what can only be replaced as a whole.
+    pub(super) fn first_mark(&self, text: &str) -> Option<&str> {
+        let finds = self.finds(text.as_bytes());
+        Some(&self.forms[finds.first()?.form].mark)
+    }
+
+    fn mark(&self, find: &Find) -> &str {
+        &self.forms[find.form].mark
+    }
+
+    fn finds(&self, bytes: &[u8]) -> Vec<Find> {
+        let (mut state, mut finds) = (self.start, Vec::new());
+        for (at, byte) in bytes.iter().enumerate() {
+            state = self.automaton.next_state(Anchored::No, state, *byte);
+            if let Some(form) = self.longest(state) {
+                add(
+                    &mut finds,
+                    at + 1 - self.forms[form].bytes.len()..at + 1,
+                    form,
+                );
+            }
+        }
+        finds
+    }
+
+    /// The longest form that ends where the automaton is in this state: it covers the shorter ones.
+    fn longest(&self, state: StateID) -> Option<usize> {
+        if !self.automaton.is_match(state) {
+            return None;
+        }
+        (0..self.automaton.match_len(state))
+            .map(|nth| self.automaton.match_pattern(state, nth).as_usize())
+            .max_by_key(|form| self.forms[*form].bytes.len())
+    }
+
+    /// Beginnings of forms before a cut and ends of forms behind one.
+    fn pieces(&self, text: &str) -> Vec<Find> {
+        let mut cuts = vec![(text.len(), Side::Before), (0, Side::Behind)];
+        for (mark, side) in CUT_MARKS {
+            let found = text.match_indices(mark).take(CUTS_MAX);
+            cuts.extend(found.map(|(at, _)| match side {
+                Side::Before => (at, side),
+                Side::Behind => (at + mark.len(), side),
+            }));
+        }
+        let mut finds = Vec::new();
+        for (cut, side) in cuts {
+            let (before, behind) = text.as_bytes().split_at(cut);
+            let longest = self.forms.iter().enumerate().map(|(at, form)| {
+                let len = match side {
+                    Side::Before => overlap(&form.bytes, before.iter().rev(), before.len()),
+                    Side::Behind => {
+                        let turned: Zeroizing<Vec<u8>> =
+                            Zeroizing::new(form.bytes.iter().rev().copied().collect());
+                        overlap(&turned, behind.iter(), behind.len())
+                    }
+                };
+                (len, at)
+            });
+            if let Some((len, form)) = longest.max()
+                && len >= PIECE_BYTES_MIN
+            {
+                let place = match side {
+                    Side::Before => cut - len..cut,
+                    Side::Behind => cut..cut + len,
+                };
+                finds.push(Find { place, form });
+            }
+        }
+        finds
+    }
+}
+
+/// How much of the beginning of `form` is what `near` ends in; `near` is given from its end backwards. Linear (Knuth,
+/// Morris and Pratt 1977).
+fn overlap<'a>(form: &[u8], near: impl Iterator<Item = &'a u8>, len: usize) -> usize {
+    let look = len.min(form.len().saturating_sub(1));
+    let mut near: Zeroizing<Vec<u8>> = Zeroizing::new(near.take(look).copied().collect());
+    near.reverse();
+    let mut borders = vec![0; form.len()];
+    let mut border = 0;
+    for at in 1..form.len() {
+        while border > 0 && form[at] != form[border] {
+            border = borders[border - 1];
+        }
+        border += usize::from(form[at] == form[border]);
+        borders[at] = border;
+    }
+    let mut matched: usize = 0;
+    for byte in near.iter() {
+        while matched > 0 && *byte != form[matched] {
+            matched = borders[matched - 1];
+        }
+        matched += usize::from(*byte == form[matched]);
+    }
+    matched
+}
+
+/// Something that was found.
+#[derive(Debug, Clone)]
+struct Find {
+    place: Range<usize>,
+    form: usize,
+}
+
+impl Find {
+    /// Takes in another one that overlaps; the longer one names both.
+    fn unite(&mut self, other: &Find) {
+        if other.place.len() > self.place.len() {
+            self.form = other.form;
+        }
+        self.place = self.place.start.min(other.place.start)..self.place.end.max(other.place.end);
+    }
+
+    fn meets(&self, other: &Find) -> bool {
+        self.place.start < other.place.end && other.place.start < self.place.end
+    }
+}
+
+/// Adds a find whose end is not before the end of any there.
+fn add(finds: &mut Vec<Find>, place: Range<usize>, form: usize) {
+    let mut new = Find { place, form };
+    while finds.last().is_some_and(|last| last.meets(&new)) {
+        if let Some(last) = finds.pop() {
+            new.unite(&last);
+        }
+    }
+    finds.push(new);
+}
+
+/// In order, none overlapping another.
+fn united(mut finds: Vec<Find>) -> Vec<Find> {
+    finds.sort_by_key(|find| find.place.start);
+    let mut out: Vec<Find> = Vec::new();
+    for find in finds {
+        match out.last_mut() {
+            Some(last) if last.meets(&find) => last.unite(&find),
+            _ => out.push(find),
+        }
+    }
+    out
+}
+
+/// A text that comes in pieces of any size, as bytes.
+#[derive(Debug)]
+pub struct Stream {
+    redactor: Arc<Redactor>,
+    state: StateID,
+    /// Not passed on yet: it may be the beginning of a form. Between two pieces never longer than the longest form.
+    held: Zeroizing<Vec<u8>>,
+    /// In `held`.
+    finds: Vec<Find>,
+}
+
+impl Stream {
+    /// At the beginning of a text.
+    pub fn new(redactor: Arc<Redactor>) -> Self {
+        Stream {
+            state: redactor.start,
+            redactor,
+            held: Zeroizing::default(),
+            finds: Vec::new(),
+        }
+    }
+
+    /// How much of what came is not passed on yet.
+    #[cfg(test)]
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Takes the next piece and gives what is safe to `out`.
+    pub fn push(&mut self, piece: &[u8], out: &mut impl FnMut(&[u8])) {
+        for byte in piece {
+            let redactor = &self.redactor;
+            self.state = redactor
+                .automaton
+                .next_state(Anchored::No, self.state, *byte);
+            self.held.push(*byte);
+            if let Some(form) = redactor.longest(self.state) {
+                let end = self.held.len();
+                add(
+                    &mut self.finds,
+                    end - redactor.forms[form].bytes.len()..end,
+                    form,
+                );
+            }
+        }
+        let depth = self.redactor.depths[self.state.as_usize()] as usize;
+        let open = self.held.len() - depth;
+        // A find that reaches into what is open may still grow.
+        let growing = self.finds.iter().find(|find| find.place.end > open);
+        let grows = growing.is_some();
+        let safe = growing.map_or(open, |find| find.place.start.min(open));
+        self.pass(safe, out);
+        if grows {
+            // What it has already is replaced whatever comes, so it need not be kept: a value that follows on itself
+            // for megabytes takes no more room than once.
+            self.drop_front(open - safe);
+        }
+    }
+
+    /// Nothing follows.
+    pub fn finish(&mut self, out: &mut impl FnMut(&[u8])) {
+        self.pass(self.held.len(), out);
+        self.state = self.redactor.start;
+    }
+
+    /// Passes on what is before `safe`, where no find is cut.
+    fn pass(&mut self, safe: usize, out: &mut impl FnMut(&[u8])) {
+        let mut from = 0;
+        for find in self.finds.extract_if(.., |find| find.place.end <= safe) {
+            if from < find.place.start {
+                out(&self.held[from..find.place.start]);
+            }
+            out(self.redactor.forms[find.form].mark.as_bytes());
+            from = find.place.end;
+        }
+        if from < safe {
+            out(&self.held[from..safe]);
+        }
+        self.drop_front(safe);
+    }
+
+    fn drop_front(&mut self, len: usize) {
+        self.held.drain(..len);
+        for find in &mut self.finds {
+            find.place = find.place.start.saturating_sub(len)..find.place.end - len;
+        }
+    }
+}
