@@ -14,7 +14,7 @@ use crate::door::DoorLayer;
 use crate::faces::Readiness;
 use crate::rescue::{Named, Refusal, RescueLayer};
 use crate::server::{Body, Stack, full};
-use crate::telemetry::health::Part;
+use crate::telemetry::health::{Part, State};
 use crate::telemetry::metrics::Metrics;
 
 /// Connections at the same time: a scraper, some probes and a person.
@@ -89,7 +89,7 @@ impl Admin {
                 self.ready(verbose).await
             }
             _ => {
-                let mut response = text(StatusCode::OK, self.metrics.page());
+                let mut response = text(StatusCode::OK, self.numbers().await);
                 response.headers_mut().insert(
                     header::CONTENT_TYPE,
                     HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"),
@@ -101,7 +101,7 @@ impl Admin {
 
     async fn ready(&self, verbose: bool) -> Response<Body> {
         let parts = self.readiness.report().await;
-        let ready = parts.iter().all(|part| part.state.is_ok());
+        let ready = !parts.iter().any(Part::failed);
         let status = if ready {
             StatusCode::OK
         } else {
@@ -109,19 +109,35 @@ impl Admin {
         };
         text(status, report(&parts, ready, verbose))
     }
+
+    async fn numbers(&self) -> String {
+        let parts = self.readiness.report().await;
+        let mut page = self.metrics.page();
+        page.family(
+            "skillgate_part_ready",
+            "gauge",
+            "1 for each part that does its work, 0 for one that keeps the gateway from being ready.",
+        );
+        for part in &parts {
+            page.sample(&[("part", part.name)], f64::from(!part.failed()));
+        }
+        page.into_text()
+    }
 }
 
-/// One line for each part, in the form that kube-apiserver has made known.
+/// One line for each part, much as kube-apiserver has made it known.
 fn report(parts: &[Part], ready: bool, verbose: bool) -> String {
     let mut text = String::new();
-    for part in parts.iter().filter(|part| verbose || part.state.is_err()) {
-        // One line each, whatever a plugin says.
-        let line = |said: &str| said.replace(char::is_control, " ");
-        let _ = match &part.state {
-            Ok(said) if said.is_empty() => writeln!(text, "[+]{} ok", part.name),
-            Ok(said) => writeln!(text, "[+]{} ok: {}", part.name, line(said)),
-            Err(why) => writeln!(text, "[-]{} failed: {}", part.name, line(why)),
+    for part in parts.iter().filter(|part| verbose || part.failed()) {
+        let (sign, word, said) = match &part.state {
+            State::Well(said) => ('+', "ok", said),
+            State::Impaired(said) => ('!', "impaired", said),
+            State::Failed(said) => ('-', "failed", said),
         };
+        // One line each, whatever a plugin says.
+        let said = said.replace(char::is_control, " ");
+        let colon = if said.is_empty() { "" } else { ": " };
+        let _ = writeln!(text, "[{sign}]{} {word}{colon}{said}", part.name);
     }
     text + if ready { "ready\n" } else { "not ready\n" }
 }
@@ -143,7 +159,7 @@ mod tests {
     use crate::door::DoorLayer;
     use crate::faces::Readiness;
     use crate::server::full;
-    use crate::telemetry::health::Health;
+    use crate::telemetry::health::{Health, State};
     use crate::telemetry::metrics::Metrics;
     use futures_util::FutureExt;
     use http::Request;
@@ -166,12 +182,10 @@ mod tests {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    fn with(state: Result<&'static str, &'static str>) -> Admin {
+    fn with(state: State) -> Admin {
         let health = Health::new(vec![(
             "storage",
-            Box::new(move || {
-                std::future::ready(state.map(str::to_owned).map_err(str::to_owned)).boxed()
-            }),
+            Box::new(move || std::future::ready(state.clone()).boxed()),
         )]);
         Admin {
             readiness: Readiness::new(Audit::off(), health),
@@ -182,7 +196,7 @@ mod tests {
     #[tokio::test]
     async fn ready_and_not() {
         let host = "127.0.0.1:9081";
-        let good = with(Ok("12 of 99 in\nuse"));
+        let good = with(State::Well("12 of 99 in\nuse".into()));
         assert_eq!(
             ask(&good, "GET", host, "/livez").await,
             (200, "ok\n".into())
@@ -201,7 +215,7 @@ mod tests {
         good.readiness.draining();
         let whole = "[-]draining failed: the gateway is stopping\nnot ready\n".to_owned();
         assert_eq!(ask(&good, "GET", host, "/readyz").await, (503, whole));
-        let bad = with(Err("no space"));
+        let bad = with(State::Failed("no space".into()));
         let whole =
             "[+]draining ok: no\n[+]audit ok: 0 records\n[-]storage failed: no space\nnot ready\n"
                 .to_owned();
@@ -210,11 +224,20 @@ mod tests {
             (503, whole)
         );
         assert_eq!(ask(&bad, "GET", host, "/livez").await.0, 200);
+        let (_, page) = ask(&bad, "GET", host, "/metrics").await;
+        assert!(page.contains("skillgate_part_ready{part=\"storage\"} 0\n"));
+        let so_so = with(State::Impaired("slow".into()));
+        let (status, whole) = ask(&so_so, "GET", host, "/readyz?verbose").await;
+        assert_eq!(status, 200);
+        assert!(
+            whole.ends_with("[!]storage impaired: slow\nready\n"),
+            "{whole}"
+        );
     }
 
     #[tokio::test]
     async fn only_for_whoever_means_it() {
-        let admin = with(Ok(""));
+        let admin = with(State::Impaired(String::new()));
         for (method, host, path, status) in [
             ("GET", "localhost:9081", "/metrics", 200),
             ("HEAD", "localhost:9081", "/metrics", 200),

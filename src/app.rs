@@ -241,7 +241,7 @@ impl App {
                 batch_max: config.server.max_batch,
             },
             door: DoorLayer::new(&config.server.allowed_hosts),
-            readiness: Readiness::new(audit.clone(), health(&store, &shelf, &sandbox)),
+            readiness: Readiness::new(audit.clone(), health(&metrics, &store, &shelf, &sandbox)),
             metrics,
         };
         Ok(App {

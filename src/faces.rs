@@ -18,7 +18,7 @@ use crate::rescue::Refusal;
 use crate::rpc::Rpc;
 use crate::server::{Body, full};
 use crate::stack::{Calls, Parts};
-use crate::telemetry::health::{Health, Part};
+use crate::telemetry::health::{Health, Part, State};
 
 pub use tools::Format;
 
@@ -48,15 +48,15 @@ impl Readiness {
     /// Part by part, for the operator. The gateway's own state is as it is now, that of the others at most a second old.
     pub async fn report(&self) -> Vec<Part> {
         let draining = if self.draining.load(Ordering::Relaxed) {
-            Err("the gateway is stopping".to_owned())
+            State::Failed("the gateway is stopping".into())
         } else {
-            Ok("no".to_owned())
+            State::Well("no".into())
         };
         let audit = self.audit.health();
         let audit = match audit.failing {
-            Some(why) if audit.denies => Err(why),
-            Some(why) => Ok(format!("records are lost: {why}")),
-            None => Ok(format!("{} records", audit.records)),
+            Some(why) if audit.denies => State::Failed(why),
+            Some(why) => State::Impaired(format!("records are lost: {why}")),
+            None => State::Well(format!("{} records", audit.records)),
         };
         let mut parts = vec![
             Part {
@@ -75,7 +75,7 @@ impl Readiness {
     /// Why it does not take work, for everybody; none when it does.
     async fn refuses(&self) -> Option<&'static str> {
         let parts = self.report().await;
-        let bad = parts.into_iter().find(|part| part.state.is_err())?;
+        let bad = parts.into_iter().find(Part::failed)?;
         Some(match bad.name {
             "draining" => "draining",
             "audit" => "the audit log cannot be written",

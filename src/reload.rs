@@ -15,6 +15,8 @@ use std::time::{Duration, SystemTime};
 use tokio::signal::unix::Signal;
 
 use crate::config::{Config, ConfigErrors};
+use crate::telemetry::health::State;
+use crate::telemetry::metrics::Page;
 
 /// Files that are looked at to see whether something has changed; what is beyond is reloaded on SIGHUP only.
 const WATCHED_FILES_MAX: usize = 10_000;
@@ -90,6 +92,33 @@ impl Reload {
     /// How the last reload went.
     pub fn status(&self) -> Status {
         lock(&self.0.status).clone()
+    }
+
+    /// The same for `/readyz?verbose`. A refused one does not keep the gateway from being ready: it serves on.
+    pub fn state(&self) -> State {
+        let status = self.status();
+        match status.error {
+            Some(why) => State::Impaired(format!("refused, the last good state is kept: {why}")),
+            None => State::Well(format!("{} taken", status.taken)),
+        }
+    }
+
+    /// The same for metrics.
+    pub fn write(&self, page: &mut Page) {
+        let status = self.status();
+        page.family(
+            "skillgate_config_reloads_total",
+            "counter",
+            "Reloads by outcome (taken, refused).",
+        );
+        page.sample(&[("outcome", "taken")], status.taken as f64);
+        page.sample(&[("outcome", "refused")], status.refused as f64);
+        page.family(
+            "skillgate_config_last_reload_successful",
+            "gauge",
+            "0 when the last reload was refused and what is in force is older than it.",
+        );
+        page.sample(&[], f64::from(status.error.is_none()));
     }
 
     /// Takes everything as it is now, or nothing. Blocks; not for an async thread.

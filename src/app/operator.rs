@@ -1,7 +1,8 @@
 //! The operator's listener, and what it shows of the parts: their health, and the numbers that they keep themselves.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -21,8 +22,8 @@ use crate::limit::Limits;
 use crate::runs::Load;
 use crate::server;
 use crate::stack::Parts;
-use crate::telemetry::health::{Check, Health};
-use crate::telemetry::metrics::Metrics;
+use crate::telemetry::health::{Check, Health, State};
+use crate::telemetry::metrics::{Metrics, Page};
 
 /// How long what is being answered may take when the gateway ends.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -85,46 +86,90 @@ impl Serving {
     }
 }
 
-/// The health of the plugins' instances. Holds on to none of them, so that they can end.
+/// The health of the plugins' instances, and the numbers that they say with it. Holds on to none of the instances, so
+/// that they can end.
 pub(super) fn health(
+    metrics: &Metrics,
     storage: &Arc<StorageInstance>,
     shelf: &Arc<StorageInstance>,
     sandbox: &Arc<SandboxInstance>,
 ) -> Health {
-    let store = |instance: &Arc<StorageInstance>| -> Check {
-        let instance = Arc::downgrade(instance);
-        Box::new(move || said(&instance, |it| async move { it.health().await }.boxed()))
+    let numbers = Numbers::default();
+    let store = |name: &'static str, instance: &Arc<StorageInstance>| -> (_, Check) {
+        let (instance, numbers) = (Arc::downgrade(instance), numbers.clone());
+        let check = move || match instance.upgrade() {
+            Some(instance) => {
+                let asked = async move { instance.health().await };
+                numbers.clone().said(name, asked).boxed()
+            }
+            None => std::future::ready(ended()).boxed(),
+        };
+        (name, Box::new(check))
     };
-    let runs = Arc::downgrade(sandbox);
-    Health::new(vec![
-        ("storage", store(storage)),
-        ("shelf", store(shelf)),
-        (
-            "sandbox",
-            Box::new(move || said(&runs, |it| async move { it.health().await }.boxed())),
-        ),
-    ])
+    let (runs, of_runs) = (Arc::downgrade(sandbox), numbers.clone());
+    let runs: Check = Box::new(move || match runs.upgrade() {
+        Some(instance) => {
+            let asked = async move { instance.health().await };
+            of_runs.clone().said("sandbox", asked).boxed()
+        }
+        None => std::future::ready(ended()).boxed(),
+    });
+    let checks = vec![
+        store("storage", storage),
+        store("shelf", shelf),
+        ("sandbox", runs),
+    ];
+    metrics.add_source(move |page| numbers.write(page));
+    Health::new(checks)
 }
 
-type Asked<T> = futures_util::future::BoxFuture<'static, T>;
+fn ended() -> State {
+    State::Failed("it has ended".into())
+}
 
-fn said<I: Send + Sync + 'static>(
-    instance: &Weak<I>,
-    ask: impl FnOnce(Arc<I>) -> Asked<model::Result<Said>>,
-) -> Asked<Result<String, String>> {
-    let Some(instance) = instance.upgrade() else {
-        return std::future::ready(Err("it has ended".to_owned())).boxed();
-    };
-    let asked = ask(instance);
-    async move {
-        let said = asked.await.map_err(|error| error.message)?;
+/// What the plugins said last of themselves: `{"name": number}` of each.
+#[derive(Debug, Clone, Default)]
+struct Numbers(Arc<Mutex<BTreeMap<&'static str, BTreeMap<String, f64>>>>);
+
+/// Numbers of one plugin that are shown.
+const NUMBERS_MAX: usize = 64;
+
+impl Numbers {
+    async fn said(
+        self,
+        plugin: &'static str,
+        asked: impl Future<Output = model::Result<Said>> + Send,
+    ) -> State {
+        let said = match asked.await {
+            Ok(said) => said,
+            Err(error) => return State::Failed(error.message),
+        };
+        // A plugin that says something else than numbers shows none.
+        let numbers: BTreeMap<String, f64> =
+            serde_json::from_str(&said.metrics_json).unwrap_or_default();
+        let numbers = numbers.into_iter().take(NUMBERS_MAX).collect();
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(plugin, numbers);
         match said.state {
-            abi::HEALTH_OK => Ok(said.message),
-            abi::HEALTH_DEGRADED => Ok(format!("degraded: {}", said.message)),
-            _ => Err(said.message),
+            abi::HEALTH_OK => State::Well(said.message),
+            abi::HEALTH_DEGRADED => State::Impaired(said.message),
+            _ => State::Failed(said.message),
         }
     }
-    .boxed()
+
+    fn write(&self, page: &mut Page) {
+        page.family(
+            "skillgate_plugin_value",
+            "gauge",
+            "What the plugins say of themselves, by their own names.",
+        );
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (plugin, numbers) in all.iter() {
+            for (name, value) in numbers {
+                page.sample(&[("plugin", plugin), ("name", name)], *value);
+            }
+        }
+    }
 }
 
 /// Lets the page of metrics ask those who keep numbers of their own.

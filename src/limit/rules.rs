@@ -3,6 +3,7 @@
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use arc_swap::ArcSwap;
 use super::ledger::{Key, Ledger, Pace, Place};
 use crate::auth::Caller;
 use crate::config::{Config, RateKey, RateLimit};
+use crate::reload;
 
 /// Where time comes from.
 pub trait Clock: fmt::Debug + Send + Sync {
@@ -204,6 +206,23 @@ impl Limited {
     }
 }
 
+impl reload::Part for Limits {
+    fn name(&self) -> &'static str {
+        "rate_limit"
+    }
+
+    /// What can be wrong with a rule is found by the configuration, which knows the line; so this cannot fail.
+    fn prepare(&self, config: &Config) -> Result<reload::Install, String> {
+        let (this, prepared) = (self.clone(), Limits::prepare(config));
+        Ok(Box::new(move || this.install(prepared)))
+    }
+
+    /// Nothing but the configuration itself.
+    fn watched(&self, _: &Config) -> Vec<PathBuf> {
+        Vec::new()
+    }
+}
+
 /// How one rule does, for metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleReport {
@@ -251,8 +270,7 @@ impl Limits {
         }
     }
 
-    /// The first step of a reload: changes nothing. What can be wrong with a rule is found by the configuration, which
-    /// knows the line; so this cannot fail.
+    /// The first step: changes nothing.
     pub fn prepare(config: &Config) -> Prepared {
         Prepared(config.rate_limit.clone())
     }

@@ -13,16 +13,34 @@ const FRESH: Duration = Duration::from_secs(1);
 /// A part that takes longer to say how it is, is not well.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Asks one part: what to show beside its name, or what is wrong.
-pub type Check = Box<dyn Fn() -> BoxFuture<'static, Result<String, String>> + Send + Sync>;
+/// Asks one part.
+pub type Check = Box<dyn Fn() -> BoxFuture<'static, State> + Send + Sync>;
 
-/// How one part is.
+/// How a part is, in its words, which are the operator's to read and nobody else's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// It does its work.
+    Well(String),
+    /// It does its work, and something should be done about it.
+    Impaired(String),
+    /// It does not do its work: the gateway is not ready.
+    Failed(String),
+}
+
+/// One part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// Its name.
     pub name: &'static str,
-    /// What it says; the error is what is wrong. For the operator.
-    pub state: Result<String, String>,
+    /// How it is.
+    pub state: State,
+}
+
+impl Part {
+    /// The gateway is not ready because of it.
+    pub fn failed(&self) -> bool {
+        matches!(self.state, State::Failed(_))
+    }
 }
 
 /// The parts that must be well for the gateway to be ready. Cheap to clone.
@@ -56,7 +74,7 @@ impl Health {
         // A task of its own: whoever asks and goes away again has asked once all the same.
         let asked = tokio::spawn(async move { this.ask().await });
         asked.await.unwrap_or_else(|_| {
-            let state = Err("a check ended without an answer".into());
+            let state = State::Failed("a check ended without an answer".into());
             Arc::new([Part {
                 name: "health",
                 state,
@@ -75,7 +93,9 @@ impl Health {
         let asked = self.0.checks.iter().map(|(name, check)| async move {
             let state = tokio::time::timeout(PATIENCE, check())
                 .await
-                .unwrap_or_else(|_| Err(format!("no answer in {} s", PATIENCE.as_secs())));
+                .unwrap_or_else(|_| {
+                    State::Failed(format!("no answer in {} s", PATIENCE.as_secs()))
+                });
             Part { name, state }
         });
         let parts: Arc<[Part]> = join_all(asked).await.into();
@@ -86,7 +106,7 @@ impl Health {
 
 #[cfg(test)]
 mod tests {
-    use super::{FRESH, Health};
+    use super::{FRESH, Health, State};
     use futures_util::FutureExt;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -100,14 +120,14 @@ mod tests {
                 "good",
                 Box::new(move || {
                     let number = counter.fetch_add(1, Ordering::Relaxed);
-                    std::future::ready(Ok(format!("asked {number}"))).boxed()
+                    std::future::ready(State::Well(format!("asked {number}"))).boxed()
                 }),
             ),
             ("silent", Box::new(|| std::future::pending().boxed())),
         ]);
         let first = health.report().await;
-        assert_eq!(first[0].state, Ok("asked 0".into()));
-        assert_eq!(first[1].state, Err("no answer in 2 s".into()));
+        assert_eq!(first[0].state, State::Well("asked 0".into()));
+        assert_eq!(first[1].state, State::Failed("no answer in 2 s".into()));
         health.report().await;
         assert_eq!(asked.load(Ordering::Relaxed), 1);
         tokio::time::advance(FRESH).await;

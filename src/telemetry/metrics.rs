@@ -68,8 +68,6 @@ struct Inner {
     policy_decisions: Family<3, Count>,
     policy_duration: Family<0, Histogram>,
     auth_failures: Family<1, Count>,
-    reloads: Family<1, Count>,
-    last_reload_successful: AtomicU64,
     sources: RwLock<Vec<Source>>,
 }
 
@@ -134,12 +132,6 @@ impl Default for Inner {
                 "Requests without a token that holds, by reason.",
                 ["reason"],
             ),
-            reloads: Family::new(
-                "skillgate_config_reloads_total",
-                "Reloads by outcome (ok, refused).",
-                ["outcome"],
-            ),
-            last_reload_successful: AtomicU64::new(1),
             sources: RwLock::default(),
         }
     }
@@ -223,16 +215,8 @@ impl Metrics {
         self.0.auth_failures.at([reason], Count::add);
     }
 
-    /// A reload came into force, or was refused.
-    pub fn reloaded(&self, successful: bool) {
-        let outcome = if successful { "ok" } else { "refused" };
-        self.0.reloads.at([outcome], Count::add);
-        let gauge = &self.0.last_reload_successful;
-        gauge.store(u64::from(successful), Ordering::Relaxed);
-    }
-
     /// The whole page.
-    pub fn page(&self) -> String {
+    pub fn page(&self) -> Page {
         let inner = &*self.0;
         let mut page = Page::default();
         page.family("skillgate_build_info", "gauge", "The version that runs.");
@@ -246,21 +230,11 @@ impl Metrics {
         inner.policy_decisions.write(&mut page);
         inner.policy_duration.write(&mut page);
         inner.auth_failures.write(&mut page);
-        inner.reloads.write(&mut page);
-        page.family(
-            "skillgate_config_last_reload_successful",
-            "gauge",
-            "1 when what is in force is what was last asked for, 0 when the last reload was refused.",
-        );
-        page.sample(
-            &[],
-            inner.last_reload_successful.load(Ordering::Relaxed) as f64,
-        );
         let sources = inner.sources.read().unwrap_or_else(PoisonError::into_inner);
         for source in sources.iter() {
             source(&mut page);
         }
-        page.text
+        page
     }
 }
 
@@ -436,6 +410,11 @@ impl Page {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
+    /// What is on it.
+    pub fn into_text(self) -> String {
+        self.text
+    }
+
     /// A value of the metric that was begun last.
     pub fn sample(&mut self, labels: &[(&str, &str)], value: f64) {
         self.line(self.name, labels, value);
@@ -477,12 +456,11 @@ mod tests {
             Duration::from_secs(60),
         );
         metrics.run_ended("code", "failed", Some("Timeout"), Duration::from_millis(7));
-        metrics.reloaded(false);
         metrics.add_source(|page| {
             page.family("skillgate_runs_in_flight", "gauge", "Runs.");
             page.sample(&[("odd", "a\"b\\c\nd")], 2.5);
         });
-        let page = metrics.page();
+        let page = metrics.page().into_text();
         for line in [
             "# TYPE skillgate_http_requests_total counter",
             r#"skillgate_http_requests_total{route="/rpc",code="200"} 2"#,
@@ -497,7 +475,6 @@ mod tests {
             r#"skillgate_rpc_duration_seconds_sum{method="describe_skill"} 60.00025"#,
             r#"skillgate_rpc_duration_seconds_count{method="describe_skill"} 2"#,
             r#"skillgate_runs_total{kind="code",status="failed",error_type="Timeout"} 1"#,
-            "skillgate_config_last_reload_successful 0",
             r#"skillgate_runs_in_flight{odd="a\"b\\c\nd"} 2.5"#,
         ] {
             assert!(
@@ -519,7 +496,7 @@ mod tests {
             let error = format!("MyError{number}");
             metrics.run_ended("code", "failed", Some(&error), Duration::ZERO);
         }
-        let page = metrics.page();
+        let page = metrics.page().into_text();
         assert!(!page.contains("m7") && !page.contains("MyError"), "{page}");
         assert!(page.contains(r#"error_type="other"} 1000"#), "{page}");
     }

@@ -157,7 +157,11 @@ fn what_happened_is_counted() {
             r#"skillgate_http_requests_total{route="/rpc",code="200"} "#,
             10.0,
         ),
-        ("skillgate_config_last_reload_successful ", 1.0),
+        (r#"skillgate_part_ready{part="sandbox"} "#, 1.0),
+        (
+            r#"skillgate_plugin_value{plugin="sandbox",name="runs_completed"} "#,
+            2.0,
+        ),
     ] {
         assert_eq!(value(&page, series), expected, "{series}\n{page}");
     }
