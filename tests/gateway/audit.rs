@@ -130,7 +130,10 @@ fn records_say_who_and_what_and_nothing_of_the_content() {
     let code = "import sys\ndef main(args):\n    print('canary-printed')\n    raise ValueError('canary-raised' if args else '')\n";
     let mut client = gateway.client();
     client
-        .result("run_code", json!({ "language": "python", "code": code, "args": { "canary-name": "canary-value" } }))
+        .result(
+            "run_code",
+            json!({ "language": "python", "code": code, "args": { "who": "canary-value" } }),
+        )
         .unwrap();
     client.run(CODE, json!({})).unwrap();
 
@@ -209,7 +212,7 @@ fn verify_names_the_place_and_its_exit_code_says_it() {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        said.contains("audit.jsonl:2: record 2: ") && said.contains("was changed"),
+        said.contains("audit.jsonl:3: record 3: ") && said.contains("was changed"),
         "{said}"
     );
     let output = verify(&house, &["--output=json"]);
@@ -220,7 +223,7 @@ fn verify_names_the_place_and_its_exit_code_says_it() {
             &report["breaks"][0]["line"],
             &report["breaks"][0]["kind"]
         ),
-        (&json!(false), &json!(2), &json!("changed"))
+        (&json!(false), &json!(3), &json!("changed"))
     );
     // By the file, by its directory, and where there is none.
     assert_eq!(
@@ -306,14 +309,17 @@ fn a_full_disk_denies_what_must_be_recorded_and_recovers_by_itself() {
         assert!(answered < 1000, "the disk does not get full");
     };
     assert_eq!(
-        (&refusal["error"]["code"], &refusal["error"]["data"]["kind"]),
-        (&json!(-32007), &json!("unavailable"))
+        (
+            &refusal["error"]["code"],
+            &refusal["error"]["data"]["reasons"][0]["code"]
+        ),
+        (&json!(-32003), &json!("policy.unavailable"))
     );
     assert!(
         refusal["error"]["message"]
             .as_str()
             .unwrap()
-            .contains("audit log"),
+            .contains("recorded now"),
         "{refusal}"
     );
     assert_eq!(client.get("/readyz").unwrap().status, 503);

@@ -62,18 +62,15 @@ fn command(house: &House, program: &Path) -> Command {
 #[test]
 fn an_ordinary_user_writes_what_is_missing() {
     let _alone = alone();
-    let house = House::new(Settings {
-        sandbox: Some("{}"),
-        ..Settings::default()
-    });
-    // The skills too may be where this user cannot look.
-    let skills = house.path().join("skills");
-    copy_tree(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("skills"),
-        &skills,
-    );
+    let house = House::new(Settings::default());
+    // The skills and policies too may be where this user cannot look.
+    let [skills, policies] = ["skills", "policies"].map(|name| house.path().join(name));
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+    copy_tree(&sources.join("skills"), &skills);
+    copy_tree(&sources.join("policies"), &policies);
+    let extra = format!("[policy]\npath = {policies:?}");
     let program = copy_program(house.path());
-    let own_skills = |house: &House| {
+    let own_files = |house: &House| {
         let text = fs::read_to_string(house.config()).unwrap();
         let from = format!("{:?}", Path::new(env!("CARGO_MANIFEST_DIR")).join("skills"));
         fs::write(house.config(), text.replace(&from, &format!("{skills:?}"))).unwrap();
@@ -81,7 +78,12 @@ fn an_ordinary_user_writes_what_is_missing() {
             give(house.path());
         }
     };
-    own_skills(&house);
+    house.configure(Settings {
+        sandbox: Some("{}"),
+        extra: &extra,
+        ..Settings::default()
+    });
+    own_files(&house);
 
     // Without the downgrade: it names the layer and what to do, and is gone.
     let mut child = command(&house, &program)
@@ -116,9 +118,10 @@ fn an_ordinary_user_writes_what_is_missing() {
     // With it: the rest is the same.
     house.configure(Settings {
         sandbox: Some(r#"{ downgrades = ["cgroup"] }"#),
+        extra: &extra,
         ..Settings::default()
     });
-    own_skills(&house);
+    own_files(&house);
     let gateway = house.start_as(command(&house, &program));
     let params = json!({ "name": "hello.world", "args": { "name": "nobody" } });
     let result = gateway.client().result("execute_skill", params).unwrap();
