@@ -20,6 +20,7 @@ mod inside;
 mod limits;
 mod load;
 mod ordinary_user;
+mod policy;
 mod stopping;
 mod storm;
 mod versions;
