@@ -13,17 +13,21 @@
 
 mod archive;
 mod bundle;
+pub(crate) mod child;
 mod confirm;
 mod decision;
 mod engine;
 mod input;
+pub mod inspect;
 mod load;
 mod record;
+mod signature;
 mod suite;
 #[cfg(test)]
 mod tests;
 mod trial;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +45,7 @@ use crate::audit::{self, Audit};
 use crate::auth::Caller;
 use crate::catalog::Skill;
 use crate::config::{Confirm, Exposure, PolicyMode};
-use decision::{Decision, Grant};
+use decision::{Decision, Declared, Grant};
 use engine::{Fault, PolicySet};
 use input::Inputs;
 
@@ -98,6 +102,20 @@ impl Facts {
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.request.insert(name.to_owned(), value.into());
         self
+    }
+
+    fn declared(&self) -> Vec<Declared<'_>> {
+        self.skills
+            .iter()
+            .map(|skill| {
+                let permissions = skill.manifest().permissions();
+                Declared {
+                    name: skill.name(),
+                    network: Cow::Borrowed(&permissions.network),
+                    secrets: Cow::Borrowed(&permissions.secrets),
+                }
+            })
+            .collect()
     }
 
     /// Something runs or is made: such a call is never allowed without its record.
@@ -221,7 +239,6 @@ struct Inner {
     unsampled: AtomicU64,
     confirmations: Semaphore,
     samples: Arc<Semaphore>,
-    last_error: std::sync::Mutex<Option<String>>,
 }
 
 /// How one decision ended, before it is recorded.
@@ -243,6 +260,7 @@ impl Outcome {
 impl Policy {
     /// With a policy that passed its trial, and where its decisions are recorded.
     pub fn new(prepared: Prepared, sandbox: &Sandbox, audit: Audit) -> Self {
+        prepared.remember();
         Policy(Arc::new(Inner {
             active: ArcSwap::from_pointee(prepared.active),
             inputs: Inputs::new(sandbox),
@@ -253,44 +271,28 @@ impl Policy {
             unsampled: AtomicU64::new(0),
             confirmations: Semaphore::new(CONFIRMATIONS_MAX),
             samples: Arc::new(Semaphore::new(SAMPLES_WAITING_MAX)),
-            last_error: std::sync::Mutex::default(),
         }))
     }
 
     /// Puts a prepared policy in force: calls that have begun keep the one that they began with.
     pub fn install(&self, prepared: Prepared) {
         tracing::info!(revision = prepared.revision(), "policy is in force");
+        prepared.remember();
         self.0.active.store(Arc::new(prepared.active));
-        *self.last_error() = None;
-    }
-
-    /// Notes that a reload was refused; the last good policy stays.
-    pub fn refused(&self, error: &BundleError) {
-        tracing::error!(%error, "the new policy is refused; the last good one stays in force");
-        *self.last_error() = Some(error.to_string());
-    }
-
-    fn last_error(&self) -> std::sync::MutexGuard<'_, Option<String>> {
-        self.0
-            .last_error
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// For health and metrics.
     pub fn status(&self) -> Status {
         let active = self.0.active.load();
         let age = (self.0.clock)().duration_since(active.since);
+        let set = active.set.as_ref();
         Status {
             mode: load::mode_name(active.mode),
-            revision: active
-                .set
-                .as_ref()
-                .map(|set| set.revision.clone())
-                .unwrap_or_default(),
+            revision: set.map(|set| set.revision.clone()).unwrap_or_default(),
+            sha256: set.map(|set| set.digest.clone()).unwrap_or_default(),
             age_s: age.unwrap_or_default().as_secs(),
-            last_error: self.last_error().clone(),
             engine_mismatches: self.0.mismatches.load(Ordering::Relaxed),
+            unconfirmed: self.0.unsampled.load(Ordering::Relaxed),
         }
     }
 
@@ -328,7 +330,8 @@ impl Policy {
             Err(fault) => (None, Err(fault)),
         };
         let (decision, grant) = match decision {
-            Ok(decision) if decision.allow => match decision.grant(facts) {
+            Ok(decision) if decision.allow => match decision.grant(facts.method, &facts.declared())
+            {
                 Ok(grant) => (Ok(decision), grant),
                 Err(fault) => (Err(fault), Grant::default()),
             },
