@@ -32,6 +32,8 @@ pub(crate) struct Interpreter {
     pub(crate) links: Vec<(String, String)>,
     /// The guest's modules as this interpreter compiles them: name below the guest's directory, bytes as hex.
     pub(crate) compiled: BTreeMap<String, String>,
+    /// Trusted certificates: inside, where OpenSSL looks for them; outside. `None`: the host or its Python has none.
+    pub(crate) certificates: Option<(String, String)>,
     /// What may be executed, beside the program: the dynamic loader.
     pub(crate) loader: Option<String>,
 }
@@ -60,6 +62,8 @@ impl std::fmt::Display for InterpreterError {
     }
 }
 
+/// Where programs that name a file of certificates most often find one.
+const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 const ANSWER_BYTES_MAX: u64 = 8 << 20;
 const DISCOVERY_TIME: Duration = Duration::from_secs(30);
 
@@ -75,6 +79,7 @@ struct Discovered {
     loader: Option<String>,
     libraries: Vec<(String, String)>,
     compiled: BTreeMap<String, String>,
+    certificates: Option<(String, String)>,
 }
 
 impl Interpreter {
@@ -148,10 +153,15 @@ impl Interpreter {
             shown.push((zones.into(), zones.into()));
         }
         let name = format!("python{version}");
-        let links = vec![
+        let mut links = vec![
             ("/usr/bin/python3".into(), name.clone()),
             ("/usr/bin/python".into(), name),
         ];
+        if let Some((place, _)) = &found.certificates
+            && place != CERTIFICATES
+        {
+            links.push((CERTIFICATES.into(), place.clone()));
+        }
         Interpreter {
             program,
             version,
@@ -160,6 +170,7 @@ impl Interpreter {
             hidden,
             links,
             compiled: found.compiled,
+            certificates: found.certificates,
             loader: found.loader,
         }
     }
@@ -267,6 +278,10 @@ mod tests {
             dynload: vec![format!("{prefix}/lib/python3.12/lib-dynload")],
             loader: Some("/lib64/ld-linux-x86-64.so.2".into()),
             compiled: BTreeMap::new(),
+            certificates: Some((
+                format!("{prefix}/ssl/cert.pem"),
+                "/etc/pki/tls/certs/ca-bundle.crt".into(),
+            )),
             libraries: vec![
                 (
                     "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2".into(),
@@ -311,5 +326,7 @@ mod tests {
                 .any(|(inside, _)| inside.ends_with("gnu/ld-linux-x86-64.so.2")),
             "the loader is at its own path only"
         );
+        let place = "/home/x/py/ssl/cert.pem".to_owned();
+        assert!(plan.links.contains(&(CERTIFICATES.into(), place)));
     }
 }

@@ -13,7 +13,7 @@ use crate::cgroup::Entrance;
 use crate::interpreter::Interpreter;
 use crate::root::{GUEST, STAGING, WRITABLE};
 use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID, RDONLY};
-use crate::wire::{Report, RunSpec};
+use crate::wire::{Notice, Report, RunSpec};
 use crate::{landlock, seccomp};
 
 /// Namespaces that a run is born in. Its cgroup namespace comes a step later, when it is in its group, and its user
@@ -23,6 +23,8 @@ pub(crate) const BORN_IN: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS;
+/// Where a run finds its gate, on its own loopback interface: the port that proxies are used to have.
+pub(crate) const GATE_PORT: u16 = 3128;
 /// The user and group of a run, as it sees itself.
 const INSIDE_ID: u32 = 1000;
 const OPEN_FILES_MAX: u64 = 1024;
@@ -63,6 +65,8 @@ pub(crate) struct Isolation<'a> {
     pub(crate) output: BorrowedFd<'a>,
     pub(crate) channel: BorrowedFd<'a>,
     pub(crate) report: BorrowedFd<'a>,
+    /// Where the listener of a run with network goes; `None`: the probe, which has none.
+    pub(crate) notice: Option<BorrowedFd<'a>>,
     /// What to execute instead of the guest, for the probe.
     pub(crate) arguments: Option<Vec<CString>>,
 }
@@ -75,6 +79,7 @@ pub(crate) enum Step {
     CgroupNamespace,
     Session,
     Hostname,
+    Network,
     Propagation,
     Proc,
     Root,
@@ -142,6 +147,8 @@ impl Isolation<'_> {
         // No controlling terminal to push input into, no signals from another's group.
         sys::new_session().at(Step::Session)?;
         sys::set_hostname("sandbox").at(Step::Hostname)?;
+        // While this process still has rights over the network namespace.
+        self.open_gate().at(Step::Network)?;
         // The mounts are a copy that still follows the host's. From here nothing comes in and nothing goes out.
         sys::set_propagation(libc::MS_PRIVATE).at(Step::Propagation)?;
         // /proc of the new pid namespace, not in place yet: in a user namespace the kernel makes one only while another,
@@ -180,6 +187,7 @@ impl Isolation<'_> {
             self.report.as_raw_fd(),
             self.ground.launcher.as_raw_fd(),
         ];
+        keep.extend(self.notice.map(|notice| notice.as_raw_fd()));
         keep.extend(
             self.mounts
                 .iter()
@@ -187,6 +195,18 @@ impl Isolation<'_> {
                 .map(AsRawFd::as_raw_fd),
         );
         sys::close_all_from(4, &keep)
+    }
+
+    /// A run with network has one thing in its network namespace: a listener, of which the gateway gets the only
+    /// descriptor. Without network the interface stays down.
+    fn open_gate(&self) -> io::Result<()> {
+        let (true, Some(notice)) = (self.spec.network, self.notice) else {
+            return Ok(());
+        };
+        sys::loopback_up()?;
+        let listener = sys::listen_on_loopback(GATE_PORT)?;
+        let message = serde_json::to_vec(&Notice::Listening)?;
+        sys::send_message(notice, &message, &[listener.as_fd()])
     }
 
     fn enter_root(&self) -> io::Result<()> {
@@ -305,7 +325,12 @@ impl Isolation<'_> {
             .flatten()
             .cloned()
             .collect();
-        landlock::enter(abi, &executable, &WRITABLE.map(|w| w.0))
+        landlock::enter(
+            abi,
+            &executable,
+            &WRITABLE.map(|w| w.0),
+            self.spec.network.then_some(GATE_PORT),
+        )
     }
 
     fn die_with_launcher(&self) -> io::Result<()> {
@@ -335,7 +360,7 @@ impl Isolation<'_> {
             .at(Step::Standard)?;
         let environment = environment(&self.spec.run_id).at(Step::Standard)?;
         let program = sys::cstr(&self.ground.interpreter.program).at(Step::Standard)?;
-        let filter = seccomp::program();
+        let filter = seccomp::program(self.spec.network);
         sys::new_session().at(Step::Standard)?;
         self.place_descriptors().at(Step::Standard)?;
         sys::reset_signals().at(Step::Standard)?;
@@ -363,7 +388,7 @@ impl Isolation<'_> {
         // Neither the pipe nor the channel may stay open because init has them; and what init does is on the list too.
         let alone = sys::close_all_from(4, &[self.report.as_raw_fd()]);
         if alone
-            .and_then(|()| sys::install_filter(&seccomp::program()))
+            .and_then(|()| sys::install_filter(&seccomp::program(self.spec.network)))
             .is_err()
         {
             sys::exit_now(126);

@@ -8,6 +8,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::channel::JOB_BYTES_MAX;
 
+/// What programs look at to find a proxy, in both cases that are in use: curl takes `http_proxy` in lower case alone.
+const PROXY: [&str; 6] = [
+    "HTTP_PROXY",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "ALL_PROXY",
+    "all_proxy",
+];
+const NO_PROXY: [&str; 2] = ["NO_PROXY", "no_proxy"];
+/// The run's gate: `isolate::GATE_PORT`.
+const PROXY_URL: &str = "http://127.0.0.1:3128";
+
 #[derive(Serialize)]
 struct Job<'a> {
     run_id: &'a str,
@@ -61,6 +74,15 @@ pub(crate) fn frame(
         ("TMPDIR", "/tmp"),
         ("SKILLGATE_RUN_ID", run_id),
     ]);
+    if request.network == abi::NET_GATE {
+        env.extend(PROXY.iter().map(|name| (*name, PROXY_URL)));
+        // What runs inside, beside the code that asks for it: there is no way to it through the gate.
+        env.extend(
+            NO_PROXY
+                .iter()
+                .map(|name| (*name, "localhost,127.0.0.1,::1")),
+        );
+    }
     for (name, value) in &request.env {
         check_variable(name, value)?;
         if env.insert(name, value).is_some() {
@@ -145,6 +167,10 @@ fn check_variable(name: &str, value: &str) -> Result<(), Error> {
     if ["LD_", "PYTHON", "GLIBC_", "MALLOC_"]
         .iter()
         .any(|p| name.starts_with(p))
+        || PROXY
+            .iter()
+            .chain(&NO_PROXY)
+            .any(|proxy| proxy.eq_ignore_ascii_case(name))
         || ["HOME", "PATH", "LANG", "TMPDIR", "SKILLGATE_RUN_ID"].contains(&name)
     {
         return Err(invalid(format!(

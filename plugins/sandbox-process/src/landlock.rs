@@ -1,5 +1,5 @@
 //! The second layer over files: even where a mount were wrong, a run reads what its root holds, executes the
-//! interpreter alone and writes to its own tmpfs alone. It also closes TCP (ABI 4), and signals and abstract sockets
+//! interpreter alone and writes to its own tmpfs alone. It also closes TCP but for the gate (ABI 4), and signals and abstract sockets
 //! that lead out of the run (ABI 6).
 
 use std::io;
@@ -29,7 +29,13 @@ fn all_file_rights(abi: u32) -> u64 {
 
 /// Puts this process, which is inside its new root already, under the rules. The order matters: a rule is about a
 /// directory, not about a path, so one that were made before a mount covers it would be about the wrong directory.
-pub(crate) fn enter(abi: u32, executable: &[String], writable: &[&str]) -> io::Result<()> {
+/// `gate` is the one TCP port that may be connected to; none may be bound.
+pub(crate) fn enter(
+    abi: u32,
+    executable: &[String],
+    writable: &[&str],
+    gate: Option<u16>,
+) -> io::Result<()> {
     let all = all_file_rights(abi);
     let handled = [
         all,
@@ -55,6 +61,9 @@ pub(crate) fn enter(abi: u32, executable: &[String], writable: &[&str]) -> io::R
     }
     for directory in writable {
         allow(rules.as_fd(), directory, all & !EXECUTE)?;
+    }
+    if let (Some(port), 4..) = (gate, abi) {
+        sys::landlock_allow_port(rules.as_fd(), port, CONNECT_TCP)?;
     }
     sys::landlock_enter(rules.as_fd())
 }

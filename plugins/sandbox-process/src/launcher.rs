@@ -307,7 +307,7 @@ impl Launcher {
                 },
             ),
         };
-        let started = self.spawn(&spec, slot, &mounts, &entrance, output, channel);
+        let started = self.spawn(&spec, slot, &mounts, &entrance, [output, channel, notice]);
         let (pid, pidfd, report) = match started {
             Ok(started) => started,
             Err(e) => {
@@ -345,8 +345,7 @@ impl Launcher {
         slot: u32,
         mounts: &[OwnedFd],
         entrance: &crate::cgroup::Entrance,
-        output: &OwnedFd,
-        channel: &OwnedFd,
+        [output, channel, notice]: [&OwnedFd; 3],
     ) -> io::Result<(libc::pid_t, OwnedFd, OwnedFd)> {
         let (report, report_in) = sys::pipe()?;
         sys::set_nonblocking(report.as_fd())?;
@@ -359,6 +358,7 @@ impl Launcher {
             output: output.as_fd(),
             channel: channel.as_fd(),
             report: report_in.as_fd(),
+            notice: Some(notice.as_fd()),
             arguments: None,
         };
         match sys::clone_process(BORN_IN, entrance.born_in.as_ref().map(AsFd::as_fd))? {

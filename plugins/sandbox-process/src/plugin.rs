@@ -180,7 +180,7 @@ impl Sandbox for SandboxProcess {
             max_memory_bytes = if has.memory { u64::MAX >> 1 } else { 0 };
         }
         SandboxCaps {
-            egress: abi::EGRESS_CAN_DENY,
+            egress: abi::EGRESS_CAN_DENY | abi::EGRESS_GATE_LISTENER,
             max_concurrent: 0,
             isolation: abi::ISO_CONTAINER,
             max_memory_bytes,

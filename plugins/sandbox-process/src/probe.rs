@@ -202,6 +202,7 @@ fn namespaces() -> LayerReport {
     let inside = || {
         sys::unshare(libc::CLONE_NEWCGROUP)
             .map_err(|e| io::Error::other(format!("cgroup namespace: {e}")))?;
+        sys::loopback_up().map_err(|e| io::Error::other(format!("loopback interface: {e}")))?;
         sys::set_hostname("sandbox")
     };
     let Err(e) = trial(BORN_IN, inside) else {
@@ -281,17 +282,22 @@ fn capabilities(id: u32) -> LayerReport {
 }
 
 fn seccomp() -> LayerReport {
-    let program = seccomp::program();
-    let result = trial(0, || {
-        sys::set_no_new_privs()?;
-        sys::install_filter(&program)?;
-        match sys::unshare(libc::CLONE_NEWUTS) {
-            Err(e) if e.raw_os_error() == Some(libc::EPERM) => Ok(()),
-            other => Err(io::Error::other(format!(
-                "the filter does not hold: {other:?}"
-            ))),
-        }
-    });
+    let program = seccomp::program(false);
+    // A run with network has another one.
+    let result = [&program, &seccomp::program(true)]
+        .into_iter()
+        .try_for_each(|program| {
+            trial(0, || {
+                sys::set_no_new_privs()?;
+                sys::install_filter(program)?;
+                match sys::unshare(libc::CLONE_NEWUTS) {
+                    Err(e) if e.raw_os_error() == Some(libc::EPERM) => Ok(()),
+                    other => Err(io::Error::other(format!(
+                        "the filter does not hold: {other:?}"
+                    ))),
+                }
+            })
+        });
     match result {
         Ok(()) => ok(
             Layer::Seccomp,
@@ -312,7 +318,7 @@ fn landlock(abi: Option<u32>) -> LayerReport {
     };
     let result = trial(0, || {
         sys::set_no_new_privs()?;
-        landlock::enter(abi, &[], &[])?;
+        landlock::enter(abi, &[], &[], Some(isolate::GATE_PORT))?;
         match std::fs::OpenOptions::new()
             .write(true)
             .open("/proc/self/comm")
@@ -423,6 +429,7 @@ fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<()
         disk_bytes: 1 << 20,
         disk_inodes: 64,
         mounts: Vec::new(),
+        network: false,
     };
     let (mut group, entrance) = match groups {
         Some(groups) => groups
@@ -467,6 +474,7 @@ fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<()
         output: output_in.as_fd(),
         channel: channel_in.as_fd(),
         report: report_in.as_fd(),
+        notice: None,
         arguments: Some(arguments.map_err(text)?),
     };
     let (pid, pidfd) = match sys::clone_process(BORN_IN, entrance.born_in.as_ref().map(AsFd::as_fd))

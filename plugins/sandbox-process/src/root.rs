@@ -79,8 +79,15 @@ pub(crate) fn build(
         };
         root.file(inside, &content, mode)?;
     }
+    if let Some((inside, outside)) = &interpreter.certificates {
+        let content = fs::read(outside).map_err(|e| named(e, outside))?;
+        root.file(inside, &content, 0o444)?;
+    }
     for (inside, to) in &interpreter.links {
-        symlink(to, root.path(inside))?;
+        if let Some(parent) = Path::new(inside).parent().and_then(Path::to_str) {
+            root.directory(parent)?;
+        }
+        symlink(to, root.path(inside)).map_err(|e| named(e, inside))?;
     }
     for (inside, outside) in &interpreter.shown {
         let executable = *inside == interpreter.shown[0].0 || inside.ends_with("lib-dynload");

@@ -126,6 +126,7 @@ pub(crate) fn run(
         disk_bytes: limits.disk_bytes,
         disk_inodes: limits.disk_inodes,
         mounts: prepared.specs.clone(),
+        network: request.network == abi::NET_GATE,
     };
     let message = serde_json::to_vec(&spec).map_err(|e| unavailable(e.into()))?;
     if message.len() > MESSAGE_BYTES_MAX {
@@ -179,8 +180,11 @@ fn check(request: &RunRequest) -> Result<(), Error> {
             format!("language {:?}: this sandbox runs python", request.language),
         );
     }
-    if request.network != abi::NET_NONE {
-        return refuse(abi::E_UNIMPLEMENTED, "this sandbox has no network".into());
+    if ![abi::NET_NONE, abi::NET_GATE].contains(&request.network) {
+        return refuse(
+            abi::E_UNIMPLEMENTED,
+            "this sandbox has no network of its own: it reaches the gate, or nothing".into(),
+        );
     }
     let id = &request.run_id;
     if id.is_empty()
@@ -350,6 +354,23 @@ impl Running<'_> {
                 if let (Some(_), Some(pidfd)) = (self.killed_ns, &self.pidfd) {
                     // Stopped before it was there.
                     let _ = sys::kill_by_pidfd(pidfd.as_fd());
+                }
+                None
+            }
+            Ok(Notice::Listening) => {
+                let served = match fds.pop() {
+                    Some(listener) => self.services.gate_serve(listener),
+                    None => Err(Error::new(abi::E_INTERNAL, "no listener came")),
+                };
+                if let Err(e) = served {
+                    // A run that was promised a way out is not left without one.
+                    self.host.log(
+                        Level::Error,
+                        TARGET,
+                        "the host does not serve a run's gate",
+                        &[("error", &e.message)],
+                    );
+                    self.kill(Verdict::Broken("its gate could not be opened".into()));
                 }
                 None
             }

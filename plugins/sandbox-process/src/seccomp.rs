@@ -40,8 +40,18 @@ enum Rule {
         arg: u32,
         mask: u32,
     },
+    /// All tests of one of these lists hold.
+    AnyOf(&'static [&'static [Test]]),
     /// Never, with this error instead of EPERM.
     Refuse(i32),
+}
+
+/// Of the argument, the bits of the mask are one of these values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Test {
+    arg: u32,
+    mask: u32,
+    values: &'static [u32],
 }
 
 const RET_KILL_PROCESS: u32 = 0x8000_0000;
@@ -51,6 +61,7 @@ const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const JUMP_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const JUMP_ANY_BIT: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 // Offsets in struct seccomp_data.
@@ -68,9 +79,16 @@ fn op(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
-/// The filter of a run, for the machine that this is compiled for.
-pub(crate) fn program() -> Vec<sock_filter> {
-    assemble(allow::ALLOWED)
+/// The filter of a run, for the machine that this is compiled for. With `network` it may have TCP sockets, which lead
+/// to its own loopback interface and nowhere else.
+pub(crate) fn program(network: bool) -> Vec<sock_filter> {
+    assemble(&entries(network))
+}
+
+fn entries(network: bool) -> Vec<&'static Entry> {
+    let changed = if network { allow::NETWORK } else { &[] };
+    let stays = |e: &&Entry| changed.iter().all(|c| c.name != e.name);
+    allow::ALLOWED.iter().filter(stays).chain(changed).collect()
 }
 
 fn native_number(e: &Entry) -> Option<u32> {
@@ -81,7 +99,7 @@ fn native_number(e: &Entry) -> Option<u32> {
     }
 }
 
-fn assemble(entries: &[Entry]) -> Vec<sock_filter> {
+fn assemble(entries: &[&Entry]) -> Vec<sock_filter> {
     let mut calls: Vec<(u32, Rule)> = entries
         .iter()
         .filter_map(|e| Some((native_number(e)?, e.rule)))
@@ -151,6 +169,11 @@ fn leaf(rule: Option<Rule>) -> Vec<sock_filter> {
             refuse,
             allow,
         ],
+        Some(Rule::AnyOf(lists)) => {
+            let mut out: Vec<_> = lists.iter().flat_map(|tests| all_of(tests)).collect();
+            out.push(refuse);
+            out
+        }
         Some(Rule::OneOf { arg, values }) => {
             let mut out = vec![op(LOAD, ARGS + 8 * arg, 0, 0)];
             for (i, value) in values.iter().enumerate() {
@@ -160,6 +183,24 @@ fn leaf(rule: Option<Rule>) -> Vec<sock_filter> {
             out
         }
     }
+}
+
+/// Allows when every test holds; goes on behind it when one does not.
+fn all_of(tests: &[Test]) -> Vec<sock_filter> {
+    let mut out = vec![op(RETURN, RET_ALLOW, 0, 0)];
+    for test in tests.iter().rev() {
+        let mut block = vec![
+            op(LOAD, ARGS + 8 * test.arg, 0, 0),
+            op(AND, test.mask, 0, 0),
+        ];
+        for (i, value) in test.values.iter().enumerate() {
+            block.push(op(JUMP_EQUAL, *value, (test.values.len() - i) as u8, 0));
+        }
+        block.push(op(JUMP, out.len() as u32, 0, 0));
+        block.extend(out);
+        out = block;
+    }
+    out
 }
 
 #[cfg(test)]
@@ -182,6 +223,7 @@ mod tests {
                     }
                 }
                 RETURN => return i.k,
+                AND => acc &= i.k,
                 JUMP => at += i.k as usize,
                 code => {
                     let yes = match code {
@@ -198,12 +240,14 @@ mod tests {
 
     #[test]
     fn every_number_gets_what_the_list_says() {
-        let program = program();
         let eperm = RET_ERRNO | libc::EPERM as u32;
-        for number in 0..1024 {
-            let entry = allow::ALLOWED
-                .iter()
-                .find(|e| native_number(e) == Some(number));
+        for (network, number) in [false, true]
+            .into_iter()
+            .flat_map(|network| (0..1024).map(move |number| (network, number)))
+        {
+            let program = program(network);
+            let list = entries(network);
+            let entry = list.iter().find(|e| native_number(e) == Some(number));
             let got = |args| run(&program, NATIVE_ARCH, number, args);
             match entry.map(|e| e.rule) {
                 None => assert_eq!(got([0; 6]), eperm, "{number}"),
@@ -218,6 +262,8 @@ mod tests {
                         assert_eq!(got(args), eperm, "{number} {v}");
                     }
                 }
+                // `sockets` below has their arguments.
+                Some(Rule::AnyOf(_)) => assert_eq!(got([u32::MAX; 6]), eperm, "{number}"),
                 Some(Rule::NoneOf { arg, mask }) => {
                     for bit in 0..32 {
                         let mut args = [0; 6];
@@ -238,8 +284,81 @@ mod tests {
     }
 
     #[test]
+    fn sockets() {
+        const INET: u32 = libc::AF_INET as u32;
+        const STREAM: u32 = libc::SOCK_STREAM as u32;
+        let flags = (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) as u32;
+        let call = |network: bool, call: i64, args: [u32; 6]| {
+            run(&program(network), NATIVE_ARCH, call as u32, args) == RET_ALLOW
+        };
+        let socket = |network, family, kind, protocol| {
+            call(network, libc::SYS_socket, [family, kind, protocol, 0, 0, 0])
+        };
+        for network in [false, true] {
+            for kind in [1, 2, 5, 1 | flags] {
+                assert!(socket(network, 1, kind, 0), "unix sockets of every kind");
+            }
+            assert!(!call(
+                network,
+                libc::SYS_socketpair,
+                [INET, STREAM, 0, 0, 0, 0]
+            ));
+        }
+        for protocol in [0, 6] {
+            for kind in [STREAM, STREAM | flags, STREAM | libc::SOCK_CLOEXEC as u32] {
+                assert!(socket(true, INET, kind, protocol));
+                assert!(!socket(false, INET, kind, protocol));
+            }
+        }
+        for family in 0..64 {
+            for kind in 0..16 {
+                for protocol in [0, 1, 2, 6, 17, 33, 47, 58, 132, 136, 255, 256, 262] {
+                    let fine = family == 1
+                        || (family == INET && kind == STREAM && [0, 6].contains(&protocol));
+                    assert_eq!(
+                        socket(true, family, kind, protocol),
+                        fine,
+                        "{family} {kind} {protocol}"
+                    );
+                }
+            }
+        }
+        let option = |level, name| call(true, libc::SYS_setsockopt, [3, level, name, 0, 0, 0]);
+        assert!(option(1, 2) && option(1, 9) && option(6, 1) && option(6, 4) && option(6, 18));
+        // TLS in the kernel, repair, congestion control, multicast, filters of netfilter, multipath.
+        for (level, name) in [
+            (6, 31),
+            (6, 19),
+            (6, 13),
+            (6, 30),
+            (0, 35),
+            (0, 64),
+            (41, 26),
+            (284, 1),
+            (282, 1),
+            (255, 1),
+        ] {
+            assert!(!option(level, name), "{level} {name}");
+        }
+        const FASTOPEN: u32 = libc::MSG_FASTOPEN as u32;
+        for (number, arg) in [
+            (libc::SYS_sendto, 3),
+            (libc::SYS_sendmsg, 2),
+            (libc::SYS_sendmmsg, 3),
+        ] {
+            let mut args = [0; 6];
+            assert!(call(true, number, args));
+            args[arg] = FASTOPEN;
+            assert!(
+                !call(true, number, args),
+                "a connection that connect() does not see"
+            );
+        }
+    }
+
+    #[test]
     fn foreign_calls_kill() {
-        let program = program();
+        let program = program(true);
         for arch in [0x4000_0003, 0x4000_0028, 0xc000_00f3, 0] {
             assert_eq!(run(&program, arch, 1, [0; 6]), RET_KILL_PROCESS);
         }
@@ -253,7 +372,8 @@ mod tests {
     #[test]
     fn the_list_is_sound() {
         for numbers in [|e: &Entry| e.x86_64, |e: &Entry| e.aarch64] {
-            let all: Vec<u32> = allow::ALLOWED.iter().filter_map(numbers).collect();
+            let all: Vec<u32> = entries(true).into_iter().filter_map(numbers).collect();
+            assert_eq!(all.len(), allow::ALLOWED.iter().filter_map(numbers).count());
             assert_eq!(
                 all.len(),
                 all.iter().collect::<BTreeSet<_>>().len(),
@@ -261,8 +381,9 @@ mod tests {
             );
         }
         assert!(
-            allow::ALLOWED
+            entries(true)
                 .iter()
+                .chain(&entries(false))
                 .all(|e| !e.reason.is_empty() && (e.x86_64.is_some() || e.aarch64.is_some())),
             "a line without a reason"
         );

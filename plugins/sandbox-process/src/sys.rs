@@ -8,11 +8,13 @@
 mod credentials;
 mod fds;
 mod mounts;
+mod network;
 mod process;
 
 pub(crate) use credentials::*;
 pub(crate) use fds::*;
 pub(crate) use mounts::*;
+pub(crate) use network::*;
 pub(crate) use process::*;
 
 use std::ffi::CString;

@@ -94,6 +94,8 @@ pub(crate) struct RunSpec {
     pub(crate) disk_bytes: u64,
     pub(crate) disk_inodes: u64,
     pub(crate) mounts: Vec<MountSpec>,
+    /// It has a gate: a listener in its network namespace, and sockets that can connect to it.
+    pub(crate) network: bool,
 }
 
 /// A directory or file of the host, to be shown read-only. The plugin holds it open; the launcher opens the path in
@@ -113,6 +115,8 @@ pub(crate) struct MountSpec {
 pub(crate) enum Notice {
     /// The run's init exists; its pidfd comes with this.
     Started,
+    /// The run's namespace has its listener, which comes with this. Said by init itself, before any code of the run.
+    Listening,
     /// Isolated; the interpreter is being executed.
     Ready,
     /// Never got there: no code has run.

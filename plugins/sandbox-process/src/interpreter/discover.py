@@ -91,6 +91,18 @@ for path in sorted(files):
     except OSError:
         continue
     libraries.append([real, elf(real)[1] or os.path.basename(path)])
+# The host's trusted certificates, for where OpenSSL looks when nobody tells it where.
+certificates = None
+try:
+    import ssl
+    at = ssl.get_default_verify_paths().openssl_cafile
+    places = (at, "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/ca-bundle.pem", "/etc/ssl/cert.pem")
+    found = [p for p in places if os.path.isfile(p)]
+    if found and os.path.isabs(at):
+        certificates = [os.path.normpath(at), os.path.realpath(found[0])]
+except ImportError:
+    pass
+
 print(json.dumps({
     "version": list(sys.version_info[:2]),
     "implementation": sys.implementation.name,
@@ -101,4 +113,5 @@ print(json.dumps({
     "loader": loader,
     "libraries": libraries,
     "compiled": compiled,
+    "certificates": certificates,
 }))

@@ -3,13 +3,29 @@
 //! Numbers are those of `asm/unistd_64.h` (x86-64) and `asm-generic/unistd.h` (aarch64); `None`: not on that machine.
 
 use super::Entry;
-use super::Rule::{Always, NoneOf, OneOf, Refuse};
+use super::Rule::{Always, AnyOf, NoneOf, OneOf, Refuse};
+use super::Test;
 
 /// Any CLONE_NEW* flag: time, mount, cgroup, uts, ipc, user, pid and network namespaces.
 const CLONE_NEW_ANY: u32 = 0x7e02_0080;
 const ARCH_SET_FS: u32 = 0x1002;
 const ARCH_GET_FS: u32 = 0x1003;
 const AF_UNIX: u32 = 1;
+const AF_INET: u32 = 2;
+const SOCK_STREAM: u32 = 1;
+/// Without SOCK_NONBLOCK and SOCK_CLOEXEC.
+const SOCKET_TYPE: u32 = !0o2_004_000;
+const IPPROTO_TCP: u32 = 6;
+const SOL_SOCKET: u32 = 1;
+const ALL_BITS: u32 = u32::MAX;
+/// Connects and sends at once, past what watches connect().
+const MSG_FASTOPEN: u32 = 0x2000_0000;
+
+/// TCP_NODELAY, KEEPIDLE, KEEPINTVL, KEEPCNT, QUICKACK and USER_TIMEOUT; never TCP_ULP (TLS in the kernel) or others that
+/// load modules.
+const TCP_OPTIONS: &[u32] = &[1, 4, 5, 6, 12, 18];
+/// The same and TCP_INFO.
+const TCP_QUESTIONS: &[u32] = &[1, 4, 5, 6, 11, 12, 18];
 
 /// TCGETS, FIONREAD, TIOCGWINSZ, FIONCLEX, FIOCLEX, FIONBIO.
 const IOCTL_REQUESTS: &[u32] = &[0x5401, 0x541b, 0x5413, 0x5450, 0x5451, 0x5421];
@@ -214,4 +230,25 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "getrandom", x86_64: Some(318), aarch64: Some(278), rule: Always, reason: "random numbers" },
     Entry { name: "uname", x86_64: Some(63), aarch64: Some(160), rule: Always, reason: "name and size of the machine" },
     Entry { name: "sysinfo", x86_64: Some(99), aarch64: Some(179), rule: Always, reason: "name and size of the machine" },
+];
+
+/// What takes the place of the lines of the same name for a run with network. Its namespace holds a loopback interface
+/// and the gate; IPv6, datagrams, raw sockets and netlink have nothing to lead to there, so there are none.
+#[rustfmt::skip]
+pub(super) const NETWORK: &[Entry] = &[
+    Entry { name: "socket", x86_64: Some(41), aarch64: Some(198), rule: AnyOf(&[
+        &[Test { arg: 0, mask: ALL_BITS, values: &[AF_UNIX] }],
+        &[Test { arg: 0, mask: ALL_BITS, values: &[AF_INET] }, Test { arg: 1, mask: SOCKET_TYPE, values: &[SOCK_STREAM] }, Test { arg: 2, mask: ALL_BITS, values: &[0, IPPROTO_TCP] }],
+    ]), reason: "the way to the gate is TCP; landlock does not know multipath TCP and SCTP" },
+    Entry { name: "setsockopt", x86_64: Some(54), aarch64: Some(208), rule: AnyOf(&[
+        &[Test { arg: 1, mask: ALL_BITS, values: &[SOL_SOCKET] }],
+        &[Test { arg: 1, mask: ALL_BITS, values: &[IPPROTO_TCP] }, Test { arg: 2, mask: ALL_BITS, values: TCP_OPTIONS }],
+    ]), reason: "what HTTP clients set" },
+    Entry { name: "getsockopt", x86_64: Some(55), aarch64: Some(209), rule: AnyOf(&[
+        &[Test { arg: 1, mask: ALL_BITS, values: &[SOL_SOCKET] }],
+        &[Test { arg: 1, mask: ALL_BITS, values: &[IPPROTO_TCP] }, Test { arg: 2, mask: ALL_BITS, values: TCP_QUESTIONS }],
+    ]), reason: "what HTTP clients ask" },
+    Entry { name: "sendto", x86_64: Some(44), aarch64: Some(206), rule: NoneOf { arg: 3, mask: MSG_FASTOPEN }, reason: "a connection is made by connect() alone" },
+    Entry { name: "sendmsg", x86_64: Some(46), aarch64: Some(211), rule: NoneOf { arg: 2, mask: MSG_FASTOPEN }, reason: "the same" },
+    Entry { name: "sendmmsg", x86_64: Some(307), aarch64: Some(269), rule: NoneOf { arg: 3, mask: MSG_FASTOPEN }, reason: "the same" },
 ];

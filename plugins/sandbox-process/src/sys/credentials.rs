@@ -223,6 +223,35 @@ pub(crate) fn landlock_allow(
     .map(drop)
 }
 
+#[repr(C)]
+struct NetPort {
+    allowed_access: u64,
+    port: u64,
+}
+
+/// Allows `access` to a TCP port. From ABI 4.
+pub(crate) fn landlock_allow_port(
+    ruleset: BorrowedFd<'_>,
+    port: u16,
+    access: u64,
+) -> io::Result<()> {
+    let rule = NetPort {
+        allowed_access: access,
+        port: port.into(),
+    };
+    // SAFETY: rule type 2 (LANDLOCK_RULE_NET_PORT) reads a struct of this layout.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_landlock_add_rule,
+            ruleset.as_raw_fd(),
+            2,
+            &rule as *const NetPort,
+            0,
+        )
+    })
+    .map(drop)
+}
+
 /// Puts this process under a ruleset, for ever.
 pub(crate) fn landlock_enter(ruleset: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: no pointers.

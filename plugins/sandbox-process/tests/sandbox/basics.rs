@@ -227,7 +227,7 @@ fn requests_that_cannot_be_run_are_refused_before_any_code() {
         "ruby",
     );
     check(
-        &|r| r.network = abi::NET_GATE,
+        &|r| r.network = abi::NET_SELF,
         abi::E_UNIMPLEMENTED,
         "network",
     );

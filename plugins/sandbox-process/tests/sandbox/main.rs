@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test says what was wrong by failing")]
 
 mod basics;
+mod egress;
 mod hostile;
 mod inside;
 mod lifecycle;

@@ -145,6 +145,8 @@ pub(crate) struct Services {
     pub(crate) blobs: Mutex<HashMap<String, Vec<u8>>>,
     pub(crate) writers: Mutex<HashMap<i64, Vec<u8>>>,
     pub(crate) next: AtomicU64,
+    /// Takes a run's listener. Without it there is no gate.
+    pub(crate) gate: Option<Box<dyn Fn(OwnedFd) + Send + Sync>>,
 }
 
 impl Services {
@@ -218,8 +220,13 @@ impl RunServices for Services {
         self.blobs.lock().unwrap().insert(id.clone(), data);
         Ok(Some(id))
     }
-    fn gate_serve(&self, _listener: OwnedFd) -> Result<()> {
-        Err(Error::new(abi::E_UNIMPLEMENTED, "no gate"))
+    fn gate_serve(&self, listener: OwnedFd) -> Result<()> {
+        let gate = self
+            .gate
+            .as_ref()
+            .ok_or_else(|| Error::new(abi::E_PERMISSION, "no gate"))?;
+        gate(listener);
+        Ok(())
     }
     fn cancelled(&self) -> bool {
         false
