@@ -282,8 +282,8 @@ impl App {
 
 /// A thread may wait for the trial of a policy; the runtime's may not.
 async fn prepared_policy(config: &Config) -> Result<policy::Prepared, AppError> {
-    let section = config.policy.clone();
-    let prepared = tokio::task::spawn_blocking(move || policy::prepare(&section)).await;
+    let config = config.clone();
+    let prepared = tokio::task::spawn_blocking(move || policy::prepare(&config)).await;
     prepared
         .map_err(|_| AppError::Policy("the policy's trial ended early".into()))?
         .map_err(|error| AppError::Policy(error.to_string()))

@@ -9,6 +9,7 @@ mod config;
 mod doctor;
 mod failure;
 mod plugin;
+mod policy;
 mod serve;
 mod skill;
 mod skill_dir;
@@ -73,6 +74,9 @@ enum Command {
     /// Write, check, run and list skills
     #[command(subcommand)]
     Skill(skill::SkillCommand),
+    /// Check, test and explain policies
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
     /// Look at plugins
     #[command(subcommand)]
     Plugin(plugin::PluginCommand),
@@ -180,6 +184,7 @@ fn execute(cli: Cli, out: &mut dyn Write) -> Result<Exit, Failure> {
         Some(Command::Serve(args)) => serve::run(&args),
         Some(Command::Config(command)) => config::run(&command, out),
         Some(Command::Skill(command)) => skill::run(&command, out),
+        Some(Command::Policy(command)) => policy::run(&command, out),
         Some(Command::Plugin(command)) => plugin::run(&command, out),
         Some(Command::Audit(command)) => audit::run(&command, out),
         Some(Command::Doctor(args)) => doctor::run(&args, out),

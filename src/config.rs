@@ -217,6 +217,10 @@ pub struct Policy {
     pub confirm: Confirm,
     /// What a refused caller is told.
     pub exposure: Exposure,
+    /// Who may sign bundles. Empty: nobody needs to.
+    pub keys: Vec<PolicyKey>,
+    /// An older bundle may replace a newer one.
+    pub allow_rollback: bool,
 }
 
 /// `policy.mode`
@@ -239,6 +243,17 @@ pub enum Confirm {
     Sample,
     /// Each.
     Always,
+}
+
+/// `[[policy.keys]]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PolicyKey {
+    /// `keyid` of the signature.
+    pub id: String,
+    /// Of JWA (RFC 7518), asymmetric.
+    pub algorithm: &'static str,
+    /// A public key, PEM.
+    pub file: PathBuf,
 }
 
 /// `policy.exposure`

@@ -13,12 +13,14 @@
 
 mod archive;
 mod bundle;
+pub(crate) mod child;
 mod confirm;
 mod decision;
 mod engine;
 mod input;
 mod load;
 mod record;
+mod signature;
 mod suite;
 #[cfg(test)]
 mod tests;
@@ -221,7 +223,6 @@ struct Inner {
     unsampled: AtomicU64,
     confirmations: Semaphore,
     samples: Arc<Semaphore>,
-    last_error: std::sync::Mutex<Option<String>>,
 }
 
 /// How one decision ended, before it is recorded.
@@ -243,6 +244,7 @@ impl Outcome {
 impl Policy {
     /// With a policy that passed its trial, and where its decisions are recorded.
     pub fn new(prepared: Prepared, sandbox: &Sandbox, audit: Audit) -> Self {
+        prepared.remember();
         Policy(Arc::new(Inner {
             active: ArcSwap::from_pointee(prepared.active),
             inputs: Inputs::new(sandbox),
@@ -253,44 +255,28 @@ impl Policy {
             unsampled: AtomicU64::new(0),
             confirmations: Semaphore::new(CONFIRMATIONS_MAX),
             samples: Arc::new(Semaphore::new(SAMPLES_WAITING_MAX)),
-            last_error: std::sync::Mutex::default(),
         }))
     }
 
     /// Puts a prepared policy in force: calls that have begun keep the one that they began with.
     pub fn install(&self, prepared: Prepared) {
         tracing::info!(revision = prepared.revision(), "policy is in force");
+        prepared.remember();
         self.0.active.store(Arc::new(prepared.active));
-        *self.last_error() = None;
-    }
-
-    /// Notes that a reload was refused; the last good policy stays.
-    pub fn refused(&self, error: &BundleError) {
-        tracing::error!(%error, "the new policy is refused; the last good one stays in force");
-        *self.last_error() = Some(error.to_string());
-    }
-
-    fn last_error(&self) -> std::sync::MutexGuard<'_, Option<String>> {
-        self.0
-            .last_error
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// For health and metrics.
     pub fn status(&self) -> Status {
         let active = self.0.active.load();
         let age = (self.0.clock)().duration_since(active.since);
+        let set = active.set.as_ref();
         Status {
             mode: load::mode_name(active.mode),
-            revision: active
-                .set
-                .as_ref()
-                .map(|set| set.revision.clone())
-                .unwrap_or_default(),
+            revision: set.map(|set| set.revision.clone()).unwrap_or_default(),
+            sha256: set.map(|set| set.digest.clone()).unwrap_or_default(),
             age_s: age.unwrap_or_default().as_secs(),
-            last_error: self.last_error().clone(),
             engine_mismatches: self.0.mismatches.load(Ordering::Relaxed),
+            unconfirmed: self.0.unsampled.load(Ordering::Relaxed),
         }
     }
 

@@ -10,8 +10,8 @@ use super::section::Section;
 use super::{
     Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Exposure, Flags, Fsync, Issuer,
     KeySource, Log, LogFormat, OnAuditFailure, OnDisconnect, PluginIsolation, PluginRef,
-    PluginSource, Plugins, Policy, PolicyMode, RateKey, RateLimit, Runs, SecretVariables, Secrets,
-    Server, Skills, Tls, gate, raw, show,
+    PluginSource, Plugins, Policy, PolicyKey, PolicyMode, RateKey, RateLimit, Runs, SecretVariables,
+    Secrets, Server, Skills, Tls, gate, raw, show,
 };
 
 const MS_MAX: u64 = 3_600_000;
@@ -73,6 +73,12 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
                     ("none", Exposure::None),
                 ],
             ),
+            keys: s.sections("keys", |s| PolicyKey {
+                id: s.text("id", "the key's name in signatures"),
+                algorithm: s.choice("algorithm", &SIGNATURES.map(|name| (name, name))),
+                file: s.path("file"),
+            }),
+            allow_rollback: s.flag("allow_rollback"),
         }),
         runs: root.section("runs", |s| Runs {
             default_timeout_ms: s.integer("default_timeout_ms", 1..=DAY_MS),
@@ -168,6 +174,11 @@ fn allowed_hosts(s: &Section<'_>) -> Vec<String> {
     }
     hosts.iter().map(|host| host.to_ascii_lowercase()).collect()
 }
+
+/// What `opa sign` writes and this gateway reads.
+const SIGNATURES: [&str; 8] = [
+    "ES256", "ES384", "PS256", "PS384", "PS512", "RS256", "RS384", "RS512",
+];
 
 fn issuer(s: &Section<'_>) -> Issuer {
     let issuer = s.text("issuer", "the token's `iss`, an https URL");

@@ -118,7 +118,6 @@ pub(super) struct PolicySet {
     /// sha256 over everything that was loaded.
     pub(super) digest: String,
     /// `metadata.sequence` of the manifest.
-    #[expect(dead_code, reason = "for the order of revisions")]
     pub(super) sequence: Option<u64>,
     program: Arc<Program>,
     compiled: CompiledPolicy,

@@ -1,32 +1,55 @@
 //! From the configuration to a policy that can be put in force. Everything that can fail fails here.
 
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use super::bundle::{Bundle, BundleError, Files};
+use serde::{Deserialize, Serialize};
+
+use super::bundle::{self, Bundle, BundleError, Files};
 use super::engine::PolicySet;
-use super::{Active, trial};
-use crate::config::{self, PolicyMode};
+use super::{Active, Policy, child, signature};
+use crate::config::{self, Config, PolicyMode};
+use crate::reload::{Install, Part};
+
+/// This program. By this name it is found after it was replaced by a newer one, too.
+const SELF: &str = "/proc/self/exe";
+/// What was in force last, below `plugins.state_dir`.
+const LAST: &str = "policy/last.json";
 
 /// How the policy is, for health and metrics.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Status {
     /// `enforce`, `shadow` or `off`.
     pub mode: &'static str,
     /// What decides; empty with `off`.
     pub revision: String,
+    /// sha256 over the files of the bundle; empty with `off`.
+    pub sha256: String,
     /// Since it was put in force.
     pub age_s: u64,
-    /// Why the last reload was refused, if it was.
-    pub last_error: Option<String>,
     /// Allowed calls on which the two engines disagreed.
     pub engine_mismatches: u64,
+    /// Allowed calls that were to be confirmed in the background and were not, since too many were waiting.
+    pub unconfirmed: u64,
 }
 
 /// A policy that passed its trial and waits to be put in force.
 #[derive(Debug)]
 pub struct Prepared {
     pub(super) active: Active,
+    /// Where to remember it.
+    last: PathBuf,
+}
+
+/// The place of a bundle in the order of revisions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Last {
+    sequence: u64,
+    revision: String,
+    sha256: String,
 }
 
 impl Prepared {
@@ -37,6 +60,35 @@ impl Prepared {
             .as_ref()
             .map_or("off", |set| set.revision.as_str())
     }
+
+    /// Remembers the place in the order of revisions, so that a restart does not forget it.
+    pub(super) fn remember(&self) {
+        let Some(set) = &self.active.set else {
+            return;
+        };
+        let Some(sequence) = set.sequence else {
+            return;
+        };
+        let last = Last {
+            sequence,
+            revision: set.revision.clone(),
+            sha256: set.digest.clone(),
+        };
+        if let Err(error) = write_last(&self.last, &last) {
+            tracing::error!(%error, file = %self.last.display(), "the policy's sequence could not be kept: after a restart an older bundle would be taken");
+        }
+    }
+}
+
+fn write_last(path: &Path, last: &Last) -> std::io::Result<()> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(dir)?;
+    let mut file = tempfile::NamedTempFile::new_in(dir)?;
+    serde_json::to_writer(&mut file, last)?;
+    file.flush()?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    fs::File::open(dir)?.sync_all()
 }
 
 pub(super) fn mode_name(mode: PolicyMode) -> &'static str {
@@ -51,29 +103,43 @@ pub(super) fn mode_name(mode: PolicyMode) -> &'static str {
 ///
 /// # Errors
 /// [`BundleError`] with the file, and the line where there is one.
-pub fn prepare(config: &config::Policy) -> Result<Prepared, BundleError> {
-    let set = match config.mode {
+pub fn prepare(config: &Config) -> Result<Prepared, BundleError> {
+    prepare_with(config, Path::new(SELF))
+}
+
+pub(super) fn prepare_with(config: &Config, program: &Path) -> Result<Prepared, BundleError> {
+    let policy = &config.policy;
+    let last = config.plugins.state_dir.join(LAST);
+    let set = match policy.mode {
         PolicyMode::Off => None,
-        PolicyMode::Shadow | PolicyMode::Enforce => Some(Arc::new(load(config)?)),
+        PolicyMode::Shadow | PolicyMode::Enforce => {
+            let set = load(policy, program)?;
+            if !policy.allow_rollback {
+                follows(&set, &last, &policy.path)?;
+            }
+            Some(Arc::new(set))
+        }
     };
     Ok(Prepared {
         active: Active {
-            mode: config.mode,
-            confirm: config.confirm,
-            exposure: config.exposure,
-            instructions_max: config.instruction_budget,
+            mode: policy.mode,
+            confirm: policy.confirm,
+            exposure: policy.exposure,
+            instructions_max: policy.instruction_budget,
             set,
             since: SystemTime::now(),
         },
+        last,
     })
 }
 
-fn load(config: &config::Policy) -> Result<PolicySet, BundleError> {
-    let place = config.path.display().to_string();
-    let files = Files::read(&config.path)?;
+fn load(policy: &config::Policy, program: &Path) -> Result<PolicySet, BundleError> {
+    let place = policy.path.display().to_string();
+    let files = Files::read(&policy.path)?;
+    signature::verify(&files, &policy.keys, &place)?;
     let bundle = Bundle::new(&files, &place)?;
-    let report = trial::run(&bundle, config.instruction_budget)
-        .map_err(|problems| BundleError::new(&place, problems.join("\n")))?;
+    let report = child::run(program, &files, &place, policy.instruction_budget)
+        .map_err(|problems| refused(&place, &problems))?;
     let set =
         PolicySet::compile(&bundle).map_err(|error| BundleError::new(&place, error.to_string()))?;
     tracing::info!(
@@ -85,4 +151,71 @@ fn load(config: &config::Policy) -> Result<PolicySet, BundleError> {
         "policy passed its trial"
     );
     Ok(set)
+}
+
+/// What is wrong, without saying the bundle's path twice.
+pub(super) fn refused(place: &str, problems: &[String]) -> BundleError {
+    let text = problems.join("\n");
+    match text.strip_prefix(place) {
+        Some(rest) if rest.starts_with('/') => match rest.split_once(": ") {
+            Some((file, message)) => BundleError::new(format!("{place}{file}"), message),
+            None => BundleError::new(place, text),
+        },
+        _ => BundleError::new(place, text),
+    }
+}
+
+/// A signature says who made a bundle, not that it is the newest: `metadata.sequence` never goes back, and two
+/// contents never share one.
+fn follows(set: &PolicySet, last: &Path, path: &Path) -> Result<(), BundleError> {
+    let text = match fs::read_to_string(last) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(BundleError::new(last.display(), error.to_string())),
+    };
+    let last: Last = serde_json::from_str(&text).map_err(|error| {
+        BundleError::new(
+            last.display(),
+            format!("is broken ({error}); if that is known, remove it"),
+        )
+    })?;
+    let follows = match set.sequence {
+        None => false,
+        Some(sequence) if sequence == last.sequence => set.digest == last.sha256,
+        Some(sequence) => sequence > last.sequence,
+    };
+    if follows {
+        return Ok(());
+    }
+    let found = set
+        .sequence
+        .map_or("none".to_owned(), |sequence| sequence.to_string());
+    Err(BundleError::new(
+        format!("{}/{}", path.display(), bundle::MANIFEST),
+        format!(
+            "metadata.sequence is {found}, and {} of revision {:?} was in force already: raise it with every change, or allow going back with policy.allow_rollback = true",
+            last.sequence, last.revision
+        ),
+    ))
+}
+
+impl Part for Policy {
+    fn name(&self) -> &'static str {
+        "policy"
+    }
+
+    fn prepare(&self, config: &Config) -> Result<Install, String> {
+        let prepared = prepare(config).map_err(|error| error.to_string())?;
+        let policy = self.clone();
+        Ok(Box::new(move || policy.install(prepared)))
+    }
+
+    fn watched(&self, config: &Config) -> Vec<PathBuf> {
+        let policy = &config.policy;
+        let keys = policy.keys.iter().map(|key| key.file.clone());
+        bundle::paths(&policy.path)
+            .into_iter()
+            .chain(keys)
+            .collect()
+    }
 }

@@ -1,0 +1,142 @@
+//! The trial in a process of its own.
+//!
+//! The parser of the rules takes time that doubles with each level of nesting, and a stack that it can overflow, which
+//! ends a process; a thread could neither be ended nor contained. So a bundle is tried by a second process of this
+//! program, with limits, that the gateway can lose. Only what has passed there is parsed here.
+
+use std::io::{Read as _, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+use serde::{Deserialize, Serialize};
+
+use super::bundle::{Bundle, Files};
+use super::trial::{self, Report};
+
+/// The hidden command that the second process runs.
+pub(crate) const COMMAND: [&str; 2] = ["policy", "trial"];
+/// How long a trial may take. One of a large bundle (100,000 entries) takes about two seconds.
+const WALL_MAX: Duration = Duration::from_secs(60);
+/// Seconds of processor time of a trial.
+const CPU_S_MAX: u64 = 60;
+/// Memory of a trial in bytes of address space.
+const MEMORY_BYTES_MAX: u64 = 8 << 30;
+/// Bytes of a trial's report.
+const REPORT_BYTES_MAX: u64 = 1 << 20;
+
+/// What is tried: on the second process's standard input.
+#[derive(Debug, Serialize, Deserialize)]
+struct Task {
+    place: String,
+    instructions_max: u64,
+    files: Vec<(String, String)>,
+}
+
+/// What came of it: on its standard output.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Verdict {
+    Passed(Report),
+    Refused(Vec<String>),
+}
+
+/// Tries a bundle with `program`, this program itself.
+pub(super) fn run(
+    program: &Path,
+    files: &Files,
+    place: &str,
+    instructions_max: u64,
+) -> Result<Report, Vec<String>> {
+    let fail = |why: String| vec![format!("the trial could not be held: {why}")];
+    let mut texts = Vec::with_capacity(files.0.len());
+    for (path, bytes) in &files.0 {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => texts.push((path.clone(), text.to_owned())),
+            Err(_) => return Err(vec![format!("{place}/{path}: is not UTF-8 text")]),
+        }
+    }
+    let task = Task {
+        place: place.to_owned(),
+        instructions_max,
+        files: texts,
+    };
+    let task = serde_json::to_vec(&task).map_err(|error| fail(error.to_string()))?;
+    let mut child = Command::new(program)
+        .args(COMMAND)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|error| fail(error.to_string()))?;
+    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+    let (send, receive) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut report = Vec::new();
+        let read = stdout.map(|stdout| stdout.take(REPORT_BYTES_MAX).read_to_end(&mut report));
+        // Nobody waits any more when the time is over.
+        let _ = send.send(read.is_some_and(|read| read.is_ok()).then_some(report));
+    });
+    std::thread::spawn(move || {
+        // A trial that has ended early does not read all of it; its end says so.
+        stdin.map(|mut stdin| stdin.write_all(&task))
+    });
+    let report = receive.recv_timeout(WALL_MAX);
+    // It has said everything, or it is too late for it.
+    let _ = child.kill();
+    let status = child.wait().map_err(|error| fail(error.to_string()))?;
+    let report = match report {
+        Ok(report) => report.unwrap_or_default(),
+        Err(_) => {
+            return Err(vec![format!(
+                "its trial took longer than {} s: a rule or a literal in it is too complicated",
+                WALL_MAX.as_secs()
+            )]);
+        }
+    };
+    match serde_json::from_slice(&report) {
+        Ok(Verdict::Passed(report)) => Ok(report),
+        Ok(Verdict::Refused(problems)) => Err(problems),
+        Err(_) => Err(vec![format!(
+            "its trial ended early ({status}): a rule or a literal in it is nested too deep or too complicated"
+        )]),
+    }
+}
+
+/// The second process: limits itself, reads the task, writes the verdict.
+///
+/// # Errors
+/// What keeps it from that.
+pub(crate) fn serve(out: &mut dyn std::io::Write) -> std::io::Result<()> {
+    let limit = |resource, max| {
+        let limit = Rlimit {
+            current: Some(max),
+            maximum: Some(max),
+        };
+        setrlimit(resource, limit).map_err(std::io::Error::from)
+    };
+    limit(Resource::Cpu, CPU_S_MAX)?;
+    limit(Resource::As, MEMORY_BYTES_MAX)?;
+    limit(Resource::Core, 0)?;
+    // It writes to its pipe and to nothing else.
+    limit(Resource::Fsize, 0)?;
+    let task: Task = serde_json::from_reader(std::io::stdin().lock())?;
+    let mut files = Files::default();
+    for (path, text) in task.files {
+        files
+            .add(path, text.into_bytes())
+            .map_err(std::io::Error::other)?;
+    }
+    let verdict = match Bundle::new(&files, &task.place) {
+        Err(error) => Verdict::Refused(vec![error.to_string()]),
+        Ok(bundle) => match trial::run(&bundle, task.instructions_max) {
+            Ok(report) => Verdict::Passed(report),
+            Err(problems) => Verdict::Refused(problems),
+        },
+    };
+    serde_json::to_writer(&mut *out, &verdict)?;
+    out.flush()
+}
