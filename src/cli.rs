@@ -10,6 +10,7 @@ mod doctor;
 mod failure;
 mod plugin;
 mod policy;
+mod policy_log;
 mod serve;
 mod skill;
 mod skill_dir;

@@ -18,6 +18,7 @@ mod confirm;
 mod decision;
 mod engine;
 mod input;
+pub mod inspect;
 mod load;
 mod record;
 mod signature;
@@ -26,6 +27,7 @@ mod suite;
 mod tests;
 mod trial;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +45,7 @@ use crate::audit::{self, Audit};
 use crate::auth::Caller;
 use crate::catalog::Skill;
 use crate::config::{Confirm, Exposure, PolicyMode};
-use decision::{Decision, Grant};
+use decision::{Decision, Declared, Grant};
 use engine::{Fault, PolicySet};
 use input::Inputs;
 
@@ -100,6 +102,20 @@ impl Facts {
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
         self.request.insert(name.to_owned(), value.into());
         self
+    }
+
+    fn declared(&self) -> Vec<Declared<'_>> {
+        self.skills
+            .iter()
+            .map(|skill| {
+                let permissions = skill.manifest().permissions();
+                Declared {
+                    name: skill.name(),
+                    network: Cow::Borrowed(&permissions.network),
+                    secrets: Cow::Borrowed(&permissions.secrets),
+                }
+            })
+            .collect()
     }
 
     /// Something runs or is made: such a call is never allowed without its record.
@@ -314,7 +330,8 @@ impl Policy {
             Err(fault) => (None, Err(fault)),
         };
         let (decision, grant) = match decision {
-            Ok(decision) if decision.allow => match decision.grant(facts) {
+            Ok(decision) if decision.allow => match decision.grant(facts.method, &facts.declared())
+            {
                 Ok(grant) => (Ok(decision), grant),
                 Err(fault) => (Err(fault), Grant::default()),
             },

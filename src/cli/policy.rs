@@ -1,24 +1,316 @@
-//! `skillgate policy`: for those who write the rules.
+//! `skillgate policy`: for those who write the rules, and for those who ask why.
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
 
-use super::Exit;
 use super::failure::Failure;
+use super::{ConfigFile, Exit, Output, OutputFormat, plain, policy_log, print_json};
+use crate::config::Config;
+use crate::policy::BundleError;
+use crate::policy::inspect::{self, Candidate, Case, Coverage, Opinion, Outcome};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PolicyCommand {
+    /// Try a bundle as the gateway does before it takes one (exit code 1 if it would be refused)
+    Check(BundleArgs),
+    /// Run the tests of a bundle: every rule `test_...` (exit code 1 if one fails)
+    Test(TestArgs),
+    /// Ask a bundle about an input document (exit code 1 if there is no valid decision)
+    Eval(EvalArgs),
+    /// Say which rule decided, and why, for a recorded decision or the run that it allowed
+    Explain(policy_log::ExplainArgs),
+    /// Replay recorded decisions against a candidate and print what would change (exit code 1 if anything would)
+    Simulate(policy_log::SimulateArgs),
     /// Try a bundle from standard input; for the gateway itself
     #[command(hide = true)]
     Trial,
 }
 
+/// Which bundle.
+#[derive(Debug, Args)]
+pub(super) struct BundleArgs {
+    /// A directory of Rego, or an OPA bundle (.tar.gz) [default: policy.path]
+    path: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) config: ConfigFile,
+    #[command(flatten)]
+    pub(super) format: OutputFormat,
+}
+
+impl BundleArgs {
+    pub(super) fn resolve(&self) -> Result<(PathBuf, Config), Failure> {
+        let config = self.config.load_for_command()?;
+        let path = self
+            .path
+            .clone()
+            .unwrap_or_else(|| config.policy.path.clone());
+        Ok((path, config))
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct TestArgs {
+    #[command(flatten)]
+    bundle: BundleArgs,
+    /// Say which lines of the rules the tests did not reach
+    #[arg(long)]
+    coverage: bool,
+    /// Name the tests that passed, too
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct EvalArgs {
+    #[command(flatten)]
+    bundle: BundleArgs,
+    /// An input document; or a record or golden decision with one in `input`
+    #[arg(long, value_name = "FILE")]
+    input: PathBuf,
+}
+
 pub(super) fn run(command: &PolicyCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {
+        PolicyCommand::Check(args) => check(args, out),
+        PolicyCommand::Test(args) => test(args, out),
+        PolicyCommand::Eval(args) => eval(args, out),
+        PolicyCommand::Explain(args) => policy_log::explain(args, out),
+        PolicyCommand::Simulate(args) => policy_log::simulate(args, out),
         PolicyCommand::Trial => {
             crate::policy::child::serve(out)?;
             Ok(Exit::Fine)
         }
     }
+}
+
+/// A bundle that cannot be used is a finding about the bundle.
+pub(super) fn unusable(error: &BundleError) -> Failure {
+    Failure::new(Exit::Findings, plain_lines(&error.to_string()))
+}
+
+fn plain_lines(text: &str) -> String {
+    text.lines().map(plain).collect::<Vec<_>>().join("\n")
+}
+
+pub(super) fn load(path: &Path, config: &Config) -> Result<Candidate, Failure> {
+    Candidate::load(path, config.policy.instruction_budget).map_err(|error| unusable(&error))
+}
+
+fn check(args: &BundleArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let (path, config) = args.resolve()?;
+    let outcome = inspect::check(&path, config.policy.instruction_budget);
+    match (args.format.output, outcome) {
+        (Output::Text, Ok(report)) => {
+            writeln!(
+                out,
+                "{}: fine: revision {}, {} files of rules, {} tests, {} golden decisions",
+                plain(&path.display().to_string()),
+                plain(&report.revision),
+                report.modules,
+                report.tests,
+                report.goldens
+            )?;
+            Ok(Exit::Fine)
+        }
+        (Output::Text, Err(error)) => {
+            writeln!(out, "{}", plain_lines(&error.to_string()))?;
+            Ok(Exit::Findings)
+        }
+        (Output::Json, Ok(report)) => {
+            print_json(
+                out,
+                &json!({ "ok": true, "path": path, "report": report, "problems": [] }),
+            )?;
+            Ok(Exit::Fine)
+        }
+        (Output::Json, Err(error)) => {
+            let text = error.to_string();
+            let problems: Vec<&str> = text.lines().collect();
+            print_json(
+                out,
+                &json!({ "ok": false, "path": path, "problems": problems }),
+            )?;
+            Ok(Exit::Findings)
+        }
+    }
+}
+
+// === test ===
+
+fn test(args: &TestArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let (path, _) = args.bundle.resolve()?;
+    let (cases, coverage) =
+        inspect::test(&path, args.coverage).map_err(|error| unusable(&error))?;
+    let ran = cases.iter().filter(|case| case.outcome != Outcome::Skipped);
+    let passed = ran
+        .clone()
+        .filter(|case| case.outcome == Outcome::Passed)
+        .count();
+    let total = ran.count();
+    match args.bundle.format.output {
+        Output::Json => {
+            let tests: Vec<Value> = cases.iter().map(as_json).collect();
+            let coverage: Vec<Value> = coverage.iter().map(coverage_json).collect();
+            print_json(
+                out,
+                &json!({ "ok": passed == total, "passed": passed, "total": total, "tests": tests, "coverage": coverage }),
+            )?;
+        }
+        Output::Text => {
+            let mut said = false;
+            for case in &cases {
+                if args.verbose || matches!(case.outcome, Outcome::Failed | Outcome::Error(_)) {
+                    print_case(case, out)?;
+                    said = true;
+                }
+            }
+            if said {
+                writeln!(out, "{}", "-".repeat(80))?;
+            }
+            writeln!(out, "PASS: {passed}/{total}")?;
+            if passed < total {
+                writeln!(out, "FAIL: {}/{total}", total - passed)?;
+            }
+            coverage
+                .iter()
+                .try_for_each(|file| print_coverage(file, out))?;
+        }
+    }
+    Ok(if passed == total {
+        Exit::Fine
+    } else {
+        Exit::Findings
+    })
+}
+
+/// `policies/tests/a_test.rego:12: data.a.test_b: FAIL (1.2ms)`: a place that editors open, then what `opa test` says.
+fn print_case(case: &Case, out: &mut dyn Write) -> Result<(), Failure> {
+    let word = match &case.outcome {
+        Outcome::Passed => "PASS",
+        Outcome::Failed => "FAIL",
+        Outcome::Error(_) => "ERROR",
+        Outcome::Skipped => "SKIPPED",
+    };
+    let place = plain(&case.file);
+    writeln!(
+        out,
+        "{place}:{}: {}.{}: {word} ({:.1}ms)",
+        case.line,
+        plain(&case.package),
+        plain(&case.name),
+        case.took.as_secs_f64() * 1e3
+    )?;
+    if let Outcome::Error(why) = &case.outcome {
+        for line in why.lines() {
+            writeln!(out, "  {}", plain(line))?;
+        }
+    }
+    Ok(())
+}
+
+fn as_json(case: &Case) -> Value {
+    let (outcome, error) = match &case.outcome {
+        Outcome::Passed => ("pass", None),
+        Outcome::Failed => ("fail", None),
+        Outcome::Error(why) => ("error", Some(why)),
+        Outcome::Skipped => ("skipped", None),
+    };
+    json!({
+        "package": case.package, "name": case.name, "file": case.file, "line": case.line,
+        "outcome": outcome, "error": error, "took_us": case.took.as_micros() as u64,
+    })
+}
+
+fn print_coverage(file: &Coverage, out: &mut dyn Write) -> Result<(), Failure> {
+    let lines: Vec<String> = file.not_covered.iter().map(ToString::to_string).collect();
+    let all = file.covered.len() + file.not_covered.len();
+    let missing = match lines.is_empty() {
+        true => String::new(),
+        false => format!(", not reached: {}", lines.join(", ")),
+    };
+    let reached = file.covered.len();
+    Ok(writeln!(
+        out,
+        "{}: {reached} of {all} lines{missing}",
+        plain(&file.file)
+    )?)
+}
+
+fn coverage_json(file: &Coverage) -> Value {
+    json!({ "file": file.file, "covered": file.covered, "not_covered": file.not_covered })
+}
+
+// === eval ===
+
+fn eval(args: &EvalArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let (path, config) = args.bundle.resolve()?;
+    let candidate = load(&path, &config)?;
+    let cannot = |why: String| {
+        Failure::new(Exit::Usage, format!("{}: {why}", args.input.display()))
+            .hint("policies/tests/decisions/*.json are examples of input documents")
+    };
+    let text = std::fs::read_to_string(&args.input).map_err(|error| cannot(error.to_string()))?;
+    let mut input: Value =
+        serde_json::from_str(&text).map_err(|error| cannot(error.to_string()))?;
+    // A golden decision, or a line of the audit log.
+    if input.get("request").is_none() && input.get("input").is_some() {
+        input = input["input"].take();
+    }
+    let opinion = candidate.opinion(&input);
+    match args.bundle.format.output {
+        Output::Json => print_json(out, &opinion)?,
+        Output::Text => {
+            print_opinion(&opinion, out)?;
+            if let Some(decision) = &opinion.decision {
+                print_json(out, decision)?;
+            }
+        }
+    }
+    Ok(match opinion.decision {
+        Some(_) => Exit::Fine,
+        None => Exit::Findings,
+    })
+}
+
+pub(super) fn print_opinion(opinion: &Opinion, out: &mut dyn Write) -> Result<(), Failure> {
+    writeln!(out, "{}", if opinion.allow { "allowed" } else { "denied" })?;
+    print_reasons(&opinion.reasons, out)?;
+    if opinion.allow {
+        print_grants(&json!(opinion.network), &json!(opinion.secrets), out)?;
+    }
+    Ok(())
+}
+
+pub(super) fn print_reasons(reasons: &[Value], out: &mut dyn Write) -> Result<(), Failure> {
+    for reason in reasons {
+        let text = |name: &str| plain(reason[name].as_str().unwrap_or_default());
+        writeln!(out, "  {}: {}", text("code"), text("message"))?;
+    }
+    Ok(())
+}
+
+pub(super) fn print_grants(
+    network: &Value,
+    secrets: &Value,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    for (what, list) in [("network", network), ("secret", secrets)] {
+        let names: Vec<_> = list
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .map(plain)
+            .collect();
+        let names = if names.is_empty() {
+            "none".into()
+        } else {
+            names.join(", ")
+        };
+        writeln!(out, "  granted {what}: {names}")?;
+    }
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! The decision document `skills.policy.decision/v1`, read strictly: what is not exactly as the contract says is no
 //! decision, and no decision is a denial.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -8,7 +9,6 @@ use regorus::Value;
 use serde_json::json;
 use skillgate_skill::{NetworkPattern, SecretName};
 
-use super::Facts;
 use super::engine::Fault;
 
 /// Reasons of one decision that are read.
@@ -69,6 +69,14 @@ pub(super) enum LogLevel {
     Metadata,
     /// Everything.
     Full,
+}
+
+/// What a skill asks for.
+#[derive(Debug)]
+pub(super) struct Declared<'a> {
+    pub(super) name: &'a str,
+    pub(super) network: Cow<'a, [NetworkPattern]>,
+    pub(super) secrets: Cow<'a, [SecretName]>,
 }
 
 /// What is left of a decision's grants within what the manifests declare.
@@ -329,32 +337,23 @@ impl Decision {
     ///
     /// A run of a skill has that skill's compartment. Submitted code has the one of `code`, within what the mounted
     /// skills declare together: it shares its sandbox with them.
-    pub(super) fn grant(&self, facts: &Facts) -> Result<Grant, Fault> {
+    pub(super) fn grant(&self, method: &str, declared: &[Declared<'_>]) -> Result<Grant, Fault> {
         let mut grant = Grant::default();
-        let compartment = match facts.method {
-            "execute_skill" => facts
-                .skills
+        let compartment = match method {
+            "execute_skill" => declared
                 .first()
-                .and_then(|skill| self.skills.get(skill.name())),
+                .and_then(|skill| self.skills.get(skill.name)),
             "run_code" => Some(&self.code),
             _ => None,
         };
         let Some(compartment) = compartment else {
             return Ok(grant);
         };
-        let declared: Vec<_> = facts
-            .skills
-            .iter()
-            .map(|skill| skill.manifest().permissions())
-            .collect();
-        let patterns: Vec<&NetworkPattern> = declared
-            .iter()
-            .flat_map(|permissions| &permissions.network)
-            .collect();
         let mut network: Vec<NetworkPattern> = Vec::new();
         for granted in &compartment.network {
-            let both: Vec<_> = patterns
+            let both: Vec<_> = declared
                 .iter()
+                .flat_map(|skill| skill.network.iter())
                 .filter_map(|declared| intersection(declared, granted))
                 .collect();
             if !both.contains(granted) {
@@ -374,7 +373,7 @@ impl Decision {
             }
             let is_declared = declared
                 .iter()
-                .flat_map(|permissions| &permissions.secrets)
+                .flat_map(|skill| skill.secrets.iter())
                 .any(|declared| declared.as_str() == granted);
             match is_declared {
                 true => grant.secrets.push(granted.clone()),

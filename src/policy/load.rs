@@ -15,7 +15,7 @@ use crate::config::{self, Config, PolicyMode};
 use crate::reload::{Install, Part};
 
 /// This program. By this name it is found after it was replaced by a newer one, too.
-const SELF: &str = "/proc/self/exe";
+pub(super) const SELF: &str = "/proc/self/exe";
 /// What was in force last, below `plugins.state_dir`.
 const LAST: &str = "policy/last.json";
 

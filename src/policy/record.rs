@@ -69,7 +69,7 @@ pub(super) fn body(
         "labels": { "product": "skillgate", "version": env!("CARGO_PKG_VERSION"), "mode": mode },
         "bundles": { "policy": { "revision": revision, "sha256": digest } },
         "path": PATH,
-        "requested_by": facts.caller.ip().to_string(),
+        "requested_by": facts.caller.subject().id,
         "result": result(outcome),
         "metrics": { "timer_policy_decision_ns": outcome.took_ns },
     });

@@ -11,7 +11,7 @@ use super::engine;
 
 /// One test and how it ended.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Case {
+pub struct Case {
     /// `data.skills.authz_test`
     pub package: String,
     /// `test_empty_input_is_denied`
@@ -28,7 +28,7 @@ pub(super) struct Case {
 
 /// How a test ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub enum Outcome {
     /// It is true.
     Passed,
     /// It is false or undefined.
@@ -59,7 +59,7 @@ impl Case {
 
 /// Lines of a file that the tests reached, and those that they did not.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Coverage {
+pub struct Coverage {
     /// As in the bundle.
     pub file: String,
     /// Lines with code that was evaluated.
@@ -78,7 +78,6 @@ pub(super) fn run(bundle: &Bundle) -> Result<Vec<Case>, String> {
 }
 
 /// The same, and which lines of the rules they reached.
-#[expect(dead_code, reason = "for the command line")]
 pub(super) fn run_with_coverage(bundle: &Bundle) -> Result<(Vec<Case>, Vec<Coverage>), String> {
     let mut engine = engine::engine(bundle, true)?;
     engine.set_enable_coverage(true);

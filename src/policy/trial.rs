@@ -123,7 +123,7 @@ const NESTING_MAX: usize = 12;
 
 /// What a bundle that passed has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Report {
+pub struct Report {
     /// Of the manifest, or else the digest's beginning.
     pub revision: String,
     /// Files of rules, tests included.

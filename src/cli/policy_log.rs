@@ -1,0 +1,300 @@
+//! `skillgate policy explain` and `simulate`: what the audit log says of decisions, asked again.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::failure::Failure;
+use super::policy::{BundleArgs, load, print_grants, print_opinion, print_reasons};
+use super::{ConfigFile, Exit, Output, OutputFormat, plain, print_json};
+use crate::audit::verify;
+use crate::policy::inspect::{Flip, Guard, Opinion, Replay, Search};
+
+/// Changes that a replay lists; the rest is counted.
+const FLIPS_LISTED_MAX: usize = 1000;
+
+#[derive(Debug, Args)]
+pub(super) struct ExplainArgs {
+    /// `dec_...` or `run_...`
+    id: String,
+    /// The audit log [default: audit.path]
+    #[arg(long, value_name = "FILE")]
+    audit: Option<PathBuf>,
+    #[command(flatten)]
+    bundle: BundleArgs,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct SimulateArgs {
+    /// The candidate: a directory of Rego, or an OPA bundle (.tar.gz)
+    #[arg(long, value_name = "PATH")]
+    against: PathBuf,
+    /// The audit log [default: audit.path]
+    audit_file: Option<PathBuf>,
+    #[command(flatten)]
+    config: ConfigFile,
+    #[command(flatten)]
+    format: OutputFormat,
+}
+
+/// The files of a log, oldest first, and whether anybody has changed it.
+struct LogFiles {
+    files: Vec<PathBuf>,
+    broken: bool,
+}
+
+fn files(path: &Path) -> Result<LogFiles, Failure> {
+    let report = verify(path)
+        .map_err(|error| Failure::new(Exit::Runtime, format!("{}: {error}", path.display())))?;
+    Ok(LogFiles {
+        files: report.files.into_iter().map(|file| file.path).collect(),
+        broken: !report.ok,
+    })
+}
+
+fn each_line(log: &LogFiles, mut take: impl FnMut(&str)) -> Result<(), Failure> {
+    for path in &log.files {
+        let cannot = |error| Failure::new(Exit::Runtime, format!("{}: {error}", path.display()));
+        let mut reader = BufReader::new(File::open(path).map_err(cannot)?);
+        let mut line = String::new();
+        while reader.read_line(&mut line).map_err(cannot)? > 0 {
+            take(&line);
+            line.clear();
+        }
+    }
+    Ok(())
+}
+
+const BROKEN: &str = "note: the hash chain of this log is broken, so its records may not be what the gateway wrote; see `skillgate audit verify`";
+
+pub(super) fn explain(args: &ExplainArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let (path, config) = args.bundle.resolve()?;
+    let log = files(args.audit.as_ref().unwrap_or(&config.audit.path))?;
+    let mut search = Search::new(&args.id);
+    // A run's record names its decision, which was written before it.
+    for _ in 0..2 {
+        each_line(&log, |line| search.add(line))?;
+    }
+    let Some(record) = search.found() else {
+        let failure = Failure::new(
+            Exit::Findings,
+            format!("no decision {} in the log", plain(&args.id)),
+        );
+        return Err(
+            failure.hint("--audit FILE names another log; log.level \"none\" keeps no input")
+        );
+    };
+    let candidate = load(&path, &config)?;
+    let again = record
+        .get("input")
+        .map(|input| (candidate.opinion(input), candidate.guards(input)));
+    let recorded = &record["bundles"]["policy"];
+    let same = recorded["sha256"] == candidate.sha256();
+    match args.bundle.format.output {
+        Output::Json => print_json(
+            out,
+            &json!({
+                "record": record, "chain_ok": !log.broken, "same_bundle": same,
+                "now": again.as_ref().map(|(opinion, _)| opinion),
+                "guards": again.as_ref().map(|(_, guards)| guards),
+            }),
+        )?,
+        Output::Text => {
+            if log.broken {
+                writeln!(out, "{BROKEN}")?;
+            }
+            print_record(record, out)?;
+            let revision = plain(candidate.revision());
+            let which = if same {
+                "the same bundle"
+            } else {
+                "another bundle than the one that decided"
+            };
+            writeln!(
+                out,
+                "{}, revision {revision}, {which}:",
+                plain(&path.display().to_string())
+            )?;
+            match again {
+                None => writeln!(out, "  cannot be asked: the record has no input")?,
+                Some((opinion, guards)) => print_again(record, &opinion, &guards, out)?,
+            }
+        }
+    }
+    Ok(Exit::Fine)
+}
+
+fn print_record(record: &Value, out: &mut dyn Write) -> Result<(), Failure> {
+    let text = |value: &Value| plain(value.as_str().unwrap_or("?"));
+    let (input, result) = (&record["input"], &record["result"]);
+    let shadow = match record["labels"]["mode"] == "shadow" {
+        true => ", in shadow: it did not count",
+        false => "",
+    };
+    let outcome = if result["allow"] == true {
+        "allowed"
+    } else {
+        "denied"
+    };
+    writeln!(out, "{}: {outcome}{shadow}", text(&record["decision_id"]))?;
+    writeln!(
+        out,
+        "  at {} by revision {}",
+        text(&record["timestamp"]),
+        text(&record["bundles"]["policy"]["revision"])
+    )?;
+    let skills: Vec<String> = input["skills"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|skill| format!("{} {}", text(&skill["name"]), text(&skill["version"])))
+        .collect();
+    writeln!(
+        out,
+        "  {} by {} of tenant {}{}{}",
+        text(&input["request"]["method"]),
+        text(&record["requested_by"]),
+        text(&input["subject"]["tenant"]),
+        if skills.is_empty() { "" } else { ": " },
+        skills.join(", ")
+    )?;
+    print_reasons(result["reasons"].as_array().map_or(&[], Vec::as_slice), out)?;
+    if result["allow"] == true {
+        print_grants(
+            &result["granted"]["network"],
+            &result["granted"]["secrets"],
+            out,
+        )?;
+    }
+    if let Some(clamped) = result.get("clamped") {
+        writeln!(
+            out,
+            "  left out, since no manifest declares it: {}",
+            plain(&clamped.to_string())
+        )?;
+    }
+    Ok(())
+}
+
+fn print_again(
+    record: &Value,
+    opinion: &Opinion,
+    guards: &[Guard],
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    let erased = record["erased"].as_array().map_or(0, Vec::len);
+    if erased > 0 {
+        writeln!(
+            out,
+            "  note: {} of the input {} erased from the record, so this may differ",
+            plain(&record["erased"].to_string()),
+            if erased == 1 { "was" } else { "were" }
+        )?;
+    }
+    write!(out, "  the same input is ")?;
+    print_opinion(opinion, out)?;
+    let mut rows = Vec::new();
+    for guard in guards {
+        let holds = match guard.holds {
+            Some(true) => "holds",
+            Some(false) => "FAILS",
+            None => "ERROR",
+        };
+        rows.push(vec![
+            format!("  {holds}"),
+            plain(&guard.rule),
+            format!("{}:{}", plain(&guard.file), guard.line),
+        ]);
+    }
+    Ok(super::print_table(out, &rows)?)
+}
+
+pub(super) fn simulate(args: &SimulateArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let config = args.config.load_for_command()?;
+    let log = files(args.audit_file.as_ref().unwrap_or(&config.audit.path))?;
+    let candidate = load(&args.against, &config)?;
+    let mut replay = Replay::default();
+    each_line(&log, |line| {
+        if let Ok(record) = serde_json::from_str(line) {
+            replay.add(&candidate, &record, FLIPS_LISTED_MAX);
+        }
+    })?;
+    let changes = replay.would_be_denied + replay.would_be_allowed + replay.other_grants;
+    match args.format.output {
+        Output::Json => print_json(
+            out,
+            &json!({ "revision": candidate.revision(), "chain_ok": !log.broken, "replay": replay }),
+        )?,
+        Output::Text => {
+            if log.broken {
+                writeln!(out, "{BROKEN}")?;
+            }
+            for flip in &replay.flips {
+                print_flip(flip, out)?;
+            }
+            writeln!(
+                out,
+                "{} decisions replayed against revision {}: {} would be denied, {} would be allowed, {} would get other grants",
+                replay.replayed,
+                plain(candidate.revision()),
+                replay.would_be_denied,
+                replay.would_be_allowed,
+                replay.other_grants
+            )?;
+            for (count, what) in [
+                (
+                    replay.without_input,
+                    "have no input in their record and were left out",
+                ),
+                (
+                    replay.erased,
+                    "had something erased, so the candidate saw less than the gateway",
+                ),
+                (
+                    changes - replay.flips.len() as u64,
+                    "of the changes are not listed",
+                ),
+            ] {
+                if count > 0 {
+                    writeln!(out, "note: {count} {what}")?;
+                }
+            }
+        }
+    }
+    Ok(if changes == 0 {
+        Exit::Fine
+    } else {
+        Exit::Findings
+    })
+}
+
+fn print_flip(flip: &Flip, out: &mut dyn Write) -> Result<(), Failure> {
+    let side = |side: &Value| {
+        let list = |name: &str| -> String {
+            let items = side[name].as_array().into_iter().flatten();
+            items
+                .filter_map(Value::as_str)
+                .map(plain)
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        match side["allow"] == true {
+            true => format!("allowed [{}] [{}]", list("network"), list("secrets")),
+            false => format!("denied ({})", list("codes")),
+        }
+    };
+    writeln!(
+        out,
+        "{} {} {} {}: {} -> {}",
+        plain(&flip.decision_id),
+        plain(&flip.method),
+        plain(&flip.subject),
+        plain(&flip.skills.join(", ")),
+        side(&flip.was),
+        side(&flip.would_be)
+    )?;
+    Ok(())
+}

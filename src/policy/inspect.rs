@@ -1,0 +1,363 @@
+//! For those who write rules and those who ask why: trying, testing and asking a bundle outside of a gateway.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use skillgate_skill::{NetworkPattern, SecretName};
+
+use super::bundle::{Bundle, BundleError, Files};
+use super::decision::{Decision, Declared};
+use super::engine::{self, Fault, PolicySet};
+use super::load::{SELF, refused};
+use super::{child, record};
+
+pub use super::suite::{Case, Coverage, Outcome};
+pub use super::trial::Report;
+
+/// A bundle that is looked at.
+#[derive(Debug)]
+pub struct Candidate {
+    bundle: Bundle,
+    set: PolicySet,
+    instructions_max: u64,
+}
+
+/// What a bundle says to an input.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Opinion {
+    /// The call would go on.
+    pub allow: bool,
+    /// `{code, message, ...}` each.
+    pub reasons: Vec<Value>,
+    /// What a run would get, within what the skills declare.
+    pub network: Vec<String>,
+    /// Names of secrets.
+    pub secrets: Vec<String>,
+    /// The whole decision; none where there was no valid one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decision: Option<Value>,
+}
+
+/// A rule that an allow stands on, and what it is for an input.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Guard {
+    /// `data.skills.authz.network_ok`
+    pub rule: String,
+    /// Where it is written.
+    pub file: String,
+    /// Its line there.
+    pub line: usize,
+    /// Whether it holds; none when its evaluation failed.
+    pub holds: Option<bool>,
+}
+
+/// Tries a bundle as the gateway does before it takes one.
+///
+/// # Errors
+/// Why it would be refused.
+pub fn check(path: &Path, instructions_max: u64) -> Result<Report, BundleError> {
+    let place = path.display().to_string();
+    let files = Files::read(path)?;
+    Bundle::new(&files, &place)?;
+    child::run(Path::new(SELF), &files, &place, instructions_max)
+        .map_err(|problems| refused(&place, &problems))
+}
+
+/// Runs the tests of a bundle, and says which lines they reached if that is asked for.
+///
+/// # Errors
+/// Why they cannot be run.
+pub fn test(path: &Path, with_coverage: bool) -> Result<(Vec<Case>, Vec<Coverage>), BundleError> {
+    let bundle = read(path)?;
+    let outcome = match with_coverage {
+        true => super::suite::run_with_coverage(&bundle),
+        false => super::suite::run(&bundle).map(|cases| (cases, Vec::new())),
+    };
+    outcome.map_err(|why| refused(&path.display().to_string(), &[why]))
+}
+
+fn read(path: &Path) -> Result<Bundle, BundleError> {
+    Bundle::new(&Files::read(path)?, &path.display().to_string())
+}
+
+impl Candidate {
+    /// Reads and compiles a bundle; its tests are not run.
+    ///
+    /// # Errors
+    /// Why it cannot be compiled.
+    pub fn load(path: &Path, instructions_max: u64) -> Result<Self, BundleError> {
+        let bundle = read(path)?;
+        let set = PolicySet::compile(&bundle)
+            .map_err(|error| refused(&path.display().to_string(), &[error.0]))?;
+        Ok(Candidate {
+            bundle,
+            set,
+            instructions_max,
+        })
+    }
+
+    /// As decisions name it.
+    pub fn revision(&self) -> &str {
+        &self.set.revision
+    }
+
+    /// sha256 over its files.
+    pub fn sha256(&self) -> &str {
+        &self.set.digest
+    }
+
+    /// What it says to an input document.
+    pub fn opinion(&self, input: &Value) -> Opinion {
+        match self.decide(input) {
+            Ok(opinion) => opinion,
+            Err(fault) => Opinion {
+                allow: false,
+                reasons: vec![json!({ "code": fault.code(), "message": fault.to_string() })],
+                network: Vec::new(),
+                secrets: Vec::new(),
+                decision: None,
+            },
+        }
+    }
+
+    fn decide(&self, input: &Value) -> Result<Opinion, Fault> {
+        let raw = self
+            .set
+            .decide(input.clone().into(), self.instructions_max)?;
+        let decision = Decision::parse(&raw)?;
+        let method = input["request"]["method"].as_str().unwrap_or_default();
+        let grant = match decision.allow {
+            true => decision.grant(method, &declared(input))?,
+            false => Default::default(),
+        };
+        Ok(Opinion {
+            allow: decision.allow,
+            reasons: decision.reasons_json(),
+            network: grant.network,
+            secrets: grant.secrets,
+            decision: Some(record::plain(&raw)),
+        })
+    }
+
+    /// The rules with `default ... := false`, on the interpreter: an allow is their conjunction.
+    pub fn guards(&self, input: &Value) -> Vec<Guard> {
+        let Ok(mut engine) = engine::engine(&self.bundle, false) else {
+            return Vec::new();
+        };
+        engine.set_input(input.clone().into());
+        let mut guards = Vec::new();
+        for module in self
+            .bundle
+            .modules()
+            .iter()
+            .filter(|module| !module.is_test())
+        {
+            let mut package = "";
+            for (index, line) in module.text.lines().enumerate() {
+                if let Some(name) = line.strip_prefix("package ") {
+                    package = name.trim();
+                }
+                let name = line
+                    .strip_prefix("default ")
+                    .and_then(|rest| rest.strip_suffix(":= false"))
+                    .map(str::trim);
+                if let Some(name) = name {
+                    let rule = format!("data.{package}.{name}");
+                    let value = engine.eval_rule(rule.clone());
+                    guards.push(Guard {
+                        holds: value.ok().and_then(|value| value.as_bool().ok().copied()),
+                        rule,
+                        file: module.path.clone(),
+                        line: index + 1,
+                    });
+                }
+            }
+        }
+        guards
+    }
+}
+
+/// What the skills of an input document declare.
+fn declared(input: &Value) -> Vec<Declared<'_>> {
+    let texts = |list: &'_ Value, member: Option<&str>| -> Vec<String> {
+        list.as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|item| {
+                member
+                    .map_or(Some(item), |member| item.get(member))?
+                    .as_str()
+            })
+            .map(str::to_owned)
+            .collect()
+    };
+    let skill = |skill: &'_ Value| {
+        let permissions = &skill["permissions"];
+        (
+            texts(&permissions["network"], Some("pattern")),
+            texts(&permissions["secrets"], None),
+        )
+    };
+    input["skills"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|value| {
+            let (network, secrets) = skill(value);
+            let network: Vec<_> = network
+                .iter()
+                .filter_map(|text| NetworkPattern::parse(text).ok())
+                .collect();
+            let secrets: Vec<_> = secrets
+                .iter()
+                .filter_map(|text| SecretName::parse(text).ok())
+                .collect();
+            Declared {
+                name: value["name"].as_str().unwrap_or_default(),
+                network: Cow::Owned(network),
+                secrets: Cow::Owned(secrets),
+            }
+        })
+        .collect()
+}
+
+/// How a recorded decision would be with another bundle.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Flip {
+    /// Which.
+    pub decision_id: String,
+    /// Of whom and for what.
+    pub method: String,
+    /// The subject's id.
+    pub subject: String,
+    /// Name and version of each skill.
+    pub skills: Vec<String>,
+    /// As it was.
+    pub was: Value,
+    /// As it would be.
+    pub would_be: Value,
+}
+
+/// What a replay found.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Replay {
+    /// Decisions that were replayed.
+    pub replayed: u64,
+    /// Decisions whose record has no input (`log.level` none, or it was too large).
+    pub without_input: u64,
+    /// Replayed decisions of whose input something was erased: the candidate saw less than the gateway.
+    pub erased: u64,
+    /// Calls that were allowed and would be denied.
+    pub would_be_denied: u64,
+    /// Calls that were denied and would be allowed.
+    pub would_be_allowed: u64,
+    /// Calls that would get another network or other secrets.
+    pub other_grants: u64,
+    /// Each of those, as many as were asked for.
+    pub flips: Vec<Flip>,
+}
+
+impl Replay {
+    /// Adds one record; what is no decision is passed over.
+    pub fn add(&mut self, candidate: &Candidate, record: &Value, flips_max: usize) {
+        if record["kind"] != "decision" {
+            return;
+        }
+        let Some(input) = record.get("input").filter(|input| input.is_object()) else {
+            self.without_input += 1;
+            return;
+        };
+        self.replayed += 1;
+        let is_of_input = |pointer: &Value| {
+            pointer
+                .as_str()
+                .is_some_and(|pointer| pointer.starts_with("/input"))
+        };
+        if record["erased"]
+            .as_array()
+            .is_some_and(|all| all.iter().any(is_of_input))
+        {
+            self.erased += 1;
+        }
+        let opinion = candidate.opinion(input);
+        let result = &record["result"];
+        let was_allowed = result["allow"] == true;
+        let granted = |name: &str| result["granted"].get(name).cloned().unwrap_or(json!([]));
+        let same_grants = granted("network") == json!(opinion.network)
+            && granted("secrets") == json!(opinion.secrets);
+        match (was_allowed, opinion.allow) {
+            (true, false) => self.would_be_denied += 1,
+            (false, true) => self.would_be_allowed += 1,
+            (true, true) if !same_grants => self.other_grants += 1,
+            _ => return,
+        }
+        if self.flips.len() < flips_max {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let codes = |reasons: &[Value]| -> Value {
+                reasons
+                    .iter()
+                    .map(|reason| reason["code"].clone())
+                    .collect()
+            };
+            let reasons = result["reasons"].as_array().cloned().unwrap_or_default();
+            self.flips.push(Flip {
+                decision_id: text(&record["decision_id"]),
+                method: text(&input["request"]["method"]),
+                subject: text(&input["subject"]["id"]),
+                skills: input["skills"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .map(|skill| format!("{} {}", text(&skill["name"]), text(&skill["version"])))
+                    .collect(),
+                was: json!({ "allow": was_allowed, "codes": codes(&reasons), "network": granted("network"), "secrets": granted("secrets") }),
+                would_be: json!({ "allow": opinion.allow, "codes": codes(&opinion.reasons), "network": opinion.network, "secrets": opinion.secrets }),
+            });
+        }
+    }
+}
+
+/// Finds the record of a decision by its id, or by the id of its run.
+#[derive(Debug)]
+pub struct Search {
+    wanted: String,
+    decision: Option<Value>,
+    is_run: bool,
+}
+
+impl Search {
+    /// For `dec_...` or `run_...`.
+    pub fn new(id: &str) -> Self {
+        Search {
+            wanted: id.to_owned(),
+            decision: None,
+            is_run: id.starts_with("run_"),
+        }
+    }
+
+    /// Looks at one line of a log. A run's record comes after its decision's, so the log is read twice for a run.
+    pub fn add(&mut self, line: &str) {
+        // Most lines are about something else: no need to parse them.
+        if !line.contains(&self.wanted) {
+            return;
+        }
+        let Ok(record) = serde_json::from_str::<Value>(line) else {
+            return;
+        };
+        if self.is_run && record["kind"] == "run" && record["run_id"] == *self.wanted {
+            if let Some(id) = record["decision_id"].as_str() {
+                id.clone_into(&mut self.wanted);
+                self.is_run = false;
+            }
+        } else if record["kind"] == "decision" && record["decision_id"] == *self.wanted {
+            self.decision = Some(record);
+        }
+    }
+
+    /// The decision, if it is found.
+    pub fn found(&self) -> Option<&Value> {
+        self.decision.as_ref()
+    }
+}
