@@ -45,6 +45,31 @@ pub struct Skill {
 }
 
 impl Skill {
+    /// A skill of a manifest (skill.toml) that is in no store, with a digest of its own: for tests and measurements of
+    /// what decides about skills.
+    ///
+    /// # Errors
+    /// What is wrong with the manifest.
+    pub fn unstored(manifest: &str, on_shelf: bool) -> Result<Self, String> {
+        let manifest = Manifest::from_toml(manifest).map_err(|error| error.to_string())?;
+        let digest = skillgate_skill::file_digest(manifest.to_toml().as_bytes());
+        Ok(Skill {
+            record: model::Skill {
+                read_only: on_shelf,
+                name: manifest.name().to_string(),
+                version: manifest.version().to_string(),
+                namespace: manifest.namespace().to_string(),
+                kind: manifest.kind().as_str().to_owned(),
+                description: manifest.description().to_owned(),
+                tree_sha256: digest,
+                ..model::Skill::default()
+            },
+            manifest_json: manifest.to_json(),
+            manifest,
+            frontmatter: Value::Null,
+        })
+    }
+
     /// `salesforce.leads.sync`
     pub fn name(&self) -> &str {
         &self.record.name

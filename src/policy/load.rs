@@ -61,6 +61,15 @@ impl Prepared {
             .map_or("off", |set| set.revision.as_str())
     }
 
+    /// Without a place to remember it.
+    #[cfg(test)]
+    pub(super) fn of(active: Active) -> Self {
+        Prepared {
+            active,
+            last: PathBuf::new(),
+        }
+    }
+
     /// Remembers the place in the order of revisions, so that a restart does not forget it.
     pub(super) fn remember(&self) {
         let Some(set) = &self.active.set else {

@@ -1,18 +1,88 @@
-//! The layer with the bundled policy.
+//! The engine, the layer and the trial, with the bundled policy and with wrong ones.
+
+mod layer;
+mod nobody;
+mod traps;
 
 use std::path::Path;
+use std::time::SystemTime;
 
 use super::bundle::{Bundle, Files};
-use super::trial;
+use super::engine::PolicySet;
+use super::*;
+use crate::auth::Authenticator;
 
-/// The bundled policy.
-fn bundled() -> Bundle {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies");
-    Bundle::new(&Files::read(&path).unwrap(), "policies").unwrap()
+/// Instructions of a decision, as configured by default.
+const BUDGET: u64 = 250_000;
+
+/// The files of the bundled policy.
+fn bundled_files() -> Files {
+    Files::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("policies")).unwrap()
 }
 
-#[test]
-fn the_bundled_policy_passes_its_trial() {
-    let report = trial::run(&bundled(), 250_000).unwrap_or_else(|why| panic!("{}", why.join("\n")));
-    assert!(report.tests >= 40 && report.goldens >= 15, "{report:?}");
+fn bundle(files: &Files) -> Bundle {
+    Bundle::new(files, "policies").unwrap()
+}
+
+/// A bundle of one file, below `skills.authz`.
+fn one(rules: &str) -> Files {
+    let mut files = Files::default();
+    let text = format!("package skills.authz\n\n{rules}\n");
+    files.add("a.rego".into(), text.into_bytes()).unwrap();
+    files
+}
+
+/// A policy in force, without its trial.
+fn policy(files: &Files, mode: PolicyMode, confirm: Confirm) -> Policy {
+    Policy::new(
+        prepared(files, mode, confirm),
+        &Sandbox {
+            plugin: "process".into(),
+        },
+        Audit::off(),
+    )
+}
+
+fn prepared(files: &Files, mode: PolicyMode, confirm: Confirm) -> Prepared {
+    Prepared::of(Active {
+        mode,
+        confirm,
+        exposure: Exposure::Full,
+        instructions_max: BUDGET,
+        set: Some(Arc::new(PolicySet::compile(&bundle(files)).unwrap())),
+        since: SystemTime::now(),
+    })
+}
+
+fn enforced(rules: &str) -> Policy {
+    policy(&one(rules), PolicyMode::Enforce, Confirm::Off)
+}
+
+fn skill(name: &str, permissions: &str) -> Arc<Skill> {
+    let manifest = format!(
+        "name = {name:?}\nversion = \"0.1.0\"\ndescription = \"x\"\nkind = \"action\"\n[runtime]\nlanguage = \"python\"\nentrypoint = \"code/main.py\"\nexport = \"main\"\n[permissions]\n{permissions}\n"
+    );
+    Arc::new(Skill::unstored(&manifest, true).unwrap())
+}
+
+/// The specification's example.
+fn salesforce() -> Arc<Skill> {
+    skill(
+        "salesforce.leads.sync",
+        "network = [\"https://*.salesforce.com\"]\nsecrets = [\"SALESFORCE_API_KEY\"]",
+    )
+}
+
+fn facts(method: &'static str, skills: Vec<Arc<Skill>>) -> Facts {
+    let mut facts = Facts::new(method, Authenticator::off().local(), "1");
+    facts.skills = skills;
+    facts
+}
+
+fn codes(denied: &Denied) -> Vec<&str> {
+    denied
+        .reasons
+        .iter()
+        .filter_map(|reason| reason["code"].as_str())
+        .collect()
 }

@@ -1,0 +1,208 @@
+//! What the engine would let through and the trial does not: each of them was seen on this engine.
+
+use std::time::Instant;
+
+use super::*;
+use crate::policy::trial;
+
+/// Why the trial refuses the bundled policy with a file added or replaced.
+fn refused(path: &str, text: &str) -> String {
+    let mut files = bundled_files();
+    files.0.insert(path.into(), text.as_bytes().to_vec());
+    let bundle = match Bundle::new(&files, "policies") {
+        Ok(bundle) => bundle,
+        Err(error) => return error.to_string(),
+    };
+    match trial::run(&bundle, BUDGET) {
+        Ok(report) => panic!("{path} passes: {report:?}"),
+        Err(problems) => problems.join("\n"),
+    }
+}
+
+fn custom(rules: &str) -> String {
+    refused(
+        "skills/custom/more.rego",
+        &format!("package skills.custom\n\n{rules}\n"),
+    )
+}
+
+/// A rule of the organisation with this condition.
+fn deny_if(condition: &str) -> String {
+    custom(&format!(
+        "deny contains {{\"code\": \"custom.x\", \"message\": \"x\"}} if {{ {condition} }}"
+    ))
+}
+
+#[test]
+fn the_bundled_policy_passes_its_trial() {
+    let report = trial::run(&bundle(&bundled_files()), BUDGET)
+        .unwrap_or_else(|why| panic!("{}", why.join("\n")));
+    assert!(report.tests >= 40 && report.goldens >= 15, "{report:?}");
+}
+
+#[test]
+fn functions_that_are_not_allowed() {
+    for (condition, function) in [
+        (
+            "http.send({\"method\": \"get\", \"url\": \"http://x\"}).status_code == 200",
+            "http.send",
+        ),
+        ("opa.runtime().env.HOME", "opa.runtime"),
+        ("walk(input, x)", "walk"),
+        ("time.now_ns() > 1", "time.now_ns"),
+        ("rand.intn(\"a\", 5) == 1", "rand.intn"),
+        ("uuid.rfc4122(\"a\") == \"b\"", "uuid.rfc4122"),
+        ("count(numbers.range(1, 20000000)) > 1", "numbers.range"),
+        (
+            "count(net.cidr_expand(\"2001:db8::/104\")) > 1",
+            "net.cidr_expand",
+        ),
+        ("bits.lsh(1, 4000000000) > 1", "bits.lsh"),
+        ("product([2, 3]) > 100", "product"),
+        ("io.jwt.decode(\"x\")[0].alg", "io.jwt.decode"),
+        ("no.such(1)", "no.such"),
+    ] {
+        let why = deny_if(condition);
+        assert!(why.contains(function), "{condition}: {why}");
+        assert!(
+            why.contains("more.rego:3"),
+            "the place of {condition}: {why}"
+        );
+    }
+    for format in ["%1000000000d", "%0999d", "%*d", "%.500f"] {
+        let why = deny_if(&format!("sprintf(\"{format}\", [1]) == \"x\""));
+        assert!(
+            why.contains("more.rego:3") && why.contains("width"),
+            "{why}"
+        );
+    }
+}
+
+#[test]
+fn rules_that_are_too_weak_or_no_rules() {
+    let rbac = String::from_utf8(bundled_files().0["skills/authz/rbac.rego"].clone()).unwrap();
+    for (weakened, why) in [
+        ("allow if true", "must be denied"),
+        ("allow if input.request.method", "must be denied"),
+        (
+            "allow if input.subject.authenticated == false",
+            "must be denied",
+        ),
+        ("allow if input.subject.authenticated", "must be denied"),
+    ] {
+        let got = refused(
+            "skills/authz/more.rego",
+            &format!("package skills.authz\n\n{weakened}\n"),
+        );
+        assert!(got.contains(why), "{weakened}: {got}");
+    }
+    // A guard that has lost its condition: only its own tests know.
+    let weak = rbac.replace(
+        "b.tenant == input.subject.tenant\n\t}\n}\n\ndefault names_ok",
+        "true\n\t}\n}\n\ndefault names_ok",
+    );
+    assert_ne!(weak, rbac);
+    let got = refused("skills/authz/rbac.rego", &weak);
+    assert!(
+        got.contains("decision_test.rego:") && got.contains("test_blob_of_other_tenant failed"),
+        "{got}"
+    );
+    for (rules, why) in [
+        ("deny contains {\"code\": \"x\"} if {", "more.rego"),
+        ("deny contains {\"code\": x} if true", "more.rego"),
+        (
+            "deny contains {\"code\": \"x\"} if { print(input) }",
+            "print",
+        ),
+        (
+            "deny contains {\"code\": \"x\"} if { data.skills.authz.allow with input as {} }",
+            "with",
+        ),
+        (
+            "import data.no.such.thing\ndeny contains {\"code\": thing} if true\nx := $\"{1}\"",
+            "more.rego",
+        ),
+    ] {
+        let got = custom(rules);
+        assert!(got.contains(why), "{rules}: {got}");
+    }
+    let got = refused("other/a.rego", "package other\n\nx := 1\n");
+    assert!(got.contains("outside the roots"), "{got}");
+    let got = refused("other/data.json", "{\"x\": 1}");
+    assert!(got.contains("outside the roots"), "{got}");
+    let got = refused("skills/custom/deny/data.json", "{\"x\": 1}");
+    assert!(got.contains("conflict") || got.contains("deny"), "{got}");
+    let got = refused("skills/config/data.json", "{\"roles\": {}, \"roles\": {}}");
+    assert!(got.contains("twice"), "{got}");
+    let got = refused(".manifest", "{\"rego_version\": 0}");
+    assert!(got.contains("only Rego v1"), "{got}");
+    let got = refused("skills/config/data.yaml", "roles: {}");
+    assert!(got.contains("data.json"), "{got}");
+}
+
+#[test]
+fn a_deep_literal_never_reaches_the_parser() {
+    let began = Instant::now();
+    for (open, close, depth) in [
+        ("[", "]", 24),
+        ("{\"a\": ", "}", 24),
+        ("[", "]", 100_000),
+        ("(", ")", 5_000),
+    ] {
+        let text = format!("x := {}1{}", open.repeat(depth), close.repeat(depth));
+        let why = custom(&text);
+        assert!(
+            why.contains("more.rego:3") && why.contains("nested deeper"),
+            "{why}"
+        );
+    }
+    assert!(began.elapsed().as_secs() < 10, "{:?}", began.elapsed());
+    // Neither a text nor a comment is nested.
+    let files = one(
+        "x := \"[[[[[[[[[[[[[[[[[[[[[\" # [[[[[[[[[[[[[[[[[[[[[[[[\ny := `{{{{{{{{{{{{{{{{{{{{{`\ndecision := {\"allow\": false} if { x; y }",
+    );
+    trial::run(&bundle(&files), BUDGET).unwrap();
+}
+
+#[tokio::test]
+async fn a_rule_that_is_slow_on_hostile_input_is_bounded() {
+    let rules = "deny contains {\"code\": \"custom.pairs\", \"message\": \"x\"} if {\n\tsome a in input.request.arg_keys\n\tsome b in input.request.arg_keys\n\tsome c in input.request.arg_keys\n\tconcat(a, [b, c]) == \"no\"\n}\n";
+    let mut files = bundled_files();
+    files.0.insert(
+        "skills/custom/more.rego".into(),
+        format!("package skills.custom\n\n{rules}").into_bytes(),
+    );
+    trial::run(&bundle(&files), BUDGET).unwrap();
+    let policy = policy(&files, PolicyMode::Enforce, Confirm::Off);
+    let keys: Vec<String> = (0..2000).map(|n| format!("k{n}")).collect();
+    let ask = facts("execute_skill", vec![salesforce()]).with("arg_keys", keys);
+    let began = Instant::now();
+    let denied = policy.decide(&ask).await.unwrap_err();
+    assert_eq!(codes(&denied), ["policy.limit"]);
+    assert!(began.elapsed().as_secs() < 2, "{:?}", began.elapsed());
+    assert!(
+        policy
+            .decide(&facts("execute_skill", vec![salesforce()]))
+            .await
+            .is_ok()
+    );
+}
+
+#[test]
+fn errors_of_functions_do_not_open_a_guard() {
+    // The virtual machine swallows the error, so the rule that should deny does not fire: the second engine says so.
+    let rules = "deny if net.cidr_contains(\"127.0.0.0/8\", input.source.ip)\ndecision := {\"allow\": true} if not deny";
+    let set = PolicySet::compile(&bundle(&one(rules))).unwrap();
+    let input = || regorus::Value::from(json!({ "source": { "ip": "zzz" } }));
+    assert!(
+        set.decide(input(), BUDGET).is_ok(),
+        "if this fails the engine has become stricter: good"
+    );
+    assert!(set.interpret(input()).is_err());
+    // A guard that must hold fails closed on both.
+    let set = PolicySet::compile(&bundle(&one(
+        "decision := {\"allow\": true} if net.cidr_contains(\"127.0.0.0/8\", input.source.ip)",
+    )))
+    .unwrap();
+    assert!(set.decide(input(), BUDGET).is_err() && set.interpret(input()).is_err());
+}
