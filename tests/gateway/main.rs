@@ -22,6 +22,7 @@ mod limits;
 mod load;
 mod operator;
 mod ordinary_user;
+mod policy;
 mod stopping;
 mod storm;
 mod versions;

@@ -1,0 +1,480 @@
+//! Policies over HTTP and on the command line: directories of rules that say something else than the bundled one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::alone;
+use crate::support::gateway::{House, Settings};
+use crate::support::http::Client;
+
+fn bundled() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("policies")
+}
+
+/// A copy of the bundled policy in the house, its data changed. Its tests are about the data as it was.
+fn policy_in(house: &House, change: impl FnOnce(&mut Value)) -> PathBuf {
+    let policies = house.path().join("policies");
+    for part in [
+        "skills/authz",
+        "skills/custom",
+        "skills/lib",
+        "skills/config",
+    ] {
+        fs::create_dir_all(policies.join(part)).unwrap();
+        for entry in fs::read_dir(bundled().join(part)).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), policies.join(part).join(entry.file_name())).unwrap();
+        }
+    }
+    fs::copy(bundled().join(".manifest"), policies.join(".manifest")).unwrap();
+    let file = policies.join("skills/config/data.json");
+    let mut data: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    change(&mut data);
+    fs::write(file, data.to_string()).unwrap();
+    policies
+}
+
+fn house(policy: &str) -> House {
+    House::new(Settings {
+        extra: policy,
+        ..Settings::default()
+    })
+}
+
+/// The local administrator, made a reader of two namespaces who may run what is in them.
+fn narrow(data: &mut Value) {
+    data["roles"]["admin"] = json!({
+        "actions": ["skills:list", "skills:read", "skills:execute", "guide:read", "blobs:write", "blobs:read"],
+        "namespaces": ["hello", "skills"],
+    });
+    data["limits"]["max_blob_bytes"] = 1000.into();
+}
+
+fn skillgate(house: &House, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+    command.args(args);
+    house.clean(&mut command);
+    command.output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// The error of a call, less what names the request.
+fn error(client: &mut Client, method: &str, params: Value) -> Value {
+    let mut reply = client.call(method, params).unwrap();
+    let error = &mut reply["error"];
+    assert!(error.is_object(), "{method} is refused");
+    if let Some(data) = error["data"].as_object_mut() {
+        data.remove("request_id");
+    }
+    error.take()
+}
+
+#[test]
+fn a_directory_of_rules_decides_what_is_done_and_what_is_seen() {
+    let _alone = alone();
+    let house = house("[policy]\npath = \"policies\"");
+    policy_in(&house, narrow);
+    let gateway = house.start();
+    let mut client = gateway.client();
+
+    let page = client
+        .result("list_skills", json!({ "limit": 100 }))
+        .unwrap();
+    let names: Vec<&str> = page["skills"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|skill| skill["name"].as_str())
+        .collect();
+    assert_eq!(
+        names,
+        ["hello.world", "skills.authoring", "skills.protocol.guide"]
+    );
+    let hello = client
+        .result(
+            "execute_skill",
+            json!({ "name": "hello.world", "args": {} }),
+        )
+        .unwrap();
+    assert_eq!(hello["status"], "completed", "{hello}");
+
+    // A skill that is there and may not be known, beside one that is not there, in everything that could tell.
+    let unknown = "csv.nothing";
+    for (method, params) in [
+        ("describe_skill", json!({ "name": "NAME" })),
+        (
+            "describe_skill",
+            json!({ "name": "NAME", "version": "9.9.9" }),
+        ),
+        (
+            "describe_skill",
+            json!({ "name": "NAME", "version": "0.1.0", "detail": "full" }),
+        ),
+        (
+            "read_skill_file",
+            json!({ "name": "NAME", "path": "SKILL.md" }),
+        ),
+        (
+            "read_skill_file",
+            json!({ "name": "NAME", "path": "no/such/file" }),
+        ),
+        ("execute_skill", json!({ "name": "NAME", "args": {} })),
+        (
+            "execute_skill",
+            json!({ "name": "NAME", "args": {}, "input_blobs": ["blob:00000000000000000000000000000000"] }),
+        ),
+        (
+            "run_code",
+            json!({ "language": "python", "code": "def main(args): return {}", "mount_skills": ["NAME"] }),
+        ),
+        (
+            "run_code",
+            json!({ "language": "python", "code": "def main(args): return {}", "mount_skills": ["NAME", "NAME"] }),
+        ),
+        (
+            "run_code",
+            json!({ "language": "python", "code": "def main(args): return {}", "mount_skills": ["NAME@9.9.9"] }),
+        ),
+    ] {
+        let of = |name: &str| {
+            serde_json::from_str::<Value>(&params.to_string().replace("NAME", name)).unwrap()
+        };
+        let hidden = error(&mut client, method, of("csv.stats"));
+        let missing = error(&mut client, method, of(unknown));
+        assert_eq!(
+            hidden["data"]["kind"], "skill_not_found",
+            "{method}: {hidden}"
+        );
+        assert_eq!(
+            hidden.to_string().replace("csv.stats", unknown),
+            missing.to_string(),
+            "{method} {params}"
+        );
+    }
+
+    let denied = error(
+        &mut client,
+        "run_code",
+        json!({ "language": "python", "code": "def main(args): return {}" }),
+    );
+    assert_eq!(
+        (&denied["code"], &denied["data"]["kind"]),
+        (&json!(-32003), &json!("policy_denied"))
+    );
+    assert_eq!(denied["data"]["reasons"][0]["code"], "rbac.no_permit");
+    assert!(
+        denied["message"]
+            .as_str()
+            .unwrap()
+            .contains("ask an administrator"),
+        "{denied}"
+    );
+    let decision = denied["data"]["decision_id"].as_str().unwrap();
+
+    // Why, from the log.
+    let explained = said(&skillgate(
+        &house,
+        &["policy", "explain", decision, "--config", "skillgate.toml"],
+    ));
+    for part in [
+        "denied",
+        "run_code by local of tenant default",
+        "the same bundle",
+        "FAILS  data.skills.authz.permitted",
+        "holds  data.skills.authz.tenant_ok",
+    ] {
+        assert!(explained.contains(part), "{part}: {explained}");
+    }
+    // A run is found by its own id.
+    let run = hello["run_id"].as_str().unwrap();
+    let explained = skillgate(
+        &house,
+        &["policy", "explain", run, "--config", "skillgate.toml"],
+    );
+    assert!(
+        explained.status.success() && said(&explained).contains("hello.world"),
+        "{}",
+        said(&explained)
+    );
+    // What the bundled policy would have said.
+    let replay = skillgate(
+        &house,
+        &[
+            "policy",
+            "simulate",
+            "--against",
+            bundled().to_str().unwrap(),
+            "--config",
+            "skillgate.toml",
+        ],
+    );
+    assert_eq!(replay.status.code(), Some(1), "{}", said(&replay));
+    assert!(
+        said(&replay).contains(&format!("{decision} run_code local")),
+        "{}",
+        said(&replay)
+    );
+    let replay = skillgate(
+        &house,
+        &[
+            "policy",
+            "simulate",
+            "--against",
+            "policies",
+            "--config",
+            "skillgate.toml",
+            "--output",
+            "json",
+        ],
+    );
+    let replay: Value = serde_json::from_slice(&replay.stdout).unwrap();
+    assert!(
+        replay["replay"]["replayed"].as_u64() > Some(10) && replay["replay"]["flips"] == json!([]),
+        "{replay}"
+    );
+    gateway.stop();
+}
+
+#[test]
+fn ceilings_hold_where_the_size_is_known_and_where_it_is_not() {
+    let _alone = alone();
+    let house = house("[policy]\npath = \"policies\"\nexposure = \"codes\"");
+    policy_in(&house, narrow);
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let denied = error(
+        &mut client,
+        "create_blob",
+        json!({ "content": "x".repeat(1001), "kind": "text/plain" }),
+    );
+    assert_eq!(
+        denied["data"]["reasons"],
+        json!([{ "code": "blob.too_large" }]),
+        "{denied}"
+    );
+    assert!(
+        client
+            .result(
+                "create_blob",
+                json!({ "content": "x".repeat(1000), "kind": "text/plain" })
+            )
+            .is_ok()
+    );
+    let answer = client
+        .request(
+            "POST",
+            "/blobs",
+            &[("Content-Type", "text/plain")],
+            &[b'x'; 1001],
+        )
+        .unwrap();
+    assert_eq!(answer.status, 403, "{}", answer.text());
+    // In chunks nobody knows before: the permit's ceiling ends it.
+    let mut client = gateway.client();
+    client
+        .head(
+            "POST",
+            "/blobs",
+            &[
+                ("Content-Type", "text/plain"),
+                ("Transfer-Encoding", "chunked"),
+            ],
+        )
+        .unwrap();
+    client
+        .write(format!("7d0\r\n{}\r\n0\r\n\r\n", "x".repeat(2000)).as_bytes())
+        .unwrap();
+    let answer = client.answer().unwrap();
+    assert_eq!(answer.status, 413, "{}", answer.text());
+    gateway.stop();
+}
+
+#[test]
+fn a_shadow_records_and_does_not_refuse() {
+    let _alone = alone();
+    let house = house("[policy]\npath = \"policies\"\nmode = \"shadow\"");
+    policy_in(&house, narrow);
+    let gateway = house.start();
+    let mut client = gateway.client();
+    assert_eq!(
+        client
+            .run("def main(args): return {'x': 1}", json!({}))
+            .unwrap()["output"],
+        json!({ "x": 1 })
+    );
+    assert!(
+        client
+            .result("describe_skill", json!({ "name": "csv.stats" }))
+            .is_ok()
+    );
+    let log = fs::read_to_string(house.path().join(".skillgate/audit.jsonl")).unwrap();
+    let denials: Vec<Value> = log
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .filter(|record: &Value| record["kind"] == "decision" && record["result"]["allow"] == false)
+        .collect();
+    assert_eq!(denials.len(), 2, "{log}");
+    assert!(
+        denials
+            .iter()
+            .all(|record| record["labels"]["mode"] == "shadow"),
+        "{denials:?}"
+    );
+    gateway.stop();
+}
+
+/// Starts what must not start: its exit code and what it said.
+fn refused(house: &House) -> (Option<i32>, String, Duration) {
+    let began = Instant::now();
+    let output = house.command().output().unwrap();
+    (output.status.code(), said(&output), began.elapsed())
+}
+
+#[test]
+fn a_policy_that_is_no_good_is_refused_at_the_start_with_its_place() {
+    let _alone = alone();
+    let house = house("[policy]\npath = \"policies\"");
+    let policies = policy_in(&house, |_| {});
+    let custom = policies.join("skills/custom/more.rego");
+    let deep = format!(
+        "package skills.custom\n\nx := {}1{}\n",
+        "[".repeat(100_000),
+        "]".repeat(100_000)
+    );
+    for (text, why) in [
+        ("package skills.custom\n\ndeny contains x if {", "more.rego"),
+        (
+            "package skills.custom\n\ndeny contains {\"code\": \"x\"} if http.send({}).x",
+            "more.rego:3",
+        ),
+        (&deep, "more.rego:3: brackets are nested deeper"),
+        (
+            "package skills.authz\n\nallow if true",
+            "an empty input is allowed",
+        ),
+    ] {
+        fs::write(&custom, text).unwrap();
+        let (code, said, took) = refused(&house);
+        assert_eq!(code, Some(3), "{said}");
+        assert!(said.contains(why) && said.contains("policy.path"), "{said}");
+        assert!(took < Duration::from_secs(20), "{took:?}");
+    }
+    fs::remove_file(custom).unwrap();
+
+    // Keys are configured, nothing is signed.
+    let unsigned = "[policy]\npath = \"policies\"\n[[policy.keys]]\nid = \"k\"\nalgorithm = \"ES256\"\nfile = \"key.pem\"";
+    house.configure(Settings {
+        extra: unsigned,
+        ..Settings::default()
+    });
+    let (code, said, _) = refused(&house);
+    assert!(code == Some(3) && said.contains("key.pem"), "{said}");
+    fs::write(house.path().join("key.pem"), "-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEEVs/o5+uQbTjL3chynL4wXgUg2R9\nq9UU8I5mEovUf86QZ7kOBIjJwqnzD1omageEHWwHdBO6B+dFabmdT9POxg==\n-----END PUBLIC KEY-----\n").unwrap();
+    let (code, said, _) = refused(&house);
+    assert!(
+        code == Some(3) && said.contains(".signatures.json: is missing"),
+        "{said}"
+    );
+
+    // A second life with an older bundle.
+    let numbered = |sequence: u64| {
+        let manifest = json!({ "revision": format!("r{sequence}"), "roots": ["skills"], "metadata": { "sequence": sequence } });
+        fs::write(policies.join(".manifest"), manifest.to_string()).unwrap();
+    };
+    house.configure(Settings {
+        extra: "[policy]\npath = \"policies\"",
+        ..Settings::default()
+    });
+    numbered(7);
+    house.start().stop();
+    numbered(6);
+    let (code, said, _) = refused(&house);
+    assert!(
+        code == Some(3)
+            && said.contains("policies/.manifest")
+            && said.contains("7 of revision \"r7\""),
+        "{said}"
+    );
+    house.configure(Settings {
+        extra: "[policy]\npath = \"policies\"\nallow_rollback = true",
+        ..Settings::default()
+    });
+    house.start().stop();
+}
+
+#[test]
+fn the_command_line_for_authors() {
+    let house = house("");
+    let policies = bundled();
+    let policies = policies.to_str().unwrap();
+    let check = skillgate(&house, &["policy", "check", policies]);
+    assert!(
+        check.status.success() && said(&check).contains("fine: revision default-0.1.0"),
+        "{}",
+        said(&check)
+    );
+    let test = skillgate(&house, &["policy", "test", policies, "--coverage"]);
+    assert!(
+        test.status.success() && said(&test).contains("PASS: "),
+        "{}",
+        said(&test)
+    );
+    assert!(said(&test).contains("rbac.rego: "), "{}", said(&test));
+    let golden = format!("{policies}/tests/decisions/run_code_shared.json");
+    let eval = skillgate(&house, &["policy", "eval", policies, "--input", &golden]);
+    assert!(
+        eval.status.success() && said(&eval).starts_with("denied\n  secret.run_code: "),
+        "{}",
+        said(&eval)
+    );
+
+    // A copy whose data has been changed under its tests.
+    let copy = policy_in(&house, narrow);
+    fs::create_dir_all(copy.join("tests")).unwrap();
+    for file in ["decision_test.rego", "fixtures.rego"] {
+        fs::copy(
+            bundled().join("tests").join(file),
+            copy.join("tests").join(file),
+        )
+        .unwrap();
+    }
+    let copy = copy.to_str().unwrap();
+    let test = skillgate(&house, &["policy", "test", copy]);
+    assert_eq!(test.status.code(), Some(1), "{}", said(&test));
+    let line = said(&test)
+        .lines()
+        .find(|line| line.contains("test_admin_uses_every_method"))
+        .map(str::to_owned)
+        .unwrap();
+    assert!(
+        line.contains("decision_test.rego:") && line.contains(": FAIL ("),
+        "{line}"
+    );
+    let check = skillgate(&house, &["policy", "check", copy, "--output", "json"]);
+    assert_eq!(check.status.code(), Some(1), "{}", said(&check));
+    let check: Value = serde_json::from_slice(&check.stdout).unwrap();
+    assert_eq!(check["ok"], false);
+    // A bundle that overflows the parser's stack costs the command nothing but an answer.
+    fs::write(
+        Path::new(copy).join("skills/custom/more.rego"),
+        format!(
+            "package skills.custom\n\nx := {}1{}\n",
+            "not ".repeat(200_000),
+            ""
+        ),
+    )
+    .unwrap();
+    let check = skillgate(&house, &["policy", "check", copy]);
+    assert_eq!(check.status.code(), Some(1), "{}", said(&check));
+}
