@@ -120,7 +120,15 @@ pub(super) fn explain(args: &ExplainArgs, out: &mut dyn Write) -> Result<Exit, F
             )?;
             match again {
                 None => writeln!(out, "  cannot be asked: the record has no input")?,
-                Some((opinion, guards)) => print_again(record, &opinion, &guards, out)?,
+                Some((opinion, guards)) => {
+                    print_again(record, &opinion, &guards, out)?;
+                    for reason in &opinion.reasons {
+                        let code = reason["code"].as_str().unwrap_or_default();
+                        for place in candidate.places(code) {
+                            writeln!(out, "  {} is said by {}", plain(code), plain(&place))?;
+                        }
+                    }
+                }
             }
         }
     }
@@ -288,10 +296,11 @@ fn print_flip(flip: &Flip, out: &mut dyn Write) -> Result<(), Failure> {
     };
     writeln!(
         out,
-        "{} {} {} {}: {} -> {}",
+        "{} {} {}{}{}: {} -> {}",
         plain(&flip.decision_id),
         plain(&flip.method),
         plain(&flip.subject),
+        if flip.skills.is_empty() { "" } else { " " },
         plain(&flip.skills.join(", ")),
         side(&flip.was),
         side(&flip.would_be)

@@ -141,6 +141,20 @@ impl Candidate {
         })
     }
 
+    /// Where a reason's code is written: the rules that give it.
+    pub fn places(&self, code: &str) -> Vec<String> {
+        let quoted = format!("\"{code}\"");
+        let modules = self.bundle.modules().iter();
+        modules
+            .filter(|module| !module.is_test())
+            .flat_map(|module| {
+                let lines = module.text.lines().enumerate();
+                let found = lines.filter(|(_, line)| line.contains(&quoted));
+                found.map(|(index, _)| format!("{}:{}", module.path, index + 1))
+            })
+            .collect()
+    }
+
     /// The rules with `default ... := false`, on the interpreter: an allow is their conjunction.
     pub fn guards(&self, input: &Value) -> Vec<Guard> {
         let Ok(mut engine) = engine::engine(&self.bundle, false) else {
