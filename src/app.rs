@@ -15,10 +15,10 @@ use skillgate_plugin_sdk::model;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::auth::Authenticator;
+use crate::auth::{self, Authenticator};
 use crate::blobs::Blobs;
 use crate::catalog::{self, Catalog};
-use crate::config::{Config, OnDisconnect};
+use crate::config::{Config, ConfigErrors, OnDisconnect};
 use crate::door::DoorLayer;
 use crate::faces::{PATHS, Readiness};
 use crate::methods::Rooms;
@@ -63,6 +63,8 @@ pub enum AppError {
     Log(String),
     /// A call of the command line was refused.
     Call(Box<ErrorObject>),
+    /// What a file that the configuration names has in it is wrong.
+    Config(ConfigErrors),
 }
 
 impl AppError {
@@ -70,7 +72,7 @@ impl AppError {
     pub fn exit_code(&self) -> u8 {
         match self {
             AppError::Call(_) => 1,
-            AppError::Log(_) | AppError::NoSuchPlugin { .. } => 3,
+            AppError::Log(_) | AppError::NoSuchPlugin { .. } | AppError::Config(_) => 3,
             AppError::Load(_) | AppError::Create { .. } | AppError::Io { .. } => 4,
         }
     }
@@ -97,11 +99,18 @@ impl fmt::Display for AppError {
             AppError::Io { what, error } => write!(f, "{what}: {error}"),
             AppError::Log(why) => f.write_str(why),
             AppError::Call(error) => f.write_str(&error.message),
+            AppError::Config(errors) => errors.fmt(f),
         }
     }
 }
 
 impl std::error::Error for AppError {}
+
+impl From<ConfigErrors> for AppError {
+    fn from(errors: ConfigErrors) -> Self {
+        AppError::Config(errors)
+    }
+}
 
 impl From<LoadError> for AppError {
     fn from(error: LoadError) -> Self {
@@ -277,7 +286,10 @@ pub fn serve(config: &Config) -> Result<(), AppError> {
         let address = listener
             .local_addr()
             .map_err(AppError::io("cannot read the listen address"))?;
-        let app = App::build(config).await?;
+        // Only the listener asks for tokens; commands need no issuer to answer.
+        let authenticator = Authenticator::new(auth::prepare(config, auth::Clock::system()).await?);
+        let mut app = App::build(config).await?;
+        app.parts.authenticator = authenticator;
         announce(&format!("http://{address}")).map_err(AppError::io("cannot write to stdout"))?;
 
         let settings = server::Settings {

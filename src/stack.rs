@@ -7,7 +7,7 @@ use tower::util::BoxCloneSyncService;
 
 use crate::auth::{AuthLayer, Authenticator};
 use crate::door::DoorLayer;
-use crate::faces::{Faces, Readiness};
+use crate::faces::{Faces, OPEN_PATHS, Readiness};
 use crate::limit::LimitLayer;
 use crate::methods::{self, Perform, ResolveLayer, Rooms};
 use crate::policy::{Policy, PolicyLayer};
@@ -57,7 +57,10 @@ pub fn public(parts: &Parts) -> Stack {
         // Before authentication: a request that a web page has smuggled in must not even learn whether a token holds.
         .layer(parts.door.clone())
         // Before limits: they are counted for subjects and tenants, which only a checked token can name.
-        .layer(AuthLayer(parts.authenticator.clone()))
+        .layer(AuthLayer {
+            authenticator: parts.authenticator.clone(),
+            open: &OPEN_PATHS,
+        })
         // Before the body is read: a refused request costs no memory.
         .layer(LimitLayer)
         // JSON-RPC, blobs and documents; below each of them the calls above.
