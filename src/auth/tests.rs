@@ -7,6 +7,8 @@ mod claims;
 mod http;
 mod keys;
 mod malleable;
+mod network;
+mod reload;
 mod rotation;
 
 use std::path::Path;
