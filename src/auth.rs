@@ -38,7 +38,7 @@ pub use challenge::METADATA_PATH;
 pub use clock::{Clock, Now};
 pub use mint::{DevelopmentKey, MintError};
 use prepare::Jwt;
-pub use prepare::{IssuerState, Prepared, prepare};
+pub use prepare::{IssuerState, Prepared, check, prepare};
 pub use refused::Refused;
 
 /// What is known of whoever asks (contract, section 3).

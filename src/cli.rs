@@ -16,6 +16,7 @@ mod skill_run;
 mod skill_validate;
 #[cfg(test)]
 mod tests;
+mod token;
 mod version;
 
 use std::ffi::OsString;
@@ -75,6 +76,9 @@ enum Command {
     /// Look at plugins
     #[command(subcommand)]
     Plugin(plugin::PluginCommand),
+    /// Make keys and tokens for development
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     /// Say what this host can and cannot enforce, layer by layer
     Doctor(doctor::DoctorArgs),
     /// Print the version
@@ -177,6 +181,7 @@ fn execute(cli: Cli, out: &mut dyn Write) -> Result<Exit, Failure> {
         Some(Command::Config(command)) => config::run(&command, out),
         Some(Command::Skill(command)) => skill::run(&command, out),
         Some(Command::Plugin(command)) => plugin::run(&command, out),
+        Some(Command::Token(command)) => token::run(&command, out),
         Some(Command::Doctor(args)) => doctor::run(&args, out),
         Some(Command::Version(args)) => version::run(&args, out),
         Some(Command::Completions(args)) => completions::run(&args, out),

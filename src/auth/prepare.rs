@@ -63,6 +63,17 @@ pub async fn prepare(config: &Config, clock: Clock) -> Result<Prepared, ConfigEr
     Ok(Prepared(Mode::Jwt(Box::new(jwt))))
 }
 
+/// What [`prepare`] would find wrong with files, without asking anybody.
+///
+/// # Errors
+/// The same.
+pub fn check(config: &Config) -> Result<(), ConfigErrors> {
+    match config.auth.mode {
+        AuthMode::Off => Ok(()),
+        AuthMode::Jwt => assemble(config, Clock::system()).map(drop),
+    }
+}
+
 /// The part that reads files.
 fn assemble(config: &Config, clock: Clock) -> Result<Jwt, ConfigErrors> {
     let auth = &config.auth;
