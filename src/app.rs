@@ -19,10 +19,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::admin;
 use crate::audit::{self, Audit};
-use crate::auth::Authenticator;
+use crate::auth::{self, Authenticator};
 use crate::blobs::Blobs;
 use crate::catalog::{self, Catalog};
-use crate::config::{Config, OnDisconnect, PluginSource};
+use crate::config::{Config, ConfigErrors, OnDisconnect, PluginSource};
 use crate::door::DoorLayer;
 use crate::faces::{PATHS, Readiness};
 use crate::gate::{self, Gate, SystemResolver};
@@ -78,6 +78,8 @@ pub enum AppError {
     Log(String),
     /// A call of the command line was refused.
     Call(Box<ErrorObject>),
+    /// What a file that the configuration names has in it is wrong.
+    Config(ConfigErrors),
 }
 
 impl AppError {
@@ -86,6 +88,7 @@ impl AppError {
         match self {
             AppError::Call(_) => 1,
             AppError::Log(_)
+            | AppError::Config(_)
             | AppError::Policy(_)
             | AppError::Secrets(_)
             | AppError::NoSuchPlugin { .. } => 3,
@@ -121,11 +124,18 @@ impl fmt::Display for AppError {
             AppError::Policy(why) => write!(f, "the policy is refused (policy.path): {why}"),
             AppError::Log(why) => f.write_str(why),
             AppError::Call(error) => f.write_str(&error.message),
+            AppError::Config(errors) => errors.fmt(f),
         }
     }
 }
 
 impl std::error::Error for AppError {}
+
+impl From<ConfigErrors> for AppError {
+    fn from(errors: ConfigErrors) -> Self {
+        AppError::Config(errors)
+    }
+}
 
 impl From<LoadError> for AppError {
     fn from(error: LoadError) -> Self {
@@ -361,7 +371,10 @@ pub fn serve(config: &Config) -> Result<(), AppError> {
             .map_err(AppError::io("cannot read the listen address"))?;
         let operator = Operator::listen(config).await?;
         let audit = Audit::open(&config.audit).map_err(AppError::Audit)?;
-        let app = App::build(config, audit).await?;
+        // Only the listener asks for tokens; commands need no issuer to answer.
+        let authenticator = Authenticator::new(auth::prepare(config, auth::Clock::system()).await?);
+        let mut app = App::build(config, audit).await?;
+        app.parts.authenticator = authenticator;
         announce(address, operator.address()).map_err(AppError::io("cannot write to stdout"))?;
 
         let settings = server::Settings {

@@ -1,16 +1,45 @@
 //! Who asks. Only this module makes a [`Caller`].
+//!
+//! With `auth.mode = "jwt"` a caller is who a token says it is (RFC 9068 access tokens, checked as RFC 8725 asks for):
+//! `auth/token.rs` takes a token apart, `auth/verify.rs` believes it or not, `auth/claims.rs` says who that is.
+//! The keys come from `auth/jwks.rs`; what a caller is told who is not let in is in `auth/refused.rs` and
+//! `auth/challenge.rs`.
+
+mod cache;
+mod challenge;
+mod claims;
+mod clock;
+mod crypto;
+mod fetch;
+mod jwks;
+mod keys;
+mod mint;
+mod prepare;
+mod refused;
+mod spki;
+#[cfg(test)]
+mod tests;
+mod token;
+mod verify;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use arc_swap::ArcSwap;
 use futures_util::future::BoxFuture;
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response, header};
 use serde_json::{Map, Value};
 use tower::{Layer, Service, ServiceExt};
 
 use crate::rescue::{Named, Refusal, RequestId};
 use crate::server::{Body, Peer};
+pub use challenge::METADATA_PATH;
+pub use clock::{Clock, Now};
+pub use mint::{DevelopmentKey, MintError};
+use prepare::Jwt;
+pub use prepare::{IssuerState, Prepared, check, prepare};
+pub use refused::Refused;
 
 /// What is known of whoever asks (contract, section 3).
 #[derive(Debug)]
@@ -18,10 +47,14 @@ use crate::server::{Body, Peer};
 pub struct Subject {
     /// Proven by a token, or the local operator.
     pub authenticated: bool,
+    /// "user", "service" (a client that acts for itself), "local" (the operator of this host) or "nobody".
+    pub kind: &'static str,
     /// `sub`
     pub id: String,
     /// Whose skills and blobs it works with.
     pub tenant: String,
+    /// Who says so: `iss`. Empty without a token.
+    pub issuer: String,
     /// Roles.
     pub roles: Vec<String>,
     /// Groups.
@@ -30,6 +63,50 @@ pub struct Subject {
     pub scopes: Vec<String>,
     /// The claims that policies may see.
     pub claims: Map<String, Value>,
+    /// Who acts for the subject, if it does not itself.
+    pub actor: Option<Actor>,
+    /// `exp`, in seconds since 1970. None: without an end.
+    pub expires_s: Option<u64>,
+}
+
+/// Who acts for somebody else: `act` (RFC 8693 section 4.1).
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Actor {
+    /// `act.sub`
+    pub id: String,
+}
+
+impl Subject {
+    /// The subject of `auth.mode = "off"` and of the command line (contract, section 3).
+    fn local() -> Self {
+        Subject {
+            authenticated: true,
+            kind: "local",
+            id: "local".into(),
+            tenant: "default".into(),
+            issuer: String::new(),
+            roles: vec!["admin".into()],
+            groups: Vec::new(),
+            scopes: Vec::new(),
+            claims: Map::new(),
+            actor: None,
+            expires_s: None,
+        }
+    }
+
+    /// Whoever asks for a path that needs no token. No tenant, no role: not even a policy that forgets to ask whether
+    /// it is authenticated finds anything to go by.
+    fn nobody() -> Self {
+        Subject {
+            authenticated: false,
+            kind: "nobody",
+            id: String::new(),
+            tenant: String::new(),
+            roles: Vec::new(),
+            ..Subject::local()
+        }
+    }
 }
 
 /// The proof that a request went through this layer. Cheap to clone; cannot be made elsewhere.
@@ -52,45 +129,143 @@ impl Caller {
     pub fn ip(&self) -> IpAddr {
         self.ip
     }
+
+    /// A caller that no token vouches for.
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the tests of other rooms")]
+    pub(crate) fn for_tests(tenant: &str, id: &str, roles: &[&str]) -> Self {
+        let subject = Subject {
+            kind: "user",
+            id: id.into(),
+            tenant: tenant.into(),
+            roles: roles.iter().map(|&role| role.into()).collect(),
+            ..Subject::local()
+        };
+        Caller {
+            subject: Arc::new(subject),
+            ip: IpAddr::from([127, 0, 0, 1]),
+        }
+    }
 }
 
-/// How callers are known.
+/// How callers are known. Clones share what is installed.
 #[derive(Debug, Clone)]
-pub enum Authenticator {
+pub struct Authenticator {
+    mode: Arc<ArcSwap<Mode>>,
+    local: Arc<Subject>,
+    nobody: Arc<Subject>,
+}
+
+#[derive(Debug)]
+enum Mode {
     /// `auth.mode = "off"`: everybody who can connect is the local operator.
-    Off(Arc<Subject>),
+    Off,
+    /// `auth.mode = "jwt"`
+    Jwt(Box<Jwt>),
 }
 
 impl Authenticator {
-    /// The subject of `auth.mode = "off"` (contract, section 3).
+    /// `auth.mode = "off"`
     pub fn off() -> Self {
-        Authenticator::Off(Arc::new(Subject {
-            authenticated: true,
-            id: "local".into(),
-            tenant: "default".into(),
-            roles: vec!["admin".into()],
-            groups: Vec::new(),
-            scopes: Vec::new(),
-            claims: Map::new(),
-        }))
+        Authenticator {
+            mode: Arc::new(ArcSwap::from_pointee(Mode::Off)),
+            local: Arc::new(Subject::local()),
+            nobody: Arc::new(Subject::nobody()),
+        }
+    }
+
+    /// As the configuration wants it.
+    pub fn new(prepared: Prepared) -> Self {
+        let authenticator = Authenticator::off();
+        authenticator.install(prepared);
+        authenticator
+    }
+
+    /// From now on requests are judged by this. Tokens that were verified before are verified anew; keys that an issuer
+    /// does not give at this moment are taken over.
+    pub fn install(&self, Prepared(mode): Prepared) {
+        if let (Mode::Jwt(new), Mode::Jwt(old)) = (&mode, &**self.mode.load()) {
+            new.inherit(old);
+        }
+        self.mode.store(Arc::new(mode));
     }
 
     /// The caller of the command line, which asks without HTTP.
     pub fn local(&self) -> Caller {
-        let Authenticator::Off(subject) = self;
         Caller {
-            subject: subject.clone(),
+            subject: self.local.clone(),
             ip: IpAddr::from([127, 0, 0, 1]),
         }
     }
 
-    fn authenticate(&self, peer: IpAddr) -> Caller {
-        let Authenticator::Off(subject) = self;
-        Caller {
-            subject: subject.clone(),
-            ip: peer,
+    /// The document of RFC 9728 for a request with these headers; none while nobody is asked for a token.
+    pub fn metadata(&self, headers: &HeaderMap) -> Option<String> {
+        match &**self.mode.load() {
+            Mode::Off => None,
+            Mode::Jwt(jwt) => Some(jwt.challenge.metadata(headers)),
         }
     }
+
+    /// How the issuers' keys are, for operators.
+    pub fn issuers(&self) -> Vec<IssuerState> {
+        match &**self.mode.load() {
+            Mode::Off => Vec::new(),
+            Mode::Jwt(jwt) => jwt.issuers(),
+        }
+    }
+
+    async fn authenticate(
+        &self,
+        headers: &HeaderMap,
+        query: Option<&str>,
+    ) -> Result<Arc<Subject>, Refusal> {
+        let mode = self.mode.load_full();
+        let Mode::Jwt(jwt) = &*mode else {
+            return Ok(self.local.clone());
+        };
+        let outcome = match bearer(headers, query) {
+            Ok(token) => jwt.verifier.verify(token).await,
+            Err(refused) => Err(refused),
+        };
+        let subject = outcome.map_err(|refused| {
+            tracing::info!(reason = refused.reason(), "token refused");
+            jwt.challenge.refuse(&refused, headers)
+        })?;
+        let has = |scope: &String| subject.scopes.contains(scope);
+        if jwt.challenge.required_scopes.iter().all(has) {
+            Ok(subject)
+        } else {
+            Err(jwt.challenge.insufficient_scope(headers))
+        }
+    }
+}
+
+/// The token of the one `Authorization` header (RFC 6750 section 2.1). The other two ways of that document, a form and
+/// the URL, are not taken.
+fn bearer<'a>(headers: &'a HeaderMap, query: Option<&str>) -> Result<&'a str, Refused> {
+    let mut all = headers.get_all(header::AUTHORIZATION).iter();
+    let Some(value) = all.next() else {
+        let in_url = query.is_some_and(|query| {
+            query
+                .split('&')
+                .any(|pair| pair.split('=').next() == Some("access_token"))
+        });
+        return Err(if in_url {
+            Refused::InUrl
+        } else {
+            Refused::Missing
+        });
+    };
+    if all.next().is_some() {
+        return Err(Refused::BadRequest);
+    }
+    let text = value.to_str().map_err(|_| Refused::BadRequest)?;
+    let (scheme, token) = text.split_once(' ').unwrap_or((text, ""));
+    // RFC 9110 section 11.1: the scheme in any case of letters, then one space or more.
+    if !scheme.eq_ignore_ascii_case("bearer") {
+        return Err(Refused::Missing);
+    }
+    Ok(token.trim_start_matches(' '))
 }
 
 /// A request whose sender is known.
@@ -106,13 +281,19 @@ pub struct Authenticated {
 
 /// Makes [`Auth`].
 #[derive(Debug, Clone)]
-pub struct AuthLayer(pub Authenticator);
+pub struct AuthLayer {
+    /// How callers are known.
+    pub authenticator: Authenticator,
+    /// Paths that are answered to anybody, by a caller who is nobody: exactly these, and what is below one that ends in
+    /// `/`.
+    pub open: &'static [&'static str],
+}
 
 impl<S> Layer<S> for AuthLayer {
     type Service = Auth<S>;
     fn layer(&self, inner: S) -> Auth<S> {
         Auth {
-            authenticator: self.0.clone(),
+            layer: self.clone(),
             inner,
         }
     }
@@ -121,8 +302,43 @@ impl<S> Layer<S> for AuthLayer {
 /// Turns a request into one with a [`Caller`], or refuses it.
 #[derive(Debug, Clone)]
 pub struct Auth<S> {
-    authenticator: Authenticator,
+    layer: AuthLayer,
     inner: S,
+}
+
+impl AuthLayer {
+    fn is_open(&self, path: &str) -> bool {
+        self.open
+            .iter()
+            .any(|open| path == *open || open.ends_with('/') && path.starts_with(open))
+    }
+
+    async fn identify(&self, named: Named) -> Result<Authenticated, Refusal> {
+        let Named {
+            request_id,
+            mut request,
+        } = named;
+        // The address is the connection's own: forwarding headers can be written by anybody.
+        let ip = request
+            .extensions()
+            .get::<Peer>()
+            .map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0.ip());
+        let subject = if self.is_open(request.uri().path()) {
+            self.authenticator.nobody.clone()
+        } else {
+            let query = request.uri().query();
+            self.authenticator
+                .authenticate(request.headers(), query)
+                .await?
+        };
+        // Nothing below needs it, so nothing below can show it to anybody.
+        request.headers_mut().remove(header::AUTHORIZATION);
+        Ok(Authenticated {
+            caller: Caller { subject, ip },
+            request_id,
+            request,
+        })
+    }
 }
 
 impl<S> Service<Named> for Auth<S>
@@ -139,20 +355,7 @@ where
     }
 
     fn call(&mut self, named: Named) -> Self::Future {
-        let Named {
-            request_id,
-            request,
-        } = named;
-        // The address is the connection's own: forwarding headers can be written by anybody.
-        let peer = request
-            .extensions()
-            .get::<Peer>()
-            .map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0.ip());
-        let caller = self.authenticator.authenticate(peer);
-        Box::pin(self.inner.clone().oneshot(Authenticated {
-            caller,
-            request_id,
-            request,
-        }))
+        let Auth { layer, inner } = self.clone();
+        Box::pin(async move { inner.oneshot(layer.identify(named).await?).await })
     }
 }

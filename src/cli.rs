@@ -19,6 +19,7 @@ mod skill_run;
 mod skill_validate;
 #[cfg(test)]
 mod tests;
+mod token;
 mod version;
 
 use std::ffi::OsString;
@@ -84,6 +85,9 @@ enum Command {
     /// Read the audit log
     #[command(subcommand)]
     Audit(audit::AuditCommand),
+    /// Make keys and tokens for development
+    #[command(subcommand)]
+    Token(token::TokenCommand),
     /// Say what this host can and cannot enforce, layer by layer
     Doctor(doctor::DoctorArgs),
     /// Print the version
@@ -188,6 +192,7 @@ fn execute(cli: Cli, out: &mut dyn Write) -> Result<Exit, Failure> {
         Some(Command::Policy(command)) => policy::run(&command, out),
         Some(Command::Plugin(command)) => plugin::run(&command, out),
         Some(Command::Audit(command)) => audit::run(&command, out),
+        Some(Command::Token(command)) => token::run(&command, out),
         Some(Command::Doctor(args)) => doctor::run(&args, out),
         Some(Command::Version(args)) => version::run(&args, out),
         Some(Command::Completions(args)) => completions::run(&args, out),

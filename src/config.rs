@@ -4,6 +4,7 @@
 //! `config/raw.rs` lays them over each other as one tree that remembers where each value was written. Then this file
 //! reads the tree, key by key, into the types below; what it finds wrong is reported all at once.
 
+mod auth;
 mod check;
 mod gate;
 mod problem;
@@ -18,6 +19,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub(crate) use auth::is_tenant;
 use check::{check_together, read, unsupported_yet};
 pub use gate::Gate;
 pub use problem::{ConfigErrors, Origin, Problem};
@@ -114,6 +116,16 @@ pub struct Admin {
 pub struct Auth {
     /// Whether callers are asked who they are.
     pub mode: AuthMode,
+    /// The name of this server as a resource (RFC 9728): what clients call it. Absent: as each request calls it.
+    pub resource: Option<String>,
+    /// Every caller's token must have them.
+    pub required_scopes: Vec<String>,
+    /// Tokens that are not verified again while they hold. 0: each is, every time.
+    pub token_cache_entries: usize,
+    /// Then fetched keys are fetched again.
+    pub jwks_max_age_s: u64,
+    /// Then keys that could not be fetched again are used no more. Not below `jwks_max_age_s`.
+    pub jwks_max_stale_s: u64,
     /// Who may issue tokens.
     pub issuers: Vec<Issuer>,
 }
@@ -136,8 +148,18 @@ pub struct Issuer {
     pub audiences: Vec<String>,
     /// Where its keys are.
     pub keys: KeySource,
-    /// Signature algorithms of JWA (RFC 7518, RFC 8037), asymmetric ones. Not empty.
+    /// Certificates (PEM) of those who vouch for its servers. Absent: the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Signature algorithms of JWA (RFC 7518, RFC 8037). Not empty; `HS256` alone, and only with a secret.
     pub algorithms: Vec<&'static str>,
+    /// What its tokens may say they are. Not empty.
+    pub token_types: Vec<TokenType>,
+    /// Who its tokens may have been issued to, by `client_id` or `azp`. Empty: anybody.
+    pub authorized_parties: Vec<String>,
+    /// Tenants that it may speak for. Empty: any.
+    pub tenants: Vec<String>,
+    /// The tenant of a token that names none. Absent: such a token is refused.
+    pub default_tenant: Option<String>,
     /// Of the clocks.
     pub leeway_s: u64,
     /// Which claims say who the caller is.
@@ -147,27 +169,42 @@ pub struct Issuer {
 /// Where an issuer's keys are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeySource {
-    /// A JWKS file.
+    /// A file: a JWKS or PEM public keys.
     File(PathBuf),
+    /// A file with a shared secret, for HS256.
+    Secret(PathBuf),
     /// A JWKS by https, or by http on a loopback address.
     Url(String),
     /// As `<issuer>/.well-known/openid-configuration` says.
     Discovery,
 }
 
+/// `auth.issuers.token_types`: `typ` in the token's header
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenType {
+    /// `at+jwt` (RFC 9068)
+    AtJwt,
+    /// `JWT`
+    Jwt,
+    /// None at all.
+    Absent,
+}
+
 /// `auth.issuers.claims`: paths into the token's claims, members separated by `.`
 #[derive(Debug, Clone)]
 pub struct Claims {
-    /// The caller's id.
-    pub subject: String,
-    /// The caller's tenant.
-    pub tenant: String,
+    /// The caller's id: the first that is there.
+    pub subject: Vec<String>,
+    /// The caller's tenant: the first that is there.
+    pub tenant: Vec<String>,
     /// All of them are joined.
     pub roles: Vec<String>,
     /// All of them are joined.
     pub groups: Vec<String>,
     /// All of them are joined.
     pub scopes: Vec<String>,
+    /// What policies may see, beside the above.
+    pub expose: Vec<String>,
 }
 
 /// `[[rate_limit]]`
@@ -479,6 +516,16 @@ impl Config {
     /// comment where its value comes from.
     pub fn show(&self, origins: bool) -> String {
         self.effective.to_toml(origins)
+    }
+
+    /// What is wrong with the value at `path` (`auth.issuers[0].jwks_file`), found later than all else, by whoever has
+    /// used it; says where it was written.
+    pub fn wrong(&self, path: &str, message: String) -> ConfigErrors {
+        ConfigErrors::new(vec![Problem {
+            origin: self.effective.origin(path).cloned(),
+            key: path.to_owned(),
+            message,
+        }])
     }
 
     /// Whether nobody has set the key at `path`, like `log.filter`.

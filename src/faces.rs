@@ -12,7 +12,7 @@ use http::{HeaderValue, Method, Response, StatusCode, header};
 use tower::{Service, ServiceExt};
 
 use crate::audit::Audit;
-use crate::auth::Authenticated;
+use crate::auth::{Authenticated, Authenticator, METADATA_PATH};
 use crate::methods;
 use crate::rescue::Refusal;
 use crate::rpc::Rpc;
@@ -85,7 +85,7 @@ impl Readiness {
 }
 
 /// The public paths, with the methods they answer, for `405` and for what `serve` prints.
-pub const PATHS: [(&str, &str, &str); 7] = [
+pub const PATHS: [(&str, &str, &str); 8] = [
     ("/rpc", "POST", "JSON-RPC 2.0"),
     ("/blobs", "POST", "store a body as a blob, streamed"),
     (
@@ -95,8 +95,21 @@ pub const PATHS: [(&str, &str, &str); 7] = [
     ),
     ("/system-prompt", "GET", "what to tell a model"),
     ("/openrpc.json", "GET", "every method"),
+    (
+        METADATA_PATH,
+        "GET",
+        "where to get a token, with auth.mode = \"jwt\"",
+    ),
     ("/livez", "GET", "the process lives"),
     ("/readyz", "GET", "it takes work"),
+];
+
+/// What anybody may ask: whether the gateway is well, and where to get a token.
+pub const OPEN_PATHS: [&str; 4] = [
+    "/livez",
+    "/readyz",
+    METADATA_PATH,
+    "/.well-known/oauth-protected-resource/",
 ];
 
 /// The known word for a path, for metrics.
@@ -111,6 +124,7 @@ pub fn route(path: &str) -> &'static str {
 /// Sends each request to its path's service.
 #[derive(Debug, Clone)]
 pub struct Faces {
+    authenticator: Authenticator,
     rpc: Rpc<Calls>,
     blobs: blobs::Transfer,
     readiness: Readiness,
@@ -123,6 +137,7 @@ impl Faces {
             rpc,
             blobs: blobs::Transfer::new(parts),
             readiness: parts.readiness.clone(),
+            authenticator: parts.authenticator.clone(),
         }
     }
 
@@ -132,6 +147,13 @@ impl Faces {
             only(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
             let id = id.to_owned();
             return self.blobs.send(request, &id).await;
+        }
+        // RFC 9728 section 3.1: at this path, or with the resource's own path behind it.
+        if let Some(rest) = path.strip_prefix(METADATA_PATH)
+            && (rest.is_empty() || rest.starts_with('/'))
+            && let Some(text) = self.authenticator.metadata(request.request.headers())
+        {
+            return document(&request, "application/json", text);
         }
         match path {
             "/rpc" => {

@@ -7,7 +7,7 @@ use tower::util::BoxCloneSyncService;
 
 use crate::auth::{AuthLayer, Authenticator};
 use crate::door::DoorLayer;
-use crate::faces::{self, Faces, Readiness};
+use crate::faces::{self, Faces, OPEN_PATHS, Readiness};
 use crate::limit::{AddressLimitLayer, CallLimitLayer, LimitLayer, Limits, RecountLayer};
 use crate::methods::{self, Perform, ResolveLayer, Rooms};
 use crate::policy::{Policy, PolicyLayer};
@@ -74,7 +74,10 @@ pub fn public(parts: &Parts) -> Stack {
         // Before authentication: whoever tries tokens is counted too.
         .layer(AddressLimitLayer(parts.limits.clone()))
         // Before the other limits: they are counted for subjects and tenants, which only a checked token can name.
-        .layer(AuthLayer(parts.authenticator.clone()))
+        .layer(AuthLayer {
+            authenticator: parts.authenticator.clone(),
+            open: &OPEN_PATHS,
+        })
         // Before the body is read: a refused request costs no memory.
         .layer(LimitLayer(parts.limits.clone()))
         // JSON-RPC, blobs and documents; below each of them the calls above.

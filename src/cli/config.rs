@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::failure::Failure;
 use super::{ConfigFile, Exit, Output, OutputFormat, print_json};
+use crate::auth;
 use crate::config::{ConfigErrors, DEFAULT_TOML};
 
 #[derive(Debug, Subcommand)]
@@ -47,7 +48,10 @@ pub(super) fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<Exit, 
 }
 
 fn check(args: &CheckArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let outcome = args.file.load();
+    let outcome = args
+        .file
+        .load()
+        .and_then(|config| auth::check(&config).map(|()| config));
     let file = outcome.as_ref().ok().and_then(|config| config.file.clone());
     match (args.format.output, outcome) {
         (Output::Text, Ok(_)) => {

@@ -56,6 +56,7 @@ fn usage_errors_are_exit_code_2_and_help_is_an_answer() {
         "config",
         "skill",
         "plugin",
+        "token",
         "doctor",
         "version",
         "completions",

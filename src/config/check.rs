@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::auth::auth;
 use super::problem::did_you_mean;
 use super::section::Section;
 use super::{
-    Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Exposure, Flags, Fsync, Issuer,
-    KeySource, Log, LogFormat, OnAuditFailure, OnDisconnect, PluginIsolation, PluginRef,
-    PluginSource, Plugins, Policy, PolicyKey, PolicyMode, RateKey, RateLimit, Runs,
-    SecretVariables, Secrets, Server, Skills, Tls, gate, raw, show,
+    Admin, Audit, AuthMode, Blobs, Config, Confirm, Exposure, Flags, Fsync, Log, LogFormat,
+    OnAuditFailure, OnDisconnect, PluginIsolation, PluginRef, PluginSource, Plugins, Policy,
+    PolicyKey, PolicyMode, RateKey, RateLimit, Runs, SecretVariables, Secrets, Server, Skills, Tls,
+    gate, raw, show,
 };
 
 const MS_MAX: u64 = 3_600_000;
@@ -42,10 +43,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
             allow_remote: s.flag("allow_remote"),
             allowed_hosts: allowed_hosts(s),
         }),
-        auth: root.section("auth", |s| Auth {
-            mode: s.choice("mode", &[("off", AuthMode::Off), ("jwt", AuthMode::Jwt)]),
-            issuers: s.sections("issuers", issuer),
-        }),
+        auth: root.section("auth", auth),
         policy: root.section("policy", |s| Policy {
             mode: s.choice(
                 "mode",
@@ -179,102 +177,6 @@ fn allowed_hosts(s: &Section<'_>) -> Vec<String> {
 const SIGNATURES: [&str; 8] = [
     "ES256", "ES384", "PS256", "PS384", "PS512", "RS256", "RS384", "RS512",
 ];
-
-fn issuer(s: &Section<'_>) -> Issuer {
-    let issuer = s.text("issuer", "the token's `iss`, an https URL");
-    if !issuer.is_empty() && !is_trusted_url(&issuer) {
-        s.wrong(
-            "issuer",
-            "expected an https URL, or http on a loopback address, without user and fragment",
-        );
-    }
-    let audiences = s.texts("audiences", None);
-    let algorithms = s.choices("algorithms", &ALGORITHMS.map(|name| (name, name)));
-    for (key, empty) in [
-        ("audiences", audiences.is_empty()),
-        ("algorithms", algorithms.is_empty()),
-    ] {
-        if empty && s.has(key) {
-            s.wrong(key, "an empty list accepts no token, expected at least one");
-        }
-    }
-    let (file, url, discovery) = (
-        s.optional_path("jwks_file"),
-        s.optional_text("jwks_url", "an https URL"),
-        s.flag("discovery"),
-    );
-    if url.as_ref().is_some_and(|url| !is_trusted_url(url)) {
-        s.wrong(
-            "jwks_url",
-            "expected an https URL, or http on a loopback address, without user and fragment",
-        );
-    }
-    let keys = match (file, url, discovery) {
-        (Some(file), None, false) => KeySource::File(file),
-        (None, Some(url), false) => KeySource::Url(url),
-        (None, None, true) => KeySource::Discovery,
-        _ => {
-            s.wrong(
-                "",
-                "expected exactly one of jwks_file, jwks_url, discovery = true",
-            );
-            KeySource::Discovery
-        }
-    };
-    let leeway_s = s.integer_or("leeway_s", 0..=300, 30);
-    let claims = s.section("claims", |s| Claims {
-        subject: s
-            .optional_text("subject", "the name of a claim")
-            .unwrap_or_else(|| "sub".into()),
-        tenant: s
-            .optional_text("tenant", "the name of a claim")
-            .unwrap_or_else(|| "tenant".into()),
-        roles: s.text_or_texts("roles", &["roles", "realm_access.roles"]),
-        groups: s.text_or_texts("groups", &["groups"]),
-        scopes: s.text_or_texts("scopes", &["scope", "scp"]),
-    });
-    Issuer {
-        issuer,
-        audiences,
-        keys,
-        algorithms,
-        leeway_s,
-        claims,
-    }
-}
-
-/// Asymmetric ones alone: with a shared secret, whoever can check a token can make one.
-const ALGORITHMS: [&str; 9] = [
-    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA",
-];
-
-/// Keys that come over a wire that others can write to are nobody's keys.
-fn is_trusted_url(url: &str) -> bool {
-    if url
-        .chars()
-        .any(|c| c.is_whitespace() || c.is_control() || c == '#')
-    {
-        return false;
-    }
-    let host_of = |rest: &str| rest.split(['/', '?']).next().unwrap_or_default().to_owned();
-    let plain = |host: &str| !host.is_empty() && !host.contains(['@', '\\']);
-    if let Some(rest) = url.strip_prefix("https://") {
-        return plain(&host_of(rest));
-    }
-    let Some(host) = url.strip_prefix("http://").map(host_of) else {
-        return false;
-    };
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.parse::<u16>().is_ok() => name,
-        _ => &host,
-    };
-    plain(&host)
-        && (name == "localhost"
-            || name == "[::1]"
-            || name
-                .parse()
-                .is_ok_and(|ip: std::net::Ipv4Addr| ip.is_loopback()))
-}
 
 fn rate_limit(s: &Section<'_>) -> RateLimit {
     let name = s.parsed("name", "1 to 64 letters, digits, `-` or `_`", |text| {
@@ -507,6 +409,13 @@ pub(super) fn check_together(root: &Section<'_>, config: &Config) {
     if config.auth.mode == AuthMode::Jwt && config.auth.issuers.is_empty() {
         root.wrong("auth.mode", "\"jwt\" needs at least one [[auth.issuers]]");
     }
+    let (fresh, stale) = (config.auth.jwks_max_age_s, config.auth.jwks_max_stale_s);
+    if stale < fresh {
+        root.wrong(
+            root.written(&["auth.jwks_max_stale_s", "auth.jwks_max_age_s"]),
+            format!("{stale} is less than auth.jwks_max_age_s, expected at least {fresh}"),
+        );
+    }
     let mut seen = BTreeSet::new();
     for issuer in config
         .auth
@@ -548,11 +457,6 @@ pub(super) fn unsupported_yet(root: &Section<'_>, config: &Config) {
     let signed = |plugin: &PluginRef| plugin.minisign_key.is_some();
     let plugins = &config.plugins;
     let wanted = [
-        (
-            "auth.mode",
-            config.auth.mode == AuthMode::Jwt,
-            "set it to \"off\"",
-        ),
         (
             "server.tls",
             config.server.tls.is_some(),

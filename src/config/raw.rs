@@ -60,8 +60,18 @@ pub(super) fn get<'a>(table: &'a Table, key: &str) -> Option<&'a Node> {
 /// Where the value at `path` (`auth.mode`) is, or else the last table on the way to it that is there.
 pub(super) fn origin<'a>(mut table: &'a Table, path: &str) -> Option<&'a Origin> {
     let mut origin = None;
-    for key in path.split('.') {
-        let Some(node) = get(table, key) else { break };
+    for part in path.split('.') {
+        // `issuers[3]`
+        let (key, item) = match part.strip_suffix(']').and_then(|part| part.split_once('[')) {
+            Some((key, item)) => (key, item.parse::<usize>().ok()),
+            None => (part, None),
+        };
+        let Some(mut node) = get(table, key) else {
+            break;
+        };
+        if let (Value::List(items), Some(item)) = (&node.value, item) {
+            node = items.get(item).unwrap_or(node);
+        }
         origin = Some(&node.origin);
         match &node.value {
             Value::Table(inner) => table = inner,

@@ -325,8 +325,18 @@ impl<'a> Section<'a> {
         key: &'static str,
         words: &[(&'static str, T)],
     ) -> Vec<T> {
+        self.choices_or(key, words, None)
+    }
+
+    /// The same, where absent means `absent`.
+    pub(super) fn choices_or<T: Copy + PartialEq>(
+        &self,
+        key: &'static str,
+        words: &[(&'static str, T)],
+        absent: Option<&[&str]>,
+    ) -> Vec<T> {
         let mut chosen = Vec::new();
-        for text in self.texts(key, None) {
+        for text in self.texts(key, absent) {
             if let Some(value) = self.word(key, &text, words) {
                 if chosen.contains(&value) {
                     self.wrong(key, format!("{text:?} is there twice"));

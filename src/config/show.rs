@@ -49,6 +49,11 @@ impl Effective {
         matches!(raw::origin(&self.tree, path), Some(Origin::Default { .. }))
     }
 
+    /// Where the value at `path` was written, or else the nearest table above it.
+    pub(super) fn origin(&self, path: &str) -> Option<&Origin> {
+        raw::origin(&self.tree, path)
+    }
+
     /// As JSON.
     pub(super) fn to_json(&self) -> serde_json::Value {
         json_table(&self.tree)

@@ -1,0 +1,288 @@
+//! The keys of one issuer over time: read once from a file, or fetched, kept, and fetched again.
+//!
+//! Who sends tokens must not be able to make us ask the issuer: an unknown `kid` leads to at most one fetch in
+//! [`REFETCH_INTERVAL`], however many ask, and all who ask meanwhile wait for that one. What was fetched is used while
+//! the issuer cannot be reached, up to a limit; a fetch that fails takes nothing away.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use jsonwebtoken::Algorithm;
+use serde::Deserialize;
+
+use super::cache::Generation;
+use super::clock::Clock;
+use super::fetch::{FetchError, Fetcher};
+use super::keys::{BadKeys, KeySet, Strictness};
+use super::refused::Refused;
+
+/// Between two fetches from one issuer, whatever asks for them (contract, section 3).
+const REFETCH_INTERVAL: Duration = Duration::from_secs(30);
+/// How long a request waits for keys that it needs.
+pub(super) const WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// How long fetched keys are good.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ages {
+    /// `auth.jwks_max_age_s`: then they are fetched again, beside the requests.
+    pub(super) fresh: Duration,
+    /// `auth.jwks_max_stale_s`: then they are used no more.
+    pub(super) stale: Duration,
+}
+
+/// Where keys are fetched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Location {
+    /// A JWKS.
+    Url(String),
+    /// As the issuer's configuration document says.
+    Discovery {
+        /// `issuer`, as configured.
+        issuer: String,
+    },
+}
+
+/// How keys are fetched; a test has its own.
+pub(super) type Fetch = Arc<dyn Fn() -> BoxFuture<'static, Result<KeySet, GetError>> + Send + Sync>;
+
+/// Why no keys were got. For the log.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum GetError {
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    #[error("the document says it is of the issuer {0:?}")]
+    OtherIssuer(String),
+    #[error("the document at /.well-known/openid-configuration has no issuer and jwks_uri")]
+    NoDiscovery,
+    #[error(
+        "jwks_uri must be https, or http on a loopback address for an issuer that is there too"
+    )]
+    JwksUri,
+    #[error(transparent)]
+    Keys(#[from] BadKeys),
+}
+
+impl Location {
+    /// Gets the keys from here.
+    pub(super) fn fetch(self, fetcher: Fetcher, algorithms: Vec<Algorithm>) -> Fetch {
+        Arc::new(move || {
+            let (location, fetcher, algorithms) =
+                (self.clone(), fetcher.clone(), algorithms.clone());
+            async move {
+                let url = match location {
+                    Location::Url(url) => url,
+                    Location::Discovery { issuer } => discover(&fetcher, &issuer).await?,
+                };
+                let text = fetcher.get(&url).await?;
+                Ok(KeySet::from_jwks(&text, &algorithms, Strictness::Remote)?)
+            }
+            .boxed()
+        })
+    }
+}
+
+/// OpenID Connect Discovery section 4: where the document is, and that it must be the issuer's own, byte for byte.
+async fn discover(fetcher: &Fetcher, issuer: &str) -> Result<String, GetError> {
+    #[derive(Deserialize)]
+    struct Document {
+        issuer: String,
+        jwks_uri: String,
+    }
+    let base = issuer.strip_suffix('/').unwrap_or(issuer);
+    let text = fetcher
+        .get(&format!("{base}/.well-known/openid-configuration"))
+        .await?;
+    let document: Document = serde_json::from_str(&text).map_err(|_| GetError::NoDiscovery)?;
+    if document.issuer != issuer {
+        return Err(GetError::OtherIssuer(crate::json::short(&document.issuer)));
+    }
+    // An issuer on the network must not send us to ourselves.
+    let plain = document.jwks_uri.starts_with("http://") && issuer.starts_with("http://");
+    if !document.jwks_uri.starts_with("https://") && !plain {
+        return Err(GetError::JwksUri);
+    }
+    Ok(document.jwks_uri)
+}
+
+/// The keys of one issuer.
+pub(super) enum Keys {
+    /// From a file.
+    Fixed(KeySet),
+    /// From the network.
+    Remote(Arc<Remote>),
+}
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Keys::Fixed(set) => f.debug_tuple("Fixed").field(set).finish(),
+            Keys::Remote(remote) => f.debug_tuple("Remote").field(&remote.name).finish(),
+        }
+    }
+}
+
+/// Keys that are fetched.
+pub(super) struct Remote {
+    /// The issuer, for the log.
+    name: String,
+    /// From where, and whom it trusts: keys of another source are not taken over.
+    source: String,
+    fetch: Fetch,
+    ages: Ages,
+    clock: Clock,
+    generation: Generation,
+    held: ArcSwapOption<Held>,
+    flight: Mutex<Flight>,
+    failing: AtomicBool,
+}
+
+/// Keys and when they were fetched, by [`super::clock::Now::uptime`].
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) set: KeySet,
+    fetched: Duration,
+}
+
+/// What is known of fetches.
+#[derive(Default)]
+struct Flight {
+    began: Option<Duration>,
+    /// Of the last one.
+    landed: Option<Shared<BoxFuture<'static, ()>>>,
+}
+
+impl Remote {
+    pub(super) fn new(
+        name: &str,
+        source: String,
+        fetch: Fetch,
+        ages: Ages,
+        clock: Clock,
+        generation: Generation,
+    ) -> Arc<Self> {
+        Arc::new(Remote {
+            name: name.to_owned(),
+            source,
+            fetch,
+            ages,
+            clock,
+            generation,
+            held: ArcSwapOption::empty(),
+            flight: Mutex::default(),
+            failing: AtomicBool::new(false),
+        })
+    }
+
+    /// The keys to check a token with. `has` says whether the right one is among them.
+    pub(super) async fn get(
+        self: &Arc<Self>,
+        has: impl Fn(&KeySet) -> bool,
+    ) -> Result<Arc<Held>, Refused> {
+        if let Some(held) = self.usable()
+            && has(&held.set)
+        {
+            if self.age(&held) >= self.ages.fresh {
+                // Beside this request, which has what it needs.
+                let _under_way = self.refresh();
+            }
+            return Ok(held);
+        }
+        if let Some(landed) = self.refresh() {
+            // Longer than this is not worth a caller's time; the fetch itself goes on.
+            let _too_late = tokio::time::timeout(WAIT_MAX, landed).await;
+        }
+        let retry_after_s = REFETCH_INTERVAL.as_secs();
+        self.usable().ok_or(Refused::Unavailable { retry_after_s })
+    }
+
+    /// The keys that may be used, as old as they are.
+    pub(super) fn usable(&self) -> Option<Arc<Held>> {
+        self.held
+            .load_full()
+            .filter(|held| self.age(held) < self.ages.stale)
+    }
+
+    /// Whether the last fetch failed.
+    pub(super) fn failing(&self) -> bool {
+        self.failing.load(Ordering::Relaxed)
+    }
+
+    /// How old keys are.
+    pub(super) fn age(&self, held: &Held) -> Duration {
+        self.clock.now().uptime.saturating_sub(held.fetched)
+    }
+
+    /// Takes over the keys of an earlier life of the same issuer where this one has none yet.
+    pub(super) fn inherit(&self, earlier: &Remote) {
+        if self.source == earlier.source
+            && self.held.load().is_none()
+            && let Some(held) = earlier.usable()
+        {
+            // The other clock may have begun earlier: the age counts, not the moment.
+            let fetched = self.clock.now().uptime.saturating_sub(earlier.age(&held));
+            self.held.store(Some(Arc::new(Held {
+                set: held.set.clone(),
+                fetched,
+            })));
+        }
+    }
+
+    /// Begins a fetch unless the last one began just now; gives the one that is under way, if any. It goes on
+    /// whether or not somebody waits for it, so that nobody can end it for the others by going away.
+    pub(super) fn refresh(self: &Arc<Self>) -> Option<Shared<BoxFuture<'static, ()>>> {
+        let mut flight = self.lock();
+        if let Some(landed) = flight.landed.as_ref().filter(|f| f.peek().is_none()) {
+            return Some(landed.clone());
+        }
+        let now = self.clock.now().uptime;
+        if flight
+            .began
+            .is_some_and(|began| now.saturating_sub(began) < REFETCH_INTERVAL)
+        {
+            return None;
+        }
+        let this = self.clone();
+        let task = tokio::spawn(async move {
+            let outcome = (this.fetch)().await;
+            this.land(outcome);
+        });
+        let landed = task.map(|_ended| ()).boxed().shared();
+        flight.began = Some(now);
+        flight.landed = Some(landed.clone());
+        Some(landed)
+    }
+
+    fn land(&self, outcome: Result<KeySet, GetError>) {
+        match outcome {
+            Ok(set) => {
+                let changed = self
+                    .held
+                    .load()
+                    .as_ref()
+                    .is_none_or(|held| !held.set.same_as(&set));
+                let keys = set.len();
+                let fetched = self.clock.now().uptime;
+                self.held.store(Some(Arc::new(Held { set, fetched })));
+                self.failing.store(false, Ordering::Relaxed);
+                if changed {
+                    // After the new keys are in place: what is verified from here on is verified with them.
+                    self.generation.advance();
+                    tracing::info!(issuer = self.name, keys, "keys of an issuer fetched");
+                }
+            }
+            Err(error) => {
+                self.failing.store(true, Ordering::Relaxed);
+                tracing::warn!(issuer = self.name, %error, "keys of an issuer cannot be fetched");
+            }
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Flight> {
+        self.flight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,162 @@
+//! Who a token is for, and how long it is kept.
+
+use super::*;
+
+#[tokio::test]
+async fn what_policies_see_of_a_token() {
+    let world = World::new().await;
+    let token = world.with(|header, claims| {
+        header["typ"] = "application/AT+JWT".into();
+        *claims = json!({
+            "iss": A, "aud": ["account", AUDIENCE], "sub": "auth0|7", "tenant": "acme-2.eu_x", "exp": NOW + 60,
+            "roles": ["author", "author"], "realm_access": { "roles": ["viewer", "author"] },
+            "groups": "/Sales EMEA", "scope": "skills  runs", "scp": ["blobs", "runs"],
+            "client_id": "agent", "act": { "sub": "agent:crm", "act": { "sub": "x" } },
+            "amr": ["mfa"], "org": { "unit": 7 }, "org.unit": 8, "email": "alice@example.com",
+        });
+    });
+    let subject = world.ask(&token).await.unwrap();
+    let Subject {
+        authenticated,
+        kind,
+        id,
+        tenant,
+        issuer,
+        roles,
+        groups,
+        scopes,
+        claims,
+        actor,
+        expires_s,
+    } = &*subject;
+    assert!(*authenticated);
+    assert_eq!(
+        (*kind, id.as_str(), tenant.as_str()),
+        ("user", "auth0|7", "acme-2.eu_x")
+    );
+    assert_eq!((issuer.as_str(), *expires_s), (A, Some(NOW + 60)));
+    assert_eq!(roles, &["author", "viewer"], "joined, each once");
+    assert_eq!(groups, &["/Sales EMEA"], "a name may have spaces");
+    assert_eq!(scopes, &["skills", "runs", "blobs"]);
+    assert_eq!(actor.as_ref().unwrap().id, "agent:crm");
+    assert_eq!(
+        Value::Object(claims.clone()),
+        json!({ "amr": ["mfa"], "org.unit": 7 }),
+        "what is on the list and nothing else"
+    );
+}
+
+#[tokio::test]
+async fn services_act_for_themselves() {
+    let world = World::new().await;
+    for (claim, value) in [("client_id", "alice"), ("azp", "alice"), ("idtyp", "app")] {
+        let token = world.with(|_, claims| claims[claim] = value.into());
+        assert_eq!(world.ask(&token).await.unwrap().kind, "service", "{claim}");
+    }
+    assert_eq!(world.ask(&world.good()).await.unwrap().kind, "user");
+}
+
+#[test]
+fn claims_are_found_where_the_configuration_says() {
+    let issuer = |claims: &str| {
+        let text = format!(
+            "[[auth.issuers]]\nissuer = \"{A}\"\naudiences = [\"x\"]\ndiscovery = true\nalgorithms = [\"ES256\"]\n\
+             default_tenant = \"fallback\"\nclaims = {claims}\n"
+        );
+        configuration(&text).unwrap().auth.issuers[0].clone()
+    };
+    let subject = |mapping: &str, claims: Value| {
+        let mapping = super::super::claims::Mapping::new(&issuer(mapping));
+        mapping.subject(A, claims.as_object().unwrap(), 1)
+    };
+    let both = json!({ "sub": "s", "upn": "u", "tid": "t", "org": { "id": "o" } });
+    let found = |mapping: &str| {
+        let subject = subject(mapping, both.clone()).unwrap();
+        format!("{} {}", subject.id, subject.tenant)
+    };
+    assert_eq!(found("{}"), "s fallback");
+    assert_eq!(
+        found(r#"{ subject = ["email", "upn", "sub"] }"#),
+        "u fallback"
+    );
+    assert_eq!(found(r#"{ tenant = ["tenant", "tid"] }"#), "s t");
+    assert_eq!(found(r#"{ tenant = "org.id" }"#), "s o");
+    assert_eq!(
+        found(r#"{ tenant = "sub.id" }"#),
+        "s fallback",
+        "text has no members"
+    );
+
+    let named = subject(
+        r#"{ roles = "https://example.com/roles" }"#,
+        json!({ "sub": "s", "https://example": { "com/roles": "wrong" }, "https://example.com/roles": ["right"] }),
+    );
+    assert_eq!(named.unwrap().roles, ["right"]);
+    // The first that is there counts, even when it is not what it must be: the next one is not its substitute.
+    let wrong = subject(
+        r#"{ tenant = ["tid", "tenant"] }"#,
+        json!({ "sub": "s", "tid": 7, "tenant": "acme" }),
+    );
+    assert_eq!(wrong.unwrap_err().reason(), "claim");
+    assert_eq!(
+        subject(r#"{ subject = "upn" }"#, json!({ "sub": "s" }))
+            .unwrap_err()
+            .reason(),
+        "claim"
+    );
+}
+
+#[tokio::test]
+async fn times_have_the_leeway_of_the_configuration() {
+    let world = World::new().await;
+    let asked = |exp: u64, nbf: u64| {
+        let token = world.with(|_, claims| {
+            claims["exp"] = json!(exp);
+            claims["nbf"] = json!(nbf);
+            claims["iat"] = json!(nbf);
+        });
+        let world = &world;
+        async move {
+            world
+                .ask(&token)
+                .await
+                .map(|_| ())
+                .map_err(|refusal| refusal.message)
+        }
+    };
+    // A token without iat and nbf is good (RFC 7519 section 4.1).
+    let plain = world.with(|_, claims| {
+        for claim in ["iat", "nbf"] {
+            claims.as_object_mut().unwrap().remove(claim);
+        }
+    });
+    assert!(world.ask(&plain).await.is_ok());
+    assert_eq!(asked(NOW + 1, NOW).await, Ok(()));
+    assert_eq!(asked(NOW + 100, NOW + LEEWAY).await, Ok(()));
+    assert!(asked(NOW + 100, NOW + LEEWAY + 1).await.is_err());
+    assert_eq!(asked(NOW - LEEWAY + 1, 0).await, Ok(()));
+    assert!(asked(NOW - LEEWAY, 0).await.is_err());
+    assert_eq!(asked(253_402_300_799, 0).await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_token_that_was_verified_ends_in_time() {
+    let world = World::new().await;
+    let token = world.with(|_, claims| claims["exp"] = json!(NOW + 100));
+    let first = world.ask(&token).await.unwrap();
+    assert!(
+        Arc::ptr_eq(&first, &world.ask(&token).await.unwrap()),
+        "from the cache"
+    );
+    world.hands.pass(99);
+    assert!(Arc::ptr_eq(&first, &world.ask(&token).await.unwrap()));
+    world.hands.pass(1);
+    let again = world.ask(&token).await.unwrap();
+    assert!(
+        !Arc::ptr_eq(&first, &again),
+        "at exp the leeway holds, the cache does not"
+    );
+    world.hands.pass(LEEWAY);
+    let refusal = world.ask(&token).await.unwrap_err();
+    assert_eq!(refusal.message, "the token has expired; get a new one");
+}

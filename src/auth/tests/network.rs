@@ -1,0 +1,360 @@
+//! Keys over the wire: real connections to servers of this test, good ones and bad ones.
+
+use super::super::fetch::{FetchError, Fetcher};
+use super::*;
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::net::SocketAddr;
+use std::sync::Mutex;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+/// What a server says to a path: an answer as it goes over the wire, or nothing for ever.
+type Say = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
+/// A server of this test. It ends with the test's runtime.
+struct Server {
+    address: SocketAddr,
+    /// The paths that it was asked for.
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Server {
+    async fn start(
+        tls: bool,
+        say: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
+    ) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let acceptor = tls.then(acceptor);
+        let (say, log): (Say, _) = (Arc::new(say), asked.clone());
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let (say, log, acceptor) = (say.clone(), log.clone(), acceptor.clone());
+                tokio::spawn(async move {
+                    match acceptor {
+                        None => answer(stream, &say, &log).await,
+                        Some(acceptor) => {
+                            // A client that does not trust us goes away here.
+                            if let Ok(stream) = acceptor.accept(stream).await {
+                                answer(stream, &say, &log).await;
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        Server { address, asked }
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+fn acceptor() -> TlsAcceptor {
+    let certificate = CertificateDer::from_pem_slice(fixture("tls.pem").as_bytes()).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(fixture("tls.key.pem").as_bytes()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .unwrap();
+    TlsAcceptor::from(Arc::new(config))
+}
+
+async fn answer<S: AsyncRead + AsyncWrite + Unpin>(
+    mut stream: S,
+    say: &Say,
+    log: &Mutex<Vec<String>>,
+) {
+    let mut head = Vec::new();
+    let mut piece = [0; 1024];
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read(&mut piece).await {
+            Ok(n) if n > 0 => head.extend_from_slice(&piece[..n]),
+            _ => return,
+        }
+    }
+    let head = String::from_utf8(head).unwrap();
+    let path = head.split(' ').nth(1).unwrap().to_owned();
+    log.lock().unwrap().push(path.clone());
+    match say(&path) {
+        Some(text) => {
+            // The client may have had enough of it.
+            let _gone = stream.write_all(text.as_bytes()).await;
+            let _gone = stream.shutdown().await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+fn ok(body: &str) -> Option<String> {
+    Some(format!(
+        "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    ))
+}
+
+async fn get(url: &str) -> Result<String, FetchError> {
+    Fetcher::new(Some(fixture("ca.pem").as_bytes()))
+        .unwrap()
+        .get(url)
+        .await
+}
+
+#[tokio::test]
+async fn a_document_is_fetched() {
+    let server = Server::start(false, |path| ok(&format!("hello {path}"))).await;
+    assert_eq!(
+        get(&server.url("/keys?x=1")).await.unwrap(),
+        "hello /keys?x=1"
+    );
+    let url = format!("http://localhost:{}", server.address.port());
+    assert_eq!(get(&url).await.unwrap(), "hello /");
+    let chunked = Server::start(false, |_| {
+        Some(
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+                .to_owned(),
+        )
+    });
+    assert_eq!(get(&chunked.await.url("/")).await.unwrap(), "abcde");
+}
+
+#[tokio::test]
+async fn answers_that_are_no_documents() {
+    let (large, long) = ("x".repeat(256 * 1024 + 1), "x".repeat(300_000));
+    let endless = format!(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n493e0\r\n{long}\r\n493e0\r\n{long}\r\n"
+    );
+    let cases: Vec<(Option<String>, &str)> = vec![
+        (ok(&large), "larger than 262144 bytes"),
+        (Some(endless), "larger than 262144 bytes"),
+        (Some("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello".into()), "broke off"),
+        (Some("HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/\r\nContent-Length: 0\r\n\r\n".into()), "302"),
+        (Some("HTTP/1.1 301 Moved\r\nLocation: /other\r\nContent-Length: 0\r\n\r\n".into()), "301"),
+        (Some("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".into()), "404"),
+        (Some("HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n".into()), "500"),
+        (Some("HTTP/1.1 204 No Content\r\n\r\n".into()), "204"),
+        (Some("hello\r\n\r\n".into()), "HTTP: "),
+        (Some(String::new()), "HTTP: "),
+        (Some(format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "x".repeat(1 << 20))), "HTTP: "),
+    ];
+    for (answer, expected) in cases {
+        let server = Server::start(false, move |_| answer.clone()).await;
+        let said = get(&server.url("/keys")).await.unwrap_err().to_string();
+        assert!(said.contains(expected), "{said}, expected {expected}");
+        assert_eq!(server.asked(), ["/keys"], "nothing was followed");
+    }
+    let closed = TcpListener::bind("127.0.0.1:0")
+        .await
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let said = get(&format!("http://{closed}/")).await.unwrap_err();
+    assert!(matches!(said, FetchError::Connect(_)), "{said}");
+    for url in [
+        "",
+        "keys",
+        "/keys",
+        "ftp://127.0.0.1/",
+        "file:///etc/passwd",
+        "http://",
+        "http://127.0.0.1:99999/",
+    ] {
+        assert!(get(url).await.is_err(), "{url}");
+    }
+    // A name that the configuration took for the network, by http: refused without a connection.
+    let said = get("http://192.0.2.1/keys").await.unwrap_err();
+    assert!(matches!(said, FetchError::NotLoopback(_)), "{said}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_says_nothing_is_given_up() {
+    let server = Server::start(false, |_| None).await;
+    let began = tokio::time::Instant::now();
+    let said = get(&server.url("/keys")).await.unwrap_err();
+    assert!(matches!(said, FetchError::Timeout), "{said}");
+    assert!(began.elapsed() < Duration::from_secs(6));
+}
+
+#[tokio::test]
+async fn only_certificates_that_are_trusted_for_the_name() {
+    let server = Server::start(true, |_| ok("secret")).await;
+    let port = server.address.port();
+    assert_eq!(
+        get(&format!("https://localhost:{port}/")).await.unwrap(),
+        "secret"
+    );
+    // The right authority, another name.
+    let said = get(&format!("https://127.0.0.1:{port}/"))
+        .await
+        .unwrap_err();
+    assert!(matches!(said, FetchError::Tls(_)), "{said}");
+    // The right name, nobody who vouches for it.
+    let system = Fetcher::new(Some(fixture("tls.pem").as_bytes()));
+    if let Ok(fetcher) = system {
+        assert!(
+            fetcher
+                .get(&format!("https://localhost:{port}/"))
+                .await
+                .is_err()
+        );
+    }
+    if let Ok(fetcher) = Fetcher::new(None) {
+        let said = fetcher
+            .get(&format!("https://localhost:{port}/"))
+            .await
+            .unwrap_err();
+        assert!(matches!(said, FetchError::Tls(_)), "{said}");
+    }
+    // TLS to a server without it, and the other way round.
+    let plain = Server::start(false, |_| ok("secret")).await;
+    assert!(
+        get(&format!("https://localhost:{}/", plain.address.port()))
+            .await
+            .is_err()
+    );
+    assert!(get(&format!("http://localhost:{port}/")).await.is_err());
+
+    for (pem, expected) in [
+        ("", "holds no PEM certificate"),
+        ("hello", "holds no PEM certificate"),
+    ] {
+        assert_eq!(Fetcher::new(Some(pem.as_bytes())).unwrap_err(), expected);
+    }
+}
+
+/// OpenID Connect Discovery section 4.3: the issuer of the document is the one that was asked for, byte for byte.
+#[tokio::test]
+async fn discovery() {
+    let key = DevelopmentKey::generate("ES256").unwrap();
+    let jwks = key.jwks().to_string();
+    let server = {
+        let own = Arc::new(Mutex::new(String::new()));
+        let address = own.clone();
+        let server = Server::start(false, move |path| {
+            let base = address.lock().unwrap().clone();
+            let document = |issuer: String, keys: String| {
+                ok(
+                    &json!({ "issuer": issuer, "jwks_uri": keys, "token_endpoint": "x" })
+                        .to_string(),
+                )
+            };
+            match path.strip_suffix("/.well-known/openid-configuration") {
+                Some(realm @ ("/good" | "/slash")) => {
+                    let slash = if realm == "/slash" { "/" } else { "" };
+                    document(format!("{base}{realm}{slash}"), format!("{base}/keys"))
+                }
+                Some("/other") => document(format!("{base}/good"), format!("{base}/keys")),
+                Some("/upper") => document(format!("{base}/UPPER"), format!("{base}/keys")),
+                Some("/added") => document(format!("{base}/added/"), format!("{base}/keys")),
+                Some("/file") => document(format!("{base}/file"), "file:///etc/keys".into()),
+                Some("/none") => ok("{}"),
+                Some("/html") => ok("<html>"),
+                _ if path == "/keys" => ok(&jwks),
+                _ => Some("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".into()),
+            }
+        })
+        .await;
+        *own.lock().unwrap() = server.url("");
+        server
+    };
+    for (realm, taken) in [
+        ("/good", true),
+        ("/slash/", true),
+        ("/other", false),
+        ("/upper", false),
+        ("/added", false),
+        ("/file", false),
+        ("/none", false),
+        ("/html", false),
+        ("/missing", false),
+    ] {
+        let issuer = server.url(realm);
+        let config = configuration(&format!(
+            "[auth]\nmode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{issuer}\"\naudiences = [\"{AUDIENCE}\"]\n\
+             discovery = true\nalgorithms = [\"ES256\"]\n"
+        ))
+        .unwrap();
+        let auth = Authenticator::new(prepare(&config, Hands::default().clock()).await.unwrap());
+        let state = auth.issuers();
+        assert_eq!(
+            (state[0].keys == 1, state[0].failing),
+            (taken, !taken),
+            "{realm}"
+        );
+        let token = key.token(claims_of(&issuer).as_object().unwrap()).unwrap();
+        let mut headers = HeaderMap::new();
+        let bearer = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+        headers.insert(header::AUTHORIZATION, bearer);
+        match auth.authenticate(&headers, None).await {
+            Ok(subject) => assert!(taken && subject.id == "alice", "{realm}"),
+            Err(refusal) => {
+                assert!(!taken, "{realm}: {}", refusal.message);
+                assert_eq!(
+                    (refusal.status.as_u16(), refusal.kind),
+                    (503, "unavailable")
+                );
+                assert_eq!(refusal.headers[0].1, "30", "when to try again");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_issuer_on_the_network_cannot_send_us_to_plain_http() {
+    let own = Arc::new(Mutex::new(String::new()));
+    let address = own.clone();
+    let server = Server::start(true, move |_| {
+        let issuer = address.lock().unwrap().clone();
+        ok(&json!({ "issuer": issuer, "jwks_uri": "http://127.0.0.1:1/keys" }).to_string())
+    })
+    .await;
+    let issuer = format!("https://localhost:{}", server.address.port());
+    own.lock().unwrap().clone_from(&issuer);
+    let location = super::super::jwks::Location::Discovery { issuer };
+    let fetcher = Fetcher::new(Some(fixture("ca.pem").as_bytes())).unwrap();
+    let said = location.fetch(fetcher, vec![Algorithm::ES256])()
+        .await
+        .unwrap_err();
+    assert!(
+        said.to_string().contains("jwks_uri must be https"),
+        "{said}"
+    );
+    assert_eq!(server.asked(), ["/.well-known/openid-configuration"]);
+}
+
+/// What a token asks to be fetched is not fetched.
+#[tokio::test]
+async fn nobody_is_asked_by_a_token() {
+    let sentinel = Server::start(false, |_| ok("{}")).await;
+    let world = World::new().await;
+    for name in ["jku", "x5u", "kid", "jwk", "iss"] {
+        let token = world.with(|header, claims| {
+            let url = Value::from(sentinel.url("/keys"));
+            if name == "iss" {
+                claims["iss"] = url;
+            } else {
+                header[name] = url;
+            }
+        });
+        let outcome = world.ask(&token).await;
+        assert_eq!(
+            outcome.is_ok(),
+            ["jku", "x5u", "jwk"].contains(&name),
+            "{name}: not looked at, or unknown"
+        );
+    }
+    assert!(sentinel.asked().is_empty());
+}

@@ -1,0 +1,142 @@
+//! Preparing fails without harm and with a place to look at; installing changes everything at once.
+
+use super::*;
+
+fn one_issuer(source: &str, algorithm: &str) -> String {
+    format!(
+        "[auth]\nmode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{A}\"\naudiences = [\"{AUDIENCE}\"]\n{source}\n\
+         algorithms = [\"{algorithm}\"]\n"
+    )
+}
+
+async fn why(source: &str, algorithm: &str) -> String {
+    let config = configuration(&one_issuer(source, algorithm)).unwrap();
+    match prepare(&config, Hands::default().clock()).await {
+        Ok(_) => "prepared".to_owned(),
+        Err(errors) => errors.to_string(),
+    }
+}
+
+#[tokio::test]
+async fn files_of_keys_that_are_wrong_are_refused_with_their_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = DevelopmentKey::generate("ES256").unwrap();
+    let place = "./skillgate.toml:6:13: auth.issuers[0].jwks_file: ";
+    for (name, text, expected) in [
+        ("missing", None, "No such file"),
+        (
+            "empty",
+            Some(String::new()),
+            "neither a JWKS nor a PEM public key",
+        ),
+        (
+            "text",
+            Some("hello".to_owned()),
+            "neither a JWKS nor a PEM public key",
+        ),
+        (
+            "cut",
+            Some(good.jwks().to_string()[..80].to_owned()),
+            "not a JWKS: ",
+        ),
+        ("none", Some("{\"keys\":[]}".to_owned()), "no key for ES256"),
+        ("private", Some(good.to_pem()), "holds a private key"),
+        (
+            "weak",
+            Some(fixture("rsa-1024.pub.pem")),
+            "RSA keys of less than 2048 bits",
+        ),
+        (
+            "another",
+            Some(fixture("rsa-2048.pub.pem")),
+            "no key for ES256",
+        ),
+        (
+            "large",
+            Some(" ".repeat(262_145)),
+            "larger than 262144 bytes",
+        ),
+    ] {
+        let path = dir.path().join(name);
+        if let Some(text) = text {
+            std::fs::write(&path, text).unwrap();
+        }
+        let said = why(&format!("jwks_file = {path:?}"), "ES256").await;
+        let found = said
+            .strip_prefix(place)
+            .unwrap_or_else(|| panic!("{name}: {said}"));
+        assert!(
+            found.starts_with(&path.display().to_string()) && found.contains(expected),
+            "{found}"
+        );
+    }
+    let said = why(&format!("jwks_file = {:?}", dir.path()), "ES256").await;
+    assert!(said.starts_with(place), "a directory: {said}");
+
+    let secret = dir.path().join("secret");
+    std::fs::write(&secret, "too short").unwrap();
+    let said = why(&format!("secret_file = {secret:?}"), "HS256").await;
+    assert!(
+        said.contains("auth.issuers[0].secret_file: ") && said.contains("at least 32 bytes"),
+        "{said}"
+    );
+    std::fs::write(&secret, good.jwks().to_string()).unwrap();
+    let said = why(&format!("secret_file = {secret:?}"), "HS256").await;
+    assert!(said.contains("everybody may know"), "{said}");
+
+    let said = why(&format!("discovery = true\nca_file = {secret:?}"), "ES256").await;
+    assert!(
+        said.starts_with("./skillgate.toml:7:11: auth.issuers[0].ca_file: "),
+        "{said}"
+    );
+    assert!(said.contains("holds no PEM certificate"), "{said}");
+}
+
+#[tokio::test]
+async fn installing_counts_from_the_next_request_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys.json");
+    let keys: Vec<DevelopmentKey> = (0..3)
+        .map(|_| DevelopmentKey::generate("ES256").unwrap())
+        .collect();
+    let write = |key: &DevelopmentKey| std::fs::write(&path, key.jwks().to_string()).unwrap();
+    write(&keys[0]);
+    let config = configuration(&one_issuer(&format!("jwks_file = {path:?}"), "ES256")).unwrap();
+    let hands = Hands::default();
+    let auth = Authenticator::new(prepare(&config, hands.clock()).await.unwrap());
+    let same = auth.clone();
+    let ask = |key: &DevelopmentKey| {
+        let token = key.token(claims_of(A).as_object().unwrap()).unwrap();
+        let mut headers = HeaderMap::new();
+        headers.insert(
+            header::AUTHORIZATION,
+            HeaderValue::from_str(&format!("Bearer {token}")).unwrap(),
+        );
+        let auth = same.clone();
+        async move { auth.authenticate(&headers, None).await.is_ok() }
+    };
+    assert!(ask(&keys[0]).await && !ask(&keys[1]).await);
+
+    write(&keys[1]);
+    assert!(ask(&keys[0]).await, "a file counts when it is installed");
+    let prepared = prepare(&config, hands.clock()).await.unwrap();
+    assert!(
+        ask(&keys[0]).await && !ask(&keys[1]).await,
+        "prepared is not installed"
+    );
+    auth.install(prepared);
+    assert!(
+        !ask(&keys[0]).await,
+        "what was verified by the old key, too"
+    );
+    assert!(ask(&keys[1]).await);
+
+    std::fs::write(&path, "broken").unwrap();
+    assert!(prepare(&config, hands.clock()).await.is_err());
+    assert!(ask(&keys[1]).await, "the last good ones stay");
+
+    let off = configuration("").unwrap();
+    auth.install(prepare(&off, hands.clock()).await.unwrap());
+    assert!(ask(&keys[2]).await, "nobody is asked any more");
+    assert!(auth.issuers().is_empty());
+}

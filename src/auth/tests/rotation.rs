@@ -1,0 +1,290 @@
+//! Keys that are fetched: how often, how long they are good, and who waits. The issuer is a function; time stands still
+//! until a test moves it.
+
+use super::super::cache::Generation;
+use super::super::jwks::{Ages, Fetch, GetError, Keys, Remote, WAIT_MAX};
+use super::super::keys::{BadKeys, KeySet, Strictness};
+use super::super::verify::{Issuer, Verifier};
+use super::*;
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// What the issuer answers.
+#[derive(Debug, Clone)]
+enum Answer {
+    Keys(String),
+    Nothing,
+    Silence,
+    Panic,
+}
+
+/// An issuer on a network, which can be told what to answer and counts how often it is asked.
+struct Idp {
+    answer: Arc<Mutex<Answer>>,
+    fetches: Arc<AtomicU64>,
+    hands: Hands,
+    verifier: Verifier,
+    remote: Arc<Remote>,
+}
+
+impl Idp {
+    fn new(answer: Answer) -> Idp {
+        let answer = Arc::new(Mutex::new(answer));
+        let fetches = Arc::new(AtomicU64::new(0));
+        let fetch: Fetch = {
+            let (answer, fetches) = (answer.clone(), fetches.clone());
+            Arc::new(move || {
+                fetches.fetch_add(1, Ordering::SeqCst);
+                let answer = answer.lock().unwrap().clone();
+                async move {
+                    match answer {
+                        Answer::Keys(text) => Ok(KeySet::from_jwks(
+                            &text,
+                            &[Algorithm::ES256],
+                            Strictness::Remote,
+                        )?),
+                        Answer::Nothing => Err(GetError::Keys(BadKeys::Neither)),
+                        Answer::Silence => std::future::pending().await,
+                        Answer::Panic => panic!("a fetch that panics"),
+                    }
+                }
+                .boxed()
+            })
+        };
+        let hands = Hands::default();
+        let generation = Generation::default();
+        let ages = Ages {
+            fresh: Duration::from_secs(600),
+            stale: Duration::from_secs(3600),
+        };
+        let source = "here".to_owned();
+        let remote = Remote::new(A, source, fetch, ages, hands.clock(), generation.clone());
+        let config = configuration(&format!(
+            "[auth]\nmode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{A}\"\naudiences = [\"{AUDIENCE}\"]\n\
+             discovery = true\nalgorithms = [\"ES256\"]\n"
+        ))
+        .unwrap();
+        let issuer = Issuer::new(&config.auth.issuers[0], Keys::Remote(remote.clone()));
+        let issuers = HashMap::from([(A.to_owned(), issuer)]);
+        let verifier = Verifier::new(issuers, 100, generation, hands.clock());
+        Idp {
+            answer,
+            fetches,
+            hands,
+            verifier,
+            remote,
+        }
+    }
+
+    fn publishes(&self, keys: &[&DevelopmentKey]) {
+        let keys: Vec<Value> = keys
+            .iter()
+            .map(|key| key.jwks()["keys"][0].clone())
+            .collect();
+        self.answers(Answer::Keys(json!({ "keys": keys }).to_string()));
+    }
+
+    fn answers(&self, answer: Answer) {
+        *self.answer.lock().unwrap() = answer;
+    }
+
+    fn asked(&self) -> u64 {
+        self.fetches.load(Ordering::SeqCst)
+    }
+
+    async fn why(&self, token: &str) -> &'static str {
+        match self.verifier.verify(token).await {
+            Ok(_) => "taken",
+            Err(refused) => refused.reason(),
+        }
+    }
+}
+
+fn key() -> DevelopmentKey {
+    DevelopmentKey::generate("ES256").unwrap()
+}
+
+/// A token that lives long, by this key under this name.
+fn token(key: &DevelopmentKey, kid: &str) -> String {
+    let mut header = header(Algorithm::ES256, key);
+    header["kid"] = kid.into();
+    let mut claims = claims_of(A);
+    claims["exp"] = json!(NOW + 1_000_000);
+    signed(
+        key,
+        Algorithm::ES256,
+        &header.to_string(),
+        &claims.to_string(),
+    )
+}
+
+fn own(key: &DevelopmentKey) -> String {
+    token(key, key.kid())
+}
+
+#[tokio::test]
+async fn a_thousand_unknown_kids_cause_one_fetch_in_thirty_seconds() {
+    let (idp, old) = (Idp::new(Answer::Nothing), key());
+    idp.publishes(&[&old]);
+    assert_eq!(idp.why(&own(&old)).await, "taken");
+    assert_eq!(idp.asked(), 1);
+
+    let mut number = 0_u32;
+    let mut flood = || {
+        let tokens: Vec<String> = (0..1000)
+            .map(|_| {
+                number += 1;
+                token(&old, &format!("unknown-{number}"))
+            })
+            .collect();
+        let idp = &idp;
+        async move {
+            // All at once: who comes while a fetch is under way waits for that one.
+            let answers = join_all(tokens.iter().map(|token| idp.why(token))).await;
+            assert!(answers.iter().all(|why| *why == "signature"));
+        }
+    };
+    flood().await;
+    assert_eq!(idp.asked(), 1, "the first fetch was just now");
+    idp.hands.pass(29);
+    flood().await;
+    assert_eq!(idp.asked(), 1);
+    for round in 1..=10 {
+        idp.hands.pass(if round == 1 { 1 } else { 30 });
+        flood().await;
+        assert_eq!(idp.asked(), 1 + round, "11,000 tokens, one fetch in 30 s");
+    }
+    assert_eq!(
+        idp.why(&own(&old)).await,
+        "taken",
+        "the good key is still there"
+    );
+}
+
+#[tokio::test]
+async fn a_new_key_is_taken_at_once_and_a_withdrawn_one_no_more() {
+    let (idp, old, new) = (Idp::new(Answer::Nothing), key(), key());
+    idp.publishes(&[&old]);
+    assert_eq!(idp.why(&own(&old)).await, "taken");
+    assert_eq!(idp.verifier.cached(), 1);
+    idp.hands.pass(31);
+
+    idp.publishes(&[&old, &new]);
+    assert_eq!(
+        idp.why(&own(&new)).await,
+        "taken",
+        "an unknown kid is looked up"
+    );
+    assert_eq!(idp.asked(), 2);
+    assert_eq!(idp.why(&own(&old)).await, "taken");
+
+    // Withdrawn: seen at the latest when the keys are as old as they may be, by tokens that were verified before too.
+    idp.publishes(&[&new]);
+    assert_eq!(idp.why(&own(&old)).await, "taken", "nobody knows yet");
+    idp.hands.pass(600);
+    assert_eq!(
+        idp.why(&own(&new)).await,
+        "taken",
+        "fresh keys are asked for beside"
+    );
+    idp.remote
+        .refresh()
+        .expect("one is under way or just done")
+        .await;
+    assert_eq!(idp.asked(), 3);
+    assert_eq!(idp.why(&own(&old)).await, "signature");
+    assert_eq!(idp.why(&own(&new)).await, "taken");
+}
+
+#[tokio::test]
+async fn keys_serve_while_the_issuer_is_away_but_not_for_ever() {
+    let (idp, old) = (Idp::new(Answer::Nothing), key());
+    assert_eq!(idp.why(&own(&old)).await, "keys_unavailable", "none yet");
+    assert!(idp.remote.failing());
+    let refused = idp.verifier.verify(&own(&old)).await.unwrap_err();
+    assert_eq!(refused, Refused::Unavailable { retry_after_s: 30 });
+    assert_eq!(idp.asked(), 1, "a failed fetch counts like a good one");
+
+    idp.hands.pass(30);
+    idp.publishes(&[&old]);
+    assert_eq!(idp.why(&own(&old)).await, "taken");
+    assert!(!idp.remote.failing());
+    idp.answers(Answer::Nothing);
+    for passed in [700, 700, 700, 700, 700] {
+        idp.hands.pass(passed);
+        assert_eq!(idp.why(&own(&old)).await, "taken");
+        assert_eq!(idp.why(&token(&old, "other")).await, "signature");
+    }
+    idp.hands.pass(100);
+    assert_eq!(
+        idp.why(&token(&old, old.kid())).await,
+        "keys_unavailable",
+        "3600 s are over"
+    );
+    idp.hands.pass(30);
+    idp.publishes(&[&old]);
+    assert_eq!(
+        idp.why(&own(&old)).await,
+        "taken",
+        "by itself, without a restart"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_longer_than_the_limit_and_nobody_ends_a_fetch_for_others() {
+    let (idp, old) = (Idp::new(Answer::Silence), key());
+    let began = tokio::time::Instant::now();
+    assert_eq!(idp.why(&own(&old)).await, "keys_unavailable");
+    assert!((WAIT_MAX..WAIT_MAX * 2).contains(&began.elapsed()));
+
+    // Those with keys do not wait at all.
+    let (idp, old) = (Idp::new(Answer::Nothing), key());
+    idp.publishes(&[&old]);
+    assert_eq!(idp.why(&own(&old)).await, "taken");
+    idp.answers(Answer::Silence);
+    idp.hands.pass(601);
+    let began = tokio::time::Instant::now();
+    assert_eq!(idp.why(&own(&old)).await, "taken");
+    assert!(began.elapsed().is_zero());
+    assert_eq!(idp.why(&token(&old, "unknown")).await, "signature");
+    assert_eq!(idp.asked(), 2);
+
+    // Whoever goes away takes nothing along: the fetch is nobody's own.
+    let (idp, old) = (Idp::new(Answer::Nothing), key());
+    idp.publishes(&[&old]);
+    {
+        let token = own(&old);
+        let mut gone = Box::pin(idp.verifier.verify(&token));
+        assert!(gone.as_mut().now_or_never().is_none(), "it waits");
+    }
+    assert_eq!(idp.why(&own(&old)).await, "taken");
+    assert_eq!(idp.asked(), 1);
+}
+
+#[tokio::test]
+async fn a_fetch_that_panics_is_one_that_failed() {
+    let (idp, old) = (Idp::new(Answer::Panic), key());
+    assert_eq!(idp.why(&own(&old)).await, "keys_unavailable");
+    idp.hands.pass(30);
+    idp.publishes(&[&old]);
+    assert_eq!(idp.why(&own(&old)).await, "taken");
+}
+
+#[tokio::test]
+async fn a_later_life_takes_over_what_an_earlier_one_has_fetched() {
+    let (earlier, old) = (Idp::new(Answer::Nothing), key());
+    earlier.publishes(&[&old]);
+    assert_eq!(earlier.why(&own(&old)).await, "taken");
+    earlier.hands.pass(1000);
+
+    let later = Idp::new(Answer::Nothing);
+    later.hands.pass(1000);
+    assert_eq!(later.why(&own(&old)).await, "keys_unavailable");
+    later.remote.inherit(&earlier.remote);
+    assert_eq!(later.why(&own(&old)).await, "taken");
+    // As old as they are: not good for another hour.
+    later.hands.pass(2601);
+    assert_eq!(later.why(&own(&old)).await, "keys_unavailable");
+}
