@@ -10,8 +10,8 @@ use super::section::Section;
 use super::{
     Admin, Audit, Auth, AuthMode, Blobs, Claims, Config, Confirm, Exposure, Flags, Fsync, Issuer,
     KeySource, Log, LogFormat, OnAuditFailure, OnDisconnect, PluginIsolation, PluginRef,
-    PluginSource, Plugins, Policy, PolicyKey, PolicyMode, RateKey, RateLimit, Runs, SecretVariables,
-    Secrets, Server, Skills, Tls, gate, raw, show,
+    PluginSource, Plugins, Policy, PolicyKey, PolicyMode, RateKey, RateLimit, Runs,
+    SecretVariables, Secrets, Server, Skills, Tls, gate, raw, show,
 };
 
 const MS_MAX: u64 = 3_600_000;
