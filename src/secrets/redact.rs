@@ -331,8 +331,17 @@ impl Stream {
         }
     }
 
-    /// Nothing follows.
+    /// Nothing follows. The beginning of a form at the end counts as a cut: the run may have been ended while it wrote.
     pub fn finish(&mut self, out: &mut impl FnMut(&[u8])) {
+        let end = self.held.len();
+        let piece = end - self.redactor.depths[self.state.as_usize()] as usize..end;
+        let mut forms = self.redactor.forms.iter();
+        if piece.len() >= PIECE_BYTES_MIN
+            && let Some(form) =
+                forms.position(|form| form.bytes.starts_with(&self.held[piece.clone()]))
+        {
+            add(&mut self.finds, piece, form);
+        }
         self.pass(self.held.len(), out);
         self.state = self.redactor.start;
     }
