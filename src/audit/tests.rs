@@ -576,3 +576,20 @@ async fn who_cannot_wait_posts() {
     off.append(record(1)).await.unwrap();
     assert_eq!(off.health(), super::Health::default());
 }
+
+#[tokio::test]
+async fn what_it_costs() {
+    for fsync in [Fsync::Never, Fsync::Always] {
+        let mut place = Place::new();
+        place.settings.fsync = fsync;
+        let audit = place.open();
+        let began = std::time::Instant::now();
+        write(&audit, 0, 200).await;
+        println!(
+            "{fsync:?}: {} µs a record, one after the other",
+            began.elapsed().as_micros() / 200
+        );
+        audit.close().await;
+        assert!(place.verify().ok);
+    }
+}

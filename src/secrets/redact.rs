@@ -18,24 +18,12 @@ use super::forms::forms;
 /// A piece of a form at a place where a text was cut counts from so many bytes on. Fewer say too little of a secret, and
 /// are too often something else.
 const PIECE_BYTES_MIN: usize = 4;
-/// Marks of cuts in a text at which pieces are looked for; it begins and ends at two more. Our own sandbox makes three at
-/// most.
-const CUTS_MAX: usize = 16;
-/// What stands where a text was cut, by the sandbox or by us, and whether a form may end there (its beginning is before the
-/// mark) or begin (its end is behind it).
-const CUT_MARKS: [(&str, Side); 5] = [
-    ("…", Side::Before),
-    (" ... [", Side::Before),
-    ("\n... [", Side::Before),
-    ("] ... ", Side::Behind),
-    ("] ...\n", Side::Behind),
-];
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Side {
-    Before,
-    Behind,
-}
+/// Marks of one kind of cuts in a text behind which ends of forms are looked for. Our own sandbox makes three at most.
+const CUTS_MAX: usize = 4;
+/// What stands where a text was cut, by the sandbox or by us: the beginning of a form may be before it.
+const CUT_BEFORE: [&str; 3] = ["…", " ... [", "\n... ["];
+/// And the end of a form may be behind these.
+const CUT_BEHIND: [&str; 2] = ["] ... ", "] ...\n"];
 
 /// The automaton of some secrets.
 pub struct Redactor {
@@ -106,8 +94,15 @@ impl Redactor {
 
     /// A whole text. What stands at a place where it was cut is covered from a few bytes on.
     pub fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        let mut finds = self.finds(text.as_bytes());
-        finds.extend(self.pieces(text));
+        let mut cuts: Vec<usize> = CUT_BEFORE
+            .iter()
+            .flat_map(|mark| text.match_indices(mark))
+            .map(|(at, _)| at)
+            .collect();
+        cuts.push(text.len());
+        cuts.sort_unstable();
+        let mut finds = self.finds(text.as_bytes(), &cuts);
+        finds.extend(self.ends_of_forms(text));
         if finds.is_empty() {
             return Cow::Borrowed(text);
         }
@@ -126,12 +121,12 @@ impl Redactor {
 
     /// Whether any form is in it.
     pub fn is_in(&self, text: &str) -> bool {
-        !self.finds(text.as_bytes()).is_empty()
+        !self.finds(text.as_bytes(), &[]).is_empty()
     }
 
     /// What to put where something was found first in a text; for what can only be replaced as a whole.
     pub(super) fn first_mark(&self, text: &str) -> Option<&str> {
-        let finds = self.finds(text.as_bytes());
+        let finds = self.finds(text.as_bytes(), &[]);
         Some(&self.forms[finds.first()?.form].mark)
     }
 
@@ -139,8 +134,9 @@ impl Redactor {
         &self.forms[find.form].mark
     }
 
-    fn finds(&self, bytes: &[u8]) -> Vec<Find> {
-        let (mut state, mut finds) = (self.start, Vec::new());
+    /// Every form, and the beginning of one where it ends at a cut. The cuts are in order.
+    fn finds(&self, bytes: &[u8], cuts: &[usize]) -> Vec<Find> {
+        let (mut state, mut finds, mut cuts) = (self.start, Vec::new(), cuts.iter().peekable());
         for (at, byte) in bytes.iter().enumerate() {
             state = self.automaton.next_state(Anchored::No, state, *byte);
             if let Some(form) = self.longest(state) {
@@ -150,8 +146,24 @@ impl Redactor {
                     form,
                 );
             }
+            while cuts.next_if(|cut| **cut <= at + 1).is_some() {
+                if let Some((piece, form)) = self.beginning(state, &bytes[..=at]) {
+                    add(&mut finds, piece, form);
+                }
+            }
         }
         finds
+    }
+
+    /// The beginning of a form that a text ends in, where the automaton is in this state.
+    fn beginning(&self, state: StateID, text: &[u8]) -> Option<(Range<usize>, usize)> {
+        let piece = text.len() - self.depths[state.as_usize()] as usize..text.len();
+        if piece.len() < PIECE_BYTES_MIN {
+            return None;
+        }
+        let begins = |form: &Form| form.bytes.starts_with(&text[piece.clone()]);
+        let form = self.forms.iter().position(begins)?;
+        Some((piece, form))
     }
 
     /// The longest form that ends where the automaton is in this state: it covers the shorter ones.
@@ -164,65 +176,49 @@ impl Redactor {
             .max_by_key(|form| self.forms[*form].bytes.len())
     }
 
-    /// Beginnings of forms before a cut and ends of forms behind one.
-    fn pieces(&self, text: &str) -> Vec<Find> {
-        let mut cuts = vec![(text.len(), Side::Before), (0, Side::Behind)];
-        for (mark, side) in CUT_MARKS {
+    /// The ends of forms behind a cut; a text begins at one, too.
+    fn ends_of_forms(&self, text: &str) -> Vec<Find> {
+        let mut cuts = vec![0];
+        for mark in CUT_BEHIND {
             let found = text.match_indices(mark).take(CUTS_MAX);
-            cuts.extend(found.map(|(at, _)| match side {
-                Side::Before => (at, side),
-                Side::Behind => (at + mark.len(), side),
-            }));
+            cuts.extend(found.map(|(at, _)| at + mark.len()));
         }
         let mut finds = Vec::new();
-        for (cut, side) in cuts {
-            let (before, behind) = text.as_bytes().split_at(cut);
-            let longest = self.forms.iter().enumerate().map(|(at, form)| {
-                let len = match side {
-                    Side::Before => overlap(&form.bytes, before.iter().rev(), before.len()),
-                    Side::Behind => {
-                        let turned: Zeroizing<Vec<u8>> =
-                            Zeroizing::new(form.bytes.iter().rev().copied().collect());
-                        overlap(&turned, behind.iter(), behind.len())
-                    }
-                };
-                (len, at)
-            });
-            if let Some((len, form)) = longest.max()
+        for cut in cuts {
+            let behind = &text.as_bytes()[cut..];
+            let ends = self.forms.iter().map(|form| end_at(&form.bytes, behind));
+            if let Some((len, form)) = ends.zip(0..).max()
                 && len >= PIECE_BYTES_MIN
             {
-                let place = match side {
-                    Side::Before => cut - len..cut,
-                    Side::Behind => cut..cut + len,
-                };
-                finds.push(Find { place, form });
+                finds.push(Find {
+                    place: cut..cut + len,
+                    form,
+                });
             }
         }
         finds
     }
 }
 
-/// How much of the beginning of `form` is what `near` ends in; `near` is given from its end backwards. Linear (Knuth,
-/// Morris and Pratt 1977).
-fn overlap<'a>(form: &[u8], near: impl Iterator<Item = &'a u8>, len: usize) -> usize {
-    let look = len.min(form.len().saturating_sub(1));
-    let mut near: Zeroizing<Vec<u8>> = Zeroizing::new(near.take(look).copied().collect());
-    near.reverse();
-    let mut borders = vec![0; form.len()];
+/// How much of the end of `form` is what `text` begins with, the whole form not counted. Linear: the longest border of
+/// what the text begins with and the form (Knuth, Morris and Pratt 1977).
+fn end_at(form: &[u8], text: &[u8]) -> usize {
+    let text = &text[..text.len().min(form.len().saturating_sub(1))];
+    let mut borders = vec![0; text.len()];
     let mut border = 0;
-    for at in 1..form.len() {
-        while border > 0 && form[at] != form[border] {
+    for at in 1..text.len() {
+        while border > 0 && text[at] != text[border] {
             border = borders[border - 1];
         }
-        border += usize::from(form[at] == form[border]);
+        border += usize::from(text[at] == text[border]);
         borders[at] = border;
     }
     let mut matched: usize = 0;
-    for byte in near.iter() {
-        while matched > 0 && *byte != form[matched] {
+    for byte in form {
+        while matched > 0 && (matched == text.len() || *byte != text[matched]) {
             matched = borders[matched - 1];
         }
-        matched += usize::from(*byte == form[matched]);
+        matched += usize::from(text.get(matched) == Some(byte));
     }
     matched
 }
@@ -331,8 +327,11 @@ impl Stream {
         }
     }
 
-    /// Nothing follows.
+    /// Nothing follows. The beginning of a form at the end counts as a cut: the run may have been ended while it wrote.
     pub fn finish(&mut self, out: &mut impl FnMut(&[u8])) {
+        if let Some((piece, form)) = self.redactor.beginning(self.state, &self.held) {
+            add(&mut self.finds, piece, form);
+        }
         self.pass(self.held.len(), out);
         self.state = self.redactor.start;
     }

@@ -222,6 +222,15 @@ fn a_cut_leaves_no_half_of_a_secret() {
             assert_eq!(redactor.text(&text), plain);
         }
     }
+    // What a run had begun to write when it ended.
+    assert_eq!(
+        streamed(&redactor, &[b"says sk-live-012"]),
+        "says [secret K]"
+    );
+    assert_eq!(
+        streamed(&redactor, &[b"says sk-live-012", b"x"]),
+        "says sk-live-012x"
+    );
     // Also where characters are longer than a byte, and of an encoded form.
     let umlauts = self::redactor(&[("K", VALUES[4])]);
     assert_eq!(umlauts.text("says größe漢…"), "says [secret K]…");

@@ -23,6 +23,7 @@ mod load;
 mod operator;
 mod ordinary_user;
 mod policy;
+mod secrets;
 mod stopping;
 mod storm;
 mod versions;
