@@ -3,6 +3,7 @@
 mod commands;
 mod operator;
 mod plugins;
+mod reload;
 
 use std::fmt;
 use std::io::Write as _;
@@ -29,6 +30,7 @@ use crate::gate::{self, Gate, SystemResolver};
 use crate::limit::{Limits, SinceStart};
 use crate::methods::{self, Rooms};
 use crate::policy::{self, Policy};
+use crate::reload::Read;
 use crate::rpc::{self, ErrorObject};
 use crate::runs::{self, Runs};
 use crate::secrets::{self, Secrets};
@@ -351,11 +353,11 @@ fn runtime(config: &Config) -> Result<tokio::runtime::Runtime, AppError> {
 /// Threads for blocking calls that are not runs.
 const STORE_THREADS_MAX: usize = 64;
 
-/// Runs the gateway until SIGTERM or SIGINT.
+/// Runs the gateway until SIGTERM or SIGINT. `read` is how it reads its configuration again.
 ///
 /// # Errors
 /// [`AppError`] when it cannot start.
-pub fn serve(config: &Config) -> Result<(), AppError> {
+pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
     telemetry::start(&config.log).map_err(AppError::Log)?;
     let runtime = runtime(config)?;
     let outcome = runtime.block_on(async {
@@ -375,6 +377,13 @@ pub fn serve(config: &Config) -> Result<(), AppError> {
         let authenticator = Authenticator::new(auth::prepare(config, auth::Clock::system()).await?);
         let mut app = App::build(config, audit).await?;
         app.parts.authenticator = authenticator;
+        // Before it says that it serves: from then on each of them has its meaning.
+        let mut terminate =
+            signal(SignalKind::terminate()).map_err(AppError::io("cannot wait for SIGTERM"))?;
+        let hangup =
+            signal(SignalKind::hangup()).map_err(AppError::io("cannot wait for SIGHUP"))?;
+        let mut interrupt =
+            signal(SignalKind::interrupt()).map_err(AppError::io("cannot wait for SIGINT"))?;
         announce(address, operator.address()).map_err(AppError::io("cannot write to stdout"))?;
 
         let settings = server::Settings {
@@ -382,10 +391,6 @@ pub fn serve(config: &Config) -> Result<(), AppError> {
             connections_max: config.server.max_connections,
             drain_timeout: Duration::from_millis(config.server.drain_timeout_ms),
         };
-        let mut terminate =
-            signal(SignalKind::terminate()).map_err(AppError::io("cannot wait for SIGTERM"))?;
-        let mut interrupt =
-            signal(SignalKind::interrupt()).map_err(AppError::io("cannot wait for SIGINT"))?;
         let readiness = app.parts.readiness.clone();
         let stop = async move {
             tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
@@ -400,7 +405,11 @@ pub fn serve(config: &Config) -> Result<(), AppError> {
         };
         let operator = operator.serve(&app.parts);
         tokio::spawn(app.parts.limits.clone().housekeeping());
+        let interval = Duration::from_millis(config.server.reload_watch_ms);
+        let reload = reload::reload(config, read, &app.parts);
+        let reloads = tokio::spawn(reload.follow(hangup, interval));
         serve_connections(listener, stack::public(&app.parts), settings, stop).await;
+        reloads.abort();
         app.shutdown().await;
         // Until the very end, for whoever watches it.
         operator.stop().await;

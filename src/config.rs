@@ -87,6 +87,8 @@ pub struct Server {
     pub max_batch: usize,
     /// For running calls after SIGTERM.
     pub drain_timeout_ms: u64,
+    /// Between two looks at the files that are reloaded when they change. 0: they are not looked at.
+    pub reload_watch_ms: u64,
     /// Absent: plain HTTP.
     pub tls: Option<Tls>,
 }

@@ -180,12 +180,15 @@ impl Gate {
 
     /// After the rules have changed: asks for every run what it would be granted now, takes away what is no longer
     /// granted, and ends the connections that stood on it. Nothing is ever added: a run keeps to the decision that
-    /// started it. `None` takes everything away.
+    /// started it. `None`: nothing has changed for this run.
     pub fn recheck(&self, now: impl Fn(&Grant) -> Option<Regrant>) {
         let runs: Vec<Arc<Run>> = self.0.runs().iter().filter_map(Weak::upgrade).collect();
         for run in runs {
             let old = run.grant();
-            let left = match old.narrowed(&now(&old).unwrap_or_default()) {
+            let Some(now) = now(&old) else {
+                continue;
+            };
+            let left = match old.narrowed(&now) {
                 Ok(left) => left,
                 Err(error) => {
                     tracing::error!(run_id = old.run_id, %error, "a run loses its network");

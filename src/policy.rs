@@ -59,7 +59,7 @@ const CONFIRMATIONS_MAX: usize = 2;
 const SAMPLES_WAITING_MAX: usize = 64;
 
 /// What a decision is about.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Facts {
     /// The method's name.
     pub method: &'static str,
@@ -153,9 +153,22 @@ pub struct Permit {
     pub deny_cidrs: Vec<String>,
     /// Namespaces whose skills a listing may show; none: all.
     pub visible: Option<Vec<String>>,
+    /// Which of the sets of rules since the start has decided.
+    pub generation: u64,
+    /// What the decision was about, where it may have to be made again while it is in use.
+    basis: Option<Arc<Facts>>,
 }
 
 impl Permit {
+    /// With a network, and without a decision.
+    #[cfg(test)]
+    pub(crate) fn for_tests(generation: u64, network: Vec<String>) -> Self {
+        Permit {
+            network,
+            ..bare_permit(String::new(), generation)
+        }
+    }
+
     /// Whether a listing may show a skill of this name.
     pub fn shows(&self, skill: &str) -> bool {
         decision::shows(self.visible.as_deref(), skill)
@@ -219,6 +232,7 @@ struct Active {
     confirm: Confirm,
     exposure: Exposure,
     instructions_max: u64,
+    generation: u64,
     /// None with `policy.mode = "off"`.
     set: Option<Arc<PolicySet>>,
     since: SystemTime,
@@ -275,10 +289,22 @@ impl Policy {
     }
 
     /// Puts a prepared policy in force: calls that have begun keep the one that they began with.
-    pub fn install(&self, prepared: Prepared) {
+    pub fn install(&self, mut prepared: Prepared) {
         tracing::info!(revision = prepared.revision(), "policy is in force");
         prepared.remember();
+        prepared.active.generation = self.generation() + 1;
         self.0.active.store(Arc::new(prepared.active));
+    }
+
+    /// Which of the sets of rules since the start is in force.
+    pub fn generation(&self) -> u64 {
+        self.0.active.load().generation
+    }
+
+    /// What would be granted now for what a permit with a network was granted for; none when it would be refused.
+    /// Recorded like every decision.
+    pub async fn reconsider(&self, permit: &Permit) -> Option<Permit> {
+        self.decide(permit.basis.as_ref()?).await.ok()
     }
 
     /// For health and metrics.
@@ -301,7 +327,7 @@ impl Policy {
         let active = self.0.active.load_full();
         let decision_id = format!("dec_{}", hex::encode(rand::random::<[u8; 12]>()));
         if active.mode == PolicyMode::Off {
-            return Ok(bare_permit(decision_id));
+            return Ok(bare_permit(decision_id, active.generation));
         }
         let now = (self.0.clock)();
         let mut outcome = self.evaluate(&active, facts, now);
@@ -383,6 +409,8 @@ impl Policy {
         match outcome.decision {
             Ok(decision) if allowed => Ok(Permit {
                 decision_id,
+                generation: active.generation,
+                basis: (!outcome.grant.network.is_empty()).then(|| Arc::new(facts.clone())),
                 network: outcome.grant.network,
                 secrets: outcome.grant.secrets,
                 deny_cidrs: decision.deny_cidrs,
@@ -393,7 +421,7 @@ impl Policy {
                 visible: decision.visible.filter(|_| !is_shadow),
             }),
             // A shadow lets everything pass, and gives nothing that the decision has not given.
-            _ if is_shadow && !unrecorded => Ok(bare_permit(decision_id)),
+            _ if is_shadow && !unrecorded => Ok(bare_permit(decision_id, active.generation)),
             Ok(decision) => Err(Denied {
                 decision_id,
                 reasons: exposed(decision.reasons_json(), active.exposure),
@@ -414,9 +442,11 @@ impl Policy {
 }
 
 /// A permit without network, secrets or ceilings.
-fn bare_permit(decision_id: String) -> Permit {
+fn bare_permit(decision_id: String, generation: u64) -> Permit {
     Permit {
         decision_id,
+        generation,
+        basis: None,
         network: Vec::new(),
         secrets: Vec::new(),
         timeout_ms: None,

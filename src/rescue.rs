@@ -348,6 +348,8 @@ impl From<runs::Error> for ErrorObject {
                 ErrorObject::new(Code::Unavailable, "unavailable", message)
                     .with("retry_after_ms", retry_after_ms.into())
             }
+            Error::Outdated => ErrorObject::new(Code::Unavailable, "unavailable", message)
+                .with("retry_after_ms", 0.into()),
             Error::Catalog(error) => error.into(),
             Error::Blobs(error) => error.into(),
             Error::Secrets(_) => ErrorObject::new(Code::Unavailable, "unavailable", message),

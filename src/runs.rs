@@ -6,11 +6,13 @@
 mod answer;
 mod ending;
 mod logs;
+mod permits;
 mod queue;
 mod redaction;
 mod services;
 mod watch;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,13 +28,14 @@ use crate::audit::{self, Audit};
 use crate::auth::Caller;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
-use crate::gate::{self, Gate, Grant};
-use crate::policy::Permit;
+use crate::gate::{self, Gate, Grant, Regrant};
+use crate::policy::{Permit, Policy};
 use crate::secrets::{self, Granted, Secrets};
 use crate::telemetry::metrics::Metrics;
 pub use answer::Answer;
 use answer::{answer, failure};
 use ending::Ending;
+use permits::{InUse, Permits};
 use queue::Queue;
 use services::Services;
 use watch::Watch;
@@ -73,6 +76,9 @@ pub enum Error {
     /// The run has ended, and its end could not be recorded.
     #[error(transparent)]
     Audit(#[from] audit::Unavailable),
+    /// The rules that allowed it have been replaced while it waited.
+    #[error("the organisation's rules changed while this run waited: nothing was run, call again")]
+    Outdated,
     /// The permit's network cannot be kept.
     #[error(transparent)]
     Grant(#[from] gate::BadGrant),
@@ -153,6 +159,7 @@ pub struct Runs {
     secrets: Secrets,
     audit: Audit,
     gate: Gate,
+    permits: Arc<Permits>,
     settings: Arc<Settings>,
     queue: Arc<Queue>,
     metrics: Metrics,
@@ -192,6 +199,7 @@ impl Runs {
             secrets,
             audit,
             gate,
+            permits: Arc::default(),
             settings: Arc::new(settings),
             queue,
             metrics: Metrics::default(),
@@ -202,6 +210,27 @@ impl Runs {
     #[must_use]
     pub fn watched_by(self, metrics: Metrics) -> Self {
         Runs { metrics, ..self }
+    }
+
+    /// Where its secrets come from.
+    pub fn secrets(&self) -> &Secrets {
+        &self.secrets
+    }
+
+    /// After new rules have been put in force: takes from runs that go on what they would not be granted any more.
+    pub async fn recheck(&self, policy: &Policy) {
+        let mut granted = HashMap::new();
+        for (run_id, permit) in self.permits.before(policy.generation()) {
+            let now = policy.reconsider(&permit).await;
+            let now = now.map(|permit| Regrant {
+                network: permit.network,
+                deny_cidrs: permit.deny_cidrs,
+            });
+            granted.insert(run_id, now.unwrap_or_default());
+        }
+        // Every other run has been decided by the new rules, or has ended.
+        self.gate
+            .recheck(|grant| granted.get(&grant.run_id).cloned());
     }
 
     /// How busy it is.
@@ -237,7 +266,7 @@ impl Runs {
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let label = label(&job.program);
         let ending = Ending::new(self.audit.clone(), &job, &run_id);
-        let (granted, gate, request) = match self.prepare(&job, &run_id).await {
+        let (_in_use, granted, gate, request) = match self.prepare(&job, &run_id).await {
             Ok(ready) => ready,
             Err(error) => {
                 watch.not_started();
@@ -304,10 +333,12 @@ impl Runs {
         &self,
         job: &Job,
         run_id: &str,
-    ) -> Result<(Granted, Option<gate::Open>, RunRequest), Error> {
+    ) -> Result<(Option<InUse>, Granted, Option<gate::Open>, RunRequest), Error> {
+        // Before the gate is open, so that new rules find it, or it finds them.
+        let in_use = self.permits.enter(run_id, &job.permit)?;
         let granted = self.secrets.grant(&job.permit.secrets).await?;
         let gate = self.open_gate(job, run_id)?;
-        Ok((granted, gate, self.request(job, run_id).await?))
+        Ok((in_use, granted, gate, self.request(job, run_id).await?))
     }
 
     /// The way out of a run whose permit has one.

@@ -26,6 +26,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
         insecure_no_auth: args.insecure_no_auth,
     };
     // It prints its addresses itself, as soon as they answer.
-    app::serve(&Config::load(&Sources::of_process(), &flags)?)?;
+    let read = move || Config::load(&Sources::of_process(), &flags);
+    app::serve(&read()?, Box::new(read))?;
     Ok(Exit::Fine)
 }

@@ -45,6 +45,7 @@ fn policy(files: &Files, mode: PolicyMode, confirm: Confirm) -> Policy {
 
 fn prepared(files: &Files, mode: PolicyMode, confirm: Confirm) -> Prepared {
     Prepared::of(Active {
+        generation: 0,
         mode,
         confirm,
         exposure: Exposure::Full,

@@ -322,6 +322,6 @@ async fn new_rules_end_what_they_no_longer_grant() {
             .1
             .starts_with("HTTP/1.1 403")
     );
-    world.gate.recheck(|_| None);
+    world.gate.recheck(|_| Some(Regrant::default()));
     assert!(world.connect(&authority).await.1.contains("is not granted"));
 }

@@ -1,0 +1,105 @@
+//! The permits of runs that have a network or a secret: what has been granted can be asked for again when the rules
+//! change, and what was granted by rules that are gone is not started on.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Error;
+use crate::policy::Permit;
+
+/// The permits in use.
+#[derive(Debug, Default)]
+pub(super) struct Permits(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of the newest rules that are known here.
+    generation: u64,
+    in_use: HashMap<String, Permit>,
+}
+
+impl Permits {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic while it was held leaves a list, whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For as long as the run goes on. A permit without network and secrets gives nothing that could be taken back.
+    ///
+    /// # Errors
+    /// [`Error::Outdated`] when other rules than those that gave it are in force.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        run_id: &str,
+        permit: &Permit,
+    ) -> Result<Option<InUse>, Error> {
+        if permit.network.is_empty() && permit.secrets.is_empty() {
+            return Ok(None);
+        }
+        let mut state = self.state();
+        if permit.generation < state.generation {
+            return Err(Error::Outdated);
+        }
+        state.in_use.insert(run_id.to_owned(), permit.clone());
+        Ok(Some(InUse {
+            permits: self.clone(),
+            run_id: run_id.to_owned(),
+        }))
+    }
+
+    /// The permits that older rules gave. From now on no run starts with such a one.
+    pub(super) fn before(&self, generation: u64) -> Vec<(String, Permit)> {
+        let mut state = self.state();
+        state.generation = state.generation.max(generation);
+        let older = state.in_use.iter();
+        older
+            .filter(|(_, permit)| permit.generation < generation)
+            .map(|(run_id, permit)| (run_id.clone(), permit.clone()))
+            .collect()
+    }
+}
+
+/// A permit that is in use until this is dropped.
+#[derive(Debug)]
+pub(super) struct InUse {
+    permits: Arc<Permits>,
+    run_id: String,
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.permits.state().in_use.remove(&self.run_id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn permit(generation: u64, network: &[&str]) -> Permit {
+        let network = network.iter().map(|text| (*text).to_owned()).collect();
+        Permit::for_tests(generation, network)
+    }
+
+    #[test]
+    fn a_permit_of_older_rules_starts_nothing() {
+        let permits = Arc::new(Permits::default());
+        let old = permit(0, &["https://a.example"]);
+        let going_on = permits.enter("run_1", &old).unwrap();
+        let ids = |generation| -> Vec<String> {
+            let older = permits.before(generation).into_iter();
+            older.map(|(run_id, _)| run_id).collect()
+        };
+        assert_eq!(ids(1), ["run_1"]);
+        assert!(matches!(permits.enter("run_2", &old), Err(Error::Outdated)));
+        let new = permit(1, &["https://a.example"]);
+        let _new = permits.enter("run_3", &new).unwrap();
+        assert_eq!(ids(1), ["run_1"], "the new rules need not be asked again");
+        drop(going_on);
+        assert_eq!(ids(1), [""; 0]);
+        // An older answer that comes late changes nothing.
+        assert_eq!(ids(0), [""; 0]);
+        assert!(permits.enter("run_4", &old).is_err());
+        assert!(permits.enter("run_5", &permit(0, &[])).unwrap().is_none());
+    }
+}
