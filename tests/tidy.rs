@@ -133,7 +133,7 @@ fn rooms_do_not_know_what_they_must_not() {
         &["http::", "hyper", "StatusCode", "ErrorObject", "rescue"],
     );
     must_not_know(
-        &["catalog", "blobs", "runs"],
+        &["catalog", "blobs", "runs", "audit", "secrets"],
         &[
             "crate::rpc",
             "http::",

@@ -498,15 +498,19 @@ fn files_that_are_no_secrets_are_refused_by_name() {
     fs::write(path.join("LARGE"), vec![b'x'; 1 << 20]).unwrap();
     fs::create_dir(path.join("DIRECTORY")).unwrap();
     symlink("nowhere", path.join("DANGLING")).unwrap();
-    std::process::Command::new("mkfifo")
-        .arg(path.join("PIPE"))
-        .status()
-        .unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(path.join("SOCKET")).unwrap();
     let problems = refusal(&config);
-    let names: Vec<String> = ["DANGLING", "DIRECTORY", "EMPTY", "LARGE", "PIPE", "api-key"]
-        .iter()
-        .map(|name| path.join(name).display().to_string())
-        .collect();
+    let names: Vec<String> = [
+        "DANGLING",
+        "DIRECTORY",
+        "EMPTY",
+        "LARGE",
+        "SOCKET",
+        "api-key",
+    ]
+    .iter()
+    .map(|name| path.join(name).display().to_string())
+    .collect();
     assert_eq!(
         problems
             .iter()
