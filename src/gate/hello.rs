@@ -99,9 +99,10 @@ impl HelloReader {
         self.bytes_max - self.raw.len()
     }
 
-    /// Everything that has come, to be passed on.
-    pub(super) fn into_raw(self) -> Vec<u8> {
-        self.raw
+    /// The records of the message, to be passed on as they came, and what has come behind them.
+    pub(super) fn into_parts(mut self) -> (Vec<u8>, Vec<u8>) {
+        let behind = self.raw.split_off(self.next);
+        (self.raw, behind)
     }
 
     /// Takes the next bytes. `None`: not whole yet.
@@ -357,9 +358,22 @@ pub(super) mod tests {
                     hello = reader.push(piece).unwrap();
                 }
                 assert_eq!(hello.unwrap().check("api.example.com"), Ok(()));
-                assert_eq!(reader.into_raw(), bytes, "passed on as it came");
+                assert_eq!(
+                    reader.into_parts(),
+                    (bytes.clone(), Vec::new()),
+                    "passed on as it came"
+                );
             }
         }
+    }
+
+    #[test]
+    fn what_comes_behind_is_kept_apart() {
+        let (first, second) = (hello("api.example.com"), hello("evil.com"));
+        let mut reader = HelloReader::new(16384);
+        let both = [first.clone(), second.clone()].concat();
+        assert!(reader.push(&both).unwrap().is_some());
+        assert_eq!(reader.into_parts(), (first, second));
     }
 
     #[test]

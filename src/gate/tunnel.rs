@@ -20,6 +20,8 @@ use super::{Run, revoked};
 
 /// Bytes that each direction holds.
 const BUFFER_BYTES: usize = 32 << 10;
+/// Bytes that are read at once while a tunnel begins.
+const HELD_BYTES: usize = 4096;
 const RECORD_HEADER: usize = 5;
 const CHANGE_CIPHER_SPEC: u8 = 20;
 const ALERT: u8 = 21;
@@ -82,9 +84,9 @@ impl Tunnel {
         };
         let mut say = None;
         let copied = async {
-            hello.first(&mut from_run, &mut to_host, early).await?;
+            let behind = hello.first(&mut from_run, &mut to_host, early).await?;
             let up = async {
-                hello.second(&mut from_run, &mut to_host).await?;
+                hello.second(&mut from_run, &mut to_host, behind).await?;
                 copy(
                     &mut from_run,
                     &mut to_host,
@@ -177,32 +179,26 @@ struct Hello<'a> {
 }
 
 impl Hello<'_> {
-    fn reader(&self) -> HelloReader {
-        HelloReader::new(self.run.gate.settings.hello_bytes_max)
-    }
-
-    /// Holds the first one until it is whole and right.
-    async fn first<R, W>(&self, from: &mut R, to: &mut W, early: &[u8]) -> Result<(), End>
+    /// Holds the first one until it is whole and right. Gives what came behind it.
+    async fn first<R, W>(&self, from: &mut R, to: &mut W, early: &[u8]) -> Result<Vec<u8>, End>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        tokio::time::timeout(
-            self.run.gate.settings.hello_timeout,
-            self.pass(from, to, early.to_vec()),
-        )
-        .await
-        .map_err(|_| End::HelloTimeout)?
+        let whole = self.pass(from, to, early.to_vec());
+        tokio::time::timeout(self.run.gate.settings.hello_timeout, whole)
+            .await
+            .map_err(|_| End::HelloTimeout)?
     }
 
-    /// Reads a ClientHello that begins with `held`, checks it and passes it on, with what came behind it.
-    async fn pass<R, W>(&self, from: &mut R, to: &mut W, mut held: Vec<u8>) -> Result<(), End>
+    /// Reads a ClientHello that begins with `held`, checks it and passes it on. Gives what came behind it.
+    async fn pass<R, W>(&self, from: &mut R, to: &mut W, mut held: Vec<u8>) -> Result<Vec<u8>, End>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        let mut reader = self.reader();
-        let mut buf = vec![0; 4096];
+        let mut reader = HelloReader::new(self.run.gate.settings.hello_bytes_max);
+        let mut buf = vec![0; HELD_BYTES];
         loop {
             if held.is_empty() {
                 let n = from.read(&mut buf).await?;
@@ -216,36 +212,38 @@ impl Hello<'_> {
             held.drain(..take);
             if let Some(hello) = hello {
                 hello.check(self.host)?;
-                let mut raw = reader.into_raw();
-                raw.append(&mut held);
-                return self.send(to, &raw).await;
+                let (records, mut behind) = reader.into_parts();
+                self.send(to, &records).await?;
+                behind.append(&mut held);
+                return Ok(behind);
             }
         }
     }
 
     /// A server may ask for another ClientHello (HelloRetryRequest): one that is checked like the first. Looks at the
-    /// client's records until one comes that can only follow when there was no such request. Records that may stand in
-    /// between (RFC 8446, 5 and 6) are passed on.
-    async fn second<R, W>(&self, from: &mut R, to: &mut W) -> Result<(), End>
+    /// client's records, of which `held` are here, until one comes that can only follow when there was no such request.
+    /// Records that may stand in between (RFC 8446, 5 and 6) are passed on.
+    async fn second<R, W>(&self, from: &mut R, to: &mut W, mut held: Vec<u8>) -> Result<(), End>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
-        let mut held = Vec::new();
-        let mut buf = vec![0; 4096];
+        let mut buf = vec![0; HELD_BYTES];
         loop {
             match held.as_slice() {
                 [CHANGE_CIPHER_SPEC | ALERT, _, _, high, low, rest @ ..] => {
                     let length = usize::from(u16::from_be_bytes([*high, *low]));
                     if rest.len() >= length {
-                        self.send(to, &held[..RECORD_HEADER + length]).await?;
-                        held.drain(..RECORD_HEADER + length);
+                        let behind = held.split_off(RECORD_HEADER + length);
+                        self.send(to, &held).await?;
+                        held = behind;
                         continue;
                     }
                 }
                 [HANDSHAKE, _, _, 0, 0, ..] => return Err(BadHello::Malformed.into()),
                 [HANDSHAKE, _, _, _, _, CLIENT_HELLO, ..] => {
-                    return self.pass(from, to, held).await;
+                    held = self.pass(from, to, held).await?;
+                    continue;
                 }
                 [HANDSHAKE, _, _, _, _, _, ..] => return self.send(to, &held).await,
                 [HANDSHAKE | CHANGE_CIPHER_SPEC | ALERT, ..] | [] => {}

@@ -17,6 +17,7 @@ mod support;
 mod audit;
 mod blobs;
 mod crash;
+mod egress;
 mod inside;
 mod limits;
 mod load;

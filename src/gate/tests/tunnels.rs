@@ -175,6 +175,36 @@ async fn a_second_hello_is_looked_at_too() {
     }
 }
 
+/// It may be sent before it was asked for: then it comes with the first one.
+#[tokio::test]
+async fn a_second_hello_that_comes_too_early() {
+    let (mut world, host, authority) = world().await;
+    let first = hello("api.example.com");
+    for second in [
+        hello("evil.com"),
+        [&[20, 3, 3, 0, 1, 1][..], &hello("evil.com")].concat(),
+    ] {
+        let (mut client, _) = world.connect(&authority).await;
+        client
+            .write_all(&[&first[..], &second].concat())
+            .await
+            .unwrap();
+        let _ = rest(&mut client).await;
+        assert_eq!(world.record().await.reason, "tls.other_name");
+        assert!(!host.text().contains("evil.com"));
+    }
+    let (mut client, _) = world.connect(&authority).await;
+    let all = [&first[..], &first, b"\x17\x03\x03\x00\x01x"].concat();
+    client.write_all(&all).await.unwrap();
+    client.shutdown().await.unwrap();
+    let _ = rest(&mut client).await;
+    let record = world.record().await;
+    assert_eq!(
+        (record.reason, record.bytes_up),
+        ("closed", all.len() as u64)
+    );
+}
+
 /// TLS 1.2 goes on with other handshake messages.
 #[tokio::test]
 async fn other_handshake_messages_pass() {
