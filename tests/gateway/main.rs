@@ -24,6 +24,7 @@ mod load;
 mod operator;
 mod ordinary_user;
 mod policy;
+mod reload;
 mod secrets;
 mod stopping;
 mod storm;

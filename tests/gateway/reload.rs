@@ -1,0 +1,130 @@
+//! Changes while the gateway serves: taken whole, or refused whole with the place of the mistake.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::alone;
+use crate::policy::{narrow, policy_in};
+use crate::support::eventually;
+use crate::support::gateway::{Gateway, House, Settings};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn configure(house: &House, policies: &Path, watch_ms: u64, more: &str) {
+    house.configure(Settings {
+        server: &format!("reload_watch_ms = {watch_ms}"),
+        extra: &format!("[policy]\npath = {policies:?}\n{more}"),
+        ..Settings::default()
+    });
+}
+
+/// Asks for a reload and waits until the log says how it went.
+fn reload(gateway: &Gateway, outcome: &str) {
+    let before = gateway.log().matches(outcome).count();
+    gateway.signal("HUP");
+    eventually(outcome, PATIENCE, || {
+        gateway.log().matches(outcome).count() > before
+    });
+}
+
+/// `null` when a run is allowed, else the kind of the refusal.
+fn refusal(gateway: &Gateway) -> Value {
+    let code = json!({ "language": "python", "code": "def main(args):\n    return 1\n" });
+    let mut reply = gateway.client().call("run_code", code).unwrap();
+    reply["error"]["data"]["kind"].take()
+}
+
+const TAKEN: &str = "reloaded";
+const REFUSED: &str = "reload refused";
+
+#[test]
+fn all_of_a_change_or_nothing_of_it() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let policies = policy_in(&house, |_| ());
+    configure(&house, &policies, 0, "");
+    let gateway = house.start();
+    assert_eq!(refusal(&gateway), Value::Null);
+
+    policy_in(&house, narrow);
+    assert_eq!(
+        refusal(&gateway),
+        Value::Null,
+        "nobody has asked for it yet"
+    );
+    reload(&gateway, TAKEN);
+    assert_eq!(refusal(&gateway), "policy_denied");
+
+    // A mistake on its third line, and at the same time a limit that would be fine.
+    policy_in(&house, |_| ());
+    let custom = policies.join("skills/custom/custom.rego");
+    fs::write(&custom, "package skills.custom\n\ndeny contains {\n").unwrap();
+    let limit = "[[rate_limit]]\nname = \"few\"\nkey = [\"method\"]\nquota = 1\nper_s = 1000\n";
+    configure(&house, &policies, 0, limit);
+    reload(&gateway, REFUSED);
+    assert!(
+        gateway.log().contains("skills/custom/custom.rego:"),
+        "{}",
+        gateway.log()
+    );
+    assert_eq!(refusal(&gateway), "policy_denied", "the last good rules");
+    assert_eq!(gateway.client().get("/readyz").unwrap().status, 200);
+
+    policy_in(&house, |_| ());
+    reload(&gateway, TAKEN);
+    assert_eq!(refusal(&gateway), Value::Null);
+    assert_eq!(
+        refusal(&gateway),
+        "rate_limited",
+        "one in a thousand seconds"
+    );
+
+    let text = fs::read_to_string(house.config()).unwrap();
+    fs::write(
+        house.config(),
+        format!("{text}\n[polizy]\nmode = \"off\"\n"),
+    )
+    .unwrap();
+    reload(&gateway, REFUSED);
+    assert!(
+        gateway.log().contains("polizy: unknown"),
+        "{}",
+        gateway.log()
+    );
+    assert_eq!(refusal(&gateway), "rate_limited");
+
+    // Whoever can write the file must not open a door that the address was not chosen for.
+    let keys = house.path().join("keys.json");
+    fs::write(&keys, "{\"keys\": []}").unwrap();
+    let jwt = format!(
+        "{text}\n[auth]\nmode = \"jwt\"\n[[auth.issuers]]\nissuer = \"https://idp.example.com\"\naudiences = [\"skillgate\"]\njwks_file = {keys:?}\nalgorithms = [\"ES256\"]\n"
+    );
+    fs::write(house.config(), jwt).unwrap();
+    reload(&gateway, REFUSED);
+    assert!(
+        gateway.log().contains("auth.mode cannot change"),
+        "{}",
+        gateway.log()
+    );
+    gateway.stop();
+}
+
+#[test]
+fn a_changed_file_is_taken_without_a_signal() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let policies = policy_in(&house, |_| ());
+    configure(&house, &policies, 20, "");
+    let gateway = house.start();
+    assert_eq!(refusal(&gateway), Value::Null);
+    // As a deployment does it: a whole new directory under the same name.
+    fs::rename(&policies, house.path().join("old")).unwrap();
+    policy_in(&house, narrow);
+    eventually("the new rules are in force", PATIENCE, || {
+        refusal(&gateway) == "policy_denied"
+    });
+    gateway.stop();
+}
