@@ -16,7 +16,7 @@ fn bundled() -> PathBuf {
 }
 
 /// A copy of the bundled policy in the house, its data changed. Its tests are about the data as it was.
-fn policy_in(house: &House, change: impl FnOnce(&mut Value)) -> PathBuf {
+pub(crate) fn policy_in(house: &House, change: impl FnOnce(&mut Value)) -> PathBuf {
     let policies = house.path().join("policies");
     for part in [
         "skills/authz",
@@ -46,7 +46,7 @@ fn house(policy: &str) -> House {
 }
 
 /// The local administrator, made a reader of two namespaces who may run what is in them.
-fn narrow(data: &mut Value) {
+pub(crate) fn narrow(data: &mut Value) {
     data["roles"]["admin"] = json!({
         "actions": ["skills:list", "skills:read", "skills:execute", "guide:read", "blobs:write", "blobs:read"],
         "namespaces": ["hello", "skills"],
