@@ -40,7 +40,7 @@ use crate::telemetry;
 use crate::telemetry::metrics::Metrics;
 
 pub use commands::{DoctorReport, doctor, list_skills, run_skill_dir};
-use operator::{Operator, health, sources};
+use operator::{CountedConnections, Operator, health, sources};
 use plugins::{State, bundled_plugin, load, sandbox, storage};
 
 /// Why the gateway does not start, or a command does not finish.
@@ -222,7 +222,7 @@ impl App {
             Gate::new(
                 gate::Settings::new(&config.gate),
                 Arc::new(SystemResolver::default()),
-                Arc::new(audit.clone()),
+                Arc::new(CountedConnections::new(audit.clone(), metrics.clone())),
             ),
             run_settings(config),
         )
@@ -235,8 +235,13 @@ impl App {
                 plugin: sandbox_name(config),
             },
             audit.clone(),
-        );
+        )
+        .watched_by(metrics.clone());
         sources(&metrics, runs.load(), limits.clone(), audit.clone(), infos);
+        let readiness = Readiness::new(
+            audit.clone(),
+            health(&metrics, &policy, &store, &shelf, &sandbox),
+        );
         let parts = Parts {
             rooms: Rooms {
                 catalog,
@@ -253,7 +258,7 @@ impl App {
                 batch_max: config.server.max_batch,
             },
             door: DoorLayer::new(&config.server.allowed_hosts),
-            readiness: Readiness::new(audit.clone(), health(&metrics, &store, &shelf, &sandbox)),
+            readiness,
             metrics,
         };
         Ok(App {

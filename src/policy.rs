@@ -29,10 +29,10 @@ mod trial;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
 use futures_util::future::BoxFuture;
@@ -45,6 +45,7 @@ use crate::audit::{self, Audit};
 use crate::auth::Caller;
 use crate::catalog::Skill;
 use crate::config::{Confirm, Exposure, PolicyMode};
+use crate::telemetry::metrics::Metrics;
 use decision::{Decision, Declared, Grant};
 use engine::{Fault, PolicySet};
 use input::Inputs;
@@ -253,6 +254,7 @@ struct Inner {
     unsampled: AtomicU64,
     confirmations: Semaphore,
     samples: Arc<Semaphore>,
+    metrics: OnceLock<Metrics>,
 }
 
 /// How one decision ended, before it is recorded.
@@ -285,7 +287,15 @@ impl Policy {
             unsampled: AtomicU64::new(0),
             confirmations: Semaphore::new(CONFIRMATIONS_MAX),
             samples: Arc::new(Semaphore::new(SAMPLES_WAITING_MAX)),
+            metrics: OnceLock::new(),
         }))
+    }
+
+    /// Counts its decisions there.
+    #[must_use]
+    pub fn watched_by(self, metrics: Metrics) -> Self {
+        self.0.metrics.get_or_init(|| metrics);
+        self
     }
 
     /// Puts a prepared policy in force: calls that have begun keep the one that they began with.
@@ -337,6 +347,15 @@ impl Policy {
         }
         self.record(&active, facts, &decision_id, &mut outcome)
             .await;
+        if let Some(metrics) = self.0.metrics.get() {
+            let decision = match &outcome.decision {
+                Ok(_) if outcome.allows() => "allow",
+                Ok(_) => "deny",
+                Err(_) => "fault",
+            };
+            let took = Duration::from_nanos(outcome.took_ns);
+            metrics.policy_decided(facts.method, decision, load::mode_name(active.mode), took);
+        }
         self.conclude(&active, facts, decision_id, outcome)
     }
 

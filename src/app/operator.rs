@@ -18,7 +18,9 @@ use crate::admin::{self, Admin};
 use crate::audit::Audit;
 use crate::config::Config;
 use crate::door::DoorLayer;
+use crate::gate::{Ledger, Record, Verdict};
 use crate::limit::Limits;
+use crate::policy::Policy;
 use crate::runs::Load;
 use crate::server;
 use crate::stack::Parts;
@@ -90,6 +92,7 @@ impl Serving {
 /// that they can end.
 pub(super) fn health(
     metrics: &Metrics,
+    policy: &Policy,
     storage: &Arc<StorageInstance>,
     shelf: &Arc<StorageInstance>,
     sandbox: &Arc<SandboxInstance>,
@@ -114,7 +117,10 @@ pub(super) fn health(
         }
         None => std::future::ready(ended()).boxed(),
     });
+    let policy = policy.clone();
+    let decides: Check = Box::new(move || std::future::ready(rules(&policy)).boxed());
     let checks = vec![
+        ("policy", decides),
         store("storage", storage),
         store("shelf", shelf),
         ("sandbox", runs),
@@ -123,8 +129,52 @@ pub(super) fn health(
     Health::new(checks)
 }
 
+/// What decides.
+fn rules(policy: &Policy) -> State {
+    let status = policy.status();
+    let (mode, revision, age_s) = (status.mode, status.revision, status.age_s);
+    if revision.is_empty() {
+        return State::Well(mode.into());
+    }
+    let text = format!("{mode}, revision {revision} for {age_s} s");
+    match status.engine_mismatches {
+        0 => State::Well(text),
+        many => State::Impaired(format!("{text}; the two engines disagreed on {many} calls")),
+    }
+}
+
 fn ended() -> State {
     State::Failed("it has ended".into())
+}
+
+/// Keeps the records of runs' connections in the audit log, and counts them.
+#[derive(Debug)]
+pub(super) struct CountedConnections {
+    audit: Audit,
+    metrics: Metrics,
+}
+
+impl CountedConnections {
+    pub(super) fn new(audit: Audit, metrics: Metrics) -> Self {
+        CountedConnections { audit, metrics }
+    }
+}
+
+impl Ledger for CountedConnections {
+    fn keep(&self, record: Record) {
+        let verdict = match record.verdict {
+            Verdict::Allowed => "allowed",
+            Verdict::Refused => "refused",
+        };
+        let (up, down) = (record.bytes_up, record.bytes_down);
+        self.metrics
+            .connection_ended(verdict, record.reason, record.scheme, up, down);
+        self.audit.keep(record);
+    }
+
+    fn can_keep(&self) -> bool {
+        self.audit.can_keep()
+    }
 }
 
 /// What the plugins said last of themselves: `{"name": number}` of each.

@@ -243,8 +243,7 @@ impl Gcra {
     /// The new state, or the wait in nanoseconds.
     fn check(&self, full_at: Option<u64>, now: u64) -> Result<u64, u64> {
         self.0.clock().0.set(now);
-        // What is past is not kept: an idle key's state is the same as that of a new one.
-        let draft = Draft(Cell::new(full_at.filter(|at| *at > now)));
+        let draft = Draft(Cell::new(full_at));
         match self.0.check_key(&draft) {
             Ok(_) => Ok(draft.0.get().unwrap_or(now)),
             Err(until) => Err(until

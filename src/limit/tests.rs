@@ -1,6 +1,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use super::headers;
@@ -124,6 +125,20 @@ fn a_rate_that_does_not_divide_is_never_exceeded() {
         total += passed(&limits, Level::Caller, asked("t", "s"), 2);
     }
     assert!((480..=490).contains(&total), "{total} in 70 s");
+}
+
+#[test]
+fn a_pace_is_never_faster_than_its_quota() {
+    for (quota, per_s) in [
+        (7, 1),
+        (1_000_000_000, 1),
+        (600, 60),
+        (1_000_000_000, 7),
+        (3, 2_678_400),
+    ] {
+        let interval_ns = Pace::new(quota, per_s, 1).interval_ns;
+        assert!(u128::from(interval_ns) * u128::from(quota) >= u128::from(per_s * SECOND_NS));
+    }
 }
 
 #[test]
@@ -291,10 +306,10 @@ fn exact_under_contention_and_across_reloads() {
     let (limits, _) = limits(&[a.clone(), b.clone()]);
     let total: u64 = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| passed(&limits, Level::Caller, asked("t", "s"), 2000)))
+            .map(|_| scope.spawn(|| passed(&limits, Level::Caller, asked("t", "s"), 20_000)))
             .collect();
-        // In the other order: a deadlock, if rules were locked as they are written.
-        for _ in 0..200 {
+        // In one order and the other: a deadlock, if rules were locked as they are written.
+        while !workers.iter().all(ScopedJoinHandle::is_finished) {
             limits.install(Prepared::of(&[b.clone(), a.clone()]));
             limits.install(Prepared::of(&[a.clone(), b.clone()]));
         }

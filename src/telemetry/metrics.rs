@@ -68,6 +68,8 @@ struct Inner {
     policy_decisions: Family<3, Count>,
     policy_duration: Family<0, Histogram>,
     auth_failures: Family<1, Count>,
+    gate_connections: Family<3, Count>,
+    gate_bytes: Family<1, Count>,
     sources: RwLock<Vec<Source>>,
 }
 
@@ -131,6 +133,16 @@ impl Default for Inner {
                 "skillgate_auth_failures_total",
                 "Requests without a token that holds, by reason.",
                 ["reason"],
+            ),
+            gate_connections: Family::new(
+                "skillgate_gate_connections_total",
+                "Connections of runs that have ended, by verdict, reason and scheme.",
+                ["verdict", "reason", "scheme"],
+            ),
+            gate_bytes: Family::new(
+                "skillgate_gate_bytes_total",
+                "Bytes of those connections, by direction (up: from the run).",
+                ["direction"],
             ),
             sources: RwLock::default(),
         }
@@ -215,6 +227,25 @@ impl Metrics {
         self.0.auth_failures.at([reason], Count::add);
     }
 
+    /// A run's connection ended.
+    pub fn connection_ended(
+        &self,
+        verdict: &'static str,
+        reason: &'static str,
+        scheme: &'static str,
+        bytes_up: u64,
+        bytes_down: u64,
+    ) {
+        let inner = &*self.0;
+        inner
+            .gate_connections
+            .at([verdict, reason, scheme], Count::add);
+        inner.gate_bytes.at(["up"], |sum| sum.add_many(bytes_up));
+        inner
+            .gate_bytes
+            .at(["down"], |sum| sum.add_many(bytes_down));
+    }
+
     /// The whole page.
     pub fn page(&self) -> Page {
         let inner = &*self.0;
@@ -230,6 +261,8 @@ impl Metrics {
         inner.policy_decisions.write(&mut page);
         inner.policy_duration.write(&mut page);
         inner.auth_failures.write(&mut page);
+        inner.gate_connections.write(&mut page);
+        inner.gate_bytes.write(&mut page);
         let sources = inner.sources.read().unwrap_or_else(PoisonError::into_inner);
         for source in sources.iter() {
             source(&mut page);
@@ -339,7 +372,11 @@ struct Count(AtomicU64);
 
 impl Count {
     fn add(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.add_many(1);
+    }
+
+    fn add_many(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
+use crate::policy;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::{Answer, Client};
 
@@ -196,6 +197,52 @@ fn a_call_that_is_not_allowed_costs_nothing_by_method() {
     let refused = describe(&mut client);
     assert_eq!(refused["code"], -32005);
     assert!(refused["data"]["retry_after_ms"].as_u64().unwrap() > 0);
+    gateway.stop();
+}
+
+#[test]
+fn a_call_that_the_policy_denies_costs_nothing_after_the_decision() {
+    let rules = [
+        "[policy]\npath = \"policies\"\n".to_owned(),
+        rule(
+            "runs",
+            r#"["subject"]"#,
+            2,
+            r#"methods = ["run_code", "execute_skill"]"#,
+        ),
+        rule("calls", r#"["tenant"]"#, 9, ""),
+    ]
+    .concat();
+    let house = House::new(Settings {
+        extra: &rules,
+        ..Settings::default()
+    });
+    // It lets nobody run code of their own.
+    policy::policy_in(&house, policy::narrow);
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let mut kind = |method: &str, params: Value| {
+        let answer = call(&mut client, method, params);
+        match answer.status {
+            200 => error(&answer)["data"]["kind"]
+                .as_str()
+                .unwrap_or("ok")
+                .to_owned(),
+            status => status.to_string(),
+        }
+    };
+    let code = json!({ "language": "python", "code": "def main(args):\n    return 1\n" });
+    let skill = json!({ "name": "hello.world", "args": { "name": "you" } });
+    for _ in 0..5 {
+        assert_eq!(kind("run_code", code.clone()), "policy_denied");
+    }
+    for expected in ["ok", "ok", "rate_limited"] {
+        assert_eq!(kind("execute_skill", skill.clone()), expected);
+    }
+    // A denied call stays one for whoever has no calls left: the decision comes first.
+    assert_eq!(kind("run_code", code), "policy_denied");
+    // Before the decision each of the nine has counted.
+    assert_eq!(kind("execute_skill", skill), "429");
     gateway.stop();
 }
 

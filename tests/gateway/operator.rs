@@ -38,7 +38,7 @@ fn health_part_by_part() {
     let verbose = client.get("/readyz?verbose").unwrap();
     println!("{}", verbose.text());
     assert_eq!(verbose.status, 200);
-    for part in ["draining", "audit", "storage", "shelf", "sandbox"] {
+    for part in ["draining", "audit", "policy", "storage", "shelf", "sandbox"] {
         let line = format!("[+]{part} ok");
         assert!(verbose.text().contains(&line), "{part}: {}", verbose.text());
     }
@@ -156,6 +156,14 @@ fn what_happened_is_counted() {
         (
             r#"skillgate_http_requests_total{route="/rpc",code="200"} "#,
             10.0,
+        ),
+        (
+            r#"skillgate_policy_decisions_total{action="run_code",decision="allow",mode="enforce"} "#,
+            2.0,
+        ),
+        (
+            r#"skillgate_policy_decisions_total{action="load_skills_protocol_guide",decision="allow",mode="enforce"} "#,
+            4.0,
         ),
         (r#"skillgate_part_ready{part="sandbox"} "#, 1.0),
         (
