@@ -131,6 +131,9 @@ pub(super) struct Lock {
 
 impl Lock {
     pub(super) fn take(names: &Names) -> Result<Lock, OpenError> {
+        // First, so that a path that is no log's gets no lock file beside it.
+        check_regular(&names.active)
+            .map_err(|error| OpenError::new(&names.active, "cannot open it", error))?;
         let path = names.lock();
         let file = open_regular(&path).map_err(|error| {
             OpenError::new(&names.active, "cannot make its lock file beside it", error)
@@ -151,18 +154,7 @@ impl Lock {
 /// Opens a file for reading and writing, makes it where there is none, and takes nothing else for it: not a link, which
 /// could lead anywhere, not a pipe, which could block.
 fn open_regular(path: &Path) -> io::Result<File> {
-    match fs::symlink_metadata(path) {
-        Ok(found) if !found.is_file() => {
-            return Err(io::Error::other("it is not a regular file"));
-        }
-        Ok(found) if found.mode() & 0o022 != 0 => {
-            return Err(io::Error::other(
-                "others may write it, so nothing in it proves anything; chmod go-w",
-            ));
-        }
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    check_regular(path)?;
     OpenOptions::new()
         .read(true)
         .write(true)
@@ -170,6 +162,17 @@ fn open_regular(path: &Path) -> io::Result<File> {
         .truncate(false)
         .mode(MODE)
         .open(path)
+}
+
+fn check_regular(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.is_file() => Err(io::Error::other("it is not a regular file")),
+        Ok(found) if found.mode() & 0o022 != 0 => Err(io::Error::other(
+            "others may write it, so nothing in it proves anything; chmod go-w",
+        )),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// What a file ends with.
