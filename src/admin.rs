@@ -185,7 +185,7 @@ mod tests {
     fn with(state: State) -> Admin {
         let health = Health::new(vec![(
             "storage",
-            Box::new(move || std::future::ready(state.clone()).boxed()),
+            std::sync::Arc::new(move || std::future::ready(state.clone()).boxed()),
         )]);
         Admin {
             readiness: Readiness::new(Audit::off(), health),

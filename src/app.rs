@@ -396,6 +396,7 @@ pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
             connections_max: config.server.max_connections,
             drain_timeout: Duration::from_millis(config.server.drain_timeout_ms),
         };
+        let reload = reload::reload(config, read, &mut app.parts);
         let readiness = app.parts.readiness.clone();
         let stop = async move {
             tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
@@ -411,7 +412,6 @@ pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
         let operator = operator.serve(&app.parts);
         tokio::spawn(app.parts.limits.clone().housekeeping());
         let interval = Duration::from_millis(config.server.reload_watch_ms);
-        let reload = reload::reload(config, read, &app.parts);
         let reloads = tokio::spawn(reload.follow(hangup, interval));
         serve_connections(listener, stack::public(&app.parts), settings, stop).await;
         reloads.abort();

@@ -18,7 +18,7 @@ use crate::rescue::Refusal;
 use crate::rpc::Rpc;
 use crate::server::{Body, full};
 use crate::stack::{Calls, Parts};
-use crate::telemetry::health::{Health, Part, State};
+use crate::telemetry::health::{Check, Health, Part, State};
 
 pub use tools::Format;
 
@@ -37,6 +37,15 @@ impl Readiness {
             draining: Arc::new(AtomicBool::new(false)),
             audit,
             health,
+        }
+    }
+
+    /// The same and one part more.
+    #[must_use]
+    pub fn and(self, name: &'static str, check: Check) -> Self {
+        Readiness {
+            health: self.health.and(name, check),
+            ..self
         }
     }
 

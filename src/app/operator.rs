@@ -107,10 +107,10 @@ pub(super) fn health(
             }
             None => std::future::ready(ended()).boxed(),
         };
-        (name, Box::new(check))
+        (name, Arc::new(check))
     };
     let (runs, of_runs) = (Arc::downgrade(sandbox), numbers.clone());
-    let runs: Check = Box::new(move || match runs.upgrade() {
+    let runs: Check = Arc::new(move || match runs.upgrade() {
         Some(instance) => {
             let asked = async move { instance.health().await };
             of_runs.clone().said("sandbox", asked).boxed()
@@ -118,7 +118,7 @@ pub(super) fn health(
         None => std::future::ready(ended()).boxed(),
     });
     let policy = policy.clone();
-    let decides: Check = Box::new(move || std::future::ready(rules(&policy)).boxed());
+    let decides: Check = Arc::new(move || std::future::ready(rules(&policy)).boxed());
     let checks = vec![
         ("policy", decides),
         store("storage", storage),

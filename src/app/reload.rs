@@ -1,114 +1,84 @@
 //! What of the gateway can change while it serves.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use futures_util::FutureExt;
 use tokio::runtime::Handle;
 
 use crate::auth::{self, Authenticator};
-use crate::config::{self, AuthMode, Config, KeySource, PolicyMode};
-use crate::limit::Limits;
-use crate::policy::{self, Policy};
+use crate::config::{AuthMode, Config, KeySource};
+use crate::policy::Policy;
 use crate::reload::{Install, Part, Read, Reload};
 use crate::runs::Runs;
-use crate::secrets::Secrets;
 use crate::stack::Parts;
 
 /// Everything that reloads, in the order in which it is put in place: who may come in last, so that nobody who is let in
-/// anew meets old rules.
-pub(super) fn reload(config: &Config, read: Read, parts: &Parts) -> Reload {
+/// anew meets old rules. Its outcome is shown with the health and the metrics of the parts.
+pub(super) fn reload(config: &Config, read: Read, parts: &mut Parts) -> Reload {
     let handle = Handle::current();
-    Reload::new(
+    let runs = parts.rooms.runs.clone();
+    let reload = Reload::new(
         config.clone(),
         read,
         vec![
-            Box::new(SecretsPart(parts.rooms.runs.secrets().clone())),
-            Box::new(PolicyPart {
+            Box::new(runs.secrets().clone()),
+            Box::new(Rules {
                 policy: parts.policy.clone(),
-                runs: parts.rooms.runs.clone(),
+                runs,
                 handle: handle.clone(),
             }),
-            Box::new(LimitsPart(parts.limits.clone())),
-            Box::new(AuthPart {
+            Box::new(parts.limits.clone()),
+            Box::new(Keys {
                 authenticator: parts.authenticator.clone(),
                 mode: config.auth.mode,
                 handle,
             }),
         ],
-    )
+    );
+    let (state, numbers) = (reload.clone(), reload.clone());
+    parts.metrics.add_source(move |page| numbers.write(page));
+    let check = move || std::future::ready(state.state()).boxed();
+    parts.readiness = parts.readiness.clone().and("reload", Arc::new(check));
+    reload
 }
 
-struct SecretsPart(Secrets);
-
-impl Part for SecretsPart {
-    fn name(&self) -> &'static str {
-        "secrets"
-    }
-    fn prepare(&self, config: &Config) -> Result<Install, String> {
-        let prepared = Secrets::prepare(config).map_err(|error| error.to_string())?;
-        let secrets = self.0.clone();
-        Ok(Box::new(move || secrets.install(prepared)))
-    }
-    fn watched(&self, config: &Config) -> Vec<PathBuf> {
-        match &config.secrets {
-            config::Secrets::Env => Vec::new(),
-            config::Secrets::Dir(dir) => vec![dir.clone()],
-        }
-    }
-}
-
-struct PolicyPart {
+/// The policy, and what runs hold on the strength of it.
+struct Rules {
     policy: Policy,
     runs: Runs,
     handle: Handle,
 }
 
-impl Part for PolicyPart {
+impl Part for Rules {
     fn name(&self) -> &'static str {
-        "policy"
+        self.policy.name()
     }
     fn prepare(&self, config: &Config) -> Result<Install, String> {
-        let prepared = policy::prepare(config).map_err(|error| error.to_string())?;
+        let install = Part::prepare(&self.policy, config)?;
         let (policy, runs, handle) = (self.policy.clone(), self.runs.clone(), self.handle.clone());
         Ok(Box::new(move || {
-            policy.install(prepared);
+            install();
             // What goes on with a network that it would not get any more loses it.
             handle.spawn(async move { runs.recheck(&policy).await });
         }))
     }
     fn watched(&self, config: &Config) -> Vec<PathBuf> {
-        match config.policy.mode {
-            PolicyMode::Off => Vec::new(),
-            _ => vec![config.policy.path.clone()],
-        }
+        self.policy.watched(config)
     }
 }
 
-struct LimitsPart(Limits);
-
-impl Part for LimitsPart {
-    fn name(&self) -> &'static str {
-        "rate limits"
-    }
-    fn prepare(&self, config: &Config) -> Result<Install, String> {
-        let prepared = Limits::prepare(config);
-        let limits = self.0.clone();
-        Ok(Box::new(move || limits.install(prepared)))
-    }
-    fn watched(&self, _: &Config) -> Vec<PathBuf> {
-        Vec::new()
-    }
-}
-
-struct AuthPart {
+/// Who is let in.
+struct Keys {
     authenticator: Authenticator,
     /// With which the gateway has started: what it listens on was chosen for that.
     mode: AuthMode,
     handle: Handle,
 }
 
-impl Part for AuthPart {
+impl Part for Keys {
     fn name(&self) -> &'static str {
-        "keys"
+        "auth"
     }
     fn prepare(&self, config: &Config) -> Result<Install, String> {
         if config.auth.mode != self.mode {

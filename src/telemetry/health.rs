@@ -14,7 +14,7 @@ const FRESH: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Asks one part.
-pub type Check = Box<dyn Fn() -> BoxFuture<'static, State> + Send + Sync>;
+pub type Check = Arc<dyn Fn() -> BoxFuture<'static, State> + Send + Sync>;
 
 /// How a part is, in its words, which are the operator's to read and nobody else's.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +68,14 @@ impl Health {
         }))
     }
 
+    /// The same and one part more, shown last.
+    #[must_use]
+    pub fn and(&self, name: &'static str, check: Check) -> Self {
+        let mut checks = self.0.checks.clone();
+        checks.push((name, check));
+        Health::new(checks)
+    }
+
     /// How all of them are, now or less than a second ago.
     pub async fn report(&self) -> Arc<[Part]> {
         let this = self.clone();
@@ -118,12 +126,12 @@ mod tests {
         let health = Health::new(vec![
             (
                 "good",
-                Box::new(move || {
+                Arc::new(move || {
                     let number = counter.fetch_add(1, Ordering::Relaxed);
                     std::future::ready(State::Well(format!("asked {number}"))).boxed()
                 }),
             ),
-            ("silent", Box::new(|| std::future::pending().boxed())),
+            ("silent", Arc::new(|| std::future::pending().boxed())),
         ]);
         let first = health.report().await;
         assert_eq!(first[0].state, State::Well("asked 0".into()));
