@@ -38,7 +38,7 @@ use crate::telemetry;
 use crate::telemetry::metrics::Metrics;
 
 pub use commands::{DoctorReport, doctor, list_skills, run_skill_dir};
-use operator::{Operator, health, sources};
+use operator::{Operator, health, issuers, sources};
 use plugins::{State, bundled_plugin, load, sandbox, storage};
 
 /// Why the gateway does not start, or a command does not finish.
@@ -234,6 +234,8 @@ impl App {
             },
             audit.clone(),
         );
+        let authenticator = Authenticator::off();
+        issuers(&metrics, authenticator.clone());
         sources(&metrics, runs.load(), limits.clone(), audit.clone(), infos);
         let parts = Parts {
             rooms: Rooms {
@@ -242,7 +244,7 @@ impl App {
                 runs,
                 answer_bytes_max: config.server.max_body_bytes,
             },
-            authenticator: Authenticator::off(),
+            authenticator: authenticator.clone(),
             policy,
             limits,
             rpc: rpc::Limits {
@@ -251,7 +253,10 @@ impl App {
                 batch_max: config.server.max_batch,
             },
             door: DoorLayer::new(&config.server.allowed_hosts),
-            readiness: Readiness::new(audit.clone(), health(&metrics, &store, &shelf, &sandbox)),
+            readiness: Readiness::new(
+                audit.clone(),
+                health(&metrics, authenticator, &store, &shelf, &sandbox),
+            ),
             metrics,
         };
         Ok(App {
@@ -372,9 +377,9 @@ pub fn serve(config: &Config) -> Result<(), AppError> {
         let operator = Operator::listen(config).await?;
         let audit = Audit::open(&config.audit).map_err(AppError::Audit)?;
         // Only the listener asks for tokens; commands need no issuer to answer.
-        let authenticator = Authenticator::new(auth::prepare(config, auth::Clock::system()).await?);
-        let mut app = App::build(config, audit).await?;
-        app.parts.authenticator = authenticator;
+        let tokens = auth::prepare(config, auth::Clock::system()).await?;
+        let app = App::build(config, audit).await?;
+        app.parts.authenticator.install(tokens);
         announce(address, operator.address()).map_err(AppError::io("cannot write to stdout"))?;
 
         let settings = server::Settings {

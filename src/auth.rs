@@ -34,6 +34,7 @@ use tower::{Layer, Service, ServiceExt};
 
 use crate::rescue::{Named, Refusal, RequestId};
 use crate::server::{Body, Peer};
+use crate::telemetry::metrics::Metrics;
 pub use challenge::METADATA_PATH;
 pub use clock::{Clock, Now};
 pub use mint::{DevelopmentKey, MintError};
@@ -47,7 +48,7 @@ pub use refused::Refused;
 pub struct Subject {
     /// Proven by a token, or the local operator.
     pub authenticated: bool,
-    /// "user", "service" (a client that acts for itself), "local" (the operator of this host) or "nobody".
+    /// "user", or "service" for a client that acts for itself.
     pub kind: &'static str,
     /// `sub`
     pub id: String,
@@ -82,7 +83,7 @@ impl Subject {
     fn local() -> Self {
         Subject {
             authenticated: true,
-            kind: "local",
+            kind: "user",
             id: "local".into(),
             tenant: "default".into(),
             issuer: String::new(),
@@ -100,7 +101,6 @@ impl Subject {
     fn nobody() -> Self {
         Subject {
             authenticated: false,
-            kind: "nobody",
             id: String::new(),
             tenant: String::new(),
             roles: Vec::new(),
@@ -135,7 +135,6 @@ impl Caller {
     #[allow(dead_code, reason = "for the tests of other rooms")]
     pub(crate) fn for_tests(tenant: &str, id: &str, roles: &[&str]) -> Self {
         let subject = Subject {
-            kind: "user",
             id: id.into(),
             tenant: tenant.into(),
             roles: roles.iter().map(|&role| role.into()).collect(),
@@ -214,11 +213,12 @@ impl Authenticator {
         }
     }
 
+    /// Who asks; the error has its name for metrics with it.
     async fn authenticate(
         &self,
         headers: &HeaderMap,
         query: Option<&str>,
-    ) -> Result<Arc<Subject>, Refusal> {
+    ) -> Result<Arc<Subject>, (&'static str, Refusal)> {
         let mode = self.mode.load_full();
         let Mode::Jwt(jwt) = &*mode else {
             return Ok(self.local.clone());
@@ -229,13 +229,14 @@ impl Authenticator {
         };
         let subject = outcome.map_err(|refused| {
             tracing::info!(reason = refused.reason(), "token refused");
-            jwt.challenge.refuse(&refused, headers)
+            (refused.reason(), jwt.challenge.refuse(&refused, headers))
         })?;
         let has = |scope: &String| subject.scopes.contains(scope);
         if jwt.challenge.required_scopes.iter().all(has) {
             Ok(subject)
         } else {
-            Err(jwt.challenge.insufficient_scope(headers))
+            let refusal = jwt.challenge.insufficient_scope(headers);
+            Err(("insufficient_scope", refusal))
         }
     }
 }
@@ -287,6 +288,8 @@ pub struct AuthLayer {
     /// Paths that are answered to anybody, by a caller who is nobody: exactly these, and what is below one that ends in
     /// `/`.
     pub open: &'static [&'static str],
+    /// Where refusals are counted.
+    pub metrics: Metrics,
 }
 
 impl<S> Layer<S> for AuthLayer {
@@ -329,7 +332,11 @@ impl AuthLayer {
             let query = request.uri().query();
             self.authenticator
                 .authenticate(request.headers(), query)
-                .await?
+                .await
+                .map_err(|(reason, refusal)| {
+                    self.metrics.auth_failed(reason);
+                    refusal
+                })?
         };
         // Nothing below needs it, so nothing below can show it to anybody.
         request.headers_mut().remove(header::AUTHORIZATION);

@@ -185,7 +185,8 @@ impl World {
             header::AUTHORIZATION,
             HeaderValue::from_str(&format!("Bearer {token}")).unwrap(),
         );
-        self.auth.authenticate(&headers, None).await
+        let outcome = self.auth.authenticate(&headers, None).await;
+        outcome.map_err(|(_, refusal)| refusal)
     }
 }
 

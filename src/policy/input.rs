@@ -124,13 +124,18 @@ impl Inputs {
                 object([
                     (&k.authenticated, subject.authenticated.into()),
                     (&k.id, subject.id.as_str().into()),
-                    (&k.kind, "user".into()),
+                    (&k.kind, subject.kind.into()),
                     (&k.tenant, tenant.clone()),
-                    (&k.issuer, "".into()),
+                    (&k.issuer, subject.issuer.as_str().into()),
                     (&k.roles, texts(&subject.roles)),
                     (&k.groups, texts(&subject.groups)),
                     (&k.scopes, texts(&subject.scopes)),
-                    (&k.actor, Value::Null),
+                    (
+                        &k.actor,
+                        subject.actor.as_ref().map_or(Value::Null, |actor| {
+                            object([(&k.id, actor.id.as_str().into()), (&k.kind, "agent".into())])
+                        }),
+                    ),
                     (
                         &k.claims,
                         serde_json::Value::Object(subject.claims.clone()).into(),

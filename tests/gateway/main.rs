@@ -18,6 +18,7 @@ mod audit;
 mod blobs;
 mod crash;
 mod inside;
+mod jwt;
 mod limits;
 mod load;
 mod operator;

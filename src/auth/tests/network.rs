@@ -300,7 +300,7 @@ async fn discovery() {
         headers.insert(header::AUTHORIZATION, bearer);
         match auth.authenticate(&headers, None).await {
             Ok(subject) => assert!(taken && subject.id == "alice", "{realm}"),
-            Err(refusal) => {
+            Err((_, refusal)) => {
                 assert!(!taken, "{realm}: {}", refusal.message);
                 assert_eq!(
                     (refusal.status.as_u16(), refusal.kind),
