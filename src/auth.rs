@@ -68,6 +68,8 @@ pub struct Subject {
     pub actor: Option<Actor>,
     /// `exp`, in seconds since 1970. None: without an end.
     pub expires_s: Option<u64>,
+    /// `exp` and the leeway of its issuer: from then on the token is refused.
+    pub accepted_until_s: Option<u64>,
 }
 
 /// Who acts for somebody else: `act` (RFC 8693 section 4.1).
@@ -93,6 +95,7 @@ impl Subject {
             claims: Map::new(),
             actor: None,
             expires_s: None,
+            accepted_until_s: None,
         }
     }
 
@@ -114,6 +117,8 @@ impl Subject {
 pub struct Caller {
     subject: Arc<Subject>,
     ip: IpAddr,
+    /// None: for ever, as the local operator.
+    clock: Option<Clock>,
 }
 
 impl Caller {
@@ -130,6 +135,29 @@ impl Caller {
         self.ip
     }
 
+    /// Whether the token has expired since it was checked: a body can take its time to arrive, and a call waits for
+    /// those before it in a batch.
+    pub fn has_expired(&self) -> bool {
+        match (&self.clock, self.subject.accepted_until_s) {
+            (Some(clock), Some(until_s)) => clock.now().unix_s >= until_s,
+            _ => false,
+        }
+    }
+
+    /// The same after its token has expired.
+    #[cfg(test)]
+    pub(crate) fn expired(self) -> Self {
+        let subject = Subject {
+            accepted_until_s: Some(0),
+            ..Subject::local()
+        };
+        Caller {
+            subject: Arc::new(subject),
+            clock: Some(Clock::system()),
+            ..self
+        }
+    }
+
     /// A caller that no token vouches for.
     #[cfg(test)]
     #[allow(dead_code, reason = "for the tests of other rooms")]
@@ -143,6 +171,7 @@ impl Caller {
         Caller {
             subject: Arc::new(subject),
             ip: IpAddr::from([127, 0, 0, 1]),
+            clock: None,
         }
     }
 }
@@ -194,6 +223,7 @@ impl Authenticator {
         Caller {
             subject: self.local.clone(),
             ip: IpAddr::from([127, 0, 0, 1]),
+            clock: None,
         }
     }
 
@@ -218,10 +248,11 @@ impl Authenticator {
         &self,
         headers: &HeaderMap,
         query: Option<&str>,
-    ) -> Result<Arc<Subject>, (&'static str, Refusal)> {
+        ip: IpAddr,
+    ) -> Result<Caller, (&'static str, Refusal)> {
         let mode = self.mode.load_full();
         let Mode::Jwt(jwt) = &*mode else {
-            return Ok(self.local.clone());
+            return Ok(Caller { ip, ..self.local() });
         };
         let outcome = match bearer(headers, query) {
             Ok(token) => jwt.verifier.verify(token).await,
@@ -233,7 +264,8 @@ impl Authenticator {
         })?;
         let has = |scope: &String| subject.scopes.contains(scope);
         if jwt.challenge.required_scopes.iter().all(has) {
-            Ok(subject)
+            let clock = Some(jwt.verifier.clock().clone());
+            Ok(Caller { subject, ip, clock })
         } else {
             let refusal = jwt.challenge.insufficient_scope(headers);
             Err(("insufficient_scope", refusal))
@@ -326,12 +358,16 @@ impl AuthLayer {
             .extensions()
             .get::<Peer>()
             .map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0.ip());
-        let subject = if self.is_open(request.uri().path()) {
-            self.authenticator.nobody.clone()
+        let caller = if self.is_open(request.uri().path()) {
+            Caller {
+                subject: self.authenticator.nobody.clone(),
+                ip,
+                clock: None,
+            }
         } else {
             let query = request.uri().query();
             self.authenticator
-                .authenticate(request.headers(), query)
+                .authenticate(request.headers(), query, ip)
                 .await
                 .map_err(|(reason, refusal)| {
                     self.metrics.auth_failed(reason);
@@ -341,7 +377,7 @@ impl AuthLayer {
         // Nothing below needs it, so nothing below can show it to anybody.
         request.headers_mut().remove(header::AUTHORIZATION);
         Ok(Authenticated {
-            caller: Caller { subject, ip },
+            caller,
             request_id,
             request,
         })

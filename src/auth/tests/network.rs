@@ -298,8 +298,8 @@ async fn discovery() {
         let mut headers = HeaderMap::new();
         let bearer = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
         headers.insert(header::AUTHORIZATION, bearer);
-        match auth.authenticate(&headers, None).await {
-            Ok(subject) => assert!(taken && subject.id == "alice", "{realm}"),
+        match auth.authenticate(&headers, None, IP).await {
+            Ok(caller) => assert!(taken && caller.subject.id == "alice", "{realm}"),
             Err((_, refusal)) => {
                 assert!(!taken, "{realm}: {}", refusal.message);
                 assert_eq!(
@@ -391,7 +391,7 @@ async fn keys_are_rotated_over_the_wire() {
         let bearer = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
         let headers = HeaderMap::from_iter([(header::AUTHORIZATION, bearer)]);
         let auth = auth.clone();
-        async move { auth.authenticate(&headers, None).await.is_ok() }
+        async move { auth.authenticate(&headers, None, IP).await.is_ok() }
     };
     assert!(ask(&first).await && !ask(&second).await);
     for (old, new, withdrawn) in [(&first, &second, &third), (&second, &third, &first)] {
