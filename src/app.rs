@@ -40,7 +40,7 @@ use crate::telemetry;
 use crate::telemetry::metrics::Metrics;
 
 pub use commands::{DoctorReport, doctor, list_skills, run_skill_dir};
-use operator::{CountedConnections, Operator, health, sources};
+use operator::{CountedConnections, Operator, health, issuers, sources};
 use plugins::{State, bundled_plugin, load, sandbox, storage};
 
 /// Why the gateway does not start, or a command does not finish.
@@ -237,10 +237,19 @@ impl App {
             audit.clone(),
         )
         .watched_by(metrics.clone());
+        let authenticator = Authenticator::off();
+        issuers(&metrics, authenticator.clone());
         sources(&metrics, runs.load(), limits.clone(), audit.clone(), infos);
         let readiness = Readiness::new(
             audit.clone(),
-            health(&metrics, &policy, &store, &shelf, &sandbox),
+            health(
+                &metrics,
+                &policy,
+                authenticator.clone(),
+                &store,
+                &shelf,
+                &sandbox,
+            ),
         );
         let parts = Parts {
             rooms: Rooms {
@@ -249,7 +258,7 @@ impl App {
                 runs,
                 answer_bytes_max: config.server.max_body_bytes,
             },
-            authenticator: Authenticator::off(),
+            authenticator: authenticator.clone(),
             policy,
             limits,
             rpc: rpc::Limits {
@@ -379,9 +388,9 @@ pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
         let operator = Operator::listen(config).await?;
         let audit = Audit::open(&config.audit).map_err(AppError::Audit)?;
         // Only the listener asks for tokens; commands need no issuer to answer.
-        let authenticator = Authenticator::new(auth::prepare(config, auth::Clock::system()).await?);
+        let tokens = auth::prepare(config, auth::Clock::system()).await?;
         let mut app = App::build(config, audit).await?;
-        app.parts.authenticator = authenticator;
+        app.parts.authenticator.install(tokens);
         // Before it says that it serves: from then on each of them has its meaning.
         let mut terminate =
             signal(SignalKind::terminate()).map_err(AppError::io("cannot wait for SIGTERM"))?;
@@ -415,6 +424,8 @@ pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
         let reloads = tokio::spawn(reload.follow(hangup, interval));
         serve_connections(listener, stack::public(&app.parts), settings, stop).await;
         reloads.abort();
+        // Aborted, which is no error; it is waited for because it holds on to what ends next.
+        let _aborted = reloads.await;
         app.shutdown().await;
         // Until the very end, for whoever watches it.
         operator.stop().await;

@@ -34,6 +34,7 @@ use tower::{Layer, Service, ServiceExt};
 
 use crate::rescue::{Named, Refusal, RequestId};
 use crate::server::{Body, Peer};
+use crate::telemetry::metrics::Metrics;
 pub use challenge::METADATA_PATH;
 pub use clock::{Clock, Now};
 pub use mint::{DevelopmentKey, MintError};
@@ -47,7 +48,7 @@ pub use refused::Refused;
 pub struct Subject {
     /// Proven by a token, or the local operator.
     pub authenticated: bool,
-    /// "user", "service" (a client that acts for itself), "local" (the operator of this host) or "nobody".
+    /// "user", or "service" for a client that acts for itself.
     pub kind: &'static str,
     /// `sub`
     pub id: String,
@@ -67,6 +68,8 @@ pub struct Subject {
     pub actor: Option<Actor>,
     /// `exp`, in seconds since 1970. None: without an end.
     pub expires_s: Option<u64>,
+    /// `exp` and the leeway of its issuer: from then on the token is refused.
+    pub accepted_until_s: Option<u64>,
 }
 
 /// Who acts for somebody else: `act` (RFC 8693 section 4.1).
@@ -82,7 +85,7 @@ impl Subject {
     fn local() -> Self {
         Subject {
             authenticated: true,
-            kind: "local",
+            kind: "user",
             id: "local".into(),
             tenant: "default".into(),
             issuer: String::new(),
@@ -92,6 +95,7 @@ impl Subject {
             claims: Map::new(),
             actor: None,
             expires_s: None,
+            accepted_until_s: None,
         }
     }
 
@@ -100,7 +104,6 @@ impl Subject {
     fn nobody() -> Self {
         Subject {
             authenticated: false,
-            kind: "nobody",
             id: String::new(),
             tenant: String::new(),
             roles: Vec::new(),
@@ -114,6 +117,8 @@ impl Subject {
 pub struct Caller {
     subject: Arc<Subject>,
     ip: IpAddr,
+    /// None: for ever, as the local operator.
+    clock: Option<Clock>,
 }
 
 impl Caller {
@@ -130,12 +135,34 @@ impl Caller {
         self.ip
     }
 
+    /// Whether the token has expired since it was checked: a body can take its time to arrive, and a call waits for
+    /// those before it in a batch.
+    pub fn has_expired(&self) -> bool {
+        match (&self.clock, self.subject.accepted_until_s) {
+            (Some(clock), Some(until_s)) => clock.now().unix_s >= until_s,
+            _ => false,
+        }
+    }
+
+    /// The same after its token has expired.
+    #[cfg(test)]
+    pub(crate) fn expired(self) -> Self {
+        let subject = Subject {
+            accepted_until_s: Some(0),
+            ..Subject::local()
+        };
+        Caller {
+            subject: Arc::new(subject),
+            clock: Some(Clock::system()),
+            ..self
+        }
+    }
+
     /// A caller that no token vouches for.
     #[cfg(test)]
     #[allow(dead_code, reason = "for the tests of other rooms")]
     pub(crate) fn for_tests(tenant: &str, id: &str, roles: &[&str]) -> Self {
         let subject = Subject {
-            kind: "user",
             id: id.into(),
             tenant: tenant.into(),
             roles: roles.iter().map(|&role| role.into()).collect(),
@@ -144,6 +171,7 @@ impl Caller {
         Caller {
             subject: Arc::new(subject),
             ip: IpAddr::from([127, 0, 0, 1]),
+            clock: None,
         }
     }
 }
@@ -195,6 +223,7 @@ impl Authenticator {
         Caller {
             subject: self.local.clone(),
             ip: IpAddr::from([127, 0, 0, 1]),
+            clock: None,
         }
     }
 
@@ -214,14 +243,16 @@ impl Authenticator {
         }
     }
 
+    /// Who asks; the error has its name for metrics with it.
     async fn authenticate(
         &self,
         headers: &HeaderMap,
         query: Option<&str>,
-    ) -> Result<Arc<Subject>, Refusal> {
+        ip: IpAddr,
+    ) -> Result<Caller, (&'static str, Refusal)> {
         let mode = self.mode.load_full();
         let Mode::Jwt(jwt) = &*mode else {
-            return Ok(self.local.clone());
+            return Ok(Caller { ip, ..self.local() });
         };
         let outcome = match bearer(headers, query) {
             Ok(token) => jwt.verifier.verify(token).await,
@@ -229,13 +260,15 @@ impl Authenticator {
         };
         let subject = outcome.map_err(|refused| {
             tracing::info!(reason = refused.reason(), "token refused");
-            jwt.challenge.refuse(&refused, headers)
+            (refused.reason(), jwt.challenge.refuse(&refused, headers))
         })?;
         let has = |scope: &String| subject.scopes.contains(scope);
         if jwt.challenge.required_scopes.iter().all(has) {
-            Ok(subject)
+            let clock = Some(jwt.verifier.clock().clone());
+            Ok(Caller { subject, ip, clock })
         } else {
-            Err(jwt.challenge.insufficient_scope(headers))
+            let refusal = jwt.challenge.insufficient_scope(headers);
+            Err(("insufficient_scope", refusal))
         }
     }
 }
@@ -287,6 +320,8 @@ pub struct AuthLayer {
     /// Paths that are answered to anybody, by a caller who is nobody: exactly these, and what is below one that ends in
     /// `/`.
     pub open: &'static [&'static str],
+    /// Where refusals are counted.
+    pub metrics: Metrics,
 }
 
 impl<S> Layer<S> for AuthLayer {
@@ -323,18 +358,26 @@ impl AuthLayer {
             .extensions()
             .get::<Peer>()
             .map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0.ip());
-        let subject = if self.is_open(request.uri().path()) {
-            self.authenticator.nobody.clone()
+        let caller = if self.is_open(request.uri().path()) {
+            Caller {
+                subject: self.authenticator.nobody.clone(),
+                ip,
+                clock: None,
+            }
         } else {
             let query = request.uri().query();
             self.authenticator
-                .authenticate(request.headers(), query)
-                .await?
+                .authenticate(request.headers(), query, ip)
+                .await
+                .map_err(|(reason, refusal)| {
+                    self.metrics.auth_failed(reason);
+                    refusal
+                })?
         };
         // Nothing below needs it, so nothing below can show it to anybody.
         request.headers_mut().remove(header::AUTHORIZATION);
         Ok(Authenticated {
-            caller: Caller { subject, ip },
+            caller,
             request_id,
             request,
         })

@@ -66,8 +66,13 @@ struct Inner {
     parts: Vec<Box<dyn Part>>,
     /// The configuration that is in force. Held during a reload, so that there is one at a time.
     config: Mutex<Config>,
-    status: Mutex<Status>,
+    report: Report,
 }
+
+/// How the last reload went. Cheap to clone, and holds on to none of the parts, so that they can end while somebody
+/// still asks.
+#[derive(Debug, Clone, Default)]
+pub struct Report(Arc<Mutex<Status>>);
 
 impl fmt::Debug for Reload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -78,20 +83,10 @@ impl fmt::Debug for Reload {
     }
 }
 
-impl Reload {
-    /// From the configuration that the gateway has started with.
-    pub fn new(config: Config, read: Read, parts: Vec<Box<dyn Part>>) -> Self {
-        Reload(Arc::new(Inner {
-            read,
-            parts,
-            config: Mutex::new(config),
-            status: Mutex::default(),
-        }))
-    }
-
+impl Report {
     /// How the last reload went.
     pub fn status(&self) -> Status {
-        lock(&self.0.status).clone()
+        lock(&self.0).clone()
     }
 
     /// The same for `/readyz?verbose`. A refused one does not keep the gateway from being ready: it serves on.
@@ -120,6 +115,23 @@ impl Reload {
         );
         page.sample(&[], f64::from(status.error.is_none()));
     }
+}
+
+impl Reload {
+    /// From the configuration that the gateway has started with.
+    pub fn new(config: Config, read: Read, parts: Vec<Box<dyn Part>>) -> Self {
+        Reload(Arc::new(Inner {
+            read,
+            parts,
+            config: Mutex::new(config),
+            report: Report::default(),
+        }))
+    }
+
+    /// How the last one went.
+    pub fn report(&self) -> Report {
+        self.0.report.clone()
+    }
 
     /// Takes everything as it is now, or nothing. Blocks; not for an async thread.
     ///
@@ -144,7 +156,7 @@ impl Reload {
             Err(error) => Err(error),
         };
         drop(in_force);
-        let mut status = lock(&self.0.status);
+        let mut status = lock(&self.0.report.0);
         status.at = Some(SystemTime::now());
         match &error {
             None => {
@@ -339,7 +351,7 @@ mod tests {
             0,
             "the first one neither"
         );
-        let status = reload.status();
+        let status = reload.report().status();
         assert_eq!((status.taken, status.refused), (0, 1));
         assert!(
             status
@@ -350,7 +362,7 @@ mod tests {
         bad.store(true, Ordering::Relaxed);
         reload.now().unwrap();
         assert_eq!(installed.load(Ordering::Relaxed), 2);
-        let status = reload.status();
+        let status = reload.report().status();
         assert_eq!((status.taken, status.refused, status.error), (1, 1, None));
     }
 

@@ -329,6 +329,13 @@ where
     }
 
     async fn call(&self, envelope: &Envelope<'_>) -> Result<Box<RawValue>, ErrorObject> {
+        if self.caller.has_expired() {
+            return Err(ErrorObject::new(
+                Code::Unauthenticated,
+                "unauthenticated",
+                "the token expired before this call began; get a new one and send it again",
+            ));
+        }
         let params = match envelope.params {
             None => Params::empty(),
             Some(raw) => Params::from_text(self.body.slice_ref(raw.get().as_bytes()))?,

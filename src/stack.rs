@@ -77,6 +77,7 @@ pub fn public(parts: &Parts) -> Stack {
         .layer(AuthLayer {
             authenticator: parts.authenticator.clone(),
             open: &OPEN_PATHS,
+            metrics: parts.metrics.clone(),
         })
         // Before the body is read: a refused request costs no memory.
         .layer(LimitLayer(parts.limits.clone()))

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use super::AppError;
 use crate::admin::{self, Admin};
 use crate::audit::Audit;
+use crate::auth::Authenticator;
 use crate::config::Config;
 use crate::door::DoorLayer;
 use crate::gate::{Ledger, Record, Verdict};
@@ -88,11 +89,12 @@ impl Serving {
     }
 }
 
-/// The health of the plugins' instances, and the numbers that they say with it. Holds on to none of the instances, so
+/// The health of issuers' keys and of the plugins' instances, and the numbers that they say with it. Holds on to none of the instances, so
 /// that they can end.
 pub(super) fn health(
     metrics: &Metrics,
     policy: &Policy,
+    authenticator: Authenticator,
     storage: &Arc<StorageInstance>,
     shelf: &Arc<StorageInstance>,
     sandbox: &Arc<SandboxInstance>,
@@ -119,8 +121,10 @@ pub(super) fn health(
     });
     let policy = policy.clone();
     let decides: Check = Arc::new(move || std::future::ready(rules(&policy)).boxed());
+    let keys: Check = Arc::new(move || std::future::ready(of_keys(&authenticator)).boxed());
     let checks = vec![
         ("policy", decides),
+        ("issuers", keys),
         store("storage", storage),
         store("shelf", shelf),
         ("sandbox", runs),
@@ -140,6 +144,22 @@ fn rules(policy: &Policy) -> State {
     match status.engine_mismatches {
         0 => State::Well(text),
         many => State::Impaired(format!("{text}; the two engines disagreed on {many} calls")),
+    }
+}
+
+/// Without the keys of any issuer no token can be taken.
+fn of_keys(authenticator: &Authenticator) -> State {
+    let issuers = authenticator.issuers();
+    let without: Vec<&str> = issuers
+        .iter()
+        .filter(|issuer| issuer.keys == 0)
+        .map(|issuer| issuer.issuer.as_str())
+        .collect();
+    match (issuers.len(), without.len()) {
+        (0, _) => State::Well("auth.mode is off".into()),
+        (all, 0) => State::Well(format!("keys of {all}")),
+        (all, none) if all == none => State::Failed("no issuer has given its keys yet".into()),
+        _ => State::Impaired(format!("no keys of {}", without.join(", "))),
     }
 }
 
@@ -309,6 +329,45 @@ pub(super) fn sources(
         ] {
             page.family(name, "counter", help);
             page.sample(&[], value as f64);
+        }
+    });
+}
+
+/// The same for the keys of issuers.
+pub(super) fn issuers(metrics: &Metrics, authenticator: Authenticator) {
+    metrics.add_source(move |page| {
+        let states = authenticator.issuers();
+        page.family(
+            "skillgate_jwks_keys",
+            "gauge",
+            "Keys of an issuer that can be used.",
+        );
+        for state in &states {
+            page.sample(&[("issuer", &state.issuer)], state.keys as f64);
+        }
+        page.family(
+            "skillgate_jwks_age_seconds",
+            "gauge",
+            "Since the keys of an issuer were fetched.",
+        );
+        for state in &states {
+            if let Some(age) = state.age {
+                page.sample(&[("issuer", &state.issuer)], age.as_secs_f64());
+            }
+        }
+        page.family(
+            "skillgate_jwks_refresh_total",
+            "counter",
+            "Fetches of the keys of an issuer.",
+        );
+        for state in &states {
+            let (good, failed) = state.fetches.unwrap_or_default();
+            for (outcome, count) in [("ok", good), ("failed", failed)] {
+                if state.fetches.is_some() {
+                    let labels = [("issuer", state.issuer.as_str()), ("outcome", outcome)];
+                    page.sample(&labels, count as f64);
+                }
+            }
         }
     });
 }

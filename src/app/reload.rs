@@ -36,7 +36,7 @@ pub(super) fn reload(config: &Config, read: Read, parts: &mut Parts) -> Reload {
             }),
         ],
     );
-    let (state, numbers) = (reload.clone(), reload.clone());
+    let (state, numbers) = (reload.report(), reload.report());
     parts.metrics.add_source(move |page| numbers.write(page));
     let check = move || std::future::ready(state.state()).boxed();
     parts.readiness = parts.readiness.clone().and("reload", Arc::new(check));

@@ -111,6 +111,7 @@ impl Mapping {
             claims: exposed,
             actor,
             expires_s: Some(expires_s),
+            accepted_until_s: Some(expires_s),
         })
     }
 }

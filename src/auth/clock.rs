@@ -2,7 +2,7 @@
 //! counted in intervals, which a change of the calendar must not touch.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 /// A moment.
@@ -19,9 +19,10 @@ pub struct Now {
 pub struct Clock(Arc<dyn Fn() -> Now + Send + Sync>);
 
 impl Clock {
-    /// The system's.
+    /// The system's. All of them agree, so that an age outlives the clock that it was measured with.
     pub fn system() -> Self {
-        let start = Instant::now();
+        static START: OnceLock<Instant> = OnceLock::new();
+        let start = *START.get_or_init(Instant::now);
         Clock::new(move || Now {
             // Before 1970 nothing is valid yet, and everything that has an end is refused by `nbf` and `iat`.
             unix_s: SystemTime::now()

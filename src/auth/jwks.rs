@@ -5,7 +5,7 @@
 //! the issuer cannot be reached, up to a limit; a fetch that fails takes nothing away.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -139,6 +139,8 @@ pub(super) struct Remote {
     held: ArcSwapOption<Held>,
     flight: Mutex<Flight>,
     failing: AtomicBool,
+    fetched: AtomicU64,
+    failed: AtomicU64,
 }
 
 /// Keys and when they were fetched, by [`super::clock::Now::uptime`].
@@ -175,6 +177,8 @@ impl Remote {
             held: ArcSwapOption::empty(),
             flight: Mutex::default(),
             failing: AtomicBool::new(false),
+            fetched: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
         })
     }
 
@@ -212,6 +216,14 @@ impl Remote {
         self.failing.load(Ordering::Relaxed)
     }
 
+    /// How many fetches there were: good ones and failed ones.
+    pub(super) fn fetches(&self) -> (u64, u64) {
+        (
+            self.fetched.load(Ordering::Relaxed),
+            self.failed.load(Ordering::Relaxed),
+        )
+    }
+
     /// How old keys are.
     pub(super) fn age(&self, held: &Held) -> Duration {
         self.clock.now().uptime.saturating_sub(held.fetched)
@@ -223,12 +235,8 @@ impl Remote {
             && self.held.load().is_none()
             && let Some(held) = earlier.usable()
         {
-            // The other clock may have begun earlier: the age counts, not the moment.
-            let fetched = self.clock.now().uptime.saturating_sub(earlier.age(&held));
-            self.held.store(Some(Arc::new(Held {
-                set: held.set.clone(),
-                fetched,
-            })));
+            // As old as they are: no reload makes keys younger.
+            self.held.store(Some(held));
         }
     }
 
@@ -258,6 +266,12 @@ impl Remote {
     }
 
     fn land(&self, outcome: Result<KeySet, GetError>) {
+        let count = if outcome.is_ok() {
+            &self.fetched
+        } else {
+            &self.failed
+        };
+        count.fetch_add(1, Ordering::Relaxed);
         match outcome {
             Ok(set) => {
                 let changed = self

@@ -44,6 +44,8 @@ pub struct IssuerState {
     pub age: Option<Duration>,
     /// The last fetch failed.
     pub failing: bool,
+    /// Fetches that were good, and that failed; none for keys from a file.
+    pub fetches: Option<(u64, u64)>,
 }
 
 /// Reads the keys that the configuration names and fetches those of issuers on the network, each for a few seconds at
@@ -210,6 +212,7 @@ impl Jwt {
                         keys: set.len(),
                         age: None,
                         failing: false,
+                        fetches: None,
                     },
                     Keys::Remote(remote) => {
                         let held = remote.usable();
@@ -218,6 +221,7 @@ impl Jwt {
                             keys: held.as_ref().map_or(0, |held| held.set.len()),
                             age: held.as_ref().map(|held| remote.age(held)),
                             failing: remote.failing(),
+                            fetches: Some(remote.fetches()),
                         }
                     }
                 }

@@ -31,6 +31,7 @@ const AUDIENCE: &str = "skillgate";
 const A: &str = "https://a.example";
 const B: &str = "https://b.example";
 const C: &str = "https://c.example";
+const IP: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 const SECRET: &str = "correct horse battery staple, and more of it";
 
 /// A file of `tests/fixtures/keys`.
@@ -185,7 +186,10 @@ impl World {
             header::AUTHORIZATION,
             HeaderValue::from_str(&format!("Bearer {token}")).unwrap(),
         );
-        self.auth.authenticate(&headers, None).await
+        let outcome = self.auth.authenticate(&headers, None, IP).await;
+        outcome
+            .map(|caller| caller.subject)
+            .map_err(|(_, refusal)| refusal)
     }
 }
 

@@ -82,6 +82,10 @@ impl Verifier {
         }
     }
 
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
     pub(super) fn issuers(&self) -> &HashMap<String, Issuer> {
         &self.issuers
     }
@@ -167,7 +171,12 @@ impl Issuer {
             Some(Value::String(_)) => {}
             Some(_) => return Err(Refused::Claim("sub".to_owned(), "a string")),
         }
-        self.mapping.subject(name, claims, expires_s)
+        let accepted_until_s = Some(expires_s + self.leeway_s);
+        let subject = self.mapping.subject(name, claims, expires_s)?;
+        Ok(Subject {
+            accepted_until_s,
+            ..subject
+        })
     }
 
     /// That it is an access token: an ID token says who somebody is to a client, and lets nobody in anywhere (RFC 8725

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tower::{ServiceExt, service_fn};
 
 use super::{Call, ErrorObject, Limits, Rpc};
-use crate::auth::{Authenticated, Authenticator};
+use crate::auth::{Authenticated, Authenticator, Caller};
 use crate::rescue::{Refusal, RequestId};
 use crate::server::full;
 
@@ -28,6 +28,10 @@ async fn stub(call: Call) -> Result<Box<RawValue>, ErrorObject> {
 }
 
 async fn post(body: &[u8], kind: &str) -> Result<(u16, String), Refusal> {
+    post_as(Authenticator::off().local(), body, kind).await
+}
+
+async fn post_as(caller: Caller, body: &[u8], kind: &str) -> Result<(u16, String), Refusal> {
     let limits = Limits {
         body_bytes_max: 10_000,
         body_timeout: Duration::from_secs(5),
@@ -38,7 +42,6 @@ async fn post(body: &[u8], kind: &str) -> Result<(u16, String), Refusal> {
         .header(header::CONTENT_TYPE, kind)
         .body(full(body.to_vec()))
         .unwrap();
-    let caller = Authenticator::off().local();
     let response = rpc
         .oneshot(Authenticated {
             caller,
@@ -185,4 +188,16 @@ async fn refusals_before_json_rpc() {
     assert!(post(b"{}", "Application/JSON; charset=utf-8").await.is_ok());
     let (status, text) = post(b"\xff\xfe", "application/json").await.unwrap();
     assert!(status == 200 && text.contains("-32700"), "{text}");
+}
+
+/// A batch that takes long does not outlive the token that it came with.
+#[tokio::test]
+async fn nothing_begins_after_the_token_has_expired() {
+    let body = br#"[{"jsonrpc":"2.0","id":1,"method":"echo","params":{}},{"jsonrpc":"2.0","method":"echo"}]"#;
+    let caller = Authenticator::off().local().expired();
+    let (status, text) = post_as(caller, body, "application/json").await.unwrap();
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, answer.as_array().unwrap().len()), (200, 1));
+    assert_eq!(answer[0]["error"]["code"], -32001);
+    assert_eq!(answer[0]["error"]["data"]["kind"], "unauthenticated");
 }

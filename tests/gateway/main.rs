@@ -19,6 +19,7 @@ mod blobs;
 mod crash;
 mod egress;
 mod inside;
+mod jwt;
 mod limits;
 mod load;
 mod operator;

@@ -38,7 +38,9 @@ fn health_part_by_part() {
     let verbose = client.get("/readyz?verbose").unwrap();
     println!("{}", verbose.text());
     assert_eq!(verbose.status, 200);
-    for part in ["draining", "audit", "policy", "storage", "shelf", "sandbox"] {
+    for part in [
+        "draining", "audit", "policy", "issuers", "storage", "shelf", "sandbox", "reload",
+    ] {
         let line = format!("[+]{part} ok");
         assert!(verbose.text().contains(&line), "{part}: {}", verbose.text());
     }

@@ -28,6 +28,7 @@ async fn what_policies_see_of_a_token() {
         claims,
         actor,
         expires_s,
+        accepted_until_s,
     } = &*subject;
     assert!(*authenticated);
     assert_eq!(
@@ -35,6 +36,7 @@ async fn what_policies_see_of_a_token() {
         ("user", "auth0|7", "acme-2.eu_x")
     );
     assert_eq!((issuer.as_str(), *expires_s), (A, Some(NOW + 60)));
+    assert_eq!(*accepted_until_s, Some(NOW + 60 + LEEWAY));
     assert_eq!(roles, &["author", "viewer"], "joined, each once");
     assert_eq!(groups, &["/Sales EMEA"], "a name may have spaces");
     assert_eq!(scopes, &["skills", "runs", "blobs"]);
@@ -159,4 +161,20 @@ async fn a_token_that_was_verified_ends_in_time() {
     world.hands.pass(LEEWAY);
     let refusal = world.ask(&token).await.unwrap_err();
     assert_eq!(refusal.message, "the token has expired; get a new one");
+}
+
+/// Expiry is seen where a call begins, not only where its request did.
+#[tokio::test]
+async fn a_caller_expires_on_its_way() {
+    let world = World::new().await;
+    let bearer = HeaderValue::from_str(&format!("Bearer {}", world.good())).unwrap();
+    let headers = HeaderMap::from_iter([(header::AUTHORIZATION, bearer)]);
+    let caller = world.auth.authenticate(&headers, None, IP).await.unwrap();
+    assert!(!caller.has_expired());
+    world.hands.pass(300 + LEEWAY - 1);
+    assert!(!caller.has_expired(), "as long as the token would be taken");
+    world.hands.pass(1);
+    assert!(caller.has_expired());
+    assert!(world.auth.authenticate(&headers, None, IP).await.is_err());
+    assert!(!world.auth.local().has_expired());
 }

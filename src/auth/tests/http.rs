@@ -15,6 +15,7 @@ async fn through(
     let layer = AuthLayer {
         authenticator: auth.clone(),
         open: OPEN,
+        metrics: Metrics::default(),
     };
     let seen = Arc::new(std::sync::Mutex::new((String::new(), false)));
     let below = seen.clone();

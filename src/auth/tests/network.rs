@@ -298,9 +298,9 @@ async fn discovery() {
         let mut headers = HeaderMap::new();
         let bearer = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
         headers.insert(header::AUTHORIZATION, bearer);
-        match auth.authenticate(&headers, None).await {
-            Ok(subject) => assert!(taken && subject.id == "alice", "{realm}"),
-            Err(refusal) => {
+        match auth.authenticate(&headers, None, IP).await {
+            Ok(caller) => assert!(taken && caller.subject.id == "alice", "{realm}"),
+            Err((_, refusal)) => {
                 assert!(!taken, "{realm}: {}", refusal.message);
                 assert_eq!(
                     (refusal.status.as_u16(), refusal.kind),
@@ -357,4 +357,52 @@ async fn nobody_is_asked_by_a_token() {
         );
     }
     assert!(sentinel.asked().is_empty());
+}
+
+/// RFC 7517 section 5, live: a key that the issuer adds is taken with the first token that names it, one that it takes
+/// away is not, and in between nobody is locked out.
+#[tokio::test]
+async fn keys_are_rotated_over_the_wire() {
+    let keys = Arc::new(Mutex::new(String::new()));
+    let published = keys.clone();
+    let server = Server::start(false, move |_| ok(&published.lock().unwrap())).await;
+    let publish = |all: &[&DevelopmentKey]| {
+        let all: Vec<Value> = all
+            .iter()
+            .map(|key| key.jwks()["keys"][0].clone())
+            .collect();
+        *keys.lock().unwrap() = json!({ "keys": all }).to_string();
+    };
+    let made = |algorithm| DevelopmentKey::generate(algorithm).unwrap();
+    let (first, second, third) = (made("ES256"), made("EdDSA"), made("ES384"));
+    publish(&[&first]);
+    let config = configuration(&format!(
+        "[auth]\nmode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{A}\"\naudiences = [\"{AUDIENCE}\"]\n\
+         jwks_url = \"{}\"\nalgorithms = [\"ES256\", \"ES384\", \"EdDSA\"]\n",
+        server.url("/keys")
+    ))
+    .unwrap();
+    let hands = Hands::default();
+    let auth = Authenticator::new(prepare(&config, hands.clock()).await.unwrap());
+    let ask = |key: &DevelopmentKey| {
+        let mut claims = claims_of(A);
+        claims["exp"] = json!(NOW + 10_000);
+        let token = key.token(claims.as_object().unwrap()).unwrap();
+        let bearer = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+        let headers = HeaderMap::from_iter([(header::AUTHORIZATION, bearer)]);
+        let auth = auth.clone();
+        async move { auth.authenticate(&headers, None, IP).await.is_ok() }
+    };
+    assert!(ask(&first).await && !ask(&second).await);
+    for (old, new, withdrawn) in [(&first, &second, &third), (&second, &third, &first)] {
+        hands.pass(31);
+        publish(&[old, new]);
+        assert!(ask(old).await && ask(new).await, "both while it lasts");
+        hands.pass(31);
+        publish(&[new]);
+        // Whoever names a key that nobody has makes us look again.
+        assert!(!ask(withdrawn).await);
+        assert!(ask(new).await && !ask(old).await);
+    }
+    assert_eq!(server.asked().len(), 5);
 }

@@ -113,7 +113,7 @@ async fn installing_counts_from_the_next_request_on() {
             HeaderValue::from_str(&format!("Bearer {token}")).unwrap(),
         );
         let auth = same.clone();
-        async move { auth.authenticate(&headers, None).await.is_ok() }
+        async move { auth.authenticate(&headers, None, IP).await.is_ok() }
     };
     assert!(ask(&keys[0]).await && !ask(&keys[1]).await);
 
