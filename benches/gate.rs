@@ -25,6 +25,8 @@ const ROUNDS: usize = 15;
 const CONNECTIONS: usize = 200;
 /// Bytes that one tunnel carries in one slice.
 const BYTES: u64 = 256 << 20;
+/// What each direction of a tunnel holds.
+const BUFFER_BYTES: usize = 32 << 10;
 const NAME: &str = "api.example.com";
 
 /// A ClientHello that names a host.
@@ -105,10 +107,15 @@ async fn plain(listener: tokio::net::TcpListener, to: SocketAddr) {
             upstream.set_nodelay(true).unwrap();
             tokio::spawn(async move {
                 if let Ok(upgraded) = hyper::upgrade::on(request).await {
-                    // Either side may go at any time.
-                    let _ =
-                        tokio::io::copy_bidirectional(&mut TokioIo::new(upgraded), &mut upstream)
-                            .await;
+                    let mut client = TokioIo::new(upgraded);
+                    // With buffers as large as the gate's. Either side may go at any time.
+                    let _ = tokio::io::copy_bidirectional_with_sizes(
+                        &mut client,
+                        &mut upstream,
+                        BUFFER_BYTES,
+                        BUFFER_BYTES,
+                    )
+                    .await;
                 }
             });
             Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))

@@ -143,6 +143,10 @@ fn rooms_do_not_know_what_they_must_not() {
         ],
     );
     must_not_know(
+        &["gate"],
+        &["crate::rpc", "rescue", "crate::methods", "crate::policy"],
+    );
+    must_not_know(
         &["auth", "limit", "door", "policy"],
         &["crate::methods", "crate::runs", "plugin_host"],
     );

@@ -5,6 +5,7 @@
 //! gateway (threads)                                 launcher (one thread, exec'ed)        run
 //!   plugin ── run ──── limits, mounts ────────────▶ launcher ── clone ── isolate ──▶ init (1) ── interpreter (2)
 //!                ◀──── started, ready, ended ─────┘   cgroup, root                                │  │
+//!          ◀──────────── the listener of a run with network ──────────────────────────────────────┘  │
 //!          ◀──────────── output pipe (1, 2) ──────────────────────────────────────────────────────┘  │
 //!          ◀──────────── channel (3): job in, blobs, result ─────────────────────────────────────────┘
 //! ```
