@@ -7,11 +7,12 @@
 #[path = "../tests/support/mod.rs"]
 mod support;
 
+use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -20,7 +21,8 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use support::gateway::{House, Settings};
+use skillgate::auth::DevelopmentKey;
+use support::gateway::{Gateway, House, Settings};
 use support::http::Client;
 use support::quantile;
 
@@ -40,6 +42,7 @@ struct Row {
     each: usize,
     /// Where its clients connect to; empty for what is no server.
     address: String,
+    token: Option<String>,
     operation: Operation,
     ms: Vec<f64>,
     busy: Duration,
@@ -56,7 +59,8 @@ impl Row {
                 .map(|_| {
                     scope.spawn(|| {
                         let mut client = (!self.address.is_empty())
-                            .then(|| Client::open(&self.address).unwrap());
+                            .then(|| Client::open(&self.address).unwrap())
+                            .map(|client| client.bearing(self.token.as_deref()));
                         let mut ms = Vec::with_capacity(self.each);
                         for _ in 0..self.each {
                             let began = Instant::now();
@@ -163,8 +167,46 @@ fn python(arguments: &'static [&'static str]) -> Operation {
     })
 }
 
-fn main() {
+/// A gateway with everything on: a token from each caller, limits of each kind, the bundled policy, the audit log.
+fn whole_stack() -> (House, Gateway, String) {
+    let key = DevelopmentKey::generate("ES256").unwrap();
     let house = House::new(Settings::default());
+    let keys = house.path().join("jwks.json");
+    fs::write(&keys, key.jwks().to_string()).unwrap();
+    let auth = format!(
+        "[auth]\nmode = \"jwt\"\n[[auth.issuers]]\nissuer = \"https://idp.example.com\"\naudiences = [\"skillgate\"]\njwks_file = {keys:?}\nalgorithms = [\"ES256\"]\n"
+    );
+    let limits: String = [
+        ("address", r#"["ip"]"#),
+        ("subject", r#"["tenant", "subject"]"#),
+        ("method", r#"["subject", "method"]"#),
+    ]
+    .map(|(name, key)| {
+        format!("[[rate_limit]]\nname = \"{name}\"\nkey = {key}\nquota = 1000000000\nper_s = 1\n")
+    })
+    .concat();
+    house.configure(Settings {
+        extra: &(auth + &limits),
+        ..Settings::default()
+    });
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let Value::Object(claims) = json!({
+        "iss": "https://idp.example.com", "aud": "skillgate", "sub": "bench", "tenant": "default",
+        "roles": ["operator"], "iat": now.as_secs(), "exp": now.as_secs() + 3600,
+    }) else {
+        panic!("an object");
+    };
+    let token = key.token(&claims).unwrap();
+    let gateway = house.start();
+    (house, gateway, token)
+}
+
+fn main() {
+    let (_whole, full, token) = whole_stack();
+    let house = House::new(Settings {
+        extra: "[policy]\nmode = \"off\"\n",
+        ..Settings::default()
+    });
     let gateway = house.start();
     let mut client = gateway.client();
     for number in 0..60 {
@@ -192,11 +234,13 @@ fn main() {
 
     let mut rows = Vec::new();
     let mut row = |name, clients, each, address: &str, operation| {
+        let token = (address == full.address).then(|| token.clone());
         rows.push(Row {
             name,
             clients,
             each,
             address: address.to_owned(),
+            token,
             operation,
             ms: Vec::new(),
             busy: Duration::ZERO,
@@ -215,6 +259,13 @@ fn main() {
             clients,
             QUICK,
             &ours,
+            call("describe_skill", describe.clone()),
+        );
+        row(
+            "describe_skill, the whole stack",
+            clients,
+            QUICK,
+            &full.address,
             call("describe_skill", describe.clone()),
         );
         row(
@@ -264,6 +315,13 @@ fn main() {
             &ours,
             run(json!({ "name": "hello.world", "args": {} })),
         );
+        row(
+            "hello.world, the whole stack",
+            clients,
+            RUNS,
+            &full.address,
+            run(json!({ "name": "hello.world", "args": {} })),
+        );
     }
     row("python3 -c pass", 1, RUNS, "", python(&["-c", "pass"]));
     row(
@@ -296,6 +354,7 @@ fn main() {
         gateway.rss_kib()
     );
     gateway.stop();
+    full.stop();
 }
 
 fn interpreter() -> &'static str {

@@ -40,7 +40,7 @@ use crate::telemetry;
 use crate::telemetry::metrics::Metrics;
 
 pub use commands::{DoctorReport, doctor, list_skills, run_skill_dir};
-use operator::{CountedConnections, Operator, health, issuers, sources};
+use operator::{CountedConnections, Operator, decisions, health, issuers, sources};
 use plugins::{State, bundled_plugin, load, sandbox, storage};
 
 /// Why the gateway does not start, or a command does not finish.
@@ -239,6 +239,7 @@ impl App {
         .watched_by(metrics.clone());
         let authenticator = Authenticator::off();
         issuers(&metrics, authenticator.clone());
+        decisions(&metrics, policy.clone());
         sources(&metrics, runs.load(), limits.clone(), audit.clone(), infos);
         let readiness = Readiness::new(
             audit.clone(),

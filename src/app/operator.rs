@@ -333,6 +333,44 @@ pub(super) fn sources(
     });
 }
 
+/// The same for the rules that decide.
+pub(super) fn decisions(metrics: &Metrics, policy: Policy) {
+    metrics.add_source(move |page| {
+        let status = policy.status();
+        page.family(
+            "skillgate_policy_info",
+            "gauge",
+            "The rules that are in force.",
+        );
+        page.sample(
+            &[
+                ("mode", status.mode),
+                ("revision", &status.revision),
+                ("sha256", &status.sha256),
+            ],
+            1.0,
+        );
+        page.family(
+            "skillgate_policy_age_seconds",
+            "gauge",
+            "Since these rules were put in force.",
+        );
+        page.sample(&[], status.age_s as f64);
+        page.family(
+            "skillgate_policy_engine_mismatches_total",
+            "counter",
+            "Calls that one evaluator allowed and the other did not.",
+        );
+        page.sample(&[], status.engine_mismatches as f64);
+        page.family(
+            "skillgate_policy_unconfirmed_total",
+            "counter",
+            "Samples that were not decided again because too many waited.",
+        );
+        page.sample(&[], status.unconfirmed as f64);
+    });
+}
+
 /// The same for the keys of issuers.
 pub(super) fn issuers(metrics: &Metrics, authenticator: Authenticator) {
     metrics.add_source(move |page| {

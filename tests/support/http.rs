@@ -45,6 +45,7 @@ fn bad(what: impl Into<String>) -> io::Error {
 pub(crate) struct Client {
     stream: BufReader<TcpStream>,
     host: String,
+    token: Option<String>,
     id: u64,
 }
 
@@ -57,8 +58,17 @@ impl Client {
         Ok(Client {
             stream: BufReader::new(stream),
             host: address.to_owned(),
+            token: None,
             id: 0,
         })
+    }
+
+    /// Sends this token with every request.
+    pub(crate) fn bearing(self, token: Option<&str>) -> Client {
+        Client {
+            token: token.map(str::to_owned),
+            ..self
+        }
     }
 
     /// The head of a request; the body is the caller's to write.
@@ -91,6 +101,9 @@ impl Client {
         let mut head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\n", self.host);
         for (name, value) in headers {
             head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        if let Some(token) = &self.token {
+            head.push_str(&format!("Authorization: Bearer {token}\r\n"));
         }
         if method == "POST" {
             head.push_str(&format!("Content-Length: {}\r\n", body.len()));
