@@ -178,3 +178,24 @@ async fn a_caller_expires_on_its_way() {
     assert!(world.auth.authenticate(&headers, None, IP).await.is_err());
     assert!(!world.auth.local().has_expired());
 }
+
+#[tokio::test]
+async fn the_longest_token() {
+    let world = World::new().await;
+    // Four characters of base64 for three bytes, so that two members of different parts reach every length.
+    let of_length = |wanted: usize| {
+        (0..4)
+            .flat_map(|head| (5800..6000).map(move |pad| (head, pad)))
+            .map(|(head, pad)| {
+                world.with(|header, claims| {
+                    header["pad"] = "h".repeat(head).into();
+                    claims["pad"] = "p".repeat(pad).into();
+                })
+            })
+            .find(|token| token.len() == wanted)
+            .unwrap()
+    };
+    assert!(world.ask(&of_length(8192)).await.is_ok());
+    let refusal = world.ask(&of_length(8193)).await.unwrap_err();
+    assert_eq!(refusal.message, "the token is longer than 8192 bytes");
+}
