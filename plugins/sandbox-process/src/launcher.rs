@@ -125,6 +125,7 @@ struct Run {
     deadline_ns: u64,
     cpu_limit_us: u64,
     cpu_exhausted: bool,
+    deadline_passed: bool,
     killed: bool,
 }
 
@@ -234,6 +235,7 @@ impl Launcher {
                 self.check_cpu();
             }
             for run in self.runs.values_mut().filter(|r| now >= r.deadline_ns) {
+                run.deadline_passed = true;
                 run.kill();
             }
             if polls[0].is_ready() {
@@ -327,6 +329,7 @@ impl Launcher {
             deadline_ns: spec.deadline_ns,
             cpu_limit_us: spec.cpu_ms.saturating_mul(1000),
             cpu_exhausted: false,
+            deadline_passed: false,
             killed: false,
             notice: notice?,
         };
@@ -476,6 +479,7 @@ impl Run {
             oom_kills: used.oom_kills,
             pids_refused: used.pids_refused,
             cpu_exhausted: self.cpu_exhausted,
+            deadline_passed: self.deadline_passed,
         }
     }
 }

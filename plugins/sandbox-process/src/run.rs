@@ -439,6 +439,9 @@ impl Running<'_> {
             ..RunResult::default()
         };
         let guest = self.channel.result.take();
+        if end.deadline_passed {
+            self.verdict.get_or_insert(Verdict::Timeout);
+        }
         match (&self.verdict, guest) {
             (Some(Verdict::Broken(why)), _) => {
                 result.fail(answer::SANDBOX_ERROR, format!("the run was stopped: {why}"))

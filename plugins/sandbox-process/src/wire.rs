@@ -138,6 +138,8 @@ pub(crate) struct End {
     pub(crate) pids_refused: u64,
     /// The launcher ended it, since it had used its CPU time.
     pub(crate) cpu_exhausted: bool,
+    /// The launcher ended it at its deadline: on a busy machine it may be awake before the plugin is.
+    pub(crate) deadline_passed: bool,
 }
 
 /// What a child says to the launcher through the run's report pipe, one JSON text per line.
