@@ -66,7 +66,7 @@ use record::Encoded;
 pub use record::{Kind, Record};
 pub(crate) use run::{Outcome, RunEnd, What};
 pub use verify::{Break, Report, verify};
-use writer::{Entry, Writer};
+use writer::{Desk, Entry, Writer};
 
 /// Bytes of records that wait for the writer; who comes later waits for room.
 const QUEUE_BYTES_MAX: u32 = 16 << 20;
@@ -105,6 +105,7 @@ pub struct Health {
 pub struct Audit(Option<Arc<Inner>>);
 
 struct Inner {
+    desk: Desk,
     queue: mpsc::Sender<Entry>,
     room: Arc<Semaphore>,
     state: Arc<State>,
@@ -165,13 +166,15 @@ impl Audit {
 
     fn open_at(settings: &config::Audit, clock: fn() -> SystemTime) -> Result<Self, OpenError> {
         let state = Arc::new(State::default());
-        let writer = Writer::open(settings, clock, state.clone())?;
+        let desk = Desk::new(Writer::open(settings, clock, state.clone())?);
         let (queue, entries) = mpsc::channel();
         let thread = std::thread::Builder::new().name("audit".into());
+        let own = desk.clone();
         thread
-            .spawn(move || writer.run(entries))
+            .spawn(move || own.run(entries))
             .map_err(|error| OpenError::new(&settings.path, "no thread for it", error))?;
         Ok(Audit(Some(Arc::new(Inner {
+            desk,
             queue,
             room: Arc::new(Semaphore::new(QUEUE_BYTES_MAX as usize)),
             state,
@@ -263,8 +266,11 @@ impl Audit {
 impl Inner {
     /// Whether it is in the file.
     async fn write(&self, record: Record) -> bool {
+        let record = record.encode();
+        if let Some(written) = self.desk.write_at_once(&record) {
+            return written;
+        }
         let written = async {
-            let record = record.encode();
             let bytes = queued_bytes(&record);
             let room = self.room.clone().acquire_many_owned(bytes).await.ok()?;
             self.send(record, room)?.await.ok()

@@ -1,9 +1,9 @@
-//! The thread that writes.
+//! What writes: whoever has a record, when nobody else writes and nothing has to be waited for; else a thread of its own.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Map, Value, json};
@@ -20,6 +20,9 @@ use crate::config::{self, Fsync};
 const BATCH_BYTES_MAX: usize = 1 << 20;
 /// While it fails: how often it is tried without being asked. A gateway that is not ready is not asked.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
+
+/// What a line has beside its record: more than it ever is.
+const LINE_OVERHEAD_BYTES: u64 = 4096;
 
 /// What is sent to the writer.
 pub(super) enum Entry {
@@ -101,53 +104,44 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Until the log is closed or nobody is left who could write to it.
-    pub(super) fn run(mut self, entries: Receiver<Entry>) {
-        let mut closed = None;
-        while closed.is_none() {
-            let next = match self.wakes_in() {
-                None => entries.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(wait) => entries.recv_timeout(wait),
-            };
-            let mut batch = Batch::default();
-            match next {
-                Ok(entry) => closed = batch.take(entry),
-                Err(RecvTimeoutError::Timeout) => {
-                    self.tick();
-                    continue;
-                }
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-            while closed.is_none()
-                && batch.bytes < BATCH_BYTES_MAX
-                && let Ok(entry) = entries.try_recv()
-            {
-                closed = batch.take(entry);
-            }
-            self.write(batch);
-        }
-        self.end();
-        // Before anybody is told: what is sent from now on fails, and the next gateway may have the file.
-        drop((self, entries));
-        if let Some(done) = closed {
-            // Whoever asked may have given up waiting.
-            let _ = done.send(());
+    /// When it must be looked at although nobody asks.
+    fn wakes_in(&self) -> Option<Duration> {
+        match self.fsync {
+            _ if self.active.is_none() => Some(RETRY_INTERVAL),
+            Fsync::Interval(interval) => Some(match self.unsynced {
+                Some(since) => interval.saturating_sub(since.elapsed()),
+                // Records may be written without the thread.
+                None => interval,
+            }),
+            Fsync::Always | Fsync::Never => None,
         }
     }
 
-    fn wakes_in(&self) -> Option<Duration> {
-        if self.active.is_none() {
-            return Some(RETRY_INTERVAL);
+    /// Writes one record where it is asked for: a write into the system's memory, some microseconds, where the way to
+    /// the thread and back costs ten times that. `None` when something would have to be waited for.
+    fn write_at_once(&mut self, record: &Encoded) -> Option<bool> {
+        let active = self.active.as_ref()?;
+        let full = active.bytes + record.members.len() as u64 + LINE_OVERHEAD_BYTES;
+        if self.fsync == Fsync::Always || full > self.rotate_at_bytes {
+            return None;
         }
-        match self.fsync {
-            Fsync::Interval(interval) => Some(interval.saturating_sub(self.unsynced?.elapsed())),
-            Fsync::Always | Fsync::Never => None,
+        let written = self.commit([record]);
+        match &written {
+            Ok(()) => {
+                self.state.records.fetch_add(1, Ordering::Relaxed);
+            }
+            Err(error) => {
+                self.unwritten += 1;
+                self.fail(error);
+            }
         }
+        Some(written.is_ok())
     }
 
     /// Nobody has asked for anything, but something is due.
     fn tick(&mut self) {
         let outcome = match self.active {
+            Some(_) if self.unsynced.is_none() => Ok(()),
             Some(_) => self.sync(),
             // The `resumed` record alone.
             None => self.commit([]),
@@ -283,6 +277,67 @@ impl Writer {
         let ended = self.commit([&record]).and_then(|()| self.sync());
         if let Err(error) = ended {
             self.fail(&error);
+        }
+    }
+}
+
+/// The writer, for the thread and for whoever has a record. `None` after the end.
+#[derive(Clone)]
+pub(super) struct Desk(Arc<Mutex<Option<Writer>>>);
+
+impl Desk {
+    pub(super) fn new(writer: Writer) -> Self {
+        Desk(Arc::new(Mutex::new(Some(writer))))
+    }
+
+    fn wait(&self) -> MutexGuard<'_, Option<Writer>> {
+        // A panic in the middle of a write leaves no open file: it is opened again, and looked at, before the next.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is written; `None` when the thread has to do it. Waits for nobody.
+    pub(super) fn write_at_once(&self, record: &Encoded) -> Option<bool> {
+        self.0.try_lock().ok()?.as_mut()?.write_at_once(record)
+    }
+
+    /// The thread: until the log is closed or nobody is left who could write to it.
+    pub(super) fn run(self, entries: Receiver<Entry>) {
+        let mut closed = None;
+        while closed.is_none() {
+            let wakes_in = self.wait().as_ref().and_then(Writer::wakes_in);
+            let next = match wakes_in {
+                None => entries.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(wait) => entries.recv_timeout(wait),
+            };
+            let mut batch = Batch::default();
+            match next {
+                Ok(entry) => closed = batch.take(entry),
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some(writer) = self.wait().as_mut() {
+                        writer.tick();
+                    }
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            while closed.is_none()
+                && batch.bytes < BATCH_BYTES_MAX
+                && let Ok(entry) = entries.try_recv()
+            {
+                closed = batch.take(entry);
+            }
+            if let Some(writer) = self.wait().as_mut() {
+                writer.write(batch);
+            }
+        }
+        if let Some(mut writer) = self.wait().take() {
+            writer.end();
+        }
+        // Before anybody is told: what is sent from now on fails, and the next gateway may have the file.
+        drop(entries);
+        if let Some(done) = closed {
+            // Whoever asked may have given up waiting.
+            let _ = done.send(());
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The second opinion: an allow of the virtual machine is decided again on the interpreter (`policy.confirm`).
 
 use std::sync::atomic::Ordering;
+use std::time::UNIX_EPOCH;
 
 use super::decision::{Decision, Grant};
 use super::engine::Fault;
@@ -9,6 +10,10 @@ use crate::config::Confirm;
 
 /// Of so many allowed calls one is decided again with `policy.confirm = "sample"`.
 const SAMPLE_EVERY: u64 = 16;
+/// And not more often than this, in milliseconds: however many calls there are, the interpreter takes a few hundredths of one
+/// processor.
+const SAMPLE_PAUSE_MS: u64 = 10;
+
 impl Policy {
     /// Asks the interpreter for its opinion of an allow, before the call goes on or behind it.
     pub(super) async fn confirm(
@@ -44,7 +49,7 @@ impl Policy {
                 outcome.decision = Err(fault);
                 outcome.grant = Grant::default();
             }
-        } else if allowed.is_multiple_of(SAMPLE_EVERY) {
+        } else if allowed.is_multiple_of(SAMPLE_EVERY) && self.sample_is_due() {
             let Ok(waiting) = self.0.samples.clone().try_acquire_owned() else {
                 self.0.unsampled.fetch_add(1, Ordering::Relaxed);
                 return;
@@ -61,6 +66,20 @@ impl Policy {
                 }
             });
         }
+    }
+
+    fn sample_is_due(&self) -> bool {
+        let now = (self.0.clock)().duration_since(UNIX_EPOCH);
+        let now_ms = u64::try_from(now.unwrap_or_default().as_millis()).unwrap_or(u64::MAX);
+        let last_ms = self.0.sampled_ms.load(Ordering::Relaxed);
+        // A clock that was set back must not end the sampling.
+        let is_due = now_ms.abs_diff(last_ms) >= SAMPLE_PAUSE_MS;
+        is_due
+            && self
+                .0
+                .sampled_ms
+                .compare_exchange(last_ms, now_ms, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
     }
 
     /// The alarm: one of the engines is wrong, or a rule means two things.
