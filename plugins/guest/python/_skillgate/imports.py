@@ -215,6 +215,10 @@ class SkillImport:
             return sys.modules[self._owner.package]
         return _import_module(self._canonical(name))
 
+    def knows(self, head: str) -> bool:
+        """Whether the skill has a neighbour of this name."""
+        return head in self._owner.neighbours
+
     def _canonical(self, name: str) -> str:
         own = self._owner
         middle = "." + _OWN + "." if name.partition(".")[0] in own.hidden else "."
@@ -363,11 +367,32 @@ def _source_spec(fullname: str, file: str, owner: _Owner, path, entry: bool = Fa
 
 
 def _import_module_for_skills(name, package=None):
-    """`importlib.import_module` that honours the `__import__` of the skill that calls it."""
-    caller = sys._getframe(1).f_builtins.get("__import__")
+    """`importlib.import_module` that honours the `__import__` of the skill that calls it, and of the skill for which the
+    library calls it: `importlib.resources.files("certifi")`, which `requests` needs for its certificates."""
+    frame = sys._getframe(1)
+    caller = frame.f_builtins.get("__import__")
     if type(caller) is SkillImport:
         return caller.module(name, package)
-    return _import_module(name, package)
+    try:
+        return _import_module(name, package)
+    except ModuleNotFoundError as missing:
+        head = name.partition(".")[0]
+        if not head or missing.name != head:
+            raise
+        skill = _skill_above(frame)
+        if skill is None or not skill.knows(head):
+            raise
+        return skill.module(name, package)
+
+
+def _skill_above(frame) -> Optional[SkillImport]:
+    """The `__import__` of the skill on whose behalf a frame runs."""
+    while frame is not None:
+        found = frame.f_builtins.get("__import__")
+        if type(found) is SkillImport:
+            return found
+        frame = frame.f_back
+    return None
 
 
 def _is_submodule(module, name, value) -> bool:

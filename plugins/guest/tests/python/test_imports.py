@@ -173,6 +173,18 @@ class Neighbours(Case):
         self.error("import skills.a, util", "ModuleNotFoundError", "No module named 'util'")
         self.error("import skills.a, skills.b; skills.b.f()", "ModuleNotFoundError", "No module named 'util'")
 
+    def test_what_the_library_imports_for_a_skill(self):
+        # As certifi does, for requests: a name that only the skill knows, given to the library.
+        where = "from importlib.resources import files\ndef where(): return files('cert').joinpath('pem.py').read_text()"
+        self.skill("a", main="import cert\ndef main(args): return cert.where()", **{"cert/__init__": where}, cert__pem="# a")
+        self.skill("b", main="import cert\ndef main(args): return cert.where()", **{"cert/__init__": where}, cert__pem="# b")
+        body = "import skills.a, skills.b\nreturn [skills.a.main({}), skills.b.main({})]"
+        self.assertEqual([text.strip() for text in self.output(body)], ["# a", "# b"])
+        self.error("import skills.a\nfrom importlib.resources import files\nfiles('cert')", "ModuleNotFoundError", "No module named 'cert'")
+        # What everybody knows stays what it is.
+        self.skill("c", main="from importlib.resources import files\ndef main(args): return files('email').name", email="")
+        self.assertEqual(self.sandbox.execute("c").output, "email")
+
     def test_packages_of_a_skill(self):
         self.skill(
             "acme",
