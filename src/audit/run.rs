@@ -18,10 +18,10 @@ pub(crate) enum What {
 pub(crate) struct RunEnd {
     pub(crate) run_id: String,
     pub(crate) decision_id: String,
-    /// Where the call came from: an OPA decision log calls that so, and the decision's record has the same.
+    /// The subject's id, as in the decision's record.
     pub(crate) requested_by: String,
-    /// The subject's id.
-    pub(crate) subject: String,
+    /// Where the call came from.
+    pub(crate) source_ip: String,
     pub(crate) tenant: String,
     pub(crate) what: What,
     /// `{name, version, digest}` of each mounted skill.
@@ -55,7 +55,7 @@ impl RunEnd {
         put("run_id", self.run_id.into());
         put("decision_id", self.decision_id.into());
         put("requested_by", self.requested_by.into());
-        put("subject", self.subject.into());
+        put("source_ip", self.source_ip.into());
         put("tenant", self.tenant.into());
         match self.what {
             What::Skill(skill) => put("skill", skill),

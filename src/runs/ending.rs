@@ -23,8 +23,8 @@ impl Ending {
         let run = RunEnd {
             run_id: run_id.to_owned(),
             decision_id: job.permit.decision_id.clone(),
-            requested_by: job.caller.ip().to_string(),
-            subject: job.caller.subject().id.clone(),
+            requested_by: job.caller.subject().id.clone(),
+            source_ip: job.caller.ip().to_string(),
             tenant: job.caller.tenant().to_owned(),
             what: match &job.program {
                 Program::Skill(target) => What::Skill(skill(target)),

@@ -181,9 +181,9 @@ fn records_say_who_and_what_and_nothing_of_the_content() {
     assert_eq!(
         (
             &ends[0]["error_type"],
-            &ends[0]["subject"],
-            &ends[0]["tenant"],
             &ends[0]["requested_by"],
+            &ends[0]["tenant"],
+            &ends[0]["source_ip"],
         ),
         (
             &json!("ValueError"),
