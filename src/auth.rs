@@ -33,7 +33,7 @@ use serde_json::{Map, Value};
 use tower::{Layer, Service, ServiceExt};
 
 use crate::rescue::{Named, Refusal, RequestId};
-use crate::server::{Body, Peer};
+use crate::server::{Body, peer_ip};
 use crate::telemetry::metrics::Metrics;
 pub use challenge::METADATA_PATH;
 pub use clock::{Clock, Now};
@@ -353,11 +353,7 @@ impl AuthLayer {
             request_id,
             mut request,
         } = named;
-        // The address is the connection's own: forwarding headers can be written by anybody.
-        let ip = request
-            .extensions()
-            .get::<Peer>()
-            .map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0.ip());
+        let ip = peer_ip(&request);
         let caller = if self.is_open(request.uri().path()) {
             Caller {
                 subject: self.authenticator.nobody.clone(),

@@ -21,7 +21,6 @@ mod rules;
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -33,7 +32,7 @@ use crate::auth::Authenticated;
 use crate::policy::{Decidable, Permitted};
 use crate::rescue::{Named, Refusal};
 use crate::rpc::Call;
-use crate::server::{Body, Peer};
+use crate::server::{Body, peer_ip};
 use rules::{Asked, Level, Standing};
 pub use rules::{Clock, Limited, Limits, Prepared, RuleReport, SinceStart};
 
@@ -151,8 +150,7 @@ where
     }
 
     fn call(&mut self, named: Named) -> Self::Future {
-        let peer = named.request.extensions().get::<Peer>();
-        let asked = Asked::from(peer.map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0.ip()));
+        let asked = Asked::from(peer_ip(&named.request));
         let counted = (!is_probe(&named.request)).then(|| self.limits.count(Level::Address, asked));
         pass(counted, self.inner.clone(), named)
     }

@@ -1,7 +1,7 @@
 //! Connections: accept, read requests, answer, drain. HTTP/1.1 only: a gateway's callers are programs, and every
 //! protocol more is a surface more.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +31,12 @@ pub type Stack = BoxCloneSyncService<Request<Body>, Response<Body>, std::convert
 /// The other end of the connection, in a request's extensions.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer(pub SocketAddr);
+
+/// Who is connected. The connection's own address: forwarding headers can be written by anybody.
+pub fn peer_ip<B>(request: &Request<B>) -> IpAddr {
+    let peer = request.extensions().get::<Peer>();
+    peer.map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0.ip())
+}
 
 /// A body that is there already.
 pub fn full(bytes: impl Into<Bytes>) -> Body {
