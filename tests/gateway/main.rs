@@ -29,6 +29,7 @@ mod reload;
 mod secrets;
 mod stopping;
 mod storm;
+mod tunnels;
 mod versions;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
