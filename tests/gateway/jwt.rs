@@ -24,7 +24,7 @@ fn now_s() -> u64 {
     now.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs()
 }
 
-fn claims(subject: &str, tenant: &str) -> Map<String, Value> {
+pub(crate) fn claims(subject: &str, tenant: &str) -> Map<String, Value> {
     let now = now_s();
     let Value::Object(claims) = json!({
         "iss": ISSUER, "aud": "skillgate", "sub": subject, "tenant": tenant, "roles": ["admin"],
@@ -36,7 +36,7 @@ fn claims(subject: &str, tenant: &str) -> Map<String, Value> {
 }
 
 /// `[auth]` for one issuer whose keys are at `source`.
-fn auth(source: &str, algorithms: &str) -> String {
+pub(crate) fn auth(source: &str, algorithms: &str) -> String {
     format!(
         "[auth]\nmode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{ISSUER}\"\naudiences = [\"skillgate\"]\n{source}\n\
          algorithms = {algorithms}\n"
@@ -64,7 +64,7 @@ fn start(key: &DevelopmentKey, more: &str) -> (House, Gateway) {
     (dir, gateway)
 }
 
-fn ask(client: &mut Client, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+pub(crate) fn ask(client: &mut Client, headers: &[(&str, &str)], body: &[u8]) -> Answer {
     let mut all = vec![("Content-Type", "application/json")];
     all.extend(headers);
     client.request("POST", "/rpc", &all, body).unwrap()

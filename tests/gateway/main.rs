@@ -18,6 +18,7 @@ mod audit;
 mod blobs;
 mod crash;
 mod egress;
+mod fairness;
 mod inside;
 mod jwt;
 mod limits;
