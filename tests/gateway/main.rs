@@ -17,6 +17,7 @@ mod support;
 mod audit;
 mod blobs;
 mod crash;
+mod disk;
 mod egress;
 mod fairness;
 mod inside;
