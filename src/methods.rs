@@ -38,6 +38,7 @@ use crate::limit::Limited;
 use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
 use crate::rpc::{Call, Params, to_raw};
 use crate::runs::{self, Runs};
+use crate::telemetry::trace::Trace;
 
 pub use discover::openrpc;
 
@@ -149,6 +150,13 @@ pub struct Prepared<R = Box<RawValue>> {
 }
 
 impl<R> Prepared<R> {
+    /// The same, as a part of this trace.
+    #[must_use]
+    pub fn traced(mut self, trace: Trace) -> Self {
+        self.facts.trace = Some(trace);
+        self
+    }
+
     fn new<F>(facts: Facts, act: impl FnOnce(Permit) -> F + Send + 'static) -> Self
     where
         F: Future<Output = Result<R, Error>> + Send + 'static,
@@ -274,8 +282,9 @@ where
                     method: crate::json::short(&call.method),
                 });
             };
+            let trace = call.trace;
             let prepared = (method.prepare)(rooms, call).await?;
-            inner.oneshot(prepared).await
+            inner.oneshot(prepared.traced(trace)).await
         })
     }
 }

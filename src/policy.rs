@@ -46,6 +46,7 @@ use crate::auth::Caller;
 use crate::catalog::Skill;
 use crate::config::{Confirm, Exposure, PolicyMode};
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::trace::Trace;
 use decision::{Decision, Declared, Grant};
 use engine::{Fault, PolicySet};
 use input::Inputs;
@@ -80,6 +81,8 @@ pub struct Facts {
     pub blob_bytes: Option<u64>,
     /// `timeout_ms` as asked for.
     pub timeout_ms: Option<u64>,
+    /// Where the call is in its trace: for the records, not for the rules.
+    pub trace: Option<Trace>,
 }
 
 impl Facts {
@@ -95,6 +98,7 @@ impl Facts {
             blobs: Vec::new(),
             blob_bytes: None,
             timeout_ms: None,
+            trace: None,
         }
     }
 
@@ -156,6 +160,8 @@ pub struct Permit {
     pub visible: Option<Vec<String>>,
     /// Which of the sets of rules since the start has decided.
     pub generation: u64,
+    /// The trace of the call that was decided about.
+    pub trace: Option<Trace>,
     /// What the decision was about, where it may have to be made again while it is in use.
     basis: Option<Arc<Facts>>,
 }
@@ -166,7 +172,7 @@ impl Permit {
     pub(crate) fn for_tests(generation: u64, network: Vec<String>) -> Self {
         Permit {
             network,
-            ..bare_permit(String::new(), generation)
+            ..bare_permit(String::new(), generation, None)
         }
     }
 
@@ -339,7 +345,7 @@ impl Policy {
         let active = self.0.active.load_full();
         let decision_id = format!("dec_{}", hex::encode(rand::random::<[u8; 12]>()));
         if active.mode == PolicyMode::Off {
-            return Ok(bare_permit(decision_id, active.generation));
+            return Ok(bare_permit(decision_id, active.generation, facts.trace));
         }
         let now = (self.0.clock)();
         let mut outcome = self.evaluate(&active, facts, now);
@@ -431,6 +437,7 @@ impl Policy {
             Ok(decision) if allowed => Ok(Permit {
                 decision_id,
                 generation: active.generation,
+                trace: facts.trace,
                 basis: (!outcome.grant.network.is_empty()).then(|| Arc::new(facts.clone())),
                 network: outcome.grant.network,
                 secrets: outcome.grant.secrets,
@@ -442,7 +449,9 @@ impl Policy {
                 visible: decision.visible.filter(|_| !is_shadow),
             }),
             // A shadow lets everything pass, and gives nothing that the decision has not given.
-            _ if is_shadow && !unrecorded => Ok(bare_permit(decision_id, active.generation)),
+            _ if is_shadow && !unrecorded => {
+                Ok(bare_permit(decision_id, active.generation, facts.trace))
+            }
             Ok(decision) => Err(Denied {
                 decision_id,
                 reasons: exposed(decision.reasons_json(), active.exposure),
@@ -463,10 +472,11 @@ impl Policy {
 }
 
 /// A permit without network, secrets or ceilings.
-fn bare_permit(decision_id: String, generation: u64) -> Permit {
+fn bare_permit(decision_id: String, generation: u64, trace: Option<Trace>) -> Permit {
     Permit {
         decision_id,
         generation,
+        trace,
         basis: None,
         network: Vec::new(),
         secrets: Vec::new(),

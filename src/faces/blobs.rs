@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use tower::{ServiceBuilder, ServiceExt};
@@ -21,6 +21,7 @@ use crate::rescue::Refusal;
 use crate::rpc::ErrorObject;
 use crate::server::{Body, BodyError, full};
 use crate::stack::Parts;
+use crate::telemetry::trace::Trace;
 
 /// Blobs over plain HTTP.
 #[derive(Debug, Clone)]
@@ -41,13 +42,17 @@ impl Transfer {
         }
     }
 
-    async fn permitted<R: Send + 'static>(&self, prepared: Prepared<R>) -> Result<R, Refusal> {
+    async fn permitted<R: Send + 'static>(
+        &self,
+        trace: Trace,
+        prepared: Prepared<R>,
+    ) -> Result<R, Refusal> {
         let stack = ServiceBuilder::new()
             .layer(PolicyLayer(self.policy.clone()))
             .layer(CallLimitLayer(self.limits.clone()))
             .service(Perform);
         stack
-            .oneshot(prepared)
+            .oneshot(prepared.traced(trace))
             .await
             .map_err(|error| ErrorObject::from(error).into())
     }
@@ -77,15 +82,13 @@ impl Transfer {
             ));
         }
         let bytes = http_body::Body::size_hint(request.body()).exact();
+        let trace = traced(&request);
         let content = pieces(request.into_body(), self.idle_timeout);
         let stored = self
-            .permitted(blob_transfer::upload(
-                self.rooms.clone(),
-                caller,
-                kind,
-                bytes,
-                content,
-            ))
+            .permitted(
+                trace,
+                blob_transfer::upload(self.rooms.clone(), caller, kind, bytes, content),
+            )
             .await?;
         let created = stored.map_err(Refusal::from)?;
         let location = format!("/blobs/{}", created.blob_id);
@@ -112,6 +115,7 @@ impl Transfer {
             .await
             .map_err(ErrorObject::from)?;
         let size = stat.size_bytes;
+        let trace = traced(&request);
         let range = match range(request.headers(), size) {
             Ok(range) => range,
             Err(Unsatisfiable) => {
@@ -132,13 +136,10 @@ impl Transfer {
         let (kind, digest) = (stat.kind.clone(), stat.sha256.clone());
         // Also for a head and for a blob of no bytes: its type and its digest are somebody's.
         let download = self
-            .permitted(blob_transfer::download(
-                self.rooms.clone(),
-                caller,
-                stat,
-                offset,
-                len,
-            ))
+            .permitted(
+                trace,
+                blob_transfer::download(self.rooms.clone(), caller, stat, offset, len),
+            )
             .await?;
         let body = match download {
             Some(download) if !head => streamed(download),
@@ -173,6 +174,11 @@ impl Transfer {
         }
         Ok(response)
     }
+}
+
+fn traced(request: &Request<Body>) -> Trace {
+    let trace = request.extensions().get::<Trace>().copied();
+    trace.unwrap_or_default()
 }
 
 /// Why an upload broke off.

@@ -73,6 +73,10 @@ pub(super) fn body(
         "result": result(outcome),
         "metrics": { "timer_policy_decision_ns": outcome.took_ns },
     });
+    if let Some(trace) = &facts.trace {
+        record["trace_id"] = trace.trace_id().into();
+        record["span_id"] = trace.span_id().into();
+    }
     if level != LogLevel::None {
         record["input"] = plain(&outcome.input);
     }
