@@ -170,6 +170,14 @@ fn what_happened_is_counted() {
         ),
         (r#"skillgate_part_ready{part="sandbox"} "#, 1.0),
         (
+            r#"skillgate_plugin_calls_total{plugin="sandbox",op="run",outcome="ok"} "#,
+            3.0,
+        ),
+        (
+            r#"skillgate_plugin_calls_total{plugin="storage",op="blob_stat",outcome="not_found"} "#,
+            1.0,
+        ),
+        (
             r#"skillgate_plugin_value{plugin="sandbox",name="runs_completed"} "#,
             2.0,
         ),
