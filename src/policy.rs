@@ -29,6 +29,7 @@ mod trial;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
@@ -347,8 +348,7 @@ impl Policy {
         if active.mode == PolicyMode::Off {
             return Ok(bare_permit(decision_id, active.generation, facts.trace));
         }
-        let now = (self.0.clock)();
-        let mut outcome = self.evaluate(&active, facts, now);
+        let mut outcome = self.evaluate_guarded(&active, facts);
         if outcome.allows() {
             self.confirm(&active, facts, &decision_id, &mut outcome)
                 .await;
@@ -365,6 +365,21 @@ impl Policy {
             metrics.policy_decided(facts.method, decision, load::mode_name(active.mode), took);
         }
         self.conclude(&active, facts, decision_id, outcome)
+    }
+
+    /// A panic is a denial like every other: recorded, counted, told as `policy.panic`.
+    fn evaluate_guarded(&self, active: &Active, facts: &Facts) -> Outcome {
+        let evaluated = catch_unwind(AssertUnwindSafe(|| {
+            self.evaluate(active, facts, (self.0.clock)())
+        }));
+        evaluated.unwrap_or_else(|_| Outcome {
+            set: active.set.clone(),
+            input: regorus::Value::Null,
+            raw: None,
+            decision: Err(Fault::Panic),
+            grant: Grant::default(),
+            took_ns: 0,
+        })
     }
 
     fn evaluate(&self, active: &Active, facts: &Facts, now: SystemTime) -> Outcome {

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
+use crate::config;
 use crate::policy::decision::Decision;
 use crate::policy::engine::Fault;
 
@@ -153,6 +154,116 @@ async fn whatever_goes_wrong_is_a_denial() {
             (code.into(), retryable),
             "{rules}"
         );
+    }
+}
+
+fn audit_at(path: &Path, on_failure: config::OnAuditFailure) -> Audit {
+    let settings = config::Audit {
+        path: path.to_owned(),
+        fsync: config::Fsync::Never,
+        max_file_bytes: 1 << 30,
+        on_failure,
+    };
+    Audit::open(&settings).unwrap()
+}
+
+/// The bundled policy, recorded.
+fn recorded(mode: PolicyMode, audit: &Audit) -> Policy {
+    let sandbox = Sandbox {
+        plugin: "process".into(),
+    };
+    let rules = prepared(&bundled_files(), mode, Confirm::Off);
+    Policy::new(rules, &sandbox, audit.clone())
+}
+
+#[tokio::test]
+async fn what_cannot_be_recorded_is_denied_if_it_has_consequences() {
+    use config::OnAuditFailure::{Continue, Deny};
+    let ask = |method| {
+        facts(
+            method,
+            if method == "execute_skill" {
+                vec![salesforce()]
+            } else {
+                vec![]
+            },
+        )
+    };
+    let dir = tempfile::tempdir().unwrap();
+    for (mode, on_failure) in [
+        (PolicyMode::Enforce, Deny),
+        (PolicyMode::Shadow, Deny),
+        (PolicyMode::Enforce, Continue),
+    ] {
+        let audit = audit_at(&dir.path().join("audit.jsonl"), on_failure);
+        let policy = recorded(mode, &audit);
+        let methods = ["execute_skill", "run_code", "create_blob"];
+        for method in methods {
+            assert!(policy.decide(&ask(method)).await.is_ok(), "{method}");
+        }
+        // What is appended to a closed log fails, as on a disk that is gone.
+        audit.close().await;
+        for method in methods {
+            let ask = ask(method);
+            match on_failure {
+                Deny => assert_eq!(
+                    fault(&policy, &ask).await,
+                    ("policy.unavailable".into(), true),
+                    "{mode:?} {method}"
+                ),
+                Continue => assert!(policy.decide(&ask).await.is_ok()),
+            }
+        }
+        // What only reads goes on, and is counted.
+        assert!(policy.decide(&facts("list_skills", vec![])).await.is_ok());
+        let health = audit.health();
+        let (refused, lost) = if on_failure == Deny { (3, 1) } else { (0, 4) };
+        assert_eq!((health.refused, health.lost), (refused, lost));
+    }
+}
+
+#[tokio::test]
+async fn a_panic_is_a_denial_and_the_next_call_is_decided() {
+    fn one_in_two() -> SystemTime {
+        static CALLS: AtomicU64 = AtomicU64::new(0);
+        assert!(
+            CALLS.fetch_add(1, Ordering::Relaxed) % 2 == 1,
+            "as the test wants it"
+        );
+        SystemTime::now()
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("audit.jsonl");
+    for mode in [PolicyMode::Enforce, PolicyMode::Shadow] {
+        let audit = audit_at(&path, config::OnAuditFailure::Deny);
+        let mut policy = recorded(mode, &audit);
+        Arc::get_mut(&mut policy.0).unwrap().clock = one_in_two;
+        let mut ask = facts("execute_skill", vec![salesforce()]);
+        ask.trace = Some(Trace::new());
+        for _ in 0..3 {
+            match mode {
+                PolicyMode::Enforce => {
+                    assert_eq!(fault(&policy, &ask).await, ("policy.panic".into(), false));
+                }
+                // A shadow refuses nothing and gives nothing.
+                _ => assert!(policy.decide(&ask).await.unwrap().network.is_empty()),
+            }
+            assert!(policy.decide(&ask).await.is_ok(), "the next is decided");
+        }
+        audit.close().await;
+    }
+    let text = std::fs::read_to_string(path).unwrap();
+    let records: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .filter(|record: &Value| record["kind"] == "decision")
+        .collect();
+    assert_eq!(records.len(), 12);
+    for (at, record) in records.iter().enumerate() {
+        let code = &record["result"]["reasons"][0]["code"];
+        assert_eq!(record["result"]["allow"], at % 2 == 1, "{record}");
+        assert_eq!(code == "policy.panic", at % 2 == 0, "{record}");
+        assert!(record["trace_id"].is_string() && record["requested_by"] == "local");
     }
 }
 
