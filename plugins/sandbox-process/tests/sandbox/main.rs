@@ -6,6 +6,7 @@
 
 mod basics;
 mod egress;
+mod guards;
 mod hostile;
 mod inside;
 mod lifecycle;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use skillgate_plugin_sdk::model::{CreateRequest, Error, Limits, Result, RunRequest, RunResult};
 use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
-use skillgate_sandbox_process::{Parts, SandboxProcess};
+use skillgate_sandbox_process::{Guard, Parts, SandboxProcess};
 
 /// The shared object that cargo has built for this test.
 pub(crate) fn launcher() -> PathBuf {
@@ -44,6 +44,15 @@ pub(crate) fn create(
     config: &str,
     guest: Option<&str>,
 ) -> Result<SandboxProcess> {
+    create_without(state, config, guest, &[])
+}
+
+fn create_without(
+    state: &std::path::Path,
+    config: &str,
+    guest: Option<&str>,
+    without: &[Guard],
+) -> Result<SandboxProcess> {
     let host = Host::for_tests(|_, _, _, _| {});
     let request = CreateRequest {
         instance_id: "test".into(),
@@ -57,6 +66,7 @@ pub(crate) fn create(
         Parts {
             launcher: Some(launcher()),
             guest,
+            without: without.into(),
         },
     )
 }
@@ -67,11 +77,20 @@ impl Instance {
     }
 
     pub(crate) fn with(config: &str, guest: Option<&str>) -> Self {
+        Self::made(config, guest, &[])
+    }
+
+    /// With pieces of the isolation left out.
+    pub(crate) fn without(config: &str, guards: &[Guard]) -> Self {
+        Self::made(config, None, guards)
+    }
+
+    fn made(config: &str, guest: Option<&str>, without: &[Guard]) -> Self {
         let state = tempfile::Builder::new()
             .prefix("skillgate-sandbox-")
             .tempdir()
             .unwrap();
-        let plugin = create(state.path(), config, guest)
+        let plugin = create_without(state.path(), config, guest, without)
             .unwrap_or_else(|e| panic!("{e}\n{}", e.detail_json));
         Instance { plugin, state }
     }
