@@ -6,6 +6,7 @@
 
 mod basics;
 mod egress;
+mod escapes;
 mod guards;
 mod hostile;
 mod inside;

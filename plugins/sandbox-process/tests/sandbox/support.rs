@@ -33,6 +33,33 @@ pub(crate) fn config() -> String {
     }
 }
 
+/// A way to make runs.
+pub(crate) struct Mode {
+    pub(crate) name: &'static str,
+    pub(crate) config: String,
+    /// Whether a run is a fork of an interpreter, and not one of its own.
+    pub(crate) forks: bool,
+}
+
+/// Every way that there is.
+pub(crate) fn modes() -> Vec<Mode> {
+    let mut modes = Vec::new();
+    for (name, keys, forks) in [("fresh", "", false)] {
+        let config = config().replacen('{', &format!("{{{keys}"), 1);
+        modes.push(Mode {
+            name,
+            config: config.replace(",}", "}"),
+            forks,
+        });
+    }
+    modes
+}
+
+/// Whether to take the time for everything.
+pub(crate) fn full() -> bool {
+    std::env::var_os("SKILLGATE_TEST_FULL").is_some()
+}
+
 pub(crate) fn is_root() -> bool {
     std::fs::metadata("/proc/self")
         .map(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
