@@ -41,18 +41,23 @@ pub(crate) struct Mode {
     pub(crate) forks: bool,
 }
 
+/// Name, keys of the configuration, and whether a run is a fork.
+const MODES: &[(&str, &str, bool)] = &[("fresh", "", false)];
+
 /// Every way that there is.
 pub(crate) fn modes() -> Vec<Mode> {
-    let mut modes = Vec::new();
-    for (name, keys, forks) in [("fresh", "", false)] {
-        let config = config().replacen('{', &format!("{{{keys}"), 1);
-        modes.push(Mode {
+    let mode = |&(name, keys, forks): &(&'static str, &str, bool)| {
+        let others = config();
+        let others = others.trim_start_matches('{').trim_end_matches('}');
+        let both = [keys, others].map(str::to_owned);
+        let both: Vec<String> = both.into_iter().filter(|part| !part.is_empty()).collect();
+        Mode {
             name,
-            config: config.replace(",}", "}"),
+            config: format!("{{{}}}", both.join(",")),
             forks,
-        });
-    }
-    modes
+        }
+    };
+    MODES.iter().map(mode).collect()
 }
 
 /// Whether to take the time for everything.

@@ -125,17 +125,25 @@ for _name, _args in (
 attempt("right mount: other flags for the root", ESCAPE, SECCOMP, LANDLOCK, *ROOT)(
     lambda w: reaches(165, b"none", b"/", 0, 0x1027, 0)
 )
-attempt("right pivot_root", ESCAPE, SECCOMP, *ROOT)(lambda w: reaches(155, b"/workspace", b"/tmp"))
+attempt("right pivot_root", ESCAPE, SECCOMP, LANDLOCK, *ROOT)(lambda w: reaches(155, b"/workspace", b"/tmp"))
 
 # A right over one's own user namespace is enough.
 for _name, _number, _args in (
     ("chroot", 161, (b"/workspace",)),
     ("capset", 126, (struct.pack("Ii", 0x20080522, 0), struct.pack("6I", 1 << 21, 1 << 21, 0, 0, 0, 0))),
     ("prctl: securebits", 157, (28, 0)),
-    ("prctl: ambient right", 157, (47, 2, 21, 0, 0)),
     ("prctl: drop from the bounding set", 157, (24, 21)),
 ):
     attempt("right " + _name, INTERNAL, SECCOMP, CAPABILITIES)(lambda w, n=_number, a=_args: reaches(n, *a))
+
+
+
+@attempt("right to keep a right over execution", INTERNAL, SECCOMP, CAPABILITIES)
+def _(w):
+    admin = 1 << 21
+    call(126, struct.pack("Ii", 0x20080522, 0), struct.pack("6I", admin, admin, admin, 0, 0, 0))
+    return call(157, 47, 2, 21, 0, 0) == 0
+
 
 for _name, _args, _sure in (
     ("dumpable again", (4, 1), True),

@@ -41,6 +41,18 @@ about = {
 }
 print(json.dumps(about), flush=True)
 visits = 0
+
+
+def answer(s):
+    if s.type == socket.SOCK_STREAM:
+        with s.accept()[0] as caller:
+            caller.send(canary.encode())
+    else:
+        who = s.recvfrom(100)[1]
+        if who:
+            s.sendto(canary.encode(), who)
+
+
 try:
     while True:
         ready = select.select([sys.stdin, abstract, datagram, file, tcp, udp], [], [])[0]
@@ -48,13 +60,10 @@ try:
             break
         for s in ready:
             visits += 1
-            if s.type == socket.SOCK_STREAM:
-                with s.accept()[0] as caller:
-                    caller.send(canary.encode())
-            else:
-                who = s.recvfrom(100)[1]
-                if who:
-                    s.sendto(canary.encode(), who)
+            try:
+                answer(s)
+            except OSError:
+                pass  # it did not wait for the answer
 finally:
     libc.shmctl(shared, 0, None)
     libc.msgctl(messages, 0, None)
