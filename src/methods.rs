@@ -224,7 +224,7 @@ impl Method {
     }
 }
 
-type Prepare = fn(Rooms, Call) -> BoxFuture<'static, Result<Prepared, Error>>;
+type Prepare = fn(Arc<Rooms>, Call) -> BoxFuture<'static, Result<Prepared, Error>>;
 
 /// Every method, in the specification's order.
 pub static TABLE: [Method; 10] = [
@@ -248,7 +248,7 @@ impl<S> Layer<S> for ResolveLayer {
     type Service = Resolve<S>;
     fn layer(&self, inner: S) -> Resolve<S> {
         Resolve {
-            rooms: self.0.clone(),
+            rooms: Arc::new(self.0.clone()),
             inner,
         }
     }
@@ -257,7 +257,7 @@ impl<S> Layer<S> for ResolveLayer {
 /// Finds the method, reads its parameters and what they name.
 #[derive(Debug, Clone)]
 pub struct Resolve<S> {
-    rooms: Rooms,
+    rooms: Arc<Rooms>,
     inner: S,
 }
 

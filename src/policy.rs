@@ -42,7 +42,7 @@ use skillgate_plugin_sdk::model::BlobStat;
 use tokio::sync::Semaphore;
 use tower::{Layer, Service, ServiceExt};
 
-use crate::audit::{self, Audit};
+use crate::audit::Audit;
 use crate::auth::Caller;
 use crate::catalog::Skill;
 use crate::config::{Confirm, Exposure, PolicyMode};
@@ -428,8 +428,7 @@ impl Policy {
         if !self.0.audit.is_on() {
             return;
         }
-        let body = record::body(is_shadow, facts, decision_id, outcome);
-        let record = audit::Record::new(audit::Kind::Decision, body);
+        let record = record::record(is_shadow, facts, decision_id, outcome);
         if !facts.has_consequences() || !is_shadow && !outcome.allows() {
             self.0.audit.note(record).await;
         } else if let Err(error) = self.0.audit.append(record).await {

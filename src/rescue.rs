@@ -248,11 +248,14 @@ where
             if let Ok(value) = HeaderValue::from_str(request_id.as_str()) {
                 response.headers_mut().insert(REQUEST_ID, value);
             }
-            tracing::info!(
-                status = response.status().as_u16(),
-                took_us = began.elapsed().as_micros() as u64,
-                "answered"
-            );
+            let status = response.status().as_u16();
+            let took_us = began.elapsed().as_micros() as u64;
+            if status < 400 {
+                // The audit log has each call; twice on disk would cost more than the call.
+                tracing::debug!(status, took_us, "answered");
+            } else {
+                tracing::info!(status, took_us, "answered");
+            }
             Ok(response)
         };
         Box::pin(work.instrument(span))

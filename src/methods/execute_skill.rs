@@ -1,5 +1,7 @@
 //! `execute_skill`: a skill's entrypoint in a fresh sandbox (REQUIREMENTS E1, E14).
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -30,7 +32,7 @@ struct Params {
     timeout_ms: Option<u64>,
 }
 
-fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
         let args = object(params.args, "/args")?;

@@ -503,8 +503,8 @@ async fn a_record_says_what_was_decided_and_nothing_more() {
     let mut ask = facts("execute_skill", vec![salesforce()]).with("arg_keys", json!(["sheet"]));
     ask.timeout_ms = Some(1000);
     let active = policy.0.active.load_full();
-    let outcome = policy.evaluate(&active, &ask, SystemTime::now());
-    let record = Value::Object(record::body(true, &ask, "dec_1", &outcome));
+    let mut outcome = policy.evaluate(&active, &ask, SystemTime::now());
+    let record = record::record(true, &ask, "dec_1", &mut outcome).json();
     for (pointer, value) in [
         ("/decision_id", json!("dec_1")),
         ("/labels/mode", json!("shadow")),
