@@ -478,3 +478,35 @@ fn the_command_line_for_authors() {
     let check = skillgate(&house, &["policy", "check", copy]);
     assert_eq!(check.status.code(), Some(1), "{}", said(&check));
 }
+
+#[test]
+fn who_may_not_read_a_blob_learns_nothing_of_it() {
+    let _alone = alone();
+    let house = house("[policy]\npath = \"policies\"");
+    policy_in(&house, |data| {
+        data["roles"]["admin"] = json!({ "actions": ["blobs:write"], "namespaces": [] });
+    });
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let blob = json!({ "content": "x".repeat(4321), "kind": "text/plain" });
+    let blob = client.result("create_blob", blob).unwrap();
+    let path = format!("/blobs/{}", blob["blob_id"].as_str().unwrap());
+    // The last one cannot be satisfied, which says how long the blob is.
+    for range in ["bytes=0-", "bytes=0-1", "bytes=4321-"] {
+        for method in ["GET", "HEAD"] {
+            let headers = [("Range", range)];
+            client.head(method, &path, &headers).unwrap();
+            let mut answer = client.answer_head().unwrap();
+            if method == "GET" {
+                let mut body = Vec::new();
+                client
+                    .body(&answer, |piece| body.extend_from_slice(piece))
+                    .unwrap();
+                answer.body = body;
+            }
+            assert_eq!(answer.status, 403, "{method} {range}: {}", answer.text());
+            assert!(!format!("{answer:?}").contains("4321"), "{answer:?}");
+        }
+    }
+    gateway.stop();
+}
