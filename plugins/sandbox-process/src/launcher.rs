@@ -12,7 +12,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::cgroup::{GroupLimits, Groups, RunGroup};
-use crate::isolate::{BORN_IN, Ground, Isolation};
+use crate::guard::{Guard, Without};
+use crate::isolate::{Ground, Isolation};
 use crate::probe::{self, Standing};
 use crate::root;
 use crate::sys::{self, Exit, Fork, NODEV, NOEXEC, NOSUID, NOSYMFOLLOW, Poll, RDONLY};
@@ -151,9 +152,14 @@ impl Launcher {
             }
             _ => {}
         }
-        let groups = Groups::make(&hello.instance, hello.cgroup_parent.as_deref(), hello.cpus)
-            .map_err(|e| e.to_string());
-        let built = root::build(&template, &hello.interpreter, &hello.guest);
+        let without = hello.without;
+        let groups = if without.keeps(Guard::ControlGroup) {
+            Groups::make(&hello.instance, hello.cgroup_parent.as_deref(), hello.cpus)
+                .map_err(|e| e.to_string())
+        } else {
+            Err("left out".into())
+        };
+        let built = root::build(&template, &hello.interpreter, &hello.guest, &without);
         let launcher =
             sys::pidfd_open(std::process::id() as _).map_err(|e| broken("pidfd_open", e))?;
         let template = sys::cstr(template.to_string_lossy().as_bytes())
@@ -161,11 +167,14 @@ impl Launcher {
         let ground = Ground {
             template,
             interpreter: hello.interpreter.clone(),
-            landlock_abi: sys::landlock_abi().ok(),
-            user_namespace: true,
+            landlock_abi: sys::landlock_abi()
+                .ok()
+                .filter(|_| without.keeps(Guard::Landlock)),
+            user_namespace: without.keeps(Guard::UserNamespace),
             drops_groups: standing == Standing::Root,
             memory_by_cgroup: groups.as_ref().is_ok_and(|g| g.has("memory")),
             launcher,
+            without,
         };
         let mut launcher = Launcher {
             ground,
@@ -287,7 +296,7 @@ impl Launcher {
         let mounts = spec
             .mounts
             .iter()
-            .map(detached)
+            .map(|mount| detached(mount, &self.ground.without))
             .collect::<Result<Vec<_>, _>>()?;
         let slot = (0..)
             .find(|s| !self.runs.contains_key(s))
@@ -355,7 +364,7 @@ impl Launcher {
         let isolation = Isolation {
             ground: &self.ground,
             spec,
-            outer_id: self.standing.outer_id(self.uid_base, slot),
+            outer_id: self.outer_id(slot),
             entrance,
             mounts,
             output: output.as_fd(),
@@ -364,9 +373,20 @@ impl Launcher {
             notice: Some(notice.as_fd()),
             arguments: None,
         };
-        match sys::clone_process(BORN_IN, entrance.born_in.as_ref().map(AsFd::as_fd))? {
+        match sys::clone_process(
+            self.ground.born_in(),
+            entrance.born_in.as_ref().map(AsFd::as_fd),
+        )? {
             Fork::Child => enter(&isolation),
             Fork::Parent { pid, pidfd } => Ok((pid, pidfd, report)),
+        }
+    }
+
+    fn outer_id(&self, slot: u32) -> u32 {
+        if self.ground.without.keeps(Guard::OwnUser) {
+            self.standing.outer_id(self.uid_base, slot)
+        } else {
+            sys::effective_ids().0
         }
     }
 
@@ -501,7 +521,7 @@ fn tell(notice: BorrowedFd<'_>, what: &Notice, pidfd: Option<BorrowedFd<'_>>) {
 
 /// The mount of a directory or file that the plugin holds open: opened by its path in this mount namespace, and
 /// only used when it is the same file.
-fn detached(spec: &MountSpec) -> Result<OwnedFd, String> {
+fn detached(spec: &MountSpec, without: &Without) -> Result<OwnedFd, String> {
     let named = |e: io::Error| format!("mount {}: {e}", spec.target);
     let at = sys::open(&spec.path, libc::O_PATH | libc::O_NOFOLLOW).map_err(named)?;
     let stat = sys::stat(at.as_fd()).map_err(named)?;
@@ -512,11 +532,12 @@ fn detached(spec: &MountSpec) -> Result<OwnedFd, String> {
         ));
     }
     let mount = sys::clone_mount(at.as_fd()).map_err(named)?;
-    sys::restrict(
-        mount.as_fd(),
-        RDONLY | NOSUID | NODEV | NOEXEC | NOSYMFOLLOW,
-    )
-    .map_err(named)?;
+    let flags = if without.keeps(Guard::MountFlags) {
+        NOSUID | NODEV | NOEXEC | NOSYMFOLLOW
+    } else {
+        0
+    };
+    sys::restrict(mount.as_fd(), RDONLY | flags).map_err(named)?;
     Ok(mount)
 }
 

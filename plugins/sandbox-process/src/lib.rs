@@ -31,6 +31,7 @@ mod entry;
 mod launcher;
 mod probe;
 
+mod guard;
 mod isolate;
 
 mod cgroup;
@@ -41,6 +42,8 @@ mod seccomp;
 
 mod sys;
 
+#[doc(hidden)]
+pub use guard::Guard;
 pub use plugin::{Parts, SandboxProcess, group_name};
 
 skillgate_plugin_sdk::export_plugin! {

@@ -13,6 +13,7 @@ use skillgate_plugin_sdk::model::{
 use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
 
 use crate::config::Config;
+use crate::guard::{Guard, Without};
 use crate::interpreter::Interpreter;
 use crate::mounts;
 use crate::run::{self, Handle};
@@ -53,6 +54,8 @@ pub struct Parts {
     pub launcher: Option<PathBuf>,
     /// Name and text of other files than the guest's.
     pub guest: Option<Vec<(String, String)>>,
+    /// Pieces of the isolation to leave out. Here and not in the configuration: nobody but a test can.
+    pub without: Vec<Guard>,
 }
 
 impl SandboxProcess {
@@ -92,6 +95,7 @@ impl SandboxProcess {
             downgrades: config.downgrades,
             interpreter,
             guest,
+            without: Without(parts.without),
         };
         let supervisor = Supervisor::start(program, hello, host.clone())?;
         Ok(SandboxProcess {

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::guard::Without;
 use crate::interpreter::Interpreter;
 
 /// The longest message on a socket; a [`RunSpec`] with [`MOUNTS_MAX`] mounts fits.
@@ -30,6 +31,8 @@ pub(crate) struct Hello {
     pub(crate) interpreter: Interpreter,
     /// Name and text of the files for `/usr/lib/skillgate`.
     pub(crate) guest: Vec<(String, String)>,
+    /// Empty, but in tests.
+    pub(crate) without: Without,
 }
 
 /// The launcher's answer, with [`HelloReply::Ready`] only when it takes runs.

@@ -94,7 +94,16 @@ pub(crate) fn seal_file_system(mount: BorrowedFd<'_>) -> io::Result<()> {
 
 /// A detached copy of the mount at an open descriptor: that directory or file alone, without what is mounted below.
 pub(crate) fn clone_mount(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32;
+    clone_with(at, 0)
+}
+
+/// The same with everything that is mounted below.
+pub(crate) fn clone_tree(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    clone_with(at, libc::AT_RECURSIVE as u32)
+}
+
+fn clone_with(at: BorrowedFd<'_>, more: u32) -> io::Result<OwnedFd> {
+    let flags = more | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32;
     // SAFETY: the path is the empty, NUL-terminated string.
     own_fd(unsafe { libc::syscall(libc::SYS_open_tree, at.as_raw_fd(), EMPTY.as_ptr(), flags) })
 }

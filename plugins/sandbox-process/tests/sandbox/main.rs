@@ -6,6 +6,8 @@
 
 mod basics;
 mod egress;
+mod escapes;
+mod guards;
 mod hostile;
 mod inside;
 mod lifecycle;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use skillgate_plugin_sdk::model::{CreateRequest, Error, Limits, Result, RunRequest, RunResult};
 use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
-use skillgate_sandbox_process::{Parts, SandboxProcess};
+use skillgate_sandbox_process::{Guard, Parts, SandboxProcess};
 
 /// The shared object that cargo has built for this test.
 pub(crate) fn launcher() -> PathBuf {
@@ -33,6 +33,38 @@ pub(crate) fn config() -> String {
     }
 }
 
+/// A way to make runs.
+pub(crate) struct Mode {
+    pub(crate) name: &'static str,
+    pub(crate) config: String,
+    /// Whether a run is a fork of an interpreter, and not one of its own.
+    pub(crate) forks: bool,
+}
+
+/// Name, keys of the configuration, and whether a run is a fork.
+const MODES: &[(&str, &str, bool)] = &[("fresh", "", false)];
+
+/// Every way that there is.
+pub(crate) fn modes() -> Vec<Mode> {
+    let mode = |&(name, keys, forks): &(&'static str, &str, bool)| {
+        let others = config();
+        let others = others.trim_start_matches('{').trim_end_matches('}');
+        let both = [keys, others].map(str::to_owned);
+        let both: Vec<String> = both.into_iter().filter(|part| !part.is_empty()).collect();
+        Mode {
+            name,
+            config: format!("{{{}}}", both.join(",")),
+            forks,
+        }
+    };
+    MODES.iter().map(mode).collect()
+}
+
+/// Whether to take the time for everything.
+pub(crate) fn full() -> bool {
+    std::env::var_os("SKILLGATE_TEST_FULL").is_some()
+}
+
 pub(crate) fn is_root() -> bool {
     std::fs::metadata("/proc/self")
         .map(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
@@ -43,6 +75,15 @@ pub(crate) fn create(
     state: &std::path::Path,
     config: &str,
     guest: Option<&str>,
+) -> Result<SandboxProcess> {
+    create_without(state, config, guest, &[])
+}
+
+fn create_without(
+    state: &std::path::Path,
+    config: &str,
+    guest: Option<&str>,
+    without: &[Guard],
 ) -> Result<SandboxProcess> {
     let host = Host::for_tests(|_, _, _, _| {});
     let request = CreateRequest {
@@ -57,6 +98,7 @@ pub(crate) fn create(
         Parts {
             launcher: Some(launcher()),
             guest,
+            without: without.into(),
         },
     )
 }
@@ -67,11 +109,20 @@ impl Instance {
     }
 
     pub(crate) fn with(config: &str, guest: Option<&str>) -> Self {
+        Self::made(config, guest, &[])
+    }
+
+    /// With pieces of the isolation left out.
+    pub(crate) fn without(config: &str, guards: &[Guard]) -> Self {
+        Self::made(config, None, guards)
+    }
+
+    fn made(config: &str, guest: Option<&str>, without: &[Guard]) -> Self {
         let state = tempfile::Builder::new()
             .prefix("skillgate-sandbox-")
             .tempdir()
             .unwrap();
-        let plugin = create(state.path(), config, guest)
+        let plugin = create_without(state.path(), config, guest, without)
             .unwrap_or_else(|e| panic!("{e}\n{}", e.detail_json));
         Instance { plugin, state }
     }
