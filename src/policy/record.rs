@@ -12,6 +12,9 @@ use super::{Facts, Outcome};
 /// The path of the decision, as OPA writes it.
 const PATH: &str = "skills/authz/decision";
 
+/// Of a skill that `policy.include_args` names.
+const ARGS: &str = "/input/request/args";
+
 /// For the gateway's own log.
 pub(super) fn report(is_shadow: bool, facts: &Facts, decision_id: &str, outcome: &Outcome) {
     let (method, tenant) = (facts.method, facts.caller.tenant());
@@ -93,6 +96,10 @@ pub(super) fn body(
         if erase(&mut record, pointer) {
             erased.push(pointer);
         }
+    }
+    // Whatever the rules say: no record has arguments.
+    if erase(&mut record, ARGS) {
+        erased.push(ARGS);
     }
     record["erased"] = json!(erased);
     match record {
