@@ -53,7 +53,7 @@ use engine::{Fault, PolicySet};
 use input::Inputs;
 
 pub use bundle::BundleError;
-pub use input::Sandbox;
+pub use input::{ARGS_BYTES_MAX, Sandbox};
 pub use load::{Prepared, Status, prepare};
 
 /// Decisions of the interpreter at once: it must not take the processors from the calls.
@@ -82,6 +82,8 @@ pub struct Facts {
     pub blob_bytes: Option<u64>,
     /// `timeout_ms` as asked for.
     pub timeout_ms: Option<u64>,
+    /// JSON text of a skill's arguments, where it is short enough for rules that ask for it (`policy.include_args`).
+    pub args: Option<Arc<str>>,
     /// Where the call is in its trace: for the records, not for the rules.
     pub trace: Option<Trace>,
 }
@@ -99,6 +101,7 @@ impl Facts {
             blobs: Vec::new(),
             blob_bytes: None,
             timeout_ms: None,
+            args: None,
             trace: None,
         }
     }
@@ -239,6 +242,7 @@ struct Active {
     mode: PolicyMode,
     confirm: Confirm,
     exposure: Exposure,
+    include_args: Vec<String>,
     instructions_max: u64,
     generation: u64,
     /// None with `policy.mode = "off"`.
@@ -385,10 +389,13 @@ impl Policy {
     fn evaluate(&self, active: &Active, facts: &Facts, now: SystemTime) -> Outcome {
         let began = Instant::now();
         let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let input = self.0.inputs.build(facts, now_s);
-        let raw = match &active.set {
-            Some(set) => set.decide(input.clone(), active.instructions_max),
-            None => Err(Fault::Unavailable("there is no policy".into())),
+        let args = input::args(facts, &active.include_args);
+        let shown = args.as_ref().ok().copied().flatten();
+        let input = self.0.inputs.build(facts, now_s, shown);
+        let raw = match (&active.set, args) {
+            (_, Err(fault)) => Err(fault),
+            (Some(set), Ok(_)) => set.decide(input.clone(), active.instructions_max),
+            (None, Ok(_)) => Err(Fault::Unavailable("there is no policy".into())),
         };
         let (raw, decision) = match raw {
             Ok(raw) => {

@@ -116,22 +116,12 @@ impl Transfer {
             .map_err(ErrorObject::from)?;
         let size = stat.size_bytes;
         let trace = traced(&request);
-        let range = match range(request.headers(), size) {
-            Ok(range) => range,
-            Err(Unsatisfiable) => {
-                let mut refusal = Refusal::new(
-                    StatusCode::RANGE_NOT_SATISFIABLE,
-                    "bad_request",
-                    format!("the blob has {size} bytes"),
-                );
-                refusal.headers.extend(
-                    HeaderValue::from_str(&format!("bytes */{size}"))
-                        .map(|value| (header::CONTENT_RANGE, value)),
-                );
-                return Err(refusal);
-            }
+        let range = range(request.headers(), size);
+        let (offset, len) = match range {
+            Ok(Some(part)) => part,
+            Ok(None) => (0, size),
+            Err(Unsatisfiable) => (0, 0),
         };
-        let (offset, len) = range.unwrap_or((0, size));
         let head = request.method() == Method::HEAD;
         let (kind, digest) = (stat.kind.clone(), stat.sha256.clone());
         // Also for a head and for a blob of no bytes: its type and its digest are somebody's.
@@ -141,6 +131,19 @@ impl Transfer {
                 blob_transfer::download(self.rooms.clone(), caller, stat, offset, len),
             )
             .await?;
+        // After the decision: that a range is beyond the end says how long the blob is.
+        let Ok(range) = range else {
+            let mut refusal = Refusal::new(
+                StatusCode::RANGE_NOT_SATISFIABLE,
+                "bad_request",
+                format!("the blob has {size} bytes"),
+            );
+            refusal.headers.extend(
+                HeaderValue::from_str(&format!("bytes */{size}"))
+                    .map(|value| (header::CONTENT_RANGE, value)),
+            );
+            return Err(refusal);
+        };
         let body = match download {
             Some(download) if !head => streamed(download),
             _ => full(""),

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use super::{
     Error, Method, Prepared, Rooms, find, input_blobs, keys, later, object, read_params, timeout,
 };
-use crate::policy::Facts;
+use crate::policy::{ARGS_BYTES_MAX, Facts};
 use crate::rpc::Call;
 use crate::runs::{self, Job, Program};
 
@@ -57,6 +57,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         facts.skills = vec![skill.clone()];
         facts.blobs.clone_from(&blobs);
         facts.timeout_ms = timeout_ms;
+        facts.args = (args.get().len() <= ARGS_BYTES_MAX).then(|| args.get().into());
         Ok(Prepared::json(facts, move |permit| async move {
             late.map_or(Ok(()), Err)?;
             let job = Job {

@@ -16,6 +16,10 @@ use crate::audit::{Kind, Record};
 /// The path of the decision, as OPA writes it.
 const PATH: &str = "skills/authz/decision";
 
+/// Of a skill that `policy.include_args` names.
+const ARGS: &str = "request/args";
+const ARGS_POINTER: &str = "/input/request/args";
+
 /// For the gateway's own log.
 pub(super) fn report(is_shadow: bool, facts: &Facts, decision_id: &str, outcome: &Outcome) {
     let (method, tenant) = (facts.method, facts.caller.tenant());
@@ -65,7 +69,7 @@ pub(super) fn record(
     let log = outcome.decision.as_ref().map(|decision| &decision.log);
     let level = log.map_or(LogLevel::Full, |log| log.level);
     let result = Outcoming::of(outcome, level);
-    let (mut erased, mut masked_result) = (Vec::new(), None);
+    let (mut erased, mut masked_result): (Vec<&str>, _) = (Vec::new(), None);
     for pointer in log.iter().flat_map(|log| &log.mask) {
         let is_there = if let Some(inside) = pointer.strip_prefix("/input/") {
             level != LogLevel::None && mask(&mut input, inside)
@@ -78,6 +82,10 @@ pub(super) fn record(
         if is_there {
             erased.push(pointer);
         }
+    }
+    // Whatever the rules say: no record has arguments.
+    if level != LogLevel::None && mask(&mut input, ARGS) {
+        erased.push(ARGS_POINTER);
     }
     let set = outcome.set.as_ref();
     let mut record = Record::empty(Kind::Decision)

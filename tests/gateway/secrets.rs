@@ -65,6 +65,9 @@ def main(args):
     if way == "exit":
         os.write(2, v.encode())
         os._exit(3)
+    if way == "kind":
+        from runtime import blobs
+        return blobs.write_text("x", kind="text/plain; name=" + n)
     if way == "late":
         os.write(1, v[:-1].encode())
         import time
@@ -432,4 +435,29 @@ fn names_of_hosts_give_nothing_away() {
             "[secret TOKEN].evil.test"
         ]
     );
+}
+
+/// A blob's kind is no data of the run's own: it stands in decisions, records and headers.
+#[test]
+fn kinds_of_blobs_give_nothing_away() {
+    let _alone = alone();
+    let place = Place::new();
+    let gateway = place.start();
+    let mut client = gateway.client();
+    let reply = execute(&mut client, "canary.leak", json!({ "way": "kind" }));
+    for id in reply["result"]["output_blobs"]
+        .as_array()
+        .into_iter()
+        .flatten()
+    {
+        let read = json!({ "blob_id": id, "mode": "full" });
+        let _its_decision = client.call("read_blob", read).unwrap();
+    }
+    assert_clean("answer", &reply.to_string());
+    assert_eq!(reply["result"]["status"], "failed", "{reply}");
+    assert_eq!(reply["result"]["error"]["type"], "BlobError", "{reply}");
+    assert!(gateway.log().contains("its kind holds a secret"));
+    gateway.stop();
+    let audit = fs::read_to_string(place.house.path().join(".skillgate/audit.jsonl")).unwrap();
+    assert_clean("audit", &audit);
 }

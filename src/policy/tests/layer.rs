@@ -268,6 +268,57 @@ async fn a_panic_is_a_denial_and_the_next_call_is_decided() {
 }
 
 #[tokio::test]
+async fn rules_see_arguments_of_named_skills_alone() {
+    let rules = "decision := {\"allow\": true, \"log\": {\"level\": \"full\"}} if input.request.args.to == \"a@example.com\"";
+    let mut rules = prepared(&one(rules), PolicyMode::Enforce, Confirm::Always);
+    rules.active.include_args = vec!["salesforce.leads.sync".into()];
+    let sandbox = Sandbox {
+        plugin: "process".into(),
+    };
+    let policy = Policy::new(rules, &sandbox, Audit::off());
+    let ask = |method, skill: Arc<Skill>, args: Option<&str>| {
+        let mut facts = facts(method, vec![skill]);
+        facts.args = args.map(Into::into);
+        facts
+    };
+    let good = r#"{"to": "a@example.com", "text": "canary"}"#;
+    let named = ask("execute_skill", salesforce(), Some(good));
+    assert!(policy.decide(&named).await.is_ok());
+    for (method, skill, args, code) in [
+        (
+            "execute_skill",
+            salesforce(),
+            Some(r#"{"to": "b@example.com"}"#),
+            "policy.undefined",
+        ),
+        (
+            "execute_skill",
+            salesforce(),
+            Some("{}"),
+            "policy.undefined",
+        ),
+        // Too long for the rules: no way around them.
+        ("execute_skill", salesforce(), None, "policy.error"),
+        (
+            "execute_skill",
+            skill("mail.send", ""),
+            Some(good),
+            "policy.undefined",
+        ),
+        ("run_code", salesforce(), Some(good), "policy.undefined"),
+    ] {
+        let asked = ask(method, skill, args);
+        assert_eq!(fault(&policy, &asked).await.0, code, "{method} {args:?}");
+    }
+    let active = policy.0.active.load_full();
+    let outcome = policy.evaluate(&active, &named, SystemTime::now());
+    let record = Value::Object(record::body(false, &named, "dec_1", &outcome));
+    assert_eq!(record["result"]["allow"], true);
+    assert_eq!(record["erased"], json!(["/input/request/args"]));
+    assert!(!record.to_string().contains("canary"), "{record:#}");
+}
+
+#[tokio::test]
 async fn engines_that_disagree_are_a_denial_and_an_alarm() {
     // Two values for one rule: the virtual machine takes the last, the interpreter fails.
     let rules = "pick := x if { some x in [1, 2] }\ndecision := {\"allow\": true, \"visible\": {\"namespaces\": [\"*\"]}} if pick == 2";
