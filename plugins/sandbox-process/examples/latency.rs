@@ -1,0 +1,132 @@
+//! Prints how long a hello run takes, from the call to the answer:
+//! `cargo run --release -p skillgate-sandbox-process --example latency -- [runs] [at once]`.
+#![allow(clippy::print_stdout, reason = "printing is what it is for")]
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use skillgate_plugin_sdk::model::{CreateRequest, Error, Limits, Result, RunRequest};
+use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
+use skillgate_sandbox_process::{Parts, SandboxProcess};
+
+struct Nothing;
+
+fn none<T>() -> Result<T> {
+    Err(Error::new(abi::E_UNIMPLEMENTED, "not in this example"))
+}
+
+impl RunServices for Nothing {
+    fn output(&self, _: u32, _: &[u8]) -> bool {
+        true
+    }
+    fn secret(&self, _: &str) -> Result<Vec<u8>> {
+        none()
+    }
+    fn blob_fd(&self, _: &str) -> Result<OwnedFd> {
+        none()
+    }
+    fn blob_read(&self, _: &str, _: u64, _: &mut [u8]) -> Result<usize> {
+        none()
+    }
+    fn blob_create(&self, _: &str) -> Result<i64> {
+        none()
+    }
+    fn blob_write(&self, _: i64, _: &[u8]) -> Result<()> {
+        none()
+    }
+    fn blob_finish(&self, _: i64, _: bool) -> Result<Option<String>> {
+        none()
+    }
+    fn gate_serve(&self, _: OwnedFd) -> Result<()> {
+        none()
+    }
+    fn cancelled(&self) -> bool {
+        false
+    }
+}
+
+fn hello(i: usize) -> RunRequest {
+    RunRequest {
+        run_id: format!("run_{i}"),
+        language: "python".into(),
+        code: "def main(args):\n    print('hello')\n    return {'hello': args['name']}\n".into(),
+        function: "main".into(),
+        args_json: br#"{"name":"world"}"#.to_vec(),
+        limits: Limits {
+            max_pids: 32,
+            wall_ms: 60_000,
+            cpu_ms: 0,
+            memory_bytes: 256 << 20,
+            disk_bytes: 32 << 20,
+            disk_inodes: 1000,
+            output_bytes: 4096,
+        },
+        ..RunRequest::default()
+    }
+}
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1).map(|a| a.parse::<usize>());
+    let runs = args.next().transpose()?.unwrap_or(200);
+    let at_once = args.next().transpose()?.unwrap_or(1);
+    let exe = std::env::current_exe()?;
+    let target = exe
+        .ancestors()
+        .nth(2)
+        .ok_or("an example is below target/")?;
+    let launcher = target.join("deps/libskillgate_sandbox_process.so");
+    let state = tempfile::tempdir()?;
+    let request = CreateRequest {
+        instance_id: "latency".into(),
+        state_dir: state.path().display().to_string(),
+        config_json: br#"{"cpus":2}"#.to_vec(),
+    };
+    let parts = Parts {
+        launcher: Some(launcher),
+        ..Parts::default()
+    };
+    let started = Instant::now();
+    let plugin = SandboxProcess::create_with(Host::for_tests(|_, _, _, _| {}), request, parts)?;
+    println!("create: {:?}", started.elapsed());
+    let next = AtomicUsize::new(0);
+    let started = Instant::now();
+    let mut times: Vec<(u128, u64, u64)> = std::thread::scope(|scope| {
+        let work = || {
+            let mut mine = Vec::new();
+            loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                if i >= runs {
+                    return mine;
+                }
+                let t = Instant::now();
+                match plugin.run(hello(i), &Nothing) {
+                    Ok(r) if r.completed => {
+                        mine.push((t.elapsed().as_micros(), r.create_us, r.exec_us));
+                    }
+                    other => println!("run {i}: {other:?}"),
+                }
+            }
+        };
+        let threads: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
+        threads
+            .into_iter()
+            .flat_map(|t| t.join().unwrap_or_default())
+            .collect()
+    });
+    let elapsed = started.elapsed();
+    let at = |times: &[(u128, u64, u64)], share: f64| {
+        times[(times.len() as f64 * share) as usize % times.len()]
+    };
+    times.sort_unstable();
+    let (p50, p99) = (at(&times, 0.5).0, at(&times, 0.99).0);
+    times.sort_unstable_by_key(|t| t.1);
+    let create = at(&times, 0.5).1;
+    times.sort_unstable_by_key(|t| t.2);
+    let exec = at(&times, 0.5).2;
+    println!(
+        "{runs} runs, {at_once} at once: p50 {p50} us, p99 {p99} us; isolated after {create} us, from there to the result {exec} us (p50); {:.0} runs/s",
+        runs as f64 / elapsed.as_secs_f64()
+    );
+    Ok(())
+}
