@@ -311,8 +311,8 @@ async fn rules_see_arguments_of_named_skills_alone() {
         assert_eq!(fault(&policy, &asked).await.0, code, "{method} {args:?}");
     }
     let active = policy.0.active.load_full();
-    let outcome = policy.evaluate(&active, &named, SystemTime::now());
-    let record = Value::Object(record::body(false, &named, "dec_1", &outcome));
+    let mut outcome = policy.evaluate(&active, &named, SystemTime::now());
+    let record = record::record(false, &named, "dec_1", &mut outcome).json();
     assert_eq!(record["result"]["allow"], true);
     assert_eq!(record["erased"], json!(["/input/request/args"]));
     assert!(!record.to_string().contains("canary"), "{record:#}");
