@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use regorus::Value;
+use serde::Serialize;
 use serde_json::json;
 use skillgate_skill::{NetworkPattern, SecretName};
 
@@ -44,7 +45,7 @@ struct Compartment {
 }
 
 /// Ceilings.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Limits {
     pub(super) timeout_ms: Option<u64>,
     pub(super) memory_bytes: Option<u64>,
