@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::lifecycle::{groups_of, mounts_with};
 use crate::support::*;
@@ -12,10 +12,16 @@ use crate::support::*;
 const RUNS: usize = 500;
 const RUNS_FULL: usize = 100_000;
 const AT_ONCE: usize = 4;
+/// What a pool's leases and waiting children may hold more of than they did before. One that were lost with each run would
+/// be more than twice as many.
+const SLACK: usize = 150;
+/// For what ends after its run's answer.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Memory that an allocator may have kept.
 const GROWTH_BYTES_MAX: u64 = 3 << 20;
 /// The median of the last runs against the first, on a machine that others use too.
-const DRIFT_MAX: f64 = 3.0;
+const DRIFT_MAX: f64 = 5.0;
+const DRIFT_MAX_FULL: f64 = 1.5;
 
 /// What there is of an instance when no run is under way. Of what waits for runs the most, since it comes and goes.
 #[derive(Debug)]
@@ -54,12 +60,12 @@ impl Remains {
         }
     }
 
-    /// Whether there is no more than this of anything that is counted.
-    fn within(&self, most: &Remains) -> bool {
-        self.processes <= most.processes
-            && self.namespaces <= most.namespaces
-            && self.groups <= most.groups
-            && self.launcher_descriptors <= most.launcher_descriptors
+    /// Whether there is no more than this of anything that is counted, give or take what a pool may hold.
+    fn within(&self, most: &Remains, slack: usize) -> bool {
+        self.processes <= most.processes + slack
+            && self.namespaces <= most.namespaces + slack
+            && self.groups <= most.groups + slack
+            && self.launcher_descriptors <= most.launcher_descriptors + slack
             && self.launcher_mounts <= most.launcher_mounts
             && self.files.is_subset(&most.files)
     }
@@ -159,10 +165,16 @@ fn nothing_is_left_and_nothing_slows_down() {
         let middle = many(&instance, runs * 6 / 10);
         let last = many(&instance, runs / 10);
         let mut now = Remains::of(&instance);
-        eventually("no more of anything than after the first runs", || {
+        let until = Instant::now() + PATIENCE;
+        while !now.within(&most, if mode.forks { SLACK } else { 0 }) {
+            assert!(
+                Instant::now() < until,
+                "{}: {now:#?} after {most:#?}",
+                mode.name
+            );
+            std::thread::yield_now();
             now = Remains::of(&instance);
-            now.within(&most)
-        });
+        }
         assert!(
             now.launcher_bytes <= most.launcher_bytes + GROWTH_BYTES_MAX,
             "{}: {now:?} after {most:?}",
@@ -179,10 +191,7 @@ fn nothing_is_left_and_nothing_slows_down() {
             mode.name,
             middle.len()
         );
-        assert!(
-            last <= first * DRIFT_MAX,
-            "{}: {first} ms, then {last} ms",
-            mode.name
-        );
+        let most = first * if full() { DRIFT_MAX_FULL } else { DRIFT_MAX };
+        assert!(last <= most, "{}: {first} ms, then {last} ms", mode.name);
     }
 }
