@@ -7,29 +7,18 @@ use crate::support::*;
 
 /// Those that an ordinary user's launcher can do without: it can make no /proc of a pid namespace that is not its own, and
 /// one of another's network namespace neither.
-/// Where runs are forked, namespaces are made ahead and come with what they are forked from.
-pub(crate) fn removable(mode: &Mode) -> Vec<Guard> {
+pub(crate) fn removable() -> Vec<Guard> {
     let roots = [Guard::PidNamespace, Guard::NetNamespace, Guard::OwnUser];
-    let ahead = [
-        Guard::OwnRoot,
-        Guard::PidNamespace,
-        Guard::NetNamespace,
-        Guard::IpcNamespace,
-        Guard::UtsNamespace,
-        Guard::CgroupNamespace,
-        Guard::OwnUser,
-    ];
     Guard::ALL
         .into_iter()
         .filter(|guard| is_root() || !roots.contains(guard))
-        .filter(|guard| !mode.forks || !ahead.contains(guard))
         .collect()
 }
 
 #[test]
 fn a_launcher_that_leaves_a_piece_out_says_so() {
     let mode = &modes()[0];
-    for guard in removable(mode) {
+    for guard in removable() {
         let instance = Instance::without(&mode.config, &[guard]);
         assert_eq!(
             instance.output("def main(args): return 1\n"),

@@ -126,9 +126,14 @@ impl Instance {
         Self::made(config, guest, &[])
     }
 
-    /// With pieces of the isolation left out.
+    /// With pieces of the isolation left out, and user ids that no other instance has: without a user namespace the
+    /// processes of all who have the same one are counted together.
     pub(crate) fn without(config: &str, guards: &[Guard]) -> Self {
-        Self::made(config, None, guards)
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) + u64::from(std::process::id()) * 1000;
+        config["uid_base"] = (1_000_000 + number % 1_000_000 * 100).into();
+        Self::made(&config.to_string(), None, guards)
     }
 
     fn made(config: &str, guest: Option<&str>, without: &[Guard]) -> Self {
