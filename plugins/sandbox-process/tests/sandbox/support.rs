@@ -42,7 +42,13 @@ pub(crate) struct Mode {
 }
 
 /// Name, keys of the configuration, and whether a run is a fork.
-const MODES: &[(&str, &str, bool)] = &[("fresh", "", false)];
+const MODES: &[(&str, &str, bool)] = &[
+    ("fresh", r#""fresh":true"#, false),
+    ("on demand", r#""pool_max":0"#, true),
+    ("pooled", "", true),
+];
+/// Of a plugin that has but one.
+const ONE_MODE: &[(&str, &str, bool)] = &[("fresh", "", false)];
 
 /// Every way that there is.
 pub(crate) fn modes() -> Vec<Mode> {
@@ -57,7 +63,15 @@ pub(crate) fn modes() -> Vec<Mode> {
             forks,
         }
     };
-    MODES.iter().map(mode).collect()
+    // Refused in any case: by what it says it is known whether the key is.
+    let nowhere = std::path::Path::new("/nowhere");
+    let refusal = create(nowhere, r#"{"fresh":true,"cpus":0}"#, None).unwrap_err();
+    let modes = if refusal.message.contains("unknown field") {
+        ONE_MODE
+    } else {
+        MODES
+    };
+    modes.iter().map(mode).collect()
 }
 
 /// Whether to take the time for everything.
@@ -112,9 +126,14 @@ impl Instance {
         Self::made(config, guest, &[])
     }
 
-    /// With pieces of the isolation left out.
+    /// With pieces of the isolation left out, and user ids that no other instance has: without a user namespace the
+    /// processes of all who have the same one are counted together.
     pub(crate) fn without(config: &str, guards: &[Guard]) -> Self {
-        Self::made(config, None, guards)
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) + u64::from(std::process::id()) * 1000;
+        config["uid_base"] = (1_000_000 + number % 1_000_000 * 100).into();
+        Self::made(&config.to_string(), None, guards)
     }
 
     fn made(config: &str, guest: Option<&str>, without: &[Guard]) -> Self {
@@ -321,4 +340,16 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
         at += 1;
     }
     found.split_off(1)
+}
+
+/// The middle one.
+pub(crate) fn median(values: Vec<f64>) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// The value below which a share of them lies.
+pub(crate) fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = ((values.len() as f64 * share) as usize).min(values.len() - 1);
+    values[at]
 }
