@@ -67,9 +67,11 @@ fn hello(i: usize) -> RunRequest {
 }
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let mut args = std::env::args().skip(1).map(|a| a.parse::<usize>());
+    let mut args = std::env::args().skip(1).take(2).map(|a| a.parse::<usize>());
     let runs = args.next().transpose()?.unwrap_or(200);
     let at_once = args.next().transpose()?.unwrap_or(1);
+    let config = std::env::args().nth(3).unwrap_or(r#"{"cpus":2}"#.into());
+    let pool = !config.contains("\"fresh\":true");
     let exe = std::env::current_exe()?;
     let target = exe
         .ancestors()
@@ -80,7 +82,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let request = CreateRequest {
         instance_id: "latency".into(),
         state_dir: state.path().display().to_string(),
-        config_json: br#"{"cpus":2}"#.to_vec(),
+        config_json: config.into_bytes(),
     };
     let parts = Parts {
         launcher: Some(launcher),
@@ -89,6 +91,11 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let started = Instant::now();
     let plugin = SandboxProcess::create_with(Host::for_tests(|_, _, _, _| {}), request, parts)?;
     println!("create: {:?}", started.elapsed());
+    while pool && !plugin.health()?.metrics_json.contains("\"zygotes\":1") {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    println!("warm: {:?}", started.elapsed());
+    std::thread::sleep(std::time::Duration::from_millis(100));
     let next = AtomicUsize::new(0);
     let started = Instant::now();
     let mut times: Vec<(u128, u64, u64)> = std::thread::scope(|scope| {
@@ -128,5 +135,6 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         "{runs} runs, {at_once} at once: p50 {p50} us, p99 {p99} us; isolated after {create} us, from there to the result {exec} us (p50); {:.0} runs/s",
         runs as f64 / elapsed.as_secs_f64()
     );
+    println!("{}", plugin.health()?.metrics_json);
     Ok(())
 }

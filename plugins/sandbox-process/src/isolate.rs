@@ -1,7 +1,9 @@
 //! What turns a copy of the launcher into a run: one list of steps, in an order that has reasons.
 //!
-//! The same list serves a child of a warmed interpreter: it starts from detached mounts, descriptors and numbers, and
-//! from nothing else that the launcher has.
+//! The steps serve a child of a warmed interpreter too (`pooled.rs`): they start from detached mounts, descriptors and
+//! numbers, and from nothing else that the launcher has.
+
+pub(crate) mod pooled;
 
 use std::ffi::CString;
 use std::fs;
@@ -23,16 +25,27 @@ pub(crate) const BORN_IN: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS;
+/// What a child of a zygote is born in: its network and ipc namespaces are leased. The launcher is its parent.
+pub(crate) const POOLED_IN: libc::c_int =
+    libc::CLONE_PARENT | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWUTS;
 /// Where a run finds its gate, on its own loopback interface: the port that proxies are used to have.
 pub(crate) const GATE_PORT: u16 = 3128;
 /// The user and group of a run, as it sees itself.
-const INSIDE_ID: u32 = 1000;
+pub(crate) const INSIDE_ID: u32 = 1000;
 const OPEN_FILES_MAX: u64 = 1024;
 const LOCKED_BYTES_MAX: u64 = 64 * 1024;
 const STACK_BYTES: u64 = 8 << 20;
 const PENDING_SIGNALS_MAX: u64 = 1024;
 /// Address space is not memory: this only stops what would burn page tables and nothing else. The cgroup limits memory.
 const ADDRESS_SPACE_MIN: u64 = 4 << 30;
+
+/// What every interpreter starts with.
+pub(crate) const ENVIRONMENT: [&str; 4] = [
+    "HOME=/workspace",
+    "PATH=/usr/bin",
+    "LANG=C.UTF-8",
+    "TMPDIR=/tmp",
+];
 
 /// What is the same for every run of a launcher.
 #[derive(Debug)]
@@ -222,11 +235,7 @@ impl Isolation<'_> {
     /// One tmpfs for all that a run can write, so that one size and one count of files bound it.
     fn mount_writable(&self) -> io::Result<()> {
         let spec = self.spec;
-        let size = spec.disk_bytes.to_string();
-        let inodes = spec
-            .disk_inodes
-            .saturating_add(WRITABLE.len() as u64 + 1)
-            .to_string();
+        let [size, inodes] = writable_bounds(spec);
         let mut options = vec![("mode", Some("0755"))];
         if spec.disk_bytes > 0 {
             options.push(("size", Some(size.as_str())));
@@ -243,6 +252,20 @@ impl Isolation<'_> {
             attach_part(&path, inside, 0)?;
         }
         sys::detach(&sys::cstr(STAGING)?)
+    }
+
+    /// Gives what [`Self::mount_writable`] has made for `prepared` the size that this run has.
+    fn resize_writable(&self, prepared: &RunSpec) -> io::Result<()> {
+        let spec = self.spec;
+        if (spec.disk_bytes, spec.disk_inodes) == (prepared.disk_bytes, prepared.disk_inodes) {
+            return Ok(());
+        }
+        let [size, inodes] = writable_bounds(spec);
+        // 0 takes a bound away.
+        sys::change_file_system(
+            c"/workspace",
+            &[("size", size.as_str()), ("nr_inodes", inodes.as_str())],
+        )
     }
 
     /// Skills and blobs. The places for them are on a small read-only tmpfs of the run's own.
@@ -393,6 +416,10 @@ impl Isolation<'_> {
         {
             sys::exit_now(126);
         }
+        self.reap(program)
+    }
+
+    fn reap(&self, program: libc::pid_t) -> ! {
         loop {
             match sys::wait(-1) {
                 Ok(Some((pid, exit))) if pid == program => {
@@ -446,6 +473,15 @@ pub(crate) fn take_identity(
     Ok(())
 }
 
+/// Bytes and files of the run's tmpfs, as its options have them; its own directories are not the run's.
+fn writable_bounds(spec: &RunSpec) -> [String; 2] {
+    let inodes = match spec.disk_inodes {
+        0 => 0,
+        files => files.saturating_add(WRITABLE.len() as u64 + 1),
+    };
+    [spec.disk_bytes.to_string(), inodes.to_string()]
+}
+
 fn new_proc() -> io::Result<OwnedFd> {
     let options = [("subset", Some("pid")), ("hidepid", Some("invisible"))];
     sys::new_mount(c"proc", &options, NOSUID | NODEV | NOEXEC)
@@ -480,14 +516,5 @@ fn guest_arguments(interpreter: &Interpreter) -> io::Result<Vec<CString>> {
 /// What a run starts with. The request's own variables and the secrets come with the job, through the channel.
 fn environment(run_id: &str) -> io::Result<Vec<CString>> {
     let id = format!("SKILLGATE_RUN_ID={run_id}");
-    [
-        "HOME=/workspace",
-        "PATH=/usr/bin",
-        "LANG=C.UTF-8",
-        "TMPDIR=/tmp",
-        &id,
-    ]
-    .into_iter()
-    .map(sys::cstr)
-    .collect()
+    ENVIRONMENT.into_iter().chain([id.as_str()]).map(sys::cstr).collect()
 }

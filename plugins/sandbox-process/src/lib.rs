@@ -23,6 +23,7 @@ mod archive;
 mod channel;
 mod job;
 mod mounts;
+mod pool;
 mod run;
 
 mod wire;
@@ -30,6 +31,7 @@ mod wire;
 mod entry;
 mod launcher;
 mod probe;
+mod zygote;
 
 mod isolate;
 

@@ -12,12 +12,13 @@ use skillgate_plugin_sdk::model::{
 };
 use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
 
-use crate::config::Config;
+use crate::config::{Config, Namespaces, ZygotePer};
 use crate::interpreter::Interpreter;
 use crate::mounts;
-use crate::run::{self, Handle};
+use crate::pool::PoolRules;
+use crate::run::{self, Handle, Ways};
 use crate::supervisor::{self, Supervisor};
-use crate::wire::{Hello, LayerState};
+use crate::wire::{Hello, LayerState, ZygoteRules};
 
 const MAX_TIMEOUT_MS: u64 = 24 * 60 * 60 * 1000;
 
@@ -30,6 +31,7 @@ pub struct SandboxProcess {
     runs: Mutex<Runs>,
     all_over: Condvar,
     counts: Counts,
+    ways: Ways,
 }
 
 #[derive(Debug, Default)]
@@ -92,8 +94,23 @@ impl SandboxProcess {
             downgrades: config.downgrades,
             interpreter,
             guest,
+            zygotes: (!config.fresh).then(|| ZygoteRules {
+                preload: config.preload,
+                children_max: config.zygote_runs,
+                age_max_ns: config.zygote_age_s.saturating_mul(1_000_000_000),
+                domains_max: match config.zygote_per {
+                    ZygotePer::Gateway => 1,
+                    ZygotePer::Tenant => config.zygotes_max,
+                },
+                fresh_namespaces: config.namespaces == Namespaces::Fresh,
+            }),
         };
-        let supervisor = Supervisor::start(program, hello, host.clone())?;
+        let pool = (!config.fresh).then_some(PoolRules {
+            min: config.pool_min,
+            max: config.pool_max,
+            per_tenant: config.zygote_per == ZygotePer::Tenant,
+        });
+        let supervisor = Supervisor::start(program, hello, pool, host.clone())?;
         Ok(SandboxProcess {
             host,
             state_dir,
@@ -101,6 +118,7 @@ impl SandboxProcess {
             runs: Mutex::default(),
             all_over: Condvar::new(),
             counts: Counts::default(),
+            ways: Ways::default(),
         })
     }
 
@@ -203,11 +221,23 @@ impl Sandbox for SandboxProcess {
             Ok(_) => (abi::HEALTH_OK, "runs are isolated with every layer".into()),
         };
         let count = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let pool = launcher
+            .as_ref()
+            .ok()
+            .and_then(|l| l.pool.as_ref())
+            .map(|p| p.look())
+            .unwrap_or_default();
         let metrics = serde_json::json!({
             "runs_completed": count(&self.counts.completed),
             "runs_failed": count(&self.counts.failed),
             "runs_refused": count(&self.counts.refused),
             "runs_in_flight": in_flight,
+            "runs_from_pool": count(&self.ways.pooled),
+            "runs_on_demand": count(&self.ways.on_demand),
+            "runs_fresh": count(&self.ways.fresh),
+            "pool_idle": pool.idle,
+            "pool_target": pool.ahead,
+            "zygotes": pool.zygotes,
             "launcher_starts": starts,
         });
         Ok(Health {
@@ -230,6 +260,7 @@ impl Sandbox for SandboxProcess {
                 &launcher,
                 &self.host,
                 &self.state_dir,
+                &self.ways,
             )
         });
         let counter = match &answer {

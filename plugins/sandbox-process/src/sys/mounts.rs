@@ -92,6 +92,28 @@ pub(crate) fn seal_file_system(mount: BorrowedFd<'_>) -> io::Result<()> {
     fsconfig(fs.as_fd(), FSCONFIG_CMD_RECONFIGURE, None, None)
 }
 
+/// Gives the file system that is mounted at a path other options.
+pub(crate) fn change_file_system(at: &CStr, options: &[(&str, &str)]) -> io::Result<()> {
+    // SAFETY: the path is NUL-terminated.
+    let fs = own_fd(unsafe {
+        libc::syscall(
+            libc::SYS_fspick,
+            libc::AT_FDCWD,
+            at.as_ptr(),
+            FSPICK_CLOEXEC,
+        )
+    })?;
+    for (key, value) in options {
+        fsconfig(
+            fs.as_fd(),
+            FSCONFIG_SET_STRING,
+            Some(&cstr(key)?),
+            Some(&cstr(value)?),
+        )?;
+    }
+    fsconfig(fs.as_fd(), FSCONFIG_CMD_RECONFIGURE, None, None)
+}
+
 /// A detached copy of the mount at an open descriptor: that directory or file alone, without what is mounted below.
 pub(crate) fn clone_mount(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32;

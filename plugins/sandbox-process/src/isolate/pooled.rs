@@ -1,0 +1,362 @@
+//! A child of a zygote, from its birth to the first line of user code.
+//!
+//! Three processes' worth of steps in two processes: process 1 (init) builds what both live in, makes process 2 and seals
+//! itself at once; process 2 rehearses and waits, still with the rights that its last steps need (mounting what the run
+//! has been given, opening its gate), and seals itself when its run is there. No byte of a job has been read by then,
+//! and init's seal has been waited for: user code never has a neighbour with rights.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use libc::sock_filter;
+
+use super::{
+    At as _, Failure, GATE_PORT, Ground, INSIDE_ID, Isolation, Step, drop_rights, new_proc,
+};
+use crate::cgroup::Entrance;
+use crate::landlock;
+use crate::root::WRITABLE;
+use crate::seccomp;
+use crate::sys::{self, Fork, python};
+use crate::wire::{MESSAGE_BYTES_MAX, Report, RunSpec};
+use crate::zygote::REHEARSAL_FDS;
+
+/// Where the lowest of the descriptors that a child keeps for itself goes: out of the way of those with fixed numbers.
+const KEPT_FD_MIN: RawFd = 16;
+
+/// What is the same for every child of a zygote, worked out before the first.
+pub(crate) struct Inside {
+    ground: Ground,
+    /// For runs without and with network.
+    filters: [Vec<sock_filter>; 2],
+}
+
+impl Inside {
+    pub(crate) fn prepare(ground: Ground) -> io::Result<Self> {
+        Ok(Inside {
+            ground,
+            filters: [seccomp::program(false), seccomp::program(true)],
+        })
+    }
+}
+
+/// One child: what has come with its order.
+pub(crate) struct Child {
+    pub(crate) spec: RunSpec,
+    pub(crate) outer_id: u32,
+    pub(crate) orders: OwnedFd,
+    pub(crate) channel: OwnedFd,
+    pub(crate) output: OwnedFd,
+    pub(crate) report: OwnedFd,
+    pub(crate) notice: OwnedFd,
+    pub(crate) network: OwnedFd,
+    pub(crate) ipc: OwnedFd,
+    /// `None`: excused.
+    pub(crate) user: Option<OwnedFd>,
+    pub(crate) entrance: Entrance,
+    /// In process 2.
+    pub(crate) later: Option<Later>,
+}
+
+/// What process 2 has for its activation.
+pub(crate) struct Later {
+    inside: Inside,
+    /// Ends with a byte when init is sealed.
+    init_sealed: OwnedFd,
+    /// Landlock rules for a run without network.
+    rules: Option<OwnedFd>,
+}
+
+impl Child {
+    /// From the copy of the zygote to process 2, which is what returns.
+    pub(crate) fn be_born(self, inside: Inside) -> Self {
+        match self.try_be_born(&inside) {
+            Ok(init_sealed) => self.become_waiting(inside, init_sealed),
+            Err(failure) => give_up(self.report.as_fd(), &failure),
+        }
+    }
+
+    /// Process 2 has, in the end, the pipe that tells of init's seal.
+    fn try_be_born(&self, inside: &Inside) -> Result<OwnedFd, Failure> {
+        // First of all, so that no later mistake can reach another child's socket or the zygote's.
+        self.close_inherited(inside).at(Step::Descriptors)?;
+        self.entrance.enter().at(Step::JoinGroup)?;
+        sys::unshare(libc::CLONE_NEWCGROUP).at(Step::CgroupNamespace)?;
+        sys::enter_namespace(self.network.as_fd(), libc::CLONE_NEWNET).at(Step::Network)?;
+        sys::enter_namespace(self.ipc.as_fd(), libc::CLONE_NEWIPC).at(Step::Network)?;
+        sys::new_session().at(Step::Session)?;
+        sys::set_hostname("sandbox").at(Step::Hostname)?;
+        // While the zygote's is in sight; then that one goes, with all that it shows.
+        let proc = new_proc().at(Step::Proc)?;
+        sys::detach(c"/proc").at(Step::Proc)?;
+        sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
+        self.isolation(&inside.ground, &[])
+            .mount_writable()
+            .at(Step::Writable)?;
+        if inside.ground.drops_groups {
+            sys::drop_groups().at(Step::Identity)?;
+        }
+        // Dumpable, since else /proc/self is not one's own.
+        sys::set_dumpable(true).at(Step::Identity)?;
+        std::fs::write("/proc/self/oom_score_adj", "900").at(Step::Identity)?;
+        // Nothing and nobody looks into what still has rights.
+        sys::set_dumpable(false).at(Step::Identity)?;
+        let (init_sealed, seal) = sys::pipe().at(Step::Descriptors)?;
+        match sys::clone_process(0, None).at(Step::Program)? {
+            Fork::Parent { pid, .. } => self.become_init(inside, pid, seal),
+            Fork::Child => {
+                drop(seal);
+                Ok(init_sealed)
+            }
+        }
+    }
+
+    fn isolation<'a>(&'a self, ground: &'a Ground, mounts: &'a [OwnedFd]) -> Isolation<'a> {
+        Isolation {
+            ground,
+            spec: &self.spec,
+            outer_id: self.outer_id,
+            entrance: &self.entrance,
+            mounts,
+            output: self.output.as_fd(),
+            channel: self.channel.as_fd(),
+            report: self.report.as_fd(),
+            notice: Some(self.notice.as_fd()),
+            arguments: None,
+        }
+    }
+
+    fn close_inherited(&self, inside: &Inside) -> io::Result<()> {
+        let mut keep = vec![
+            self.orders.as_raw_fd(),
+            self.channel.as_raw_fd(),
+            self.output.as_raw_fd(),
+            self.report.as_raw_fd(),
+            self.notice.as_raw_fd(),
+            self.network.as_raw_fd(),
+            self.ipc.as_raw_fd(),
+            inside.ground.launcher.as_raw_fd(),
+        ];
+        keep.extend(self.user.iter().map(AsRawFd::as_raw_fd));
+        keep.extend(self.entrance.tasks.iter().map(AsRawFd::as_raw_fd));
+        sys::close_all_from(3, &keep)?;
+        // Nothing that is opened from here on gets a number that is given out below.
+        sys::dup_to(0, 3)
+    }
+
+    /// Process 1.
+    fn become_init(&self, inside: &Inside, program: libc::pid_t, seal: OwnedFd) -> ! {
+        let sealed = || -> Result<(), Failure> {
+            self.change_identity(&inside.ground)?;
+            self.seal(inside, None)?;
+            sys::write(seal.as_fd(), b"s").at(Step::Standard)?;
+            sys::close_all_from(0, &[self.report.as_raw_fd()]).at(Step::Descriptors)?;
+            sys::install_filter(&inside.filters[0]).at(Step::Filter)
+        };
+        match sealed() {
+            Ok(()) => self.isolation(&inside.ground, &[]).reap(program),
+            // Process 2 ends with it.
+            Err(failure) => give_up(self.report.as_fd(), &failure),
+        }
+    }
+
+    /// Process 2: has a place of its own for everything, and Python is told that it is another process.
+    fn become_waiting(mut self, inside: Inside, init_sealed: OwnedFd) -> Self {
+        match self.wait_ready(&inside, init_sealed) {
+            Ok(later_fds) => {
+                let [init_sealed, rules] = later_fds;
+                self.later = init_sealed.map(|init_sealed| Later {
+                    inside,
+                    init_sealed,
+                    rules,
+                });
+                python::after_fork_child();
+                self
+            }
+            Err(failure) => give_up(self.report.as_fd(), &failure),
+        }
+    }
+
+    fn wait_ready(
+        &mut self,
+        inside: &Inside,
+        init_sealed: OwnedFd,
+    ) -> Result<[Option<OwnedFd>; 2], Failure> {
+        sys::new_session().at(Step::Standard)?;
+        sys::set_umask(0o022);
+        std::env::set_current_dir("/workspace").at(Step::Standard)?;
+        let rules = match inside.ground.landlock_abi {
+            Some(_) => Some(self.rules(&inside.ground, false).at(Step::Landlock)?),
+            None => None,
+        };
+        for fd in [
+            &mut self.orders,
+            &mut self.channel,
+            &mut self.output,
+            &mut self.report,
+            &mut self.notice,
+        ]
+        .into_iter()
+        .chain(&mut self.user)
+        {
+            *fd = sys::dup_above(fd.as_fd(), KEPT_FD_MIN).at(Step::Descriptors)?;
+        }
+        let kept = [
+            Some(above(init_sealed).at(Step::Descriptors)?),
+            rules.map(above).transpose().at(Step::Descriptors)?,
+        ];
+        self.place_rehearsal().at(Step::Descriptors)?;
+        Ok(kept)
+    }
+
+    /// Where the guest finds itself: 0 is /dev/null, 3 the channel. Until its run is there 1 and 2 lead to a pipe that
+    /// ends here, and there is a socket to rehearse on.
+    fn place_rehearsal(&self) -> io::Result<()> {
+        let null = above(sys::open("/dev/null", libc::O_RDONLY)?)?;
+        let (nowhere, to_nowhere) = sys::pipe()?;
+        let (nowhere, to_nowhere) = (above(nowhere)?, above(to_nowhere)?);
+        let (one, other) = sys::socketpair(libc::SOCK_STREAM)?;
+        let (one, other) = (above(one)?, above(other)?);
+        sys::dup_to(null.as_raw_fd(), 0)?;
+        sys::dup_to(to_nowhere.as_raw_fd(), 1)?;
+        sys::dup_to(to_nowhere.as_raw_fd(), 2)?;
+        sys::dup_to(self.channel.as_raw_fd(), 3)?;
+        sys::dup_to(one.as_raw_fd(), REHEARSAL_FDS[0])?;
+        sys::dup_to(other.as_raw_fd(), REHEARSAL_FDS[1])?;
+        // Its reading end lives as long as the process waits, so that the rehearsal can write.
+        std::mem::forget(nowhere);
+        Ok(())
+    }
+
+    /// Process 2, in the end: see [`crate::zygote::activate`].
+    pub(crate) fn activate(mut self) {
+        match self.try_activate() {
+            // The numbers of its descriptors are free for the run: nothing of this may close them when it goes.
+            Ok(true) => std::mem::forget(self),
+            // Never used.
+            Ok(false) => sys::exit_now(0),
+            Err(failure) => give_up(self.report.as_fd(), &failure),
+        }
+    }
+
+    fn try_activate(&mut self) -> Result<bool, Failure> {
+        let Some(later) = self.later.take() else {
+            return Ok(false);
+        };
+        let mut sealed = [0];
+        match sys::read(later.init_sealed.as_fd(), &mut sealed) {
+            Ok(1) => {}
+            Ok(_) => return Ok(false),
+            Err(e) => return Err(e).at(Step::ParentDeath),
+        }
+        sys::dup_to(self.output.as_raw_fd(), 1).at(Step::Descriptors)?;
+        sys::dup_to(self.output.as_raw_fd(), 2).at(Step::Descriptors)?;
+        let Some((spec, mounts)) = self.receive().at(Step::Descriptors)? else {
+            return Ok(false);
+        };
+        let prepared = std::mem::replace(&mut self.spec, spec);
+        let isolation = self.isolation(&later.inside.ground, &mounts);
+        isolation.open_gate().at(Step::Network)?;
+        isolation.resize_writable(&prepared).at(Step::Writable)?;
+        isolation.attach_mounts().at(Step::Mounts)?;
+        self.change_identity(&later.inside.ground)?;
+        self.seal(&later.inside, later.rules.as_ref().map(AsFd::as_fd))?;
+        sys::close_all_from(4, &[self.report.as_raw_fd()]).at(Step::Descriptors)?;
+        let filter = &later.inside.filters[usize::from(self.spec.network)];
+        sys::install_filter(filter).at(Step::Filter)?;
+        sys::close_all_from(4, &[]).at(Step::Descriptors)?;
+        std::mem::forget((later, mounts));
+        Ok(true)
+    }
+
+    /// The run that this child is for. `None`: there will be none.
+    fn receive(&self) -> io::Result<Option<(RunSpec, Vec<OwnedFd>)>> {
+        // Of this only the pages of the message are ever touched.
+        let mut buf = vec![0; MESSAGE_BYTES_MAX];
+        let Some((n, mut mounts)) = sys::receive_message(self.orders.as_fd(), &mut buf)? else {
+            return Ok(None);
+        };
+        let spec: RunSpec = serde_json::from_slice(&buf[..n])?;
+        while mounts.len() < spec.mounts.len() {
+            match sys::receive_message(self.orders.as_fd(), &mut buf)? {
+                Some((_, more)) if !more.is_empty() => mounts.extend(more),
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some((spec, mounts)))
+    }
+
+    /// Into the run's own user namespace, as the run's own user.
+    fn change_identity(&self, ground: &Ground) -> Result<(), Failure> {
+        let change = || -> io::Result<()> {
+            sys::set_securebits(sys::SECURE_NO_SETUID_FIXUP)?;
+            let id = match &self.user {
+                Some(user) if ground.user_namespace => {
+                    sys::enter_namespace(user.as_fd(), libc::CLONE_NEWUSER)?;
+                    // What was said above was of the namespace that has been left.
+                    sys::set_securebits(sys::SECURE_NO_SETUID_FIXUP)?;
+                    INSIDE_ID
+                }
+                _ => self.outer_id,
+            };
+            sys::set_gid(id)?;
+            sys::set_uid(id)
+        };
+        change().at(Step::Identity)
+    }
+
+    /// Everything after the change of identity but the filter.
+    fn seal(&self, inside: &Inside, rules: Option<BorrowedFd<'_>>) -> Result<(), Failure> {
+        let ground = &inside.ground;
+        self.isolation(ground, &[]).set_limits().at(Step::Limits)?;
+        sys::set_no_new_privs().at(Step::NoNewPrivileges)?;
+        if ground.landlock_abi.is_some() {
+            let own;
+            let rules = match rules {
+                Some(rules) if !self.spec.network => rules,
+                _ => {
+                    own = self.rules(ground, self.spec.network).at(Step::Landlock)?;
+                    own.as_fd()
+                }
+            };
+            sys::landlock_enter(rules).at(Step::Landlock)?;
+        }
+        drop_rights().at(Step::Capabilities)?;
+        self.isolation(ground, &[])
+            .die_with_launcher()
+            .at(Step::ParentDeath)
+    }
+
+    fn rules(&self, ground: &Ground, network: bool) -> io::Result<OwnedFd> {
+        let interpreter = &ground.interpreter;
+        let executable: Vec<String> = [Some(&interpreter.program), interpreter.loader.as_ref()]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .collect();
+        landlock::rules(
+            ground.landlock_abi.unwrap_or_default(),
+            &executable,
+            &WRITABLE.map(|w| w.0),
+            network.then_some(GATE_PORT),
+        )
+    }
+}
+
+/// The same descriptor, out of the way.
+fn above(fd: OwnedFd) -> io::Result<OwnedFd> {
+    sys::dup_above(fd.as_fd(), KEPT_FD_MIN)
+}
+
+/// Says what has gone wrong, and ends; as process 1 this ends process 2 too.
+fn give_up(report: BorrowedFd<'_>, failure: &Failure) -> ! {
+    let report_text = Report::Failed {
+        step: format!("{:?}", failure.step),
+        error: failure.error.to_string(),
+    };
+    let mut line = serde_json::to_vec(&report_text).unwrap_or_default();
+    line.push(b'\n');
+    // Nobody listens any more: the launcher is gone, and with it the child.
+    let _ = sys::write(report, &line);
+    sys::exit_now(127)
+}
