@@ -127,6 +127,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     };
     times.sort_unstable();
     let (p50, p99) = (at(&times, 0.5).0, at(&times, 0.99).0);
+    println!("least {} us, p10 {} us", times[0].0, at(&times, 0.1).0);
     times.sort_unstable_by_key(|t| t.1);
     let create = at(&times, 0.5).1;
     times.sort_unstable_by_key(|t| t.2);

@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 
 use crate::cgroup::Entrance;
 use crate::interpreter::Interpreter;
@@ -172,7 +172,7 @@ impl Isolation<'_> {
         // While this process may still mount: /proc, then the run's own tmpfs, then what others have given, which is put
         // on top and cannot be hidden by it.
         sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
-        self.mount_writable().at(Step::Writable)?;
+        self.mount_writable(self.outer_id).at(Step::Writable)?;
         self.attach_mounts().at(Step::Mounts)?;
         // The last things that need rights in the launcher's user namespace are done: leave it.
         take_identity(
@@ -182,6 +182,7 @@ impl Isolation<'_> {
         )
         .at(Step::Identity)?;
         // In the new user namespace: processes are counted per user and namespace.
+        self.set_common_limits().at(Step::Limits)?;
         self.set_limits().at(Step::Limits)?;
         // Needed by the two filters below, and it makes a set-user-id file worth nothing.
         sys::set_no_new_privs().at(Step::NoNewPrivileges)?;
@@ -210,16 +211,12 @@ impl Isolation<'_> {
         sys::close_all_from(4, &keep)
     }
 
-    /// A run with network has one thing in its network namespace: a listener, of which the gateway gets the only
-    /// descriptor. Without network the interface stays down.
+    /// Without network the interface stays down.
     fn open_gate(&self) -> io::Result<()> {
-        let (true, Some(notice)) = (self.spec.network, self.notice) else {
-            return Ok(());
-        };
-        sys::loopback_up()?;
-        let listener = sys::listen_on_loopback(GATE_PORT)?;
-        let message = serde_json::to_vec(&Notice::Listening)?;
-        sys::send_message(notice, &message, &[listener.as_fd()])
+        match self.notice {
+            Some(notice) if self.spec.network => open_gate(notice),
+            _ => Ok(()),
+        }
     }
 
     fn enter_root(&self) -> io::Result<()> {
@@ -232,8 +229,10 @@ impl Isolation<'_> {
         std::env::set_current_dir("/")
     }
 
-    /// One tmpfs for all that a run can write, so that one size and one count of files bound it.
-    fn mount_writable(&self) -> io::Result<()> {
+    /// One tmpfs for all that a run can write, so that one size and one count of files bound it. Its directories are
+    /// `owner`'s. The tmpfs itself stays where it was put together, read-only and closed: to take it away again would
+    /// wait for every processor of the host.
+    fn mount_writable(&self, owner: u32) -> io::Result<()> {
         let spec = self.spec;
         let [size, inodes] = writable_bounds(spec);
         let mut options = vec![("mode", Some("0755"))];
@@ -248,10 +247,11 @@ impl Isolation<'_> {
         for (inside, part) in WRITABLE {
             let path = format!("{STAGING}/{part}");
             fs::DirBuilder::new().mode(0o700).create(&path)?;
-            chown(&path, Some(self.outer_id), Some(self.outer_id))?;
-            attach_part(&path, inside, 0)?;
+            chown(&path, Some(owner), Some(owner))?;
+            attach_part(&path, inside)?;
         }
-        sys::detach(&sys::cstr(STAGING)?)
+        fs::set_permissions(STAGING, fs::Permissions::from_mode(0))?;
+        sys::restrict(whole.as_fd(), RDONLY)
     }
 
     /// Gives what [`Self::mount_writable`] has made for `prepared` the size that this run has.
@@ -268,38 +268,60 @@ impl Isolation<'_> {
         )
     }
 
-    /// Skills and blobs. The places for them are on a small read-only tmpfs of the run's own.
+    /// Skills and blobs. The places for them are on small read-only tmpfs of the run's own.
     fn attach_mounts(&self) -> io::Result<()> {
-        if self.mounts.is_empty() {
-            return Ok(());
-        }
-        let places = sys::new_mount(
-            c"tmpfs",
-            &[("size", Some("1m")), ("mode", Some("0755"))],
-            NOSUID | NODEV | NOEXEC,
-        )?;
-        sys::attach(places.as_fd(), STAGING)?;
-        let directory = |path: String| fs::DirBuilder::new().mode(0o755).create(path);
-        directory(format!("{STAGING}/skills"))?;
-        directory(format!("{STAGING}/blobs"))?;
-        for (spec, mount) in self.spec.mounts.iter().zip(self.mounts) {
-            let place = format!("{STAGING}{}", spec.target);
-            if sys::stat(mount.as_fd())?.mode & libc::S_IFMT == libc::S_IFDIR {
-                directory(place)?;
-            } else {
-                fs::File::create_new(place)?;
+        let of = |target: &str, place: &str| {
+            let name = target.strip_prefix(place)?.strip_prefix('/')?;
+            Some(name.to_owned())
+        };
+        for place in ["/skills", "/blobs"] {
+            let here: Vec<(String, &OwnedFd)> = self
+                .spec
+                .mounts
+                .iter()
+                .zip(self.mounts)
+                .filter_map(|(spec, mount)| Some((of(&spec.target, place)?, mount)))
+                .collect();
+            if here.is_empty() {
+                continue;
             }
-        }
-        attach_part(&format!("{STAGING}/skills"), "/skills", RDONLY)?;
-        attach_part(&format!("{STAGING}/blobs"), "/blobs", RDONLY)?;
-        sys::detach(&sys::cstr(STAGING)?)?;
-        for (spec, mount) in self.spec.mounts.iter().zip(self.mounts) {
-            sys::attach(mount.as_fd(), &spec.target)
-                .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", spec.target)))?;
+            let options = [("size", Some("1m")), ("mode", Some("0755"))];
+            let places = sys::new_mount(c"tmpfs", &options, NOSUID | NODEV | NOEXEC)?;
+            for (name, mount) in &here {
+                let directory = sys::stat(mount.as_fd())?.mode & libc::S_IFMT == libc::S_IFDIR;
+                sys::make_in(places.as_fd(), name, directory)?;
+            }
+            sys::restrict(places.as_fd(), RDONLY)?;
+            sys::attach(places.as_fd(), place)?;
+            for (name, mount) in here {
+                let target = format!("{place}/{name}");
+                sys::attach(mount.as_fd(), &target)
+                    .map_err(|e| io::Error::new(e.kind(), format!("{target}: {e}")))?;
+            }
         }
         Ok(())
     }
 
+    /// Limits that are the same for every run.
+    fn set_common_limits(&self) -> io::Result<()> {
+        let limits = [
+            (libc::RLIMIT_NOFILE as i32, OPEN_FILES_MAX),
+            (libc::RLIMIT_STACK as i32, STACK_BYTES),
+            (libc::RLIMIT_MEMLOCK as i32, LOCKED_BYTES_MAX),
+            (libc::RLIMIT_SIGPENDING as i32, PENDING_SIGNALS_MAX),
+            // 1, not 0: for a core handler behind a pipe, which runs as root on the host, 0 means "no limit of mine".
+            (libc::RLIMIT_CORE as i32, 1),
+            (libc::RLIMIT_MSGQUEUE as i32, 0),
+            (libc::RLIMIT_NICE as i32, 0),
+            (libc::RLIMIT_RTPRIO as i32, 0),
+        ];
+        for (resource, value) in limits {
+            sys::set_limit(resource, value.min(sys::hard_limit(resource)?))?;
+        }
+        Ok(())
+    }
+
+    /// The run's own.
     fn set_limits(&self) -> io::Result<()> {
         let memory = self.spec.memory_bytes;
         let or_none = |n: u64| if n > 0 { n } else { u64::MAX };
@@ -316,23 +338,15 @@ impl Isolation<'_> {
             (libc::RLIMIT_AS as i32, address_space),
             (libc::RLIMIT_DATA as i32, data),
             (libc::RLIMIT_FSIZE as i32, file),
-            (libc::RLIMIT_NOFILE as i32, OPEN_FILES_MAX),
             // Init and the program are there already.
             (libc::RLIMIT_NPROC as i32, u64::from(self.spec.max_pids) + 2),
-            (libc::RLIMIT_STACK as i32, STACK_BYTES),
-            (libc::RLIMIT_MEMLOCK as i32, LOCKED_BYTES_MAX),
-            (libc::RLIMIT_SIGPENDING as i32, PENDING_SIGNALS_MAX),
-            // 1, not 0: for a core handler behind a pipe, which runs as root on the host, 0 means "no limit of mine".
-            (libc::RLIMIT_CORE as i32, 1),
-            (libc::RLIMIT_MSGQUEUE as i32, 0),
-            (libc::RLIMIT_NICE as i32, 0),
-            (libc::RLIMIT_RTPRIO as i32, 0),
         ];
-        let cpu_max = cpu
-            .saturating_add(1)
-            .min(sys::hard_limit(libc::RLIMIT_CPU as i32)?);
-        sys::set_soft_limit(libc::RLIMIT_CPU as i32, cpu.min(cpu_max), cpu_max)?;
-        for (resource, value) in limits {
+        // Without a limit there is nothing to lower.
+        if cpu != u64::MAX {
+            let cpu_max = (cpu + 1).min(sys::hard_limit(libc::RLIMIT_CPU as i32)?);
+            sys::set_soft_limit(libc::RLIMIT_CPU as i32, cpu.min(cpu_max), cpu_max)?;
+        }
+        for (resource, value) in limits.into_iter().filter(|(_, value)| *value != u64::MAX) {
             sys::set_limit(resource, value.min(sys::hard_limit(resource)?))?;
         }
         Ok(())
@@ -443,6 +457,15 @@ impl Isolation<'_> {
     }
 }
 
+/// In the network namespace of a run with network: the interface, and the one thing there, a listener, of which the
+/// plugin gets the only descriptor.
+pub(crate) fn open_gate(notice: BorrowedFd<'_>) -> io::Result<()> {
+    sys::loopback_up()?;
+    let listener = sys::listen_on_loopback(GATE_PORT)?;
+    let message = serde_json::to_vec(&Notice::Listening)?;
+    sys::send_message(notice, &message, &[listener.as_fd()])
+}
+
 /// From the launcher's user to the run's own, in a user namespace that maps it alone.
 pub(crate) fn take_identity(
     outer_id: u32,
@@ -488,21 +511,23 @@ fn new_proc() -> io::Result<OwnedFd> {
 }
 
 /// Shows a directory of a mount that is attached at the moment somewhere else too.
-fn attach_part(from: &str, to: &str, attributes: u64) -> io::Result<()> {
+fn attach_part(from: &str, to: &str) -> io::Result<()> {
     let at = sys::open(from, libc::O_PATH | libc::O_DIRECTORY)?;
     let mount = sys::clone_mount(at.as_fd())?;
-    if attributes != 0 {
-        sys::restrict(mount.as_fd(), attributes)?;
-    }
     sys::attach(mount.as_fd(), to)
 }
 
 /// All five sets, and the switches that could give something back.
 pub(crate) fn drop_rights() -> io::Result<()> {
+    close_ways_to_rights()?;
+    sys::drop_capabilities()
+}
+
+/// Nothing can come back, or be gained; what is there stays until [`drop_rights`].
+fn close_ways_to_rights() -> io::Result<()> {
     sys::drop_ambient_set()?;
     sys::drop_bounding_set()?;
-    sys::set_securebits(sys::SECURE_ALL_LOCKED)?;
-    sys::drop_capabilities()
+    sys::set_securebits(sys::SECURE_ALL_LOCKED)
 }
 
 fn guest_arguments(interpreter: &Interpreter) -> io::Result<Vec<CString>> {

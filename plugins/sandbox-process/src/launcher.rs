@@ -232,15 +232,12 @@ impl Launcher {
             let slots: Vec<u32> = self.runs.keys().copied().collect();
             let mut polls = vec![Poll::readable(control)];
             for run in self.runs.values() {
+                // An end that has been seen says nothing more, and would be said again and again.
+                let unless = |seen: bool, poll: Poll| if seen { Poll::nothing() } else { poll };
                 polls.extend([
-                    Poll::readable(run.report.as_fd()),
+                    unless(run.report_over, Poll::readable(run.report.as_fd())),
                     Poll::readable(run.pidfd.as_fd()),
-                    // Its end, once seen, says nothing more.
-                    if run.killed {
-                        Poll::nothing()
-                    } else {
-                        Poll::readable(run.notice.as_fd())
-                    },
+                    unless(run.killed, Poll::readable(run.notice.as_fd())),
                 ]);
             }
             let of_runs = polls.len();

@@ -1,9 +1,11 @@
 //! A child of a zygote, from its birth to the first line of user code.
 //!
-//! Three processes' worth of steps in two processes: process 1 (init) builds what both live in, makes process 2 and seals
-//! itself at once; process 2 rehearses and waits, still with the rights that its last steps need (mounting what the run
-//! has been given, opening its gate), and seals itself when its run is there. No byte of a job has been read by then,
-//! and init's seal has been waited for: user code never has a neighbour with rights.
+//! Process 1 (init) leaves the launcher's rights behind for a user namespace of the run's own, builds what both live in,
+//! makes process 2 and seals itself. Process 2 rehearses and waits. All that it still may is to mount in its own mount
+//! namespace, which is how it puts up what the run has been given; then it seals itself too. No byte of a job has been
+//! read by then, and init's seal has been waited for: user code never has a neighbour with rights.
+//!
+//! Between the activation and the job's first byte every step is one that needs to know the run: the rest is done ahead.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -11,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use libc::sock_filter;
 
 use super::{
-    At as _, Failure, GATE_PORT, Ground, INSIDE_ID, Isolation, Step, drop_rights, new_proc,
+    At as _, Failure, GATE_PORT, Ground, INSIDE_ID, Isolation, Step, close_ways_to_rights, new_proc,
 };
 use crate::cgroup::Entrance;
 use crate::landlock;
@@ -86,21 +88,21 @@ impl Child {
         sys::enter_namespace(self.ipc.as_fd(), libc::CLONE_NEWIPC).at(Step::Network)?;
         sys::new_session().at(Step::Session)?;
         sys::set_hostname("sandbox").at(Step::Hostname)?;
-        // While the zygote's is in sight; then that one goes, with all that it shows.
         let proc = new_proc().at(Step::Proc)?;
-        sys::detach(c"/proc").at(Step::Proc)?;
-        sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
-        self.isolation(&inside.ground, &[])
-            .mount_writable()
-            .at(Step::Writable)?;
-        if inside.ground.drops_groups {
-            sys::drop_groups().at(Step::Identity)?;
+        if !inside.ground.drops_groups {
+            // The zygote's was in sight, without which an ordinary user gets none; with it goes all that it shows.
+            sys::detach(c"/proc").at(Step::Proc)?;
         }
-        // Dumpable, since else /proc/self is not one's own.
-        sys::set_dumpable(true).at(Step::Identity)?;
-        std::fs::write("/proc/self/oom_score_adj", "900").at(Step::Identity)?;
+        sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
+        self.prepare_memory(inside).at(Step::Identity)?;
+        let owner = self.change_identity(&inside.ground).at(Step::Identity)?;
+        let isolation = self.isolation(&inside.ground, &[]);
+        isolation.mount_writable(owner).at(Step::Writable)?;
+        isolation.set_common_limits().at(Step::Limits)?;
+        sys::set_no_new_privs().at(Step::NoNewPrivileges)?;
+        close_ways_to_rights().at(Step::Capabilities)?;
         // Nothing and nobody looks into what still has rights.
-        sys::set_dumpable(false).at(Step::Identity)?;
+        isolation.die_with_launcher().at(Step::ParentDeath)?;
         let (init_sealed, seal) = sys::pipe().at(Step::Descriptors)?;
         match sys::clone_process(0, None).at(Step::Program)? {
             Fork::Parent { pid, .. } => self.become_init(inside, pid, seal),
@@ -147,7 +149,6 @@ impl Child {
     /// Process 1.
     fn become_init(&self, inside: &Inside, program: libc::pid_t, seal: OwnedFd) -> ! {
         let sealed = || -> Result<(), Failure> {
-            self.change_identity(&inside.ground)?;
             self.seal(inside, None)?;
             sys::write(seal.as_fd(), b"s").at(Step::Standard)?;
             sys::close_all_from(0, &[self.report.as_raw_fd()]).at(Step::Descriptors)?;
@@ -184,6 +185,8 @@ impl Child {
     ) -> Result<[Option<OwnedFd>; 2], Failure> {
         sys::new_session().at(Step::Standard)?;
         sys::set_umask(0o022);
+        // Of its own: it does not come with a fork.
+        sys::set_parent_death_signal(libc::SIGKILL).at(Step::ParentDeath)?;
         std::env::set_current_dir("/workspace").at(Step::Standard)?;
         let rules = match inside.ground.landlock_abi {
             Some(_) => Some(self.rules(&inside.ground, false).at(Step::Landlock)?),
@@ -256,10 +259,8 @@ impl Child {
         };
         let prepared = std::mem::replace(&mut self.spec, spec);
         let isolation = self.isolation(&later.inside.ground, &mounts);
-        isolation.open_gate().at(Step::Network)?;
         isolation.resize_writable(&prepared).at(Step::Writable)?;
         isolation.attach_mounts().at(Step::Mounts)?;
-        self.change_identity(&later.inside.ground)?;
         self.seal(&later.inside, later.rules.as_ref().map(AsFd::as_fd))?;
         sys::close_all_from(4, &[self.report.as_raw_fd()]).at(Step::Descriptors)?;
         let filter = &later.inside.filters[usize::from(self.spec.network)];
@@ -286,30 +287,42 @@ impl Child {
         Ok(Some((spec, mounts)))
     }
 
-    /// Into the run's own user namespace, as the run's own user.
-    fn change_identity(&self, ground: &Ground) -> Result<(), Failure> {
-        let change = || -> io::Result<()> {
-            sys::set_securebits(sys::SECURE_NO_SETUID_FIXUP)?;
-            let id = match &self.user {
-                Some(user) if ground.user_namespace => {
-                    sys::enter_namespace(user.as_fd(), libc::CLONE_NEWUSER)?;
-                    // What was said above was of the namespace that has been left.
-                    sys::set_securebits(sys::SECURE_NO_SETUID_FIXUP)?;
-                    INSIDE_ID
-                }
-                _ => self.outer_id,
-            };
-            sys::set_gid(id)?;
-            sys::set_uid(id)
-        };
-        change().at(Step::Identity)
+    /// The last that needs the launcher's rights and is not about namespaces.
+    fn prepare_memory(&self, inside: &Inside) -> io::Result<()> {
+        if inside.ground.drops_groups {
+            sys::drop_groups()?;
+        }
+        // Dumpable, since else /proc/self is not one's own.
+        sys::set_dumpable(true)?;
+        std::fs::write("/proc/self/oom_score_adj", "900")
     }
 
-    /// Everything after the change of identity but the filter.
+    /// Into the run's own user namespace, as the run's own user, with a mount namespace that belongs to it. Gives that
+    /// user's id as it is seen there.
+    fn change_identity(&self, ground: &Ground) -> io::Result<u32> {
+        sys::set_securebits(sys::SECURE_NO_SETUID_FIXUP)?;
+        let user = self.user.as_ref().filter(|_| ground.user_namespace);
+        let id = match user {
+            Some(user) => {
+                sys::enter_namespace(user.as_fd(), libc::CLONE_NEWUSER)?;
+                // What was said above was of the namespace that has been left.
+                sys::set_securebits(sys::SECURE_NO_SETUID_FIXUP)?;
+                INSIDE_ID
+            }
+            None => self.outer_id,
+        };
+        sys::set_gid(id)?;
+        sys::set_uid(id)?;
+        if user.is_some() {
+            sys::unshare(libc::CLONE_NEWNS)?;
+        }
+        Ok(id)
+    }
+
+    /// The last steps, but for the filter.
     fn seal(&self, inside: &Inside, rules: Option<BorrowedFd<'_>>) -> Result<(), Failure> {
         let ground = &inside.ground;
         self.isolation(ground, &[]).set_limits().at(Step::Limits)?;
-        sys::set_no_new_privs().at(Step::NoNewPrivileges)?;
         if ground.landlock_abi.is_some() {
             let own;
             let rules = match rules {
@@ -321,10 +334,7 @@ impl Child {
             };
             sys::landlock_enter(rules).at(Step::Landlock)?;
         }
-        drop_rights().at(Step::Capabilities)?;
-        self.isolation(ground, &[])
-            .die_with_launcher()
-            .at(Step::ParentDeath)
+        sys::drop_capabilities().at(Step::Capabilities)
     }
 
     fn rules(&self, ground: &Ground, network: bool) -> io::Result<OwnedFd> {

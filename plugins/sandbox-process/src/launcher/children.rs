@@ -126,6 +126,7 @@ impl Launcher {
             notice: child.sockets.notice,
             report: child.sockets.report,
             heard: Vec::new(),
+            report_over: false,
             failed: None,
             exited: None,
             group: child.group,
@@ -205,7 +206,8 @@ impl Launcher {
     /// Tells a child for which run it is, with what the plugin cannot give it.
     pub(super) fn activate(&mut self, number: u64, spec: &RunSpec) {
         // One that has died meanwhile has said so on its own socket.
-        let Some(run) = self.child(number) else {
+        let is_it = |r: &&mut Run| r.pooled.as_ref().is_some_and(|p| p.number == number);
+        let Some(run) = self.runs.values_mut().find(is_it) else {
             return;
         };
         run.deadline_ns = spec.deadline_ns;
@@ -217,7 +219,14 @@ impl Launcher {
         pooled.cpu_before_us = so_far.unwrap_or(0);
         pooled.taken = true;
         pooled.network |= spec.network;
-        if let Err(message) = send_activation(pooled.orders.as_fd(), spec) {
+        let gate = match (spec.network, &self.leases) {
+            (true, Some(leases)) => leases.open_gate(&pooled.lease, run.notice.as_fd()),
+            _ => Ok(()),
+        };
+        let sent = gate
+            .map_err(|e| format!("its network cannot be prepared: {e}"))
+            .and_then(|()| send_activation(pooled.orders.as_fd(), spec));
+        if let Err(message) = sent {
             // Said first: what follows its end would be a less telling word.
             tell(run.notice.as_fd(), &Notice::Failed { message }, None);
             run.kill();

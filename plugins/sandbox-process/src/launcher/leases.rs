@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::isolate::INSIDE_ID;
 use crate::sys::{self, Fork};
@@ -85,6 +85,15 @@ impl Leases {
             ipc,
             user,
         })
+    }
+
+    /// A run with network has one thing in its network namespace: a listener, of which the plugin gets the only
+    /// descriptor.
+    pub(crate) fn open_gate(&self, lease: &Lease, notice: BorrowedFd<'_>) -> io::Result<()> {
+        sys::enter_namespace(lease.network.as_fd(), libc::CLONE_NEWNET)?;
+        let opened = crate::isolate::open_gate(notice);
+        sys::enter_namespace(self.home[0].as_fd(), libc::CLONE_NEWNET)?;
+        opened
     }
 
     /// After its run, which is dead and reaped. `pristine`: nothing can be left in it.

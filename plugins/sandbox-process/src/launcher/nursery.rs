@@ -83,13 +83,19 @@ fn become_zygote(
     sys::close_all_from(4, &keep)?;
     sys::set_propagation(libc::MS_PRIVATE)?;
     // A whole one: in a user namespace the kernel makes the children's only while such a one is in sight.
-    let proc = sys::new_mount(c"proc", &[], NOSUID | NODEV | NOEXEC)?;
+    let proc = if ground.drops_groups {
+        None
+    } else {
+        Some(sys::new_mount(c"proc", &[], NOSUID | NODEV | NOEXEC)?)
+    };
     let module = module()?;
     std::env::set_current_dir(std::ffi::OsStr::from_bytes(ground.template.to_bytes()))?;
     sys::pivot_to_cwd()?;
     sys::detach(c".")?;
     std::env::set_current_dir("/")?;
-    sys::attach(proc.as_fd(), "/proc")?;
+    if let Some(proc) = proc {
+        sys::attach(proc.as_fd(), "/proc")?;
+    }
     let place = sys::new_mount(c"tmpfs", &[("mode", Some("0700"))], NOSUID | NODEV)?;
     sys::attach(place.as_fd(), STAGING)?;
     module.put()?;

@@ -13,6 +13,8 @@ pub(super) struct Run {
     pub(super) notice: OwnedFd,
     pub(super) report: OwnedFd,
     pub(super) heard: Vec<u8>,
+    /// Init has closed it: it ends, which takes a while.
+    pub(super) report_over: bool,
     pub(super) failed: Option<String>,
     /// What init says of the interpreter.
     pub(super) exited: Option<(i32, i32)>,
@@ -49,8 +51,17 @@ impl Run {
 
     pub(super) fn hear(&mut self) {
         let mut buf = [0; 4096];
-        while let Ok(n @ 1..) = sys::read(self.report.as_fd(), &mut buf) {
-            self.heard.extend_from_slice(&buf[..n]);
+        loop {
+            match sys::read(self.report.as_fd(), &mut buf) {
+                Ok(0) => self.report_over = true,
+                Ok(n) => {
+                    self.heard.extend_from_slice(&buf[..n]);
+                    continue;
+                }
+                // Nothing there yet, or nothing to be read any more: then its end says so.
+                Err(_) => {}
+            }
+            break;
         }
         while let Some(end) = self.heard.iter().position(|b| *b == b'\n') {
             let line: Vec<u8> = self.heard.drain(..=end).collect();

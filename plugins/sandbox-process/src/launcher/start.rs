@@ -71,6 +71,7 @@ impl Launcher {
             pidfd,
             report,
             heard: Vec::new(),
+            report_over: false,
             failed: None,
             exited: None,
             group,

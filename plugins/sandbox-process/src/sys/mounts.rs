@@ -146,6 +146,19 @@ struct MountAttr {
     userns_fd: u64,
 }
 
+/// Makes a directory, or an empty file, in a mount that may be in no place yet.
+pub(crate) fn make_in(at: BorrowedFd<'_>, name: &str, directory: bool) -> io::Result<()> {
+    let name = cstr(name)?;
+    if directory {
+        // SAFETY: `name` is NUL-terminated.
+        return check(unsafe { libc::mkdirat(at.as_raw_fd(), name.as_ptr(), 0o755) }.into())
+            .map(drop);
+    }
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
+    // SAFETY: `name` is NUL-terminated; a mode comes with O_CREAT.
+    own_fd(unsafe { libc::openat(at.as_raw_fd(), name.as_ptr(), flags, 0o444) }.into()).map(drop)
+}
+
 /// Adds attributes to a mount.
 pub(crate) fn restrict(mount: BorrowedFd<'_>, attributes: u64) -> io::Result<()> {
     let attr = MountAttr {
