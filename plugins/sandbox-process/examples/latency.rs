@@ -98,7 +98,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     std::thread::sleep(std::time::Duration::from_millis(100));
     let next = AtomicUsize::new(0);
     let started = Instant::now();
-    let mut times: Vec<(u128, u64, u64)> = std::thread::scope(|scope| {
+    let mut times: Vec<(u128, u64, u64, u64)> = std::thread::scope(|scope| {
         let work = || {
             let mut mine = Vec::new();
             loop {
@@ -109,7 +109,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
                 let t = Instant::now();
                 match plugin.run(hello(i), &Nothing) {
                     Ok(r) if r.completed => {
-                        mine.push((t.elapsed().as_micros(), r.create_us, r.exec_us));
+                        mine.push((t.elapsed().as_micros(), r.create_us, r.exec_us, r.cpu_us));
                     }
                     other => println!("run {i}: {other:?}"),
                 }
@@ -122,7 +122,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             .collect()
     });
     let elapsed = started.elapsed();
-    let at = |times: &[(u128, u64, u64)], share: f64| {
+    let at = |times: &[(u128, u64, u64, u64)], share: f64| {
         times[(times.len() as f64 * share) as usize % times.len()]
     };
     times.sort_unstable();
@@ -132,6 +132,9 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let create = at(&times, 0.5).1;
     times.sort_unstable_by_key(|t| t.2);
     let exec = at(&times, 0.5).2;
+    times.sort_unstable_by_key(|t| t.3);
+    let cpu = at(&times, 0.5).3;
+    println!("processor time of a run: {cpu} us (p50)");
     println!(
         "{runs} runs, {at_once} at once: p50 {p50} us, p99 {p99} us; isolated after {create} us, from there to the result {exec} us (p50); {:.0} runs/s",
         runs as f64 / elapsed.as_secs_f64()

@@ -115,7 +115,7 @@ def serve(fd: int, layout: Layout = Layout()) -> None:
     """Reads the job from `fd`, runs it, sends the result and ends the process. Does not return."""
     gc.enable()
     refresh_randomness()
-    reserve = bytearray(_RESERVE_BYTES)
+    reserve = bytes(_RESERVE_BYTES)  # room, and no page of it touched
     function = "main"
     inline_bytes = 0
     run = None

@@ -24,13 +24,25 @@ pub(crate) struct Instance {
     pub(crate) state: tempfile::TempDir,
 }
 
-/// What an instance is made from in these tests: an ordinary user has no delegated groups here.
+/// What an instance is made from in these tests: an ordinary user has no delegated groups here. SANDBOX_MODE says which
+/// way runs get their interpreters: `pool` (the default), `demand` or `fresh`.
 pub(crate) fn config() -> String {
-    if is_root() {
-        "{}".into()
-    } else {
-        r#"{"downgrades":["cgroup"]}"#.into()
+    config_with(serde_json::json!({}))
+}
+
+/// [`config`] with other keys beside.
+pub(crate) fn config_with(mut keys: serde_json::Value) -> String {
+    let mode = std::env::var("SANDBOX_MODE").unwrap_or_else(|_| "pool".into());
+    match mode.as_str() {
+        "pool" => {}
+        "demand" => keys["pool_max"] = 0.into(),
+        "fresh" => keys["fresh"] = true.into(),
+        other => panic!("SANDBOX_MODE={other}: use pool, demand or fresh"),
     }
+    if !is_root() {
+        keys["downgrades"] = serde_json::json!(["cgroup"]);
+    }
+    keys.to_string()
 }
 
 pub(crate) fn is_root() -> bool {
@@ -44,11 +56,16 @@ pub(crate) fn create(
     config: &str,
     guest: Option<&str>,
 ) -> Result<SandboxProcess> {
+    let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
+    if guest.is_some() {
+        // A guest of the test's is a program, not something that a zygote could import.
+        config["fresh"] = true.into();
+    }
     let host = Host::for_tests(|_, _, _, _| {});
     let request = CreateRequest {
         instance_id: "test".into(),
         state_dir: state.join("state").display().to_string(),
-        config_json: config.as_bytes().to_vec(),
+        config_json: config.to_string().into_bytes(),
     };
     let guest = guest.map(|text| vec![("bootstrap.py".to_owned(), text.to_owned())]);
     SandboxProcess::create_with(
