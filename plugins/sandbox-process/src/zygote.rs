@@ -88,6 +88,7 @@ pub(crate) fn activate() -> c_long {
 fn try_tend() -> io::Result<Option<(Child, bool)>> {
     // The file has done its service; nobody who is born here has a name for it.
     sys::detach(c"/.run")?;
+    sys::set_process_name(c"skillgate-warm");
     let control = sys::inherited(CONTROL_FD)?;
     let ground = ground()?;
     let inside = Inside::prepare(ground)?;

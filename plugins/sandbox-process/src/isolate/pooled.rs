@@ -7,6 +7,7 @@
 //!
 //! Between the activation and the job's first byte every step is one that needs to know the run: the rest is done ahead.
 
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -29,13 +30,16 @@ const KEPT_FD_MIN: RawFd = 16;
 /// What is the same for every child of a zygote, worked out before the first.
 pub(crate) struct Inside {
     ground: Ground,
+    name: CString,
     /// For runs without and with network.
     filters: [Vec<sock_filter>; 2],
 }
 
 impl Inside {
     pub(crate) fn prepare(ground: Ground) -> io::Result<Self> {
+        let name = ground.interpreter.program.rsplit('/').next().unwrap_or_default();
         Ok(Inside {
+            name: sys::cstr(name)?,
             ground,
             filters: [seccomp::program(false), seccomp::program(true)],
         })
@@ -148,6 +152,7 @@ impl Child {
 
     /// Process 1.
     fn become_init(&self, inside: &Inside, program: libc::pid_t, seal: OwnedFd) -> ! {
+        sys::set_process_name(c"skillgate-init");
         let sealed = || -> Result<(), Failure> {
             self.seal(inside, None)?;
             sys::write(seal.as_fd(), b"s").at(Step::Standard)?;
@@ -185,6 +190,7 @@ impl Child {
     ) -> Result<[Option<OwnedFd>; 2], Failure> {
         sys::new_session().at(Step::Standard)?;
         sys::set_umask(0o022);
+        sys::set_process_name(c"skillgate-idle");
         // Of its own: it does not come with a fork.
         sys::set_parent_death_signal(libc::SIGKILL).at(Step::ParentDeath)?;
         std::env::set_current_dir("/workspace").at(Step::Standard)?;
@@ -263,6 +269,8 @@ impl Child {
         isolation.attach_mounts().at(Step::Mounts)?;
         self.seal(&later.inside, later.rules.as_ref().map(AsFd::as_fd))?;
         sys::close_all_from(4, &[self.report.as_raw_fd()]).at(Step::Descriptors)?;
+        // What a program of its own would be called.
+        sys::set_process_name(&later.inside.name);
         let filter = &later.inside.filters[usize::from(self.spec.network)];
         sys::install_filter(filter).at(Step::Filter)?;
         sys::close_all_from(4, &[]).at(Step::Descriptors)?;

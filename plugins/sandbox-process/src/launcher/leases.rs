@@ -37,7 +37,7 @@ pub(crate) struct Leases {
 }
 
 /// Free ones that are kept; a burst may have made more.
-const FREE_MAX: usize = 64;
+const FREE_MAX: usize = 32;
 
 impl Leases {
     /// Moves the launcher into its home.

@@ -288,3 +288,29 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
     }
     found.split_off(1)
 }
+
+/// The process's name, as `ps` shows it.
+pub(crate) fn name_of(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim().to_owned()
+}
+
+/// What is below a launcher but for what waits: zygotes, and children that have no run (an init and a waiting process).
+pub(crate) fn processes_of_runs(launcher: u32) -> Vec<u32> {
+    let named: Vec<(u32, String)> = descendants(launcher)
+        .into_iter()
+        .map(|pid| (pid, name_of(pid)))
+        .filter(|(_, name)| !name.is_empty() && name != "skillgate-warm")
+        .collect();
+    let mut waiting = named.iter().filter(|(_, n)| n == "skillgate-idle").count();
+    named
+        .into_iter()
+        .filter(|(_, name)| name != "skillgate-idle")
+        .filter(|(_, name)| {
+            let of_waiting = name == "skillgate-init" && waiting > 0;
+            waiting -= usize::from(of_waiting);
+            !of_waiting
+        })
+        .map(|(pid, _)| pid)
+        .collect()
+}
