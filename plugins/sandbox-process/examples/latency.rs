@@ -140,6 +140,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         runs as f64 / elapsed.as_secs_f64()
     );
     println!("{}", plugin.health()?.metrics_json);
-    if std::env::var_os("SLEEP").is_some() { std::thread::sleep(std::time::Duration::from_secs(3)); }
+    if std::env::var_os("SLEEP").is_some() {
+        std::thread::sleep(std::time::Duration::from_secs(3));
+    }
     Ok(())
 }

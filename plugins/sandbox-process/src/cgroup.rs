@@ -246,7 +246,8 @@ fn limit_files(
             ("memory.limit_in_bytes", memory.clone(), true),
             ("memory.memsw.limit_in_bytes", memory, false),
         ],
-        ("pids", _) => vec![("pids.max", limits.pids.to_string(), true)],
+        // A run has init at least: 0 is not known yet.
+        ("pids", _) if limits.pids > 0 => vec![("pids.max", limits.pids.to_string(), true)],
         _ => Vec::new(),
     }
 }

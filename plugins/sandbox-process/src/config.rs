@@ -90,9 +90,16 @@ impl Default for Config {
             namespaces: Namespaces::Leased,
             pool_min: 2,
             pool_max: 16,
-            preload: ["base64", "collections", "datetime", "math", "re", "urllib.parse"]
-                .map(str::to_owned)
-                .into(),
+            preload: [
+                "base64",
+                "collections",
+                "datetime",
+                "math",
+                "re",
+                "urllib.parse",
+            ]
+            .map(str::to_owned)
+            .into(),
             zygote_per: ZygotePer::Gateway,
             zygotes_max: 8,
             zygote_runs: 1000,
@@ -171,9 +178,18 @@ mod tests {
         assert_eq!(of("uid_base"), config.uid_base);
         assert_eq!(of("cpus"), 1);
         assert_eq!(config.cpus, 1.0);
-        assert_eq!((of("fresh"), of("namespaces")), (false.into(), "leased".into()));
-        assert_eq!((config.fresh, config.namespaces), (false, Namespaces::Leased));
-        assert_eq!((of("zygote_per"), config.zygote_per), ("gateway".into(), ZygotePer::Gateway));
+        assert_eq!(
+            (of("fresh"), of("namespaces")),
+            (false.into(), "leased".into())
+        );
+        assert_eq!(
+            (config.fresh, config.namespaces),
+            (false, Namespaces::Leased)
+        );
+        assert_eq!(
+            (of("zygote_per"), config.zygote_per),
+            ("gateway".into(), ZygotePer::Gateway)
+        );
         assert_eq!(of("pool_min"), config.pool_min);
         assert_eq!(of("pool_max"), config.pool_max);
         assert_eq!(of("preload"), serde_json::json!(config.preload));

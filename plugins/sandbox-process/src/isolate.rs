@@ -541,5 +541,9 @@ fn guest_arguments(interpreter: &Interpreter) -> io::Result<Vec<CString>> {
 /// What a run starts with. The request's own variables and the secrets come with the job, through the channel.
 fn environment(run_id: &str) -> io::Result<Vec<CString>> {
     let id = format!("SKILLGATE_RUN_ID={run_id}");
-    ENVIRONMENT.into_iter().chain([id.as_str()]).map(sys::cstr).collect()
+    ENVIRONMENT
+        .into_iter()
+        .chain([id.as_str()])
+        .map(sys::cstr)
+        .collect()
 }

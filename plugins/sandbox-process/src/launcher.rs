@@ -241,14 +241,20 @@ impl Launcher {
                 ]);
             }
             let of_runs = polls.len();
-            polls.extend(self.returning.iter().map(|(n, _)| Poll::readable(n.as_fd())));
+            polls.extend(
+                self.returning
+                    .iter()
+                    .map(|(n, _)| Poll::readable(n.as_fd())),
+            );
             if let Some(zygotes) = &self.zygotes {
                 polls.extend(zygotes.sockets().map(Poll::readable));
             }
             sys::poll(&mut polls, self.patience())?;
             // What has come back is looked for before more can come back.
             let mut returned = polls[of_runs..].iter().map(Poll::is_ready);
-            let back = self.returning.extract_if(.., |_| returned.next() == Some(true));
+            let back = self
+                .returning
+                .extract_if(.., |_| returned.next() == Some(true));
             for (_, pooled) in back.collect::<Vec<_>>() {
                 if let Some(leases) = &mut self.leases {
                     leases.give_back(pooled.lease, !pooled.network);
@@ -320,7 +326,10 @@ impl Launcher {
             .then_some(CPU_CHECK_NS);
         let leaving = (!self.leaving.is_empty()).then_some(REMOVE_AGAIN_NS);
         let zygotes = self.zygotes.as_ref().and_then(|z| z.patience(now));
-        [deadline, cpu, leaving, zygotes].into_iter().flatten().min()
+        [deadline, cpu, leaving, zygotes]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Something has happened to a run: it has said something, it has ended, or the plugin has let go of it.

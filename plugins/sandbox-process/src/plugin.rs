@@ -15,10 +15,10 @@ use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
 use crate::config::{Config, Namespaces, ZygotePer};
 use crate::interpreter::Interpreter;
 use crate::mounts;
-use crate::pool::PoolRules;
+use crate::pool::{PoolRules, PoolState};
 use crate::run::{self, Handle, Ways};
 use crate::supervisor::{self, Supervisor};
-use crate::wire::{Hello, LayerState, ZygoteRules};
+use crate::wire::{Hello, Layer, LayerReport, LayerState, ZygoteRules};
 
 const MAX_TIMEOUT_MS: u64 = 24 * 60 * 60 * 1000;
 
@@ -32,6 +32,56 @@ pub struct SandboxProcess {
     all_over: Condvar,
     counts: Counts,
     ways: Ways,
+    source: InterpreterSource,
+}
+
+/// Where the interpreters of runs come from, in the words of the configuration.
+#[derive(Debug)]
+struct InterpreterSource(String);
+
+impl InterpreterSource {
+    fn of(config: &Config) -> Self {
+        if config.fresh {
+            return Self("every run starts an interpreter of its own (`fresh`)".into());
+        }
+        let whose = match config.zygote_per {
+            ZygotePer::Gateway => "one warmed interpreter".to_owned(),
+            ZygotePer::Tenant => {
+                format!(
+                    "a warmed interpreter per tenant, {} at most",
+                    config.zygotes_max
+                )
+            }
+        };
+        let namespaces = match config.namespaces {
+            Namespaces::Leased => "leased",
+            Namespaces::Fresh => "made for each run",
+        };
+        Self(format!(
+            "runs are children of {whose}; {} to {} wait; net, ipc and user namespaces are {namespaces}",
+            config.pool_min.min(config.pool_max),
+            config.pool_max
+        ))
+    }
+
+    fn line(&self, pool: &PoolState) -> LayerReport {
+        LayerReport {
+            layer: Layer::Zygote,
+            state: if pool.cold.is_some() {
+                LayerState::Degraded
+            } else {
+                LayerState::Ok
+            },
+            detail: match &pool.cold {
+                Some(why) => format!("{}; at the moment each starts its own: {why}", self.0),
+                None => self.0.clone(),
+            },
+            advice: match &pool.cold {
+                Some(_) => "the same isolation, about 20 ms later; if it stays so, look at `interpreter` and `preload`".into(),
+                None => String::new(),
+            },
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -85,6 +135,7 @@ impl SandboxProcess {
             .map_err(|e| Error::new(abi::E_PRECONDITION, e.to_string()))?;
         let program = supervisor::own_program(parts.launcher)
             .map_err(|e| Error::new(abi::E_UNAVAILABLE, format!("the launcher's file: {e}")))?;
+        let source = InterpreterSource::of(&config);
         let hello = Hello {
             instance: group_name(&request.instance_id, &state_dir),
             state_dir: state_dir.to_string_lossy().into_owned(),
@@ -119,6 +170,7 @@ impl SandboxProcess {
             all_over: Condvar::new(),
             counts: Counts::default(),
             ways: Ways::default(),
+            source,
         })
     }
 
@@ -209,24 +261,29 @@ impl Sandbox for SandboxProcess {
 
     fn health(&self) -> Result<Health> {
         let launcher = self.supervisor.launcher();
-        let (report, starts) = self.supervisor.report();
+        let (mut report, starts) = self.supervisor.report();
         let in_flight = self.runs().live.len();
         let degraded = report.iter().any(|l| l.state != LayerState::Ok);
-        let (state, message) = match &launcher {
-            Err(e) => (abi::HEALTH_DOWN, e.message.clone()),
-            Ok(_) if degraded => (
-                abi::HEALTH_DEGRADED,
-                "runs are isolated with less than every layer; see the report".into(),
-            ),
-            Ok(_) => (abi::HEALTH_OK, "runs are isolated with every layer".into()),
-        };
-        let count = |c: &AtomicU64| c.load(Ordering::Relaxed);
         let pool = launcher
             .as_ref()
             .ok()
             .and_then(|l| l.pool.as_ref())
             .map(|p| p.look())
             .unwrap_or_default();
+        let (state, message) = match &launcher {
+            Err(e) => (abi::HEALTH_DOWN, e.message.clone()),
+            Ok(_) if degraded => (
+                abi::HEALTH_DEGRADED,
+                "runs are isolated with less than every layer; see the report".into(),
+            ),
+            Ok(_) if pool.cold.is_some() => (
+                abi::HEALTH_DEGRADED,
+                "runs are isolated with every layer, and start slowly; see the report".into(),
+            ),
+            Ok(_) => (abi::HEALTH_OK, "runs are isolated with every layer".into()),
+        };
+        report.push(self.source.line(&pool));
+        let count = |c: &AtomicU64| c.load(Ordering::Relaxed);
         let metrics = serde_json::json!({
             "runs_completed": count(&self.counts.completed),
             "runs_failed": count(&self.counts.failed),

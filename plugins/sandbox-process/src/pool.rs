@@ -57,6 +57,8 @@ pub(crate) struct Pool {
 #[derive(Debug, Default)]
 struct State {
     domains: HashMap<String, Domain>,
+    /// Why a domain has no zygote, where that is not for the moment of its start.
+    cold: HashMap<String, String>,
     closed: bool,
 }
 
@@ -80,11 +82,13 @@ struct Domain {
 }
 
 /// What a pool looks like from outside.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct PoolState {
     pub(crate) zygotes: usize,
     pub(crate) idle: usize,
     pub(crate) ahead: u32,
+    /// Why runs start their own interpreter at the moment.
+    pub(crate) cold: Option<String>,
 }
 
 impl Pool {
@@ -147,7 +151,12 @@ impl Pool {
             let child = domain.take();
             if child.is_some() || over || !domain.warm {
                 domain.waiting -= 1;
-                domain.unsent = true;
+                if child.is_some() {
+                    // Said with the rest when it has its run.
+                    domain.unsent = true;
+                } else {
+                    self.tell(domain, name);
+                }
                 return child.map(|child| (child, true));
             }
         }
@@ -186,6 +195,7 @@ impl Pool {
             zygotes: state.domains.values().filter(|d| d.warm).count(),
             idle: state.domains.values().map(|d| d.idle.len()).sum(),
             ahead: state.domains.values().map(|d| d.ahead).sum(),
+            cold: state.cold.values().next().cloned(),
         }
     }
 
@@ -297,6 +307,7 @@ impl Pool {
                 self.came.notify_one();
             }
             Word::Warm { domain, zygote } => {
+                state.cold.remove(&domain);
                 let of = domain_of(&mut state, &domain, self.rules);
                 of.warm = true;
                 of.zygote = zygote;
@@ -304,6 +315,7 @@ impl Pool {
             }
             Word::Cold { domain, why } => {
                 domain_of(&mut state, &domain, self.rules).warm = false;
+                state.cold.insert(domain.clone(), why.clone());
                 self.came.notify_all();
                 drop(state);
                 host.log(
@@ -314,12 +326,15 @@ impl Pool {
                 );
             }
             Word::Gone { domain } => {
+                state.cold.remove(&domain);
                 // Runs that wait there see that it is not warm.
                 if let Some(of) = state.domains.get_mut(&domain) {
                     of.warm = false;
                     of.idle.clear();
                 }
-                state.domains.retain(|name, d| *name != domain || d.waiting > 0);
+                state
+                    .domains
+                    .retain(|name, d| *name != domain || d.waiting > 0);
                 self.came.notify_all();
             }
         }
@@ -331,10 +346,11 @@ impl Pool {
         let now = Instant::now();
         for (name, domain) in &mut state.domains {
             if now >= domain.window_ends {
-                let spare = domain
-                    .least_idle
-                    .div_ceil(2)
-                    .min(domain.ahead.saturating_sub(self.rules.min.min(self.rules.max)));
+                let spare = domain.least_idle.div_ceil(2).min(
+                    domain
+                        .ahead
+                        .saturating_sub(self.rules.min.min(self.rules.max)),
+                );
                 if spare > 0 {
                     domain.ahead -= spare;
                     for _ in 0..spare {

@@ -137,7 +137,8 @@ pub(crate) fn run(
         blobs: &prepared.blobs,
         started_ns,
     };
-    for _ in 0..CHILDREN_MAX {
+    let children = if request.fresh { 0 } else { CHILDREN_MAX };
+    for _ in 0..children {
         let Some(mut running) = attempt.on_child(ways)? else {
             break;
         };

@@ -138,6 +138,8 @@ pub(crate) enum Layer {
     Cgroup,
     /// All of it together, with the interpreter.
     Run,
+    /// No layer of the isolation: where the interpreters of runs come from, as the plugin sees it.
+    Zygote,
 }
 
 /// What is known of a layer.

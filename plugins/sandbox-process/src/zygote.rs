@@ -94,7 +94,9 @@ fn try_tend() -> io::Result<Option<(Child, bool)>> {
     let inside = Inside::prepare(ground)?;
     // A child is process 2 of its namespace: what looks at process ids to see a fork must see one.
     if std::process::id() <= 2 {
-        return Err(io::Error::other("the zygote has a process id that children have"));
+        return Err(io::Error::other(
+            "the zygote has a process id that children have",
+        ));
     }
     sys::send_message(control.as_fd(), WARM, &[])?;
     let mut buf = vec![0; MESSAGE_BYTES_MAX];

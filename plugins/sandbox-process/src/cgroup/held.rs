@@ -56,8 +56,8 @@ impl Held {
                 let old = limit_files(part.v2, controller, self.limits);
                 let mut new = limit_files(part.v2, controller, limits);
                 new.retain(|file| !old.contains(file));
-                if limits.memory_bytes > self.limits.memory_bytes {
-                    // Version 1: memory with swap is never below memory.
+                if self.limits.memory_bytes > 0 && limits.memory_bytes > self.limits.memory_bytes {
+                    // Version 1: memory with swap is never below memory. 0 is no limit, which only goes down.
                     new.reverse();
                 }
                 for (file, value, needed) in new {

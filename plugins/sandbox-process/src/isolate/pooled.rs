@@ -37,7 +37,12 @@ pub(crate) struct Inside {
 
 impl Inside {
     pub(crate) fn prepare(ground: Ground) -> io::Result<Self> {
-        let name = ground.interpreter.program.rsplit('/').next().unwrap_or_default();
+        let name = ground
+            .interpreter
+            .program
+            .rsplit('/')
+            .next()
+            .unwrap_or_default();
         Ok(Inside {
             name: sys::cstr(name)?,
             ground,

@@ -3,10 +3,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::Launcher;
 use super::run::{Pooled, Run, tell};
 use super::start::detached;
 use super::zygotes::{Event, Ordered};
-use super::Launcher;
 use crate::cgroup::{Part, RunGroup};
 use crate::sys::{self, MESSAGE_FDS_MAX};
 use crate::wire::{Notice, PoolNeeds, RunSpec, Word};

@@ -49,9 +49,8 @@ pub(super) fn start(ground: &Ground, preload: &[String], number: u64) -> io::Res
     let born_in = libc::CLONE_NEWNS | libc::CLONE_NEWUTS;
     match sys::clone_process(born_in, None)? {
         Fork::Child => {
-            let become_zygote = std::panic::AssertUnwindSafe(|| {
-                become_zygote(ground, preload, theirs, settings)
-            });
+            let become_zygote =
+                std::panic::AssertUnwindSafe(|| become_zygote(ground, preload, theirs, settings));
             // Whatever it was: the launcher sees it end, and has nobody to tell more.
             let _ = std::panic::catch_unwind(become_zygote);
             sys::exit_now(126)
@@ -152,9 +151,7 @@ fn place_descriptors(ground: &Ground, control: OwnedFd, settings: OwnedFd) -> io
     }
     sys::close_all_from(6, &[REHEARSAL_FDS[0], REHEARSAL_FDS[1], NOWHERE_FD])?;
     // Their descriptors are closed above.
-    std::mem::forget([
-        control, settings, launcher, nowhere, to_nowhere, one, other,
-    ]);
+    std::mem::forget([control, settings, launcher, nowhere, to_nowhere, one, other]);
     Ok(())
 }
 

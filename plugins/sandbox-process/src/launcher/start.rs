@@ -7,9 +7,7 @@ use super::Launcher;
 use super::run::{Run, tell};
 use crate::cgroup::{Entrance, GroupLimits};
 use crate::isolate::{BORN_IN, Isolation};
-use crate::sys::{
-    self, Fork, NODEV, NOEXEC, NOSUID, NOSYMFOLLOW, RDONLY,
-};
+use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID, NOSYMFOLLOW, RDONLY};
 use crate::wire::{MountSpec, Notice, RunSpec};
 
 impl Launcher {
@@ -36,9 +34,7 @@ impl Launcher {
             .map(detached)
             .collect::<Result<Vec<_>, _>>()?;
         let slot = (0..)
-            .find(|s| {
-                !self.runs.contains_key(s) && self.leases.as_ref().is_none_or(|l| !l.has(*s))
-            })
+            .find(|s| !self.runs.contains_key(s) && self.leases.as_ref().is_none_or(|l| !l.has(*s)))
             .unwrap_or(u32::MAX);
         let limits = GroupLimits {
             memory_bytes: spec.memory_bytes,
@@ -150,4 +146,3 @@ pub(super) fn detached(spec: &MountSpec) -> Result<OwnedFd, String> {
     .map_err(named)?;
     Ok(mount)
 }
-

@@ -131,7 +131,10 @@ impl Zygotes {
                 .flatten()
                 .map(ended),
         );
-        let lost = domain.pending.take().map(|p| Event::Lost(Box::new(p.child)));
+        let lost = domain
+            .pending
+            .take()
+            .map(|p| Event::Lost(Box::new(p.child)));
         let word = Word::Gone {
             domain: name.to_owned(),
         };
@@ -153,11 +156,17 @@ impl Zygotes {
         let wait = |d: &Domain| {
             let pending = d.pending.as_ref().map(|p| {
                 let looked = p.since_ns + ORDER_LOOK_NS;
-                if now < looked { looked - now } else { ORDER_LOOK_NS }
+                if now < looked {
+                    looked - now
+                } else {
+                    ORDER_LOOK_NS
+                }
             });
-            let age = d.current.as_ref().filter(|_| d.next.is_none()).map(|z| {
-                (z.born_ns + self.rules.age_max_ns).saturating_sub(now)
-            });
+            let age = d
+                .current
+                .as_ref()
+                .filter(|_| d.next.is_none())
+                .map(|z| (z.born_ns + self.rules.age_max_ns).saturating_sub(now));
             let start = d.current.is_none().then(|| {
                 if d.next.is_some() {
                     WARM_WAIT_NS
@@ -231,7 +240,8 @@ impl Zygotes {
             Ok(made) => made.unzip(),
             Err(e) => return Err((lease, None, e)),
         };
-        let rehearse = there >= needs.waiting;
+        // Nobody waits for it, and there are enough to last until it has rehearsed: under load that would be work twice.
+        let rehearse = there >= needs.waiting && there.saturating_mul(2) >= needs.ahead;
         match send_order(zygote, needs, &lease, entrance, rehearse) {
             Ok(sockets) => {
                 *pending = Some(Pending {
@@ -273,8 +283,11 @@ impl Zygotes {
     /// The launcher goes: every zygote is killed and reaped.
     pub(super) fn finish(&mut self) {
         for domain in self.domains.values_mut() {
-            self.leaving
-                .extend([domain.current.take(), domain.next.take()].into_iter().flatten());
+            self.leaving.extend(
+                [domain.current.take(), domain.next.take()]
+                    .into_iter()
+                    .flatten(),
+            );
         }
         for zygote in self.leaving.drain(..) {
             // Ours to kill; its end is waited for next.
@@ -347,24 +360,14 @@ impl Domain {
     }
 
     /// Gives the current one up.
-    fn lose(
-        &mut self,
-        name: &str,
-        why: &str,
-        leaving: &mut Vec<Zygote>,
-        events: &mut Vec<Event>,
-    ) {
+    fn lose(&mut self, name: &str, why: &str, leaving: &mut Vec<Zygote>, events: &mut Vec<Event>) {
         if let Some(zygote) = self.current.take() {
             if zygote.children == 0 {
                 self.back_off();
             }
             leaving.push(ended(zygote));
         }
-        events.extend(
-            self.pending
-                .take()
-                .map(|p| Event::Lost(Box::new(p.child))),
-        );
+        events.extend(self.pending.take().map(|p| Event::Lost(Box::new(p.child))));
         self.say_cold(name, why, events);
     }
 

@@ -82,7 +82,11 @@ impl<'a> Attempt<'a> {
             };
             // One that has died while it waited, or whose group cannot have these limits, is let go of.
             if let Some(running) = self.activate(pool, domain, waiting)? {
-                let way = if waited { &ways.on_demand } else { &ways.pooled };
+                let way = if waited {
+                    &ways.on_demand
+                } else {
+                    &ways.pooled
+                };
                 way.fetch_add(1, Ordering::Relaxed);
                 return Ok(Some(running));
             }
@@ -101,13 +105,9 @@ impl<'a> Attempt<'a> {
             return Ok(None);
         }
         let cpu_before_us = waiting.group.cpu_us();
-        let mut channel = Channel::new(
-            waiting.channel,
-            self.job,
-            self.blobs.clone(),
-            self.services,
-        )
-        .map_err(unavailable)?;
+        let mut channel =
+            Channel::new(waiting.channel, self.job, self.blobs.clone(), self.services)
+                .map_err(unavailable)?;
         channel.begin();
         let by_launcher = !self.spec.mounts.is_empty() || self.spec.network;
         if by_launcher {

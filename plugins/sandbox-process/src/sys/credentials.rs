@@ -100,10 +100,7 @@ pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
 }
 
 /// Enters a namespace; `kind` is its CLONE_NEW* flag. A pid namespace is for the children to come.
-pub(crate) fn enter_namespace(
-    namespace: BorrowedFd<'_>,
-    kind: libc::c_int,
-) -> io::Result<()> {
+pub(crate) fn enter_namespace(namespace: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
     // SAFETY: no pointers; the process has one thread.
     check(unsafe { libc::setns(namespace.as_raw_fd(), kind) }.into()).map(drop)
 }

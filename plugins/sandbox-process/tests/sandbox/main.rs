@@ -9,5 +9,7 @@ mod egress;
 mod hostile;
 mod inside;
 mod lifecycle;
+mod pool;
 mod red_list;
 mod support;
+mod zygote;

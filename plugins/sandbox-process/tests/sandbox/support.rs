@@ -289,6 +289,15 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
+/// A number of the instance's health.
+pub(crate) fn metric(instance: &Instance, name: &str) -> u64 {
+    let health = instance.plugin.health().unwrap();
+    let metrics: serde_json::Value = serde_json::from_str(&health.metrics_json).unwrap();
+    metrics[name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("no {name} in {metrics}"))
+}
+
 /// The process's name, as `ps` shows it.
 pub(crate) fn name_of(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
