@@ -21,7 +21,7 @@ use crate::landlock;
 use crate::root::WRITABLE;
 use crate::seccomp;
 use crate::sys::{self, Fork, python};
-use crate::wire::{MESSAGE_BYTES_MAX, Report, RunSpec};
+use crate::wire::{Report, RunSpec};
 use crate::zygote::REHEARSAL_FDS;
 
 /// Where the lowest of the descriptors that a child keeps for itself goes: out of the way of those with fixed numbers.
@@ -285,8 +285,8 @@ impl Child {
 
     /// The run that this child is for. `None`: there will be none.
     fn receive(&self) -> io::Result<Option<(RunSpec, Vec<OwnedFd>)>> {
-        // Of this only the pages of the message are ever touched.
-        let mut buf = vec![0; MESSAGE_BYTES_MAX];
+        // A buffer for the longest would be most of what a waiting child has of its own.
+        let mut buf = vec![0; sys::next_message_bytes(self.orders.as_fd())?.max(16)];
         let Some((n, mut mounts)) = sys::receive_message(self.orders.as_fd(), &mut buf)? else {
             return Ok(None);
         };

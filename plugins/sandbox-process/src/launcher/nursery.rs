@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::isolate::{ENVIRONMENT, Ground};
 use crate::root::{GUEST, STAGING};
-use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID, RDONLY};
+use crate::sys::{self, Fork, NODEV, NOSUID, RDONLY};
 use crate::zygote::{
     CONTROL_FD, LAUNCHER_FD, MODULE, REHEARSAL_FDS, SCRIPT, SETTINGS_FD, Settings,
 };
@@ -81,11 +81,13 @@ fn become_zygote(
     ];
     sys::close_all_from(4, &keep)?;
     sys::set_propagation(libc::MS_PRIVATE)?;
-    // A whole one: in a user namespace the kernel makes the children's only while such a one is in sight.
+    // The host's, for an ordinary user alone: in a user namespace the kernel makes the children's only while a whole one
+    // is in sight, and each child takes it away before anything else.
     let proc = if ground.drops_groups {
         None
     } else {
-        Some(sys::new_mount(c"proc", &[], NOSUID | NODEV | NOEXEC)?)
+        let host = sys::open("/proc", libc::O_PATH)?;
+        Some(sys::clone_mounts(host.as_fd())?)
     };
     let module = module()?;
     std::env::set_current_dir(std::ffi::OsStr::from_bytes(ground.template.to_bytes()))?;

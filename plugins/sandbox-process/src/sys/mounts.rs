@@ -18,6 +18,7 @@ const FSPICK_CLOEXEC: u32 = 1;
 const FSPICK_EMPTY_PATH: u32 = 8;
 const OPEN_TREE_CLONE: u32 = 1;
 const OPEN_TREE_CLOEXEC: u32 = libc::O_CLOEXEC as u32;
+const AT_RECURSIVE: u32 = 0x8000;
 const MOVE_MOUNT_F_EMPTY_PATH: u32 = 4;
 const EMPTY: &CStr = c"";
 
@@ -116,7 +117,16 @@ pub(crate) fn change_file_system(at: &CStr, options: &[(&str, &str)]) -> io::Res
 
 /// A detached copy of the mount at an open descriptor: that directory or file alone, without what is mounted below.
 pub(crate) fn clone_mount(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32;
+    open_tree(at, 0)
+}
+
+/// The same with everything that is mounted below.
+pub(crate) fn clone_mounts(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    open_tree(at, AT_RECURSIVE)
+}
+
+fn open_tree(at: BorrowedFd<'_>, more: u32) -> io::Result<OwnedFd> {
+    let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32 | more;
     // SAFETY: the path is the empty, NUL-terminated string.
     own_fd(unsafe { libc::syscall(libc::SYS_open_tree, at.as_raw_fd(), EMPTY.as_ptr(), flags) })
 }
