@@ -371,9 +371,11 @@ impl Launcher {
         for run in self.runs.values_mut() {
             run.kill();
         }
-        if let Some(zygotes) = &mut self.zygotes {
-            zygotes.finish();
+        let ordered = self.zygotes.as_mut().map(Zygotes::finish);
+        for child in ordered.unwrap_or_default() {
+            self.lost(child);
         }
+        self.sweep_strays();
         while let Some((_, run)) = self.runs.pop_first() {
             self.leaving.extend(run.finish().0);
         }

@@ -37,6 +37,8 @@ pub(crate) struct PoolRules {
 pub(crate) struct Waiting {
     pub(crate) number: u64,
     pub(crate) zygote: u64,
+    /// Its init's process id, which is nobody else's while the pidfd says that it lives.
+    pub(crate) init: u32,
     pub(crate) orders: OwnedFd,
     pub(crate) channel: OwnedFd,
     pub(crate) output: OwnedFd,
@@ -274,6 +276,7 @@ impl Pool {
                 domain,
                 number,
                 zygote,
+                init,
                 parts,
                 limits,
             } => {
@@ -289,6 +292,7 @@ impl Pool {
                 of.idle.push_back(Waiting {
                     number,
                     zygote,
+                    init,
                     orders,
                     channel,
                     output,

@@ -1,6 +1,7 @@
 //! One run, from the plugin's side: a thread that hands it to the launcher, serves its channel, takes its output and
 //! ends it at the deadline, whatever it does.
 
+mod usage;
 mod ways;
 
 use std::io;
@@ -218,12 +219,11 @@ impl Running<'_> {
     fn settle(&mut self) -> Option<Outcome> {
         let failed = self.channel.result.as_ref()?.status == Status::Failed;
         let child = self.child.as_ref()?;
-        if !child.group.is_there() {
+        let Some(used) = child.used(failed) else {
             // Only its end tells what it has used.
             self.kill_quietly();
             return None;
-        }
-        let used = child.group.used(failed);
+        };
         let end = End {
             cpu_us: used
                 .cpu_us

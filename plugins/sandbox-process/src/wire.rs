@@ -99,6 +99,7 @@ pub(crate) enum Word {
         /// Never given again.
         number: u64,
         zygote: u64,
+        init: u32,
         parts: Vec<Part>,
         limits: GroupLimits,
     },

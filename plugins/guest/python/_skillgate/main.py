@@ -68,6 +68,7 @@ def rehearse(fd: int, peer: int, layout: Layout = Layout()) -> None:
     """For a forked interpreter that has time: does a run of nothing, over the two ends of a socket, and takes back all
     that a run would find of it. The real run then meets no page for the first time. Closes both descriptors."""
     job = {"run_id": "rehearsal", "timeout_ms": 1, "code": _REHEARSED, "function": "main", "args": {"name": "x"}}
+    job["env"] = {"TMPDIR": layout.tmp}
     frame = b"J" + _dumps(job).encode("utf-8")
     _write(peer, len(frame).to_bytes(4, "little") + frame)
     saved = sys.argv, sys.meta_path[:], importlib.import_module

@@ -152,6 +152,7 @@ impl Launcher {
                     domain,
                     number,
                     zygote,
+                    init: run.pid as u32,
                     parts,
                     limits: child.limits,
                 };
@@ -172,7 +173,7 @@ impl Launcher {
     }
 
     /// A child that was ordered and did not come, as far as is known: [`Self::sweep_strays`] knows more.
-    fn lost(&mut self, child: Ordered) {
+    pub(super) fn lost(&mut self, child: Ordered) {
         self.leaving.extend(child.group);
         if let Some(leases) = &mut self.leases {
             leases.give_back(child.lease, false);
@@ -180,7 +181,7 @@ impl Launcher {
     }
 
     /// Kills and reaps the launcher's children that it has not been told of.
-    fn sweep_strays(&mut self) {
+    pub(super) fn sweep_strays(&mut self) {
         let own = std::process::id();
         let list = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
         let known: Vec<libc::pid_t> = self

@@ -230,6 +230,8 @@ impl Zygotes {
     ) -> Result<(), (Lease, Option<RunGroup>, io::Error)> {
         let found = self.domains.get_mut(name);
         let Some((needs, zygote, pending)) = found.and_then(|d| {
+            // What is ordered takes the place of what was used.
+            d.used_ns = sys::now_ns();
             let zygote = d.current.as_mut()?;
             Some((&d.needs, zygote, &mut d.pending))
         }) else {
@@ -280,20 +282,20 @@ impl Zygotes {
             .map(|z| z.pid)
     }
 
-    /// The launcher goes: every zygote is killed and reaped.
-    pub(super) fn finish(&mut self) {
+    /// The launcher goes: every zygote is killed and reaped. Gives what they had been ordered.
+    pub(super) fn finish(&mut self) -> Vec<Ordered> {
+        let mut ordered = Vec::new();
         for domain in self.domains.values_mut() {
-            self.leaving.extend(
-                [domain.current.take(), domain.next.take()]
-                    .into_iter()
-                    .flatten(),
-            );
+            let zygotes = [domain.current.take(), domain.next.take()];
+            self.leaving.extend(zygotes.into_iter().flatten());
+            ordered.extend(domain.pending.take().map(|p| p.child));
         }
         for zygote in self.leaving.drain(..) {
             // Ours to kill; its end is waited for next.
             let _ = sys::kill_by_pidfd(zygote.pidfd.as_fd());
             let _ = sys::wait(zygote.pid);
         }
+        ordered
     }
 }
 

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::{Host, RunServices, abi};
 
-use super::{Handle, OUTPUT_BYTES, Running};
-use crate::cgroup::Held;
+use super::{Handle, OUTPUT_BYTES, Running, usage};
+use crate::cgroup::{GroupUse, Held};
 use crate::channel::Channel;
 use crate::pool::{Pool, Waiting, limits_of};
 use crate::supervisor::Launcher;
@@ -44,12 +44,18 @@ pub(super) struct Child<'a> {
     pool: &'a Pool,
     domain: &'a str,
     number: u64,
-    pub(super) group: Held,
+    init: u32,
+    group: Held,
     pub(super) cpu_before_us: u64,
     pub(super) told: bool,
 }
 
 impl Child<'_> {
+    /// What it has used so far. `events`: also how often a limit was met.
+    pub(super) fn used(&self, events: bool) -> Option<GroupUse> {
+        used(&self.group, self.init, events)
+    }
+
     /// The launcher hears of it, once: from now on it watches the run's limits too.
     pub(super) fn tell(&mut self) {
         self.told = true;
@@ -60,6 +66,14 @@ impl Child<'_> {
 impl Drop for Child<'_> {
     fn drop(&mut self) {
         self.pool.over(self.domain, self.number);
+    }
+}
+
+fn used(group: &Held, init: u32, events: bool) -> Option<GroupUse> {
+    if group.is_there() {
+        Some(group.used(events))
+    } else {
+        usage::of_interpreter(init)
     }
 }
 
@@ -104,7 +118,13 @@ impl<'a> Attempt<'a> {
         if waiting.group.limit(limits_of(self.spec)).is_err() {
             return Ok(None);
         }
-        let cpu_before_us = waiting.group.cpu_us();
+        let cpu_before_us = if waiting.group.is_there() {
+            waiting.group.cpu_us()
+        } else {
+            usage::of_interpreter(waiting.init)
+                .and_then(|u| u.cpu_us)
+                .unwrap_or(0)
+        };
         let mut channel =
             Channel::new(waiting.channel, self.job, self.blobs.clone(), self.services)
                 .map_err(unavailable)?;
@@ -128,6 +148,7 @@ impl<'a> Attempt<'a> {
             pool,
             domain,
             number: waiting.number,
+            init: waiting.init,
             group: waiting.group,
             cpu_before_us,
             told: by_launcher,

@@ -390,7 +390,8 @@ fn health_says_every_layer() {
             "seccomp",
             "landlock",
             "cgroup",
-            "run"
+            "run",
+            "zygote"
         ]
     );
     if is_root() {
