@@ -250,7 +250,7 @@ impl Isolation<'_> {
             chown(&path, Some(owner), Some(owner))?;
             attach_part(&path, inside)?;
         }
-        fs::set_permissions(STAGING, fs::Permissions::from_mode(0))?;
+        fs::set_permissions(STAGING, fs::Permissions::from_mode(0o000))?;
         sys::restrict(whole.as_fd(), RDONLY)
     }
 

@@ -16,8 +16,11 @@ use crate::sys::{self, Poll};
 use crate::wire::{MESSAGE_BYTES_MAX, PoolNeeds, Request, RunSpec, Taken, Word};
 
 const TARGET: &str = "sandbox_process::pool";
-/// A run waits for a child so long, then has an interpreter of its own started.
-const CHILD_WAIT: Duration = Duration::from_millis(500);
+/// A run waits for a child so long while there is a zygote to make it, then has an interpreter of its own started. A
+/// zygote that makes none is noticed and said to be cold long before.
+const CHILD_WAIT: Duration = Duration::from_secs(5);
+/// How often a run that waits looks whether it is still wanted.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The pool shrinks by what nobody has needed for so long.
 const WINDOW: Duration = Duration::from_secs(10);
 /// Between tries to tell a launcher whose socket is full.
@@ -123,8 +126,14 @@ impl Pool {
     }
 
     /// A child for a run, and whether it was waited for; `None`: there is no zygote that could give one in time.
-    pub(crate) fn take(&self, name: &str, spec: &RunSpec) -> Option<(Waiting, bool)> {
-        let until = Instant::now() + CHILD_WAIT;
+    pub(crate) fn take(
+        &self,
+        name: &str,
+        spec: &RunSpec,
+        cancelled: impl Fn() -> bool,
+    ) -> Option<(Waiting, bool)> {
+        let left = Duration::from_nanos(spec.deadline_ns.saturating_sub(sys::now_ns()));
+        let until = Instant::now() + CHILD_WAIT.min(left);
         let mut state = self.state();
         let rules = self.rules;
         let domain = domain_of(&mut state, name, rules);
@@ -145,10 +154,10 @@ impl Pool {
             let left = until.saturating_duration_since(Instant::now());
             state = self
                 .came
-                .wait_timeout(state, left)
+                .wait_timeout(state, left.min(LOOK_EVERY))
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
-            let over = state.closed || left.is_zero();
+            let over = state.closed || left.is_zero() || cancelled();
             let domain = domain_of(&mut state, name, rules);
             let child = domain.take();
             if child.is_some() || over || !domain.warm {

@@ -33,7 +33,7 @@ const OUTPUT_BYTES: usize = 64 << 10;
 const LAST_OUTPUT_BYTES_MAX: usize = 16 << 20;
 /// A run that lasts longer is watched by the launcher too, should the plugin's thread be held up by the host.
 const LAUNCHER_TOLD_NS: u64 = 10_000_000;
-/// Children that a run tries, should one after the other end before it has read the job.
+/// Children that a run tries, should one after the other be dead, or end before it has read the job.
 const CHILDREN_MAX: usize = 3;
 
 /// Why the plugin has ended a run.
@@ -58,6 +58,13 @@ impl Handle {
         Ok(Handle {
             wake: sys::eventfd()?,
         })
+    }
+
+    /// Whether it has been told to end.
+    fn is_cancelled(&self) -> bool {
+        let mut told = [Poll::readable(self.wake.as_fd())];
+        // What cannot be asked will be found out by the run itself.
+        sys::poll(&mut told, Some(0)).is_ok() && told[0].is_ready()
     }
 
     /// Ends the run soon.

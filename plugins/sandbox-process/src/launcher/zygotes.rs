@@ -302,7 +302,7 @@ impl Zygotes {
 impl Domain {
     /// What its zygotes have said.
     fn hear(&mut self, name: &str, leaving: &mut Vec<Zygote>, events: &mut Vec<Event>) {
-        match self.next.as_ref().map(|z| heard(z)) {
+        match self.next.as_ref().map(heard) {
             Some(Heard::Said(word, _)) if word == WARM => {
                 // Not in the middle of an order of the other's, which is short.
                 if self.pending.is_none() {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::{Host, RunServices, abi};
 
-use super::{Handle, OUTPUT_BYTES, Running, usage};
+use super::{CHILDREN_MAX, Handle, OUTPUT_BYTES, Running, usage};
 use crate::cgroup::{GroupUse, Held};
 use crate::channel::Channel;
 use crate::pool::{Pool, Waiting, limits_of};
@@ -90,8 +90,9 @@ impl<'a> Attempt<'a> {
             return Ok(None);
         };
         let domain = pool.domain(self.tenant);
-        while sys::now_ns() < self.spec.deadline_ns {
-            let Some((waiting, waited)) = pool.take(domain, self.spec) else {
+        for _ in 0..CHILDREN_MAX {
+            let cancelled = || self.handle.is_cancelled();
+            let Some((waiting, waited)) = pool.take(domain, self.spec, cancelled) else {
                 break;
             };
             // One that has died while it waited, or whose group cannot have these limits, is let go of.

@@ -144,9 +144,8 @@ fn send_flagged(
     }
     loop {
         // SAFETY: msg points to iov, data and control, all alive during the call.
-        match check(
-            unsafe { libc::sendmsg(socket.as_raw_fd(), &msg, libc::MSG_NOSIGNAL | flags) } as _,
-        ) {
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &msg, libc::MSG_NOSIGNAL | flags) };
+        match check(sent as _) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             other => return other.map(drop),
         }
