@@ -70,6 +70,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1).take(2).map(|a| a.parse::<usize>());
     let runs = args.next().transpose()?.unwrap_or(200);
     let at_once = args.next().transpose()?.unwrap_or(1);
+    let pause = std::env::args().nth(4).map_or(Ok(0), |a| a.parse())?;
+    let pause = std::time::Duration::from_millis(pause);
     let config = std::env::args().nth(3).unwrap_or(r#"{"cpus":2}"#.into());
     let pool = !config.contains("\"fresh\":true");
     let exe = std::env::current_exe()?;
@@ -106,6 +108,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
                 if i >= runs {
                     return mine;
                 }
+                std::thread::sleep(pause);
                 let t = Instant::now();
                 match plugin.run(hello(i), &Nothing) {
                     Ok(r) if r.completed => {
