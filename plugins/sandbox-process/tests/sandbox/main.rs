@@ -17,6 +17,8 @@ mod hostile;
 mod inside;
 mod lifecycle;
 mod many;
+mod pool;
 mod red_list;
 mod support;
 mod tenants;
+mod zygote;
