@@ -155,8 +155,13 @@ fn explode(instance: &Instance, bomb: &Bomb, wanted: &AtomicBool, lit: &AtomicBo
         };
         lit.store(true, Ordering::Release);
         let result = instance.plugin.run(request, &services).unwrap();
-        let ends = bomb.ends[usize::from(!is_root())];
-        assert_eq!(result.error_type, ends, "{}: {result:?}", bomb.name);
+        // Without control groups it depends on who was refused whether the limit is known by name.
+        let ends = &bomb.ends[..if is_root() { 1 } else { 2 }];
+        assert!(
+            ends.contains(&result.error_type.as_str()),
+            "{}: {result:?}",
+            bomb.name
+        );
     }
 }
 
