@@ -178,8 +178,11 @@ impl Caller {
 
 /// How callers are known. Clones share what is installed.
 #[derive(Debug, Clone)]
-pub struct Authenticator {
-    mode: Arc<ArcSwap<Mode>>,
+pub struct Authenticator(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    mode: ArcSwap<Mode>,
     local: Arc<Subject>,
     nobody: Arc<Subject>,
 }
@@ -195,11 +198,11 @@ enum Mode {
 impl Authenticator {
     /// `auth.mode = "off"`
     pub fn off() -> Self {
-        Authenticator {
-            mode: Arc::new(ArcSwap::from_pointee(Mode::Off)),
+        Authenticator(Arc::new(Inner {
+            mode: ArcSwap::from_pointee(Mode::Off),
             local: Arc::new(Subject::local()),
             nobody: Arc::new(Subject::nobody()),
-        }
+        }))
     }
 
     /// As the configuration wants it.
@@ -212,16 +215,16 @@ impl Authenticator {
     /// From now on requests are judged by this. Tokens that were verified before are verified anew; keys that an issuer
     /// does not give at this moment are taken over.
     pub fn install(&self, Prepared(mode): Prepared) {
-        if let (Mode::Jwt(new), Mode::Jwt(old)) = (&mode, &**self.mode.load()) {
+        if let (Mode::Jwt(new), Mode::Jwt(old)) = (&mode, &**self.0.mode.load()) {
             new.inherit(old);
         }
-        self.mode.store(Arc::new(mode));
+        self.0.mode.store(Arc::new(mode));
     }
 
     /// The caller of the command line, which asks without HTTP.
     pub fn local(&self) -> Caller {
         Caller {
-            subject: self.local.clone(),
+            subject: self.0.local.clone(),
             ip: IpAddr::from([127, 0, 0, 1]),
             clock: None,
         }
@@ -229,7 +232,7 @@ impl Authenticator {
 
     /// The document of RFC 9728 for a request with these headers; none while nobody is asked for a token.
     pub fn metadata(&self, headers: &HeaderMap) -> Option<String> {
-        match &**self.mode.load() {
+        match &**self.0.mode.load() {
             Mode::Off => None,
             Mode::Jwt(jwt) => Some(jwt.challenge.metadata(headers)),
         }
@@ -237,7 +240,7 @@ impl Authenticator {
 
     /// How the issuers' keys are, for operators.
     pub fn issuers(&self) -> Vec<IssuerState> {
-        match &**self.mode.load() {
+        match &**self.0.mode.load() {
             Mode::Off => Vec::new(),
             Mode::Jwt(jwt) => jwt.issuers(),
         }
@@ -250,7 +253,7 @@ impl Authenticator {
         query: Option<&str>,
         ip: IpAddr,
     ) -> Result<Caller, (&'static str, Refusal)> {
-        let mode = self.mode.load_full();
+        let mode = self.0.mode.load_full();
         let Mode::Jwt(jwt) = &*mode else {
             return Ok(Caller { ip, ..self.local() });
         };
@@ -356,7 +359,7 @@ impl AuthLayer {
         let ip = peer_ip(&request);
         let caller = if self.is_open(request.uri().path()) {
             Caller {
-                subject: self.authenticator.nobody.clone(),
+                subject: self.authenticator.0.nobody.clone(),
                 ip,
                 clock: None,
             }

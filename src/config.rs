@@ -256,6 +256,8 @@ pub struct Policy {
     pub confirm: Confirm,
     /// What a refused caller is told.
     pub exposure: Exposure,
+    /// Skills whose arguments the rules see.
+    pub include_args: Vec<String>,
     /// Who may sign bundles. Empty: nobody needs to.
     pub keys: Vec<PolicyKey>,
     /// An older bundle may replace a newer one.

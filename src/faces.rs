@@ -130,9 +130,12 @@ pub fn route(path: &str) -> &'static str {
     known.map_or("other", |(known, _, _)| known)
 }
 
-/// Sends each request to its path's service.
+/// Sends each request to its path's service. Cheap to clone: every layer above does so for each request.
 #[derive(Debug, Clone)]
-pub struct Faces {
+pub struct Faces(Arc<Services>);
+
+#[derive(Debug)]
+struct Services {
     authenticator: Authenticator,
     rpc: Rpc<Calls>,
     blobs: blobs::Transfer,
@@ -142,36 +145,37 @@ pub struct Faces {
 impl Faces {
     /// The paths over one stack of calls.
     pub fn new(rpc: Rpc<Calls>, parts: &Parts) -> Self {
-        Faces {
+        Faces(Arc::new(Services {
             rpc,
             blobs: blobs::Transfer::new(parts),
             readiness: parts.readiness.clone(),
             authenticator: parts.authenticator.clone(),
-        }
+        }))
     }
 
     async fn answer(self, request: Authenticated) -> Result<Response<Body>, Refusal> {
+        let Faces(services) = self;
         let path = request.request.uri().path();
         if let Some(id) = path.strip_prefix("/blobs/") {
             only(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
             let id = id.to_owned();
-            return self.blobs.send(request, &id).await;
+            return services.blobs.send(request, &id).await;
         }
         // RFC 9728 section 3.1: at this path, or with the resource's own path behind it.
         if let Some(rest) = path.strip_prefix(METADATA_PATH)
             && (rest.is_empty() || rest.starts_with('/'))
-            && let Some(text) = self.authenticator.metadata(request.request.headers())
+            && let Some(text) = services.authenticator.metadata(request.request.headers())
         {
             return document(&request, "application/json", text);
         }
         match path {
             "/rpc" => {
                 only(&request, &[Method::POST], "POST")?;
-                self.rpc.oneshot(request).await
+                services.rpc.clone().oneshot(request).await
             }
             "/blobs" => {
                 only(&request, &[Method::POST], "POST")?;
-                self.blobs.receive(request).await
+                services.blobs.receive(request).await
             }
             "/tools" => {
                 only(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
@@ -186,7 +190,7 @@ impl Faces {
                 document(&request, "application/json", methods::openrpc().to_string())
             }
             "/livez" => document(&request, "text/plain; charset=utf-8", "ok\n".into()),
-            "/readyz" => match self.readiness.refuses().await {
+            "/readyz" => match services.readiness.refuses().await {
                 None => document(&request, "text/plain; charset=utf-8", "ok\n".into()),
                 Some(why) => Err(
                     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", why)

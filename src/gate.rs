@@ -25,6 +25,7 @@ mod proxy;
 mod record;
 mod refusal;
 mod resolve;
+mod slots;
 mod target;
 mod tunnel;
 
@@ -47,6 +48,7 @@ pub use record::{Ledger, NoLedger, Record, Verdict};
 pub use resolve::{Resolver, SystemResolver};
 
 use crate::config;
+use slots::{Slot, Slots};
 use target::Target;
 
 /// Questions to the resolver that one run has under way: names that nobody answers must not hold up others' names.
@@ -59,7 +61,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 pub struct Settings {
     /// Addresses that are not public and may be dialled all the same.
     pub allow_private: Vec<IpNet>,
-    /// Of all runs at once.
+    /// Of all runs at once; see `slots.rs` for one tenant's.
     pub tunnels_max: usize,
     /// Of one run at once; more wait to be accepted.
     pub run_connections_max: usize,
@@ -110,7 +112,7 @@ struct Inner {
     settings: Settings,
     resolver: Arc<dyn Resolver>,
     ledger: Arc<dyn Ledger>,
-    slots: Arc<Semaphore>,
+    slots: Arc<Slots>,
     runs: Mutex<Vec<Weak<Run>>>,
     runtime: Handle,
 }
@@ -135,6 +137,11 @@ struct Run {
 }
 
 impl Run {
+    /// One of `gate.max_tunnels`, if there is one for this tenant.
+    fn slot(&self) -> Option<Slot> {
+        self.gate.slots.take(&self.grant().tenant)
+    }
+
     /// As it is now.
     fn grant(&self) -> Arc<Grant> {
         self.grant.borrow().clone()
@@ -149,7 +156,7 @@ impl Gate {
     /// A gate whose connections are served by the runtime that this is called in.
     pub fn new(settings: Settings, resolver: Arc<dyn Resolver>, ledger: Arc<dyn Ledger>) -> Self {
         Gate(Arc::new(Inner {
-            slots: Arc::new(Semaphore::new(settings.tunnels_max)),
+            slots: Slots::new(settings.tunnels_max),
             settings,
             resolver,
             ledger,

@@ -38,6 +38,7 @@ use crate::limit::Limited;
 use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
 use crate::rpc::{Call, Params, to_raw};
 use crate::runs::{self, Runs};
+use crate::telemetry::trace::Trace;
 
 pub use discover::openrpc;
 
@@ -149,6 +150,13 @@ pub struct Prepared<R = Box<RawValue>> {
 }
 
 impl<R> Prepared<R> {
+    /// The same, as a part of this trace.
+    #[must_use]
+    pub fn traced(mut self, trace: Trace) -> Self {
+        self.facts.trace = Some(trace);
+        self
+    }
+
     fn new<F>(facts: Facts, act: impl FnOnce(Permit) -> F + Send + 'static) -> Self
     where
         F: Future<Output = Result<R, Error>> + Send + 'static,
@@ -216,7 +224,7 @@ impl Method {
     }
 }
 
-type Prepare = fn(Rooms, Call) -> BoxFuture<'static, Result<Prepared, Error>>;
+type Prepare = fn(Arc<Rooms>, Call) -> BoxFuture<'static, Result<Prepared, Error>>;
 
 /// Every method, in the specification's order.
 pub static TABLE: [Method; 10] = [
@@ -240,7 +248,7 @@ impl<S> Layer<S> for ResolveLayer {
     type Service = Resolve<S>;
     fn layer(&self, inner: S) -> Resolve<S> {
         Resolve {
-            rooms: self.0.clone(),
+            rooms: Arc::new(self.0.clone()),
             inner,
         }
     }
@@ -249,7 +257,7 @@ impl<S> Layer<S> for ResolveLayer {
 /// Finds the method, reads its parameters and what they name.
 #[derive(Debug, Clone)]
 pub struct Resolve<S> {
-    rooms: Rooms,
+    rooms: Arc<Rooms>,
     inner: S,
 }
 
@@ -274,8 +282,9 @@ where
                     method: crate::json::short(&call.method),
                 });
             };
+            let trace = call.trace;
             let prepared = (method.prepare)(rooms, call).await?;
-            inner.oneshot(prepared).await
+            inner.oneshot(prepared.traced(trace)).await
         })
     }
 }

@@ -29,6 +29,7 @@ mod trial;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
@@ -41,17 +42,18 @@ use skillgate_plugin_sdk::model::BlobStat;
 use tokio::sync::Semaphore;
 use tower::{Layer, Service, ServiceExt};
 
-use crate::audit::{self, Audit};
+use crate::audit::Audit;
 use crate::auth::Caller;
 use crate::catalog::Skill;
 use crate::config::{Confirm, Exposure, PolicyMode};
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::trace::Trace;
 use decision::{Decision, Declared, Grant};
 use engine::{Fault, PolicySet};
 use input::Inputs;
 
 pub use bundle::BundleError;
-pub use input::Sandbox;
+pub use input::{ARGS_BYTES_MAX, Sandbox};
 pub use load::{Prepared, Status, prepare};
 
 /// Decisions of the interpreter at once: it must not take the processors from the calls.
@@ -80,6 +82,10 @@ pub struct Facts {
     pub blob_bytes: Option<u64>,
     /// `timeout_ms` as asked for.
     pub timeout_ms: Option<u64>,
+    /// JSON text of a skill's arguments, where it is short enough for rules that ask for it (`policy.include_args`).
+    pub args: Option<Arc<str>>,
+    /// Where the call is in its trace: for the records, not for the rules.
+    pub trace: Option<Trace>,
 }
 
 impl Facts {
@@ -95,6 +101,8 @@ impl Facts {
             blobs: Vec::new(),
             blob_bytes: None,
             timeout_ms: None,
+            args: None,
+            trace: None,
         }
     }
 
@@ -152,10 +160,14 @@ pub struct Permit {
     pub max_blob_bytes: Option<u64>,
     /// Networks that the gate must not connect to, whatever a name resolves to.
     pub deny_cidrs: Vec<String>,
+    /// The run's interpreter shares no address layout and no hash seed with another run's.
+    pub fresh: bool,
     /// Namespaces whose skills a listing may show; none: all.
     pub visible: Option<Vec<String>>,
     /// Which of the sets of rules since the start has decided.
     pub generation: u64,
+    /// The trace of the call that was decided about.
+    pub trace: Option<Trace>,
     /// What the decision was about, where it may have to be made again while it is in use.
     basis: Option<Arc<Facts>>,
 }
@@ -166,7 +178,7 @@ impl Permit {
     pub(crate) fn for_tests(generation: u64, network: Vec<String>) -> Self {
         Permit {
             network,
-            ..bare_permit(String::new(), generation)
+            ..bare_permit(String::new(), generation, None)
         }
     }
 
@@ -232,6 +244,7 @@ struct Active {
     mode: PolicyMode,
     confirm: Confirm,
     exposure: Exposure,
+    include_args: Vec<String>,
     instructions_max: u64,
     generation: u64,
     /// None with `policy.mode = "off"`.
@@ -339,10 +352,9 @@ impl Policy {
         let active = self.0.active.load_full();
         let decision_id = format!("dec_{}", hex::encode(rand::random::<[u8; 12]>()));
         if active.mode == PolicyMode::Off {
-            return Ok(bare_permit(decision_id, active.generation));
+            return Ok(bare_permit(decision_id, active.generation, facts.trace));
         }
-        let now = (self.0.clock)();
-        let mut outcome = self.evaluate(&active, facts, now);
+        let mut outcome = self.evaluate_guarded(&active, facts);
         if outcome.allows() {
             self.confirm(&active, facts, &decision_id, &mut outcome)
                 .await;
@@ -361,13 +373,31 @@ impl Policy {
         self.conclude(&active, facts, decision_id, outcome)
     }
 
+    /// A panic is a denial like every other: recorded, counted, told as `policy.panic`.
+    fn evaluate_guarded(&self, active: &Active, facts: &Facts) -> Outcome {
+        let evaluated = catch_unwind(AssertUnwindSafe(|| {
+            self.evaluate(active, facts, (self.0.clock)())
+        }));
+        evaluated.unwrap_or_else(|_| Outcome {
+            set: active.set.clone(),
+            input: regorus::Value::Null,
+            raw: None,
+            decision: Err(Fault::Panic),
+            grant: Grant::default(),
+            took_ns: 0,
+        })
+    }
+
     fn evaluate(&self, active: &Active, facts: &Facts, now: SystemTime) -> Outcome {
         let began = Instant::now();
         let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let input = self.0.inputs.build(facts, now_s);
-        let raw = match &active.set {
-            Some(set) => set.decide(input.clone(), active.instructions_max),
-            None => Err(Fault::Unavailable("there is no policy".into())),
+        let args = input::args(facts, &active.include_args);
+        let shown = args.as_ref().ok().copied().flatten();
+        let input = self.0.inputs.build(facts, now_s, shown);
+        let raw = match (&active.set, args) {
+            (_, Err(fault)) => Err(fault),
+            (Some(set), Ok(_)) => set.decide(input.clone(), active.instructions_max),
+            (None, Ok(_)) => Err(Fault::Unavailable("there is no policy".into())),
         };
         let (raw, decision) = match raw {
             Ok(raw) => {
@@ -407,8 +437,7 @@ impl Policy {
         if !self.0.audit.is_on() {
             return;
         }
-        let body = record::body(is_shadow, facts, decision_id, outcome);
-        let record = audit::Record::new(audit::Kind::Decision, body);
+        let record = record::record(is_shadow, facts, decision_id, outcome);
         if !facts.has_consequences() || !is_shadow && !outcome.allows() {
             self.0.audit.note(record).await;
         } else if let Err(error) = self.0.audit.append(record).await {
@@ -431,10 +460,12 @@ impl Policy {
             Ok(decision) if allowed => Ok(Permit {
                 decision_id,
                 generation: active.generation,
+                trace: facts.trace,
                 basis: (!outcome.grant.network.is_empty()).then(|| Arc::new(facts.clone())),
                 network: outcome.grant.network,
                 secrets: outcome.grant.secrets,
                 deny_cidrs: decision.deny_cidrs,
+                fresh: decision.fresh && !is_shadow,
                 // Ceilings and visibility are enforcement; a shadow has none.
                 timeout_ms: decision.limits.timeout_ms.filter(|_| !is_shadow),
                 memory_bytes: decision.limits.memory_bytes.filter(|_| !is_shadow),
@@ -442,7 +473,9 @@ impl Policy {
                 visible: decision.visible.filter(|_| !is_shadow),
             }),
             // A shadow lets everything pass, and gives nothing that the decision has not given.
-            _ if is_shadow && !unrecorded => Ok(bare_permit(decision_id, active.generation)),
+            _ if is_shadow && !unrecorded => {
+                Ok(bare_permit(decision_id, active.generation, facts.trace))
+            }
             Ok(decision) => Err(Denied {
                 decision_id,
                 reasons: exposed(decision.reasons_json(), active.exposure),
@@ -463,10 +496,11 @@ impl Policy {
 }
 
 /// A permit without network, secrets or ceilings.
-fn bare_permit(decision_id: String, generation: u64) -> Permit {
+fn bare_permit(decision_id: String, generation: u64, trace: Option<Trace>) -> Permit {
     Permit {
         decision_id,
         generation,
+        trace,
         basis: None,
         network: Vec::new(),
         secrets: Vec::new(),
@@ -474,6 +508,7 @@ fn bare_permit(decision_id: String, generation: u64) -> Permit {
         memory_bytes: None,
         max_blob_bytes: None,
         deny_cidrs: Vec::new(),
+        fresh: false,
         visible: None,
     }
 }

@@ -5,10 +5,12 @@
 //! `internal` for the caller and a log record with the cause; nothing in between leaks.
 
 use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use serde_json::{Map, Value};
@@ -225,12 +227,16 @@ where
             path = request.uri().path(),
         );
         let work = async move {
-            let outcome = inner
-                .oneshot(Named {
-                    request_id: request_id.clone(),
-                    request,
-                })
-                .await;
+            let named = Named {
+                request_id: request_id.clone(),
+                request,
+            };
+            let outcome = AssertUnwindSafe(inner.oneshot(named)).catch_unwind().await;
+            // The panic's own message is in the log already; nobody else is told of it.
+            let outcome = outcome.unwrap_or_else(|_| {
+                tracing::error!("a request ended in a panic");
+                Err(ErrorObject::internal().into())
+            });
             let mut response = outcome.unwrap_or_else(|refusal| {
                 tracing::info!(
                     kind = refusal.kind,
@@ -242,11 +248,14 @@ where
             if let Ok(value) = HeaderValue::from_str(request_id.as_str()) {
                 response.headers_mut().insert(REQUEST_ID, value);
             }
-            tracing::info!(
-                status = response.status().as_u16(),
-                took_us = began.elapsed().as_micros() as u64,
-                "answered"
-            );
+            let status = response.status().as_u16();
+            let took_us = began.elapsed().as_micros() as u64;
+            if status < 400 {
+                // The audit log has each call; twice on disk would cost more than the call.
+                tracing::debug!(status, took_us, "answered");
+            } else {
+                tracing::info!(status, took_us, "answered");
+            }
             Ok(response)
         };
         Box::pin(work.instrument(span))
@@ -403,4 +412,35 @@ fn plugin(which: &'static str, error: &skillgate_plugin_sdk::model::Error) -> Er
 fn ours(what: &'static str, error: &dyn std::error::Error) -> ErrorObject {
     tracing::error!(what, error = %error, cause = error.source().map(ToString::to_string), "internal error");
     ErrorObject::internal()
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use tower::service_fn;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_one_answer_and_tells_nothing() {
+        let inner = service_fn(|named: Named| async move {
+            assert_ne!(named.request.uri().path(), "/boom", "at /srv/secret/place");
+            Ok::<_, Refusal>(Response::new(full("fine")))
+        });
+        let stack = RescueLayer.layer(inner);
+        for (path, status) in [("/boom", 500), ("/", 200)] {
+            let request = Request::builder().uri(path).body(full("")).unwrap();
+            let response = stack.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), status, "{path}");
+            assert!(response.headers().contains_key(&REQUEST_ID));
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let text = String::from_utf8_lossy(&body).into_owned();
+            assert!(!text.contains("secret"), "{text}");
+            if status == 500 {
+                let error: Value = serde_json::from_str(&text).unwrap();
+                assert_eq!(error["error"]["code"], -32603);
+                assert_eq!(error["error"]["data"]["kind"], "internal");
+            }
+        }
+    }
 }

@@ -337,12 +337,17 @@ impl Runs {
         // Before the gate is open, so that new rules find it, or it finds them.
         let in_use = self.permits.enter(run_id, &job.permit)?;
         let granted = self.secrets.grant(&job.permit.secrets).await?;
-        let gate = self.open_gate(job, run_id)?;
+        let gate = self.open_gate(job, run_id, &granted)?;
         Ok((in_use, granted, gate, self.request(job, run_id).await?))
     }
 
     /// The way out of a run whose permit has one.
-    fn open_gate(&self, job: &Job, run_id: &str) -> Result<Option<gate::Open>, Error> {
+    fn open_gate(
+        &self,
+        job: &Job,
+        run_id: &str,
+        granted: &Granted,
+    ) -> Result<Option<gate::Open>, Error> {
         let permit = &job.permit;
         if permit.network.is_empty() {
             return Ok(None);
@@ -353,7 +358,8 @@ impl Runs {
             &permit.decision_id,
             &permit.network,
             &permit.deny_cidrs,
-        )?;
+        )?
+        .hiding(granted.redactor().cloned());
         Ok(Some(self.gate.open(grant)))
     }
 
@@ -390,6 +396,7 @@ impl Runs {
             } else {
                 abi::NET_GATE
             },
+            fresh: job.permit.fresh,
             ..RunRequest::default()
         };
         match &job.program {

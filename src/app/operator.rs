@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use skillgate_plugin_host::{SandboxInstance, StorageInstance};
+use skillgate_plugin_host::{CallCounts, SandboxInstance, StorageInstance};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, Health as Said};
 use tokio::net::TcpListener;
@@ -130,6 +130,14 @@ pub(super) fn health(
         ("sandbox", runs),
     ];
     metrics.add_source(move |page| numbers.write(page));
+    calls(
+        metrics,
+        [
+            ("storage", storage.counts()),
+            ("shelf", shelf.counts()),
+            ("sandbox", sandbox.counts()),
+        ],
+    );
     Health::new(checks)
 }
 
@@ -240,6 +248,23 @@ impl Numbers {
             }
         }
     }
+}
+
+/// The calls of the plugins' instances.
+fn calls(metrics: &Metrics, instances: [(&'static str, CallCounts); 3]) {
+    metrics.add_source(move |page| {
+        page.family(
+            "skillgate_plugin_calls_total",
+            "counter",
+            "Calls of a plugin that have ended, by call and by how (ok, or the kind of its error).",
+        );
+        for (plugin, counts) in &instances {
+            for (op, outcome, count) in counts.all() {
+                let labels = [("plugin", *plugin), ("op", op), ("outcome", outcome)];
+                page.sample(&labels, count as f64);
+            }
+        }
+    });
 }
 
 /// Lets the page of metrics ask those who keep numbers of their own.

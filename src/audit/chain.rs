@@ -31,8 +31,8 @@ impl Head {
         }
     }
 
-    /// Puts the next record at the end of `out`. `members` is empty or begins with a comma.
-    pub(super) fn seal(&mut self, kind: &str, members: &[u8], out: &mut Vec<u8>) {
+    /// Puts the next record at the end of `out`. Each of `members` is empty or begins with a comma.
+    pub(super) fn seal(&mut self, kind: &str, members: &[&[u8]], out: &mut Vec<u8>) {
         let start = out.len();
         let next = self.sequence + 1;
         // Writing to memory does not fail.
@@ -41,7 +41,9 @@ impl Head {
             r#"{{"sequence":{next},"prev":"{}","kind":"{kind}""#,
             self.hash
         );
-        out.extend_from_slice(members);
+        for members in members {
+            out.extend_from_slice(members);
+        }
         let hash = hex::encode(Sha256::digest(&out[start..]));
         let _ = writeln!(out, r#","hash":"{hash}"}}"#);
         *self = Head {
@@ -112,8 +114,12 @@ mod tests {
 
     fn two() -> Vec<Vec<u8>> {
         let (mut head, mut out) = (Head::genesis(), Vec::new());
-        head.seal("decision", br#","timestamp":"t","n":1"#, &mut out);
-        head.seal("run", b"", &mut out);
+        head.seal(
+            "decision",
+            &[br#","timestamp":"t""#, br#","n":1"#],
+            &mut out,
+        );
+        head.seal("run", &[], &mut out);
         out.split(|b| *b == b'\n')
             .filter(|line| !line.is_empty())
             .map(<[u8]>::to_vec)

@@ -1,8 +1,10 @@
 //! What is recorded, and its bytes.
 
+use std::borrow::Cow;
 use std::io;
 
-use serde_json::ser::{CharEscape, Formatter};
+use serde::Serialize;
+use serde_json::ser::{CharEscape, Formatter, Serializer};
 use serde_json::{Map, Value};
 
 /// Longest record before it is sealed, in bytes. Of a larger one the largest members are left out and named in `erased`.
@@ -32,16 +34,20 @@ impl Kind {
     }
 }
 
-/// One record. Arguments, code, tokens and secret values do not belong into one: whoever makes it leaves them out.
+/// One record, already as text. Arguments, code, tokens and secret values do not belong into one: whoever makes it leaves
+/// them out.
 #[derive(Debug, Clone)]
 pub struct Record {
-    /// What it is about.
-    pub kind: Kind,
-    /// Its members. `sequence`, `prev`, `kind` and `hash` are the log's own and are not taken from here; `timestamp` is
-    /// added when it is not here.
-    pub body: Map<String, Value>,
+    kind: Kind,
+    /// Each member with a comma before it.
+    text: Vec<u8>,
+    /// Name of each member, and where in the text it ends.
+    members: Vec<(Cow<'static, str>, usize)>,
 }
 
+/// Most records have at most so many bytes and members: room is made once.
+const RECORD_BYTES_USUAL: usize = 2048;
+const MEMBERS_USUAL: usize = 12;
 /// More members that are left out are not named: what has so many is nothing that this program records.
 const ERASED_MAX: usize = 16;
 
@@ -58,53 +64,98 @@ pub(super) struct Encoded {
 }
 
 impl Record {
-    /// A record.
+    /// A record with these members. `sequence`, `prev`, `kind` and `hash` are the log's own and are not taken from here;
+    /// `timestamp` is added when it is not here.
     pub fn new(kind: Kind, body: Map<String, Value>) -> Self {
-        Record { kind, body }
+        let mut record = Record::empty(kind);
+        for (name, value) in body {
+            record.put(name.into(), &value);
+        }
+        record
+    }
+
+    /// One without members.
+    pub fn empty(kind: Kind) -> Self {
+        Record {
+            kind,
+            text: Vec::with_capacity(RECORD_BYTES_USUAL),
+            members: Vec::with_capacity(MEMBERS_USUAL),
+        }
+    }
+
+    /// The same with one more member.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, value: &impl Serialize) -> Self {
+        self.put(name.into(), value);
+        self
+    }
+
+    /// Its members.
+    #[cfg(test)]
+    pub(crate) fn json(&self) -> Value {
+        let text = self.text.get(1..).unwrap_or_default();
+        serde_json::from_str(&format!("{{{}}}", str::from_utf8(text).unwrap())).unwrap()
+    }
+
+    fn put(&mut self, name: Cow<'static, str>, value: &impl Serialize) {
+        if !RESERVED.contains(&&*name) {
+            member(&mut self.text, &name, value);
+            self.members.push((name, self.text.len()));
+        }
     }
 
     pub(super) fn encode(self) -> Encoded {
-        let mut members: Vec<(&str, Vec<u8>)> = self
-            .body
-            .iter()
-            .filter(|(name, _)| !RESERVED.contains(&name.as_str()))
-            .map(|(name, value)| (name.as_str(), member(name, value)))
-            .collect();
-        let bytes: usize = members.iter().map(|(_, bytes)| bytes.len()).sum();
-        if bytes > RECORD_BYTES_MAX {
-            let already = self.body.get("erased").and_then(Value::as_array);
-            erase(&mut members, bytes, already.into_iter().flatten());
+        let Record {
+            kind,
+            mut text,
+            members,
+        } = self;
+        let has_timestamp = members.iter().any(|(name, _)| name == "timestamp");
+        if text.len() > RECORD_BYTES_MAX {
+            text = shortened(&text, &members);
         }
         Encoded {
-            kind: self.kind,
-            has_timestamp: members.iter().any(|(name, _)| *name == "timestamp"),
-            members: members.into_iter().flat_map(|(_, bytes)| bytes).collect(),
+            kind,
+            members: text,
+            has_timestamp,
         }
     }
 }
 
-/// Leaves out the largest members until the rest fits, and names them beside those that `already` are.
-fn erase<'a>(
-    members: &mut Vec<(&'a str, Vec<u8>)>,
-    mut bytes: usize,
-    already: impl Iterator<Item = &'a Value>,
-) {
-    let mut largest: Vec<(usize, &str)> = members
+/// Leaves out the largest members until the rest fits, and names them beside those that already are left out.
+fn shortened(text: &[u8], members: &[(Cow<'static, str>, usize)]) -> Vec<u8> {
+    let starts = [0].into_iter().chain(members.iter().map(|(_, end)| *end));
+    let members: Vec<(&str, &[u8])> = members
         .iter()
-        .map(|(name, bytes)| (bytes.len(), *name))
+        .zip(starts)
+        .map(|((name, end), start)| (&**name, &text[start..*end]))
         .collect();
-    largest.sort_unstable();
-    let mut gone = Vec::new();
+    let mut largest: Vec<&(&str, &[u8])> = members.iter().collect();
+    largest.sort_by_key(|(_, text)| text.len());
+    let (mut bytes, mut gone) = (text.len(), Vec::new());
     while bytes > RECORD_BYTES_MAX
-        && let Some((size, name)) = largest.pop()
+        && let Some((name, text)) = largest.pop()
     {
-        bytes -= size;
-        gone.push(name);
+        bytes -= text.len();
+        gone.push(*name);
     }
-    members.retain(|(name, _)| *name != "erased" && !gone.contains(name));
-    let names = gone.iter().map(|name| Value::from(pointer(name)));
-    let names = names.chain(already.cloned()).take(ERASED_MAX);
-    members.push(("erased", member("erased", &names.collect())));
+    let already = members.iter().find(|(name, _)| *name == "erased");
+    let already: Vec<String> = already
+        .and_then(|(name, text)| serde_json::from_slice(&text[name.len() + 4..]).ok())
+        .unwrap_or_default();
+    let mut out: Vec<u8> = members
+        .iter()
+        .filter(|(name, _)| *name != "erased" && !gone.contains(name))
+        .flat_map(|(_, text)| *text)
+        .copied()
+        .collect();
+    let names = gone.into_iter().map(pointer).chain(already);
+    member(
+        &mut out,
+        "erased",
+        &names.take(ERASED_MAX).collect::<Vec<_>>(),
+    );
+    out
 }
 
 /// A JSON pointer to a member (RFC 6901), cut: a name may be long too.
@@ -117,17 +168,13 @@ fn pointer(name: &str) -> String {
     )
 }
 
-/// `,"name":value`
-pub(super) fn member(name: &str, value: &Value) -> Vec<u8> {
-    let mut out = vec![b','];
-    for part in [&Value::from(name), value] {
-        let mut writer = serde_json::Serializer::with_formatter(&mut out, Plain);
-        // A value of text, numbers, lists and maps that is written to memory: neither half can fail.
-        let _ = serde::Serialize::serialize(part, &mut writer);
-        out.push(b':');
-    }
-    out.pop();
-    out
+/// Puts `,"name":value` at the end.
+pub(super) fn member(out: &mut Vec<u8>, name: &str, value: &impl Serialize) {
+    // Values of text, numbers, lists and maps that are written to memory: neither can fail.
+    out.push(b',');
+    let _ = name.serialize(&mut Serializer::with_formatter(&mut *out, Plain));
+    out.push(b':');
+    let _ = value.serialize(&mut Serializer::with_formatter(out, Plain));
 }
 
 /// JSON whose text cannot play tricks on whoever reads the log in a terminal or an editor: beside what JSON escapes
@@ -141,6 +188,10 @@ impl Formatter for Plain {
         fragment: &str,
     ) -> io::Result<()> {
         let mut rest = fragment;
+        if fragment.bytes().all(|byte| byte < 0x7f) {
+            // Nearly all of it, and none of it tricky.
+            return writer.write_all(fragment.as_bytes());
+        }
         while let Some(at) = rest.find(is_tricky) {
             writer.write_all(&rest.as_bytes()[..at])?;
             let tricky = rest[at..].chars().next().unwrap_or_default();

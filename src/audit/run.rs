@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{Kind, Record};
+use crate::telemetry::trace::Trace;
 
 /// What was run.
 #[derive(Debug, Clone)]
@@ -18,6 +19,8 @@ pub(crate) enum What {
 pub(crate) struct RunEnd {
     pub(crate) run_id: String,
     pub(crate) decision_id: String,
+    /// Of the call, as in the decision's record.
+    pub(crate) trace: Option<Trace>,
     /// The subject's id, as in the decision's record.
     pub(crate) requested_by: String,
     /// Where the call came from.
@@ -54,6 +57,10 @@ impl RunEnd {
         let mut put = |name: &str, value: Value| body.insert(name.to_owned(), value);
         put("run_id", self.run_id.into());
         put("decision_id", self.decision_id.into());
+        if let Some(trace) = self.trace {
+            put("trace_id", trace.trace_id().into());
+            put("span_id", trace.span_id().into());
+        }
         put("requested_by", self.requested_by.into());
         put("source_ip", self.source_ip.into());
         put("tenant", self.tenant.into());

@@ -343,12 +343,11 @@ impl Desk {
 }
 
 fn seal(head: &mut Head, record: &Encoded, now: &str, out: &mut Vec<u8>) {
-    let mut members = Vec::new();
+    let mut timestamp = Vec::new();
     if !record.has_timestamp {
-        members = member("timestamp", &now.into());
+        member(&mut timestamp, "timestamp", &now);
     }
-    members.extend_from_slice(&record.members);
-    head.seal(record.kind.name(), &members, out);
+    head.seal(record.kind.name(), &[&timestamp, &record.members], out);
 }
 
 #[derive(Default)]

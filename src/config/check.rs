@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use skillgate_skill::SkillName;
+
 use super::auth::auth;
 use super::problem::did_you_mean;
 use super::section::Section;
@@ -77,6 +79,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
                 algorithm: s.choice("algorithm", &SIGNATURES.map(|name| (name, name))),
                 file: s.path("file"),
             }),
+            include_args: skill_names(s, "include_args"),
             allow_rollback: s.flag("allow_rollback"),
         }),
         runs: root.section("runs", |s| Runs {
@@ -136,6 +139,17 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
         file: None,
         effective: show::Effective::default(),
     }
+}
+
+/// A name that no skill can have would be a rule that never sees what it is about.
+fn skill_names(s: &Section<'_>, key: &'static str) -> Vec<String> {
+    let names = s.texts(key, None);
+    for name in &names {
+        if let Err(error) = SkillName::parse(name) {
+            s.wrong(key, error.to_string());
+        }
+    }
+    names
 }
 
 fn allowed_hosts(s: &Section<'_>) -> Vec<String> {

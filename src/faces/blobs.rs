@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, stream};
-use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use tower::{ServiceBuilder, ServiceExt};
@@ -21,6 +21,7 @@ use crate::rescue::Refusal;
 use crate::rpc::ErrorObject;
 use crate::server::{Body, BodyError, full};
 use crate::stack::Parts;
+use crate::telemetry::trace::Trace;
 
 /// Blobs over plain HTTP.
 #[derive(Debug, Clone)]
@@ -41,13 +42,17 @@ impl Transfer {
         }
     }
 
-    async fn permitted<R: Send + 'static>(&self, prepared: Prepared<R>) -> Result<R, Refusal> {
+    async fn permitted<R: Send + 'static>(
+        &self,
+        trace: Trace,
+        prepared: Prepared<R>,
+    ) -> Result<R, Refusal> {
         let stack = ServiceBuilder::new()
             .layer(PolicyLayer(self.policy.clone()))
             .layer(CallLimitLayer(self.limits.clone()))
             .service(Perform);
         stack
-            .oneshot(prepared)
+            .oneshot(prepared.traced(trace))
             .await
             .map_err(|error| ErrorObject::from(error).into())
     }
@@ -77,15 +82,13 @@ impl Transfer {
             ));
         }
         let bytes = http_body::Body::size_hint(request.body()).exact();
+        let trace = traced(&request);
         let content = pieces(request.into_body(), self.idle_timeout);
         let stored = self
-            .permitted(blob_transfer::upload(
-                self.rooms.clone(),
-                caller,
-                kind,
-                bytes,
-                content,
-            ))
+            .permitted(
+                trace,
+                blob_transfer::upload(self.rooms.clone(), caller, kind, bytes, content),
+            )
             .await?;
         let created = stored.map_err(Refusal::from)?;
         let location = format!("/blobs/{}", created.blob_id);
@@ -112,34 +115,35 @@ impl Transfer {
             .await
             .map_err(ErrorObject::from)?;
         let size = stat.size_bytes;
-        let range = match range(request.headers(), size) {
-            Ok(range) => range,
-            Err(Unsatisfiable) => {
-                let mut refusal = Refusal::new(
-                    StatusCode::RANGE_NOT_SATISFIABLE,
-                    "bad_request",
-                    format!("the blob has {size} bytes"),
-                );
-                refusal.headers.extend(
-                    HeaderValue::from_str(&format!("bytes */{size}"))
-                        .map(|value| (header::CONTENT_RANGE, value)),
-                );
-                return Err(refusal);
-            }
+        let trace = traced(&request);
+        let range = range(request.headers(), size);
+        let (offset, len) = match range {
+            Ok(Some(part)) => part,
+            Ok(None) => (0, size),
+            Err(Unsatisfiable) => (0, 0),
         };
-        let (offset, len) = range.unwrap_or((0, size));
         let head = request.method() == Method::HEAD;
         let (kind, digest) = (stat.kind.clone(), stat.sha256.clone());
         // Also for a head and for a blob of no bytes: its type and its digest are somebody's.
         let download = self
-            .permitted(blob_transfer::download(
-                self.rooms.clone(),
-                caller,
-                stat,
-                offset,
-                len,
-            ))
+            .permitted(
+                trace,
+                blob_transfer::download(self.rooms.clone(), caller, stat, offset, len),
+            )
             .await?;
+        // After the decision: that a range is beyond the end says how long the blob is.
+        let Ok(range) = range else {
+            let mut refusal = Refusal::new(
+                StatusCode::RANGE_NOT_SATISFIABLE,
+                "bad_request",
+                format!("the blob has {size} bytes"),
+            );
+            refusal.headers.extend(
+                HeaderValue::from_str(&format!("bytes */{size}"))
+                    .map(|value| (header::CONTENT_RANGE, value)),
+            );
+            return Err(refusal);
+        };
         let body = match download {
             Some(download) if !head => streamed(download),
             _ => full(""),
@@ -173,6 +177,11 @@ impl Transfer {
         }
         Ok(response)
     }
+}
+
+fn traced(request: &Request<Body>) -> Trace {
+    let trace = request.extensions().get::<Trace>().copied();
+    trace.unwrap_or_default()
 }
 
 /// Why an upload broke off.

@@ -36,7 +36,7 @@ async fn dial_now(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr),
             // One bad answer spoils all: a name that leads inside now and then is not to be trusted at other times.
             tracing::warn!(
                 run_id = grant.run_id,
-                host = target.host(),
+                host = %grant.plain(target.host()),
                 %address,
                 ?unfit,
                 "a granted name leads to an address that is not dialled"

@@ -14,13 +14,13 @@ use http::{Request, Response, StatusCode, Uri, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
 use super::dial::dial;
 use super::meter::{Meter, Metered};
 use super::record::{Counts, Entry};
 use super::refusal::Refusal;
+use super::slots::Slot;
 use super::target::Target;
 use super::{Run, revoked};
 
@@ -103,7 +103,7 @@ impl Body for Answer {
 pub(super) async fn forward(
     run: &Arc<Run>,
     mut entry: Entry,
-    slot: OwnedSemaphorePermit,
+    slot: Slot,
     target: Target,
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Refusal> {

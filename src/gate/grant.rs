@@ -1,10 +1,14 @@
 //! What a run may reach: made from a permit when the run starts, narrowed when the rules change, never widened.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use ipnet::IpNet;
 use skillgate_skill::network::NetworkPattern;
 
 use super::target::Target;
+use crate::secrets::Redactor;
 
 /// Why a permit's texts make no grant. A run that has one is not started: nothing is guessed.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +27,8 @@ pub struct Grant {
     patterns: Vec<NetworkPattern>,
     globs: GlobSet,
     deny: Vec<IpNet>,
+    /// Of the secrets that the run has.
+    redactor: Option<Arc<Redactor>>,
 }
 
 impl Grant {
@@ -51,7 +57,22 @@ impl Grant {
                 .iter()
                 .map(|text| cidr(text))
                 .collect::<Result<_, _>>()?,
+            redactor: None,
         })
+    }
+
+    /// The same for a run that has secrets: they stand in no record of the hosts that it asks for.
+    #[must_use]
+    pub fn hiding(self, redactor: Option<Arc<Redactor>>) -> Self {
+        Grant { redactor, ..self }
+    }
+
+    /// A host as it may be written down.
+    pub(super) fn plain<'a>(&self, host: &'a str) -> Cow<'a, str> {
+        match &self.redactor {
+            Some(redactor) => redactor.uncut(host),
+            None => Cow::Borrowed(host),
+        }
     }
 
     /// The patterns, in canonical form.

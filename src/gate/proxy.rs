@@ -152,9 +152,9 @@ fn decide(run: &Arc<Run>, target: Result<Target, Refusal>) -> Result<(Entry, Tar
 
 async fn connect(run: Arc<Run>, request: &Request<Incoming>) -> Result<Tunnel, Refusal> {
     let (mut entry, target) = decide(&run, connect_target(request))?;
-    let dialled = match run.gate.slots.clone().try_acquire_owned() {
-        Ok(slot) => dial(&run, &target).await.map(|dialled| (slot, dialled)),
-        Err(_) => Err(Refusal::Busy),
+    let dialled = match run.slot() {
+        Some(slot) => dial(&run, &target).await.map(|dialled| (slot, dialled)),
+        None => Err(Refusal::Busy),
     };
     match dialled {
         Ok((slot, (upstream, address))) => {
@@ -201,7 +201,7 @@ fn connect_target(request: &Request<Incoming>) -> Result<Target, Refusal> {
 
 async fn pass_on(run: Arc<Run>, request: Request<Incoming>) -> Result<Response<Reply>, Refusal> {
     let (mut entry, target) = decide(&run, absolute_target(&request))?;
-    let Ok(slot) = run.gate.slots.clone().try_acquire_owned() else {
+    let Some(slot) = run.slot() else {
         entry.refused(&Refusal::Busy);
         return Err(Refusal::Busy);
     };

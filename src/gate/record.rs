@@ -1,5 +1,6 @@
 //! What is kept of every connection: one tracing event and one record for the audit.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,7 +38,7 @@ pub struct Record {
     pub reason: &'static str,
     /// `http`, `https`; empty where the request named none.
     pub scheme: &'static str,
-    /// In canonical form; empty where the request named none that could be read.
+    /// In canonical form, the run's secrets in it replaced; empty where the request named none that could be read.
     pub host: String,
     /// 0 where the request named none.
     pub port: u16,
@@ -167,6 +168,9 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let record = &mut self.record;
+        if let Cow::Owned(plain) = self.run.grant().plain(&record.host) {
+            record.host = plain;
+        }
         record.bytes_up = self.counts.up.load(Ordering::Relaxed);
         record.bytes_down = self.counts.down.load(Ordering::Relaxed);
         record.duration_ms = self.began.elapsed().as_millis() as u64;

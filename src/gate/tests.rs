@@ -196,15 +196,7 @@ impl World {
 
     /// Opens a tunnel; the head of the answer.
     pub(super) async fn connect(&self, authority: &str) -> (TcpStream, String) {
-        let mut client = self.client().await;
-        client
-            .write_all(
-                format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n").as_bytes(),
-            )
-            .await
-            .unwrap();
-        let head = head(&mut client).await;
-        (client, head)
+        connect_at(self.address, authority).await
     }
 
     /// The next record that is not about the end of an [`World::exchange`].
@@ -223,6 +215,15 @@ impl World {
             .unwrap()
             .unwrap()
     }
+}
+
+/// Opens a tunnel through the gate at an address; the head of the answer.
+pub(super) async fn connect_at(gate: SocketAddr, authority: &str) -> (TcpStream, String) {
+    let mut client = TcpStream::connect(gate).await.unwrap();
+    let request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
+    client.write_all(request.as_bytes()).await.unwrap();
+    let head = head(&mut client).await;
+    (client, head)
 }
 
 /// The body of the first answer.

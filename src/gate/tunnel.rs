@@ -9,12 +9,12 @@ use std::net::SocketAddr;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::hello::{BadHello, HelloReader};
 use super::meter::Meter;
 use super::record::Entry;
 use super::refusal::Refusal;
+use super::slots::Slot;
 use super::target::Target;
 use super::{Run, revoked};
 
@@ -36,7 +36,7 @@ pub(super) struct Tunnel {
     pub(super) upstream: TcpStream,
     pub(super) address: SocketAddr,
     /// One of `gate.max_tunnels`.
-    pub(super) slot: OwnedSemaphorePermit,
+    pub(super) slot: Slot,
 }
 
 /// Why copying ended.

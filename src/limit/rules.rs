@@ -254,20 +254,23 @@ struct Rules {
 
 /// The rate limits. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Limits {
-    rules: Arc<ArcSwap<Rules>>,
-    numbers: Arc<AtomicU64>,
+pub struct Limits(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    rules: ArcSwap<Rules>,
+    numbers: AtomicU64,
     clock: Arc<dyn Clock>,
 }
 
 impl Limits {
     /// Without any rule yet.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        Limits {
-            rules: Arc::default(),
-            numbers: Arc::default(),
+        Limits(Arc::new(Inner {
+            rules: ArcSwap::default(),
+            numbers: AtomicU64::default(),
             clock,
-        }
+        }))
     }
 
     /// The first step: changes nothing.
@@ -278,17 +281,17 @@ impl Limits {
     /// The second step: in force from here on, at once. A rule that is unchanged goes on counting where it was; one
     /// with a changed value begins anew.
     pub fn install(&self, prepared: Prepared) {
-        let before = self.rules.load_full();
+        let before = self.0.rules.load_full();
         let keep = |config: &RateLimit| {
             let same = before.all.iter().find(|rule| rule.config == *config);
             same.cloned().unwrap_or_else(|| {
-                let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+                let number = self.0.numbers.fetch_add(1, Ordering::Relaxed);
                 Arc::new(Rule::new(number, config))
             })
         };
         let mut all: Vec<Arc<Rule>> = prepared.0.iter().map(keep).collect();
         all.sort_by_key(|rule| rule.number);
-        self.rules.store(Arc::new(Rules { all }));
+        self.0.rules.store(Arc::new(Rules { all }));
     }
 
     /// Counts a call by every rule of a level, or, if one of them refuses, by none.
@@ -297,7 +300,7 @@ impl Limits {
         level: Level,
         asked: Asked<'_>,
     ) -> (Vec<Standing>, Result<(), Limited>) {
-        let rules = self.rules.load();
+        let rules = self.0.rules.load();
         let mut wanted: Vec<(&Arc<Rule>, Vec<Key>)> = Vec::new();
         for rule in rules.all.iter().filter(|rule| rule.level == level) {
             if !rule.counts(&asked) {
@@ -320,7 +323,7 @@ impl Limits {
         // other's rules. Nothing below waits for anything.
         let mut locked: Vec<MutexGuard<'_, Ledger>> =
             wanted.iter().map(|(rule, _)| rule.ledger()).collect();
-        let now = u64::try_from(self.clock.now().as_nanos()).unwrap_or(u64::MAX / 2);
+        let now = u64::try_from(self.0.clock.now().as_nanos()).unwrap_or(u64::MAX / 2);
         let mut counted: Vec<(usize, Place, Option<u64>)> = Vec::new();
         let mut places: Vec<Place> = Vec::with_capacity(wanted.len());
         let mut refusal: Option<(&Arc<Rule>, u64)> = None;
@@ -372,8 +375,8 @@ impl Limits {
 
     /// Drops idle keys, a part of each rule at a time. To be called every few seconds.
     pub fn sweep_some(&self) {
-        for rule in &self.rules.load().all {
-            let now = u64::try_from(self.clock.now().as_nanos()).unwrap_or(u64::MAX / 2);
+        for rule in &self.0.rules.load().all {
+            let now = u64::try_from(self.0.clock.now().as_nanos()).unwrap_or(u64::MAX / 2);
             rule.ledger().sweep_some(now);
         }
     }
@@ -386,6 +389,6 @@ impl Limits {
             keys: rule.ledger().keys(),
             shared: rule.shared.load(Ordering::Relaxed),
         };
-        self.rules.load().all.iter().map(report).collect()
+        self.0.rules.load().all.iter().map(report).collect()
     }
 }

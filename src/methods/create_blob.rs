@@ -1,5 +1,7 @@
 //! `create_blob`: content in the request becomes a blob (REQUIREMENTS P1, R11). Larger content goes to `POST /blobs`.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
@@ -36,7 +38,7 @@ pub struct Created {
     pub size_bytes: u64,
 }
 
-fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
         let kind = Kind::parse(&params.kind).map_err(|message| Error::params("/kind", message))?;

@@ -1,5 +1,7 @@
 //! `create_skill`: publishes a skill version, at once and for good, or not at all (REQUIREMENTS K7, R9).
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -41,7 +43,7 @@ struct Answer {
     version: String,
 }
 
-fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
         let mut files = Vec::new();

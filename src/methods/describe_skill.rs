@@ -1,10 +1,12 @@
 //! `describe_skill`: the manifest and the front matter of a skill (REQUIREMENTS D4).
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Error, Method, Prepared, Rooms, find, read_params};
+use super::{Error, Method, Prepared, Rooms, find, read_params, to_raw};
 use crate::policy::Facts;
 use crate::rpc::Call;
 
@@ -34,20 +36,20 @@ enum Detail {
 }
 
 #[derive(Serialize)]
-struct Answer {
-    skill: Described,
+struct Answer<'a> {
+    skill: Described<'a>,
 }
 
 #[derive(Serialize)]
-struct Described {
-    manifest: Value,
+struct Described<'a> {
+    manifest: &'a Value,
     #[serde(skip_serializing_if = "Option::is_none")]
-    skill_md_frontmatter: Option<Value>,
+    skill_md_frontmatter: Option<&'a Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     skill_md: Option<String>,
 }
 
-fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
         let (skill, late) = find(
@@ -61,21 +63,18 @@ fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Erro
         let mut facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
             .with("detail", format!("{detail:?}").to_lowercase());
         facts.skills = vec![skill.clone()];
-        Ok(Prepared::json(facts, move |_permit| async move {
+        Ok(Prepared::new(facts, move |_permit| async move {
             late.map_or(Ok(()), Err)?;
             let skill_md = match detail {
                 Detail::Full => Some(rooms.catalog.skill_md(call.caller.tenant(), &skill).await?),
                 _ => None,
             };
-            let skill_md_frontmatter =
-                (detail != Detail::Manifest).then(|| skill.frontmatter().clone());
-            Ok(Answer {
-                skill: Described {
-                    manifest: skill.manifest_json().clone(),
-                    skill_md_frontmatter,
-                    skill_md,
-                },
-            })
+            let skill = Described {
+                manifest: skill.manifest_json(),
+                skill_md_frontmatter: (detail != Detail::Manifest).then(|| skill.frontmatter()),
+                skill_md,
+            };
+            to_raw(&Answer { skill }).map_err(Error::Serialize)
         }))
     })
 }

@@ -1,5 +1,7 @@
 //! `rpc.discover`: the whole table as an OpenRPC document (open-rpc.org, 1.3), also at `GET /openrpc.json`.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
@@ -16,7 +18,7 @@ pub(super) const METHOD: Method = Method {
     prepare,
 };
 
-fn prepare(_rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+fn prepare(_rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let facts = Facts::new(METHOD.name, call.caller, call.id);
         Ok(Prepared::json(facts, |_permit| async { Ok(openrpc()) }))

@@ -1,5 +1,7 @@
 //! `execute_skill`: a skill's entrypoint in a fresh sandbox (REQUIREMENTS E1, E14).
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -7,7 +9,7 @@ use serde_json::value::RawValue;
 use super::{
     Error, Method, Prepared, Rooms, find, input_blobs, keys, later, object, read_params, timeout,
 };
-use crate::policy::Facts;
+use crate::policy::{ARGS_BYTES_MAX, Facts};
 use crate::rpc::Call;
 use crate::runs::{self, Job, Program};
 
@@ -30,7 +32,7 @@ struct Params {
     timeout_ms: Option<u64>,
 }
 
-fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
         let args = object(params.args, "/args")?;
@@ -55,6 +57,7 @@ fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Erro
         facts.skills = vec![skill.clone()];
         facts.blobs.clone_from(&blobs);
         facts.timeout_ms = timeout_ms;
+        facts.args = (args.get().len() <= ARGS_BYTES_MAX).then(|| args.get().into());
         Ok(Prepared::json(facts, move |permit| async move {
             late.map_or(Ok(()), Err)?;
             let job = Job {

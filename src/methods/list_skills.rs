@@ -1,5 +1,7 @@
 //! `list_skills`: a plain, sorted listing; no search (REQUIREMENTS D1 to D3).
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +40,7 @@ enum Detail {
     Summary,
 }
 
-fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
         let limit = params.limit.unwrap_or(LIMIT_DEFAULT);

@@ -1,5 +1,7 @@
 //! `load_skills_protocol_guide`: the canonical guide, the same in every runtime (REQUIREMENTS D6, R3).
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 
@@ -23,7 +25,7 @@ pub(crate) const GUIDE: &str = include_str!("../../skills/skills.protocol.guide/
 #[serde(deny_unknown_fields)]
 struct Params {}
 
-fn prepare(_rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+fn prepare(_rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let Params {} = read_params(&call.params)?;
         let facts = Facts::new(METHOD.name, call.caller, call.id);

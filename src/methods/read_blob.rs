@@ -1,5 +1,7 @@
 //! `read_blob`: a look at a blob (REQUIREMENTS P2 to P4, R11).
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +35,7 @@ struct Answer {
     kind: String,
 }
 
-fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
         if params.max_bytes == Some(0) {

@@ -1,5 +1,7 @@
 //! `read_skill_file`: one file of a skill, and nothing outside its directory (REQUIREMENTS D5, R3, R11).
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 
@@ -25,7 +27,7 @@ struct Params {
     path: String,
 }
 
-fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
         let path = catalog::path(&params.path)?;

@@ -1,5 +1,7 @@
 //! `run_code`: submitted code in a fresh sandbox, with skills that it can import (REQUIREMENTS E2, E15, E16, R10).
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -44,7 +46,7 @@ struct Limits {
     timeout_ms: Option<u64>,
 }
 
-fn prepare(rooms: Rooms, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
+fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
         if params.language != "python" {

@@ -1,6 +1,6 @@
 //! The input document `skills.policy.input/v1`: what the rules see of a call. Every field is always there.
 //!
-//! Arguments, code and the content of blobs are not in it. It is built as the engine's own values; what a skill
+//! Code and the content of blobs are not in it, nor arguments but those of skills that the operator has named. It is built as the engine's own values; what a skill
 //! declares is prepared once for each digest and shared.
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,10 +12,13 @@ use skillgate_plugin_sdk::model::BlobStat;
 use skillgate_skill::NetworkPattern;
 
 use super::Facts;
+use super::engine::Fault;
 use crate::catalog::Skill;
 
 /// Prepared skills that are kept; at the next one the cache starts anew.
 const SKILLS_MAX: usize = 4096;
+/// Longest arguments that rules see, in bytes of JSON.
+pub const ARGS_BYTES_MAX: usize = 64 << 10;
 /// The version of this document.
 const SCHEMA: &str = "skills.policy.input/v1";
 
@@ -54,7 +57,7 @@ keys! {
     schema request method id protocol subject authenticated kind tenant issuer roles groups scopes actor claims
     source ip proxied time now_s weekday skills name version namespace digest provenance origin publisher signed
     permissions network pattern scheme host wildcard port suffixes secrets blobs owner size_bytes limits requested
-    timeout_ms blob_bytes sandbox plugin isolation secret_delivery
+    timeout_ms blob_bytes args sandbox plugin isolation secret_delivery
 }
 
 fn object<const N: usize>(members: [(&Value, Value); N]) -> Value {
@@ -88,8 +91,8 @@ impl Inputs {
         }
     }
 
-    /// The document for one call. `now_s` counts from 1970.
-    pub(super) fn build(&self, facts: &Facts, now_s: u64) -> Value {
+    /// The document for one call. `now_s` counts from 1970; `args` are those of [`args`].
+    pub(super) fn build(&self, facts: &Facts, now_s: u64, args: Option<&str>) -> Value {
         let k = &*KEYS;
         let caller = &facts.caller;
         let subject = caller.subject();
@@ -102,6 +105,10 @@ impl Inputs {
         request.insert(k.method.clone(), facts.method.into());
         request.insert(k.id.clone(), facts.id.as_str().into());
         request.insert(k.protocol.clone(), "skills/0.1".into());
+        // It was read as JSON when the call came in.
+        if let Some(args) = args.and_then(|args| Value::from_json_str(args).ok()) {
+            request.insert(k.args.clone(), args);
+        }
         let mut limits = vec![(
             &k.requested,
             match facts.timeout_ms {
@@ -199,6 +206,24 @@ impl Inputs {
             },
         );
         value
+    }
+}
+
+/// The arguments that the rules see of this call: those of the skills that the operator has named.
+///
+/// # Errors
+/// [`Fault::Error`] where they are too long: a rule about them must not be got around by making them longer.
+pub(super) fn args<'a>(facts: &'a Facts, named: &[String]) -> Result<Option<&'a str>, Fault> {
+    let target = facts.skills.first().map(|skill| skill.name());
+    let is_named = target.is_some_and(|target| named.iter().any(|name| name == target));
+    if facts.method != "execute_skill" || !is_named {
+        return Ok(None);
+    }
+    match &facts.args {
+        Some(args) => Ok(Some(args)),
+        None => Err(Fault::Error(format!(
+            "the arguments are longer than the {ARGS_BYTES_MAX} bytes that rules see (policy.include_args)"
+        ))),
     }
 }
 

@@ -137,7 +137,7 @@ impl Candidate {
             reasons: decision.reasons_json(),
             network: grant.network,
             secrets: grant.secrets,
-            decision: Some(record::plain(&raw)),
+            decision: Some(serde_json::json!(record::Json(&raw))),
         })
     }
 

@@ -49,6 +49,7 @@ fn prepared(files: &Files, mode: PolicyMode, confirm: Confirm) -> Prepared {
         mode,
         confirm,
         exposure: Exposure::Full,
+        include_args: Vec::new(),
         instructions_max: BUDGET,
         set: Some(Arc::new(PolicySet::compile(&bundle(files)).unwrap())),
         since: SystemTime::now(),

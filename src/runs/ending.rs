@@ -23,6 +23,7 @@ impl Ending {
         let run = RunEnd {
             run_id: run_id.to_owned(),
             decision_id: job.permit.decision_id.clone(),
+            trace: job.permit.trace,
             requested_by: job.caller.subject().id.clone(),
             source_ip: job.caller.ip().to_string(),
             tenant: job.caller.tenant().to_owned(),

@@ -166,6 +166,13 @@ impl RunHost for Services {
 
     fn blob_create(&self, kind: &str) -> Result<i64> {
         let kind = Kind::parse(kind).map_err(|why| Error::new(abi::E_INVALID_ARGUMENT, why))?;
+        // The content is data of the run's own; its kind stands in decisions, records and headers.
+        let redactor = self.granted.redactor();
+        if redactor.is_some_and(|redactor| redactor.is_in(kind.as_str())) {
+            let why = "its kind holds a secret of the run";
+            tracing::info!(run_id = self.run_id, reason = why, "a blob is refused");
+            return Err(Error::new(abi::E_INVALID_ARGUMENT, why));
+        }
         {
             let state = self.state();
             if state.created.len() + state.writers.len() >= self.created_max {

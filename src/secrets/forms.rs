@@ -1,6 +1,6 @@
 //! The forms in which a secret's value shows up in text: as it is, and as the usual encoders write it.
 //!
-//! Covered: the value; base64, standard and URL-safe, padded and not, also from the middle of a longer text that was
+//! Covered: the value; the value in lower case, as host names are written; base64, standard and URL-safe, padded and not, also from the middle of a longer text that was
 //! encoded as a whole; hex in lower or upper case; percent-encoding as `urllib.parse.quote` and `quote_plus`,
 //! `encodeURI` and `encodeURIComponent`, HTML forms, and of every byte, in both cases of the digits; JSON strings, with
 //! and without `\u` for what is not ASCII, `\/`, the characters that matter in HTML, once and twice; `\u` for every
@@ -29,6 +29,7 @@ type Text = Zeroizing<String>;
 pub(super) fn forms(value: &str) -> Vec<Zeroizing<Vec<u8>>> {
     let mut all: Vec<Text> = Vec::new();
     all.push(Zeroizing::new(value.to_owned()));
+    all.push(Zeroizing::new(value.to_ascii_lowercase()));
     base64_forms(value, &mut all);
     for upper in [false, true] {
         let byte = |byte: u8, out: &mut String| hex(out, "", byte.into(), 2, upper);

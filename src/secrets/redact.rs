@@ -103,6 +103,15 @@ impl Redactor {
         cuts.sort_unstable();
         let mut finds = self.finds(text.as_bytes(), &cuts);
         finds.extend(self.ends_of_forms(text));
+        self.replaced(text, finds)
+    }
+
+    /// A whole text that nobody has cut, such as a name.
+    pub fn uncut<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        self.replaced(text, self.finds(text.as_bytes(), &[]))
+    }
+
+    fn replaced<'a>(&self, text: &'a str, finds: Vec<Find>) -> Cow<'a, str> {
         if finds.is_empty() {
             return Cow::Borrowed(text);
         }

@@ -18,11 +18,11 @@ use crate::{alone, count};
 
 const CODE: &str = "def main(args):\n    return 1\n";
 
-fn path(house: &House) -> PathBuf {
+pub(crate) fn path(house: &House) -> PathBuf {
     house.path().join(".skillgate/audit.jsonl")
 }
 
-fn lines(path: &Path) -> Vec<Value> {
+pub(crate) fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -40,7 +40,7 @@ fn verify(house: &House, arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-fn assert_holds(house: &House) {
+pub(crate) fn assert_holds(house: &House) {
     let output = verify(house, &[]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(

@@ -24,7 +24,7 @@ fn now_s() -> u64 {
     now.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs()
 }
 
-fn claims(subject: &str, tenant: &str) -> Map<String, Value> {
+pub(crate) fn claims(subject: &str, tenant: &str) -> Map<String, Value> {
     let now = now_s();
     let Value::Object(claims) = json!({
         "iss": ISSUER, "aud": "skillgate", "sub": subject, "tenant": tenant, "roles": ["admin"],
@@ -36,7 +36,7 @@ fn claims(subject: &str, tenant: &str) -> Map<String, Value> {
 }
 
 /// `[auth]` for one issuer whose keys are at `source`.
-fn auth(source: &str, algorithms: &str) -> String {
+pub(crate) fn auth(source: &str, algorithms: &str) -> String {
     format!(
         "[auth]\nmode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{ISSUER}\"\naudiences = [\"skillgate\"]\n{source}\n\
          algorithms = {algorithms}\n"
@@ -64,7 +64,7 @@ fn start(key: &DevelopmentKey, more: &str) -> (House, Gateway) {
     (dir, gateway)
 }
 
-fn ask(client: &mut Client, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+pub(crate) fn ask(client: &mut Client, headers: &[(&str, &str)], body: &[u8]) -> Answer {
     let mut all = vec![("Content-Type", "application/json")];
     all.extend(headers);
     client.request("POST", "/rpc", &all, body).unwrap()
@@ -454,4 +454,110 @@ fn keys_from_an_issuer_that_comes_later() {
     });
     assert_eq!(client.get("/livez").unwrap().status, 200);
     gateway.stop();
+}
+
+/// The keys of a file, replaced as a deployment does it: a whole new file under the same name.
+fn replace(path: &Path, text: &str) {
+    let next = path.with_extension("next");
+    std::fs::write(&next, text).unwrap();
+    std::fs::rename(next, path).unwrap();
+}
+
+/// Rotation by file, taken by `take`: the old key's tokens are refused and the new one's taken, also on a connection and
+/// with a token that were good before; a broken file changes nothing and is told until it is mended.
+fn rotates(watch_ms: u64, take: impl Fn(&Gateway)) {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let [old, new] = [key(), key()];
+    let dir = house("");
+    let path = dir.path().join("jwks.json");
+    replace(&path, &old.jwks().to_string());
+    dir.configure(Settings {
+        server: &format!("reload_watch_ms = {watch_ms}"),
+        extra: &auth(&format!("jwks_file = {path:?}"), r#"["ES256"]"#),
+        ..Settings::default()
+    });
+    let gateway = dir.start();
+    let [old_token, new_token] =
+        [&old, &new].map(|key| key.token(&claims("alice", "default")).unwrap());
+    let mut client = gateway.client();
+    let mut statuses =
+        || [&old_token, &new_token].map(|token| with_token(&mut client, token, LIST).status);
+    let successful = || {
+        let page = Client::open(&gateway.admin)
+            .unwrap()
+            .get("/metrics")
+            .unwrap();
+        let page = page.text();
+        let name = "skillgate_config_last_reload_successful ";
+        page.lines()
+            .find_map(|line| line.strip_prefix(name))
+            .map(str::to_owned)
+    };
+    let health = || {
+        Client::open(&gateway.admin)
+            .unwrap()
+            .get("/readyz?verbose")
+            .unwrap()
+    };
+    assert_eq!(statuses(), [200, 401]);
+    assert_eq!(successful().as_deref(), Some("1"));
+
+    // For a while both, as issuers do it.
+    let [first, second] = [&old, &new].map(|key| key.jwks()["keys"][0].take());
+    replace(&path, &json!({ "keys": [first, second] }).to_string());
+    take(&gateway);
+    eventually("both are good", PATIENCE, || statuses() == [200, 200]);
+    replace(&path, &new.jwks().to_string());
+    take(&gateway);
+    eventually("the old one is gone", PATIENCE, || statuses() == [401, 200]);
+
+    for broken in [
+        Some(r#"{"keys":["#),
+        Some(r#"{"keys":[]}"#),
+        Some("-----BEGIN PRIVATE KEY-----\nx\n-----END PRIVATE KEY-----\n"),
+        None,
+    ] {
+        let refused = || gateway.log().matches("reload refused").count();
+        let before = refused();
+        match broken {
+            Some(text) => replace(&path, text),
+            None => std::fs::remove_file(&path).unwrap(),
+        }
+        take(&gateway);
+        eventually("it is refused", PATIENCE, || refused() > before);
+        assert_eq!(statuses(), [401, 200], "the last good keys");
+        assert_eq!(successful().as_deref(), Some("0"));
+        // What is known of the parts is kept for a moment.
+        eventually("health says so", PATIENCE, || {
+            let health = health();
+            assert_eq!(health.status, 200, "it serves on");
+            health.text().lines().any(|line| {
+                line.starts_with("[!]reload impaired: refused, the last good state is kept")
+                    && line.contains("auth.issuers[0].jwks_file")
+                    && line.contains("jwks.json")
+            })
+        });
+        // Whoever asks on the public side learns nothing of it.
+        assert_eq!(gateway.client().get("/readyz").unwrap().text(), "ok\n");
+    }
+    replace(&path, &old.jwks().to_string());
+    take(&gateway);
+    eventually("the old key is back", PATIENCE, || statuses() == [200, 401]);
+    eventually("and all is well", PATIENCE, || {
+        successful().as_deref() == Some("1")
+    });
+    eventually("and health says so", PATIENCE, || {
+        health().text().contains("[+]reload ok")
+    });
+    gateway.stop();
+}
+
+#[test]
+fn keys_of_a_file_rotate_by_signal() {
+    rotates(0, |gateway| gateway.signal("HUP"));
+}
+
+#[test]
+fn keys_of_a_file_rotate_by_themselves() {
+    rotates(20, |_| ());
 }

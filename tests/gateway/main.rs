@@ -17,7 +17,9 @@ mod support;
 mod audit;
 mod blobs;
 mod crash;
+mod disk;
 mod egress;
+mod fairness;
 mod inside;
 mod jwt;
 mod limits;
@@ -29,6 +31,7 @@ mod reload;
 mod secrets;
 mod stopping;
 mod storm;
+mod tunnels;
 mod versions;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
+use crate::audit;
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::Client;
@@ -169,6 +170,14 @@ fn what_happened_is_counted() {
         ),
         (r#"skillgate_part_ready{part="sandbox"} "#, 1.0),
         (
+            r#"skillgate_plugin_calls_total{plugin="sandbox",op="run",outcome="ok"} "#,
+            3.0,
+        ),
+        (
+            r#"skillgate_plugin_calls_total{plugin="storage",op="blob_stat",outcome="not_found"} "#,
+            1.0,
+        ),
+        (
             r#"skillgate_plugin_value{plugin="sandbox",name="runs_completed"} "#,
             2.0,
         ),
@@ -264,5 +273,37 @@ fn a_trace_goes_through() {
             "{bad}"
         );
     }
+    let headers = [
+        ("Content-Type", "text/plain"),
+        ("traceparent", given.as_str()),
+    ];
+    let stored = client.request("POST", "/blobs", &headers, b"x").unwrap();
+    assert_eq!(stored.status, 201);
+    // Without a trace of the caller's there is one of our own.
+    client.result("list_skills", json!({})).unwrap();
     gateway.stop();
+
+    let records = audit::lines(&audit::path(&house));
+    let of = |kind: &str, method: &str| {
+        let is = |record: &&Value| {
+            record["kind"] == kind
+                && (kind == "run" || record["input"]["request"]["method"] == method)
+        };
+        let record = records
+            .iter()
+            .find(is)
+            .unwrap_or_else(|| panic!("no {kind} {method}"));
+        ["trace_id", "span_id"].map(|name| record[name].as_str().unwrap().to_owned())
+    };
+    let [_, trace, span, _] = ours.split('-').collect::<Vec<_>>()[..] else {
+        panic!("{ours}");
+    };
+    for (kind, method) in [("decision", "run_code"), ("run", "")] {
+        assert_eq!(of(kind, method), [trace, span], "{kind}");
+    }
+    let [uploaded, span_of_upload] = of("decision", "create_blob");
+    assert_eq!(uploaded, TRACE);
+    assert_ne!(span_of_upload, span);
+    let [own, _] = of("decision", "list_skills");
+    assert!(own.len() == 32 && own != TRACE, "{own}");
 }

@@ -478,3 +478,63 @@ fn the_command_line_for_authors() {
     let check = skillgate(&house, &["policy", "check", copy]);
     assert_eq!(check.status.code(), Some(1), "{}", said(&check));
 }
+
+#[test]
+fn who_may_not_read_a_blob_learns_nothing_of_it() {
+    let _alone = alone();
+    let house = house("[policy]\npath = \"policies\"");
+    policy_in(&house, |data| {
+        data["roles"]["admin"] = json!({ "actions": ["blobs:write"], "namespaces": [] });
+    });
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let blob = json!({ "content": "x".repeat(4321), "kind": "text/plain" });
+    let blob = client.result("create_blob", blob).unwrap();
+    let path = format!("/blobs/{}", blob["blob_id"].as_str().unwrap());
+    // The last one cannot be satisfied, which says how long the blob is.
+    for range in ["bytes=0-", "bytes=0-1", "bytes=4321-"] {
+        for method in ["GET", "HEAD"] {
+            let headers = [("Range", range)];
+            client.head(method, &path, &headers).unwrap();
+            let mut answer = client.answer_head().unwrap();
+            if method == "GET" {
+                let mut body = Vec::new();
+                client
+                    .body(&answer, |piece| body.extend_from_slice(piece))
+                    .unwrap();
+                answer.body = body;
+            }
+            assert_eq!(answer.status, 403, "{method} {range}: {}", answer.text());
+            assert!(!format!("{answer:?}").contains("4321"), "{answer:?}");
+        }
+    }
+    gateway.stop();
+}
+
+#[test]
+fn rules_about_arguments_cannot_be_got_around() {
+    let _alone = alone();
+    let house = house("[policy]\npath = \"policies\"\ninclude_args = [\"hello.world\"]");
+    let policies = policy_in(&house, |_| ());
+    let rules = "package skills.custom\n\ndeny contains {\"code\": \"custom.name\", \"message\": \"not this one\"} if {\n\tinput.request.args.name == \"mallory-canary\"\n}\n";
+    fs::write(policies.join("skills/custom/names.rego"), rules).unwrap();
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let mut greet = |args: Value| {
+        let params = json!({ "name": "hello.world", "args": args });
+        let reply = client.call("execute_skill", params).unwrap();
+        let code = reply.pointer("/error/data/reasons/0/code");
+        code.cloned().unwrap_or_default()
+    };
+    assert_eq!(greet(json!({ "name": "alice-canary" })), Value::Null);
+    assert_eq!(greet(json!({ "name": "mallory-canary" })), "custom.name");
+    let padded = json!({ "name": "mallory-canary", "padding": "x".repeat(65_536) });
+    assert_eq!(greet(padded), "policy.error");
+    gateway.stop();
+    let audit = fs::read_to_string(house.path().join(".skillgate/audit.jsonl")).unwrap();
+    assert!(!audit.contains("-canary"), "no record has arguments");
+    assert!(
+        audit.contains("longer than the 65536 bytes"),
+        "the operator learns why"
+    );
+}

@@ -11,6 +11,7 @@ use skillgate_plugin_sdk::wire::Malformed;
 use tokio::sync::{oneshot, watch};
 
 use crate::answer;
+use crate::counts::CallCounts;
 use crate::hosttable::HostContext;
 use crate::sandbox::RunContext;
 
@@ -78,6 +79,7 @@ fn as_event_loop<R>(f: impl FnOnce() -> R) -> R {
 pub(crate) struct Instance<T: Table> {
     pub(crate) table: T,
     pub(crate) host: &'static HostContext,
+    pub(crate) counts: CallCounts,
     blocking: bool,
     runtime: tokio::runtime::Handle,
     destroyed: Arc<watch::Sender<bool>>,
@@ -96,6 +98,7 @@ impl<T: Table> Instance<T> {
         Arc::new(Instance {
             table,
             host,
+            counts: CallCounts::default(),
             blocking,
             runtime,
             destroyed: Arc::new(watch::Sender::new(false)),
@@ -128,11 +131,17 @@ impl<T: Table> Instance<T> {
                 }
                 Err(error) => (Err(error), abi::OK),
             };
+            let ended = answer.as_ref().map_or_else(|error| error.code, |_| abi::OK);
+            keep.counts.add(name, ended);
             // Nobody is waiting any more when the caller has left: the answer ends here, with what it holds.
             drop(send.send(answer));
             code
         };
-        let op = self.host.ops.insert(run, Box::new(done))?;
+        let op = self
+            .host
+            .ops
+            .insert(run, Box::new(done))
+            .inspect_err(|error| self.counts.add(name, error.code))?;
         Ok(Call {
             instance: Arc::clone(self),
             name,

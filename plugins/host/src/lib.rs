@@ -18,6 +18,7 @@
 
 mod answer;
 mod blobs;
+mod counts;
 mod hosttable;
 mod inspect;
 mod instance;
@@ -30,6 +31,7 @@ mod sandbox;
 mod storage;
 
 pub use blobs::{BlobReader, BlobWriter};
+pub use counts::CallCounts;
 pub use inspect::{Inspection, Note, inspect};
 pub use load::{LoadError, Pin, Refusal};
 pub use plugin::{Info, Plugin};

@@ -7,6 +7,7 @@ use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{Health, Result, RunRequest, RunResult, SandboxCaps};
 
 use crate::answer;
+use crate::counts::CallCounts;
 use crate::instance::{Instance, SandboxTable};
 use crate::request;
 
@@ -65,6 +66,12 @@ impl SandboxInstance {
     #[must_use]
     pub fn caps(&self) -> &SandboxCaps {
         &self.caps
+    }
+
+    /// How often it was called.
+    #[must_use]
+    pub fn counts(&self) -> CallCounts {
+        self.instance.counts.clone()
     }
 
     /// One run from beginning to end. A run that failed by its own doing is a result, an `Err` is the sandbox's fault.

@@ -12,6 +12,7 @@ use skillgate_plugin_sdk::model::{
 };
 
 use crate::blobs::{BlobReader, BlobWriter};
+use crate::counts::CallCounts;
 use crate::instance::{Call, Instance, StorageTable};
 use crate::{answer, request};
 
@@ -182,6 +183,12 @@ impl StorageInstance {
     #[must_use]
     pub fn caps(&self) -> u32 {
         self.caps
+    }
+
+    /// How often it was called.
+    #[must_use]
+    pub fn counts(&self) -> CallCounts {
+        self.store.counts.clone()
     }
 
     /// The same calls for a thread that may wait, such as the one that a [`crate::RunHost`] is called on. A blocking

@@ -426,6 +426,10 @@ async fn a_panic_is_one_error() {
         (abi::E_PANIC, "the plugin panicked: run panics, as asked")
     );
     sandbox.run(run("echo"), Gateway::new()).await.unwrap();
+    assert_eq!(
+        sandbox.counts().all(),
+        [("run", "ok", 1), ("run", "panic", 1)]
+    );
 }
 
 #[tokio::test]
@@ -445,11 +449,18 @@ async fn dropping_a_run_cancels_it_and_keeps_it_until_it_has_ended() {
     // The run goes on until the plugin ends it, with its services: it says so itself.
     assert_eq!(heard.recv().await.unwrap(), "ended");
     assert_eq!(sandbox.health().await.unwrap().message, "run_wait");
+    let counts = sandbox.counts();
     tokio::time::timeout(Duration::from_secs(30), sandbox.shutdown())
         .await
         .unwrap()
         .unwrap();
     assert_eq!(Arc::strong_count(&gateway), 1, "nothing of the run is left");
+    let runs: Vec<_> = counts
+        .all()
+        .into_iter()
+        .filter(|call| call.0 == "run")
+        .collect();
+    assert_eq!(runs.len(), 1, "one call, one end: {runs:?}");
 }
 
 // === what a plugin in C can get wrong ===

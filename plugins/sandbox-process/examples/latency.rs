@@ -88,7 +88,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     };
     let parts = Parts {
         launcher: Some(launcher),
-        guest: None,
+        ..Parts::default()
     };
     let started = Instant::now();
     let plugin = SandboxProcess::create_with(Host::for_tests(|_, _, _, _| {}), request, parts)?;

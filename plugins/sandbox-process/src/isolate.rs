@@ -3,6 +3,7 @@
 //! The steps serve a child of a warmed interpreter too (`pooled.rs`): they start from detached mounts, descriptors and
 //! numbers, and from nothing else that the launcher has.
 
+mod limits;
 pub(crate) mod pooled;
 
 use std::ffi::CString;
@@ -12,6 +13,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 
 use crate::cgroup::Entrance;
+use crate::guard::{Guard, Without};
 use crate::interpreter::Interpreter;
 use crate::root::{GUEST, STAGING, WRITABLE};
 use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID, RDONLY};
@@ -32,12 +34,6 @@ pub(crate) const POOLED_IN: libc::c_int =
 pub(crate) const GATE_PORT: u16 = 3128;
 /// The user and group of a run, as it sees itself.
 pub(crate) const INSIDE_ID: u32 = 1000;
-const OPEN_FILES_MAX: u64 = 1024;
-const LOCKED_BYTES_MAX: u64 = 64 * 1024;
-const STACK_BYTES: u64 = 8 << 20;
-const PENDING_SIGNALS_MAX: u64 = 1024;
-/// Address space is not memory: this only stops what would burn page tables and nothing else. The cgroup limits memory.
-const ADDRESS_SPACE_MIN: u64 = 4 << 30;
 
 /// What every interpreter starts with.
 pub(crate) const ENVIRONMENT: [&str; 4] = [
@@ -63,6 +59,26 @@ pub(crate) struct Ground {
     pub(crate) memory_by_cgroup: bool,
     /// To see whether the launcher is still there.
     pub(crate) launcher: OwnedFd,
+    pub(crate) without: Without,
+}
+
+impl Ground {
+    fn keeps(&self, guard: Guard) -> bool {
+        self.without.keeps(guard)
+    }
+
+    /// Flags for [`sys::clone_process`].
+    pub(crate) fn born_in(&self) -> libc::c_int {
+        [
+            (Guard::PidNamespace, libc::CLONE_NEWPID),
+            (Guard::NetNamespace, libc::CLONE_NEWNET),
+            (Guard::IpcNamespace, libc::CLONE_NEWIPC),
+            (Guard::UtsNamespace, libc::CLONE_NEWUTS),
+        ]
+        .into_iter()
+        .filter(|(guard, _)| !self.keeps(*guard))
+        .fold(BORN_IN, |flags, (_, left_out)| flags & !left_out)
+    }
 }
 
 /// What is of this run.
@@ -128,7 +144,7 @@ impl<T> At<T> for io::Result<T> {
 }
 
 impl Isolation<'_> {
-    /// Becomes the run. For a process that [`sys::clone_process`] has just made with [`BORN_IN`].
+    /// Becomes the run. For a process that [`sys::clone_process`] has just made with [`Ground::born_in`].
     pub(crate) fn become_init(&self) -> ! {
         let result = self.isolate().and_then(|()| {
             // User code is never process 1: libraries that watch for a fork by the process id would miss it, and init
@@ -156,17 +172,22 @@ impl Isolation<'_> {
         // Before any memory is used on behalf of the run.
         self.entrance.enter().at(Step::JoinGroup)?;
         // In its group, so that this is the root of what it sees.
-        sys::unshare(libc::CLONE_NEWCGROUP).at(Step::CgroupNamespace)?;
+        if self.ground.keeps(Guard::CgroupNamespace) {
+            sys::unshare(libc::CLONE_NEWCGROUP).at(Step::CgroupNamespace)?;
+        }
         // No controlling terminal to push input into, no signals from another's group.
         sys::new_session().at(Step::Session)?;
-        sys::set_hostname("sandbox").at(Step::Hostname)?;
+        if self.ground.keeps(Guard::UtsNamespace) {
+            sys::set_hostname("sandbox").at(Step::Hostname)?;
+        }
         // While this process still has rights over the network namespace.
         self.open_gate().at(Step::Network)?;
         // The mounts are a copy that still follows the host's. From here nothing comes in and nothing goes out.
         sys::set_propagation(libc::MS_PRIVATE).at(Step::Propagation)?;
         // /proc of the new pid namespace, not in place yet: in a user namespace the kernel makes one only while another,
         // unmasked one is in sight, so before the host's tree is gone.
-        let proc = new_proc().at(Step::Proc)?;
+        let proc = new_proc(self.ground.keeps(Guard::HiddenProc)).at(Step::Proc)?;
+        let host = self.host_tree().at(Step::Root)?;
         // Early: every path from here on is one of the inside.
         self.enter_root().at(Step::Root)?;
         // While this process may still mount: /proc, then the run's own tmpfs, then what others have given, which is put
@@ -174,27 +195,38 @@ impl Isolation<'_> {
         sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
         self.mount_writable(self.outer_id).at(Step::Writable)?;
         self.attach_mounts().at(Step::Mounts)?;
+        if let Some(host) = host {
+            sys::attach(host.as_fd(), STAGING).at(Step::Root)?;
+        }
         // The last things that need rights in the launcher's user namespace are done: leave it.
         take_identity(
             self.outer_id,
             self.ground.drops_groups,
             self.ground.user_namespace,
+            self.inside_id(),
         )
         .at(Step::Identity)?;
         // In the new user namespace: processes are counted per user and namespace.
-        self.set_common_limits().at(Step::Limits)?;
-        self.set_limits().at(Step::Limits)?;
+        if self.ground.keeps(Guard::ResourceLimits) {
+            self.set_common_limits().at(Step::Limits)?;
+            self.set_limits().at(Step::Limits)?;
+        }
         // Needed by the two filters below, and it makes a set-user-id file worth nothing.
         sys::set_no_new_privs().at(Step::NoNewPrivileges)?;
         // Last of what opens files, since it is about them; before the rights go, none of which it needs.
         self.enter_landlock().at(Step::Landlock)?;
-        drop_rights().at(Step::Capabilities)?;
+        if self.ground.keeps(Guard::Capabilities) {
+            drop_rights().at(Step::Capabilities)?;
+        }
         // After every change of credentials, each of which would clear it.
         self.die_with_launcher().at(Step::ParentDeath)
         // The system call filter is the program's own last step: it forbids most of the above.
     }
 
     fn close_inherited(&self) -> io::Result<()> {
+        if !self.ground.keeps(Guard::Descriptors) {
+            return Ok(());
+        }
         let mut keep = vec![
             self.output.as_raw_fd(),
             self.channel.as_raw_fd(),
@@ -229,20 +261,46 @@ impl Isolation<'_> {
         std::env::set_current_dir("/")
     }
 
+    /// What a run is not to see, for the test that shows what happens when it does.
+    fn host_tree(&self) -> io::Result<Option<OwnedFd>> {
+        if self.ground.keeps(Guard::OwnRoot) {
+            return Ok(None);
+        }
+        let at = sys::open("/", libc::O_PATH)?;
+        sys::clone_mounts(at.as_fd()).map(Some)
+    }
+
+    fn inside_id(&self) -> u32 {
+        if self.ground.keeps(Guard::Capabilities) {
+            INSIDE_ID
+        } else {
+            0
+        }
+    }
+
+    fn writable_flags(&self) -> u64 {
+        if self.ground.keeps(Guard::MountFlags) {
+            NOSUID | NODEV | NOEXEC
+        } else {
+            0
+        }
+    }
+
     /// One tmpfs for all that a run can write, so that one size and one count of files bound it. Its directories are
     /// `owner`'s. The tmpfs itself stays where it was put together, read-only and closed: to take it away again would
     /// wait for every processor of the host.
     fn mount_writable(&self, owner: u32) -> io::Result<()> {
         let spec = self.spec;
         let [size, inodes] = writable_bounds(spec);
+        let limited = self.ground.keeps(Guard::DiskLimits);
         let mut options = vec![("mode", Some("0755"))];
-        if spec.disk_bytes > 0 {
+        if limited && spec.disk_bytes > 0 {
             options.push(("size", Some(size.as_str())));
         }
-        if spec.disk_inodes > 0 {
+        if limited && spec.disk_inodes > 0 {
             options.push(("nr_inodes", Some(inodes.as_str())));
         }
-        let whole = sys::new_mount(c"tmpfs", &options, NOSUID | NODEV | NOEXEC)?;
+        let whole = sys::new_mount(c"tmpfs", &options, self.writable_flags())?;
         sys::attach(whole.as_fd(), STAGING)?;
         for (inside, part) in WRITABLE {
             let path = format!("{STAGING}/{part}");
@@ -302,56 +360,6 @@ impl Isolation<'_> {
         Ok(())
     }
 
-    /// Limits that are the same for every run.
-    fn set_common_limits(&self) -> io::Result<()> {
-        let limits = [
-            (libc::RLIMIT_NOFILE as i32, OPEN_FILES_MAX),
-            (libc::RLIMIT_STACK as i32, STACK_BYTES),
-            (libc::RLIMIT_MEMLOCK as i32, LOCKED_BYTES_MAX),
-            (libc::RLIMIT_SIGPENDING as i32, PENDING_SIGNALS_MAX),
-            // 1, not 0: for a core handler behind a pipe, which runs as root on the host, 0 means "no limit of mine".
-            (libc::RLIMIT_CORE as i32, 1),
-            (libc::RLIMIT_MSGQUEUE as i32, 0),
-            (libc::RLIMIT_NICE as i32, 0),
-            (libc::RLIMIT_RTPRIO as i32, 0),
-        ];
-        for (resource, value) in limits {
-            sys::set_limit(resource, value.min(sys::hard_limit(resource)?))?;
-        }
-        Ok(())
-    }
-
-    /// The run's own.
-    fn set_limits(&self) -> io::Result<()> {
-        let memory = self.spec.memory_bytes;
-        let or_none = |n: u64| if n > 0 { n } else { u64::MAX };
-        let address_space = or_none(memory.saturating_mul(8)).max(ADDRESS_SPACE_MIN);
-        // Private writable memory, of each process by itself: what there is when there is no cgroup.
-        let data = if self.ground.memory_by_cgroup {
-            u64::MAX
-        } else {
-            or_none(memory)
-        };
-        let file = or_none(self.spec.disk_bytes);
-        let cpu = or_none(self.spec.cpu_ms.div_ceil(1000));
-        let limits = [
-            (libc::RLIMIT_AS as i32, address_space),
-            (libc::RLIMIT_DATA as i32, data),
-            (libc::RLIMIT_FSIZE as i32, file),
-            // Init and the program are there already.
-            (libc::RLIMIT_NPROC as i32, u64::from(self.spec.max_pids) + 2),
-        ];
-        // Without a limit there is nothing to lower.
-        if cpu != u64::MAX {
-            let cpu_max = (cpu + 1).min(sys::hard_limit(libc::RLIMIT_CPU as i32)?);
-            sys::set_soft_limit(libc::RLIMIT_CPU as i32, cpu.min(cpu_max), cpu_max)?;
-        }
-        for (resource, value) in limits.into_iter().filter(|(_, value)| *value != u64::MAX) {
-            sys::set_limit(resource, value.min(sys::hard_limit(resource)?))?;
-        }
-        Ok(())
-    }
-
     fn enter_landlock(&self) -> io::Result<()> {
         let Some(abi) = self.ground.landlock_abi else {
             return Ok(());
@@ -371,8 +379,12 @@ impl Isolation<'_> {
     }
 
     fn die_with_launcher(&self) -> io::Result<()> {
-        sys::set_dumpable(false)?;
-        sys::set_parent_death_signal(libc::SIGKILL)?;
+        if self.ground.keeps(Guard::Undumpable) {
+            sys::set_dumpable(false)?;
+        }
+        if self.ground.keeps(Guard::ParentDeath) {
+            sys::set_parent_death_signal(libc::SIGKILL)?;
+        }
         // It may have died before the line above; the parent's number is of no use, it is 0 in a new pid namespace.
         if sys::is_alive(self.ground.launcher.as_fd())? {
             Ok(())
@@ -403,7 +415,9 @@ impl Isolation<'_> {
         sys::reset_signals().at(Step::Standard)?;
         sys::set_umask(0o022);
         std::env::set_current_dir("/workspace").at(Step::Standard)?;
-        sys::install_filter(&filter).at(Step::Filter)?;
+        if self.ground.keeps(Guard::Seccomp) {
+            sys::install_filter(&filter).at(Step::Filter)?;
+        }
         self.tell(&Report::Ready);
         Err(sys::execute(&program, &arguments, &environment)).at(Step::Execute)
     }
@@ -417,7 +431,10 @@ impl Isolation<'_> {
         sys::dup_to(self.channel.as_raw_fd(), 3)?;
         drop(null);
         // The report pipe goes with exec.
-        sys::close_all_from(4, &[self.report.as_raw_fd()])
+        if self.ground.keeps(Guard::Descriptors) {
+            sys::close_all_from(4, &[self.report.as_raw_fd()])?;
+        }
+        Ok(())
     }
 
     /// Process 1: reaps, and ends when the program has ended, which ends everything that it has left behind.
@@ -425,7 +442,12 @@ impl Isolation<'_> {
         // Neither the pipe nor the channel may stay open because init has them; and what init does is on the list too.
         let alone = sys::close_all_from(4, &[self.report.as_raw_fd()]);
         if alone
-            .and_then(|()| sys::install_filter(&seccomp::program(self.spec.network)))
+            .and_then(|()| {
+                if self.ground.keeps(Guard::Seccomp) {
+                    sys::install_filter(&seccomp::program(self.spec.network))?;
+                }
+                Ok(())
+            })
             .is_err()
         {
             sys::exit_now(126);
@@ -471,6 +493,7 @@ pub(crate) fn take_identity(
     outer_id: u32,
     drops_groups: bool,
     user_namespace: bool,
+    inside_id: u32,
 ) -> io::Result<()> {
     // The capabilities stay through the change of ids: a host that restricts who may make user namespaces asks for
     // them, and the bounding set comes later.
@@ -488,7 +511,7 @@ pub(crate) fn take_identity(
     if user_namespace {
         sys::unshare(libc::CLONE_NEWUSER)?;
         // A process may map its own id, and only that, without any right outside, when it gives up setgroups.
-        let map = format!("{INSIDE_ID} {outer_id} 1");
+        let map = format!("{inside_id} {outer_id} 1");
         fs::write("/proc/self/setgroups", "deny")?;
         fs::write("/proc/self/gid_map", &map)?;
         fs::write("/proc/self/uid_map", &map)?;
@@ -505,9 +528,10 @@ fn writable_bounds(spec: &RunSpec) -> [String; 2] {
     [spec.disk_bytes.to_string(), inodes.to_string()]
 }
 
-fn new_proc() -> io::Result<OwnedFd> {
+fn new_proc(hidden: bool) -> io::Result<OwnedFd> {
     let options = [("subset", Some("pid")), ("hidepid", Some("invisible"))];
-    sys::new_mount(c"proc", &options, NOSUID | NODEV | NOEXEC)
+    let options = if hidden { &options[..] } else { &[] };
+    sys::new_mount(c"proc", options, NOSUID | NODEV | NOEXEC)
 }
 
 /// Shows a directory of a mount that is attached at the moment somewhere else too.

@@ -19,6 +19,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::cgroup::{Groups, RunGroup};
+use crate::guard::Guard;
 use crate::isolate::Ground;
 use crate::probe::{self, Standing};
 use crate::root;
@@ -154,15 +155,20 @@ impl Launcher {
             }
             _ => {}
         }
-        let groups = Groups::make(&hello.instance, hello.cgroup_parent.as_deref(), hello.cpus)
-            .map_err(|e| e.to_string());
+        let without = hello.without;
+        let groups = if without.keeps(Guard::ControlGroup) {
+            Groups::make(&hello.instance, hello.cgroup_parent.as_deref(), hello.cpus)
+                .map_err(|e| e.to_string())
+        } else {
+            Err("left out".into())
+        };
         let mut interpreter = hello.interpreter;
         if hello.zygotes.is_some() {
             interpreter
                 .add_libraries_of_this()
                 .map_err(|e| broken("the launcher's own libraries", e))?;
         }
-        let built = root::build(&template, &interpreter, &hello.guest);
+        let built = root::build(&template, &interpreter, &hello.guest, &without);
         let launcher =
             sys::pidfd_open(std::process::id() as _).map_err(|e| broken("pidfd_open", e))?;
         let template = sys::cstr(template.to_string_lossy().as_bytes())
@@ -170,11 +176,14 @@ impl Launcher {
         let ground = Ground {
             template,
             interpreter,
-            landlock_abi: sys::landlock_abi().ok(),
-            user_namespace: true,
+            landlock_abi: sys::landlock_abi()
+                .ok()
+                .filter(|_| without.keeps(Guard::Landlock)),
+            user_namespace: without.keeps(Guard::UserNamespace),
             drops_groups: standing == Standing::Root,
             memory_by_cgroup: groups.as_ref().is_ok_and(|g| g.has("memory")),
             launcher,
+            without,
         };
         let mut launcher = Launcher {
             ground,
@@ -330,6 +339,15 @@ impl Launcher {
             .into_iter()
             .flatten()
             .min()
+    }
+
+    /// The id of a run that executes its interpreter, in the launcher's user namespace.
+    fn outer_id(&self, slot: u32) -> u32 {
+        if self.ground.without.keeps(Guard::OwnUser) {
+            self.standing.outer_id(self.uid_base, slot)
+        } else {
+            sys::effective_ids().0
+        }
     }
 
     /// Something has happened to a run: it has said something, it has ended, or the plugin has let go of it.

@@ -46,6 +46,7 @@ mod launcher;
 mod probe;
 mod zygote;
 
+mod guard;
 mod isolate;
 
 mod cgroup;
@@ -56,6 +57,8 @@ mod seccomp;
 
 mod sys;
 
+#[doc(hidden)]
+pub use guard::Guard;
 pub use plugin::{Parts, SandboxProcess, group_name};
 
 skillgate_plugin_sdk::export_plugin! {

@@ -13,6 +13,7 @@ use skillgate_plugin_sdk::model::{
 use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
 
 use crate::config::{Config, Namespaces, ZygotePer};
+use crate::guard::{Guard, Without};
 use crate::interpreter::Interpreter;
 use crate::mounts;
 use crate::pool::{PoolRules, PoolState};
@@ -105,6 +106,8 @@ pub struct Parts {
     pub launcher: Option<PathBuf>,
     /// Name and text of other files than the guest's.
     pub guest: Option<Vec<(String, String)>>,
+    /// Pieces of the isolation to leave out. Here and not in the configuration: nobody but a test can.
+    pub without: Vec<Guard>,
 }
 
 impl SandboxProcess {
@@ -136,6 +139,8 @@ impl SandboxProcess {
         let program = supervisor::own_program(parts.launcher)
             .map_err(|e| Error::new(abi::E_UNAVAILABLE, format!("the launcher's file: {e}")))?;
         let source = InterpreterSource::of(&config);
+        // Pieces can be left out where a run executes its interpreter, and nowhere else.
+        let fresh = config.fresh || !parts.without.is_empty();
         let hello = Hello {
             instance: group_name(&request.instance_id, &state_dir),
             state_dir: state_dir.to_string_lossy().into_owned(),
@@ -145,7 +150,8 @@ impl SandboxProcess {
             downgrades: config.downgrades,
             interpreter,
             guest,
-            zygotes: (!config.fresh).then(|| ZygoteRules {
+            without: Without(parts.without),
+            zygotes: (!fresh).then(|| ZygoteRules {
                 preload: config.preload,
                 children_max: config.zygote_runs,
                 age_max_ns: config.zygote_age_s.saturating_mul(1_000_000_000),
@@ -156,7 +162,7 @@ impl SandboxProcess {
                 fresh_namespaces: config.namespaces == Namespaces::Fresh,
             }),
         };
-        let pool = (!config.fresh).then_some(PoolRules {
+        let pool = (!fresh).then_some(PoolRules {
             min: config.pool_min,
             max: config.pool_max,
             per_tenant: config.zygote_per == ZygotePer::Tenant,

@@ -105,6 +105,7 @@ pub(crate) fn layers(
     built: io::Result<()>,
     excused: &[Layer],
 ) -> Outcome {
+    let excused = &[excused, &ground.without.layers()].concat();
     let id = standing.outer_id(uid_base, 0);
     let mut report = vec![
         namespaces(),
@@ -148,6 +149,14 @@ pub(crate) fn layers(
         .filter(|l| l.state == LayerState::Missing && excused.contains(&l.layer))
     {
         line.detail.push_str("; excused by `downgrades`");
+    }
+    if !ground.without.0.is_empty() {
+        report.push(LayerReport {
+            layer: Layer::Run,
+            state: LayerState::Degraded,
+            detail: format!("a test has left out {:?}", ground.without.0),
+            advice: "start the gateway, not a test".into(),
+        });
     }
     Outcome {
         report,
@@ -235,7 +244,7 @@ fn namespaces() -> LayerReport {
 fn user_namespace(standing: Standing, id: u32) -> LayerReport {
     match (
         trial(0, || {
-            isolate::take_identity(id, standing == Standing::Root, true)
+            isolate::take_identity(id, standing == Standing::Root, true, isolate::INSIDE_ID)
         }),
         standing,
     ) {
@@ -257,8 +266,8 @@ fn user_namespace(standing: Standing, id: u32) -> LayerReport {
 
 fn capabilities(id: u32) -> LayerReport {
     let result = trial(0, || {
-        isolate::take_identity(id, false, true)
-            .or_else(|_| isolate::take_identity(id, false, false))?;
+        isolate::take_identity(id, false, true, isolate::INSIDE_ID)
+            .or_else(|_| isolate::take_identity(id, false, false, isolate::INSIDE_ID))?;
         isolate::drop_rights()?;
         let status = std::fs::read_to_string("/proc/self/status")?;
         let left = status.lines().find(|l| {
@@ -477,12 +486,13 @@ fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<()
         notice: None,
         arguments: Some(arguments.map_err(text)?),
     };
-    let (pid, pidfd) = match sys::clone_process(BORN_IN, entrance.born_in.as_ref().map(AsFd::as_fd))
-        .map_err(text)?
-    {
-        Fork::Child => launcher::enter(&isolation),
-        Fork::Parent { pid, pidfd } => (pid, pidfd),
-    };
+    let (pid, pidfd) =
+        match sys::clone_process(ground.born_in(), entrance.born_in.as_ref().map(AsFd::as_fd))
+            .map_err(text)?
+        {
+            Fork::Child => launcher::enter(&isolation),
+            Fork::Parent { pid, pidfd } => (pid, pidfd),
+        };
     drop((report_in, output_in, channel_in));
     let mut ended = [Poll::readable(pidfd.as_fd())];
     sys::poll(&mut ended, Some(TRIAL_NS)).map_err(text)?;

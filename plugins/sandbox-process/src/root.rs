@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use crate::guard::{Guard, Without};
 use crate::interpreter::Interpreter;
 use crate::sys::{self, NODEV, NOEXEC, NOSUID, RDONLY};
 
@@ -32,6 +33,7 @@ pub(crate) fn build(
     at: &Path,
     interpreter: &Interpreter,
     guest: &[(String, String)],
+    without: &Without,
 ) -> io::Result<()> {
     let options = [("size", Some(SIZE)), ("mode", Some("0755"))];
     let mount = sys::new_mount(c"tmpfs", &options, NOSUID | NODEV)?;
@@ -72,7 +74,7 @@ pub(crate) fn build(
         let content = fs::read(outside).map_err(|e| named(e, outside))?;
         // The program can be executed and not read: the kernel then keeps every process that runs it from being dumped
         // (a core handler runs as root on the host) and from being looked into.
-        let mode = if *inside == interpreter.program {
+        let mode = if *inside == interpreter.program && without.keeps(Guard::Undumpable) {
             0o111
         } else {
             0o555
@@ -118,6 +120,9 @@ pub(crate) fn build(
         ("stderr", "/proc/self/fd/2"),
     ] {
         symlink(to, root.path(&format!("/dev/{name}")))?;
+    }
+    if !without.keeps(Guard::ReadOnlyRoot) {
+        return Ok(());
     }
     sys::seal_file_system(mount.as_fd())?;
     sys::restrict(mount.as_fd(), RDONLY)

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::{GroupLimits, Part};
+use crate::guard::Without;
 use crate::interpreter::Interpreter;
 
 /// The longest message on a socket; a [`RunSpec`] with [`MOUNTS_MAX`] mounts fits.
@@ -31,6 +32,8 @@ pub(crate) struct Hello {
     pub(crate) interpreter: Interpreter,
     /// Name and text of the files for `/usr/lib/skillgate`.
     pub(crate) guest: Vec<(String, String)>,
+    /// Empty, but in tests.
+    pub(crate) without: Without,
     /// `None`: every run is an interpreter of its own.
     pub(crate) zygotes: Option<ZygoteRules>,
 }

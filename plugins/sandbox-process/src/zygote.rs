@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use serde::{Deserialize, Serialize};
 
 use crate::cgroup::Entrance;
+use crate::guard::Without;
 use crate::interpreter::Interpreter;
 use crate::isolate::pooled::{Child, Inside};
 use crate::isolate::{Ground, POOLED_IN};
@@ -142,6 +143,7 @@ fn ground() -> io::Result<Ground> {
         drops_groups: settings.drops_groups,
         memory_by_cgroup: settings.memory_by_cgroup,
         launcher: sys::inherited(LAUNCHER_FD)?,
+        without: Without::default(),
     })
 }
 

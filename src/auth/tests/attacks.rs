@@ -64,7 +64,7 @@ async fn the_table_of_attacks() {
 impl World {
     /// Why a token is refused, if it is.
     async fn ask_why(&self, token: &str) -> Option<&'static str> {
-        let mode = self.auth.mode.load_full();
+        let mode = self.auth.0.mode.load_full();
         let Mode::Jwt(jwt) = &*mode else {
             panic!("no tokens here");
         };

@@ -287,7 +287,7 @@ async fn open_paths_are_for_anybody_and_make_nobody_somebody() {
     ] {
         assert!(through(&world.auth, uri, &[]).await.is_err(), "{uri}");
     }
-    let nobody = &world.auth.nobody;
+    let nobody = &world.auth.0.nobody;
     assert!(!nobody.authenticated && nobody.tenant.is_empty() && nobody.roles.is_empty());
 
     let off = Authenticator::off();

@@ -60,6 +60,44 @@ async fn tunnels_of_all_runs() {
     );
 }
 
+/// A tenant that keeps as many open as it can, in as many runs as it likes, leaves some to others.
+#[tokio::test]
+async fn tunnels_of_one_tenant() {
+    let (_host, authority, _) = host_and_grant(b"SERVER").await;
+    let of = |tenant: &str| {
+        let network = [format!("https://{authority}")];
+        Grant::new("run_1", tenant, "dec_1", &network, &[]).unwrap()
+    };
+    let settings = Settings {
+        tunnels_max: 16,
+        ..settings()
+    };
+    let world = world(settings, of("north"));
+    let mut held = Vec::new();
+    let second = world.gate.open(of("north"));
+    let (fd, address) = listener();
+    second.serve(fd).unwrap();
+    for number in 0..16 {
+        let address = if number % 2 == 0 {
+            world.address
+        } else {
+            address
+        };
+        let (tunnel, head) = connect_at(address, &authority).await;
+        assert_eq!(
+            head.starts_with("HTTP/1.1 200"),
+            number < 12,
+            "{number}: {head}"
+        );
+        held.push(tunnel);
+    }
+    let other = world.gate.open(of("south"));
+    let (fd, address) = listener();
+    other.serve(fd).unwrap();
+    let (_tunnel, head) = connect_at(address, &authority).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+}
+
 #[tokio::test]
 async fn connections_of_one_run() {
     let (_host, authority, grant) = host_and_grant(b"SERVER").await;

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::*;
+use crate::config;
 use crate::policy::decision::Decision;
 use crate::policy::engine::Fault;
 
@@ -27,9 +28,9 @@ async fn the_local_administrator_runs_with_what_the_data_grants() {
         permit.network.is_empty() && permit.secrets.is_empty(),
         "{permit:?}"
     );
-    assert!(
-        permit.shows("anything.at.all") && permit.deny_cidrs.contains(&"169.254.0.0/16".to_owned())
-    );
+    assert!(permit.deny_cidrs.contains(&"169.254.0.0/16".to_owned()));
+    let listing = policy.decide(&facts("list_skills", vec![])).await.unwrap();
+    assert!(listing.shows("anything.at.all"));
     assert_eq!(
         (permit.timeout_ms, permit.memory_bytes),
         (Some(600_000), Some(1024 << 20))
@@ -156,6 +157,167 @@ async fn whatever_goes_wrong_is_a_denial() {
     }
 }
 
+fn audit_at(path: &Path, on_failure: config::OnAuditFailure) -> Audit {
+    let settings = config::Audit {
+        path: path.to_owned(),
+        fsync: config::Fsync::Never,
+        max_file_bytes: 1 << 30,
+        on_failure,
+    };
+    Audit::open(&settings).unwrap()
+}
+
+/// The bundled policy, recorded.
+fn recorded(mode: PolicyMode, audit: &Audit) -> Policy {
+    let sandbox = Sandbox {
+        plugin: "process".into(),
+    };
+    let rules = prepared(&bundled_files(), mode, Confirm::Off);
+    Policy::new(rules, &sandbox, audit.clone())
+}
+
+#[tokio::test]
+async fn what_cannot_be_recorded_is_denied_if_it_has_consequences() {
+    use config::OnAuditFailure::{Continue, Deny};
+    let ask = |method| {
+        facts(
+            method,
+            if method == "execute_skill" {
+                vec![salesforce()]
+            } else {
+                vec![]
+            },
+        )
+    };
+    let dir = tempfile::tempdir().unwrap();
+    for (mode, on_failure) in [
+        (PolicyMode::Enforce, Deny),
+        (PolicyMode::Shadow, Deny),
+        (PolicyMode::Enforce, Continue),
+    ] {
+        let audit = audit_at(&dir.path().join("audit.jsonl"), on_failure);
+        let policy = recorded(mode, &audit);
+        let methods = ["execute_skill", "run_code", "create_blob"];
+        for method in methods {
+            assert!(policy.decide(&ask(method)).await.is_ok(), "{method}");
+        }
+        // What is appended to a closed log fails, as on a disk that is gone.
+        audit.close().await;
+        for method in methods {
+            let ask = ask(method);
+            match on_failure {
+                Deny => assert_eq!(
+                    fault(&policy, &ask).await,
+                    ("policy.unavailable".into(), true),
+                    "{mode:?} {method}"
+                ),
+                Continue => assert!(policy.decide(&ask).await.is_ok()),
+            }
+        }
+        // What only reads goes on, and is counted.
+        assert!(policy.decide(&facts("list_skills", vec![])).await.is_ok());
+        let health = audit.health();
+        let (refused, lost) = if on_failure == Deny { (3, 1) } else { (0, 4) };
+        assert_eq!((health.refused, health.lost), (refused, lost));
+    }
+}
+
+#[tokio::test]
+async fn a_panic_is_a_denial_and_the_next_call_is_decided() {
+    fn one_in_two() -> SystemTime {
+        static CALLS: AtomicU64 = AtomicU64::new(0);
+        assert!(
+            CALLS.fetch_add(1, Ordering::Relaxed) % 2 == 1,
+            "as the test wants it"
+        );
+        SystemTime::now()
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("audit.jsonl");
+    for mode in [PolicyMode::Enforce, PolicyMode::Shadow] {
+        let audit = audit_at(&path, config::OnAuditFailure::Deny);
+        let mut policy = recorded(mode, &audit);
+        Arc::get_mut(&mut policy.0).unwrap().clock = one_in_two;
+        let mut ask = facts("execute_skill", vec![salesforce()]);
+        ask.trace = Some(Trace::new());
+        for _ in 0..3 {
+            match mode {
+                PolicyMode::Enforce => {
+                    assert_eq!(fault(&policy, &ask).await, ("policy.panic".into(), false));
+                }
+                // A shadow refuses nothing and gives nothing.
+                _ => assert!(policy.decide(&ask).await.unwrap().network.is_empty()),
+            }
+            assert!(policy.decide(&ask).await.is_ok(), "the next is decided");
+        }
+        audit.close().await;
+    }
+    let text = std::fs::read_to_string(path).unwrap();
+    let records: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .filter(|record: &Value| record["kind"] == "decision")
+        .collect();
+    assert_eq!(records.len(), 12);
+    for (at, record) in records.iter().enumerate() {
+        let code = &record["result"]["reasons"][0]["code"];
+        assert_eq!(record["result"]["allow"], at % 2 == 1, "{record}");
+        assert_eq!(code == "policy.panic", at % 2 == 0, "{record}");
+        assert!(record["trace_id"].is_string() && record["requested_by"] == "local");
+    }
+}
+
+#[tokio::test]
+async fn rules_see_arguments_of_named_skills_alone() {
+    let rules = "decision := {\"allow\": true, \"log\": {\"level\": \"full\"}} if input.request.args.to == \"a@example.com\"";
+    let mut rules = prepared(&one(rules), PolicyMode::Enforce, Confirm::Always);
+    rules.active.include_args = vec!["salesforce.leads.sync".into()];
+    let sandbox = Sandbox {
+        plugin: "process".into(),
+    };
+    let policy = Policy::new(rules, &sandbox, Audit::off());
+    let ask = |method, skill: Arc<Skill>, args: Option<&str>| {
+        let mut facts = facts(method, vec![skill]);
+        facts.args = args.map(Into::into);
+        facts
+    };
+    let good = r#"{"to": "a@example.com", "text": "canary"}"#;
+    let named = ask("execute_skill", salesforce(), Some(good));
+    assert!(policy.decide(&named).await.is_ok());
+    for (method, skill, args, code) in [
+        (
+            "execute_skill",
+            salesforce(),
+            Some(r#"{"to": "b@example.com"}"#),
+            "policy.undefined",
+        ),
+        (
+            "execute_skill",
+            salesforce(),
+            Some("{}"),
+            "policy.undefined",
+        ),
+        // Too long for the rules: no way around them.
+        ("execute_skill", salesforce(), None, "policy.error"),
+        (
+            "execute_skill",
+            skill("mail.send", ""),
+            Some(good),
+            "policy.undefined",
+        ),
+        ("run_code", salesforce(), Some(good), "policy.undefined"),
+    ] {
+        let asked = ask(method, skill, args);
+        assert_eq!(fault(&policy, &asked).await.0, code, "{method} {args:?}");
+    }
+    let active = policy.0.active.load_full();
+    let mut outcome = policy.evaluate(&active, &named, SystemTime::now());
+    let record = record::record(false, &named, "dec_1", &mut outcome).json();
+    assert_eq!(record["result"]["allow"], true);
+    assert_eq!(record["erased"], json!(["/input/request/args"]));
+    assert!(!record.to_string().contains("canary"), "{record:#}");
+}
+
 #[tokio::test]
 async fn engines_that_disagree_are_a_denial_and_an_alarm() {
     // Two values for one rule: the virtual machine takes the last, the interpreter fails.
@@ -183,7 +345,7 @@ fn decisions_are_read_strictly() {
     let parse = |text: &str| Decision::parse(&regorus::Value::from_json_str(text).unwrap());
     for good in [
         r#"{"allow": false}"#,
-        r#"{"allow": true, "reasons": [], "limits": {}, "grants": {"code": {}, "skills": {}}, "visible": {"namespaces": ["*"]}, "obligations": [{"type": "audit"}, {"type": "egress.deny_cidrs", "cidrs": ["10.0.0.0/8", "::1/128"]}], "log": {"level": "full", "mask": ["/input/subject/claims"]}, "cache_ttl_s": 30}"#,
+        r#"{"allow": true, "reasons": [], "limits": {}, "grants": {"code": {}, "skills": {}}, "visible": {"namespaces": ["*"]}, "obligations": [{"type": "audit"}, {"type": "egress.deny_cidrs", "cidrs": ["10.0.0.0/8", "::1/128"]}, {"type": "sandbox.fresh"}], "log": {"level": "full", "mask": ["/input/subject/claims"]}, "cache_ttl_s": 30}"#,
     ] {
         assert!(parse(good).is_ok(), "{good}");
     }
@@ -220,6 +382,7 @@ fn decisions_are_read_strictly() {
         r#"{"allow": false, "reasons": [{"message": "x"}]}"#,
         r#"{"allow": false, "reasons": [{"code": "x", "data": {}}]}"#,
         r#"{"allow": true, "cache_ttl_s": "x"}"#,
+        r#"{"allow": true, "obligations": [{"type": "sandbox.fresh", "cidrs": []}]}"#,
     ] {
         assert!(matches!(parse(bad), Err(Fault::Malformed(_))), "{bad}");
     }
@@ -392,8 +555,8 @@ async fn a_record_says_what_was_decided_and_nothing_more() {
     let mut ask = facts("execute_skill", vec![salesforce()]).with("arg_keys", json!(["sheet"]));
     ask.timeout_ms = Some(1000);
     let active = policy.0.active.load_full();
-    let outcome = policy.evaluate(&active, &ask, SystemTime::now());
-    let record = Value::Object(record::body(true, &ask, "dec_1", &outcome));
+    let mut outcome = policy.evaluate(&active, &ask, SystemTime::now());
+    let record = record::record(true, &ask, "dec_1", &mut outcome).json();
     for (pointer, value) in [
         ("/decision_id", json!("dec_1")),
         ("/labels/mode", json!("shadow")),

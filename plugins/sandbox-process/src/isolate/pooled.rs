@@ -97,7 +97,7 @@ impl Child {
         sys::enter_namespace(self.ipc.as_fd(), libc::CLONE_NEWIPC).at(Step::Network)?;
         sys::new_session().at(Step::Session)?;
         sys::set_hostname("sandbox").at(Step::Hostname)?;
-        let proc = new_proc().at(Step::Proc)?;
+        let proc = new_proc(true).at(Step::Proc)?;
         if !inside.ground.drops_groups {
             // The zygote's was in sight, without which an ordinary user gets none; with it goes all that it shows.
             sys::detach(c"/proc").at(Step::Proc)?;

@@ -8,6 +8,7 @@ use super::run::{Pooled, Run, tell};
 use super::start::detached;
 use super::zygotes::{Event, Ordered};
 use crate::cgroup::{Part, RunGroup};
+use crate::guard::Without;
 use crate::sys::{self, MESSAGE_FDS_MAX};
 use crate::wire::{Notice, PoolNeeds, RunSpec, Word};
 
@@ -240,7 +241,7 @@ fn send_activation(orders: BorrowedFd<'_>, spec: &RunSpec) -> Result<(), String>
     let mounts = spec
         .mounts
         .iter()
-        .map(detached)
+        .map(|mount| detached(mount, &Without::default()))
         .collect::<Result<Vec<_>, _>>()?;
     let message = serde_json::to_vec(spec).map_err(|e| text(e.into()))?;
     let fds: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::Launcher;
 use super::run::{Run, tell};
 use crate::cgroup::{Entrance, GroupLimits};
-use crate::isolate::{BORN_IN, Isolation};
+use crate::guard::{Guard, Without};
+use crate::isolate::Isolation;
 use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID, NOSYMFOLLOW, RDONLY};
 use crate::wire::{MountSpec, Notice, RunSpec};
 
@@ -31,7 +32,7 @@ impl Launcher {
         let mounts = spec
             .mounts
             .iter()
-            .map(detached)
+            .map(|mount| detached(mount, &self.ground.without))
             .collect::<Result<Vec<_>, _>>()?;
         let slot = (0..)
             .find(|s| !self.runs.contains_key(s) && self.leases.as_ref().is_none_or(|l| !l.has(*s)))
@@ -101,7 +102,7 @@ impl Launcher {
         let isolation = Isolation {
             ground: &self.ground,
             spec,
-            outer_id: self.standing.outer_id(self.uid_base, slot),
+            outer_id: self.outer_id(slot),
             entrance,
             mounts,
             output: output.as_fd(),
@@ -110,7 +111,10 @@ impl Launcher {
             notice: Some(notice.as_fd()),
             arguments: None,
         };
-        match sys::clone_process(BORN_IN, entrance.born_in.as_ref().map(AsFd::as_fd))? {
+        match sys::clone_process(
+            self.ground.born_in(),
+            entrance.born_in.as_ref().map(AsFd::as_fd),
+        )? {
             Fork::Child => enter(&isolation),
             Fork::Parent { pid, pidfd } => Ok((pid, pidfd, report)),
         }
@@ -128,7 +132,7 @@ pub(crate) fn enter(isolation: &Isolation<'_>) -> ! {
 
 /// The mount of a directory or file that the plugin holds open: opened by its path in this mount namespace, and
 /// only used when it is the same file.
-pub(super) fn detached(spec: &MountSpec) -> Result<OwnedFd, String> {
+pub(super) fn detached(spec: &MountSpec, without: &Without) -> Result<OwnedFd, String> {
     let named = |e: io::Error| format!("mount {}: {e}", spec.target);
     let at = sys::open(&spec.path, libc::O_PATH | libc::O_NOFOLLOW).map_err(named)?;
     let stat = sys::stat(at.as_fd()).map_err(named)?;
@@ -139,10 +143,11 @@ pub(super) fn detached(spec: &MountSpec) -> Result<OwnedFd, String> {
         ));
     }
     let mount = sys::clone_mount(at.as_fd()).map_err(named)?;
-    sys::restrict(
-        mount.as_fd(),
-        RDONLY | NOSUID | NODEV | NOEXEC | NOSYMFOLLOW,
-    )
-    .map_err(named)?;
+    let flags = if without.keeps(Guard::MountFlags) {
+        NOSUID | NODEV | NOEXEC | NOSYMFOLLOW
+    } else {
+        0
+    };
+    sys::restrict(mount.as_fd(), RDONLY | flags).map_err(named)?;
     Ok(mount)
 }

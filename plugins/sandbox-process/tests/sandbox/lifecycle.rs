@@ -19,7 +19,7 @@ fn kill_9(pid: u32) {
 }
 
 /// Control groups of instances whose state directory is this, anywhere.
-fn groups_of(state: &Path) -> Vec<PathBuf> {
+pub(crate) fn groups_of(state: &Path) -> Vec<PathBuf> {
     let marker = group_marker(state);
     let mut found = Vec::new();
     let mut todo = vec![PathBuf::from("/sys/fs/cgroup")];
@@ -40,7 +40,7 @@ fn group_marker(state: &Path) -> String {
     skillgate_sandbox_process::group_name("test", &state.join("state").canonicalize().unwrap())
 }
 
-fn mounts_with(part: &Path) -> usize {
+pub(crate) fn mounts_with(part: &Path) -> usize {
     std::fs::read_to_string("/proc/self/mountinfo")
         .unwrap()
         .lines()

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use skillgate_plugin_sdk::model::{CreateRequest, Error, Limits, Result, RunRequest, RunResult};
 use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
-use skillgate_sandbox_process::{Parts, SandboxProcess};
+use skillgate_sandbox_process::{Guard, Parts, SandboxProcess};
 
 /// The shared object that cargo has built for this test.
 pub(crate) fn launcher() -> PathBuf {
@@ -45,6 +45,40 @@ pub(crate) fn config_with(mut keys: serde_json::Value) -> String {
     keys.to_string()
 }
 
+/// A way to make runs.
+pub(crate) struct Mode {
+    pub(crate) name: &'static str,
+    pub(crate) config: String,
+    /// Whether a run is a fork of an interpreter, and not one of its own.
+    pub(crate) forks: bool,
+}
+
+/// Every way that there is.
+pub(crate) fn modes() -> Vec<Mode> {
+    let mode = |(name, mut keys, forks): (&'static str, serde_json::Value, bool)| {
+        if !is_root() {
+            keys["downgrades"] = serde_json::json!(["cgroup"]);
+        }
+        Mode {
+            name,
+            config: keys.to_string(),
+            forks,
+        }
+    };
+    [
+        ("fresh", serde_json::json!({ "fresh": true }), false),
+        ("on demand", serde_json::json!({ "pool_max": 0 }), true),
+        ("pooled", serde_json::json!({}), true),
+    ]
+    .map(mode)
+    .into()
+}
+
+/// Whether to take the time for everything.
+pub(crate) fn full() -> bool {
+    std::env::var_os("SKILLGATE_TEST_FULL").is_some()
+}
+
 pub(crate) fn is_root() -> bool {
     std::fs::metadata("/proc/self")
         .map(|m| std::os::unix::fs::MetadataExt::uid(&m) == 0)
@@ -55,6 +89,15 @@ pub(crate) fn create(
     state: &std::path::Path,
     config: &str,
     guest: Option<&str>,
+) -> Result<SandboxProcess> {
+    create_without(state, config, guest, &[])
+}
+
+fn create_without(
+    state: &std::path::Path,
+    config: &str,
+    guest: Option<&str>,
+    without: &[Guard],
 ) -> Result<SandboxProcess> {
     let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
     if guest.is_some() {
@@ -74,6 +117,7 @@ pub(crate) fn create(
         Parts {
             launcher: Some(launcher()),
             guest,
+            without: without.into(),
         },
     )
 }
@@ -84,11 +128,25 @@ impl Instance {
     }
 
     pub(crate) fn with(config: &str, guest: Option<&str>) -> Self {
+        Self::made(config, guest, &[])
+    }
+
+    /// With pieces of the isolation left out, and user ids that no other instance has: without a user namespace the
+    /// processes of all who have the same one are counted together.
+    pub(crate) fn without(config: &str, guards: &[Guard]) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) + u64::from(std::process::id()) * 1000;
+        config["uid_base"] = (1_000_000 + number % 1_000_000 * 100).into();
+        Self::made(&config.to_string(), None, guards)
+    }
+
+    fn made(config: &str, guest: Option<&str>, without: &[Guard]) -> Self {
         let state = tempfile::Builder::new()
             .prefix("skillgate-sandbox-")
             .tempdir()
             .unwrap();
-        let plugin = create(state.path(), config, guest)
+        let plugin = create_without(state.path(), config, guest, without)
             .unwrap_or_else(|e| panic!("{e}\n{}", e.detail_json));
         Instance { plugin, state }
     }
@@ -287,6 +345,18 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
         at += 1;
     }
     found.split_off(1)
+}
+
+/// The middle one.
+pub(crate) fn median(values: Vec<f64>) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// The value below which a share of them lies.
+pub(crate) fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = ((values.len() as f64 * share) as usize).min(values.len() - 1);
+    values[at]
 }
 
 /// A number of the instance's health.

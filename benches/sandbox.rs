@@ -1,0 +1,293 @@
+//! Starting a run: this sandbox in each of its modes beside a bare Python, bubblewrap and crun, by itself and behind the
+//! whole gateway. `README.md` says how to run it and how to read it.
+
+#![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on stops")]
+#![allow(clippy::print_stdout, reason = "the table is what it is run for")]
+
+#[path = "measure/direct.rs"]
+mod direct;
+mod measure;
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use direct::{Direct, Services};
+use measure::machine::{self, Household};
+use measure::{Row, clients_of, measure, rivals, run, whole_stack};
+use serde_json::json;
+use support::gateway::{Gateway, House};
+use support::{look, median, quantile};
+
+/// Slices of every row.
+const ROUNDS: usize = 12;
+/// Operations of one client in one slice, of what takes tens of milliseconds and of what does not.
+const SLOW: usize = 5;
+const QUICK: usize = 30;
+/// Time for a pool to fill up again.
+const PAUSE: Duration = Duration::from_millis(20);
+const IN_PARALLEL: [usize; 3] = [1, 2, 4];
+/// Ends of runs that are watched.
+const ENDS: usize = 20;
+/// Runs that come at once.
+const BURSTS: [usize; 2] = [100, 1000];
+/// Clients and parts of a sustained load.
+const CLIENTS: usize = 4;
+const PARTS: u32 = 10;
+
+/// Name, `config` as JSON and as TOML, and operations in a slice.
+const MODES: [(&str, &str, &str, usize); 3] = [
+    ("fresh", r#"{"fresh":true}"#, "{ fresh = true }", SLOW),
+    ("on demand", r#"{"pool_max":0}"#, "{ pool_max = 0 }", QUICK),
+    ("pooled", "{}", "{}", QUICK),
+];
+
+/// A mode with its instances: one by itself, one behind a gateway.
+struct Mode {
+    name: &'static str,
+    each: usize,
+    direct: Arc<Direct>,
+    gateway: Gateway,
+    token: String,
+    _house: House,
+}
+
+fn modes() -> Vec<Mode> {
+    let mut modes = Vec::new();
+    for (name, config, toml, each) in MODES {
+        let direct = match Direct::new(config) {
+            Ok(direct) => direct,
+            Err(why) => {
+                println!("left out: {name}, since {why}");
+                continue;
+            }
+        };
+        let runs = "max_queued = 10000\nmax_concurrent = 16";
+        let (house, gateway, token) = whole_stack(runs, Some(toml));
+        modes.push(Mode {
+            name,
+            each,
+            direct,
+            gateway,
+            token,
+            _house: house,
+        });
+    }
+    modes
+}
+
+impl Mode {
+    fn by_itself(&self, name: String, clients: usize) -> Row {
+        let direct = self.direct.clone();
+        let work = Box::new(move || {
+            let direct = direct.clone();
+            Box::new(move || direct.hello()) as Box<dyn FnMut()>
+        });
+        Row::new(name, clients, self.each, work).with_trees(vec![self.direct.launcher_pid()])
+    }
+
+    fn behind_http(&self, clients: usize) -> Row {
+        let operation = run(json!({ "name": "hello.world", "args": {} }));
+        let work = clients_of(&self.gateway.address, Some(&self.token), operation);
+        let name = format!("{}, whole gateway over HTTP", self.name);
+        Row::new(name, clients, self.each, work).with_trees(vec![self.gateway.pid])
+    }
+}
+
+fn starts(modes: &[Mode]) {
+    let mut rows = Vec::new();
+    let (bubblewrap, crun) = (rivals::bubblewrap, rivals::Crun::new());
+    for clients in IN_PARALLEL {
+        rows.push(Row::new(
+            "python3 -I -S -B -c pass",
+            clients,
+            SLOW,
+            rivals::plain(&rivals::PROGRAM),
+        ));
+        match bubblewrap() {
+            Ok(work) => {
+                rows.push(Row::new("bubblewrap + the same", clients, SLOW, work).without_cpu())
+            }
+            Err(why) => println!("left out: {why}"),
+        }
+        match &crun {
+            Ok(crun) => rows.push(Row::new("crun + the same", clients, SLOW, crun.clients())),
+            Err(why) => println!("left out: {why}"),
+        }
+        for mode in modes {
+            rows.push(mode.by_itself(mode.name.to_owned(), clients));
+            if mode.name == "pooled" {
+                let name = format!("{}, {} ms between two", mode.name, PAUSE.as_millis());
+                rows.push(mode.by_itself(name, clients).pausing(PAUSE));
+            }
+            rows.push(mode.behind_http(clients));
+        }
+    }
+    measure(&mut rows, ROUNDS);
+}
+
+/// What waits for runs, and how long the end of a run takes after its answer.
+fn idle_and_ends(modes: &[Mode]) {
+    println!(
+        "\n| mode | interpreters waiting | PSS of one, KiB | PSS of the launcher and what runs are forked from, KiB | from the answer to the last process gone, p50 ms |"
+    );
+    println!("|---|---|---|---|---|");
+    for mode in modes {
+        let launcher = mode.direct.launcher_pid();
+        let household = Household::of(launcher);
+        let ends: Vec<f64> = (0..ENDS).map(|_| end_of_run(&mode.direct)).collect();
+        println!(
+            "| {} | {} | {} | {} | {:.2} |",
+            mode.name,
+            household.children,
+            household.kib_of_one(),
+            household.own_kib,
+            median(&ends)
+        );
+    }
+}
+
+/// Milliseconds from a run's answer until nothing is in its pid namespace.
+fn end_of_run(direct: &Arc<Direct>) -> f64 {
+    let services = Arc::new(Services::default());
+    let (theirs, here) = (services.clone(), direct.clone());
+    let code = "import os, time\ndef main(args):\n    print(os.readlink('/proc/self/ns/pid'), flush=True)\n    time.sleep(0.2)\n";
+    let running = std::thread::spawn(move || {
+        here.run(code, &theirs);
+        Instant::now()
+    });
+    let mut pids = Vec::new();
+    while pids.is_empty() {
+        let heard = String::from_utf8_lossy(&services.heard.lock().unwrap())
+            .trim()
+            .to_owned();
+        let inside = |pid: u32| machine::pid_namespace(pid).is_some_and(|name| name == *heard);
+        let below = look::descendants(direct.launcher_pid());
+        pids = below
+            .into_iter()
+            .filter(|process| inside(process.pid))
+            .collect();
+        assert!(!running.is_finished(), "it was not seen: {heard:?}");
+    }
+    let answered = running.join().unwrap();
+    while pids.iter().any(look::Process::lives) {
+        std::hint::spin_loop();
+    }
+    answered.elapsed().as_secs_f64() * 1000.0
+}
+
+fn bursts(modes: &[Mode]) {
+    println!("\n| mode | runs at once over HTTP | all answered after, s | p50 ms | p99 ms |");
+    println!("|---|---|---|---|---|");
+    for mode in modes {
+        for count in BURSTS {
+            let (address, token) = (&mode.gateway.address, mode.token.as_str());
+            let operation = run(json!({ "name": "hello.world", "args": {} }));
+            let began = Instant::now();
+            let mut ms: Vec<f64> = std::thread::scope(|scope| {
+                let clients: Vec<_> = (0..count)
+                    .map(|_| {
+                        let operation = operation.clone();
+                        let client = move || {
+                            clients_of(address, Some(token), operation)()();
+                            began.elapsed().as_secs_f64() * 1000.0
+                        };
+                        std::thread::Builder::new()
+                            .stack_size(256 << 10)
+                            .spawn_scoped(scope, client)
+                            .unwrap()
+                    })
+                    .collect();
+                clients
+                    .into_iter()
+                    .map(|client| client.join().unwrap())
+                    .collect()
+            });
+            let all = began.elapsed().as_secs_f64();
+            ms.sort_by(f64::total_cmp);
+            println!(
+                "| {} | {count} | {all:.2} | {:.0} | {:.0} |",
+                mode.name,
+                quantile(&ms, 0.5),
+                quantile(&ms, 0.99)
+            );
+        }
+    }
+}
+
+/// Four clients for a long time: what drifts would drift here.
+fn sustained(modes: &[Mode], seconds: u64) {
+    let part = Duration::from_secs(seconds) / PARTS;
+    for mode in modes {
+        println!(
+            "\n{}, {CLIENTS} clients for {seconds} s, {}",
+            mode.name,
+            machine::description()
+        );
+        println!(
+            "| s | runs | per second | p50 ms | p99 ms | gateway KiB | launcher and below KiB | namespaces | of them net, with those to be taken down | control groups |"
+        );
+        println!("|---|---|---|---|---|---|---|---|---|---|");
+        let (address, token) = (&mode.gateway.address, mode.token.as_str());
+        let work = clients_of(
+            address,
+            Some(token),
+            run(json!({ "name": "hello.world", "args": {} })),
+        );
+        for number in 1..=PARTS {
+            let began = Instant::now();
+            let mut ms: Vec<f64> = std::thread::scope(|scope| {
+                let client = || {
+                    let (mut operation, mut ms) = (work(), Vec::new());
+                    while began.elapsed() < part {
+                        let one = Instant::now();
+                        operation();
+                        ms.push(one.elapsed().as_secs_f64() * 1000.0);
+                    }
+                    ms
+                };
+                let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
+                clients
+                    .into_iter()
+                    .flat_map(|client| client.join().unwrap())
+                    .collect()
+            });
+            ms.sort_by(f64::total_cmp);
+            let household = Household::of(mode.gateway.launcher().pid);
+            let (namespaces, net) = machine::namespaces();
+            println!(
+                "| {:.0} | {} | {:.0} | {:.2} | {:.2} | {} | {} | {namespaces} | {} | {} |",
+                (part * number).as_secs_f64(),
+                ms.len(),
+                ms.len() as f64 / began.elapsed().as_secs_f64(),
+                quantile(&ms, 0.5),
+                quantile(&ms, 0.99),
+                mode.gateway.rss_kib(),
+                household.own_kib + household.children_kib,
+                net.map_or("–".to_owned(), |net| net.to_string()),
+                look::groups(&mode.gateway.instance()).len(),
+            );
+        }
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let seconds = arguments
+        .windows(2)
+        .find(|pair| pair[0] == "--sustained")
+        .map(|pair| pair[1].parse().expect("--sustained SECONDS"));
+    let modes = modes();
+    match seconds {
+        Some(seconds) => sustained(&modes, seconds),
+        None => {
+            starts(&modes);
+            idle_and_ends(&modes);
+            bursts(&modes);
+        }
+    }
+    for mode in modes {
+        mode.gateway.stop();
+    }
+}

@@ -1,0 +1,282 @@
+//! A disk that fails under the audit log: what must be recorded is not done (`audit.on_failure = "deny"`), or goes on and
+//! is counted (`"continue"`), and either way the log says afterwards what it lacks.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::alone;
+use crate::audit::{assert_holds, lines, path};
+use crate::support::eventually;
+use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::http::Client;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const CODE: &str = "def main(args):\n    return 1\n";
+
+/// A gateway whose audit log is on a disk that fails to sync while a file is there.
+struct Failing {
+    house: House,
+    gateway: Gateway,
+    switch: PathBuf,
+}
+
+impl Failing {
+    /// `audit`: keys of `[audit]`.
+    fn start(audit: &str) -> Failing {
+        let house = House::new(Settings {
+            extra: &format!("[audit]\n{audit}\n"),
+            ..Settings::default()
+        });
+        let shim = house.path().join("failing_sync.so");
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/audit/failing_sync.c");
+        let compiled = Command::new("cc")
+            .args([
+                "-std=gnu99",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-O1",
+                "-fPIC",
+                "-shared",
+                "-o",
+            ])
+            .args([&shim, &source])
+            .output()
+            .unwrap();
+        assert!(
+            compiled.status.success(),
+            "{}",
+            String::from_utf8_lossy(&compiled.stderr)
+        );
+        let switch = house.path().join("the-disk-fails");
+        let mut command = house.command();
+        command
+            .env("LD_PRELOAD", &shim)
+            .env("FAIL_SYNC_OF", "/audit.jsonl")
+            .env("FAIL_SYNC_WHILE", &switch);
+        let gateway = house.start_as(command);
+        Failing {
+            house,
+            gateway,
+            switch,
+        }
+    }
+
+    fn fail(&self) {
+        fs::write(&self.switch, "").unwrap();
+    }
+
+    fn mend(&self) {
+        fs::remove_file(&self.switch).unwrap();
+    }
+
+    fn operator(&self, path: &str) -> String {
+        Client::open(&self.gateway.admin)
+            .unwrap()
+            .get(path)
+            .unwrap()
+            .text()
+    }
+
+    fn metric(&self, name: &str) -> u64 {
+        let page = self.operator("/metrics");
+        let value = page
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value
+            .unwrap_or_else(|| panic!("no {name} in {page}"))
+            .parse()
+            .unwrap()
+    }
+
+    /// `(kind, codes of the reasons)` of the error of a call.
+    fn refusal(&self, method: &str, params: Value) -> (String, Vec<String>) {
+        let reply = self.gateway.client().call(method, params).unwrap();
+        let data = &reply["error"]["data"];
+        let reasons = data["reasons"].as_array().into_iter().flatten();
+        let codes = reasons.map(|reason| reason["code"].as_str().unwrap().to_owned());
+        (
+            data["kind"].as_str().unwrap_or_default().to_owned(),
+            codes.collect(),
+        )
+    }
+
+    fn ready(&self) -> bool {
+        self.gateway.client().get("/readyz").unwrap().status == 200
+    }
+
+    /// The `resumed` records, after the end.
+    fn resumed(self) -> Vec<Value> {
+        self.gateway.stop();
+        assert_holds(&self.house);
+        let mut all = lines(&path(&self.house));
+        all.retain(|line| line["event"] == "resumed");
+        all
+    }
+}
+
+fn code() -> Value {
+    json!({ "language": "python", "code": CODE })
+}
+
+#[test]
+fn a_record_that_is_not_durable_is_none() {
+    let _alone = alone();
+    let failing = Failing::start("fsync = \"always\"");
+    let mut client = failing.gateway.client();
+    client.run(CODE, json!({})).unwrap();
+
+    // A run that has begun while the disk was well: its end cannot be recorded, so its result is withheld.
+    let late = std::thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            let text = "import time\ndef main(args):\n    time.sleep(1)\n    return 'withheld'\n";
+            failing.refusal("run_code", json!({ "language": "python", "code": text }))
+        });
+        eventually("it is under way", PATIENCE, || {
+            failing.gateway.log().matches("run started").count() == 2
+        });
+        failing.fail();
+        run.join().unwrap()
+    });
+    assert_eq!(late, ("unavailable".to_owned(), vec![]));
+
+    // Nothing that has consequences begins.
+    let blobs = failing.house.blobs().len();
+    for (method, params) in [
+        ("run_code", code()),
+        (
+            "execute_skill",
+            json!({ "name": "hello.world", "args": {} }),
+        ),
+        (
+            "create_blob",
+            json!({ "content": "x", "kind": "text/plain" }),
+        ),
+        (
+            "create_skill",
+            json!({
+                "manifest": { "name": "user.x", "version": "1.0.0", "description": "x", "kind": "instruction", "namespace": "user" },
+                "skill_md": "---\nname: user.x\ndescription: x\n---\nx\n",
+            }),
+        ),
+    ] {
+        let denied = (
+            "policy_denied".to_owned(),
+            vec!["policy.unavailable".to_owned()],
+        );
+        assert_eq!(failing.refusal(method, params), denied, "{method}");
+    }
+    let put = client
+        .request("POST", "/blobs", &[("Content-Type", "text/plain")], b"x")
+        .unwrap();
+    assert!(put.status >= 400, "{}", put.text());
+    assert_eq!(failing.house.blobs().len(), blobs, "nothing was made");
+    assert_eq!(
+        failing.gateway.log().matches("run started").count(),
+        2,
+        "nothing was run"
+    );
+    // What only reads goes on; whoever balances load sends it elsewhere.
+    client
+        .result("describe_skill", json!({ "name": "hello.world" }))
+        .unwrap();
+    eventually("it is not ready", PATIENCE, || !failing.ready());
+    let verbose = failing.operator("/readyz?verbose");
+    assert!(
+        verbose.contains("[-]audit failed: Input/output error"),
+        "{verbose}"
+    );
+    assert!(failing.metric("skillgate_audit_refused_total") >= 6);
+    assert!(failing.metric("skillgate_audit_failures_total") >= 6);
+    assert!(
+        failing.metric("skillgate_audit_lost_total") >= 1,
+        "the reading one"
+    );
+
+    failing.mend();
+    eventually("it is ready by itself", PATIENCE, || failing.ready());
+    client.run(CODE, json!({})).unwrap();
+    let resumed = failing.resumed();
+    assert_eq!(resumed.len(), 1, "{resumed:?}");
+    assert!(
+        resumed[0]["unwritten"].as_u64() >= Some(7),
+        "{}",
+        resumed[0]
+    );
+    assert!(
+        resumed[0]["reason"]
+            .as_str()
+            .unwrap()
+            .contains("Input/output"),
+        "{}",
+        resumed[0]
+    );
+}
+
+#[test]
+fn an_operator_may_choose_to_go_on_without_records() {
+    let _alone = alone();
+    let failing = Failing::start("fsync = \"always\"\non_failure = \"continue\"");
+    let mut client = failing.gateway.client();
+    client.run(CODE, json!({})).unwrap();
+    failing.fail();
+    for _ in 0..3 {
+        client.run(CODE, json!({})).unwrap();
+    }
+    client
+        .result(
+            "create_blob",
+            json!({ "content": "x", "kind": "text/plain" }),
+        )
+        .unwrap();
+    assert!(failing.ready(), "it serves on");
+    eventually("the operator is told", PATIENCE, || {
+        failing
+            .operator("/readyz?verbose")
+            .contains("[!]audit impaired: records are lost: Input/output error")
+    });
+    assert!(
+        failing
+            .gateway
+            .log()
+            .contains("the audit log cannot be written")
+    );
+    // Three decisions, three ends, one blob's decision.
+    assert_eq!(failing.metric("skillgate_audit_lost_total"), 7);
+    assert_eq!(failing.metric("skillgate_audit_refused_total"), 0);
+    failing.mend();
+    eventually("it writes again", PATIENCE, || {
+        failing.operator("/readyz?verbose").contains("[+]audit ok")
+    });
+    client.run(CODE, json!({})).unwrap();
+    let resumed = failing.resumed();
+    assert_eq!(resumed.len(), 1, "{resumed:?}");
+    assert_eq!(resumed[0]["unwritten"], 7);
+}
+
+/// With `fsync = "interval"` a record counts before it is synced: what a failing sync tells comes later, and then counts.
+#[test]
+fn a_sync_that_fails_later_is_told_and_stops_what_comes_then() {
+    let _alone = alone();
+    let failing = Failing::start("fsync = \"interval\"\nfsync_interval_ms = 50");
+    let mut client = failing.gateway.client();
+    client.run(CODE, json!({})).unwrap();
+    failing.fail();
+    client
+        .result("describe_skill", json!({ "name": "hello.world" }))
+        .unwrap();
+    eventually("it is told", PATIENCE, || {
+        failing.metric("skillgate_audit_failures_total") >= 1
+    });
+    failing.mend();
+    eventually("it is ready by itself", PATIENCE, || failing.ready());
+    client.run(CODE, json!({})).unwrap();
+    let resumed = failing.resumed();
+    assert!(!resumed.is_empty());
+    assert_eq!(resumed[0]["unwritten"], 0, "all records are in the file");
+}
