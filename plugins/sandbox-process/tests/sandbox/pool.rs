@@ -149,7 +149,7 @@ fn a_waiting_child_is_small() {
     };
     if is_root() {
         let kib = all().iter().map(pss).sum::<u64>() / 8;
-        // 1.5 MiB in a release build; this file is larger in a debug build, and some of the eight still rehearse.
-        assert!((100..2560).contains(&kib), "{kib} KiB");
+        // About 2 MiB in a release build; this file is larger in a debug build, and some of the eight still rehearse.
+        assert!((100..4096).contains(&kib), "{kib} KiB");
     }
 }
