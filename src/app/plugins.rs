@@ -90,6 +90,8 @@ pub(super) fn load(plugin: &PluginRef) -> Result<Plugin, AppError> {
         &path,
         &Pin {
             sha256: plugin.sha256.clone(),
+            minisign_key: plugin.minisign_key.clone(),
+            guarded: matches!(plugin.source, PluginSource::Path(_)),
         },
     )?;
     tracing::info!(id = plugin.info().id, version = plugin.info().version, file = %path.display(), sha256 = plugin.inspection().sha256, "plugin loaded");

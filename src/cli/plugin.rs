@@ -79,6 +79,13 @@ fn print(found: &Inspection, out: &mut dyn Write) -> Result<(), Failure> {
         ("executable stack", yes(found.executable_stack)),
         ("text relocations", yes(found.text_relocations)),
         ("static TLS", yes(found.static_tls)),
+        (
+            "own process",
+            found.own_process.map_or_else(
+                || "as configured".to_owned(),
+                |why| format!("always: {why}"),
+            ),
+        ),
     ];
     let rows: Vec<_> = rows
         .into_iter()

@@ -469,7 +469,6 @@ pub(super) fn check_together(root: &Section<'_>, config: &Config) {
 /// What can be written but is not built: accepting it would promise a protection that is not there.
 pub(super) fn unsupported_yet(root: &Section<'_>, config: &Config) {
     let process = |plugin: &PluginRef| plugin.isolation == PluginIsolation::Process;
-    let signed = |plugin: &PluginRef| plugin.minisign_key.is_some();
     let plugins = &config.plugins;
     let wanted = [
         (
@@ -486,16 +485,6 @@ pub(super) fn unsupported_yet(root: &Section<'_>, config: &Config) {
             "plugins.sandbox.isolation",
             process(&plugins.sandbox),
             "set it to \"gateway\"",
-        ),
-        (
-            "plugins.storage.minisign_key",
-            signed(&plugins.storage),
-            "pin the file with sha256",
-        ),
-        (
-            "plugins.sandbox.minisign_key",
-            signed(&plugins.sandbox),
-            "pin the file with sha256",
         ),
     ];
     for (key, _, instead) in wanted.into_iter().filter(|(_, wanted, _)| *wanted) {

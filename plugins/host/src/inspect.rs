@@ -47,6 +47,8 @@ pub struct Inspection {
     pub text_relocations: bool,
     /// It needs thread-local storage reserved at program start, of which little is left later.
     pub static_tls: bool,
+    /// Why it runs in a process of its own whatever the configuration says; `None`: it need not.
+    pub own_process: Option<&'static str>,
     /// Why this host would refuse to load it; empty: it would not.
     pub refusals: Vec<String>,
     /// What an operator should know.
@@ -152,9 +154,18 @@ pub(crate) fn inspect_bytes(
         text_relocations: dynamic.get(DT_TEXTREL).is_some()
             || dynamic.get(DT_FLAGS).unwrap_or(0) & DF_TEXTREL != 0,
         static_tls: dynamic.get(DT_FLAGS).unwrap_or(0) & DF_STATIC_TLS != 0,
+        own_process: None,
         refusals: Vec::new(),
         warnings: Vec::new(),
     };
+    let flags = found.note.as_ref().map_or(0, |note| note.flags);
+    if flags & abi::F_OWN_PROCESS != 0 {
+        found.own_process = Some("it asks for a process of its own");
+    } else if elf.is_go() {
+        found.own_process = Some(
+            "it is written in Go, whose runtime changes signal handlers and shares no process with another of its kind",
+        );
+    }
     let refusals = refusals(&found, &elf);
     found.refusals = refusals.iter().map(ToString::to_string).collect();
     found.warnings = warnings(&found);
@@ -188,9 +199,6 @@ fn refusals(found: &Inspection, elf: &Elf<'_>) -> Vec<Refusal> {
                     needs: note.min_host_minor,
                     ours: abi::ABI_MINOR,
                 });
-            }
-            if note.flags & abi::F_OWN_PROCESS != 0 {
-                no.push(Refusal::OwnProcess);
             }
         }
     }
@@ -424,11 +432,20 @@ impl<'a> Elf<'a> {
         look().unwrap_or(false)
     }
 
+    fn notes(&self) -> impl Iterator<Item = RawNote<'a>> {
+        let segments = self.segments.iter().filter(|s| s.kind == PT_NOTE);
+        segments.flat_map(|s| Notes(self.content(s)))
+    }
+
     fn note(&self) -> Option<Note> {
-        self.segments
-            .iter()
-            .filter(|s| s.kind == PT_NOTE)
-            .find_map(|s| find_note(self.content(s)))
+        self.notes().find_map(|note| skillgate_note(&note))
+    }
+
+    /// Has it the build id that Go's linker writes?
+    fn is_go(&self) -> bool {
+        const GO_BUILD_ID: u32 = 4;
+        self.notes()
+            .any(|note| note.owner == b"Go\0\0" && note.kind == GO_BUILD_ID)
     }
 }
 
@@ -458,27 +475,50 @@ fn gnu_hash(table: &[u8], name: &[u8], is_it: impl Fn(u32) -> Option<bool>) -> O
     }
 }
 
-/// Notes are {namesz, descsz, type}, the name, the description, each padded to 4 bytes.
-fn find_note(mut notes: &[u8]) -> Option<Note> {
-    const OWNER: &[u8] = b"SkillGate\0";
-    loop {
+/// One note of a segment of them.
+struct RawNote<'a> {
+    /// With its NUL.
+    owner: &'a [u8],
+    kind: u32,
+    desc: &'a [u8],
+}
+
+/// Notes are {namesz, descsz, type}, the name, the description, each padded to 4 bytes. Ends where they make no sense.
+struct Notes<'a>(&'a [u8]);
+
+impl<'a> Iterator for Notes<'a> {
+    type Item = RawNote<'a>;
+
+    fn next(&mut self) -> Option<RawNote<'a>> {
+        let notes = self.0;
         let (name_bytes, desc_bytes, kind) =
             (u32_at(notes, 0)?, u32_at(notes, 4)?, u32_at(notes, 8)?);
         let name_end = 12_usize.checked_add(usize::try_from(name_bytes).ok()?)?;
         let desc_start = name_end.checked_next_multiple_of(4)?;
         let desc_end = desc_start.checked_add(usize::try_from(desc_bytes).ok()?)?;
-        let (name, desc) = (notes.get(12..name_end)?, notes.get(desc_start..desc_end)?);
-        if name == OWNER && kind == abi::NOTE_TYPE && u32_at(desc, 0) == Some(abi::MAGIC) {
-            let id = desc.get(20..64)?;
-            let id = id.split(|b| *b == 0).next().unwrap_or_default();
-            return Some(Note {
-                id: String::from_utf8_lossy(id).into_owned(),
-                abi_major: u32_at(desc, 4)?,
-                abi_minor: u32_at(desc, 8)?,
-                min_host_minor: u32_at(desc, 12)?,
-                flags: u32_at(desc, 16)?,
-            });
-        }
-        notes = notes.get(desc_end.checked_next_multiple_of(4)?..)?;
+        let (owner, desc) = (notes.get(12..name_end)?, notes.get(desc_start..desc_end)?);
+        // The last one may lack its padding.
+        let next = desc_end.checked_next_multiple_of(4)?;
+        self.0 = notes.get(next..).unwrap_or_default();
+        Some(RawNote { owner, kind, desc })
     }
+}
+
+fn skillgate_note(note: &RawNote<'_>) -> Option<Note> {
+    let desc = note.desc;
+    if note.owner != b"SkillGate\0"
+        || note.kind != abi::NOTE_TYPE
+        || u32_at(desc, 0) != Some(abi::MAGIC)
+    {
+        return None;
+    }
+    let id = desc.get(20..64)?;
+    let id = id.split(|b| *b == 0).next().unwrap_or_default();
+    Some(Note {
+        id: String::from_utf8_lossy(id).into_owned(),
+        abi_major: u32_at(desc, 4)?,
+        abi_minor: u32_at(desc, 8)?,
+        min_host_minor: u32_at(desc, 12)?,
+        flags: u32_at(desc, 16)?,
+    })
 }

@@ -29,6 +29,7 @@ mod plugin;
 mod request;
 mod sandbox;
 mod storage;
+mod trust;
 
 pub use blobs::{BlobReader, BlobWriter};
 pub use counts::CallCounts;

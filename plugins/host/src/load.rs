@@ -15,14 +15,20 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::wire::{self, Reader};
 
-use crate::inspect::{Inspection, digest, inspect_bytes, read};
+use crate::inspect::{Inspection, Note, digest, inspect_bytes, read};
 use crate::plugin::Info;
+use crate::trust::{guarded, signed_as, trusted_comment};
 
 /// What the operator says about the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pin {
     /// 64 hex digits, in either case; `None`: any file will do.
     pub sha256: Option<String>,
+    /// The minisign public key (base64) that `<file>.minisig` must be made with; `None`: no signature is looked for.
+    pub minisign_key: Option<String>,
+    /// Nobody but the owner may be able to write the file or the directories that lead to it. `false` is for plugins
+    /// that came with this program: who can write those can write the program.
+    pub guarded: bool,
 }
 
 /// A file that is not loaded, and why.
@@ -44,37 +50,81 @@ impl LoadError {
     }
 }
 
-/// Why a plugin is not loaded.
+/// Why a plugin is not loaded: what was found, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// It cannot be opened or read.
-    #[error("it cannot be read: {0}")]
+    #[error("it cannot be read ({0}): check the path, and that this user may read the file")]
     Unreadable(std::io::Error),
     /// A directory, device or socket.
-    #[error("it is not a regular file")]
+    #[error("it is not a regular file: name the plugin's shared object itself")]
     NotAFile,
     /// Larger than the limit.
-    #[error("it has {bytes} bytes, and a plugin has at most {max}")]
+    #[error(
+        "it has {bytes} bytes, and a plugin has at most {max}: link it without debug information"
+    )]
     TooLarge {
         /// What it has.
         bytes: u64,
         /// What it may have.
         max: u64,
     },
+    /// Others can change it.
+    #[error(
+        "{} can be written by its group or by everybody (mode {mode:04o}): take that right away with chmod go-w", what.display()
+    )]
+    Writable {
+        /// The file, or a directory that leads to it.
+        what: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
     /// Its digest is not the pinned one.
-    #[error("its sha256 is {found}, and the configuration pins {pinned}")]
+    #[error(
+        "its sha256 is {found}, and the configuration pins {pinned}: install the pinned file, or pin this one if it is what you want"
+    )]
     Pin {
         /// Of the file.
         found: String,
         /// In the configuration.
         pinned: String,
     },
+    /// There is a key, and no signature that can be read.
+    #[error(
+        "the configuration has a minisign_key, and its signature {} cannot be read ({error}): put the vendor's .minisig beside it", file.display()
+    )]
+    NoSignature {
+        /// Where it was looked for.
+        file: PathBuf,
+        /// Why it cannot be read.
+        error: std::io::Error,
+    },
+    /// The key is no key.
+    #[error(
+        "minisign_key is not a minisign public key ({0}): copy the second line of the vendor's .pub file"
+    )]
+    Key(String),
+    /// The signature does not fit.
+    #[error(
+        "its signature does not fit the file and minisign_key ({0}): get the file and its .minisig again, from the vendor"
+    )]
+    Signature(String),
+    /// It is signed as something else.
+    #[error(
+        "it is signed as {signed:?}, and it is {expected:?}: a signature counts for the plugin and version in its trusted comment alone"
+    )]
+    SignedAs {
+        /// The trusted comment.
+        signed: String,
+        /// What it must be.
+        expected: String,
+    },
     /// No shared object at all.
-    #[error("{0}, so it is no plugin")]
+    #[error("{0}, so it is no plugin: name the plugin's shared object (.so)")]
     NotAPlugin(&'static str),
     /// For another processor.
-    #[error("it is built for {theirs}, and this host is {ours}")]
+    #[error("it is built for {theirs}, and this host is {ours}: get the build for {ours}")]
     Machine {
         /// The file's.
         theirs: String,
@@ -83,7 +133,7 @@ pub enum Refusal {
     },
     /// The entry symbol is missing or is not data.
     #[error(
-        "it does not export the data symbol skillgate_plugin_entry_v1, so it is no plugin for this contract"
+        "it does not export the data symbol skillgate_plugin_entry_v1, so it is no plugin for this contract: export it with SKG_EXPORT"
     )]
     NoEntry,
     /// No SkillGate note.
@@ -93,7 +143,7 @@ pub enum Refusal {
     NoNote,
     /// Another major of the contract.
     #[error(
-        "it is built for major {theirs} of the plugin contract, and this host speaks major {ours}"
+        "it is built for major {theirs} of the plugin contract, and this host speaks major {ours}: get a build for major {ours}"
     )]
     Major {
         /// The plugin's.
@@ -103,7 +153,7 @@ pub enum Refusal {
     },
     /// It needs a newer host.
     #[error(
-        "it needs a host with minor {needs} or later of the plugin contract, and this one has minor {ours}"
+        "it needs a host with minor {needs} or later of the plugin contract, and this one has minor {ours}: update skillgate, or get an older build of the plugin"
     )]
     HostTooOld {
         /// The plugin's minimum.
@@ -111,12 +161,12 @@ pub enum Refusal {
         /// The host's.
         ours: u32,
     },
-    /// `SKG_F_OWN_PROCESS`.
-    #[error("it asks for a process of its own, and this host cannot yet load a plugin into one")]
-    OwnProcess,
+    /// `SKG_F_OWN_PROCESS`, or a runtime that shares no process.
+    #[error("{0}: configure isolation = \"process\"")]
+    OwnProcess(&'static str),
     /// RPATH or RUNPATH.
     #[error(
-        "it has the library search path {0:?}, which would load libraries that nobody has checked"
+        "it has the library search path {0:?}, which would load libraries that nobody has checked: link it without -rpath"
     )]
     SearchPath(String),
     /// It asks for an executable stack.
@@ -126,14 +176,21 @@ pub enum Refusal {
     #[error("it has text relocations, which need writable code: compile it with -fPIC")]
     TextRelocations,
     /// No sealed copy could be made.
-    #[error("a sealed copy of it cannot be made: {0}")]
+    #[error(
+        "a sealed copy of it cannot be made ({0}): this needs memory, and a kernel that allows executable memfds (vm.memfd_noexec below 2)"
+    )]
     Copy(std::io::Error),
     /// dlopen or dlsym says no.
-    #[error("the dynamic loader refuses it: {0}")]
+    #[error(
+        "the dynamic loader refuses it ({0}): install what it names, or get a build for this system"
+    )]
     Loader(String),
     /// The entry contradicts the contract or the note.
-    #[error("its entry table is not in order: {0}")]
+    #[error("its entry table is not in order: {0}; this is for its vendor to mend")]
     Entry(String),
+    /// Its own process did not get as far as saying what it is.
+    #[error("its process did not start: {0}")]
+    Process(String),
 }
 
 /// A plugin whose code is in the process.
@@ -141,7 +198,6 @@ pub enum Refusal {
 pub(crate) struct Loaded {
     pub(crate) entry: abi::EntryV1,
     pub(crate) info: Info,
-    pub(crate) inspection: Inspection,
 }
 
 // SAFETY: the entry's pointers are to static, read-only data of code that is never unloaded, and get_factory may be
@@ -150,29 +206,76 @@ unsafe impl Send for Loaded {}
 // SAFETY: as above.
 unsafe impl Sync for Loaded {}
 
-pub(crate) fn load(path: &Path, pin: &Pin) -> Result<Loaded, LoadError> {
+/// A file that has passed every check that can be made without running it, as bytes that nobody can change any more.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    /// A sealed memfd.
+    pub(crate) copy: File,
+    pub(crate) inspection: Inspection,
+    /// What its signature says that it is, when a key was configured.
+    signed: Option<String>,
+}
+
+/// Reads the file once and checks it. Nothing of it is executed.
+pub(crate) fn check(path: &Path, pin: &Pin) -> Result<Checked, LoadError> {
+    let refuse = |why| LoadError::new(path, why);
+    if pin.guarded {
+        guarded(path).map_err(refuse)?;
+    }
     let bytes = read(path)?;
     let found = digest(&bytes);
     if let Some(pinned) = &pin.sha256
         && !pinned.eq_ignore_ascii_case(&found)
     {
-        return Err(LoadError::new(
-            path,
-            Refusal::Pin {
-                found,
-                pinned: pinned.clone(),
-            },
-        ));
+        let pinned = pinned.clone();
+        return Err(refuse(Refusal::Pin { found, pinned }));
     }
+    let signed = match &pin.minisign_key {
+        Some(key) => Some(trusted_comment(path, &bytes, key).map_err(refuse)?),
+        None => None,
+    };
     let (inspection, refusal) = inspect_bytes(path, &bytes, found)?;
-    match refusal {
-        Some(why) => Err(LoadError::new(path, why)),
-        None => load_bytes(&bytes, inspection).map_err(|why| LoadError::new(path, why)),
+    if let Some(why) = refusal {
+        return Err(refuse(why));
+    }
+    // The version is known when the plugin has said it; another plugin's signature is refused before its code runs.
+    if let (Some(signed), Some(note)) = (&signed, &inspection.note) {
+        signed_as(signed, &note.id, None).map_err(refuse)?;
+    }
+    let copy = sealed(&bytes).map_err(|error| refuse(Refusal::Copy(error)))?;
+    Ok(Checked {
+        copy,
+        inspection,
+        signed,
+    })
+}
+
+impl Checked {
+    /// What the plugin says of itself must be what its signature says of it.
+    pub(crate) fn agrees(&self, info: &Info) -> Result<(), LoadError> {
+        let Some(signed) = &self.signed else {
+            return Ok(());
+        };
+        signed_as(signed, &info.id, Some(&info.version))
+            .map_err(|why| LoadError::new(&self.inspection.path, why))
     }
 }
 
-fn load_bytes(bytes: &[u8], inspection: Inspection) -> Result<Loaded, Refusal> {
-    let library = open(bytes)?;
+/// Loads what was checked into this process.
+pub(crate) fn load(checked: &Checked) -> Result<Loaded, LoadError> {
+    let path = &checked.inspection.path;
+    if let Some(why) = checked.inspection.own_process {
+        return Err(LoadError::new(path, Refusal::OwnProcess(why)));
+    }
+    let loaded = load_copy(&checked.copy, checked.inspection.note.as_ref())
+        .map_err(|why| LoadError::new(path, why))?;
+    checked.agrees(&loaded.info)?;
+    Ok(loaded)
+}
+
+/// Loads a sealed copy whose note is `note` into this process: the plugin's code runs from here on.
+pub(crate) fn load_copy(copy: &File, note: Option<&Note>) -> Result<Loaded, Refusal> {
+    let library = open(copy)?;
     // SAFETY: the inspection found a data symbol of this name; it is read below, no further than it says.
     let symbol = unsafe { library.get::<*const abi::EntryV1>(abi::ENTRY_SYMBOL) };
     let symbol: *const abi::EntryV1 = match symbol {
@@ -185,17 +288,13 @@ fn load_bytes(bytes: &[u8], inspection: Inspection) -> Result<Loaded, Refusal> {
     let entry = unsafe { entry(symbol) }?;
     // SAFETY: the entry's own, static.
     let info = unsafe { info(&entry) }?;
-    agree(&entry, &info, &inspection)?;
-    Ok(Loaded {
-        entry,
-        info,
-        inspection,
-    })
+    agree(&entry, &info, note)?;
+    Ok(Loaded { entry, info })
 }
 
-/// Loads a sealed copy of `bytes`.
-fn open(bytes: &[u8]) -> Result<Library, Refusal> {
-    let copy = sealed(bytes).map_err(Refusal::Copy)?;
+/// Loads a sealed copy.
+fn open(copy: &File) -> Result<Library, Refusal> {
+    let copy = copy.try_clone().map_err(Refusal::Copy)?;
     let name = unique_name(copy.as_raw_fd());
     // SAFETY: loading runs the plugin's constructors: that is what the operator asked for by configuring it. NOW: a
     // missing symbol is an error here, not a crash later. LOCAL: its symbols are nobody else's.
@@ -292,9 +391,6 @@ unsafe fn entry(p: *const abi::EntryV1) -> Result<abi::EntryV1, Refusal> {
             ours: abi::ABI_MINOR,
         });
     }
-    if entry.flags & abi::F_OWN_PROCESS != 0 {
-        return Err(Refusal::OwnProcess);
-    }
     if entry.get_factory.is_none() {
         return bad("get_factory is null".into());
     }
@@ -333,8 +429,8 @@ unsafe fn info(entry: &abi::EntryV1) -> Result<Info, Refusal> {
 }
 
 /// The note was believed when it was decided to load the file: the entry has to say the same.
-fn agree(entry: &abi::EntryV1, info: &Info, inspection: &Inspection) -> Result<(), Refusal> {
-    let Some(note) = &inspection.note else {
+fn agree(entry: &abi::EntryV1, info: &Info, note: Option<&Note>) -> Result<(), Refusal> {
+    let Some(note) = note else {
         return Err(Refusal::NoNote);
     };
     if info.id.is_empty()

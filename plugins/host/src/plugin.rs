@@ -50,6 +50,7 @@ pub struct Plugin(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     loaded: Loaded,
+    inspection: Inspection,
     /// For a singleton: there is an instance.
     taken: Arc<AtomicBool>,
 }
@@ -61,9 +62,10 @@ impl Plugin {
     ///
     /// Blocks for some milliseconds: call it at start, or on a blocking thread.
     pub fn load(path: impl AsRef<Path>, pin: &Pin) -> Result<Plugin, LoadError> {
-        let loaded = load::load(path.as_ref(), pin)?;
+        let checked = load::check(path.as_ref(), pin)?;
         Ok(Plugin(Arc::new(Inner {
-            loaded,
+            loaded: load::load(&checked)?,
+            inspection: checked.inspection,
             taken: Arc::new(AtomicBool::new(false)),
         })))
     }
@@ -77,7 +79,7 @@ impl Plugin {
     /// What the file was found to be, with its sha256.
     #[must_use]
     pub fn inspection(&self) -> &Inspection {
-        &self.0.loaded.inspection
+        &self.0.inspection
     }
 
     /// Does it offer storage?

@@ -6,6 +6,7 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use skillgate_plugin_host::{LoadError, Pin, Plugin, inspect};
@@ -135,7 +136,7 @@ fn child_loads_and_inspects() {
 
 #[test]
 fn another_major() {
-    let expected = "it is built for major 9 of the plugin contract, and this host speaks major 1";
+    let expected = "it is built for major 9 of the plugin contract, and this host speaks major 1: get a build for major 1";
     refused(
         "note_major",
         &["-DNOTE_MAJOR=9", "-DENTRY_MAJOR=9"],
@@ -169,8 +170,91 @@ fn a_process_of_its_own() {
     refused(
         "own_process",
         &["-DFLAGS=SKG_F_OWN_PROCESS"],
-        "cannot yet load a plugin into one",
+        "it asks for a process of its own: configure isolation = \"process\"",
     );
+    refused(
+        "go",
+        &["-DGO"],
+        "it is written in Go, whose runtime changes signal handlers",
+    );
+}
+
+#[test]
+fn another_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = probe(dir.path(), "machine", &[]);
+    let mut bytes = std::fs::read(&file).unwrap();
+    // e_machine: that of SPARC.
+    bytes[18] = 43;
+    std::fs::write(&file, bytes).unwrap();
+    let text = refusal(&file, &Pin::default());
+    let ours = std::env::consts::ARCH;
+    assert!(
+        text.contains(&format!(
+            "built for ELF machine 43, and this host is {ours}: get the build for {ours}"
+        )),
+        "{text}"
+    );
+}
+
+#[test]
+fn writable_code_is_refused() {
+    refused(
+        "textrel",
+        &["-DTEXTREL", "-Wl,-z,notext"],
+        "it has text relocations, which need writable code: compile it with -fPIC",
+    );
+}
+
+#[test]
+fn what_an_operator_should_know_is_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["-DSTATIC_TLS", "-Wl,--no-as-needed", "-lresolv"];
+    let found = inspect(probe(dir.path(), "warned", &options)).unwrap();
+    assert!(found.static_tls && found.refusals.is_empty(), "{found:?}");
+    let has = |text: &str| found.warnings.iter().any(|warning| warning.contains(text));
+    assert!(
+        found.warnings.len() == 2 && has("libresolv.so") && has("static thread-local storage"),
+        "{:?}",
+        found.warnings
+    );
+}
+
+#[test]
+fn a_file_that_others_can_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = probe(dir.path(), "guarded", &[]);
+    let guarded = Pin {
+        guarded: true,
+        ..Pin::default()
+    };
+    let mode = |path: &Path, bits| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(bits)).unwrap();
+    };
+    Plugin::load(&file, &guarded).unwrap();
+    for bits in [0o664, 0o646] {
+        mode(&file, bits);
+        let text = refusal(&file, &guarded);
+        let advice = format!("(mode {bits:04o}): take that right away with chmod go-w");
+        assert!(text.ends_with(&advice), "{text}");
+    }
+    mode(&file, 0o644);
+    mode(dir.path(), 0o1777);
+    let text = refusal(&file, &guarded);
+    let directory = dir.path().canonicalize().unwrap();
+    assert!(
+        text.contains(&format!("{} can be written", directory.display())),
+        "{text}"
+    );
+    Plugin::load(&file, &Pin::default()).unwrap();
+    mode(dir.path(), 0o700);
+    // A link is as good as the directory that it is in.
+    let links = tempfile::tempdir().unwrap();
+    let link = links.path().join("plugin.so");
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    Plugin::load(&link, &guarded).unwrap();
+    mode(links.path(), 0o770);
+    assert!(refusal(&link, &guarded).contains("mode 0770"));
 }
 
 #[test]
@@ -200,6 +284,7 @@ fn the_pin() {
     let sha256 = inspect(&file).unwrap().sha256;
     let wrong = Pin {
         sha256: Some("0".repeat(64)),
+        ..Pin::default()
     };
     let text = refusal(&file, &wrong);
     assert!(
@@ -210,6 +295,7 @@ fn the_pin() {
         &file,
         &Pin {
             sha256: Some(sha256.to_uppercase()),
+            ..Pin::default()
         },
     )
     .unwrap();

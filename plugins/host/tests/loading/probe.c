@@ -2,6 +2,8 @@
  * It does not block: what waits, waits on a thread of its own.
  *
  *   -DNOTE_MAJOR=9 -DENTRY_MAJOR=9 -DMIN_HOST=7 -DFLAGS=... -DNO_NOTE -DNO_ENTRY -DENTRY_ID="..."
+ *   -DGO: has the build id of a program in Go     -DTEXTREL: an address in its code
+ *   -DSTATIC_TLS: reserves thread-local storage at program start
  *   -DCONSTRUCTOR: creates the file that $SKG_PROBE names as soon as any of its code runs */
 #include "skillgate_plugin.h"
 #include <dlfcn.h>
@@ -35,6 +37,20 @@ __attribute__((used, section(".note.skillgate"), aligned(4)))
 static const skg_note_v1 note = {
     10u, (uint32_t)(sizeof(skg_note_v1) - offsetof(skg_note_v1, magic)), SKG_NOTE_TYPE, "SkillGate",
     SKG_MAGIC, NOTE_MAJOR, SKG_ABI_MINOR, MIN_HOST, FLAGS, "org.skillgate.probe" };
+#endif
+
+#ifdef GO
+__attribute__((used, section(".note.go.buildid"), aligned(4)))
+static const struct { uint32_t namesz, descsz, type; char name[4], desc[8]; } go = { 4, 8, 4, "Go\0", "x/y/z/w" };
+#endif
+
+#ifdef STATIC_TLS
+__attribute__((tls_model("initial-exec"))) __thread int reserved;
+int *skg_probe_reserved(void) { return &reserved; }
+#endif
+
+#ifdef TEXTREL
+__asm__(".pushsection .text\n.quad skillgate_plugin_entry_v1\n.popsection");
 #endif
 
 #ifdef CONSTRUCTOR
