@@ -13,19 +13,19 @@ use skillgate_plugin_sdk::wire::{self, Malformed, Reader};
 type Read<T> = Result<T, Malformed>;
 
 /// Most bytes of one answer.
-const ANSWER_BYTES: usize = 64 << 20;
+pub(crate) const ANSWER_BYTES: usize = 64 << 20;
 /// Most bytes of a name, id, digest, MIME type.
-const NAME_BYTES: usize = 1024;
+pub(crate) const NAME_BYTES: usize = 1024;
 /// Most bytes of a description, summary, message.
-const TEXT_BYTES: usize = 1 << 20;
+pub(crate) const TEXT_BYTES: usize = 1 << 20;
 /// Most bytes of a text that is only shown; what is longer is cut.
 pub(crate) const SHOWN_BYTES: usize = 64 << 10;
 /// Most bytes of a manifest or a report.
-const DOCUMENT_BYTES: usize = 8 << 20;
+pub(crate) const DOCUMENT_BYTES: usize = 8 << 20;
 /// Most files of a skill.
-const FILES: u32 = 100_000;
+pub(crate) const FILES: u32 = 100_000;
 /// Most output blobs of a run.
-const OUTPUT_BLOBS: u32 = 10_000;
+pub(crate) const OUTPUT_BLOBS: u32 = 10_000;
 /// Most bytes of a run's output when the request sets no limit.
 const OUTPUT_BYTES: u64 = 16 << 20;
 
@@ -217,12 +217,7 @@ pub(crate) fn sandbox_caps(out: &abi::SandboxCaps) -> SandboxCaps {
 /// `p` is null or points to a skg_run_result, good during the call of complete.
 pub(crate) unsafe fn run_result(p: *const abi::RunResult, output_bytes: u64) -> Read<RunResult> {
     let mut r = Reader::new(ANSWER_BYTES);
-    let output_bytes = if output_bytes == 0 {
-        OUTPUT_BYTES
-    } else {
-        output_bytes.min(OUTPUT_BYTES)
-    };
-    let output_bytes = usize::try_from(output_bytes).unwrap_or(ANSWER_BYTES);
+    let output_bytes = output_max(output_bytes);
     // SAFETY: the caller's promise.
     unsafe {
         let run = wire::prefix(p, "result")?;
@@ -254,6 +249,15 @@ pub(crate) unsafe fn run_result(p: *const abi::RunResult, output_bytes: u64) -> 
             peak_memory_bytes: run.peak_memory_bytes,
         })
     }
+}
+
+/// Most bytes of a run's output when its request says so much, 0 for nothing.
+pub(crate) fn output_max(output_bytes: u64) -> usize {
+    let max = match output_bytes {
+        0 => OUTPUT_BYTES,
+        asked => asked.min(OUTPUT_BYTES),
+    };
+    usize::try_from(max).unwrap_or(ANSWER_BYTES)
 }
 
 #[cfg(test)]

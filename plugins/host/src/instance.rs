@@ -6,11 +6,11 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use skillgate_plugin_abi as abi;
-use skillgate_plugin_sdk::model::{Error, Health, Result};
+use skillgate_plugin_sdk::model::{Error, Result};
 use skillgate_plugin_sdk::wire::Malformed;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
-use crate::answer;
+use crate::ask::Ask;
 use crate::counts::CallCounts;
 use crate::hosttable::HostContext;
 use crate::sandbox::RunContext;
@@ -80,7 +80,7 @@ pub(crate) struct Instance<T: Table> {
     pub(crate) table: T,
     pub(crate) host: &'static HostContext,
     pub(crate) counts: CallCounts,
-    blocking: bool,
+    pub(crate) blocking: bool,
     runtime: tokio::runtime::Handle,
     destroyed: Arc<watch::Sender<bool>>,
     /// Dropped after destroy() has returned: the singleton's place.
@@ -106,50 +106,60 @@ impl<T: Table> Instance<T> {
         })
     }
 
-    /// Makes an op whose answer `decode` reads. `decode` owns what the plugin may use until the op completes; `invoke`
-    /// calls the plugin.
-    ///
-    /// `decode` gets the result pointer of a completion and must be able to read the struct that the call answers with.
-    pub(crate) fn call<A: Send + 'static>(
+    /// Makes an op for a call, and says how it ends to `then`, on whichever thread ends it.
+    pub(crate) fn begin<A: Ask<T>>(
         self: &Arc<Self>,
-        name: &'static str,
+        ask: A,
         run: Option<Arc<RunContext>>,
-        decode: impl FnOnce(*const c_void) -> Result<A, Malformed> + Send + 'static,
-        invoke: impl FnOnce(&T, abi::Op) -> i32 + Send + 'static,
-    ) -> Result<Call<T, A>> {
-        let (send, answer) = oneshot::channel();
-        let keep = Arc::clone(self);
+        then: impl FnOnce(Result<A::Answer>) + Send + 'static,
+    ) -> Result<Begun<T>> {
+        // The op owns the call, and with it all that the plugin may use, until the plugin is done with it.
+        let ask = Arc::new(ask);
+        let (keep, asked) = (Arc::clone(self), Arc::clone(&ask));
         let done = move |result: Result<*const c_void>| {
-            let (answer, code) = match result.map(decode) {
+            // SAFETY: the contract: the plugin completes a call with what that call answers with.
+            let answer = result.map(|p| unsafe { asked.read(p) });
+            let (answer, code) = match answer {
                 Ok(Ok(answer)) => (Ok(answer), abi::OK),
                 Ok(Err(Malformed(why))) => {
-                    let message = format!(
-                        "{name}: the plugin {} gave a malformed answer: {why}",
-                        keep.host.plugin
-                    );
+                    let (name, plugin) = (A::NAME, &keep.host.plugin);
+                    let message =
+                        format!("{name}: the plugin {plugin} gave a malformed answer: {why}");
                     (Err(Error::new(abi::E_PROTOCOL, message)), abi::E_PROTOCOL)
                 }
                 Err(error) => (Err(error), abi::OK),
             };
             let ended = answer.as_ref().map_or_else(|error| error.code, |_| abi::OK);
-            keep.counts.add(name, ended);
-            // Nobody is waiting any more when the caller has left: the answer ends here, with what it holds.
-            drop(send.send(answer));
+            keep.counts.add(A::NAME, ended);
+            then(answer);
             code
         };
         let op = self
             .host
             .ops
             .insert(run, Box::new(done))
-            .inspect_err(|error| self.counts.add(name, error.code))?;
-        Ok(Call {
+            .inspect_err(|error| self.counts.add(A::NAME, error.code))?;
+        let invoke = move |table: &T, op| {
+            ask.begun();
+            ask.invoke(table, op)
+        };
+        Ok(Begun {
             instance: Arc::clone(self),
-            name,
+            name: A::NAME,
             op,
-            answer,
             invoke: Some(Box::new(invoke)),
-            settled: false,
+            queued: false,
         })
+    }
+
+    /// Makes the call where this plugin's calls are made.
+    pub(crate) fn start(&self, mut begun: Begun<T>) {
+        if self.blocking {
+            begun.queued = true;
+            drop(self.runtime.spawn_blocking(move || begun.invoke()));
+        } else {
+            begun.invoke();
+        }
     }
 
     /// Ends an op that the plugin will not complete.
@@ -189,7 +199,7 @@ impl<T: Table> Instance<T> {
     }
 
     /// Tells the plugin that nobody wants this op any more. The op stays until the plugin completes it.
-    fn cancel(&self, op: abi::Op) {
+    pub(crate) fn cancel(&self, op: abi::Op) {
         if self.host.ops.mark_cancelled(op)
             && let Some(cancel) = self.table.cancel()
         {
@@ -203,29 +213,6 @@ impl<T: Table> Instance<T> {
     pub(crate) fn background(self: &Arc<Self>, f: impl FnOnce(&T) + Send + 'static) {
         let instance = Arc::clone(self);
         drop(self.runtime.spawn_blocking(move || f(&instance.table)));
-    }
-
-    pub(crate) fn call_health(self: &Arc<Self>) -> Result<Call<T, Health>> {
-        // SAFETY: the contract: health answers with a skg_health.
-        let decode = |p: *const c_void| unsafe { answer::health(p.cast()) };
-        self.call("health", None, decode, |table, op| match table.health() {
-            // SAFETY: the instance lives until its ops have ended.
-            Some(f) => unsafe { f(table.self_(), op) },
-            None => abi::E_UNIMPLEMENTED,
-        })
-    }
-
-    pub(crate) fn call_drain(self: &Arc<Self>) -> Result<Call<T, ()>> {
-        self.call(
-            "drain",
-            None,
-            |_| Ok(()),
-            |table, op| match table.drain() {
-                // SAFETY: the instance lives until its ops have ended.
-                Some(f) => unsafe { f(table.self_(), op) },
-                None => abi::E_UNIMPLEMENTED,
-            },
-        )
     }
 
     /// Resolves when destroy() has returned.
@@ -258,99 +245,43 @@ impl<T: Table> Drop for Instance<T> {
 
 type Invoke<T> = Box<dyn FnOnce(&T, abi::Op) -> i32 + Send>;
 
-/// An op that is ready to be started, and then waited for. Dropping it cancels the op.
-pub(crate) struct Call<T: Table, A> {
+/// An op that the plugin has not heard of yet. Dropping it ends the op.
+pub(crate) struct Begun<T: Table> {
     instance: Arc<Instance<T>>,
     name: &'static str,
     op: abi::Op,
-    answer: oneshot::Receiver<Result<A>>,
     invoke: Option<Invoke<T>>,
-    settled: bool,
+    /// It waits for a blocking thread; dropped there, the runtime is shutting down.
+    queued: bool,
 }
 
-/// Ends the op when its turn on a blocking thread never came (the runtime is shutting down).
-struct Queued<T: Table>(Arc<Instance<T>>, &'static str, abi::Op);
-
-impl<T: Table> Drop for Queued<T> {
-    fn drop(&mut self) {
-        if self.0.host.ops.is_live(self.2) {
-            let message = format!("{}: the gateway is stopping", self.1);
-            self.0.abandon(
-                self.2,
-                Error::new(abi::E_UNAVAILABLE, message).not_executed(),
-            );
-        }
-    }
-}
-
-impl<T: Table, A> Call<T, A> {
-    /// Starts the op and waits on the event loop.
-    pub(crate) async fn wait(mut self) -> Result<A> {
-        if let Some(invoke) = self.invoke.take() {
-            if self.instance.blocking {
-                let queued = Queued(Arc::clone(&self.instance), self.name, self.op);
-                drop(self.instance.runtime.spawn_blocking(move || {
-                    queued.0.invoke(queued.1, queued.2, invoke);
-                }));
-            } else {
-                self.instance.invoke(self.name, self.op, invoke);
-            }
-        }
-        let answer = (&mut self.answer).await;
-        self.settle(answer.ok())
+impl<T: Table> Begun<T> {
+    pub(crate) fn op(&self) -> abi::Op {
+        self.op
     }
 
-    /// Starts the op and waits on this thread, which must not be one of the event loop's.
-    pub(crate) fn wait_blocking(mut self) -> Result<A> {
-        if on_event_loop() {
-            let message = format!("{}: a blocking call on the event loop", self.name);
-            return Err(Error::new(abi::E_WOULD_DEADLOCK, message));
-        }
+    /// Calls the plugin, on this thread.
+    pub(crate) fn invoke(mut self) {
         if let Some(invoke) = self.invoke.take() {
             self.instance.invoke(self.name, self.op, invoke);
         }
-        // A blocking plugin has answered by now; asking first makes this legal wherever such a plugin is called.
-        let answer = match self.answer.try_recv() {
-            Ok(answer) => Some(answer),
-            Err(oneshot::error::TryRecvError::Closed) => None,
-            Err(oneshot::error::TryRecvError::Empty) => {
-                let (_, gone) = oneshot::channel();
-                std::mem::replace(&mut self.answer, gone)
-                    .blocking_recv()
-                    .ok()
-            }
-        };
-        self.settle(answer)
-    }
-
-    fn settle(mut self, answer: Option<Result<A>>) -> Result<A> {
-        self.settled = true;
-        answer.unwrap_or_else(|| {
-            Err(Error::new(
-                abi::E_INTERNAL,
-                format!("{}: the op ended without an answer", self.name),
-            ))
-        })
     }
 }
 
-impl<T: Table, A> Drop for Call<T, A> {
+impl<T: Table> Drop for Begun<T> {
     fn drop(&mut self) {
-        if self.settled {
+        if self.invoke.is_none() {
             return;
         }
-        if self.invoke.is_some() {
-            // The plugin never heard of it.
-            let message = format!(
-                "{}: the caller left before the plugin was called",
-                self.name
-            );
-            self.instance.abandon(
-                self.op,
-                Error::new(abi::E_CANCELLED, message).not_executed(),
-            );
+        let (code, why) = if self.queued {
+            (abi::E_UNAVAILABLE, "the gateway is stopping")
         } else {
-            self.instance.cancel(self.op);
-        }
+            (
+                abi::E_CANCELLED,
+                "the caller left before the plugin was called",
+            )
+        };
+        let error = Error::new(code, format!("{}: {why}", self.name)).not_executed();
+        self.instance.abandon(self.op, error);
     }
 }

@@ -17,7 +17,9 @@
 )]
 
 mod answer;
+mod ask;
 mod blobs;
+mod call;
 mod counts;
 mod hosttable;
 mod inspect;
@@ -26,16 +28,20 @@ mod load;
 mod logs;
 mod ops;
 mod plugin;
+mod process;
 mod request;
 mod sandbox;
 mod storage;
 mod trust;
+mod wire;
+mod written;
 
 pub use blobs::{BlobReader, BlobWriter};
 pub use counts::CallCounts;
 pub use inspect::{Inspection, Note, inspect};
 pub use load::{LoadError, Pin, Refusal};
-pub use plugin::{Info, Plugin};
+pub use plugin::{Info, Isolation, Plugin};
+pub use process::{ProcessSettings, serve_plugin};
 pub use sandbox::{RunHost, SandboxInstance};
 pub use skillgate_plugin_sdk::model;
 pub use storage::{BlockingStorage, StorageInstance};

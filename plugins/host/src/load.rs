@@ -188,6 +188,9 @@ pub enum Refusal {
     /// The entry contradicts the contract or the note.
     #[error("its entry table is not in order: {0}; this is for its vendor to mend")]
     Entry(String),
+    /// Its own process refuses it, for one of the reasons above.
+    #[error("{0}")]
+    InProcess(String),
     /// Its own process did not get as far as saying what it is.
     #[error("its process did not start: {0}")]
     Process(String),

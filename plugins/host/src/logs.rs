@@ -1,5 +1,7 @@
 //! A plugin's log records as events of the gateway.
 
+use std::sync::OnceLock;
+
 use skillgate_plugin_abi as abi;
 
 /// The target of every record that comes from a plugin. The plugin's own target is the field `target`: the metadata of
@@ -18,7 +20,40 @@ macro_rules! at_level {
     };
 }
 
+/// Where records go in a plugin's own process.
+struct Elsewhere {
+    least_level: u32,
+    write: Box<dyn Fn(&Record<'_>) + Send + Sync>,
+}
+
+static ELSEWHERE: OnceLock<Elsewhere> = OnceLock::new();
+
+/// From now on records of at least this level are given to `write`, and none is written here. For the process of a
+/// plugin, once.
+pub(crate) fn send_elsewhere(
+    least_level: u32,
+    write: impl Fn(&Record<'_>) + Send + Sync + 'static,
+) {
+    let elsewhere = Elsewhere {
+        least_level,
+        write: Box::new(write),
+    };
+    // The first one stays.
+    drop(ELSEWHERE.set(elsewhere));
+}
+
+/// The least of the levels that are enabled; more than `LOG_ERROR`: none is.
+pub(crate) fn least_level() -> u32 {
+    let mut levels = abi::LOG_TRACE..=abi::LOG_ERROR;
+    levels
+        .find(|level| enabled(*level))
+        .unwrap_or(abi::LOG_ERROR + 1)
+}
+
 pub(crate) fn enabled(level: u32) -> bool {
+    if let Some(elsewhere) = ELSEWHERE.get() {
+        return level >= elsewhere.least_level;
+    }
     match level {
         abi::LOG_TRACE => tracing::enabled!(target: TARGET, tracing::Level::TRACE),
         abi::LOG_DEBUG => tracing::enabled!(target: TARGET, tracing::Level::DEBUG),
@@ -41,6 +76,9 @@ pub(crate) struct Record<'a> {
 }
 
 pub(crate) fn write(r: &Record<'_>) {
+    if let Some(elsewhere) = ELSEWHERE.get() {
+        return (elsewhere.write)(r);
+    }
     at_level!(
         r.level,
         event,

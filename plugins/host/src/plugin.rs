@@ -1,21 +1,25 @@
 //! A loaded plugin, and making instances of it.
 
+use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{CreateRequest, Error, Result, SandboxCaps};
-use skillgate_plugin_sdk::wire::{self, Grows};
+use skillgate_plugin_sdk::wire::{self, Grows, Malformed};
 
+use crate::call::Place;
 use crate::hosttable::{self, HostContext};
 use crate::inspect::Inspection;
 use crate::instance::{Instance, SandboxTable, StorageTable, Table};
 use crate::load::{self, Loaded};
+use crate::process::{Fresh, Image, Kind as Which, ProcessSettings, Remote};
 use crate::sandbox::SandboxInstance;
 use crate::storage::StorageInstance;
+use crate::wire::{In, Wire};
 use crate::{LoadError, Pin, answer, request};
 
 /// What a plugin says of itself.
@@ -43,37 +47,100 @@ pub struct Info {
     pub singleton: bool,
 }
 
-/// A plugin whose code is in this process, for as long as the process lives. Cheap to clone.
+/// Where a plugin's code is to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Isolation {
+    /// In this process.
+    Gateway,
+    /// In a process of its own, one for each instance.
+    Process,
+}
+
+/// A plugin that was checked and loaded, here or in a process of its own. Cheap to clone. Code that was loaded here stays
+/// for as long as the process lives.
 #[derive(Debug, Clone)]
 pub struct Plugin(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    loaded: Loaded,
+    info: Info,
     inspection: Inspection,
-    /// For a singleton: there is an instance.
-    taken: Arc<AtomicBool>,
+    home: Home,
+}
+
+#[derive(Debug)]
+enum Home {
+    Here {
+        loaded: Arc<Loaded>,
+        /// For a singleton: there is an instance.
+        taken: Arc<AtomicBool>,
+    },
+    There {
+        image: Arc<Image>,
+        /// The process that was started to ask it what it is; the first instance is made there.
+        first: Mutex<Option<Fresh>>,
+        offers: u32,
+    },
 }
 
 impl Plugin {
-    /// Reads the file once, checks it (pin, then what `inspect` finds), and loads the bytes that were checked. The code
-    /// of the plugin runs for the first time when everything about the file is in order; what it says of itself must
-    /// then agree. Loading the same file again makes a second copy of the code.
+    /// Reads the file once, checks it (who can write it, pin, signature, then what `inspect` finds), and loads the bytes
+    /// that were checked into this process. The code of the plugin runs for the first time when everything about the file
+    /// is in order; what it says of itself must then agree. Loading the same file again makes a second copy of the code.
     ///
     /// Blocks for some milliseconds: call it at start, or on a blocking thread.
     pub fn load(path: impl AsRef<Path>, pin: &Pin) -> Result<Plugin, LoadError> {
+        Plugin::load_here(load::check(path.as_ref(), pin)?)
+    }
+
+    /// The same, where `isolation` says. A plugin that must have a process of its own gets one either way: see
+    /// [`Inspection::own_process`] and [`Plugin::isolation`].
+    ///
+    /// The process is started at once, and used for the first instance.
+    pub fn open(
+        path: impl AsRef<Path>,
+        pin: &Pin,
+        isolation: Isolation,
+        settings: &ProcessSettings,
+    ) -> Result<Plugin, LoadError> {
         let checked = load::check(path.as_ref(), pin)?;
+        if isolation == Isolation::Gateway && checked.inspection.own_process.is_none() {
+            return Plugin::load_here(checked);
+        }
+        let inspection = checked.inspection.clone();
+        let image = Image {
+            checked,
+            settings: settings.clone(),
+        };
+        let first = image.start()?;
         Ok(Plugin(Arc::new(Inner {
-            loaded: load::load(&checked)?,
+            info: first.info.clone(),
+            inspection,
+            home: Home::There {
+                offers: first.offers,
+                image: Arc::new(image),
+                first: Mutex::new(Some(first)),
+            },
+        })))
+    }
+
+    fn load_here(checked: load::Checked) -> Result<Plugin, LoadError> {
+        let loaded = load::load(&checked)?;
+        Ok(Plugin(Arc::new(Inner {
+            info: loaded.info.clone(),
             inspection: checked.inspection,
-            taken: Arc::new(AtomicBool::new(false)),
+            home: Home::Here {
+                loaded: Arc::new(loaded),
+                taken: Arc::default(),
+            },
         })))
     }
 
     /// What the plugin says of itself.
     #[must_use]
     pub fn info(&self) -> &Info {
-        &self.0.loaded.info
+        &self.0.info
     }
 
     /// What the file was found to be, with its sha256.
@@ -82,16 +149,33 @@ impl Plugin {
         &self.0.inspection
     }
 
+    /// Where its code runs.
+    #[must_use]
+    pub fn isolation(&self) -> Isolation {
+        match self.0.home {
+            Home::Here { .. } => Isolation::Gateway,
+            Home::There { .. } => Isolation::Process,
+        }
+    }
+
     /// Does it offer storage?
     #[must_use]
     pub fn offers_storage(&self) -> bool {
-        self.factory::<StorageTable>().is_ok()
+        self.offers(Which::Storage)
     }
 
     /// Does it offer a sandbox?
     #[must_use]
     pub fn offers_sandbox(&self) -> bool {
-        self.factory::<SandboxTable>().is_ok()
+        self.offers(Which::Sandbox)
+    }
+
+    fn offers(&self, which: Which) -> bool {
+        let offers = match &self.0.home {
+            Home::Here { loaded, .. } => offers(loaded),
+            Home::There { offers, .. } => *offers,
+        };
+        offers & which as u32 != 0
     }
 
     /// Makes a storage instance, on a blocking thread. Must be called inside a tokio runtime, which the instance then
@@ -109,112 +193,61 @@ impl Plugin {
         Ok(Arc::new(SandboxInstance::new(instance, caps)))
     }
 
-    fn factory<K: Kind>(&self) -> Result<K::Factory> {
-        let id = &self.info().id;
-        let lacks = || {
-            Error::new(
-                abi::E_UNIMPLEMENTED,
-                format!("the plugin {id} offers no {}", K::ID.to_string_lossy()),
-            )
-        };
-        let get = self.0.loaded.entry.get_factory.ok_or_else(lacks)?;
-        // SAFETY: the entry's own function, for a NUL-terminated id.
-        let factory: *const K::Factory = unsafe { get(K::ID.as_ptr().cast()) }.cast();
-        if factory.is_null() {
-            return Err(lacks());
-        }
-        // SAFETY: not null: the static factory of the kind that was asked for.
-        unsafe { wire::prefix(factory, "factory") }
-            .map_err(|e| Error::new(abi::E_PROTOCOL, format!("the plugin {id}: {e}")))
-    }
-
-    async fn make<K: Kind>(&self, config: CreateRequest) -> Result<(Arc<Instance<K>>, K::Caps)> {
-        let place = self.take_place()?;
-        let factory = self.factory::<K>()?;
-        let plugin = self.clone();
-        let runtime = tokio::runtime::Handle::current();
-        let job = runtime.clone().spawn_blocking(move || {
-            let (table, host) = plugin.create::<K>(&factory, &config)?;
-            // From here on, an error destroys the instance.
-            let instance = Instance::new(
-                table,
-                host,
-                plugin.info().blocking,
-                runtime,
-                Box::new(place),
-            );
-            let caps = instance.table.caps()?;
-            Ok((instance, caps))
-        });
-        match job.await {
-            Ok(made) => made,
-            Err(error) => Err(Error::new(
-                abi::E_UNAVAILABLE,
-                format!(
-                    "create of the plugin {} did not end: {error}",
-                    self.info().id
-                ),
-            )),
-        }
-    }
-
-    fn create<K: Kind>(
-        &self,
-        factory: &K::Factory,
-        config: &CreateRequest,
-    ) -> Result<(K, &'static HostContext)> {
-        let id = &self.info().id;
-        let Some(create) = K::create(factory) else {
-            return Err(Error::new(
-                abi::E_UNIMPLEMENTED,
-                format!("the plugin {id} has a factory without create"),
-            ));
-        };
-        let (context, host) = hosttable::make(id, &config.instance_id);
-        let mut out: *const K::Abi = std::ptr::null();
-        let mut error: abi::Error = wire::zeroed();
-        error.struct_size = wire::size_of_u32::<abi::Error>();
-        let request = request::create(config);
-        // SAFETY: the contract: host lives until destroy (ours for ever), request, out and error for this call.
-        let code = unsafe { create(host, &raw const request, &raw mut out, &raw mut error) };
-        if code < 0 {
-            // SAFETY: the contract: the texts are valid until the next call on this thread.
-            let mut error = unsafe { hosttable::error_of(code, &raw const error) };
-            if error.message.is_empty() {
-                error.message = "it gave no reason".into();
+    async fn make<K: Made>(&self, config: CreateRequest) -> Result<(Place<K>, K::Caps)> {
+        match &self.0.home {
+            Home::Here { loaded, taken } => {
+                let place = self.take_place(taken)?;
+                let loaded = Arc::clone(loaded);
+                let runtime = tokio::runtime::Handle::current();
+                let job = runtime.clone().spawn_blocking(move || {
+                    make_here::<K>(&loaded, &config, runtime, Box::new(place))
+                });
+                match job.await {
+                    Ok(made) => made.map(|(instance, caps)| (Place::Here(instance), caps)),
+                    Err(error) => Err(Error::new(
+                        abi::E_UNAVAILABLE,
+                        format!(
+                            "create of the plugin {} did not end: {error}",
+                            self.info().id
+                        ),
+                    )),
+                }
             }
-            error.message = format!(
-                "the plugin {id} refused to start the instance {}: {}",
-                config.instance_id, error.message
-            );
-            return Err(error);
-        }
-        // SAFETY: the contract: create has succeeded, so out is an instance that lives until its destroy.
-        match unsafe { wire::prefix(out, "instance") } {
-            Ok(table) => Ok((K::wrap(table), context)),
-            Err(e) => Err(Error::new(abi::E_PROTOCOL, format!("the plugin {id}: {e}"))),
+            Home::There { image, first, .. } => {
+                if !self.offers(K::WHICH) {
+                    return Err(lacks::<K>(&self.info().id));
+                }
+                let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let (remote, caps) =
+                    Remote::make(Arc::clone(image), first, K::WHICH, config).await?;
+                let mut nothing = VecDeque::new();
+                let mut from = In::new(&caps, &mut nothing);
+                let caps = K::Caps::take(&mut from).and_then(|caps| from.end().map(|()| caps));
+                let caps = caps.map_err(|Malformed(why)| Error::new(abi::E_PROTOCOL, why))?;
+                Ok((Place::There(remote), caps))
+            }
         }
     }
 
-    fn take_place(&self) -> Result<Place> {
+    fn take_place(&self, taken: &Arc<AtomicBool>) -> Result<OnlyPlace> {
         if !self.info().singleton {
-            return Ok(Place(None));
+            return Ok(OnlyPlace(None));
         }
-        if self.0.taken.swap(true, Ordering::AcqRel) {
+        if taken.swap(true, Ordering::AcqRel) {
             let message = format!(
                 "the plugin {} allows one instance in a process, and there is one",
                 self.info().id
             );
             return Err(Error::new(abi::E_ALREADY_EXISTS, message));
         }
-        Ok(Place(Some(Arc::clone(&self.0.taken))))
+        Ok(OnlyPlace(Some(Arc::clone(taken))))
     }
 }
 
 /// A singleton's one place, free again when this is dropped.
-struct Place(Option<Arc<AtomicBool>>);
+struct OnlyPlace(Option<Arc<AtomicBool>>);
 
-impl Drop for Place {
+impl Drop for OnlyPlace {
     fn drop(&mut self) {
         if let Some(taken) = &self.0 {
             taken.store(false, Ordering::Release);
@@ -222,7 +255,91 @@ impl Drop for Place {
     }
 }
 
-type Create<A> = unsafe extern "C" fn(
+// === plugins in this process ===
+
+fn lacks<K: Made>(id: &str) -> Error {
+    let message = format!("the plugin {id} offers no {}", K::ID.to_string_lossy());
+    Error::new(abi::E_UNIMPLEMENTED, message)
+}
+
+/// The kinds that it offers, as bits.
+pub(crate) fn offers(loaded: &Loaded) -> u32 {
+    let mut offers = 0;
+    if factory::<StorageTable>(loaded).is_ok() {
+        offers |= Which::Storage as u32;
+    }
+    if factory::<SandboxTable>(loaded).is_ok() {
+        offers |= Which::Sandbox as u32;
+    }
+    offers
+}
+
+fn factory<K: Made>(loaded: &Loaded) -> Result<K::Factory> {
+    let id = &loaded.info.id;
+    let get = loaded.entry.get_factory.ok_or_else(|| lacks::<K>(id))?;
+    // SAFETY: the entry's own function, for a NUL-terminated id.
+    let factory: *const K::Factory = unsafe { get(K::ID.as_ptr().cast()) }.cast();
+    if factory.is_null() {
+        return Err(lacks::<K>(id));
+    }
+    // SAFETY: not null: the static factory of the kind that was asked for.
+    unsafe { wire::prefix(factory, "factory") }
+        .map_err(|e| Error::new(abi::E_PROTOCOL, format!("the plugin {id}: {e}")))
+}
+
+/// Makes an instance of a plugin that is loaded here, on this thread. `place` is dropped when the instance is destroyed.
+pub(crate) fn make_here<K: Made>(
+    loaded: &Loaded,
+    config: &CreateRequest,
+    runtime: tokio::runtime::Handle,
+    place: Box<dyn std::any::Any + Send + Sync>,
+) -> Result<(Arc<Instance<K>>, K::Caps)> {
+    let factory = factory::<K>(loaded)?;
+    let (table, host) = create::<K>(&loaded.info.id, &factory, config)?;
+    // From here on, an error destroys the instance.
+    let instance = Instance::new(table, host, loaded.info.blocking, runtime, place);
+    let caps = instance.table.caps()?;
+    Ok((instance, caps))
+}
+
+fn create<K: Made>(
+    id: &str,
+    factory: &K::Factory,
+    config: &CreateRequest,
+) -> Result<(K, &'static HostContext)> {
+    let Some(create) = K::create(factory) else {
+        return Err(Error::new(
+            abi::E_UNIMPLEMENTED,
+            format!("the plugin {id} has a factory without create"),
+        ));
+    };
+    let (context, host) = hosttable::make(id, &config.instance_id);
+    let mut out: *const K::Abi = std::ptr::null();
+    let mut error: abi::Error = wire::zeroed();
+    error.struct_size = wire::size_of_u32::<abi::Error>();
+    let request = request::create(config);
+    // SAFETY: the contract: host lives until destroy (ours for ever), request, out and error for this call.
+    let code = unsafe { create(host, &raw const request, &raw mut out, &raw mut error) };
+    if code < 0 {
+        // SAFETY: the contract: the texts are valid until the next call on this thread.
+        let mut error = unsafe { hosttable::error_of(code, &raw const error) };
+        if error.message.is_empty() {
+            error.message = "it gave no reason".into();
+        }
+        error.message = format!(
+            "the plugin {id} refused to start the instance {}: {}",
+            config.instance_id, error.message
+        );
+        return Err(error);
+    }
+    // SAFETY: the contract: create has succeeded, so out is an instance that lives until its destroy.
+    match unsafe { wire::prefix(out, "instance") } {
+        Ok(table) => Ok((K::wrap(table), context)),
+        Err(e) => Err(Error::new(abi::E_PROTOCOL, format!("the plugin {id}: {e}"))),
+    }
+}
+
+pub(crate) type Create<A> = unsafe extern "C" fn(
     *const abi::Host,
     *const abi::CreateRequest,
     *mut *const A,
@@ -230,11 +347,12 @@ type Create<A> = unsafe extern "C" fn(
 ) -> i32;
 
 /// A kind of plugin: its factory, its table, its capabilities.
-trait Kind: Table {
+pub(crate) trait Made: Table {
     const ID: &CStr;
+    const WHICH: Which;
     type Factory: Grows + Send + 'static;
     type Abi: Grows;
-    type Caps: Send + 'static;
+    type Caps: Wire + Send + 'static;
     fn create(factory: &Self::Factory) -> Option<Create<Self::Abi>>;
     fn wrap(table: Self::Abi) -> Self;
     fn caps(&self) -> Result<Self::Caps>;
@@ -248,8 +366,9 @@ fn check(code: i32) -> Result<()> {
     }
 }
 
-impl Kind for StorageTable {
+impl Made for StorageTable {
     const ID: &CStr = c"skillgate.storage/1";
+    const WHICH: Which = Which::Storage;
     type Factory = abi::StorageFactory;
     type Abi = abi::Storage;
     type Caps = u32;
@@ -269,8 +388,9 @@ impl Kind for StorageTable {
     }
 }
 
-impl Kind for SandboxTable {
+impl Made for SandboxTable {
     const ID: &CStr = c"skillgate.sandbox/1";
+    const WHICH: Which = Which::Sandbox;
     type Factory = abi::SandboxFactory;
     type Abi = abi::Sandbox;
     type Caps = SandboxCaps;

@@ -3,13 +3,12 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{Health, Result, RunRequest, RunResult, SandboxCaps};
 
-use crate::answer;
+use crate::ask::{AskHealth, Drain, Run};
+use crate::call::Place;
 use crate::counts::CallCounts;
-use crate::instance::{Instance, SandboxTable};
-use crate::request;
+use crate::instance::SandboxTable;
 
 /// What the gateway does for one run; the host side of the SDK's `RunServices`. Called from the plugin's own threads or
 /// from blocking threads, possibly several at a time, and never after the run has ended.
@@ -44,21 +43,21 @@ pub(crate) struct RunContext {
 
 /// An instance of a sandbox plugin. It is destroyed when the last `Arc` is gone and every run has ended.
 pub struct SandboxInstance {
-    instance: Arc<Instance<SandboxTable>>,
+    instance: Place<SandboxTable>,
     caps: SandboxCaps,
 }
 
 impl std::fmt::Debug for SandboxInstance {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SandboxInstance")
-            .field("instance", &self.instance.host.instance)
+            .field("instance", &self.instance.name())
             .field("caps", &self.caps)
             .finish_non_exhaustive()
     }
 }
 
 impl SandboxInstance {
-    pub(crate) fn new(instance: Arc<Instance<SandboxTable>>, caps: SandboxCaps) -> Self {
+    pub(crate) fn new(instance: Place<SandboxTable>, caps: SandboxCaps) -> Self {
         SandboxInstance { instance, caps }
     }
 
@@ -71,7 +70,7 @@ impl SandboxInstance {
     /// How often it was called.
     #[must_use]
     pub fn counts(&self) -> CallCounts {
-        self.instance.counts.clone()
+        self.instance.counts()
     }
 
     /// One run from beginning to end. A run that failed by its own doing is a result, an `Err` is the sandbox's fault.
@@ -79,41 +78,25 @@ impl SandboxInstance {
     /// Dropping the future cancels the run: the plugin is told, and the run stays known, with what it was given, until
     /// the plugin has ended it.
     pub async fn run(&self, request: RunRequest, host: Arc<dyn RunHost>) -> Result<RunResult> {
-        let output_bytes = request.limits.output_bytes;
         let request = Arc::new(request);
         let context = Arc::new(RunContext {
             host,
             request: Arc::clone(&request),
         });
-        // The mounts' descriptors are the plugin's to use until the op completes: the op keeps the request.
-        let keep = Arc::clone(&request);
         self.instance
-            .call(
-                "run",
-                Some(context),
-                move |p| {
-                    let _keep = keep;
-                    // SAFETY: the contract: run answers with a skg_run_result.
-                    unsafe { answer::run_result(p.cast(), output_bytes) }
-                },
-                move |table, op| match table.0.run {
-                    // SAFETY: the instance lives, and the request is borrowed for the call.
-                    Some(f) => request::with_run(&request, |r| unsafe { f(table.0.self_, op, r) }),
-                    None => abi::E_UNIMPLEMENTED,
-                },
-            )?
+            .call_with(Run(request), Some(context), |result, _| result)?
             .wait()
             .await
     }
 
     /// How it is doing, with its capability report.
     pub async fn health(&self) -> Result<Health> {
-        self.instance.call_health()?.wait().await
+        self.instance.call(AskHealth)?.wait().await
     }
 
     /// Asks it to take no new runs, and waits until none is in flight.
     pub async fn drain(&self) -> Result<()> {
-        self.instance.call_drain()?.wait().await
+        self.instance.call(Drain)?.wait().await
     }
 
     /// Drains, gives this reference up, and waits until the plugin has destroyed the instance: that is, until every other

@@ -2,21 +2,23 @@
 //!
 //! Each call exists twice: `async` for the event loop, and on [`BlockingStorage`] for threads that may wait.
 
-use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{
     BlobCreate, BlobStat, Content, Health, PutSkill, Result, Skill, SkillPage, SkillQuery,
 };
 
+use crate::ask::{
+    AskFd, AskHealth, AskStat, Blob, BlobDelete, BlobOpen, Drain, SkillGet, SkillList, SkillPut,
+    SkillRead, SkillTree, Which,
+};
 use crate::blobs::{BlobReader, BlobWriter};
+use crate::call::{Call, Place};
 use crate::counts::CallCounts;
-use crate::instance::{Call, Instance, StorageTable};
-use crate::{answer, request};
+use crate::instance::StorageTable;
 
-type Store = Arc<Instance<StorageTable>>;
+type Store = Place<StorageTable>;
 type StoreCall<A> = Call<StorageTable, A>;
 
 /// An instance of a storage plugin. It is destroyed when the last `Arc`, reader and writer is gone and every call has
@@ -29,149 +31,46 @@ pub struct StorageInstance {
 impl std::fmt::Debug for StorageInstance {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("StorageInstance")
-            .field("instance", &self.store.host.instance)
+            .field("instance", &self.store.name())
             .field("caps", &self.caps)
             .finish_non_exhaustive()
     }
 }
 
-/// Calls a function of the table, which may be missing.
-macro_rules! invoke {
-    ($table:ident . $f:ident ( $($arg:expr),* )) => {
-        match $table.0.$f {
-            // SAFETY: the instance lives until its ops have ended; what the arguments borrow outlives the call, and
-            // buffers belong to the op (see the decode closure beside each use).
-            Some(f) => unsafe { f($table.0.self_, $($arg),*) },
-            None => abi::E_UNIMPLEMENTED,
-        }
-    };
-}
-pub(crate) use invoke;
-
-/// Who, which skill: owned, because the call may outlive its caller.
-#[derive(Clone)]
-struct Which {
-    tenant: String,
-    name: String,
-    version: String,
-}
-
-impl Which {
-    fn new(tenant: &str, name: &str, version: &str) -> Self {
-        Which {
-            tenant: tenant.to_owned(),
-            name: name.to_owned(),
-            version: version.to_owned(),
-        }
-    }
-    fn skill_ref(&self) -> abi::SkillRef {
-        abi::SkillRef {
-            name: abi::Str::of(&self.name),
-            version: abi::Str::of(&self.version),
-        }
-    }
-}
-
-fn list(store: &Store, query: SkillQuery) -> Result<StoreCall<SkillPage>> {
-    let limit = query.limit;
-    // SAFETY: the contract: skill_list answers with a skg_skill_page.
-    let decode = move |p: *const c_void| unsafe { answer::skill_page(p.cast(), limit) };
-    store.call("skill_list", None, decode, move |t, op| {
-        invoke!(t.skill_list(op, &request::list(&query)))
-    })
-}
-
-fn get(store: &Store, w: Which) -> Result<StoreCall<Skill>> {
-    // SAFETY: the contract: skill_get answers with a skg_skill.
-    let decode = |p: *const c_void| unsafe { answer::skill(p.cast()) };
-    store.call("skill_get", None, decode, move |t, op| {
-        invoke!(t.skill_get(op, abi::Str::of(&w.tenant), &w.skill_ref()))
-    })
-}
-
-fn read(store: &Store, w: Which, path: String) -> Result<StoreCall<Content>> {
-    // SAFETY: the contract: skill_read answers with a skg_content, whose descriptor it gives away.
-    let decode = |p: *const c_void| unsafe { answer::content(p.cast()) };
-    store.call("skill_read", None, decode, move |t, op| {
-        invoke!(t.skill_read(
-            op,
-            abi::Str::of(&w.tenant),
-            &w.skill_ref(),
-            abi::Str::of(&path)
-        ))
-    })
-}
-
-fn tree(store: &Store, w: Which) -> Result<StoreCall<Content>> {
-    // SAFETY: the contract: skill_tree answers with a skg_content, whose descriptor it gives away.
-    let decode = |p: *const c_void| unsafe { answer::content(p.cast()) };
-    store.call("skill_tree", None, decode, move |t, op| {
-        invoke!(t.skill_tree(op, abi::Str::of(&w.tenant), &w.skill_ref()))
-    })
-}
-
-fn put(store: &Store, p: PutSkill) -> Result<StoreCall<Skill>> {
-    // SAFETY: the contract: skill_put answers with a skg_skill.
-    let decode = |p: *const c_void| unsafe { answer::skill(p.cast()) };
-    store.call("skill_put", None, decode, move |t, op| {
-        let files = request::put_files(&p);
-        invoke!(t.skill_put(op, &request::put(&p, &files)))
-    })
-}
-
-fn create(store: &Store, c: BlobCreate) -> Result<StoreCall<BlobWriter>> {
-    let keep = Arc::clone(store);
-    let decode = move |p: *const c_void| {
-        // SAFETY: the contract: blob_create answers with a skg_handle.
-        let handle: abi::Handle = unsafe { answer::frozen(p, "handle") }?;
-        Ok(BlobWriter::new(&keep, handle.handle))
-    };
-    store.call("blob_create", None, decode, move |t, op| {
-        invoke!(t.blob_create(op, &request::blob_create(&c)))
-    })
-}
-
-fn stat(store: &Store, tenant: String, id: String) -> Result<StoreCall<BlobStat>> {
-    // SAFETY: the contract: blob_stat answers with a skg_blob_stat.
-    let decode = |p: *const c_void| unsafe { answer::blob_stat(p.cast()) };
-    store.call("blob_stat", None, decode, move |t, op| {
-        invoke!(t.blob_stat(op, abi::Str::of(&tenant), abi::Str::of(&id)))
+fn create(store: &Store, blob: BlobCreate) -> Result<StoreCall<BlobWriter>> {
+    let keep = store.clone();
+    store.call_with(blob, None, move |handle, life| {
+        BlobWriter::new(&keep, handle, life)
     })
 }
 
 fn open(
     store: &Store,
-    tenant: String,
-    id: String,
+    tenant: &str,
+    id: &str,
     offset: u64,
     len: u64,
 ) -> Result<StoreCall<BlobReader>> {
-    let keep = Arc::clone(store);
-    let decode = move |p: *const c_void| {
-        // SAFETY: the contract: blob_open answers with a skg_blob_opened.
-        let (reader, stat) = unsafe { answer::blob_reader(p.cast()) }?;
-        Ok(BlobReader::new(&keep, reader, stat))
-    };
-    store.call("blob_open", None, decode, move |t, op| {
-        invoke!(t.blob_open(op, abi::Str::of(&tenant), abi::Str::of(&id), offset, len))
-    })
-}
-
-fn fd(store: &Store, tenant: String, id: String) -> Result<StoreCall<(OwnedFd, BlobStat)>> {
-    // SAFETY: the contract: blob_fd answers with a skg_blob_opened, whose descriptor it gives away.
-    let decode = |p: *const c_void| unsafe { answer::blob_fd(p.cast()) };
-    store.call("blob_fd", None, decode, move |t, op| {
-        invoke!(t.blob_fd(op, abi::Str::of(&tenant), abi::Str::of(&id)))
-    })
-}
-
-fn delete(store: &Store, tenant: String, id: String) -> Result<StoreCall<()>> {
-    store.call(
-        "blob_delete",
+    let keep = store.clone();
+    let blob = Blob::new(tenant, id);
+    store.call_with(
+        BlobOpen { blob, offset, len },
         None,
-        |_| Ok(()),
-        move |t, op| invoke!(t.blob_delete(op, abi::Str::of(&tenant), abi::Str::of(&id))),
+        move |(handle, stat), life| BlobReader::new(&keep, handle, life, stat),
     )
+}
+
+fn read(
+    store: &Store,
+    tenant: &str,
+    name: &str,
+    version: &str,
+    path: &str,
+) -> Result<StoreCall<Content>> {
+    store.call(SkillRead {
+        which: Which::new(tenant, name, version),
+        path: path.to_owned(),
+    })
 }
 
 impl StorageInstance {
@@ -188,7 +87,7 @@ impl StorageInstance {
     /// How often it was called.
     #[must_use]
     pub fn counts(&self) -> CallCounts {
-        self.store.counts.clone()
+        self.store.counts()
     }
 
     /// The same calls for a thread that may wait, such as the one that a [`crate::RunHost`] is called on. A blocking
@@ -196,18 +95,18 @@ impl StorageInstance {
     #[must_use]
     pub fn blocking(&self) -> BlockingStorage {
         BlockingStorage {
-            store: Arc::clone(&self.store),
+            store: self.store.clone(),
         }
     }
 
     /// How it is doing.
     pub async fn health(&self) -> Result<Health> {
-        self.store.call_health()?.wait().await
+        self.store.call(AskHealth)?.wait().await
     }
 
     /// Asks it to take no new work, and waits until nothing is in flight.
     pub async fn drain(&self) -> Result<()> {
-        self.store.call_drain()?.wait().await
+        self.store.call(Drain)?.wait().await
     }
 
     /// Drains, gives this reference up, and waits until the plugin has destroyed the instance: that is, until every other
@@ -223,12 +122,13 @@ impl StorageInstance {
 
     /// A page of skills in the order of `SkillKey`, at most `query.limit`.
     pub async fn skill_list(&self, query: SkillQuery) -> Result<SkillPage> {
-        list(&self.store, query)?.wait().await
+        self.store.call(SkillList(query))?.wait().await
     }
 
     /// A skill with manifest and files; `version` empty: the latest.
     pub async fn skill_get(&self, tenant: &str, name: &str, version: &str) -> Result<Skill> {
-        get(&self.store, Which::new(tenant, name, version))?
+        self.store
+            .call(SkillGet(Which::new(tenant, name, version)))?
             .wait()
             .await
     }
@@ -241,25 +141,20 @@ impl StorageInstance {
         version: &str,
         path: &str,
     ) -> Result<Content> {
-        read(
-            &self.store,
-            Which::new(tenant, name, version),
-            path.to_owned(),
-        )?
-        .wait()
-        .await
+        read(&self.store, tenant, name, version, path)?.wait().await
     }
 
     /// A skill's directory, as a descriptor of it or as a tar.
     pub async fn skill_tree(&self, tenant: &str, name: &str, version: &str) -> Result<Content> {
-        tree(&self.store, Which::new(tenant, name, version))?
+        self.store
+            .call(SkillTree(Which::new(tenant, name, version)))?
             .wait()
             .await
     }
 
     /// Publishes a version, durably before it returns.
     pub async fn skill_put(&self, skill: PutSkill) -> Result<Skill> {
-        put(&self.store, skill)?.wait().await
+        self.store.call(SkillPut(skill))?.wait().await
     }
 
     /// A writer for a new blob.
@@ -269,7 +164,8 @@ impl StorageInstance {
 
     /// What is known of a blob.
     pub async fn blob_stat(&self, tenant: &str, id: &str) -> Result<BlobStat> {
-        stat(&self.store, tenant.to_owned(), id.to_owned())?
+        self.store
+            .call(AskStat(Blob::new(tenant, id)))?
             .wait()
             .await
     }
@@ -282,21 +178,18 @@ impl StorageInstance {
         offset: u64,
         len: u64,
     ) -> Result<BlobReader> {
-        open(&self.store, tenant.to_owned(), id.to_owned(), offset, len)?
-            .wait()
-            .await
+        open(&self.store, tenant, id, offset, len)?.wait().await
     }
 
     /// A read-only descriptor of the checked content, when the store has `ST_BLOB_FD`.
     pub async fn blob_fd(&self, tenant: &str, id: &str) -> Result<(OwnedFd, BlobStat)> {
-        fd(&self.store, tenant.to_owned(), id.to_owned())?
-            .wait()
-            .await
+        self.store.call(AskFd(Blob::new(tenant, id)))?.wait().await
     }
 
     /// Deletes a blob.
     pub async fn blob_delete(&self, tenant: &str, id: &str) -> Result<()> {
-        delete(&self.store, tenant.to_owned(), id.to_owned())?
+        self.store
+            .call(BlobDelete(Blob::new(tenant, id)))?
             .wait()
             .await
     }
@@ -312,7 +205,7 @@ pub struct BlockingStorage {
 impl std::fmt::Debug for BlockingStorage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("BlockingStorage")
-            .field("instance", &self.store.host.instance)
+            .field("instance", &self.store.name())
             .finish_non_exhaustive()
     }
 }
@@ -320,11 +213,13 @@ impl std::fmt::Debug for BlockingStorage {
 impl BlockingStorage {
     /// See [`StorageInstance::skill_list`].
     pub fn skill_list(&self, query: SkillQuery) -> Result<SkillPage> {
-        list(&self.store, query)?.wait_blocking()
+        self.store.call(SkillList(query))?.wait_blocking()
     }
     /// See [`StorageInstance::skill_get`].
     pub fn skill_get(&self, tenant: &str, name: &str, version: &str) -> Result<Skill> {
-        get(&self.store, Which::new(tenant, name, version))?.wait_blocking()
+        self.store
+            .call(SkillGet(Which::new(tenant, name, version)))?
+            .wait_blocking()
     }
     /// See [`StorageInstance::skill_read`].
     pub fn skill_read(
@@ -334,20 +229,17 @@ impl BlockingStorage {
         version: &str,
         path: &str,
     ) -> Result<Content> {
-        read(
-            &self.store,
-            Which::new(tenant, name, version),
-            path.to_owned(),
-        )?
-        .wait_blocking()
+        read(&self.store, tenant, name, version, path)?.wait_blocking()
     }
     /// See [`StorageInstance::skill_tree`].
     pub fn skill_tree(&self, tenant: &str, name: &str, version: &str) -> Result<Content> {
-        tree(&self.store, Which::new(tenant, name, version))?.wait_blocking()
+        self.store
+            .call(SkillTree(Which::new(tenant, name, version)))?
+            .wait_blocking()
     }
     /// See [`StorageInstance::skill_put`].
     pub fn skill_put(&self, skill: PutSkill) -> Result<Skill> {
-        put(&self.store, skill)?.wait_blocking()
+        self.store.call(SkillPut(skill))?.wait_blocking()
     }
     /// See [`StorageInstance::blob_create`].
     pub fn blob_create(&self, blob: BlobCreate) -> Result<BlobWriter> {
@@ -355,22 +247,28 @@ impl BlockingStorage {
     }
     /// See [`StorageInstance::blob_stat`].
     pub fn blob_stat(&self, tenant: &str, id: &str) -> Result<BlobStat> {
-        stat(&self.store, tenant.to_owned(), id.to_owned())?.wait_blocking()
+        self.store
+            .call(AskStat(Blob::new(tenant, id)))?
+            .wait_blocking()
     }
     /// See [`StorageInstance::blob_open`].
     pub fn blob_open(&self, tenant: &str, id: &str, offset: u64, len: u64) -> Result<BlobReader> {
-        open(&self.store, tenant.to_owned(), id.to_owned(), offset, len)?.wait_blocking()
+        open(&self.store, tenant, id, offset, len)?.wait_blocking()
     }
     /// See [`StorageInstance::blob_fd`].
     pub fn blob_fd(&self, tenant: &str, id: &str) -> Result<(OwnedFd, BlobStat)> {
-        fd(&self.store, tenant.to_owned(), id.to_owned())?.wait_blocking()
+        self.store
+            .call(AskFd(Blob::new(tenant, id)))?
+            .wait_blocking()
     }
     /// See [`StorageInstance::blob_delete`].
     pub fn blob_delete(&self, tenant: &str, id: &str) -> Result<()> {
-        delete(&self.store, tenant.to_owned(), id.to_owned())?.wait_blocking()
+        self.store
+            .call(BlobDelete(Blob::new(tenant, id)))?
+            .wait_blocking()
     }
     /// See [`StorageInstance::health`].
     pub fn health(&self) -> Result<Health> {
-        self.store.call_health()?.wait_blocking()
+        self.store.call(AskHealth)?.wait_blocking()
     }
 }

@@ -6,14 +6,18 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use skillgate_plugin_host::model::{CreateRequest, Error, Limits, Result, RunRequest};
-use skillgate_plugin_host::{Pin, Plugin, RunHost};
+use skillgate_plugin_host::{Isolation, Pin, Plugin, ProcessSettings, RunHost};
 use skillgate_plugin_sdk::abi;
 
 /// The plugin made with the SDK, which cargo builds beside the tests.
 pub(crate) fn sdk_plugin() -> PathBuf {
+    example("libskillgate_test_plugin.so")
+}
+
+fn example(name: &str) -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     let target = exe.parent().and_then(Path::parent).unwrap();
-    let file = target.join("examples/libskillgate_test_plugin.so");
+    let file = target.join("examples").join(name);
     assert!(
         file.exists(),
         "{} is missing: `cargo build -p skillgate-plugin-host --examples`",
@@ -63,6 +67,18 @@ fn compile(source: &str, dir: &Path, name: &str, options: &[&str]) -> PathBuf {
 
 pub(crate) fn load(path: &Path) -> Plugin {
     Plugin::load(path, &Pin::default()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// How the tests start a plugin's own process.
+pub(crate) fn settings() -> ProcessSettings {
+    ProcessSettings {
+        program: example("skillgate_test_host"),
+        ..ProcessSettings::this_program(&[])
+    }
+}
+
+pub(crate) fn open(path: &Path, isolation: Isolation) -> Plugin {
+    Plugin::open(path, &Pin::default(), isolation, &settings()).unwrap_or_else(|e| panic!("{e}"))
 }
 
 pub(crate) fn config(json: &str) -> CreateRequest {

@@ -1,0 +1,177 @@
+//! Where an instance is, and one call of it: the same to the gateway's code whether the plugin is in this process or in
+//! one of its own.
+
+use std::sync::Arc;
+
+use skillgate_plugin_abi as abi;
+use skillgate_plugin_sdk::model::{Error, Result};
+use tokio::sync::{oneshot, watch};
+
+use crate::ask::Ask;
+use crate::counts::CallCounts;
+use crate::instance::{Begun, Instance, Table, on_event_loop};
+use crate::process::{Asked, Remote};
+use crate::sandbox::RunContext;
+
+/// An instance. Cheap to clone; it is destroyed when the last clone is gone and every op has ended.
+pub(crate) enum Place<T: Table> {
+    /// In this process.
+    Here(Arc<Instance<T>>),
+    /// In a process of its own.
+    There(Arc<Remote>),
+}
+
+impl<T: Table> Clone for Place<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Place::Here(instance) => Place::Here(Arc::clone(instance)),
+            Place::There(remote) => Place::There(Arc::clone(remote)),
+        }
+    }
+}
+
+impl<T: Table> Place<T> {
+    /// A call, not started yet.
+    pub(crate) fn call<A: Ask<T>>(&self, ask: A) -> Result<Call<T, A::Answer>> {
+        self.call_with(ask, None, |answer, _| answer)
+    }
+
+    /// A call whose answer is turned into something else as soon as it is there, whoever waits: `map` gets it with the
+    /// life of the plugin's process that gave it. `run`: what the plugin may ask for until the op has ended.
+    pub(crate) fn call_with<A: Ask<T>, B: Send + 'static>(
+        &self,
+        ask: A,
+        run: Option<Arc<RunContext>>,
+        map: impl FnOnce(A::Answer, u64) -> B + Send + 'static,
+    ) -> Result<Call<T, B>> {
+        let (send, answer) = oneshot::channel();
+        // Nobody is waiting any more when the caller has left: the answer ends here, with what it holds.
+        let to = match self {
+            Place::Here(instance) => {
+                let then = move |answer: Result<A::Answer>| {
+                    drop(send.send(answer.map(|answer| map(answer, 0))));
+                };
+                let begun = instance.begin(ask, run, then)?;
+                let op = begun.op();
+                To::Here(Some(begun), Arc::clone(instance), op)
+            }
+            Place::There(remote) => To::There(remote.ask::<T, A>(ask, run, move |answer| {
+                drop(send.send(answer.map(|(answer, life)| map(answer, life))));
+            })?),
+        };
+        Ok(Call {
+            name: A::NAME,
+            to,
+            answer,
+            settled: false,
+        })
+    }
+
+    /// As the configuration names it.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Place::Here(instance) => &instance.host.instance,
+            Place::There(remote) => remote.instance(),
+        }
+    }
+
+    pub(crate) fn counts(&self) -> CallCounts {
+        match self {
+            Place::Here(instance) => instance.counts.clone(),
+            Place::There(remote) => remote.counts(),
+        }
+    }
+
+    /// Resolves when destroy() has returned, or its process is gone.
+    pub(crate) fn destroyed(&self) -> watch::Receiver<bool> {
+        match self {
+            Place::Here(instance) => instance.destroyed(),
+            Place::There(remote) => remote.destroyed(),
+        }
+    }
+}
+
+enum To<T: Table> {
+    /// `None` once it has been started.
+    Here(Option<Begun<T>>, Arc<Instance<T>>, abi::Op),
+    There(Asked),
+}
+
+/// A call that is ready to be started, and then waited for. Dropping it cancels the op.
+pub(crate) struct Call<T: Table, A> {
+    name: &'static str,
+    to: To<T>,
+    answer: oneshot::Receiver<Result<A>>,
+    settled: bool,
+}
+
+impl<T: Table, A> Call<T, A> {
+    /// Starts the op and waits on the event loop.
+    pub(crate) async fn wait(mut self) -> Result<A> {
+        match &mut self.to {
+            To::Here(begun, instance, _) => {
+                if let Some(begun) = begun.take() {
+                    instance.start(begun);
+                }
+            }
+            To::There(asked) => asked.send(),
+        }
+        // The op ends, whatever happens to this future: `To` knows it.
+        let answer = (&mut self.answer).await;
+        self.settle(answer.ok())
+    }
+
+    /// Starts the op and waits on this thread, which must not be one of the event loop's.
+    pub(crate) fn wait_blocking(mut self) -> Result<A> {
+        if on_event_loop() {
+            let message = format!("{}: a blocking call on the event loop", self.name);
+            return Err(Error::new(abi::E_WOULD_DEADLOCK, message));
+        }
+        match &mut self.to {
+            To::Here(begun, ..) => {
+                if let Some(begun) = begun.take() {
+                    begun.invoke();
+                }
+            }
+            To::There(asked) => asked.send(),
+        }
+        // A blocking plugin has answered by now; asking first makes this legal wherever such a plugin is called.
+        let answer = match self.answer.try_recv() {
+            Ok(answer) => Some(answer),
+            Err(oneshot::error::TryRecvError::Closed) => None,
+            Err(oneshot::error::TryRecvError::Empty) => {
+                let (_, gone) = oneshot::channel();
+                std::mem::replace(&mut self.answer, gone)
+                    .blocking_recv()
+                    .ok()
+            }
+        };
+        self.settle(answer)
+    }
+
+    fn settle(mut self, answer: Option<Result<A>>) -> Result<A> {
+        self.settled = true;
+        answer.unwrap_or_else(|| {
+            Err(Error::new(
+                abi::E_INTERNAL,
+                format!("{}: the op ended without an answer", self.name),
+            ))
+        })
+    }
+}
+
+impl<T: Table, A> Drop for Call<T, A> {
+    fn drop(&mut self) {
+        if self.settled {
+            return;
+        }
+        match &mut self.to {
+            To::Here(begun, instance, op) => match begun.take() {
+                // The plugin never heard of it.
+                Some(begun) => drop(begun),
+                None => instance.cancel(*op),
+            },
+            To::There(asked) => asked.cancel(),
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Frames: what travels between the gateway and a plugin's process.
+//!
+//! A frame is `{length of the body: u32, kind: u8, descriptors: u8, 0: u16, call: u64}` and the body. Its descriptors come
+//! with its first byte.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+
+use skillgate_plugin_sdk::wire::Malformed;
+
+use super::socket;
+use crate::answer::ANSWER_BYTES;
+use crate::wire::{In, Out, Read};
+
+/// Bytes of a frame before its body.
+pub(crate) const HEADER_BYTES: usize = 16;
+/// Most bytes of a body from a plugin's process: an answer, and what stands around it.
+pub(crate) const FROM_PLUGIN_BYTES_MAX: usize = ANSWER_BYTES + (1 << 20);
+/// Most bytes of a body to a plugin's process.
+pub(crate) const TO_PLUGIN_BYTES_MAX: usize = 1 << 30;
+/// Most descriptors of a frame: what the kernel takes at once.
+pub(crate) const FDS_MAX: usize = 253;
+/// Bytes that are read at once when nothing is known of what comes.
+const BUFFER_BYTES: usize = 64 << 10;
+/// A buffer that has become larger than this is given back when it is empty.
+const BUFFER_KEEP_BYTES: usize = 1 << 20;
+
+/// What a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    // From the gateway.
+    /// Release, settings; the plugin's sealed copy comes with it.
+    Hello = 1,
+    /// Kind of plugin, and what an instance is made from.
+    Create,
+    /// A call.
+    Call,
+    /// Nobody wants this call any more.
+    Cancel,
+    /// The answer to a service of a run; `call` is the service's number.
+    Reply,
+    /// So many bytes of a run's output were taken, and whether more are wanted.
+    Taken,
+    /// Lets go of a reader or a writer.
+    Close,
+    /// Ends the instance, when its calls have ended.
+    Destroy,
+    // From the plugin's process.
+    /// What the plugin says of itself.
+    Loaded,
+    /// It is not loaded.
+    Refused,
+    /// The instance, with its capabilities.
+    Created,
+    /// A call, or create, has failed.
+    Failed,
+    /// A call has succeeded.
+    Answer,
+    /// From now on a run cannot be called "not executed".
+    Started,
+    /// A record of the log.
+    Log,
+    /// Output of a run.
+    Output,
+    /// A run wants something of the gateway, and waits for it.
+    Service,
+    /// The instance has ended.
+    Destroyed,
+}
+
+impl Kind {
+    const ALL: [Kind; 18] = [
+        Kind::Hello,
+        Kind::Create,
+        Kind::Call,
+        Kind::Cancel,
+        Kind::Reply,
+        Kind::Taken,
+        Kind::Close,
+        Kind::Destroy,
+        Kind::Loaded,
+        Kind::Refused,
+        Kind::Created,
+        Kind::Failed,
+        Kind::Answer,
+        Kind::Started,
+        Kind::Log,
+        Kind::Output,
+        Kind::Service,
+        Kind::Destroyed,
+    ];
+
+    fn of(n: u8) -> Read<Kind> {
+        let kind = Kind::ALL.get(usize::from(n).wrapping_sub(1)).copied();
+        kind.ok_or_else(|| Malformed(format!("frame: kind {n}")))
+    }
+}
+
+/// A frame that has arrived.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    pub(crate) kind: Kind,
+    /// The call that it is about; 0: none.
+    pub(crate) call: u64,
+    pub(crate) body: Vec<u8>,
+    pub(crate) fds: VecDeque<OwnedFd>,
+}
+
+impl Frame {
+    pub(crate) fn reader(&mut self) -> In<'_> {
+        In::new(&self.body, &mut self.fds)
+    }
+
+    /// Reads all of it with `f`.
+    pub(crate) fn read<T>(&mut self, f: impl FnOnce(&mut In<'_>) -> Read<T>) -> Read<T> {
+        let mut from = self.reader();
+        let value = f(&mut from)?;
+        from.end()?;
+        Ok(value)
+    }
+}
+
+/// A frame that is about to leave.
+#[derive(Debug)]
+pub(crate) struct Packet {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
+    /// The call that it begins, or 0.
+    pub(crate) begins: u64,
+    /// It holds a secret: wiped when it has left.
+    pub(crate) secret: bool,
+}
+
+impl Packet {
+    /// `Err`: what keeps it from being sent.
+    pub(crate) fn new(kind: Kind, call: u64, write: impl FnOnce(&mut Out)) -> io::Result<Packet> {
+        let mut out = Out {
+            bytes: vec![0; HEADER_BYTES],
+            ..Out::default()
+        };
+        write(&mut out);
+        let Out { bytes, fds, broken } = out;
+        if let Some(error) = broken {
+            return Err(error);
+        }
+        let len = bytes.len() - HEADER_BYTES;
+        if len > TO_PLUGIN_BYTES_MAX || fds.len() > FDS_MAX {
+            return Err(io::Error::other(format!(
+                "{len} bytes and {} descriptors do not fit one call: at most {TO_PLUGIN_BYTES_MAX} and {FDS_MAX}",
+                fds.len()
+            )));
+        }
+        let mut packet = Packet {
+            bytes,
+            fds,
+            begins: 0,
+            secret: false,
+        };
+        packet.bytes[..4].copy_from_slice(&u32::try_from(len).unwrap_or(u32::MAX).to_le_bytes());
+        packet.bytes[4] = kind as u8;
+        packet.bytes[5] = u8::try_from(packet.fds.len()).unwrap_or(u8::MAX);
+        packet.set_call(call);
+        Ok(packet)
+    }
+
+    pub(crate) fn set_call(&mut self, call: u64) {
+        self.bytes[8..HEADER_BYTES].copy_from_slice(&call.to_le_bytes());
+    }
+}
+
+/// What has arrived and is not yet a frame.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    fds: VecDeque<OwnedFd>,
+    body_bytes_max: usize,
+}
+
+impl Incoming {
+    pub(crate) fn new(body_bytes_max: usize) -> Self {
+        Incoming {
+            buffer: vec![0; BUFFER_BYTES],
+            start: 0,
+            end: 0,
+            fds: VecDeque::new(),
+            body_bytes_max,
+        }
+    }
+
+    /// The next frame, when all of it is there.
+    pub(crate) fn frame(&mut self) -> Read<Option<Frame>> {
+        let there = &self.buffer[self.start..self.end];
+        let Some((header, rest)) = there.split_at_checked(HEADER_BYTES) else {
+            return Ok(None);
+        };
+        let mut nothing = VecDeque::new();
+        let mut from = In::new(header, &mut nothing);
+        let len = from.u32("length")? as usize;
+        let (kind, fds) = (Kind::of(from.u8("kind")?)?, from.u8("descriptors")?);
+        let (fds, call) = (usize::from(fds), {
+            from.u8("0")?;
+            from.u8("0")?;
+            from.u64("call")?
+        });
+        if len > self.body_bytes_max {
+            let max = self.body_bytes_max;
+            return Err(Malformed(format!("frame: {len} bytes, at most {max}")));
+        }
+        let Some(body) = rest.get(..len) else {
+            return Ok(None);
+        };
+        if fds > self.fds.len() {
+            let there = self.fds.len();
+            return Err(Malformed(format!(
+                "frame: {fds} descriptors announced, {there} there"
+            )));
+        }
+        let frame = Frame {
+            kind,
+            call,
+            body: body.to_vec(),
+            fds: self.fds.drain(..fds).collect(),
+        };
+        let end = self.start + HEADER_BYTES + len;
+        if kind == Kind::Reply {
+            // It may have been a secret.
+            skillgate_plugin_sdk::wire::wipe(&mut self.buffer[self.start..end]);
+        }
+        self.start = end;
+        Ok(Some(frame))
+    }
+
+    /// Receives what there is; 0: the end.
+    pub(crate) fn receive(&mut self, socket: &UnixStream, flags: i32) -> io::Result<usize> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if self.buffer.len() > BUFFER_KEEP_BYTES {
+                self.buffer = vec![0; BUFFER_BYTES];
+            }
+        } else if self.start > 0 && self.end == self.buffer.len() {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.end == self.buffer.len() {
+            // Twice as much as has really come, whatever is announced.
+            let more = self.buffer.len() * 2;
+            self.buffer.resize(more, 0);
+        }
+        let n = socket::receive(socket, &mut self.buffer[self.end..], &mut self.fds, flags)?;
+        if self.fds.len() > 2 * FDS_MAX {
+            return Err(io::Error::other("descriptors that belong to no frame"));
+        }
+        self.end += n;
+        Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn packet(body: &[u8]) -> Packet {
+        Packet::new(Kind::Log, 7, |out| out.bytes.extend_from_slice(body)).unwrap()
+    }
+
+    #[test]
+    fn frames_arrive_however_they_are_cut() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let bodies: Vec<Vec<u8>> = (0..40).map(|n| vec![n as u8; n * n * 97]).collect();
+        let bytes: Vec<u8> = bodies.iter().flat_map(|body| packet(body).bytes).collect();
+        let sender = std::thread::spawn(move || {
+            for piece in bytes.chunks(977) {
+                socket::send(&theirs, &[piece], &[], 0).unwrap();
+            }
+        });
+        let mut incoming = Incoming::new(1 << 20);
+        for body in bodies {
+            let frame = loop {
+                if let Some(frame) = incoming.frame().unwrap() {
+                    break frame;
+                }
+                assert_ne!(incoming.receive(&ours, 0).unwrap(), 0);
+            };
+            assert_eq!((frame.kind, frame.call), (Kind::Log, 7));
+            assert_eq!(frame.body, body);
+        }
+        sender.join().unwrap();
+        assert_eq!(incoming.receive(&ours, 0).unwrap(), 0);
+    }
+
+    #[test]
+    fn descriptors_come_with_their_frame() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let other = Packet::new(Kind::Log, 1, |out| {
+            out.fd(&file.try_clone().unwrap().into());
+            out.fd(&theirs.try_clone().unwrap().into());
+        });
+        let mut incoming = Incoming::new(1 << 20);
+        for packet in [packet(b"before"), other.unwrap(), packet(b"after")] {
+            socket::send(&theirs, &[&packet.bytes], &packet.fds, 0).unwrap();
+        }
+        let mut fds = Vec::new();
+        for _ in 0..3 {
+            let frame = loop {
+                match incoming.frame().unwrap() {
+                    Some(frame) => break frame,
+                    None => assert_ne!(incoming.receive(&ours, 0).unwrap(), 0),
+                }
+            };
+            fds.push(frame.fds.len());
+        }
+        assert_eq!(fds, [0, 2, 0]);
+        drop(file.as_fd());
+    }
+
+    #[test]
+    fn frames_that_make_no_sense_are_refused() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let refusal = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = packet(b"body").bytes;
+            change(&mut bytes);
+            socket::send(&theirs, &[&bytes], &[], 0).unwrap();
+            let mut incoming = Incoming::new(100);
+            incoming.receive(&ours, 0).unwrap();
+            incoming.frame().unwrap_err().0
+        };
+        assert_eq!(refusal(&|b| b[4] = 0), "frame: kind 0");
+        assert_eq!(refusal(&|b| b[4] = 99), "frame: kind 99");
+        assert_eq!(refusal(&|b| b[0] = 101), "frame: 101 bytes, at most 100");
+        assert_eq!(
+            refusal(&|b| b[5] = 1),
+            "frame: 1 descriptors announced, 0 there"
+        );
+    }
+}

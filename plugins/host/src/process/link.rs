@@ -1,0 +1,504 @@
+//! One life of a plugin's process: what is sent to it, the calls that it has, and what it sends.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use skillgate_plugin_abi as abi;
+use skillgate_plugin_sdk::model::{Error, Result};
+use skillgate_plugin_sdk::wire::{self, Malformed};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+
+use super::frame::{Frame, Incoming, Kind, Packet};
+use super::remote::Shared;
+use super::services;
+use super::socket;
+use super::start::{Fresh, Process};
+use crate::sandbox::RunContext;
+use crate::wire::{In, Read};
+use crate::written::take_error;
+
+/// Bytes that wait for a process to read them. More: a call is refused.
+const WAITING_BYTES_MAX: usize = 1 << 30;
+/// Frames that are handled before others get their turn on this thread.
+const FRAMES_AT_ONCE: usize = 64;
+
+/// Reads the answer and hands it to the caller, or says why there is none.
+pub(super) type Done = Box<dyn FnOnce(Result<&mut In<'_>>) -> Read<()> + Send>;
+
+/// A call that the process has, or is about to have.
+pub(super) struct Pending {
+    pub(super) name: &'static str,
+    pub(super) run: Option<Arc<RunContext>>,
+    /// The plugin may have begun with it.
+    pub(super) started: bool,
+    pub(super) done: Done,
+}
+
+#[derive(Default)]
+struct Calls {
+    /// Its end has begun: there are no calls any more, and none can be added.
+    over: bool,
+    last: u64,
+    pending: HashMap<u64, Pending>,
+}
+
+#[derive(Default)]
+struct Outgoing {
+    packets: VecDeque<Packet>,
+    /// Bytes of the first packet that have left.
+    sent: usize,
+    bytes: usize,
+    /// The socket is full: who waits for it goes on.
+    full: bool,
+}
+
+/// How a life ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// As it was asked to.
+    Asked,
+    /// Otherwise, and why as far as this side knows.
+    Died(String),
+}
+
+pub(crate) struct Link {
+    pub(super) life: u64,
+    pub(super) plugin: String,
+    pub(super) process: Process,
+    socket: AsyncFd<UnixStream>,
+    incoming: Mutex<Option<Incoming>>,
+    outgoing: Mutex<Outgoing>,
+    more: Notify,
+    calls: Mutex<Calls>,
+    /// Services of runs that wait for a thread or are on one.
+    pub(super) services: AtomicUsize,
+    killed: Notify,
+    why_killed: Mutex<Option<String>>,
+}
+
+impl Link {
+    /// Must be called inside a runtime.
+    pub(super) fn new(fresh: Fresh, life: u64) -> io::Result<Arc<Self>> {
+        let Fresh {
+            process,
+            socket,
+            incoming,
+            info,
+            ..
+        } = fresh;
+        socket.set_nonblocking(true)?;
+        Ok(Arc::new(Link {
+            life,
+            plugin: info.id,
+            process,
+            socket: socket::watched(socket)?,
+            incoming: Mutex::new(Some(incoming)),
+            outgoing: Mutex::default(),
+            more: Notify::new(),
+            calls: Mutex::default(),
+            services: AtomicUsize::new(0),
+            killed: Notify::new(),
+            why_killed: Mutex::default(),
+        }))
+    }
+
+    // Locks: no plugin's or caller's code runs under them, and what a panic leaves is whole.
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins a call. When its process is ending, the call comes back.
+    pub(super) fn begin(
+        &self,
+        mut packet: Packet,
+        pending: Pending,
+    ) -> std::result::Result<u64, Pending> {
+        let mut calls = self.calls();
+        if calls.over {
+            return Err(pending);
+        }
+        calls.last += 1;
+        let call = calls.last;
+        calls.pending.insert(call, pending);
+        drop(calls);
+        packet.set_call(call);
+        packet.begins = call;
+        if !self.send(packet)
+            && let Some(pending) = self.calls().pending.remove(&call)
+        {
+            return Err(pending);
+        }
+        Ok(call)
+    }
+
+    pub(super) fn is_pending(&self, call: u64) -> bool {
+        self.calls().pending.contains_key(&call)
+    }
+
+    /// What the run of this call may ask for.
+    pub(super) fn run(&self, call: u64) -> Option<Arc<RunContext>> {
+        self.calls().pending.get(&call)?.run.clone()
+    }
+
+    /// Is there a run of this name?
+    fn has_run(&self, run_id: &str) -> bool {
+        let calls = self.calls();
+        let mut runs = calls.pending.values().filter_map(|p| p.run.as_ref());
+        runs.any(|run| run.request.run_id == run_id)
+    }
+
+    /// Sends a packet, or lets it wait for its turn. `false`: too much is waiting.
+    pub(super) fn send(&self, packet: Packet) -> bool {
+        let mut outgoing = self.outgoing();
+        if outgoing.bytes + packet.bytes.len() > WAITING_BYTES_MAX {
+            return false;
+        }
+        outgoing.bytes += packet.bytes.len();
+        outgoing.packets.push_back(packet);
+        if !outgoing.full {
+            // An error here is the end of the process, which whoever reads hears of.
+            let _ = self.flush(&mut outgoing);
+            if outgoing.full {
+                self.more.notify_one();
+            }
+        }
+        true
+    }
+
+    /// Sends as much as the socket takes, without waiting.
+    fn flush(&self, outgoing: &mut Outgoing) -> io::Result<()> {
+        outgoing.full = false;
+        while let Some(first) = outgoing.packets.front() {
+            let mut parts: Vec<&[u8]> = vec![&first.bytes[outgoing.sent..]];
+            let rest = outgoing.packets.iter().skip(1);
+            // Descriptors travel with the first byte of what is sent at once.
+            let rest = rest.take_while(|packet| packet.fds.is_empty());
+            parts.extend(rest.take(socket::PARTS_MAX - 1).map(|p| p.bytes.as_slice()));
+            let fds = if outgoing.sent == 0 {
+                &first.fds[..]
+            } else {
+                &[]
+            };
+            let n = match socket::send(self.socket.get_ref(), &parts, fds, libc::MSG_DONTWAIT) {
+                Ok(n) => n,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    outgoing.full = true;
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            };
+            outgoing.left(n);
+        }
+        Ok(())
+    }
+
+    /// Asks the plugin to end a call.
+    pub(super) fn cancel(&self, call: u64) {
+        if let Ok(packet) = Packet::new(Kind::Cancel, call, |_| {}) {
+            self.send(packet);
+        }
+    }
+
+    /// Ends the process. Its calls get their answers when it is gone.
+    pub(super) fn kill(&self, why: String) {
+        let mut reason = self
+            .why_killed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        reason.get_or_insert(why);
+        drop(reason);
+        self.process.kill();
+        self.killed.notify_one();
+    }
+
+    /// Serves it until it ends.
+    pub(super) async fn serve(self: &Arc<Self>, shared: &Arc<Shared>) -> End {
+        let incoming = self
+            .incoming
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(mut incoming) = incoming else {
+            return End::Died("it was served before".to_owned());
+        };
+        let pidfd = socket::pidfd(self.process.pid).and_then(socket::watched);
+        let gone = async {
+            match &pidfd {
+                Ok(pidfd) => drop(pidfd.readable().await),
+                // Then the socket alone says when it ends.
+                Err(_) => std::future::pending().await,
+            }
+        };
+        let end = tokio::select! {
+            end = self.read(&mut incoming, shared) => end,
+            end = self.write() => end,
+            () = self.killed.notified() => End::Died(String::new()),
+            () = gone => {
+                // What it has still said counts.
+                self.read_rest(&mut incoming, shared)
+            }
+        };
+        let reason = self
+            .why_killed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        match (end, reason) {
+            (End::Died(_), Some(reason)) => End::Died(reason),
+            (end, _) => end,
+        }
+    }
+
+    async fn read(self: &Arc<Self>, incoming: &mut Incoming, shared: &Arc<Shared>) -> End {
+        let mut handled = 0;
+        loop {
+            match self.frames(incoming, shared, &mut handled) {
+                Ok(None) => {}
+                Ok(Some(end)) => return end,
+                Err(Malformed(why)) => {
+                    self.kill(format!("what it sent makes no sense: {why}"));
+                    return End::Died(why);
+                }
+            }
+            if handled >= FRAMES_AT_ONCE {
+                handled = 0;
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let mut ready = match self.socket.readable().await {
+                Ok(ready) => ready,
+                Err(error) => return End::Died(error.to_string()),
+            };
+            match ready.try_io(|socket| incoming.receive(socket.get_ref(), libc::MSG_DONTWAIT)) {
+                Ok(Ok(0)) => return End::Died("it has closed its socket".to_owned()),
+                Ok(Ok(_)) | Err(_) => {}
+                Ok(Err(error)) => return End::Died(error.to_string()),
+            }
+        }
+    }
+
+    /// Handles the frames that are there.
+    fn frames(
+        self: &Arc<Self>,
+        incoming: &mut Incoming,
+        shared: &Arc<Shared>,
+        handled: &mut usize,
+    ) -> Read<Option<End>> {
+        while *handled < FRAMES_AT_ONCE {
+            let Some(frame) = incoming.frame()? else {
+                return Ok(None);
+            };
+            *handled += 1;
+            if let Some(end) = self.handle(frame, shared)? {
+                return Ok(Some(end));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The process is gone: reads what is left without waiting.
+    fn read_rest(self: &Arc<Self>, incoming: &mut Incoming, shared: &Arc<Shared>) -> End {
+        loop {
+            let mut handled = 0;
+            match self.frames(incoming, shared, &mut handled) {
+                Ok(Some(end)) => return end,
+                Ok(None) if handled == FRAMES_AT_ONCE => continue,
+                Ok(None) => {}
+                Err(Malformed(why)) => return End::Died(why),
+            }
+            match incoming.receive(self.socket.get_ref(), libc::MSG_DONTWAIT) {
+                Ok(1..) => {}
+                Ok(0) | Err(_) => return End::Died("it has ended".to_owned()),
+            }
+        }
+    }
+
+    async fn write(&self) -> End {
+        loop {
+            self.more.notified().await;
+            loop {
+                let mut ready = match self.socket.writable().await {
+                    Ok(ready) => ready,
+                    Err(error) => return End::Died(error.to_string()),
+                };
+                let mut outgoing = self.outgoing();
+                if let Err(error) = self.flush(&mut outgoing) {
+                    return End::Died(error.to_string());
+                }
+                if !outgoing.full {
+                    break;
+                }
+                ready.clear_ready();
+            }
+        }
+    }
+
+    fn handle(self: &Arc<Self>, mut frame: Frame, shared: &Arc<Shared>) -> Read<Option<End>> {
+        match frame.kind {
+            Kind::Answer | Kind::Failed => self.answer(frame)?,
+            Kind::Started => {
+                if let Some(pending) = self.calls().pending.get_mut(&frame.call) {
+                    pending.started = true;
+                }
+            }
+            Kind::Log => services::log(&self.plugin, shared.instance(), &mut frame, |run_id| {
+                self.has_run(run_id)
+            })?,
+            Kind::Output => services::output(self, &mut frame)?,
+            Kind::Service => services::service(self, frame, &shared.runtime)?,
+            Kind::Destroyed => return Ok(Some(End::Asked)),
+            kind => return Err(Malformed(format!("frame: {kind:?} from a plugin"))),
+        }
+        Ok(None)
+    }
+
+    fn answer(&self, mut frame: Frame) -> Read<()> {
+        let pending = self.calls().pending.remove(&frame.call);
+        let Some(Pending {
+            name, run, done, ..
+        }) = pending
+        else {
+            return Err(Malformed(format!(
+                "answer: there is no call {}, or it has been answered",
+                frame.call
+            )));
+        };
+        let outcome = if frame.kind == Kind::Failed {
+            frame.read(take_error).and_then(|error| done(Err(error)))
+        } else {
+            done(Ok(&mut frame.reader()))
+        };
+        // What the run had open ends with it, not before its answer.
+        drop(run);
+        outcome.map_err(|Malformed(why)| Malformed(format!("{name}: {why}")))
+    }
+
+    /// It has ended: answers all that it had. How many calls that were, and how many of them the plugin had not begun.
+    pub(super) fn bury(&self) -> (usize, usize) {
+        let mut calls = self.calls();
+        calls.over = true;
+        let pending = std::mem::take(&mut calls.pending);
+        drop(calls);
+        let mut outgoing = std::mem::take(&mut *self.outgoing());
+        outgoing.full = true;
+        // Of the first, a part has left.
+        let unsent = outgoing.packets.iter().skip(usize::from(outgoing.sent > 0));
+        let unsent: Vec<u64> = unsent.map(|packet| packet.begins).collect();
+        let (all, mut not_begun) = (pending.len(), 0);
+        for (
+            call,
+            Pending {
+                name,
+                run,
+                started,
+                done,
+            },
+        ) in pending
+        {
+            let error = if !started || unsent.contains(&call) {
+                not_begun += 1;
+                let message = format!(
+                    "{name}: the process of the plugin {} has ended before it began with this",
+                    self.plugin
+                );
+                Error::new(abi::E_UNAVAILABLE, message)
+                    .not_executed()
+                    .retryable(100)
+            } else {
+                let message = format!(
+                    "{name}: the process of the plugin {} has ended",
+                    self.plugin
+                );
+                Error::new(abi::E_CRASHED, message)
+            };
+            // An error cannot be malformed.
+            let _ = done(Err(error));
+            drop(run);
+        }
+        (all, not_begun)
+    }
+}
+
+impl Outgoing {
+    /// So many bytes have left.
+    fn left(&mut self, n: usize) {
+        self.bytes -= n;
+        self.sent += n;
+        while let Some(first) = self.packets.front_mut() {
+            // Those of the first byte are with the kernel now.
+            first.fds.clear();
+            if self.sent < first.bytes.len() {
+                break;
+            }
+            self.sent -= first.bytes.len();
+            if first.secret {
+                wire::wipe(&mut first.bytes);
+            }
+            self.packets.pop_front();
+            if self.sent == 0 {
+                break;
+            }
+        }
+    }
+}
+
+/// A call of a plugin in a process of its own, as its caller has it.
+pub(crate) struct Asked {
+    pub(super) shared: Arc<Shared>,
+    pub(super) link: Arc<Link>,
+    /// What is to be sent; `None` once it has been.
+    pub(super) ready: Option<(Packet, Pending, Arc<dyn Fn() + Send + Sync>)>,
+    /// Its number, once it has been sent.
+    pub(super) call: u64,
+}
+
+impl Asked {
+    /// Sends it: from here on it belongs to the plugin.
+    pub(crate) fn send(&mut self) {
+        let Some((packet, pending, begun)) = self.ready.take() else {
+            return;
+        };
+        begun();
+        match self.link.begin(packet, pending) {
+            Ok(call) => self.call = call,
+            Err(pending) => {
+                let error = self.shared.down(pending.name);
+                // An error cannot be malformed.
+                let _ = (pending.done)(Err(error));
+            }
+        }
+    }
+
+    /// Nobody waits any more: the plugin is told, and when it does not listen, its process is ended.
+    pub(crate) fn cancel(&mut self) {
+        if let Some((_, pending, _)) = self.ready.take() {
+            let message = format!(
+                "{}: the caller left before the plugin was called",
+                pending.name
+            );
+            let error = Error::new(abi::E_CANCELLED, message).not_executed();
+            // An error cannot be malformed.
+            let _ = (pending.done)(Err(error));
+            return;
+        }
+        if !self.link.is_pending(self.call) {
+            return;
+        }
+        self.link.cancel(self.call);
+        let (link, call, grace) = (Arc::clone(&self.link), self.call, self.shared.grace());
+        self.shared.runtime.spawn(async move {
+            tokio::time::sleep(grace).await;
+            if link.is_pending(call) {
+                let ms = grace.as_millis();
+                link.kill(format!("a call went on for {ms} ms after it was cancelled"));
+            }
+        });
+    }
+}

@@ -1,0 +1,377 @@
+//! An instance in a process of its own, over all the lives of that process.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use skillgate_plugin_abi as abi;
+use skillgate_plugin_sdk::model::{CreateRequest, Error, Result};
+use skillgate_plugin_sdk::wire::Malformed;
+use tokio::sync::watch;
+
+use super::backoff::Restarts;
+use super::frame::{Kind as FrameKind, Packet};
+use super::link::{Asked, End, Link, Pending};
+use super::start::{Fresh, Image, Kind};
+use crate::ask::{Ask, Handle};
+use crate::blobs::Which;
+use crate::counts::CallCounts;
+use crate::instance::Table;
+use crate::sandbox::RunContext;
+use crate::wire::{In, Read, Wire};
+
+/// Calls that a process may have at the same time, as for a plugin in this process.
+const IN_FLIGHT_MAX: u64 = (1 << 16) - 1;
+
+/// An instance. Dropping it ends the instance, and its process, once its calls have ended.
+pub(crate) struct Remote(Arc<Shared>);
+
+/// What an instance and the task that keeps it alive share.
+pub(crate) struct Shared {
+    image: Arc<Image>,
+    kind: Kind,
+    request: CreateRequest,
+    plugin: String,
+    /// As the first life said; a later one must say the same.
+    caps: Vec<u8>,
+    state: RwLock<State>,
+    counts: CallCounts,
+    in_flight: AtomicU64,
+    stop: watch::Sender<bool>,
+    destroyed: watch::Sender<bool>,
+    pub(super) runtime: tokio::runtime::Handle,
+}
+
+enum State {
+    Up(Arc<Link>),
+    Down {
+        again: Instant,
+    },
+    /// It is not started again.
+    Over,
+}
+
+impl Remote {
+    /// Makes an instance, in `first` when there is a process that has only loaded the plugin, or in a new one. Answers
+    /// with its capabilities too, as bytes. Must be called inside a runtime.
+    pub(crate) async fn make(
+        image: Arc<Image>,
+        first: Option<Fresh>,
+        kind: Kind,
+        request: CreateRequest,
+    ) -> Result<(Arc<Remote>, Vec<u8>)> {
+        let (plugin, made) = {
+            let (image, request) = (Arc::clone(&image), request.clone());
+            let job = move || life(&image, first, kind, &request);
+            match tokio::task::spawn_blocking(job).await {
+                Ok(made) => made?,
+                Err(error) => {
+                    let message = format!("the start of the plugin's process did not end: {error}");
+                    return Err(Error::new(abi::E_UNAVAILABLE, message));
+                }
+            }
+        };
+        let (fresh, caps) = made;
+        let link = Link::new(fresh, 1).map_err(|error| {
+            Error::new(abi::E_UNAVAILABLE, format!("the plugin's socket: {error}"))
+        })?;
+        let shared = Arc::new(Shared {
+            image,
+            kind,
+            request,
+            plugin,
+            caps: caps.clone(),
+            state: RwLock::new(State::Up(Arc::clone(&link))),
+            counts: CallCounts::default(),
+            in_flight: AtomicU64::new(0),
+            stop: watch::Sender::new(false),
+            destroyed: watch::Sender::new(false),
+            runtime: tokio::runtime::Handle::current(),
+        });
+        shared.runtime.spawn(Arc::clone(&shared).keep(link));
+        Ok((Arc::new(Remote(shared)), caps))
+    }
+
+    pub(crate) fn instance(&self) -> &str {
+        self.0.instance()
+    }
+
+    pub(crate) fn counts(&self) -> CallCounts {
+        self.0.counts.clone()
+    }
+
+    pub(crate) fn destroyed(&self) -> watch::Receiver<bool> {
+        self.0.destroyed.subscribe()
+    }
+
+    /// Makes a call, and says how it ends to `then`: with the answer and the life of the process that gave it.
+    pub(crate) fn ask<T: Table, A: Ask<T>>(
+        &self,
+        ask: A,
+        run: Option<Arc<RunContext>>,
+        then: impl FnOnce(Result<(A::Answer, u64)>) + Send + 'static,
+    ) -> Result<Asked> {
+        let shared = &self.0;
+        let refuse = |error: Error| {
+            shared.counts.add(A::NAME, error.code);
+            Err(error)
+        };
+        let Some(link) = shared.link() else {
+            return refuse(shared.down(A::NAME));
+        };
+        if ask.life().is_some_and(|life| life != link.life) {
+            let message = format!(
+                "{}: the process of the plugin {} that had this open has ended",
+                A::NAME,
+                shared.plugin
+            );
+            return refuse(Error::new(abi::E_STALE, message));
+        }
+        if shared.in_flight.fetch_add(1, Ordering::AcqRel) >= IN_FLIGHT_MAX {
+            shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+            let message =
+                format!("{IN_FLIGHT_MAX} calls of this plugin are in flight, and no more fit");
+            let error = Error::new(abi::E_EXHAUSTED, message);
+            return refuse(error.not_executed().retryable(1000));
+        }
+        let packet = Packet::new(FrameKind::Call, 0, |out| {
+            out.u8(A::CODE);
+            ask.put(out);
+        });
+        let packet = match packet {
+            Ok(packet) => packet,
+            Err(error) => {
+                shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+                let error = Error::new(abi::E_EXHAUSTED, format!("{}: {error}", A::NAME));
+                return refuse(error.not_executed());
+            }
+        };
+        let ask = Arc::new(ask);
+        let (asked, keep, life) = (Arc::clone(&ask), Arc::clone(shared), link.life);
+        let done = move |answer: Result<&mut In<'_>>| -> Read<()> {
+            let (answer, verdict) = match answer {
+                Ok(from) => match read::<T, A>(&asked, from) {
+                    Ok(answer) => (Ok((answer, life)), Ok(())),
+                    Err(Malformed(why)) => {
+                        let (name, plugin) = (A::NAME, &keep.plugin);
+                        let message =
+                            format!("{name}: the plugin {plugin} gave a malformed answer: {why}");
+                        let error = Error::new(abi::E_PROTOCOL, message);
+                        (Err(error), Err(Malformed(why)))
+                    }
+                },
+                Err(error) => (Err(error), Ok(())),
+            };
+            let ended = answer.as_ref().map_or_else(|error| error.code, |_| abi::OK);
+            keep.counts.add(A::NAME, ended);
+            keep.in_flight.fetch_sub(1, Ordering::AcqRel);
+            then(answer);
+            verdict
+        };
+        let pending = Pending {
+            name: A::NAME,
+            started: run.is_none(),
+            run,
+            done: Box::new(done),
+        };
+        Ok(Asked {
+            shared: Arc::clone(shared),
+            link,
+            ready: Some((packet, pending, Arc::new(move || ask.begun()))),
+            call: 0,
+        })
+    }
+
+    /// Lets go of a reader or a writer. One of an earlier life is gone already.
+    pub(crate) fn close(&self, which: Which, handle: Handle) {
+        let Some(link) = self.0.link().filter(|link| link.life == handle.life) else {
+            return;
+        };
+        let packet = Packet::new(FrameKind::Close, 0, |out| {
+            out.u8(u8::from(matches!(which, Which::Writer)));
+            out.u64(handle.number);
+        });
+        if let Ok(packet) = packet {
+            link.send(packet);
+        }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.0.stop.send_replace(true);
+    }
+}
+
+/// Nobody keeps the instance alive any more, for whatever reason (the runtime may be gone): whoever waits is told.
+struct Over(Arc<Shared>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        let link = self.0.link();
+        self.0.set(State::Over);
+        if let Some(link) = link {
+            link.process.kill();
+            link.bury();
+        }
+        self.0.destroyed.send_replace(true);
+    }
+}
+
+fn read<T: Table, A: Ask<T>>(ask: &A, from: &mut In<'_>) -> Read<A::Answer> {
+    let answer = A::Answer::take(from)?;
+    from.end()?;
+    ask.check(&answer)?;
+    Ok(answer)
+}
+
+/// Starts a process, or takes the one that is there, and makes the instance in it. Blocks.
+fn life(
+    image: &Image,
+    first: Option<Fresh>,
+    kind: Kind,
+    request: &CreateRequest,
+) -> Result<(String, (Fresh, Vec<u8>))> {
+    let mut fresh = match first {
+        Some(fresh) => fresh,
+        None => image
+            .start()
+            .map_err(|error| Error::new(abi::E_UNAVAILABLE, error.to_string()))?,
+    };
+    let caps = fresh
+        .create(kind, request, image.settings.start_timeout)
+        .map_err(|mut error| {
+            error.message = format!(
+                "the plugin {} refused to start the instance {}: {}",
+                fresh.info.id, request.instance_id, error.message
+            );
+            error
+        })?;
+    Ok((fresh.info.id.clone(), (fresh, caps)))
+}
+
+impl Shared {
+    pub(super) fn instance(&self) -> &str {
+        &self.request.instance_id
+    }
+
+    pub(super) fn grace(&self) -> Duration {
+        self.image.settings.cancel_grace
+    }
+
+    fn link(&self) -> Option<Arc<Link>> {
+        // A panic while it was held leaves one state or the other.
+        match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
+            State::Up(link) => Some(Arc::clone(link)),
+            State::Down { .. } | State::Over => None,
+        }
+    }
+
+    fn set(&self, state: State) {
+        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    /// The error of a call while there is no process.
+    pub(super) fn down(&self, call: &str) -> Error {
+        let plugin = &self.plugin;
+        let (why, ms) = match &*self.state.read().unwrap_or_else(PoisonError::into_inner) {
+            State::Over => ("is stopping", 0),
+            State::Up(_) => ("has ended just now", 100),
+            State::Down { again } => {
+                let left = again.saturating_duration_since(Instant::now());
+                let ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
+                ("has ended and is started again", ms.max(100))
+            }
+        };
+        let message = format!("{call}: the process of the plugin {plugin} {why}");
+        Error::new(abi::E_UNAVAILABLE, message)
+            .not_executed()
+            .retryable(ms)
+    }
+
+    /// Keeps it alive until it is stopped.
+    async fn keep(self: Arc<Self>, mut link: Arc<Link>) {
+        let _over = Over(Arc::clone(&self));
+        let mut restarts = Restarts::default();
+        let mut stop = self.stop.subscribe();
+        loop {
+            let began = Instant::now();
+            let end = tokio::select! {
+                end = link.serve(&self) => end,
+                () = self.stop_it(&link, stop.clone()) => End::Asked,
+            };
+            self.set(State::Down {
+                again: Instant::now(),
+            });
+            let (lost, not_begun) = link.bury();
+            let gone = Arc::clone(&link);
+            let status = tokio::task::spawn_blocking(move || gone.process.reap()).await;
+            let status = status.unwrap_or_default();
+            let why = match end {
+                _ if *stop.borrow() => break,
+                End::Asked => "it ended without being asked to".to_owned(),
+                End::Died(why) => why,
+            };
+            let mut delay = restarts.ended(began.elapsed());
+            let (plugin, instance) = (&self.plugin, self.instance());
+            tracing::error!(%plugin, %instance, why, status, calls_lost = lost, calls_not_begun = not_begun, again_ms = delay.as_millis() as u64, "the process of a plugin has ended");
+            link = loop {
+                self.set(State::Down {
+                    again: Instant::now() + delay,
+                });
+                tokio::select! {
+                    () = tokio::time::sleep(delay) => {}
+                    // Dropped or told so: either way nobody needs it any more.
+                    _ = stop.wait_for(|stop| *stop) => return,
+                }
+                let tried = Instant::now();
+                match self.again(link.life + 1).await {
+                    Ok(next) => break next,
+                    Err(error) => {
+                        delay = restarts.ended(tried.elapsed());
+                        let (plugin, why) = (&self.plugin, &error.message);
+                        tracing::error!(%plugin, instance = self.instance(), why, again_ms = delay.as_millis() as u64, "a plugin's process does not start again");
+                    }
+                }
+            };
+            tracing::warn!(
+                plugin = self.plugin,
+                instance = self.instance(),
+                life = link.life,
+                "a plugin's process was started again"
+            );
+            self.set(State::Up(Arc::clone(&link)));
+        }
+    }
+
+    /// Waits until it is told to stop, has the plugin destroy the instance, and gives up after the grace time.
+    async fn stop_it(&self, link: &Link, mut stop: watch::Receiver<bool>) {
+        // Dropped or told so: either way nobody needs it any more.
+        let _ = stop.wait_for(|stop| *stop).await;
+        if let Ok(packet) = Packet::new(FrameKind::Destroy, 0, |_| {}) {
+            link.send(packet);
+        }
+        tokio::time::sleep(self.grace()).await;
+        let ms = self.grace().as_millis();
+        tracing::error!(
+            plugin = self.plugin,
+            instance = self.instance(),
+            "a plugin's process did not end within {ms} ms and is killed"
+        );
+        link.kill("it was told to end, and did not".to_owned());
+    }
+
+    async fn again(self: &Arc<Self>, number: u64) -> Result<Arc<Link>> {
+        let shared = Arc::clone(self);
+        let job = move || life(&shared.image, None, shared.kind, &shared.request);
+        let made = tokio::task::spawn_blocking(job).await;
+        let (_, (fresh, caps)) =
+            made.map_err(|error| Error::new(abi::E_UNAVAILABLE, error.to_string()))??;
+        if caps != self.caps {
+            // What the gateway has promised by the first ones would not hold.
+            let message = "it can do other things than before: restart the gateway";
+            return Err(Error::new(abi::E_PRECONDITION, message));
+        }
+        Link::new(fresh, number).map_err(|error| Error::new(abi::E_UNAVAILABLE, error.to_string()))
+    }
+}

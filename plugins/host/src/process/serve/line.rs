@@ -1,0 +1,217 @@
+//! What the threads of a plugin's process share: the socket, the calls that are under way, and what runs wait for.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use skillgate_plugin_abi as abi;
+
+use super::super::frame::{Frame, Kind, Packet};
+use super::super::services::WINDOW_BYTES;
+use super::super::socket;
+use super::harden;
+use crate::logs::Record;
+
+/// No code of a plugin runs under these locks, and what a panic leaves is whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) struct Line {
+    socket: UnixStream,
+    /// Held while a packet is sent, whole.
+    sending: Mutex<()>,
+    ops: Mutex<HashMap<u64, abi::Op>>,
+    /// Of runs that have put out something.
+    windows: Mutex<HashMap<u64, Arc<Window>>>,
+    replies: Mutex<HashMap<u64, SyncSender<Frame>>>,
+    last_service: AtomicU64,
+}
+
+impl Line {
+    pub(super) fn new(socket: UnixStream) -> Self {
+        Line {
+            socket,
+            sending: Mutex::default(),
+            ops: Mutex::default(),
+            windows: Mutex::default(),
+            replies: Mutex::default(),
+            last_service: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn socket(&self) -> &UnixStream {
+        &self.socket
+    }
+
+    /// Sends a packet, waiting for room. Without the gateway there is nothing to go on for.
+    pub(super) fn send(&self, packet: &Packet) {
+        let send = || -> io::Result<()> {
+            let _sending = lock(&self.sending);
+            let mut sent = socket::send(&self.socket, &[&packet.bytes], &packet.fds, 0)?;
+            while sent < packet.bytes.len() {
+                sent += socket::send(&self.socket, &[&packet.bytes[sent..]], &[], 0)?;
+            }
+            Ok(())
+        };
+        if send().is_err() {
+            harden::end(0);
+        }
+    }
+
+    pub(super) fn log(&self, record: &Record<'_>) {
+        let packet = Packet::new(Kind::Log, 0, |out| {
+            out.u32(record.level);
+            out.text(record.target);
+            out.text(record.run_id);
+            out.text(record.fields);
+            out.text(record.message);
+        });
+        if let Ok(packet) = packet {
+            self.send(&packet);
+        }
+    }
+
+    // === calls ===
+
+    pub(super) fn begun(&self, call: u64, op: abi::Op) {
+        lock(&self.ops).insert(call, op);
+    }
+
+    pub(super) fn op_of(&self, call: u64) -> Option<abi::Op> {
+        lock(&self.ops).get(&call).copied()
+    }
+
+    /// The plugin is about to begin with a run.
+    pub(super) fn started(&self, call: u64) {
+        if let Ok(packet) = Packet::new(Kind::Started, call, |_| {}) {
+            self.send(&packet);
+        }
+    }
+
+    pub(super) fn ended(&self, call: u64) {
+        lock(&self.ops).remove(&call);
+        let window = lock(&self.windows).remove(&call);
+        if let Some(window) = window {
+            window.close();
+        }
+    }
+
+    // === output ===
+
+    pub(super) fn window(&self, call: u64) -> Arc<Window> {
+        Arc::clone(lock(&self.windows).entry(call).or_default())
+    }
+
+    pub(super) fn taken(&self, call: u64, bytes: usize, more: bool) {
+        // Of a run that has ended nobody waits for it.
+        let window = lock(&self.windows).get(&call).cloned();
+        if let Some(window) = window {
+            window.taken(bytes, more);
+        }
+    }
+
+    // === services ===
+
+    /// A number for a service, and where its reply will come.
+    pub(super) fn expect(&self) -> (u64, Receiver<Frame>) {
+        let number = self.last_service.fetch_add(1, Ordering::Relaxed) + 1;
+        let (send, receive) = sync_channel(1);
+        lock(&self.replies).insert(number, send);
+        (number, receive)
+    }
+
+    pub(super) fn reply(&self, frame: Frame) {
+        let waiting = lock(&self.replies).remove(&frame.call);
+        if let Some(waiting) = waiting {
+            // There is room for the one reply, and whoever waits does so until it comes.
+            drop(waiting.try_send(frame));
+        }
+    }
+}
+
+/// How much of a run's output is under way.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    state: Mutex<WindowState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct WindowState {
+    under_way: usize,
+    /// The gateway wants no more, or the run has ended.
+    enough: bool,
+    over: bool,
+}
+
+impl Window {
+    /// Waits until so much more may be sent. `false`: send nothing.
+    pub(super) fn enter(&self, bytes: usize) -> bool {
+        let fits = |state: &mut WindowState| {
+            !state.over && state.under_way > 0 && state.under_way + bytes > WINDOW_BYTES
+        };
+        let state = self.changed.wait_while(lock(&self.state), fits);
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        if state.over || state.enough {
+            return false;
+        }
+        state.under_way += bytes;
+        true
+    }
+
+    /// Does the gateway want more, as far as is known?
+    pub(super) fn more(&self) -> bool {
+        !lock(&self.state).enough
+    }
+
+    fn taken(&self, bytes: usize, more: bool) {
+        let mut state = lock(&self.state);
+        state.under_way = state.under_way.saturating_sub(bytes);
+        state.enough |= !more;
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn close(&self) {
+        let mut state = lock(&self.state);
+        state.over = true;
+        state.enough = true;
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_waits_for_room_and_not_for_ever() {
+        let window = Arc::new(Window::default());
+        assert!(window.enter(WINDOW_BYTES));
+        let (entered, waits) = sync_channel(0);
+        let other = Arc::clone(&window);
+        let thread = std::thread::spawn(move || {
+            entered.send(other.enter(1)).unwrap();
+            entered.send(other.enter(WINDOW_BYTES)).unwrap();
+        });
+        assert!(waits.try_recv().is_err());
+        window.taken(WINDOW_BYTES, true);
+        assert!(waits.recv().unwrap(), "there was room again");
+        window.close();
+        assert!(!waits.recv().unwrap(), "the run has ended");
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_piece_larger_than_the_window_goes_alone() {
+        let window = Window::default();
+        assert!(window.enter(WINDOW_BYTES * 2));
+        window.taken(WINDOW_BYTES * 2, false);
+        assert!(!window.more() && !window.enter(1));
+    }
+}

@@ -1,0 +1,131 @@
+//! The threads of a plugin's process.
+//!
+//! Whoever reads a call makes it: there is no other thread to wake, which is most of what a call costs. Before it does,
+//! another thread takes over reading, so somebody always reads, whatever plugins do with their threads: cancellations and
+//! replies come through. When all threads are busy, the last one reads on and calls wait in a queue.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use skillgate_plugin_sdk::wire::Malformed;
+
+use super::super::frame::{Frame, Incoming};
+use super::harden;
+use super::line::Line;
+use crate::wire::Read;
+
+/// Threads that wait for something to do; others end.
+const IDLE_MAX: usize = 4;
+
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+type Handle = Box<dyn Fn(Frame) -> Read<Option<Job>> + Send + Sync>;
+
+pub(super) struct Pool {
+    line: Arc<Line>,
+    incoming: Mutex<Incoming>,
+    handle: Handle,
+    threads_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    threads: usize,
+    /// Of these, threads that read or wait for their turn to.
+    idle: usize,
+    queue: VecDeque<Job>,
+}
+
+impl Pool {
+    /// Serves until the process ends.
+    pub(super) fn run(
+        line: Arc<Line>,
+        incoming: Incoming,
+        threads_max: usize,
+        handle: impl Fn(Frame) -> Read<Option<Job>> + Send + Sync + 'static,
+    ) -> ! {
+        let pool = Arc::new(Pool {
+            line,
+            incoming: Mutex::new(incoming),
+            handle: Box::new(handle),
+            // One that reads and one that works.
+            threads_max: threads_max.max(2),
+            state: Mutex::default(),
+        });
+        if !pool.spawn(&mut pool.state()) {
+            harden::end(1);
+        }
+        loop {
+            std::thread::park();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a thread, idle. `false`: there are enough, or the system has none.
+    fn spawn(self: &Arc<Self>, state: &mut State) -> bool {
+        if state.threads >= self.threads_max {
+            return false;
+        }
+        let pool = Arc::clone(self);
+        let thread = std::thread::Builder::new()
+            .name("plugin-call".into())
+            .spawn(move || pool.work());
+        if thread.is_err() {
+            return false;
+        }
+        state.threads += 1;
+        state.idle += 1;
+        true
+    }
+
+    /// One thread: it is counted as idle.
+    fn work(self: Arc<Self>) {
+        loop {
+            let mut job = self.read();
+            loop {
+                // A panic here would be the host's own: the plugin's are caught where it is called.
+                job();
+                let mut state = self.state();
+                if let Some(next) = state.queue.pop_front() {
+                    drop(state);
+                    job = next;
+                    continue;
+                }
+                if state.idle >= IDLE_MAX {
+                    state.threads -= 1;
+                    return;
+                }
+                state.idle += 1;
+                break;
+            }
+        }
+    }
+
+    /// Waits for its turn and reads until there is something to do, which is then this thread's: it is not idle any more.
+    fn read(self: &Arc<Self>) -> Job {
+        let mut incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let frame = match super::next(self.line.socket(), &mut incoming) {
+                Ok(frame) => frame,
+                // The gateway is gone, or speaks another language: nothing can be said to it any more.
+                Err(_) => harden::end(1),
+            };
+            let job = match (self.handle)(frame) {
+                Ok(Some(job)) => job,
+                Ok(None) => continue,
+                Err(Malformed(_)) => harden::end(1),
+            };
+            let mut state = self.state();
+            if state.idle > 1 || self.spawn(&mut state) {
+                state.idle -= 1;
+                return job;
+            }
+            // Every other thread is busy, and asks the queue before it is idle again.
+            state.queue.push_back(job);
+        }
+    }
+}

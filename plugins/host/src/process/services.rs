@@ -1,0 +1,341 @@
+//! What a plugin's process wants of the gateway: the log, and the services of its runs. Nothing that it says is believed:
+//! which run it is about must be one that it has, a secret must be one that the run was granted.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use skillgate_plugin_abi as abi;
+use skillgate_plugin_sdk::model::{Error, Result};
+use skillgate_plugin_sdk::wire::{self, Malformed};
+
+use super::frame::{Frame, Kind, Packet};
+use super::link::Link;
+use crate::answer::{NAME_BYTES, SHOWN_BYTES};
+use crate::logs;
+use crate::sandbox::RunContext;
+use crate::wire::{In, Out, Read};
+use crate::written::{file, put_error};
+
+/// Most bytes of a piece of a blob or of a run's output.
+pub(super) const PIECE_BYTES: usize = 1 << 20;
+/// Bytes of a run's output that may be under way. More: the plugin waits until they were taken.
+pub(super) const WINDOW_BYTES: usize = 256 << 10;
+/// Services about blobs that a process may have at the same time.
+const BLOB_SERVICES_MAX: usize = 256;
+
+/// What a run may ask for; each is answered by a [`Kind::Reply`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Service {
+    Secret = 1,
+    GateServe,
+    BlobFd,
+    BlobRead,
+    BlobCreate,
+    BlobWrite,
+    BlobFinish,
+}
+
+impl Service {
+    fn of(n: u8) -> Read<Service> {
+        Ok(match n {
+            1 => Service::Secret,
+            2 => Service::GateServe,
+            3 => Service::BlobFd,
+            4 => Service::BlobRead,
+            5 => Service::BlobCreate,
+            6 => Service::BlobWrite,
+            7 => Service::BlobFinish,
+            n => return Err(Malformed(format!("service: {n}"))),
+        })
+    }
+}
+
+/// A record of the log. `is_run`: is there a run of this name?
+pub(super) fn log(
+    plugin: &str,
+    instance: &str,
+    frame: &mut Frame,
+    is_run: impl FnOnce(&str) -> bool,
+) -> Read<()> {
+    let read = |from: &mut In<'_>| {
+        let level = from.u32("level")?;
+        let mut text = |what| from.text(what, SHOWN_BYTES);
+        Ok((
+            level,
+            text("target")?,
+            text("run_id")?,
+            text("fields")?,
+            text("message")?,
+        ))
+    };
+    let (level, target, run_id, fields, message) = frame.read(read)?;
+    if !logs::enabled(level) {
+        return Ok(());
+    }
+    let run_id = if !run_id.is_empty() && is_run(&run_id) {
+        run_id.as_str()
+    } else {
+        ""
+    };
+    logs::write(&logs::Record {
+        level,
+        plugin,
+        instance,
+        target: &target,
+        run_id,
+        fields: &fields,
+        message: &message,
+    });
+    Ok(())
+}
+
+/// Output of a run that goes on; of one that has ended it is thrown away.
+pub(super) fn output(link: &Link, frame: &mut Frame) -> Read<()> {
+    let call = frame.call;
+    let mut from = frame.reader();
+    let stream = from.u8("stream")?;
+    let data = from.data("data", PIECE_BYTES)?;
+    from.end()?;
+    if !matches!(u32::from(stream), abi::STDOUT | abi::STDERR | abi::RUNLOG) {
+        return Err(Malformed(format!("stream: {stream}")));
+    }
+    let more = link.run(call).is_some_and(|run| {
+        guarded(|| Ok(run.host.output(u32::from(stream), data))).unwrap_or(false)
+    });
+    let taken = u32::try_from(data.len()).unwrap_or(u32::MAX);
+    let packet = Packet::new(Kind::Taken, call, |out| {
+        out.u32(taken);
+        out.u8(u8::from(more));
+    });
+    if let Ok(packet) = packet {
+        link.send(packet);
+    }
+    Ok(())
+}
+
+/// A panic of the gateway's own code ends this one service, not the plugin.
+fn guarded<R>(f: impl FnOnce() -> Result<R>) -> Result<R> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| {
+        tracing::error!("a service of a run panicked");
+        Err(Error::new(
+            abi::E_INTERNAL,
+            "the gateway's own code has failed",
+        ))
+    })
+}
+
+/// A service. Those about blobs may wait, and so do it on another thread.
+pub(super) fn service(
+    link: &Arc<Link>,
+    mut frame: Frame,
+    runtime: &tokio::runtime::Handle,
+) -> Read<()> {
+    let (service, number) = {
+        let mut from = frame.reader();
+        (Service::of(from.u8("service")?)?, from.u64("number")?)
+    };
+    let run = link.run(frame.call);
+    if matches!(service, Service::Secret | Service::GateServe) {
+        let packet = serve(service, number, run, &mut frame)?;
+        link.send(packet);
+        return Ok(());
+    }
+    if link.services.fetch_add(1, Ordering::AcqRel) >= BLOB_SERVICES_MAX {
+        link.services.fetch_sub(1, Ordering::AcqRel);
+        let many = format!("{BLOB_SERVICES_MAX} services at the same time");
+        let many = Error::new(abi::E_EXHAUSTED, many);
+        link.send(reply(number, Err::<fn(&mut Out), _>(many)));
+        return Ok(());
+    }
+    let link = Arc::clone(link);
+    runtime.spawn_blocking(move || {
+        match serve(service, number, run, &mut frame) {
+            Ok(packet) => {
+                link.send(packet);
+            }
+            Err(Malformed(why)) => link.kill(format!("what it sent makes no sense: {why}")),
+        }
+        link.services.fetch_sub(1, Ordering::AcqRel);
+    });
+    Ok(())
+}
+
+/// The reply to a service; what was written must be sendable.
+fn reply(number: u64, answer: Result<impl FnOnce(&mut Out)>) -> Packet {
+    let error = match answer {
+        Ok(write) => {
+            let packet = Packet::new(Kind::Reply, number, |out| {
+                out.u8(1);
+                write(out);
+            });
+            match packet {
+                Ok(packet) => return packet,
+                Err(error) => Error::new(abi::E_EXHAUSTED, error.to_string()),
+            }
+        }
+        Err(error) => error,
+    };
+    let mut out = Out::default();
+    put_error(&error, &mut out);
+    let failed = Packet::new(Kind::Reply, number, |to| {
+        to.u8(0);
+        to.bytes.extend_from_slice(&out.bytes);
+    });
+    // An error has no descriptors and is small: there is nothing to refuse.
+    failed.unwrap_or_else(|_| Packet {
+        bytes: Vec::new(),
+        fds: Vec::new(),
+        begins: 0,
+        secret: false,
+    })
+}
+
+fn serve(
+    service: Service,
+    number: u64,
+    run: Option<Arc<RunContext>>,
+    frame: &mut Frame,
+) -> Read<Packet> {
+    let mut from = frame.reader();
+    from.u8("service")?;
+    from.u64("number")?;
+    // Read whole, whatever becomes of it.
+    let asked = Asked::take(service, &mut from)?;
+    from.end()?;
+    let Some(run) = run else {
+        let stale = Error::new(abi::E_STALE, "this run has ended, or never was");
+        return Ok(reply(number, Err::<fn(&mut Out), _>(stale)));
+    };
+    if let Asked::Secret(name) = &asked {
+        return Ok(secret(number, &run, name));
+    }
+    let answer = guarded(|| asked.answer(&run));
+    Ok(reply(
+        number,
+        answer.map(|answer| move |out: &mut Out| answer.put(out)),
+    ))
+}
+
+fn secret(number: u64, run: &RunContext, name: &String) -> Packet {
+    let value = if run.request.secrets.contains(name) {
+        guarded(|| run.host.secret(name))
+    } else {
+        Err(Error::new(
+            abi::E_PERMISSION,
+            "the request does not name this secret",
+        ))
+    };
+    match value {
+        Ok(mut value) => {
+            let mut packet = reply(number, Ok(|out: &mut Out| out.data(&value)));
+            packet.secret = true;
+            wire::wipe(&mut value);
+            packet
+        }
+        Err(error) => reply(number, Err::<fn(&mut Out), _>(error)),
+    }
+}
+
+/// What is wanted.
+enum Asked {
+    Secret(String),
+    GateServe(OwnedFd),
+    BlobFd(String),
+    BlobRead { id: String, offset: u64, cap: usize },
+    BlobCreate(String),
+    BlobWrite(i64, Vec<u8>),
+    BlobFinish(i64, bool),
+}
+
+/// What it is answered with.
+enum Answer {
+    Done,
+    Fd(OwnedFd),
+    Data(Vec<u8>),
+    Writer(i64),
+    Id(Option<String>),
+}
+
+impl Asked {
+    fn take(service: Service, from: &mut In<'_>) -> Read<Asked> {
+        Ok(match service {
+            Service::Secret => Asked::Secret(from.text("name", NAME_BYTES)?),
+            Service::GateServe => Asked::GateServe(file(from, libc::S_IFSOCK)?),
+            Service::BlobFd => Asked::BlobFd(from.text("id", NAME_BYTES)?),
+            Service::BlobRead => Asked::BlobRead {
+                id: from.text("id", NAME_BYTES)?,
+                offset: from.u64("offset")?,
+                cap: usize::try_from(from.u64("cap")?)
+                    .unwrap_or(0)
+                    .min(PIECE_BYTES),
+            },
+            Service::BlobCreate => Asked::BlobCreate(from.text("kind", NAME_BYTES)?),
+            Service::BlobWrite => Asked::BlobWrite(
+                from.u64("writer")?.cast_signed(),
+                from.data("data", PIECE_BYTES)?.to_vec(),
+            ),
+            Service::BlobFinish => {
+                Asked::BlobFinish(from.u64("writer")?.cast_signed(), from.flag("commit")?)
+            }
+        })
+    }
+
+    fn answer(self, run: &RunContext) -> Result<Answer> {
+        let host = &run.host;
+        match self {
+            Asked::Secret(_) => Err(Error::new(abi::E_INTERNAL, "a secret is given elsewhere")),
+            Asked::GateServe(listener) => host.gate_serve(listener).map(|()| Answer::Done),
+            Asked::BlobFd(id) => host.blob_fd(&id).map(Answer::Fd),
+            Asked::BlobRead { id, offset, cap } => {
+                let mut data = vec![0; cap];
+                let n = host.blob_read(&id, offset, &mut data)?;
+                data.truncate(n);
+                Ok(Answer::Data(data))
+            }
+            Asked::BlobCreate(kind) => host.blob_create(&kind).map(Answer::Writer),
+            Asked::BlobWrite(writer, data) => host.blob_write(writer, &data).map(|()| Answer::Done),
+            Asked::BlobFinish(writer, commit) => host.blob_finish(writer, commit).map(Answer::Id),
+        }
+    }
+}
+
+impl Answer {
+    fn put(self, out: &mut Out) {
+        match self {
+            Answer::Done => {}
+            Answer::Fd(fd) => out.fds.push(fd),
+            Answer::Data(data) => out.data(&data),
+            Answer::Writer(writer) => out.u64(writer.cast_unsigned()),
+            Answer::Id(id) => {
+                out.u8(u8::from(id.is_some()));
+                out.text(id.as_deref().unwrap_or_default());
+            }
+        }
+    }
+}
+
+/// A reply as the plugin's process reads it.
+pub(super) fn replied<T>(mut frame: Frame, read: impl FnOnce(&mut In<'_>) -> Read<T>) -> Result<T> {
+    let mut nothing = VecDeque::new();
+    let answer = (|| {
+        let mut from = In::new(&frame.body, &mut frame.fds);
+        if from.flag("ok")? {
+            let value = read(&mut from)?;
+            from.end()?;
+            Ok(Ok(value))
+        } else {
+            let mut from = In::new(frame.body.get(1..).unwrap_or_default(), &mut nothing);
+            crate::written::take_error(&mut from).map(Err)
+        }
+    })();
+    // It may have been a secret.
+    wire::wipe(&mut frame.body);
+    match answer {
+        Ok(answer) => answer,
+        Err(Malformed(why)) => Err(Error::new(abi::E_PROTOCOL, why)),
+    }
+}

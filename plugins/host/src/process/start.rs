@@ -1,0 +1,332 @@
+//! Starting a plugin's process: until it has said what it is, and until it has an instance. Blocks.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use skillgate_plugin_abi as abi;
+use skillgate_plugin_sdk::model::{CreateRequest, Error};
+use skillgate_plugin_sdk::wire::Malformed;
+
+use super::frame::{FROM_PLUGIN_BYTES_MAX, Frame, Incoming, Kind as FrameKind, Packet};
+use super::{ProcessSettings, services, socket};
+use crate::answer::SHOWN_BYTES;
+use crate::inspect::Note;
+use crate::load::{Checked, LoadError, Refusal};
+use crate::logs;
+use crate::plugin::Info;
+use crate::wire::{In, Wire};
+use crate::written::take_error;
+
+/// Bytes of what it writes to standard error that are kept, to say why it has ended.
+const LAST_WORDS_BYTES: usize = 2048;
+/// How long a process that was killed, or has closed its socket, may take to be gone.
+const GONE_MAX: Duration = Duration::from_secs(5);
+
+/// Which kind of instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Storage = 1,
+    Sandbox = 2,
+}
+
+/// What a plugin's processes are started from: bytes that were checked, and how.
+#[derive(Debug)]
+pub(crate) struct Image {
+    pub(crate) checked: Checked,
+    pub(crate) settings: ProcessSettings,
+}
+
+/// A process that has loaded the plugin and has no instance yet.
+#[derive(Debug)]
+pub(crate) struct Fresh {
+    pub(crate) process: Process,
+    pub(crate) socket: UnixStream,
+    pub(crate) incoming: Incoming,
+    pub(crate) info: Info,
+    /// Bits of [`Kind`].
+    pub(crate) offers: u32,
+    deadline: Instant,
+}
+
+/// A process of ours, which is not left behind.
+#[derive(Debug)]
+pub(crate) struct Process {
+    pub(crate) pid: u32,
+    child: Mutex<Option<Child>>,
+    said: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Process {
+    fn child(&self) -> MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends it now.
+    pub(crate) fn kill(&self) {
+        if let Some(child) = self.child().as_mut() {
+            // It has ended by itself: then it is as it should be.
+            let _ = child.kill();
+        }
+    }
+
+    /// Waits for its end, and says how it ended; after [`GONE_MAX`] it is killed. Blocks.
+    pub(crate) fn reap(&self) -> String {
+        let Some(mut child) = self.child().take() else {
+            return "it has ended".to_owned();
+        };
+        let began = Instant::now();
+        let status = loop {
+            match child.try_wait() {
+                Ok(Some(status)) => break Ok(status),
+                Ok(None) if began.elapsed() < GONE_MAX => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Ok(None) => {
+                    let _ = child.kill();
+                    break child.wait();
+                }
+                Err(error) => break Err(error),
+            }
+        };
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        let said = String::from_utf8_lossy(&said).trim().to_owned();
+        let how = status.map_or_else(|error| error.to_string(), describe);
+        if said.is_empty() {
+            how
+        } else {
+            format!("{how}; its last words: {said}")
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let Some(mut child) = self.child().take() else {
+            return;
+        };
+        let _ = child.kill();
+        // Killed, it is gone soon, but perhaps not at once, and this may be the event loop.
+        std::thread::spawn(move || child.wait());
+    }
+}
+
+fn describe(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("it was ended by signal {signal}"),
+        (None, code) => format!("it has exited with code {}", code.unwrap_or(-1)),
+    }
+}
+
+/// Keeps the end of what the process writes to standard error, and keeps it from waiting for a reader.
+fn listen(mut stderr: impl io::Read + Send + 'static) -> io::Result<Arc<Mutex<Vec<u8>>>> {
+    let said: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let kept = Arc::clone(&said);
+    std::thread::Builder::new()
+        .name("plugin-stderr".into())
+        .spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(n @ 1..) = stderr.read(&mut buffer) {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.extend_from_slice(&buffer[..n]);
+                let old = kept.len().saturating_sub(LAST_WORDS_BYTES);
+                kept.drain(..old);
+            }
+        })?;
+    Ok(said)
+}
+
+impl Image {
+    /// Starts a process and has it load the plugin.
+    pub(crate) fn start(&self) -> Result<Fresh, LoadError> {
+        let path = &self.checked.inspection.path;
+        let refuse = |why| LoadError::new(path, why);
+        let failed = |why: String| refuse(Refusal::Process(why));
+        let mut fresh = self.spawn().map_err(|error| {
+            failed(format!(
+                "{error}: it needs memory, a process and descriptors"
+            ))
+        })?;
+        let Some(note) = &self.checked.inspection.note else {
+            return Err(refuse(Refusal::NoNote));
+        };
+        match fresh.hello(&self.checked.copy, note, &self.settings) {
+            Ok(Ok(())) => {}
+            Ok(Err(refusal)) => return Err(refuse(Refusal::InProcess(refusal))),
+            Err(why) => return Err(failed(fresh.why(&why))),
+        }
+        self.checked.agrees(&fresh.info)?;
+        Ok(fresh)
+    }
+
+    fn spawn(&self) -> io::Result<Fresh> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let mut child = Command::new(&self.settings.program)
+            .args(&self.settings.args)
+            .env_clear()
+            // The socket takes the place of standard input: no number to agree on, nothing else inherited.
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            // A terminal's Ctrl-C is for the gateway, which then ends its plugins in order.
+            .process_group(0)
+            .spawn()?;
+        let said = match child.stderr.take() {
+            Some(stderr) => listen(stderr)?,
+            None => Arc::default(),
+        };
+        Ok(Fresh {
+            process: Process {
+                pid: child.id(),
+                child: Mutex::new(Some(child)),
+                said,
+            },
+            socket: ours,
+            incoming: Incoming::new(FROM_PLUGIN_BYTES_MAX),
+            info: Info::default(),
+            offers: 0,
+            deadline: Instant::now() + self.settings.start_timeout,
+        })
+    }
+}
+
+impl Fresh {
+    /// `Ok(Err)`: the plugin is refused there.
+    fn hello(
+        &mut self,
+        copy: &File,
+        note: &Note,
+        settings: &ProcessSettings,
+    ) -> Result<Result<(), String>, String> {
+        let copy = OwnedFd::from(copy.try_clone().map_err(|error| error.to_string())?);
+        let hello = Packet::new(FrameKind::Hello, 0, |out| {
+            out.text(env!("CARGO_PKG_VERSION"));
+            out.u8(u8::from(settings.no_new_privs));
+            out.u32(settings.threads_max);
+            out.u32(logs::least_level());
+            note.put(out);
+            out.fd(&copy);
+        });
+        self.send(&hello.map_err(|error| error.to_string())?)?;
+        loop {
+            let mut frame = self.next()?;
+            match frame.kind {
+                FrameKind::Loaded => {
+                    let read = |from: &mut In<'_>| Ok((Info::take(from)?, u32::take(from)?));
+                    (self.info, self.offers) = frame.read(read).map_err(|Malformed(why)| why)?;
+                    return Ok(Ok(()));
+                }
+                FrameKind::Refused => {
+                    let why = frame.read(|from| from.text("why", SHOWN_BYTES));
+                    return Ok(Err(why.map_err(|Malformed(why)| why)?));
+                }
+                kind => return Err(format!("it sent {kind:?} before it had loaded the plugin")),
+            }
+        }
+    }
+
+    /// Makes the instance. Answers with its capabilities, as bytes.
+    pub(crate) fn create(
+        &mut self,
+        kind: Kind,
+        request: &CreateRequest,
+        start_timeout: Duration,
+    ) -> Result<Vec<u8>, Error> {
+        self.deadline = Instant::now() + start_timeout;
+        let asked = self.create_asked(kind, request);
+        match asked {
+            Ok(answer) => answer,
+            Err(why) => {
+                let message = format!(
+                    "the plugin {} did not get as far as an instance: {}",
+                    self.info.id,
+                    self.why(&why)
+                );
+                Err(Error::new(abi::E_CRASHED, message))
+            }
+        }
+    }
+
+    fn create_asked(
+        &mut self,
+        kind: Kind,
+        request: &CreateRequest,
+    ) -> Result<Result<Vec<u8>, Error>, String> {
+        let create = Packet::new(FrameKind::Create, 0, |out| {
+            out.u8(kind as u8);
+            request.put(out);
+        });
+        self.send(&create.map_err(|error| error.to_string())?)?;
+        loop {
+            let mut frame = self.next()?;
+            match frame.kind {
+                FrameKind::Created => return Ok(Ok(frame.body)),
+                FrameKind::Failed => {
+                    let error = frame.read(take_error).map_err(|Malformed(why)| why)?;
+                    return Ok(Err(error));
+                }
+                FrameKind::Log => {
+                    let plugin = self.info.id.clone();
+                    services::log(&plugin, &request.instance_id, &mut frame, |_| false)
+                        .map_err(|Malformed(why)| why)?;
+                }
+                kind => return Err(format!("it sent {kind:?} before it had an instance")),
+            }
+        }
+    }
+
+    fn left(&self) -> Result<Duration, String> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err("it took too long".to_owned());
+        }
+        Ok(left)
+    }
+
+    fn send(&mut self, packet: &Packet) -> Result<(), String> {
+        let left = self.left()?;
+        let send = || -> io::Result<()> {
+            self.socket.set_write_timeout(Some(left))?;
+            let mut sent = socket::send(&self.socket, &[&packet.bytes], &packet.fds, 0)?;
+            while sent < packet.bytes.len() {
+                sent += socket::send(&self.socket, &[&packet.bytes[sent..]], &[], 0)?;
+            }
+            Ok(())
+        };
+        send().map_err(|error| error.to_string())
+    }
+
+    fn next(&mut self) -> Result<Frame, String> {
+        loop {
+            if let Some(frame) = self.incoming.frame().map_err(|Malformed(why)| why)? {
+                return Ok(frame);
+            }
+            let left = self.left()?;
+            let timeout = self.socket.set_read_timeout(Some(left));
+            timeout.map_err(|error| error.to_string())?;
+            match self.incoming.receive(&self.socket, 0) {
+                Ok(0) => return Err("it has closed its socket".to_owned()),
+                Ok(_) => {}
+                // A time that is over: said above.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    /// With how the process ended, when it has.
+    fn why(&self, why: &str) -> String {
+        if self.left().is_err() {
+            self.process.kill();
+        }
+        // It ends when its socket does.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        format!("{why}; {}", self.process.reap())
+    }
+}

@@ -1,0 +1,9 @@
+//! The calls of `calls/mod.rs` with plugins in processes of their own: nobody sees a difference.
+
+mod calls;
+mod support;
+
+use skillgate_plugin_host::Isolation;
+
+/// Where the plugins of these tests are.
+const ISOLATION: Isolation = Isolation::Process;
