@@ -160,6 +160,8 @@ pub struct Permit {
     pub max_blob_bytes: Option<u64>,
     /// Networks that the gate must not connect to, whatever a name resolves to.
     pub deny_cidrs: Vec<String>,
+    /// The run's interpreter shares no address layout and no hash seed with another run's.
+    pub fresh: bool,
     /// Namespaces whose skills a listing may show; none: all.
     pub visible: Option<Vec<String>>,
     /// Which of the sets of rules since the start has decided.
@@ -463,6 +465,7 @@ impl Policy {
                 network: outcome.grant.network,
                 secrets: outcome.grant.secrets,
                 deny_cidrs: decision.deny_cidrs,
+                fresh: decision.fresh && !is_shadow,
                 // Ceilings and visibility are enforcement; a shadow has none.
                 timeout_ms: decision.limits.timeout_ms.filter(|_| !is_shadow),
                 memory_bytes: decision.limits.memory_bytes.filter(|_| !is_shadow),
@@ -505,6 +508,7 @@ fn bare_permit(decision_id: String, generation: u64, trace: Option<Trace>) -> Pe
         memory_bytes: None,
         max_blob_bytes: None,
         deny_cidrs: Vec::new(),
+        fresh: false,
         visible: None,
     }
 }

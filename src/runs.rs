@@ -396,6 +396,7 @@ impl Runs {
             } else {
                 abi::NET_GATE
             },
+            fresh: job.permit.fresh,
             ..RunRequest::default()
         };
         match &job.program {

@@ -33,6 +33,8 @@ pub(super) struct Decision {
     /// Namespaces whose skills the caller may know of; none: all.
     pub(super) visible: Option<Vec<String>>,
     pub(super) deny_cidrs: Vec<String>,
+    /// The run's interpreter shares nothing with another run's, whatever that costs.
+    pub(super) fresh: bool,
     pub(super) log: Log,
 }
 
@@ -126,6 +128,7 @@ fn read(value: &Value) -> Read<Decision> {
         // A decision that says nothing of what may be seen shows nothing.
         visible: Some(Vec::new()),
         deny_cidrs: Vec::new(),
+        fresh: false,
         log: Log::default(),
     };
     for reason in members.list("reasons")?.take(REASONS_MAX) {
@@ -177,11 +180,12 @@ fn read(value: &Value) -> Read<Decision> {
                     decision.deny_cidrs.push(read_cidr(cidr)?);
                 }
             }
+            Some("sandbox.fresh") if obligation.get("cidrs").is_none() => decision.fresh = true,
             // Every decision is recorded.
             Some("audit") if obligation.get("cidrs").is_none() => {}
             other => {
                 return Err(format!(
-                    "an obligation of type {:?} cannot be kept; known are \"egress.deny_cidrs\" and \"audit\"",
+                    "an obligation of type {:?} cannot be kept; known are \"egress.deny_cidrs\", \"sandbox.fresh\" and \"audit\"",
                     other.unwrap_or_default()
                 ));
             }

@@ -1,5 +1,6 @@
 //! Policies over HTTP and on the command line: directories of rules that say something else than the bundled one.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -537,4 +538,38 @@ fn rules_about_arguments_cannot_be_got_around() {
         audit.contains("longer than the 65536 bytes"),
         "the operator learns why"
     );
+}
+
+#[test]
+fn skills_that_rules_name_get_an_interpreter_of_their_own() {
+    let _alone = alone();
+    let house = house("[policy]\npath = \"policies\"");
+    policy_in(&house, |data| data["sandbox"]["fresh"] = json!(["apart"]));
+    let gateway = house.start();
+    let mut client = gateway.client();
+    // Every interpreter draws a seed of its own; children of one warmed interpreter share it.
+    let code = "def main(args):\n    return hash('a')\n";
+    for namespace in ["apart", "shared"] {
+        let manifest = json!({
+            "name": format!("{namespace}.seed"), "version": "1.0.0", "description": "Says its hash seed.",
+            "kind": "action", "namespace": namespace,
+            "runtime": { "language": "python", "entrypoint": "code/main.py", "export": "main" },
+        });
+        let files = json!([{ "path": "code/main.py", "content": code }]);
+        let params = json!({ "manifest": manifest, "skill_md": "# Seed\n", "files": files });
+        client.result("create_skill", params).unwrap();
+    }
+    let mut seeds = |name: &str| -> BTreeSet<i64> {
+        let run = |_| {
+            let params = json!({ "name": name, "args": {} });
+            let result = client.result("execute_skill", params).unwrap();
+            result["output"]
+                .as_i64()
+                .unwrap_or_else(|| panic!("{result}"))
+        };
+        (0..4).map(run).collect()
+    };
+    assert_eq!(seeds("apart.seed").len(), 4);
+    assert!(seeds("shared.seed").len() < 4);
+    gateway.stop();
 }

@@ -244,9 +244,17 @@ impl Gateway {
             .unwrap_or_default()
     }
 
-    /// Processes of runs.
+    /// Processes of runs: neither a warmed interpreter nor one that waits for its run, with its init.
     pub(crate) fn inside(&self) -> Vec<Process> {
-        look::descendants(self.launcher().pid)
+        let mut all = look::descendants(self.launcher().pid);
+        all.retain(|p| p.name != "skillgate-warm");
+        let mut waiting = all.iter().filter(|p| p.name == "skillgate-idle").count();
+        all.retain(|p| {
+            let of_waiting = p.name == "skillgate-init" && waiting > 0;
+            waiting -= usize::from(of_waiting);
+            !of_waiting && p.name != "skillgate-idle"
+        });
+        all
     }
 
     pub(crate) fn rss_kib(&self) -> u64 {

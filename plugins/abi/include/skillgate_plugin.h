@@ -367,9 +367,14 @@ typedef struct skg_gate {
     skg_list rules;             /* skg_egress_rule: for defence in depth          */
 } skg_gate;
 
+/* skg_run_request.flags.  Policy asks for it: the interpreter of this run is not
+ * to share an address layout or a hash seed with any other run's.  A plugin that
+ * does not know the flag has no such sharing, or says so in its documentation.   */
+#define SKG_REQUEST_FRESH 0x1u
+
 typedef struct skg_run_request {
     uint32_t struct_size;
-    uint32_t flags;
+    uint32_t flags;             /* SKG_REQUEST_*                                  */
     skg_str  run_id;
     skg_str  tenant;
     skg_str  language;          /* "python"                                       */

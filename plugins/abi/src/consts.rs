@@ -113,6 +113,9 @@ pub const NET_GATE: u32 = 1;
 /// The plugin enforces `rules`.
 pub const NET_SELF: u32 = 2;
 
+/// `skg_run_request`.flags: the interpreter of this run shares no address layout and no hash seed with another run's.
+pub const REQUEST_FRESH: u32 = 1;
+
 /// The code returned.
 pub const RUN_COMPLETED: u32 = 1;
 /// The skill's own failure: not a `skg_error`.

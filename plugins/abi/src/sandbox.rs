@@ -131,7 +131,7 @@ pub struct Gate {
 pub struct RunRequest {
     /// Bytes of the producer's struct.
     pub struct_size: u32,
-    /// Zero today.
+    /// `SKG_REQUEST_*`.
     pub flags: u32,
     /// Of the run, or empty.
     pub run_id: Str,

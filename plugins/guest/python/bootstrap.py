@@ -1,7 +1,7 @@
 """Starts one run: `python -I -S -B bootstrap.py`, with the channel to the sandbox at descriptor 3.
 
 A launcher that keeps warm interpreters imports this file instead, calls `warm()` once, forks, and calls
-`serve(fd)` in the child. Importing it makes no state that belongs to a run.
+`serve(fd)` in the child, after `rehearse()` if nobody waits for it. Importing it makes no state that belongs to a run.
 """
 
 import os.path
@@ -12,9 +12,9 @@ if _LIBRARY not in sys.path:
     # At the end: nothing here may shadow the standard library.
     sys.path.append(_LIBRARY)
 
-from _skillgate.main import refresh_randomness, serve, warm  # noqa: E402  (needs the path above)
+from _skillgate.main import refresh_randomness, rehearse, serve, warm  # noqa: E402  (needs the path above)
 
-__all__ = ["refresh_randomness", "serve", "warm"]
+__all__ = ["refresh_randomness", "rehearse", "serve", "warm"]
 
 CHANNEL_FD = 3
 

@@ -138,7 +138,7 @@ pub(crate) fn with_run<R>(r: &RunRequest, f: impl FnOnce(&abi::RunRequest) -> R)
     };
     f(&abi::RunRequest {
         struct_size: size_of_u32::<abi::RunRequest>(),
-        flags: 0,
+        flags: if r.fresh { abi::REQUEST_FRESH } else { 0 },
         run_id: abi::Str::of(&r.run_id),
         tenant: abi::Str::of(&r.tenant),
         language: abi::Str::of(&r.language),

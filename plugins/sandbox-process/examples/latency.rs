@@ -67,9 +67,13 @@ fn hello(i: usize) -> RunRequest {
 }
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
-    let mut args = std::env::args().skip(1).map(|a| a.parse::<usize>());
+    let mut args = std::env::args().skip(1).take(2).map(|a| a.parse::<usize>());
     let runs = args.next().transpose()?.unwrap_or(200);
     let at_once = args.next().transpose()?.unwrap_or(1);
+    let pause = std::env::args().nth(4).map_or(Ok(0), |a| a.parse())?;
+    let pause = std::time::Duration::from_millis(pause);
+    let config = std::env::args().nth(3).unwrap_or(r#"{"cpus":2}"#.into());
+    let pool = !config.contains("\"fresh\":true");
     let exe = std::env::current_exe()?;
     let target = exe
         .ancestors()
@@ -80,7 +84,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let request = CreateRequest {
         instance_id: "latency".into(),
         state_dir: state.path().display().to_string(),
-        config_json: br#"{"cpus":2}"#.to_vec(),
+        config_json: config.into_bytes(),
     };
     let parts = Parts {
         launcher: Some(launcher),
@@ -89,9 +93,14 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let started = Instant::now();
     let plugin = SandboxProcess::create_with(Host::for_tests(|_, _, _, _| {}), request, parts)?;
     println!("create: {:?}", started.elapsed());
+    while pool && !plugin.health()?.metrics_json.contains("\"zygotes\":1") {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    println!("warm: {:?}", started.elapsed());
+    std::thread::sleep(std::time::Duration::from_millis(100));
     let next = AtomicUsize::new(0);
     let started = Instant::now();
-    let mut times: Vec<(u128, u64, u64)> = std::thread::scope(|scope| {
+    let mut times: Vec<(u128, u64, u64, u64)> = std::thread::scope(|scope| {
         let work = || {
             let mut mine = Vec::new();
             loop {
@@ -99,10 +108,11 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
                 if i >= runs {
                     return mine;
                 }
+                std::thread::sleep(pause);
                 let t = Instant::now();
                 match plugin.run(hello(i), &Nothing) {
                     Ok(r) if r.completed => {
-                        mine.push((t.elapsed().as_micros(), r.create_us, r.exec_us));
+                        mine.push((t.elapsed().as_micros(), r.create_us, r.exec_us, r.cpu_us));
                     }
                     other => println!("run {i}: {other:?}"),
                 }
@@ -115,18 +125,26 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             .collect()
     });
     let elapsed = started.elapsed();
-    let at = |times: &[(u128, u64, u64)], share: f64| {
+    let at = |times: &[(u128, u64, u64, u64)], share: f64| {
         times[(times.len() as f64 * share) as usize % times.len()]
     };
     times.sort_unstable();
     let (p50, p99) = (at(&times, 0.5).0, at(&times, 0.99).0);
+    println!("least {} us, p10 {} us", times[0].0, at(&times, 0.1).0);
     times.sort_unstable_by_key(|t| t.1);
     let create = at(&times, 0.5).1;
     times.sort_unstable_by_key(|t| t.2);
     let exec = at(&times, 0.5).2;
+    times.sort_unstable_by_key(|t| t.3);
+    let cpu = at(&times, 0.5).3;
+    println!("processor time of a run: {cpu} us (p50)");
     println!(
         "{runs} runs, {at_once} at once: p50 {p50} us, p99 {p99} us; isolated after {create} us, from there to the result {exec} us (p50); {:.0} runs/s",
         runs as f64 / elapsed.as_secs_f64()
     );
+    println!("{}", plugin.health()?.metrics_json);
+    if std::env::var_os("SLEEP").is_some() {
+        std::thread::sleep(std::time::Duration::from_secs(3));
+    }
     Ok(())
 }

@@ -9,6 +9,7 @@
 //! `cgroup.kill` some kernels kill everything that is later born in that group: so it is not used, the end of the run's
 //! pid namespace is what kills.
 
+mod held;
 mod hierarchy;
 
 use std::fs;
@@ -17,6 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use crate::sys;
+pub(crate) use held::{Held, Part};
 use hierarchy::{Hierarchy, hierarchies};
 
 const CPU_PERIOD_US: u64 = 100_000;
@@ -30,7 +32,7 @@ pub(crate) struct Groups {
 }
 
 /// The limits of a run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct GroupLimits {
     pub(crate) memory_bytes: u64,
     /// Init included.
@@ -172,25 +174,22 @@ impl Groups {
     }
 
     fn limit(&self, v2: bool, controller: &str, dir: &Path, limits: GroupLimits) -> io::Result<()> {
-        let memory = limits.memory_bytes.to_string();
         let quota = (self.cpus * CPU_PERIOD_US as f64) as u64;
         match (controller, v2) {
-            ("memory", true) if limits.memory_bytes > 0 => {
-                put(dir, "memory.max", &memory)?;
-                put_if_there(dir, "memory.swap.max", "0")?;
-                put_if_there(dir, "memory.oom.group", "1")
-            }
-            ("memory", false) if limits.memory_bytes > 0 => {
-                put(dir, "memory.limit_in_bytes", &memory)?;
-                put_if_there(dir, "memory.memsw.limit_in_bytes", &memory)
-            }
-            ("pids", _) => put(dir, "pids.max", &limits.pids.to_string()),
             ("cpu", true) => put(dir, "cpu.max", &format!("{quota} {CPU_PERIOD_US}")),
             ("cpu", false) => {
                 put(dir, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
                 put(dir, "cpu.cfs_quota_us", &quota.to_string())
             }
-            _ => Ok(()),
+            _ => limit_files(v2, controller, limits)
+                .into_iter()
+                .try_for_each(|(file, value, needed)| {
+                    if needed {
+                        put(dir, file, &value)
+                    } else {
+                        put_if_there(dir, file, &value)
+                    }
+                }),
         }
     }
 
@@ -207,41 +206,9 @@ impl RunGroup {
     pub(crate) fn used(&self) -> GroupUse {
         let mut total = GroupUse::default();
         for (h, dir) in &self.parts {
-            let number = |file: &str| {
-                fs::read_to_string(dir.join(file))
-                    .ok()
-                    .and_then(|t| t.trim().parse::<u64>().ok())
-            };
-            let field = |file: &str, name: &str| {
-                field_of(
-                    &fs::read_to_string(dir.join(file)).unwrap_or_default(),
-                    name,
-                )
-            };
-            if h.controllers.contains(&"memory") {
-                total.peak_memory_bytes = number(if h.v2 {
-                    "memory.peak"
-                } else {
-                    "memory.max_usage_in_bytes"
-                });
-                total.oom_kills = field(
-                    if h.v2 {
-                        "memory.events"
-                    } else {
-                        "memory.oom_control"
-                    },
-                    "oom_kill",
-                )
-                .unwrap_or(0);
-            }
-            if h.controllers.contains(&"pids") {
-                total.pids_refused = field("pids.events", "max").unwrap_or(0);
-            }
-            if h.v2 {
-                total.cpu_us = field("cpu.stat", "usage_usec");
-            } else if h.controllers.contains(&"cpuacct") {
-                total.cpu_us = number("cpuacct.usage").map(|ns| ns / 1000);
-            }
+            count(&mut total, h.v2, &h.controllers, true, |file| {
+                fs::read_to_string(dir.join(file)).unwrap_or_default()
+            });
         }
         total
     }
@@ -259,6 +226,63 @@ impl Entrance {
         self.tasks
             .iter()
             .try_for_each(|t| sys::write(t.as_fd(), b"0").map(drop))
+    }
+}
+
+/// The files that hold a run's limits, what to write, and whether the file must be there.
+fn limit_files(
+    v2: bool,
+    controller: &str,
+    limits: GroupLimits,
+) -> Vec<(&'static str, String, bool)> {
+    let memory = limits.memory_bytes.to_string();
+    match (controller, v2) {
+        ("memory", true) if limits.memory_bytes > 0 => vec![
+            ("memory.max", memory, true),
+            ("memory.swap.max", "0".into(), false),
+            ("memory.oom.group", "1".into(), false),
+        ],
+        ("memory", false) if limits.memory_bytes > 0 => vec![
+            ("memory.limit_in_bytes", memory.clone(), true),
+            ("memory.memsw.limit_in_bytes", memory, false),
+        ],
+        // A run has init at least: 0 is not known yet.
+        ("pids", _) if limits.pids > 0 => vec![("pids.max", limits.pids.to_string(), true)],
+        _ => Vec::new(),
+    }
+}
+
+/// Adds what one directory of a group has counted. `events`: how often a limit was met, too.
+fn count(
+    total: &mut GroupUse,
+    v2: bool,
+    controllers: &[&str],
+    events: bool,
+    read: impl Fn(&str) -> String,
+) {
+    let number = |file: &str| read(file).trim().parse::<u64>().ok();
+    if controllers.contains(&"memory") {
+        total.peak_memory_bytes = number(if v2 {
+            "memory.peak"
+        } else {
+            "memory.max_usage_in_bytes"
+        });
+        if events {
+            let file = if v2 {
+                "memory.events"
+            } else {
+                "memory.oom_control"
+            };
+            total.oom_kills = field_of(&read(file), "oom_kill").unwrap_or(0);
+        }
+    }
+    if events && controllers.contains(&"pids") {
+        total.pids_refused = field_of(&read("pids.events"), "max").unwrap_or(0);
+    }
+    if v2 {
+        total.cpu_us = field_of(&read("cpu.stat"), "usage_usec");
+    } else if controllers.contains(&"cpuacct") {
+        total.cpu_us = number("cpuacct.usage").map(|ns| ns / 1000);
     }
 }
 

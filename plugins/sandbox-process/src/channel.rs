@@ -62,6 +62,9 @@ pub(crate) struct Channel<'a> {
     to_send: Vec<u8>,
     sent: usize,
     closed: bool,
+    /// The other end has gone without reading all that was sent.
+    unread: bool,
+    heard: bool,
     readable: BTreeSet<String>,
     writers: BTreeSet<i64>,
     /// Ids of what the run has stored, in order.
@@ -86,6 +89,8 @@ impl<'a> Channel<'a> {
             to_send: Vec::new(),
             sent: 0,
             closed: false,
+            unread: false,
+            heard: false,
             readable,
             writers: BTreeSet::new(),
             blobs: Vec::new(),
@@ -108,6 +113,16 @@ impl<'a> Channel<'a> {
 
     fn is_sending(&self) -> bool {
         self.sent < self.to_send.len()
+    }
+
+    /// Sends as much of the job as there is room for, before anybody waits for it.
+    pub(crate) fn begin(&mut self) {
+        self.send();
+    }
+
+    /// Whether the job was never read, all of it, and so nothing was done with it.
+    pub(crate) fn is_unread(&self) -> bool {
+        self.unread && !self.heard
     }
 
     /// Something can be read or written. An error is a rule that the run has broken.
@@ -162,6 +177,7 @@ impl<'a> Channel<'a> {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 // The run has closed its end. It may live on; it can tell nothing any more.
                 Err(_) => {
+                    self.unread = true;
                     self.closed = true;
                     break;
                 }
@@ -179,6 +195,7 @@ impl<'a> Channel<'a> {
         match sys::read(self.socket.as_fd(), &mut buf) {
             Ok(0) => self.closed = true,
             Ok(n) => {
+                self.heard = true;
                 self.received.extend_from_slice(&buf[..n]);
                 return true;
             }
@@ -187,7 +204,11 @@ impl<'a> Channel<'a> {
                     e.kind(),
                     io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
                 ) => {}
-            Err(_) => self.closed = true,
+            Err(e) => {
+                // What the kernel says when the other end is closed with something unread in it.
+                self.unread = e.kind() == io::ErrorKind::ConnectionReset;
+                self.closed = true;
+            }
         }
         false
     }

@@ -19,6 +19,37 @@ pub(crate) struct Config {
     pub(crate) cgroup_parent: Option<String>,
     /// Layers that may be missing on this host.
     pub(crate) downgrades: Vec<Layer>,
+    /// Every run starts an interpreter of its own.
+    pub(crate) fresh: bool,
+    pub(crate) namespaces: Namespaces,
+    /// Waiting interpreters, at least and at most.
+    pub(crate) pool_min: u32,
+    pub(crate) pool_max: u32,
+    /// Modules that zygotes have imported.
+    pub(crate) preload: Vec<String>,
+    pub(crate) zygote_per: ZygotePer,
+    /// How many zygotes live, with one for each tenant.
+    pub(crate) zygotes_max: usize,
+    pub(crate) zygote_runs: u64,
+    pub(crate) zygote_age_s: u64,
+}
+
+/// Where a run's network, ipc and user namespaces come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Namespaces {
+    /// Made ahead, one run's at a time, and used again when nothing can be left in them.
+    Leased,
+    /// Made for one run.
+    Fresh,
+}
+
+/// Whose runs come from the same zygote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum ZygotePer {
+    Gateway,
+    Tenant,
 }
 
 /// Says every key; the gateway shows it and `plugin inspect` prints it.
@@ -30,10 +61,20 @@ pub(crate) const SCHEMA: &str = r#"{
     "uid_base": {"type": "integer", "minimum": 1000, "maximum": 4293918719, "default": 200000, "description": "as root: each live run has a user id of its own, from this one up"},
     "cpus": {"type": "number", "minimum": 0.01, "maximum": 1024, "default": 1, "description": "processors that one run may use"},
     "cgroup_parent": {"type": "string", "description": "control group to work below (a path below the mount of each hierarchy); default: the gateway's own"},
-    "downgrades": {"type": "array", "items": {"enum": ["cgroup", "landlock", "user_namespace"]}, "default": [], "description": "layers that may be missing on this host; without its name here a missing layer stops the start"}
+    "downgrades": {"type": "array", "items": {"enum": ["cgroup", "landlock", "user_namespace"]}, "default": [], "description": "layers that may be missing on this host; without its name here a missing layer stops the start"},
+    "fresh": {"type": "boolean", "default": false, "description": "every run starts an interpreter of its own (about 20 ms) instead of being a child of a warmed one"},
+    "namespaces": {"enum": ["leased", "fresh"], "default": "leased", "description": "network, ipc and user namespaces of a run: made ahead and used again when nothing can be left in them, or made for it"},
+    "pool_min": {"type": "integer", "minimum": 0, "maximum": 1024, "default": 2, "description": "interpreters that wait for runs when there is little to do"},
+    "pool_max": {"type": "integer", "minimum": 0, "maximum": 1024, "default": 16, "description": "the most that wait, about 2 MiB each with its init; 0: each is made when its run is there"},
+    "preload": {"type": "array", "items": {"type": "string"}, "default": ["base64", "collections", "datetime", "math", "re", "urllib.parse"], "description": "modules of the standard library that a warmed interpreter has imported"},
+    "zygote_per": {"enum": ["gateway", "tenant"], "default": "gateway", "description": "whose runs are children of the same warmed interpreter, and so have the same address layout and hash seed"},
+    "zygotes_max": {"type": "integer", "minimum": 1, "maximum": 256, "default": 8, "description": "with one per tenant: how many live; the one that is longest unused makes room"},
+    "zygote_runs": {"type": "integer", "minimum": 1, "default": 1000, "description": "a warmed interpreter is replaced after so many children"},
+    "zygote_age_s": {"type": "integer", "minimum": 1, "maximum": 31536000, "default": 600, "description": "a warmed interpreter is replaced at this age"}
   }
 }"#;
 
+const WAITING_MAX: u64 = 1024;
 /// Room above `uid_base` for as many runs as can ever live at once.
 const UID_ROOM: u32 = 1 << 20;
 
@@ -45,6 +86,24 @@ impl Default for Config {
             cpus: 1.0,
             cgroup_parent: None,
             downgrades: Vec::new(),
+            fresh: false,
+            namespaces: Namespaces::Leased,
+            pool_min: 2,
+            pool_max: 16,
+            preload: [
+                "base64",
+                "collections",
+                "datetime",
+                "math",
+                "re",
+                "urllib.parse",
+            ]
+            .map(str::to_owned)
+            .into(),
+            zygote_per: ZygotePer::Gateway,
+            zygotes_max: 8,
+            zygote_runs: 1000,
+            zygote_age_s: 600,
         }
     }
 }
@@ -75,6 +134,25 @@ impl Config {
                 "downgrades names {layer:?}: only cgroup, landlock and user_namespace can be excused"
             ));
         }
+        for (key, value, least, most) in [
+            ("pool_min", u64::from(config.pool_min), 0, WAITING_MAX),
+            ("pool_max", u64::from(config.pool_max), 0, WAITING_MAX),
+            ("zygotes_max", config.zygotes_max as u64, 1, 256),
+            ("zygote_runs", config.zygote_runs, 1, u64::MAX),
+            ("zygote_age_s", config.zygote_age_s, 1, 31_536_000),
+        ] {
+            if !(least..=most).contains(&value) {
+                return Err(format!("{key} = {value}: use {least} to {most}"));
+            }
+        }
+        let is_name = |name: &String| {
+            name.split('.').all(|part| {
+                !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+            })
+        };
+        if let Some(name) = config.preload.iter().find(|name| !is_name(name)) {
+            return Err(format!("preload names {name:?}: that is no module"));
+        }
         if let Some(parent) = config
             .cgroup_parent
             .as_deref()
@@ -100,6 +178,24 @@ mod tests {
         assert_eq!(of("uid_base"), config.uid_base);
         assert_eq!(of("cpus"), 1);
         assert_eq!(config.cpus, 1.0);
+        assert_eq!(
+            (of("fresh"), of("namespaces")),
+            (false.into(), "leased".into())
+        );
+        assert_eq!(
+            (config.fresh, config.namespaces),
+            (false, Namespaces::Leased)
+        );
+        assert_eq!(
+            (of("zygote_per"), config.zygote_per),
+            ("gateway".into(), ZygotePer::Gateway)
+        );
+        assert_eq!(of("pool_min"), config.pool_min);
+        assert_eq!(of("pool_max"), config.pool_max);
+        assert_eq!(of("preload"), serde_json::json!(config.preload));
+        assert_eq!(of("zygotes_max"), config.zygotes_max);
+        assert_eq!(of("zygote_runs"), config.zygote_runs);
+        assert_eq!(of("zygote_age_s"), config.zygote_age_s);
         let empty = Config::parse(b"  ").unwrap();
         assert_eq!(
             (empty.uid_base, empty.downgrades),
@@ -119,6 +215,12 @@ mod tests {
                 "unknown variant `firewall`",
             ),
             (r#"{"cgroup_parent":"/a/../b"}"#, "must not contain"),
+            (r#"{"pool_max":1025}"#, "pool_max = 1025"),
+            (r#"{"zygotes_max":0}"#, "zygotes_max = 0"),
+            (r#"{"zygote_runs":0}"#, "zygote_runs = 0"),
+            (r#"{"zygote_age_s":0}"#, "zygote_age_s = 0"),
+            (r#"{"preload":["os; import x"]}"#, "preload names"),
+            (r#"{"namespaces":"shared"}"#, "unknown variant `shared`"),
             ("[]", "configuration"),
         ] {
             let error = Config::parse(json.as_bytes()).unwrap_err();

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::root::GUEST;
 
 /// An interpreter, ready to be laid out in a root.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Interpreter {
     /// Inside: `/usr/bin/python3.11`.
     pub(crate) program: String,
@@ -173,6 +173,34 @@ impl Interpreter {
             certificates: found.certificates,
             loader: found.loader,
         }
+    }
+}
+
+impl Interpreter {
+    /// What this very file needs to be loaded by the interpreter, inside: libgcc, which threads of Python want too.
+    pub(crate) fn add_libraries_of_this(&mut self) -> std::io::Result<()> {
+        let name = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
+        let there: BTreeSet<String> = self.copies.iter().map(|(inside, _)| name(inside)).collect();
+        let directory = self
+            .copies
+            .iter()
+            .map(|(inside, _)| inside)
+            .find(|i| name(i) == "libc.so.6" || name(i).starts_with("libc.musl-"))
+            .and_then(|i| i.rsplit_once('/'))
+            .map_or("/usr/lib".to_owned(), |(directory, _)| directory.to_owned());
+        let maps = std::fs::read_to_string("/proc/self/maps")?;
+        let mapped: BTreeSet<&str> = maps
+            .lines()
+            .filter_map(|line| line.split_whitespace().nth(5))
+            .filter(|path| path.contains("/lib") && path.contains(".so."))
+            .collect();
+        for path in mapped {
+            if !there.contains(&name(path)) {
+                self.copies
+                    .push((format!("{directory}/{}", name(path)), path.to_owned()));
+            }
+        }
+        Ok(())
     }
 }
 

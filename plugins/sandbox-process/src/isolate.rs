@@ -1,13 +1,16 @@
 //! What turns a copy of the launcher into a run: one list of steps, in an order that has reasons.
 //!
-//! The same list serves a child of a warmed interpreter: it starts from detached mounts, descriptors and numbers, and
-//! from nothing else that the launcher has.
+//! The steps serve a child of a warmed interpreter too (`pooled.rs`): they start from detached mounts, descriptors and
+//! numbers, and from nothing else that the launcher has.
+
+mod limits;
+pub(crate) mod pooled;
 
 use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 
 use crate::cgroup::Entrance;
 use crate::guard::{Guard, Without};
@@ -24,16 +27,21 @@ pub(crate) const BORN_IN: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS;
+/// What a child of a zygote is born in: its network and ipc namespaces are leased. The launcher is its parent.
+pub(crate) const POOLED_IN: libc::c_int =
+    libc::CLONE_PARENT | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWUTS;
 /// Where a run finds its gate, on its own loopback interface: the port that proxies are used to have.
 pub(crate) const GATE_PORT: u16 = 3128;
 /// The user and group of a run, as it sees itself.
 pub(crate) const INSIDE_ID: u32 = 1000;
-const OPEN_FILES_MAX: u64 = 1024;
-const LOCKED_BYTES_MAX: u64 = 64 * 1024;
-const STACK_BYTES: u64 = 8 << 20;
-const PENDING_SIGNALS_MAX: u64 = 1024;
-/// Address space is not memory: this only stops what would burn page tables and nothing else. The cgroup limits memory.
-const ADDRESS_SPACE_MIN: u64 = 4 << 30;
+
+/// What every interpreter starts with.
+pub(crate) const ENVIRONMENT: [&str; 4] = [
+    "HOME=/workspace",
+    "PATH=/usr/bin",
+    "LANG=C.UTF-8",
+    "TMPDIR=/tmp",
+];
 
 /// What is the same for every run of a launcher.
 #[derive(Debug)]
@@ -185,7 +193,7 @@ impl Isolation<'_> {
         // While this process may still mount: /proc, then the run's own tmpfs, then what others have given, which is put
         // on top and cannot be hidden by it.
         sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
-        self.mount_writable().at(Step::Writable)?;
+        self.mount_writable(self.outer_id).at(Step::Writable)?;
         self.attach_mounts().at(Step::Mounts)?;
         if let Some(host) = host {
             sys::attach(host.as_fd(), STAGING).at(Step::Root)?;
@@ -200,6 +208,7 @@ impl Isolation<'_> {
         .at(Step::Identity)?;
         // In the new user namespace: processes are counted per user and namespace.
         if self.ground.keeps(Guard::ResourceLimits) {
+            self.set_common_limits().at(Step::Limits)?;
             self.set_limits().at(Step::Limits)?;
         }
         // Needed by the two filters below, and it makes a set-user-id file worth nothing.
@@ -234,16 +243,12 @@ impl Isolation<'_> {
         sys::close_all_from(4, &keep)
     }
 
-    /// A run with network has one thing in its network namespace: a listener, of which the gateway gets the only
-    /// descriptor. Without network the interface stays down.
+    /// Without network the interface stays down.
     fn open_gate(&self) -> io::Result<()> {
-        let (true, Some(notice)) = (self.spec.network, self.notice) else {
-            return Ok(());
-        };
-        sys::loopback_up()?;
-        let listener = sys::listen_on_loopback(GATE_PORT)?;
-        let message = serde_json::to_vec(&Notice::Listening)?;
-        sys::send_message(notice, &message, &[listener.as_fd()])
+        match self.notice {
+            Some(notice) if self.spec.network => open_gate(notice),
+            _ => Ok(()),
+        }
     }
 
     fn enter_root(&self) -> io::Result<()> {
@@ -262,7 +267,7 @@ impl Isolation<'_> {
             return Ok(None);
         }
         let at = sys::open("/", libc::O_PATH)?;
-        sys::clone_tree(at.as_fd()).map(Some)
+        sys::clone_mounts(at.as_fd()).map(Some)
     }
 
     fn inside_id(&self) -> u32 {
@@ -281,14 +286,12 @@ impl Isolation<'_> {
         }
     }
 
-    /// One tmpfs for all that a run can write, so that one size and one count of files bound it.
-    fn mount_writable(&self) -> io::Result<()> {
+    /// One tmpfs for all that a run can write, so that one size and one count of files bound it. Its directories are
+    /// `owner`'s. The tmpfs itself stays where it was put together, read-only and closed: to take it away again would
+    /// wait for every processor of the host.
+    fn mount_writable(&self, owner: u32) -> io::Result<()> {
         let spec = self.spec;
-        let size = spec.disk_bytes.to_string();
-        let inodes = spec
-            .disk_inodes
-            .saturating_add(WRITABLE.len() as u64 + 1)
-            .to_string();
+        let [size, inodes] = writable_bounds(spec);
         let limited = self.ground.keeps(Guard::DiskLimits);
         let mut options = vec![("mode", Some("0755"))];
         if limited && spec.disk_bytes > 0 {
@@ -302,78 +305,57 @@ impl Isolation<'_> {
         for (inside, part) in WRITABLE {
             let path = format!("{STAGING}/{part}");
             fs::DirBuilder::new().mode(0o700).create(&path)?;
-            chown(&path, Some(self.outer_id), Some(self.outer_id))?;
-            attach_part(&path, inside, 0)?;
+            chown(&path, Some(owner), Some(owner))?;
+            attach_part(&path, inside)?;
         }
-        sys::detach(&sys::cstr(STAGING)?)
+        fs::set_permissions(STAGING, fs::Permissions::from_mode(0o000))?;
+        sys::restrict(whole.as_fd(), RDONLY)
     }
 
-    /// Skills and blobs. The places for them are on a small read-only tmpfs of the run's own.
-    fn attach_mounts(&self) -> io::Result<()> {
-        if self.mounts.is_empty() {
+    /// Gives what [`Self::mount_writable`] has made for `prepared` the size that this run has.
+    fn resize_writable(&self, prepared: &RunSpec) -> io::Result<()> {
+        let spec = self.spec;
+        if (spec.disk_bytes, spec.disk_inodes) == (prepared.disk_bytes, prepared.disk_inodes) {
             return Ok(());
         }
-        let places = sys::new_mount(
-            c"tmpfs",
-            &[("size", Some("1m")), ("mode", Some("0755"))],
-            NOSUID | NODEV | NOEXEC,
-        )?;
-        sys::attach(places.as_fd(), STAGING)?;
-        let directory = |path: String| fs::DirBuilder::new().mode(0o755).create(path);
-        directory(format!("{STAGING}/skills"))?;
-        directory(format!("{STAGING}/blobs"))?;
-        for (spec, mount) in self.spec.mounts.iter().zip(self.mounts) {
-            let place = format!("{STAGING}{}", spec.target);
-            if sys::stat(mount.as_fd())?.mode & libc::S_IFMT == libc::S_IFDIR {
-                directory(place)?;
-            } else {
-                fs::File::create_new(place)?;
-            }
-        }
-        attach_part(&format!("{STAGING}/skills"), "/skills", RDONLY)?;
-        attach_part(&format!("{STAGING}/blobs"), "/blobs", RDONLY)?;
-        sys::detach(&sys::cstr(STAGING)?)?;
-        for (spec, mount) in self.spec.mounts.iter().zip(self.mounts) {
-            sys::attach(mount.as_fd(), &spec.target)
-                .map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", spec.target)))?;
-        }
-        Ok(())
+        let [size, inodes] = writable_bounds(spec);
+        // 0 takes a bound away.
+        sys::change_file_system(
+            c"/workspace",
+            &[("size", size.as_str()), ("nr_inodes", inodes.as_str())],
+        )
     }
 
-    fn set_limits(&self) -> io::Result<()> {
-        let memory = self.spec.memory_bytes;
-        let or_none = |n: u64| if n > 0 { n } else { u64::MAX };
-        let address_space = or_none(memory.saturating_mul(8)).max(ADDRESS_SPACE_MIN);
-        // Private writable memory, of each process by itself: what there is when there is no cgroup.
-        let data = if self.ground.memory_by_cgroup {
-            u64::MAX
-        } else {
-            or_none(memory)
+    /// Skills and blobs. The places for them are on small read-only tmpfs of the run's own.
+    fn attach_mounts(&self) -> io::Result<()> {
+        let of = |target: &str, place: &str| {
+            let name = target.strip_prefix(place)?.strip_prefix('/')?;
+            Some(name.to_owned())
         };
-        let file = or_none(self.spec.disk_bytes);
-        let cpu = or_none(self.spec.cpu_ms.div_ceil(1000));
-        let limits = [
-            (libc::RLIMIT_AS as i32, address_space),
-            (libc::RLIMIT_DATA as i32, data),
-            (libc::RLIMIT_FSIZE as i32, file),
-            (libc::RLIMIT_NOFILE as i32, OPEN_FILES_MAX),
-            // Init and the program are there already.
-            (libc::RLIMIT_NPROC as i32, u64::from(self.spec.max_pids) + 2),
-            (libc::RLIMIT_STACK as i32, STACK_BYTES),
-            (libc::RLIMIT_MEMLOCK as i32, LOCKED_BYTES_MAX),
-            (libc::RLIMIT_SIGPENDING as i32, PENDING_SIGNALS_MAX),
-            // 1, not 0: for a core handler behind a pipe, which runs as root on the host, 0 means "no limit of mine".
-            (libc::RLIMIT_CORE as i32, 1),
-            (libc::RLIMIT_MSGQUEUE as i32, 0),
-            (libc::RLIMIT_NICE as i32, 0),
-            (libc::RLIMIT_RTPRIO as i32, 0),
-        ];
-        let cpu_max = cpu
-            .saturating_add(1)
-            .min(sys::hard_limit(libc::RLIMIT_CPU as i32)?);
-        sys::set_soft_limit(libc::RLIMIT_CPU as i32, cpu.min(cpu_max), cpu_max)?;
-        for (resource, value) in limits {
-            sys::set_limit(resource, value.min(sys::hard_limit(resource)?))?;
+        for place in ["/skills", "/blobs"] {
+            let here: Vec<(String, &OwnedFd)> = self
+                .spec
+                .mounts
+                .iter()
+                .zip(self.mounts)
+                .filter_map(|(spec, mount)| Some((of(&spec.target, place)?, mount)))
+                .collect();
+            if here.is_empty() {
+                continue;
+            }
+            let options = [("size", Some("1m")), ("mode", Some("0755"))];
+            let places = sys::new_mount(c"tmpfs", &options, NOSUID | NODEV | NOEXEC)?;
+            for (name, mount) in &here {
+                let directory = sys::stat(mount.as_fd())?.mode & libc::S_IFMT == libc::S_IFDIR;
+                sys::make_in(places.as_fd(), name, directory)?;
+            }
+            sys::restrict(places.as_fd(), RDONLY)?;
+            sys::attach(places.as_fd(), place)?;
+            for (name, mount) in here {
+                let target = format!("{place}/{name}");
+                sys::attach(mount.as_fd(), &target)
+                    .map_err(|e| io::Error::new(e.kind(), format!("{target}: {e}")))?;
+            }
         }
         Ok(())
     }
@@ -470,6 +452,10 @@ impl Isolation<'_> {
         {
             sys::exit_now(126);
         }
+        self.reap(program)
+    }
+
+    fn reap(&self, program: libc::pid_t) -> ! {
         loop {
             match sys::wait(-1) {
                 Ok(Some((pid, exit))) if pid == program => {
@@ -491,6 +477,15 @@ impl Isolation<'_> {
         // Nobody listens any more: the launcher is gone, and with it the run.
         let _ = sys::write(self.report, &line);
     }
+}
+
+/// In the network namespace of a run with network: the interface, and the one thing there, a listener, of which the
+/// plugin gets the only descriptor.
+pub(crate) fn open_gate(notice: BorrowedFd<'_>) -> io::Result<()> {
+    sys::loopback_up()?;
+    let listener = sys::listen_on_loopback(GATE_PORT)?;
+    let message = serde_json::to_vec(&Notice::Listening)?;
+    sys::send_message(notice, &message, &[listener.as_fd()])
 }
 
 /// From the launcher's user to the run's own, in a user namespace that maps it alone.
@@ -524,6 +519,15 @@ pub(crate) fn take_identity(
     Ok(())
 }
 
+/// Bytes and files of the run's tmpfs, as its options have them; its own directories are not the run's.
+fn writable_bounds(spec: &RunSpec) -> [String; 2] {
+    let inodes = match spec.disk_inodes {
+        0 => 0,
+        files => files.saturating_add(WRITABLE.len() as u64 + 1),
+    };
+    [spec.disk_bytes.to_string(), inodes.to_string()]
+}
+
 fn new_proc(hidden: bool) -> io::Result<OwnedFd> {
     let options = [("subset", Some("pid")), ("hidepid", Some("invisible"))];
     let options = if hidden { &options[..] } else { &[] };
@@ -531,21 +535,23 @@ fn new_proc(hidden: bool) -> io::Result<OwnedFd> {
 }
 
 /// Shows a directory of a mount that is attached at the moment somewhere else too.
-fn attach_part(from: &str, to: &str, attributes: u64) -> io::Result<()> {
+fn attach_part(from: &str, to: &str) -> io::Result<()> {
     let at = sys::open(from, libc::O_PATH | libc::O_DIRECTORY)?;
     let mount = sys::clone_mount(at.as_fd())?;
-    if attributes != 0 {
-        sys::restrict(mount.as_fd(), attributes)?;
-    }
     sys::attach(mount.as_fd(), to)
 }
 
 /// All five sets, and the switches that could give something back.
 pub(crate) fn drop_rights() -> io::Result<()> {
+    close_ways_to_rights()?;
+    sys::drop_capabilities()
+}
+
+/// Nothing can come back, or be gained; what is there stays until [`drop_rights`].
+fn close_ways_to_rights() -> io::Result<()> {
     sys::drop_ambient_set()?;
     sys::drop_bounding_set()?;
-    sys::set_securebits(sys::SECURE_ALL_LOCKED)?;
-    sys::drop_capabilities()
+    sys::set_securebits(sys::SECURE_ALL_LOCKED)
 }
 
 fn guest_arguments(interpreter: &Interpreter) -> io::Result<Vec<CString>> {
@@ -559,14 +565,9 @@ fn guest_arguments(interpreter: &Interpreter) -> io::Result<Vec<CString>> {
 /// What a run starts with. The request's own variables and the secrets come with the job, through the channel.
 fn environment(run_id: &str) -> io::Result<Vec<CString>> {
     let id = format!("SKILLGATE_RUN_ID={run_id}");
-    [
-        "HOME=/workspace",
-        "PATH=/usr/bin",
-        "LANG=C.UTF-8",
-        "TMPDIR=/tmp",
-        &id,
-    ]
-    .into_iter()
-    .map(sys::cstr)
-    .collect()
+    ENVIRONMENT
+        .into_iter()
+        .chain([id.as_str()])
+        .map(sys::cstr)
+        .collect()
 }

@@ -3,7 +3,7 @@
 //! that lead out of the run (ABI 6).
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::sys;
 
@@ -36,6 +36,17 @@ pub(crate) fn enter(
     writable: &[&str],
     gate: Option<u16>,
 ) -> io::Result<()> {
+    sys::landlock_enter(rules(abi, executable, writable, gate)?.as_fd())
+}
+
+/// The rules alone. What is mounted later below `/` is covered by the rule of `/`; the directories that are executable
+/// or writable must be in place.
+pub(crate) fn rules(
+    abi: u32,
+    executable: &[String],
+    writable: &[&str],
+    gate: Option<u16>,
+) -> io::Result<OwnedFd> {
     let all = all_file_rights(abi);
     let handled = [
         all,
@@ -65,7 +76,7 @@ pub(crate) fn enter(
     if let (Some(port), 4..) = (gate, abi) {
         sys::landlock_allow_port(rules.as_fd(), port, CONNECT_TCP)?;
     }
-    sys::landlock_enter(rules.as_fd())
+    Ok(rules)
 }
 
 fn allow(rules: BorrowedFd<'_>, path: &str, access: u64) -> io::Result<()> {

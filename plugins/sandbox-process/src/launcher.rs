@@ -4,6 +4,13 @@
 //! run, removes the groups, exits. The other way round, a run's init asks the kernel to be killed when the launcher
 //! dies. So whichever of the three dies, nothing is left but empty groups, which the next launcher sweeps.
 
+mod children;
+mod leases;
+mod nursery;
+mod run;
+mod start;
+mod zygotes;
+
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,18 +18,24 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::cgroup::{GroupLimits, Groups, RunGroup};
-use crate::guard::{Guard, Without};
-use crate::isolate::{Ground, Isolation};
+use crate::cgroup::{Groups, RunGroup};
+use crate::guard::Guard;
+use crate::isolate::Ground;
 use crate::probe::{self, Standing};
 use crate::root;
-use crate::sys::{self, Exit, Fork, NODEV, NOEXEC, NOSUID, NOSYMFOLLOW, Poll, RDONLY};
-use crate::wire::{End, Hello, HelloReply, MESSAGE_BYTES_MAX, MountSpec, Notice, Report, RunSpec};
+use crate::sys::{self, Poll};
+use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
+use leases::Leases;
+use run::{Pooled, Run, tell};
+pub(crate) use start::enter;
+use zygotes::Zygotes;
 
 /// How often the CPU time of runs with such a limit is looked at.
 const CPU_CHECK_NS: u64 = 50_000_000;
 /// How often the removal of a group that was busy is tried again.
 const REMOVE_AGAIN_NS: u64 = 5_000_000;
+/// Requests that are read before the launcher looks at its runs again.
+const MESSAGES_AT_ONCE: usize = 32;
 /// How long a launcher waits for the one before it to end.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
@@ -110,24 +123,14 @@ struct Launcher {
     groups: Option<Groups>,
     runs: BTreeMap<u32, Run>,
     leaving: Vec<RunGroup>,
+    zygotes: Option<Zygotes>,
+    leases: Option<Leases>,
+    /// How many children there have been.
+    children: u64,
+    /// Leases of children that are reaped, with the socket whose end says that the plugin has closed all it had of them.
+    returning: Vec<(OwnedFd, Pooled)>,
     /// Held while this launcher lives.
     _lock: OwnedFd,
-}
-
-struct Run {
-    pid: libc::pid_t,
-    pidfd: OwnedFd,
-    notice: OwnedFd,
-    report: OwnedFd,
-    heard: Vec<u8>,
-    failed: Option<String>,
-    exited: Option<(i32, i32)>,
-    group: Option<RunGroup>,
-    deadline_ns: u64,
-    cpu_limit_us: u64,
-    cpu_exhausted: bool,
-    deadline_passed: bool,
-    killed: bool,
 }
 
 impl Launcher {
@@ -159,14 +162,20 @@ impl Launcher {
         } else {
             Err("left out".into())
         };
-        let built = root::build(&template, &hello.interpreter, &hello.guest, &without);
+        let mut interpreter = hello.interpreter;
+        if hello.zygotes.is_some() {
+            interpreter
+                .add_libraries_of_this()
+                .map_err(|e| broken("the launcher's own libraries", e))?;
+        }
+        let built = root::build(&template, &interpreter, &hello.guest, &without);
         let launcher =
             sys::pidfd_open(std::process::id() as _).map_err(|e| broken("pidfd_open", e))?;
         let template = sys::cstr(template.to_string_lossy().as_bytes())
             .map_err(|e| broken("state directory", e))?;
         let ground = Ground {
             template,
-            interpreter: hello.interpreter.clone(),
+            interpreter,
             landlock_abi: sys::landlock_abi()
                 .ok()
                 .filter(|_| without.keeps(Guard::Landlock)),
@@ -183,6 +192,10 @@ impl Launcher {
             groups: None,
             runs: BTreeMap::new(),
             leaving: Vec::new(),
+            zygotes: None,
+            leases: None,
+            children: 0,
+            returning: Vec::new(),
             _lock: lock,
         };
         let outcome = probe::layers(
@@ -204,6 +217,13 @@ impl Launcher {
                 report: outcome.report,
             }));
         }
+        if let Some(rules) = hello.zygotes {
+            let with_user = launcher.ground.user_namespace;
+            let leases = Leases::new(with_user, rules.fresh_namespaces)
+                .map_err(|e| broken("network and ipc namespaces", e))?;
+            launcher.leases = Some(leases);
+            launcher.zygotes = Some(Zygotes::new(rules));
+        }
         let reply = HelloReply::Ready {
             report: outcome.report,
             enforces_cpu: has("cpuacct"),
@@ -217,17 +237,39 @@ impl Launcher {
     fn work(&mut self, control: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<()> {
         let mut last_cpu_check = 0;
         loop {
+            self.mind_zygotes(control);
             let slots: Vec<u32> = self.runs.keys().copied().collect();
             let mut polls = vec![Poll::readable(control)];
             for run in self.runs.values() {
+                // An end that has been seen says nothing more, and would be said again and again.
+                let unless = |seen: bool, poll: Poll| if seen { Poll::nothing() } else { poll };
                 polls.extend([
-                    Poll::readable(run.report.as_fd()),
+                    unless(run.report_over, Poll::readable(run.report.as_fd())),
                     Poll::readable(run.pidfd.as_fd()),
-                    Poll::readable(run.notice.as_fd()),
+                    unless(run.killed, Poll::readable(run.notice.as_fd())),
                 ]);
             }
+            let of_runs = polls.len();
+            polls.extend(
+                self.returning
+                    .iter()
+                    .map(|(n, _)| Poll::readable(n.as_fd())),
+            );
+            if let Some(zygotes) = &self.zygotes {
+                polls.extend(zygotes.sockets().map(Poll::readable));
+            }
             sys::poll(&mut polls, self.patience())?;
-            for (slot, polls) in slots.iter().zip(polls[1..].chunks(3)) {
+            // What has come back is looked for before more can come back.
+            let mut returned = polls[of_runs..].iter().map(Poll::is_ready);
+            let back = self
+                .returning
+                .extract_if(.., |_| returned.next() == Some(true));
+            for (_, pooled) in back.collect::<Vec<_>>() {
+                if let Some(leases) = &mut self.leases {
+                    leases.give_back(pooled.lease, !pooled.network);
+                }
+            }
+            for (slot, polls) in slots.iter().zip(polls[1..of_runs].chunks(3)) {
                 self.attend(
                     *slot,
                     [
@@ -247,11 +289,32 @@ impl Launcher {
                 run.deadline_passed = true;
                 run.kill();
             }
-            if polls[0].is_ready() {
+            let mut more = [polls[0]];
+            for _ in 0..MESSAGES_AT_ONCE {
+                if !more[0].is_ready() {
+                    break;
+                }
                 match sys::receive_message(control, buf) {
-                    Ok(Some((n, fds))) => self.start(&buf[..n], fds),
+                    Ok(Some((n, fds))) => self.serve(control, &buf[..n], fds),
                     // An error is the end too: the plugin went without reading something.
                     Ok(None) | Err(_) => return self.finish(),
+                }
+                more = [Poll::readable(control)];
+                sys::poll(&mut more, Some(0))?;
+            }
+        }
+    }
+
+    fn serve(&mut self, control: BorrowedFd<'_>, message: &[u8], fds: Vec<OwnedFd>) {
+        match serde_json::from_slice(message) {
+            Ok(Request::Run(spec)) => self.start(&spec, fds),
+            Ok(Request::Pool(needs)) => self.pool(control, needs),
+            Ok(Request::Activate { number, spec }) => self.activate(number, &spec),
+            Err(e) => {
+                // Of a run its notice socket is the last: it must not wait for nothing.
+                if let Some(notice) = fds.last() {
+                    let message = format!("the launcher cannot read a request: {e}");
+                    tell(notice.as_fd(), &Notice::Failed { message }, None);
                 }
             }
         }
@@ -271,117 +334,14 @@ impl Launcher {
             .any(|r| r.cpu_limit_us > 0)
             .then_some(CPU_CHECK_NS);
         let leaving = (!self.leaving.is_empty()).then_some(REMOVE_AGAIN_NS);
-        [deadline, cpu, leaving].into_iter().flatten().min()
+        let zygotes = self.zygotes.as_ref().and_then(|z| z.patience(now));
+        [deadline, cpu, leaving, zygotes]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
-    /// A message with a run to start. Whatever is wrong with it is told on the run's own socket.
-    fn start(&mut self, message: &[u8], fds: Vec<OwnedFd>) {
-        let Ok([output, channel, notice]) = <[OwnedFd; 3]>::try_from(fds) else {
-            return;
-        };
-        if let Err(message) = self.try_start(message, &output, &channel, &notice) {
-            tell(notice.as_fd(), &Notice::Failed { message }, None);
-        }
-    }
-
-    fn try_start(
-        &mut self,
-        message: &[u8],
-        output: &OwnedFd,
-        channel: &OwnedFd,
-        notice: &OwnedFd,
-    ) -> Result<(), String> {
-        let spec: RunSpec = serde_json::from_slice(message)
-            .map_err(|e| format!("the launcher cannot read a run: {e}"))?;
-        let mounts = spec
-            .mounts
-            .iter()
-            .map(|mount| detached(mount, &self.ground.without))
-            .collect::<Result<Vec<_>, _>>()?;
-        let slot = (0..)
-            .find(|s| !self.runs.contains_key(s))
-            .unwrap_or(u32::MAX);
-        let limits = GroupLimits {
-            memory_bytes: spec.memory_bytes,
-            pids: spec.max_pids.saturating_add(1),
-        };
-        let (group, entrance) = match &mut self.groups {
-            Some(groups) => groups
-                .make_run(limits)
-                .map(|(g, e)| (Some(g), e))
-                .map_err(|e| format!("control group: {e}"))?,
-            None => (
-                None,
-                crate::cgroup::Entrance {
-                    born_in: None,
-                    tasks: Vec::new(),
-                },
-            ),
-        };
-        let started = self.spawn(&spec, slot, &mounts, &entrance, [output, channel, notice]);
-        let (pid, pidfd, report) = match started {
-            Ok(started) => started,
-            Err(e) => {
-                self.leaving.extend(group);
-                return Err(format!("cannot make a process with its namespaces: {e}"));
-            }
-        };
-        let notice = notice.try_clone().map_err(|e| e.to_string());
-        let run = Run {
-            pid,
-            pidfd,
-            report,
-            heard: Vec::new(),
-            failed: None,
-            exited: None,
-            group,
-            deadline_ns: spec.deadline_ns,
-            cpu_limit_us: spec.cpu_ms.saturating_mul(1000),
-            cpu_exhausted: false,
-            deadline_passed: false,
-            killed: false,
-            notice: notice?,
-        };
-        tell(
-            run.notice.as_fd(),
-            &Notice::Started,
-            Some(run.pidfd.as_fd()),
-        );
-        self.runs.insert(slot, run);
-        Ok(())
-    }
-
-    fn spawn(
-        &self,
-        spec: &RunSpec,
-        slot: u32,
-        mounts: &[OwnedFd],
-        entrance: &crate::cgroup::Entrance,
-        [output, channel, notice]: [&OwnedFd; 3],
-    ) -> io::Result<(libc::pid_t, OwnedFd, OwnedFd)> {
-        let (report, report_in) = sys::pipe()?;
-        sys::set_nonblocking(report.as_fd())?;
-        let isolation = Isolation {
-            ground: &self.ground,
-            spec,
-            outer_id: self.outer_id(slot),
-            entrance,
-            mounts,
-            output: output.as_fd(),
-            channel: channel.as_fd(),
-            report: report_in.as_fd(),
-            notice: Some(notice.as_fd()),
-            arguments: None,
-        };
-        match sys::clone_process(
-            self.ground.born_in(),
-            entrance.born_in.as_ref().map(AsFd::as_fd),
-        )? {
-            Fork::Child => enter(&isolation),
-            Fork::Parent { pid, pidfd } => Ok((pid, pidfd, report)),
-        }
-    }
-
+    /// The id of a run that executes its interpreter, in the launcher's user namespace.
     fn outer_id(&self, slot: u32) -> u32 {
         if self.ground.without.keeps(Guard::OwnUser) {
             self.standing.outer_id(self.uid_base, slot)
@@ -405,7 +365,9 @@ impl Launcher {
             let Some(run) = self.runs.remove(&slot) else {
                 return;
             };
-            self.leaving.extend(run.finish());
+            let (group, pooled) = run.finish();
+            self.leaving.extend(group);
+            self.returning.extend(pooled);
         }
     }
 
@@ -415,12 +377,7 @@ impl Launcher {
             .values_mut()
             .filter(|r| r.cpu_limit_us > 0 && !r.killed)
         {
-            if run
-                .group
-                .as_ref()
-                .and_then(|g| g.used().cpu_us)
-                .is_some_and(|us| us >= run.cpu_limit_us)
-            {
+            if run.cpu_us().is_some_and(|us| us >= run.cpu_limit_us) {
                 run.cpu_exhausted = true;
                 run.kill();
             }
@@ -432,8 +389,13 @@ impl Launcher {
         for run in self.runs.values_mut() {
             run.kill();
         }
+        let ordered = self.zygotes.as_mut().map(Zygotes::finish);
+        for child in ordered.unwrap_or_default() {
+            self.lost(child);
+        }
+        self.sweep_strays();
         while let Some((_, run)) = self.runs.pop_first() {
-            self.leaving.extend(run.finish());
+            self.leaving.extend(run.finish().0);
         }
         for _ in 0..200 {
             self.leaving.retain_mut(|group| !group.try_remove());
@@ -444,101 +406,6 @@ impl Launcher {
         }
         self.groups.as_mut().map_or(Ok(()), Groups::remove)
     }
-}
-
-impl Run {
-    fn kill(&mut self) {
-        // The kernel refuses only for a process that is not ours to kill, which this one is.
-        let _ = sys::kill_by_pidfd(self.pidfd.as_fd());
-        self.killed = true;
-    }
-
-    fn hear(&mut self) {
-        let mut buf = [0; 4096];
-        while let Ok(n @ 1..) = sys::read(self.report.as_fd(), &mut buf) {
-            self.heard.extend_from_slice(&buf[..n]);
-        }
-        while let Some(end) = self.heard.iter().position(|b| *b == b'\n') {
-            let line: Vec<u8> = self.heard.drain(..=end).collect();
-            match serde_json::from_slice(&line) {
-                Ok(Report::Ready) => tell(self.notice.as_fd(), &Notice::Ready, None),
-                Ok(Report::Failed { step, error }) => {
-                    self.failed = Some(format!("isolation step {step}: {error}"))
-                }
-                Ok(Report::Exited { code, signal }) => self.exited = Some((code, signal)),
-                Err(e) => self.failed = Some(format!("init said something strange: {e}")),
-            }
-        }
-    }
-
-    /// Reaps init (which is dead or has been killed), tells the plugin and gives the group back for removal.
-    fn finish(mut self) -> Option<RunGroup> {
-        let exit = sys::wait(self.pid)
-            .ok()
-            .flatten()
-            .map(|(_, exit)| exit)
-            .unwrap_or_default();
-        self.hear();
-        let notice = match self.failed.take() {
-            Some(message) => Notice::Failed { message },
-            None => Notice::Ended(self.end(exit)),
-        };
-        tell(self.notice.as_fd(), &notice, None);
-        self.group
-    }
-
-    fn end(&self, init: Exit) -> End {
-        let used = self.group.as_ref().map(RunGroup::used).unwrap_or_default();
-        // Without init's word the program was killed with it.
-        let (exit_code, signal) = self.exited.unwrap_or((-1, init.signal));
-        End {
-            exit_code,
-            signal,
-            cpu_us: used.cpu_us.unwrap_or(init.cpu_us),
-            peak_memory_bytes: used.peak_memory_bytes.unwrap_or(init.peak_rss_bytes),
-            oom_kills: used.oom_kills,
-            pids_refused: used.pids_refused,
-            cpu_exhausted: self.cpu_exhausted,
-            deadline_passed: self.deadline_passed,
-        }
-    }
-}
-
-/// In the child: nothing may ever return into the launcher's code, not even a panic.
-pub(crate) fn enter(isolation: &Isolation<'_>) -> ! {
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| isolation.become_init()));
-    match result {
-        Ok(never) => never,
-        Err(_) => sys::exit_now(124),
-    }
-}
-
-fn tell(notice: BorrowedFd<'_>, what: &Notice, pidfd: Option<BorrowedFd<'_>>) {
-    let fds: Vec<BorrowedFd<'_>> = pidfd.into_iter().collect();
-    // The plugin has let go of the run: then nobody needs to know.
-    let _ = serde_json::to_vec(what).map(|text| sys::send_message(notice, &text, &fds));
-}
-
-/// The mount of a directory or file that the plugin holds open: opened by its path in this mount namespace, and
-/// only used when it is the same file.
-fn detached(spec: &MountSpec, without: &Without) -> Result<OwnedFd, String> {
-    let named = |e: io::Error| format!("mount {}: {e}", spec.target);
-    let at = sys::open(&spec.path, libc::O_PATH | libc::O_NOFOLLOW).map_err(named)?;
-    let stat = sys::stat(at.as_fd()).map_err(named)?;
-    if (stat.dev, stat.ino) != (spec.dev, spec.ino) {
-        return Err(format!(
-            "mount {}: its path leads to something else now",
-            spec.target
-        ));
-    }
-    let mount = sys::clone_mount(at.as_fd()).map_err(named)?;
-    let flags = if without.keeps(Guard::MountFlags) {
-        NOSUID | NODEV | NOEXEC | NOSYMFOLLOW
-    } else {
-        0
-    };
-    sys::restrict(mount.as_fd(), RDONLY | flags).map_err(named)?;
-    Ok(mount)
 }
 
 /// One launcher per state directory: an earlier one is given time to end.

@@ -2,16 +2,29 @@
 //! domain and a system call filter of its own.
 //!
 //! ```text
-//! gateway (threads)                                 launcher (one thread, exec'ed)        run
-//!   plugin ── run ──── limits, mounts ────────────▶ launcher ── clone ── isolate ──▶ init (1) ── interpreter (2)
+//! gateway (threads)                     launcher (one thread, exec'ed)        zygote (a warmed Python, exec'ed)
+//!   plugin ── pool ── how many ──────────▶ launcher ── order ────────────────▶ tend ── clone ─┐
+//!     │         ◀───── a child's sockets ──┘   cgroup, lease                                  │
+//!     │                                                              ┌───────────────────────┘
+//!     │                                                              ▼ a child: init (1), interpreter (2), isolated
+//!     └── run ── for which run it is (orders), job (channel) ──────▶ activate: mounts, seal ─▶ serve
+//!           ◀─── result, blobs (channel), output (pipe) ────────────────────────────────────────┘
+//!
+//!         run that is to be fresh, or for which there is no zygote:
+//!   plugin ── run ──── limits, mounts ────────────▶ launcher ── clone ── isolate ──▶ init (1) ── interpreter (2, exec'ed)
 //!                ◀──── started, ready, ended ─────┘   cgroup, root                                │  │
 //!          ◀──────────── the listener of a run with network ──────────────────────────────────────┘  │
 //!          ◀──────────── output pipe (1, 2) ──────────────────────────────────────────────────────┘  │
 //!          ◀──────────── channel (3): job in, blobs, result ─────────────────────────────────────────┘
 //! ```
 //!
-//! The launcher never sees a job; the run never sees the launcher. Reading order: what the gateway calls, what the two
-//! processes say to each other, the launcher, what it does to a child, and the kernel's door at the end.
+//! A child waits isolated, rehearsed and without the launcher's rights; at its run's time the plugin's thread speaks to
+//! it with no process in between, unless the run has mounts or a network, which the launcher has the rights to give. The
+//! answer is given when the result is there; that the processes are gone is the launcher's to see.
+//!
+//! Neither the launcher nor a zygote ever sees a job; the run never sees either. Reading order: what the gateway calls,
+//! where runs get their interpreters from, what the processes say to each other, the launcher, what it and the zygote do
+//! to a child, and the kernel's door at the end.
 
 mod plugin;
 
@@ -23,6 +36,7 @@ mod archive;
 mod channel;
 mod job;
 mod mounts;
+mod pool;
 mod run;
 
 mod wire;
@@ -30,6 +44,7 @@ mod wire;
 mod entry;
 mod launcher;
 mod probe;
+mod zygote;
 
 mod guard;
 mod isolate;

@@ -12,13 +12,14 @@ use skillgate_plugin_sdk::model::{
 };
 use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
 
-use crate::config::Config;
+use crate::config::{Config, Namespaces, ZygotePer};
 use crate::guard::{Guard, Without};
 use crate::interpreter::Interpreter;
 use crate::mounts;
-use crate::run::{self, Handle};
+use crate::pool::{PoolRules, PoolState};
+use crate::run::{self, Handle, Ways};
 use crate::supervisor::{self, Supervisor};
-use crate::wire::{Hello, LayerState};
+use crate::wire::{Hello, Layer, LayerReport, LayerState, ZygoteRules};
 
 const MAX_TIMEOUT_MS: u64 = 24 * 60 * 60 * 1000;
 
@@ -31,6 +32,57 @@ pub struct SandboxProcess {
     runs: Mutex<Runs>,
     all_over: Condvar,
     counts: Counts,
+    ways: Ways,
+    source: InterpreterSource,
+}
+
+/// Where the interpreters of runs come from, in the words of the configuration.
+#[derive(Debug)]
+struct InterpreterSource(String);
+
+impl InterpreterSource {
+    fn of(config: &Config) -> Self {
+        if config.fresh {
+            return Self("every run starts an interpreter of its own (`fresh`)".into());
+        }
+        let whose = match config.zygote_per {
+            ZygotePer::Gateway => "one warmed interpreter".to_owned(),
+            ZygotePer::Tenant => {
+                format!(
+                    "a warmed interpreter per tenant, {} at most",
+                    config.zygotes_max
+                )
+            }
+        };
+        let namespaces = match config.namespaces {
+            Namespaces::Leased => "leased",
+            Namespaces::Fresh => "made for each run",
+        };
+        Self(format!(
+            "runs are children of {whose}; {} to {} wait; net, ipc and user namespaces are {namespaces}",
+            config.pool_min.min(config.pool_max),
+            config.pool_max
+        ))
+    }
+
+    fn line(&self, pool: &PoolState) -> LayerReport {
+        LayerReport {
+            layer: Layer::Zygote,
+            state: if pool.cold.is_some() {
+                LayerState::Degraded
+            } else {
+                LayerState::Ok
+            },
+            detail: match &pool.cold {
+                Some(why) => format!("{}; at the moment each starts its own: {why}", self.0),
+                None => self.0.clone(),
+            },
+            advice: match &pool.cold {
+                Some(_) => "the same isolation, about 20 ms later; if it stays so, look at `interpreter` and `preload`".into(),
+                None => String::new(),
+            },
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -86,6 +138,9 @@ impl SandboxProcess {
             .map_err(|e| Error::new(abi::E_PRECONDITION, e.to_string()))?;
         let program = supervisor::own_program(parts.launcher)
             .map_err(|e| Error::new(abi::E_UNAVAILABLE, format!("the launcher's file: {e}")))?;
+        let source = InterpreterSource::of(&config);
+        // Pieces can be left out where a run executes its interpreter, and nowhere else.
+        let fresh = config.fresh || !parts.without.is_empty();
         let hello = Hello {
             instance: group_name(&request.instance_id, &state_dir),
             state_dir: state_dir.to_string_lossy().into_owned(),
@@ -96,8 +151,23 @@ impl SandboxProcess {
             interpreter,
             guest,
             without: Without(parts.without),
+            zygotes: (!fresh).then(|| ZygoteRules {
+                preload: config.preload,
+                children_max: config.zygote_runs,
+                age_max_ns: config.zygote_age_s.saturating_mul(1_000_000_000),
+                domains_max: match config.zygote_per {
+                    ZygotePer::Gateway => 1,
+                    ZygotePer::Tenant => config.zygotes_max,
+                },
+                fresh_namespaces: config.namespaces == Namespaces::Fresh,
+            }),
         };
-        let supervisor = Supervisor::start(program, hello, host.clone())?;
+        let pool = (!fresh).then_some(PoolRules {
+            min: config.pool_min,
+            max: config.pool_max,
+            per_tenant: config.zygote_per == ZygotePer::Tenant,
+        });
+        let supervisor = Supervisor::start(program, hello, pool, host.clone())?;
         Ok(SandboxProcess {
             host,
             state_dir,
@@ -105,6 +175,8 @@ impl SandboxProcess {
             runs: Mutex::default(),
             all_over: Condvar::new(),
             counts: Counts::default(),
+            ways: Ways::default(),
+            source,
         })
     }
 
@@ -195,23 +267,40 @@ impl Sandbox for SandboxProcess {
 
     fn health(&self) -> Result<Health> {
         let launcher = self.supervisor.launcher();
-        let (report, starts) = self.supervisor.report();
+        let (mut report, starts) = self.supervisor.report();
         let in_flight = self.runs().live.len();
         let degraded = report.iter().any(|l| l.state != LayerState::Ok);
+        let pool = launcher
+            .as_ref()
+            .ok()
+            .and_then(|l| l.pool.as_ref())
+            .map(|p| p.look())
+            .unwrap_or_default();
         let (state, message) = match &launcher {
             Err(e) => (abi::HEALTH_DOWN, e.message.clone()),
             Ok(_) if degraded => (
                 abi::HEALTH_DEGRADED,
                 "runs are isolated with less than every layer; see the report".into(),
             ),
+            Ok(_) if pool.cold.is_some() => (
+                abi::HEALTH_DEGRADED,
+                "runs are isolated with every layer, and start slowly; see the report".into(),
+            ),
             Ok(_) => (abi::HEALTH_OK, "runs are isolated with every layer".into()),
         };
+        report.push(self.source.line(&pool));
         let count = |c: &AtomicU64| c.load(Ordering::Relaxed);
         let metrics = serde_json::json!({
             "runs_completed": count(&self.counts.completed),
             "runs_failed": count(&self.counts.failed),
             "runs_refused": count(&self.counts.refused),
             "runs_in_flight": in_flight,
+            "runs_from_pool": count(&self.ways.pooled),
+            "runs_on_demand": count(&self.ways.on_demand),
+            "runs_fresh": count(&self.ways.fresh),
+            "pool_idle": pool.idle,
+            "pool_target": pool.ahead,
+            "zygotes": pool.zygotes,
             "launcher_starts": starts,
         });
         Ok(Health {
@@ -234,6 +323,7 @@ impl Sandbox for SandboxProcess {
                 &launcher,
                 &self.host,
                 &self.state_dir,
+                &self.ways,
             )
         });
         let counter = match &answer {

@@ -1,6 +1,9 @@
 //! One run, from the plugin's side: a thread that hands it to the launcher, serves its channel, takes its output and
 //! ends it at the deadline, whatever it does.
 
+mod usage;
+mod ways;
+
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -10,11 +13,13 @@ use skillgate_plugin_sdk::model::{Error, RunRequest, RunResult};
 use skillgate_plugin_sdk::{Host, Level, RunServices, abi};
 
 use crate::answer::{self, Fill as _};
-use crate::channel::Channel;
+use crate::channel::{Channel, Status};
 use crate::supervisor::Launcher;
 use crate::sys::{self, Poll};
-use crate::wire::{End, MESSAGE_BYTES_MAX, Notice, RunSpec};
+use crate::wire::{End, Notice, RunSpec};
 use crate::{job, mounts};
+pub(crate) use ways::Ways;
+use ways::{Attempt, Child};
 
 const TARGET: &str = "sandbox_process::run";
 /// After its result a run has this long to end by itself; then its namespace is ended.
@@ -24,6 +29,12 @@ const DEADLINE_WAIT_NS: u64 = 90_000_000;
 /// The same for a run that is ended for another reason: nobody has been promised a time.
 const END_WAIT_NS: u64 = 5_000_000_000;
 const OUTPUT_BYTES: usize = 64 << 10;
+/// What is taken from the pipe at the end: more than any pipe holds. A writer may live on for a moment.
+const LAST_OUTPUT_BYTES_MAX: usize = 16 << 20;
+/// A run that lasts longer is watched by the launcher too, should the plugin's thread be held up by the host.
+const LAUNCHER_TOLD_NS: u64 = 10_000_000;
+/// Children that a run tries, should one after the other be dead, or end before it has read the job.
+const CHILDREN_MAX: usize = 3;
 
 /// Why the plugin has ended a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +60,13 @@ impl Handle {
         })
     }
 
+    /// Whether it has been told to end.
+    fn is_cancelled(&self) -> bool {
+        let mut told = [Poll::readable(self.wake.as_fd())];
+        // What cannot be asked will be found out by the run itself.
+        sys::poll(&mut told, Some(0)).is_ok() && told[0].is_ready()
+    }
+
     /// Ends the run soon.
     pub(crate) fn cancel(&self) {
         // Full means that it has been told before.
@@ -66,6 +84,7 @@ struct Running<'a> {
     output_wanted: bool,
     notice: OwnedFd,
     pidfd: Option<OwnedFd>,
+    child: Option<Child<'a>>,
     started_ns: u64,
     ready_ns: Option<u64>,
     deadline_ns: u64,
@@ -92,6 +111,7 @@ pub(crate) fn run(
     launcher: &Arc<Launcher>,
     host: &Host,
     state_dir: &Path,
+    ways: &Ways,
 ) -> Result<RunResult, Error> {
     let started_ns = sys::now_ns();
     check(&request)?;
@@ -102,24 +122,10 @@ pub(crate) fn run(
         services,
     )?;
     let job = job::frame(&request, &prepared.blobs, services)?;
-    let unavailable = |e: io::Error| {
-        Error::new(abi::E_UNAVAILABLE, format!("cannot start a run: {e}"))
-            .not_executed()
-            .retryable(100)
-    };
-
-    let (output, output_in) = sys::pipe().map_err(unavailable)?;
-    let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM).map_err(unavailable)?;
-    let (notice, notice_in) = sys::socketpair(libc::SOCK_SEQPACKET).map_err(unavailable)?;
-    sys::set_nonblocking(output.as_fd()).map_err(unavailable)?;
-    let channel =
-        Channel::new(channel, &job.0, prepared.blobs.clone(), services).map_err(unavailable)?;
-    drop(job);
     let limits = &request.limits;
-    let deadline_ns = sys::now_ns().saturating_add(limits.wall_ms.saturating_mul(1_000_000));
     let spec = RunSpec {
         run_id: request.run_id.clone(),
-        deadline_ns,
+        deadline_ns: sys::now_ns().saturating_add(limits.wall_ms.saturating_mul(1_000_000)),
         max_pids: limits.max_pids,
         cpu_ms: limits.cpu_ms,
         memory_bytes: limits.memory_bytes,
@@ -128,48 +134,31 @@ pub(crate) fn run(
         mounts: prepared.specs.clone(),
         network: request.network == abi::NET_GATE,
     };
-    let message = serde_json::to_vec(&spec).map_err(|e| unavailable(e.into()))?;
-    if message.len() > MESSAGE_BYTES_MAX {
-        return Err(Error::new(
-            abi::E_INVALID_ARGUMENT,
-            "the paths of the run's mounts are too long together",
-        )
-        .not_executed());
-    }
-    if let Err(e) = sys::send_message(
-        launcher.control.as_fd(),
-        &message,
-        &[output_in.as_fd(), channel_in.as_fd(), notice_in.as_fd()],
-    ) {
-        launcher.mark_dead();
-        return Err(unavailable(e));
-    }
-    drop((output_in, channel_in, notice_in));
-
-    let mut running = Running {
-        host,
+    let attempt = Attempt {
         services,
-        cancel: handle.wake.as_fd(),
-        channel,
-        output,
-        output_open: true,
-        output_wanted: true,
-        notice,
-        pidfd: None,
+        handle,
+        launcher,
+        host,
+        tenant: &request.tenant,
+        spec: &spec,
+        job: &job.0,
+        blobs: &prepared.blobs,
         started_ns,
-        ready_ns: None,
-        deadline_ns,
-        result_ns: None,
-        verdict: None,
-        killed_ns: None,
-        buffer: vec![0; OUTPUT_BYTES],
     };
-    let outcome = running.attend();
-    running.channel.abandon();
-    if matches!(outcome, Outcome::LauncherDied) {
-        launcher.mark_dead();
+    let children = if request.fresh { 0 } else { CHILDREN_MAX };
+    for _ in 0..children {
+        let Some(mut running) = attempt.on_child(ways)? else {
+            break;
+        };
+        let outcome = running.attend();
+        if !running.is_untouched(&outcome) {
+            return running.end(outcome, &request, launcher);
+        }
+        running.channel.abandon();
     }
-    running.answer(outcome, &request)
+    let mut running = attempt.on_its_own(ways)?;
+    let outcome = running.attend();
+    running.end(outcome, &request, launcher)
 }
 
 fn check(request: &RunRequest) -> Result<(), Error> {
@@ -208,10 +197,71 @@ fn check(request: &RunRequest) -> Result<(), Error> {
 }
 
 impl Running<'_> {
+    /// Whether no byte of the job was read, so that nothing of the run has happened: a zygote's child that could not be
+    /// made one's own, or that had been killed while it waited.
+    fn is_untouched(&self, outcome: &Outcome) -> bool {
+        let never_began = match outcome {
+            Outcome::Failed(_) => true,
+            Outcome::Ended(_) => self.channel.is_unread(),
+            Outcome::LauncherDied | Outcome::Stuck => false,
+        };
+        self.child.is_some() && self.verdict.is_none() && never_began
+    }
+
+    fn end(
+        mut self,
+        outcome: Outcome,
+        request: &RunRequest,
+        launcher: &Launcher,
+    ) -> Result<RunResult, Error> {
+        self.channel.abandon();
+        if matches!(outcome, Outcome::LauncherDied) {
+            launcher.mark_dead();
+        }
+        self.answer(outcome, request)
+    }
+
+    /// The result of a zygote's child is there: what it has said and used until now is the run's, and what is left of it
+    /// is ended. Its processes are reaped by the launcher, for which the answer does not wait.
+    fn settle(&mut self) -> Option<Outcome> {
+        let failed = self.channel.result.as_ref()?.status == Status::Failed;
+        let child = self.child.as_ref()?;
+        let Some(used) = child.used(failed) else {
+            // Only its end tells what it has used.
+            self.kill_quietly();
+            return None;
+        };
+        let end = End {
+            cpu_us: used
+                .cpu_us
+                .unwrap_or_default()
+                .saturating_sub(child.cpu_before_us),
+            peak_memory_bytes: used.peak_memory_bytes.unwrap_or_default(),
+            oom_kills: used.oom_kills,
+            pids_refused: used.pids_refused,
+            ..End::default()
+        };
+        self.kill_quietly();
+        Some(Outcome::Ended(end))
+    }
+
+    /// It has nothing more to do: no verdict.
+    fn kill_quietly(&mut self) {
+        if let Some(pidfd) = &self.pidfd {
+            // It is ours to kill, and to be gone already is no error.
+            let _ = sys::kill_by_pidfd(pidfd.as_fd());
+        }
+    }
+
     /// Until the run is over and everything that it said is here.
     fn attend(&mut self) -> Outcome {
         let outcome = loop {
             let now = sys::now_ns();
+            if now >= self.tell_ns()
+                && let Some(child) = &mut self.child
+            {
+                child.tell();
+            }
             if now >= self.deadline_ns {
                 self.kill(Verdict::Timeout);
             }
@@ -255,6 +305,9 @@ impl Running<'_> {
             }
             if polls[2].is_ready() {
                 self.serve();
+                if let Some(outcome) = self.settle() {
+                    break outcome;
+                }
             }
             if polls[3].is_ready() {
                 // The host cancels at the same deadline; then the reason is the deadline.
@@ -271,8 +324,11 @@ impl Running<'_> {
                 break outcome;
             }
         };
-        // Every writer is dead: what is left in the pipe and in the socket is all there will be.
-        while self.output_open && self.take_output() {}
+        // Every writer is dead, or has said its last word: what is in the pipe and in the socket is all that counts.
+        let mut left = LAST_OUTPUT_BYTES_MAX;
+        while self.output_open && left > 0 && self.take_output() {
+            left = left.saturating_sub(OUTPUT_BYTES);
+        }
         if !matches!(self.verdict, Some(Verdict::Broken(_)))
             && let Err(broken) = self.channel.drain()
         {
@@ -297,7 +353,15 @@ impl Running<'_> {
             (None, Some(result)) => self.deadline_ns.min(result + GRACE_NS),
             (None, None) => self.deadline_ns,
         };
-        until.saturating_sub(now)
+        until.min(self.tell_ns()).saturating_sub(now)
+    }
+
+    /// When the launcher hears of it.
+    fn tell_ns(&self) -> u64 {
+        match &self.child {
+            Some(child) if !child.told => self.ready_ns.unwrap_or(0) + LAUNCHER_TOLD_NS,
+            _ => u64::MAX,
+        }
     }
 
     /// Ends everything of the run. The first reason counts.

@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::{Host, Level, abi};
 
+use crate::pool::{self, Pool, PoolRules};
 use crate::sys::{self, Poll};
 use crate::wire::{Hello, HelloReply, LayerReport, LayerState, MESSAGE_BYTES_MAX};
 
@@ -28,7 +30,22 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(10);
 pub(crate) struct Launcher {
     pub(crate) control: OwnedFd,
     pub(crate) promises: Promises,
+    /// `None`: every run is an interpreter of its own.
+    pub(crate) pool: Option<Arc<Pool>>,
+    hears: Mutex<Option<JoinHandle<()>>>,
     dead: AtomicBool,
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        // For the launcher, which then ends every run, and for the thread that hears it. It may have gone before.
+        let _ = sys::shut_down(self.control.as_fd());
+        let hears = self.hears.get_mut().map(Option::take);
+        if let Ok(Some(thread)) = hears {
+            // A panic of it has been reported where it happened.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Launcher {
@@ -51,6 +68,7 @@ pub(crate) struct Promises {
 pub(crate) struct Supervisor {
     program: OwnedFd,
     hello: Hello,
+    pool: Option<PoolRules>,
     host: Host,
     state: Mutex<State>,
 }
@@ -67,10 +85,16 @@ struct State {
 
 impl Supervisor {
     /// Starts the first launcher; an error is the reason why the instance cannot be made.
-    pub(crate) fn start(program: OwnedFd, hello: Hello, host: Host) -> Result<Self, Error> {
+    pub(crate) fn start(
+        program: OwnedFd,
+        hello: Hello,
+        pool: Option<PoolRules>,
+        host: Host,
+    ) -> Result<Self, Error> {
         let supervisor = Supervisor {
             program,
             hello,
+            pool,
             host,
             state: Mutex::default(),
         };
@@ -178,9 +202,22 @@ impl Supervisor {
                     memory: enforces_memory,
                     pids: enforces_pids,
                 };
+                let (pool, hears) = match self.pool {
+                    Some(rules) => {
+                        let own = control.try_clone().map_err(|e| broken("socket", e))?;
+                        let pool = Arc::new(Pool::new(own, rules));
+                        let hears = pool::listen(&pool, &self.host)
+                            .map_err(|e| broken("a thread for the pool", e))?;
+                        pool.open();
+                        (Some(pool), Some(hears))
+                    }
+                    None => (None, None),
+                };
                 Ok(Arc::new(Launcher {
                     control,
                     promises,
+                    pool,
+                    hears: Mutex::new(hears),
                     dead: AtomicBool::new(false),
                 }))
             }

@@ -10,6 +10,7 @@ mod fds;
 mod mounts;
 mod network;
 mod process;
+pub(crate) mod python;
 
 pub(crate) use credentials::*;
 pub(crate) use fds::*;

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::cgroup::{GroupLimits, Part};
 use crate::guard::Without;
 use crate::interpreter::Interpreter;
 
@@ -33,6 +34,84 @@ pub(crate) struct Hello {
     pub(crate) guest: Vec<(String, String)>,
     /// Empty, but in tests.
     pub(crate) without: Without,
+    /// `None`: every run is an interpreter of its own.
+    pub(crate) zygotes: Option<ZygoteRules>,
+}
+
+/// How zygotes are kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ZygoteRules {
+    /// Modules of the standard library that a zygote has imported.
+    pub(crate) preload: Vec<String>,
+    /// A zygote is replaced after so many children.
+    pub(crate) children_max: u64,
+    /// A zygote is replaced at this age.
+    pub(crate) age_max_ns: u64,
+    /// How many trust domains have one at a time.
+    pub(crate) domains_max: usize,
+    /// Namespaces are made for one run, instead of leased to one after the other.
+    pub(crate) fresh_namespaces: bool,
+}
+
+/// What the plugin asks of the launcher, on their one socket.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// An interpreter of its own for a run. With it come the write end of the output pipe, the inner end of the channel
+    /// and the launcher's end of the run's notice socket.
+    Run(RunSpec),
+    /// What a trust domain's pool needs now: all of it, not a change.
+    Pool(PoolNeeds),
+    /// Tells a waiting child for which run it is, with the mounts that only the launcher can make, and a network.
+    Activate { number: u64, spec: RunSpec },
+}
+
+/// How many children of a domain's zygote there should be.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct PoolNeeds {
+    pub(crate) domain: String,
+    /// Waiting for runs.
+    pub(crate) ahead: u32,
+    /// Runs that wait for a child.
+    pub(crate) waiting: u32,
+    /// Children that have a run now, and were not told before.
+    pub(crate) taken: Vec<Taken>,
+    /// What the next run will most likely want.
+    pub(crate) limits: GroupLimits,
+    pub(crate) disk_bytes: u64,
+    pub(crate) disk_inodes: u64,
+}
+
+/// A child that has a run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Taken {
+    pub(crate) number: u64,
+    /// As in [`RunSpec`].
+    pub(crate) deadline_ns: u64,
+    pub(crate) cpu_ms: u64,
+    /// What making and rehearsing it has cost: not the run's.
+    pub(crate) cpu_before_us: u64,
+}
+
+/// What the launcher tells the plugin, on the same socket.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Word {
+    /// A child, being born or ready: what is sent to it waits for it. With it come the outer ends of its orders,
+    /// channel, output and notice, its pidfd and the directories of its group.
+    Child {
+        domain: String,
+        /// Never given again.
+        number: u64,
+        zygote: u64,
+        init: u32,
+        parts: Vec<Part>,
+        limits: GroupLimits,
+    },
+    /// The domain's zygote is warm; its children come from this one now, and older ones are not wanted any more.
+    Warm { domain: String, zygote: u64 },
+    /// It has none, for the reason said: nobody should wait for a child.
+    Cold { domain: String, why: String },
+    /// Its place has been taken by other domains'; its children are not wanted any more.
+    Gone { domain: String },
 }
 
 /// The launcher's answer, with [`HelloReply::Ready`] only when it takes runs.
@@ -63,6 +142,8 @@ pub(crate) enum Layer {
     Cgroup,
     /// All of it together, with the interpreter.
     Run,
+    /// No layer of the isolation: where the interpreters of runs come from, as the plugin sees it.
+    Zygote,
 }
 
 /// What is known of a layer.
@@ -83,9 +164,8 @@ pub(crate) enum LayerState {
     Missing,
 }
 
-/// A run to start. Three descriptors come with it: the write end of the output pipe, the inner end of the channel and
-/// the launcher's end of the run's notice socket.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// What a run may and what it sees. This, with its mounts as descriptors, is also what a waiting child is activated by.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct RunSpec {
     pub(crate) run_id: String,
     /// CLOCK_MONOTONIC. The launcher kills at it too, should the plugin's thread be held up by the host.

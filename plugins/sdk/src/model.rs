@@ -338,6 +338,8 @@ pub struct RunRequest {
     pub limits: Limits,
     /// `NET_*`.
     pub network: u32,
+    /// An interpreter that shares no address layout and no hash seed with another run's.
+    pub fresh: bool,
     /// W3C, or empty.
     pub traceparent: String,
 }

@@ -345,7 +345,7 @@ fn decisions_are_read_strictly() {
     let parse = |text: &str| Decision::parse(&regorus::Value::from_json_str(text).unwrap());
     for good in [
         r#"{"allow": false}"#,
-        r#"{"allow": true, "reasons": [], "limits": {}, "grants": {"code": {}, "skills": {}}, "visible": {"namespaces": ["*"]}, "obligations": [{"type": "audit"}, {"type": "egress.deny_cidrs", "cidrs": ["10.0.0.0/8", "::1/128"]}], "log": {"level": "full", "mask": ["/input/subject/claims"]}, "cache_ttl_s": 30}"#,
+        r#"{"allow": true, "reasons": [], "limits": {}, "grants": {"code": {}, "skills": {}}, "visible": {"namespaces": ["*"]}, "obligations": [{"type": "audit"}, {"type": "egress.deny_cidrs", "cidrs": ["10.0.0.0/8", "::1/128"]}, {"type": "sandbox.fresh"}], "log": {"level": "full", "mask": ["/input/subject/claims"]}, "cache_ttl_s": 30}"#,
     ] {
         assert!(parse(good).is_ok(), "{good}");
     }
@@ -382,6 +382,7 @@ fn decisions_are_read_strictly() {
         r#"{"allow": false, "reasons": [{"message": "x"}]}"#,
         r#"{"allow": false, "reasons": [{"code": "x", "data": {}}]}"#,
         r#"{"allow": true, "cache_ttl_s": "x"}"#,
+        r#"{"allow": true, "obligations": [{"type": "sandbox.fresh", "cidrs": []}]}"#,
     ] {
         assert!(matches!(parse(bad), Err(Fault::Malformed(_))), "{bad}");
     }

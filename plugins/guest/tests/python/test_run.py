@@ -200,6 +200,35 @@ class Code(Case):
         self.assertEqual(outcome.logs, "[(True, 48.0)] None None\n")
 
 
+
+class Rehearsal(Case):
+    CODE = """
+        import gc, importlib, linecache, os, sys, runtime
+        def main(args):
+            return {
+                "argv": sys.argv, "finders": len(sys.meta_path), "import": importlib.import_module.__name__, "gc": gc.isenabled(),
+                "lines": sorted(linecache.cache), "modules": sorted(sys.modules), "env": sorted(os.environ),
+                "tmp": os.listdir(os.environ["TMPDIR"]), "run": [runtime.run.id, runtime.run.args],
+                "fds": len(os.listdir("/proc/self/fd")),
+            }
+    """
+    BEFORE = """
+import os, socket
+from _skillgate.main import rehearse
+from _skillgate.state import Layout
+ends = [s.detach() for s in socket.socketpair()]
+layout = Layout(root + "/skills", root + "/blobs", root + "/workspace", root + "/tmp")
+"""
+
+    def test_it_leaves_no_trace(self):
+        job = {"code": _dedent(self.CODE), "skill": None, "function": "main", "args": {"a": 1}}
+        job["env"] = {"TMPDIR": self.sandbox.path("tmp")}
+        without = self.sandbox.run(job, before=self.BEFORE + "for e in ends: os.close(e)")
+        after = self.sandbox.run(job, before=self.BEFORE + "rehearse(*ends, layout)")
+        self.assertEqual(after.output, without.output)
+        self.assertEqual(after.logs, "hello x\n")
+
+
 class Output(Case):
     def test_exactly_the_limit_is_inline_and_more_is_spilled(self):
         outcome = self.sandbox.code("def main(args): return 'x' * 4094")

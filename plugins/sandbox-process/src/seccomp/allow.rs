@@ -27,6 +27,14 @@ const TCP_OPTIONS: &[u32] = &[1, 4, 5, 6, 12, 18];
 /// The same and TCP_INFO.
 const TCP_QUESTIONS: &[u32] = &[1, 4, 5, 6, 11, 12, 18];
 
+/// DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, SETLK, SETLKW, OFD_GETLK, OFD_SETLK, OFD_SETLKW, DUPFD_CLOEXEC, SETPIPE_SZ and
+/// GETPIPE_SZ.
+const FCNTL_COMMANDS: &[u32] = &[0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032];
+
+/// SO_REUSEADDR, SNDBUF, RCVBUF, KEEPALIVE, OOBINLINE, LINGER, REUSEPORT, PASSCRED, RCVLOWAT, SNDLOWAT, and RCVTIMEO and
+/// SNDTIMEO of both kinds; never ATTACH_FILTER and its like, which are programs for the kernel.
+const SOCKET_OPTIONS: &[u32] = &[2, 7, 8, 9, 10, 13, 15, 16, 18, 19, 20, 21, 66, 67];
+
 /// TCGETS, FIONREAD, TIOCGWINSZ, FIONCLEX, FIOCLEX, FIONBIO.
 const IOCTL_REQUESTS: &[u32] = &[0x5401, 0x541b, 0x5413, 0x5450, 0x5451, 0x5421];
 
@@ -103,7 +111,7 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "fsync", x86_64: Some(74), aarch64: Some(82), rule: Always, reason: "advice and flushing of one's own files; on tmpfs nothing to wait for" },
     Entry { name: "fdatasync", x86_64: Some(75), aarch64: Some(83), rule: Always, reason: "advice and flushing of one's own files; on tmpfs nothing to wait for" },
     Entry { name: "flock", x86_64: Some(73), aarch64: Some(32), rule: Always, reason: "locks between one's own processes; sqlite and tempfile use them" },
-    Entry { name: "fcntl", x86_64: Some(72), aarch64: Some(25), rule: Always, reason: "file locks, flags and duplicates; leases and notifications need rights that are gone" },
+    Entry { name: "fcntl", x86_64: Some(72), aarch64: Some(25), rule: OneOf { arg: 1, values: FCNTL_COMMANDS }, reason: "file locks, flags, duplicates and sizes of pipes; never F_NOTIFY and F_SETLEASE, which tell of what other runs do with shared files" },
     Entry { name: "getcwd", x86_64: Some(79), aarch64: Some(17), rule: Always, reason: "where am I" },
     Entry { name: "chdir", x86_64: Some(80), aarch64: Some(49), rule: Always, reason: "where am I" },
     Entry { name: "fchdir", x86_64: Some(81), aarch64: Some(50), rule: Always, reason: "where am I" },
@@ -216,7 +224,9 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "getsockname", x86_64: Some(51), aarch64: Some(204), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
     Entry { name: "getpeername", x86_64: Some(52), aarch64: Some(205), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
     Entry { name: "getsockopt", x86_64: Some(55), aarch64: Some(209), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
-    Entry { name: "setsockopt", x86_64: Some(54), aarch64: Some(208), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
+    Entry { name: "setsockopt", x86_64: Some(54), aarch64: Some(208), rule: AnyOf(&[
+        &[Test { arg: 1, mask: ALL_BITS, values: &[SOL_SOCKET] }, Test { arg: 2, mask: ALL_BITS, values: SOCKET_OPTIONS }],
+    ]), reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
     Entry { name: "shutdown", x86_64: Some(48), aarch64: Some(210), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
     Entry { name: "sendto", x86_64: Some(44), aarch64: Some(206), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
     Entry { name: "recvfrom", x86_64: Some(45), aarch64: Some(207), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
@@ -241,7 +251,7 @@ pub(super) const NETWORK: &[Entry] = &[
         &[Test { arg: 0, mask: ALL_BITS, values: &[AF_INET] }, Test { arg: 1, mask: SOCKET_TYPE, values: &[SOCK_STREAM] }, Test { arg: 2, mask: ALL_BITS, values: &[0, IPPROTO_TCP] }],
     ]), reason: "the way to the gate is TCP; landlock does not know multipath TCP and SCTP" },
     Entry { name: "setsockopt", x86_64: Some(54), aarch64: Some(208), rule: AnyOf(&[
-        &[Test { arg: 1, mask: ALL_BITS, values: &[SOL_SOCKET] }],
+        &[Test { arg: 1, mask: ALL_BITS, values: &[SOL_SOCKET] }, Test { arg: 2, mask: ALL_BITS, values: SOCKET_OPTIONS }],
         &[Test { arg: 1, mask: ALL_BITS, values: &[IPPROTO_TCP] }, Test { arg: 2, mask: ALL_BITS, values: TCP_OPTIONS }],
     ]), reason: "what HTTP clients set" },
     Entry { name: "getsockopt", x86_64: Some(55), aarch64: Some(209), rule: AnyOf(&[

@@ -99,6 +99,12 @@ pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
     check(unsafe { libc::unshare(flags) }.into()).map(drop)
 }
 
+/// Enters a namespace; `kind` is its CLONE_NEW* flag. A pid namespace is for the children to come.
+pub(crate) fn enter_namespace(namespace: BorrowedFd<'_>, kind: libc::c_int) -> io::Result<()> {
+    // SAFETY: no pointers; the process has one thread.
+    check(unsafe { libc::setns(namespace.as_raw_fd(), kind) }.into()).map(drop)
+}
+
 /// The name of the machine, in this process's UTS namespace.
 pub(crate) fn set_hostname(name: &str) -> io::Result<()> {
     // SAFETY: pointer and length are of `name`.

@@ -89,7 +89,7 @@ pub(crate) fn write(fd: BorrowedFd<'_>, buf: &[u8]) -> io::Result<usize> {
 }
 
 /// The most descriptors that one message may carry.
-pub(crate) const MESSAGE_FDS_MAX: usize = 8;
+pub(crate) const MESSAGE_FDS_MAX: usize = 16;
 const CONTROL_BYTES: usize = 128;
 
 /// Sends one message with descriptors over a SOCK_SEQPACKET socket.
@@ -97,6 +97,20 @@ pub(crate) fn send_message(
     socket: BorrowedFd<'_>,
     data: &[u8],
     fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    send_flagged(socket, data, fds, 0)
+}
+
+/// The same, but never waits for a reader: `WouldBlock`.
+pub(crate) fn try_send_message(socket: BorrowedFd<'_>, data: &[u8]) -> io::Result<()> {
+    send_flagged(socket, data, &[], libc::MSG_DONTWAIT)
+}
+
+fn send_flagged(
+    socket: BorrowedFd<'_>,
+    data: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: libc::c_int,
 ) -> io::Result<()> {
     assert!(fds.len() <= MESSAGE_FDS_MAX);
     let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
@@ -114,7 +128,7 @@ pub(crate) fn send_message(
         msg.msg_control = control.as_mut_ptr().cast();
         // SAFETY: pure arithmetic.
         msg.msg_controllen = unsafe { libc::CMSG_SPACE(bytes as u32) } as _;
-        // SAFETY: `control` is aligned for cmsghdr and larger than CMSG_SPACE of MESSAGE_FDS_MAX descriptors (56 bytes),
+        // SAFETY: `control` is aligned for cmsghdr and larger than CMSG_SPACE of MESSAGE_FDS_MAX descriptors (80 bytes),
         // so the first header and its data lie inside it.
         unsafe {
             let header = libc::CMSG_FIRSTHDR(&msg);
@@ -130,7 +144,8 @@ pub(crate) fn send_message(
     }
     loop {
         // SAFETY: msg points to iov, data and control, all alive during the call.
-        match check(unsafe { libc::sendmsg(socket.as_raw_fd(), &msg, libc::MSG_NOSIGNAL) } as _) {
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &msg, libc::MSG_NOSIGNAL | flags) };
+        match check(sent as _) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             other => return other.map(drop),
         }
@@ -190,6 +205,19 @@ pub(crate) fn receive_message(
         ));
     }
     Ok(Some((n, fds)))
+}
+
+/// Waits for a message and says how long it is, without taking it. 0: the other end is closed.
+pub(crate) fn next_message_bytes(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let flags = libc::MSG_PEEK | libc::MSG_TRUNC;
+    loop {
+        // SAFETY: a buffer of length 0 is not written to.
+        let ret = unsafe { libc::recv(socket.as_raw_fd(), std::ptr::null_mut(), 0, flags) };
+        match check(ret as _) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            other => return other.map(|n| n as usize),
+        }
+    }
 }
 
 /// What to wait for, and what has happened.
@@ -289,6 +317,27 @@ pub(crate) fn open(path: impl AsRef<[u8]>, flags: libc::c_int) -> io::Result<Own
     let path = cstr(path)?;
     // SAFETY: `path` is NUL-terminated; no O_CREAT, so no mode is read.
     own(unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) }.into())
+}
+
+/// Opens a name in an open directory.
+pub(crate) fn open_at(dir: BorrowedFd<'_>, name: &str, flags: libc::c_int) -> io::Result<OwnedFd> {
+    let name = cstr(name)?;
+    // SAFETY: `name` is NUL-terminated; no O_CREAT, so no mode is read.
+    own(unsafe { libc::openat(dir.as_raw_fd(), name.as_ptr(), flags | libc::O_CLOEXEC) }.into())
+}
+
+/// Takes a descriptor that this process was started with, by the number that its maker has promised.
+pub(crate) fn inherited(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers; fails for a number that is not open.
+    check(unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) }.into())?;
+    // SAFETY: it is open, and the caller is the one that it was made for.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Ends a socket in both directions, for everybody who holds it.
+pub(crate) fn shut_down(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_RDWR) }.into()).map(drop)
 }
 
 /// Where an open descriptor is in the caller's mount namespace.

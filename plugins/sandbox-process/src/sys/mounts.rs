@@ -18,6 +18,7 @@ const FSPICK_CLOEXEC: u32 = 1;
 const FSPICK_EMPTY_PATH: u32 = 8;
 const OPEN_TREE_CLONE: u32 = 1;
 const OPEN_TREE_CLOEXEC: u32 = libc::O_CLOEXEC as u32;
+const AT_RECURSIVE: u32 = 0x8000;
 const MOVE_MOUNT_F_EMPTY_PATH: u32 = 4;
 const EMPTY: &CStr = c"";
 
@@ -92,18 +93,40 @@ pub(crate) fn seal_file_system(mount: BorrowedFd<'_>) -> io::Result<()> {
     fsconfig(fs.as_fd(), FSCONFIG_CMD_RECONFIGURE, None, None)
 }
 
+/// Gives the file system that is mounted at a path other options.
+pub(crate) fn change_file_system(at: &CStr, options: &[(&str, &str)]) -> io::Result<()> {
+    // SAFETY: the path is NUL-terminated.
+    let fs = own_fd(unsafe {
+        libc::syscall(
+            libc::SYS_fspick,
+            libc::AT_FDCWD,
+            at.as_ptr(),
+            FSPICK_CLOEXEC,
+        )
+    })?;
+    for (key, value) in options {
+        fsconfig(
+            fs.as_fd(),
+            FSCONFIG_SET_STRING,
+            Some(&cstr(key)?),
+            Some(&cstr(value)?),
+        )?;
+    }
+    fsconfig(fs.as_fd(), FSCONFIG_CMD_RECONFIGURE, None, None)
+}
+
 /// A detached copy of the mount at an open descriptor: that directory or file alone, without what is mounted below.
 pub(crate) fn clone_mount(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    clone_with(at, 0)
+    open_tree(at, 0)
 }
 
 /// The same with everything that is mounted below.
-pub(crate) fn clone_tree(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    clone_with(at, libc::AT_RECURSIVE as u32)
+pub(crate) fn clone_mounts(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    open_tree(at, AT_RECURSIVE)
 }
 
-fn clone_with(at: BorrowedFd<'_>, more: u32) -> io::Result<OwnedFd> {
-    let flags = more | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32;
+fn open_tree(at: BorrowedFd<'_>, more: u32) -> io::Result<OwnedFd> {
+    let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH as u32 | more;
     // SAFETY: the path is the empty, NUL-terminated string.
     own_fd(unsafe { libc::syscall(libc::SYS_open_tree, at.as_raw_fd(), EMPTY.as_ptr(), flags) })
 }
@@ -131,6 +154,19 @@ struct MountAttr {
     clear: u64,
     propagation: u64,
     userns_fd: u64,
+}
+
+/// Makes a directory, or an empty file, in a mount that may be in no place yet.
+pub(crate) fn make_in(at: BorrowedFd<'_>, name: &str, directory: bool) -> io::Result<()> {
+    let name = cstr(name)?;
+    if directory {
+        // SAFETY: `name` is NUL-terminated.
+        return check(unsafe { libc::mkdirat(at.as_raw_fd(), name.as_ptr(), 0o755) }.into())
+            .map(drop);
+    }
+    let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
+    // SAFETY: `name` is NUL-terminated; a mode comes with O_CREAT.
+    own_fd(unsafe { libc::openat(at.as_raw_fd(), name.as_ptr(), flags, 0o444) }.into()).map(drop)
 }
 
 /// Adds attributes to a mount.

@@ -41,7 +41,8 @@ fn tid_address() -> u64 {
 }
 
 /// Makes a child with new namespaces (`flags`), born in the cgroup (v2) when one is given. The child is a copy of this
-/// process: allowed only because the launcher has one thread, so no lock can be held by a thread that is not copied.
+/// process: allowed only because the launcher (and the zygote) has one thread, so no lock can be held by a thread that
+/// is not copied.
 pub(crate) fn clone_process(
     flags: libc::c_int,
     cgroup: Option<BorrowedFd<'_>>,
@@ -51,7 +52,12 @@ pub(crate) fn clone_process(
     let mut args = CloneArgs {
         flags: flags as u32 as u64 | libc::CLONE_PIDFD as u64,
         pidfd: &mut pidfd as *mut RawFd as u64,
-        exit_signal: libc::SIGCHLD as u64,
+        // A brother (CLONE_PARENT) tells its parent by the signal that this process tells it by; the kernel wants a 0.
+        exit_signal: if flags & libc::CLONE_PARENT == 0 {
+            libc::SIGCHLD as u64
+        } else {
+            0
+        },
         child_tid: tid,
         ..CloneArgs::default()
     };

@@ -17,8 +17,9 @@ pub(crate) fn removable() -> Vec<Guard> {
 
 #[test]
 fn a_launcher_that_leaves_a_piece_out_says_so() {
+    let mode = &modes()[0];
     for guard in removable() {
-        let instance = Instance::without(&config(), &[guard]);
+        let instance = Instance::without(&mode.config, &[guard]);
         assert_eq!(
             instance.output("def main(args): return 1\n"),
             1,

@@ -39,7 +39,7 @@ fn ended_in_time(instance: &Instance, code: &str, wall_ms: u64) -> (RunResult, S
 fn assert_gone(instance: &Instance) {
     let launcher = instance.plugin.launcher_pid().unwrap();
     eventually("every process of the run is gone", || {
-        descendants(launcher).is_empty()
+        processes_of_runs(launcher).is_empty()
     });
 }
 

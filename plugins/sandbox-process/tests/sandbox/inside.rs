@@ -172,12 +172,13 @@ def main(args):
     });
 }
 
-/// The user ids of the launcher's descendants, as the host sees them.
+/// The user ids of the runs' interpreters, as the host sees them.
 fn run_uids(instance: &Instance) -> std::collections::BTreeSet<u32> {
     use std::os::unix::fs::MetadataExt;
     let launcher = instance.plugin.launcher_pid().unwrap();
     descendants(launcher)
         .iter()
+        .filter(|p| name_of(**p).starts_with("python"))
         .filter_map(|p| std::fs::read_to_string(format!("/proc/{p}/status")).ok())
         .filter_map(|s| {
             s.lines().find_map(|l| {

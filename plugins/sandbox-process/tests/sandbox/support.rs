@@ -24,13 +24,25 @@ pub(crate) struct Instance {
     pub(crate) state: tempfile::TempDir,
 }
 
-/// What an instance is made from in these tests: an ordinary user has no delegated groups here.
+/// What an instance is made from in these tests: an ordinary user has no delegated groups here. SANDBOX_MODE says which
+/// way runs get their interpreters: `pool` (the default), `demand` or `fresh`.
 pub(crate) fn config() -> String {
-    if is_root() {
-        "{}".into()
-    } else {
-        r#"{"downgrades":["cgroup"]}"#.into()
+    config_with(serde_json::json!({}))
+}
+
+/// [`config`] with other keys beside.
+pub(crate) fn config_with(mut keys: serde_json::Value) -> String {
+    let mode = std::env::var("SANDBOX_MODE").unwrap_or_else(|_| "pool".into());
+    match mode.as_str() {
+        "pool" => {}
+        "demand" => keys["pool_max"] = 0.into(),
+        "fresh" => keys["fresh"] = true.into(),
+        other => panic!("SANDBOX_MODE={other}: use pool, demand or fresh"),
     }
+    if !is_root() {
+        keys["downgrades"] = serde_json::json!(["cgroup"]);
+    }
+    keys.to_string()
 }
 
 /// A way to make runs.
@@ -41,23 +53,25 @@ pub(crate) struct Mode {
     pub(crate) forks: bool,
 }
 
-/// Name, keys of the configuration, and whether a run is a fork.
-const MODES: &[(&str, &str, bool)] = &[("fresh", "", false)];
-
 /// Every way that there is.
 pub(crate) fn modes() -> Vec<Mode> {
-    let mode = |&(name, keys, forks): &(&'static str, &str, bool)| {
-        let others = config();
-        let others = others.trim_start_matches('{').trim_end_matches('}');
-        let both = [keys, others].map(str::to_owned);
-        let both: Vec<String> = both.into_iter().filter(|part| !part.is_empty()).collect();
+    let mode = |(name, mut keys, forks): (&'static str, serde_json::Value, bool)| {
+        if !is_root() {
+            keys["downgrades"] = serde_json::json!(["cgroup"]);
+        }
         Mode {
             name,
-            config: format!("{{{}}}", both.join(",")),
+            config: keys.to_string(),
             forks,
         }
     };
-    MODES.iter().map(mode).collect()
+    [
+        ("fresh", serde_json::json!({ "fresh": true }), false),
+        ("on demand", serde_json::json!({ "pool_max": 0 }), true),
+        ("pooled", serde_json::json!({}), true),
+    ]
+    .map(mode)
+    .into()
 }
 
 /// Whether to take the time for everything.
@@ -85,11 +99,16 @@ fn create_without(
     guest: Option<&str>,
     without: &[Guard],
 ) -> Result<SandboxProcess> {
+    let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
+    if guest.is_some() {
+        // A guest of the test's is a program, not something that a zygote could import.
+        config["fresh"] = true.into();
+    }
     let host = Host::for_tests(|_, _, _, _| {});
     let request = CreateRequest {
         instance_id: "test".into(),
         state_dir: state.join("state").display().to_string(),
-        config_json: config.as_bytes().to_vec(),
+        config_json: config.to_string().into_bytes(),
     };
     let guest = guest.map(|text| vec![("bootstrap.py".to_owned(), text.to_owned())]);
     SandboxProcess::create_with(
@@ -112,9 +131,14 @@ impl Instance {
         Self::made(config, guest, &[])
     }
 
-    /// With pieces of the isolation left out.
+    /// With pieces of the isolation left out, and user ids that no other instance has: without a user namespace the
+    /// processes of all who have the same one are counted together.
     pub(crate) fn without(config: &str, guards: &[Guard]) -> Self {
-        Self::made(config, None, guards)
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) + u64::from(std::process::id()) * 1000;
+        config["uid_base"] = (1_000_000 + number % 1_000_000 * 100).into();
+        Self::made(&config.to_string(), None, guards)
     }
 
     fn made(config: &str, guest: Option<&str>, without: &[Guard]) -> Self {
@@ -321,4 +345,51 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
         at += 1;
     }
     found.split_off(1)
+}
+
+/// The middle one.
+pub(crate) fn median(values: Vec<f64>) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// The value below which a share of them lies.
+pub(crate) fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = ((values.len() as f64 * share) as usize).min(values.len() - 1);
+    values[at]
+}
+
+/// A number of the instance's health.
+pub(crate) fn metric(instance: &Instance, name: &str) -> u64 {
+    let health = instance.plugin.health().unwrap();
+    let metrics: serde_json::Value = serde_json::from_str(&health.metrics_json).unwrap();
+    metrics[name]
+        .as_u64()
+        .unwrap_or_else(|| panic!("no {name} in {metrics}"))
+}
+
+/// The process's name, as `ps` shows it.
+pub(crate) fn name_of(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim().to_owned()
+}
+
+/// What is below a launcher but for what waits: zygotes, and children that have no run (an init and a waiting process).
+pub(crate) fn processes_of_runs(launcher: u32) -> Vec<u32> {
+    let named: Vec<(u32, String)> = descendants(launcher)
+        .into_iter()
+        .map(|pid| (pid, name_of(pid)))
+        .filter(|(_, name)| !name.is_empty() && name != "skillgate-warm")
+        .collect();
+    let mut waiting = named.iter().filter(|(_, n)| n == "skillgate-idle").count();
+    named
+        .into_iter()
+        .filter(|(_, name)| name != "skillgate-idle")
+        .filter(|(_, name)| {
+            let of_waiting = name == "skillgate-init" && waiting > 0;
+            waiting -= usize::from(of_waiting);
+            !of_waiting
+        })
+        .map(|(pid, _)| pid)
+        .collect()
 }

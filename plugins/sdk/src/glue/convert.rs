@@ -235,6 +235,7 @@ pub(super) unsafe fn run(p: *const abi::RunRequest) -> Read<RunRequest> {
                 output_bytes: limits.output_bytes,
             },
             network: gate.mode,
+            fresh: r.flags & abi::REQUEST_FRESH != 0,
             traceparent: text(r.traceparent, "traceparent")?,
         })
     }

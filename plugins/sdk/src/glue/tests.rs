@@ -436,6 +436,9 @@ impl Sandbox for Cage {
             .lock()
             .unwrap()
             .push(format!("run {}", request.run_id));
+        if request.fresh {
+            return Err(Error::new(abi::E_UNIMPLEMENTED, "asked to be fresh"));
+        }
         if let Some(Source::Fd(fd)) = request.mounts.first().map(|m| &m.source) {
             return Err(Error::new(
                 abi::E_NOT_FOUND,
@@ -452,6 +455,15 @@ impl Sandbox for Cage {
 }
 
 fn run(host: &PastHost, mounts: &[abi::Mount], run_id: &'static str) -> (abi::Op, i32, String) {
+    run_flagged(host, mounts, run_id, 0)
+}
+
+fn run_flagged(
+    host: &PastHost,
+    mounts: &[abi::Mount],
+    run_id: &'static str,
+    flags: u32,
+) -> (abi::Op, i32, String) {
     let table = host
         .create(super::sandbox_factory::<Cage>().create, b"")
         .unwrap();
@@ -459,6 +471,7 @@ fn run(host: &PastHost, mounts: &[abi::Mount], run_id: &'static str) -> (abi::Op
     limits.struct_size = size_of_u32::<abi::Limits>();
     let mut request: abi::RunRequest = wire::zeroed();
     request.struct_size = size_of_u32::<abi::RunRequest>();
+    request.flags = flags;
     request.run_id = abi::Str::new(run_id);
     request.limits = &raw const limits;
     request.mounts = abi::List::of(mounts);
@@ -481,6 +494,15 @@ fn services_that_the_host_lacks_are_unimplemented() {
     assert_eq!(
         (status, message.as_str()),
         (abi::E_UNIMPLEMENTED, "this host does not offer secret_read")
+    );
+}
+
+#[test]
+fn a_run_can_ask_to_be_fresh() {
+    let (_, status, message) = run_flagged(&PastHost::new(), &[], "run_fresh", abi::REQUEST_FRESH);
+    assert_eq!(
+        (status, message.as_str()),
+        (abi::E_UNIMPLEMENTED, "asked to be fresh")
     );
 }
 

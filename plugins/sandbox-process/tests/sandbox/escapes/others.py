@@ -240,7 +240,7 @@ def _(w):
     return os.uname().nodename == w["hostname"] and w["hostname"]
 
 
-attempt("a filter program on a socket", ESCAPE, known="setsockopt is not looked into where there is no network")(
+attempt("a filter program on a socket", ESCAPE, SECCOMP)(
     lambda w: socket.socketpair()[0].setsockopt(1, 26, struct.pack("HxxxxxxP", 1, _filter_address())) is None
 )
 
@@ -275,10 +275,12 @@ def _(w):
     return fcntl.flock(os.open("/skills/given/open", os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB) is None
 
 
-@attempt("be told what others read", LATERAL, known="fcntl is not looked into")
+@attempt("be told what others read", LATERAL, SECCOMP)
 def _(w):
     import fcntl
 
+    # It comes as soon as any run on the host reads there.
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
     return fcntl.fcntl(os.open(os.path.dirname(os.__file__), os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_ACCESS) == 0
 
 

@@ -1,0 +1,113 @@
+//! A run's group as the plugin has it: open directories, no path and no right to remove. So the thread of a run sets its
+//! limits and reads what it has used without asking anybody.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::{GroupLimits, GroupUse, RunGroup, bytes, count, limit_files};
+use crate::sys;
+
+/// Which of a group's directories this is.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Part {
+    pub(crate) v2: bool,
+    pub(crate) controllers: Vec<String>,
+}
+
+/// The group of a run that has been handed over.
+#[derive(Debug)]
+pub(crate) struct Held {
+    parts: Vec<(Part, OwnedFd)>,
+    limits: GroupLimits,
+}
+
+impl RunGroup {
+    /// What to hand over.
+    pub(crate) fn open(&self) -> io::Result<Vec<(Part, OwnedFd)>> {
+        self.parts
+            .iter()
+            .map(|(h, dir)| {
+                let part = Part {
+                    v2: h.v2,
+                    controllers: h.controllers.iter().map(|c| (*c).to_owned()).collect(),
+                };
+                Ok((
+                    part,
+                    sys::open(bytes(dir), libc::O_PATH | libc::O_DIRECTORY)?,
+                ))
+            })
+            .collect()
+    }
+}
+
+impl Held {
+    /// `limits` are those that it has.
+    pub(crate) fn new(parts: Vec<(Part, OwnedFd)>, limits: GroupLimits) -> Self {
+        Held { parts, limits }
+    }
+
+    /// Changes what is to be changed.
+    pub(crate) fn limit(&mut self, limits: GroupLimits) -> io::Result<()> {
+        if limits.memory_bytes == 0 && self.limits.memory_bytes > 0 {
+            return Err(io::Error::other("a limit of memory is not taken back"));
+        }
+        for (part, dir) in &self.parts {
+            for controller in &part.controllers {
+                let old = limit_files(part.v2, controller, self.limits);
+                let mut new = limit_files(part.v2, controller, limits);
+                new.retain(|file| !old.contains(file));
+                if self.limits.memory_bytes > 0 && limits.memory_bytes > self.limits.memory_bytes {
+                    // Version 1: memory with swap is never below memory. 0 is no limit, which only goes down.
+                    new.reverse();
+                }
+                for (file, value, needed) in new {
+                    match sys::open_at(dir.as_fd(), file, libc::O_WRONLY) {
+                        Ok(file) => sys::write(file.as_fd(), value.as_bytes()).map(drop)?,
+                        Err(e) if !needed && e.kind() == io::ErrorKind::NotFound => {}
+                        Err(e) => return Err(e),
+                    }
+                }
+            }
+        }
+        self.limits = limits;
+        Ok(())
+    }
+
+    /// Whether limits of memory and processes are enforced, and so whether `used` knows.
+    pub(crate) fn is_there(&self) -> bool {
+        !self.parts.is_empty()
+    }
+
+    /// What it has used so far. `events`: also how often a limit was met, which only a failure asks for.
+    pub(crate) fn used(&self, events: bool) -> GroupUse {
+        let mut total = GroupUse::default();
+        for (part, dir) in &self.parts {
+            let controllers: Vec<&str> = part.controllers.iter().map(String::as_str).collect();
+            count(&mut total, part.v2, &controllers, events, |file| {
+                text_in(dir, file)
+            });
+        }
+        total
+    }
+
+    /// Processor time so far, in microseconds.
+    pub(crate) fn cpu_us(&self) -> u64 {
+        let mut total = GroupUse::default();
+        let counts = |p: &Part| p.v2 || p.controllers.iter().any(|c| c == "cpuacct");
+        for (part, dir) in self.parts.iter().filter(|(part, _)| counts(part)) {
+            count(&mut total, part.v2, &["cpuacct"], false, |file| {
+                text_in(dir, file)
+            });
+        }
+        total.cpu_us.unwrap_or(0)
+    }
+}
+
+/// What a small file of a group says; nothing when it is not there.
+fn text_in(dir: &OwnedFd, file: &str) -> String {
+    let mut buf = [0; 1024];
+    let n = sys::open_at(dir.as_fd(), file, libc::O_RDONLY)
+        .and_then(|file| sys::read(file.as_fd(), &mut buf))
+        .unwrap_or(0);
+    String::from_utf8_lossy(&buf[..n]).into_owned()
+}

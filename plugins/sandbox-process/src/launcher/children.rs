@@ -1,0 +1,256 @@
+//! The launcher's part in zygotes' children: ordering them, handing them to the plugin, and what only it can give them.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::Launcher;
+use super::run::{Pooled, Run, tell};
+use super::start::detached;
+use super::zygotes::{Event, Ordered};
+use crate::cgroup::{Part, RunGroup};
+use crate::guard::Without;
+use crate::sys::{self, MESSAGE_FDS_MAX};
+use crate::wire::{Notice, PoolNeeds, RunSpec, Word};
+
+impl Launcher {
+    /// What the plugin needs of a pool.
+    pub(super) fn pool(&mut self, control: BorrowedFd<'_>, needs: PoolNeeds) {
+        for taken in &needs.taken {
+            let Some(run) = self.child(taken.number) else {
+                continue;
+            };
+            run.deadline_ns = taken.deadline_ns;
+            run.cpu_limit_us = taken.cpu_ms.saturating_mul(1000);
+            if let Some(pooled) = &mut run.pooled {
+                pooled.taken = true;
+                pooled.cpu_before_us = taken.cpu_before_us;
+            }
+        }
+        let Some(zygotes) = &mut self.zygotes else {
+            return;
+        };
+        let events = zygotes.need(needs);
+        self.act(control, events);
+    }
+
+    fn child(&mut self, number: u64) -> Option<&mut Run> {
+        let is_it = |r: &&mut Run| r.pooled.as_ref().is_some_and(|p| p.number == number);
+        self.runs.values_mut().find(is_it)
+    }
+
+    /// Hears the zygotes, starts those that are wanted and orders children.
+    pub(super) fn mind_zygotes(&mut self, control: BorrowedFd<'_>) {
+        let Some(zygotes) = &mut self.zygotes else {
+            return;
+        };
+        let events = zygotes.attend(&self.ground);
+        self.act(control, events);
+        while self.order(control) {}
+    }
+
+    /// Orders one child, if one is lacking.
+    fn order(&mut self, control: BorrowedFd<'_>) -> bool {
+        let there = |runs: &std::collections::BTreeMap<u32, Run>, name: &str| {
+            runs.values()
+                .filter(|r| !r.killed)
+                .filter_map(|r| r.pooled.as_ref())
+                .filter(|p| !p.taken && p.domain == name)
+                .count() as u32
+        };
+        let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
+            return false;
+        };
+        let Some(name) = zygotes.lacking(|name| there(&self.runs, name)) else {
+            return false;
+        };
+        let runs = &self.runs;
+        let (standing, uid_base) = (self.standing, self.uid_base);
+        let lease = leases.take(
+            |leases| {
+                (0..)
+                    .find(|s| !runs.contains_key(s) && !leases.has(*s))
+                    .unwrap_or(u32::MAX)
+            },
+            |slot| standing.outer_id(uid_base, slot),
+        );
+        let why = match lease {
+            Err(e) => format!("namespaces for it cannot be made: {e}"),
+            Ok(lease) => {
+                let there = there(&self.runs, &name);
+                match zygotes.order(&name, lease, self.groups.as_mut(), there) {
+                    Ok(()) => return true,
+                    Err((lease, group, e)) => {
+                        leases.give_back(lease, true);
+                        self.leaving.extend(group);
+                        format!("a child cannot be ordered: {e}")
+                    }
+                }
+            }
+        };
+        let events = zygotes.give_up(&name, &why);
+        self.act(control, events);
+        false
+    }
+
+    fn act(&mut self, control: BorrowedFd<'_>, events: Vec<Event>) {
+        for event in events {
+            match event {
+                Event::Tell(word) => say(control, &word, &[]),
+                Event::Sweep => self.sweep_strays(),
+                Event::Lost(child) => self.lost(*child),
+                Event::Born {
+                    domain,
+                    zygote,
+                    child,
+                    pid,
+                    pidfd,
+                } => self.born(control, domain, zygote, *child, (pid, pidfd)),
+            }
+        }
+    }
+
+    fn born(
+        &mut self,
+        control: BorrowedFd<'_>,
+        domain: String,
+        zygote: u64,
+        child: Ordered,
+        (pid, pidfd): (libc::pid_t, OwnedFd),
+    ) {
+        let slot = child.lease.slot;
+        self.children += 1;
+        let number = self.children;
+        let opened = child.group.as_ref().map_or(Ok(Vec::new()), RunGroup::open);
+        let run = Run {
+            pid,
+            pidfd,
+            notice: child.sockets.notice,
+            report: child.sockets.report,
+            heard: Vec::new(),
+            report_over: false,
+            failed: None,
+            exited: None,
+            group: child.group,
+            deadline_ns: u64::MAX,
+            cpu_limit_us: 0,
+            cpu_exhausted: false,
+            deadline_passed: false,
+            killed: false,
+            pooled: Some(Pooled {
+                number,
+                domain: domain.clone(),
+                lease: child.lease,
+                orders: child.sockets.orders,
+                taken: false,
+                network: false,
+                cpu_before_us: 0,
+            }),
+        };
+        match opened {
+            Ok(opened) => {
+                let (parts, dirs): (Vec<Part>, Vec<OwnedFd>) = opened.into_iter().unzip();
+                let word = Word::Child {
+                    domain,
+                    number,
+                    zygote,
+                    init: run.pid as u32,
+                    parts,
+                    limits: child.limits,
+                };
+                let fds: Vec<BorrowedFd<'_>> = child
+                    .sockets
+                    .plugins
+                    .iter()
+                    .chain([&run.pidfd])
+                    .chain(&dirs)
+                    .map(AsFd::as_fd)
+                    .collect();
+                say(control, &word, &fds);
+            }
+            // Its group has been taken away under us. The plugin never hears of it and its sockets end here.
+            Err(_) => drop(child.sockets.plugins),
+        }
+        self.runs.insert(slot, run);
+    }
+
+    /// A child that was ordered and did not come, as far as is known: [`Self::sweep_strays`] knows more.
+    pub(super) fn lost(&mut self, child: Ordered) {
+        self.leaving.extend(child.group);
+        if let Some(leases) = &mut self.leases {
+            leases.give_back(child.lease, false);
+        }
+    }
+
+    /// Kills and reaps the launcher's children that it has not been told of.
+    pub(super) fn sweep_strays(&mut self) {
+        let own = std::process::id();
+        let list = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
+        let known: Vec<libc::pid_t> = self
+            .zygotes
+            .iter()
+            .flat_map(|z| z.pids())
+            .chain(self.runs.values().map(|r| r.pid))
+            .collect();
+        for pid in list
+            .unwrap_or_default()
+            .split_whitespace()
+            .filter_map(|p| p.parse().ok())
+            .filter(|p| !known.contains(p))
+        {
+            // It is this process's own child and not reaped: the number is nobody else's.
+            if let Ok(pidfd) = sys::pidfd_open(pid) {
+                let _ = sys::kill_by_pidfd(pidfd.as_fd());
+                let _ = sys::wait(pid);
+            }
+        }
+    }
+
+    /// Tells a child for which run it is, with what the plugin cannot give it.
+    pub(super) fn activate(&mut self, number: u64, spec: &RunSpec) {
+        // One that has died meanwhile has said so on its own socket.
+        let is_it = |r: &&mut Run| r.pooled.as_ref().is_some_and(|p| p.number == number);
+        let Some(run) = self.runs.values_mut().find(is_it) else {
+            return;
+        };
+        run.deadline_ns = spec.deadline_ns;
+        run.cpu_limit_us = spec.cpu_ms.saturating_mul(1000);
+        let so_far = run.cpu_us();
+        let Some(pooled) = &mut run.pooled else {
+            return;
+        };
+        pooled.cpu_before_us = so_far.unwrap_or(0);
+        pooled.taken = true;
+        pooled.network |= spec.network;
+        let gate = match (spec.network, &self.leases) {
+            (true, Some(leases)) => leases.open_gate(&pooled.lease, run.notice.as_fd()),
+            _ => Ok(()),
+        };
+        let sent = gate
+            .map_err(|e| format!("its network cannot be prepared: {e}"))
+            .and_then(|()| send_activation(pooled.orders.as_fd(), spec));
+        if let Err(message) = sent {
+            // Said first: what follows its end would be a less telling word.
+            tell(run.notice.as_fd(), &Notice::Failed { message }, None);
+            run.kill();
+        }
+    }
+}
+
+fn send_activation(orders: BorrowedFd<'_>, spec: &RunSpec) -> Result<(), String> {
+    let text = |e: io::Error| format!("a waiting interpreter cannot be told of its run: {e}");
+    let mounts = spec
+        .mounts
+        .iter()
+        .map(|mount| detached(mount, &Without::default()))
+        .collect::<Result<Vec<_>, _>>()?;
+    let message = serde_json::to_vec(spec).map_err(|e| text(e.into()))?;
+    let fds: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
+    let mut chunks = fds.chunks(MESSAGE_FDS_MAX);
+    sys::send_message(orders, &message, chunks.next().unwrap_or_default()).map_err(text)?;
+    chunks.try_for_each(|chunk| sys::send_message(orders, b"more", chunk).map_err(text))
+}
+
+fn say(control: BorrowedFd<'_>, word: &Word, fds: &[BorrowedFd<'_>]) {
+    // The plugin has gone: the launcher is about to see that.
+    let _ = serde_json::to_vec(word).map(|text| sys::send_message(control, &text, fds));
+}

@@ -1,0 +1,144 @@
+//! Namespaces that are made ahead and leased to one run after the other: network, ipc and user.
+//!
+//! Making a network namespace costs more than all else of a child together, and taking many away keeps the kernel busy.
+//! One is leased again only when nothing can be left in it: its run had no network (its filter let it make AF_UNIX
+//! sockets alone, and no System V or message queue object at all), every process of the run has been reaped, and the
+//! plugin has closed the socket through which one of the run's could still be on its way. Else it is thrown away.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::isolate::INSIDE_ID;
+use crate::sys::{self, Fork};
+
+/// The namespaces of one run, and the user id that goes with them.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) slot: u32,
+    pub(crate) outer_id: u32,
+    pub(crate) network: OwnedFd,
+    pub(crate) ipc: OwnedFd,
+    /// `None`: excused.
+    pub(crate) user: Option<OwnedFd>,
+}
+
+/// All leases of a launcher.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    /// A network and an ipc namespace of the launcher's own, which it comes back to: nothing is ever in them.
+    home: [OwnedFd; 2],
+    free: Vec<Lease>,
+    slots: BTreeSet<u32>,
+    with_user: bool,
+    /// Never leased twice.
+    fresh: bool,
+}
+
+/// Free ones that are kept; a burst may have made more.
+const FREE_MAX: usize = 32;
+
+impl Leases {
+    /// Moves the launcher into its home.
+    pub(crate) fn new(with_user: bool, fresh: bool) -> io::Result<Self> {
+        Ok(Leases {
+            home: new_pair()?,
+            free: Vec::new(),
+            slots: BTreeSet::new(),
+            with_user,
+            fresh,
+        })
+    }
+
+    /// Whether a slot is some lease's.
+    pub(crate) fn has(&self, slot: u32) -> bool {
+        self.slots.contains(&slot)
+    }
+
+    /// One that is free, or else a new one in `slot`, whose run has the id `outer_id(slot)`.
+    pub(crate) fn take(
+        &mut self,
+        slot: impl FnOnce(&Self) -> u32,
+        outer_id: impl FnOnce(u32) -> u32,
+    ) -> io::Result<Lease> {
+        if let Some(lease) = self.free.pop() {
+            return Ok(lease);
+        }
+        let slot = slot(self);
+        let outer_id = outer_id(slot);
+        let made = new_pair();
+        // Home again in any case: what is inside a leased namespace is the run's.
+        sys::enter_namespace(self.home[0].as_fd(), libc::CLONE_NEWNET)?;
+        sys::enter_namespace(self.home[1].as_fd(), libc::CLONE_NEWIPC)?;
+        let [network, ipc] = made?;
+        let user = if self.with_user {
+            Some(new_user_namespace(outer_id)?)
+        } else {
+            None
+        };
+        self.slots.insert(slot);
+        Ok(Lease {
+            slot,
+            outer_id,
+            network,
+            ipc,
+            user,
+        })
+    }
+
+    /// A run with network has one thing in its network namespace: a listener, of which the plugin gets the only
+    /// descriptor.
+    pub(crate) fn open_gate(&self, lease: &Lease, notice: BorrowedFd<'_>) -> io::Result<()> {
+        sys::enter_namespace(lease.network.as_fd(), libc::CLONE_NEWNET)?;
+        let opened = crate::isolate::open_gate(notice);
+        sys::enter_namespace(self.home[0].as_fd(), libc::CLONE_NEWNET)?;
+        opened
+    }
+
+    /// After its run, which is dead and reaped. `pristine`: nothing can be left in it.
+    pub(crate) fn give_back(&mut self, lease: Lease, pristine: bool) {
+        if pristine && !self.fresh && self.free.len() < FREE_MAX {
+            self.free.push(lease);
+        } else {
+            self.slots.remove(&lease.slot);
+        }
+    }
+}
+
+/// New network and ipc namespaces, which this process is then in.
+fn new_pair() -> io::Result<[OwnedFd; 2]> {
+    sys::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWIPC)?;
+    Ok([
+        sys::open("/proc/self/ns/net", libc::O_RDONLY)?,
+        sys::open("/proc/self/ns/ipc", libc::O_RDONLY)?,
+    ])
+}
+
+/// A user namespace that knows one id: the run's. It lives as long as somebody holds it; the process that it is made
+/// with is gone when this returns.
+fn new_user_namespace(outer_id: u32) -> io::Result<OwnedFd> {
+    let (until, go) = sys::pipe()?;
+    match sys::clone_process(libc::CLONE_NEWUSER, None)? {
+        Fork::Child => {
+            // Its own copy of the writing end would keep it here for ever.
+            let gone = sys::close_all_from(0, &[std::os::fd::AsRawFd::as_raw_fd(&until)]);
+            let _ = gone.and_then(|()| sys::read(until.as_fd(), &mut [0]));
+            sys::exit_now(0)
+        }
+        Fork::Parent { pid, pidfd } => {
+            let made = || -> io::Result<OwnedFd> {
+                let map = format!("{INSIDE_ID} {outer_id} 1");
+                fs::write(format!("/proc/{pid}/setgroups"), "deny")?;
+                fs::write(format!("/proc/{pid}/gid_map"), &map)?;
+                fs::write(format!("/proc/{pid}/uid_map"), &map)?;
+                sys::open(format!("/proc/{pid}/ns/user"), libc::O_RDONLY)
+            };
+            let namespace = made();
+            drop(go);
+            sys::kill_by_pidfd(pidfd.as_fd())?;
+            sys::wait(pid)?;
+            namespace
+        }
+    }
+}

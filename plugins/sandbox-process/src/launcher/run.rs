@@ -1,0 +1,122 @@
+//! One run as the launcher has it: what to kill, what to listen to, what to tell.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::leases::Lease;
+use crate::cgroup::RunGroup;
+use crate::sys::{self, Exit};
+use crate::wire::{End, Notice, Report};
+
+pub(super) struct Run {
+    pub(super) pid: libc::pid_t,
+    pub(super) pidfd: OwnedFd,
+    pub(super) notice: OwnedFd,
+    pub(super) report: OwnedFd,
+    pub(super) heard: Vec<u8>,
+    /// Init has closed it: it ends, which takes a while.
+    pub(super) report_over: bool,
+    pub(super) failed: Option<String>,
+    /// What init says of the interpreter.
+    pub(super) exited: Option<(i32, i32)>,
+    pub(super) group: Option<RunGroup>,
+    pub(super) deadline_ns: u64,
+    pub(super) cpu_limit_us: u64,
+    pub(super) cpu_exhausted: bool,
+    pub(super) deadline_passed: bool,
+    pub(super) killed: bool,
+    /// Of a zygote's child.
+    pub(super) pooled: Option<Pooled>,
+}
+
+/// What a zygote's child has beside.
+pub(super) struct Pooled {
+    /// Its own, for ever.
+    pub(super) number: u64,
+    pub(super) domain: String,
+    pub(super) lease: Lease,
+    /// Where it is told for which run it is.
+    pub(super) orders: OwnedFd,
+    /// It has a run.
+    pub(super) taken: bool,
+    pub(super) network: bool,
+    pub(super) cpu_before_us: u64,
+}
+
+impl Run {
+    pub(super) fn kill(&mut self) {
+        // The kernel refuses only for a process that is not ours to kill, which this one is.
+        let _ = sys::kill_by_pidfd(self.pidfd.as_fd());
+        self.killed = true;
+    }
+
+    pub(super) fn hear(&mut self) {
+        let mut buf = [0; 4096];
+        loop {
+            match sys::read(self.report.as_fd(), &mut buf) {
+                Ok(0) => self.report_over = true,
+                Ok(n) => {
+                    self.heard.extend_from_slice(&buf[..n]);
+                    continue;
+                }
+                // Nothing there yet, or nothing to be read any more: then its end says so.
+                Err(_) => {}
+            }
+            break;
+        }
+        while let Some(end) = self.heard.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = self.heard.drain(..=end).collect();
+            match serde_json::from_slice(&line) {
+                Ok(Report::Ready) => tell(self.notice.as_fd(), &Notice::Ready, None),
+                Ok(Report::Failed { step, error }) => {
+                    self.failed = Some(format!("isolation step {step}: {error}"))
+                }
+                Ok(Report::Exited { code, signal }) => self.exited = Some((code, signal)),
+                Err(e) => self.failed = Some(format!("init said something strange: {e}")),
+            }
+        }
+    }
+
+    /// Processor time of the run so far.
+    pub(super) fn cpu_us(&self) -> Option<u64> {
+        let used = self.group.as_ref()?.used().cpu_us?;
+        Some(used.saturating_sub(self.pooled.as_ref().map_or(0, |p| p.cpu_before_us)))
+    }
+
+    /// Reaps init (which is dead or has been killed), tells the plugin and gives back what is to be cleared away.
+    pub(super) fn finish(mut self) -> (Option<RunGroup>, Option<(OwnedFd, Pooled)>) {
+        let exit = sys::wait(self.pid)
+            .ok()
+            .flatten()
+            .map(|(_, exit)| exit)
+            .unwrap_or_default();
+        self.hear();
+        let notice = match self.failed.take() {
+            Some(message) => Notice::Failed { message },
+            None => Notice::Ended(self.end(exit)),
+        };
+        tell(self.notice.as_fd(), &notice, None);
+        (self.group, self.pooled.map(|pooled| (self.notice, pooled)))
+    }
+
+    fn end(&self, init: Exit) -> End {
+        let used = self.group.as_ref().map(RunGroup::used).unwrap_or_default();
+        // Without init's word the program was killed with it.
+        let (exit_code, signal) = self.exited.unwrap_or((-1, init.signal));
+        End {
+            exit_code,
+            signal,
+            cpu_us: self.cpu_us().unwrap_or(init.cpu_us),
+            peak_memory_bytes: used.peak_memory_bytes.unwrap_or(init.peak_rss_bytes),
+            oom_kills: used.oom_kills,
+            pids_refused: used.pids_refused,
+            cpu_exhausted: self.cpu_exhausted,
+            deadline_passed: self.deadline_passed,
+        }
+    }
+}
+
+pub(super) fn tell(notice: BorrowedFd<'_>, what: &Notice, pidfd: Option<BorrowedFd<'_>>) {
+    let fds: Vec<BorrowedFd<'_>> = pidfd.into_iter().collect();
+    // The plugin has let go of the run: then nobody needs to know.
+    let _ = serde_json::to_vec(what).map(|text| sys::send_message(notice, &text, &fds));
+}

@@ -1,0 +1,153 @@
+//! Starting a run with an interpreter of its own, and what an activation needs that only the launcher can make.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::Launcher;
+use super::run::{Run, tell};
+use crate::cgroup::{Entrance, GroupLimits};
+use crate::guard::{Guard, Without};
+use crate::isolate::Isolation;
+use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID, NOSYMFOLLOW, RDONLY};
+use crate::wire::{MountSpec, Notice, RunSpec};
+
+impl Launcher {
+    /// A run to start. Whatever is wrong with it is told on the run's own socket.
+    pub(super) fn start(&mut self, spec: &RunSpec, fds: Vec<OwnedFd>) {
+        let Ok([output, channel, notice]) = <[OwnedFd; 3]>::try_from(fds) else {
+            return;
+        };
+        if let Err(message) = self.try_start(spec, &output, &channel, &notice) {
+            tell(notice.as_fd(), &Notice::Failed { message }, None);
+        }
+    }
+
+    fn try_start(
+        &mut self,
+        spec: &RunSpec,
+        output: &OwnedFd,
+        channel: &OwnedFd,
+        notice: &OwnedFd,
+    ) -> Result<(), String> {
+        let mounts = spec
+            .mounts
+            .iter()
+            .map(|mount| detached(mount, &self.ground.without))
+            .collect::<Result<Vec<_>, _>>()?;
+        let slot = (0..)
+            .find(|s| !self.runs.contains_key(s) && self.leases.as_ref().is_none_or(|l| !l.has(*s)))
+            .unwrap_or(u32::MAX);
+        let limits = GroupLimits {
+            memory_bytes: spec.memory_bytes,
+            pids: spec.max_pids.saturating_add(1),
+        };
+        let (group, entrance) = match &mut self.groups {
+            Some(groups) => groups
+                .make_run(limits)
+                .map(|(g, e)| (Some(g), e))
+                .map_err(|e| format!("control group: {e}"))?,
+            None => (
+                None,
+                Entrance {
+                    born_in: None,
+                    tasks: Vec::new(),
+                },
+            ),
+        };
+        let started = self.spawn(spec, slot, &mounts, &entrance, [output, channel, notice]);
+        let (pid, pidfd, report) = match started {
+            Ok(started) => started,
+            Err(e) => {
+                self.leaving.extend(group);
+                return Err(format!("cannot make a process with its namespaces: {e}"));
+            }
+        };
+        let notice = notice.try_clone().map_err(|e| e.to_string());
+        let run = Run {
+            pid,
+            pidfd,
+            report,
+            heard: Vec::new(),
+            report_over: false,
+            failed: None,
+            exited: None,
+            group,
+            deadline_ns: spec.deadline_ns,
+            cpu_limit_us: spec.cpu_ms.saturating_mul(1000),
+            cpu_exhausted: false,
+            deadline_passed: false,
+            killed: false,
+            pooled: None,
+            notice: notice?,
+        };
+        tell(
+            run.notice.as_fd(),
+            &Notice::Started,
+            Some(run.pidfd.as_fd()),
+        );
+        self.runs.insert(slot, run);
+        Ok(())
+    }
+
+    fn spawn(
+        &self,
+        spec: &RunSpec,
+        slot: u32,
+        mounts: &[OwnedFd],
+        entrance: &Entrance,
+        [output, channel, notice]: [&OwnedFd; 3],
+    ) -> io::Result<(libc::pid_t, OwnedFd, OwnedFd)> {
+        let (report, report_in) = sys::pipe()?;
+        sys::set_nonblocking(report.as_fd())?;
+        let isolation = Isolation {
+            ground: &self.ground,
+            spec,
+            outer_id: self.outer_id(slot),
+            entrance,
+            mounts,
+            output: output.as_fd(),
+            channel: channel.as_fd(),
+            report: report_in.as_fd(),
+            notice: Some(notice.as_fd()),
+            arguments: None,
+        };
+        match sys::clone_process(
+            self.ground.born_in(),
+            entrance.born_in.as_ref().map(AsFd::as_fd),
+        )? {
+            Fork::Child => enter(&isolation),
+            Fork::Parent { pid, pidfd } => Ok((pid, pidfd, report)),
+        }
+    }
+}
+
+/// In the child: nothing may ever return into the launcher's code, not even a panic.
+pub(crate) fn enter(isolation: &Isolation<'_>) -> ! {
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| isolation.become_init()));
+    match result {
+        Ok(never) => never,
+        Err(_) => sys::exit_now(124),
+    }
+}
+
+/// The mount of a directory or file that the plugin holds open: opened by its path in this mount namespace, and
+/// only used when it is the same file.
+pub(super) fn detached(spec: &MountSpec, without: &Without) -> Result<OwnedFd, String> {
+    let named = |e: io::Error| format!("mount {}: {e}", spec.target);
+    let at = sys::open(&spec.path, libc::O_PATH | libc::O_NOFOLLOW).map_err(named)?;
+    let stat = sys::stat(at.as_fd()).map_err(named)?;
+    if (stat.dev, stat.ino) != (spec.dev, spec.ino) {
+        return Err(format!(
+            "mount {}: its path leads to something else now",
+            spec.target
+        ));
+    }
+    let mount = sys::clone_mount(at.as_fd()).map_err(named)?;
+    let flags = if without.keeps(Guard::MountFlags) {
+        NOSUID | NODEV | NOEXEC | NOSYMFOLLOW
+    } else {
+        0
+    };
+    sys::restrict(mount.as_fd(), RDONLY | flags).map_err(named)?;
+    Ok(mount)
+}

@@ -1,0 +1,515 @@
+//! Which zygotes there are, and which children they are to make.
+//!
+//! One per trust domain. The plugin says how many children of a domain should wait (`ahead`) and how many runs wait for
+//! one; the launcher compares that with the children that have no run yet and orders the difference, one after the
+//! other. So a lost or failed child needs no bookkeeping: the next comparison sees that it is not there.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::leases::Lease;
+use super::nursery::{self, Zygote};
+use crate::cgroup::{Entrance, GroupLimits, Groups, RunGroup};
+use crate::isolate::Ground;
+use crate::sys;
+use crate::wire::{PoolNeeds, RunSpec, Word, ZygoteRules};
+use crate::zygote::{Order, WARM};
+
+/// How long a zygote may take to become warm, from a cold disk.
+const WARM_WAIT_NS: u64 = 30_000_000_000;
+/// A zygote that has not answered for so long is looked at.
+const ORDER_LOOK_NS: u64 = 60_000_000;
+/// One that answers nothing for so long is given up, whatever it seems to be doing.
+const ORDER_WAIT_NS: u64 = 2_000_000_000;
+/// The wait after a zygote that could not be started, doubled each time.
+const BACK_OFF_FIRST_NS: u64 = 100_000_000;
+const BACK_OFF_MAX_NS: u64 = 10_000_000_000;
+
+/// A trust domain.
+#[derive(Debug, Default)]
+pub(super) struct Domain {
+    needs: PoolNeeds,
+    current: Option<Zygote>,
+    /// Warming, to take the other's place.
+    next: Option<Zygote>,
+    pending: Option<Pending>,
+    failures: u32,
+    not_before_ns: u64,
+    used_ns: u64,
+    told_cold: bool,
+}
+
+/// A child that has been ordered.
+#[derive(Debug)]
+struct Pending {
+    child: Ordered,
+    since_ns: u64,
+    /// The zygote's processor time then.
+    cpu_ticks: u64,
+}
+
+/// The launcher's side of a child, and what the plugin gets.
+#[derive(Debug)]
+pub(super) struct Ordered {
+    pub(super) lease: Lease,
+    pub(super) group: Option<RunGroup>,
+    pub(super) limits: GroupLimits,
+    pub(super) sockets: Sockets,
+}
+
+/// The ends of a child's sockets and pipes that are not its own.
+#[derive(Debug)]
+pub(super) struct Sockets {
+    pub(super) report: OwnedFd,
+    pub(super) notice: OwnedFd,
+    pub(super) orders: OwnedFd,
+    /// For the plugin: orders, channel, output, notice.
+    pub(super) plugins: [OwnedFd; 4],
+}
+
+/// What has come of looking at the zygotes.
+pub(super) enum Event {
+    Born {
+        domain: String,
+        zygote: u64,
+        child: Box<Ordered>,
+        pid: libc::pid_t,
+        pidfd: OwnedFd,
+    },
+    /// It was ordered and has not come.
+    Lost(Box<Ordered>),
+    Tell(Word),
+    /// A zygote is dead: it may have made a child that it could not tell of any more.
+    Sweep,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Zygotes {
+    pub(super) rules: ZygoteRules,
+    domains: BTreeMap<String, Domain>,
+    number: u64,
+    /// Have been told to go, or killed.
+    leaving: Vec<Zygote>,
+}
+
+impl Zygotes {
+    pub(super) fn new(rules: ZygoteRules) -> Self {
+        Zygotes {
+            rules,
+            domains: BTreeMap::new(),
+            number: 0,
+            leaving: Vec::new(),
+        }
+    }
+
+    /// What a domain's pool needs from now on.
+    pub(super) fn need(&mut self, needs: PoolNeeds) -> Vec<Event> {
+        let mut events = Vec::new();
+        if !self.domains.contains_key(&needs.domain) && self.domains.len() >= self.rules.domains_max
+        {
+            // The one that has not been asked for anything for longest makes room.
+            let oldest = self.domains.iter().min_by_key(|(_, d)| d.used_ns);
+            if let Some(name) = oldest.map(|(name, _)| name.clone()) {
+                events.extend(self.end_domain(&name));
+            }
+        }
+        let domain = self.domains.entry(needs.domain.clone()).or_default();
+        domain.used_ns = sys::now_ns();
+        domain.needs = needs;
+        events
+    }
+
+    fn end_domain(&mut self, name: &str) -> Vec<Event> {
+        let Some(mut domain) = self.domains.remove(name) else {
+            return Vec::new();
+        };
+        self.leaving.extend(
+            [domain.current.take(), domain.next.take()]
+                .into_iter()
+                .flatten()
+                .map(ended),
+        );
+        let lost = domain
+            .pending
+            .take()
+            .map(|p| Event::Lost(Box::new(p.child)));
+        let word = Word::Gone {
+            domain: name.to_owned(),
+        };
+        lost.into_iter().chain([Event::Tell(word)]).collect()
+    }
+
+    /// What to wait for: each zygote's socket, which ends with it.
+    pub(super) fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.domains
+            .values()
+            .flat_map(|d| [&d.current, &d.next])
+            .flatten()
+            .map(|z| z.control.as_fd())
+            .chain(self.leaving.iter().map(|z| z.pidfd.as_fd()))
+    }
+
+    /// How long the launcher may sleep.
+    pub(super) fn patience(&self, now: u64) -> Option<u64> {
+        let wait = |d: &Domain| {
+            let pending = d.pending.as_ref().map(|p| {
+                let looked = p.since_ns + ORDER_LOOK_NS;
+                if now < looked {
+                    looked - now
+                } else {
+                    ORDER_LOOK_NS
+                }
+            });
+            let age = d
+                .current
+                .as_ref()
+                .filter(|_| d.next.is_none())
+                .map(|z| (z.born_ns + self.rules.age_max_ns).saturating_sub(now));
+            let start = d.current.is_none().then(|| {
+                if d.next.is_some() {
+                    WARM_WAIT_NS
+                } else {
+                    d.not_before_ns.saturating_sub(now)
+                }
+            });
+            [pending, age, start].into_iter().flatten().min()
+        };
+        self.domains.values().filter_map(wait).min()
+    }
+
+    /// Looks at every zygote: what it has said, whether it is there, whether it is time for another.
+    pub(super) fn attend(&mut self, ground: &Ground) -> Vec<Event> {
+        let now = sys::now_ns();
+        let mut events = Vec::new();
+        let before = self.leaving.len();
+        self.leaving.retain(|zygote| !reaped(zygote));
+        if self.leaving.len() < before {
+            events.push(Event::Sweep);
+        }
+        let names: Vec<String> = self.domains.keys().cloned().collect();
+        for name in names {
+            let Some(domain) = self.domains.get_mut(&name) else {
+                continue;
+            };
+            domain.hear(&name, &mut self.leaving, &mut events);
+            domain.look_after(&name, now, &mut self.leaving, &mut events);
+            let old = domain.current.as_ref().is_some_and(|z| {
+                z.children >= self.rules.children_max
+                    || now >= z.born_ns.saturating_add(self.rules.age_max_ns)
+            });
+            let wanted = domain.next.is_none() && (domain.current.is_none() || old);
+            if wanted && now >= domain.not_before_ns {
+                self.number += 1;
+                match nursery::start(ground, &self.rules.preload, self.number) {
+                    Ok(zygote) => domain.next = Some(zygote),
+                    Err(e) => domain.failed(&name, &format!("cannot start: {e}"), &mut events),
+                }
+            }
+        }
+        events
+    }
+
+    /// A domain whose zygote is free and that lacks a child, where `there(domain)` have no run yet.
+    pub(super) fn lacking(&self, there: impl Fn(&str) -> u32) -> Option<String> {
+        self.domains
+            .iter()
+            .filter(|(_, d)| d.pending.is_none() && d.current.is_some())
+            .find(|(name, d)| there(name) < d.needs.ahead.saturating_add(d.needs.waiting))
+            .map(|(name, _)| name.clone())
+    }
+
+    /// Orders a child of a domain, of whose children `there` have no run yet. The lease comes back with an error.
+    pub(super) fn order(
+        &mut self,
+        name: &str,
+        lease: Lease,
+        groups: Option<&mut Groups>,
+        there: u32,
+    ) -> Result<(), (Lease, Option<RunGroup>, io::Error)> {
+        let found = self.domains.get_mut(name);
+        let Some((needs, zygote, pending)) = found.and_then(|d| {
+            // What is ordered takes the place of what was used.
+            d.used_ns = sys::now_ns();
+            let zygote = d.current.as_mut()?;
+            Some((&d.needs, zygote, &mut d.pending))
+        }) else {
+            return Err((lease, None, io::ErrorKind::NotFound.into()));
+        };
+        let limits = needs.limits;
+        let (group, entrance) = match groups.map(|g| g.make_run(limits)).transpose() {
+            Ok(made) => made.unzip(),
+            Err(e) => return Err((lease, None, e)),
+        };
+        // Nobody waits for it, and there are enough to last until it has rehearsed: under load that would be work twice.
+        let rehearse = there >= needs.waiting && there.saturating_mul(2) >= needs.ahead;
+        match send_order(zygote, needs, &lease, entrance, rehearse) {
+            Ok(sockets) => {
+                *pending = Some(Pending {
+                    child: Ordered {
+                        lease,
+                        group,
+                        limits,
+                        sockets,
+                    },
+                    since_ns: sys::now_ns(),
+                    cpu_ticks: look(zygote.pid).map_or(0, |(_, ticks)| ticks),
+                });
+                Ok(())
+            }
+            Err(e) => Err((lease, group, e)),
+        }
+    }
+
+    /// The launcher cannot do its part: another try later, from the start.
+    pub(super) fn give_up(&mut self, name: &str, why: &str) -> Vec<Event> {
+        let mut events = Vec::new();
+        if let Some(domain) = self.domains.get_mut(name) {
+            domain.back_off();
+            domain.lose(name, why, &mut self.leaving, &mut events);
+        }
+        events
+    }
+
+    /// The processes that are known here.
+    pub(super) fn pids(&self) -> impl Iterator<Item = libc::pid_t> {
+        self.domains
+            .values()
+            .flat_map(|d| [&d.current, &d.next])
+            .flatten()
+            .chain(&self.leaving)
+            .map(|z| z.pid)
+    }
+
+    /// The launcher goes: every zygote is killed and reaped. Gives what they had been ordered.
+    pub(super) fn finish(&mut self) -> Vec<Ordered> {
+        let mut ordered = Vec::new();
+        for domain in self.domains.values_mut() {
+            let zygotes = [domain.current.take(), domain.next.take()];
+            self.leaving.extend(zygotes.into_iter().flatten());
+            ordered.extend(domain.pending.take().map(|p| p.child));
+        }
+        for zygote in self.leaving.drain(..) {
+            // Ours to kill; its end is waited for next.
+            let _ = sys::kill_by_pidfd(zygote.pidfd.as_fd());
+            let _ = sys::wait(zygote.pid);
+        }
+        ordered
+    }
+}
+
+impl Domain {
+    /// What its zygotes have said.
+    fn hear(&mut self, name: &str, leaving: &mut Vec<Zygote>, events: &mut Vec<Event>) {
+        match self.next.as_ref().map(heard) {
+            Some(Heard::Said(word, _)) if word == WARM => {
+                // Not in the middle of an order of the other's, which is short.
+                if self.pending.is_none() {
+                    self.succeed(name, leaving, events);
+                } else if let Some(next) = &mut self.next {
+                    next.warm = true;
+                }
+            }
+            Some(Heard::Nothing) | None => {
+                if self.pending.is_none() && self.next.as_ref().is_some_and(|z| z.warm) {
+                    self.succeed(name, leaving, events);
+                }
+            }
+            Some(_) => {
+                leaving.extend(self.next.take().map(ended));
+                self.failed(name, "it ended before it was warm", events);
+            }
+        }
+        match self.current.as_ref().map(heard) {
+            Some(Heard::Nothing) | None => {}
+            Some(Heard::Said(word, mut fds)) => {
+                let pid = std::str::from_utf8(&word).ok().and_then(|w| w.parse().ok());
+                match (self.pending.take(), pid, fds.pop(), &mut self.current) {
+                    (Some(pending), Some(pid), Some(pidfd), Some(zygote)) => {
+                        zygote.children += 1;
+                        self.failures = 0;
+                        events.push(Event::Born {
+                            domain: name.to_owned(),
+                            zygote: zygote.number,
+                            child: Box::new(pending.child),
+                            pid,
+                            pidfd,
+                        });
+                    }
+                    (pending, ..) => {
+                        events.extend(pending.map(|p| Event::Lost(Box::new(p.child))));
+                        self.lose(name, "it cannot make children", leaving, events);
+                    }
+                }
+            }
+            Some(Heard::End) => self.lose(name, "it has died", leaving, events),
+        }
+    }
+
+    /// The one that is warm takes the place of the one before.
+    fn succeed(&mut self, name: &str, leaving: &mut Vec<Zygote>, events: &mut Vec<Event>) {
+        let Some(mut next) = self.next.take() else {
+            return;
+        };
+        next.warm = true;
+        events.push(Event::Tell(Word::Warm {
+            domain: name.to_owned(),
+            zygote: next.number,
+        }));
+        self.told_cold = false;
+        leaving.extend(self.current.replace(next).map(ended));
+    }
+
+    /// Gives the current one up.
+    fn lose(&mut self, name: &str, why: &str, leaving: &mut Vec<Zygote>, events: &mut Vec<Event>) {
+        if let Some(zygote) = self.current.take() {
+            if zygote.children == 0 {
+                self.back_off();
+            }
+            leaving.push(ended(zygote));
+        }
+        events.extend(self.pending.take().map(|p| Event::Lost(Box::new(p.child))));
+        self.say_cold(name, why, events);
+    }
+
+    fn look_after(
+        &mut self,
+        name: &str,
+        now: u64,
+        leaving: &mut Vec<Zygote>,
+        events: &mut Vec<Event>,
+    ) {
+        let late = |z: &Zygote| !z.warm && now >= z.born_ns + WARM_WAIT_NS;
+        if self.next.as_ref().is_some_and(late) {
+            leaving.extend(self.next.take().map(ended));
+            self.failed(name, "it does not become warm", events);
+        }
+        if let (Some(pending), Some(zygote)) = (&self.pending, &self.current)
+            && now >= pending.since_ns + ORDER_LOOK_NS
+            && (now >= pending.since_ns + ORDER_WAIT_NS || is_hung(zygote.pid, pending.cpu_ticks))
+        {
+            self.lose(name, "it does not answer", leaving, events);
+        }
+    }
+
+    /// It could not be started.
+    fn failed(&mut self, name: &str, why: &str, events: &mut Vec<Event>) {
+        self.back_off();
+        if self.current.is_none() {
+            self.say_cold(name, why, events);
+        }
+    }
+
+    fn back_off(&mut self) {
+        self.failures = self.failures.saturating_add(1);
+        let wait = BACK_OFF_FIRST_NS << (self.failures - 1).min(10);
+        self.not_before_ns = sys::now_ns() + wait.min(BACK_OFF_MAX_NS);
+    }
+
+    fn say_cold(&mut self, name: &str, why: &str, events: &mut Vec<Event>) {
+        if !std::mem::replace(&mut self.told_cold, true) {
+            events.push(Event::Tell(Word::Cold {
+                domain: name.to_owned(),
+                why: why.to_owned(),
+            }));
+        }
+    }
+}
+
+enum Heard {
+    Nothing,
+    Said(Vec<u8>, Vec<OwnedFd>),
+    End,
+}
+
+fn heard(zygote: &Zygote) -> Heard {
+    let mut buf = [0; 256];
+    match sys::receive_message(zygote.control.as_fd(), &mut buf) {
+        Ok(Some((n, fds))) => Heard::Said(buf[..n].to_vec(), fds),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,
+        Ok(None) | Err(_) => Heard::End,
+    }
+}
+
+/// It is to go, however it is.
+fn ended(zygote: Zygote) -> Zygote {
+    // Both fail only for one that is gone already.
+    let _ = sys::shut_down(zygote.control.as_fd());
+    let _ = sys::kill_by_pidfd(zygote.pidfd.as_fd());
+    zygote
+}
+
+fn reaped(zygote: &Zygote) -> bool {
+    if sys::is_alive(zygote.pidfd.as_fd()).unwrap_or(true) {
+        return false;
+    }
+    // Dead: this does not wait.
+    let _ = sys::wait(zygote.pid);
+    true
+}
+
+/// State and processor time, in ticks of 10 ms, of a process.
+fn look(pid: libc::pid_t) -> Option<(char, u64)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let mut times = fields.skip(10).map_while(|f| f.parse::<u64>().ok());
+    Some((state, times.next()? + times.next()?))
+}
+
+/// Stopped, or busy with something else than an order. One that only waits for a processor on a loaded host is not.
+fn is_hung(pid: libc::pid_t, ticks_before: u64) -> bool {
+    const TICKS: u64 = 10;
+    look(pid).is_none_or(|(state, ticks)| "TtZX".contains(state) || ticks >= ticks_before + TICKS)
+}
+
+fn send_order(
+    zygote: &Zygote,
+    needs: &PoolNeeds,
+    lease: &Lease,
+    entrance: Option<Entrance>,
+    rehearse: bool,
+) -> io::Result<Sockets> {
+    let (orders, orders_in) = sys::socketpair(libc::SOCK_SEQPACKET)?;
+    let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM)?;
+    let (output, output_in) = sys::pipe()?;
+    let (notice, notice_in) = sys::socketpair(libc::SOCK_SEQPACKET)?;
+    let (report, report_in) = sys::pipe()?;
+    sys::set_nonblocking(report.as_fd())?;
+    sys::set_nonblocking(output.as_fd())?;
+    let order = Order {
+        spec: RunSpec {
+            max_pids: needs.limits.pids,
+            memory_bytes: needs.limits.memory_bytes,
+            disk_bytes: needs.disk_bytes,
+            disk_inodes: needs.disk_inodes,
+            ..RunSpec::default()
+        },
+        outer_id: lease.outer_id,
+        user: lease.user.is_some(),
+        born_in: entrance.as_ref().is_some_and(|e| e.born_in.is_some()),
+        rehearse,
+    };
+    let mut fds = vec![
+        orders_in.as_fd(),
+        channel_in.as_fd(),
+        output_in.as_fd(),
+        report_in.as_fd(),
+        notice_in.as_fd(),
+        lease.network.as_fd(),
+        lease.ipc.as_fd(),
+    ];
+    fds.extend(lease.user.as_ref().map(AsFd::as_fd));
+    if let Some(entrance) = &entrance {
+        fds.extend(entrance.born_in.as_ref().map(AsFd::as_fd));
+        fds.extend(entrance.tasks.iter().map(AsFd::as_fd));
+    }
+    sys::send_message(zygote.control.as_fd(), &serde_json::to_vec(&order)?, &fds)?;
+    Ok(Sockets {
+        report,
+        notice: notice_in,
+        orders: orders.try_clone()?,
+        plugins: [orders, channel, output, notice],
+    })
+}

@@ -1,0 +1,427 @@
+//! The plugin's side of the zygotes: children that wait for a run, and runs that wait for a child.
+//!
+//! A waiting child is a handful of descriptors here, so a run takes one and speaks to it with no process in between. The
+//! launcher is told afterwards, and only of runs that last: a short one it sees end.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use skillgate_plugin_sdk::{Host, Level};
+
+use crate::cgroup::{GroupLimits, Held};
+use crate::sys::{self, Poll};
+use crate::wire::{MESSAGE_BYTES_MAX, PoolNeeds, Request, RunSpec, Taken, Word};
+
+const TARGET: &str = "sandbox_process::pool";
+/// A run waits for a child so long while there is a zygote to make it, then has an interpreter of its own started. A
+/// zygote that makes none is noticed and said to be cold long before.
+const CHILD_WAIT: Duration = Duration::from_secs(5);
+/// How often a run that waits looks whether it is still wanted.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// The pool shrinks by what nobody has needed for so long.
+const WINDOW: Duration = Duration::from_secs(10);
+/// Between tries to tell a launcher whose socket is full.
+const TELL_AGAIN: Duration = Duration::from_millis(20);
+
+/// How large pools are, and whose they are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PoolRules {
+    pub(crate) min: u32,
+    pub(crate) max: u32,
+    /// A zygote for each tenant, instead of one for all.
+    pub(crate) per_tenant: bool,
+}
+
+/// A child that has no run yet.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) number: u64,
+    pub(crate) zygote: u64,
+    /// Its init's process id, which is nobody else's while the pidfd says that it lives.
+    pub(crate) init: u32,
+    pub(crate) orders: OwnedFd,
+    pub(crate) channel: OwnedFd,
+    pub(crate) output: OwnedFd,
+    pub(crate) notice: OwnedFd,
+    pub(crate) pidfd: OwnedFd,
+    pub(crate) group: Held,
+}
+
+/// The pools of one launcher.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    control: OwnedFd,
+    rules: PoolRules,
+    state: Mutex<State>,
+    came: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    domains: HashMap<String, Domain>,
+    /// Why a domain has no zygote, where that is not for the moment of its start.
+    cold: HashMap<String, String>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Domain {
+    idle: VecDeque<Waiting>,
+    /// The number of the zygote that children come from.
+    zygote: u64,
+    warm: bool,
+    ahead: u32,
+    waiting: u32,
+    /// Have a run, which the launcher does not know yet.
+    untold: Vec<Taken>,
+    unsent: bool,
+    limits: GroupLimits,
+    disk_bytes: u64,
+    disk_inodes: u64,
+    /// The fewest that were idle in this window, and when it ends.
+    least_idle: u32,
+    window_ends: Instant,
+}
+
+/// What a pool looks like from outside.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PoolState {
+    pub(crate) zygotes: usize,
+    pub(crate) idle: usize,
+    pub(crate) ahead: u32,
+    /// Why runs start their own interpreter at the moment.
+    pub(crate) cold: Option<String>,
+}
+
+impl Pool {
+    pub(crate) fn new(control: OwnedFd, rules: PoolRules) -> Self {
+        Pool {
+            control,
+            rules,
+            state: Mutex::default(),
+            came: Condvar::new(),
+        }
+    }
+
+    /// Which pool a tenant's runs come from.
+    pub(crate) fn domain<'a>(&self, tenant: &'a str) -> &'a str {
+        if self.rules.per_tenant { tenant } else { "" }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change below is whole before anything that could panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the first zygote started before the first run.
+    pub(crate) fn open(&self) {
+        if !self.rules.per_tenant {
+            let mut state = self.state();
+            let domain = domain_of(&mut state, "", self.rules);
+            self.tell(domain, "");
+        }
+    }
+
+    /// A child for a run, and whether it was waited for; `None`: there is no zygote that could give one in time.
+    pub(crate) fn take(
+        &self,
+        name: &str,
+        spec: &RunSpec,
+        cancelled: impl Fn() -> bool,
+    ) -> Option<(Waiting, bool)> {
+        let left = Duration::from_nanos(spec.deadline_ns.saturating_sub(sys::now_ns()));
+        let until = Instant::now() + CHILD_WAIT.min(left);
+        let mut state = self.state();
+        let rules = self.rules;
+        let domain = domain_of(&mut state, name, rules);
+        domain.limits = limits_of(spec);
+        (domain.disk_bytes, domain.disk_inodes) = (spec.disk_bytes, spec.disk_inodes);
+        if let Some(child) = domain.take() {
+            return Some((child, false));
+        }
+        if !domain.warm {
+            self.tell(domain, name);
+            return None;
+        }
+        // More were needed than there are.
+        domain.ahead = (domain.ahead + domain.ahead / 2 + 1).min(rules.max);
+        domain.waiting += 1;
+        self.tell(domain, name);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            state = self
+                .came
+                .wait_timeout(state, left.min(LOOK_EVERY))
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+            let over = state.closed || left.is_zero() || cancelled();
+            let domain = domain_of(&mut state, name, rules);
+            let child = domain.take();
+            if child.is_some() || over || !domain.warm {
+                domain.waiting -= 1;
+                if child.is_some() {
+                    // Said with the rest when it has its run.
+                    domain.unsent = true;
+                } else {
+                    self.tell(domain, name);
+                }
+                return child.map(|child| (child, true));
+            }
+        }
+    }
+
+    /// A child has its run. If runs have waited, the launcher hears at once that one does no more.
+    pub(crate) fn taken(&self, name: &str, taken: Taken) {
+        let mut state = self.state();
+        let domain = domain_of(&mut state, name, self.rules);
+        domain.untold.push(taken);
+        if domain.unsent {
+            self.tell(domain, name);
+        }
+    }
+
+    /// The run lasts: the launcher should know of it.
+    pub(crate) fn lasts(&self, name: &str, number: u64) {
+        let mut state = self.state();
+        let domain = domain_of(&mut state, name, self.rules);
+        if domain.untold.iter().any(|t| t.number == number) {
+            self.tell(domain, name);
+        }
+    }
+
+    /// The run is over.
+    pub(crate) fn over(&self, name: &str, number: u64) {
+        let mut state = self.state();
+        let domain = domain_of(&mut state, name, self.rules);
+        domain.untold.retain(|t| t.number != number);
+    }
+
+    /// What is there now.
+    pub(crate) fn look(&self) -> PoolState {
+        let state = self.state();
+        PoolState {
+            zygotes: state.domains.values().filter(|d| d.warm).count(),
+            idle: state.domains.values().map(|d| d.idle.len()).sum(),
+            ahead: state.domains.values().map(|d| d.ahead).sum(),
+            cold: state.cold.values().next().cloned(),
+        }
+    }
+
+    /// Sends what is needed. A launcher that does not read at the moment is told later: nobody waits here.
+    fn tell(&self, domain: &mut Domain, name: &str) {
+        let stale = domain.idle.iter().filter(|c| c.zygote != domain.zygote);
+        let needs = PoolNeeds {
+            domain: name.to_owned(),
+            ahead: domain.ahead + stale.count() as u32,
+            waiting: domain.waiting,
+            taken: domain.untold.clone(),
+            limits: domain.limits,
+            disk_bytes: domain.disk_bytes,
+            disk_inodes: domain.disk_inodes,
+        };
+        let sent = serde_json::to_vec(&Request::Pool(needs))
+            .map_err(io::Error::from)
+            .and_then(|text| sys::try_send_message(self.control.as_fd(), &text));
+        // A launcher that is gone is noticed where its words are read.
+        domain.unsent = sent.is_err();
+        if sent.is_ok() {
+            domain.untold.clear();
+        }
+    }
+
+    /// Hears the launcher until it goes. For a thread of its own.
+    pub(crate) fn hear(&self, host: &Host) {
+        let mut buf = vec![0; MESSAGE_BYTES_MAX];
+        loop {
+            let mut ready = [Poll::readable(self.control.as_fd())];
+            let wait = self.wait();
+            if sys::poll(&mut ready, Some(wait.as_nanos() as u64)).is_err() {
+                break;
+            }
+            if ready[0].is_ready() {
+                let Ok(Some((n, fds))) = sys::receive_message(self.control.as_fd(), &mut buf)
+                else {
+                    break;
+                };
+                match serde_json::from_slice(&buf[..n]) {
+                    Ok(word) => self.hear_word(word, fds, host),
+                    Err(e) => host.log(
+                        Level::Error,
+                        TARGET,
+                        "the launcher said something strange",
+                        &[("error", &e.to_string())],
+                    ),
+                }
+            }
+            self.tidy();
+        }
+        let mut state = self.state();
+        state.closed = true;
+        state.domains.clear();
+        drop(state);
+        self.came.notify_all();
+    }
+
+    fn wait(&self) -> Duration {
+        let state = self.state();
+        let now = Instant::now();
+        let next = |d: &Domain| {
+            if d.unsent {
+                TELL_AGAIN
+            } else {
+                d.window_ends.saturating_duration_since(now)
+            }
+        };
+        state.domains.values().map(next).min().unwrap_or(WINDOW)
+    }
+
+    fn hear_word(&self, word: Word, fds: Vec<OwnedFd>, host: &Host) {
+        let mut state = self.state();
+        match word {
+            Word::Child {
+                domain,
+                number,
+                zygote,
+                init,
+                parts,
+                limits,
+            } => {
+                let mut fds = fds.into_iter();
+                let mut next = || fds.next();
+                let (Some(orders), Some(channel), Some(output), Some(notice), Some(pidfd)) =
+                    (next(), next(), next(), next(), next())
+                else {
+                    return;
+                };
+                let group = Held::new(parts.into_iter().zip(fds).collect(), limits);
+                let of = domain_of(&mut state, &domain, self.rules);
+                of.idle.push_back(Waiting {
+                    number,
+                    zygote,
+                    init,
+                    orders,
+                    channel,
+                    output,
+                    notice,
+                    pidfd,
+                    group,
+                });
+                // A new one for an old one.
+                let stale = of.idle.iter().position(|c| c.zygote < zygote);
+                if let Some(stale) = stale
+                    && of.waiting == 0
+                {
+                    of.idle.remove(stale);
+                    self.tell(of, &domain);
+                }
+                self.came.notify_one();
+            }
+            Word::Warm { domain, zygote } => {
+                state.cold.remove(&domain);
+                let of = domain_of(&mut state, &domain, self.rules);
+                of.warm = true;
+                of.zygote = zygote;
+                self.tell(of, &domain);
+            }
+            Word::Cold { domain, why } => {
+                domain_of(&mut state, &domain, self.rules).warm = false;
+                state.cold.insert(domain.clone(), why.clone());
+                self.came.notify_all();
+                drop(state);
+                host.log(
+                    Level::Warn,
+                    TARGET,
+                    "a warmed interpreter is lost; runs start their own until it is replaced",
+                    &[("why", &why), ("domain", &domain)],
+                );
+            }
+            Word::Gone { domain } => {
+                state.cold.remove(&domain);
+                // Runs that wait there see that it is not warm.
+                if let Some(of) = state.domains.get_mut(&domain) {
+                    of.warm = false;
+                    of.idle.clear();
+                }
+                state
+                    .domains
+                    .retain(|name, d| *name != domain || d.waiting > 0);
+                self.came.notify_all();
+            }
+        }
+    }
+
+    /// Lets go of children that nobody has needed for a while, and says what could not be said.
+    fn tidy(&self) {
+        let mut state = self.state();
+        let now = Instant::now();
+        for (name, domain) in &mut state.domains {
+            if now >= domain.window_ends {
+                let spare = domain.least_idle.div_ceil(2).min(
+                    domain
+                        .ahead
+                        .saturating_sub(self.rules.min.min(self.rules.max)),
+                );
+                if spare > 0 {
+                    domain.ahead -= spare;
+                    for _ in 0..spare {
+                        domain.idle.pop_front();
+                    }
+                    domain.unsent = true;
+                }
+                domain.least_idle = domain.idle.len() as u32;
+                domain.window_ends = now + WINDOW;
+            }
+            if domain.unsent {
+                self.tell(domain, name);
+            }
+        }
+    }
+}
+
+fn domain_of<'a>(state: &'a mut State, name: &str, rules: PoolRules) -> &'a mut Domain {
+    state
+        .domains
+        .entry(name.to_owned())
+        .or_insert_with(|| Domain {
+            idle: VecDeque::new(),
+            zygote: 0,
+            warm: false,
+            ahead: rules.min.min(rules.max),
+            waiting: 0,
+            untold: Vec::new(),
+            unsent: false,
+            limits: GroupLimits::default(),
+            disk_bytes: 0,
+            disk_inodes: 0,
+            least_idle: 0,
+            window_ends: Instant::now() + WINDOW,
+        })
+}
+
+/// The limits of the group of a run; init counts too.
+pub(crate) fn limits_of(spec: &RunSpec) -> GroupLimits {
+    GroupLimits {
+        memory_bytes: spec.memory_bytes,
+        pids: spec.max_pids.saturating_add(1),
+    }
+}
+
+impl Domain {
+    /// The oldest: it has had the most time to get ready.
+    fn take(&mut self) -> Option<Waiting> {
+        let child = self.idle.pop_front();
+        self.least_idle = self.least_idle.min(self.idle.len() as u32);
+        child
+    }
+}
+
+/// Starts the thread that hears the launcher.
+pub(crate) fn listen(pool: &Arc<Pool>, host: &Host) -> io::Result<std::thread::JoinHandle<()>> {
+    let (pool, host) = (pool.clone(), host.clone());
+    std::thread::Builder::new()
+        .name("skillgate-pool".into())
+        .spawn(move || pool.hear(&host))
+}

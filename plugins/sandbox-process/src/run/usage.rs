@@ -1,0 +1,49 @@
+//! What a run has used where no control group counts it: what /proc says of its interpreter.
+
+use std::fs;
+
+use crate::cgroup::GroupUse;
+
+/// Of the process that the run's init has made, or nothing where /proc does not tell (a kernel without the list of
+/// children, a /proc that hides processes): then only the end of the run tells. Time of the interpreter's first thread and
+/// of the processes that it has waited for; the largest resident set of the interpreter.
+pub(super) fn of_interpreter(init: u32) -> Option<GroupUse> {
+    let read = |path: String| fs::read_to_string(path).ok();
+    let children = read(format!("/proc/{init}/task/{init}/children"))?;
+    let pid: u32 = children.split_whitespace().next()?.parse().ok()?;
+    let thread = read(format!("/proc/{pid}/schedstat"))?;
+    let thread_ns: u64 = thread.split_whitespace().next()?.parse().ok()?;
+    let status = read(format!("/proc/{pid}/status"))?;
+    let peak = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    let peak_kib: u64 = peak.split_whitespace().next()?.parse().ok()?;
+    let stat = read(format!("/proc/{pid}/stat"))?;
+    Some(GroupUse {
+        cpu_us: Some(thread_ns / 1000 + waited_us(&stat)?),
+        peak_memory_bytes: Some(peak_kib * 1024),
+        ..GroupUse::default()
+    })
+}
+
+/// Processor time of ended children, from /proc/PID/stat. In the kernel's unit for user space: hundredths of a second.
+fn waited_us(stat: &str) -> Option<u64> {
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    Some((field(16)? + field(17)?) * 10_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_of_stat() {
+        let stat = "42 (a) b) S 1 42 42 0 -1 4194560 1 2 3 4 100 200 5 7 20 0 1 0 9 8 7";
+        assert_eq!(waited_us(stat), Some(120_000));
+        assert_eq!(waited_us("42 (a"), None);
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_says_nothing() {
+        assert!(of_interpreter(u32::MAX).is_none());
+    }
+}

@@ -1,0 +1,225 @@
+//! How a run gets its interpreter: a child of a zygote that waits already, one that is made for it, or one that the
+//! launcher starts from nothing. What is isolated is the same; only what has happened before the request differs.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use skillgate_plugin_sdk::model::Error;
+use skillgate_plugin_sdk::{Host, RunServices, abi};
+
+use super::{CHILDREN_MAX, Handle, OUTPUT_BYTES, Running, usage};
+use crate::cgroup::{GroupUse, Held};
+use crate::channel::Channel;
+use crate::pool::{Pool, Waiting, limits_of};
+use crate::supervisor::Launcher;
+use crate::sys;
+use crate::wire::{MESSAGE_BYTES_MAX, Request, RunSpec, Taken};
+
+/// A run that is to be, whichever way.
+pub(super) struct Attempt<'a> {
+    pub(super) services: &'a dyn RunServices,
+    pub(super) handle: &'a Handle,
+    pub(super) launcher: &'a Arc<Launcher>,
+    pub(super) host: &'a Host,
+    pub(super) tenant: &'a str,
+    pub(super) spec: &'a RunSpec,
+    pub(super) job: &'a [u8],
+    pub(super) blobs: &'a BTreeSet<String>,
+    pub(super) started_ns: u64,
+}
+
+/// How many runs went which way.
+#[derive(Debug, Default)]
+pub(crate) struct Ways {
+    pub(crate) pooled: AtomicU64,
+    pub(crate) on_demand: AtomicU64,
+    pub(crate) fresh: AtomicU64,
+}
+
+/// A zygote's child that has become a run.
+pub(super) struct Child<'a> {
+    pool: &'a Pool,
+    domain: &'a str,
+    number: u64,
+    init: u32,
+    group: Held,
+    pub(super) cpu_before_us: u64,
+    pub(super) told: bool,
+}
+
+impl Child<'_> {
+    /// What it has used so far. `events`: also how often a limit was met.
+    pub(super) fn used(&self, events: bool) -> Option<GroupUse> {
+        used(&self.group, self.init, events)
+    }
+
+    /// The launcher hears of it, once: from now on it watches the run's limits too.
+    pub(super) fn tell(&mut self) {
+        self.told = true;
+        self.pool.lasts(self.domain, self.number);
+    }
+}
+
+impl Drop for Child<'_> {
+    fn drop(&mut self) {
+        self.pool.over(self.domain, self.number);
+    }
+}
+
+fn used(group: &Held, init: u32, events: bool) -> Option<GroupUse> {
+    if group.is_there() {
+        Some(group.used(events))
+    } else {
+        usage::of_interpreter(init)
+    }
+}
+
+fn unavailable(e: io::Error) -> Error {
+    Error::new(abi::E_UNAVAILABLE, format!("cannot start a run: {e}"))
+        .not_executed()
+        .retryable(100)
+}
+
+impl<'a> Attempt<'a> {
+    /// With a zygote's child. `None`: there is none to be had.
+    pub(super) fn on_child(&self, ways: &Ways) -> Result<Option<Running<'a>>, Error> {
+        let Some(pool) = &self.launcher.pool else {
+            return Ok(None);
+        };
+        let domain = pool.domain(self.tenant);
+        for _ in 0..CHILDREN_MAX {
+            let cancelled = || self.handle.is_cancelled();
+            let Some((waiting, waited)) = pool.take(domain, self.spec, cancelled) else {
+                break;
+            };
+            // One that has died while it waited, or whose group cannot have these limits, is let go of.
+            if let Some(running) = self.activate(pool, domain, waiting)? {
+                let way = if waited {
+                    &ways.on_demand
+                } else {
+                    &ways.pooled
+                };
+                way.fetch_add(1, Ordering::Relaxed);
+                return Ok(Some(running));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes a waiting child the run's: the job is in its channel before it is told, so it is woken once.
+    fn activate(
+        &self,
+        pool: &'a Pool,
+        domain: &'a str,
+        mut waiting: Waiting,
+    ) -> Result<Option<Running<'a>>, Error> {
+        if waiting.group.limit(limits_of(self.spec)).is_err() {
+            return Ok(None);
+        }
+        let cpu_before_us = if waiting.group.is_there() {
+            waiting.group.cpu_us()
+        } else {
+            usage::of_interpreter(waiting.init)
+                .and_then(|u| u.cpu_us)
+                .unwrap_or(0)
+        };
+        let mut channel =
+            Channel::new(waiting.channel, self.job, self.blobs.clone(), self.services)
+                .map_err(unavailable)?;
+        channel.begin();
+        let by_launcher = !self.spec.mounts.is_empty() || self.spec.network;
+        if by_launcher {
+            self.ask(
+                &Request::Activate {
+                    number: waiting.number,
+                    spec: self.spec.clone(),
+                },
+                &[],
+            )?;
+        } else {
+            let message = serde_json::to_vec(self.spec).map_err(|e| unavailable(e.into()))?;
+            if sys::send_message(waiting.orders.as_fd(), &message, &[]).is_err() {
+                return Ok(None);
+            }
+        }
+        let child = Child {
+            pool,
+            domain,
+            number: waiting.number,
+            init: waiting.init,
+            group: waiting.group,
+            cpu_before_us,
+            told: by_launcher,
+        };
+        let mut running = self.running(channel, waiting.output, waiting.notice);
+        running.ready_ns = Some(sys::now_ns());
+        running.pidfd = Some(waiting.pidfd);
+        running.child = Some(child);
+        pool.taken(
+            domain,
+            Taken {
+                number: waiting.number,
+                deadline_ns: self.spec.deadline_ns,
+                cpu_ms: self.spec.cpu_ms,
+                cpu_before_us,
+            },
+        );
+        Ok(Some(running))
+    }
+
+    /// With an interpreter that is started for it.
+    pub(super) fn on_its_own(&self, ways: &Ways) -> Result<Running<'a>, Error> {
+        let (output, output_in) = sys::pipe().map_err(unavailable)?;
+        let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM).map_err(unavailable)?;
+        let (notice, notice_in) = sys::socketpair(libc::SOCK_SEQPACKET).map_err(unavailable)?;
+        sys::set_nonblocking(output.as_fd()).map_err(unavailable)?;
+        let channel = Channel::new(channel, self.job, self.blobs.clone(), self.services)
+            .map_err(unavailable)?;
+        self.ask(
+            &Request::Run(self.spec.clone()),
+            &[output_in.as_fd(), channel_in.as_fd(), notice_in.as_fd()],
+        )?;
+        ways.fresh.fetch_add(1, Ordering::Relaxed);
+        Ok(self.running(channel, output, notice))
+    }
+
+    fn ask(&self, request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), Error> {
+        let message = serde_json::to_vec(request).map_err(|e| unavailable(e.into()))?;
+        if message.len() > MESSAGE_BYTES_MAX {
+            return Err(Error::new(
+                abi::E_INVALID_ARGUMENT,
+                "the paths of the run's mounts are too long together",
+            )
+            .not_executed());
+        }
+        sys::send_message(self.launcher.control.as_fd(), &message, fds).map_err(|e| {
+            self.launcher.mark_dead();
+            unavailable(e)
+        })
+    }
+
+    fn running(&self, channel: Channel<'a>, output: OwnedFd, notice: OwnedFd) -> Running<'a> {
+        Running {
+            host: self.host,
+            services: self.services,
+            cancel: self.handle.wake.as_fd(),
+            channel,
+            output,
+            output_open: true,
+            output_wanted: true,
+            notice,
+            pidfd: None,
+            child: None,
+            started_ns: self.started_ns,
+            ready_ns: None,
+            deadline_ns: self.spec.deadline_ns,
+            result_ns: None,
+            verdict: None,
+            killed_ns: None,
+            buffer: vec![0; OUTPUT_BYTES],
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The inside of a zygote: a warmed Python that has this file loaded as an extension module and does nothing but make
+//! children of itself. Its script (`zygote/zygote.py`) calls [`tend`], which returns in children only.
+//!
+//! The zygote reads orders: descriptors and numbers. A job, a secret or a line of code never gets here, so there is
+//! nothing of one run that the children of the next could inherit. A child isolates itself ([`crate::isolate::pooled`]),
+//! rehearses, and waits in [`activate`] until the plugin says for which run it is.
+
+use std::cell::RefCell;
+use std::ffi::c_long;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::Entrance;
+use crate::guard::Without;
+use crate::interpreter::Interpreter;
+use crate::isolate::pooled::{Child, Inside};
+use crate::isolate::{Ground, POOLED_IN};
+use crate::sys::{self, Fork, python};
+use crate::wire::{MESSAGE_BYTES_MAX, RunSpec};
+
+/// What a zygote is executed with: its script. The modules to warm are its argument.
+pub(crate) const SCRIPT: &str = include_str!("zygote/zygote.py");
+/// Where it finds this very file, until it has loaded it.
+pub(crate) const MODULE: &str = "/.run/launcher.so";
+// Its descriptors, beside the standard ones.
+pub(crate) const CONTROL_FD: i32 = 3;
+pub(crate) const LAUNCHER_FD: i32 = 4;
+pub(crate) const SETTINGS_FD: i32 = 5;
+/// Both ends of a socket, for the rehearsal: of the zygote's own, and of each child's.
+pub(crate) const REHEARSAL_FDS: [i32; 2] = [8, 9];
+
+/// The first word of a zygote that is warm.
+pub(crate) const WARM: &[u8] = b"warm";
+
+/// What is the same for all children: [`Ground`] as far as they need it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    pub(crate) program: String,
+    pub(crate) loader: Option<String>,
+    pub(crate) landlock_abi: Option<u32>,
+    pub(crate) user_namespace: bool,
+    pub(crate) drops_groups: bool,
+    pub(crate) memory_by_cgroup: bool,
+}
+
+/// One child to make. Its descriptors, in order: orders, channel, output, report, notice, network namespace, ipc
+/// namespace, user namespace (if `user`), the group to be born in (if `born_in`), `tasks` files.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Order {
+    /// What is known already; the run's own comes with its activation.
+    pub(crate) spec: RunSpec,
+    pub(crate) outer_id: u32,
+    pub(crate) user: bool,
+    pub(crate) born_in: bool,
+    /// Nobody waits for it yet.
+    pub(crate) rehearse: bool,
+}
+
+thread_local! {
+    /// In a child: itself. The zygote has one thread, and so has each child until its run begins.
+    static CHILD: RefCell<Option<Child>> = const { RefCell::new(None) };
+}
+
+/// Makes children until the launcher goes. Returns in a child: 1 when it is to rehearse, 0 when somebody waits for it.
+pub(crate) fn tend() -> c_long {
+    match try_tend() {
+        Ok(Some((child, rehearse))) => {
+            CHILD.with(|c| *c.borrow_mut() = Some(child));
+            rehearse.into()
+        }
+        Ok(None) => sys::exit_now(0),
+        // The launcher sees it end.
+        Err(_) => sys::exit_now(1),
+    }
+}
+
+/// In a child: waits for its run and gives up every right. Returns when nothing is left but the run's own.
+pub(crate) fn activate() -> c_long {
+    let Some(child) = CHILD.with(|c| c.borrow_mut().take()) else {
+        // Called once more, by the code of a run: there is nothing to do and nothing to lose.
+        return -1;
+    };
+    child.activate();
+    0
+}
+
+fn try_tend() -> io::Result<Option<(Child, bool)>> {
+    // The file has done its service; nobody who is born here has a name for it.
+    sys::detach(c"/.run")?;
+    sys::set_process_name(c"skillgate-warm");
+    let control = sys::inherited(CONTROL_FD)?;
+    let ground = ground()?;
+    let inside = Inside::prepare(ground)?;
+    // A child is process 2 of its namespace: what looks at process ids to see a fork must see one.
+    if std::process::id() <= 2 {
+        return Err(io::Error::other(
+            "the zygote has a process id that children have",
+        ));
+    }
+    sys::send_message(control.as_fd(), WARM, &[])?;
+    let mut buf = vec![0; MESSAGE_BYTES_MAX];
+    loop {
+        let Some((n, fds)) = sys::receive_message(control.as_fd(), &mut buf)? else {
+            return Ok(None);
+        };
+        let order: Order = serde_json::from_slice(&buf[..n])?;
+        let rehearse = order.rehearse;
+        let (born_in, child) = take_apart(order, fds)?;
+        python::before_fork();
+        match sys::clone_process(POOLED_IN, born_in.as_ref().map(AsFd::as_fd)) {
+            Ok(Fork::Child) => {
+                drop(control);
+                return Ok(Some((child.be_born(inside), rehearse)));
+            }
+            Ok(Fork::Parent { pid, pidfd }) => {
+                python::after_fork_parent();
+                let number = pid.to_string();
+                sys::send_message(control.as_fd(), number.as_bytes(), &[pidfd.as_fd()])?;
+            }
+            Err(e) => {
+                python::after_fork_parent();
+                sys::send_message(control.as_fd(), format!("!{e}").as_bytes(), &[])?;
+            }
+        }
+    }
+}
+
+fn ground() -> io::Result<Ground> {
+    let mut text = String::new();
+    std::fs::File::from(sys::inherited(SETTINGS_FD)?).read_to_string(&mut text)?;
+    let settings: Settings = serde_json::from_str(&text)?;
+    Ok(Ground {
+        template: sys::cstr("/")?,
+        interpreter: Interpreter {
+            program: settings.program,
+            loader: settings.loader,
+            ..Interpreter::default()
+        },
+        landlock_abi: settings.landlock_abi,
+        user_namespace: settings.user_namespace,
+        drops_groups: settings.drops_groups,
+        memory_by_cgroup: settings.memory_by_cgroup,
+        launcher: sys::inherited(LAUNCHER_FD)?,
+        without: Without::default(),
+    })
+}
+
+/// The group to be born in, and all else that the child gets.
+fn take_apart(order: Order, fds: Vec<OwnedFd>) -> io::Result<(Option<OwnedFd>, Child)> {
+    let mut fds = fds.into_iter();
+    let mut next = || {
+        fds.next()
+            .ok_or_else(|| io::Error::other("an order came with too few descriptors"))
+    };
+    let child = Child {
+        spec: order.spec,
+        outer_id: order.outer_id,
+        orders: next()?,
+        channel: next()?,
+        output: next()?,
+        report: next()?,
+        notice: next()?,
+        network: next()?,
+        ipc: next()?,
+        user: if order.user { Some(next()?) } else { None },
+        entrance: Entrance {
+            born_in: None,
+            tasks: Vec::new(),
+        },
+        later: None,
+    };
+    let born_in = if order.born_in { Some(next()?) } else { None };
+    let entrance = Entrance {
+        born_in: None,
+        tasks: fds.collect(),
+    };
+    Ok((born_in, Child { entrance, ..child }))
+}

@@ -1,0 +1,29 @@
+"""A zygote: warms itself, then makes children of itself on the launcher's orders (`zygote.rs`). Everything below
+`tend()` happens in a child, once."""
+
+import sys
+
+
+def main():
+    import gc
+
+    guest, module, modules = sys.argv[1], sys.argv[2], sys.argv[3:]
+    sys.argv = ["-c"]
+    sys.path.append(guest)
+    import _imp
+    import bootstrap
+    from importlib.machinery import ModuleSpec
+
+    native = _imp.create_dynamic(ModuleSpec("_skillgate_zygote", None, origin=module))
+    sys.modules.pop("_skillgate_zygote", None)
+    serve, rehearse, tend, activate = bootstrap.serve, bootstrap.rehearse, native.tend, native.activate
+    rehearse(8, 9)
+    bootstrap.warm(modules)
+    gc.disable()
+    if tend():
+        rehearse(8, 9)
+    activate()
+    serve(3)
+
+
+main()

@@ -1,0 +1,225 @@
+//! Runs that take all they can get, beside a tenant who wants nothing but its own: it hardly notices, and they end with the
+//! right name.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use skillgate_plugin_sdk::Sandbox;
+
+use crate::support::*;
+
+/// Half a processor for each run, so that on two processors there is one for others.
+const CPUS: &str = r#""cpus":0.5"#;
+/// Runs of the neighbour in one stretch; a quiet one and a loud one take turns.
+const STRETCH: usize = 6;
+const TURNS: usize = 2;
+const TURNS_FULL: usize = 20;
+/// With `SKILLGATE_TEST_FULL`, for a machine that nobody else uses: the loud p99 against the quiet one.
+const RATIO_FULL: f64 = 2.0;
+/// Otherwise the p90, since every other test runs beside it, and what a busy machine may add in any case.
+const RATIO: f64 = 4.0;
+const SLACK_MS: f64 = 250.0;
+
+struct Bomb {
+    name: &'static str,
+    body: &'static str,
+    wall_ms: u64,
+    /// What it ends with, as root with control groups and as an ordinary user without.
+    ends: [&'static str; 2],
+}
+
+const fn bomb(
+    name: &'static str,
+    wall_ms: u64,
+    ends: [&'static str; 2],
+    body: &'static str,
+) -> Bomb {
+    Bomb {
+        name,
+        body,
+        wall_ms,
+        ends,
+    }
+}
+
+const BOMBS: &[Bomb] = &[
+    bomb(
+        "processes",
+        20_000,
+        ["TooManyProcesses", "BlockingIOError"],
+        "while True:\n        if os.fork() == 0: time.sleep(100)",
+    ),
+    bomb(
+        "processes of processes",
+        1000,
+        ["Timeout", "Timeout"],
+        "while True:\n        try: os.fork()\n        except OSError: pass",
+    ),
+    bomb(
+        "threads",
+        20_000,
+        ["TooManyProcesses", "RuntimeError"],
+        "while True: threading.Thread(target=time.sleep, args=(100,), daemon=True).start()",
+    ),
+    bomb(
+        "memory",
+        20_000,
+        ["OutOfMemory", "MemoryError"],
+        "held = []\n    while True: held.append(bytearray(1 << 20))",
+    ),
+    bomb(
+        "memory of the disk",
+        20_000,
+        ["DiskFull", "DiskFull"],
+        "open('/dev/shm/all', 'wb').write(b'x' * (64 << 20))",
+    ),
+    bomb(
+        "disk",
+        20_000,
+        ["DiskFull", "DiskFull"],
+        "for n in range(1000): open('/workspace/%d' % n, 'wb').write(b'x' * (1 << 20))",
+    ),
+    bomb(
+        "files",
+        20_000,
+        ["DiskFull", "DiskFull"],
+        "for n in range(100000): open('/tmp/%d' % n, 'w').close()",
+    ),
+    bomb(
+        "directories in directories",
+        20_000,
+        ["DiskFull", "DiskFull"],
+        "while True:\n        os.mkdir('d'); os.chdir('d')",
+    ),
+    bomb(
+        "descriptors",
+        20_000,
+        ["OSError", "OSError"],
+        "held = [os.open('/dev/null', 0) for _ in range(100000)]",
+    ),
+    bomb(
+        "output",
+        1000,
+        ["Timeout", "Timeout"],
+        "while True: os.write(1, b'x' * 65536)",
+    ),
+    bomb(
+        "processor",
+        1000,
+        ["Timeout", "Timeout"],
+        "[os.fork() for _ in range(4)]\n    while True: pass",
+    ),
+    bomb(
+        "the scheduler",
+        1000,
+        ["Timeout", "Timeout"],
+        "[os.fork() for _ in range(4)]\n    while True: os.sched_yield()",
+    ),
+    bomb(
+        "signals",
+        1000,
+        ["Timeout", "Timeout"],
+        "signal.signal(10, lambda n, f: None)\n    os.fork()\n    while True: os.kill(0, 10)",
+    ),
+    bomb(
+        "faults",
+        1000,
+        ["Timeout", "Timeout"],
+        "while True: mmap.mmap(-1, 64 << 20).write(b'x' * (64 << 20))",
+    ),
+];
+
+/// Milliseconds of so many runs that do nothing, one after the other.
+fn neighbour(instance: &Instance) -> Vec<f64> {
+    let one = |_| {
+        let began = Instant::now();
+        assert_eq!(instance.output("def main(args): return 1\n"), 1);
+        began.elapsed().as_secs_f64() * 1000.0
+    };
+    (0..STRETCH).map(one).collect()
+}
+
+/// Sets it off again and again as long as it is wanted; every one must end as it should.
+fn explode(instance: &Instance, bomb: &Bomb, wanted: &AtomicBool, lit: &AtomicBool) {
+    while wanted.load(Ordering::Acquire) {
+        let code = format!(
+            "import mmap, os, signal, threading, time\ndef main(args):\n    print('lit', flush=True)\n    {}\n",
+            bomb.body
+        );
+        let mut request = request(&code);
+        request.limits.wall_ms = bomb.wall_ms;
+        let services = Services {
+            keep: Some(1024),
+            ..Services::default()
+        };
+        lit.store(true, Ordering::Release);
+        let result = instance.plugin.run(request, &services).unwrap();
+        // Without control groups it depends on who was refused whether the limit is known by name.
+        let ends = &bomb.ends[..if is_root() { 1 } else { 2 }];
+        assert!(
+            ends.contains(&result.error_type.as_str()),
+            "{}: {result:?}",
+            bomb.name
+        );
+    }
+}
+
+/// The neighbour's times without the bomb and beside it.
+fn beside(instance: &Instance, bomb: &Bomb, turns: usize) -> (Vec<f64>, Vec<f64>) {
+    let (mut quiet, loud) = (Vec::new(), Mutex::new(Vec::new()));
+    for _ in 0..turns {
+        quiet.extend(neighbour(instance));
+        let (wanted, lit) = (AtomicBool::new(true), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| explode(instance, bomb, &wanted, &lit));
+            eventually("it has begun", || lit.load(Ordering::Acquire));
+            loud.lock().unwrap().extend(neighbour(instance));
+            wanted.store(false, Ordering::Release);
+        });
+    }
+    (quiet, loud.into_inner().unwrap())
+}
+
+#[test]
+fn bombs_end_well_and_the_neighbour_hardly_notices() {
+    let modes = modes();
+    // The last is what a gateway does by itself.
+    let modes = if full() {
+        &modes[..]
+    } else {
+        &modes[modes.len() - 1..]
+    };
+    for mode in modes {
+        let config = mode
+            .config
+            .replacen('{', &format!("{{{CPUS},"), 1)
+            .replace(",}", "}");
+        let instance = Instance::with(&config, None);
+        for bomb in BOMBS {
+            let began = Instant::now();
+            let (quiet, loud) = beside(&instance, bomb, if full() { TURNS_FULL } else { TURNS });
+            let share = if full() { 0.99 } else { 0.9 };
+            let (quiet, loud) = (quantile(quiet, share), quantile(loud, share));
+            let most = if full() {
+                quiet * RATIO_FULL
+            } else {
+                quiet * RATIO + SLACK_MS
+            };
+            println!(
+                "{}, {}: p{} of the neighbour {quiet:.1} ms, beside it {loud:.1} ms ({:.1} times; {:.1?})",
+                mode.name,
+                bomb.name,
+                share * 100.0,
+                loud / quiet,
+                began.elapsed()
+            );
+            assert!(
+                loud <= most,
+                "{}, {}: {quiet:.1} ms, then {loud:.1} ms",
+                mode.name,
+                bomb.name
+            );
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Children that wait, and the namespaces that they are lent.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::json;
+
+use crate::support::*;
+use crate::zygote::warm;
+
+fn waiting(instance: &Instance, name: &str) -> Vec<u32> {
+    descendants(instance.plugin.launcher_pid().unwrap())
+        .into_iter()
+        .filter(|pid| name_of(*pid) == name)
+        .collect()
+}
+
+#[test]
+fn children_wait_and_each_has_one_run() {
+    let instance = warm(json!({"pool_min": 3}));
+    let mut used = BTreeSet::new();
+    for i in 1..=8 {
+        eventually("three wait", || {
+            metric(&instance, "pool_idle") == 3 && waiting(&instance, "skillgate-idle").len() == 3
+        });
+        let before: BTreeSet<u32> = waiting(&instance, "skillgate-idle").into_iter().collect();
+        assert!(before.is_disjoint(&used), "one waits again");
+        assert_eq!(instance.output("def main(args): return 1\n"), 1);
+        assert_eq!(metric(&instance, "runs_from_pool"), i);
+        eventually("the one that had the run is gone", || {
+            let now: BTreeSet<u32> = waiting(&instance, "skillgate-idle").into_iter().collect();
+            let gone: Vec<u32> = before.difference(&now).copied().collect();
+            used.extend(&gone);
+            gone.len() == 1
+        });
+    }
+}
+
+#[test]
+fn a_child_that_dies_while_it_waits_loses_no_run() {
+    let instance = warm(json!({"pool_min": 4}));
+    eventually("four wait", || {
+        waiting(&instance, "skillgate-idle").len() == 4
+    });
+    for name in ["skillgate-idle", "skillgate-init"] {
+        for pid in waiting(&instance, name) {
+            // One that has gone by itself is dead too.
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        }
+        for _ in 0..6 {
+            assert_eq!(instance.output("def main(args): return 1\n"), 1);
+        }
+    }
+    eventually("four wait again", || metric(&instance, "pool_idle") >= 4);
+}
+
+#[test]
+fn the_pool_grows_with_what_is_needed_and_stays_in_its_bounds() {
+    let instance = warm(json!({"pool_min": 1, "pool_max": 6}));
+    let done = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..12 {
+            scope.spawn(|| {
+                for _ in 0..4 {
+                    assert_eq!(instance.output("def main(args): return 1\n"), 1);
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(done.into_inner(), 48);
+    // On a slow machine it may be shrinking again.
+    let target = metric(&instance, "pool_target");
+    assert!((2..=6).contains(&target), "{target}");
+    eventually("it is full", || {
+        let idle = metric(&instance, "pool_idle");
+        idle == metric(&instance, "pool_target")
+            && waiting(&instance, "skillgate-idle").len() == idle as usize
+    });
+}
+
+#[test]
+fn without_a_pool_each_child_is_made_for_its_run() {
+    let instance = warm(json!({"pool_max": 0}));
+    for _ in 0..5 {
+        assert_eq!(instance.output("def main(args): return 1\n"), 1);
+    }
+    assert_eq!(
+        (
+            metric(&instance, "runs_on_demand"),
+            metric(&instance, "runs_from_pool")
+        ),
+        (5, 0)
+    );
+    eventually("nobody waits", || {
+        waiting(&instance, "skillgate-idle").is_empty() && metric(&instance, "pool_idle") == 0
+    });
+}
+
+/// Without a pool one run after the other has the same lease; a run of its own gets new ones, whatever their numbers.
+#[test]
+fn namespaces_are_leased_to_one_run_after_the_other() {
+    let code = "import os\ndef main(args): return [os.stat('/proc/self/ns/' + n).st_ino for n in ('net', 'ipc', 'user')]\n";
+    let instance = warm(json!({"pool_max": 0}));
+    let seen: BTreeSet<String> = (0..8)
+        .map(|_| {
+            let at = instance.output(code).to_string();
+            eventually("its lease is free", || {
+                processes_of_runs(instance.plugin.launcher_pid().unwrap()).is_empty()
+            });
+            at
+        })
+        .collect();
+    assert!(seen.len() <= 3, "{seen:?}");
+    let open = |instance: &Instance| {
+        let launcher = instance.plugin.launcher_pid().unwrap();
+        std::fs::read_dir(format!("/proc/{launcher}/fd"))
+            .unwrap()
+            .flatten()
+            .filter_map(|fd| std::fs::read_link(fd.path()).ok())
+            .filter(|to| to.to_string_lossy().starts_with("net:"))
+            .count()
+    };
+    // Home, and leases.
+    assert!(open(&instance) >= 2);
+    let instance = warm(json!({"pool_max": 0, "namespaces": "fresh"}));
+    for _ in 0..4 {
+        instance.output(code);
+    }
+    eventually("nothing is kept", || open(&instance) == 1);
+}
+
+/// What the documentation says of memory: a child that waits, with its init.
+#[test]
+fn a_waiting_child_is_small() {
+    let instance = warm(json!({"pool_min": 8}));
+    let all = || {
+        let mut all = waiting(&instance, "skillgate-idle");
+        all.extend(waiting(&instance, "skillgate-init"));
+        all
+    };
+    eventually("eight wait, with their inits", || all().len() == 16);
+    let pss = |pid: &u32| -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+        let line = text.lines().find(|l| l.starts_with("Pss:"));
+        line.and_then(|l| l.split_whitespace().nth(1)?.parse().ok())
+            .unwrap_or(0)
+    };
+    if is_root() {
+        let kib = all().iter().map(pss).sum::<u64>() / 8;
+        // About 2 MiB in a release build; this file is larger in a debug build, and some of the eight still rehearse.
+        assert!((100..4096).contains(&kib), "{kib} KiB");
+    }
+}

@@ -1,0 +1,173 @@
+//! Two tenants by turns: nothing random is ever drawn twice, and nothing of one is found by the other.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::process::Command;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::model::{RunRequest, Source};
+
+use crate::basics::{mount, open_to_all};
+use crate::support::*;
+
+/// Runs in each mode, and with `SKILLGATE_TEST_FULL`.
+const RUNS: usize = 100;
+const RUNS_FULL: usize = 10_000;
+
+/// What a run says.
+#[derive(Deserialize)]
+struct Said {
+    draws: BTreeMap<String, Value>,
+    again: BTreeMap<String, Value>,
+    foreign: BTreeMap<String, String>,
+}
+
+/// Marks of one run: one for each place that something of it may be in.
+struct Marks(Vec<String>);
+
+impl Marks {
+    fn new(number: usize) -> Self {
+        let mark = |place: usize| {
+            format!(
+                "CNRY-{:016x}",
+                number * 16 + place + (std::process::id() as usize) * (1 << 32)
+            )
+        };
+        Marks((0..5).map(mark).collect())
+    }
+
+    /// A run that has them in its code, arguments, environment, secret and blob.
+    fn request(&self, tenant: &str, blob: &std::path::Path) -> (RunRequest, Services) {
+        let [code, argument, variable, secret, content] = &self.0[..] else {
+            panic!("five");
+        };
+        let mut request = request(&format!("# {code}\n{}", include_str!("tenants.py")));
+        request.tenant = tenant.into();
+        request.args_json = json!({ "mine": self.0, "argument": argument })
+            .to_string()
+            .into_bytes();
+        request.env = vec![("VARIABLE".into(), variable.clone())];
+        request.secrets = vec!["SECRET".into()];
+        std::fs::write(blob.join("content"), content).unwrap();
+        request.mounts = vec![mount(
+            "/blobs/given",
+            Source::Path(blob.display().to_string()),
+        )];
+        let services = Services {
+            secrets: HashMap::from([("SECRET".into(), secret.clone())]),
+            ..Services::default()
+        };
+        (request, services)
+    }
+}
+
+fn said(instance: &Instance, request: RunRequest, services: &Services) -> Said {
+    let result = instance.plugin.run(request, services).unwrap();
+    assert!(result.completed, "{result:?}\n{}", services.text());
+    serde_json::from_slice(&result.output_json).unwrap()
+}
+
+fn alternate(mode: &Mode, runs: usize) {
+    let instance = Instance::with(&mode.config, None);
+    let directory = tempfile::tempdir().unwrap();
+    open_to_all(directory.path());
+    let mut seen: HashSet<(String, String)> = HashSet::new();
+    for number in 0..runs {
+        let tenant = ["left", "right"][number % 2];
+        let (request, services) = Marks::new(number).request(tenant, directory.path());
+        let said = said(&instance, request, &services);
+        assert_eq!(
+            said.foreign,
+            BTreeMap::new(),
+            "{}: run {number} has found another's marks",
+            mode.name
+        );
+        for (source, drawn) in said.draws.into_iter().chain(said.again) {
+            let new = seen.insert((source.clone(), drawn.to_string()));
+            assert!(
+                new,
+                "{}: run {number} has drawn {drawn} from {source} once more",
+                mode.name
+            );
+        }
+    }
+    println!(
+        "{}: {runs} runs, {} values, each once",
+        mode.name,
+        seen.len()
+    );
+}
+
+#[test]
+fn nothing_is_drawn_twice_and_nothing_is_found() {
+    for mode in modes() {
+        alternate(&mode, if full() { RUNS_FULL } else { RUNS });
+    }
+}
+
+/// The check itself: a mark of another in each place where one might be left is seen.
+#[test]
+fn a_mark_that_is_there_is_found() {
+    let instance = Instance::new();
+    let directory = tempfile::tempdir().unwrap();
+    open_to_all(directory.path());
+    let (mut request, services) = Marks::new(1).request("left", directory.path());
+    // It knows of none of its own, so all that it has are another's.
+    request.args_json = json!({ "mine": ["CNRY-"], "argument": "CNRY-00000000000000aa" })
+        .to_string()
+        .into_bytes();
+    let found = said(&instance, request, &services).foreign;
+    let in_place = |part: &str| found.keys().any(|place| place.contains(part));
+    for place in [
+        "environment",
+        "/blobs/given/content",
+        "/tmp/run_code.py",
+        "[heap]",
+    ] {
+        assert!(in_place(place), "{place}: {found:?}");
+    }
+}
+
+/// In a container the gateway is often process 1, and then the pids of runs and of what they are forked from can be the same
+/// number: libraries that take a changed pid for the sign of a fork see none.
+#[test]
+fn the_same_where_the_gateway_is_process_1() {
+    if !is_root() {
+        // Who may not make a pid namespace alone does not come to be process 1 of one.
+        return;
+    }
+    let output = Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc"])
+        .arg(std::env::current_exe().unwrap())
+        .args([
+            "--ignored",
+            "--exact",
+            "tenants::as_process_1",
+            "--nocapture",
+        ])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && text.contains("each once"),
+        "{text}"
+    );
+    println!(
+        "{}",
+        text.lines()
+            .filter(|line| line.contains("each once"))
+            .collect::<Vec<_>>()
+            .join("\n")
+    );
+}
+
+#[test]
+#[ignore = "what `the_same_where_the_gateway_is_process_1` runs"]
+fn as_process_1() {
+    assert_eq!(std::process::id(), 1);
+    for mode in modes() {
+        alternate(&mode, RUNS);
+    }
+}

@@ -1,0 +1,262 @@
+//! Warmed interpreters: what their children share, and what becomes of runs when one dies, hangs or is replaced.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::*;
+use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::model::RunRequest;
+
+const HASH: &str = "def main(args): return hash('a')\n";
+
+/// An instance whose runs are children of zygotes, whatever SANDBOX_MODE says, with one of them warm.
+pub(crate) fn warm(mut keys: Value) -> Instance {
+    if !is_root() {
+        keys["downgrades"] = json!(["cgroup"]);
+    }
+    let instance = Instance::with(&keys.to_string(), None);
+    if keys["zygote_per"] != "tenant" {
+        eventually("a zygote is warm", || metric(&instance, "zygotes") == 1);
+    }
+    instance
+}
+
+/// Process ids of the zygotes.
+fn zygotes(instance: &Instance) -> Vec<u32> {
+    descendants(instance.plugin.launcher_pid().unwrap())
+        .into_iter()
+        .filter(|pid| name_of(*pid) == "skillgate-warm" && !is_being_born(*pid))
+        .collect()
+}
+
+/// A child bears the zygote's name until it has one of its own.
+fn is_being_born(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let ids = status.lines().find(|l| l.starts_with("NSpid:"));
+    ids.is_none_or(|l| l.split_whitespace().count() > 2)
+}
+
+fn signal(pid: u32, signal: &str) {
+    let status = Command::new("kill")
+        .args([signal, &pid.to_string()])
+        .status();
+    assert!(status.unwrap().success());
+}
+
+fn completed(instance: &Instance, request: RunRequest) -> Value {
+    let (result, services) = instance.run(request);
+    assert!(result.completed, "{result:?} {}", services.text());
+    serde_json::from_slice(&result.output_json).unwrap()
+}
+
+/// The worst case: everything that keeps state of its own is in the zygote already, and used.
+#[test]
+fn no_two_children_have_the_same_randomness() {
+    for keys in [json!({}), json!({"pool_max": 0})] {
+        let mut keys = keys;
+        keys["preload"] = json!(["random", "secrets", "ssl", "tempfile", "uuid"]);
+        let instance = warm(keys);
+        let code = "\
+import os, random, secrets, ssl, tempfile, uuid
+def main(args):
+    return [ssl.RAND_bytes(8).hex(), random.random(), secrets.token_hex(8), str(uuid.uuid4()), os.urandom(8).hex(), tempfile.mktemp()]
+";
+        let mut seen = BTreeSet::new();
+        for _ in 0..6 {
+            for value in instance.output(code).as_array().unwrap() {
+                assert!(seen.insert(value.to_string()), "{value} came twice");
+            }
+        }
+        assert_eq!(metric(&instance, "runs_fresh"), 0);
+    }
+}
+
+/// What the documentation says is shared, and what a request can ask for instead.
+#[test]
+fn a_fresh_run_shares_nothing_with_the_zygotes_children() {
+    let instance = warm(json!({}));
+    let shared = instance.output(HASH);
+    assert_eq!(instance.output(HASH), shared, "one zygote, one seed");
+    let fresh = |_| {
+        let mut request = request(HASH);
+        request.fresh = true;
+        completed(&instance, request)
+    };
+    let own: BTreeSet<String> = (0..3).map(fresh).map(|v| v.to_string()).collect();
+    assert!(
+        own.len() == 3 && !own.contains(&shared.to_string()),
+        "{own:?}"
+    );
+    assert_eq!(metric(&instance, "runs_fresh"), 3);
+}
+
+#[test]
+fn tenants_may_have_zygotes_of_their_own() {
+    let instance = warm(json!({"zygote_per": "tenant", "zygotes_max": 2, "pool_min": 1}));
+    let hash = |tenant: &str| {
+        let mut request = request(HASH);
+        request.tenant = tenant.into();
+        completed(&instance, request).to_string()
+    };
+    let warmed = |count: u64| {
+        eventually("the tenants' zygotes are warm", || {
+            metric(&instance, "zygotes") == count
+        });
+    };
+    // The first run of a tenant does not wait for its zygote.
+    hash("a");
+    hash("b");
+    warmed(2);
+    let (a, b) = (hash("a"), hash("b"));
+    assert_eq!((hash("a"), hash("b")), (a.clone(), b.clone()));
+    assert_ne!(a, b);
+    // A third takes the place of the one that is longest unused.
+    for last in ["a", "b"] {
+        hash(last);
+        eventually("its place in the pool is taken again", || {
+            metric(&instance, "pool_idle") == metric(&instance, "pool_target")
+        });
+    }
+    hash("c");
+    eventually("c has one, a has none", || {
+        hash("c") == hash("c") && hash("b") == b
+    });
+    assert_eq!(zygotes(&instance).len(), 2);
+    assert_ne!(hash("a"), a, "a's place is taken");
+}
+
+#[test]
+fn a_killed_zygote_is_replaced_and_no_run_is_lost() {
+    let instance = warm(json!({"pool_max": 0}));
+    for _ in 0..3 {
+        let before = zygotes(&instance);
+        signal(before[0], "-9");
+        let started = Instant::now();
+        assert_eq!(instance.output("def main(args): return 1\n"), 1);
+        assert!(
+            started.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            started.elapsed()
+        );
+        eventually("another is warm", || {
+            metric(&instance, "zygotes") == 1 && zygotes(&instance) != before
+        });
+    }
+    assert_eq!(metric(&instance, "launcher_starts"), 1);
+}
+
+#[test]
+fn a_hung_zygote_is_replaced_and_no_run_waits_for_it() {
+    let instance = warm(json!({"pool_max": 0}));
+    let mut took = Vec::new();
+    for _ in 0..5 {
+        let hung = zygotes(&instance)[0];
+        signal(hung, "-STOP");
+        let started = Instant::now();
+        assert_eq!(instance.output("def main(args): return 1\n"), 1);
+        took.push(started.elapsed());
+        eventually("it is gone, and another is warm", || {
+            metric(&instance, "zygotes") == 1 && !zygotes(&instance).contains(&hung)
+        });
+    }
+    // The machine of a test may be busy with others: the best of five.
+    assert!(
+        took.iter().min().unwrap() < &Duration::from_millis(200),
+        "{took:?}"
+    );
+}
+
+#[test]
+fn a_zygote_is_replaced_after_so_many_children() {
+    let instance = warm(json!({"pool_max": 0, "zygote_runs": 3}));
+    let first = zygotes(&instance);
+    for _ in 0..12 {
+        assert_eq!(instance.output("def main(args): return 1\n"), 1);
+    }
+    eventually("another has its place, and it is gone", || {
+        let now = zygotes(&instance);
+        now.len() == 1 && now != first
+    });
+}
+
+#[test]
+fn an_old_zygote_is_replaced_and_so_are_its_children() {
+    let instance = warm(json!({"zygote_age_s": 1}));
+    let first = instance.output(HASH);
+    eventually("runs are children of another", || {
+        instance.output(HASH) != first
+    });
+}
+
+/// A zygote that cannot be: the module does not exist. Runs go on, and the report says why they are slow.
+#[test]
+fn without_a_zygote_runs_start_their_own_interpreter() {
+    let mut keys = json!({"preload": ["no_such_module"]});
+    if !is_root() {
+        keys["downgrades"] = json!(["cgroup"]);
+    }
+    let instance = Instance::with(&keys.to_string(), None);
+    let line = || {
+        let health = instance.plugin.health().unwrap();
+        let report: Vec<Value> = serde_json::from_str(&health.report_json).unwrap();
+        report.into_iter().find(|l| l["layer"] == "zygote").unwrap()
+    };
+    eventually("it has been tried", || line()["state"] == "degraded");
+    assert_eq!(instance.output("def main(args): return 1\n"), 1);
+    assert_eq!(
+        (
+            metric(&instance, "runs_fresh"),
+            metric(&instance, "zygotes")
+        ),
+        (1, 0)
+    );
+    let said = line()["detail"].to_string();
+    assert!(said.contains("before it was warm"), "{said}");
+}
+
+/// Nothing of the zygote, of its orders or of the rehearsal is to be seen.
+#[test]
+fn a_child_looks_like_an_interpreter_of_its_own() {
+    let code = "\
+import gc, importlib, linecache, os, signal, sys, threading
+def main(args):
+    import runtime
+    return {
+        'argv': sys.argv, 'path': sys.path, 'meta': len(sys.meta_path), 'flags': str(sys.flags), 'env': sorted(os.environ),
+        'run': [runtime.run.id != '', runtime.run.deadline > 1e9], 'gc': [gc.isenabled(), gc.get_threshold()], 'lines': sorted(linecache.cache),
+        'main': sorted(n for n in vars(sys.modules['__main__']) if 'native' in n), 'recursion': sys.getrecursionlimit(),
+        'threads': threading.active_count(), 'main_thread': threading.current_thread() is threading.main_thread(),
+        'int': str(signal.getsignal(signal.SIGINT)).split(' at ')[0], 'out': [sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.seekable()],
+        'comm': open('/proc/self/comm').read(),
+        'limits': open('/proc/self/limits').read(), 'mounts': len(open('/proc/self/mountinfo').read().splitlines()),
+        'finders': importlib.import_module.__name__, 'modules': [m for m in sys.modules if 'zygote' in m or m == 'run_code'],
+    }
+";
+    let all: Vec<Value> = [json!({}), json!({"pool_max": 0}), json!({"fresh": true})]
+        .into_iter()
+        .map(|keys| {
+            let fresh = keys["fresh"] == true;
+            let mut keys = keys;
+            let instance = if fresh {
+                if !is_root() {
+                    keys["downgrades"] = json!(["cgroup"]);
+                }
+                Instance::with(&keys.to_string(), None)
+            } else {
+                warm(keys)
+            };
+            let mut request = request(code);
+            request.limits.output_bytes = 1 << 16;
+            let value = completed(&instance, request);
+            assert_eq!(metric(&instance, "runs_fresh"), u64::from(fresh));
+            value
+        })
+        .collect();
+    for (key, value) in all[2].as_object().unwrap() {
+        assert_eq!(&all[0][key], value, "{key}: waiting, and of its own");
+        assert_eq!(&all[1][key], value, "{key}: on demand, and of its own");
+    }
+}
