@@ -41,7 +41,8 @@ use crate::telemetry::metrics::Metrics;
 
 pub use commands::{DoctorReport, doctor, list_skills, run_skill_dir};
 use operator::{CountedConnections, Operator, decisions, health, issuers, sources};
-use plugins::{State, bundled_plugin, load, sandbox, storage};
+pub(crate) use plugins::PLUGIN_HOST;
+use plugins::{Role, State, bundled_plugin, load, sandbox, storage};
 
 /// Why the gateway does not start, or a command does not finish.
 #[derive(Debug)]
@@ -185,7 +186,7 @@ impl App {
         )
         .await?;
 
-        let plugin = load(&config.plugins.storage)?;
+        let plugin = load(config, Role::Storage)?;
         let info = |kind, info: &Info| (kind, info.id.clone(), info.version.clone());
         let store_info = info("storage", plugin.info());
         let store = storage(
@@ -195,7 +196,7 @@ impl App {
             config.plugins.storage.config.clone(),
         )
         .await?;
-        let plugin = load(&config.plugins.sandbox)?;
+        let plugin = load(config, Role::Sandbox)?;
         let infos = [store_info, info("sandbox", plugin.info())];
         let sandbox = sandbox(&plugin, &state, &config.plugins.sandbox.config).await?;
 

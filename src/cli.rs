@@ -29,6 +29,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::app::PLUGIN_HOST;
 use crate::config::{Config, ConfigErrors, Flags, Sources};
 use failure::Failure;
 
@@ -82,6 +83,9 @@ enum Command {
     /// Look at plugins
     #[command(subcommand)]
     Plugin(plugin::PluginCommand),
+    /// The process of a plugin: started by the gateway
+    #[command(hide = true, name = PLUGIN_HOST)]
+    PluginHost,
     /// Read the audit log
     #[command(subcommand)]
     Audit(audit::AuditCommand),
@@ -191,6 +195,10 @@ fn execute(cli: Cli, out: &mut dyn Write) -> Result<Exit, Failure> {
         Some(Command::Skill(command)) => skill::run(&command, out),
         Some(Command::Policy(command)) => policy::run(&command, out),
         Some(Command::Plugin(command)) => plugin::run(&command, out),
+        Some(Command::PluginHost) => {
+            let Err(why) = skillgate_plugin_host::serve_plugin();
+            Err(Failure::new(Exit::Runtime, why))
+        }
         Some(Command::Audit(command)) => audit::run(&command, out),
         Some(Command::Token(command)) => token::run(&command, out),
         Some(Command::Doctor(args)) => doctor::run(&args, out),

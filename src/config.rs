@@ -7,6 +7,7 @@
 mod auth;
 mod check;
 mod gate;
+mod plugins;
 mod problem;
 mod raw;
 mod section;
@@ -22,6 +23,8 @@ use std::time::Duration;
 pub(crate) use auth::is_tenant;
 use check::{check_together, read, unsupported_yet};
 pub use gate::Gate;
+use plugins::forget_replaced_plugins;
+pub use plugins::{PluginIsolation, PluginRef, PluginSource, Plugins};
 pub use problem::{ConfigErrors, Origin, Problem};
 use raw::{Document, Table};
 use section::{Notes, Section};
@@ -373,69 +376,6 @@ pub enum Secrets {
     Dir(PathBuf),
 }
 
-/// `[plugins]`
-#[derive(Debug, Clone)]
-pub struct Plugins {
-    /// What plugins keep between restarts; the gateway makes it.
-    pub state_dir: PathBuf,
-    /// The writable store of skills and blobs.
-    pub storage: PluginRef,
-    /// Where runs happen.
-    pub sandbox: PluginRef,
-}
-
-/// `[plugins.storage]`, `[plugins.sandbox]`
-#[derive(Clone)]
-pub struct PluginRef {
-    /// Which plugin.
-    pub source: PluginSource,
-    /// What its file must be: 64 lower case hex digits.
-    pub sha256: Option<String>,
-    /// The public key that its file must be signed by, base64 as minisign prints it.
-    pub minisign_key: Option<String>,
-    /// Where it is loaded.
-    pub isolation: PluginIsolation,
-    /// Its own section: a JSON object. May hold secrets: never printed or logged as it is.
-    pub config: serde_json::Value,
-}
-
-impl std::fmt::Debug for PluginRef {
-    /// Without `config`, so that no log of a configuration is a log of secrets.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let PluginRef {
-            source,
-            sha256,
-            minisign_key,
-            isolation,
-            config: _,
-        } = self;
-        f.debug_struct("PluginRef")
-            .field("source", source)
-            .field("sha256", sha256)
-            .field("minisign_key", minisign_key)
-            .field("isolation", isolation)
-            .finish_non_exhaustive()
-    }
-}
-
-/// Which plugin.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PluginSource {
-    /// A bundled one, by name.
-    Name(String),
-    /// A file.
-    Path(PathBuf),
-}
-
-/// `plugins.*.isolation`
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PluginIsolation {
-    /// In the gateway's process.
-    Gateway,
-    /// In a process of its own.
-    Process,
-}
-
 /// `[audit]`
 #[derive(Debug, Clone)]
 pub struct Audit {
@@ -557,38 +497,5 @@ fn find_bundled(tree: &mut Table, sources: &Sources) {
     });
     if let Some(policies) = sources.bundled_dir("policies") {
         raw::replace(tree, "policy", "path", |_| text(&policies));
-    }
-}
-
-/// A layer that names a plugin means that plugin: the pins and the section of the one below are not its own.
-fn forget_replaced_plugins(tree: &mut Table, layer: &Table) {
-    let Some(raw::Value::Table(above)) = raw::get(layer, "plugins").map(|node| &node.value) else {
-        return;
-    };
-    let Some(raw::Value::Table(below)) = raw::get_mut(tree, "plugins").map(|node| &mut node.value)
-    else {
-        return;
-    };
-    for (kind, node) in above {
-        let raw::Value::Table(above) = &node.value else {
-            continue;
-        };
-        let Some(raw::Value::Table(below)) = raw::get_mut(below, kind).map(|node| &mut node.value)
-        else {
-            continue;
-        };
-        let text = |table: &Table, key: &str| {
-            raw::get(table, key)
-                .and_then(|node| section::as_text(&node.value))
-                .map(str::to_owned)
-        };
-        let renamed =
-            raw::get(above, "name").is_some() && text(above, "name") != text(below, "name");
-        let moved = raw::get(above, "path").is_some() && text(above, "path") != text(below, "path");
-        if renamed || moved {
-            below.retain(|(key, _)| {
-                !["name", "path", "sha256", "minisign_key", "config"].contains(&key.as_str())
-            });
-        }
     }
 }

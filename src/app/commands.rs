@@ -9,11 +9,11 @@ use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, Health};
 use tower::ServiceExt;
 
-use super::plugins::{State, load, sandbox, storage};
+use super::plugins::{Role, State, load, sandbox, storage};
 use super::{App, AppError, runtime};
 use crate::audit::Audit;
 use crate::catalog;
-use crate::config::{Config, PluginRef, PluginSource};
+use crate::config::{Config, PluginSource};
 use crate::rescue::RequestId;
 use crate::rpc::{Call, ErrorObject, Params};
 use crate::telemetry::trace::Trace;
@@ -162,13 +162,14 @@ pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
             ok: true,
         };
 
-        let (plugin, health) = ask_sandbox(&config.plugins.sandbox, &state).await;
+        let (plugin, health) = ask_sandbox(config, &state).await;
         report.add("sandbox", plugin.as_ref(), health);
-        let mut store = config.plugins.storage.clone();
+        let mut config = config.clone();
+        let store = &mut config.plugins.storage;
         if store.source == PluginSource::Name("storage-fs".into()) {
             store.config = json!({ "root": scratch.path().join("store") });
         }
-        let (plugin, health) = ask_storage(&store, &state).await;
+        let (plugin, health) = ask_storage(&config, &state).await;
         report.add("storage", plugin.as_ref(), health);
         Ok(report)
     })
@@ -177,12 +178,12 @@ pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
 /// The plugin, when its file could be loaded, and how it is, or why it does not start.
 type Asked = (Option<Plugin>, Result<Health, AppError>);
 
-async fn ask_sandbox(plugin: &PluginRef, state: &State) -> Asked {
-    let loaded = match load(plugin) {
+async fn ask_sandbox(config: &Config, state: &State) -> Asked {
+    let loaded = match load(config, Role::Sandbox) {
         Ok(loaded) => loaded,
         Err(error) => return (None, Err(error)),
     };
-    let health = match sandbox(&loaded, state, &plugin.config).await {
+    let health = match sandbox(&loaded, state, &config.plugins.sandbox.config).await {
         Ok(instance) => {
             let health = instance.health().await.map_err(|error| AppError::Create {
                 which: "sandbox",
@@ -196,12 +197,19 @@ async fn ask_sandbox(plugin: &PluginRef, state: &State) -> Asked {
     (Some(loaded), health)
 }
 
-async fn ask_storage(plugin: &PluginRef, state: &State) -> Asked {
-    let loaded = match load(plugin) {
+async fn ask_storage(config: &Config, state: &State) -> Asked {
+    let loaded = match load(config, Role::Storage) {
         Ok(loaded) => loaded,
         Err(error) => return (None, Err(error)),
     };
-    let health = match storage(&loaded, "store", state, plugin.config.clone()).await {
+    let health = match storage(
+        &loaded,
+        "store",
+        state,
+        config.plugins.storage.config.clone(),
+    )
+    .await
+    {
         Ok(instance) => {
             let health = instance.health().await.map_err(|error| AppError::Create {
                 which: "storage",

@@ -2,13 +2,16 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
-use skillgate_plugin_host::{Pin, Plugin, SandboxInstance, StorageInstance};
+use skillgate_plugin_host::{
+    Isolation, Pin, Plugin, ProcessSettings, SandboxInstance, StorageInstance,
+};
 use skillgate_plugin_sdk::model::CreateRequest;
 
 use super::AppError;
-use crate::config::{Config, PluginRef, PluginSource};
+use crate::config::{Config, PluginIsolation, PluginRef, PluginSource};
 
 /// Where plugins and the built-in skill keep what is theirs: `plugins.state_dir`.
 pub(super) struct State {
@@ -81,21 +84,64 @@ pub(super) async fn sandbox(
         })
 }
 
-pub(super) fn load(plugin: &PluginRef) -> Result<Plugin, AppError> {
+/// What a plugin is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    Storage,
+    Sandbox,
+}
+
+impl Role {
+    fn of(self, config: &Config) -> &PluginRef {
+        match self {
+            Role::Storage => &config.plugins.storage,
+            Role::Sandbox => &config.plugins.sandbox,
+        }
+    }
+}
+
+pub(super) fn load(config: &Config, role: Role) -> Result<Plugin, AppError> {
+    let plugin = role.of(config);
     let path = match &plugin.source {
         PluginSource::Name(name) => bundled_plugin(name)?,
         PluginSource::Path(path) => path.clone(),
     };
-    let plugin = Plugin::load(
-        &path,
-        &Pin {
-            sha256: plugin.sha256.clone(),
-            minisign_key: plugin.minisign_key.clone(),
-            guarded: matches!(plugin.source, PluginSource::Path(_)),
-        },
-    )?;
-    tracing::info!(id = plugin.info().id, version = plugin.info().version, file = %path.display(), sha256 = plugin.inspection().sha256, "plugin loaded");
-    Ok(plugin)
+    let pin = Pin {
+        sha256: plugin.sha256.clone(),
+        minisign_key: plugin.minisign_key.clone(),
+        guarded: matches!(plugin.source, PluginSource::Path(_)),
+    };
+    if pin.guarded && pin.sha256.is_none() && pin.minisign_key.is_none() {
+        tracing::warn!(file = %path.display(), "a plugin runs whatever its file is (allow_unsigned): pin it with sha256");
+    }
+    let isolation = match plugin.isolation {
+        PluginIsolation::Gateway => Isolation::Gateway,
+        PluginIsolation::Process => Isolation::Process,
+    };
+    let loaded = Plugin::open(&path, &pin, isolation, &own_process(config, role))?;
+    if let Some(why) = loaded.inspection().own_process
+        && isolation == Isolation::Gateway
+    {
+        tracing::warn!(file = %path.display(), why, "a plugin has a process of its own although the configuration says gateway");
+    }
+    tracing::info!(id = loaded.info().id, version = loaded.info().version, file = %path.display(), sha256 = loaded.inspection().sha256, isolation = ?loaded.isolation(), "plugin loaded");
+    Ok(loaded)
+}
+
+/// The hidden command that a plugin's own process runs.
+pub(crate) const PLUGIN_HOST: &str = "plugin-host";
+
+fn own_process(config: &Config, role: Role) -> ProcessSettings {
+    let plugins = &config.plugins;
+    let threads = config.runs.max_concurrent + super::STORE_THREADS_MAX;
+    ProcessSettings {
+        // A sandbox may need a helper with privileges; a store needs none.
+        no_new_privs: role == Role::Storage,
+        start_timeout: Duration::from_millis(plugins.process_start_timeout_ms),
+        cancel_grace: Duration::from_millis(plugins.process_cancel_grace_ms),
+        threads_max: u32::try_from(threads).unwrap_or(u32::MAX),
+        ..ProcessSettings::this_program(&[PLUGIN_HOST])
+    }
 }
 
 /// The file of a bundled plugin: where cargo puts it beside the binary, or where a package does.

@@ -12,9 +12,8 @@ use super::problem::did_you_mean;
 use super::section::Section;
 use super::{
     Admin, Audit, AuthMode, Blobs, Config, Confirm, Exposure, Flags, Fsync, Log, LogFormat,
-    OnAuditFailure, OnDisconnect, PluginIsolation, PluginRef, PluginSource, Plugins, Policy,
-    PolicyKey, PolicyMode, RateKey, RateLimit, Runs, SecretVariables, Secrets, Server, Skills, Tls,
-    gate, raw, show,
+    OnAuditFailure, OnDisconnect, Policy, PolicyKey, PolicyMode, RateKey, RateLimit, Runs,
+    SecretVariables, Secrets, Server, Skills, Tls, gate, plugins, raw, show,
 };
 
 const MS_MAX: u64 = 3_600_000;
@@ -116,11 +115,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
             ttl_s: s.integer("ttl_s", 0..=315_360_000),
         }),
         secrets: root.section("secrets", secrets),
-        plugins: root.section("plugins", |s| Plugins {
-            state_dir: s.path("state_dir"),
-            storage: s.section("storage", |s| plugin(s, &["storage-fs"])),
-            sandbox: s.section("sandbox", |s| plugin(s, &["sandbox-process"])),
-        }),
+        plugins: root.section("plugins", plugins::read),
         audit: root.section("audit", audit),
         log: root.section("log", |s| Log {
             filter: s
@@ -325,58 +320,6 @@ fn audit(s: &Section<'_>) -> Audit {
     }
 }
 
-fn plugin(s: &Section<'_>, bundled: &[&str]) -> PluginRef {
-    let known = bundled.join(", ");
-    let expected = format!("a bundled plugin ({known})");
-    let name = s.parsed(
-        "name",
-        &format!("{expected}; a file is named with `path`"),
-        |name| bundled.contains(&name).then(|| name.to_owned()),
-    );
-    let source = match (name, s.optional_path("path")) {
-        (_, Some(_)) if s.has("name") => {
-            s.wrong("path", "there is a `name` too, expected one of the two");
-            PluginSource::Name(String::new())
-        }
-        (_, Some(path)) => PluginSource::Path(path),
-        (Some(name), None) => PluginSource::Name(name),
-        (None, None) => {
-            if !s.has("name") && !s.has("path") {
-                s.wrong(
-                    "",
-                    format!("expected name = {expected} or path = the plugin's file"),
-                );
-            }
-            PluginSource::Name(String::new())
-        }
-    };
-    PluginRef {
-        source,
-        sha256: s.parsed("sha256", "64 hex digits", |text| {
-            let fits = text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
-            fits.then(|| text.to_ascii_lowercase())
-        }),
-        minisign_key: s.parsed(
-            "minisign_key",
-            "a minisign public key, 56 characters that start with RW",
-            |text| {
-                let base64 = text
-                    .bytes()
-                    .all(|b| b.is_ascii_alphanumeric() || b == b'+' || b == b'/');
-                (text.len() == 56 && text.starts_with("RW") && base64).then(|| text.to_owned())
-            },
-        ),
-        isolation: s.choice(
-            "isolation",
-            &[
-                ("gateway", PluginIsolation::Gateway),
-                ("process", PluginIsolation::Process),
-            ],
-        ),
-        config: s.open("config"),
-    }
-}
-
 /// A filter of modules that do not exist would log nothing: at least the form is checked.
 fn log_filter(text: &str) -> Option<String> {
     tracing_subscriber::EnvFilter::builder()
@@ -468,25 +411,11 @@ pub(super) fn check_together(root: &Section<'_>, config: &Config) {
 
 /// What can be written but is not built: accepting it would promise a protection that is not there.
 pub(super) fn unsupported_yet(root: &Section<'_>, config: &Config) {
-    let process = |plugin: &PluginRef| plugin.isolation == PluginIsolation::Process;
-    let plugins = &config.plugins;
-    let wanted = [
-        (
-            "server.tls",
-            config.server.tls.is_some(),
-            "put a proxy that ends TLS in front",
-        ),
-        (
-            "plugins.storage.isolation",
-            process(&plugins.storage),
-            "set it to \"gateway\"",
-        ),
-        (
-            "plugins.sandbox.isolation",
-            process(&plugins.sandbox),
-            "set it to \"gateway\"",
-        ),
-    ];
+    let wanted = [(
+        "server.tls",
+        config.server.tls.is_some(),
+        "put a proxy that ends TLS in front",
+    )];
     for (key, _, instead) in wanted.into_iter().filter(|(_, wanted, _)| *wanted) {
         root.wrong(
             key,

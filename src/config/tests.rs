@@ -489,7 +489,8 @@ fn flags_win_over_everything() {
 
 #[test]
 fn a_plugin_that_is_named_anew_inherits_nothing() {
-    let vendor = load("[plugins.storage]\npath = \"/opt/store.so\"")
+    let unknown = "[plugins.storage]\npath = \"/opt/store.so\"\n";
+    let vendor = load(&format!("{unknown}allow_unsigned = true"))
         .unwrap()
         .plugins
         .storage;
@@ -499,7 +500,21 @@ fn a_plugin_that_is_named_anew_inherits_nothing() {
         serde_json::json!({}),
         "the bundled plugin's section is not the vendor's"
     );
-    assert_eq!(vendor.isolation, PluginIsolation::Gateway);
+    assert_eq!(
+        vendor.isolation,
+        PluginIsolation::Process,
+        "others' code has a process of its own"
+    );
+    let near = format!("{unknown}allow_unsigned = true\nisolation = \"gateway\"");
+    assert_eq!(
+        load(&near).unwrap().plugins.storage.isolation,
+        PluginIsolation::Gateway
+    );
+    let refused = load(unknown).unwrap_err().to_string();
+    assert!(
+        refused.contains("plugins.storage.path: nothing says which file this has to be"),
+        "{refused}"
+    );
 
     let same = load("[plugins.storage]\nname = \"storage-fs\"")
         .unwrap()
@@ -530,8 +545,12 @@ fn a_plugin_that_is_named_anew_inherits_nothing() {
         .plugins
         .storage;
     assert_eq!(
-        (back.source, back.sha256),
-        (PluginSource::Name("storage-fs".into()), None),
+        (back.source, back.sha256, back.isolation),
+        (
+            PluginSource::Name("storage-fs".into()),
+            None,
+            PluginIsolation::Gateway
+        ),
         "a pin belongs to its file"
     );
 }
@@ -542,6 +561,7 @@ fn secrets_of_plugins_are_masked() {
         r#"
         [plugins.storage]
         path = "/opt/store.so"
+        allow_unsigned = true
         [plugins.storage.config]
         url = "postgres://store:hunter1@db/skills"
         plain = "https://db.example.com/a@b"

@@ -130,7 +130,15 @@ pub(crate) fn start(repo: &Path, data: &Path) -> Result<Server, String> {
     })
 }
 
+/// Names where both plugins run: "gateway" or "process". Absent: as the gateway's defaults say.
+const ISOLATION: &str = "SKILLS_ISOLATION";
+
 fn start_with(repo: &Path, data: &Path, sandbox: &str) -> Result<Server, String> {
+    let isolation = match std::env::var(ISOLATION) {
+        Ok(isolation) => format!("isolation = {isolation:?}"),
+        Err(std::env::VarError::NotPresent) => String::new(),
+        Err(error) => return Err(format!("{ISOLATION}: {error}")),
+    };
     let config = data.join("skillgate.toml");
     let text = format!(
         r#"rate_limit = []
@@ -147,10 +155,12 @@ paths = [{skills:?}]
 [plugins.storage]
 name = "storage-fs"
 config = {{ root = {store:?} }}
+{isolation}
 
 [plugins.sandbox]
 name = "sandbox-process"
 config = {sandbox}
+{isolation}
 "#,
         skills = repo.join("skills"),
         store = data.join("store"),

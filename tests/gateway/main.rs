@@ -14,6 +14,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod apart;
 mod audit;
 mod blobs;
 mod crash;

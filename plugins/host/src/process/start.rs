@@ -188,10 +188,17 @@ impl Image {
         Ok(fresh)
     }
 
+    fn id(&self) -> &str {
+        let note = self.checked.inspection.note.as_ref();
+        note.map_or("", |note| note.id.as_str())
+    }
+
     fn spawn(&self) -> io::Result<Fresh> {
         let (ours, theirs) = UnixStream::pair()?;
         let mut child = Command::new(&self.settings.program)
             .args(&self.settings.args)
+            // What `ps` shows.
+            .arg0(format!("skillgate: plugin {}", self.id()))
             .env_clear()
             // The socket takes the place of standard input: no number to agree on, nothing else inherited.
             .stdin(OwnedFd::from(theirs))

@@ -44,8 +44,10 @@ pub(crate) fn socket() -> io::Result<UnixStream> {
 
 extern "C" fn nothing(_: libc::c_int) {}
 
-/// No memory dumps: it may hold secrets. The gateway ends it, not a signal to all processes of the service or terminal.
+/// A name. No memory dumps: it may hold secrets. The gateway ends it, not a signal to all processes of the service or terminal.
 pub(crate) fn process() -> io::Result<()> {
+    // SAFETY: reads a NUL-terminated name of at most 16 bytes.
+    check(unsafe { libc::prctl(libc::PR_SET_NAME, c"skillgate-host".as_ptr()) }.into())?;
     // SAFETY: takes numbers.
     check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) }.into())?;
     let none = libc::rlimit {

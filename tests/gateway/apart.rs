@@ -1,0 +1,159 @@
+//! Plugins in processes of their own, behind the whole gateway: they serve, they are killed, and the gateway goes on.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::alone;
+use crate::support::eventually;
+use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::http::Client;
+use crate::support::look::{self, Process};
+
+/// As `ps` shows the process of a plugin.
+const NAME: &str = "skillgate-host";
+
+fn start(house: &House, plugin: &str) -> Gateway {
+    let mut command = house.command();
+    command.env(format!("SKILLGATE_PLUGINS__{plugin}__ISOLATION"), "process");
+    house.start_as(command)
+}
+
+/// The process of the one plugin that has one.
+fn host(gateway: &Gateway) -> Option<Process> {
+    let mut all = look::descendants(gateway.pid);
+    all.retain(|process| process.name == NAME);
+    assert!(all.len() <= 1, "{all:?}");
+    all.pop()
+}
+
+fn kill(process: &Process) {
+    let done = std::process::Command::new("kill")
+        .args(["-KILL", &process.pid.to_string()])
+        .status();
+    assert!(done.unwrap().success());
+}
+
+fn blob(client: &mut Client, content: &str) -> std::io::Result<serde_json::Value> {
+    let params = json!({ "content": content, "kind": "text/plain" });
+    client.call("create_blob", params)
+}
+
+/// The store's process is killed while clients write and read: what was acknowledged is there, everything else is
+/// refused in words, and the gateway itself does not notice.
+#[test]
+fn a_store_that_is_killed_costs_its_calls_and_nothing_else() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = start(&house, "STORAGE");
+    let first = host(&gateway).expect("the store has a process");
+    let stop = AtomicBool::new(false);
+    let answered = AtomicU64::new(0);
+    let stored = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|n| {
+                let (gateway, stop, answered) = (&gateway, &stop, &answered);
+                scope.spawn(move || {
+                    let mut client = gateway.client();
+                    let (mut stored, mut refused) = (Vec::new(), 0);
+                    while !stop.load(Ordering::Relaxed) {
+                        let content = format!("{n} {}", stored.len());
+                        // An error here would be a connection that was lost: the gateway's own failure.
+                        let answer = blob(&mut client, &content).unwrap();
+                        match answer["result"]["blob_id"].as_str() {
+                            Some(id) => {
+                                stored.push((id.to_owned(), content));
+                                answered.fetch_add(1, Ordering::Relaxed);
+                            }
+                            None => {
+                                assert_eq!(
+                                    answer["error"]["data"]["kind"], "unavailable",
+                                    "{answer}"
+                                );
+                                refused += 1;
+                            }
+                        }
+                    }
+                    (stored, refused)
+                })
+            })
+            .collect();
+        let mut last = first;
+        for _ in 0..3 {
+            let before = answered.load(Ordering::Relaxed);
+            eventually("the store is busy", Duration::from_secs(20), || {
+                answered.load(Ordering::Relaxed) >= before + 20
+            });
+            kill(&last);
+            let killed = Instant::now();
+            let next = || host(&gateway).filter(|next| next.pid != last.pid);
+            eventually("the store is back", Duration::from_secs(20), || {
+                next().is_some()
+            });
+            println!("the store's process was back after {:?}", killed.elapsed());
+            last = next().expect("it was there");
+        }
+        eventually("the store serves", Duration::from_secs(20), || {
+            let answer = blob(&mut gateway.client(), "after").unwrap();
+            answer["result"]["blob_id"].is_string()
+        });
+        stop.store(true, Ordering::Relaxed);
+        let ended: Vec<_> = clients.into_iter().map(|c| c.join().unwrap()).collect();
+        let refused: usize = ended.iter().map(|(_, refused)| refused).sum();
+        let stored: Vec<_> = ended.into_iter().flat_map(|(stored, _)| stored).collect();
+        println!("{} blobs stored, {refused} calls refused", stored.len());
+        stored
+    });
+    assert!(!stored.is_empty());
+    let mut client = gateway.client();
+    for (id, content) in &stored {
+        let answer = client.get(&format!("/blobs/{id}")).unwrap();
+        assert_eq!(
+            (answer.status, answer.text().as_str()),
+            (200, content.as_str()),
+            "{id}"
+        );
+    }
+    // What the lost process was writing was swept when the next one began.
+    assert_eq!(house.unfinished(), 0);
+    let last = host(&gateway).expect("it is there");
+    gateway.stop();
+    assert!(!last.lives(), "nothing is left");
+}
+
+/// The sandbox's process is killed under a run: the run is lost and said to be, and the next one works.
+#[test]
+fn a_sandbox_that_is_killed_costs_its_runs_and_nothing_else() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = start(&house, "SANDBOX");
+    let first = host(&gateway).expect("the sandbox has a process");
+    let answer = std::thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            let code = "import time\nfrom runtime import blobs\ndef main(args):\n    blobs.write_text('begun', kind='text/plain')\n    time.sleep(1000)\n";
+            let params = json!({ "language": "python", "code": code, "args": {} });
+            gateway.client().call("run_code", params).unwrap()
+        });
+        eventually("the run has begun", Duration::from_secs(20), || {
+            !house.blobs().is_empty()
+        });
+        kill(&first);
+        run.join().unwrap()
+    });
+    let result = &answer["result"];
+    assert_eq!(
+        (&result["status"], &result["error"]["type"]),
+        (&json!("failed"), &json!("SandboxError")),
+        "{answer}"
+    );
+    let mut client = gateway.client();
+    eventually("the sandbox is back", Duration::from_secs(20), || {
+        let answer = client.call(
+            "execute_skill",
+            json!({ "name": "hello.world", "args": { "name": "you" } }),
+        );
+        answer.unwrap()["result"]["output"]["greeting"] == "Hello, you!"
+    });
+    gateway.stop();
+}
