@@ -79,7 +79,7 @@ enum Home {
     There {
         image: Arc<Image>,
         /// The process that was started to ask it what it is; the first instance is made there.
-        first: Mutex<Option<Fresh>>,
+        first: Mutex<Option<Box<Fresh>>>,
         offers: u32,
     },
 }
@@ -120,7 +120,7 @@ impl Plugin {
             home: Home::There {
                 offers: first.offers,
                 image: Arc::new(image),
-                first: Mutex::new(Some(first)),
+                first: Mutex::new(Some(Box::new(first))),
             },
         })))
     }
@@ -218,8 +218,13 @@ impl Plugin {
                     return Err(lacks::<K>(&self.info().id));
                 }
                 let first = first.lock().unwrap_or_else(PoisonError::into_inner).take();
-                let (remote, caps) =
-                    Remote::make(Arc::clone(image), first, K::WHICH, config).await?;
+                let (remote, caps) = Remote::make(
+                    Arc::clone(image),
+                    first.map(|first| *first),
+                    K::WHICH,
+                    config,
+                )
+                .await?;
                 let mut nothing = VecDeque::new();
                 let mut from = In::new(&caps, &mut nothing);
                 let caps = K::Caps::take(&mut from).and_then(|caps| from.end().map(|()| caps));

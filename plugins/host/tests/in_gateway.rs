@@ -1,4 +1,8 @@
 //! The calls of `calls/mod.rs` with plugins in this process.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
 
 mod calls;
 mod support;

@@ -1,4 +1,8 @@
 //! The calls of `calls/mod.rs` with plugins in processes of their own: nobody sees a difference.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
 
 mod calls;
 mod support;

@@ -262,8 +262,6 @@ impl Incoming {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
-
     use super::*;
 
     fn packet(body: &[u8]) -> Packet {
@@ -318,7 +316,6 @@ mod tests {
             fds.push(frame.fds.len());
         }
         assert_eq!(fds, [0, 2, 0]);
-        drop(file.as_fd());
     }
 
     #[test]

@@ -449,12 +449,20 @@ impl Outgoing {
     }
 }
 
+/// A call that nobody has heard of yet.
+pub(super) struct Ready {
+    pub(super) packet: Packet,
+    pub(super) pending: Pending,
+    /// Called when it is on its way.
+    pub(super) begun: Box<dyn FnOnce() + Send>,
+}
+
 /// A call of a plugin in a process of its own, as its caller has it.
 pub(crate) struct Asked {
     pub(super) shared: Arc<Shared>,
     pub(super) link: Arc<Link>,
     /// What is to be sent; `None` once it has been.
-    pub(super) ready: Option<(Packet, Pending, Arc<dyn Fn() + Send + Sync>)>,
+    pub(super) ready: Option<Ready>,
     /// Its number, once it has been sent.
     pub(super) call: u64,
 }
@@ -462,7 +470,12 @@ pub(crate) struct Asked {
 impl Asked {
     /// Sends it: from here on it belongs to the plugin.
     pub(crate) fn send(&mut self) {
-        let Some((packet, pending, begun)) = self.ready.take() else {
+        let Some(Ready {
+            packet,
+            pending,
+            begun,
+        }) = self.ready.take()
+        else {
             return;
         };
         begun();
@@ -478,7 +491,7 @@ impl Asked {
 
     /// Nobody waits any more: the plugin is told, and when it does not listen, its process is ended.
     pub(crate) fn cancel(&mut self) {
-        if let Some((_, pending, _)) = self.ready.take() {
+        if let Some(Ready { pending, .. }) = self.ready.take() {
             let message = format!(
                 "{}: the caller left before the plugin was called",
                 pending.name

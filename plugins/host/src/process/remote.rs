@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::backoff::Restarts;
 use super::frame::{Kind as FrameKind, Packet};
-use super::link::{Asked, End, Link, Pending};
+use super::link::{Asked, End, Link, Pending, Ready};
 use super::start::{Fresh, Image, Kind};
 use crate::ask::{Ask, Handle};
 use crate::blobs::Which;
@@ -177,7 +177,11 @@ impl Remote {
         Ok(Asked {
             shared: Arc::clone(shared),
             link,
-            ready: Some((packet, pending, Arc::new(move || ask.begun()))),
+            ready: Some(Ready {
+                packet,
+                pending,
+                begun: Box::new(move || ask.begun()),
+            }),
             call: 0,
         })
     }

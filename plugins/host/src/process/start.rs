@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,8 @@ use crate::written::take_error;
 
 /// Bytes of what it writes to standard error that are kept, to say why it has ended.
 const LAST_WORDS_BYTES: usize = 2048;
+/// How long they are waited for after its end.
+const LAST_WORDS_MAX: Duration = Duration::from_millis(100);
 /// How long a process that was killed, or has closed its socket, may take to be gone.
 const GONE_MAX: Duration = Duration::from_secs(5);
 
@@ -60,7 +63,46 @@ pub(crate) struct Fresh {
 pub(crate) struct Process {
     pub(crate) pid: u32,
     child: Mutex<Option<Child>>,
+    last_words: LastWords,
+}
+
+/// The end of what it has written to standard error.
+#[derive(Debug)]
+struct LastWords {
     said: Arc<Mutex<Vec<u8>>>,
+    /// Closed when nothing more can come.
+    over: Mutex<Receiver<()>>,
+}
+
+impl LastWords {
+    /// Keeps the process from waiting for a reader, too.
+    fn listen(mut stderr: impl io::Read + Send + 'static) -> io::Result<LastWords> {
+        let said: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let kept = Arc::clone(&said);
+        let (open, over) = sync_channel(0);
+        let thread = std::thread::Builder::new().name("plugin-stderr".into());
+        thread.spawn(move || {
+            let _open = open;
+            let mut buffer = [0; 4096];
+            while let Ok(n @ 1..) = stderr.read(&mut buffer) {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                kept.extend_from_slice(&buffer[..n]);
+                let old = kept.len().saturating_sub(LAST_WORDS_BYTES);
+                kept.drain(..old);
+            }
+        })?;
+        let over = Mutex::new(over);
+        Ok(LastWords { said, over })
+    }
+
+    /// Of a process that has ended.
+    fn text(&self) -> String {
+        // What it has started may have standard error still; there is nothing to wait for then.
+        let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = over.recv_timeout(LAST_WORDS_MAX);
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&said).trim().to_owned()
+    }
 }
 
 impl Process {
@@ -95,8 +137,7 @@ impl Process {
                 Err(error) => break Err(error),
             }
         };
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        let said = String::from_utf8_lossy(&said).trim().to_owned();
+        let said = self.last_words.text();
         let how = status.map_or_else(|error| error.to_string(), describe);
         if said.is_empty() {
             how
@@ -122,24 +163,6 @@ fn describe(status: ExitStatus) -> String {
         (Some(signal), _) => format!("it was ended by signal {signal}"),
         (None, code) => format!("it has exited with code {}", code.unwrap_or(-1)),
     }
-}
-
-/// Keeps the end of what the process writes to standard error, and keeps it from waiting for a reader.
-fn listen(mut stderr: impl io::Read + Send + 'static) -> io::Result<Arc<Mutex<Vec<u8>>>> {
-    let said: Arc<Mutex<Vec<u8>>> = Arc::default();
-    let kept = Arc::clone(&said);
-    std::thread::Builder::new()
-        .name("plugin-stderr".into())
-        .spawn(move || {
-            let mut buffer = [0; 4096];
-            while let Ok(n @ 1..) = stderr.read(&mut buffer) {
-                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                kept.extend_from_slice(&buffer[..n]);
-                let old = kept.len().saturating_sub(LAST_WORDS_BYTES);
-                kept.drain(..old);
-            }
-        })?;
-    Ok(said)
 }
 
 impl Image {
@@ -177,15 +200,13 @@ impl Image {
             // A terminal's Ctrl-C is for the gateway, which then ends its plugins in order.
             .process_group(0)
             .spawn()?;
-        let said = match child.stderr.take() {
-            Some(stderr) => listen(stderr)?,
-            None => Arc::default(),
-        };
+        let stderr = child.stderr.take();
+        let stderr = stderr.ok_or_else(|| io::Error::other("it has no standard error"))?;
         Ok(Fresh {
             process: Process {
                 pid: child.id(),
                 child: Mutex::new(Some(child)),
-                said,
+                last_words: LastWords::listen(stderr)?,
             },
             socket: ours,
             incoming: Incoming::new(FROM_PLUGIN_BYTES_MAX),
@@ -214,20 +235,18 @@ impl Fresh {
             out.fd(&copy);
         });
         self.send(&hello.map_err(|error| error.to_string())?)?;
-        loop {
-            let mut frame = self.next()?;
-            match frame.kind {
-                FrameKind::Loaded => {
-                    let read = |from: &mut In<'_>| Ok((Info::take(from)?, u32::take(from)?));
-                    (self.info, self.offers) = frame.read(read).map_err(|Malformed(why)| why)?;
-                    return Ok(Ok(()));
-                }
-                FrameKind::Refused => {
-                    let why = frame.read(|from| from.text("why", SHOWN_BYTES));
-                    return Ok(Err(why.map_err(|Malformed(why)| why)?));
-                }
-                kind => return Err(format!("it sent {kind:?} before it had loaded the plugin")),
+        let mut frame = self.next()?;
+        match frame.kind {
+            FrameKind::Loaded => {
+                let read = |from: &mut In<'_>| Ok((Info::take(from)?, u32::take(from)?));
+                (self.info, self.offers) = frame.read(read).map_err(|Malformed(why)| why)?;
+                Ok(Ok(()))
             }
+            FrameKind::Refused => {
+                let why = frame.read(|from| from.text("why", SHOWN_BYTES));
+                Ok(Err(why.map_err(|Malformed(why)| why)?))
+            }
+            kind => Err(format!("it sent {kind:?} before it had loaded the plugin")),
         }
     }
 

@@ -1,5 +1,6 @@
 //! A plugin for the host's tests, made with the SDK: a storage and a sandbox that do what the name they are asked for
 //! says.
+#![allow(unsafe_code, reason = "it misbehaves as only unsafe code can")]
 #![allow(
     clippy::unwrap_used,
     reason = "a test that cannot go on says so by panicking"
@@ -29,8 +30,60 @@ fn refuse_if_asked(request: &CreateRequest) -> Result<()> {
             Err(error)
         }
         b"panic" => panic!("create panics, as asked"),
+        // Refuses as long as there is such a file.
+        [b'/', ..]
+            if std::path::Path::new(std::str::from_utf8(&request.config_json).unwrap())
+                .exists() =>
+        {
+            Err(Error::new(abi::E_PRECONDITION, "there is that file"))
+        }
         _ => Ok(()),
     }
+}
+
+/// Ends the process, or what else no plugin should do; the run's output for other functions.
+fn misbehave(function: &str) -> Option<Vec<u8>> {
+    match function {
+        // SAFETY: none: this is what it is for.
+        "segfault" => unsafe { std::ptr::dangling_mut::<u8>().write_volatile(1) },
+        "abort" => std::process::abort(),
+        "exit" => std::process::exit(3),
+        "hang" => loop {
+            std::thread::park();
+        },
+        "pid" => return Some(std::process::id().to_string().into_bytes()),
+        _ => {}
+    }
+    None
+}
+
+/// What this process has of the one that started it, as lines.
+fn surroundings() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = |name: &str| {
+        status
+            .lines()
+            .find(|l| l.starts_with(name))
+            .unwrap_or("")
+            .replace('\t', " ")
+    };
+    let files: Vec<_> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+        .map(|path| path.to_string_lossy().into_owned())
+        .collect();
+    let variables: Vec<_> = std::env::vars_os().collect();
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
+    let core = limits.lines().find(|l| l.starts_with("Max core")).unwrap();
+    let core: Vec<_> = core.split_whitespace().collect();
+    // SAFETY: asks for a number.
+    let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0) };
+    format!(
+        "{}\ndumpable {dumpable}\nvariables {variables:?}\n{}\n{}",
+        line("NoNewPrivs"),
+        core.join(" "),
+        files.join("\n")
+    )
 }
 
 /// Blobs in memory; skills are made up from their names.
@@ -98,6 +151,7 @@ impl Storage for Memory {
     }
     fn skill_get(&self, tenant: &str, name: &str, version: &str) -> Result<Skill> {
         match name {
+            "abort" => std::process::abort(),
             "panic" => panic!("skill_get panics, as asked"),
             "missing" => Err(
                 Error::new(abi::E_NOT_FOUND, format!("no skill {name} of {tenant}")).retryable(7),
@@ -227,6 +281,7 @@ impl Storage for Memory {
 
 /// Does what `function` says.
 struct Echo {
+    made_from: String,
     cancelled: Mutex<Vec<String>>,
     wake: Condvar,
 }
@@ -235,6 +290,7 @@ impl Sandbox for Echo {
     fn create(_: Host, request: CreateRequest) -> Result<Self> {
         refuse_if_asked(&request)?;
         Ok(Echo {
+            made_from: format!("{} {}", request.instance_id, request.state_dir),
             cancelled: Mutex::default(),
             wake: Condvar::new(),
         })
@@ -263,7 +319,18 @@ impl Sandbox for Echo {
                 ..RunResult::default()
             })
         };
+        if let Some(output) = misbehave(&request.function) {
+            return done(output);
+        }
         match request.function.as_str() {
+            "made from" => done(self.made_from.clone().into_bytes()),
+            "surroundings" => done(surroundings().into_bytes()),
+            "flood" => {
+                for i in 0..64_u8 {
+                    services.output(abi::STDOUT, &[i; 100_000]);
+                }
+                done(b"flooded".to_vec())
+            }
             "panic" => panic!("run panics, as asked"),
             "secret" => match services.secret(&request.code) {
                 Ok(value) => done(value),

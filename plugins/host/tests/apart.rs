@@ -1,0 +1,425 @@
+//! Plugins in processes of their own that crash, hang, lie or are killed: what the gateway and its callers see.
+#![allow(unsafe_code, reason = "signals")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
+
+mod support;
+
+use std::io::BufRead as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use skillgate_plugin_host::model::{BlobCreate, Error, RunResult, SkillQuery};
+use skillgate_plugin_host::{Isolation, Pin, Plugin, ProcessSettings, SandboxInstance};
+use skillgate_plugin_sdk::abi;
+use support::{Gateway, config, probe, run, sdk_plugin, settings};
+
+/// Only there to fail.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn plugin(settings: &ProcessSettings) -> Plugin {
+    let opened = Plugin::open(sdk_plugin(), &Pin::default(), Isolation::Process, settings);
+    opened.unwrap_or_else(|error| panic!("{error}"))
+}
+
+async fn echo() -> Arc<SandboxInstance> {
+    echo_with(&settings(), "{}").await
+}
+
+async fn echo_with(settings: &ProcessSettings, json: &str) -> Arc<SandboxInstance> {
+    plugin(settings).sandbox(config(json)).await.unwrap()
+}
+
+fn output(result: &RunResult) -> &str {
+    std::str::from_utf8(&result.output_json).unwrap()
+}
+
+async fn ask(sandbox: &SandboxInstance, function: &str) -> Result<String, Error> {
+    let result = sandbox.run(run(function), Gateway::new()).await?;
+    Ok(output(&result).to_owned())
+}
+
+/// Until the plugin's process is back.
+async fn again(sandbox: &SandboxInstance, function: &str) -> String {
+    let waiting = async {
+        loop {
+            match ask(sandbox, function).await {
+                Ok(output) => return output,
+                Err(error) => {
+                    assert!(error.not_executed && error.retryable, "{error:?}");
+                    assert_eq!(error.code, abi::E_UNAVAILABLE, "{error:?}");
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting).await.unwrap()
+}
+
+fn kill(pid: &str) {
+    let pid = pid.parse().unwrap();
+    // SAFETY: a process of this test.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
+}
+
+fn is_there(pid: &str) -> bool {
+    // A process that has ended and was not waited for is no process any more.
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
+}
+
+async fn until_gone(pid: &str) {
+    let waiting = async {
+        while is_there(pid) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let gone = tokio::time::timeout(PATIENCE, waiting).await;
+    gone.unwrap_or_else(|_| panic!("the process {pid} does not end"));
+}
+
+/// Runs that have begun and wait to be cancelled.
+async fn waiting_runs(
+    sandbox: &Arc<SandboxInstance>,
+    count: usize,
+) -> Vec<tokio::task::JoinHandle<(Error, Instant)>> {
+    let (told, mut started) = tokio::sync::mpsc::unbounded_channel();
+    let mut runs = Vec::new();
+    for i in 0..count {
+        let mut request = run("wait");
+        request.run_id = format!("run_{i}");
+        let gateway = Arc::new(Gateway {
+            told: Some(told.clone()),
+            ..Gateway::default()
+        });
+        let sandbox = Arc::clone(sandbox);
+        runs.push(tokio::spawn(async move {
+            let error = sandbox.run(request, gateway).await.unwrap_err();
+            (error, Instant::now())
+        }));
+    }
+    for _ in 0..count {
+        let started = tokio::time::timeout(PATIENCE, started.recv()).await;
+        assert_eq!(started.unwrap().unwrap(), "started");
+    }
+    runs
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_is_one_error_and_the_plugin_comes_back() {
+    let sandbox = echo().await;
+    let mut pids = vec![ask(&sandbox, "pid").await.unwrap()];
+    for function in ["segfault", "abort", "exit"] {
+        let error = ask(&sandbox, function).await.unwrap_err();
+        assert_eq!(error.code, abi::E_CRASHED, "{function}: {error:?}");
+        assert!(
+            !error.not_executed,
+            "a run that had begun is not tried again"
+        );
+        assert_eq!(
+            error.message,
+            "run: the process of the plugin org.skillgate.test has ended"
+        );
+        pids.push(again(&sandbox, "pid").await);
+        let (old, new) = (&pids[pids.len() - 2], &pids[pids.len() - 1]);
+        assert_ne!(old, new);
+        until_gone(old).await;
+    }
+    let counts = sandbox.counts().all();
+    assert!(counts.contains(&("run", "crashed", 3)), "{counts:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sigkill_under_32_runs_answers_all_of_them_at_once() {
+    let sandbox = echo().await;
+    let pid = ask(&sandbox, "pid").await.unwrap();
+    let runs = waiting_runs(&sandbox, 32).await;
+    let killed = Instant::now();
+    kill(&pid);
+    let mut last = Duration::ZERO;
+    for run in runs {
+        let (error, when) = tokio::time::timeout(PATIENCE, run).await.unwrap().unwrap();
+        assert_eq!((error.code, error.not_executed), (abi::E_CRASHED, false));
+        last = last.max(when - killed);
+    }
+    println!("the last of 32 callers had its error after {last:?}");
+    // The target is 10 ms; a busy machine is given more, and a timeout would take far longer.
+    assert!(last < Duration::from_secs(1), "{last:?}");
+    assert_ne!(again(&sandbox, "pid").await, pid);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_plugin_had_not_begun_was_not_executed() {
+    let settings = ProcessSettings {
+        // One that works and one that reads.
+        threads_max: 2,
+        ..settings()
+    };
+    let sandbox = echo_with(&settings, "{}").await;
+    let pid = ask(&sandbox, "pid").await.unwrap();
+    let begun = waiting_runs(&sandbox, 1).await.pop().unwrap();
+    let queued = {
+        let sandbox = Arc::clone(&sandbox);
+        tokio::spawn(async move { ask(&sandbox, "echo").await })
+    };
+    // Sent before this, so it is there when this has been answered: what needs no thread is not kept waiting.
+    let cancelled = tokio::time::timeout(Duration::from_millis(50), ask(&sandbox, "echo")).await;
+    assert!(cancelled.is_err() && !queued.is_finished());
+    kill(&pid);
+    assert_eq!(begun.await.unwrap().0.code, abi::E_CRASHED);
+    let error = queued.await.unwrap().unwrap_err();
+    assert!(error.not_executed && error.retryable, "{error:?}");
+    assert_eq!(error.code, abi::E_UNAVAILABLE);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_ignores_its_cancellation_ends_the_process() {
+    let settings = ProcessSettings {
+        cancel_grace: Duration::from_millis(20),
+        ..settings()
+    };
+    let sandbox = echo_with(&settings, "{}").await;
+    let pid = ask(&sandbox, "pid").await.unwrap();
+    let bystander = waiting_runs(&sandbox, 1).await.pop().unwrap();
+    let hangs = tokio::time::timeout(Duration::from_millis(50), ask(&sandbox, "hang")).await;
+    assert!(hangs.is_err());
+    let (error, _) = tokio::time::timeout(PATIENCE, bystander)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(error.code, abi::E_CRASHED);
+    until_gone(&pid).await;
+    // One that listens is left alone.
+    let pid = again(&sandbox, "pid").await;
+    let waits = tokio::time::timeout(Duration::from_millis(50), ask(&sandbox, "wait")).await;
+    assert!(waits.is_err());
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    assert_eq!(ask(&sandbox, "pid").await.unwrap(), pid);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_it_is_down_calls_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("refuse");
+    let sandbox = echo_with(&settings(), file.to_str().unwrap()).await;
+    std::fs::write(&file, "").unwrap();
+    ask(&sandbox, "abort").await.unwrap_err();
+    for _ in 0..3 {
+        let began = Instant::now();
+        let error = sandbox.health().await.unwrap_err();
+        assert_eq!(error.code, abi::E_UNAVAILABLE);
+        assert!(
+            error.not_executed && error.retry_after_ms >= 100,
+            "{error:?}"
+        );
+        assert!(
+            error
+                .message
+                .contains("the process of the plugin org.skillgate.test has ended"),
+            "{error}"
+        );
+        assert!(began.elapsed() < Duration::from_secs(1), "nobody waits");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    std::fs::remove_file(&file).unwrap();
+    // The same instance as before: what it has left behind it finds and sweeps.
+    assert_eq!(again(&sandbox, "made from").await, "test /nowhere");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handle_of_an_earlier_life_is_stale() {
+    let store = plugin(&settings()).storage(config("{}")).await.unwrap();
+    let mut old = store.blob_create(BlobCreate::default()).await.unwrap();
+    old.write("lost").await.unwrap();
+    let crash = store.skill_get("t", "abort", "1.0.0").await.unwrap_err();
+    assert_eq!(crash.code, abi::E_CRASHED);
+    let waiting = async {
+        while store.skill_list(SkillQuery::default()).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, waiting).await.unwrap();
+    // It has the number that the old one had.
+    let mut new = store.blob_create(BlobCreate::default()).await.unwrap();
+    new.write("kept").await.unwrap();
+    let error = old.write("mixed").await.unwrap_err();
+    assert_eq!(error.code, abi::E_STALE, "{error}");
+    drop(old);
+    assert_eq!(new.commit().await.unwrap().size_bytes, 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_has_nothing_of_the_gateways() {
+    // What a careless library of the gateway might leave open for every child.
+    let shared = tempfile::NamedTempFile::new().unwrap();
+    let fd = std::os::fd::AsRawFd::as_raw_fd(shared.as_file());
+    // SAFETY: a flag of an open descriptor.
+    assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }, 0);
+    let sandbox = echo().await;
+    let text = ask(&sandbox, "surroundings").await.unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(
+        lines[..4],
+        [
+            "NoNewPrivs: 1",
+            "dumpable 0",
+            "variables []",
+            "Max core file size 0 0 bytes"
+        ]
+    );
+    assert!(!text.contains(shared.path().to_str().unwrap()), "{text}");
+    let count = |what: &str| lines[4..].iter().filter(|l| l.starts_with(what)).count();
+    assert_eq!((count("socket:"), count("/dev/null")), (1, 2), "{text}");
+
+    let privileged = ProcessSettings {
+        no_new_privs: false,
+        ..settings()
+    };
+    let text = ask(&*echo_with(&privileged, "{}").await, "surroundings").await;
+    assert!(text.unwrap().starts_with("NoNewPrivs: 0"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_for_the_whole_service_does_not_end_it() {
+    let sandbox = echo().await;
+    let pid = ask(&sandbox, "pid").await.unwrap();
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: a process of this test.
+        assert_eq!(unsafe { libc::kill(pid.parse().unwrap(), signal) }, 0);
+    }
+    assert_eq!(ask(&sandbox, "pid").await.unwrap(), pid);
+    // A plugin without drain() would say so; this one has it, and the process ends with its instance.
+    sandbox.shutdown().await.unwrap();
+    until_gone(&pid).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn much_output_arrives_whole_and_in_order() {
+    let gateway = Gateway::new();
+    let result = echo().await.run(run("flood"), gateway.clone()).await;
+    assert_eq!(output(&result.unwrap()), "flooded");
+    let all: Vec<u8> = gateway
+        .output
+        .lock()
+        .unwrap()
+        .iter()
+        .flat_map(|(_, data)| data.clone())
+        .collect();
+    let expected: Vec<u8> = (0..64_u8).flat_map(|i| vec![i; 100_000]).collect();
+    assert!(all == expected, "{} bytes", all.len());
+}
+
+#[test]
+fn a_process_that_does_not_start_says_why() {
+    let open = |settings: &ProcessSettings| {
+        let opened = Plugin::open(sdk_plugin(), &Pin::default(), Isolation::Process, settings);
+        opened.unwrap_err().to_string()
+    };
+    let program = |path: &str, args: &[&str]| ProcessSettings {
+        program: Path::new(path).to_owned(),
+        start_timeout: Duration::from_millis(200),
+        ..ProcessSettings::this_program(args)
+    };
+    let text = open(&program("/nowhere/skillgate", &[]));
+    assert!(
+        text.contains("its process did not start: No such file"),
+        "{text}"
+    );
+    let text = open(&program("/bin/false", &[]));
+    assert!(text.ends_with("it has exited with code 1"), "{text}");
+    let text = open(&program("/bin/sleep", &["100"]));
+    assert!(
+        text.contains("it took too long; it was ended by signal 9"),
+        "{text}"
+    );
+    let text = open(&ProcessSettings {
+        args: vec!["lies".into()],
+        ..settings()
+    });
+    assert!(text.contains("frame: kind 255"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_instance_that_does_not_start_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let broken = probe(dir.path(), "entry", &["-DENTRY_MAJOR=9"]);
+    let refused = Plugin::open(&broken, &Pin::default(), Isolation::Process, &settings());
+    let text = refused.unwrap_err().to_string();
+    assert!(
+        text.contains("entry.so: it is built for major 9 of the plugin contract"),
+        "{text}"
+    );
+    let crashing = probe(dir.path(), "crashing", &["-DCRASH_IN_CREATE"]);
+    let plugin = Plugin::open(crashing, &Pin::default(), Isolation::Process, &settings());
+    let error = plugin.unwrap().sandbox(config("{}")).await.unwrap_err();
+    assert_eq!(error.code, abi::E_CRASHED);
+    assert!(
+        error.message.contains("it was ended by signal 6"),
+        "{error}"
+    );
+    assert!(
+        error
+            .message
+            .ends_with("its last words: create has no future"),
+        "{error}"
+    );
+}
+
+#[test]
+fn plugins_that_must_have_a_process_get_one() {
+    let dir = tempfile::tempdir().unwrap();
+    for (options, expected) in [
+        ("-DFLAGS=SKG_F_OWN_PROCESS", Isolation::Process),
+        ("-DGO", Isolation::Process),
+        ("-DFLAGS=0", Isolation::Gateway),
+    ] {
+        let file = probe(dir.path(), "forced", &[options]);
+        let plugin = Plugin::open(file, &Pin::default(), Isolation::Gateway, &settings());
+        assert_eq!(plugin.unwrap().isolation(), expected, "{options}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_left_when_the_host_is_killed() {
+    let exe = std::env::current_exe().unwrap();
+    let mut host = Command::new(exe)
+        .args([
+            "--exact",
+            "child_with_a_busy_plugin",
+            "--ignored",
+            "--nocapture",
+        ])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = std::io::BufReader::new(host.stdout.take().unwrap()).lines();
+    let pids: Vec<String> = lines
+        .map_while(Result::ok)
+        .filter_map(|line| line.strip_prefix("plugin ").map(str::to_owned))
+        .take(2)
+        .collect();
+    assert!(
+        pids.len() == 2 && pids.iter().all(|pid| is_there(pid)),
+        "{pids:?}"
+    );
+    host.kill().unwrap();
+    host.wait().unwrap();
+    for pid in &pids {
+        until_gone(pid).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "run by nothing_is_left_when_the_host_is_killed, in a process of its own"]
+async fn child_with_a_busy_plugin() {
+    // One whose plugin hangs and one that is idle.
+    let (busy, idle) = (echo().await, echo().await);
+    for sandbox in [&busy, &idle] {
+        println!("plugin {}", ask(sandbox, "pid").await.unwrap());
+    }
+    drop(ask(&busy, "hang").await);
+}
