@@ -7,6 +7,9 @@
 //!                            └ sandbox(config) ──▶ SandboxInstance   runs; RunHost is what a run may ask for
 //! ```
 //!
+//! `Plugin::open` does the same here or in a process of the plugin's own (see `process.rs`); the instances do not differ.
+//! Each call is a type (`ask.rs`) that both ways use.
+//!
 //! Every call is an *op*: a numbered entry in a table that the plugin completes once. The entry, not the caller's
 //! future, owns the buffers that the plugin was given; a caller who leaves cancels the op, and the entry stays until
 //! the plugin lets go. What a plugin says is copied and checked before anybody sees it: sizes, text encoding,

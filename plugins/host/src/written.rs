@@ -173,7 +173,7 @@ wire! {
     Mount { target: long, read_only: flag, source: part, sha256: long, size_bytes: n64 }
     RunRequest {
         run_id: long, tenant: long, language: long, code: long, skill: long, function: long, args_json: data,
-        skills: items, mounts: items, env: items, secrets: items, limits: part, network: n32, traceparent: long, fresh: flag,
+        skills: items, mounts: items, env: items, secrets: items, limits: part, network: n32, fresh: flag, traceparent: long,
     }
 }
 
