@@ -203,9 +203,20 @@ async fn a_call_that_ignores_its_cancellation_ends_the_process() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn while_it_is_down_calls_are_refused() {
+    down_while_there_is("refuse").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_can_do_other_things_than_before_is_not_taken() {
+    down_while_there_is("refuse.caps").await;
+}
+
+/// The plugin does not start again, or says another thing of itself, while this file is there.
+async fn down_while_there_is(name: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("refuse");
-    let sandbox = echo_with(&settings(), file.to_str().unwrap()).await;
+    let json = dir.path().join("refuse");
+    let file = dir.path().join(name);
+    let sandbox = echo_with(&settings(), json.to_str().unwrap()).await;
     std::fs::write(&file, "").unwrap();
     ask(&sandbox, "abort").await.unwrap_err();
     for _ in 0..3 {

@@ -339,3 +339,126 @@ pub(super) fn replied<T>(mut frame: Frame, read: impl FnOnce(&mut In<'_>) -> Rea
         Err(Malformed(why)) => Err(Error::new(abi::E_PROTOCOL, why)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use skillgate_plugin_sdk::model::RunRequest;
+
+    use super::*;
+    use crate::sandbox::RunHost;
+
+    /// Has every secret, and nothing else.
+    struct Rich;
+
+    fn nothing<T>() -> Result<T> {
+        Err(Error::new(abi::E_NOT_FOUND, "nothing"))
+    }
+
+    impl RunHost for Rich {
+        fn output(&self, _: u32, _: &[u8]) -> bool {
+            true
+        }
+        fn secret(&self, name: &str) -> Result<Vec<u8>> {
+            Ok(format!("the value of {name}").into_bytes())
+        }
+        fn blob_fd(&self, _: &str) -> Result<OwnedFd> {
+            nothing()
+        }
+        fn blob_read(&self, _: &str, _: u64, _: &mut [u8]) -> Result<usize> {
+            nothing()
+        }
+        fn blob_create(&self, _: &str) -> Result<i64> {
+            nothing()
+        }
+        fn blob_write(&self, _: i64, _: &[u8]) -> Result<()> {
+            nothing()
+        }
+        fn blob_finish(&self, _: i64, _: bool) -> Result<Option<String>> {
+            nothing()
+        }
+        fn gate_serve(&self, _: OwnedFd) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    fn run() -> Arc<RunContext> {
+        Arc::new(RunContext {
+            host: Arc::new(Rich),
+            request: Arc::new(RunRequest {
+                secrets: vec!["GRANTED".into()],
+                ..RunRequest::default()
+            }),
+        })
+    }
+
+    /// As a process that does not keep to anything would send it.
+    fn sent(service: Service, write: impl FnOnce(&mut Out)) -> Frame {
+        let mut out = Out::default();
+        out.u8(service as u8);
+        out.u64(7);
+        write(&mut out);
+        Frame {
+            kind: Kind::Service,
+            call: 1,
+            body: out.bytes,
+            fds: out.fds.into(),
+        }
+    }
+
+    fn outcome(
+        service: Service,
+        run: Option<Arc<RunContext>>,
+        write: impl FnOnce(&mut Out),
+    ) -> Result<Vec<u8>> {
+        let packet = serve(service, 7, run, &mut sent(service, write)).unwrap();
+        let frame = Frame {
+            kind: Kind::Reply,
+            call: 7,
+            body: packet.bytes[super::super::frame::HEADER_BYTES..].to_vec(),
+            fds: packet.fds.into(),
+        };
+        replied(frame, |from| {
+            from.data("value", PIECE_BYTES).map(<[u8]>::to_vec)
+        })
+    }
+
+    #[test]
+    fn a_secret_is_given_to_a_run_that_was_granted_it_while_it_lasts() {
+        let ask = |run, name: &'static str| outcome(Service::Secret, run, |out| out.text(name));
+        assert_eq!(
+            ask(Some(run()), "GRANTED").unwrap(),
+            b"the value of GRANTED"
+        );
+        let other = ask(Some(run()), "ANOTHER").unwrap_err();
+        assert_eq!(other.code, abi::E_PERMISSION);
+        assert_eq!(ask(None, "GRANTED").unwrap_err().code, abi::E_STALE);
+        let packet = secret(7, &run(), &"GRANTED".to_owned());
+        assert!(packet.secret, "wiped when it has left");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_told_apart_from_what_is_refused() {
+        let gate = |fd: OwnedFd| {
+            let mut frame = sent(Service::GateServe, |out| out.fds.push(fd));
+            serve(Service::GateServe, 7, Some(run()), &mut frame).map(drop)
+        };
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        gate(listener.into()).unwrap();
+        let file = gate(tempfile::tempfile().unwrap().into()).unwrap_err();
+        assert_eq!(file.0, "fd: is of the file type 100000 instead of 140000");
+        let mut none = sent(Service::GateServe, |_| {});
+        assert!(serve(Service::GateServe, 7, Some(run()), &mut none).is_err());
+        let large = |out: &mut Out| {
+            out.u64(1);
+            out.data(&vec![0; PIECE_BYTES + 1]);
+        };
+        let mut large = sent(Service::BlobWrite, large);
+        assert!(serve(Service::BlobWrite, 7, Some(run()), &mut large).is_err());
+        let mut long = sent(Service::BlobFd, |out| {
+            out.text("blob:a");
+            out.u8(0);
+        });
+        assert!(serve(Service::BlobFd, 7, Some(run()), &mut long).is_err());
+        assert!(Service::of(0).is_err() && Service::of(8).is_err());
+    }
+}
