@@ -40,8 +40,8 @@ pub(crate) struct PoolRules {
 pub(crate) struct Waiting {
     pub(crate) number: u64,
     pub(crate) zygote: u64,
-    /// Its init's process id, which is nobody else's while the pidfd says that it lives.
-    pub(crate) init: u32,
+    /// Its interpreter's process id, which is nobody else's while it waits.
+    pub(crate) interpreter: u32,
     pub(crate) orders: OwnedFd,
     pub(crate) channel: OwnedFd,
     pub(crate) output: OwnedFd,
@@ -285,7 +285,7 @@ impl Pool {
                 domain,
                 number,
                 zygote,
-                init,
+                interpreter,
                 parts,
                 limits,
             } => {
@@ -301,7 +301,7 @@ impl Pool {
                 of.idle.push_back(Waiting {
                     number,
                     zygote,
-                    init,
+                    interpreter,
                     orders,
                     channel,
                     output,
