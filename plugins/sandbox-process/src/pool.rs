@@ -137,8 +137,14 @@ impl Pool {
         let mut state = self.state();
         let rules = self.rules;
         let domain = domain_of(&mut state, name, rules);
-        domain.limits = limits_of(spec);
-        (domain.disk_bytes, domain.disk_inodes) = (spec.disk_bytes, spec.disk_inodes);
+        let limits = limits_of(spec);
+        let known = (domain.limits, domain.disk_bytes, domain.disk_inodes);
+        if known != (limits, spec.disk_bytes, spec.disk_inodes) {
+            // The next children have them from the start. Told when this run is under way.
+            domain.limits = limits;
+            (domain.disk_bytes, domain.disk_inodes) = (spec.disk_bytes, spec.disk_inodes);
+            domain.unsent = true;
+        }
         if let Some(child) = domain.take() {
             return Some((child, false));
         }
