@@ -5,6 +5,7 @@
 )]
 
 mod calls;
+mod contract;
 mod store;
 mod support;
 
