@@ -1,7 +1,7 @@
 //! Every struct and field as the compiler has laid it out, for the test that compares them with the header.
 
 use core::any::type_name;
-use core::mem::{offset_of, size_of};
+use core::mem::size_of;
 
 use crate::{basics::*, sandbox::*, storage::*};
 
@@ -11,7 +11,7 @@ macro_rules! layout {
         $emit($c, "", 0, size_of::<$name>(), type_name::<$name>());
         $(
             let (size, name) = described(|s: &$name| &s.$field);
-            $emit($c, stringify!($field), offset_of!($name, $field), size, name);
+            $emit($c, stringify!($field), crate::offset_of!($name, $field), size, name);
         )+
         let _all = |s: &$name| {
             let $name { $($field: _),+ } = s;
