@@ -11,11 +11,6 @@
  *
  * From top to bottom: memory, texts, SHA-256, versions, the ends of an op,
  * skills, tar, blobs, the instance, the entry.
- *
- * Locks: `lock` guards the lists and counters, `budget` only the bytes.  A skill
- * version never changes and goes with the instance, so it may be read without a
- * lock.  A blob is counted by those who use it.  Nothing is locked while the
- * host is called.
  */
 #define _GNU_SOURCE /* memfd_create, getrandom, seals */
 #include "skillgate_plugin.h"
@@ -59,6 +54,12 @@ struct skill;
 struct blob;
 struct handle;
 
+/* An instance: forgets everything when it ends.
+ *
+ * Locks: `lock` guards the lists and counters, `budget` only the bytes.  A skill
+ * version never changes and goes with the instance, so it may be read without a
+ * lock.  A blob is counted by those who use it.  Nothing is locked while the
+ * host is called. */
 struct store {
     skg_storage table;
     const skg_host *host;
