@@ -9,6 +9,7 @@ mod config;
 mod doctor;
 mod failure;
 mod plugin;
+mod plugin_new;
 mod policy;
 mod policy_log;
 mod serve;
@@ -80,7 +81,7 @@ enum Command {
     /// Check, test and explain policies
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// Look at plugins
+    /// Write plugins, and look at them
     #[command(subcommand)]
     Plugin(plugin::PluginCommand),
     /// The process of a plugin: started by the gateway
