@@ -1,4 +1,4 @@
-//! `skillgate plugin`: looks at a plugin's file without running any of it.
+//! `skillgate plugin`: looks at a plugin's file without running any of it, or checks it in processes of its own.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -7,12 +7,14 @@ use clap::{Args, Subcommand};
 use skillgate_plugin_host::{Inspection, Refusal, inspect};
 
 use super::failure::Failure;
-use super::{Exit, Output, OutputFormat, plain, print_json, print_table};
+use super::{Exit, Output, OutputFormat, plain, plugin_check, print_json, print_table};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PluginCommand {
     /// Say what a plugin file is and whether it would be loaded, without executing it (exit code 1 if it would not)
     Inspect(InspectArgs),
+    /// Check that a plugin keeps to the contract and does what it says (exit code 1 if it does not)
+    Check(plugin_check::CheckArgs),
 }
 
 #[derive(Debug, Args)]
@@ -24,7 +26,13 @@ pub(super) struct InspectArgs {
 }
 
 pub(super) fn run(command: &PluginCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let PluginCommand::Inspect(args) = command;
+    match command {
+        PluginCommand::Inspect(args) => inspect_file(args, out),
+        PluginCommand::Check(args) => plugin_check::run(args, out),
+    }
+}
+
+fn inspect_file(args: &InspectArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let found = inspect(&args.path).map_err(|error| {
         let exit = match error.why {
             Refusal::Unreadable(_) => Exit::Runtime,

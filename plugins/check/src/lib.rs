@@ -106,6 +106,9 @@ pub enum KitError {
         /// The parser's answer.
         error: serde_json::Error,
     },
+    /// Whoever was told of a case could not take it.
+    #[error("cannot write the output: {0}")]
+    Report(std::io::Error),
     /// A case that there is not.
     #[error("there is no case {0:?}")]
     NoSuchCase(String),
@@ -147,6 +150,8 @@ enum Outcome {
     #[default]
     Passed,
     Skipped(String),
+    /// There is no verdict: how the process ended, and at what.
+    Ended(String),
     Failed {
         function: String,
         seen: String,

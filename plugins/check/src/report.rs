@@ -67,6 +67,31 @@ pub struct CaseReport {
     pub figures: Vec<Figure>,
 }
 
+impl CaseReport {
+    /// For a person: a line, and for what did not pass, why.
+    pub fn write_row(&self, out: &mut dyn Write) -> io::Result<()> {
+        let word = match self.status {
+            Status::Passed => "pass",
+            Status::Failed => "FAIL",
+            Status::Skipped => "skip",
+        };
+        writeln!(out, "{word}  {:<36} {:>6} ms", self.name, self.took_ms)?;
+        for figure in &self.figures {
+            writeln!(out, "        {} = {}", plain(&figure.name), figure.value)?;
+        }
+        match self.status {
+            Status::Passed => Ok(()),
+            Status::Skipped => writeln!(out, "        {}", plain(&self.seen)),
+            Status::Failed => {
+                let (function, demands) = (plain(&self.function), self.demands);
+                writeln!(out, "        seen:    {}", plain(&self.seen))?;
+                writeln!(out, "        demanded ({function}): {demands}")?;
+                writeln!(out, "        to do:   {}", self.advice)
+            }
+        }
+    }
+}
+
 /// The whole.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
@@ -129,46 +154,23 @@ impl Report {
         self.failed == 0 && self.passed > 0
     }
 
-    /// For a person.
+    /// For a person: a row for each case, and the sum.
     pub fn write_table(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.cases.iter().try_for_each(|case| case.write_row(out))?;
+        self.write_sum(out)
+    }
+
+    /// What was checked, and how many cases ended how.
+    pub fn write_sum(&self, out: &mut dyn Write) -> io::Result<()> {
         let name = if self.plugin.id.is_empty() {
             "a plugin that does not load".to_owned()
         } else {
             format!("{} {}", plain(&self.plugin.id), plain(&self.plugin.version))
         };
-        writeln!(
-            out,
-            "{name}\n{}\nsha256 {}\n",
-            plain(&self.file),
-            self.sha256
-        )?;
-        for case in &self.cases {
-            let word = match case.status {
-                Status::Passed => "pass",
-                Status::Failed => "FAIL",
-                Status::Skipped => "skip",
-            };
-            writeln!(out, "{word}  {:<36} {:>6} ms", case.name, case.took_ms)?;
-            for figure in &case.figures {
-                writeln!(out, "        {} = {}", plain(&figure.name), figure.value)?;
-            }
-            match case.status {
-                Status::Passed => {}
-                Status::Skipped => writeln!(out, "        {}", plain(&case.seen))?,
-                Status::Failed => {
-                    writeln!(out, "        seen:    {}", plain(&case.seen))?;
-                    writeln!(
-                        out,
-                        "        demanded ({}): {}",
-                        plain(&case.function),
-                        case.demands
-                    )?;
-                    writeln!(out, "        to do:   {}", case.advice)?;
-                }
-            }
-        }
+        writeln!(out, "\n{name} ({})", plain(&self.file))?;
+        writeln!(out, "sha256 {}", self.sha256)?;
         let (passed, failed, skipped) = (self.passed, self.failed, self.skipped);
-        writeln!(out, "\n{passed} passed, {failed} failed, {skipped} skipped")
+        writeln!(out, "{passed} passed, {failed} failed, {skipped} skipped")
     }
 
     /// For a program.

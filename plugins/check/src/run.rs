@@ -14,6 +14,10 @@ use skillgate_plugin_host::{Isolation, inspect};
 use crate::cases::{CASES, Case, Needs};
 use crate::{CaseReport, Job, KitError, Outcome, Report, Settings, Status, Verdict};
 
+/// What is demanded when a case's process has ended without a verdict, and what to do.
+const RULES: &str = "rules 3 to 5";
+const ENDED_DEMANDS: &str = "every call returns, every op that was accepted is completed, nothing unwinds out of a plugin, and it never ends the process that it is in";
+const ENDED_ADVICE: &str = "`skillgate plugin check --only NAME` does this case alone; its last words, or a debugger at the call that is named, show the place";
 /// Of what a child wrote to standard error this much is shown: its last words.
 const LAST_WORDS_BYTES_MAX: u64 = 400;
 /// Largest verdict that is read.
@@ -28,8 +32,11 @@ pub(crate) const STEPS: &str = "steps";
 pub(crate) const WRITTEN: [&str; 2] = ["stdout", "stderr"];
 
 /// Runs the cases that apply. `Err` is about the kit; what is wrong with the plugin is in the report. `tell` hears of
-/// each case when it has ended.
-pub fn check(settings: &Settings, mut tell: impl FnMut(&CaseReport)) -> Result<Report, KitError> {
+/// each case when it has ended; its error ends the check.
+pub fn check(
+    settings: &Settings,
+    mut tell: impl FnMut(&CaseReport) -> std::io::Result<()>,
+) -> Result<Report, KitError> {
     serde_json::from_str::<serde_json::Value>(&settings.config_json)
         .map_err(KitError::Configuration)?;
     for name in settings.only.iter().chain(&settings.skip) {
@@ -76,7 +83,7 @@ pub fn check(settings: &Settings, mut tell: impl FnMut(&CaseReport)) -> Result<R
             }
             done
         };
-        tell(&done);
+        tell(&done).map_err(KitError::Report)?;
         report.add(done);
     }
     Ok(report)
@@ -128,13 +135,20 @@ fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict)
         .map_or(case.limit, |max| max.min(case.limit));
     let end = watch(start(dir, settings)?, limit).map_err(KitError::os("wait for a case"))?;
     let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let verdict = verdict(dir, case, &end)?;
+    let verdict = verdict(dir, &end)?;
     let mut report = skipped(case, "");
     report.took_ms = took_ms;
     report.figures.clone_from(&verdict.figures);
     match &verdict.outcome {
         Outcome::Passed => report.status = Status::Passed,
         Outcome::Skipped(why) => report.seen.clone_from(why),
+        Outcome::Ended(seen) => {
+            report.status = Status::Failed;
+            RULES.clone_into(&mut report.function);
+            report.demands = ENDED_DEMANDS;
+            report.advice = ENDED_ADVICE;
+            report.seen.clone_from(seen);
+        }
         Outcome::Failed { function, seen } => {
             report.status = Status::Failed;
             report.function.clone_from(function);
@@ -211,7 +225,7 @@ fn wait_for(pid: Pid, limit: Duration) -> std::io::Result<bool> {
 }
 
 /// What a case's child has found; without its verdict: how it ended and what it was doing.
-fn verdict(dir: &Path, case: &Case, end: &End) -> Result<Verdict, KitError> {
+fn verdict(dir: &Path, end: &End) -> Result<Verdict, KitError> {
     if let End::Exited(status) = end
         && status.success()
         && let Ok(file) = File::open(dir.join(VERDICT))
@@ -245,9 +259,8 @@ fn verdict(dir: &Path, case: &Case, end: &End) -> Result<Verdict, KitError> {
         seen.push_str("; its last words: ");
         seen.push_str(&words);
     }
-    let function = case.function.to_owned();
     Ok(Verdict {
-        outcome: Outcome::Failed { function, seen },
+        outcome: Outcome::Ended(seen),
         ..Verdict::default()
     })
 }

@@ -309,6 +309,8 @@ unsafe fn read(c: *const abi::Completion, answer: Answer) -> Result<End, String>
             // SAFETY: the contract: not null: an error with its texts, valid during this call.
             let error = unsafe { sized(completion.error, "skg_error", &mut end) }?;
             // SAFETY: as above.
+            unsafe { text(error.message, "skg_error.message") }?;
+            // SAFETY: as above.
             end.message = unsafe { wire::shown(error.message, MESSAGE_BYTES_MAX) };
         }
         return Ok(end);
@@ -321,7 +323,10 @@ unsafe fn read(c: *const abi::Completion, answer: Answer) -> Result<End, String>
     unsafe {
         match answer {
             Answer::None => {}
-            Answer::Health => drop(sized(p.cast::<abi::Health>(), "skg_health", &mut end)?),
+            Answer::Health => {
+                let health = sized(p.cast::<abi::Health>(), "skg_health", &mut end)?;
+                text(health.message, "skg_health.message")?;
+            }
             Answer::Run => drop(sized(
                 p.cast::<abi::RunResult>(),
                 "skg_run_result",
@@ -366,6 +371,17 @@ unsafe fn sized<T: Grows>(p: *const T, name: &'static str, end: &mut End) -> Res
         end.sizes.push((name, said, size_of_u32::<T>()));
     }
     Ok(value)
+}
+
+/// A text that the gateway only shows, and so does not refuse: it is held to the rules here.
+///
+/// # Safety
+/// As [`wire::Reader::text`].
+unsafe fn text(text: abi::Str, what: &str) -> Result<(), String> {
+    const TEXT_BYTES_MAX: usize = 1 << 20;
+    // SAFETY: the caller's promise.
+    let read = unsafe { wire::Reader::new(TEXT_BYTES_MAX).text(text, what, TEXT_BYTES_MAX) };
+    read.map(drop).map_err(|e| e.0)
 }
 
 /// # Safety

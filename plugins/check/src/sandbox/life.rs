@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Starts a process that outlives its parent; its command line names it.
 fn leaver(mark: &str) -> String {
     format!(
-        "import os, sys, time\ndef leave():\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0:\n            try: os.execv('/proc/self/exe', ['{mark}', '-c', 'import time; time.sleep(120)'])\n            finally: os._exit(1)\n        os._exit(0)\n    time.sleep(0.3)\n"
+        "import os, sys, time\ndef leave():\n    if os.fork() == 0:\n        os.setsid()\n        if os.fork() == 0:\n            os.closerange(0, 3)\n            try: os.execv('/proc/self/exe', ['{mark}', '-c', 'import time; time.sleep(120)'])\n            finally: os._exit(1)\n        os._exit(0)\n    time.sleep(0.3)\n"
     )
 }
 

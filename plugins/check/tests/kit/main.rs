@@ -5,4 +5,6 @@
 )]
 
 mod bundled;
+mod sabotage;
 mod support;
+mod survival;

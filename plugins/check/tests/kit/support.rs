@@ -1,6 +1,7 @@
 //! What the tests of the kit share.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use skillgate_plugin_check::{Report, Settings, Status, check};
 
@@ -30,6 +31,58 @@ pub(crate) fn program() -> PathBuf {
     example("skillgate_check_program")
 }
 
+/// The plugin that wraps a bundled one and does one thing wrong.
+pub(crate) fn saboteur(kind: &str) -> PathBuf {
+    example(&format!("libskillgate_saboteur_{kind}.so"))
+}
+
+/// Its configuration.
+pub(crate) fn sabotaged(inner: &str, sabotage: &str) -> serde_json::Value {
+    serde_json::json!({
+        "inner": bundled(inner),
+        "config": config_of(inner),
+        "sabotage": sabotage,
+    })
+}
+
+/// Compiles the C plugin of the plugin host's tests into `dir`.
+pub(crate) fn probe(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
+    let mut all = vec!["-std=c99", "-D_GNU_SOURCE", "-pthread"];
+    all.extend(options);
+    compile("cc", "../host/tests/loading/probe.c", dir, name, &all)
+}
+
+/// Compiles a plugin that throws; `None`: there is no compiler for C++.
+pub(crate) fn thrower(dir: &Path) -> Option<PathBuf> {
+    let there = Command::new("g++").arg("--version").output().is_ok();
+    there.then(|| {
+        compile(
+            "g++",
+            "tests/thrower/thrower.cpp",
+            dir,
+            "thrower",
+            &["-std=c++11"],
+        )
+    })
+}
+
+fn compile(compiler: &str, source: &str, dir: &Path, name: &str, options: &[&str]) -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let file = dir.join(format!("{name}.so"));
+    let output = Command::new(compiler)
+        .args(["-O1", "-fPIC", "-shared", "-I"])
+        .arg(here.join("../abi/include"))
+        .args(options)
+        .arg("-o")
+        .arg(&file)
+        .arg(here.join(source))
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    file
+}
+
 pub(crate) fn settings(plugin: &Path, config: &serde_json::Value) -> Settings {
     Settings {
         program: program(),
@@ -57,7 +110,7 @@ pub(crate) fn table(report: &Report) -> String {
 }
 
 pub(crate) fn run(settings: &Settings) -> Report {
-    check(settings, |_| {}).unwrap()
+    check(settings, |_| Ok(())).unwrap()
 }
 
 /// The names of the cases that ended so.
