@@ -1,15 +1,10 @@
 //! The C contract: sizes, older and newer hosts, empty values, configurations that make no sense.
 
-use std::mem::offset_of;
-
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::CreateRequest;
 
 use crate::bench::{Bench, CALL_LIMIT, Done, LISTEN, Stop, demand, failed, failed_at};
-use crate::raw::{
-    Called, End, HostShape, Kind, Made, RawInstance, RawPlugin, RunShapes, Shape, Values, run_code,
-    tour,
-};
+use crate::raw::{Called, End, HostShape, Kind, Made, RawInstance, RawPlugin, Shape, Values, tour};
 
 /// How often an instance is made and destroyed.
 const LIVES: usize = 10;
@@ -123,108 +118,14 @@ pub(crate) fn unknown_ids(bench: &Bench) -> Done {
     })
 }
 
-/// Where an older header's struct may have ended: every field that is 8 bytes from the beginning, or a multiple of them.
-fn cuts(of: &str) -> Vec<usize> {
-    let (mut cuts, mut size) = (Vec::new(), 0);
-    abi::layout(|name, field, at, _| {
-        if name == of {
-            if field.is_empty() {
-                size = at;
-            } else if at >= 8 && at % 8 == 0 {
-                cuts.push(at);
-            }
-        }
-    });
-    cuts.push(size);
-    cuts
-}
-
-/// A call with a request of a shape.
-type CallOf<'a> = &'a dyn Fn(Shape) -> std::io::Result<Called>;
-
 pub(crate) fn older_host(bench: &Bench) -> Done {
-    let hosts = [
-        offset_of!(abi::Host, op_cancelled),
-        offset_of!(abi::Host, get_extension),
-        offset_of!(abi::Host, run_output),
-        offset_of!(abi::Host, gate_serve),
-        size_of::<abi::Host>(),
-    ];
     each_kind(bench, |plugin, kind| {
-        for (i, at) in hosts.into_iter().enumerate() {
-            let name = format!("host{i}");
-            let shape = HostShape::Older(at);
-            let instance = make(bench, plugin, kind, &name, shape, Shape::Whole)?;
-            go_round(bench, &instance, Values::Plain, Shape::Whole)?;
-            destroy(bench, &instance)?;
-        }
-        for at in cuts("skg_create_request") {
-            let request = bench.request(&format!("request{at}"))?;
-            bench.step(format!("create with a skg_create_request of {at} bytes"));
-            // Without a configuration it may refuse; it may not look for one.
-            let shape = Shape::Cut(at);
-            if let Made::Instance(instance) =
-                plugin.create(kind, HostShape::Now, &request, shape)?
-            {
-                destroy(bench, &instance)?;
-            }
-        }
-        let instance = make(bench, plugin, kind, "cut", HostShape::Now, Shape::Whole)?;
-        let ended = |of: &str, at: usize, called: std::io::Result<Called>| -> Done<End> {
-            bench.step(format!("the end of a call with a {of} of {at} bytes"));
-            instance.end(&called?, CALL_LIMIT)
-        };
-        let calls: [(&str, CallOf<'_>); 6] = [
-            ("skg_list_request", &|shape| {
-                instance.skill_list(Values::Plain, shape)
-            }),
-            ("skg_put_skill", &|shape| {
-                instance.skill_put(Values::Plain, shape)
-            }),
-            ("skg_blob_create_request", &|shape| {
-                instance.blob_create(Values::Plain, shape)
-            }),
-            ("skg_run_request", &|request| {
-                let shapes = RunShapes {
-                    request,
-                    ..RunShapes::all(Shape::Whole)
-                };
-                instance.run(run_code(), Values::Plain, shapes, false)
-            }),
-            ("skg_limits", &|limits| {
-                let shapes = RunShapes {
-                    limits,
-                    ..RunShapes::all(Shape::Whole)
-                };
-                instance.run(run_code(), Values::Plain, shapes, false)
-            }),
-            ("skg_gate", &|gate| {
-                let shapes = RunShapes {
-                    gate,
-                    ..RunShapes::all(Shape::Whole)
-                };
-                instance.run(run_code(), Values::Plain, shapes, false)
-            }),
-        ];
-        let (first, last) = if kind == Kind::Storage {
-            (0, 3)
-        } else {
-            (3, 6)
-        };
-        for (of, call) in &calls[first..last] {
-            for at in cuts(of) {
-                bench.step(format!("a call with a {of} of {at} bytes"));
-                let end = ended(of, at, call(Shape::Cut(at)))?;
-                if *of == "skg_blob_create_request" {
-                    instance.let_go(end.handle, 0);
-                }
-            }
-        }
-        if kind == Kind::Sandbox {
-            for at in cuts("skg_sandbox_caps") {
-                bench.step(format!("caps with a skg_sandbox_caps of {at} bytes"));
-                instance.caps(Shape::Cut(at))?;
-            }
+        let (host, shape) = (HostShape::Oldest, Shape::Oldest);
+        let instance = make(bench, plugin, kind, "a", host, shape)?;
+        bench.step("caps");
+        instance.caps(shape)?;
+        for values in [Values::Plain, Values::Null] {
+            go_round(bench, &instance, values, shape)?;
         }
         destroy(bench, &instance)
     })

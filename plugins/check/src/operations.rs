@@ -8,7 +8,7 @@ use skillgate_plugin_sdk::abi;
 use crate::bench::{Bench, CALL_LIMIT, Done, LISTEN, Stop, demand, failed_at};
 use crate::contract::{destroy, each_kind, go_round, make, no_wrongs};
 use crate::process_state::threads;
-use crate::raw::{Called, HostShape, Kind, RawInstance, RunShapes, Shape, Values, run_code};
+use crate::raw::{Called, HostShape, Kind, RawInstance, Shape, Values, run_code};
 
 /// How many calls are in flight at once.
 const IN_FLIGHT: usize = 256;
@@ -47,8 +47,7 @@ pub(crate) fn exactly_once(bench: &Bench) -> Done {
 fn some_call(instance: &RawInstance, kind: Kind, number: usize) -> std::io::Result<Called> {
     match kind {
         Kind::Sandbox if number < RUNS_IN_FLIGHT => {
-            let shapes = RunShapes::all(Shape::Whole);
-            instance.run(run_code(), Values::Plain, shapes, false)
+            instance.run(run_code(), Values::Plain, Shape::Whole, false)
         }
         Kind::Storage if number.is_multiple_of(3) => {
             instance.skill_list(Values::Plain, Shape::Whole)
@@ -113,9 +112,7 @@ pub(crate) fn cancel_before(bench: &Bench) -> Done {
         }
         bench.step("a call that was cancelled before it began");
         let called = match kind {
-            Kind::Sandbox => {
-                instance.run(WAITS, Values::Plain, RunShapes::all(Shape::Whole), true)?
-            }
+            Kind::Sandbox => instance.run(WAITS, Values::Plain, Shape::Whole, true)?,
             Kind::Storage => instance.skill_list(Values::Plain, Shape::Whole)?,
         };
         instance.end(&called, CANCEL_LIMIT)?;
@@ -133,8 +130,7 @@ fn with_waiting_run<T>(
     bench.step("a run that waits");
     std::thread::scope(|scope| {
         let first = instance.host.next_op();
-        let run =
-            scope.spawn(|| instance.run(WAITS, Values::Plain, RunShapes::all(Shape::Whole), false));
+        let run = scope.spawn(|| instance.run(WAITS, Values::Plain, Shape::Whole, false));
         let done = if instance.host.has_output(first, CALL_LIMIT) {
             work(first)
         } else {
@@ -219,8 +215,7 @@ pub(crate) fn returns(bench: &Bench) -> Done {
     each_kind(bench, |plugin, kind| {
         let blocking = plugin.entry.flags & abi::F_BLOCKING != 0;
         let instance = whole(bench, plugin, kind)?;
-        let shapes = RunShapes::all(Shape::Whole);
-        let run = || instance.run(run_code(), Values::Plain, shapes, false);
+        let run = || instance.run(run_code(), Values::Plain, Shape::Whole, false);
         let list = || instance.skill_list(Values::Plain, Shape::Whole);
         let health = || Ok(instance.health());
         let calls: [&dyn Fn() -> std::io::Result<Called>; 3] = [&health, &list, &run];
@@ -294,12 +289,7 @@ pub(crate) fn drain(bench: &Bench) -> Done {
         }
         bench.step("a call after drain");
         let called = match kind {
-            Kind::Sandbox => instance.run(
-                run_code(),
-                Values::Plain,
-                RunShapes::all(Shape::Whole),
-                false,
-            )?,
+            Kind::Sandbox => instance.run(run_code(), Values::Plain, Shape::Whole, false)?,
             Kind::Storage => instance.blob_create(Values::Plain, Shape::Whole)?,
         };
         let end = instance.end(&called, CALL_LIMIT)?;

@@ -18,4 +18,4 @@ pub(crate) use host::{End, HostShape};
 pub(crate) use instance::{Called, Kind, Made, RawInstance, RawPlugin};
 pub(crate) use place::Shape;
 pub(crate) use process::{Handler, locale, signal_handlers};
-pub(crate) use tour::{RunShapes, Values, run_code, tour};
+pub(crate) use tour::{Values, run_code, tour};

@@ -38,8 +38,8 @@ pub(crate) enum Answer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HostShape {
     Now,
-    /// Its table ends after so many bytes.
-    Older(usize),
+    /// The oldest that there is.
+    Oldest,
     Newer,
 }
 
@@ -112,7 +112,7 @@ impl RawHost {
         };
         let shape = match shape {
             HostShape::Now => Shape::Whole,
-            HostShape::Older(at) => Shape::Cut(at),
+            HostShape::Oldest => Shape::Oldest,
             HostShape::Newer => Shape::Longer,
         };
         Ok((host, place(&table, shape)?))
@@ -195,12 +195,14 @@ impl RawHost {
         self.ended(op, Duration::ZERO).is_some()
     }
 
-    /// Waits until a run has written something.
+    /// Waits until a run has written something; `false`: it has not, and never will.
     pub(crate) fn has_output(&self, op: abi::Op, limit: Duration) -> bool {
-        self.until(limit, |state| {
-            state.ops.get(&op).filter(|of| of.output > 0).map(|_| ())
-        })
-        .is_some()
+        let written = self.until(limit, |state| {
+            let of = state.ops.get(&op)?;
+            let decided = of.output > 0 || of.refused || of.ended.is_some();
+            decided.then_some(of.output > 0)
+        });
+        written.unwrap_or(false)
     }
 
     /// Listens for what must not come any more.

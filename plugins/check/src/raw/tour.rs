@@ -76,24 +76,6 @@ const MANIFEST: &[u8] = br#"{"name":"check.tour","version":"1.0.0"}"#;
 /// `tree_sha256` of FILES; a test computes it.
 const TREE: &str = "1760b44c33809dfc30c3121dfcce928d28a9dd579727b91afb951eb468a16c4e";
 
-/// The shapes of a run's structs.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RunShapes {
-    pub(crate) request: Shape,
-    pub(crate) limits: Shape,
-    pub(crate) gate: Shape,
-}
-
-impl RunShapes {
-    pub(crate) fn all(shape: Shape) -> Self {
-        RunShapes {
-            request: shape,
-            limits: shape,
-            gate: shape,
-        }
-    }
-}
-
 macro_rules! call {
     ($instance:ident . $field:ident ($($arg:expr),*), $answer:expr) => {
         $instance.make(stringify!($field), $answer, false, |op| match &$instance.table {
@@ -241,7 +223,7 @@ impl RawInstance {
         &self,
         code: &'static str,
         values: Values,
-        shapes: RunShapes,
+        shape: Shape,
         cancelled: bool,
     ) -> io::Result<Called> {
         let limits = abi::Limits {
@@ -272,7 +254,7 @@ impl RawInstance {
             function: values.text(""),
         };
         let skills = if values == Values::Plain {
-            place_list(&[skill], shapes.request)?
+            place_list(&[skill], shape)?
         } else {
             values.list()
         };
@@ -293,14 +275,14 @@ impl RawInstance {
             mounts: values.list(),
             env: values.list(),
             secrets: values.list(),
-            limits: place(&limits, shapes.limits)?,
+            limits: place(&limits, shape)?,
             gate: match values {
-                Values::Plain => place(&gate, shapes.gate)?,
+                Values::Plain => place(&gate, shape)?,
                 Values::Null | Values::Dangling => std::ptr::null(),
             },
             traceparent: values.text(""),
         };
-        let request = place(&request, shapes.request)?;
+        let request = place(&request, shape)?;
         Ok(
             self.make("run", Answer::Run, cancelled, |op| match &self.table {
                 // SAFETY: the instance's own function; the request is lent for ever.
@@ -334,9 +316,8 @@ pub(crate) fn tour(
     };
     make("health", &mut || Ok(instance.health()))?;
     if let Table::Sandbox(_) = &instance.table {
-        let shapes = RunShapes::all(shape);
         make("run", &mut || {
-            instance.run(run_code(), values, shapes, false)
+            instance.run(run_code(), values, shape, false)
         })?;
         return Ok(ends);
     }

@@ -167,6 +167,9 @@ pub(crate) fn none(bench: &Bench) -> Done {
         request,
         &services,
     )?;
+    demand(done.is_array(), || {
+        format!("code that returns what it could open returns {done}")
+    })?;
     let reached = sentinels.reached()?;
     demand(reached.is_empty(), || {
         format!(

@@ -419,12 +419,18 @@ fn an_exception_across_the_boundary_is_found_by_name() {
 /// The wrapper adds nothing of its own: without a sabotage it passes what it fails with one.
 #[test]
 fn without_sabotage_the_same_plugins_pass() {
+    // One that runs code on the host wraps nothing.
+    let wraps = |row: &&Row| row.0 != "runs code on the host";
     for (kind, inner, rows) in [
         ("store", "storage_fs", STORE),
         ("sandbox", "sandbox_process", SANDBOX),
     ] {
         let settings = Settings {
-            only: rows.iter().map(|row| row.1.to_owned()).collect(),
+            only: rows
+                .iter()
+                .filter(wraps)
+                .map(|row| row.1.to_owned())
+                .collect(),
             ..settings(&saboteur(kind), &sabotaged(inner, "none"))
         };
         let report = run(&settings);

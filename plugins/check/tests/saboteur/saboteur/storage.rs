@@ -131,8 +131,7 @@ unsafe extern "C" fn skill_list(this: *mut c_void, op: abi::Op, r: *const abi::L
             std::hint::black_box(more.read_volatile());
         }
         if asked("reads past the struct_size of a request") {
-            let whole = r.read_volatile();
-            std::hint::black_box(whole);
+            std::hint::black_box(r.add(1).cast::<u64>().read_volatile());
         }
         request.struct_size = wire::size_of_u32::<abi::ListRequest>();
         under("skill_list", || {
