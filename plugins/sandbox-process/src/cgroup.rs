@@ -46,7 +46,7 @@ pub(crate) struct RunGroup {
 }
 
 /// What a child needs to get into its group.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Entrance {
     /// v2: for the clone.
     pub(crate) born_in: Option<OwnedFd>,

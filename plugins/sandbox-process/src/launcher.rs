@@ -4,6 +4,7 @@
 //! run, removes the groups, exits. The other way round, a run's init asks the kernel to be killed when the launcher
 //! dies. So whichever of the three dies, nothing is left but empty groups, which the next launcher sweeps.
 
+mod birth;
 mod children;
 mod leases;
 mod nursery;
@@ -18,11 +19,14 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 
+use libc::sock_filter;
+
 use crate::cgroup::{Groups, RunGroup};
 use crate::guard::Guard;
 use crate::isolate::Ground;
 use crate::probe::{self, Standing};
 use crate::root;
+use crate::seccomp;
 use crate::sys::{self, Poll};
 use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
 use leases::Leases;
@@ -125,6 +129,10 @@ struct Launcher {
     leaving: Vec<RunGroup>,
     zygotes: Option<Zygotes>,
     leases: Option<Leases>,
+    /// The launcher's own mount namespace, for the way back from a zygote's.
+    home: OwnedFd,
+    /// Of inits.
+    init_filter: Vec<sock_filter>,
     /// How many children there have been.
     children: u64,
     /// Leases of children that are reaped, with the socket whose end says that the plugin has closed all it had of them.
@@ -185,7 +193,11 @@ impl Launcher {
             launcher,
             without,
         };
+        let home = sys::open("/proc/self/ns/mnt", libc::O_RDONLY)
+            .map_err(|e| broken("/proc/self/ns/mnt", e))?;
         let mut launcher = Launcher {
+            home,
+            init_filter: seccomp::of_init(),
             ground,
             standing,
             uid_base: hello.uid_base,
@@ -235,6 +247,8 @@ impl Launcher {
 
     /// Until the socket ends.
     fn work(&mut self, control: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<()> {
+        // Every init is a copy of this process, and the way to here took some megabytes.
+        sys::trim_memory();
         let mut last_cpu_check = 0;
         loop {
             self.mind_zygotes(control);
@@ -245,8 +259,11 @@ impl Launcher {
                 let unless = |seen: bool, poll: Poll| if seen { Poll::nothing() } else { poll };
                 polls.extend([
                     unless(run.report_over, Poll::readable(run.report.as_fd())),
-                    Poll::readable(run.pidfd.as_fd()),
+                    Poll::readable(run.init.pidfd.as_fd()),
                     unless(run.killed, Poll::readable(run.notice.as_fd())),
+                    run.program
+                        .as_ref()
+                        .map_or_else(Poll::nothing, |p| Poll::readable(p.pidfd.as_fd())),
                 ]);
             }
             let of_runs = polls.len();
@@ -269,13 +286,14 @@ impl Launcher {
                     leases.give_back(pooled.lease, !pooled.network);
                 }
             }
-            for (slot, polls) in slots.iter().zip(polls[1..of_runs].chunks(3)) {
+            for (slot, polls) in slots.iter().zip(polls[1..of_runs].chunks(4)) {
                 self.attend(
                     *slot,
                     [
                         polls[0].is_ready(),
                         polls[1].is_ready(),
                         polls[2].is_ready(),
+                        polls[3].is_ready(),
                     ],
                 );
             }
@@ -351,12 +369,15 @@ impl Launcher {
     }
 
     /// Something has happened to a run: it has said something, it has ended, or the plugin has let go of it.
-    fn attend(&mut self, slot: u32, [report, ended, notice]: [bool; 3]) {
+    fn attend(&mut self, slot: u32, [report, ended, notice, program]: [bool; 4]) {
         let Some(run) = self.runs.get_mut(&slot) else {
             return;
         };
         if report || ended {
             run.hear();
+        }
+        if program {
+            run.program_ended();
         }
         if notice {
             run.kill();
