@@ -27,6 +27,7 @@ mod limits;
 mod load;
 mod operator;
 mod ordinary_user;
+mod plugin_check;
 mod policy;
 mod reload;
 mod secrets;
