@@ -39,6 +39,11 @@ pub use report::{About, CaseReport, Figure, Report, Status};
 pub use run::check;
 pub use skillgate_plugin_host::Isolation;
 
+/// The names of all cases, in their order.
+pub fn case_names() -> impl Iterator<Item = &'static str> {
+    cases::CASES.iter().map(|case| case.name)
+}
+
 /// What to check and how.
 #[derive(Debug, Clone)]
 pub struct Settings {

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::os::unix::fs::FileExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 use skillgate_plugin_sdk::abi;
@@ -29,6 +29,11 @@ const LARGE_BYTES: u64 = 4 << 30;
 const PART_BYTES: usize = 8 << 20;
 /// How long that may take to write, and to read.
 const LARGE_LIMIT: Duration = Duration::from_secs(600);
+/// Writers that are made and given up.
+const GIVEN_UP: usize = 1500;
+/// How late the end of those may be.
+const ABORT_LIMIT: Duration = Duration::from_secs(3);
+const ABORT_PAUSE: Duration = Duration::from_millis(5);
 /// Of an id: "blob:" and at least 128 random bits, in letters of 6 bits at most.
 const ID_LETTERS_MIN: usize = 22;
 /// As the host bounds it.
@@ -206,10 +211,21 @@ pub(crate) fn abort(bench: &Bench) -> Done {
         // Dropped: blob_abort.
     })?;
     // Many of them: a store that keeps what was given up runs full.
-    for _ in 0..100 {
-        store.call("a writer that is given up at once", |store| async move {
-            store.blob_create(blob_of(TENANT)).await.map(drop)
-        })?;
+    for i in 0..GIVEN_UP {
+        let until = Instant::now() + ABORT_LIMIT;
+        while let Err(error) = store
+            .call(format!("writer {i} that is given up"), |store| async move {
+                store.blob_create(blob_of(TENANT)).await.map(drop)
+            })
+        {
+            // blob_abort is called by another thread, which may be late.
+            if error.code != abi::E_EXHAUSTED || Instant::now() > until {
+                let seen =
+                    format!("after {i} writers that were given up there is no other: {error}");
+                return Err(failed_at("blob_abort", seen));
+            }
+            std::thread::sleep(ABORT_PAUSE);
+        }
     }
     store.blob(TENANT, &[b"still works"])?;
     Ok(())
@@ -342,7 +358,8 @@ pub(crate) fn descriptors(bench: &Bench) -> Done {
     })?;
     let file = std::fs::File::from(fd);
     let mut read = vec![0; data.len()];
-    file.read_exact_at(&mut read, 0)?;
+    file.read_exact_at(&mut read, 0)
+        .map_err(|error| failed_at("blob_fd", format!("the descriptor cannot be read: {error}")))?;
     demand(read == data, || "the descriptor gives other bytes".into())?;
     demand(file.write_at(b"x", 0).is_err(), || {
         "the descriptor can be written to".into()

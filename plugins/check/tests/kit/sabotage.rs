@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use skillgate_plugin_check::{Report, Settings, Status};
+use skillgate_plugin_check::{Report, Settings, Status, case_names};
 
-use crate::support::{ended, probe, run, sabotaged, saboteur, settings, table, thrower};
+use crate::support::{ended, is_root, probe, run, sabotaged, saboteur, settings, table, thrower};
 
 /// Long enough for every case of the table on a busy machine; what hangs waits for it.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -218,6 +218,51 @@ pub(crate) const STORE: &[Row] = &[
     ),
     ("gives ids that can be guessed", "storage/blob-digests", ""),
     (
+        "fails when it is busy",
+        "operations/many-in-flight",
+        "health ends with -13",
+    ),
+    (
+        "aborts at a cancel of nothing",
+        "operations/cancel-before",
+        "it was at: cancel of ops",
+    ),
+    (
+        "completes what is cancelled",
+        "operations/cancel-after",
+        "was completed a second time",
+    ),
+    (
+        "loses a file",
+        "storage/publish-and-read",
+        "and what was put has",
+    ),
+    (
+        "accepts paths that escape",
+        "storage/names",
+        "a file with the path \"../escape\" is accepted",
+    ),
+    (
+        "loses the last byte of a long write",
+        "storage/blob-sizes",
+        "a blob of 4095 bytes is said to have 4094",
+    ),
+    (
+        "keeps what is given up",
+        "storage/blob-abort",
+        "writers that were given up there is no other",
+    ),
+    (
+        "gives other bytes of what is deleted",
+        "storage/blob-delete-while-open",
+        "other bytes",
+    ),
+    (
+        "gives a descriptor that can be written",
+        "storage/blob-descriptors",
+        "can be written to",
+    ),
+    (
         "forgets at its end",
         "storage/durability",
         "and after kill -9 it is gone",
@@ -232,6 +277,22 @@ pub(crate) const SANDBOX: &[Row] = &[
     ),
     ("ignores cancel", "operations/cancel-during", "it hangs"),
     ("loses the arguments", "sandbox/answers", "the output is"),
+    ("hides failures", "sandbox/failures", "completed = true"),
+    (
+        "swallows the output of runs",
+        "sandbox/output",
+        "line 0 of the output is missing",
+    ),
+    (
+        "keeps secrets from runs",
+        "sandbox/secrets",
+        "does not find the secret",
+    ),
+    (
+        "gives every run the first one's code",
+        "sandbox/many",
+        "at once gives",
+    ),
     ("does not limit time", "sandbox/limit-wall", "it hangs"),
     (
         "does not limit processor time",
@@ -286,8 +347,23 @@ pub(crate) const SANDBOX: &[Row] = &[
     ),
 ];
 
+/// Only the superuser has this to give away.
+const AS_ROOT: &[Row] = &[("runs code on the host", "sandbox/nonroot", "ids [0, 0, 0]")];
+
 /// Plugins in C, compiled as said: what is wrong with them is in the file.
 const IN_C: &[Row] = &[
+    ("-DVERSION=\"one\"", "file/identity", "which is not SemVer"),
+    (
+        "-DANY_FACTORY",
+        "contract/unknown-ids",
+        "get_factory gives something for",
+    ),
+    // It says that it has made an instance, and gives none.
+    (
+        "-DFLAGS=0",
+        "contract/bad-configuration",
+        "instance: is null",
+    ),
     (
         "-DNOTE_MAJOR=9 -DENTRY_MAJOR=9",
         "file/inspected",
@@ -374,6 +450,9 @@ fn what_a_store_does_wrong_is_found_by_name() {
 #[test]
 fn what_a_sandbox_does_wrong_is_found_by_name() {
     all_found("sandbox", "sandbox_process", SANDBOX);
+    if is_root() {
+        all_found("sandbox", "sandbox_process", AS_ROOT);
+    }
 }
 
 fn is_found(plugin: &std::path::Path, (sabotage, case, part): Row) {
@@ -414,6 +493,18 @@ fn an_exception_across_the_boundary_is_found_by_name() {
     };
     let row = ("throws in create()", "contract/many-lives", "SIGABRT");
     is_found(&plugin, row);
+}
+
+/// A check that nothing can fail checks nothing.
+#[test]
+fn for_every_case_there_is_a_plugin_that_fails_it() {
+    let fails = |case: &&str| {
+        let rows = [STORE, SANDBOX, IN_C, AS_ROOT].concat();
+        rows.iter().any(|row| row.1 == *case)
+    };
+    let never: Vec<_> = case_names().filter(|case| !fails(case)).collect();
+    // One measures, the other is too large for every day.
+    assert_eq!(never, ["storage/blob-large", "figures/calls"]);
 }
 
 /// The wrapper adds nothing of its own: without a sabotage it passes what it fails with one.

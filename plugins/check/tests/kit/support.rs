@@ -91,13 +91,17 @@ pub(crate) fn settings(plugin: &Path, config: &serde_json::Value) -> Settings {
     }
 }
 
+pub(crate) fn is_root() -> bool {
+    let this = std::fs::metadata("/proc/self").unwrap();
+    std::os::unix::fs::MetadataExt::uid(&this) == 0
+}
+
 /// What an instance of a bundled plugin is made from.
 pub(crate) fn config_of(name: &str) -> serde_json::Value {
     if name == "storage_fs" {
         return serde_json::json!({"root": "${scratch}/store"});
     }
-    let uid = std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self").unwrap());
-    let downgrades: &[&str] = if uid == 0 { &[] } else { &["cgroup"] };
+    let downgrades: &[&str] = if is_root() { &[] } else { &["cgroup"] };
     // Few wait: most cases make one run.
     serde_json::json!({"downgrades": downgrades, "pool_min": 1, "pool_max": 2})
 }

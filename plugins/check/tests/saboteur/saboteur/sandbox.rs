@@ -1,12 +1,15 @@
 //! What is wrong with a sandbox.
 
 use std::ffi::c_void;
+use std::sync::OnceLock;
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::wire;
 
 use super::storage::{after_destroy, at_health};
 use super::{SANDBOXES, asked, naked, under};
+
+static FIRST_CODE: OnceLock<String> = OnceLock::new();
 
 /// The good table with the functions that are wrong.
 pub(super) fn wrap(inner: abi::Sandbox) -> abi::Sandbox {
@@ -52,6 +55,13 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         }
         if !request.limits.is_null() {
             request.limits = &raw const limits;
+        }
+        if asked("gives every run the first one's code") {
+            let code = FIRST_CODE.get_or_init(|| wire::shown(request.code, 1 << 20));
+            request.code = abi::Str::of(code);
+        }
+        if asked("keeps secrets from runs") {
+            request.secrets = abi::List::EMPTY;
         }
         if asked("loses the arguments") {
             request.args_json = abi::Bytes::of(b"{}");

@@ -23,13 +23,18 @@ pub(super) fn is_publishing() -> bool {
 pub(super) fn wrap(inner: abi::Storage) -> abi::Storage {
     let mut table = abi::Storage {
         health: Some(health),
+        cancel: Some(cancel),
         drain: Some(drain),
         destroy: Some(destroy),
         skill_list: Some(skill_list),
         skill_get: Some(skill_get),
         skill_put: Some(skill_put),
         blob_create: Some(blob_create),
+        blob_write: Some(blob_write),
         blob_commit: Some(blob_commit),
+        blob_abort: Some(blob_abort),
+        blob_read: Some(blob_read),
+        blob_fd: Some(blob_fd),
         blob_stat: Some(blob_stat),
         blob_open: Some(blob_open),
         blob_delete: Some(blob_delete),
@@ -40,6 +45,11 @@ pub(super) fn wrap(inner: abi::Storage) -> abi::Storage {
     }
     table
 }
+
+/// How many calls of health are under way.
+static BUSY: AtomicUsize = AtomicUsize::new(0);
+/// Blobs that were deleted.
+static DELETED: AtomicUsize = AtomicUsize::new(0);
 
 /// What every kind of call can be asked for, in place of health().
 pub(super) fn at_health() {
@@ -71,6 +81,14 @@ pub(super) fn at_health() {
 /// The arguments are health()'s, as for every function here.
 unsafe extern "C" fn health(this: *mut c_void, op: abi::Op) -> i32 {
     at_health();
+    if asked("fails when it is busy") {
+        let busy = BUSY.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        BUSY.fetch_sub(1, Ordering::SeqCst);
+        if busy > 3 {
+            return abi::E_INTERNAL;
+        }
+    }
     // SAFETY: the good plugin's own function, with its own self.
     let code = under("health", || unsafe {
         STORES.get(this).health.unwrap()(this, op)
@@ -79,6 +97,19 @@ unsafe extern "C" fn health(this: *mut c_void, op: abi::Op) -> i32 {
         return abi::E_EXHAUSTED;
     }
     code
+}
+
+unsafe extern "C" fn cancel(this: *mut c_void, op: abi::Op) {
+    if asked("aborts at a cancel of nothing") && op == u64::MAX {
+        std::process::abort();
+    }
+    // SAFETY: as above.
+    unsafe {
+        if asked("completes what is cancelled") && op > 1 && op != u64::MAX {
+            answer(ctx_of(this), op, std::ptr::null());
+        }
+        STORES.get(this).cancel.unwrap()(this, op);
+    }
 }
 
 unsafe extern "C" fn drain(this: *mut c_void, op: abi::Op) -> i32 {
@@ -185,7 +216,20 @@ unsafe fn written_for(tenant: abi::Str) {
 unsafe extern "C" fn skill_put(this: *mut c_void, op: abi::Op, r: *const abi::PutSkill) -> i32 {
     // SAFETY: as above.
     unsafe {
-        written_for(wire::prefix(r, "request").unwrap().tenant);
+        let request = wire::prefix(r, "request").unwrap();
+        written_for(request.tenant);
+        if asked("accepts paths that escape") {
+            let escapes = (0..request.files.len).any(|i| {
+                let file = request.files.at::<abi::PutFile>(i).read();
+                file.path.bytes().starts_with(b"..")
+            });
+            if escapes {
+                let mut skill: abi::Skill = wire::zeroed();
+                skill.struct_size = wire::size_of_u32::<abi::Skill>();
+                answer(ctx_of(this), op, (&raw const skill).cast());
+                return abi::OK;
+            }
+        }
         PUBLISHING.fetch_add(1, Ordering::SeqCst);
         let code = under("skill_put", || {
             STORES.get(this).skill_put.unwrap()(this, op, r)
@@ -214,6 +258,57 @@ unsafe extern "C" fn blob_create(
         }
         STORES.get(this).blob_create.unwrap()(this, op, &raw const request)
     }
+}
+
+unsafe extern "C" fn blob_write(
+    this: *mut c_void,
+    op: abi::Op,
+    writer: u64,
+    mut data: abi::Bytes,
+) -> i32 {
+    if asked("loses the last byte of a long write") && data.len > 1000 {
+        data.len -= 1;
+    }
+    // SAFETY: as above.
+    unsafe { STORES.get(this).blob_write.unwrap()(this, op, writer, data) }
+}
+
+unsafe extern "C" fn blob_abort(this: *mut c_void, writer: u64) {
+    if asked("keeps what is given up") {
+        return;
+    }
+    // SAFETY: as above.
+    unsafe { STORES.get(this).blob_abort.unwrap()(this, writer) }
+}
+
+unsafe extern "C" fn blob_read(
+    this: *mut c_void,
+    op: abi::Op,
+    reader: u64,
+    buf: *mut c_void,
+    cap: u64,
+) -> i32 {
+    // SAFETY: as above.
+    unsafe {
+        if asked("gives other bytes of what is deleted") && DELETED.load(Ordering::SeqCst) > 0 {
+            let count = abi::Count { n: cap, eof: 1 };
+            answer(ctx_of(this), op, (&raw const count).cast());
+            return abi::OK;
+        }
+        STORES.get(this).blob_read.unwrap()(this, op, reader, buf, cap)
+    }
+}
+
+unsafe extern "C" fn blob_fd(
+    this: *mut c_void,
+    op: abi::Op,
+    tenant: abi::Str,
+    id: abi::Str,
+) -> i32 {
+    // SAFETY: as above.
+    under("blob_fd", || unsafe {
+        STORES.get(this).blob_fd.unwrap()(this, op, tenant, id)
+    })
 }
 
 unsafe extern "C" fn blob_commit(this: *mut c_void, op: abi::Op, writer: u64) -> i32 {
@@ -268,6 +363,7 @@ unsafe extern "C" fn blob_delete(
             answer(ctx_of(this), op, std::ptr::null());
             return abi::OK;
         }
+        DELETED.fetch_add(1, Ordering::SeqCst);
         STORES.get(this).blob_delete.unwrap()(this, op, tenant, id)
     }
 }
