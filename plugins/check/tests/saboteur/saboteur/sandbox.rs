@@ -9,11 +9,15 @@ use skillgate_plugin_sdk::wire;
 use super::storage::{after_destroy, at_health};
 use super::{SANDBOXES, asked, naked, under};
 
+const EVERY_LIMIT: u32 =
+    abi::LIMIT_WALL | abi::LIMIT_CPU | abi::LIMIT_MEMORY | abi::LIMIT_PIDS | abi::LIMIT_DISK;
+
 static FIRST_CODE: OnceLock<String> = OnceLock::new();
 
 /// The good table with the functions that are wrong.
 pub(super) fn wrap(inner: abi::Sandbox) -> abi::Sandbox {
     abi::Sandbox {
+        caps: Some(caps),
         health: Some(health),
         run: Some(run),
         cancel: Some(cancel),
@@ -30,6 +34,21 @@ unsafe extern "C" fn health(this: *mut c_void, op: abi::Op) -> i32 {
     under("health", || unsafe {
         SANDBOXES.get(this).health.unwrap()(this, op)
     })
+}
+
+unsafe extern "C" fn caps(this: *mut c_void, out: *mut abi::SandboxCaps) -> i32 {
+    // SAFETY: as above; out is the host's to be written.
+    unsafe {
+        let code = SANDBOXES.get(this).caps.unwrap()(this, out);
+        // On a machine where the good one cannot enforce a limit it does not say so.
+        if super::SABOTAGE
+            .get()
+            .is_some_and(|asked| asked.starts_with("does not limit"))
+        {
+            (*out).enforces |= EVERY_LIMIT;
+        }
+        code
+    }
 }
 
 unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunRequest) -> i32 {
