@@ -9,6 +9,7 @@ mod config;
 mod doctor;
 mod failure;
 mod plugin;
+mod plugin_check;
 mod plugin_new;
 mod policy;
 mod policy_log;
@@ -81,12 +82,15 @@ enum Command {
     /// Check, test and explain policies
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// Write plugins, and look at them
+    /// Write plugins, look at them and check them
     #[command(subcommand)]
     Plugin(plugin::PluginCommand),
     /// The process of a plugin: started by the gateway
     #[command(hide = true, name = PLUGIN_HOST)]
     PluginHost,
+    /// The process of a case: started by the kit
+    #[command(hide = true, name = plugin_check::PLUGIN_CASE)]
+    PluginCase(plugin_check::CaseArgs),
     /// Read the audit log
     #[command(subcommand)]
     Audit(audit::AuditCommand),
@@ -200,6 +204,7 @@ fn execute(cli: Cli, out: &mut dyn Write) -> Result<Exit, Failure> {
             let Err(why) = skillgate_plugin_host::serve_plugin();
             Err(Failure::new(Exit::Runtime, why))
         }
+        Some(Command::PluginCase(args)) => plugin_check::run_one(&args),
         Some(Command::Audit(command)) => audit::run(&command, out),
         Some(Command::Token(command)) => token::run(&command, out),
         Some(Command::Doctor(args)) => doctor::run(&args, out),

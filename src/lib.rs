@@ -29,7 +29,8 @@
 //! # Rules of the house
 //!
 //! 1. Only `auth` makes a `Caller`; only `policy` makes a `Permit`; no method acts without one.
-//! 2. Unsafe code only in `plugins/{abi,sdk,host}` and in plugins that need the OS; everything here forbids it.
+//! 2. Unsafe code only in `plugins/{abi,sdk,host}`, in `plugins/check/src/raw` and in plugins that need the OS; everything
+//!    here forbids it.
 //! 3. Only `config` reads settings; only `plugins/host` opens libraries; only plugins touch the stores and make
 //!    processes.
 //! 4. `rpc` knows no skills; `methods` knows no HTTP; `catalog`, `blobs`, `runs`, `gate` know no JSON-RPC error.

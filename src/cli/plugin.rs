@@ -1,5 +1,5 @@
-//! `skillgate plugin`: what a plugin's author needs, and what an operator wants to know of a plugin's file without running
-//! any of it.
+//! `skillgate plugin`: what a plugin's author needs (a start, a check in processes of their own), and what an operator wants to
+//! know of a plugin's file without running any of it.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use skillgate_plugin_host::{Inspection, Refusal, inspect};
 
 use super::failure::Failure;
-use super::{Exit, Output, OutputFormat, plain, plugin_new, print_json, print_table};
+use super::{Exit, Output, OutputFormat, plain, plugin_check, plugin_new, print_json, print_table};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PluginCommand {
@@ -16,6 +16,8 @@ pub(super) enum PluginCommand {
     New(plugin_new::NewArgs),
     /// Say what a plugin file is and whether it would be loaded, without executing it (exit code 1 if it would not)
     Inspect(InspectArgs),
+    /// Check that a plugin keeps to the contract and does what it says (exit code 1 if it does not)
+    Check(plugin_check::CheckArgs),
 }
 
 #[derive(Debug, Args)]
@@ -30,6 +32,7 @@ pub(super) fn run(command: &PluginCommand, out: &mut dyn Write) -> Result<Exit, 
     match command {
         PluginCommand::New(args) => plugin_new::run(args, out),
         PluginCommand::Inspect(args) => look(args, out),
+        PluginCommand::Check(args) => plugin_check::run(args, out),
     }
 }
 

@@ -27,6 +27,7 @@ mod limits;
 mod load;
 mod operator;
 mod ordinary_user;
+mod plugin_check;
 mod plugin_new;
 mod policy;
 mod reload;

@@ -266,10 +266,16 @@ impl Checked {
 
 /// Loads what was checked into this process.
 pub(crate) fn load(checked: &Checked) -> Result<Loaded, LoadError> {
-    let path = &checked.inspection.path;
     if let Some(why) = checked.inspection.own_process {
+        let path = &checked.inspection.path;
         return Err(LoadError::new(path, Refusal::OwnProcess(why)));
     }
+    load_alone(checked)
+}
+
+/// Loads what was checked into this process, which is the plugin's own.
+pub(crate) fn load_alone(checked: &Checked) -> Result<Loaded, LoadError> {
+    let path = &checked.inspection.path;
     let loaded = load_copy(&checked.copy, checked.inspection.note.as_ref())
         .map_err(|why| LoadError::new(path, why))?;
     checked.agrees(&loaded.info)?;

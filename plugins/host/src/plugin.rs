@@ -125,16 +125,37 @@ impl Plugin {
         })))
     }
 
+    /// As [`Plugin::load`] without a pin, for a process that is the plugin's own: one that must not share the gateway's is
+    /// loaded too. For the conformance kit.
+    pub fn load_alone(path: impl AsRef<Path>) -> Result<Plugin, LoadError> {
+        let checked = load::check(path.as_ref(), &Pin::default())?;
+        let loaded = load::load_alone(&checked)?;
+        Ok(Plugin::here(loaded, checked))
+    }
+
+    /// What it exports, if its code is in this process: for the conformance kit, which is a host of its own.
+    #[must_use]
+    pub fn entry(&self) -> Option<abi::EntryV1> {
+        match &self.0.home {
+            Home::Here { loaded, .. } => Some(loaded.entry),
+            Home::There { .. } => None,
+        }
+    }
+
     fn load_here(checked: load::Checked) -> Result<Plugin, LoadError> {
         let loaded = load::load(&checked)?;
-        Ok(Plugin(Arc::new(Inner {
+        Ok(Plugin::here(loaded, checked))
+    }
+
+    fn here(loaded: Loaded, checked: load::Checked) -> Plugin {
+        Plugin(Arc::new(Inner {
             info: loaded.info.clone(),
             inspection: checked.inspection,
             home: Home::Here {
                 loaded: Arc::new(loaded),
                 taken: Arc::default(),
             },
-        })))
+        }))
     }
 
     /// What the plugin says of itself.

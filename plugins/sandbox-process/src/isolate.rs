@@ -3,22 +3,23 @@
 //! The steps serve a child of a warmed interpreter too (`pooled.rs`): they start from detached mounts, descriptors and
 //! numbers, and from nothing else that the launcher has.
 
-mod limits;
+pub(crate) mod init;
+mod interior;
 pub(crate) mod pooled;
 
 use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 
 use crate::cgroup::Entrance;
 use crate::guard::{Guard, Without};
 use crate::interpreter::Interpreter;
 use crate::root::{GUEST, STAGING, WRITABLE};
-use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID, RDONLY};
+use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID};
 use crate::wire::{Notice, Report, RunSpec};
 use crate::{landlock, seccomp};
+use interior::Interior;
 
 /// Namespaces that a run is born in. Its cgroup namespace comes a step later, when it is in its group, and its user
 /// namespace last, so that the others belong to the launcher's and nothing inside has rights over them.
@@ -27,9 +28,6 @@ pub(crate) const BORN_IN: libc::c_int = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS;
-/// What a child of a zygote is born in: its network and ipc namespaces are leased. The launcher is its parent.
-pub(crate) const POOLED_IN: libc::c_int =
-    libc::CLONE_PARENT | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWUTS;
 /// Where a run finds its gate, on its own loopback interface: the port that proxies are used to have.
 pub(crate) const GATE_PORT: u16 = 3128;
 /// The user and group of a run, as it sees itself.
@@ -79,6 +77,22 @@ impl Ground {
         .filter(|(guard, _)| !self.keeps(*guard))
         .fold(BORN_IN, |flags, (_, left_out)| flags & !left_out)
     }
+
+    /// Last, after every change of credentials, each of which clears it.
+    fn die_with_launcher(&self) -> io::Result<()> {
+        if self.keeps(Guard::Undumpable) {
+            sys::set_dumpable(false)?;
+        }
+        if self.keeps(Guard::ParentDeath) {
+            sys::set_parent_death_signal(libc::SIGKILL)?;
+        }
+        // It may have died before the line above; the parent's number is of no use, it is 0 in a new pid namespace.
+        if sys::is_alive(self.launcher.as_fd())? {
+            Ok(())
+        } else {
+            Err(io::Error::other("the launcher has ended"))
+        }
+    }
 }
 
 /// What is of this run.
@@ -122,6 +136,8 @@ pub(crate) enum Step {
     ParentDeath,
     Program,
     Standard,
+    /// Of a zygote's child: what process 1 was to do.
+    Init,
     Filter,
     Execute,
 }
@@ -156,13 +172,7 @@ impl Isolation<'_> {
         });
         match result {
             Ok(pid) => self.init(pid),
-            Err(failure) => {
-                self.tell(&Report::Failed {
-                    step: format!("{:?}", failure.step),
-                    error: failure.error.to_string(),
-                });
-                sys::exit_now(127)
-            }
+            Err(failure) => give_up(self.report, &failure),
         }
     }
 
@@ -193,8 +203,12 @@ impl Isolation<'_> {
         // While this process may still mount: /proc, then the run's own tmpfs, then what others have given, which is put
         // on top and cannot be hidden by it.
         sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
-        self.mount_writable(self.outer_id).at(Step::Writable)?;
-        self.attach_mounts().at(Step::Mounts)?;
+        self.interior()
+            .mount_writable(self.outer_id)
+            .at(Step::Writable)?;
+        self.interior()
+            .attach_mounts(self.mounts)
+            .at(Step::Mounts)?;
         if let Some(host) = host {
             sys::attach(host.as_fd(), STAGING).at(Step::Root)?;
         }
@@ -208,8 +222,8 @@ impl Isolation<'_> {
         .at(Step::Identity)?;
         // In the new user namespace: processes are counted per user and namespace.
         if self.ground.keeps(Guard::ResourceLimits) {
-            self.set_common_limits().at(Step::Limits)?;
-            self.set_limits().at(Step::Limits)?;
+            self.interior().set_common_limits().at(Step::Limits)?;
+            self.interior().set_limits().at(Step::Limits)?;
         }
         // Needed by the two filters below, and it makes a set-user-id file worth nothing.
         sys::set_no_new_privs().at(Step::NoNewPrivileges)?;
@@ -219,7 +233,7 @@ impl Isolation<'_> {
             drop_rights().at(Step::Capabilities)?;
         }
         // After every change of credentials, each of which would clear it.
-        self.die_with_launcher().at(Step::ParentDeath)
+        self.ground.die_with_launcher().at(Step::ParentDeath)
         // The system call filter is the program's own last step: it forbids most of the above.
     }
 
@@ -270,6 +284,13 @@ impl Isolation<'_> {
         sys::clone_mounts(at.as_fd()).map(Some)
     }
 
+    fn interior(&self) -> Interior<'_> {
+        Interior {
+            ground: self.ground,
+            spec: self.spec,
+        }
+    }
+
     fn inside_id(&self) -> u32 {
         if self.ground.keeps(Guard::Capabilities) {
             INSIDE_ID
@@ -278,119 +299,12 @@ impl Isolation<'_> {
         }
     }
 
-    fn writable_flags(&self) -> u64 {
-        if self.ground.keeps(Guard::MountFlags) {
-            NOSUID | NODEV | NOEXEC
-        } else {
-            0
-        }
-    }
-
-    /// One tmpfs for all that a run can write, so that one size and one count of files bound it. Its directories are
-    /// `owner`'s. The tmpfs itself stays where it was put together, read-only and closed: to take it away again would
-    /// wait for every processor of the host.
-    fn mount_writable(&self, owner: u32) -> io::Result<()> {
-        let spec = self.spec;
-        let [size, inodes] = writable_bounds(spec);
-        let limited = self.ground.keeps(Guard::DiskLimits);
-        let mut options = vec![("mode", Some("0755"))];
-        if limited && spec.disk_bytes > 0 {
-            options.push(("size", Some(size.as_str())));
-        }
-        if limited && spec.disk_inodes > 0 {
-            options.push(("nr_inodes", Some(inodes.as_str())));
-        }
-        let whole = sys::new_mount(c"tmpfs", &options, self.writable_flags())?;
-        sys::attach(whole.as_fd(), STAGING)?;
-        for (inside, part) in WRITABLE {
-            let path = format!("{STAGING}/{part}");
-            fs::DirBuilder::new().mode(0o700).create(&path)?;
-            chown(&path, Some(owner), Some(owner))?;
-            attach_part(&path, inside)?;
-        }
-        fs::set_permissions(STAGING, fs::Permissions::from_mode(0o000))?;
-        sys::restrict(whole.as_fd(), RDONLY)
-    }
-
-    /// Gives what [`Self::mount_writable`] has made for `prepared` the size that this run has.
-    fn resize_writable(&self, prepared: &RunSpec) -> io::Result<()> {
-        let spec = self.spec;
-        if (spec.disk_bytes, spec.disk_inodes) == (prepared.disk_bytes, prepared.disk_inodes) {
-            return Ok(());
-        }
-        let [size, inodes] = writable_bounds(spec);
-        // 0 takes a bound away.
-        sys::change_file_system(
-            c"/workspace",
-            &[("size", size.as_str()), ("nr_inodes", inodes.as_str())],
-        )
-    }
-
-    /// Skills and blobs. The places for them are on small read-only tmpfs of the run's own.
-    fn attach_mounts(&self) -> io::Result<()> {
-        let of = |target: &str, place: &str| {
-            let name = target.strip_prefix(place)?.strip_prefix('/')?;
-            Some(name.to_owned())
-        };
-        for place in ["/skills", "/blobs"] {
-            let here: Vec<(String, &OwnedFd)> = self
-                .spec
-                .mounts
-                .iter()
-                .zip(self.mounts)
-                .filter_map(|(spec, mount)| Some((of(&spec.target, place)?, mount)))
-                .collect();
-            if here.is_empty() {
-                continue;
-            }
-            let options = [("size", Some("1m")), ("mode", Some("0755"))];
-            let places = sys::new_mount(c"tmpfs", &options, NOSUID | NODEV | NOEXEC)?;
-            for (name, mount) in &here {
-                let directory = sys::stat(mount.as_fd())?.mode & libc::S_IFMT == libc::S_IFDIR;
-                sys::make_in(places.as_fd(), name, directory)?;
-            }
-            sys::restrict(places.as_fd(), RDONLY)?;
-            sys::attach(places.as_fd(), place)?;
-            for (name, mount) in here {
-                let target = format!("{place}/{name}");
-                sys::attach(mount.as_fd(), &target)
-                    .map_err(|e| io::Error::new(e.kind(), format!("{target}: {e}")))?;
-            }
-        }
-        Ok(())
-    }
-
     fn enter_landlock(&self) -> io::Result<()> {
         let Some(abi) = self.ground.landlock_abi else {
             return Ok(());
         };
-        let interpreter = &self.ground.interpreter;
-        let executable: Vec<String> = [Some(&interpreter.program), interpreter.loader.as_ref()]
-            .into_iter()
-            .flatten()
-            .cloned()
-            .collect();
-        landlock::enter(
-            abi,
-            &executable,
-            &WRITABLE.map(|w| w.0),
-            self.spec.network.then_some(GATE_PORT),
-        )
-    }
-
-    fn die_with_launcher(&self) -> io::Result<()> {
-        if self.ground.keeps(Guard::Undumpable) {
-            sys::set_dumpable(false)?;
-        }
-        if self.ground.keeps(Guard::ParentDeath) {
-            sys::set_parent_death_signal(libc::SIGKILL)?;
-        }
-        // It may have died before the line above; the parent's number is of no use, it is 0 in a new pid namespace.
-        if sys::is_alive(self.ground.launcher.as_fd())? {
-            Ok(())
-        } else {
-            Err(io::Error::other("the launcher has ended"))
-        }
+        let rules = own_rules(self.ground, abi, self.spec.network)?;
+        sys::landlock_enter(rules.as_fd())
     }
 
     /// Process 2: the interpreter. Returns only when it could not.
@@ -418,7 +332,7 @@ impl Isolation<'_> {
         if self.ground.keeps(Guard::Seccomp) {
             sys::install_filter(&filter).at(Step::Filter)?;
         }
-        self.tell(&Report::Ready);
+        tell(self.report, &Report::Ready);
         Err(sys::execute(&program, &arguments, &environment)).at(Step::Execute)
     }
 
@@ -452,31 +366,64 @@ impl Isolation<'_> {
         {
             sys::exit_now(126);
         }
-        self.reap(program)
+        reap(self.report, program)
     }
+}
 
-    fn reap(&self, program: libc::pid_t) -> ! {
-        loop {
-            match sys::wait(-1) {
-                Ok(Some((pid, exit))) if pid == program => {
-                    self.tell(&Report::Exited {
+/// Process 1 from now on: it reaps, and ends when the program has, which ends everything that that has left behind.
+fn reap(report: BorrowedFd<'_>, program: libc::pid_t) -> ! {
+    loop {
+        match sys::wait(-1) {
+            Ok(Some((pid, exit))) if pid == program => {
+                tell(
+                    report,
+                    &Report::Exited {
                         code: exit.code,
                         signal: exit.signal,
-                    });
-                    sys::exit_now(0)
-                }
-                Ok(Some(_)) => {}
-                Ok(None) | Err(_) => sys::exit_now(125),
+                    },
+                );
+                sys::exit_now(0)
             }
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => sys::exit_now(125),
         }
     }
+}
 
-    fn tell(&self, report: &Report) {
-        let mut line = serde_json::to_vec(report).unwrap_or_default();
-        line.push(b'\n');
-        // Nobody listens any more: the launcher is gone, and with it the run.
-        let _ = sys::write(self.report, &line);
-    }
+/// What a run's processes say of themselves, to the launcher.
+fn tell(to: BorrowedFd<'_>, report: &Report) {
+    let mut line = serde_json::to_vec(report).unwrap_or_default();
+    line.push(b'\n');
+    // Nobody listens any more: the launcher is gone, and with it the run.
+    let _ = sys::write(to, &line);
+}
+
+/// A run's landlock rules, made where its writable directories are in place.
+fn own_rules(ground: &Ground, abi: u32, network: bool) -> io::Result<OwnedFd> {
+    let interpreter = &ground.interpreter;
+    let executable: Vec<String> = [Some(&interpreter.program), interpreter.loader.as_ref()]
+        .into_iter()
+        .flatten()
+        .cloned()
+        .collect();
+    landlock::rules(
+        abi,
+        &executable,
+        &WRITABLE.map(|w| w.0),
+        network.then_some(GATE_PORT),
+    )
+}
+
+/// Says what has gone wrong, and ends; what process 1 says so ends the whole run.
+fn give_up(report: BorrowedFd<'_>, failure: &Failure) -> ! {
+    tell(
+        report,
+        &Report::Failed {
+            step: format!("{:?}", failure.step),
+            error: failure.error.to_string(),
+        },
+    );
+    sys::exit_now(127)
 }
 
 /// In the network namespace of a run with network: the interface, and the one thing there, a listener, of which the
@@ -519,26 +466,10 @@ pub(crate) fn take_identity(
     Ok(())
 }
 
-/// Bytes and files of the run's tmpfs, as its options have them; its own directories are not the run's.
-fn writable_bounds(spec: &RunSpec) -> [String; 2] {
-    let inodes = match spec.disk_inodes {
-        0 => 0,
-        files => files.saturating_add(WRITABLE.len() as u64 + 1),
-    };
-    [spec.disk_bytes.to_string(), inodes.to_string()]
-}
-
 fn new_proc(hidden: bool) -> io::Result<OwnedFd> {
     let options = [("subset", Some("pid")), ("hidepid", Some("invisible"))];
     let options = if hidden { &options[..] } else { &[] };
     sys::new_mount(c"proc", options, NOSUID | NODEV | NOEXEC)
-}
-
-/// Shows a directory of a mount that is attached at the moment somewhere else too.
-fn attach_part(from: &str, to: &str) -> io::Result<()> {
-    let at = sys::open(from, libc::O_PATH | libc::O_DIRECTORY)?;
-    let mount = sys::clone_mount(at.as_fd())?;
-    sys::attach(mount.as_fd(), to)
 }
 
 /// All five sets, and the switches that could give something back.

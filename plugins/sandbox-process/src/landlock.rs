@@ -27,20 +27,10 @@ fn all_file_rights(abi: u32) -> u64 {
     (1 << count) - 1
 }
 
-/// Puts this process, which is inside its new root already, under the rules. The order matters: a rule is about a
-/// directory, not about a path, so one that were made before a mount covers it would be about the wrong directory.
+/// The rules of a run, for a process that is inside its new root already. The order matters: a rule is about a directory,
+/// not about a path, so one that were made before a mount covers it would be about the wrong directory. What is mounted
+/// later below `/` is covered by the rule of `/`; the directories that are executable or writable must be in place.
 /// `gate` is the one TCP port that may be connected to; none may be bound.
-pub(crate) fn enter(
-    abi: u32,
-    executable: &[String],
-    writable: &[&str],
-    gate: Option<u16>,
-) -> io::Result<()> {
-    sys::landlock_enter(rules(abi, executable, writable, gate)?.as_fd())
-}
-
-/// The rules alone. What is mounted later below `/` is covered by the rule of `/`; the directories that are executable
-/// or writable must be in place.
 pub(crate) fn rules(
     abi: u32,
     executable: &[String],

@@ -4,6 +4,7 @@
 //! run, removes the groups, exits. The other way round, a run's init asks the kernel to be killed when the launcher
 //! dies. So whichever of the three dies, nothing is left but empty groups, which the next launcher sweeps.
 
+mod birth;
 mod children;
 mod leases;
 mod nursery;
@@ -18,11 +19,14 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 
+use libc::sock_filter;
+
 use crate::cgroup::{Groups, RunGroup};
 use crate::guard::Guard;
 use crate::isolate::Ground;
 use crate::probe::{self, Standing};
 use crate::root;
+use crate::seccomp;
 use crate::sys::{self, Poll};
 use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
 use leases::Leases;
@@ -125,6 +129,12 @@ struct Launcher {
     leaving: Vec<RunGroup>,
     zygotes: Option<Zygotes>,
     leases: Option<Leases>,
+    /// The launcher's own mount namespace, for the way back from a zygote's.
+    home: OwnedFd,
+    /// Of inits.
+    init_filter: Vec<sock_filter>,
+    /// Until then children are made only for those who wait.
+    hold_ns: u64,
     /// How many children there have been.
     children: u64,
     /// Leases of children that are reaped, with the socket whose end says that the plugin has closed all it had of them.
@@ -185,7 +195,11 @@ impl Launcher {
             launcher,
             without,
         };
+        let home = sys::open("/proc/self/ns/mnt", libc::O_RDONLY)
+            .map_err(|e| broken("/proc/self/ns/mnt", e))?;
         let mut launcher = Launcher {
+            home,
+            init_filter: seccomp::of_init(),
             ground,
             standing,
             uid_base: hello.uid_base,
@@ -194,6 +208,7 @@ impl Launcher {
             leaving: Vec::new(),
             zygotes: None,
             leases: None,
+            hold_ns: 0,
             children: 0,
             returning: Vec::new(),
             _lock: lock,
@@ -235,6 +250,8 @@ impl Launcher {
 
     /// Until the socket ends.
     fn work(&mut self, control: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<()> {
+        // Every init is a copy of this process, and the way to here took some megabytes.
+        sys::trim_memory();
         let mut last_cpu_check = 0;
         loop {
             self.mind_zygotes(control);
@@ -245,8 +262,11 @@ impl Launcher {
                 let unless = |seen: bool, poll: Poll| if seen { Poll::nothing() } else { poll };
                 polls.extend([
                     unless(run.report_over, Poll::readable(run.report.as_fd())),
-                    Poll::readable(run.pidfd.as_fd()),
+                    Poll::readable(run.init.pidfd.as_fd()),
                     unless(run.killed, Poll::readable(run.notice.as_fd())),
+                    run.program
+                        .as_ref()
+                        .map_or_else(Poll::nothing, |p| Poll::readable(p.pidfd.as_fd())),
                 ]);
             }
             let of_runs = polls.len();
@@ -258,7 +278,13 @@ impl Launcher {
             if let Some(zygotes) = &self.zygotes {
                 polls.extend(zygotes.sockets().map(Poll::readable));
             }
-            sys::poll(&mut polls, self.patience())?;
+            let lacks = self.groups.as_ref().is_some_and(Groups::lacks);
+            sys::poll(&mut polls, if lacks { Some(0) } else { self.patience() })?;
+            if lacks && !polls.iter().any(Poll::is_ready) {
+                // Nobody waits for anything.
+                let stale = self.groups.as_mut().and_then(Groups::make_ahead);
+                self.leaving.extend(stale);
+            }
             // What has come back is looked for before more can come back.
             let mut returned = polls[of_runs..].iter().map(Poll::is_ready);
             let back = self
@@ -269,13 +295,14 @@ impl Launcher {
                     leases.give_back(pooled.lease, !pooled.network);
                 }
             }
-            for (slot, polls) in slots.iter().zip(polls[1..of_runs].chunks(3)) {
+            for (slot, polls) in slots.iter().zip(polls[1..of_runs].chunks(4)) {
                 self.attend(
                     *slot,
                     [
                         polls[0].is_ready(),
                         polls[1].is_ready(),
                         polls[2].is_ready(),
+                        polls[3].is_ready(),
                     ],
                 );
             }
@@ -333,9 +360,10 @@ impl Launcher {
             .values()
             .any(|r| r.cpu_limit_us > 0)
             .then_some(CPU_CHECK_NS);
+        let held = (now < self.hold_ns).then(|| self.hold_ns - now);
         let leaving = (!self.leaving.is_empty()).then_some(REMOVE_AGAIN_NS);
         let zygotes = self.zygotes.as_ref().and_then(|z| z.patience(now));
-        [deadline, cpu, leaving, zygotes]
+        [deadline, cpu, held, leaving, zygotes]
             .into_iter()
             .flatten()
             .min()
@@ -351,12 +379,16 @@ impl Launcher {
     }
 
     /// Something has happened to a run: it has said something, it has ended, or the plugin has let go of it.
-    fn attend(&mut self, slot: u32, [report, ended, notice]: [bool; 3]) {
+    fn attend(&mut self, slot: u32, [report, ended, notice, program]: [bool; 4]) {
         let Some(run) = self.runs.get_mut(&slot) else {
             return;
         };
         if report || ended {
             run.hear();
+        }
+        if program {
+            run.program_ended();
+            self.hold_ns = 0;
         }
         if notice {
             run.kill();

@@ -40,8 +40,8 @@ pub(crate) struct PoolRules {
 pub(crate) struct Waiting {
     pub(crate) number: u64,
     pub(crate) zygote: u64,
-    /// Its init's process id, which is nobody else's while the pidfd says that it lives.
-    pub(crate) init: u32,
+    /// Its interpreter's process id, which is nobody else's while it waits.
+    pub(crate) interpreter: u32,
     pub(crate) orders: OwnedFd,
     pub(crate) channel: OwnedFd,
     pub(crate) output: OwnedFd,
@@ -137,8 +137,14 @@ impl Pool {
         let mut state = self.state();
         let rules = self.rules;
         let domain = domain_of(&mut state, name, rules);
-        domain.limits = limits_of(spec);
-        (domain.disk_bytes, domain.disk_inodes) = (spec.disk_bytes, spec.disk_inodes);
+        let limits = limits_of(spec);
+        let known = (domain.limits, domain.disk_bytes, domain.disk_inodes);
+        if known != (limits, spec.disk_bytes, spec.disk_inodes) {
+            // The next children have them from the start. Told when this run is under way.
+            domain.limits = limits;
+            (domain.disk_bytes, domain.disk_inodes) = (spec.disk_bytes, spec.disk_inodes);
+            domain.unsent = true;
+        }
         if let Some(child) = domain.take() {
             return Some((child, false));
         }
@@ -285,7 +291,7 @@ impl Pool {
                 domain,
                 number,
                 zygote,
-                init,
+                interpreter,
                 parts,
                 limits,
             } => {
@@ -301,7 +307,7 @@ impl Pool {
                 of.idle.push_back(Waiting {
                     number,
                     zygote,
-                    init,
+                    interpreter,
                     orders,
                     channel,
                     output,

@@ -2,7 +2,8 @@
 //!
 //! The program is a binary search over the call's number (about eight comparisons instead of two hundred), with the
 //! rules on arguments at its leaves. A call of a foreign architecture (`int 0x80`) or of the x32 ABI ends the process:
-//! their numbers mean other things, and no program that we run makes them.
+//! their numbers mean other things, and no program that we run makes them. A zygote's children have it in two layers, the
+//! larger of which they inherit.
 
 mod allow;
 
@@ -82,7 +83,45 @@ fn op(code: u16, k: u32, jt: u8, jf: u8) -> sock_filter {
 /// The filter of a run, for the machine that this is compiled for. With `network` it may have TCP sockets, which lead
 /// to its own loopback interface and nowhere else.
 pub(crate) fn program(network: bool) -> Vec<sock_filter> {
-    assemble(&entries(network))
+    assemble(rules(entries(network)), None)
+}
+
+/// The filter of a zygote, which its children inherit: what a run may, and what they do until they are one.
+pub(crate) fn of_zygote() -> Vec<sock_filter> {
+    let calls = rules(entries(false)).filter(|call| !is_changed(call.0));
+    assemble(calls.chain(changed().map(|n| (n, Rule::Always))), None)
+}
+
+/// What makes [`program`] out of [`of_zygote`], under which it is installed: a filter can only take away. To prepare one
+/// costs the kernel time for each instruction, and this one has a few.
+pub(crate) fn last_of_child(network: bool) -> Vec<sock_filter> {
+    let entries = entries(network);
+    let rule = |number| {
+        let entry = entries.iter().find(|e| native_number(e) == Some(number));
+        (number, entry.map_or(Rule::Refuse(libc::EPERM), |e| e.rule))
+    };
+    assemble(changed().map(rule), Some(Rule::Always))
+}
+
+/// The filter of a child's init, which sleeps until it is ended.
+pub(crate) fn of_init() -> Vec<sock_filter> {
+    let sleeps = |e: &&Entry| allow::INIT.contains(&e.name);
+    assemble(rules(entries(false).into_iter().filter(sleeps)), None)
+}
+
+/// The calls for which a zygote has another rule than a run.
+fn changed() -> impl Iterator<Item = u32> {
+    let entries = allow::BIRTH.iter().chain(allow::NETWORK);
+    entries.filter_map(native_number)
+}
+
+fn is_changed(number: u32) -> bool {
+    changed().any(|n| n == number)
+}
+
+fn rules<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> impl Iterator<Item = (u32, Rule)> {
+    let numbered = |e: &Entry| Some((native_number(e)?, e.rule));
+    entries.into_iter().filter_map(numbered)
 }
 
 fn entries(network: bool) -> Vec<&'static Entry> {
@@ -99,17 +138,15 @@ fn native_number(e: &Entry) -> Option<u32> {
     }
 }
 
-fn assemble(entries: &[&Entry]) -> Vec<sock_filter> {
-    let mut calls: Vec<(u32, Rule)> = entries
-        .iter()
-        .filter_map(|e| Some((native_number(e)?, e.rule)))
-        .collect();
+/// `others`: what there is for all other numbers.
+fn assemble(calls: impl Iterator<Item = (u32, Rule)>, others: Option<Rule>) -> Vec<sock_filter> {
+    let mut calls: Vec<(u32, Rule)> = calls.collect();
     calls.sort_by_key(|c| c.0);
     // Every number from 0 up belongs to one interval: (first number, what then).
-    let mut intervals: Vec<(u32, Option<Rule>)> = vec![(0, None)];
+    let mut intervals: Vec<(u32, Option<Rule>)> = vec![(0, others)];
     for (number, rule) in calls {
         push(&mut intervals, number, Some(rule));
-        push(&mut intervals, number + 1, None);
+        push(&mut intervals, number + 1, others);
     }
     let mut out = vec![
         op(LOAD, ARCH, 0, 0),
@@ -281,6 +318,60 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn two_layers_are_as_good_as_one() {
+        // The kernel takes the answer of the two that has the lowest number, and of two errors the later filter's.
+        let stricter = |first: u32, last: u32| {
+            let action = |answer: u32| (answer & 0xffff_0000) as i32;
+            if action(last) <= action(first) {
+                last
+            } else {
+                first
+            }
+        };
+        for network in [false, true] {
+            let (whole, first, last) = (program(network), of_zygote(), last_of_child(network));
+            assert!(
+                last.len() * 2 < whole.len(),
+                "{} of {}",
+                last.len(),
+                whole.len()
+            );
+            // Every value that a rule asks for, each in every place where one is asked for.
+            let values: BTreeSet<u32> = whole.iter().map(|i| i.k).chain(0..32).collect();
+            for number in (0..1024).chain([X32_BIT, X32_BIT | 1, u32::MAX]) {
+                for value in &values {
+                    for other in [0, 1, 2, 6, u32::MAX] {
+                        for arg in 0..4 {
+                            let mut args = [other; 6];
+                            args[arg] = *value;
+                            let got = |p| run(p, NATIVE_ARCH, number, args);
+                            let both = stricter(got(&first), got(&last));
+                            assert_eq!(both, got(&whole), "{number} {args:?}");
+                        }
+                    }
+                }
+            }
+            for arch in [0x4000_0003, 0] {
+                let got = |p| run(p, arch, 1, [0; 6]);
+                assert_eq!(stricter(got(&first), got(&last)), RET_KILL_PROCESS);
+            }
+        }
+    }
+
+    #[test]
+    fn init_can_sleep_and_end() {
+        let program = of_init();
+        let allowed = (0..1024).filter(|n| run(&program, NATIVE_ARCH, *n, [0; 6]) == RET_ALLOW);
+        let expected = [
+            libc::SYS_ppoll,
+            libc::SYS_exit_group,
+            libc::SYS_restart_syscall,
+        ];
+        let expected: BTreeSet<u32> = expected.map(|n| n as u32).into();
+        assert_eq!(allowed.collect::<BTreeSet<u32>>(), expected);
     }
 
     #[test]

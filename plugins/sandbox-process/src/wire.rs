@@ -96,13 +96,13 @@ pub(crate) struct Taken {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Word {
     /// A child, being born or ready: what is sent to it waits for it. With it come the outer ends of its orders,
-    /// channel, output and notice, its pidfd and the directories of its group.
+    /// channel, output and notice, its init's pidfd and the directories of its group.
     Child {
         domain: String,
         /// Never given again.
         number: u64,
         zygote: u64,
-        init: u32,
+        interpreter: u32,
         parts: Vec<Part>,
         limits: GroupLimits,
     },

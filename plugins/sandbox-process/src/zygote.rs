@@ -15,8 +15,9 @@ use serde::{Deserialize, Serialize};
 use crate::cgroup::Entrance;
 use crate::guard::Without;
 use crate::interpreter::Interpreter;
+use crate::isolate::Ground;
 use crate::isolate::pooled::{Child, Inside};
-use crate::isolate::{Ground, POOLED_IN};
+use crate::seccomp;
 use crate::sys::{self, Fork, python};
 use crate::wire::{MESSAGE_BYTES_MAX, RunSpec};
 
@@ -45,13 +46,14 @@ pub(crate) struct Settings {
     pub(crate) memory_by_cgroup: bool,
 }
 
-/// One child to make. Its descriptors, in order: orders, channel, output, report, notice, network namespace, ipc
-/// namespace, user namespace (if `user`), the group to be born in (if `born_in`), `tasks` files.
+/// One child to make. Its descriptors, in order: its init, that one's progress, orders, channel, output, report, the group
+/// to be born in (if `born_in`), `tasks` files.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
     /// What is known already; the run's own comes with its activation.
     pub(crate) spec: RunSpec,
     pub(crate) outer_id: u32,
+    /// Its init is in a user namespace of the run's own.
     pub(crate) user: bool,
     pub(crate) born_in: bool,
     /// Nobody waits for it yet.
@@ -93,6 +95,7 @@ fn try_tend() -> io::Result<Option<(Child, bool)>> {
     let control = sys::inherited(CONTROL_FD)?;
     let ground = ground()?;
     let inside = Inside::prepare(ground)?;
+    sys::install_filter(&seccomp::of_zygote())?;
     // A child is process 2 of its namespace: what looks at process ids to see a fork must see one.
     if std::process::id() <= 2 {
         return Err(io::Error::other(
@@ -109,7 +112,11 @@ fn try_tend() -> io::Result<Option<(Child, bool)>> {
         let rehearse = order.rehearse;
         let (born_in, child) = take_apart(order, fds)?;
         python::before_fork();
-        match sys::clone_process(POOLED_IN, born_in.as_ref().map(AsFd::as_fd)) {
+        // A brother, so that the launcher sees it end.
+        let born = sys::enter_namespace(child.init.as_fd(), libc::CLONE_NEWPID).and_then(|()| {
+            sys::clone_process(libc::CLONE_PARENT, born_in.as_ref().map(AsFd::as_fd))
+        });
+        match born {
             Ok(Fork::Child) => {
                 drop(control);
                 return Ok(Some((child.be_born(inside), rehearse)));
@@ -157,14 +164,13 @@ fn take_apart(order: Order, fds: Vec<OwnedFd>) -> io::Result<(Option<OwnedFd>, C
     let child = Child {
         spec: order.spec,
         outer_id: order.outer_id,
+        user: order.user,
+        init: next()?,
+        progress: next()?,
         orders: next()?,
         channel: next()?,
         output: next()?,
         report: next()?,
-        notice: next()?,
-        network: next()?,
-        ipc: next()?,
-        user: if order.user { Some(next()?) } else { None },
         entrance: Entrance {
             born_in: None,
             tasks: Vec::new(),

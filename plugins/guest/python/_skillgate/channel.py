@@ -56,7 +56,7 @@ class Channel:
         kind, payload = self._receive(JOB_BYTES_MAX)
         if kind != b"J":
             raise ChannelLost("the first frame is %r and not a job" % kind)
-        return _loads(payload)
+        return _loads(str(payload, "utf-8"))
 
     def call(self, kind: bytes, *parts) -> dict:
         """A request that is answered with JSON."""

@@ -39,6 +39,11 @@ _import_module = importlib.import_module
 
 _DEFAULT_ENV = {"HOME": "/workspace", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": "/tmp"}
 
+# Encoding, errors and line buffering of what the code prints to.
+_STREAMS = ("utf-8", "backslashreplace", True)
+
+# The skill beside this file that a rehearsal runs, and the code.
+_REHEARSAL = "rehearsal"
 _REHEARSED = "def main(args):\n    print('hello', args['name'])\n    return {'hello': args['name'], 'n': [1, 2.5, None]}\n"
 
 # The result when even making one fails.
@@ -64,33 +69,45 @@ def warm(modules=()) -> None:
     gc.freeze()  # what is there now stays in pages that the children share
 
 
-def rehearse(fd: int, peer: int, layout: Layout = Layout()) -> None:
+def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1) -> None:
     """For a forked interpreter that has time: does a run of nothing, over the two ends of a socket, and takes back all
-    that a run would find of it. The real run then meets no page for the first time. Closes both descriptors."""
-    job = {"run_id": "rehearsal", "timeout_ms": 1, "code": _REHEARSED, "function": "main", "args": {"name": "x"}}
+    that a run would find of it. The real run then meets no page for the first time. Some times over in the one that is
+    forked, its code is specialised, and the forks neither do that again nor write to those pages. Closes both descriptors."""
+    gc.enable()
+    code = {"code": _REHEARSED}
+    skill = {"skill": _REHEARSAL, "skills": [{"name": _REHEARSAL, "entrypoint": "main.py"}]}
+    for _ in range(times):
+        _rehearse_once(fd, peer, layout, code)
+        _rehearse_once(fd, peer, layout._replace(skills=os.path.dirname(__file__)), skill)
+    os.close(fd)
+    os.close(peer)
+    gc.disable()
+
+
+def _rehearse_once(fd: int, peer: int, layout: Layout, what: dict) -> None:
+    job = {"run_id": _REHEARSAL, "timeout_ms": 1, "function": "main", "args": {"name": "x"}, **what}
     job["env"] = {"TMPDIR": layout.tmp}
     frame = b"J" + _dumps(job).encode("utf-8")
     _write(peer, len(frame).to_bytes(4, "little") + frame)
     saved = sys.argv, sys.meta_path[:], importlib.import_module
-    gc.enable()
+    modules = set(sys.modules)
     channel = Channel(fd)
     job = channel.receive_job()
     run = _prepare(job, channel, layout)
     value = _execute(job, layout)
     channel.finish(_completed(run, value, 4096))
     _flush()
-    os.close(fd)
-    os.close(peer)
-    gc.disable()
     file = os.path.join(os.environ["TMPDIR"], CODE_MODULE + ".py")
     try:
         os.unlink(file)
     except OSError:
         pass  # where nothing can be written there was nothing written
     linecache.cache.pop(file, None)
-    sys.modules.pop(CODE_MODULE, None)
+    for name in set(sys.modules) - modules:
+        if name == CODE_MODULE or name.partition(".")[0] == imports.PACKAGE:
+            del sys.modules[name]
     sys.argv, sys.meta_path[:], importlib.import_module = saved
-    os.environ.clear()
+    _set_environment({})
     state.current = None
     runtime.run._begin("", None, None)
     runtime.run.deadline = runtime.run._ends = None
@@ -149,20 +166,29 @@ def serve(fd: int, layout: Layout = Layout()) -> None:
 # -- before -------------------------------------------------------------------------------------------------------
 
 
+def _set_environment(wanted: dict) -> None:
+    """The defaults with what is wanted beside. What is there already is left alone: each change is one of C's too."""
+    wanted = {**_DEFAULT_ENV, **wanted}
+    for name in [name for name in os.environ if name not in wanted]:
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
 def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
-    os.environ.clear()
-    os.environ.update(_DEFAULT_ENV)
-    os.environ.update(job.get("env") or {})
-    os.environ.update(job.get("secrets") or {})
+    _set_environment({**(job.get("env") or {}), **(job.get("secrets") or {})})
     try:
         os.chdir(layout.workspace)  # a forked interpreter comes with its launcher's directory
     except FileNotFoundError:
         pass  # a sandbox that names its workspace otherwise has set the directory itself
     sys.dont_write_bytecode = True
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            # By lines, so that stdout and stderr keep their order in the one pipe that both are.
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        if stream is None:
+            continue
+        # By lines, so that stdout and stderr keep their order in the one pipe that both are.
+        if (stream.encoding, stream.errors, stream.line_buffering) != _STREAMS:
+            stream.reconfigure(encoding=_STREAMS[0], errors=_STREAMS[1], line_buffering=_STREAMS[2])
     run = state.Run(channel, layout, job.get("blobs") or ())
     state.current = run
     runtime.run._begin(job["run_id"], job.get("timeout_ms"), job.get("args"))
@@ -189,8 +215,11 @@ def _load_code(code: str, directory: str) -> ModuleType:
     """Saves the code as a temporary module and imports it."""
     path = os.path.join(directory, CODE_MODULE + ".py")
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(code)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            _write_all(file, code.encode("utf-8"))
+        finally:
+            os.close(file)
     except OSError:
         pass  # a full or missing directory: tracebacks have the text below
     # No time of change (None): the text stays, whatever the code does to the file.
@@ -201,6 +230,11 @@ def _load_code(code: str, directory: str) -> ModuleType:
     sys.modules[CODE_MODULE] = module
     exec(imports.compile_source(code.lstrip("\ufeff"), path), module.__dict__)
     return module
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[_write(fd, data) :]
 
 
 def _load_skill(job: dict, layout: Layout) -> ModuleType:
@@ -271,9 +305,10 @@ def _completed(run: state.Run, value, inline_bytes: int) -> bytes:
     if summary is None and issubclass(type(value), dict):
         said = dict.get(value, "summary")
         summary = plain(said) if issubclass(type(said), str) else None
-    head = {"status": "completed", "spilled": output is None, "summary": _short(summary)}
-    text = _dumps(head).encode("ascii")
-    return text if output is None else text[:-1] + b',"output":' + output + b"}"
+    said = b"null" if summary is None else _dumps(_short(summary)).encode("ascii")
+    if output is None:
+        return b'{"status":"completed","spilled":true,"summary":' + said + b"}"
+    return b'{"status":"completed","spilled":false,"summary":' + said + b',"output":' + output + b"}"
 
 
 def _failed(run, exc: BaseException, function: str) -> bytes:

@@ -2,6 +2,7 @@
  * It does not block: what waits, waits on a thread of its own.
  *
  *   -DNOTE_MAJOR=9 -DENTRY_MAJOR=9 -DMIN_HOST=7 -DFLAGS=... -DNO_NOTE -DNO_ENTRY -DENTRY_ID="..."
+ *   -DVERSION="..." of the plugin     -DANY_FACTORY: gives its factory for every id
  *   -DGO: has the build id of a program in Go     -DTEXTREL: an address in its code
  *   -DSTATIC_TLS: reserves thread-local storage at program start
  *   -DCONSTRUCTOR: creates the file that $SKG_PROBE names as soon as any of its code runs */
@@ -27,6 +28,9 @@
 #endif
 #ifndef ENTRY_ID
 #define ENTRY_ID "org.skillgate.probe"
+#endif
+#ifndef VERSION
+#define VERSION "1.0.0"
 #endif
 #ifndef MAGIC
 #define MAGIC SKG_MAGIC
@@ -368,9 +372,13 @@ static int32_t create(const skg_host *host, const skg_create_request *req, const
 }
 
 static const skg_sandbox_factory factory = { sizeof(skg_sandbox_factory), 0, create };
+#ifdef ANY_FACTORY
+static const void *get_factory(const char *id) { (void)id; return &factory; }
+#else
 static const void *get_factory(const char *id) { return strcmp(id, SKG_SANDBOX_ID) == 0 ? &factory : NULL; }
+#endif
 static const skg_plugin_info info = {
-    sizeof(skg_plugin_info), 0, SKG_LIT(ENTRY_ID), SKG_LIT("1.0.0"), { NULL, 0 }, { NULL, 0 }, { NULL, 0 }, { NULL, 0 }, { NULL, 0 } };
+    sizeof(skg_plugin_info), 0, SKG_LIT(ENTRY_ID), SKG_LIT(VERSION), { NULL, 0 }, { NULL, 0 }, { NULL, 0 }, { NULL, 0 }, { NULL, 0 } };
 
 #ifdef NO_ENTRY
 /* the same table under another name */

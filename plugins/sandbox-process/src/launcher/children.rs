@@ -4,13 +4,18 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::Launcher;
-use super::run::{Pooled, Run, tell};
+use super::birth::Theirs;
+use super::run::{Pooled, Process, Run, tell};
 use super::start::detached;
 use super::zygotes::{Event, Ordered};
-use crate::cgroup::{Part, RunGroup};
+use crate::cgroup::{Entrance, Part, RunGroup};
 use crate::guard::Without;
-use crate::sys::{self, MESSAGE_FDS_MAX};
+use crate::sys::{self, MESSAGE_FDS_MAX, Poll};
 use crate::wire::{Notice, PoolNeeds, RunSpec, Word};
+
+/// A run that has just been told to begin has the processors for itself for so long, or until a run ends, while there are
+/// other children left: making one takes as much of them as a short run does.
+const HOLD_NS: u64 = 3_000_000;
 
 impl Launcher {
     /// What the plugin needs of a pool.
@@ -57,39 +62,77 @@ impl Launcher {
                 .filter(|p| !p.taken && p.domain == name)
                 .count() as u32
         };
-        let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
+        let runs = &self.runs;
+        let zygotes = self.zygotes.as_ref();
+        let hold = sys::now_ns() < self.hold_ns;
+        let Some(name) = zygotes.and_then(|z| z.lacking(hold, |name| there(runs, name))) else {
             return false;
         };
-        let Some(name) = zygotes.lacking(|name| there(&self.runs, name)) else {
-            return false;
+        let there = there(&self.runs, &name);
+        let Err(why) = self.try_order(&name, there) else {
+            return true;
+        };
+        let events = self.zygotes.as_mut().map(|z| z.give_up(&name, &why));
+        self.act(control, events.unwrap_or_default());
+        false
+    }
+
+    /// All that a child needs, its init, and the order for process 2.
+    fn try_order(&mut self, name: &str, there: u32) -> Result<(), String> {
+        let cannot = |e: io::Error| format!("a child cannot be ordered: {e}");
+        let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
+            return Ok(());
         };
         let runs = &self.runs;
         let (standing, uid_base) = (self.standing, self.uid_base);
-        let lease = leases.take(
-            |leases| {
-                (0..)
-                    .find(|s| !runs.contains_key(s) && !leases.has(*s))
-                    .unwrap_or(u32::MAX)
-            },
-            |slot| standing.outer_id(uid_base, slot),
-        );
-        let why = match lease {
-            Err(e) => format!("namespaces for it cannot be made: {e}"),
-            Ok(lease) => {
-                let there = there(&self.runs, &name);
-                match zygotes.order(&name, lease, self.groups.as_mut(), there) {
-                    Ok(()) => return true,
-                    Err((lease, group, e)) => {
-                        leases.give_back(lease, true);
-                        self.leaving.extend(group);
-                        format!("a child cannot be ordered: {e}")
-                    }
+        let lease = leases
+            .take(
+                |leases| {
+                    (0..)
+                        .find(|s| !runs.contains_key(s) && !leases.has(*s))
+                        .unwrap_or(u32::MAX)
+                },
+                |slot| standing.outer_id(uid_base, slot),
+            )
+            .map_err(|e| format!("namespaces for it cannot be made: {e}"))?;
+        let mut group = None;
+        let made = || -> io::Result<_> {
+            let (zygote, needs) = zygotes.mother(name).ok_or(io::ErrorKind::NotFound)?;
+            let entrance = match &mut self.groups {
+                Some(groups) => {
+                    let (made, entrance) = groups.make_run(needs.limits)?;
+                    group = Some(made);
+                    entrance
                 }
+                None => Entrance::default(),
+            };
+            let (sockets, theirs) = Theirs::make(needs, entrance)?;
+            let home = self.home.as_fd();
+            let init = theirs.bear_init(&self.ground, &self.init_filter, zygote, &lease, home)?;
+            Ok((needs.limits, sockets, theirs, init))
+        }();
+        let (limits, sockets, theirs, init) = match made {
+            Ok(made) => made,
+            Err(e) => {
+                leases.give_back(lease, true);
+                self.leaving.extend(group);
+                return Err(cannot(e));
             }
         };
-        let events = zygotes.give_up(&name, &why);
-        self.act(control, events);
-        false
+        let child = Ordered {
+            init,
+            lease,
+            group,
+            limits,
+            sockets,
+        };
+        match zygotes.order(name, child, &theirs, there) {
+            Ok(()) => Ok(()),
+            Err((child, e)) => {
+                self.lost(*child);
+                Err(cannot(e))
+            }
+        }
     }
 
     fn act(&mut self, control: BorrowedFd<'_>, events: Vec<Event>) {
@@ -102,9 +145,8 @@ impl Launcher {
                     domain,
                     zygote,
                     child,
-                    pid,
-                    pidfd,
-                } => self.born(control, domain, zygote, *child, (pid, pidfd)),
+                    program,
+                } => self.born(control, domain, zygote, *child, program),
             }
         }
     }
@@ -115,15 +157,50 @@ impl Launcher {
         domain: String,
         zygote: u64,
         child: Ordered,
-        (pid, pidfd): (libc::pid_t, OwnedFd),
+        program: Process,
     ) {
         let slot = child.lease.slot;
-        self.children += 1;
-        let number = self.children;
+        let limits = child.limits;
         let opened = child.group.as_ref().map_or(Ok(Vec::new()), RunGroup::open);
+        let interpreter = program.pid as u32;
+        let (run, plugins) = self.run_of(child, domain.clone());
         let run = Run {
-            pid,
-            pidfd,
+            program: Some(program),
+            ..run
+        };
+        let number = self.children;
+        match opened {
+            Ok(opened) => {
+                let (parts, dirs): (Vec<Part>, Vec<OwnedFd>) = opened.into_iter().unzip();
+                let word = Word::Child {
+                    domain,
+                    number,
+                    zygote,
+                    interpreter,
+                    parts,
+                    limits,
+                };
+                let fds: Vec<BorrowedFd<'_>> = plugins
+                    .iter()
+                    .chain([&run.init.pidfd])
+                    .chain(&dirs)
+                    .map(AsFd::as_fd)
+                    .collect();
+                say(control, &word, &fds);
+            }
+            // Its group has been taken away under us. The plugin never hears of it and its sockets end here.
+            Err(_) => drop(plugins),
+        }
+        self.runs.insert(slot, run);
+    }
+
+    /// A child as a run, without process 2, and the plugin's ends of its sockets.
+    fn run_of(&mut self, child: Ordered, domain: String) -> (Run, [OwnedFd; 4]) {
+        self.children += 1;
+        let run = Run {
+            init: child.init,
+            program: None,
+            program_exit: None,
             notice: child.sockets.notice,
             report: child.sockets.report,
             heard: Vec::new(),
@@ -137,8 +214,8 @@ impl Launcher {
             deadline_passed: false,
             killed: false,
             pooled: Some(Pooled {
-                number,
-                domain: domain.clone(),
+                number: self.children,
+                domain,
                 lease: child.lease,
                 orders: child.sockets.orders,
                 taken: false,
@@ -146,39 +223,20 @@ impl Launcher {
                 cpu_before_us: 0,
             }),
         };
-        match opened {
-            Ok(opened) => {
-                let (parts, dirs): (Vec<Part>, Vec<OwnedFd>) = opened.into_iter().unzip();
-                let word = Word::Child {
-                    domain,
-                    number,
-                    zygote,
-                    init: run.pid as u32,
-                    parts,
-                    limits: child.limits,
-                };
-                let fds: Vec<BorrowedFd<'_>> = child
-                    .sockets
-                    .plugins
-                    .iter()
-                    .chain([&run.pidfd])
-                    .chain(&dirs)
-                    .map(AsFd::as_fd)
-                    .collect();
-                say(control, &word, &fds);
-            }
-            // Its group has been taken away under us. The plugin never hears of it and its sockets end here.
-            Err(_) => drop(child.sockets.plugins),
-        }
-        self.runs.insert(slot, run);
+        (run, child.sockets.plugins)
     }
 
-    /// A child that was ordered and did not come, as far as is known: [`Self::sweep_strays`] knows more.
+    /// A child whose process 2 was ordered and did not come, as far as is known: [`Self::sweep_strays`] knows more. Its
+    /// init may have to wait for that, so nobody waits for its init here.
     pub(super) fn lost(&mut self, child: Ordered) {
-        self.leaving.extend(child.group);
-        if let Some(leases) = &mut self.leases {
-            leases.give_back(child.lease, false);
+        let slot = child.lease.slot;
+        let (mut run, _) = self.run_of(child, String::new());
+        if let Some(pooled) = &mut run.pooled {
+            // What it has left in its namespaces is not known.
+            pooled.network = true;
         }
+        run.kill();
+        self.runs.insert(slot, run);
     }
 
     /// Kills and reaps the launcher's children that it has not been told of.
@@ -189,19 +247,44 @@ impl Launcher {
             .zygotes
             .iter()
             .flat_map(|z| z.pids())
-            .chain(self.runs.values().map(|r| r.pid))
+            .chain(self.runs.values().map(|r| r.init.pid))
+            .chain(
+                self.runs
+                    .values()
+                    .filter_map(|r| Some(r.program.as_ref()?.pid)),
+            )
             .collect();
-        for pid in list
+        // They are this process's own children and not reaped: the numbers are nobody else's.
+        let mut strays: Vec<Process> = list
             .unwrap_or_default()
             .split_whitespace()
             .filter_map(|p| p.parse().ok())
             .filter(|p| !known.contains(p))
-        {
-            // It is this process's own child and not reaped: the number is nobody else's.
-            if let Ok(pidfd) = sys::pidfd_open(pid) {
-                let _ = sys::kill_by_pidfd(pidfd.as_fd());
-                let _ = sys::wait(pid);
+            .filter_map(|pid| {
+                let pidfd = sys::pidfd_open(pid).ok()?;
+                Some(Process { pid, pidfd })
+            })
+            .collect();
+        for stray in &strays {
+            let _ = sys::kill_by_pidfd(stray.pidfd.as_fd());
+        }
+        // In the order in which they end: an init does not before its process 2 is reaped.
+        while !strays.is_empty() {
+            let mut ends: Vec<Poll> = strays
+                .iter()
+                .map(|s| Poll::readable(s.pidfd.as_fd()))
+                .collect();
+            if sys::poll(&mut ends, None).is_err() {
+                return;
             }
+            let mut ended = ends.iter().map(Poll::is_ready);
+            strays.retain(|stray| {
+                let over = ended.next() == Some(true);
+                if over {
+                    stray.reap();
+                }
+                !over
+            });
         }
     }
 
@@ -221,6 +304,7 @@ impl Launcher {
         pooled.cpu_before_us = so_far.unwrap_or(0);
         pooled.taken = true;
         pooled.network |= spec.network;
+        self.hold_ns = sys::now_ns() + HOLD_NS;
         let gate = match (spec.network, &self.leases) {
             (true, Some(leases)) => leases.open_gate(&pooled.lease, run.notice.as_fd()),
             _ => Ok(()),

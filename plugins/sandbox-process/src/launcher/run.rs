@@ -7,9 +7,27 @@ use crate::cgroup::RunGroup;
 use crate::sys::{self, Exit};
 use crate::wire::{End, Notice, Report};
 
-pub(super) struct Run {
+/// A process that is the launcher's to kill and to reap.
+#[derive(Debug)]
+pub(super) struct Process {
     pub(super) pid: libc::pid_t,
     pub(super) pidfd: OwnedFd,
+}
+
+impl Process {
+    /// Waits for its end.
+    pub(super) fn reap(&self) -> Exit {
+        let reaped = sys::wait(self.pid).ok().flatten();
+        reaped.map(|(_, exit)| exit).unwrap_or_default()
+    }
+}
+
+pub(super) struct Run {
+    pub(super) init: Process,
+    /// Of a zygote's child, until it is reaped: process 2, which is no child of its init's.
+    pub(super) program: Option<Process>,
+    /// How that ended.
+    pub(super) program_exit: Option<Exit>,
     pub(super) notice: OwnedFd,
     pub(super) report: OwnedFd,
     pub(super) heard: Vec<u8>,
@@ -45,8 +63,20 @@ pub(super) struct Pooled {
 impl Run {
     pub(super) fn kill(&mut self) {
         // The kernel refuses only for a process that is not ours to kill, which this one is.
-        let _ = sys::kill_by_pidfd(self.pidfd.as_fd());
+        let _ = sys::kill_by_pidfd(self.init.pidfd.as_fd());
         self.killed = true;
+    }
+
+    /// Process 2 has ended: it is reaped, and with init everything goes that it has left behind.
+    pub(super) fn program_ended(&mut self) {
+        if let Some(program) = self.program.take() {
+            let exit = program.reap();
+            if !self.killed {
+                self.exited = Some((exit.code, exit.signal));
+            }
+            self.program_exit = Some(exit);
+            self.kill();
+        }
     }
 
     pub(super) fn hear(&mut self) {
@@ -78,17 +108,19 @@ impl Run {
 
     /// Processor time of the run so far.
     pub(super) fn cpu_us(&self) -> Option<u64> {
-        let used = self.group.as_ref()?.used().cpu_us?;
+        let used = self.group.as_ref()?.cpu_us()?;
         Some(used.saturating_sub(self.pooled.as_ref().map_or(0, |p| p.cpu_before_us)))
     }
 
-    /// Reaps init (which is dead or has been killed), tells the plugin and gives back what is to be cleared away.
+    /// Reaps both (they are dead or have been killed), tells the plugin and gives back what is to be cleared away.
     pub(super) fn finish(mut self) -> (Option<RunGroup>, Option<(OwnedFd, Pooled)>) {
-        let exit = sys::wait(self.pid)
-            .ok()
-            .flatten()
-            .map(|(_, exit)| exit)
-            .unwrap_or_default();
+        // First: init's end waits for it.
+        self.program_ended();
+        let mut exit = self.init.reap();
+        if let Some(program) = self.program_exit {
+            exit.cpu_us += program.cpu_us;
+            exit.peak_rss_bytes = exit.peak_rss_bytes.max(program.peak_rss_bytes);
+        }
         self.hear();
         let notice = match self.failed.take() {
             Some(message) => Notice::Failed { message },

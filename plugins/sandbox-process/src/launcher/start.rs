@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::Launcher;
-use super::run::{Run, tell};
+use super::run::{Process, Run, tell};
 use crate::cgroup::{Entrance, GroupLimits};
 use crate::guard::{Guard, Without};
 use crate::isolate::Isolation;
@@ -64,8 +64,9 @@ impl Launcher {
         };
         let notice = notice.try_clone().map_err(|e| e.to_string());
         let run = Run {
-            pid,
-            pidfd,
+            init: Process { pid, pidfd },
+            program: None,
+            program_exit: None,
             report,
             heard: Vec::new(),
             report_over: false,
@@ -83,7 +84,7 @@ impl Launcher {
         tell(
             run.notice.as_fd(),
             &Notice::Started,
-            Some(run.pidfd.as_fd()),
+            Some(run.init.pidfd.as_fd()),
         );
         self.runs.insert(slot, run);
         Ok(())

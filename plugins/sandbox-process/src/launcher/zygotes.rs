@@ -8,13 +8,15 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::birth::{Sockets, Theirs};
 use super::leases::Lease;
 use super::nursery::{self, Zygote};
-use crate::cgroup::{Entrance, GroupLimits, Groups, RunGroup};
+use super::run::Process;
+use crate::cgroup::{GroupLimits, RunGroup};
 use crate::isolate::Ground;
 use crate::sys;
-use crate::wire::{PoolNeeds, RunSpec, Word, ZygoteRules};
-use crate::zygote::{Order, WARM};
+use crate::wire::{PoolNeeds, Word, ZygoteRules};
+use crate::zygote::WARM;
 
 /// How long a zygote may take to become warm, from a cold disk.
 const WARM_WAIT_NS: u64 = 30_000_000_000;
@@ -45,27 +47,18 @@ pub(super) struct Domain {
 struct Pending {
     child: Ordered,
     since_ns: u64,
-    /// The zygote's processor time then.
-    cpu_ticks: u64,
+    /// The zygote's processor time when it was looked at first.
+    ticks_seen: Option<u64>,
 }
 
 /// The launcher's side of a child, and what the plugin gets.
 #[derive(Debug)]
 pub(super) struct Ordered {
+    pub(super) init: Process,
     pub(super) lease: Lease,
     pub(super) group: Option<RunGroup>,
     pub(super) limits: GroupLimits,
     pub(super) sockets: Sockets,
-}
-
-/// The ends of a child's sockets and pipes that are not its own.
-#[derive(Debug)]
-pub(super) struct Sockets {
-    pub(super) report: OwnedFd,
-    pub(super) notice: OwnedFd,
-    pub(super) orders: OwnedFd,
-    /// For the plugin: orders, channel, output, notice.
-    pub(super) plugins: [OwnedFd; 4],
 }
 
 /// What has come of looking at the zygotes.
@@ -74,8 +67,7 @@ pub(super) enum Event {
         domain: String,
         zygote: u64,
         child: Box<Ordered>,
-        pid: libc::pid_t,
-        pidfd: OwnedFd,
+        program: Process,
     },
     /// It was ordered and has not come.
     Lost(Box<Ordered>),
@@ -185,9 +177,7 @@ impl Zygotes {
         let mut events = Vec::new();
         let before = self.leaving.len();
         self.leaving.retain(|zygote| !reaped(zygote));
-        if self.leaving.len() < before {
-            events.push(Event::Sweep);
-        }
+        let swept = self.leaving.len() < before;
         let names: Vec<String> = self.domains.keys().cloned().collect();
         for name in names {
             let Some(domain) = self.domains.get_mut(&name) else {
@@ -208,58 +198,64 @@ impl Zygotes {
                 }
             }
         }
+        if swept {
+            // Last: a child that has been heard of just now is no stray.
+            events.push(Event::Sweep);
+        }
         events
     }
 
-    /// A domain whose zygote is free and that lacks a child, where `there(domain)` have no run yet.
-    pub(super) fn lacking(&self, there: impl Fn(&str) -> u32) -> Option<String> {
+    /// A domain whose zygote is free and that lacks a child, where `there(domain)` have no run yet. `hold`: nobody is to
+    /// be disturbed by what is not needed at once.
+    pub(super) fn lacking(&self, hold: bool, there: impl Fn(&str) -> u32) -> Option<String> {
+        let wanted = |needs: &PoolNeeds| {
+            let ahead = if hold {
+                needs.ahead.min(1)
+            } else {
+                needs.ahead
+            };
+            ahead.saturating_add(needs.waiting)
+        };
         self.domains
             .iter()
             .filter(|(_, d)| d.pending.is_none() && d.current.is_some())
-            .find(|(name, d)| there(name) < d.needs.ahead.saturating_add(d.needs.waiting))
+            .find(|(name, d)| there(name) < wanted(&d.needs))
             .map(|(name, _)| name.clone())
     }
 
-    /// Orders a child of a domain, of whose children `there` have no run yet. The lease comes back with an error.
+    /// Whose child a domain's next one is, and what it needs.
+    pub(super) fn mother(&mut self, name: &str) -> Option<(&Zygote, &PoolNeeds)> {
+        let domain = self.domains.get_mut(name)?;
+        // What is ordered takes the place of what was used.
+        domain.used_ns = sys::now_ns();
+        Some((domain.current.as_ref()?, &domain.needs))
+    }
+
+    /// Orders process 2 of a child of a domain, of whose children `there` have no run yet.
     pub(super) fn order(
         &mut self,
         name: &str,
-        lease: Lease,
-        groups: Option<&mut Groups>,
+        child: Ordered,
+        theirs: &Theirs,
         there: u32,
-    ) -> Result<(), (Lease, Option<RunGroup>, io::Error)> {
+    ) -> Result<(), (Box<Ordered>, io::Error)> {
         let found = self.domains.get_mut(name);
-        let Some((needs, zygote, pending)) = found.and_then(|d| {
-            // What is ordered takes the place of what was used.
-            d.used_ns = sys::now_ns();
-            let zygote = d.current.as_mut()?;
-            Some((&d.needs, zygote, &mut d.pending))
-        }) else {
-            return Err((lease, None, io::ErrorKind::NotFound.into()));
-        };
-        let limits = needs.limits;
-        let (group, entrance) = match groups.map(|g| g.make_run(limits)).transpose() {
-            Ok(made) => made.unzip(),
-            Err(e) => return Err((lease, None, e)),
+        let Some((needs, zygote, pending)) =
+            found.and_then(|d| Some((&d.needs, d.current.as_ref()?, &mut d.pending)))
+        else {
+            return Err((Box::new(child), io::ErrorKind::NotFound.into()));
         };
         // Nobody waits for it, and there are enough to last until it has rehearsed: under load that would be work twice.
         let rehearse = there >= needs.waiting && there.saturating_mul(2) >= needs.ahead;
-        match send_order(zygote, needs, &lease, entrance, rehearse) {
-            Ok(sockets) => {
-                *pending = Some(Pending {
-                    child: Ordered {
-                        lease,
-                        group,
-                        limits,
-                        sockets,
-                    },
-                    since_ns: sys::now_ns(),
-                    cpu_ticks: look(zygote.pid).map_or(0, |(_, ticks)| ticks),
-                });
-                Ok(())
-            }
-            Err(e) => Err((lease, group, e)),
+        if let Err(e) = theirs.send(zygote, &child, rehearse) {
+            return Err((Box::new(child), e));
         }
+        *pending = Some(Pending {
+            child,
+            since_ns: sys::now_ns(),
+            ticks_seen: None,
+        });
+        Ok(())
     }
 
     /// The launcher cannot do its part: another try later, from the start.
@@ -274,12 +270,13 @@ impl Zygotes {
 
     /// The processes that are known here.
     pub(super) fn pids(&self) -> impl Iterator<Item = libc::pid_t> {
-        self.domains
-            .values()
-            .flat_map(|d| [&d.current, &d.next])
+        let zygotes = self.domains.values().flat_map(|d| [&d.current, &d.next]);
+        let pending = self.domains.values().filter_map(|d| d.pending.as_ref());
+        zygotes
             .flatten()
             .chain(&self.leaving)
             .map(|z| z.pid)
+            .chain(pending.map(|p| p.child.init.pid))
     }
 
     /// The launcher goes: every zygote is killed and reaped. Gives what they had been ordered.
@@ -333,8 +330,7 @@ impl Domain {
                             domain: name.to_owned(),
                             zygote: zygote.number,
                             child: Box::new(pending.child),
-                            pid,
-                            pidfd,
+                            program: Process { pid, pidfd },
                         });
                     }
                     (pending, ..) => {
@@ -385,9 +381,9 @@ impl Domain {
             leaving.extend(self.next.take().map(ended));
             self.failed(name, "it does not become warm", events);
         }
-        if let (Some(pending), Some(zygote)) = (&self.pending, &self.current)
+        if let (Some(pending), Some(zygote)) = (&mut self.pending, &self.current)
             && now >= pending.since_ns + ORDER_LOOK_NS
-            && (now >= pending.since_ns + ORDER_WAIT_NS || is_hung(zygote.pid, pending.cpu_ticks))
+            && (now >= pending.since_ns + ORDER_WAIT_NS || pending.is_stuck(zygote.pid))
         {
             self.lose(name, "it does not answer", leaving, events);
         }
@@ -458,58 +454,15 @@ fn look(pid: libc::pid_t) -> Option<(char, u64)> {
     Some((state, times.next()? + times.next()?))
 }
 
-/// Stopped, or busy with something else than an order. One that only waits for a processor on a loaded host is not.
-fn is_hung(pid: libc::pid_t, ticks_before: u64) -> bool {
-    const TICKS: u64 = 10;
-    look(pid).is_none_or(|(state, ticks)| "TtZX".contains(state) || ticks >= ticks_before + TICKS)
-}
-
-fn send_order(
-    zygote: &Zygote,
-    needs: &PoolNeeds,
-    lease: &Lease,
-    entrance: Option<Entrance>,
-    rehearse: bool,
-) -> io::Result<Sockets> {
-    let (orders, orders_in) = sys::socketpair(libc::SOCK_SEQPACKET)?;
-    let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM)?;
-    let (output, output_in) = sys::pipe()?;
-    let (notice, notice_in) = sys::socketpair(libc::SOCK_SEQPACKET)?;
-    let (report, report_in) = sys::pipe()?;
-    sys::set_nonblocking(report.as_fd())?;
-    sys::set_nonblocking(output.as_fd())?;
-    let order = Order {
-        spec: RunSpec {
-            max_pids: needs.limits.pids,
-            memory_bytes: needs.limits.memory_bytes,
-            disk_bytes: needs.disk_bytes,
-            disk_inodes: needs.disk_inodes,
-            ..RunSpec::default()
-        },
-        outer_id: lease.outer_id,
-        user: lease.user.is_some(),
-        born_in: entrance.as_ref().is_some_and(|e| e.born_in.is_some()),
-        rehearse,
-    };
-    let mut fds = vec![
-        orders_in.as_fd(),
-        channel_in.as_fd(),
-        output_in.as_fd(),
-        report_in.as_fd(),
-        notice_in.as_fd(),
-        lease.network.as_fd(),
-        lease.ipc.as_fd(),
-    ];
-    fds.extend(lease.user.as_ref().map(AsFd::as_fd));
-    if let Some(entrance) = &entrance {
-        fds.extend(entrance.born_in.as_ref().map(AsFd::as_fd));
-        fds.extend(entrance.tasks.iter().map(AsFd::as_fd));
+impl Pending {
+    /// Whether the zygote is stopped, or busy with something else than an order. One that only waits for a processor on a
+    /// loaded host is not.
+    fn is_stuck(&mut self, zygote: libc::pid_t) -> bool {
+        const TICKS: u64 = 10;
+        let Some((state, ticks)) = look(zygote) else {
+            return true;
+        };
+        let before = *self.ticks_seen.get_or_insert(ticks);
+        "TtZX".contains(state) || ticks >= before + TICKS
     }
-    sys::send_message(zygote.control.as_fd(), &serde_json::to_vec(&order)?, &fds)?;
-    Ok(Sockets {
-        report,
-        notice: notice_in,
-        orders: orders.try_clone()?,
-        plugins: [orders, channel, output, notice],
-    })
 }

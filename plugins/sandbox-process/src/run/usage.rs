@@ -4,13 +4,10 @@ use std::fs;
 
 use crate::cgroup::GroupUse;
 
-/// Of the process that the run's init has made, or nothing where /proc does not tell (a kernel without the list of
-/// children, a /proc that hides processes): then only the end of the run tells. Time of the interpreter's first thread and
-/// of the processes that it has waited for; the largest resident set of the interpreter.
-pub(super) fn of_interpreter(init: u32) -> Option<GroupUse> {
+/// Nothing where /proc does not tell (one that hides processes): then only the end of the run tells. Time of the
+/// interpreter's first thread and of the processes that it has waited for; the largest resident set of the interpreter.
+pub(super) fn of_interpreter(pid: u32) -> Option<GroupUse> {
     let read = |path: String| fs::read_to_string(path).ok();
-    let children = read(format!("/proc/{init}/task/{init}/children"))?;
-    let pid: u32 = children.split_whitespace().next()?.parse().ok()?;
     let thread = read(format!("/proc/{pid}/schedstat"))?;
     let thread_ns: u64 = thread.split_whitespace().next()?.parse().ok()?;
     let status = read(format!("/proc/{pid}/status"))?;

@@ -44,7 +44,7 @@ pub(super) struct Child<'a> {
     pool: &'a Pool,
     domain: &'a str,
     number: u64,
-    init: u32,
+    interpreter: u32,
     group: Held,
     pub(super) cpu_before_us: u64,
     pub(super) told: bool,
@@ -53,7 +53,7 @@ pub(super) struct Child<'a> {
 impl Child<'_> {
     /// What it has used so far. `events`: also how often a limit was met.
     pub(super) fn used(&self, events: bool) -> Option<GroupUse> {
-        used(&self.group, self.init, events)
+        used(&self.group, self.interpreter, events)
     }
 
     /// The launcher hears of it, once: from now on it watches the run's limits too.
@@ -69,11 +69,11 @@ impl Drop for Child<'_> {
     }
 }
 
-fn used(group: &Held, init: u32, events: bool) -> Option<GroupUse> {
+fn used(group: &Held, interpreter: u32, events: bool) -> Option<GroupUse> {
     if group.is_there() {
         Some(group.used(events))
     } else {
-        usage::of_interpreter(init)
+        usage::of_interpreter(interpreter)
     }
 }
 
@@ -122,7 +122,7 @@ impl<'a> Attempt<'a> {
         let cpu_before_us = if waiting.group.is_there() {
             waiting.group.cpu_us()
         } else {
-            usage::of_interpreter(waiting.init)
+            usage::of_interpreter(waiting.interpreter)
                 .and_then(|u| u.cpu_us)
                 .unwrap_or(0)
         };
@@ -149,7 +149,7 @@ impl<'a> Attempt<'a> {
             pool,
             domain,
             number: waiting.number,
-            init: waiting.init,
+            interpreter: waiting.interpreter,
             group: waiting.group,
             cpu_before_us,
             told: by_launcher,

@@ -262,3 +262,28 @@ pub(super) const NETWORK: &[Entry] = &[
     Entry { name: "sendmsg", x86_64: Some(46), aarch64: Some(211), rule: NoneOf { arg: 2, mask: MSG_FASTOPEN }, reason: "the same" },
     Entry { name: "sendmmsg", x86_64: Some(307), aarch64: Some(269), rule: NoneOf { arg: 3, mask: MSG_FASTOPEN }, reason: "the same" },
 ];
+
+/// What a child's init still does: it waits for nothing, and it ends.
+pub(super) const INIT: &[&str] = &["ppoll", "restart_syscall", "exit_group"];
+
+/// What a zygote does beside, and its children until they are sealed: taken away by their last filter.
+#[rustfmt::skip]
+pub(super) const BIRTH: &[Entry] = &[
+    Entry { name: "clone3", x86_64: Some(435), aarch64: Some(435), rule: Always, reason: "a child, with its pidfd" },
+    Entry { name: "setns", x86_64: Some(308), aarch64: Some(268), rule: Always, reason: "into the pid namespace of an init, and into its others" },
+    Entry { name: "prctl", x86_64: Some(157), aarch64: Some(167), rule: Always, reason: "ends every way to rights" },
+    Entry { name: "setgroups", x86_64: Some(116), aarch64: Some(159), rule: Always, reason: "becomes the user of the run" },
+    Entry { name: "setresgid", x86_64: Some(119), aarch64: Some(149), rule: Always, reason: "becomes the user of the run" },
+    Entry { name: "setresuid", x86_64: Some(117), aarch64: Some(147), rule: Always, reason: "becomes the user of the run" },
+    Entry { name: "capset", x86_64: Some(126), aarch64: Some(91), rule: Always, reason: "drops its rights" },
+    Entry { name: "seccomp", x86_64: Some(317), aarch64: Some(277), rule: Always, reason: "the last filter" },
+    Entry { name: "landlock_create_ruleset", x86_64: Some(444), aarch64: Some(444), rule: Always, reason: "the rules of the run" },
+    Entry { name: "landlock_add_rule", x86_64: Some(445), aarch64: Some(445), rule: Always, reason: "the rules of the run" },
+    Entry { name: "landlock_restrict_self", x86_64: Some(446), aarch64: Some(446), rule: Always, reason: "the rules of the run" },
+    Entry { name: "move_mount", x86_64: Some(429), aarch64: Some(429), rule: Always, reason: "puts up what the run is given" },
+    Entry { name: "fsopen", x86_64: Some(430), aarch64: Some(430), rule: Always, reason: "places for what the run is given" },
+    Entry { name: "fsconfig", x86_64: Some(431), aarch64: Some(431), rule: Always, reason: "places for what the run is given, and the size of its disk" },
+    Entry { name: "fsmount", x86_64: Some(432), aarch64: Some(432), rule: Always, reason: "places for what the run is given" },
+    Entry { name: "fspick", x86_64: Some(433), aarch64: Some(433), rule: Always, reason: "the size of its disk" },
+    Entry { name: "mount_setattr", x86_64: Some(442), aarch64: Some(442), rule: Always, reason: "what is given is read-only" },
+];

@@ -231,6 +231,15 @@ pub(crate) fn execute(program: &CStr, args: &[CString], env: &[CString]) -> io::
     io::Error::last_os_error()
 }
 
+/// Gives memory that is not in use back to the kernel: what a process has is what a copy of it costs.
+pub(crate) fn trim_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: no pointers.
+    unsafe {
+        libc::malloc_trim(0)
+    };
+}
+
 /// Ends this process at once: no destructors, no buffers, since a fork shares them with its parent.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: _exit never returns and touches no memory.

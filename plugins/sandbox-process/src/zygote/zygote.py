@@ -17,7 +17,7 @@ def main():
     native = _imp.create_dynamic(ModuleSpec("_skillgate_zygote", None, origin=module))
     sys.modules.pop("_skillgate_zygote", None)
     serve, rehearse, tend, activate = bootstrap.serve, bootstrap.rehearse, native.tend, native.activate
-    rehearse(8, 9)
+    rehearse(8, 9, times=20)
     bootstrap.warm(modules)
     gc.disable()
     if tend():

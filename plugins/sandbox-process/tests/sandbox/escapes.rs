@@ -215,7 +215,15 @@ fn each_guard_stops_what_it_is_said_to_stop() {
     let mut mistakes = Vec::new();
     let mut alone: BTreeMap<String, Vec<Guard>> = BTreeMap::new();
     for without in &sets {
-        let (outcomes, _) = attempt_all(mode, without, &World::new());
+        let (mut outcomes, _) = attempt_all(mode, without, &World::new());
+        // That something is open is shown by one time that it works: on a busy host another can come too late.
+        let closed = |(name, (word, _)): (&String, &(String, String))| {
+            word == "stopped" && attempts[name].succeeds(mode, without) == Some(true)
+        };
+        if outcomes.iter().any(closed) {
+            let (again, _) = attempt_all(mode, without, &World::new());
+            outcomes.extend(again.into_iter().filter(|(_, (word, _))| word != "stopped"));
+        }
         mistakes.extend(wrong(mode, without, &attempts, &outcomes));
         if let [guard] = without[..] {
             for (name, _) in outcomes.into_iter().filter(|(_, (word, _))| word == "got") {
@@ -223,17 +231,17 @@ fn each_guard_stops_what_it_is_said_to_stop() {
             }
         }
     }
-    println!(
-        "{}, {} launchers without something\n{}",
-        mode.name,
-        sets.len(),
-        table(&attempts, &alone)
-    );
     assert!(
         mistakes.is_empty(),
         "{} mistakes:\n{}",
         mistakes.len(),
         mistakes.join("\n")
+    );
+    println!(
+        "{}, {} launchers without something\n{}",
+        mode.name,
+        sets.len(),
+        table(&attempts, &alone)
     );
 }
 

@@ -36,11 +36,6 @@ def _(w):
     return str(w["outside_pid"]) in os.listdir("/proc") and "seen"
 
 
-@attempt("who my parent's parent is", HOST_LEAK, PID_NAMESPACE)
-def _(w):
-    return os.getsid(0) > 1000 and os.getsid(0)
-
-
 @attempt("signal everything", PEER_DOS, KERNEL)
 def _(w):
     # From a group of its own: within the run it would end the run.

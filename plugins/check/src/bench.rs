@@ -1,0 +1,281 @@
+//! What a case works with: its directory, the plugin, instances of it, and a note of every step, for when there is no
+//! verdict.
+
+use std::fs::{File, OpenOptions};
+use std::future::Future;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use skillgate_plugin_host::{
+    Isolation, Pin, Plugin, ProcessSettings, SandboxInstance, StorageInstance,
+};
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::{CreateRequest, Error, Result};
+use tokio::runtime::Runtime;
+
+use crate::raw::Kind;
+use crate::run::STEPS;
+use crate::{About, Figure, Job, KitError, Verdict};
+
+/// Longest that one call may take, unless a case says otherwise.
+pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(20);
+/// How long is listened for what must not come any more: a second completion, a call after destroy().
+pub(crate) const LISTEN: Duration = Duration::from_millis(150);
+/// The kit's children are the gateway's: a cancelled call may go on for this long before its process is killed.
+const CANCEL_GRACE: Duration = Duration::from_secs(10);
+
+/// Why a case does not pass.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// Not as the header demands: what was seen, at which function (`None`: the case's own).
+    Failed {
+        function: Option<&'static str>,
+        seen: String,
+    },
+    /// A call that had to succeed did not; the last step says which.
+    Call(Error),
+    /// Nothing to check here.
+    Skipped(String),
+}
+
+pub(crate) type Done<T = ()> = std::result::Result<T, Stop>;
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Call(error)
+    }
+}
+
+impl From<std::io::Error> for Stop {
+    fn from(error: std::io::Error) -> Self {
+        failed(format!("the kit itself cannot go on: {error}"))
+    }
+}
+
+/// A failure of what the case is about.
+pub(crate) fn failed(seen: impl Into<String>) -> Stop {
+    Stop::Failed {
+        function: None,
+        seen: seen.into(),
+    }
+}
+
+/// A failure of one function.
+pub(crate) fn failed_at(function: &'static str, seen: impl Into<String>) -> Stop {
+    Stop::Failed {
+        function: Some(function),
+        seen: seen.into(),
+    }
+}
+
+/// Fails with `seen` unless it is so.
+pub(crate) fn demand(so: bool, seen: impl FnOnce() -> String) -> Done {
+    if so { Ok(()) } else { Err(failed(seen())) }
+}
+
+pub(crate) struct Bench {
+    pub(crate) job: Job,
+    pub(crate) dir: PathBuf,
+    steps: File,
+    last_step: Mutex<String>,
+    about: Mutex<Option<About>>,
+    figures: Mutex<Vec<Figure>>,
+    runtime: Runtime,
+}
+
+impl Bench {
+    pub(crate) fn new(job: Job, dir: &Path) -> std::result::Result<Self, KitError> {
+        let steps = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(dir.join(STEPS))
+            .map_err(KitError::os("note a case's steps"))?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .map_err(KitError::os("start threads"))?;
+        Ok(Bench {
+            job,
+            dir: dir.to_owned(),
+            steps,
+            last_step: Mutex::default(),
+            about: Mutex::default(),
+            figures: Mutex::default(),
+            runtime,
+        })
+    }
+
+    /// Notes what comes next.
+    pub(crate) fn step(&self, what: impl Into<String>) {
+        let what = what.into().replace('\n', " ");
+        // A step that is not noted is missed in a message, nowhere else.
+        let _ = (&self.steps).write_all(format!("{what}\n").as_bytes());
+        *lock(&self.last_step) = what;
+    }
+
+    pub(crate) fn last_step(&self) -> String {
+        lock(&self.last_step).clone()
+    }
+
+    pub(crate) fn figure(&self, name: &str, value: f64) {
+        lock(&self.figures).push(Figure {
+            name: name.to_owned(),
+            value,
+        });
+    }
+
+    pub(crate) fn tell_about(&self, about: About) {
+        *lock(&self.about) = Some(about);
+    }
+
+    pub(crate) fn end(self) -> Verdict {
+        let verdict = Verdict {
+            about: lock(&self.about).take(),
+            figures: std::mem::take(&mut lock(&self.figures)),
+            ..Verdict::default()
+        };
+        // A thread that a plugin keeps busy must not keep the verdict.
+        self.runtime.shutdown_background();
+        verdict
+    }
+
+    /// The plugin in this very process.
+    pub(crate) fn load(&self) -> Done<Plugin> {
+        self.step("loading it");
+        Plugin::load_alone(&self.job.plugin).map_err(|error| failed(error.to_string()))
+    }
+
+    /// The plugin where this check wants its calls to go.
+    pub(crate) fn open(&self, kind: Kind) -> Done<Plugin> {
+        if self.job.own_process {
+            self.open_apart(kind)
+        } else {
+            self.load()
+        }
+    }
+
+    /// The plugin in a process of its own.
+    pub(crate) fn open_apart(&self, kind: Kind) -> Done<Plugin> {
+        self.step("loading it into a process of its own");
+        let args: Vec<&str> = self.job.host_args.iter().map(String::as_str).collect();
+        let settings = ProcessSettings {
+            program: self.job.program.clone(),
+            no_new_privs: kind == Kind::Storage,
+            cancel_grace: CANCEL_GRACE,
+            ..ProcessSettings::this_program(&args)
+        };
+        Plugin::open(
+            &self.job.plugin,
+            &Pin::default(),
+            Isolation::Process,
+            &settings,
+        )
+        .map_err(|error| failed(error.to_string()))
+    }
+
+    /// What the plugin offers; each is checked.
+    pub(crate) fn kinds(&self, plugin: &Plugin) -> Vec<Kind> {
+        let offered = [
+            (plugin.offers_storage(), Kind::Storage),
+            (plugin.offers_sandbox(), Kind::Sandbox),
+        ];
+        let kinds = offered.into_iter().filter(|(offered, _)| *offered);
+        kinds.map(|(_, kind)| kind).collect()
+    }
+
+    /// What an instance is made from; two of the same name share what they keep.
+    pub(crate) fn request(&self, instance: &str) -> Done<CreateRequest> {
+        let scratch = self.dir.join(instance);
+        let state = scratch.join("state");
+        std::fs::create_dir_all(&state)?;
+        let path = scratch.display().to_string();
+        // The path goes into JSON text.
+        let quoted = serde_json::Value::from(path).to_string();
+        let config = self
+            .job
+            .config_json
+            .replace("${scratch}", quoted.trim_matches('"'));
+        Ok(CreateRequest {
+            instance_id: format!("check-{instance}"),
+            state_dir: state.display().to_string(),
+            config_json: config.into_bytes(),
+        })
+    }
+
+    pub(crate) fn storage(&self) -> Done<Store<'_>> {
+        self.storage_of(&self.open(Kind::Storage)?, "a")
+    }
+
+    pub(crate) fn storage_of(&self, plugin: &Plugin, name: &str) -> Done<Store<'_>> {
+        let request = self.request(name)?;
+        self.step(format!("create of storage {name}"));
+        let instance = self.wait(plugin.storage(request))?;
+        Ok(Store {
+            bench: self,
+            instance,
+        })
+    }
+
+    pub(crate) fn sandbox(&self) -> Done<Arc<SandboxInstance>> {
+        self.sandbox_of(&self.open(Kind::Sandbox)?, "a")
+    }
+
+    pub(crate) fn sandbox_of(&self, plugin: &Plugin, name: &str) -> Done<Arc<SandboxInstance>> {
+        let request = self.request(name)?;
+        self.step(format!("create of sandbox {name}"));
+        Ok(self.wait(plugin.sandbox(request))?)
+    }
+
+    /// Waits for one call, no longer than [`CALL_LIMIT`].
+    pub(crate) fn wait<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
+        self.wait_within(CALL_LIMIT, call)
+    }
+
+    pub(crate) fn wait_within<T>(
+        &self,
+        limit: Duration,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        self.runtime.block_on(async {
+            match tokio::time::timeout(limit, call).await {
+                Ok(answer) => answer,
+                Err(_) => Err(Error::new(
+                    abi::E_DEADLINE,
+                    format!("no answer within {} s", limit.as_secs()),
+                )),
+            }
+        })
+    }
+
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        self.runtime.spawn(work)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A storage instance whose calls are waited for.
+pub(crate) struct Store<'a> {
+    pub(crate) bench: &'a Bench,
+    pub(crate) instance: Arc<StorageInstance>,
+}
+
+impl Store<'_> {
+    /// Makes one call and notes it.
+    pub(crate) fn call<T, F: Future<Output = Result<T>>>(
+        &self,
+        step: impl Into<String>,
+        call: impl FnOnce(Arc<StorageInstance>) -> F,
+    ) -> Result<T> {
+        self.bench.step(step);
+        self.bench.wait(call(Arc::clone(&self.instance)))
+    }
+}

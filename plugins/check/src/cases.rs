@@ -1,0 +1,262 @@
+//! The list of cases. What each demands is what the header says, in a sentence.
+
+use std::time::Duration;
+
+use crate::bench::{Bench, Done};
+use crate::sandbox::{egress, isolation, life, limits, runs};
+use crate::storage::{blobs, life as store_life, skills};
+use crate::{contract, figures, file, operations, process_state};
+
+/// What has to be there for a case to make sense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    File,
+    Plugin,
+    Storage,
+    Sandbox,
+}
+
+pub(crate) struct Case {
+    /// `group/name`.
+    pub(crate) name: &'static str,
+    pub(crate) needs: Needs,
+    /// The watchdog's.
+    pub(crate) limit: Duration,
+    pub(crate) full_only: bool,
+    /// Of the header: what it is about.
+    pub(crate) function: &'static str,
+    pub(crate) demands: &'static str,
+    pub(crate) advice: &'static str,
+    pub(crate) run: fn(&Bench) -> Done,
+}
+
+/// What a case may take that makes instances and calls.
+const LIMIT: Duration = Duration::from_secs(60);
+/// What one may take that waits for the plugin's own limits, or makes many instances.
+const LONG: Duration = Duration::from_secs(180);
+/// What one may take that moves gigabytes.
+const LARGE: Duration = Duration::from_secs(1800);
+
+const fn case(
+    name: &'static str,
+    needs: Needs,
+    function: &'static str,
+    demands: &'static str,
+    advice: &'static str,
+    run: fn(&Bench) -> Done,
+) -> Case {
+    Case {
+        name,
+        needs,
+        limit: LIMIT,
+        full_only: false,
+        function,
+        demands,
+        advice,
+        run,
+    }
+}
+
+const fn long(case: Case) -> Case {
+    Case {
+        limit: LONG,
+        ..case
+    }
+}
+
+use Needs::{File, Plugin, Sandbox, Storage};
+
+#[rustfmt::skip]
+pub(crate) const CASES: &[Case] = &[
+    // === the file ===
+    case("file/inspected", File, "SKG_NOTE",
+        "a 64-bit ELF object for this processor with the SkillGate note and the entry symbol, without RPATH, executable stack and text relocations",
+        "build it as the message says; `skillgate plugin inspect` shows what is found", file::inspected),
+    case("file/loads", File, "skg_entry_v1",
+        "the dynamic loader takes it, its entry says what its note says, and get_factory gives at least one factory",
+        "export one skillgate_plugin_entry_v1, and write note and entry from the same constants", file::loads),
+    case("file/identity", Plugin, "skg_plugin_info",
+        "a stable id in reverse-DNS, a SemVer version, a JSON Schema or none",
+        "correct the texts of skg_plugin_info", file::identity),
+
+    // === the contract ===
+    case("contract/struct-sizes", Plugin, "struct_size",
+        "a producer sets struct_size (and stride) to sizeof of the struct of the header that it was built with",
+        "write sizeof, never a number; zero a struct before it is filled", contract::sizes),
+    case("contract/unknown-ids", Plugin, "get_factory",
+        "NULL for a kind or an extension that it does not offer",
+        "compare the whole id", contract::unknown_ids),
+    case("contract/older-host", Plugin, "SKG_HAS",
+        "a field that the oldest host of this major does not have is read only when SKG_HAS says that it is there",
+        "ask SKG_HAS before every field that is newer than your min_host_minor; never copy a host's struct by your own sizeof", contract::older_host),
+    case("contract/newer-host", Plugin, "SKG_AT",
+        "what a newer host adds is ignored: longer structs, wider strides, a higher minor",
+        "walk lists with SKG_AT, refuse neither a larger struct_size nor a higher abi_minor", contract::newer_host),
+    case("contract/empty-values", Plugin, "skg_str",
+        "a text, list or byte string of length 0 is empty whatever its pointer is, and an op with such a request ends once",
+        "look at len before ptr; answer SKG_E_INVALID_ARGUMENT when something is needed", contract::empty_values),
+    case("contract/bad-configuration", Plugin, "create",
+        "a configuration that is wrong is an error with a message in *err, and the next create works",
+        "parse with limits, answer SKG_E_INVALID_ARGUMENT and say what is wrong", contract::bad_configuration),
+    long(case("contract/many-lives", Plugin, "destroy",
+        "an instance can be made and destroyed any number of times in a process",
+        "keep nothing of an instance in statics", contract::many_lives)),
+    case("contract/two-instances", Plugin, "create",
+        "instances of one plugin do not disturb each other (or the entry says SKG_F_SINGLETON)",
+        "keep nothing of an instance in statics, or set SKG_F_SINGLETON", contract::two_instances),
+    case("contract/answers", Plugin, "complete",
+        "answers are whole: no NULL where a result is due, UTF-8 texts, within the bounds of skg_completion",
+        "see what the message names; a result is zeroed, filled and given to complete() in one go", contract::answers),
+
+    // === operations ===
+    case("operations/exactly-once", Plugin, "complete",
+        "an op that was accepted is completed exactly once, one that was refused never (rule 3)",
+        "let one place own an op and its completion", operations::exactly_once),
+    long(case("operations/many-in-flight", Plugin, "skg_op",
+        "every function may be called from any thread at any time, concurrently with itself; no room is SKG_E_EXHAUSTED",
+        "guard what calls share; do not hold a lock while you wait", operations::many_in_flight)),
+    case("operations/cancel-before", Plugin, "cancel",
+        "cancel takes any op; a call whose op is cancelled already ends soon",
+        "ask op_cancelled() after the op is registered", operations::cancel_before),
+    case("operations/cancel-during", Plugin, "cancel",
+        "an op that is cancelled is completed soon, with SKG_E_CANCELLED or its result",
+        "let cancel() wake whoever works for the op", operations::cancel_during),
+    case("operations/cancel-after", Plugin, "cancel",
+        "cancel of an op that has ended does nothing",
+        "forget an op when it is completed", operations::cancel_after),
+    case("operations/returns", Plugin, "SKG_F_BLOCKING",
+        "with SKG_F_BLOCKING every op is complete when its call returns; without, every call returns within about a millisecond",
+        "set the flag if calls wait, or give the work to a thread", operations::returns),
+    case("operations/drain", Plugin, "drain",
+        "after drain new work is SKG_E_UNAVAILABLE; drain is completed when nothing is in flight",
+        "count what is in flight", operations::drain),
+    case("operations/after-destroy", Plugin, "destroy",
+        "destroy returns when every thread of the instance is gone; then the host table is invalid",
+        "join the threads in destroy()", operations::after_destroy),
+
+    // === the process ===
+    case("process/signals", Plugin, "rule 5",
+        "signal handlers and masks stay as they are",
+        "take no signals; for a runtime that cannot do without, set SKG_F_OWN_PROCESS and say so", process_state::signals),
+    case("process/working-directory", Plugin, "rule 5",
+        "the working directory stays as it is", "use paths below a directory's descriptor (openat)", process_state::working_directory),
+    case("process/umask", Plugin, "rule 5",
+        "the umask stays as it is", "set modes with fchmod", process_state::umask),
+    case("process/environment", Plugin, "rule 5",
+        "the environment stays as it is", "pass variables to a program that you start, with execve", process_state::environment),
+    case("process/locale", Plugin, "rule 5",
+        "the locale stays as it is", "use uselocale() on your own threads, or none", process_state::locale_kept),
+    case("process/limits", Plugin, "rule 5",
+        "resource limits stay as they are", "set limits in the processes that you start", process_state::limits),
+    case("process/identity", Plugin, "rule 5",
+        "user, groups and no_new_privs stay as they are", "change them in the processes that you start", process_state::identity),
+    case("process/descriptors", Plugin, "SKG_FD",
+        "descriptors of others stay open, and those of an instance are closed when it is destroyed",
+        "close what you open, once; open with O_CLOEXEC", process_state::descriptors_kept),
+    case("process/threads", Plugin, "destroy",
+        "the number of threads does not grow with the number of instances that were destroyed",
+        "join the threads in destroy()", process_state::threads_kept),
+    case("process/children", Plugin, "destroy",
+        "no process that an instance has started is left when destroy has returned",
+        "end and wait for the processes that you start", process_state::children_kept),
+    case("process/streams", Plugin, "rule 5",
+        "nothing is written to standard output and standard error", "use host->log", process_state::streams),
+
+    // === storage ===
+    case("storage/publish-and-read", Storage, "skill_get",
+        "skill_get, skill_read and skill_tree give what skill_put was given", "compare with what the message shows", skills::publish_and_read),
+    case("storage/publish-twice", Storage, "skill_put",
+        "the same version with the same content succeeds and changes nothing, with other content it is SKG_E_ALREADY_EXISTS",
+        "compare tree_sha256 with that of what is there", skills::publish_twice),
+    case("storage/order", Storage, "skill_list",
+        "by namespace, then name (bytes, ascending), then version (SemVer precedence, descending; build metadata last)",
+        "see skg_skill_key", skills::order),
+    case("storage/cursors", Storage, "skill_list",
+        "a page has only what sorts strictly after `after`; following pages to the end gives every version once",
+        "compare with `after`; do not look for the skill that it names, which may be gone", skills::cursors),
+    case("storage/latest", Storage, "skill_get",
+        "no version: the highest by SemVer precedence, a pre-release only when there is nothing else",
+        "compare versions as numbers, and pre-releases as SemVer says", skills::latest),
+    case("storage/names", Storage, "skill_put",
+        "a store checks again what it turns into a path of its own: names, versions and paths do not leave their place",
+        "refuse paths with \"..\", empty and absolute parts; encode what becomes a file's name", skills::names),
+    case("storage/tenants", Storage, "skill_get",
+        "what one tenant has stored does not exist for another: SKG_E_NOT_FOUND",
+        "make the tenant a part of every key", skills::tenants),
+    case("storage/concurrent-publish", Storage, "skill_put",
+        "of those who publish one version at the same time one wins, and it is never visible in part",
+        "build it aside and make it visible in one step (rename, transaction)", skills::concurrent_publish),
+    case("storage/blob-sizes", Storage, "blob_write",
+        "a blob is what was written, whatever its size", "look at the ends of your chunks and buffers", blobs::sizes),
+    Case { limit: LARGE, full_only: true, ..case("storage/blob-large", Storage, "blob_write",
+        "a blob of more than 4 GiB is like any other", "use 64 bits for sizes and offsets; do not keep a blob in memory", blobs::large) },
+    case("storage/blob-ranges", Storage, "blob_open",
+        "a reader gives [offset, offset+len), len 0 to the end; an offset beyond the end is SKG_E_OUT_OF_RANGE",
+        "cut at the blob's end", blobs::ranges),
+    case("storage/blob-max-bytes", Storage, "blob_write",
+        "a write beyond max_bytes is SKG_E_OUT_OF_RANGE", "count before you write", blobs::max_bytes),
+    case("storage/blob-abort", Storage, "blob_abort",
+        "a writer that is given up is thrown away, with all that it holds", "free it in blob_abort", blobs::abort),
+    case("storage/blob-delete", Storage, "blob_delete",
+        "from then on it is as if it had never been; another tenant cannot delete it", "look for the tenant's blob first", blobs::delete),
+    case("storage/blob-delete-while-open", Storage, "blob_delete",
+        "open readers may go on, or end with SKG_E_NOT_FOUND; they give no other bytes", "keep what a reader needs until blob_close", blobs::delete_while_open),
+    case("storage/blob-digests", Storage, "blob_commit",
+        "sha256, size, kind and owner are the blob's; an id is \"blob:\" and at least 128 random bits",
+        "hash what was written; take ids from the system's randomness", blobs::digests),
+    case("storage/blob-descriptors", Storage, "blob_fd",
+        "a read-only, seekable descriptor of the content", "open with O_RDONLY", blobs::descriptors),
+    case("storage/blob-tenants", Storage, "blob_open",
+        "another tenant's blob, and an id that was never given, is SKG_E_NOT_FOUND", "make the tenant a part of every key", blobs::tenants),
+    long(case("storage/durability", Storage, "skill_put",
+        "what was completed with SKG_OK is there in the next life of the instance, what was not is there whole or not at all",
+        "make it durable (fsync of file and directory) before complete()", store_life::durability)),
+
+    // === the sandbox ===
+    case("sandbox/answers", Sandbox, "run", "code gets its arguments, and what it returns is output_json", "use the guest that skillgate ships", runs::answers),
+    case("sandbox/failures", Sandbox, "run", "a failure of the code is a result (SKG_RUN_FAILED) with the exception's class, and the next run works", "use the guest that skillgate ships", runs::failures),
+    case("sandbox/output", Sandbox, "run_output", "output of the skill, in order per stream; when the host has enough, keep draining", "do not stop reading at SKG_E_EXHAUSTED", runs::output_streams),
+    case("sandbox/secrets", Sandbox, "secret_read", "a run finds the secrets that its request names in its environment, and nobody else's", "ask for them per run, wipe them after", runs::secrets),
+    case("sandbox/mounts", Sandbox, "skg_mount", "a read_only mount can be read and not changed", "mount it read-only inside, not by its mode", runs::mounts),
+    case("sandbox/many", Sandbox, "run", "runs at the same time, as many as max_concurrent says, each with its own answer", "say a smaller max_concurrent, or share less", runs::many),
+    case("sandbox/limit-wall", Sandbox, "skg_limits.wall_ms", "caps.enforces says it: a run ends at wall_ms, as \"Timeout\"", "end it yourself, or take SKG_LIMIT_WALL out of caps", limits::wall),
+    case("sandbox/limit-cpu", Sandbox, "skg_limits.cpu_ms", "caps.enforces says it: a run ends when it has used cpu_ms", "enforce it, or take SKG_LIMIT_CPU out of caps", limits::cpu),
+    case("sandbox/limit-memory", Sandbox, "skg_limits.memory_bytes", "caps.enforces says it: a run cannot use more than memory_bytes", "enforce it, or take SKG_LIMIT_MEMORY out of caps", limits::memory),
+    case("sandbox/limit-pids", Sandbox, "skg_limits.max_pids", "caps.enforces says it: a run cannot have more than max_pids processes and threads", "enforce it, or take SKG_LIMIT_PIDS out of caps", limits::pids),
+    case("sandbox/limit-disk", Sandbox, "skg_limits.disk_bytes", "caps.enforces says it: /workspace, /tmp and /dev/shm together hold disk_bytes", "enforce it, or take SKG_LIMIT_DISK out of caps", limits::disk),
+    case("sandbox/nonroot", Sandbox, "SKG_LIMIT_NONROOT", "caps.enforces says it: no run is root", "run as another user, or take SKG_LIMIT_NONROOT out of caps", limits::nonroot),
+    case("sandbox/isolation", Sandbox, "skg_sandbox_caps.isolation", "a run sees neither files nor processes nor the environment of the host, and writes nothing there", "give it a root, a /proc and an environment of its own", isolation::host),
+    case("sandbox/runs-apart", Sandbox, "run", "create, execute, collect, destroy: a run finds nothing of another", "throw a run's directories away with it", isolation::runs_apart),
+    case("sandbox/egress-none", Sandbox, "SKG_EGRESS_CAN_DENY", "caps.egress says it: with SKG_NET_NONE there is no way out", "give the run a network namespace of its own with nothing in it", egress::none),
+    case("sandbox/egress-gate", Sandbox, "gate_serve", "caps.egress says it: with SKG_NET_GATE the gate can be reached from inside, and nothing else", "make the listener inside, hand it to gate_serve, set http_proxy and https_proxy", egress::gate),
+    case("sandbox/leftovers", Sandbox, "run", "no process of a run is left when it has ended", "end a run's processes by its namespace or control group, not one by one", life::leftovers),
+    long(case("sandbox/killed", Sandbox, "create", "create removes what an earlier life of the instance has left behind (kill -9)", "mark what you make with instance_id; sweep in create()", life::killed)),
+
+    // === figures ===
+    case("figures/calls", Plugin, "health", "calls succeed; what they cost is reported", "see the message", figures::calls),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_case_has_a_name_of_its_own_in_a_group() {
+        let groups = [
+            "file",
+            "contract",
+            "operations",
+            "process",
+            "storage",
+            "sandbox",
+            "figures",
+        ];
+        let mut names = HashSet::new();
+        for case in CASES {
+            let (group, _) = case.name.split_once('/').unwrap();
+            assert!(groups.contains(&group), "{}", case.name);
+            assert!(names.insert(case.name), "{} is there twice", case.name);
+        }
+    }
+}

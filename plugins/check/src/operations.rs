@@ -1,0 +1,332 @@
+//! Operations: each is completed once, whatever happens to it.
+
+use std::sync::Barrier;
+use std::time::Duration;
+
+use skillgate_plugin_sdk::abi;
+
+use crate::bench::{Bench, CALL_LIMIT, Done, LISTEN, Stop, demand, failed_at};
+use crate::contract::{destroy, each_kind, go_round, make, no_wrongs};
+use crate::process_state::threads;
+use crate::raw::{Called, HostShape, Kind, RawInstance, Shape, Values, run_code};
+
+/// How many calls are in flight at once.
+const IN_FLIGHT: usize = 256;
+/// Of which so many are runs of a sandbox.
+const RUNS_IN_FLIGHT: usize = 16;
+/// How soon a cancelled call has to end.
+const CANCEL_LIMIT: Duration = Duration::from_secs(10);
+/// How soon a plugin that does not block has to return, on a machine that has other things to do too.
+const RETURN_LIMIT: Duration = Duration::from_millis(50);
+/// A call may be unlucky: the quickest of so many counts.
+const RETURN_TRIES: usize = 5;
+/// What is written while it is cancelled.
+const WRITTEN_BYTES: usize = 8 << 20;
+
+/// A run that says that it has begun, and then waits.
+const WAITS: &str =
+    "import time\ndef main(args):\n    print('begun', flush=True)\n    time.sleep(300)\n";
+
+fn whole(bench: &Bench, plugin: &crate::raw::RawPlugin, kind: Kind) -> Done<RawInstance> {
+    make(bench, plugin, kind, "a", HostShape::Now, Shape::Whole)
+}
+
+pub(crate) fn exactly_once(bench: &Bench) -> Done {
+    each_kind(bench, |plugin, kind| {
+        let instance = whole(bench, plugin, kind)?;
+        for _ in 0..3 {
+            go_round(bench, &instance, Values::Plain, Shape::Whole)?;
+        }
+        bench.step("listening for completions that nobody waits for");
+        no_wrongs(&instance.host.listen(LISTEN))?;
+        destroy(bench, &instance)
+    })
+}
+
+/// A call of a kind that every plugin of it has.
+fn some_call(instance: &RawInstance, kind: Kind, number: usize) -> std::io::Result<Called> {
+    match kind {
+        Kind::Sandbox if number < RUNS_IN_FLIGHT => {
+            instance.run(run_code(), Values::Plain, Shape::Whole, false)
+        }
+        Kind::Storage if number.is_multiple_of(3) => {
+            instance.skill_list(Values::Plain, Shape::Whole)
+        }
+        Kind::Storage if number % 3 == 1 => Ok(instance.skill_get(Values::Plain)),
+        _ => Ok(instance.health()),
+    }
+}
+
+pub(crate) fn many_in_flight(bench: &Bench) -> Done {
+    each_kind(bench, |plugin, kind| {
+        let instance = whole(bench, plugin, kind)?;
+        go_round(bench, &instance, Values::Plain, Shape::Whole)?;
+        bench.step(format!("{IN_FLIGHT} calls at once"));
+        let start = Barrier::new(IN_FLIGHT);
+        let calls: Vec<std::io::Result<Called>> = std::thread::scope(|scope| {
+            let one = |number| {
+                let (start, instance) = (&start, &instance);
+                scope.spawn(move || {
+                    start.wait();
+                    some_call(instance, kind, number)
+                })
+            };
+            let threads: Vec<_> = (0..IN_FLIGHT).map(one).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread
+                    .join()
+                    .unwrap_or_else(|_| Err(std::io::Error::other("a thread of the kit panicked")))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        for called in calls {
+            let called = called?;
+            bench.step(format!(
+                "the end of one of {IN_FLIGHT} calls ({})",
+                called.name
+            ));
+            let end = instance.end(&called, CALL_LIMIT)?;
+            let fair = matches!(
+                end.status,
+                abi::OK | abi::E_EXHAUSTED | abi::E_UNAVAILABLE | abi::E_NOT_FOUND
+            ) || end.status == abi::E_UNIMPLEMENTED;
+            if !fair {
+                let (name, code, why) = (called.name, end.status, end.message);
+                return Err(failed_at(
+                    name,
+                    format!("with {IN_FLIGHT} in flight {name} ends with {code}: {why}"),
+                ));
+            }
+        }
+        no_wrongs(&instance.host.listen(LISTEN))?;
+        destroy(bench, &instance)
+    })
+}
+
+pub(crate) fn cancel_before(bench: &Bench) -> Done {
+    each_kind(bench, |plugin, kind| {
+        let instance = whole(bench, plugin, kind)?;
+        bench.step("cancel of ops that are not there");
+        for op in [0, 1, u64::MAX] {
+            instance.cancel(op);
+        }
+        bench.step("a call that was cancelled before it began");
+        let called = match kind {
+            Kind::Sandbox => instance.run(WAITS, Values::Plain, Shape::Whole, true)?,
+            Kind::Storage => instance.skill_list(Values::Plain, Shape::Whole)?,
+        };
+        instance.end(&called, CANCEL_LIMIT)?;
+        no_wrongs(&instance.host.listen(LISTEN))?;
+        destroy(bench, &instance)
+    })
+}
+
+/// Starts a run that waits; gives its op when it has begun. The run itself ends when it is cancelled.
+fn with_waiting_run<T>(
+    bench: &Bench,
+    instance: &RawInstance,
+    work: impl FnOnce(abi::Op) -> Done<T>,
+) -> Done<T> {
+    bench.step("a run that waits");
+    std::thread::scope(|scope| {
+        let first = instance.host.next_op();
+        let run = scope.spawn(|| instance.run(WAITS, Values::Plain, Shape::Whole, false));
+        let done = if instance.host.has_output(first, CALL_LIMIT) {
+            work(first)
+        } else {
+            Err(failed_at(
+                "run_output",
+                "a run that prints and waits is not heard of",
+            ))
+        };
+        // Whatever has gone wrong, the thread above ends.
+        instance.cancel(first);
+        match run.join() {
+            Ok(called) => {
+                bench.step("the end of a run that was cancelled");
+                instance.end(&called?, CANCEL_LIMIT)?;
+            }
+            Err(_) => return Err(crate::bench::failed("a thread of the kit panicked")),
+        }
+        done
+    })
+}
+
+pub(crate) fn cancel_during(bench: &Bench) -> Done {
+    each_kind(bench, |plugin, kind| {
+        let instance = whole(bench, plugin, kind)?;
+        if kind == Kind::Sandbox {
+            with_waiting_run(bench, &instance, |op| {
+                bench.step("cancel of a run that has begun");
+                if !instance.cancel(op) {
+                    return Err(Stop::Skipped("it has no cancel".into()));
+                }
+                let ended = instance.host.ended(op, CANCEL_LIMIT);
+                let end = ended.ok_or_else(|| {
+                    let limit = CANCEL_LIMIT.as_secs();
+                    failed_at(
+                        "cancel",
+                        format!("a run goes on {limit} s after it was cancelled"),
+                    )
+                })?;
+                let fair = matches!(end.status, abi::E_CANCELLED | abi::OK);
+                demand(fair, || {
+                    format!("a cancelled run ends with {}: {}", end.status, end.message)
+                })
+            })?;
+        } else {
+            let created = instance.blob_create(Values::Plain, Shape::Whole)?;
+            let writer = instance.end(&created, CALL_LIMIT)?.handle;
+            let data: &'static [u8] = Box::leak(vec![7; WRITTEN_BYTES].into());
+            bench.step("cancel of a blob_write that may be under way");
+            let op = instance.host.next_op();
+            let called = std::thread::scope(|scope| {
+                let write = scope.spawn(|| instance.blob_write(writer, abi::Bytes::of(data)));
+                instance.cancel(op);
+                write.join()
+            });
+            let called =
+                called.map_err(|_| crate::bench::failed("a thread of the kit panicked"))?;
+            instance.end(&called, CANCEL_LIMIT)?;
+            instance.let_go(writer, 0);
+        }
+        no_wrongs(&instance.host.listen(LISTEN))?;
+        destroy(bench, &instance)
+    })
+}
+
+pub(crate) fn cancel_after(bench: &Bench) -> Done {
+    each_kind(bench, |plugin, kind| {
+        let instance = whole(bench, plugin, kind)?;
+        let ends = go_round(bench, &instance, Values::Plain, Shape::Whole)?;
+        bench.step("cancel of what has ended");
+        for _ in 0..2 {
+            for (called, _) in &ends {
+                instance.cancel(called.op);
+            }
+        }
+        no_wrongs(&instance.host.listen(LISTEN))?;
+        go_round(bench, &instance, Values::Plain, Shape::Whole)?;
+        destroy(bench, &instance)
+    })
+}
+
+pub(crate) fn returns(bench: &Bench) -> Done {
+    each_kind(bench, |plugin, kind| {
+        let blocking = plugin.entry.flags & abi::F_BLOCKING != 0;
+        let instance = whole(bench, plugin, kind)?;
+        let run = || instance.run(run_code(), Values::Plain, Shape::Whole, false);
+        let list = || instance.skill_list(Values::Plain, Shape::Whole);
+        let health = || Ok(instance.health());
+        let calls: [&dyn Fn() -> std::io::Result<Called>; 3] = [&health, &list, &run];
+        let of_kind = if kind == Kind::Storage {
+            &calls[..2]
+        } else {
+            &[calls[0], calls[2]]
+        };
+        for call in of_kind {
+            let mut quickest = Duration::MAX;
+            let mut name = "";
+            for _ in 0..RETURN_TRIES {
+                let called = call()?;
+                name = called.name;
+                quickest = quickest.min(called.took);
+                let refused = called.code.is_none_or(|code| code < 0);
+                if blocking && !refused && !instance.host.has_ended(called.op) {
+                    return Err(failed_at(
+                        name,
+                        format!(
+                            "it is SKG_F_BLOCKING, and {name} has returned without a completion"
+                        ),
+                    ));
+                }
+                instance.end(&called, CALL_LIMIT)?;
+            }
+            if !blocking && quickest > RETURN_LIMIT {
+                return Err(failed_at(
+                    name,
+                    format!(
+                        "it is not SKG_F_BLOCKING, and {name} returns after {} ms",
+                        quickest.as_millis()
+                    ),
+                ));
+            }
+        }
+        destroy(bench, &instance)
+    })
+}
+
+pub(crate) fn drain(bench: &Bench) -> Done {
+    each_kind(bench, |plugin, kind| {
+        let instance = whole(bench, plugin, kind)?;
+        if kind == Kind::Sandbox {
+            with_waiting_run(bench, &instance, |run| {
+                bench.step("drain while a run is under way");
+                std::thread::scope(|scope| {
+                    let op = instance.host.next_op();
+                    let drain = scope.spawn(|| instance.drain());
+                    let early = instance.host.ended(op, LISTEN);
+                    let went_on = !instance.host.has_ended(run);
+                    instance.cancel(run);
+                    let called = drain
+                        .join()
+                        .map_err(|_| crate::bench::failed("a thread of the kit panicked"))?;
+                    let end = instance.end(&called, CANCEL_LIMIT)?;
+                    if end.status == abi::E_UNIMPLEMENTED {
+                        return Err(Stop::Skipped("it has no drain".into()));
+                    }
+                    demand(early.is_none() || !went_on, || {
+                        "drain is completed while a run is in flight".into()
+                    })
+                })
+            })?;
+        } else {
+            bench.step("drain");
+            let end = instance.end(&instance.drain(), CALL_LIMIT)?;
+            if end.status == abi::E_UNIMPLEMENTED {
+                return Err(Stop::Skipped("it has no drain".into()));
+            }
+        }
+        bench.step("a call after drain");
+        let called = match kind {
+            Kind::Sandbox => instance.run(run_code(), Values::Plain, Shape::Whole, false)?,
+            Kind::Storage => instance.blob_create(Values::Plain, Shape::Whole)?,
+        };
+        let end = instance.end(&called, CALL_LIMIT)?;
+        demand(end.status == abi::E_UNAVAILABLE, || {
+            format!(
+                "after drain {} ends with {} instead of SKG_E_UNAVAILABLE",
+                called.name, end.status
+            )
+        })?;
+        destroy(bench, &instance)
+    })
+}
+
+pub(crate) fn after_destroy(bench: &Bench) -> Done {
+    each_kind(bench, |plugin, kind| {
+        let before = threads()?;
+        let instance = whole(bench, plugin, kind)?;
+        go_round(bench, &instance, Values::Plain, Shape::Whole)?;
+        destroy(bench, &instance)?;
+        bench.step("listening for calls after destroy() has returned");
+        let after = threads()?;
+        no_wrongs(&instance.host.listen(LISTEN))?;
+        let left: Vec<_> = after
+            .iter()
+            .filter(|(id, _)| !before.contains_key(*id))
+            .map(|(_, name)| name.as_str())
+            .collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        Err(failed_at(
+            "destroy",
+            format!(
+                "it has returned, and {} threads of the instance go on: {}",
+                left.len(),
+                left.join(", ")
+            ),
+        ))
+    })
+}

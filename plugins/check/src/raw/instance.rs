@@ -1,0 +1,331 @@
+//! The plugin's tables as C has them.
+
+use std::ffi::{CStr, c_void};
+use std::time::{Duration, Instant};
+
+use skillgate_plugin_host::Plugin;
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::CreateRequest;
+use skillgate_plugin_sdk::wire::{self, Grows, size_of_u32};
+
+use super::host::{Answer, End, HostShape, RawHost};
+use super::place::{Shape, place};
+use crate::bench::{Done, failed_at};
+
+/// What a plugin offers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Storage,
+    Sandbox,
+}
+
+impl Kind {
+    fn id(self) -> &'static CStr {
+        match self {
+            Kind::Storage => c"skillgate.storage/1",
+            Kind::Sandbox => c"skillgate.sandbox/1",
+        }
+    }
+}
+
+/// A plugin in this process.
+pub(crate) struct RawPlugin {
+    pub(crate) entry: abi::EntryV1,
+}
+
+/// What create() said.
+pub(crate) enum Made {
+    Instance(RawInstance),
+    /// The code, the message, whether the message can be shown.
+    Refused(i32, String),
+}
+
+/// One call: its op, what the function returned (`None`: it is null), how long that took.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Called {
+    pub(crate) name: &'static str,
+    pub(crate) op: abi::Op,
+    pub(crate) code: Option<i32>,
+    pub(crate) took: Duration,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Table {
+    Storage(abi::Storage),
+    Sandbox(abi::Sandbox),
+}
+
+/// An instance.
+pub(crate) struct RawInstance {
+    pub(crate) host: &'static RawHost,
+    pub(super) table: Table,
+    /// What its table, and its factory, say that they measure: (struct, said, declared).
+    pub(crate) sizes: Vec<(&'static str, u32, u32)>,
+}
+
+// SAFETY: the contract: every function of the table may be called from any thread, concurrently with itself.
+unsafe impl Send for RawInstance {}
+// SAFETY: as above.
+unsafe impl Sync for RawInstance {}
+
+impl RawPlugin {
+    pub(crate) fn new(plugin: &Plugin) -> Done<Self> {
+        let entry = plugin.entry();
+        let entry =
+            entry.ok_or_else(|| failed_at("the kit", "the plugin is not in this process"))?;
+        Ok(RawPlugin { entry })
+    }
+
+    /// What `get_factory` gives for an id, as an address.
+    pub(crate) fn factory_of(&self, id: &CStr) -> usize {
+        // SAFETY: the entry's own function, for a NUL-terminated id.
+        self.entry
+            .get_factory
+            .map_or(0, |get| unsafe { get(id.as_ptr().cast()) } as usize)
+    }
+
+    /// What the entry says of its own structs: (struct, said, declared).
+    pub(crate) fn sizes(&self) -> Vec<(&'static str, u32, u32)> {
+        let mut sizes = vec![(
+            "skg_entry_v1",
+            self.entry.struct_size,
+            size_of_u32::<abi::EntryV1>(),
+        )];
+        if !self.entry.info.is_null() {
+            // SAFETY: not null: the entry's static info, which begins with its size.
+            let said = unsafe { self.entry.info.cast::<u32>().read_unaligned() };
+            sizes.push(("skg_plugin_info", said, size_of_u32::<abi::PluginInfo>()));
+        }
+        sizes
+    }
+
+    /// Makes an instance.
+    pub(crate) fn create(
+        &self,
+        kind: Kind,
+        host: HostShape,
+        request: &CreateRequest,
+        shape: Shape,
+    ) -> Done<Made> {
+        // Lent for ever: see the top of this room.
+        let request: &'static CreateRequest = Box::leak(Box::new(request.clone()));
+        self.create_of(
+            kind,
+            host,
+            abi::Str::of(&request.instance_id),
+            abi::Str::of(&request.state_dir),
+            abi::Bytes::of(&request.config_json),
+            shape,
+        )
+    }
+
+    /// The same with texts that are C's own.
+    pub(crate) fn create_of(
+        &self,
+        kind: Kind,
+        host: HostShape,
+        instance_id: abi::Str,
+        state_dir: abi::Str,
+        config_json: abi::Bytes,
+        shape: Shape,
+    ) -> Done<Made> {
+        let (host, table) = RawHost::new(host)?;
+        let request = abi::CreateRequest {
+            struct_size: size_of_u32::<abi::CreateRequest>(),
+            flags: 0,
+            instance_id,
+            state_dir,
+            config_json,
+        };
+        let request = place(&request, shape)?;
+        match kind {
+            Kind::Storage => self.make::<abi::StorageFactory, abi::Storage>(
+                kind,
+                host,
+                |factory, out, err| {
+                    // SAFETY: the contract of create(): the host lives, and the rest is good for this call.
+                    factory
+                        .create
+                        .map(|create| unsafe { create(table, request, out, err) })
+                },
+                Table::Storage,
+            ),
+            Kind::Sandbox => self.make::<abi::SandboxFactory, abi::Sandbox>(
+                kind,
+                host,
+                |factory, out, err| {
+                    // SAFETY: as above.
+                    factory
+                        .create
+                        .map(|create| unsafe { create(table, request, out, err) })
+                },
+                Table::Sandbox,
+            ),
+        }
+    }
+
+    fn make<F: Grows, T: Grows>(
+        &self,
+        kind: Kind,
+        host: &'static RawHost,
+        create: impl FnOnce(&F, *mut *const T, *mut abi::Error) -> Option<i32>,
+        table: impl FnOnce(T) -> Table,
+    ) -> Done<Made> {
+        let wrong = |seen: String| failed_at("create", seen);
+        let at = self.factory_of(kind.id()) as *const F;
+        // SAFETY: the contract: null, or the static factory of the kind that was asked for.
+        let factory = unsafe { wire::prefix(at, "factory") }.map_err(|e| wrong(e.0))?;
+        let mut out: *const T = std::ptr::null();
+        let mut error: abi::Error = wire::zeroed();
+        error.struct_size = size_of_u32::<abi::Error>();
+        let code = create(&factory, &raw mut out, &raw mut error)
+            .ok_or_else(|| wrong("the factory has no create".into()))?;
+        if code < 0 {
+            // SAFETY: the contract: its texts are valid until the next call on this thread.
+            let message = unsafe { wire::shown(error.message, 300) };
+            return Ok(Made::Refused(code, message));
+        }
+        // SAFETY: the contract: create has succeeded, so out is an instance, valid until its destroy.
+        let instance = unsafe { wire::prefix(out, "instance") }.map_err(|e| wrong(e.0))?;
+        // SAFETY: both are there, or a line above had returned; both begin with their sizes.
+        let (of_factory, of_table) = unsafe {
+            (
+                at.cast::<u32>().read_unaligned(),
+                out.cast::<u32>().read_unaligned(),
+            )
+        };
+        let names = match kind {
+            Kind::Storage => ("skg_storage_factory", "skg_storage"),
+            Kind::Sandbox => ("skg_sandbox_factory", "skg_sandbox"),
+        };
+        Ok(Made::Instance(RawInstance {
+            host,
+            table: table(instance),
+            sizes: vec![
+                (names.0, of_factory, size_of_u32::<F>()),
+                (names.1, of_table, size_of_u32::<T>()),
+            ],
+        }))
+    }
+}
+
+macro_rules! of_table {
+    ($self:ident . $field:ident) => {
+        match &$self.table {
+            Table::Storage(table) => table.$field,
+            Table::Sandbox(table) => table.$field,
+        }
+    };
+}
+
+impl RawInstance {
+    pub(super) fn this(&self) -> *mut c_void {
+        of_table!(self.self_)
+    }
+
+    /// Makes one call; `make` is `None` when the function is null.
+    pub(super) fn make(
+        &self,
+        name: &'static str,
+        answer: Answer,
+        cancelled: bool,
+        make: impl FnOnce(abi::Op) -> Option<i32>,
+    ) -> Called {
+        let op = self.host.begin(name, answer, cancelled);
+        let began = Instant::now();
+        let code = make(op);
+        let took = began.elapsed();
+        if code.is_none_or(|code| code < 0) {
+            self.host.refused(op, code.unwrap_or(abi::E_UNIMPLEMENTED));
+        }
+        Called {
+            name,
+            op,
+            code,
+            took,
+        }
+    }
+
+    pub(crate) fn health(&self) -> Called {
+        self.make("health", Answer::Health, false, |op| {
+            // SAFETY: the instance's own function, for an op of its host.
+            of_table!(self.health).map(|f| unsafe { f(self.this(), op) })
+        })
+    }
+
+    pub(crate) fn drain(&self) -> Called {
+        self.make("drain", Answer::None, false, |op| {
+            // SAFETY: as above.
+            of_table!(self.drain).map(|f| unsafe { f(self.this(), op) })
+        })
+    }
+
+    /// Marks the op and tells the plugin; `false` when it has no cancel.
+    pub(crate) fn cancel(&self, op: abi::Op) -> bool {
+        self.host.mark_cancelled(op);
+        // SAFETY: the instance's own function, which takes any op: it is advice.
+        of_table!(self.cancel)
+            .map(|f| unsafe { f(self.this(), op) })
+            .is_some()
+    }
+
+    /// What get_extension gives for an id that nobody has.
+    pub(crate) fn unknown_extension(&self) -> usize {
+        // SAFETY: the instance's own function, for a NUL-terminated id.
+        of_table!(self.get_extension).map_or(0, |f| unsafe {
+            f(self.this(), c"org.skillgate.nothing/7".as_ptr().cast())
+        } as usize)
+    }
+
+    /// What caps says, asked with a struct of a shape. The code, and for storage the flags.
+    pub(crate) fn caps(&self, shape: Shape) -> Done<(Option<i32>, u32)> {
+        match &self.table {
+            Table::Storage(table) => {
+                let mut flags = 0_u32;
+                // SAFETY: the instance's own function; flags may be written.
+                let code = table
+                    .caps
+                    .map(|f| unsafe { f(table.self_, &raw mut flags) });
+                Ok((code, flags))
+            }
+            Table::Sandbox(table) => {
+                let empty: abi::SandboxCaps = wire::zeroed();
+                let out = place(&empty, shape)?.cast_mut();
+                // SAFETY: the instance's own function; placed memory may be written, as far as its struct_size says.
+                let code = table.caps.map(|f| unsafe { f(table.self_, out) });
+                // SAFETY: placed above; at least the size is there.
+                let caps = unsafe { wire::prefix(out.cast_const(), "caps") };
+                Ok((code, caps.map_err(|e| failed_at("caps", e.0))?.enforces))
+            }
+        }
+    }
+
+    /// How a call ended: its completion, or the code that it was refused with.
+    pub(crate) fn end(&self, called: &Called, limit: Duration) -> Done<End> {
+        match called.code {
+            Some(code) if code >= 0 => self.host.ended(called.op, limit).ok_or_else(|| {
+                failed_at(
+                    called.name,
+                    format!(
+                        "{} was accepted and not completed within {} s",
+                        called.name,
+                        limit.as_secs()
+                    ),
+                )
+            }),
+            code => Ok(End {
+                status: code.unwrap_or(abi::E_UNIMPLEMENTED),
+                ..End::default()
+            }),
+        }
+    }
+
+    /// Destroys the instance. Every op has ended.
+    pub(crate) fn destroy(&self) {
+        if let Some(destroy) = of_table!(self.destroy) {
+            // SAFETY: once, by the one who has made the instance; every op has ended.
+            unsafe { destroy(self.this()) };
+        }
+        self.host.destroyed();
+    }
+}

@@ -1,0 +1,186 @@
+//! Memory that ends where the next byte faults.
+
+use std::any::TypeId;
+use std::io;
+
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::wire::{Grows, size_of_u32};
+
+/// How a struct is shown to a plugin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// As this header declares it; the next byte cannot be read.
+    Whole,
+    /// As the oldest host does, which is one of minor 0; the next byte cannot be read.
+    Oldest,
+    /// As a host of a newer header would: with fields behind it that nobody knows.
+    Longer,
+}
+
+/// Bytes of a newer host behind what this header declares.
+pub(crate) const MORE_BYTES: usize = 64;
+/// They make a pointer that cannot be followed and a number that is too large.
+const POISON: u8 = 0xaa;
+
+/// What the structs that a host produces measure in minor 0: no host shows less of them. They grow at the end, so this is
+/// where such a host's ends.
+fn oldest_size<T: 'static>() -> usize {
+    known::<T>().min(size_of::<T>())
+}
+
+/// In minor 0.
+fn known<T: 'static>() -> usize {
+    let sizes = [
+        (TypeId::of::<abi::Host>(), 160),
+        (TypeId::of::<abi::CreateRequest>(), 56),
+        (TypeId::of::<abi::ListRequest>(), 88),
+        (TypeId::of::<abi::PutSkill>(), 168),
+        (TypeId::of::<abi::BlobCreateRequest>(), 88),
+        (TypeId::of::<abi::RunRequest>(), 216),
+        (TypeId::of::<abi::RunSkill>(), 72),
+        (TypeId::of::<abi::Limits>(), 56),
+        (TypeId::of::<abi::Gate>(), 72),
+        (TypeId::of::<abi::SandboxCaps>(), 40),
+    ];
+    let of = sizes.into_iter().find(|(of, _)| *of == TypeId::of::<T>());
+    of.map_or(size_of::<T>(), |(_, size)| size)
+}
+
+/// Lends a copy of `value`, for ever. Its `struct_size` is set to what `shape` says.
+pub(crate) fn place<T: Grows + 'static>(value: &T, shape: Shape) -> io::Result<*const T> {
+    let size = size_of::<T>();
+    let (shown, behind) = match shape {
+        Shape::Whole => (size, 0),
+        Shape::Oldest => (oldest_size::<T>(), 0),
+        Shape::Longer => (size, MORE_BYTES),
+    };
+    let at = before_a_guard(shown + behind)?;
+    // SAFETY: at least `shown + behind` bytes are writable at `at`, and `shown` bytes are readable in `value`.
+    unsafe {
+        std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), at, shown);
+        std::ptr::write_bytes(at.add(shown), POISON, behind);
+        // Every struct that grows begins with struct_size.
+        at.cast::<u32>()
+            .write_unaligned(u32::try_from(shown + behind).unwrap_or(u32::MAX));
+    }
+    Ok(at.cast_const().cast())
+}
+
+/// Lends elements of a list that may grow, the next one `stride` bytes after the one before.
+pub(crate) fn place_list<T: Grows + 'static>(values: &[T], shape: Shape) -> io::Result<abi::List> {
+    let stride = match shape {
+        Shape::Longer => size_of::<T>() + MORE_BYTES,
+        Shape::Whole => size_of::<T>(),
+        Shape::Oldest => oldest_size::<T>(),
+    };
+    let at = before_a_guard(stride * values.len())?;
+    for (i, value) in values.iter().enumerate() {
+        // SAFETY: element i lies in the memory that was made for all of them.
+        unsafe {
+            let element = at.add(i * stride);
+            std::ptr::write_bytes(element, POISON, stride);
+            std::ptr::copy_nonoverlapping(
+                std::ptr::from_ref(value).cast::<u8>(),
+                element,
+                size_of::<T>().min(stride),
+            );
+            element
+                .cast::<u32>()
+                .write_unaligned(u32::try_from(stride).unwrap_or(u32::MAX));
+        }
+    }
+    Ok(abi::List {
+        ptr: at.cast_const().cast(),
+        len: size_of_len(values),
+        stride: u32::try_from(stride).unwrap_or(u32::MAX),
+    })
+}
+
+fn size_of_len<T>(values: &[T]) -> u32 {
+    u32::try_from(values.len()).unwrap_or(size_of_u32::<()>())
+}
+
+/// `size` writable bytes, the last of which is the last before a page that cannot be touched. Aligned to 8 when `size`
+/// is a multiple of 8.
+fn before_a_guard(size: usize) -> io::Result<*mut u8> {
+    // SAFETY: asks for a number.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) })
+        .map_err(|_| io::Error::last_os_error())?;
+    let room = size.max(1).div_ceil(page) * page;
+    // SAFETY: new memory at an address of the kernel's choice.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            room + page,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the last page of what was mapped just now, which nobody uses.
+    let guarded =
+        unsafe { libc::mprotect(start.cast::<u8>().add(room).cast(), page, libc::PROT_NONE) };
+    if guarded != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: room >= size, so this lies in the mapping.
+    Ok(unsafe { start.cast::<u8>().add(room - size) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// While there is no other minor, the oldest host is this one.
+    #[test]
+    fn the_oldest_host_is_the_one_of_minor_0() {
+        fn same<T: 'static>() -> Option<(&'static str, usize, usize)> {
+            let (oldest, now) = (known::<T>(), size_of::<T>());
+            let differs = if abi::ABI_MINOR == 0 {
+                oldest != now
+            } else {
+                oldest > now
+            };
+            differs.then_some((std::any::type_name::<T>(), oldest, now))
+        }
+        let wrong = [
+            same::<abi::Host>(),
+            same::<abi::CreateRequest>(),
+            same::<abi::ListRequest>(),
+            same::<abi::PutSkill>(),
+            same::<abi::BlobCreateRequest>(),
+            same::<abi::RunRequest>(),
+            same::<abi::RunSkill>(),
+            same::<abi::Limits>(),
+            same::<abi::Gate>(),
+            same::<abi::SandboxCaps>(),
+        ];
+        let wrong: Vec<_> = wrong.into_iter().flatten().collect();
+        assert!(wrong.is_empty(), "{wrong:?}");
+    }
+
+    #[test]
+    fn a_struct_is_shown_as_its_host_would_show_it() {
+        let request: abi::ListRequest = skillgate_plugin_sdk::wire::zeroed();
+        for (shape, size) in [
+            (Shape::Whole, size_of::<abi::ListRequest>()),
+            (Shape::Longer, size_of::<abi::ListRequest>() + MORE_BYTES),
+        ] {
+            let at = place(&request, shape).unwrap();
+            // SAFETY: placed just now: so many bytes can be read.
+            let bytes = unsafe { std::slice::from_raw_parts(at.cast::<u8>(), size) };
+            assert_eq!(bytes[..4], u32::try_from(size).unwrap().to_le_bytes());
+            assert!(
+                bytes[size_of::<abi::ListRequest>()..]
+                    .iter()
+                    .all(|byte| *byte == POISON)
+            );
+            // The next byte is the first of a page.
+            assert_eq!((at as usize + size) % 4096, 0);
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! Each call of the contract once, in C.
+
+use std::io;
+use std::time::Duration;
+
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::wire::size_of_u32;
+
+use super::host::{Answer, End};
+use super::instance::{Called, RawInstance, Table};
+use super::place::{Shape, place, place_list};
+use crate::bench::Done;
+
+/// Of a run in a tour.
+const WALL_MS: u64 = 10_000;
+const MEMORY_BYTES: u64 = 256 << 20;
+const DISK_BYTES: u64 = 32 << 20;
+
+/// What the texts and lists of requests are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// Something that makes sense.
+    Plain,
+    /// Null, with length 0.
+    Null,
+    /// An address that cannot be read, with length 0.
+    Dangling,
+}
+
+/// An address in the first page, which is never there.
+const NOWHERE: usize = 16;
+
+impl Values {
+    pub(crate) fn text(self, text: &'static str) -> abi::Str {
+        match self {
+            Values::Plain => abi::Str::new(text),
+            Values::Null => abi::Str::EMPTY,
+            Values::Dangling => abi::Str {
+                ptr: std::ptr::without_provenance(NOWHERE),
+                len: 0,
+            },
+        }
+    }
+
+    pub(crate) fn bytes(self, bytes: &'static [u8]) -> abi::Bytes {
+        match self {
+            Values::Plain => abi::Bytes::of(bytes),
+            Values::Null => abi::Bytes::EMPTY,
+            Values::Dangling => abi::Bytes {
+                ptr: std::ptr::without_provenance(NOWHERE),
+                len: 0,
+            },
+        }
+    }
+
+    fn list(self) -> abi::List {
+        match self {
+            Values::Plain | Values::Null => abi::List::EMPTY,
+            Values::Dangling => abi::List {
+                ptr: std::ptr::without_provenance(NOWHERE),
+                len: 0,
+                stride: 0,
+            },
+        }
+    }
+}
+
+const TENANT: &str = "tour";
+const NAME: &str = "check.tour";
+const VERSION: &str = "1.0.0";
+const FILES: [(&str, &[u8]); 2] = [
+    ("SKILL.md", b"---\nname: check.tour\n---\n"),
+    ("skill.toml", b"name = \"check.tour\"\n"),
+];
+const MANIFEST: &[u8] = br#"{"name":"check.tour","version":"1.0.0"}"#;
+/// `tree_sha256` of FILES; a test computes it.
+const TREE: &str = "1760b44c33809dfc30c3121dfcce928d28a9dd579727b91afb951eb468a16c4e";
+
+macro_rules! call {
+    ($instance:ident . $field:ident ($($arg:expr),*), $answer:expr) => {
+        $instance.make(stringify!($field), $answer, false, |op| match &$instance.table {
+            // SAFETY: the instance's own function, for an op of its host; what the arguments point to is lent for ever.
+            Table::Storage(table) => table.$field.map(|f| unsafe { f(table.self_, op, $($arg),*) }),
+            Table::Sandbox(_) => None,
+        })
+    };
+}
+
+impl RawInstance {
+    pub(crate) fn skill_list(&self, values: Values, shape: Shape) -> io::Result<Called> {
+        let request = abi::ListRequest {
+            struct_size: 0,
+            limit: 10,
+            tenant: values.text(TENANT),
+            namespace_: values.text(""),
+            after: abi::SkillKey {
+                namespace_: values.text(""),
+                name: values.text(""),
+                version: values.text(""),
+            },
+        };
+        let request = place(&request, shape)?;
+        Ok(call!(self.skill_list(request), Answer::Page))
+    }
+
+    pub(crate) fn skill_put(&self, values: Values, shape: Shape) -> io::Result<Called> {
+        let files: &'static [abi::PutFile] = Box::leak(
+            FILES
+                .map(|(path, data)| abi::PutFile {
+                    path: abi::Str::new(path),
+                    data: abi::Bytes::of(data),
+                })
+                .into(),
+        );
+        let request = abi::PutSkill {
+            struct_size: 0,
+            flags: 0,
+            tenant: values.text(TENANT),
+            name: values.text(NAME),
+            version: values.text(VERSION),
+            namespace_: values.text("check"),
+            kind: values.text("instruction"),
+            description: values.text("a skill of the kit"),
+            publisher: values.text("kit"),
+            tree_sha256: values.text(TREE),
+            manifest_json: values.bytes(MANIFEST),
+            files: match values {
+                Values::Plain => abi::List::of(files),
+                Values::Null | Values::Dangling => values.list(),
+            },
+        };
+        let request = place(&request, shape)?;
+        Ok(call!(self.skill_put(request), Answer::Skill))
+    }
+
+    fn reference(values: Values) -> &'static abi::SkillRef {
+        Box::leak(Box::new(abi::SkillRef {
+            name: values.text(NAME),
+            version: values.text(VERSION),
+        }))
+    }
+
+    pub(crate) fn skill_get(&self, values: Values) -> Called {
+        let which = &raw const *Self::reference(values);
+        call!(self.skill_get(values.text(TENANT), which), Answer::Skill)
+    }
+
+    pub(crate) fn skill_read(&self, values: Values) -> Called {
+        let which = &raw const *Self::reference(values);
+        call!(
+            self.skill_read(values.text(TENANT), which, values.text("SKILL.md")),
+            Answer::Content
+        )
+    }
+
+    pub(crate) fn skill_tree(&self, values: Values) -> Called {
+        let which = &raw const *Self::reference(values);
+        call!(self.skill_tree(values.text(TENANT), which), Answer::Content)
+    }
+
+    pub(crate) fn blob_create(&self, values: Values, shape: Shape) -> io::Result<Called> {
+        let request = abi::BlobCreateRequest {
+            struct_size: 0,
+            flags: 0,
+            tenant: values.text(TENANT),
+            kind: values.text("text/plain"),
+            owner: values.text("kit"),
+            run_id: values.text(""),
+            max_bytes: 16 << 20,
+            ttl_s: 0,
+        };
+        let request = place(&request, shape)?;
+        Ok(call!(self.blob_create(request), Answer::Handle))
+    }
+
+    pub(crate) fn blob_write(&self, writer: u64, data: abi::Bytes) -> Called {
+        call!(self.blob_write(writer, data), Answer::None)
+    }
+
+    pub(crate) fn blob_commit(&self, writer: u64) -> Called {
+        call!(self.blob_commit(writer), Answer::Stat)
+    }
+
+    fn blob_stat(&self, tenant: abi::Str, id: abi::Str) -> Called {
+        call!(self.blob_stat(tenant, id), Answer::Stat)
+    }
+
+    fn blob_open(&self, tenant: abi::Str, id: abi::Str) -> Called {
+        call!(self.blob_open(tenant, id, 0, 0), Answer::Opened)
+    }
+
+    fn blob_read(&self, reader: u64) -> Called {
+        let buffer: &'static mut [u8] = Box::leak(vec![0; 64].into());
+        let (buffer, cap) = (buffer.as_mut_ptr(), buffer.len() as u64);
+        call!(self.blob_read(reader, buffer.cast(), cap), Answer::Count)
+    }
+
+    fn blob_fd(&self, tenant: abi::Str, id: abi::Str) -> Called {
+        call!(self.blob_fd(tenant, id), Answer::Opened)
+    }
+
+    fn blob_delete(&self, tenant: abi::Str, id: abi::Str) -> Called {
+        call!(self.blob_delete(tenant, id), Answer::None)
+    }
+
+    /// Ends a writer and a reader, which may be none.
+    pub(crate) fn let_go(&self, writer: u64, reader: u64) {
+        if let Table::Storage(table) = &self.table {
+            // SAFETY: the instance's own functions, which take any number.
+            unsafe {
+                if let Some(abort) = table.blob_abort {
+                    abort(table.self_, writer);
+                }
+                if let Some(close) = table.blob_close {
+                    close(table.self_, reader);
+                }
+            }
+        }
+    }
+
+    /// A run of code.
+    pub(crate) fn run(
+        &self,
+        code: &'static str,
+        values: Values,
+        shape: Shape,
+        cancelled: bool,
+    ) -> io::Result<Called> {
+        let limits = abi::Limits {
+            struct_size: 0,
+            max_pids: 32,
+            wall_ms: WALL_MS,
+            cpu_ms: 0,
+            memory_bytes: MEMORY_BYTES,
+            disk_bytes: DISK_BYTES,
+            disk_inodes: 1000,
+            output_bytes: 4096,
+        };
+        let gate = abi::Gate {
+            struct_size: 0,
+            mode: abi::NET_NONE,
+            url: values.text(""),
+            token: values.text(""),
+            ca_pem: values.text(""),
+            rules: values.list(),
+        };
+        // Never used: its language has nothing to import. It is there so that a list with a stride is.
+        let skill = abi::RunSkill {
+            struct_size: size_of_u32::<abi::RunSkill>(),
+            reserved: 0,
+            name: values.text("check.none"),
+            version: values.text(VERSION),
+            entrypoint: values.text(""),
+            function: values.text(""),
+        };
+        let skills = if values == Values::Plain {
+            place_list(&[skill], shape)?
+        } else {
+            values.list()
+        };
+        static RUNS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+        let number = RUNS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let run_id: &'static str = Box::leak(format!("run_check_{number}").into());
+        let request = abi::RunRequest {
+            struct_size: 0,
+            flags: 0,
+            run_id: values.text(run_id),
+            tenant: values.text(TENANT),
+            language: values.text("python"),
+            code: values.text(code),
+            skill: values.text(""),
+            function: values.text("main"),
+            args_json: values.bytes(b"{}"),
+            skills,
+            mounts: values.list(),
+            env: values.list(),
+            secrets: values.list(),
+            limits: place(&limits, shape)?,
+            gate: match values {
+                Values::Plain => place(&gate, shape)?,
+                Values::Null | Values::Dangling => std::ptr::null(),
+            },
+            traceparent: values.text(""),
+        };
+        let request = place(&request, shape)?;
+        Ok(
+            self.make("run", Answer::Run, cancelled, |op| match &self.table {
+                // SAFETY: the instance's own function; the request is lent for ever.
+                Table::Sandbox(table) => table.run.map(|f| unsafe { f(table.self_, op, request) }),
+                Table::Storage(_) => None,
+            }),
+        )
+    }
+}
+
+/// A run that answers at once.
+pub(crate) fn run_code() -> &'static str {
+    "def main(args):\n    return 1\n"
+}
+
+/// Each call once but drain and destroy, one after the other; how each ended.
+pub(crate) fn tour(
+    instance: &RawInstance,
+    values: Values,
+    shape: Shape,
+    limit: Duration,
+    step: impl Fn(&str),
+) -> Done<Vec<(Called, End)>> {
+    let mut ends = Vec::new();
+    let mut make = |name: &str, make: &mut dyn FnMut() -> io::Result<Called>| -> Done<End> {
+        step(name);
+        let called = make()?;
+        let end = instance.end(&called, limit)?;
+        ends.push((called, end.clone()));
+        Ok(end)
+    };
+    make("health", &mut || Ok(instance.health()))?;
+    if let Table::Sandbox(_) = &instance.table {
+        make("run", &mut || {
+            instance.run(run_code(), values, shape, false)
+        })?;
+        return Ok(ends);
+    }
+    let tenant = values.text(TENANT);
+    make("skill_put", &mut || instance.skill_put(values, shape))?;
+    make("skill_list", &mut || instance.skill_list(values, shape))?;
+    make("skill_get", &mut || Ok(instance.skill_get(values)))?;
+    make("skill_read", &mut || Ok(instance.skill_read(values)))?;
+    make("skill_tree", &mut || Ok(instance.skill_tree(values)))?;
+    let writer = make("blob_create", &mut || instance.blob_create(values, shape))?.handle;
+    make("blob_write", &mut || {
+        Ok(instance.blob_write(writer, values.bytes(b"hello")))
+    })?;
+    let id = make("blob_commit", &mut || Ok(instance.blob_commit(writer)))?.id;
+    let id: &'static str = Box::leak(id.into());
+    let id = values.text(id);
+    make("blob_stat", &mut || Ok(instance.blob_stat(tenant, id)))?;
+    let reader = make("blob_open", &mut || Ok(instance.blob_open(tenant, id)))?.handle;
+    make("blob_read", &mut || Ok(instance.blob_read(reader)))?;
+    make("blob_fd", &mut || Ok(instance.blob_fd(tenant, id)))?;
+    step("blob_close and blob_abort");
+    instance.let_go(writer, reader);
+    make("blob_delete", &mut || Ok(instance.blob_delete(tenant, id)))?;
+    Ok(ends)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sha2::{Digest, Sha256};
+
+    #[test]
+    fn the_digest_of_the_tours_skill_is_that_of_its_files() {
+        let lines =
+            FILES.map(|(path, data)| format!("{path}\0{}\n", hex::encode(Sha256::digest(data))));
+        assert_eq!(TREE, hex::encode(Sha256::digest(lines.concat())));
+    }
+}

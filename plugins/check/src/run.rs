@@ -1,0 +1,300 @@
+//! The kit's own process: it never runs anything of the plugin. One child after the other, each with a watchdog.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use skillgate_plugin_host::{Isolation, inspect};
+
+use crate::cases::{CASES, Case, Needs};
+use crate::{CaseReport, Job, KitError, Outcome, Report, Settings, Status, Verdict};
+
+/// What is demanded when a case's process has ended without a verdict, and what to do.
+const RULES: &str = "rules 3 to 5";
+const ENDED_DEMANDS: &str = "every call returns, every op that was accepted is completed, nothing unwinds out of a plugin, and it never ends the process that it is in";
+const ENDED_ADVICE: &str = "`skillgate plugin check --only NAME` does this case alone; its last words, or a debugger at the call that is named, show the place";
+/// Of what a child wrote to standard error this much is shown: its last words.
+const LAST_WORDS_BYTES_MAX: u64 = 400;
+/// Largest verdict that is read.
+const VERDICT_BYTES_MAX: u64 = 1 << 20;
+/// Environment variable of every child that no sandbox may show to its runs.
+pub(crate) const CANARY: &str = "SKILLGATE_CHECK_CANARY";
+
+/// Names of the files in a case's directory.
+pub(crate) const JOB: &str = "job.json";
+pub(crate) const VERDICT: &str = "verdict.json";
+pub(crate) const STEPS: &str = "steps";
+pub(crate) const WRITTEN: [&str; 2] = ["stdout", "stderr"];
+
+/// Runs the cases that apply. `Err` is about the kit; what is wrong with the plugin is in the report. `tell` hears of
+/// each case when it has ended; its error ends the check.
+pub fn check(
+    settings: &Settings,
+    mut tell: impl FnMut(&CaseReport) -> std::io::Result<()>,
+) -> Result<Report, KitError> {
+    serde_json::from_str::<serde_json::Value>(&settings.config_json)
+        .map_err(KitError::Configuration)?;
+    for name in settings.only.iter().chain(&settings.skip) {
+        if !CASES
+            .iter()
+            .any(|case| case.name.starts_with(name.as_str()))
+        {
+            return Err(KitError::NoSuchCase(name.clone()));
+        }
+    }
+    let isolation = match settings.isolation {
+        Isolation::Gateway => "gateway",
+        Isolation::Process => "process",
+    };
+    let file = settings.plugin.display().to_string();
+    let mut report = Report::new(file, isolation, settings.full);
+    // Read, not run.
+    if let Ok(found) = inspect(&settings.plugin) {
+        report.sha256 = found.sha256;
+    }
+    let mut loads = true;
+    for case in CASES {
+        let about = &report.plugin;
+        let applies = match case.needs {
+            Needs::File => true,
+            Needs::Plugin => loads,
+            Needs::Storage => loads && about.storage,
+            Needs::Sandbox => loads && about.sandbox,
+        };
+        // Without the case that loads it nobody knows what it offers.
+        let wanted = case.name == LOADS || settings.only.is_empty() || named(case, &settings.only);
+        if !applies || !wanted {
+            continue;
+        }
+        let done = if case.name != LOADS && named(case, &settings.skip) {
+            skipped(case, "left out, as asked")
+        } else if case.full_only && !settings.full {
+            skipped(case, "only with --full")
+        } else {
+            let (done, verdict) = run(case, settings)?;
+            if case.name == LOADS {
+                loads = done.status == Status::Passed;
+                report.plugin = verdict.about.unwrap_or_default();
+            }
+            done
+        };
+        tell(&done).map_err(KitError::Report)?;
+        report.add(done);
+    }
+    Ok(report)
+}
+
+/// The case that loads the plugin; without it nothing else makes sense.
+const LOADS: &str = "file/loads";
+
+fn named(case: &Case, names: &[String]) -> bool {
+    names
+        .iter()
+        .any(|name| case.name.starts_with(name.as_str()))
+}
+
+fn skipped(case: &Case, why: &str) -> CaseReport {
+    CaseReport {
+        name: case.name,
+        status: Status::Skipped,
+        took_ms: 0,
+        seen: why.to_owned(),
+        function: String::new(),
+        demands: case.demands,
+        advice: case.advice,
+        figures: Vec::new(),
+    }
+}
+
+fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict), KitError> {
+    let scratch = tempfile::Builder::new()
+        .prefix("skillgate-check-")
+        .tempdir()
+        .map_err(KitError::os("make a directory"))?;
+    let dir = scratch.path();
+    let job = Job {
+        case: case.name.to_owned(),
+        plugin: std::path::absolute(&settings.plugin).map_err(KitError::os("find the plugin"))?,
+        config_json: settings.config_json.clone(),
+        own_process: settings.isolation == Isolation::Process,
+        full: settings.full,
+        program: settings.program.clone(),
+        host_args: settings.host_args.clone(),
+    };
+    let words = serde_json::to_vec(&job).map_err(|error| KitError::Words { what: JOB, error })?;
+    std::fs::write(dir.join(JOB), words).map_err(KitError::os("write a case's orders"))?;
+
+    let began = Instant::now();
+    let limit = settings
+        .limit_max
+        .map_or(case.limit, |max| max.min(case.limit));
+    let end = watch(start(dir, settings)?, limit).map_err(KitError::os("wait for a case"))?;
+    let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let verdict = verdict(dir, &end)?;
+    let mut report = skipped(case, "");
+    report.took_ms = took_ms;
+    report.figures.clone_from(&verdict.figures);
+    match &verdict.outcome {
+        Outcome::Passed => report.status = Status::Passed,
+        Outcome::Skipped(why) => report.seen.clone_from(why),
+        Outcome::Ended(seen) => {
+            report.status = Status::Failed;
+            RULES.clone_into(&mut report.function);
+            report.demands = ENDED_DEMANDS;
+            report.advice = ENDED_ADVICE;
+            report.seen.clone_from(seen);
+        }
+        Outcome::Failed { function, seen } => {
+            report.status = Status::Failed;
+            report.function.clone_from(function);
+            report.seen.clone_from(seen);
+        }
+    }
+    // What a plugin has left there may be anything; a directory that stays is no reason to fail.
+    drop(scratch.close());
+    Ok((report, verdict))
+}
+
+fn start(dir: &Path, settings: &Settings) -> Result<Child, KitError> {
+    let written = |name: &str| File::create(dir.join(name));
+    let [out, err] = WRITTEN;
+    let out = written(out).map_err(KitError::os("make a file"))?;
+    let err = written(err).map_err(KitError::os("make a file"))?;
+    let mut command = Command::new(&settings.program);
+    command
+        .args(&settings.case_args)
+        .arg(dir.join(JOB))
+        .env_clear()
+        .env(CANARY, "nobody else may see this")
+        .stdin(Stdio::null())
+        .stdout(out)
+        .stderr(err)
+        // With what it starts: all of it ends with the case.
+        .process_group(0);
+    // What the gateway has, too.
+    for name in ["PATH", "HOME", "TMPDIR"] {
+        if let Some(value) = std::env::var_os(name) {
+            command.env(name, value);
+        }
+    }
+    command.spawn().map_err(KitError::os(format!(
+        "start {}",
+        settings.program.display()
+    )))
+}
+
+enum End {
+    Exited(ExitStatus),
+    /// The watchdog has ended it.
+    Hung(Duration),
+}
+
+/// Waits for a child, no longer than `limit`; then it is killed. Whatever else is in its process group is too.
+fn watch(mut child: Child, limit: Duration) -> std::io::Result<End> {
+    let group = Pid::from_child(&child);
+    let ended = wait_for(group, limit);
+    // ESRCH: nobody is left.
+    let _ = kill_process_group(group, Signal::KILL);
+    let status = child.wait()?;
+    Ok(if ended? {
+        End::Exited(status)
+    } else {
+        End::Hung(limit)
+    })
+}
+
+/// Has it ended within `limit`? It stays to be waited for.
+fn wait_for(pid: Pid, limit: Duration) -> std::io::Result<bool> {
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    let until = Instant::now() + limit;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(std::io::Error::other)?;
+        let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+        match poll(&mut fds, Some(&left)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// What a case's child has found; without its verdict: how it ended and what it was doing.
+fn verdict(dir: &Path, end: &End) -> Result<Verdict, KitError> {
+    if let End::Exited(status) = end
+        && status.success()
+        && let Ok(file) = File::open(dir.join(VERDICT))
+    {
+        return serde_json::from_reader(file.take(VERDICT_BYTES_MAX)).map_err(|error| {
+            KitError::Words {
+                what: VERDICT,
+                error,
+            }
+        });
+    }
+    let how = match end {
+        End::Hung(limit) => format!(
+            "it hangs: no end within {} s, so it was killed",
+            limit.as_secs()
+        ),
+        End::Exited(status) => match (status.signal(), status.code()) {
+            (Some(signal), _) => format!("the process was ended by {}", signal_name(signal)),
+            (None, Some(code)) => format!(
+                "the process has ended with code {code} in the middle: somebody called exit()"
+            ),
+            (None, None) => "the process has ended".to_owned(),
+        },
+    };
+    let step = std::fs::read(dir.join(STEPS)).unwrap_or_default();
+    let step = String::from_utf8_lossy(&step);
+    let step = step.lines().next_back().unwrap_or("the start");
+    let mut seen = format!("{how}; it was at: {step}");
+    let words = last_words(&dir.join(WRITTEN[1]));
+    if !words.is_empty() {
+        seen.push_str("; its last words: ");
+        seen.push_str(&words);
+    }
+    Ok(Verdict {
+        outcome: Outcome::Ended(seen),
+        ..Verdict::default()
+    })
+}
+
+fn last_words(file: &Path) -> String {
+    use std::io::Seek;
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(file)?;
+        let size = file.metadata()?.len();
+        file.seek(std::io::SeekFrom::Start(
+            size.saturating_sub(LAST_WORDS_BYTES_MAX),
+        ))?;
+        let mut words = Vec::new();
+        file.take(LAST_WORDS_BYTES_MAX).read_to_end(&mut words)?;
+        Ok(words)
+    };
+    // Nothing to be read is nothing said.
+    let words = read().unwrap_or_default();
+    String::from_utf8_lossy(&words).trim().replace('\n', " | ")
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        4 => "SIGILL",
+        5 => "SIGTRAP",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        15 => "SIGTERM",
+        31 => "SIGSYS",
+        _ => return format!("signal {signal}"),
+    };
+    format!("{name} (signal {signal})")
+}

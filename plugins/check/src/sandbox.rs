@@ -1,0 +1,212 @@
+//! A sandbox: what it runs, what it keeps a run from, and what is left of it.
+
+pub(crate) mod egress;
+pub(crate) mod isolation;
+pub(crate) mod life;
+pub(crate) mod limits;
+pub(crate) mod runs;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::Value;
+use skillgate_plugin_host::{RunHost, SandboxInstance};
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::{Error, Limits, Result, RunRequest, RunResult};
+
+use crate::bench::{Bench, Done, failed};
+
+/// The longest that a run of the kit lasts by itself.
+pub(crate) const WALL_MS: u64 = 15_000;
+/// The gateway's side keeps so much of a run's output.
+const OUTPUT_BYTES_MAX: usize = 1 << 20;
+/// A request to the gate has no more.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// The gateway's side of a run.
+#[derive(Default)]
+pub(crate) struct Services {
+    output: Mutex<Vec<u8>>,
+    written: Condvar,
+    /// Values of secrets, by name.
+    pub(crate) secrets: Vec<(String, String)>,
+    /// The run may have a gate.
+    pub(crate) gate: bool,
+    /// First lines of what the gate was asked.
+    pub(crate) asked: Arc<Mutex<Vec<String>>>,
+    pub(crate) gate_served: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Services {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&lock(&self.output)).into_owned()
+    }
+
+    /// Waits until the run has written something.
+    pub(crate) fn has_output(&self, limit: Duration) -> bool {
+        let output = lock(&self.output);
+        let waited = self
+            .written
+            .wait_timeout_while(output, limit, |output| output.is_empty());
+        !waited.unwrap_or_else(PoisonError::into_inner).0.is_empty()
+    }
+}
+
+impl RunHost for Services {
+    fn output(&self, _stream: u32, data: &[u8]) -> bool {
+        let mut output = lock(&self.output);
+        let room = OUTPUT_BYTES_MAX - output.len();
+        output.extend_from_slice(&data[..data.len().min(room)]);
+        self.written.notify_all();
+        output.len() < OUTPUT_BYTES_MAX
+    }
+    fn secret(&self, name: &str) -> Result<Vec<u8>> {
+        let found = self.secrets.iter().find(|(of, _)| of == name);
+        let (_, value) = found.ok_or_else(|| Error::new(abi::E_NOT_FOUND, "no such secret"))?;
+        Ok(value.clone().into_bytes())
+    }
+    fn blob_fd(&self, _: &str) -> Result<OwnedFd> {
+        Err(Error::new(abi::E_NOT_FOUND, "no such blob"))
+    }
+    fn blob_read(&self, _: &str, _: u64, _: &mut [u8]) -> Result<usize> {
+        Err(Error::new(abi::E_NOT_FOUND, "no such blob"))
+    }
+    fn blob_create(&self, _: &str) -> Result<i64> {
+        Err(Error::new(abi::E_EXHAUSTED, "no room for blobs"))
+    }
+    fn blob_write(&self, _: i64, _: &[u8]) -> Result<()> {
+        Err(Error::new(abi::E_STALE, "no such writer"))
+    }
+    fn blob_finish(&self, _: i64, _: bool) -> Result<Option<String>> {
+        Err(Error::new(abi::E_STALE, "no such writer"))
+    }
+    fn gate_serve(&self, listener: OwnedFd) -> Result<()> {
+        if !self.gate {
+            return Err(Error::new(abi::E_PERMISSION, "the run has no gate"));
+        }
+        self.gate_served.store(true, Ordering::Release);
+        let listener = TcpListener::from(listener);
+        let asked = Arc::clone(&self.asked);
+        // It ends with the case's process.
+        std::thread::spawn(move || {
+            while let Ok((mut stream, _)) = listener.accept() {
+                // Who leaves early has asked nothing.
+                let _ = answer(&mut stream, &asked);
+            }
+        });
+        Ok(())
+    }
+}
+
+/// A gate that lets everything through to nowhere: its answer is `hello`.
+fn answer(stream: &mut (impl Read + Write), asked: &Mutex<Vec<String>>) -> std::io::Result<()> {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") && head.len() < HEAD_BYTES_MAX {
+        stream.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    let first = String::from_utf8_lossy(&head)
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .to_owned();
+    lock(asked).push(first);
+    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+}
+
+pub(crate) fn limits() -> Limits {
+    Limits {
+        max_pids: 32,
+        wall_ms: WALL_MS,
+        cpu_ms: 0,
+        memory_bytes: 256 << 20,
+        disk_bytes: 32 << 20,
+        disk_inodes: 1000,
+        output_bytes: 64 << 10,
+    }
+}
+
+pub(crate) fn request(code: &str) -> RunRequest {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    RunRequest {
+        run_id: format!("run_kit_{}", NEXT.fetch_add(1, Ordering::Relaxed)),
+        tenant: "check".into(),
+        language: "python".into(),
+        code: code.into(),
+        function: "main".into(),
+        args_json: b"{}".to_vec(),
+        limits: limits(),
+        ..RunRequest::default()
+    }
+}
+
+/// A run; what of it is not the plugin's fault is a result.
+pub(crate) fn run(
+    bench: &Bench,
+    sandbox: &SandboxInstance,
+    what: &str,
+    request: RunRequest,
+    services: &Arc<Services>,
+) -> Result<RunResult> {
+    bench.step(format!("run: {what}"));
+    bench.wait(sandbox.run(request, Arc::clone(services) as Arc<dyn RunHost>))
+}
+
+/// A run of code that has to complete; what it returns.
+pub(crate) fn output(
+    bench: &Bench,
+    sandbox: &SandboxInstance,
+    what: &str,
+    code: &str,
+) -> Done<Value> {
+    output_of(bench, sandbox, what, request(code), &Arc::default())
+}
+
+pub(crate) fn output_of(
+    bench: &Bench,
+    sandbox: &SandboxInstance,
+    what: &str,
+    request: RunRequest,
+    services: &Arc<Services>,
+) -> Done<Value> {
+    let result = run(bench, sandbox, what, request, services)?;
+    if !result.completed {
+        return Err(failed(format!(
+            "{what}: the run failed: {}: {} {}",
+            result.error_type,
+            result.error_message,
+            services.text()
+        )));
+    }
+    // Empty: it has returned nothing.
+    if result.output_json.is_empty() {
+        return Ok(Value::Null);
+    }
+    serde_json::from_slice(&result.output_json)
+        .map_err(|error| failed(format!("{what}: output_json is not JSON: {error}")))
+}
+
+/// One of each call, as the gateway makes it; the first that goes wrong.
+pub(crate) fn plain_calls(bench: &Bench, sandbox: &SandboxInstance) -> Result<()> {
+    bench.step("health");
+    bench.wait(sandbox.health())?;
+    let code = "import sys\ndef main(args):\n    print('out')\n    print('err', file=sys.stderr)\n    return {'a': 1}\n";
+    run(bench, sandbox, "hello", request(code), &Arc::default())?;
+    run(
+        bench,
+        sandbox,
+        "an exception",
+        request("def main(args):\n    raise ValueError('x')\n"),
+        &Arc::default(),
+    )?;
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! Limits that the plugin says it enforces: a run tries to get past each.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use skillgate_plugin_host::SandboxInstance;
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::{Limits, RunRequest, RunResult};
+
+use super::{WALL_MS, request, run};
+use crate::bench::{Bench, Done, Stop, demand};
+
+/// A limit of time that is this much late is not kept.
+const LATE_MAX: Duration = Duration::from_secs(8);
+const SHORT_MS: u64 = 500;
+const PIDS: u32 = 16;
+const MEMORY_BYTES: u64 = 128 << 20;
+const DISK_BYTES: u64 = 8 << 20;
+/// A file system's own bookkeeping.
+const DISK_SLACK_BYTES: u64 = 1 << 20;
+
+fn claiming(bench: &Bench, limit: u32, name: &str) -> Done<Arc<SandboxInstance>> {
+    let sandbox = bench.sandbox()?;
+    if sandbox.caps().enforces & limit == 0 {
+        return Err(Stop::Skipped(format!("caps.enforces does not say {name}")));
+    }
+    Ok(sandbox)
+}
+
+fn attempt(
+    bench: &Bench,
+    sandbox: &SandboxInstance,
+    what: &str,
+    code: &str,
+    limit: impl FnOnce(&mut Limits),
+) -> Done<(RunResult, Duration)> {
+    let mut request: RunRequest = request(code);
+    limit(&mut request.limits);
+    let began = Instant::now();
+    let result = run(bench, sandbox, what, request, &Arc::default())?;
+    Ok((result, began.elapsed()))
+}
+
+pub(crate) fn wall(bench: &Bench) -> Done {
+    let sandbox = claiming(bench, abi::LIMIT_WALL, "SKG_LIMIT_WALL")?;
+    let code = "import time\ndef main(args):\n    time.sleep(300)\n";
+    let (result, took) = attempt(
+        bench,
+        &sandbox,
+        "one that sleeps beyond wall_ms",
+        code,
+        |limits| {
+            limits.wall_ms = SHORT_MS;
+        },
+    )?;
+    demand(took < Duration::from_millis(SHORT_MS) + LATE_MAX, || {
+        format!(
+            "with wall_ms {SHORT_MS} a run went on for {} ms",
+            took.as_millis()
+        )
+    })?;
+    demand(
+        !result.completed && result.error_type == abi::RUN_TIMEOUT,
+        || {
+            format!(
+                "a run beyond wall_ms ends with {:?} instead of {:?}",
+                result.error_type,
+                abi::RUN_TIMEOUT
+            )
+        },
+    )
+}
+
+pub(crate) fn cpu(bench: &Bench) -> Done {
+    let sandbox = claiming(bench, abi::LIMIT_CPU, "SKG_LIMIT_CPU")?;
+    let code =
+        "import time\ndef main(args):\n    while time.process_time() < 4: pass\n    return 1\n";
+    let (result, _) = attempt(
+        bench,
+        &sandbox,
+        "one that computes for 4 s",
+        code,
+        |limits| {
+            limits.cpu_ms = SHORT_MS;
+        },
+    )?;
+    demand(!result.completed, || {
+        format!("with cpu_ms {SHORT_MS} a run has computed for 4 s of processor time")
+    })
+}
+
+pub(crate) fn memory(bench: &Bench) -> Done {
+    let sandbox = claiming(bench, abi::LIMIT_MEMORY, "SKG_LIMIT_MEMORY")?;
+    let code = "def main(args):\n    kept = []\n    for i in range(384):\n        kept.append(bytearray(b'x' * (1 << 20)))\n    return len(kept)\n";
+    let (result, _) = attempt(
+        bench,
+        &sandbox,
+        "one that takes 384 MiB of memory",
+        code,
+        |limits| {
+            limits.memory_bytes = MEMORY_BYTES;
+        },
+    )?;
+    demand(!result.completed, || {
+        format!("with memory_bytes {MEMORY_BYTES} a run has filled 384 MiB")
+    })
+}
+
+pub(crate) fn pids(bench: &Bench) -> Done {
+    let sandbox = claiming(bench, abi::LIMIT_PIDS, "SKG_LIMIT_PIDS")?;
+    let code = "import os, signal, time\ndef main(args):\n    made = []\n    try:\n        for i in range(100):\n            pid = os.fork()\n            if pid == 0:\n                time.sleep(10)\n                os._exit(0)\n            made.append(pid)\n    except OSError: pass\n    for pid in made:\n        os.kill(pid, signal.SIGKILL)\n        os.waitpid(pid, 0)\n    return len(made)\n";
+    let (result, _) = attempt(
+        bench,
+        &sandbox,
+        "one that forks 100 times",
+        code,
+        |limits| {
+            limits.max_pids = PIDS;
+        },
+    )?;
+    let made: u32 = serde_json::from_slice(&result.output_json).unwrap_or(0);
+    demand(!result.completed || made <= PIDS, || {
+        format!("with max_pids {PIDS} a run has made {made} processes")
+    })
+}
+
+pub(crate) fn disk(bench: &Bench) -> Done {
+    let sandbox = claiming(bench, abi::LIMIT_DISK, "SKG_LIMIT_DISK")?;
+    let code = "import os\ndef main(args):\n    total = 0\n    made = []\n    for place in ('/workspace', '/tmp', '/dev/shm'):\n        name = place + '/skillgate-check-fill'\n        try:\n            with open(name, 'wb', buffering=0) as f:\n                made.append(name)\n                for i in range(24):\n                    total += f.write(b'x' * (1 << 20))\n        except OSError: pass\n    for name in made: os.unlink(name)\n    return total\n";
+    let (result, _) = attempt(
+        bench,
+        &sandbox,
+        "one that writes 72 MiB of files",
+        code,
+        |limits| {
+            limits.disk_bytes = DISK_BYTES;
+        },
+    )?;
+    let total: u64 = serde_json::from_slice(&result.output_json).unwrap_or(0);
+    demand(
+        !result.completed || total <= DISK_BYTES + DISK_SLACK_BYTES,
+        || format!("with disk_bytes {DISK_BYTES} a run has written {total} bytes"),
+    )
+}
+
+pub(crate) fn nonroot(bench: &Bench) -> Done {
+    let sandbox = claiming(bench, abi::LIMIT_NONROOT, "SKG_LIMIT_NONROOT")?;
+    let code = "import os\ndef main(args):\n    return [os.getuid(), os.geteuid(), os.getgid()]\n";
+    let (result, _) = attempt(bench, &sandbox, "one that asks who it is", code, |limits| {
+        limits.wall_ms = WALL_MS;
+    })?;
+    let ids: Vec<u32> = serde_json::from_slice(&result.output_json).unwrap_or_default();
+    demand(ids.len() == 3 && !ids.contains(&0), || {
+        format!("a run has the user, effective user and group ids {ids:?}")
+    })
+}

@@ -1,0 +1,243 @@
+//! Runs: answers, failures, output, secrets, mounts.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+
+use serde_json::json;
+use skillgate_plugin_sdk::model::{Mount, RunRequest, Source};
+
+use super::{Services, output, output_of, request, run};
+use crate::bench::{Bench, Done, demand, failed, failed_at};
+
+/// Runs at once.
+const MANY: usize = 16;
+/// More than the gateway's side keeps.
+const FLOOD_LINES: usize = 60_000;
+
+pub(crate) fn answers(bench: &Bench) -> Done {
+    let sandbox = bench.sandbox()?;
+    let request = RunRequest {
+        args_json: br#"{"name":"w\u00f6rld","n":[1,2.5,null,true]}"#.to_vec(),
+        ..request("def main(args):\n    return {'got': args}\n")
+    };
+    let got = output_of(
+        bench,
+        &sandbox,
+        "returning its arguments",
+        request,
+        &Arc::default(),
+    )?;
+    let wanted = json!({"got": {"name": "wörld", "n": [1, 2.5, null, true]}});
+    demand(got == wanted, || {
+        format!("the output is {got}, and has to be {wanted}")
+    })
+}
+
+pub(crate) fn failures(bench: &Bench) -> Done {
+    let sandbox = bench.sandbox()?;
+    for (code, class) in [
+        (
+            "def main(args):\n    raise ValueError('no leads')\n",
+            "ValueError",
+        ),
+        (
+            "class Own(Exception): pass\ndef main(args):\n    raise Own('x')\n",
+            "Own",
+        ),
+        ("def main(args:\n", "SyntaxError"),
+    ] {
+        let result = run(
+            bench,
+            &sandbox,
+            class,
+            super::request(code),
+            &Arc::default(),
+        )?;
+        demand(!result.completed && result.error_type == class, || {
+            format!(
+                "code that fails with {class} ends as completed = {}, error_type {:?}",
+                result.completed, result.error_type
+            )
+        })?;
+        demand(!result.error_message.is_empty(), || {
+            format!("{class}: no error_message")
+        })?;
+    }
+    // Whatever a run does to its own process, it is the run's failure.
+    let dies = "import os, signal\ndef main(args):\n    os.kill(os.getpid(), signal.SIGKILL)\n";
+    let result = run(
+        bench,
+        &sandbox,
+        "code that kills itself",
+        super::request(dies),
+        &Arc::default(),
+    )?;
+    demand(!result.completed, || {
+        "a run that has killed itself is completed".into()
+    })?;
+    let got = output(
+        bench,
+        &sandbox,
+        "the run after it",
+        "def main(args):\n    return 7\n",
+    )?;
+    demand(got == 7, || format!("the next run gives {got}"))
+}
+
+pub(crate) fn output_streams(bench: &Bench) -> Done {
+    let sandbox = bench.sandbox()?;
+    let services = Arc::new(Services::default());
+    let code = "import sys\ndef main(args):\n    for i in range(50):\n        print('line', i, file=sys.stderr if i % 2 else sys.stdout, flush=True)\n";
+    output_of(
+        bench,
+        &sandbox,
+        "output on both streams",
+        request(code),
+        &services,
+    )?;
+    let text = services.text();
+    for i in 0..50 {
+        demand(text.contains(&format!("line {i}\n")), || {
+            format!("line {i} of the output is missing")
+        })?;
+    }
+    let of = |odd: usize| {
+        let lines = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("line ")?.parse::<usize>().ok());
+        lines.filter(|i| i % 2 == odd).collect::<Vec<_>>()
+    };
+    demand(of(0).is_sorted() && of(1).is_sorted(), || {
+        "the lines of a stream are not in order".into()
+    })?;
+    let services = Arc::new(Services::default());
+    let code = format!(
+        "def main(args):\n    for i in range({FLOOD_LINES}):\n        print('x' * 60)\n    return 'done'\n"
+    );
+    let got = output_of(
+        bench,
+        &sandbox,
+        "more output than the host keeps",
+        request(&code),
+        &services,
+    )?;
+    demand(got == "done", || {
+        format!("a run with much output gives {got}")
+    })
+}
+
+pub(crate) fn secrets(bench: &Bench) -> Done {
+    let sandbox = bench.sandbox()?;
+    let value = "the-secret-of-the-kit";
+    let services = || {
+        Arc::new(Services {
+            secrets: vec![("CHECK_SECRET".into(), value.into())],
+            ..Services::default()
+        })
+    };
+    let code = "import os\ndef main(args):\n    return os.environ.get('CHECK_SECRET')\n";
+    let named = RunRequest {
+        secrets: vec!["CHECK_SECRET".into()],
+        ..request(code)
+    };
+    let got = output_of(
+        bench,
+        &sandbox,
+        "a run that is granted a secret",
+        named,
+        &services(),
+    )?;
+    if got != value {
+        return Err(failed_at(
+            "secret_read",
+            "a run does not find the secret that it is granted in its environment",
+        ));
+    }
+    let looks = "import os, glob\ndef main(args):\n    seen = repr(dict(os.environ))\n    for f in glob.glob('/proc/*/environ') + glob.glob('/tmp/**', recursive=True) + glob.glob('/workspace/**', recursive=True):\n        try: seen += repr(open(f, 'rb').read())\n        except OSError: pass\n    return seen\n";
+    let got = output_of(
+        bench,
+        &sandbox,
+        "a run that is granted none",
+        request(looks),
+        &services(),
+    )?;
+    demand(!got.to_string().contains(value), || {
+        "a run sees the secret of the run before it".into()
+    })
+}
+
+pub(crate) fn mounts(bench: &Bench) -> Done {
+    let sandbox = bench.sandbox()?;
+    let dir = bench.dir.join("mounted");
+    std::fs::create_dir(&dir)?;
+    let file = dir.join("data.txt");
+    std::fs::write(&file, "as it was")?;
+    // A sandbox whose user is nobody has to be able to read it.
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755))?;
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644))?;
+    let code = "import os\ndef main(args):\n    out = {'read': open('/skills/check.mount/data.txt').read(), 'done': []}\n    def attempt(name, f):\n        try:\n            f()\n            out['done'].append(name)\n        except OSError: pass\n    attempt('write', lambda: open('/skills/check.mount/data.txt', 'w').write('changed'))\n    attempt('make', lambda: open('/skills/check.mount/new', 'w'))\n    attempt('remove', lambda: os.unlink('/skills/check.mount/data.txt'))\n    attempt('chmod', lambda: os.chmod('/skills/check.mount/data.txt', 0o777))\n    return out\n";
+    let mount = Mount {
+        target: "/skills/check.mount".into(),
+        read_only: true,
+        source: Source::Fd(OwnedFd::from(std::fs::File::open(&dir)?)),
+        sha256: String::new(),
+        size_bytes: 0,
+    };
+    let request = RunRequest {
+        mounts: vec![mount],
+        ..request(code)
+    };
+    let got = output_of(
+        bench,
+        &sandbox,
+        "a directory mounted read-only",
+        request,
+        &Arc::default(),
+    )?;
+    demand(got["read"] == "as it was", || {
+        format!("a mounted file is read as {}", got["read"])
+    })?;
+    demand(got["done"] == json!([]), || {
+        format!("in a read-only mount a run could {}", got["done"])
+    })?;
+    let kept =
+        std::fs::read_to_string(&file)? == "as it was" && std::fs::read_dir(&dir)?.count() == 1;
+    demand(kept, || {
+        "a run has changed what it was given read-only".into()
+    })
+}
+
+pub(crate) fn many(bench: &Bench) -> Done {
+    let sandbox = bench.sandbox()?;
+    let at_once = match sandbox.caps().max_concurrent {
+        0 => MANY,
+        most => MANY.min(usize::try_from(most).unwrap_or(MANY)),
+    };
+    bench.step(format!("run: {at_once} at once"));
+    let runs: Vec<_> = (0..at_once)
+        .map(|i| {
+            let code =
+                format!("import time\ndef main(args):\n    time.sleep(0.2)\n    return {i}\n");
+            let sandbox = Arc::clone(&sandbox);
+            bench.spawn(async move {
+                sandbox
+                    .run(request(&code), Arc::new(Services::default()))
+                    .await
+            })
+        })
+        .collect();
+    for (i, run) in runs.into_iter().enumerate() {
+        let result = bench
+            .wait(async { Ok(run.await) })?
+            .map_err(|error| failed(error.to_string()))??;
+        let got = String::from_utf8_lossy(&result.output_json).into_owned();
+        demand(result.completed && got.trim() == i.to_string(), || {
+            format!(
+                "run {i} of {at_once} at once gives {got:?} ({} {})",
+                result.error_type, result.error_message
+            )
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,10 @@
+//! The kit, with plugins that keep to the contract and with plugins that do not.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on says so by panicking"
+)]
+
+mod bundled;
+mod sabotage;
+mod support;
+mod survival;

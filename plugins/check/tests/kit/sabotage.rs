@@ -1,0 +1,534 @@
+//! Plugins that do one thing wrong: the kit names it, and the gateway's side survives it.
+
+use std::time::Duration;
+
+use skillgate_plugin_check::{Report, Settings, Status, case_names};
+
+use crate::support::{
+    ended, is_root, not_enforced, probe, run, sabotaged, saboteur, settings, table, thrower,
+};
+
+/// Long enough for every case of the table on a busy machine; what hangs waits for it.
+const LIMIT: Duration = Duration::from_secs(30);
+/// For what hangs.
+const SHORT: Duration = Duration::from_secs(3);
+
+/// What is done wrong, the case that has to find it, and a part of what it has to have seen.
+type Row = (&'static str, &'static str, &'static str);
+
+pub(crate) const STORE: &[Row] = &[
+    // The C contract.
+    (
+        "lies about the size of its table",
+        "contract/struct-sizes",
+        "a skg_storage says that it has",
+    ),
+    (
+        "lies about the size of an answer",
+        "contract/struct-sizes",
+        "a skg_health says that it has",
+    ),
+    (
+        "reads past the host's struct_size",
+        "contract/older-host",
+        "SIGSEGV",
+    ),
+    (
+        "reads past the struct_size of a request",
+        "contract/older-host",
+        "SIGSEGV",
+    ),
+    (
+        "reads what a newer host adds",
+        "contract/newer-host",
+        "SIGSEGV",
+    ),
+    (
+        "refuses a newer host",
+        "contract/newer-host",
+        "it makes no instance",
+    ),
+    ("reads an empty text", "contract/empty-values", "SIGSEGV"),
+    (
+        "has one instance without saying so",
+        "contract/two-instances",
+        "it makes no instance",
+    ),
+    ("gives no result", "contract/answers", "its result is null"),
+    (
+        "gives a text that is not UTF-8",
+        "contract/answers",
+        "not UTF-8",
+    ),
+    ("gives a huge text", "contract/answers", "more than the"),
+    (
+        "gives null with a length",
+        "contract/answers",
+        "null with length 5",
+    ),
+    // Operations.
+    (
+        "never completes",
+        "operations/returns",
+        "has returned without a completion",
+    ),
+    (
+        "completes twice",
+        "operations/exactly-once",
+        "was completed a second time",
+    ),
+    (
+        "completes again later",
+        "operations/exactly-once",
+        "was completed a second time",
+    ),
+    (
+        "completes an op that nobody gave",
+        "operations/exactly-once",
+        "which nobody gave",
+    ),
+    (
+        "refuses what it has completed",
+        "operations/exactly-once",
+        "and completed all the same",
+    ),
+    (
+        "calls the host after destroy",
+        "operations/after-destroy",
+        "after destroy() had returned",
+    ),
+    (
+        "goes on after drain",
+        "operations/drain",
+        "instead of SKG_E_UNAVAILABLE",
+    ),
+    // Whatever ends the process, or does not.
+    (
+        "segfaults",
+        "operations/exactly-once",
+        "SIGSEGV (signal 11); it was at: health",
+    ),
+    ("overflows its stack", "operations/exactly-once", "SIG"),
+    (
+        "aborts",
+        "operations/exactly-once",
+        "SIGABRT (signal 6); it was at: health",
+    ),
+    (
+        "panics across the boundary",
+        "operations/exactly-once",
+        "SIGABRT",
+    ),
+    (
+        "calls exit()",
+        "operations/exactly-once",
+        "somebody called exit()",
+    ),
+    (
+        "hangs",
+        "operations/exactly-once",
+        "it hangs: no end within 3 s, so it was killed; it was at: health",
+    ),
+    // The process that it shares.
+    (
+        "changes a signal handler",
+        "process/signals",
+        "the handler of signal 11 is another",
+    ),
+    (
+        "changes the working directory",
+        "process/working-directory",
+        "and is \"/\"",
+    ),
+    ("changes the umask", "process/umask", "0000"),
+    ("changes the environment", "process/environment", "SABOTEUR"),
+    ("changes the locale", "process/locale", "C.UTF-8"),
+    ("changes a limit", "process/limits", "Max open files"),
+    (
+        "gives up privileges of the process",
+        "process/identity",
+        "NoNewPrivs",
+    ),
+    ("leaks a descriptor", "process/descriptors", "/dev/null"),
+    (
+        "closes a descriptor of another",
+        "process/descriptors",
+        "closed or others: 0 (/dev/null)",
+    ),
+    (
+        "leaks a thread",
+        "process/threads",
+        "threads after the first destroyed instance",
+    ),
+    (
+        "leaves a process",
+        "process/children",
+        "processes are left after destroy: sleep",
+    ),
+    (
+        "writes to standard error",
+        "process/streams",
+        "it wrote to stderr: \"debug",
+    ),
+    // What a store promises.
+    (
+        "publishes a version again",
+        "storage/publish-twice",
+        "the same version with other content succeeds",
+    ),
+    ("lists in another order", "storage/order", "the order is"),
+    (
+        "gives the first page for ever",
+        "storage/cursors",
+        "the cursor does not go on",
+    ),
+    (
+        "says that a pre-release is the latest",
+        "storage/latest",
+        "is said to be 2.0.0-rc.1",
+    ),
+    (
+        "gives another tenant's skill",
+        "storage/tenants",
+        "another tenant's skill succeeds",
+    ),
+    (
+        "gives another tenant's blob",
+        "storage/blob-tenants",
+        "another tenant's blob succeeds",
+    ),
+    (
+        "shows what is being published in part",
+        "storage/concurrent-publish",
+        "a part of it",
+    ),
+    (
+        "gives the whole for a range",
+        "storage/blob-ranges",
+        "that are not these",
+    ),
+    (
+        "takes more than max_bytes",
+        "storage/blob-max-bytes",
+        "a write beyond max_bytes succeeds",
+    ),
+    ("keeps what is deleted", "storage/blob-delete", "succeeds"),
+    (
+        "gives a wrong digest",
+        "storage/blob-digests",
+        "is said to be 0000",
+    ),
+    ("gives ids that can be guessed", "storage/blob-digests", ""),
+    (
+        "fails when it is busy",
+        "operations/many-in-flight",
+        "health ends with -13",
+    ),
+    (
+        "aborts at a cancel of nothing",
+        "operations/cancel-before",
+        "it was at: cancel of ops",
+    ),
+    (
+        "completes what is cancelled",
+        "operations/cancel-after",
+        "was completed a second time",
+    ),
+    (
+        "loses a file",
+        "storage/publish-and-read",
+        "and what was put has",
+    ),
+    (
+        "accepts paths that escape",
+        "storage/names",
+        "a file with the path \"../escape\" is accepted",
+    ),
+    (
+        "loses the last byte of a long write",
+        "storage/blob-sizes",
+        "a blob of 4095 bytes is said to have 4094",
+    ),
+    (
+        "keeps what is given up",
+        "storage/blob-abort",
+        "writers that were given up there is no other",
+    ),
+    (
+        "gives other bytes of what is deleted",
+        "storage/blob-delete-while-open",
+        "other bytes",
+    ),
+    (
+        "gives a descriptor that can be written",
+        "storage/blob-descriptors",
+        "can be written to",
+    ),
+    (
+        "forgets at its end",
+        "storage/durability",
+        "and after kill -9 it is gone",
+    ),
+];
+
+pub(crate) const SANDBOX: &[Row] = &[
+    (
+        "gives a status that there is not",
+        "contract/answers",
+        "status",
+    ),
+    ("ignores cancel", "operations/cancel-during", "it hangs"),
+    ("loses the arguments", "sandbox/answers", "the output is"),
+    ("hides failures", "sandbox/failures", "completed = true"),
+    (
+        "swallows the output of runs",
+        "sandbox/output",
+        "line 0 of the output is missing",
+    ),
+    (
+        "keeps secrets from runs",
+        "sandbox/secrets",
+        "does not find the secret",
+    ),
+    (
+        "gives every run the first one's code",
+        "sandbox/many",
+        "at once gives",
+    ),
+    ("does not limit time", "sandbox/limit-wall", "it hangs"),
+    (
+        "does not limit processor time",
+        "sandbox/limit-cpu",
+        "has computed for 4 s",
+    ),
+    (
+        "does not limit memory",
+        "sandbox/limit-memory",
+        "a run has filled 384 MiB",
+    ),
+    (
+        "does not limit processes",
+        "sandbox/limit-pids",
+        "a run has made 100 processes",
+    ),
+    (
+        "does not limit files",
+        "sandbox/limit-disk",
+        "a run has written",
+    ),
+    (
+        "runs code on the host",
+        "sandbox/isolation",
+        "a run has read the host's file",
+    ),
+    (
+        "runs code on the host",
+        "sandbox/runs-apart",
+        "finds the files of the run before it",
+    ),
+    (
+        "runs code on the host",
+        "sandbox/egress-none",
+        "has reached the host: tcp 127.0.0.1",
+    ),
+    (
+        "runs code on the host",
+        "sandbox/egress-gate",
+        "the run failed",
+    ),
+    ("runs code on the host", "sandbox/mounts", "the run failed"),
+    (
+        "runs code on the host",
+        "sandbox/leftovers",
+        "processes of a run go on",
+    ),
+    (
+        "runs code on the host",
+        "sandbox/killed",
+        "go on in the next one",
+    ),
+];
+
+/// Only the superuser has this to give away.
+const AS_ROOT: &[Row] = &[("runs code on the host", "sandbox/nonroot", "ids [0, 0, 0]")];
+
+/// Plugins in C, compiled as said: what is wrong with them is in the file.
+const IN_C: &[Row] = &[
+    ("-DVERSION=\"one\"", "file/identity", "which is not SemVer"),
+    (
+        "-DANY_FACTORY",
+        "contract/unknown-ids",
+        "get_factory gives something for",
+    ),
+    // It says that it has made an instance, and gives none.
+    (
+        "-DFLAGS=0",
+        "contract/bad-configuration",
+        "instance: is null",
+    ),
+    (
+        "-DNOTE_MAJOR=9 -DENTRY_MAJOR=9",
+        "file/inspected",
+        "built for major 9 of the plugin contract",
+    ),
+    (
+        "-DENTRY_MAJOR=9",
+        "file/loads",
+        "built for major 9 of the plugin contract",
+    ),
+    (
+        "-DMIN_HOST=7",
+        "file/inspected",
+        "needs a host with minor 7",
+    ),
+    ("-DMAGIC=0x12345678u", "file/loads", "magic is 0x12345678"),
+    (
+        "-DENTRY_ID=\"org.skillgate.other\"",
+        "file/loads",
+        "its note says",
+    ),
+    ("-DNO_NOTE", "file/inspected", "no SkillGate ELF note"),
+    (
+        "-DNO_ENTRY",
+        "file/inspected",
+        "does not export the data symbol",
+    ),
+    (
+        "-Wl,-rpath,/somewhere",
+        "file/inspected",
+        "library search path",
+    ),
+    ("-Wl,-z,execstack", "file/inspected", "executable stack"),
+    (
+        "-DCRASH_IN_CREATE",
+        "contract/many-lives",
+        "its last words: create has no future",
+    ),
+];
+
+fn limit(sabotage: &str) -> Duration {
+    match sabotage {
+        "hangs" | "ignores cancel" | "does not limit time" => SHORT,
+        _ => LIMIT,
+    }
+}
+
+/// Fails in this case, for this reason, and loads.
+fn found(report: &Report, (sabotage, case, part): Row) -> Result<(), String> {
+    let failed = ended(report, Status::Failed);
+    let seen = report
+        .cases
+        .iter()
+        .find(|c| c.name == case)
+        .map_or("", |c| &c.seen);
+    if failed == [case] && seen.contains(part) {
+        return Ok(());
+    }
+    Err(format!(
+        "{sabotage}: {case} has to see {part:?}\n{}",
+        table(report)
+    ))
+}
+
+fn all_found(kind: &str, inner: &str, rows: &[Row]) {
+    let mut missed = Vec::new();
+    for row in rows {
+        let (sabotage, case, _) = *row;
+        let settings = Settings {
+            only: vec![case.to_owned()],
+            limit_max: Some(limit(sabotage)),
+            ..settings(&saboteur(kind), &sabotaged(inner, sabotage))
+        };
+        missed.extend(found(&run(&settings), *row).err());
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n\n"));
+}
+
+#[test]
+fn what_a_store_does_wrong_is_found_by_name() {
+    all_found("store", "storage_fs", STORE);
+}
+
+#[test]
+fn what_a_sandbox_does_wrong_is_found_by_name() {
+    all_found("sandbox", "sandbox_process", SANDBOX);
+    if is_root() {
+        all_found("sandbox", "sandbox_process", AS_ROOT);
+    }
+}
+
+fn is_found(plugin: &std::path::Path, (sabotage, case, part): Row) {
+    let settings = Settings {
+        only: vec![case.to_owned()],
+        limit_max: Some(LIMIT),
+        ..settings(plugin, &serde_json::json!({}))
+    };
+    let report = run(&settings);
+    // A file that is not in order does not load either.
+    let failed = report
+        .cases
+        .iter()
+        .find(|c| c.name == case && c.status == Status::Failed);
+    let seen = failed.is_some_and(|case| case.seen.contains(part));
+    assert!(
+        seen && !report.is_good(),
+        "{sabotage}: {case} has to see {part:?}\n{}",
+        table(&report)
+    );
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_found_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, row) in IN_C.iter().enumerate() {
+        let options: Vec<_> = row.0.split(' ').collect();
+        is_found(&probe(dir.path(), &format!("probe{i}"), &options), *row);
+    }
+}
+
+#[test]
+fn an_exception_across_the_boundary_is_found_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(plugin) = thrower(dir.path()) else {
+        eprintln!("not checked: there is no g++ on this machine");
+        return;
+    };
+    let row = ("throws in create()", "contract/many-lives", "SIGABRT");
+    is_found(&plugin, row);
+}
+
+/// A check that nothing can fail checks nothing.
+#[test]
+fn for_every_case_there_is_a_plugin_that_fails_it() {
+    let fails = |case: &&str| {
+        let rows = [STORE, SANDBOX, IN_C, AS_ROOT].concat();
+        rows.iter().any(|row| row.1 == *case)
+    };
+    let never: Vec<_> = case_names().filter(|case| !fails(case)).collect();
+    // One measures, the other is too large for every day.
+    assert_eq!(never, ["storage/blob-large", "figures/calls"]);
+}
+
+/// The wrapper adds nothing of its own: without a sabotage it passes what it fails with one.
+#[test]
+fn without_sabotage_the_same_plugins_pass() {
+    // One that runs code on the host wraps nothing.
+    let wraps = |row: &&Row| row.0 != "runs code on the host";
+    for (kind, inner, rows) in [
+        ("store", "storage_fs", STORE),
+        ("sandbox", "sandbox_process", SANDBOX),
+    ] {
+        let settings = Settings {
+            only: rows
+                .iter()
+                .filter(wraps)
+                .map(|row| row.1.to_owned())
+                .collect(),
+            ..settings(&saboteur(kind), &sabotaged(inner, "none"))
+        };
+        let report = run(&settings);
+        let skipped = ended(&report, Status::Skipped);
+        let skipped_fairly = skipped.iter().all(|case| not_enforced().contains(case));
+        assert!(report.is_good() && skipped_fairly, "{}", table(&report));
+    }
+}

@@ -1,0 +1,196 @@
+//! What is wrong with completions.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::wire::size_of_u32;
+
+use super::{CALL, answer, asked, complete, lock};
+
+/// The ctx of an instance's host, by self.
+static CTX: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
+/// Longer than any text of an answer may be.
+const HUGE_BYTES: usize = 2 << 20;
+
+pub(super) fn of_instance(of: *mut c_void, host: *const abi::Host) {
+    // SAFETY: create() was given this table just now.
+    let ctx = unsafe { (*host).ctx } as usize;
+    lock(&CTX).get_or_insert_default().insert(of as usize, ctx);
+}
+
+pub(super) fn ctx_of(of: *mut c_void) -> *mut c_void {
+    *lock(&CTX).as_ref().unwrap().get(&(of as usize)).unwrap() as *mut c_void
+}
+
+/// A second completion of any op, which is only one of many.
+static ONCE: AtomicBool = AtomicBool::new(false);
+
+fn later(ctx: *mut c_void, op: abi::Op) {
+    let ctx = ctx as usize;
+    std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        // SAFETY: none: this is what it is for.
+        unsafe { answer(ctx as *mut c_void, op, std::ptr::null()) }
+    });
+}
+
+/// What the good plugin calls to end an op.
+pub(super) unsafe extern "C" fn completed(
+    ctx: *mut c_void,
+    op: abi::Op,
+    c: *const abi::Completion,
+) -> i32 {
+    // SAFETY: the good plugin's completion, with its result, is readable during this call; so is what replaces it.
+    unsafe {
+        if asked("never completes") {
+            return abi::OK;
+        }
+        if asked("completes an op that nobody gave") && !ONCE.swap(true, Ordering::SeqCst) {
+            complete(ctx, op + 1, c);
+        }
+        let code = match changed(&*c) {
+            Some(mut changed) => complete(ctx, op, changed.point()),
+            None => complete(ctx, op, c),
+        };
+        if asked("completes twice") {
+            complete(ctx, op, c);
+        }
+        if asked("completes again later") && !ONCE.swap(true, Ordering::SeqCst) {
+            later(ctx, op);
+        }
+        code
+    }
+}
+
+/// A completion with other contents than the good one's.
+struct Changed {
+    completion: abi::Completion,
+    result: Answer,
+}
+
+enum Answer {
+    None,
+    Health(abi::Health),
+    Skill(abi::Skill),
+    Page(abi::SkillPage, Vec<abi::Skill>),
+    Stat(abi::BlobStat),
+    Run(abi::RunResult),
+    Opened(abi::BlobOpened),
+}
+
+impl Changed {
+    /// The completion, pointing to what is here.
+    fn point(&mut self) -> *const abi::Completion {
+        self.completion.result = match &mut self.result {
+            Answer::None => std::ptr::null(),
+            Answer::Health(health) => (&raw const *health).cast(),
+            Answer::Skill(skill) => (&raw const *skill).cast(),
+            Answer::Page(page, skills) => {
+                page.skills = abi::List::of(skills);
+                (&raw const *page).cast()
+            }
+            Answer::Stat(stat) => (&raw const *stat).cast(),
+            Answer::Run(run) => (&raw const *run).cast(),
+            Answer::Opened(opened) => (&raw const *opened).cast(),
+        };
+        &raw const self.completion
+    }
+}
+
+/// # Safety
+/// `c` is the good plugin's completion of the call that this thread is in.
+unsafe fn changed(c: &abi::Completion) -> Option<Changed> {
+    let ok = c.status == abi::OK;
+    let made = |result| {
+        let completion = abi::Completion {
+            struct_size: size_of_u32::<abi::Completion>(),
+            status: abi::OK,
+            error: std::ptr::null(),
+            result: std::ptr::null(),
+        };
+        Some(Changed { completion, result })
+    };
+    // SAFETY: the caller's promise: a good result of that call.
+    unsafe {
+        match CALL.get() {
+            "health" if ok => {
+                let mut health = c.result.cast::<abi::Health>().read();
+                if asked("gives no result") {
+                    return made(Answer::None);
+                } else if asked("gives a text that is not UTF-8") {
+                    health.message = abi::Str {
+                        ptr: b"\xff\xfe".as_ptr(),
+                        len: 2,
+                    };
+                } else if asked("gives a huge text") {
+                    health.message = abi::Str::of("x".repeat(HUGE_BYTES).leak());
+                } else if asked("gives null with a length") {
+                    health.message = abi::Str {
+                        ptr: std::ptr::null(),
+                        len: 5,
+                    };
+                } else if asked("lies about the size of an answer") {
+                    health.struct_size -= 16;
+                }
+                made(Answer::Health(health))
+            }
+            "run" if ok && asked("gives a status that there is not") => {
+                let mut run = c.result.cast::<abi::RunResult>().read();
+                run.status = 99;
+                made(Answer::Run(run))
+            }
+            "run" if ok && asked("hides failures") => {
+                let mut run = c.result.cast::<abi::RunResult>().read();
+                run.status = abi::RUN_COMPLETED;
+                made(Answer::Run(run))
+            }
+            "blob_fd" if ok && asked("gives a descriptor that can be written") => {
+                let mut opened = c.result.cast::<abi::BlobOpened>().read();
+                let path = format!("/proc/self/fd/{}\0", opened.fd);
+                opened.fd = libc::open(path.as_ptr().cast(), libc::O_RDWR | libc::O_CLOEXEC);
+                made(Answer::Opened(opened))
+            }
+            "skill_get" if ok && asked("loses a file") => {
+                let mut skill = c.result.cast::<abi::Skill>().read();
+                skill.files.len -= 1;
+                made(Answer::Skill(skill))
+            }
+            "skill_get" if ok && asked("shows what is being published in part") => {
+                let mut skill = c.result.cast::<abi::Skill>().read();
+                if super::storage::is_publishing() {
+                    skill.files.len -= 1;
+                }
+                made(Answer::Skill(skill))
+            }
+            "skill_put"
+                if c.status == abi::E_ALREADY_EXISTS && asked("publishes a version again") =>
+            {
+                let mut skill: abi::Skill = skillgate_plugin_sdk::wire::zeroed();
+                skill.struct_size = size_of_u32::<abi::Skill>();
+                made(Answer::Skill(skill))
+            }
+            "skill_list" if ok && asked("lists in another order") => {
+                let page = c.result.cast::<abi::SkillPage>().read();
+                let skills = (0..page.skills.len)
+                    .rev()
+                    .map(|i| page.skills.at::<abi::Skill>(i).read())
+                    .collect();
+                made(Answer::Page(page, skills))
+            }
+            "blob_commit" if ok && asked("gives a wrong digest") => {
+                let mut stat = c.result.cast::<abi::BlobStat>().read();
+                stat.sha256 = abi::Str::of("0".repeat(64).leak());
+                made(Answer::Stat(stat))
+            }
+            "blob_commit" if ok && asked("gives ids that can be guessed") => {
+                let mut stat = c.result.cast::<abi::BlobStat>().read();
+                stat.id.len = 7;
+                made(Answer::Stat(stat))
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What is wrong with a sandbox.
+
+use std::ffi::c_void;
+use std::sync::OnceLock;
+
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::wire;
+
+use super::storage::{after_destroy, at_health};
+use super::{SANDBOXES, asked, naked, under};
+
+const EVERY_LIMIT: u32 =
+    abi::LIMIT_WALL | abi::LIMIT_CPU | abi::LIMIT_MEMORY | abi::LIMIT_PIDS | abi::LIMIT_DISK;
+
+static FIRST_CODE: OnceLock<String> = OnceLock::new();
+
+/// The good table with the functions that are wrong.
+pub(super) fn wrap(inner: abi::Sandbox) -> abi::Sandbox {
+    abi::Sandbox {
+        caps: Some(caps),
+        health: Some(health),
+        run: Some(run),
+        cancel: Some(cancel),
+        destroy: Some(destroy),
+        ..inner
+    }
+}
+
+/// # Safety
+/// The arguments are health()'s, as for every function here.
+unsafe extern "C" fn health(this: *mut c_void, op: abi::Op) -> i32 {
+    at_health();
+    // SAFETY: the good plugin's own function, with its own self.
+    under("health", || unsafe {
+        SANDBOXES.get(this).health.unwrap()(this, op)
+    })
+}
+
+unsafe extern "C" fn caps(this: *mut c_void, out: *mut abi::SandboxCaps) -> i32 {
+    // SAFETY: as above; out is the host's to be written.
+    unsafe {
+        let code = SANDBOXES.get(this).caps.unwrap()(this, out);
+        // On a machine where the good one cannot enforce a limit it does not say so.
+        if super::SABOTAGE
+            .get()
+            .is_some_and(|asked| asked.starts_with("does not limit"))
+        {
+            (*out).enforces |= EVERY_LIMIT;
+        }
+        code
+    }
+}
+
+unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunRequest) -> i32 {
+    // SAFETY: as above; the host's request is readable.
+    unsafe {
+        if asked("runs code on the host") {
+            return naked::run(this, op, &wire::prefix(r, "request").unwrap());
+        }
+        let mut request = wire::prefix(r, "request").unwrap();
+        request.struct_size = wire::size_of_u32::<abi::RunRequest>();
+        let mut limits = wire::prefix(request.limits, "limits").unwrap_or_else(|_| wire::zeroed());
+        limits.struct_size = wire::size_of_u32::<abi::Limits>();
+        if asked("does not limit memory") {
+            limits.memory_bytes = 1 << 40;
+        } else if asked("does not limit processes") {
+            limits.max_pids = 1000;
+        } else if asked("does not limit files") {
+            limits.disk_bytes = 1 << 40;
+        } else if asked("does not limit time") {
+            limits.wall_ms = 1 << 30;
+        } else if asked("does not limit processor time") {
+            limits.cpu_ms = 0;
+        }
+        if !request.limits.is_null() {
+            request.limits = &raw const limits;
+        }
+        if asked("gives every run the first one's code") {
+            let code = FIRST_CODE.get_or_init(|| wire::shown(request.code, 1 << 20));
+            request.code = abi::Str::of(code);
+        }
+        if asked("keeps secrets from runs") {
+            request.secrets = abi::List::EMPTY;
+        }
+        if asked("loses the arguments") {
+            request.args_json = abi::Bytes::of(b"{}");
+        }
+        under("run", || {
+            SANDBOXES.get(this).run.unwrap()(this, op, &raw const request)
+        })
+    }
+}
+
+unsafe extern "C" fn cancel(this: *mut c_void, op: abi::Op) {
+    if asked("ignores cancel") {
+        return;
+    }
+    // SAFETY: as above.
+    unsafe { SANDBOXES.get(this).cancel.unwrap()(this, op) }
+}
+
+unsafe extern "C" fn destroy(this: *mut c_void) {
+    // SAFETY: as above.
+    unsafe { SANDBOXES.get(this).destroy.unwrap()(this) };
+    after_destroy(this);
+}
