@@ -4,6 +4,7 @@ mod commands;
 mod operator;
 mod plugins;
 mod reload;
+mod swap;
 
 use std::fmt;
 use std::io::Write as _;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use skillgate_plugin_host::{Info, LoadError, Pin, Plugin, SandboxInstance, StorageInstance};
+use skillgate_plugin_host::{LoadError, Pin, Plugin, StorageInstance};
 use skillgate_plugin_sdk::model;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -23,7 +24,7 @@ use crate::audit::{self, Audit};
 use crate::auth::{self, Authenticator};
 use crate::blobs::Blobs;
 use crate::catalog::{self, Catalog};
-use crate::config::{Config, ConfigErrors, OnDisconnect, PluginSource};
+use crate::config::{Config, ConfigErrors, OnDisconnect};
 use crate::door::DoorLayer;
 use crate::faces::{PATHS, Readiness};
 use crate::gate::{self, Gate, SystemResolver};
@@ -42,7 +43,8 @@ use crate::telemetry::metrics::Metrics;
 pub use commands::{DoctorReport, doctor, list_skills, run_skill_dir};
 use operator::{CountedConnections, Operator, decisions, health, issuers, sources};
 pub(crate) use plugins::PLUGIN_HOST;
-use plugins::{Role, State, bundled_plugin, load, sandbox, storage};
+use plugins::{State, bundled_plugin, sandbox_name, storage};
+use swap::Plugins;
 
 /// Why the gateway does not start, or a command does not finish.
 #[derive(Debug)]
@@ -146,22 +148,13 @@ impl From<LoadError> for AppError {
     }
 }
 
-/// How long a plugin may take to end; what it has acknowledged is durable already.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Everything, put together.
 #[derive(Debug)]
 struct App {
     parts: Parts,
     audit: Audit,
-    plugins: Vec<Instance>,
-}
-
-/// A plugin's instance, to be let go at the end.
-#[derive(Debug)]
-enum Instance {
-    Storage(Arc<StorageInstance>),
-    Sandbox(Arc<SandboxInstance>),
+    plugins: Plugins,
+    shelf: Arc<StorageInstance>,
 }
 
 impl App {
@@ -182,24 +175,12 @@ impl App {
             &bundled,
             "shelf",
             &state,
-            json!({ "read_only_skills": shelves }),
+            &json!({ "read_only_skills": shelves }),
         )
         .await?;
 
-        let plugin = load(config, Role::Storage)?;
-        let info = |kind, info: &Info| (kind, info.id.clone(), info.version.clone());
-        let store_info = info("storage", plugin.info());
-        let store = storage(
-            &plugin,
-            "store",
-            &state,
-            config.plugins.storage.config.clone(),
-        )
-        .await?;
-        let plugin = load(config, Role::Sandbox)?;
-        let infos = [store_info, info("sandbox", plugin.info())];
-        let sandbox = sandbox(&plugin, &state, &config.plugins.sandbox.config).await?;
-
+        let plugins = Plugins::start(config, state).await?;
+        let (store, sandbox) = (plugins.storage(), plugins.sandbox());
         let catalog = Catalog::open(
             shelf.clone(),
             store.clone(),
@@ -241,6 +222,7 @@ impl App {
         let authenticator = Authenticator::off();
         issuers(&metrics, authenticator.clone());
         decisions(&metrics, policy.clone());
+        let infos = plugins.infos();
         sources(&metrics, runs.load(), limits.clone(), audit.clone(), infos);
         let readiness = Readiness::new(
             audit.clone(),
@@ -275,11 +257,8 @@ impl App {
         Ok(App {
             parts,
             audit,
-            plugins: vec![
-                Instance::Sandbox(sandbox),
-                Instance::Storage(store),
-                Instance::Storage(shelf),
-            ],
+            plugins,
+            shelf,
         })
     }
 
@@ -289,20 +268,11 @@ impl App {
             parts,
             audit,
             plugins,
+            shelf,
         } = self;
         drop(parts);
-        for instance in plugins {
-            let ended = async {
-                match instance {
-                    Instance::Sandbox(sandbox) => sandbox.shutdown().await,
-                    Instance::Storage(store) => store.shutdown().await,
-                }
-            };
-            match tokio::time::timeout(SHUTDOWN_TIMEOUT, ended).await {
-                Ok(outcome) => let_go(outcome),
-                Err(_) => tracing::warn!("a plugin did not end in time"),
-            }
-        }
+        plugins.shutdown().await;
+        swap::end(shelf.shutdown()).await;
         // Last: a run that was ended with its plugin is recorded too.
         audit.close().await;
     }
@@ -315,29 +285,6 @@ async fn prepared_policy(config: &Config) -> Result<policy::Prepared, AppError> 
     prepared
         .map_err(|_| AppError::Policy("the policy's trial ended early".into()))?
         .map_err(|error| AppError::Policy(error.to_string()))
-}
-
-/// As policies know it: `process` for the bundled `sandbox-process`.
-fn sandbox_name(config: &Config) -> String {
-    match &config.plugins.sandbox.source {
-        PluginSource::Name(name) => name.strip_prefix("sandbox-").unwrap_or(name).to_owned(),
-        PluginSource::Path(path) => path
-            .file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned(),
-    }
-}
-
-/// Says in the log when a plugin did not end well: there is nobody left to answer for it.
-fn let_go(outcome: model::Result<()>) {
-    if let Err(error) = outcome {
-        tracing::warn!(
-            code = error.code,
-            reason = error.message,
-            "a plugin did not end well"
-        );
-    }
 }
 
 fn run_settings(config: &Config) -> runs::Settings {
@@ -407,7 +354,7 @@ pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
             connections_max: config.server.max_connections,
             drain_timeout: Duration::from_millis(config.server.drain_timeout_ms),
         };
-        let reload = reload::reload(config, read, &mut app.parts);
+        let reload = reload::reload(config, read, &mut app.parts, &app.plugins);
         let readiness = app.parts.readiness.clone();
         let stop = async move {
             tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }

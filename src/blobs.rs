@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
-use skillgate_plugin_host::{BlobReader, BlockingStorage, StorageInstance};
+use skillgate_plugin_host::{BlobReader, BlockingStorage, Current, StorageInstance};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, BlobCreate, BlobStat};
 
@@ -108,14 +108,14 @@ pub struct Preview {
 /// The blobs of all tenants.
 #[derive(Debug, Clone)]
 pub struct Blobs {
-    store: Arc<StorageInstance>,
+    store: Current<StorageInstance>,
     bytes_max: u64,
     ttl_s: u64,
 }
 
 impl Blobs {
     /// On top of a store, with `blobs.max_bytes` and `blobs.ttl_s`.
-    pub fn new(store: Arc<StorageInstance>, bytes_max: u64, ttl_s: u64) -> Self {
+    pub fn new(store: Current<StorageInstance>, bytes_max: u64, ttl_s: u64) -> Self {
         Blobs {
             store,
             bytes_max,
@@ -137,7 +137,8 @@ impl Blobs {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Store`].
     pub async fn stat(&self, tenant: &str, id: &str) -> Result<BlobStat, Error> {
-        self.store
+        self.store()
+            .await?
             .blob_stat(tenant, id)
             .await
             .map_err(|error| self.of(id, error))
@@ -155,9 +156,17 @@ impl Blobs {
         }
     }
 
-    /// The store for threads that may wait: those of runs.
-    pub fn blocking(&self) -> BlockingStorage {
-        self.store.blocking()
+    /// The store for threads that may wait, those of runs: for one call, since the next may be another store's.
+    ///
+    /// # Errors
+    /// `E_UNAVAILABLE` when there is none.
+    pub fn blocking(&self) -> Result<BlockingStorage, model::Error> {
+        Ok(self.store.get_blocking()?.blocking())
+    }
+
+    /// The store for one call.
+    async fn store(&self) -> Result<Arc<StorageInstance>, Error> {
+        self.store.get().await.map_err(Error::Store)
     }
 
     /// Stores a stream. Nothing is visible before all of it is durable; a stream that breaks off leaves nothing.
@@ -173,10 +182,9 @@ impl Blobs {
     where
         E: From<Error>,
     {
-        let writer = self
-            .store
-            .blob_create(self.creation(caller, kind, ""))
-            .await;
+        let store = self.store().await?;
+        let writer = store.blob_create(self.creation(caller, kind, "")).await;
+        drop(store);
         let mut writer = writer.map_err(|error| self.of("", error))?;
         let mut content = std::pin::pin!(content);
         while let Some(piece) = content.next().await {
@@ -270,7 +278,8 @@ impl Blobs {
         offset: u64,
         len: u64,
     ) -> Result<BlobReader, Error> {
-        self.store
+        self.store()
+            .await?
             .blob_open(tenant, id, offset, len)
             .await
             .map_err(|error| self.of(id, error))
@@ -281,7 +290,7 @@ impl Blobs {
     /// # Errors
     /// [`Error::NotFound`], [`Error::Store`].
     pub async fn fd(&self, tenant: &str, id: &str) -> Result<Option<OwnedFd>, Error> {
-        match self.store.blob_fd(tenant, id).await {
+        match self.store().await?.blob_fd(tenant, id).await {
             Ok((fd, _)) => Ok(Some(fd)),
             Err(error) if error.code == abi::E_UNIMPLEMENTED => Ok(None),
             Err(error) => Err(self.of(id, error)),

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use base64::Engine as _;
 use serde::Serialize;
 use serde_json::Value;
-use skillgate_plugin_host::StorageInstance;
+use skillgate_plugin_host::{Current, StorageInstance};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, Content, SkillKey, Source};
 use skillgate_skill::{
@@ -150,7 +150,7 @@ pub struct Catalog(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     shelf: Arc<StorageInstance>,
-    store: Arc<StorageInstance>,
+    store: Current<StorageInstance>,
     /// Name → latest version.
     shelf_latest: HashMap<String, String>,
     cache: Mutex<HashMap<CacheKey, Arc<Skill>>>,
@@ -168,7 +168,7 @@ impl Catalog {
     /// The shelf's.
     pub async fn open(
         shelf: Arc<StorageInstance>,
-        store: Arc<StorageInstance>,
+        store: Current<StorageInstance>,
         files_max: usize,
         bytes_max: u64,
     ) -> Result<Self, model::Error> {
@@ -215,7 +215,10 @@ impl Catalog {
             }
         };
         let mut merge = Merge::new(
-            vec![self.0.shelf.clone(), self.0.store.clone()],
+            vec![
+                self.0.shelf.clone(),
+                self.0.store.get().await.map_err(Error::Store)?,
+            ],
             tenant,
             namespace,
             after,
@@ -296,7 +299,7 @@ impl Catalog {
                 message: format!("version {error}"),
             })?;
         }
-        let (source, owner) = self.source(tenant, name);
+        let owner = self.owner(tenant, name);
         let version = version.or_else(|| self.0.shelf_latest.get(name).map(String::as_str));
         let cached = |version: &str| {
             let key = (owner.to_owned(), name.to_owned(), version.to_owned());
@@ -311,6 +314,7 @@ impl Catalog {
         if let Some(skill) = version.and_then(cached) {
             return Ok(skill);
         }
+        let source = self.source(name).await?;
         let record = match source.skill_get(tenant, name, version.unwrap_or("")).await {
             Ok(record) => record,
             Err(error) if error.code != abi::E_NOT_FOUND => return Err(Error::Store(error)),
@@ -335,7 +339,7 @@ impl Catalog {
         if let Some(skill) = cached(&record.version) {
             return Ok(skill);
         }
-        let skill_md = self.fetch(source, tenant, &record, SKILL_MD).await?;
+        let skill_md = self.fetch(&source, tenant, &record, SKILL_MD).await?;
         let skill = Arc::new(parse(record, &skill_md)?);
         let mut cache = self.0.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if cache.len() >= CACHE_SKILLS_MAX {
@@ -352,13 +356,26 @@ impl Catalog {
         Ok(skill)
     }
 
-    /// Where a name lives, and whose it is in the cache.
-    fn source<'a>(&'a self, tenant: &'a str, name: &str) -> (&'a Arc<StorageInstance>, &'a str) {
-        if self.0.shelf_latest.contains_key(name) {
-            (&self.0.shelf, "")
-        } else {
-            (&self.0.store, tenant)
+    /// Whose a name is in the cache.
+    fn owner<'a>(&self, tenant: &'a str, name: &str) -> &'a str {
+        match self.0.shelf_latest.contains_key(name) {
+            true => "",
+            false => tenant,
         }
+    }
+
+    /// Where a name lives.
+    async fn source(&self, name: &str) -> Result<Arc<StorageInstance>, Error> {
+        if self.0.shelf_latest.contains_key(name) {
+            return Ok(self.0.shelf.clone());
+        }
+        self.0.store.get().await.map_err(Error::Store)
+    }
+
+    /// Forgets what was read: there is another store.
+    pub fn forget(&self) {
+        let mut cache = self.0.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.clear();
     }
 
     /// The text of SKILL.md, front matter included.
@@ -366,8 +383,8 @@ impl Catalog {
     /// # Errors
     /// [`Error::Broken`], [`Error::Store`].
     pub async fn skill_md(&self, tenant: &str, skill: &Skill) -> Result<String, Error> {
-        let (source, _) = self.source(tenant, skill.name());
-        let bytes = self.fetch(source, tenant, &skill.record, SKILL_MD).await?;
+        let source = self.source(skill.name()).await?;
+        let bytes = self.fetch(&source, tenant, &skill.record, SKILL_MD).await?;
         String::from_utf8(bytes).map_err(|_| broken(&skill.record, "SKILL.md is not UTF-8"))
     }
 
@@ -415,8 +432,8 @@ impl Catalog {
             );
             return Err(Error::TooLarge { message });
         }
-        let (source, _) = self.source(tenant, skill.name());
-        self.fetch(source, tenant, &skill.record, path.as_str())
+        let source = self.source(skill.name()).await?;
+        self.fetch(&source, tenant, &skill.record, path.as_str())
             .await
     }
 
@@ -457,7 +474,7 @@ impl Catalog {
     /// # Errors
     /// [`Error::Store`].
     pub async fn tree(&self, tenant: &str, skill: &Skill) -> Result<Source, Error> {
-        let (source, _) = self.source(tenant, skill.name());
+        let source = self.source(skill.name()).await?;
         match source
             .skill_tree(tenant, skill.name(), skill.version())
             .await

@@ -1,4 +1,4 @@
-//! Takes changed keys, policies, limits and secrets while the gateway serves: all of a change, or nothing of it.
+//! Takes changed keys, policies, limits, secrets and plugins while the gateway serves: all of a change, or nothing of it.
 //!
 //! On SIGHUP, or when a watched file has changed, the configuration is read again and every [`Part`] prepares itself.
 //! Only when all have succeeded is anything installed; else the gateway goes on with what it had, says so in the log,
@@ -21,7 +21,7 @@ use crate::telemetry::metrics::Page;
 /// Files that are looked at to see whether something has changed; what is beyond is reloaded on SIGHUP only.
 const WATCHED_FILES_MAX: usize = 10_000;
 /// What these sections say beyond the parts' own is read once, at the start.
-const RELOADED: [&str; 4] = ["auth", "policy", "rate_limit", "secrets"];
+const RELOADED: [&str; 5] = ["auth", "plugins", "policy", "rate_limit", "secrets"];
 
 /// Puts what was prepared in place. Cannot fail, and does not wait.
 pub type Install = Box<dyn FnOnce() + Send>;
@@ -161,7 +161,9 @@ impl Reload {
         match &error {
             None => {
                 status.taken += 1;
-                tracing::info!("reloaded: keys, policies, limits and secrets as they are now");
+                tracing::info!(
+                    "reloaded: keys, policies, limits, secrets and plugins as they are now"
+                );
             }
             Some(reason) => {
                 status.refused += 1;

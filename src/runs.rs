@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
-use skillgate_plugin_host::SandboxInstance;
+use skillgate_plugin_host::{Current, SandboxInstance};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{
     self, BlobStat, Limits, Mount, RunRequest, RunResult, RunSkill, Source,
@@ -153,7 +153,7 @@ pub struct Settings {
 /// Starts runs and answers for them.
 #[derive(Debug, Clone)]
 pub struct Runs {
-    sandbox: Arc<SandboxInstance>,
+    sandbox: Current<SandboxInstance>,
     catalog: Catalog,
     blobs: Blobs,
     secrets: Secrets,
@@ -179,7 +179,7 @@ impl Load {
 impl Runs {
     /// On top of a sandbox.
     pub fn new(
-        sandbox: Arc<SandboxInstance>,
+        sandbox: Current<SandboxInstance>,
         catalog: Catalog,
         blobs: Blobs,
         secrets: Secrets,
@@ -274,6 +274,15 @@ impl Runs {
                 return Err(error);
             }
         };
+        // Kept until the run has ended: calls may go to another one by then.
+        let sandbox = match self.sandbox.get().await {
+            Ok(sandbox) => sandbox,
+            Err(error) => {
+                watch.not_started();
+                ending.not_started().await;
+                return Err(Error::Sandbox(error));
+            }
+        };
         let wall = Duration::from_millis(request.limits.wall_ms);
         let services = Arc::new(Services::new(
             self.blobs.within(job.permit.max_blob_bytes),
@@ -292,8 +301,7 @@ impl Runs {
             "run started"
         );
         let outcome =
-            tokio::time::timeout(wall + OVERTIME, self.sandbox.run(request, services.clone()))
-                .await;
+            tokio::time::timeout(wall + OVERTIME, sandbox.run(request, services.clone())).await;
         let wall_ms = began.elapsed().as_millis() as u64;
         let result = match outcome {
             Ok(Ok(result)) => result,

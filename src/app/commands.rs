@@ -183,13 +183,13 @@ async fn ask_sandbox(config: &Config, state: &State) -> Asked {
         Ok(loaded) => loaded,
         Err(error) => return (None, Err(error)),
     };
-    let health = match sandbox(&loaded, state, &config.plugins.sandbox.config).await {
+    let health = match sandbox(&loaded, "sandbox", state, &config.plugins.sandbox.config).await {
         Ok(instance) => {
             let health = instance.health().await.map_err(|error| AppError::Create {
                 which: "sandbox",
                 error,
             });
-            super::let_go(instance.shutdown().await);
+            super::swap::end(instance.shutdown()).await;
             health
         }
         Err(error) => Err(error),
@@ -202,20 +202,13 @@ async fn ask_storage(config: &Config, state: &State) -> Asked {
         Ok(loaded) => loaded,
         Err(error) => return (None, Err(error)),
     };
-    let health = match storage(
-        &loaded,
-        "store",
-        state,
-        config.plugins.storage.config.clone(),
-    )
-    .await
-    {
+    let health = match storage(&loaded, "store", state, &config.plugins.storage.config).await {
         Ok(instance) => {
             let health = instance.health().await.map_err(|error| AppError::Create {
                 which: "storage",
                 error,
             });
-            super::let_go(instance.shutdown().await);
+            super::swap::end(instance.shutdown()).await;
             health
         }
         Err(error) => Err(error),

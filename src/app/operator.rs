@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use skillgate_plugin_host::{CallCounts, SandboxInstance, StorageInstance};
+use skillgate_plugin_host::{CallCounts, Current, SandboxInstance, StorageInstance, WeakCurrent};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, Health as Said};
 use tokio::net::TcpListener;
@@ -95,29 +95,34 @@ pub(super) fn health(
     metrics: &Metrics,
     policy: &Policy,
     authenticator: Authenticator,
-    storage: &Arc<StorageInstance>,
+    storage: &Current<StorageInstance>,
     shelf: &Arc<StorageInstance>,
-    sandbox: &Arc<SandboxInstance>,
+    sandbox: &Current<SandboxInstance>,
 ) -> Health {
     let numbers = Numbers::default();
-    let store = |name: &'static str, instance: &Arc<StorageInstance>| -> (_, Check) {
-        let (instance, numbers) = (Arc::downgrade(instance), numbers.clone());
-        let check = move || match instance.upgrade() {
-            Some(instance) => {
-                let asked = async move { instance.health().await };
-                numbers.clone().said(name, asked).boxed()
-            }
-            None => std::future::ready(ended()).boxed(),
-        };
-        (name, Arc::new(check))
-    };
-    let (runs, of_runs) = (Arc::downgrade(sandbox), numbers.clone());
-    let runs: Check = Arc::new(move || match runs.upgrade() {
+    let (of_shelf, instance) = (numbers.clone(), Arc::downgrade(shelf));
+    let shelved: Check = Arc::new(move || match instance.upgrade() {
         Some(instance) => {
+            let asked = async move { instance.health().await };
+            of_shelf.clone().said("shelf", asked).boxed()
+        }
+        None => std::future::ready(ended()).boxed(),
+    });
+    let (of_store, current) = (numbers.clone(), storage.downgrade());
+    let stores: Check = Arc::new(move || match in_force(&current) {
+        Ok(instance) => {
+            let asked = async move { instance.health().await };
+            of_store.clone().said("storage", asked).boxed()
+        }
+        Err(state) => std::future::ready(state).boxed(),
+    });
+    let (of_runs, current) = (numbers.clone(), sandbox.downgrade());
+    let runs: Check = Arc::new(move || match in_force(&current) {
+        Ok(instance) => {
             let asked = async move { instance.health().await };
             of_runs.clone().said("sandbox", asked).boxed()
         }
-        None => std::future::ready(ended()).boxed(),
+        Err(state) => std::future::ready(state).boxed(),
     });
     let policy = policy.clone();
     let decides: Check = Arc::new(move || std::future::ready(rules(&policy)).boxed());
@@ -125,19 +130,21 @@ pub(super) fn health(
     let checks = vec![
         ("policy", decides),
         ("issuers", keys),
-        store("storage", storage),
-        store("shelf", shelf),
+        ("storage", stores),
+        ("shelf", shelved),
         ("sandbox", runs),
     ];
     metrics.add_source(move |page| numbers.write(page));
-    calls(
-        metrics,
+    let (of_shelf, storage, sandbox) = (shelf.counts(), storage.downgrade(), sandbox.downgrade());
+    calls(metrics, move || {
+        let storage = storage.upgrade().and_then(|it| it.peek());
+        let sandbox = sandbox.upgrade().and_then(|it| it.peek());
         [
-            ("storage", storage.counts()),
-            ("shelf", shelf.counts()),
-            ("sandbox", sandbox.counts()),
-        ],
-    );
+            ("storage", storage.map(|it| it.counts())),
+            ("shelf", Some(of_shelf.clone())),
+            ("sandbox", sandbox.map(|it| it.counts())),
+        ]
+    });
     Health::new(checks)
 }
 
@@ -169,6 +176,15 @@ fn of_keys(authenticator: &Authenticator) -> State {
         (all, none) if all == none => State::Failed("no issuer has given its keys yet".into()),
         _ => State::Impaired(format!("no keys of {}", without.join(", "))),
     }
+}
+
+/// The instance that calls go to, or why there is none.
+fn in_force<I>(current: &WeakCurrent<I>) -> Result<Arc<I>, State> {
+    let current = current.upgrade().ok_or_else(ended)?;
+    current.peek().ok_or_else(|| match current.gone() {
+        Some(why) => State::Failed(why),
+        None => State::Impaired("it is being exchanged: calls wait".into()),
+    })
 }
 
 fn ended() -> State {
@@ -250,17 +266,20 @@ impl Numbers {
     }
 }
 
-/// The calls of the plugins' instances.
-fn calls(metrics: &Metrics, instances: [(&'static str, CallCounts); 3]) {
+/// The calls of the plugins' instances: an exchanged one counts from zero.
+fn calls(
+    metrics: &Metrics,
+    instances: impl Fn() -> [(&'static str, Option<CallCounts>); 3] + Send + Sync + 'static,
+) {
     metrics.add_source(move |page| {
         page.family(
             "skillgate_plugin_calls_total",
             "counter",
             "Calls of a plugin that have ended, by call and by how (ok, or the kind of its error).",
         );
-        for (plugin, counts) in &instances {
-            for (op, outcome, count) in counts.all() {
-                let labels = [("plugin", *plugin), ("op", op), ("outcome", outcome)];
+        for (plugin, counts) in instances() {
+            for (op, outcome, count) in counts.iter().flat_map(CallCounts::all) {
+                let labels = [("plugin", plugin), ("op", op), ("outcome", outcome)];
                 page.sample(&labels, count as f64);
             }
         }
@@ -273,7 +292,7 @@ pub(super) fn sources(
     load: Load,
     limits: Limits,
     audit: Audit,
-    plugins: [(&'static str, String, String); 2],
+    plugins: impl Fn() -> Vec<(&'static str, String, String)> + Send + Sync + 'static,
 ) {
     metrics.add_source(move |page| {
         page.family(
@@ -281,7 +300,7 @@ pub(super) fn sources(
             "gauge",
             "The plugins that are loaded.",
         );
-        for (kind, name, version) in &plugins {
+        for (kind, name, version) in &plugins() {
             let abi = format!("{}.{}", abi::ABI_MAJOR, abi::ABI_MINOR);
             page.sample(
                 &[

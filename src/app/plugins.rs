@@ -14,6 +14,7 @@ use super::AppError;
 use crate::config::{Config, PluginIsolation, PluginRef, PluginSource};
 
 /// Where plugins and the built-in skill keep what is theirs: `plugins.state_dir`.
+#[derive(Debug, Clone)]
 pub(super) struct State {
     pub(super) root: PathBuf,
 }
@@ -57,9 +58,9 @@ pub(super) async fn storage(
     plugin: &Plugin,
     instance: &str,
     state: &State,
-    config: Value,
+    config: &Value,
 ) -> Result<Arc<StorageInstance>, AppError> {
-    let request = state.request(instance, &config)?;
+    let request = state.request(instance, config)?;
     plugin
         .storage(request)
         .await
@@ -71,10 +72,11 @@ pub(super) async fn storage(
 
 pub(super) async fn sandbox(
     plugin: &Plugin,
+    instance: &str,
     state: &State,
     config: &Value,
 ) -> Result<Arc<SandboxInstance>, AppError> {
-    let request = state.request("sandbox", config)?;
+    let request = state.request(instance, config)?;
     plugin
         .sandbox(request)
         .await
@@ -92,11 +94,23 @@ pub(super) enum Role {
 }
 
 impl Role {
-    fn of(self, config: &Config) -> &PluginRef {
+    pub(super) fn of(self, config: &Config) -> &PluginRef {
         match self {
             Role::Storage => &config.plugins.storage,
             Role::Sandbox => &config.plugins.sandbox,
         }
+    }
+}
+
+/// As policies know the sandbox: `process` for the bundled `sandbox-process`.
+pub(super) fn sandbox_name(config: &Config) -> String {
+    match &config.plugins.sandbox.source {
+        PluginSource::Name(name) => name.strip_prefix("sandbox-").unwrap_or(name).to_owned(),
+        PluginSource::Path(path) => path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
 
+use super::swap::Plugins;
 use crate::auth::{self, Authenticator};
 use crate::config::{AuthMode, Config, KeySource};
 use crate::policy::Policy;
@@ -15,7 +16,7 @@ use crate::stack::Parts;
 
 /// Everything that reloads, in the order in which it is put in place: who may come in last, so that nobody who is let in
 /// anew meets old rules. Its outcome is shown with the health and the metrics of the parts.
-pub(super) fn reload(config: &Config, read: Read, parts: &mut Parts) -> Reload {
+pub(super) fn reload(config: &Config, read: Read, parts: &mut Parts, plugins: &Plugins) -> Reload {
     let handle = Handle::current();
     let runs = parts.rooms.runs.clone();
     let reload = Reload::new(
@@ -32,8 +33,11 @@ pub(super) fn reload(config: &Config, read: Read, parts: &mut Parts) -> Reload {
             Box::new(Keys {
                 authenticator: parts.authenticator.clone(),
                 mode: config.auth.mode,
-                handle,
+                handle: handle.clone(),
             }),
+            Box::new(plugins.of_sandbox(handle.clone())),
+            // The last: it cannot be prepared without being done.
+            Box::new(plugins.of_storage(handle, parts.rooms.catalog.clone())),
         ],
     );
     let (state, numbers) = (reload.report(), reload.report());

@@ -130,7 +130,8 @@ impl Catalog {
                 format!("{name} is one of the operator's own skills: publish under another name");
             return Err(Error::AlreadyExists { message });
         }
-        self.0.store.skill_put(draft.put).await.map_err(|error| match error.code {
+        let store = self.0.store.get().await.map_err(Error::Store)?;
+        store.skill_put(draft.put).await.map_err(|error| match error.code {
             abi::E_ALREADY_EXISTS => Error::AlreadyExists {
                 message: format!("{name} {version} is published with other content, and a version never changes: choose a higher version"),
             },

@@ -142,6 +142,9 @@ A skillgate plugin ({kind}).
 
     {build}
     skillgate plugin inspect {built}     # what the file is, without running it
+    skillgate plugin check {built}       # does it keep to the contract?
+
+What does not pass yet is your list of things to do: {unfinished}
 
 In the gateway's configuration:
 
@@ -169,7 +172,7 @@ pub(super) fn run(args: &NewArgs, out: &mut dyn Write) -> Result<Exit, Failure> 
             "build it:    cargo build --release --manifest-path {shown}/Cargo.toml"
         )?,
     }
-    writeln!(out, "look at it:  skillgate plugin inspect {file}")?;
+    writeln!(out, "check it:    skillgate plugin check {file}")?;
     writeln!(
         out,
         "use it:      {shown}/README.md says what goes into the configuration"
@@ -188,6 +191,10 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
         Language::C => "make",
         Language::Rust => "cargo build --release",
     };
+    let unfinished = match args.kind {
+        Kind::Storage => "`storage/durability`, since it forgets everything when it ends.",
+        Kind::Sandbox => "the cases that run code, since it runs none.",
+    };
     let absolute = fs::canonicalize(&args.dir).map_or_else(
         |_| dir.display().to_string(),
         |above| above.join(&args.name).display().to_string(),
@@ -199,6 +206,7 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
             .replace("{vendor}", "Example")
             .replace("{build}", build)
             .replace("{built}", &built(args))
+            .replace("{unfinished}", unfinished)
             .replace("{absolute}", &absolute)
     };
     let mut files = vec![("README.md".to_owned(), fill(README))];

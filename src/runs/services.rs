@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use skillgate_plugin_host::{BlobWriter, BlockingStorage, RunHost};
+use skillgate_plugin_host::{BlobWriter, RunHost};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, Result};
 
@@ -26,9 +26,8 @@ const WRITERS_MAX: usize = 8;
 /// The services of one run.
 #[derive(Debug)]
 pub(super) struct Services {
-    blobs: Blobs,
     /// Called on the run's own thread: a run needs no other one for its blobs.
-    store: BlockingStorage,
+    blobs: Blobs,
     caller: Caller,
     run_id: String,
     inputs: Vec<String>,
@@ -57,7 +56,6 @@ impl Services {
         gate: Option<gate::Open>,
     ) -> Self {
         Services {
-            store: blobs.blocking(),
             blobs,
             caller: job.caller.clone(),
             run_id: run_id.to_owned(),
@@ -136,21 +134,21 @@ impl RunHost for Services {
 
     fn blob_fd(&self, id: &str) -> Result<OwnedFd> {
         self.may_read(id)?;
-        self.store
+        self.blobs
+            .blocking()?
             .blob_fd(self.caller.tenant(), id)
             .map(|(fd, _)| fd)
     }
 
     fn blob_read(&self, id: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.may_read(id)?;
-        let size = self.store.blob_stat(self.caller.tenant(), id)?.size_bytes;
+        let store = self.blobs.blocking()?;
+        let size = store.blob_stat(self.caller.tenant(), id)?.size_bytes;
         let len = (buf.len() as u64).min(size.saturating_sub(offset));
         if len == 0 {
             return Ok(0);
         }
-        let mut reader = self
-            .store
-            .blob_open(self.caller.tenant(), id, offset, len)?;
+        let mut reader = store.blob_open(self.caller.tenant(), id, offset, len)?;
         let mut filled = 0;
         loop {
             let (piece, end) = reader.read_blocking(blobs::CHUNK_BYTES)?;
@@ -186,7 +184,7 @@ impl RunHost for Services {
             }
         }
         let creation = self.blobs.creation(&self.caller, &kind, &self.run_id);
-        let writer = self.store.blob_create(creation)?;
+        let writer = self.blobs.blocking()?.blob_create(creation)?;
         let mut state = self.state();
         state.next_writer += 1;
         let handle = state.next_writer;

@@ -34,6 +34,7 @@ mod reload;
 mod secrets;
 mod stopping;
 mod storm;
+mod swap;
 mod tunnels;
 mod versions;
 

@@ -2,6 +2,7 @@
 //! one of its own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{Error, Result};
@@ -79,6 +80,17 @@ impl<T: Table> Place<T> {
         match self {
             Place::Here(instance) => instance.counts.clone(),
             Place::There(remote) => remote.counts(),
+        }
+    }
+
+    /// Between two looks at whether an instance is used.
+    pub(crate) const LOOK: Duration = Duration::from_millis(2);
+
+    /// Has anybody else this instance, to call it or until a call, reader or writer ends?
+    pub(crate) fn is_used(&self) -> bool {
+        match self {
+            Place::Here(instance) => Arc::strong_count(instance) > 1,
+            Place::There(remote) => Arc::strong_count(remote) > 1,
         }
     }
 

@@ -24,6 +24,7 @@ mod ask;
 mod blobs;
 mod call;
 mod counts;
+mod current;
 mod hosttable;
 mod inspect;
 mod instance;
@@ -41,6 +42,7 @@ mod written;
 
 pub use blobs::{BlobReader, BlobWriter};
 pub use counts::CallCounts;
+pub use current::{Current, WeakCurrent};
 pub use inspect::{Inspection, Note, inspect};
 pub use load::{LoadError, Pin, Refusal};
 pub use plugin::{Info, Isolation, Plugin};

@@ -99,6 +99,15 @@ impl SandboxInstance {
         self.instance.call(Drain)?.wait().await
     }
 
+    /// Waits until nobody else has it, neither for a call nor for what it began: readers, writers, runs. Who waits for that
+    /// has seen to it that nobody gets it any more.
+    pub async fn unused(self: &Arc<Self>) {
+        // The last to let go need not know that somebody waits, so this looks.
+        while Arc::strong_count(self) > 1 || self.instance.is_used() {
+            tokio::time::sleep(Place::<SandboxTable>::LOOK).await;
+        }
+    }
+
     /// Drains, gives this reference up, and waits until the plugin has destroyed the instance: that is, until every other
     /// reference is gone too. Put a timeout around it.
     pub async fn shutdown(self: Arc<Self>) -> Result<()> {

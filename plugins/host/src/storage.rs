@@ -120,6 +120,15 @@ impl StorageInstance {
         drained
     }
 
+    /// Waits until nobody else has it, neither for a call nor for what it began: readers, writers, runs. Who waits for that
+    /// has seen to it that nobody gets it any more.
+    pub async fn unused(self: &Arc<Self>) {
+        // The last to let go need not know that somebody waits, so this looks.
+        while Arc::strong_count(self) > 1 || self.store.is_used() {
+            tokio::time::sleep(Place::<StorageTable>::LOOK).await;
+        }
+    }
+
     /// A page of skills in the order of `SkillKey`, at most `query.limit`.
     pub async fn skill_list(&self, query: SkillQuery) -> Result<SkillPage> {
         self.store.call(SkillList(query))?.wait().await

@@ -1,0 +1,478 @@
+//! Exchanges the plugins while the gateway serves: the new one is checked and loaded beside the old one, and no call fails.
+//!
+//! A **sandbox** begins beside the old one, as another instance with a state of its own. New runs go to it; the old one ends
+//! when its last run has ended.
+//!
+//! A **store** changes hands: its data is there once, and two instances of a store never have it at the same time (the header
+//! lets the second throw away what the first is writing). Calls wait until those under way have ended, the old instance is
+//! gone and the new one is there, which takes milliseconds. A call that does not end within [`HANDOVER_PATIENCE`], such as a
+//! slow upload, stops the exchange instead, and the old store serves on. So it does when the new one does not come up: then
+//! it is made anew.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::json;
+use skillgate_plugin_host::{Current, Plugin, SandboxInstance, StorageInstance, inspect};
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::{self, Health};
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use super::AppError;
+use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
+use crate::catalog::Catalog;
+use crate::config::{Config, PluginSource};
+use crate::reload::{Install, Part};
+
+/// How long a plugin may take to end; what it has acknowledged is durable already.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long calls of a store wait for those under way to end before the exchange is given up.
+const HANDOVER_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a new instance may take to say how it is.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(10);
+/// Sandboxes that exist at once: the one in use, and old ones whose runs go on.
+const SANDBOXES_MAX: usize = 8;
+
+/// What is in force of one plugin.
+#[derive(Debug, Clone)]
+struct Loaded {
+    plugin: Plugin,
+    config: serde_json::Value,
+    /// What it was made from, the file's digest included: another one is another plugin.
+    made_from: String,
+}
+
+impl Loaded {
+    /// Reads, checks and loads the file.
+    fn load(config: &Config, role: Role) -> Result<Loaded, AppError> {
+        let plugin = load(config, role)?;
+        Ok(Loaded {
+            made_from: made_from(config, role, &plugin.inspection().sha256),
+            config: role.of(config).config.clone(),
+            plugin,
+        })
+    }
+
+    /// The same as far as the configuration and the file that it names tell? Executes nothing of the file.
+    fn is_as(&self, config: &Config, role: Role) -> Result<bool, String> {
+        let sha256 = match &role.of(config).source {
+            // One that came with the program changes with the program.
+            PluginSource::Name(_) => self.plugin.inspection().sha256.clone(),
+            PluginSource::Path(path) => inspect(path).map_err(|error| error.to_string())?.sha256,
+        };
+        Ok(self.made_from == made_from(config, role, &sha256))
+    }
+}
+
+fn made_from(config: &Config, role: Role, sha256: &str) -> String {
+    let plugin = role.of(config);
+    let source = match &plugin.source {
+        PluginSource::Name(name) => json!({ "name": name }),
+        PluginSource::Path(path) => json!({ "path": path }),
+    };
+    json!([
+        source,
+        sha256,
+        plugin.sha256,
+        plugin.minisign_key,
+        plugin.allow_unsigned,
+        format!("{:?}", plugin.isolation),
+        plugin.config,
+        config.plugins.process_start_timeout_ms,
+        config.plugins.process_cancel_grace_ms,
+    ])
+    .to_string()
+}
+
+/// Both plugins. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(super) struct Plugins(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    state: State,
+    storage: Current<StorageInstance>,
+    sandbox: Current<SandboxInstance>,
+    loaded_storage: Mutex<Loaded>,
+    loaded_sandbox: Mutex<(Loaded, Seat)>,
+    seats: Arc<Seats>,
+    /// Old sandboxes whose runs go on.
+    ending: Mutex<Vec<JoinHandle<()>>>,
+    /// As policies know the sandbox.
+    sandbox_name: String,
+}
+
+/// Which names of sandboxes' instances are in use. A name is given again when the one before has ended: an instance removes
+/// what an earlier life under its name has left behind.
+#[derive(Debug, Default)]
+struct Seats(Mutex<[bool; SANDBOXES_MAX]>);
+
+/// A name, until this is dropped.
+#[derive(Debug)]
+struct Seat {
+    of: Arc<Seats>,
+    number: usize,
+}
+
+impl Seats {
+    fn take(self: &Arc<Self>) -> Option<Seat> {
+        let mut taken = lock(&self.0);
+        let number = taken.iter().position(|taken| !taken)?;
+        taken[number] = true;
+        Some(Seat {
+            of: Arc::clone(self),
+            number,
+        })
+    }
+}
+
+impl Seat {
+    fn instance(&self) -> String {
+        match self.number {
+            0 => "sandbox".to_owned(),
+            n => format!("sandbox-{}", n + 1),
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        lock(&self.of.0)[self.number] = false;
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is inside is replaced as a whole, so it is good whenever it can be seen.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Plugins {
+    /// Loads both and makes an instance of each.
+    pub(super) async fn start(config: &Config, state: State) -> Result<Plugins, AppError> {
+        let of_storage = Loaded::load(config, Role::Storage)?;
+        let store = storage(&of_storage.plugin, "store", &state, &of_storage.config).await?;
+        let of_sandbox = Loaded::load(config, Role::Sandbox)?;
+        let seats = Arc::new(Seats::default());
+        let seat = seats.take().ok_or_else(no_seat)?;
+        let runs = sandbox(
+            &of_sandbox.plugin,
+            &seat.instance(),
+            &state,
+            &of_sandbox.config,
+        )
+        .await?;
+        Ok(Plugins(Arc::new(Inner {
+            state,
+            storage: Current::new(store),
+            sandbox: Current::new(runs),
+            loaded_storage: Mutex::new(of_storage),
+            loaded_sandbox: Mutex::new((of_sandbox, seat)),
+            seats,
+            ending: Mutex::default(),
+            sandbox_name: sandbox_name(config),
+        })))
+    }
+
+    pub(super) fn storage(&self) -> Current<StorageInstance> {
+        self.0.storage.clone()
+    }
+
+    pub(super) fn sandbox(&self) -> Current<SandboxInstance> {
+        self.0.sandbox.clone()
+    }
+
+    /// What is loaded now: kind, id, version. Keeps no instance alive.
+    pub(super) fn infos(
+        &self,
+    ) -> impl Fn() -> Vec<(&'static str, String, String)> + Send + Sync + use<> {
+        let plugins = Arc::downgrade(&self.0);
+        move || {
+            let Some(plugins) = plugins.upgrade() else {
+                return Vec::new();
+            };
+            let of_storage = lock(&plugins.loaded_storage).plugin.clone();
+            let of_sandbox = lock(&plugins.loaded_sandbox).0.plugin.clone();
+            [("storage", of_storage), ("sandbox", of_sandbox)]
+                .map(|(kind, plugin)| {
+                    (
+                        kind,
+                        plugin.info().id.clone(),
+                        plugin.info().version.clone(),
+                    )
+                })
+                .to_vec()
+        }
+    }
+
+    pub(super) fn of_sandbox(&self, handle: Handle) -> OfSandbox {
+        OfSandbox {
+            plugins: self.clone(),
+            handle,
+        }
+    }
+
+    pub(super) fn of_storage(&self, handle: Handle, catalog: Catalog) -> OfStorage {
+        OfStorage {
+            plugins: self.clone(),
+            handle,
+            catalog,
+        }
+    }
+
+    /// Runs before stores. The last that has the instances.
+    pub(super) async fn shutdown(self) {
+        if let Some(sandbox) = self.0.sandbox.take() {
+            end(sandbox.shutdown()).await;
+        }
+        let ending = std::mem::take(&mut *lock(&self.0.ending));
+        for old in ending {
+            // Its own end has a limit; that it panicked would have been said.
+            let _ended = tokio::time::timeout(SHUTDOWN_TIMEOUT, old).await;
+        }
+        if let Some(store) = self.0.storage.take() {
+            end(store.shutdown()).await;
+        }
+    }
+}
+
+fn no_seat() -> AppError {
+    AppError::Create {
+        which: "sandbox",
+        error: model::Error::new(
+            abi::E_EXHAUSTED,
+            format!("{SANDBOXES_MAX} sandboxes still have runs that go on: wait for their end"),
+        ),
+    }
+}
+
+/// Says in the log when a plugin did not end well, or in time: there is nobody left to answer for it.
+pub(super) async fn end(ending: impl Future<Output = model::Result<()>>) {
+    match tokio::time::timeout(SHUTDOWN_TIMEOUT, ending).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(
+            code = error.code,
+            reason = error.message,
+            "a plugin did not end well"
+        ),
+        Err(_) => tracing::warn!("a plugin did not end in time"),
+    }
+}
+
+/// Does a new instance work, as far as it says itself?
+async fn well(said: impl Future<Output = model::Result<Health>>) -> Result<(), String> {
+    match tokio::time::timeout(HEALTH_TIMEOUT, said).await {
+        Ok(Ok(health)) if health.state == abi::HEALTH_DOWN => Err(format!(
+            "it says of itself that it is down: {}",
+            health.message
+        )),
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => Err(format!("it does not say how it is: {}", error.message)),
+        Err(_) => Err(format!(
+            "it does not say within {} s how it is",
+            HEALTH_TIMEOUT.as_secs()
+        )),
+    }
+}
+
+fn nothing() -> Install {
+    Box::new(|| ())
+}
+
+fn watched(config: &Config, role: Role) -> Vec<PathBuf> {
+    match &role.of(config).source {
+        PluginSource::Name(_) => Vec::new(),
+        PluginSource::Path(path) => vec![path.clone()],
+    }
+}
+
+/// The plugin that runs code.
+pub(super) struct OfSandbox {
+    plugins: Plugins,
+    handle: Handle,
+}
+
+impl Part for OfSandbox {
+    fn name(&self) -> &'static str {
+        "plugins.sandbox"
+    }
+
+    fn prepare(&self, config: &Config) -> Result<Install, String> {
+        let Plugins(inner) = &self.plugins;
+        let state = State::new(config).map_err(|error| error.to_string())?;
+        if state.root != inner.state.root {
+            return Err(
+                "plugins.state_dir cannot change while the gateway serves; restart it".into(),
+            );
+        }
+        if lock(&inner.loaded_sandbox).0.is_as(config, Role::Sandbox)? {
+            return Ok(nothing());
+        }
+        if sandbox_name(config) != inner.sandbox_name {
+            return Err(format!(
+                "policies decide by the sandbox's name, and {:?} would be {:?}; restart the gateway",
+                inner.sandbox_name,
+                sandbox_name(config)
+            ));
+        }
+        let say = |error: AppError| error.to_string();
+        let loaded = Loaded::load(config, Role::Sandbox).map_err(say)?;
+        let seat = inner.seats.take().ok_or_else(no_seat).map_err(say)?;
+        let instance = self.handle.block_on(async {
+            let (name, config) = (seat.instance(), &loaded.config);
+            let instance = sandbox(&loaded.plugin, &name, &inner.state, config)
+                .await
+                .map_err(say)?;
+            well(instance.health()).await.map(|()| instance)
+        })?;
+        let (plugins, handle) = (self.plugins.clone(), self.handle.clone());
+        Ok(Box::new(move || {
+            let Plugins(inner) = plugins;
+            let old = inner.sandbox.replace(instance);
+            let (_, seat) = std::mem::replace(&mut *lock(&inner.loaded_sandbox), (loaded, seat));
+            tracing::info!(
+                part = "plugins.sandbox",
+                "new runs go to the new plugin; the old one ends with its last run"
+            );
+            if let Some(old) = old {
+                let ending = handle.spawn(async move {
+                    old.unused().await;
+                    end(old.shutdown()).await;
+                    // Its name is free from here on.
+                    drop(seat);
+                    tracing::info!(part = "plugins.sandbox", "the old plugin has ended");
+                });
+                let mut all = lock(&inner.ending);
+                all.retain(|ending| !ending.is_finished());
+                all.push(ending);
+            }
+        }))
+    }
+
+    fn watched(&self, config: &Config) -> Vec<PathBuf> {
+        watched(config, Role::Sandbox)
+    }
+}
+
+/// The plugin that stores.
+pub(super) struct OfStorage {
+    plugins: Plugins,
+    handle: Handle,
+    catalog: Catalog,
+}
+
+impl Part for OfStorage {
+    fn name(&self) -> &'static str {
+        "plugins.storage"
+    }
+
+    /// Everything but letting the calls go on: see the top of this file.
+    fn prepare(&self, config: &Config) -> Result<Install, String> {
+        let Plugins(inner) = &self.plugins;
+        let before = lock(&inner.loaded_storage).clone();
+        // A store that is gone is tried again, whatever it is made from.
+        if inner.storage.gone().is_none() && before.is_as(config, Role::Storage)? {
+            return Ok(nothing());
+        }
+        let loaded = Loaded::load(config, Role::Storage).map_err(|error| error.to_string())?;
+        let instance = self.handle.block_on(hand_over(inner, &before, &loaded))?;
+        let (plugins, catalog) = (self.plugins.clone(), self.catalog.clone());
+        Ok(Box::new(move || {
+            let Plugins(inner) = plugins;
+            *lock(&inner.loaded_storage) = loaded;
+            catalog.forget();
+            inner.storage.replace(instance);
+            tracing::info!(
+                part = "plugins.storage",
+                "the new plugin has the store; the old one has ended"
+            );
+        }))
+    }
+
+    fn watched(&self, config: &Config) -> Vec<PathBuf> {
+        watched(config, Role::Storage)
+    }
+}
+
+/// Ends the old instance and makes the new one while calls wait. After an error they go on, with the old plugin.
+async fn hand_over(
+    inner: &Inner,
+    before: &Loaded,
+    next: &Loaded,
+) -> Result<Arc<StorageInstance>, String> {
+    let waiting = Waiting(&inner.storage);
+    if let Some(old) = inner.storage.take() {
+        let unused = tokio::time::timeout(HANDOVER_PATIENCE, old.unused()).await;
+        if unused.is_err() {
+            inner.storage.replace(old);
+            waiting.over();
+            return Err(format!(
+                "calls of the store have gone on for {} s (a slow upload or download?): reload again later",
+                HANDOVER_PATIENCE.as_secs()
+            ));
+        }
+        end(old.shutdown()).await;
+    }
+    let make = async |loaded: &Loaded| {
+        let made = storage(&loaded.plugin, "store", &inner.state, &loaded.config)
+            .await
+            .map_err(|error| error.to_string())?;
+        well(made.health()).await.map(|()| made)
+    };
+    let why = match make(next).await {
+        Ok(made) => {
+            waiting.over();
+            return Ok(made);
+        }
+        Err(why) => why,
+    };
+    match make(before).await {
+        Ok(again) => {
+            inner.storage.replace(again);
+            waiting.over();
+            Err(why)
+        }
+        Err(worse) => Err(format!("{why}; and the one before: {worse}")),
+    }
+}
+
+/// Calls wait. Dropped before that is over, they are refused: better than for ever.
+struct Waiting<'a>(&'a Current<StorageInstance>);
+
+impl Waiting<'_> {
+    fn over(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0
+            .give_up("the store could not be exchanged, and the one before did not come back");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sandboxes_have_names_of_their_own_and_there_are_so_many() {
+        let seats = Arc::new(Seats::default());
+        let mut taken: Vec<Seat> = (0..SANDBOXES_MAX).map(|_| seats.take().unwrap()).collect();
+        let names: Vec<String> = taken.iter().map(Seat::instance).collect();
+        assert_eq!(
+            (names[0].as_str(), names[7].as_str()),
+            ("sandbox", "sandbox-8")
+        );
+        assert!(seats.take().is_none());
+        assert!(
+            no_seat()
+                .to_string()
+                .contains("8 sandboxes still have runs")
+        );
+        drop(taken.remove(2));
+        assert_eq!(seats.take().unwrap().instance(), "sandbox-3");
+    }
+}

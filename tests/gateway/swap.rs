@@ -1,0 +1,344 @@
+//! Plugins are exchanged while the gateway serves: the new one takes over, the old one ends what it has begun, and no call
+//! fails; nor does one when the new one is no good.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::eventually;
+use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::http::Client;
+use crate::support::look;
+use crate::{alone, count};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const CLIENTS: u64 = 3;
+
+const TAKEN: &str = "reloaded: ";
+const REFUSED: &str = "reload refused";
+
+/// The bundled plugins as a vendor's: files of their own, named by their paths.
+struct Vendor<'a> {
+    house: &'a House,
+    usual: String,
+}
+
+impl<'a> Vendor<'a> {
+    fn new(house: &'a House, watch_ms: u64) -> Self {
+        house.configure(Settings {
+            server: &format!("reload_watch_ms = {watch_ms}"),
+            ..Settings::default()
+        });
+        let vendor = Vendor {
+            usual: fs::read_to_string(house.config()).unwrap(),
+            house,
+        };
+        vendor.release("storage", 0);
+        vendor.release("sandbox", 0);
+        vendor.configure("gateway", "");
+        vendor
+    }
+
+    fn file(&self, kind: &str) -> PathBuf {
+        self.house.path().join(format!("{kind}.so"))
+    }
+
+    /// Puts a file in its place, as a whole.
+    fn install(&self, kind: &str, bytes: &[u8]) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let new = self.house.path().join("new");
+        fs::write(&new, bytes).unwrap();
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::rename(new, self.file(kind)).unwrap();
+    }
+
+    /// Another file of the same plugin: what follows an ELF file's last section is nobody's.
+    fn release(&self, kind: &str, number: u64) {
+        let name = match kind {
+            "storage" => "libskillgate_storage_fs.so",
+            _ => "libskillgate_sandbox_process.so",
+        };
+        let program = Path::new(env!("CARGO_BIN_EXE_skillgate"));
+        let file = program.parent().unwrap().join("deps").join(name);
+        let mut bytes = fs::read(file).unwrap();
+        bytes.extend_from_slice(format!("release {number}").as_bytes());
+        self.install(kind, &bytes);
+    }
+
+    /// Where the store is, and more of its section.
+    fn configure(&self, isolation: &str, more: &str) {
+        let with = |kind: &str, isolation: &str| {
+            let path = self.file(kind);
+            format!("path = {path:?}\nallow_unsigned = true\nisolation = {isolation:?}")
+        };
+        let text = self
+            .usual
+            .replace(r#"name = "storage-fs""#, &with("storage", isolation))
+            .replace(r#"name = "sandbox-process""#, &with("sandbox", "process"))
+            .replace("config = { root =", &format!("config = {{ {more} root ="));
+        assert!(text.contains("storage.so") && text.contains("sandbox.so"));
+        fs::write(self.house.config(), text).unwrap();
+    }
+}
+
+/// Asks for a reload and waits until the log says how it went.
+fn reload(gateway: &Gateway, outcome: &str) {
+    let before = gateway.log().matches(outcome).count();
+    gateway.signal("HUP");
+    eventually(outcome, PATIENCE, || {
+        gateway.log().matches(outcome).count() > before
+    });
+}
+
+/// What the operator sees of reloads.
+fn readyz(gateway: &Gateway) -> (u16, String) {
+    let mut operator = Client::open(&gateway.admin).unwrap();
+    let answer = operator.get("/readyz?verbose").unwrap();
+    (answer.status, answer.text())
+}
+
+/// Stores, reads and runs until it is told to stop. Every answer that is not the right one, as text.
+fn client(gateway: &Gateway, number: u64, stop: &AtomicBool, answered: &AtomicU64) -> Vec<String> {
+    let mut client = gateway.client();
+    let mut wrong = Vec::new();
+    let mut round = 0_u64;
+    while !stop.load(Ordering::Relaxed) {
+        round += 1;
+        let content = format!("{number} {round}");
+        let params = json!({ "content": content, "kind": "text/plain" });
+        let made = client.call("create_blob", params);
+        let id = made.as_ref().map(|it| it["result"]["blob_id"].clone());
+        let read = match id {
+            Ok(id) if id.is_string() => {
+                client.call("read_blob", json!({ "blob_id": id, "mode": "full" }))
+            }
+            _ => {
+                wrong.push(format!("create_blob: {made:?}"));
+                continue;
+            }
+        };
+        if !read
+            .as_ref()
+            .is_ok_and(|it| it["result"]["content"] == content)
+        {
+            wrong.push(format!("read_blob: {read:?}"));
+        }
+        // A run makes a blob, too: its thread asks for the store in the middle of it.
+        if round.is_multiple_of(4) {
+            let code = "from runtime import blobs\n\ndef main(args):\n    return len(blobs.write_text('x' * 10))\n";
+            let ran = client.call("run_code", json!({ "language": "python", "code": code }));
+            let completed = ran
+                .as_ref()
+                .is_ok_and(|it| it["result"]["status"] == "completed");
+            if !completed {
+                wrong.push(format!("run_code: {ran:?}"));
+            }
+        }
+        answered.fetch_add(1, Ordering::Relaxed);
+    }
+    wrong
+}
+
+#[test]
+fn no_call_fails_while_plugins_are_exchanged() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let vendor = Vendor::new(&house, 0);
+    let gateway = house.start();
+    let rounds = count(5, 50);
+    let (stop, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    let goes_on = || {
+        let before = answered.load(Ordering::Relaxed);
+        eventually("calls are answered", PATIENCE, || {
+            answered.load(Ordering::Relaxed) >= before + 4 * CLIENTS
+        });
+    };
+    let wrong: Vec<String> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|n| {
+                let (gateway, stop, answered) = (&gateway, &stop, &answered);
+                scope.spawn(move || client(gateway, n, stop, answered))
+            })
+            .collect();
+        // A failed check must end the clients, too.
+        let checks = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            goes_on();
+            for round in 1..=rounds {
+                vendor.release("storage", round);
+                vendor.release("sandbox", round);
+                let isolation = if round % 2 == 0 { "gateway" } else { "process" };
+                vendor.configure(isolation, "");
+                reload(&gateway, TAKEN);
+                goes_on();
+            }
+            let log = gateway.log();
+            let swapped = |what: &str| log.matches(what).count() as u64;
+            assert_eq!(swapped("the new plugin has the store"), rounds);
+            assert_eq!(swapped("new runs go to the new plugin"), rounds);
+
+            broken(&vendor, &gateway, &goes_on);
+            // And a good one after all that.
+            vendor.release("sandbox", rounds + 1);
+            vendor.configure("gateway", "");
+            reload(&gateway, TAKEN);
+            eventually("the operator sees that all is well", PATIENCE, || {
+                readyz(&gateway).1.contains("[+]reload ok")
+            });
+            goes_on();
+        }));
+        stop.store(true, Ordering::Relaxed);
+        let wrong = clients.into_iter().flat_map(|it| it.join().unwrap());
+        let wrong = wrong.collect();
+        if let Err(failed) = checks {
+            eprintln!(
+                "the gateway said: {}",
+                gateway
+                    .log()
+                    .lines()
+                    .filter(|line| !line.contains("request{"))
+                    .collect::<Vec<_>>()
+                    .join("\n")
+            );
+            std::panic::resume_unwind(failed);
+        }
+        wrong
+    });
+    println!(
+        "{} exchanges of each plugin, {} rounds of calls, {} wrong answers",
+        rounds,
+        answered.load(Ordering::Relaxed),
+        wrong.len()
+    );
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    // Of the old ones nothing is left.
+    eventually("the old plugins end", PATIENCE, || {
+        let all = look::descendants(gateway.pid);
+        all.iter().filter(|it| it.name == "skillgate-runs").count() == 1
+            && all.iter().filter(|it| it.name == "skillgate-host").count() == 1
+    });
+    gateway.stop();
+}
+
+/// New plugins that are no good: refused, said so, and the old ones serve on.
+fn broken(vendor: &Vendor<'_>, gateway: &Gateway, goes_on: &dyn Fn()) {
+    let refused = |why: &str| {
+        reload(gateway, REFUSED);
+        // What is shown may be some seconds old.
+        eventually("the operator is told", PATIENCE, || {
+            let (status, text) = readyz(gateway);
+            assert_eq!(status, 200, "{text}");
+            text.contains("refused, the last good state is kept") && text.contains(why)
+        });
+        let log = gateway.log();
+        let line = log.lines().rfind(|line| line.contains(REFUSED)).unwrap();
+        assert!(line.contains(why), "{line}");
+        goes_on();
+    };
+    // A file that is not one.
+    let whole = fs::read(vendor.file("sandbox")).unwrap();
+    vendor.install("sandbox", &whole[..4096]);
+    refused("plugins.sandbox: ");
+    vendor.install("sandbox", &whole);
+    // One that loads and does not start: the store has been let go by then, and is taken again.
+    vendor.configure("gateway", "no_such_key = 1,");
+    refused("no_such_key");
+    // Another sandbox would be decided about in another way.
+    let text = fs::read_to_string(vendor.house.config()).unwrap();
+    fs::rename(vendor.file("sandbox"), vendor.file("other")).unwrap();
+    fs::write(
+        vendor.house.config(),
+        text.replace("sandbox.so", "other.so")
+            .replace("no_such_key = 1,", ""),
+    )
+    .unwrap();
+    refused("policies decide by the sandbox's name");
+    fs::rename(vendor.file("other"), vendor.file("sandbox")).unwrap();
+}
+
+/// A run that is under way stays where it began, and ends there.
+#[test]
+fn a_file_that_has_changed_is_taken_without_a_signal_and_runs_go_on() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let vendor = Vendor::new(&house, 20);
+    let gateway = house.start();
+    let before = gateway.launcher().pid;
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            let code = "import time\n\ndef main(args):\n    time.sleep(3)\n    return 'from the old one'\n";
+            gateway
+                .client()
+                .call("run_code", json!({ "language": "python", "code": code }))
+        });
+        eventually("the run begins", PATIENCE, || !gateway.inside().is_empty());
+        vendor.release("sandbox", 1);
+        eventually("the new one is taken", PATIENCE, || {
+            gateway.log().contains("new runs go to the new plugin")
+        });
+        assert!(!run.is_finished(), "the run goes on");
+        let other = gateway
+            .client()
+            .run(
+                "def main(args):\n    return 'from the new one'\n",
+                json!({}),
+            )
+            .unwrap();
+        assert_eq!(other["output"], "from the new one");
+        let ran = run.join().unwrap().unwrap();
+        assert_eq!(ran["result"]["output"], "from the old one", "{ran}");
+    });
+    eventually("the old one ends", PATIENCE, || {
+        gateway.log().contains("the old plugin has ended")
+            && !look::descendants(gateway.pid)
+                .iter()
+                .any(|process| process.pid == before)
+    });
+    gateway.stop();
+}
+
+/// A store is not taken away from an upload that is under way: the exchange is given up, calls that waited for it go on, and
+/// so does the upload.
+#[test]
+fn a_slow_upload_keeps_its_store() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let vendor = Vendor::new(&house, 0);
+    let gateway = house.start();
+    let mut upload = gateway.client();
+    upload
+        .head(
+            "POST",
+            "/blobs",
+            &[("content-type", "text/plain"), ("content-length", "10")],
+        )
+        .unwrap();
+    upload.write(b"01234").unwrap();
+    eventually("the upload has begun", PATIENCE, || house.unfinished() > 0);
+    vendor.release("storage", 1);
+    let (stop, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    let wrong = std::thread::scope(|scope| {
+        // Sooner or later one of these meets the exchange; none fails.
+        let calls = scope.spawn(|| client(&gateway, 0, &stop, &answered));
+        reload(&gateway, REFUSED);
+        stop.store(true, Ordering::Relaxed);
+        calls.join().unwrap()
+    });
+    assert!(wrong.is_empty(), "{wrong:?}");
+    assert!(
+        gateway
+            .log()
+            .contains("calls of the store have gone on for 5 s"),
+        "{}",
+        gateway.said()
+    );
+    upload.write(b"56789").unwrap();
+    let answer = upload.answer().unwrap();
+    assert_eq!(answer.status, 201, "{}", answer.text());
+    // Nobody has it any more.
+    reload(&gateway, TAKEN);
+    assert!(gateway.log().contains("the new plugin has the store"));
+    gateway.stop();
+}
