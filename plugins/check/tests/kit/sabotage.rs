@@ -89,6 +89,7 @@ pub(crate) const SANDBOX: &[Row] = &[
     ("gives a status that there is not", "contract/answers", "status"),
     ("ignores cancel", "operations/cancel-during", "it hangs"),
     ("loses the arguments", "sandbox/answers", "the output is"),
+    ("stores no blobs of runs", "sandbox/blobs", "a run that reads and writes blobs fails"),
     ("hides failures", "sandbox/failures", "completed = true"),
     ("swallows the output of runs", "sandbox/output", "line 0 of the output is missing"),
     ("keeps secrets from runs", "sandbox/secrets", "does not find the secret"),

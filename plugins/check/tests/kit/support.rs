@@ -91,6 +91,11 @@ pub(crate) fn settings(plugin: &Path, config: &serde_json::Value) -> Settings {
     }
 }
 
+/// Whether to take the time for everything.
+pub(crate) fn full() -> bool {
+    std::env::var_os("SKILLGATE_TEST_FULL").is_some_and(|value| value != "0")
+}
+
 pub(crate) fn is_root() -> bool {
     let this = std::fs::metadata("/proc/self").unwrap();
     std::os::unix::fs::MetadataExt::uid(&this) == 0
