@@ -10,6 +10,7 @@ mod doctor;
 mod failure;
 mod plugin;
 mod plugin_check;
+mod plugin_new;
 mod policy;
 mod policy_log;
 mod serve;
@@ -81,7 +82,7 @@ enum Command {
     /// Check, test and explain policies
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// Look at plugins and check them
+    /// Write plugins, look at them and check them
     #[command(subcommand)]
     Plugin(plugin::PluginCommand),
     /// The process of a plugin: started by the gateway

@@ -1,6 +1,7 @@
 /*
  * The smallest useful skillgate plugin in C: a "sandbox" that runs nothing and
- * gives back the arguments.  It shows every part that a plugin needs.
+ * gives back the arguments.  It shows every part that a plugin needs.  A store
+ * with all its calls is in store.c.
  *
  *     cc -std=c99 -O2 -fPIC -shared -I ../abi/include -o echo.so echo.c
  *     skillgate plugin inspect echo.so

@@ -1,4 +1,5 @@
-//! `skillgate plugin`: looks at a plugin's file without running any of it, or checks it in processes of its own.
+//! `skillgate plugin`: what a plugin's author needs (a start, a check in processes of their own), and what an operator wants to
+//! know of a plugin's file without running any of it.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -7,10 +8,12 @@ use clap::{Args, Subcommand};
 use skillgate_plugin_host::{Inspection, Refusal, inspect};
 
 use super::failure::Failure;
-use super::{Exit, Output, OutputFormat, plain, plugin_check, print_json, print_table};
+use super::{Exit, Output, OutputFormat, plain, plugin_check, plugin_new, print_json, print_table};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PluginCommand {
+    /// Write a small plugin that builds and runs, to start from
+    New(plugin_new::NewArgs),
     /// Say what a plugin file is and whether it would be loaded, without executing it (exit code 1 if it would not)
     Inspect(InspectArgs),
     /// Check that a plugin keeps to the contract and does what it says (exit code 1 if it does not)
@@ -27,12 +30,13 @@ pub(super) struct InspectArgs {
 
 pub(super) fn run(command: &PluginCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
     match command {
-        PluginCommand::Inspect(args) => inspect_file(args, out),
+        PluginCommand::New(args) => plugin_new::run(args, out),
+        PluginCommand::Inspect(args) => look(args, out),
         PluginCommand::Check(args) => plugin_check::run(args, out),
     }
 }
 
-fn inspect_file(args: &InspectArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+fn look(args: &InspectArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let found = inspect(&args.path).map_err(|error| {
         let exit = match error.why {
             Refusal::Unreadable(_) => Exit::Runtime,

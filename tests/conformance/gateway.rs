@@ -114,31 +114,85 @@ impl Drop for Server {
     }
 }
 
+/// Which plugins the gateway under test has, and where.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Plugins {
+    /// "storage-fs", "example-c", or a plugin's file. Absent: the first.
+    pub(crate) store: Option<String>,
+    /// Where both plugins run: "gateway" or "process". Absent: as the gateway's defaults say.
+    pub(crate) isolation: Option<String>,
+}
+
+impl Plugins {
+    /// What whoever runs the suite has asked for.
+    pub(crate) fn asked_for() -> Result<Plugins, String> {
+        let setting = |name: &str| match std::env::var(name) {
+            Ok(value) => Ok(Some(value)),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(error) => Err(format!("{name}: {error}")),
+        };
+        Ok(Plugins {
+            store: setting("SKILLS_STORE")?,
+            isolation: setting("SKILLS_ISOLATION")?,
+        })
+    }
+
+    /// What `[plugins.storage]` says.
+    fn storage(&self, repo: &Path, data: &Path) -> Result<String, String> {
+        let file = match self.store.as_deref() {
+            None | Some("storage-fs") => {
+                let root = data.join("store");
+                return Ok(format!(
+                    "name = \"storage-fs\"\nconfig = {{ root = {root:?} }}"
+                ));
+            }
+            Some("example-c") => example_c(repo, data)?,
+            Some(path) => std::path::absolute(path).map_err(|e| format!("{path}: {e}"))?,
+        };
+        Ok(format!("path = {file:?}\nallow_unsigned = true"))
+    }
+}
+
 /// Our gateway on a free port, with everything it keeps in `data`.
 ///
 /// An ordinary user has no cgroup of its own unless the host gives it one, and the gateway then refuses to start: the suite
 /// says so and takes the downgrade that the refusal names, since every row can be kept without it.
-pub(crate) fn start(repo: &Path, data: &Path) -> Result<Server, String> {
-    start_with(repo, data, "{}").or_else(|why| {
+pub(crate) fn start(repo: &Path, data: &Path, plugins: &Plugins) -> Result<Server, String> {
+    start_with(repo, data, plugins, "{}").or_else(|why| {
         if !why.contains("cgroup") {
             return Err(why);
         }
         println!(
             "this host gives its user no cgroup: runs have no limit on their memory as a whole"
         );
-        start_with(repo, data, r#"{ downgrades = ["cgroup"] }"#)
+        start_with(repo, data, plugins, r#"{ downgrades = ["cgroup"] }"#)
     })
 }
 
-/// Names where both plugins run: "gateway" or "process". Absent: as the gateway's defaults say.
-const ISOLATION: &str = "SKILLS_ISOLATION";
+/// The example of a store in C, compiled as it says itself.
+fn example_c(repo: &Path, data: &Path) -> Result<PathBuf, String> {
+    let file = data.join("store.so");
+    let output = Command::new("cc")
+        .args(["-std=c99", "-O2", "-fPIC", "-shared", "-pthread", "-I"])
+        .arg(repo.join("plugins/abi/include"))
+        .arg("-o")
+        .args([&file, &repo.join("plugins/example-c/store.c")])
+        .output()
+        .map_err(|e| format!("the store in C needs a C compiler, cc: {e}"))?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    Ok(file)
+}
 
-fn start_with(repo: &Path, data: &Path, sandbox: &str) -> Result<Server, String> {
-    let isolation = match std::env::var(ISOLATION) {
-        Ok(isolation) => format!("isolation = {isolation:?}"),
-        Err(std::env::VarError::NotPresent) => String::new(),
-        Err(error) => return Err(format!("{ISOLATION}: {error}")),
-    };
+fn start_with(
+    repo: &Path,
+    data: &Path,
+    plugins: &Plugins,
+    sandbox: &str,
+) -> Result<Server, String> {
+    let isolation = plugins.isolation.as_ref();
+    let isolation = isolation.map_or_else(String::new, |it| format!("isolation = {it:?}"));
     let config = data.join("skillgate.toml");
     let text = format!(
         r#"rate_limit = []
@@ -153,8 +207,7 @@ listen = "127.0.0.1:0"
 paths = [{skills:?}]
 
 [plugins.storage]
-name = "storage-fs"
-config = {{ root = {store:?} }}
+{store}
 {isolation}
 
 [plugins.sandbox]
@@ -163,7 +216,7 @@ config = {sandbox}
 {isolation}
 "#,
         skills = repo.join("skills"),
-        store = data.join("store"),
+        store = plugins.storage(repo, data)?,
     );
     std::fs::write(&config, text).map_err(|e| format!("{}: {e}", config.display()))?;
     let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use sha2::{Digest, Sha256};
 
 use crate::case::{Case, Suite};
-use crate::gateway::TempDir;
+use crate::gateway::{Plugins, TempDir};
 use crate::http::Endpoint;
 use crate::run::{Outcome, Target, Verdict};
 
@@ -90,6 +90,33 @@ fn the_printed_client_is_as_printed() {
 
 #[test]
 fn conformance() {
+    let foreign = std::env::var("SKILLS_ENDPOINT").ok();
+    let plugins = Plugins::asked_for().unwrap_or_else(|why| panic!("{why}"));
+    keeps_every_row(foreign.as_deref(), &plugins);
+}
+
+/// The bundled plugins keep to the gateway's own process unless somebody says otherwise: here somebody does.
+#[test]
+fn with_the_plugins_in_processes_of_their_own() {
+    let plugins = Plugins {
+        store: None,
+        isolation: Some("process".into()),
+    };
+    keeps_every_row(None, &plugins);
+}
+
+/// Nothing of the protocol is in the bundled store: another one, in another language, does as well.
+#[test]
+fn with_the_store_in_c() {
+    let plugins = Plugins {
+        store: Some("example-c".into()),
+        isolation: Some("gateway".into()),
+    };
+    keeps_every_row(None, &plugins);
+}
+
+/// `foreign`: the endpoint of a server that is there already; else ours is started, with these plugins.
+fn keeps_every_row(foreign: Option<&str>, plugins: &Plugins) {
     let _turn = ONE_AT_A_TIME.lock();
     let suite = suite();
     let wanted = std::env::var("SKILLS_CASES").unwrap_or_default();
@@ -98,9 +125,8 @@ fn conformance() {
         .iter()
         .filter(|case| case.id.contains(&wanted))
         .collect();
-    let foreign = std::env::var("SKILLS_ENDPOINT").ok();
     let data = TempDir::new("skillgate-conformance").expect("a temporary directory can be made");
-    let (target, server) = match &foreign {
+    let (target, server) = match foreign {
         Some(url) => {
             let endpoint = Endpoint::parse(url).expect("SKILLS_ENDPOINT is http://host:port/rpc");
             let product = std::env::var("SKILLS_PRODUCT").is_ok_and(|name| name == "skillgate");
@@ -116,7 +142,8 @@ fn conformance() {
         }
         None => {
             let repo = Path::new(env!("CARGO_MANIFEST_DIR"));
-            let server = gateway::start(repo, &data.0).unwrap_or_else(|why| panic!("{why}"));
+            let server =
+                gateway::start(repo, &data.0, plugins).unwrap_or_else(|why| panic!("{why}"));
             let data_dir = Some(data.0.display().to_string());
             (
                 Target {

@@ -28,6 +28,7 @@ mod load;
 mod operator;
 mod ordinary_user;
 mod plugin_check;
+mod plugin_new;
 mod policy;
 mod reload;
 mod secrets;

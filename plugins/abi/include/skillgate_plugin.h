@@ -466,9 +466,10 @@ typedef struct skg_sandbox {
     int32_t (*health)(void *self, skg_op op);                            /* -> skg_health */
     /* Take no new work (SKG_E_UNAVAILABLE); complete when nothing is in flight. */
     int32_t (*drain)(void *self, skg_op op);                             /* -> none */
-    /* [once] All ops are complete.  Returns when every thread that the
-     * instance started is gone; the host table is invalid afterwards.  Called
-     * on a thread that may wait. */
+    /* [once] All ops are complete, and every call into the instance has
+     * returned.  Returns when every thread that the instance started is gone;
+     * the host table is invalid afterwards.  Called on a thread that may
+     * wait. */
     void    (*destroy)(void *self);
     /* As in skg_host; may be NULL. */
     const void *(*get_extension)(void *self, const char *id);

@@ -1,28 +1,31 @@
 //! Every struct and field as the compiler has laid it out, for the test that compares them with the header.
 
 use core::any::type_name;
-use core::mem::{offset_of, size_of};
+use core::mem::size_of;
 
 use crate::{basics::*, sandbox::*, storage::*};
 
 /// Lists fields; the pattern without `..` does not compile when one is missing.
 macro_rules! layout {
     ($emit:ident; $($name:ident = $c:literal: $($field:ident)+;)+) => { $({
-        $emit($c, "", size_of::<$name>(), type_name::<$name>());
-        $($emit($c, stringify!($field), offset_of!($name, $field), name_of(|s: &$name| &s.$field));)+
+        $emit($c, "", 0, size_of::<$name>(), type_name::<$name>());
+        $(
+            let (size, name) = described(|s: &$name| &s.$field);
+            $emit($c, stringify!($field), crate::offset_of!($name, $field), size, name);
+        )+
         let _all = |s: &$name| {
             let $name { $($field: _),+ } = s;
         };
     })+ };
 }
 
-fn name_of<S, T>(_: fn(&S) -> &T) -> &'static str {
-    type_name::<T>()
+fn described<S, T>(_: fn(&S) -> &T) -> (usize, &'static str) {
+    (size_of::<T>(), type_name::<T>())
 }
 
-/// Calls `emit` with the C struct's name, the field (empty: the struct itself), the offset (or the size of the struct)
-/// and the Rust type.
-pub fn layout(mut emit: impl FnMut(&'static str, &'static str, usize, &'static str)) {
+/// Calls `emit` with the C struct's name, the field (empty: the struct itself), its offset and size in bytes, and the
+/// Rust type.
+pub fn layout(mut emit: impl FnMut(&'static str, &'static str, usize, usize, &'static str)) {
     layout! { emit;
         Str = "skg_str": ptr len;
         Bytes = "skg_bytes": ptr len;

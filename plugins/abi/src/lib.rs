@@ -3,11 +3,14 @@
 //! `no_std`, no dependency, no behaviour: types, constants, and what it takes to look into a struct that came from the
 //! other side. The header is the authority and has the rules; `tests/layout.rs` compiles it and compares every size,
 //! offset, field type and constant with this crate. Who writes a plugin in Rust uses `skillgate-plugin-sdk` instead.
+//!
+//! Rust 1.63, edition 2021: a vendor's compiler may be old.
 #![no_std]
-#![allow(
-    unsafe_code,
-    reason = "the contract's types are raw pointers; reading them is what this crate is for"
-)]
+// The contract's types are raw pointers; reading them is what this crate is for.
+#![allow(unsafe_code)]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+use core::mem::size_of;
 
 mod basics;
 mod consts;
@@ -50,9 +53,22 @@ pub type Fd = i32;
 macro_rules! has {
     ($t:ty, $p:expr, $f:ident) => {{
         let p: *const $t = $p;
-        let end = ::core::mem::offset_of!($t, $f) + $crate::size_of_field(|s: &$t| &s.$f);
+        let end = $crate::offset_of!($t, $f) + $crate::size_of_field(|s: &$t| &s.$f);
         // SAFETY: the caller's promise: p points to a struct whose first field is a u32, struct_size.
         (unsafe { p.cast::<u32>().read() }) as usize >= end
+    }};
+}
+
+/// `core::mem::offset_of!`, which is newer than this crate may be.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! offset_of {
+    ($t:ty, $f:ident) => {{
+        let place = ::core::mem::MaybeUninit::<$t>::uninit();
+        let base = place.as_ptr();
+        // SAFETY: the field is inside `place`; nothing is read, so that it is not initialised does not matter.
+        let field = unsafe { ::core::ptr::addr_of!((*base).$f) };
+        field as usize - base as usize
     }};
 }
 

@@ -1,10 +1,12 @@
-//! The calls of `calls/mod.rs` with plugins in this process.
+//! The calls of `calls/mod.rs`, and the store of `store/mod.rs`, with plugins in this process.
 #![allow(
     clippy::unwrap_used,
     reason = "a test that cannot go on says so by panicking"
 )]
 
 mod calls;
+mod contract;
+mod store;
 mod support;
 
 use skillgate_plugin_host::Isolation;

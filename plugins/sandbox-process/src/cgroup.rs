@@ -22,6 +22,8 @@ pub(crate) use held::{Held, Part};
 use hierarchy::{Hierarchy, hierarchies};
 
 const CPU_PERIOD_US: u64 = 100_000;
+/// Groups that wait for their runs: to make one takes as long as the rest that a launcher does for a run.
+const AHEAD: usize = 2;
 
 /// The instance's groups. Dropping it does nothing: [`Groups::remove`] says whether it worked.
 #[derive(Debug)]
@@ -29,6 +31,9 @@ pub(crate) struct Groups {
     parents: Vec<(Hierarchy, PathBuf)>,
     cpus: f64,
     made: u64,
+    ahead: Vec<(GroupLimits, RunGroup, Entrance)>,
+    /// What the last run wanted; `None`: none can be made at the moment.
+    wanted: Option<GroupLimits>,
 }
 
 /// The limits of a run.
@@ -72,6 +77,8 @@ impl Groups {
             parents: Vec::new(),
             cpus,
             made: 0,
+            ahead: Vec::new(),
+            wanted: None,
         };
         let result = groups.make_parents(name, configured);
         if result.is_err() {
@@ -138,8 +145,37 @@ impl Groups {
         }
     }
 
-    /// A group with its limits, before anything is in it.
+    /// A group with its limits, before anything is in it. One that was made ahead if it has these.
     pub(crate) fn make_run(&mut self, limits: GroupLimits) -> io::Result<(RunGroup, Entrance)> {
+        self.wanted = Some(limits);
+        match self.ahead.iter().position(|made| made.0 == limits) {
+            Some(at) => {
+                let (_, group, entrance) = self.ahead.remove(at);
+                Ok((group, entrance))
+            }
+            None => self.make_now(limits),
+        }
+    }
+
+    /// Whether there is something for [`Self::make_ahead`] to do.
+    pub(crate) fn lacks(&self) -> bool {
+        let fits = |made: &&(GroupLimits, RunGroup, Entrance)| Some(made.0) == self.wanted;
+        self.wanted.is_some() && self.ahead.iter().filter(fits).count() < AHEAD
+    }
+
+    /// Makes a group like the last, for a run that will be in a hurry. Gives one that is of no use any more.
+    pub(crate) fn make_ahead(&mut self) -> Option<RunGroup> {
+        let wanted = self.wanted?;
+        match self.make_now(wanted) {
+            Ok((group, entrance)) => self.ahead.push((wanted, group, entrance)),
+            // Whoever needs one next will say why.
+            Err(_) => self.wanted = None,
+        }
+        let stale = self.ahead.iter().position(|made| made.0 != wanted);
+        stale.map(|at| self.ahead.remove(at).1)
+    }
+
+    fn make_now(&mut self, limits: GroupLimits) -> io::Result<(RunGroup, Entrance)> {
         self.made += 1;
         let mut group = RunGroup { parts: Vec::new() };
         let result = self.fill(&mut group, limits);
@@ -195,6 +231,10 @@ impl Groups {
 
     /// Removes the parent groups, when every run's is gone.
     pub(crate) fn remove(&mut self) -> io::Result<()> {
+        for (_, mut group, _) in self.ahead.drain(..) {
+            // Nothing was ever in it.
+            group.try_remove();
+        }
         self.parents
             .iter()
             .try_for_each(|(_, dir)| remove_if_there(dir))
@@ -211,6 +251,19 @@ impl RunGroup {
             });
         }
         total
+    }
+
+    /// Processor time so far, in microseconds.
+    pub(crate) fn cpu_us(&self) -> Option<u64> {
+        let mut total = GroupUse::default();
+        for (h, dir) in &self.parts {
+            if h.v2 || h.controllers.contains(&"cpuacct") {
+                count(&mut total, h.v2, &["cpuacct"], false, |file| {
+                    fs::read_to_string(dir.join(file)).unwrap_or_default()
+                });
+            }
+        }
+        total.cpu_us
     }
 
     /// Removes it. `false`: something is still in it, try again soon.

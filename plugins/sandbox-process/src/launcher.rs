@@ -133,6 +133,8 @@ struct Launcher {
     home: OwnedFd,
     /// Of inits.
     init_filter: Vec<sock_filter>,
+    /// Until then children are made only for those who wait.
+    hold_ns: u64,
     /// How many children there have been.
     children: u64,
     /// Leases of children that are reaped, with the socket whose end says that the plugin has closed all it had of them.
@@ -206,6 +208,7 @@ impl Launcher {
             leaving: Vec::new(),
             zygotes: None,
             leases: None,
+            hold_ns: 0,
             children: 0,
             returning: Vec::new(),
             _lock: lock,
@@ -275,7 +278,13 @@ impl Launcher {
             if let Some(zygotes) = &self.zygotes {
                 polls.extend(zygotes.sockets().map(Poll::readable));
             }
-            sys::poll(&mut polls, self.patience())?;
+            let lacks = self.groups.as_ref().is_some_and(Groups::lacks);
+            sys::poll(&mut polls, if lacks { Some(0) } else { self.patience() })?;
+            if lacks && !polls.iter().any(Poll::is_ready) {
+                // Nobody waits for anything.
+                let stale = self.groups.as_mut().and_then(Groups::make_ahead);
+                self.leaving.extend(stale);
+            }
             // What has come back is looked for before more can come back.
             let mut returned = polls[of_runs..].iter().map(Poll::is_ready);
             let back = self
@@ -351,9 +360,10 @@ impl Launcher {
             .values()
             .any(|r| r.cpu_limit_us > 0)
             .then_some(CPU_CHECK_NS);
+        let held = (now < self.hold_ns).then(|| self.hold_ns - now);
         let leaving = (!self.leaving.is_empty()).then_some(REMOVE_AGAIN_NS);
         let zygotes = self.zygotes.as_ref().and_then(|z| z.patience(now));
-        [deadline, cpu, leaving, zygotes]
+        [deadline, cpu, held, leaving, zygotes]
             .into_iter()
             .flatten()
             .min()
@@ -378,6 +388,7 @@ impl Launcher {
         }
         if program {
             run.program_ended();
+            self.hold_ns = 0;
         }
         if notice {
             run.kill();

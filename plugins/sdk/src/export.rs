@@ -43,20 +43,20 @@ macro_rules! export_plugin {
             $(static SANDBOX: abi::SandboxFactory = glue::sandbox_factory::<$sandbox>();)?
 
             unsafe extern "C" fn get_factory(id: *const u8) -> *const ::core::ffi::c_void {
-                let factories: &[(&::core::ffi::CStr, *const ::core::ffi::c_void)] = &[
-                    $($crate::export_plugin!(@with $storage => (c"skillgate.storage/1", (&raw const STORAGE).cast())),)?
-                    $($crate::export_plugin!(@with $sandbox => (c"skillgate.sandbox/1", (&raw const SANDBOX).cast())),)?
+                let factories: &[(&[u8], *const ::core::ffi::c_void)] = &[
+                    $($crate::export_plugin!(@with $storage => (abi::STORAGE_ID, ::core::ptr::addr_of!(STORAGE).cast())),)?
+                    $($crate::export_plugin!(@with $sandbox => (abi::SANDBOX_ID, ::core::ptr::addr_of!(SANDBOX).cast())),)?
                 ];
                 // SAFETY: the contract: the host gives a NUL-terminated id.
                 unsafe { glue::find_factory(id, factories) }
             }
 
-            #[unsafe(no_mangle)]
+            #[no_mangle]
             #[allow(non_upper_case_globals)]
             pub static skillgate_plugin_entry_v1: abi::EntryV1 = glue::entry(&INFO, FLAGS, get_factory);
 
             #[used]
-            #[unsafe(link_section = ".note.skillgate")]
+            #[link_section = ".note.skillgate"]
             static NOTE: abi::NoteV1 = glue::note($id, FLAGS);
         };
     };

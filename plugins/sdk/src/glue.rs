@@ -12,8 +12,9 @@ mod tests;
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::ffi::{CStr, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ffi::{c_void, CStr};
+use std::mem::size_of;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, Once, PoisonError, RwLock, Weak};
 
 use skillgate_plugin_abi as abi;
@@ -27,6 +28,9 @@ use crate::{Host, Level};
 
 // === the exported statics ===
 
+/// Bytes of an ELF note before what it describes: three lengths and the owner.
+const NOTE_HEAD_BYTES: usize = 3 * 4 + 12;
+
 /// The ELF note of a plugin. The id is cut to what the note holds.
 #[must_use]
 pub const fn note(id: &str, flags: u32) -> abi::NoteV1 {
@@ -39,7 +43,7 @@ pub const fn note(id: &str, flags: u32) -> abi::NoteV1 {
     }
     abi::NoteV1 {
         namesz: 10,
-        descsz: (size_of::<abi::NoteV1>() - std::mem::offset_of!(abi::NoteV1, magic)) as u32,
+        descsz: (size_of::<abi::NoteV1>() - NOTE_HEAD_BYTES) as u32,
         type_: abi::NOTE_TYPE,
         name: *b"SkillGate\0\0\0",
         magic: abi::MAGIC,
@@ -70,12 +74,12 @@ pub const fn entry(
     }
 }
 
-/// The factory with this id. From the first question on, panics of the plugin go to the host's log.
+/// The factory with this id, which ends with its NUL. From the first question on, panics of the plugin go to the host's log.
 ///
 /// # Safety
 /// `id` is null or NUL-terminated.
 #[must_use]
-pub unsafe fn find_factory(id: *const u8, factories: &[(&CStr, *const c_void)]) -> *const c_void {
+pub unsafe fn find_factory(id: *const u8, factories: &[(&[u8], *const c_void)]) -> *const c_void {
     log_panics();
     // SAFETY: the caller's promise.
     unsafe { pick_factory(id, factories) }
@@ -83,12 +87,12 @@ pub unsafe fn find_factory(id: *const u8, factories: &[(&CStr, *const c_void)]) 
 
 /// # Safety
 /// `id` is null or NUL-terminated.
-unsafe fn pick_factory(id: *const u8, factories: &[(&CStr, *const c_void)]) -> *const c_void {
+unsafe fn pick_factory(id: *const u8, factories: &[(&[u8], *const c_void)]) -> *const c_void {
     if id.is_null() {
         return std::ptr::null();
     }
     // SAFETY: not null; the caller's promise.
-    let id = unsafe { CStr::from_ptr(id.cast()) };
+    let id = unsafe { CStr::from_ptr(id.cast()) }.to_bytes_with_nul();
     factories
         .iter()
         .find(|(kind, _)| *kind == id)
@@ -144,8 +148,9 @@ impl HostTable {
 
     fn log(&self, level: Level, target: &str, message: &str, fields: &[(&str, &str)]) {
         let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
-        let (Some(log), true) = (self.table.log, *open) else {
-            return;
+        let log = match (self.table.log, *open) {
+            (Some(log), true) => log,
+            _ => return,
         };
         let level = level as u32;
         if let Some(enabled) = self.table.log_enabled {
@@ -170,7 +175,7 @@ impl HostTable {
             fields: abi::List::of(&fields),
         };
         // SAFETY: open: the table is valid; the record is readable during the call.
-        unsafe { log(self.table.ctx, &raw const record) };
+        unsafe { log(self.table.ctx, std::ptr::addr_of!(record)) };
     }
 
     fn complete(&self, op: abi::Op, completion: &abi::Completion) -> i32 {
@@ -206,7 +211,7 @@ impl HostTable {
             &abi::Completion {
                 struct_size: wire::size_of_u32::<abi::Completion>(),
                 status: code,
-                error: &raw const error,
+                error: std::ptr::addr_of!(error),
                 result: std::ptr::null(),
             },
         )
@@ -226,12 +231,15 @@ impl HostTable {
                     completed = true;
                     self.answer(op, result)
                 };
-                if let Err(error) = guard(|| {
+                let encoded = guard(|| {
                     encode(answer, &mut complete);
                     Ok(())
-                }) && !completed
-                {
-                    self.fail(op, &error);
+                });
+                match encoded {
+                    Err(error) if !completed => {
+                        self.fail(op, &error);
+                    }
+                    _ => {}
                 }
             }
             Err(error) => {
@@ -373,7 +381,8 @@ unsafe fn create<T>(
             } else {
                 abi::E_INTERNAL
             };
-            LAST_ERROR.with_borrow_mut(|last| {
+            LAST_ERROR.with(|last| {
+                let mut last = last.borrow_mut();
                 let error = c_error(last.insert(error), code);
                 // SAFETY: the contract: err is null or says how large it is, and is the host's to be written.
                 unsafe { wire::fill(err, &error) };

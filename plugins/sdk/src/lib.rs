@@ -4,10 +4,12 @@
 //! The SDK reads the host's requests, completes each of its calls once, turns panics into errors (`E_PANIC`) that the
 //! host logs, and closes or hands over every descriptor. Calls may block: the host makes them on threads of their own.
 //! What each call promises is said at the traits; `skillgate_plugin.h` in [`abi`] is the authority.
-#![allow(
-    unsafe_code,
-    reason = "the C side of the contract is spoken here, so that vendors need not"
-)]
+//!
+//! Rust 1.63, edition 2021: a vendor's compiler may be old.
+// The C side of the contract is spoken here, so that vendors need not.
+#![allow(unsafe_code)]
+#![deny(unsafe_op_in_unsafe_fn)]
+
 mod export;
 #[doc(hidden)]
 pub mod glue;

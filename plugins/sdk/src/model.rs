@@ -2,7 +2,7 @@
 //!
 //! Nothing here knows about pointers; `skillgate_plugin.h` says what each field means.
 
-use std::os::fd::OwnedFd;
+use std::os::unix::io::OwnedFd;
 
 /// Why a call failed. The codes are `skillgate_plugin_abi::E_*`.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! The sandbox plugin as a Rust trait.
 
-use std::os::fd::OwnedFd;
+use std::os::unix::io::OwnedFd;
 
-use crate::Host;
 use crate::model::{CreateRequest, Health, Result, RunRequest, RunResult, SandboxCaps};
+use crate::Host;
 
 /// A sandbox plugin whose `run` may block (`SKG_F_BLOCKING`): the host calls it on a pool of threads, one call is one
 /// run from beginning to end.

@@ -1,12 +1,12 @@
 //! The storage plugin as a Rust trait.
 
-use std::os::fd::OwnedFd;
+use std::os::unix::io::OwnedFd;
 
-use crate::Host;
 use crate::model::{
     BlobCreate, BlobStat, Content, CreateRequest, Error, Health, PutSkill, Result, Skill,
     SkillPage, SkillQuery,
 };
+use crate::Host;
 use skillgate_plugin_abi as abi;
 
 /// A storage plugin whose calls may block (`SKG_F_BLOCKING`): the host calls it on a pool of threads, each call

@@ -5,7 +5,7 @@
 //! reader's own size. A field that the producer does not know is then zero, which for every type of the contract means
 //! "nothing": a null function, an empty text, an empty list. That is `SKG_HAS` for all fields at once.
 
-use std::mem::MaybeUninit;
+use std::mem::{size_of, MaybeUninit};
 
 use skillgate_plugin_abi as abi;
 
@@ -107,9 +107,7 @@ pub unsafe fn fill<T: Grows>(out: *mut T, value: &T) {
         return;
     }
     // SAFETY: n bytes are readable in `value` and writable at `out`; two sides' structs do not overlap.
-    unsafe {
-        std::ptr::copy_nonoverlapping(std::ptr::from_ref(value).cast::<u8>(), out.cast::<u8>(), n)
-    };
+    unsafe { std::ptr::copy_nonoverlapping((value as *const T).cast::<u8>(), out.cast::<u8>(), n) };
     // SAFETY: as above; n fits, since it is at most the size of a struct.
     unsafe { size.write_unaligned(n as u32) };
 }

@@ -42,6 +42,8 @@ _DEFAULT_ENV = {"HOME": "/workspace", "LANG": "C.UTF-8", "PATH": "/usr/local/bin
 # Encoding, errors and line buffering of what the code prints to.
 _STREAMS = ("utf-8", "backslashreplace", True)
 
+# The skill beside this file that a rehearsal runs, and the code.
+_REHEARSAL = "rehearsal"
 _REHEARSED = "def main(args):\n    print('hello', args['name'])\n    return {'hello': args['name'], 'n': [1, 2.5, None]}\n"
 
 # The result when even making one fails.
@@ -72,19 +74,23 @@ def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1) -> N
     that a run would find of it. The real run then meets no page for the first time. Some times over in the one that is
     forked, its code is specialised, and the forks neither do that again nor write to those pages. Closes both descriptors."""
     gc.enable()
+    code = {"code": _REHEARSED}
+    skill = {"skill": _REHEARSAL, "skills": [{"name": _REHEARSAL, "entrypoint": "main.py"}]}
     for _ in range(times):
-        _rehearse_once(fd, peer, layout)
+        _rehearse_once(fd, peer, layout, code)
+        _rehearse_once(fd, peer, layout._replace(skills=os.path.dirname(__file__)), skill)
     os.close(fd)
     os.close(peer)
     gc.disable()
 
 
-def _rehearse_once(fd: int, peer: int, layout: Layout) -> None:
-    job = {"run_id": "rehearsal", "timeout_ms": 1, "code": _REHEARSED, "function": "main", "args": {"name": "x"}}
+def _rehearse_once(fd: int, peer: int, layout: Layout, what: dict) -> None:
+    job = {"run_id": _REHEARSAL, "timeout_ms": 1, "function": "main", "args": {"name": "x"}, **what}
     job["env"] = {"TMPDIR": layout.tmp}
     frame = b"J" + _dumps(job).encode("utf-8")
     _write(peer, len(frame).to_bytes(4, "little") + frame)
     saved = sys.argv, sys.meta_path[:], importlib.import_module
+    modules = set(sys.modules)
     channel = Channel(fd)
     job = channel.receive_job()
     run = _prepare(job, channel, layout)
@@ -97,7 +103,9 @@ def _rehearse_once(fd: int, peer: int, layout: Layout) -> None:
     except OSError:
         pass  # where nothing can be written there was nothing written
     linecache.cache.pop(file, None)
-    sys.modules.pop(CODE_MODULE, None)
+    for name in set(sys.modules) - modules:
+        if name == CODE_MODULE or name.partition(".")[0] == imports.PACKAGE:
+            del sys.modules[name]
     sys.argv, sys.meta_path[:], importlib.import_module = saved
     _set_environment({})
     state.current = None

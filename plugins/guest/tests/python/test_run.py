@@ -226,7 +226,8 @@ layout = Layout(root + "/skills", root + "/blobs", root + "/workspace", root + "
         without = self.sandbox.run(job, before=self.BEFORE + "for e in ends: os.close(e)")
         after = self.sandbox.run(job, before=self.BEFORE + "rehearse(*ends, layout)")
         self.assertEqual(after.output, without.output)
-        self.assertEqual(after.logs, "hello x\n")
+        # What it prints it prints: the code's, and the skill's by the log.
+        self.assertEqual(after.logs, "hello x\n[info] Hello, x!\n")
 
 
 class Output(Case):

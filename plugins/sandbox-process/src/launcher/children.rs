@@ -10,8 +10,12 @@ use super::start::detached;
 use super::zygotes::{Event, Ordered};
 use crate::cgroup::{Entrance, Part, RunGroup};
 use crate::guard::Without;
-use crate::sys::{self, MESSAGE_FDS_MAX};
+use crate::sys::{self, MESSAGE_FDS_MAX, Poll};
 use crate::wire::{Notice, PoolNeeds, RunSpec, Word};
+
+/// A run that has just been told to begin has the processors for itself for so long, or until a run ends, while there are
+/// other children left: making one takes as much of them as a short run does.
+const HOLD_NS: u64 = 3_000_000;
 
 impl Launcher {
     /// What the plugin needs of a pool.
@@ -60,7 +64,8 @@ impl Launcher {
         };
         let runs = &self.runs;
         let zygotes = self.zygotes.as_ref();
-        let Some(name) = zygotes.and_then(|z| z.lacking(|name| there(runs, name))) else {
+        let hold = sys::now_ns() < self.hold_ns;
+        let Some(name) = zygotes.and_then(|z| z.lacking(hold, |name| there(runs, name))) else {
             return false;
         };
         let there = there(&self.runs, &name);
@@ -249,17 +254,37 @@ impl Launcher {
                     .filter_map(|r| Some(r.program.as_ref()?.pid)),
             )
             .collect();
-        for pid in list
+        // They are this process's own children and not reaped: the numbers are nobody else's.
+        let mut strays: Vec<Process> = list
             .unwrap_or_default()
             .split_whitespace()
             .filter_map(|p| p.parse().ok())
             .filter(|p| !known.contains(p))
-        {
-            // It is this process's own child and not reaped: the number is nobody else's.
-            if let Ok(pidfd) = sys::pidfd_open(pid) {
-                let _ = sys::kill_by_pidfd(pidfd.as_fd());
-                let _ = sys::wait(pid);
+            .filter_map(|pid| {
+                let pidfd = sys::pidfd_open(pid).ok()?;
+                Some(Process { pid, pidfd })
+            })
+            .collect();
+        for stray in &strays {
+            let _ = sys::kill_by_pidfd(stray.pidfd.as_fd());
+        }
+        // In the order in which they end: an init does not before its process 2 is reaped.
+        while !strays.is_empty() {
+            let mut ends: Vec<Poll> = strays
+                .iter()
+                .map(|s| Poll::readable(s.pidfd.as_fd()))
+                .collect();
+            if sys::poll(&mut ends, None).is_err() {
+                return;
             }
+            let mut ended = ends.iter().map(Poll::is_ready);
+            strays.retain(|stray| {
+                let over = ended.next() == Some(true);
+                if over {
+                    stray.reap();
+                }
+                !over
+            });
         }
     }
 
@@ -279,6 +304,7 @@ impl Launcher {
         pooled.cpu_before_us = so_far.unwrap_or(0);
         pooled.taken = true;
         pooled.network |= spec.network;
+        self.hold_ns = sys::now_ns() + HOLD_NS;
         let gate = match (spec.network, &self.leases) {
             (true, Some(leases)) => leases.open_gate(&pooled.lease, run.notice.as_fd()),
             _ => Ok(()),

@@ -108,7 +108,7 @@ impl Run {
 
     /// Processor time of the run so far.
     pub(super) fn cpu_us(&self) -> Option<u64> {
-        let used = self.group.as_ref()?.used().cpu_us?;
+        let used = self.group.as_ref()?.cpu_us()?;
         Some(used.saturating_sub(self.pooled.as_ref().map_or(0, |p| p.cpu_before_us)))
     }
 

@@ -177,9 +177,7 @@ impl Zygotes {
         let mut events = Vec::new();
         let before = self.leaving.len();
         self.leaving.retain(|zygote| !reaped(zygote));
-        if self.leaving.len() < before {
-            events.push(Event::Sweep);
-        }
+        let swept = self.leaving.len() < before;
         let names: Vec<String> = self.domains.keys().cloned().collect();
         for name in names {
             let Some(domain) = self.domains.get_mut(&name) else {
@@ -200,15 +198,28 @@ impl Zygotes {
                 }
             }
         }
+        if swept {
+            // Last: a child that has been heard of just now is no stray.
+            events.push(Event::Sweep);
+        }
         events
     }
 
-    /// A domain whose zygote is free and that lacks a child, where `there(domain)` have no run yet.
-    pub(super) fn lacking(&self, there: impl Fn(&str) -> u32) -> Option<String> {
+    /// A domain whose zygote is free and that lacks a child, where `there(domain)` have no run yet. `hold`: nobody is to
+    /// be disturbed by what is not needed at once.
+    pub(super) fn lacking(&self, hold: bool, there: impl Fn(&str) -> u32) -> Option<String> {
+        let wanted = |needs: &PoolNeeds| {
+            let ahead = if hold {
+                needs.ahead.min(1)
+            } else {
+                needs.ahead
+            };
+            ahead.saturating_add(needs.waiting)
+        };
         self.domains
             .iter()
             .filter(|(_, d)| d.pending.is_none() && d.current.is_some())
-            .find(|(name, d)| there(name) < d.needs.ahead.saturating_add(d.needs.waiting))
+            .find(|(name, d)| there(name) < wanted(&d.needs))
             .map(|(name, _)| name.clone())
     }
 

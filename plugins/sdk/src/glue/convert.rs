@@ -1,7 +1,7 @@
 //! Requests of the host as plain values, and plain values as answers to the host.
 
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::os::unix::io::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 use skillgate_plugin_abi as abi;
 
@@ -9,7 +9,7 @@ use crate::model::{
     BlobCreate, BlobStat, Content, CreateRequest, Health, Limits, Mount, PutSkill, RunRequest,
     RunResult, RunSkill, Skill, SkillFile, SkillKey, SkillPage, SkillQuery, Source,
 };
-use crate::wire::{self, Malformed, Reader, size_of_u32};
+use crate::wire::{self, size_of_u32, Malformed, Reader};
 
 type Read<T> = Result<T, Malformed>;
 
@@ -246,7 +246,7 @@ pub(super) unsafe fn run(p: *const abi::RunRequest) -> Read<RunRequest> {
 pub(super) type Complete<'a> = &'a mut dyn FnMut(*const c_void) -> i32;
 
 fn lend<T>(answer: &T, complete: Complete<'_>) -> i32 {
-    complete(std::ptr::from_ref(answer).cast())
+    complete((answer as *const T).cast())
 }
 
 pub(super) fn none((): (), complete: Complete<'_>) {
@@ -368,7 +368,7 @@ pub(super) fn blob_reader(reader: u64, s: &BlobStat, complete: Complete<'_>) -> 
         struct_size: size_of_u32::<abi::BlobOpened>(),
         fd: -1,
         reader,
-        stat: &raw const stat,
+        stat: std::ptr::addr_of!(stat),
     };
     lend(&answer, complete)
 }
@@ -379,7 +379,7 @@ pub(super) fn blob_fd((fd, s): (OwnedFd, BlobStat), complete: Complete<'_>) {
         struct_size: size_of_u32::<abi::BlobOpened>(),
         fd: fd.as_raw_fd(),
         reader: 0,
-        stat: &raw const stat,
+        stat: std::ptr::addr_of!(stat),
     };
     lend_with_fd(fd, &answer, complete);
 }

@@ -2,14 +2,15 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::mem::size_of;
+use std::os::unix::io::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skillgate_plugin_abi as abi;
 
-use super::{HostTable, convert, create, guard, malformed, quietly};
+use super::{convert, create, guard, malformed, quietly, HostTable};
 use crate::model::{Error, Result};
-use crate::{RunServices, Sandbox, wire};
+use crate::{wire, RunServices, Sandbox};
 
 /// An instance: the table that the host sees, and what is behind it.
 struct Cell<S> {
@@ -73,7 +74,7 @@ unsafe extern "C" fn create_instance<S: Sandbox>(
         // SAFETY: made just now, nobody else has it yet. The table's self is the cell, until destroy.
         unsafe {
             (*cell).table.self_ = cell.cast();
-            Ok(&raw const (*cell).table)
+            Ok(std::ptr::addr_of!((*cell).table))
         }
     };
     // SAFETY: create()'s own arguments.
@@ -226,8 +227,9 @@ fn length(what: &str, n: i64, max: usize) -> Result<usize> {
 // that what the arguments point to is good during the call.
 impl RunServices for Services<'_> {
     fn output(&self, stream: u32, data: &[u8]) -> bool {
-        let Some(f) = self.host.table.run_output else {
-            return false;
+        let f = match self.host.table.run_output {
+            Some(f) => f,
+            None => return false,
         };
         // SAFETY: in the run.
         unsafe { f(self.host.table.ctx, self.op, stream, abi::Bytes::of(data)) == abi::OK }
@@ -357,8 +359,9 @@ impl RunServices for Services<'_> {
     }
 
     fn cancelled(&self) -> bool {
-        let Some(f) = self.host.table.op_cancelled else {
-            return false;
+        let f = match self.host.table.op_cancelled {
+            Some(f) => f,
+            None => return false,
         };
         // SAFETY: in the run.
         unsafe { f(self.host.table.ctx, self.op) == 1 }

@@ -1,13 +1,14 @@
 //! `skg_storage` over [`Storage`].
 
 use std::ffi::c_void;
+use std::mem::size_of;
 use std::sync::Arc;
 
 use skillgate_plugin_abi as abi;
 
-use super::{HostTable, convert, create, guard, malformed, quietly};
-use crate::Storage;
+use super::{convert, create, guard, malformed, quietly, HostTable};
 use crate::model::Error;
+use crate::Storage;
 
 /// An instance: the table that the host sees, and what is behind it.
 pub(super) struct Cell<S> {
@@ -43,7 +44,7 @@ unsafe extern "C" fn create_instance<S: Storage>(
         // SAFETY: made just now, nobody else has it yet. The table's self is the cell, until destroy.
         unsafe {
             (*cell).table.self_ = cell.cast();
-            Ok(&raw const (*cell).table)
+            Ok(std::ptr::addr_of!((*cell).table))
         }
     };
     // SAFETY: create()'s own arguments.

@@ -1,7 +1,7 @@
 //! The C side against a host made of test code: what the gateway's own tests cannot ask of the real one.
 
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::io::{AsRawFd, OwnedFd};
 use std::ptr::null;
 use std::sync::Mutex;
 
@@ -570,8 +570,8 @@ fn the_note_holds_a_cut_id() {
 fn factories_are_found_by_id() {
     let (a, b) = (1_u8, 2_u8);
     let list = [
-        (c"x/1", (&raw const a).cast()),
-        (c"y/1", (&raw const b).cast()),
+        (&b"x/1\0"[..], (&raw const a).cast()),
+        (&b"y/1\0"[..], (&raw const b).cast()),
     ];
     // SAFETY: NUL-terminated, or null.
     unsafe {

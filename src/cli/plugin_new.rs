@@ -1,0 +1,276 @@
+//! `skillgate plugin new`: a small plugin that builds, loads and runs. Everything that it needs of this project is written
+//! beside it, as this program has it: the header for C, the SDK's sources for Rust.
+
+mod sources;
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+
+use super::failure::Failure;
+use super::{Exit, plain};
+use sources::{C_SANDBOX, C_STORAGE, HEADER, RUST_SANDBOX, RUST_STORAGE, SDK};
+
+/// Longest name, in bytes: it becomes that of files, and part of the plugin's id, of which a plugin's file says 43.
+const NAME_BYTES_MAX: usize = 30;
+/// What comes before the name in the id of a plugin that has not been told its own.
+const EXAMPLE_VENDOR: &str = "com.example";
+
+#[derive(Debug, Args)]
+pub(super) struct NewArgs {
+    /// The plugin's name: lower case letters, digits and `-`, beginning with a letter
+    #[arg(value_parser = name)]
+    name: String,
+    /// What it is for
+    #[arg(long, value_enum)]
+    kind: Kind,
+    /// What it is written in
+    #[arg(long, value_enum)]
+    language: Language,
+    /// The directory that the plugin's own directory is made in
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    dir: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// Keeps skills and blobs
+    Storage,
+    /// Runs code
+    Sandbox,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Language {
+    /// Rust 1.63 or newer, with cargo
+    Rust,
+    /// C99, with make
+    C,
+}
+
+fn name(text: &str) -> Result<String, String> {
+    let begins = text.bytes().next().is_some_and(|b| b.is_ascii_lowercase());
+    let inside = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    if begins && text.bytes().all(inside) && text.len() <= NAME_BYTES_MAX {
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
+            "expected lower case letters, digits and -, beginning with a letter, at most {NAME_BYTES_MAX}"
+        ))
+    }
+}
+
+/// The file that the build makes, in the plugin's directory.
+fn built(args: &NewArgs) -> String {
+    match args.language {
+        Language::C => format!("{}.so", args.name),
+        Language::Rust => format!("target/release/lib{}.so", args.name.replace('-', "_")),
+    }
+}
+
+const MAKEFILE: &str = r#"# -pthread: for plugins with locks or threads. -s would strip what a bug report needs.
+CFLAGS = -std=c99 -Wall -Wextra -Wpedantic -O2 -g
+
+{name}.so: plugin.c skillgate_plugin.h
+	$(CC) $(CFLAGS) -fPIC -shared -pthread -o $@ plugin.c
+
+# Every access is checked: LD_PRELOAD="$$(cc -print-file-name=libasan.so)" for the program that loads it.
+checked.so: plugin.c skillgate_plugin.h
+	$(CC) $(CFLAGS) -fsanitize=address,undefined -fPIC -shared -pthread -o $@ plugin.c
+
+clean:
+	rm -f {name}.so checked.so
+
+.PHONY: clean
+"#;
+
+const C_HEAD: &str = r#"/*
+ * {name}: a skillgate plugin ({kind}).
+ *
+ *     make
+ *     skillgate plugin inspect {name}.so
+ *
+ * What each function has to do, and what it may rely on, is in
+ * skillgate_plugin.h, at the function.
+ */
+"#;
+
+const CARGO_TOML: &str = r#"[package]
+name = "{name}"
+version = "0.1.0"
+edition = "2021"
+publish = false
+
+[lib]
+crate-type = ["cdylib"]
+
+[dependencies]
+# The sources are here, as the gateway that wrote this has them: the contract only grows, so later gateways load the plugin.
+skillgate-plugin-sdk = { path = "skillgate/sdk" }
+{dependencies}
+[profile.release]
+# Not "abort": a panic would take down who loads the plugin.
+panic = "unwind"
+strip = "debuginfo"
+
+[workspace]
+"#;
+
+const STORAGE_DEPENDENCIES: &str = r#"semver = "1"
+sha2 = { version = "0.10", default-features = false }
+"#;
+
+const CRATE_TOML: &str = r#"[package]
+name = "skillgate-plugin-{crate}"
+version = "{version}"
+edition = "2021"
+rust-version = "1.63"
+license = "Apache-2.0"
+publish = false
+{dependencies}"#;
+
+const SDK_DEPENDENCIES: &str = r#"
+[dependencies]
+skillgate-plugin-abi = { path = "../abi" }
+"#;
+
+const README: &str = r#"# {name}
+
+A skillgate plugin ({kind}).
+
+    {build}
+    skillgate plugin inspect {built}     # what the file is, without running it
+
+In the gateway's configuration:
+
+```toml
+[plugins.{kind}]
+path = "{absolute}/{built}"
+allow_unsigned = true        # while you work on it; later sha256 or minisign_key
+```
+
+A plugin that is named by its path gets a process of its own: its crash costs its own calls an error. Reload with SIGHUP after
+a build, and the new one takes over while the old one ends what it has begun.
+
+Change the id (`{id}`) and the vendor before anybody else loads it: the id is what logs, signatures and operators know it by.
+"#;
+
+pub(super) fn run(args: &NewArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let dir = write_plugin(args)?;
+    let shown = plain(&dir.display().to_string());
+    let file = format!("{shown}/{}", built(args));
+    writeln!(out, "{shown}")?;
+    match args.language {
+        Language::C => writeln!(out, "build it:    make -C {shown}")?,
+        Language::Rust => writeln!(
+            out,
+            "build it:    cargo build --release --manifest-path {shown}/Cargo.toml"
+        )?,
+    }
+    writeln!(out, "look at it:  skillgate plugin inspect {file}")?;
+    writeln!(
+        out,
+        "use it:      {shown}/README.md says what goes into the configuration"
+    )?;
+    Ok(Exit::Fine)
+}
+
+/// Every file, by its path in the plugin's directory.
+fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
+    let id = format!("{EXAMPLE_VENDOR}.{}", args.name);
+    let kind = match args.kind {
+        Kind::Storage => "storage",
+        Kind::Sandbox => "sandbox",
+    };
+    let build = match args.language {
+        Language::C => "make",
+        Language::Rust => "cargo build --release",
+    };
+    let absolute = fs::canonicalize(&args.dir).map_or_else(
+        |_| dir.display().to_string(),
+        |above| above.join(&args.name).display().to_string(),
+    );
+    let fill = |text: &str| {
+        text.replace("{name}", &args.name)
+            .replace("{id}", &id)
+            .replace("{kind}", kind)
+            .replace("{vendor}", "Example")
+            .replace("{build}", build)
+            .replace("{built}", &built(args))
+            .replace("{absolute}", &absolute)
+    };
+    let mut files = vec![("README.md".to_owned(), fill(README))];
+    let mut add = |path: &str, text: String| files.push((path.to_owned(), text));
+    match args.language {
+        Language::C => {
+            let (example, example_id) = match args.kind {
+                Kind::Storage => (C_STORAGE, "org.skillgate.example-store"),
+                Kind::Sandbox => (C_SANDBOX, "org.skillgate.example-c"),
+            };
+            // The example without what it says of itself at the top.
+            let code = example.split_once("*/\n").map_or(example, |(_, code)| code);
+            let code = code
+                .replace(example_id, &id)
+                .replace("SKG_LIT(\"skillgate\")", "SKG_LIT(\"Example\")")
+                .replace("SKG_LIT(\"Apache-2.0\")", "SKG_LIT(\"\")");
+            add("plugin.c", fill(C_HEAD) + &code);
+            add("Makefile", fill(MAKEFILE));
+            add("skillgate_plugin.h", HEADER.to_owned());
+        }
+        Language::Rust => {
+            let (code, dependencies) = match args.kind {
+                Kind::Storage => (RUST_STORAGE, STORAGE_DEPENDENCIES),
+                Kind::Sandbox => (RUST_SANDBOX, ""),
+            };
+            add("src/lib.rs", fill(code));
+            let manifest = CARGO_TOML.replace("{dependencies}", dependencies);
+            add("Cargo.toml", fill(&manifest));
+            add(".gitignore", "/target\n".to_owned());
+            for (name, dependencies) in [("abi", ""), ("sdk", SDK_DEPENDENCIES)] {
+                let text = CRATE_TOML
+                    .replace("{crate}", name)
+                    .replace("{version}", env!("CARGO_PKG_VERSION"))
+                    .replace("{dependencies}", dependencies);
+                add(&format!("skillgate/{name}/Cargo.toml"), text);
+            }
+            for (path, text) in SDK {
+                add(&format!("skillgate/{path}"), (*text).to_owned());
+            }
+        }
+    }
+    files
+}
+
+/// Writes all files of the plugin into a directory that was not there before.
+fn write_plugin(args: &NewArgs) -> Result<PathBuf, Failure> {
+    let dir = args.dir.join(&args.name);
+    let failed = |path: &Path, error: io::Error| match error.kind() {
+        io::ErrorKind::AlreadyExists => Failure::new(
+            Exit::Runtime,
+            format!("{} is there already", path.display()),
+        )
+        .hint("choose another name, or another --dir"),
+        _ => Failure::new(
+            Exit::Runtime,
+            format!("cannot make {}: {error}", path.display()),
+        ),
+    };
+    fs::create_dir_all(&args.dir).map_err(|error| failed(&args.dir, error))?;
+    fs::create_dir(&dir).map_err(|error| failed(&dir, error))?;
+    for (name, text) in files(args, &dir) {
+        let path = dir.join(name);
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(|error| failed(parent, error))?;
+        }
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .map_err(|error| failed(&path, error))?;
+        file.write_all(text.as_bytes())
+            .map_err(|error| failed(&path, error))?;
+    }
+    Ok(dir)
+}
