@@ -52,6 +52,19 @@ pub(crate) fn probe(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
     compile("cc", "../host/tests/loading/probe.c", dir, name, &all)
 }
 
+/// The example for vendors, compiled as strictly as they may.
+pub(crate) fn example_c(dir: &Path) -> PathBuf {
+    let strict = [
+        "-std=c99",
+        "-Wall",
+        "-Wextra",
+        "-Wpedantic",
+        "-Werror",
+        "-pthread",
+    ];
+    compile("cc", "../example-c/store.c", dir, "store", &strict)
+}
+
 /// Compiles a plugin that throws; `None`: there is no compiler for C++.
 pub(crate) fn thrower(dir: &Path) -> Option<PathBuf> {
     let there = Command::new("g++").arg("--version").output().is_ok();

@@ -18,6 +18,8 @@ use crate::support::{bundled, config_of, probe, program, sabotaged, saboteur, th
 
 /// A call that takes longer is left: its caller has gone away.
 const PATIENCE: Duration = Duration::from_millis(300);
+/// Between two calls of the other plugin.
+const PACE: Duration = Duration::from_millis(2);
 /// Only there to fail.
 const LONG: Duration = Duration::from_secs(30);
 
@@ -160,6 +162,8 @@ async fn ask_on(
     while !stop.load(Ordering::Acquire) {
         store.skill_list(query()).await?;
         answered.fetch_add(1, Ordering::AcqRel);
+        // A caller, not a flood: the others need the processors too.
+        tokio::time::sleep(PACE).await;
     }
     Ok(())
 }
