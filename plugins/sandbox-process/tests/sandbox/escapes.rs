@@ -209,7 +209,7 @@ fn each_guard_stops_what_it_is_said_to_stop() {
         // What succeeds then depends on what else an ordinary user may do on this host; `nothing_gets_out` is for both.
         return;
     }
-    let mode = &modes()[0];
+    let mode = &fresh();
     let attempts = attempts();
     let sets = combinations(&attempts);
     let mut mistakes = Vec::new();

@@ -17,7 +17,7 @@ pub(crate) fn removable() -> Vec<Guard> {
 
 #[test]
 fn a_launcher_that_leaves_a_piece_out_says_so() {
-    let mode = &modes()[0];
+    let mode = &fresh();
     for guard in removable() {
         let instance = Instance::without(&mode.config, &[guard]);
         assert_eq!(

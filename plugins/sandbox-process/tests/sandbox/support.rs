@@ -53,8 +53,21 @@ pub(crate) struct Mode {
     pub(crate) forks: bool,
 }
 
-/// Every way that there is.
+/// Every way that there is, or the one that SANDBOX_MODE says.
 pub(crate) fn modes() -> Vec<Mode> {
+    let chosen = std::env::var("SANDBOX_MODE").ok();
+    let all = all_modes().into_iter();
+    all.filter(|mode| chosen.as_deref().is_none_or(|name| name == mode.name))
+        .collect()
+}
+
+/// An interpreter of its own for each run.
+pub(crate) fn fresh() -> Mode {
+    let [fresh, ..] = all_modes();
+    fresh
+}
+
+fn all_modes() -> [Mode; 3] {
     let mode = |(name, mut keys, forks): (&'static str, serde_json::Value, bool)| {
         if !is_root() {
             keys["downgrades"] = serde_json::json!(["cgroup"]);
@@ -67,11 +80,10 @@ pub(crate) fn modes() -> Vec<Mode> {
     };
     [
         ("fresh", serde_json::json!({ "fresh": true }), false),
-        ("on demand", serde_json::json!({ "pool_max": 0 }), true),
-        ("pooled", serde_json::json!({}), true),
+        ("demand", serde_json::json!({ "pool_max": 0 }), true),
+        ("pool", serde_json::json!({}), true),
     ]
     .map(mode)
-    .into()
 }
 
 /// Whether to take the time for everything.
