@@ -192,12 +192,10 @@ impl Bench {
         let state = scratch.join("state");
         std::fs::create_dir_all(&state)?;
         let path = scratch.display().to_string();
-        // The path goes into JSON text.
+        // The path goes into JSON text, whose quotes are there already.
         let quoted = serde_json::Value::from(path).to_string();
-        let config = self
-            .job
-            .config_json
-            .replace("${scratch}", quoted.trim_matches('"'));
+        let bare = quoted.get(1..quoted.len() - 1).unwrap_or_default();
+        let config = self.job.config_json.replace("${scratch}", bare);
         Ok(CreateRequest {
             instance_id: format!("check-{instance}"),
             state_dir: state.display().to_string(),

@@ -275,8 +275,8 @@ pub(crate) fn answers(bench: &Bench) -> Done {
         Ok(())
     })?;
     // The gateway's own reading: sizes, texts, descriptors, lists.
-    let plugin = bench.load()?;
-    for kind in bench.kinds(&plugin) {
+    for kind in bench.kinds(&bench.load()?) {
+        let plugin = bench.open(kind)?;
         let malformed = match kind {
             Kind::Storage => crate::storage::plain_calls(&bench.storage_of(&plugin, "host")?),
             Kind::Sandbox => {

@@ -111,6 +111,10 @@ pub struct Report {
     pub isolation: &'static str,
     /// Also the long cases.
     pub full: bool,
+    /// The machine's architecture.
+    pub machine: &'static str,
+    /// Release of its kernel; empty: it does not say.
+    pub kernel: String,
     /// How many of each.
     pub passed: usize,
     /// See `passed`.
@@ -132,6 +136,8 @@ impl Report {
             plugin: About::default(),
             isolation,
             full,
+            machine: std::env::consts::ARCH,
+            kernel: kernel(),
             passed: 0,
             failed: 0,
             skipped: 0,
@@ -200,6 +206,8 @@ impl Report {
             ("contract", &self.contract),
             ("kit", self.kit),
             ("isolation", self.isolation),
+            ("machine", self.machine),
+            ("kernel", &self.kernel),
         ];
         for (name, value) in properties {
             writeln!(
@@ -235,6 +243,11 @@ impl Report {
         }
         writeln!(out, "  </testsuite>\n</testsuites>")
     }
+}
+
+fn kernel() -> String {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
+    release.unwrap_or_default().trim().to_owned()
 }
 
 fn seconds(ms: u64) -> f64 {

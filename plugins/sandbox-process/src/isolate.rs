@@ -1,7 +1,7 @@
 //! What turns a copy of the launcher into a run: one list of steps, in an order that has reasons.
 //!
-//! The steps serve a child of a warmed interpreter too (`pooled.rs`): they start from detached mounts, descriptors and
-//! numbers, and from nothing else that the launcher has.
+//! The steps serve a child of a warmed interpreter too (`init.rs` is its process 1, `pooled.rs` its process 2): they start from
+//! detached mounts, descriptors and numbers, and from nothing else that the launcher has.
 
 pub(crate) mod init;
 mod interior;

@@ -4,9 +4,9 @@
 //! ```text
 //! gateway (threads)                     launcher (one thread, exec'ed)        zygote (a warmed Python, exec'ed)
 //!   plugin ── pool ── how many ──────────▶ launcher ── order ────────────────▶ tend ── clone ─┐
-//!     │         ◀───── a child's sockets ──┘   cgroup, lease                                  │
-//!     │                                                              ┌───────────────────────┘
-//!     │                                                              ▼ a child: init (1), interpreter (2), isolated
+//!     │         ◀───── a child's sockets ──┘ ├ cgroup, lease                                  │
+//!     │                                      └ clone ── isolate ─▶ init (1)  ┌────────────────┘
+//!     │                                                              enters ▼ interpreter (2) of the child
 //!     └── run ── for which run it is (orders), job (channel) ──────▶ activate: mounts, seal ─▶ serve
 //!           ◀─── result, blobs (channel), output (pipe) ────────────────────────────────────────┘
 //!

@@ -167,6 +167,51 @@ pub(crate) fn secrets(bench: &Bench) -> Done {
     })
 }
 
+pub(crate) fn blobs(bench: &Bench) -> Done {
+    let sandbox = bench.sandbox()?;
+    let services = Arc::new(Services::default());
+    super::lock(&services.blobs).insert("blob:input".into(), b"the input".to_vec());
+    let code = "import runtime\ndef main(args):\n    id = runtime.blobs.write_bytes(b'x' * 300000, kind='text/plain')\n    return {'id': id, 'back': len(runtime.blobs.read_bytes(id)), 'input': open('/blobs/input').read()}\n";
+    let input = Mount {
+        target: "/blobs/input".into(),
+        read_only: true,
+        source: Source::Blob("blob:input".into()),
+        sha256: String::new(),
+        size_bytes: 9,
+    };
+    let request = RunRequest {
+        mounts: vec![input],
+        ..request(code)
+    };
+    let result = run(
+        bench,
+        &sandbox,
+        "one that reads and writes blobs",
+        request,
+        &services,
+    )?;
+    if !result.completed {
+        let (class, message) = (result.error_type, result.error_message);
+        return Err(failed(format!(
+            "a run that reads and writes blobs fails: {class}: {message}"
+        )));
+    }
+    let got: serde_json::Value = serde_json::from_slice(&result.output_json)
+        .map_err(|error| failed(format!("output_json is not JSON: {error}")))?;
+    let id = got["id"].as_str().unwrap_or_default().to_owned();
+    let kept = super::lock(&services.blobs).get(&id).map_or(0, Vec::len);
+    let whole = got["back"] == 300_000 && got["input"] == "the input" && kept == 300_000;
+    demand(whole, || {
+        format!("the run says {got}; the blob that it made has {kept} bytes")
+    })?;
+    demand(result.output_blobs == [id.clone()], || {
+        format!(
+            "output_blobs is {:?}, and the run has made {id}",
+            result.output_blobs
+        )
+    })
+}
+
 pub(crate) fn mounts(bench: &Bench) -> Done {
     let sandbox = bench.sandbox()?;
     let dir = bench.dir.join("mounted");

@@ -1,23 +1,26 @@
-//! The bundled plugins pass, here and in processes of their own.
+//! The bundled plugins and the example in C pass, here and in processes of their own.
 
 use skillgate_plugin_check::{Isolation, Settings, Status};
 
-use crate::support::{bundled, config_of, ended, not_enforced, run, settings, table};
+use crate::support::{
+    bundled, config_of, ended, example_c, full, not_enforced, run, settings, table,
+};
 
 fn passes(name: &str, isolation: Isolation, only: &[&str], may_skip: &[&str]) {
-    let only = only.iter().map(|&name| name.to_owned()).collect();
     let settings = Settings {
         isolation,
-        only,
+        only: only.iter().map(|&name| name.to_owned()).collect(),
         ..settings(&bundled(name), &config_of(name))
     };
-    let report = run(&settings);
+    all_pass(&settings, may_skip);
+}
+
+fn all_pass(settings: &Settings, may_skip: &[&str]) {
+    let report = run(settings);
     assert!(report.is_good(), "{}", table(&report));
     let skipped = ended(&report, Status::Skipped);
-    assert!(
-        skipped.iter().all(|case| may_skip.contains(case)),
-        "{skipped:?}"
-    );
+    let fairly = skipped.iter().all(|case| may_skip.contains(case));
+    assert!(fairly, "{skipped:?}");
 }
 
 #[test]
@@ -48,6 +51,34 @@ fn sandbox_process_passes() {
 
 #[test]
 fn sandbox_process_passes_in_a_process_of_its_own() {
-    let only = ["sandbox", "figures", "contract/answers"];
-    passes("sandbox_process", Isolation::Process, &only, not_enforced());
+    // Runs are slow to make without optimisation: every day only what goes another way there.
+    let every_day = [
+        "contract/answers",
+        "sandbox/answers",
+        "sandbox/blobs",
+        "sandbox/egress-gate",
+        "sandbox/killed",
+        "sandbox/many",
+        "sandbox/mounts",
+        "sandbox/output",
+        "sandbox/secrets",
+    ];
+    let all = ["sandbox", "figures", "contract/answers"];
+    let only: &[&str] = if full() { &all } else { &every_day };
+    passes("sandbox_process", Isolation::Process, only, not_enforced());
+}
+
+/// It keeps everything in memory, and says so: nothing of it can be there after its process was killed.
+#[test]
+fn the_store_in_c_passes_but_for_durability() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = example_c(dir.path());
+    for isolation in [Isolation::Gateway, Isolation::Process] {
+        let settings = Settings {
+            isolation,
+            skip: vec!["storage/durability".into()],
+            ..settings(&store, &serde_json::json!({}))
+        };
+        all_pass(&settings, &["storage/blob-large", "storage/durability"]);
+    }
 }

@@ -16,394 +16,119 @@ const SHORT: Duration = Duration::from_secs(3);
 /// What is done wrong, the case that has to find it, and a part of what it has to have seen.
 type Row = (&'static str, &'static str, &'static str);
 
+#[rustfmt::skip]
 pub(crate) const STORE: &[Row] = &[
     // The C contract.
-    (
-        "lies about the size of its table",
-        "contract/struct-sizes",
-        "a skg_storage says that it has",
-    ),
-    (
-        "lies about the size of an answer",
-        "contract/struct-sizes",
-        "a skg_health says that it has",
-    ),
-    (
-        "reads past the host's struct_size",
-        "contract/older-host",
-        "SIGSEGV",
-    ),
-    (
-        "reads past the struct_size of a request",
-        "contract/older-host",
-        "SIGSEGV",
-    ),
-    (
-        "reads what a newer host adds",
-        "contract/newer-host",
-        "SIGSEGV",
-    ),
-    (
-        "refuses a newer host",
-        "contract/newer-host",
-        "it makes no instance",
-    ),
+    ("lies about the size of its table", "contract/struct-sizes", "a skg_storage says that it has"),
+    ("lies about the size of an answer", "contract/struct-sizes", "a skg_health says that it has"),
+    ("reads past the host's struct_size", "contract/older-host", "SIGSEGV"),
+    ("reads past the struct_size of a request", "contract/older-host", "SIGSEGV"),
+    ("reads what a newer host adds", "contract/newer-host", "SIGSEGV"),
+    ("refuses a newer host", "contract/newer-host", "it makes no instance"),
     ("reads an empty text", "contract/empty-values", "SIGSEGV"),
-    (
-        "has one instance without saying so",
-        "contract/two-instances",
-        "it makes no instance",
-    ),
+    ("has one instance without saying so", "contract/two-instances", "it makes no instance"),
     ("gives no result", "contract/answers", "its result is null"),
-    (
-        "gives a text that is not UTF-8",
-        "contract/answers",
-        "not UTF-8",
-    ),
+    ("gives a text that is not UTF-8", "contract/answers", "not UTF-8"),
     ("gives a huge text", "contract/answers", "more than the"),
-    (
-        "gives null with a length",
-        "contract/answers",
-        "null with length 5",
-    ),
+    ("gives null with a length", "contract/answers", "null with length 5"),
     // Operations.
-    (
-        "never completes",
-        "operations/returns",
-        "has returned without a completion",
-    ),
-    (
-        "completes twice",
-        "operations/exactly-once",
-        "was completed a second time",
-    ),
-    (
-        "completes again later",
-        "operations/exactly-once",
-        "was completed a second time",
-    ),
-    (
-        "completes an op that nobody gave",
-        "operations/exactly-once",
-        "which nobody gave",
-    ),
-    (
-        "refuses what it has completed",
-        "operations/exactly-once",
-        "and completed all the same",
-    ),
-    (
-        "calls the host after destroy",
-        "operations/after-destroy",
-        "after destroy() had returned",
-    ),
-    (
-        "goes on after drain",
-        "operations/drain",
-        "instead of SKG_E_UNAVAILABLE",
-    ),
+    ("never completes", "operations/returns", "has returned without a completion"),
+    ("completes twice", "operations/exactly-once", "was completed a second time"),
+    ("completes again later", "operations/exactly-once", "was completed a second time"),
+    ("completes an op that nobody gave", "operations/exactly-once", "which nobody gave"),
+    ("refuses what it has completed", "operations/exactly-once", "and completed all the same"),
+    ("calls the host after destroy", "operations/after-destroy", "after destroy() had returned"),
+    ("goes on after drain", "operations/drain", "instead of SKG_E_UNAVAILABLE"),
     // Whatever ends the process, or does not.
-    (
-        "segfaults",
-        "operations/exactly-once",
-        "SIGSEGV (signal 11); it was at: health",
-    ),
+    ("segfaults", "operations/exactly-once", "SIGSEGV (signal 11); it was at: health"),
     ("overflows its stack", "operations/exactly-once", "SIG"),
-    (
-        "aborts",
-        "operations/exactly-once",
-        "SIGABRT (signal 6); it was at: health",
-    ),
-    (
-        "panics across the boundary",
-        "operations/exactly-once",
-        "SIGABRT",
-    ),
-    (
-        "calls exit()",
-        "operations/exactly-once",
-        "somebody called exit()",
-    ),
-    (
-        "hangs",
-        "operations/exactly-once",
-        "it hangs: no end within 3 s, so it was killed; it was at: health",
-    ),
+    ("aborts", "operations/exactly-once", "SIGABRT (signal 6); it was at: health"),
+    ("panics across the boundary", "operations/exactly-once", "SIGABRT"),
+    ("calls exit()", "operations/exactly-once", "somebody called exit()"),
+    ("hangs", "operations/exactly-once", "it hangs: no end within 3 s, so it was killed; it was at: health"),
     // The process that it shares.
-    (
-        "changes a signal handler",
-        "process/signals",
-        "the handler of signal 11 is another",
-    ),
-    (
-        "changes the working directory",
-        "process/working-directory",
-        "and is \"/\"",
-    ),
+    ("changes a signal handler", "process/signals", "the handler of signal 11 is another"),
+    ("changes the working directory", "process/working-directory", "and is \"/\""),
     ("changes the umask", "process/umask", "0000"),
     ("changes the environment", "process/environment", "SABOTEUR"),
     ("changes the locale", "process/locale", "C.UTF-8"),
     ("changes a limit", "process/limits", "Max open files"),
-    (
-        "gives up privileges of the process",
-        "process/identity",
-        "NoNewPrivs",
-    ),
+    ("gives up privileges of the process", "process/identity", "NoNewPrivs"),
     ("leaks a descriptor", "process/descriptors", "/dev/null"),
-    (
-        "closes a descriptor of another",
-        "process/descriptors",
-        "closed or others: 0 (/dev/null)",
-    ),
-    (
-        "leaks a thread",
-        "process/threads",
-        "threads after the first destroyed instance",
-    ),
-    (
-        "leaves a process",
-        "process/children",
-        "processes are left after destroy: sleep",
-    ),
-    (
-        "writes to standard error",
-        "process/streams",
-        "it wrote to stderr: \"debug",
-    ),
+    ("closes a descriptor of another", "process/descriptors", "closed or others: 0 (/dev/null)"),
+    ("leaks a thread", "process/threads", "threads after the first destroyed instance"),
+    ("leaves a process", "process/children", "processes are left after destroy: sleep"),
+    ("writes to standard error", "process/streams", "it wrote to stderr: \"debug"),
     // What a store promises.
-    (
-        "publishes a version again",
-        "storage/publish-twice",
-        "the same version with other content succeeds",
-    ),
+    ("publishes a version again", "storage/publish-twice", "the same version with other content succeeds"),
     ("lists in another order", "storage/order", "the order is"),
-    (
-        "gives the first page for ever",
-        "storage/cursors",
-        "the cursor does not go on",
-    ),
-    (
-        "says that a pre-release is the latest",
-        "storage/latest",
-        "is said to be 2.0.0-rc.1",
-    ),
-    (
-        "gives another tenant's skill",
-        "storage/tenants",
-        "another tenant's skill succeeds",
-    ),
-    (
-        "gives another tenant's blob",
-        "storage/blob-tenants",
-        "another tenant's blob succeeds",
-    ),
-    (
-        "shows what is being published in part",
-        "storage/concurrent-publish",
-        "a part of it",
-    ),
-    (
-        "gives the whole for a range",
-        "storage/blob-ranges",
-        "that are not these",
-    ),
-    (
-        "takes more than max_bytes",
-        "storage/blob-max-bytes",
-        "a write beyond max_bytes succeeds",
-    ),
+    ("gives the first page for ever", "storage/cursors", "the cursor does not go on"),
+    ("says that a pre-release is the latest", "storage/latest", "is said to be 2.0.0-rc.1"),
+    ("gives another tenant's skill", "storage/tenants", "another tenant's skill succeeds"),
+    ("gives another tenant's blob", "storage/blob-tenants", "another tenant's blob succeeds"),
+    ("shows what is being published in part", "storage/concurrent-publish", "a part of it"),
+    ("gives the whole for a range", "storage/blob-ranges", "that are not these"),
+    ("takes more than max_bytes", "storage/blob-max-bytes", "a write beyond max_bytes succeeds"),
     ("keeps what is deleted", "storage/blob-delete", "succeeds"),
-    (
-        "gives a wrong digest",
-        "storage/blob-digests",
-        "is said to be 0000",
-    ),
+    ("gives a wrong digest", "storage/blob-digests", "is said to be 0000"),
     ("gives ids that can be guessed", "storage/blob-digests", ""),
-    (
-        "fails when it is busy",
-        "operations/many-in-flight",
-        "health ends with -13",
-    ),
-    (
-        "aborts at a cancel of nothing",
-        "operations/cancel-before",
-        "it was at: cancel of ops",
-    ),
-    (
-        "completes what is cancelled",
-        "operations/cancel-after",
-        "was completed a second time",
-    ),
-    (
-        "loses a file",
-        "storage/publish-and-read",
-        "and what was put has",
-    ),
-    (
-        "accepts paths that escape",
-        "storage/names",
-        "a file with the path \"../escape\" is accepted",
-    ),
-    (
-        "loses the last byte of a long write",
-        "storage/blob-sizes",
-        "a blob of 4095 bytes is said to have 4094",
-    ),
-    (
-        "keeps what is given up",
-        "storage/blob-abort",
-        "writers that were given up there is no other",
-    ),
-    (
-        "gives other bytes of what is deleted",
-        "storage/blob-delete-while-open",
-        "other bytes",
-    ),
-    (
-        "gives a descriptor that can be written",
-        "storage/blob-descriptors",
-        "can be written to",
-    ),
-    (
-        "forgets at its end",
-        "storage/durability",
-        "and after kill -9 it is gone",
-    ),
+    ("fails when it is busy", "operations/many-in-flight", "health ends with -13"),
+    ("aborts at a cancel of nothing", "operations/cancel-before", "it was at: cancel of ops"),
+    ("completes what is cancelled", "operations/cancel-after", "was completed a second time"),
+    ("loses a file", "storage/publish-and-read", "and what was put has"),
+    ("accepts paths that escape", "storage/names", "a file with the path \"../escape\" is accepted"),
+    ("loses the last byte of a long write", "storage/blob-sizes", "a blob of 4095 bytes is said to have 4094"),
+    ("keeps what is given up", "storage/blob-abort", "writers that were given up there is no other"),
+    ("gives other bytes of what is deleted", "storage/blob-delete-while-open", "other bytes"),
+    ("gives a descriptor that can be written", "storage/blob-descriptors", "can be written to"),
+    ("forgets at its end", "storage/durability", "and after kill -9 it is gone"),
 ];
 
+#[rustfmt::skip]
 pub(crate) const SANDBOX: &[Row] = &[
-    (
-        "gives a status that there is not",
-        "contract/answers",
-        "status",
-    ),
+    ("gives a status that there is not", "contract/answers", "status"),
     ("ignores cancel", "operations/cancel-during", "it hangs"),
     ("loses the arguments", "sandbox/answers", "the output is"),
+    ("stores no blobs of runs", "sandbox/blobs", "a run that reads and writes blobs fails"),
     ("hides failures", "sandbox/failures", "completed = true"),
-    (
-        "swallows the output of runs",
-        "sandbox/output",
-        "line 0 of the output is missing",
-    ),
-    (
-        "keeps secrets from runs",
-        "sandbox/secrets",
-        "does not find the secret",
-    ),
-    (
-        "gives every run the first one's code",
-        "sandbox/many",
-        "at once gives",
-    ),
+    ("swallows the output of runs", "sandbox/output", "line 0 of the output is missing"),
+    ("keeps secrets from runs", "sandbox/secrets", "does not find the secret"),
+    ("gives every run the first one's code", "sandbox/many", "at once gives"),
     ("does not limit time", "sandbox/limit-wall", "it hangs"),
-    (
-        "does not limit processor time",
-        "sandbox/limit-cpu",
-        "has computed for 4 s",
-    ),
-    (
-        "does not limit memory",
-        "sandbox/limit-memory",
-        "a run has filled 384 MiB",
-    ),
-    (
-        "does not limit processes",
-        "sandbox/limit-pids",
-        "a run has made 100 processes",
-    ),
-    (
-        "does not limit files",
-        "sandbox/limit-disk",
-        "a run has written",
-    ),
-    (
-        "runs code on the host",
-        "sandbox/isolation",
-        "a run has read the host's file",
-    ),
-    (
-        "runs code on the host",
-        "sandbox/runs-apart",
-        "finds the files of the run before it",
-    ),
-    (
-        "runs code on the host",
-        "sandbox/egress-none",
-        "has reached the host: tcp 127.0.0.1",
-    ),
-    (
-        "runs code on the host",
-        "sandbox/egress-gate",
-        "the run failed",
-    ),
+    ("does not limit processor time", "sandbox/limit-cpu", "has computed for 4 s"),
+    ("does not limit memory", "sandbox/limit-memory", "a run has filled 384 MiB"),
+    ("does not limit processes", "sandbox/limit-pids", "a run has made 100 processes"),
+    ("does not limit files", "sandbox/limit-disk", "a run has written"),
+    ("runs code on the host", "sandbox/isolation", "a run has read the host's file"),
+    ("runs code on the host", "sandbox/runs-apart", "finds the files of the run before it"),
+    ("runs code on the host", "sandbox/egress-none", "has reached the host: tcp 127.0.0.1"),
+    ("runs code on the host", "sandbox/egress-gate", "the run failed"),
     ("runs code on the host", "sandbox/mounts", "the run failed"),
-    (
-        "runs code on the host",
-        "sandbox/leftovers",
-        "processes of a run go on",
-    ),
-    (
-        "runs code on the host",
-        "sandbox/killed",
-        "go on in the next one",
-    ),
+    ("runs code on the host", "sandbox/leftovers", "processes of a run go on"),
+    ("runs code on the host", "sandbox/killed", "go on in the next one"),
 ];
 
 /// Only the superuser has this to give away.
+#[rustfmt::skip]
 const AS_ROOT: &[Row] = &[("runs code on the host", "sandbox/nonroot", "ids [0, 0, 0]")];
 
 /// Plugins in C, compiled as said: what is wrong with them is in the file.
-const IN_C: &[Row] = &[
+#[rustfmt::skip]
+pub(crate) const IN_C: &[Row] = &[
     ("-DVERSION=\"one\"", "file/identity", "which is not SemVer"),
-    (
-        "-DANY_FACTORY",
-        "contract/unknown-ids",
-        "get_factory gives something for",
-    ),
+    ("-DANY_FACTORY", "contract/unknown-ids", "get_factory gives something for"),
     // It says that it has made an instance, and gives none.
-    (
-        "-DFLAGS=0",
-        "contract/bad-configuration",
-        "instance: is null",
-    ),
-    (
-        "-DNOTE_MAJOR=9 -DENTRY_MAJOR=9",
-        "file/inspected",
-        "built for major 9 of the plugin contract",
-    ),
-    (
-        "-DENTRY_MAJOR=9",
-        "file/loads",
-        "built for major 9 of the plugin contract",
-    ),
-    (
-        "-DMIN_HOST=7",
-        "file/inspected",
-        "needs a host with minor 7",
-    ),
+    ("-DFLAGS=0", "contract/bad-configuration", "instance: is null"),
+    ("-DNOTE_MAJOR=9 -DENTRY_MAJOR=9", "file/inspected", "built for major 9 of the plugin contract"),
+    ("-DENTRY_MAJOR=9", "file/loads", "built for major 9 of the plugin contract"),
+    ("-DMIN_HOST=7", "file/inspected", "needs a host with minor 7"),
     ("-DMAGIC=0x12345678u", "file/loads", "magic is 0x12345678"),
-    (
-        "-DENTRY_ID=\"org.skillgate.other\"",
-        "file/loads",
-        "its note says",
-    ),
+    ("-DENTRY_ID=\"org.skillgate.other\"", "file/loads", "its note says"),
     ("-DNO_NOTE", "file/inspected", "no SkillGate ELF note"),
-    (
-        "-DNO_ENTRY",
-        "file/inspected",
-        "does not export the data symbol",
-    ),
-    (
-        "-Wl,-rpath,/somewhere",
-        "file/inspected",
-        "library search path",
-    ),
+    ("-DNO_ENTRY", "file/inspected", "does not export the data symbol"),
+    ("-Wl,-rpath,/somewhere", "file/inspected", "library search path"),
     ("-Wl,-z,execstack", "file/inspected", "executable stack"),
-    (
-        "-DCRASH_IN_CREATE",
-        "contract/many-lives",
-        "its last words: create has no future",
-    ),
+    ("-DCRASH_IN_CREATE", "contract/many-lives", "its last words: create has no future"),
 ];
 
 fn limit(sabotage: &str) -> Duration {

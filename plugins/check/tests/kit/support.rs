@@ -52,6 +52,19 @@ pub(crate) fn probe(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
     compile("cc", "../host/tests/loading/probe.c", dir, name, &all)
 }
 
+/// The example for vendors, compiled as strictly as they may.
+pub(crate) fn example_c(dir: &Path) -> PathBuf {
+    let strict = [
+        "-std=c99",
+        "-Wall",
+        "-Wextra",
+        "-Wpedantic",
+        "-Werror",
+        "-pthread",
+    ];
+    compile("cc", "../example-c/store.c", dir, "store", &strict)
+}
+
 /// Compiles a plugin that throws; `None`: there is no compiler for C++.
 pub(crate) fn thrower(dir: &Path) -> Option<PathBuf> {
     let there = Command::new("g++").arg("--version").output().is_ok();
@@ -89,6 +102,11 @@ pub(crate) fn settings(plugin: &Path, config: &serde_json::Value) -> Settings {
         config_json: config.to_string(),
         ..Settings::new(plugin, &["case"], &["host"])
     }
+}
+
+/// Whether to take the time for everything.
+pub(crate) fn full() -> bool {
+    std::env::var_os("SKILLGATE_TEST_FULL").is_some_and(|value| value != "0")
 }
 
 pub(crate) fn is_root() -> bool {

@@ -10,18 +10,24 @@ use skillgate_plugin_check::Isolation;
 use skillgate_plugin_host::model::{
     BlobCreate, CreateRequest, Error, Limits, Result, RunRequest, SkillQuery,
 };
-use skillgate_plugin_host::{Pin, Plugin, ProcessSettings, RunHost, StorageInstance};
+use skillgate_plugin_host::{LoadError, Pin, Plugin, ProcessSettings, RunHost, StorageInstance};
 use skillgate_plugin_sdk::abi;
 
-use crate::sabotage::{SANDBOX, STORE};
-use crate::support::{bundled, config_of, program, sabotaged, saboteur, thrower};
+use crate::sabotage::{IN_C, SANDBOX, STORE};
+use crate::support::{bundled, config_of, probe, program, sabotaged, saboteur, thrower};
 
 /// A call that takes longer is left: its caller has gone away.
 const PATIENCE: Duration = Duration::from_millis(300);
+/// Between two calls of the other plugin.
+const PACE: Duration = Duration::from_millis(2);
 /// Only there to fail.
 const LONG: Duration = Duration::from_secs(30);
 
 fn open(path: &Path) -> Plugin {
+    try_open(path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn try_open(path: &Path) -> std::result::Result<Plugin, LoadError> {
     let settings = ProcessSettings {
         program: program(),
         args: vec!["host".into()],
@@ -29,8 +35,7 @@ fn open(path: &Path) -> Plugin {
         cancel_grace: Duration::from_millis(50),
         ..ProcessSettings::this_program(&[])
     };
-    let opened = Plugin::open(path, &Pin::default(), Isolation::Process, &settings);
-    opened.unwrap_or_else(|error| panic!("{error}"))
+    Plugin::open(path, &Pin::default(), Isolation::Process, &settings)
 }
 
 fn request(dir: &Path, config: &serde_json::Value) -> CreateRequest {
@@ -157,6 +162,8 @@ async fn ask_on(
     while !stop.load(Ordering::Acquire) {
         store.skill_list(query()).await?;
         answered.fetch_add(1, Ordering::AcqRel);
+        // A caller, not a flood: the others need the processors too.
+        tokio::time::sleep(PACE).await;
     }
     Ok(())
 }
@@ -189,6 +196,14 @@ async fn the_gateway_survives_all_of_them_and_answers_others_meanwhile() {
             count() > before,
             "{sabotage}: nobody else was answered meanwhile"
         );
+    }
+    for (i, (options, ..)) in IN_C.iter().enumerate() {
+        let options: Vec<_> = options.split(' ').collect();
+        let file = probe(dir.path(), &format!("probe{i}"), &options);
+        // Most are refused before they run.
+        if let Ok(plugin) = try_open(&file) {
+            ends(plugin.sandbox(request(dir.path(), &serde_json::json!({})))).await;
+        }
     }
     if let Some(plugin) = thrower(dir.path()) {
         let config = request(dir.path(), &serde_json::json!({}));

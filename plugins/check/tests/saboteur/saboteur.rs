@@ -163,6 +163,10 @@ unsafe extern "C" fn swallow(_: *mut c_void, _: abi::Op, _: u32, _: abi::Bytes) 
     abi::OK
 }
 
+unsafe extern "C" fn no_blob(_: *mut c_void, _: abi::Op, _: abi::Str) -> i64 {
+    i64::from(abi::E_EXHAUSTED)
+}
+
 // === create ===
 
 #[derive(serde::Deserialize)]
@@ -256,6 +260,9 @@ unsafe fn make<F: Grows, T: Grows>(
     };
     if asked("swallows the output of runs") {
         shown.run_output = Some(swallow);
+    }
+    if asked("stores no blobs of runs") {
+        shown.blob_create = Some(no_blob);
     }
     let shown: &'static abi::Host = Box::leak(Box::new(shown));
     let inner_config: &'static str = inner_config.to_string().leak();
