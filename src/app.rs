@@ -340,6 +340,7 @@ pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
         let tokens = auth::prepare(config, auth::Clock::system()).await?;
         let mut app = App::build(config, audit).await?;
         app.parts.authenticator.install(tokens);
+        app.plugins.sweep().await;
         // Before it says that it serves: from then on each of them has its meaning.
         let mut terminate =
             signal(SignalKind::terminate()).map_err(AppError::io("cannot wait for SIGTERM"))?;

@@ -130,10 +130,14 @@ impl Seats {
 
 impl Seat {
     fn instance(&self) -> String {
-        match self.number {
-            0 => "sandbox".to_owned(),
-            n => format!("sandbox-{}", n + 1),
-        }
+        instance(self.number)
+    }
+}
+
+fn instance(number: usize) -> String {
+    match number {
+        0 => "sandbox".to_owned(),
+        n => format!("sandbox-{}", n + 1),
     }
 }
 
@@ -218,6 +222,31 @@ impl Plugins {
             plugins: self.clone(),
             handle,
             catalog,
+        }
+    }
+
+    /// Removes what exchanged sandboxes have left behind when the gateway was killed: only who has the name can. Once, before
+    /// the gateway serves.
+    pub(super) async fn sweep(&self) {
+        let loaded = lock(&self.0.loaded_sandbox).0.clone();
+        for name in (1..SANDBOXES_MAX).map(instance) {
+            let dir = self.0.state.root.join(&name);
+            if !dir.is_dir() {
+                continue;
+            }
+            match sandbox(&loaded.plugin, &name, &self.0.state, &loaded.config).await {
+                Ok(made) => end(made.shutdown()).await,
+                Err(error) => {
+                    tracing::warn!(instance = name, %error, "what an exchanged sandbox left is still there");
+                    continue;
+                }
+            }
+            match std::fs::remove_dir_all(&dir) {
+                Ok(()) => tracing::info!(instance = name, "removed what an exchanged sandbox left"),
+                Err(error) => {
+                    tracing::warn!(dir = %dir.display(), %error, "cannot be removed");
+                }
+            }
         }
     }
 

@@ -264,7 +264,7 @@ fn a_file_that_has_changed_is_taken_without_a_signal_and_runs_go_on() {
     let _alone = alone();
     let house = House::new(Settings::default());
     let vendor = Vendor::new(&house, 20);
-    let gateway = house.start();
+    let mut gateway = house.start();
     let before = gateway.launcher().pid;
     std::thread::scope(|scope| {
         let run = scope.spawn(|| {
@@ -296,6 +296,15 @@ fn a_file_that_has_changed_is_taken_without_a_signal_and_runs_go_on() {
                 .iter()
                 .any(|process| process.pid == before)
     });
+
+    // The second one has a name of its own: whoever starts next removes what it left.
+    let state = house.path().join("state/sandbox-2");
+    assert!(state.is_dir());
+    gateway.kill();
+    let gateway = house.start();
+    let swept = r#"removed what an exchanged sandbox left instance="sandbox-2""#;
+    assert!(gateway.log().contains(swept), "{}", gateway.said());
+    assert!(!state.exists());
     gateway.stop();
 }
 
