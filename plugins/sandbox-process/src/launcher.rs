@@ -135,6 +135,8 @@ struct Launcher {
     init_filter: Vec<sock_filter>,
     /// Until then children are made only for those who wait.
     hold_ns: u64,
+    /// When the last two runs have ended.
+    ended_ns: [u64; 2],
     /// How many children there have been.
     children: u64,
     /// Leases of children that are reaped, with the socket whose end says that the plugin has closed all it had of them.
@@ -209,6 +211,7 @@ impl Launcher {
             zygotes: None,
             leases: None,
             hold_ns: 0,
+            ended_ns: [0; 2],
             children: 0,
             returning: Vec::new(),
             _lock: lock,
@@ -389,6 +392,7 @@ impl Launcher {
         if program {
             run.program_ended();
             self.hold_ns = 0;
+            self.ended_ns = [self.ended_ns[1], sys::now_ns()];
         }
         if notice {
             run.kill();

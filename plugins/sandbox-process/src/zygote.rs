@@ -102,8 +102,6 @@ fn try_tend() -> io::Result<Option<(Child, bool)>> {
             "the zygote has a process id that children have",
         ));
     }
-    // What became warm left room behind, and a child costs what its zygote has.
-    sys::trim_memory();
     sys::send_message(control.as_fd(), WARM, &[])?;
     let mut buf = vec![0; MESSAGE_BYTES_MAX];
     loop {

@@ -69,16 +69,19 @@ def warm(modules=()) -> None:
     gc.freeze()  # what is there now stays in pages that the children share
 
 
-def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1) -> None:
-    """For a forked interpreter that has time: does a run of nothing, over the two ends of a socket, and takes back all
-    that a run would find of it. The real run then meets no page for the first time. Some times over in the one that is
-    forked, its code is specialised, and the forks neither do that again nor write to those pages. Closes both descriptors."""
+def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 0) -> None:
+    """Does a run of a skill of nothing, over the two ends of a socket, and takes back all that a run would find of it. In a
+    forked interpreter that has time, once: the real run then meets no page for the first time. In the one that is forked
+    from, more times and with code too: what runs do is specialised there, and the forks neither do that again nor write
+    to those pages. Closes both descriptors."""
     gc.enable()
-    code = {"code": _REHEARSED}
     skill = {"skill": _REHEARSAL, "skills": [{"name": _REHEARSAL, "entrypoint": "main.py"}]}
+    beside = layout._replace(skills=os.path.dirname(__file__))
     for _ in range(times):
-        _rehearse_once(fd, peer, layout, code)
-        _rehearse_once(fd, peer, layout._replace(skills=os.path.dirname(__file__)), skill)
+        _rehearse_once(fd, peer, layout, {"code": _REHEARSED})
+        _rehearse_once(fd, peer, beside, skill)
+    if not times:
+        _rehearse_once(fd, peer, beside, skill)
     os.close(fd)
     os.close(peer)
     gc.disable()

@@ -224,10 +224,11 @@ layout = Layout(root + "/skills", root + "/blobs", root + "/workspace", root + "
         job = {"code": _dedent(self.CODE), "skill": None, "function": "main", "args": {"a": 1}}
         job["env"] = {"TMPDIR": self.sandbox.path("tmp")}
         without = self.sandbox.run(job, before=self.BEFORE + "for e in ends: os.close(e)")
-        after = self.sandbox.run(job, before=self.BEFORE + "rehearse(*ends, layout)")
-        self.assertEqual(after.output, without.output)
-        # What it prints it prints: the code's, and the skill's by the log.
-        self.assertEqual(after.logs, "hello x\n[info] Hello, x!\n")
+        # What it prints it prints: the code, and the skill by the log.
+        for times, printed in ((0, "[info] Hello, x!\n"), (2, "hello x\n[info] Hello, x!\n" * 2)):
+            after = self.sandbox.run(job, before=self.BEFORE + "rehearse(*ends, layout, times=%d)" % times)
+            self.assertEqual(after.output, without.output)
+            self.assertEqual(after.logs, printed)
 
 
 class Output(Case):

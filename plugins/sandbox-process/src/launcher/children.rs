@@ -17,6 +17,9 @@ use crate::wire::{Notice, PoolNeeds, RunSpec, Word};
 /// other children left: making one takes as much of them as a short run does.
 const HOLD_NS: u64 = 3_000_000;
 
+/// Two runs that have ended within so long are load.
+const BUSY_NS: u64 = 20_000_000;
+
 impl Launcher {
     /// What the plugin needs of a pool.
     pub(super) fn pool(&mut self, control: BorrowedFd<'_>, needs: PoolNeeds) {
@@ -126,7 +129,9 @@ impl Launcher {
             limits,
             sockets,
         };
-        match zygotes.order(name, child, &theirs, there) {
+        // The one before the last: the last is the one whose place this child takes.
+        let busy = sys::now_ns() < self.ended_ns[0].saturating_add(BUSY_NS);
+        match zygotes.order(name, child, &theirs, there, busy) {
             Ok(()) => Ok(()),
             Err((child, e)) => {
                 self.lost(*child);

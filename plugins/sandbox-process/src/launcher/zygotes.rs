@@ -238,6 +238,7 @@ impl Zygotes {
         child: Ordered,
         theirs: &Theirs,
         there: u32,
+        busy: bool,
     ) -> Result<(), (Box<Ordered>, io::Error)> {
         let found = self.domains.get_mut(name);
         let Some((needs, zygote, pending)) =
@@ -245,8 +246,9 @@ impl Zygotes {
         else {
             return Err((Box::new(child), io::ErrorKind::NotFound.into()));
         };
-        // Nobody waits for it, and there are enough to last until it has rehearsed: under load that would be work twice.
-        let rehearse = there >= needs.waiting && there.saturating_mul(2) >= needs.ahead;
+        // Nobody waits for it, and there are enough to last until it has rehearsed. On a busy host that would be work for
+        // the processors that runs are waiting for.
+        let rehearse = !busy && there >= needs.waiting && there.saturating_mul(2) >= needs.ahead;
         if let Err(e) = theirs.send(zygote, &child, rehearse) {
             return Err((Box::new(child), e));
         }
