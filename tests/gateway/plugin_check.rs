@@ -8,9 +8,10 @@ use serde_json::Value;
 
 use crate::alone;
 
+/// Where a test's build puts it; beside the program there is one only after `cargo build`.
 fn bundled() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_skillgate"));
-    program.with_file_name("libskillgate_storage_fs.so")
+    program.with_file_name("deps/libskillgate_storage_fs.so")
 }
 
 fn check(plugin: &Path, arguments: &[&str]) -> Output {
