@@ -414,7 +414,7 @@ fn own_rules(ground: &Ground, abi: u32, network: bool) -> io::Result<OwnedFd> {
     )
 }
 
-/// Says what has gone wrong, and ends; what process 1 says so ends the whole run.
+/// Says what has gone wrong, and ends. Where that is process 1, the whole run ends with it.
 fn give_up(report: BorrowedFd<'_>, failure: &Failure) -> ! {
     tell(
         report,

@@ -56,7 +56,7 @@ pub(crate) struct Order {
     /// Its init is in a user namespace of the run's own.
     pub(crate) user: bool,
     pub(crate) born_in: bool,
-    /// Nobody waits for it yet.
+    /// It has the time: nobody waits for it, and the host is not busy with runs.
     pub(crate) rehearse: bool,
 }
 
@@ -65,7 +65,7 @@ thread_local! {
     static CHILD: RefCell<Option<Child>> = const { RefCell::new(None) };
 }
 
-/// Makes children until the launcher goes. Returns in a child: 1 when it is to rehearse, 0 when somebody waits for it.
+/// Makes children until the launcher goes. Returns in a child: 1 when it is to rehearse, 0 when it has no time for that.
 pub(crate) fn tend() -> c_long {
     match try_tend() {
         Ok(Some((child, rehearse))) => {
