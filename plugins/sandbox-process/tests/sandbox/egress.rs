@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use skillgate_plugin_sdk::model::RunRequest;
 use skillgate_plugin_sdk::{Sandbox as _, abi};
 
-use crate::support::{Instance, Services, request};
+use crate::support::{Instance, Services, request, returned};
 
 /// A gate that keeps what it is asked and answers everything with `hello`.
 fn gate() -> (Services, Arc<Mutex<Vec<String>>>) {
@@ -65,15 +65,8 @@ fn run(instance: &Instance, code: &str) -> (Value, Vec<String>) {
         .plugin
         .run(with_network(code), &services)
         .unwrap_or_else(|e| panic!("{e}"));
-    assert!(
-        result.completed,
-        "{}: {}\n{}",
-        result.error_type,
-        result.error_message,
-        services.text()
-    );
     let asked = asked.lock().unwrap().clone();
-    (serde_json::from_slice(&result.output_json).unwrap(), asked)
+    (returned(&result, &services), asked)
 }
 
 /// Counts who comes.

@@ -74,14 +74,7 @@ fn run<T: serde::de::DeserializeOwned>(
     request.limits.output_bytes = 1 << 20;
     request.limits.wall_ms = 120_000;
     let (result, services) = instance.run(request);
-    assert!(
-        result.completed,
-        "{}: {}\n{}",
-        result.error_type,
-        result.error_message,
-        services.text()
-    );
-    serde_json::from_slice(&result.output_json).unwrap()
+    returned(&result, &services)
 }
 
 /// What there is to attempt.

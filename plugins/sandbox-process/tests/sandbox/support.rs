@@ -180,15 +180,23 @@ impl Instance {
     /// Runs code that must complete, and gives what it returned.
     pub(crate) fn output(&self, code: &str) -> serde_json::Value {
         let (result, services) = self.code(code);
-        assert!(
-            result.completed,
-            "{}: {}\n{}",
-            result.error_type,
-            result.error_message,
-            services.text()
-        );
-        serde_json::from_slice(&result.output_json).unwrap_or_else(|e| panic!("{e}: {result:?}"))
+        returned(&result, &services)
     }
+}
+
+/// What a run has returned that must have completed.
+pub(crate) fn returned<T: serde::de::DeserializeOwned>(
+    result: &RunResult,
+    services: &Services,
+) -> T {
+    assert!(
+        result.completed,
+        "{}: {}\n{}",
+        result.error_type,
+        result.error_message,
+        services.text()
+    );
+    serde_json::from_slice(&result.output_json).unwrap_or_else(|e| panic!("{e}: {result:?}"))
 }
 
 pub(crate) fn limits() -> Limits {

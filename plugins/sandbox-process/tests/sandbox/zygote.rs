@@ -48,8 +48,7 @@ fn signal(pid: u32, signal: &str) {
 
 fn completed(instance: &Instance, request: RunRequest) -> Value {
     let (result, services) = instance.run(request);
-    assert!(result.completed, "{result:?} {}", services.text());
-    serde_json::from_slice(&result.output_json).unwrap()
+    returned(&result, &services)
 }
 
 /// The worst case: everything that keeps state of its own is in the zygote already, and used.
