@@ -8,6 +8,7 @@ mod completions;
 mod config;
 mod doctor;
 mod failure;
+mod new_files;
 mod plugin;
 mod plugin_check;
 mod plugin_new;

@@ -3,14 +3,14 @@
 
 mod sources;
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
 use super::failure::Failure;
-use super::{Exit, plain};
+use super::{Exit, new_files, plain};
 use sources::{C_SANDBOX, C_STORAGE, HEADER, RUST_SANDBOX, RUST_STORAGE, SDK};
 
 /// Longest name, in bytes: it becomes that of files, and part of the plugin's id, of which a plugin's file says 43.
@@ -254,31 +254,7 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
 /// Writes all files of the plugin into a directory that was not there before.
 fn write_plugin(args: &NewArgs) -> Result<PathBuf, Failure> {
     let dir = args.dir.join(&args.name);
-    let failed = |path: &Path, error: io::Error| match error.kind() {
-        io::ErrorKind::AlreadyExists => Failure::new(
-            Exit::Runtime,
-            format!("{} is there already", path.display()),
-        )
-        .hint("choose another name, or another --dir"),
-        _ => Failure::new(
-            Exit::Runtime,
-            format!("cannot make {}: {error}", path.display()),
-        ),
-    };
-    fs::create_dir_all(&args.dir).map_err(|error| failed(&args.dir, error))?;
-    fs::create_dir(&dir).map_err(|error| failed(&dir, error))?;
-    for (name, text) in files(args, &dir) {
-        let path = dir.join(name);
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(|error| failed(parent, error))?;
-        }
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .map_err(|error| failed(&path, error))?;
-        file.write_all(text.as_bytes())
-            .map_err(|error| failed(&path, error))?;
-    }
+    let files = files(args, &dir);
+    new_files::write(&dir, files)?;
     Ok(dir)
 }

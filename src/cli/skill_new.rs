@@ -1,14 +1,13 @@
 //! `skillgate skill new`: a small skill that validates and runs.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use skillgate_skill::SkillName;
 
 use super::failure::Failure;
-use super::{Exit, plain};
+use super::{Exit, new_files, plain};
 
 #[derive(Debug, Args)]
 pub(super) struct NewArgs {
@@ -120,19 +119,6 @@ pub(super) fn run(args: &NewArgs, out: &mut dyn Write) -> Result<Exit, Failure> 
 /// Writes all files of the skill into a directory that was not there before.
 fn write_skill(args: &NewArgs) -> Result<PathBuf, Failure> {
     let dir = args.dir.join(args.name.as_str());
-    let failed = |path: &Path, error: io::Error| match error.kind() {
-        io::ErrorKind::AlreadyExists => Failure::new(
-            Exit::Runtime,
-            format!("{} is there already", path.display()),
-        )
-        .hint("choose another name, or another --dir"),
-        _ => Failure::new(
-            Exit::Runtime,
-            format!("cannot make {}: {error}", path.display()),
-        ),
-    };
-    fs::create_dir_all(&args.dir).map_err(|error| failed(&args.dir, error))?;
-    fs::create_dir(&dir).map_err(|error| failed(&dir, error))?;
     let files: &[(&str, &str)] = match args.kind {
         NewKind::Action => &[
             ("skill.toml", MANIFEST),
@@ -144,19 +130,8 @@ fn write_skill(args: &NewArgs) -> Result<PathBuf, Failure> {
             ("SKILL.md", INSTRUCTION_MD),
         ],
     };
-    for (name, text) in files {
-        let path = dir.join(name);
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(|error| failed(parent, error))?;
-        }
-        let text = text.replace("{name}", args.name.as_str());
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .map_err(|error| failed(&path, error))?;
-        file.write_all(text.as_bytes())
-            .map_err(|error| failed(&path, error))?;
-    }
+    let named = |text: &str| text.replace("{name}", args.name.as_str());
+    let files = files.iter().map(|(name, text)| (*name, named(text)));
+    new_files::write(&dir, files)?;
     Ok(dir)
 }
