@@ -131,6 +131,33 @@ fn namespaces_are_leased_to_one_run_after_the_other() {
     eventually("nothing is kept", || open(&instance) == 1);
 }
 
+/// Those made under load rehearse when the load is over: a rehearsal closes the descriptors that it was given.
+#[test]
+fn children_that_a_burst_leaves_behind_rehearse() {
+    if !is_root() {
+        return; // what belongs to the users of runs does not show its descriptors
+    }
+    let instance = warm(json!({"pool_min": 4, "pool_max": 8}));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..8 {
+                    assert_eq!(instance.output("def main(args): return 1\n"), 1);
+                }
+            });
+        }
+    });
+    eventually("all that wait have rehearsed", || {
+        let idle = waiting(&instance, "skillgate-idle");
+        let has =
+            |pid: &u32, fd: u32| std::path::Path::new(&format!("/proc/{pid}/fd/{fd}")).exists();
+        idle.len() >= 4
+            && idle
+                .iter()
+                .all(|pid| has(pid, 3) && !has(pid, 8) && !has(pid, 9))
+    });
+}
+
 /// What the documentation says of memory: a child that waits, with its init.
 #[test]
 fn a_waiting_child_is_small() {
