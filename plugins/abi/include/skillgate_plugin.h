@@ -620,6 +620,9 @@ typedef struct skg_blob_create_request {
  * tenant's; SKG_E_INVALID_ARGUMENT; SKG_E_UNAVAILABLE and SKG_E_EXHAUSTED when
  * the store is down or full; SKG_E_CORRUPT for a digest that does not match.
  *
+ * After drain() what is open goes on: blob_write, blob_commit, blob_abort,
+ * blob_read and blob_close are no new work.
+ *
  * Buffers of blob_read and blob_write stay valid until the op completes; the
  * memory of blob_read is initialised.  Calls on one reader or one writer come one
  * after the other. */

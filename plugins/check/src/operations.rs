@@ -281,11 +281,7 @@ pub(crate) fn drain(bench: &Bench) -> Done {
                 })
             })?;
         } else {
-            bench.step("drain");
-            let end = instance.end(&instance.drain(), CALL_LIMIT)?;
-            if end.status == abi::E_UNIMPLEMENTED {
-                return Err(Stop::Skipped("it has no drain".into()));
-            }
+            drain_with_open_writer(bench, &instance)?;
         }
         bench.step("a call after drain");
         let called = match kind {
@@ -301,6 +297,38 @@ pub(crate) fn drain(bench: &Bench) -> Done {
         })?;
         destroy(bench, &instance)
     })
+}
+
+/// Drains a store; what was open before goes on to its end.
+fn drain_with_open_writer(bench: &Bench, instance: &RawInstance) -> Done {
+    bench.step("blob_create before drain");
+    let created = instance.blob_create(Values::Plain, Shape::Whole)?;
+    let open = instance.end(&created, CALL_LIMIT)?;
+    bench.step("drain");
+    let end = instance.end(&instance.drain(), CALL_LIMIT)?;
+    if end.status == abi::E_UNIMPLEMENTED {
+        return Err(Stop::Skipped("it has no drain".into()));
+    }
+    if open.status != abi::OK {
+        // It keeps no blobs, or has no room for one.
+        return Ok(());
+    }
+    let write = || instance.blob_write(open.handle, abi::Bytes::of(b"abc"));
+    let commit = || instance.blob_commit(open.handle);
+    let goes_on: [&dyn Fn() -> Called; 2] = [&write, &commit];
+    for call in goes_on {
+        bench.step("what a writer does that was open before drain");
+        let called = call();
+        let end = instance.end(&called, CALL_LIMIT)?;
+        if end.status != abi::OK {
+            let (name, code, why) = (called.name, end.status, end.message);
+            return Err(failed_at(
+                name,
+                format!("after drain {name} of a writer that was open ends with {code}: {why}"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn after_destroy(bench: &Bench) -> Done {

@@ -21,7 +21,8 @@ pub trait Sandbox: Send + Sync + Sized + 'static {
     /// Ends that run soon; advice, idempotent, from any thread, never waits. May race with the run's end and with its
     /// beginning: `run` registers what `cancel` will look for, and asks [`RunServices::cancelled`] after that.
     fn cancel(&self, run_id: &str);
-    /// Takes no new runs and returns when none is in flight.
+    /// Ends what works in the background, before the instance is destroyed. The SDK has ended new runs
+    /// (`E_UNAVAILABLE`) and waited: none is in flight any more. Called again when the host drains again.
     fn drain(&self) -> Result<()> {
         Ok(())
     }

@@ -55,7 +55,9 @@ pub trait Storage: Send + Sync + Sized + 'static {
     }
     /// Deletes it.
     fn blob_delete(&self, tenant: &str, id: &str) -> Result<()>;
-    /// Takes no new work and returns when nothing is in flight.
+    /// Ends what works in the background, before the instance is destroyed. The SDK has ended new work
+    /// (`E_UNAVAILABLE`) and waited: no call is in flight any more. What is open may still be written, committed, read,
+    /// aborted and closed, and `health` asked. Called again when the host drains again.
     fn drain(&self) -> Result<()> {
         Ok(())
     }
