@@ -377,7 +377,7 @@ typedef struct skg_run_request {
     uint32_t flags;             /* SKG_REQUEST_*                                  */
     skg_str  run_id;
     skg_str  tenant;
-    skg_str  language;          /* "python"                                       */
+    skg_str  language;          /* "python"; see skg_sandbox.run                  */
     skg_str  code;              /* run_code: source; execute_skill: empty         */
     skg_str  skill;             /* execute_skill: which of `skills` to call       */
     skg_str  function;          /* what to call: runtime.export, or run_code's
@@ -455,7 +455,8 @@ typedef struct skg_sandbox {
     /* One run: create, execute, collect, destroy.  A failure of the code is a
      * result (SKG_RUN_FAILED), a failure of the sandbox an error: with
      * SKG_ERR_NOT_EXECUTED when no code of the skill has run.  SKG_E_EXHAUSTED:
-     * no room now. */
+     * no room now.  SKG_E_UNIMPLEMENTED, not executed: it does not run this
+     * language. */
     int32_t (*run)(void *self, skg_op op, const skg_run_request *req);   /* -> skg_run_result */
     /* Advice, idempotent, never blocks; races with completion, and with the
      * beginning of run(): who registers an op asks op_cancelled() after that.

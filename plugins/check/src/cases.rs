@@ -213,6 +213,7 @@ pub(crate) const CASES: &[Case] = &[
         "make it durable (fsync of file and directory) before complete()", store_life::durability)),
 
     // === the sandbox ===
+    case("sandbox/languages", Sandbox, "run", "a language that it does not run is SKG_E_UNIMPLEMENTED with SKG_ERR_NOT_EXECUTED", "compare the whole name", runs::languages),
     case("sandbox/answers", Sandbox, "run", "code gets its arguments, and what it returns is output_json", "use the guest that skillgate ships", runs::answers),
     case("sandbox/failures", Sandbox, "run", "a failure of the code is a result (SKG_RUN_FAILED) with the exception's class, and the next run works", "use the guest that skillgate ships", runs::failures),
     case("sandbox/output", Sandbox, "run_output", "output of the skill, in order per stream; when the host has enough, keep draining", "do not stop reading at SKG_E_EXHAUSTED", runs::output_streams),

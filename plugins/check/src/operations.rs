@@ -9,6 +9,7 @@ use crate::bench::{Bench, CALL_LIMIT, Done, LISTEN, Stop, demand, failed_at};
 use crate::contract::{destroy, each_kind, go_round, make, no_wrongs};
 use crate::process_state::threads;
 use crate::raw::{Called, HostShape, Kind, RawInstance, Shape, Values, run_code};
+use crate::sandbox::NO_PYTHON;
 
 /// How many calls are in flight at once.
 const IN_FLIGHT: usize = 256;
@@ -141,12 +142,13 @@ fn with_waiting_run<T>(
         };
         // Whatever has gone wrong, the thread above ends.
         instance.cancel(first);
-        match run.join() {
-            Ok(called) => {
-                bench.step("the end of a run that was cancelled");
-                instance.end(&called?, CANCEL_LIMIT)?;
-            }
-            Err(_) => return Err(crate::bench::failed("a thread of the kit panicked")),
+        let called = run
+            .join()
+            .map_err(|_| crate::bench::failed("a thread of the kit panicked"))?;
+        bench.step("the end of a run that was cancelled");
+        let end = instance.end(&called?, CANCEL_LIMIT)?;
+        if end.status == abi::E_UNIMPLEMENTED && end.not_executed {
+            return Err(Stop::Skipped(NO_PYTHON.into()));
         }
         done
     })

@@ -16,7 +16,8 @@ pub trait Sandbox: Send + Sync + Sized + 'static {
     fn caps(&self) -> SandboxCaps;
     /// How it is doing, with the capability report.
     fn health(&self) -> Result<Health>;
-    /// One run. `services` are this run's and end with it.
+    /// One run. `services` are this run's and end with it. A language that it does not run is `E_UNIMPLEMENTED`, not
+    /// executed.
     fn run(&self, request: RunRequest, services: &dyn RunServices) -> Result<RunResult>;
     /// Ends that run soon; advice, idempotent, from any thread, never waits. May race with the run's end and with its
     /// beginning: `run` registers what `cancel` will look for, and asks [`RunServices::cancelled`] after that.

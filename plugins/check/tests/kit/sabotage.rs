@@ -90,6 +90,7 @@ pub(crate) const SANDBOX: &[Row] = &[
     ("gives a status that there is not", "contract/answers", "status"),
     ("ignores cancel", "operations/cancel-during", "it hangs"),
     ("is drained at once", "operations/drain", "while a run is in flight"),
+    ("takes every language for its own", "sandbox/languages", "ends with a result"),
     ("loses the arguments", "sandbox/answers", "the output is"),
     ("stores no blobs of runs", "sandbox/blobs", "a run that reads and writes blobs fails"),
     ("hides failures", "sandbox/failures", "completed = true"),

@@ -81,6 +81,9 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
             let code = FIRST_CODE.get_or_init(|| wire::shown(request.code, 1 << 20));
             request.code = abi::Str::of(code);
         }
+        if asked("takes every language for its own") {
+            request.language = abi::Str::new("python");
+        }
         if asked("keeps secrets from runs") {
             request.secrets = abi::List::EMPTY;
         }
