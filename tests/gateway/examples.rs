@@ -57,3 +57,30 @@ fn a_sandbox_that_runs_no_python_refuses_every_run_and_says_why() {
     );
     gateway.stop();
 }
+
+#[test]
+fn a_store_that_keeps_nothing_is_named_at_the_start() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let usual = std::fs::read_to_string(house.config()).unwrap();
+    let warning = "this store keeps nothing";
+    // The bundled one keeps everything.
+    let gateway = house.start();
+    assert!(!gateway.log().contains(warning), "{}", gateway.log());
+    gateway.stop();
+    let store = example(&house, "store");
+    let text = instead(&usual, r#"name = "storage-fs""#, &store);
+    std::fs::write(house.config(), text).unwrap();
+    let gateway = house.start();
+    let log = gateway.log();
+    let line = log.lines().find(|line| line.contains(warning));
+    let line = line.unwrap_or_else(|| panic!("{log}"));
+    assert!(
+        line.contains("WARN") && line.contains("org.skillgate.example-store"),
+        "{line}"
+    );
+    let made = json!({ "content": "x", "kind": "text/plain" });
+    let made = gateway.client().call("create_blob", made).unwrap();
+    assert!(made["result"]["blob_id"].is_string(), "{made}");
+    gateway.stop();
+}

@@ -500,8 +500,9 @@ typedef struct skg_sandbox_factory {
  * into a path of its own.
  *
  * DURABILITY.  When skill_put or blob_commit has completed with SKG_OK, the thing
- * survives a power cut.  Before, it is invisible; it is never visible in part.
- * Skill versions and blobs never change after that. */
+ * survives a power cut (of a store with SKG_ST_VOLATILE: it is there while the
+ * instance's process lives).  Before, it is invisible; it is never visible in
+ * part.  Skill versions and blobs never change after that. */
 
 #define SKG_STORAGE_ID "skillgate.storage/1"
 
@@ -509,6 +510,8 @@ typedef struct skg_sandbox_factory {
 #define SKG_ST_SKILLS_WRITE 0x2u
 #define SKG_ST_BLOBS        0x4u
 #define SKG_ST_BLOB_FD      0x8u /* blob_fd gives descriptors                     */
+#define SKG_ST_VOLATILE     0x10u /* what it holds ends with the instance's process,
+                                     if not before: for tests and caches          */
 
 typedef struct skg_skill_ref { skg_str name; skg_str version; } skg_skill_ref; /* version empty: latest [frozen] */
 

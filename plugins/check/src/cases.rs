@@ -210,7 +210,7 @@ pub(crate) const CASES: &[Case] = &[
         "another tenant's blob, and an id that was never given, is SKG_E_NOT_FOUND", "make the tenant a part of every key", blobs::tenants),
     long(case("storage/durability", Storage, "skill_put",
         "what was completed with SKG_OK is there in the next life of the instance, what was not is there whole or not at all",
-        "make it durable (fsync of file and directory) before complete()", store_life::durability)),
+        "make it durable (fsync of file and directory) before complete(), or say SKG_ST_VOLATILE in caps", store_life::durability)),
 
     // === the sandbox ===
     case("sandbox/languages", Sandbox, "run", "a language that it does not run is SKG_E_UNIMPLEMENTED with SKG_ERR_NOT_EXECUTED", "compare the whole name", runs::languages),

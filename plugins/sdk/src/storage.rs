@@ -16,7 +16,7 @@ use skillgate_plugin_abi as abi;
 pub trait Storage: Send + Sync + Sized + 'static {
     /// Makes an instance, and removes what an earlier life of it has left half-done.
     fn create(host: Host, request: CreateRequest) -> Result<Self>;
-    /// `ST_*` of the ABI.
+    /// `ST_*` of the ABI. `ST_VOLATILE`, and nothing has to be durable.
     fn caps(&self) -> u32;
     /// How it is doing.
     fn health(&self) -> Result<Health>;
