@@ -365,6 +365,12 @@ impl From<runs::Error> for ErrorObject {
             // The result is withheld: what cannot be recorded is not given away.
             Error::Audit(error) => error.into(),
             Error::Grant(_) => ours("a run's network cannot be granted", &error),
+            // The configuration's fault, and what a caller would ask its operator: another sandbox.
+            Error::Sandbox(error) if error.code == abi::E_UNIMPLEMENTED && error.not_executed => {
+                tracing::error!(reason = error.message, "the sandbox does not run python");
+                let message = "the sandbox of this gateway does not run \"python\"";
+                ErrorObject::new(Code::InvalidParams, "language_unsupported", message)
+            }
             Error::Sandbox(error) => plugin("sandbox", &error),
             Error::Lost => ours("a run ended without a result", &error),
         }

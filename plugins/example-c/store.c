@@ -1158,7 +1158,8 @@ static int32_t blob_delete(void *self, skg_op op, skg_str tenant, skg_str id) {
 
 static int32_t caps(void *self, uint32_t *out_flags) {
     (void)self;
-    *out_flags = SKG_ST_SKILLS | SKG_ST_SKILLS_WRITE | SKG_ST_BLOBS | SKG_ST_BLOB_FD;
+    *out_flags = SKG_ST_SKILLS | SKG_ST_SKILLS_WRITE | SKG_ST_BLOBS | SKG_ST_BLOB_FD |
+                 SKG_ST_VOLATILE;
     return SKG_OK;
 }
 

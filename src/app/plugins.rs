@@ -8,6 +8,7 @@ use serde_json::Value;
 use skillgate_plugin_host::{
     Isolation, Pin, Plugin, ProcessSettings, SandboxInstance, StorageInstance,
 };
+use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::CreateRequest;
 
 use super::AppError;
@@ -61,13 +62,19 @@ pub(super) async fn storage(
     config: &Value,
 ) -> Result<Arc<StorageInstance>, AppError> {
     let request = state.request(instance, config)?;
-    plugin
-        .storage(request)
-        .await
-        .map_err(|error| AppError::Create {
-            which: "storage",
-            error,
-        })
+    let made = plugin.storage(request).await;
+    let made = made.map_err(|error| AppError::Create {
+        which: "storage",
+        error,
+    })?;
+    if made.caps() & abi::ST_VOLATILE != 0 {
+        tracing::warn!(
+            plugin = plugin.info().id,
+            instance,
+            "this store keeps nothing: every skill and blob in it is gone when it ends, which a restart, a reload of the plugin or a crash of it does"
+        );
+    }
+    Ok(made)
 }
 
 pub(super) async fn sandbox(

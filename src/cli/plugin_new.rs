@@ -144,7 +144,7 @@ A skillgate plugin ({kind}).
     skillgate plugin inspect {built}     # what the file is, without running it
     skillgate plugin check {built}       # does it keep to the contract?
 
-What does not pass yet is your list of things to do: {unfinished}
+{begin}
 
 In the gateway's configuration:
 
@@ -159,6 +159,15 @@ a build, and the new one takes over while the old one ends what it has begun.
 
 Change the id (`{id}`) and the vendor before anybody else loads it: the id is what logs, signatures and operators know it by.
 "#;
+
+/// Where to go on with a store.
+const BEGIN_STORAGE: &str =
+    "It passes, and forgets everything when it ends, as its `caps` says: begin there.";
+
+/// Where to go on with a sandbox.
+const BEGIN_SANDBOX: &str = "It passes, and runs a language of its own, `echo`: a program gives back its arguments, and the
+program `wait` waits until it is cancelled. The gateway's runs are in `python`, which it refuses, so a gateway with this
+plugin answers `language_unsupported` to every run, and the check skips what it asks from inside a run. Begin with `run`.";
 
 pub(super) fn run(args: &NewArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let dir = write_plugin(args)?;
@@ -191,9 +200,9 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
         Language::C => "make",
         Language::Rust => "cargo build --release",
     };
-    let unfinished = match args.kind {
-        Kind::Storage => "`storage/durability`, since it forgets everything when it ends.",
-        Kind::Sandbox => "the cases that run code, since it runs none.",
+    let begin = match args.kind {
+        Kind::Storage => BEGIN_STORAGE,
+        Kind::Sandbox => BEGIN_SANDBOX,
     };
     let absolute = fs::canonicalize(&args.dir).map_or_else(
         |_| dir.display().to_string(),
@@ -206,7 +215,7 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
             .replace("{vendor}", "Example")
             .replace("{build}", build)
             .replace("{built}", &built(args))
-            .replace("{unfinished}", unfinished)
+            .replace("{begin}", begin)
             .replace("{absolute}", &absolute)
     };
     let mut files = vec![("README.md".to_owned(), fill(README))];

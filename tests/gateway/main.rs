@@ -20,6 +20,7 @@ mod blobs;
 mod crash;
 mod disk;
 mod egress;
+mod examples;
 mod fairness;
 mod inside;
 mod jwt;

@@ -191,10 +191,9 @@ config = {sandbox}
             }
             Err(_) => panic!("the gateway does not start: {}", gateway.said()),
         }
-        let launcher = look::descendants(gateway.pid)
+        gateway.launcher = look::descendants(gateway.pid)
             .into_iter()
             .find(|process| process.name == LAUNCHER);
-        gateway.launcher = Some(launcher.expect("the gateway has a launcher"));
         gateway
     }
 }
@@ -214,6 +213,7 @@ pub(crate) struct Gateway {
     pub(crate) address: String,
     /// The operator's.
     pub(crate) admin: String,
+    /// Of `sandbox-process`.
     launcher: Option<Process>,
     log: PathBuf,
 }
@@ -224,7 +224,7 @@ impl Gateway {
     }
 
     pub(crate) fn launcher(&self) -> &Process {
-        self.launcher.as_ref().expect("started")
+        self.launcher.as_ref().expect("its sandbox has a launcher")
     }
 
     /// What the names of this instance's control groups end in.
@@ -306,10 +306,13 @@ impl Gateway {
 
     /// SIGTERM; it must end well and leave nothing that the kernel knows of.
     pub(crate) fn stop(mut self) {
-        let instance = self.instance();
+        let instance = self.launcher.as_ref().map(|_| self.instance());
         self.signal("TERM");
         let status = self.end(PATIENCE);
         assert!(status.success(), "{status}: {}", self.said());
+        let Some(instance) = instance else {
+            return;
+        };
         assert!(!self.launcher().lives(), "the launcher is left");
         assert_eq!(look::members(&instance), [], "processes are left");
         assert_eq!(

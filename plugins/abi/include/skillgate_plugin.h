@@ -377,7 +377,7 @@ typedef struct skg_run_request {
     uint32_t flags;             /* SKG_REQUEST_*                                  */
     skg_str  run_id;
     skg_str  tenant;
-    skg_str  language;          /* "python"                                       */
+    skg_str  language;          /* "python"; see skg_sandbox.run                  */
     skg_str  code;              /* run_code: source; execute_skill: empty         */
     skg_str  skill;             /* execute_skill: which of `skills` to call       */
     skg_str  function;          /* what to call: runtime.export, or run_code's
@@ -455,7 +455,8 @@ typedef struct skg_sandbox {
     /* One run: create, execute, collect, destroy.  A failure of the code is a
      * result (SKG_RUN_FAILED), a failure of the sandbox an error: with
      * SKG_ERR_NOT_EXECUTED when no code of the skill has run.  SKG_E_EXHAUSTED:
-     * no room now. */
+     * no room now.  SKG_E_UNIMPLEMENTED, not executed: it does not run this
+     * language. */
     int32_t (*run)(void *self, skg_op op, const skg_run_request *req);   /* -> skg_run_result */
     /* Advice, idempotent, never blocks; races with completion, and with the
      * beginning of run(): who registers an op asks op_cancelled() after that.
@@ -499,8 +500,9 @@ typedef struct skg_sandbox_factory {
  * into a path of its own.
  *
  * DURABILITY.  When skill_put or blob_commit has completed with SKG_OK, the thing
- * survives a power cut.  Before, it is invisible; it is never visible in part.
- * Skill versions and blobs never change after that. */
+ * survives a power cut (of a store with SKG_ST_VOLATILE: it is there while the
+ * instance's process lives).  Before, it is invisible; it is never visible in
+ * part.  Skill versions and blobs never change after that. */
 
 #define SKG_STORAGE_ID "skillgate.storage/1"
 
@@ -508,6 +510,8 @@ typedef struct skg_sandbox_factory {
 #define SKG_ST_SKILLS_WRITE 0x2u
 #define SKG_ST_BLOBS        0x4u
 #define SKG_ST_BLOB_FD      0x8u /* blob_fd gives descriptors                     */
+#define SKG_ST_VOLATILE     0x10u /* what it holds ends with the instance's process,
+                                     if not before: for tests and caches          */
 
 typedef struct skg_skill_ref { skg_str name; skg_str version; } skg_skill_ref; /* version empty: latest [frozen] */
 
@@ -619,6 +623,9 @@ typedef struct skg_blob_create_request {
  * Errors of every call: SKG_E_NOT_FOUND for what is not there or is another
  * tenant's; SKG_E_INVALID_ARGUMENT; SKG_E_UNAVAILABLE and SKG_E_EXHAUSTED when
  * the store is down or full; SKG_E_CORRUPT for a digest that does not match.
+ *
+ * After drain() what is open goes on: blob_write, blob_commit, blob_abort,
+ * blob_read and blob_close are no new work.
  *
  * Buffers of blob_read and blob_write stay valid until the op completes; the
  * memory of blob_read is initialised.  Calls on one reader or one writer come one

@@ -148,6 +148,8 @@ pub const ST_SKILLS_WRITE: u32 = 0x2;
 pub const ST_BLOBS: u32 = 0x4;
 /// Blob_fd gives descriptors.
 pub const ST_BLOB_FD: u32 = 0x8;
+/// What it holds ends with the instance's process, if not before: for tests and caches.
+pub const ST_VOLATILE: u32 = 0x10;
 
 /// `skg_skill`.flags: from the operator's own directories, the same for every tenant.
 pub const SKILL_READ_ONLY: u32 = 0x1;

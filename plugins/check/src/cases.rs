@@ -128,8 +128,8 @@ pub(crate) const CASES: &[Case] = &[
         "with SKG_F_BLOCKING every op is complete when its call returns; without, every call returns within about a millisecond",
         "set the flag if calls wait, or give the work to a thread", operations::returns),
     case("operations/drain", Plugin, "drain",
-        "after drain new work is SKG_E_UNAVAILABLE; drain is completed when nothing is in flight",
-        "count what is in flight", operations::drain),
+        "after drain new work is SKG_E_UNAVAILABLE, and what is open goes on; drain is completed when nothing is in flight",
+        "count what is in flight; refuse what begins something, and nothing else", operations::drain),
     case("operations/after-destroy", Plugin, "destroy",
         "destroy returns when every thread of the instance is gone; then the host table is invalid",
         "join the threads in destroy()", operations::after_destroy),
@@ -210,9 +210,10 @@ pub(crate) const CASES: &[Case] = &[
         "another tenant's blob, and an id that was never given, is SKG_E_NOT_FOUND", "make the tenant a part of every key", blobs::tenants),
     long(case("storage/durability", Storage, "skill_put",
         "what was completed with SKG_OK is there in the next life of the instance, what was not is there whole or not at all",
-        "make it durable (fsync of file and directory) before complete()", store_life::durability)),
+        "make it durable (fsync of file and directory) before complete(), or say SKG_ST_VOLATILE in caps", store_life::durability)),
 
     // === the sandbox ===
+    case("sandbox/languages", Sandbox, "run", "a language that it does not run is SKG_E_UNIMPLEMENTED with SKG_ERR_NOT_EXECUTED", "compare the whole name", runs::languages),
     case("sandbox/answers", Sandbox, "run", "code gets its arguments, and what it returns is output_json", "use the guest that skillgate ships", runs::answers),
     case("sandbox/failures", Sandbox, "run", "a failure of the code is a result (SKG_RUN_FAILED) with the exception's class, and the next run works", "use the guest that skillgate ships", runs::failures),
     case("sandbox/output", Sandbox, "run_output", "output of the skill, in order per stream; when the host has enough, keep draining", "do not stop reading at SKG_E_EXHAUSTED", runs::output_streams),

@@ -9,6 +9,7 @@ use crate::bench::{Bench, CALL_LIMIT, Done, LISTEN, Stop, demand, failed_at};
 use crate::contract::{destroy, each_kind, go_round, make, no_wrongs};
 use crate::process_state::threads;
 use crate::raw::{Called, HostShape, Kind, RawInstance, Shape, Values, run_code};
+use crate::sandbox::NO_PYTHON;
 
 /// How many calls are in flight at once.
 const IN_FLIGHT: usize = 256;
@@ -141,12 +142,13 @@ fn with_waiting_run<T>(
         };
         // Whatever has gone wrong, the thread above ends.
         instance.cancel(first);
-        match run.join() {
-            Ok(called) => {
-                bench.step("the end of a run that was cancelled");
-                instance.end(&called?, CANCEL_LIMIT)?;
-            }
-            Err(_) => return Err(crate::bench::failed("a thread of the kit panicked")),
+        let called = run
+            .join()
+            .map_err(|_| crate::bench::failed("a thread of the kit panicked"))?;
+        bench.step("the end of a run that was cancelled");
+        let end = instance.end(&called?, CANCEL_LIMIT)?;
+        if end.status == abi::E_UNIMPLEMENTED && end.not_executed {
+            return Err(Stop::Skipped(NO_PYTHON.into()));
         }
         done
     })
@@ -281,11 +283,7 @@ pub(crate) fn drain(bench: &Bench) -> Done {
                 })
             })?;
         } else {
-            bench.step("drain");
-            let end = instance.end(&instance.drain(), CALL_LIMIT)?;
-            if end.status == abi::E_UNIMPLEMENTED {
-                return Err(Stop::Skipped("it has no drain".into()));
-            }
+            drain_with_open_writer(bench, &instance)?;
         }
         bench.step("a call after drain");
         let called = match kind {
@@ -301,6 +299,38 @@ pub(crate) fn drain(bench: &Bench) -> Done {
         })?;
         destroy(bench, &instance)
     })
+}
+
+/// Drains a store; what was open before goes on to its end.
+fn drain_with_open_writer(bench: &Bench, instance: &RawInstance) -> Done {
+    bench.step("blob_create before drain");
+    let created = instance.blob_create(Values::Plain, Shape::Whole)?;
+    let open = instance.end(&created, CALL_LIMIT)?;
+    bench.step("drain");
+    let end = instance.end(&instance.drain(), CALL_LIMIT)?;
+    if end.status == abi::E_UNIMPLEMENTED {
+        return Err(Stop::Skipped("it has no drain".into()));
+    }
+    if open.status != abi::OK {
+        // It keeps no blobs, or has no room for one.
+        return Ok(());
+    }
+    let write = || instance.blob_write(open.handle, abi::Bytes::of(b"abc"));
+    let commit = || instance.blob_commit(open.handle);
+    let goes_on: [&dyn Fn() -> Called; 2] = [&write, &commit];
+    for call in goes_on {
+        bench.step("what a writer does that was open before drain");
+        let called = call();
+        let end = instance.end(&called, CALL_LIMIT)?;
+        if end.status != abi::OK {
+            let (name, code, why) = (called.name, end.status, end.message);
+            return Err(failed_at(
+                name,
+                format!("after drain {name} of a writer that was open ends with {code}: {why}"),
+            ));
+        }
+    }
+    Ok(())
 }
 
 pub(crate) fn after_destroy(bench: &Bench) -> Done {

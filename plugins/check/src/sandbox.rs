@@ -15,11 +15,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
-use skillgate_plugin_host::{RunHost, SandboxInstance};
+use skillgate_plugin_host::{Plugin, RunHost, SandboxInstance};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, Limits, Result, RunRequest, RunResult};
 
-use crate::bench::{Bench, Done, failed};
+use crate::bench::{Bench, Done, Stop, failed};
+use crate::raw::Kind;
 
 /// The longest that a run of the kit lasts by itself.
 pub(crate) const WALL_MS: u64 = 15_000;
@@ -29,6 +30,31 @@ const OUTPUT_BYTES_MAX: usize = 1 << 20;
 const BLOB_BYTES_MAX: usize = 16 << 20;
 /// A request to the gate has no more.
 const HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// Why cases that run code are skipped.
+pub(crate) const NO_PYTHON: &str = "it does not run python";
+
+/// Whether a run was refused as the header says of a language that a sandbox does not run.
+pub(crate) fn is_no_such_language(error: &Error) -> bool {
+    error.code == abi::E_UNIMPLEMENTED && error.not_executed
+}
+
+/// An instance that runs the kit's code; nothing can be said from inside of one that does not. A plain run is asked: who
+/// refuses others, and not this one, does run python.
+pub(crate) fn of_python(bench: &Bench, plugin: &Plugin) -> Done<Arc<SandboxInstance>> {
+    let sandbox = bench.sandbox_of(plugin, "a")?;
+    let hello = request("def main(args):\n    return 1\n");
+    match run(bench, &sandbox, "a plain one", hello, &Arc::default()) {
+        Err(error) if is_no_such_language(&error) => Err(Stop::Skipped(NO_PYTHON.into())),
+        // What is wrong with it the case says.
+        _ => Ok(sandbox),
+    }
+}
+
+/// [`of_python`] where this check wants its calls to go.
+pub(crate) fn python(bench: &Bench) -> Done<Arc<SandboxInstance>> {
+    of_python(bench, &bench.open(Kind::Sandbox)?)
+}
 
 /// The gateway's side of a run.
 #[derive(Default)]

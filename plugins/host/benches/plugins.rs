@@ -53,7 +53,7 @@ fn full() -> RunRequest {
     RunRequest {
         run_id: "run_0123456789abcdef01234567".into(),
         tenant: "default".into(),
-        language: "python".into(),
+        language: "echo".into(),
         code: "x = 1\n".repeat(340),
         function: "echo".into(),
         args_json: br#"{"a":1}"#.to_vec(),

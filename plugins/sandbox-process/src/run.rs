@@ -168,13 +168,13 @@ fn check(request: &RunRequest) -> Result<(), Error> {
     let refuse = |code, message: String| Err(Error::new(code, message).not_executed());
     if request.language != "python" {
         return refuse(
-            abi::E_INVALID_ARGUMENT,
+            abi::E_UNIMPLEMENTED,
             format!("language {:?}: this sandbox runs python", request.language),
         );
     }
     if ![abi::NET_NONE, abi::NET_GATE].contains(&request.network) {
         return refuse(
-            abi::E_UNIMPLEMENTED,
+            abi::E_PRECONDITION,
             "this sandbox has no network of its own: it reaches the gate, or nothing".into(),
         );
     }

@@ -5,6 +5,7 @@
 //! completed: a panic ends the op with `SKG_E_PANIC` and the panic's text.
 
 mod convert;
+mod in_flight;
 mod sandbox;
 mod storage;
 #[cfg(test)]
@@ -21,6 +22,8 @@ use skillgate_plugin_abi as abi;
 
 pub use sandbox::factory as sandbox_factory;
 pub use storage::factory as storage_factory;
+
+use in_flight::InFlight;
 
 use crate::model::{CreateRequest, Error, Result};
 use crate::wire::{self, Malformed};
@@ -215,6 +218,41 @@ impl HostTable {
                 result: std::ptr::null(),
             },
         )
+    }
+
+    /// Does the host no longer want this op?
+    fn cancelled(&self, op: abi::Op) -> bool {
+        match self.table.op_cancelled {
+            // SAFETY: an op in flight keeps the instance and so the table.
+            Some(cancelled) => unsafe { cancelled(self.table.ctx, op) == 1 },
+            None => false,
+        }
+    }
+
+    /// Serves one op that begins something: refused while the instance drains. In flight until it is completed.
+    fn serve_new<A>(
+        &self,
+        calls: &InFlight,
+        op: abi::Op,
+        body: impl FnOnce() -> Result<A>,
+        encode: impl FnOnce(A, &mut dyn FnMut(*const c_void) -> i32),
+    ) -> i32 {
+        match calls.begin() {
+            Ok(_call) => self.serve(op, body, encode),
+            Err(error) => {
+                self.fail(op, &error);
+                abi::OK
+            }
+        }
+    }
+
+    /// Serves drain(): `hook` is the plugin's own part of it.
+    fn serve_drain(&self, calls: &InFlight, op: abi::Op, hook: impl FnOnce() -> Result<()>) -> i32 {
+        let body = || {
+            calls.drain(|| self.cancelled(op))?;
+            hook()
+        };
+        self.serve(op, body, convert::none)
     }
 
     /// Serves one op: `body` does the work, `encode` lends the answer as a C struct. Always accepted, always completed.

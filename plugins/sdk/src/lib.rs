@@ -2,7 +2,8 @@
 //! [`export_plugin!`] in a crate of type `cdylib`.
 //!
 //! The SDK reads the host's requests, completes each of its calls once, turns panics into errors (`E_PANIC`) that the
-//! host logs, and closes or hands over every descriptor. Calls may block: the host makes them on threads of their own.
+//! host logs, closes or hands over every descriptor, and drains: it counts what is in flight and ends new work. Calls may
+//! block: the host makes them on threads of their own.
 //! What each call promises is said at the traits; `skillgate_plugin.h` in [`abi`] is the authority.
 //!
 //! Rust 1.63, edition 2021: a vendor's compiler may be old.

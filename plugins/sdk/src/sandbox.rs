@@ -16,12 +16,14 @@ pub trait Sandbox: Send + Sync + Sized + 'static {
     fn caps(&self) -> SandboxCaps;
     /// How it is doing, with the capability report.
     fn health(&self) -> Result<Health>;
-    /// One run. `services` are this run's and end with it.
+    /// One run. `services` are this run's and end with it. A language that it does not run is `E_UNIMPLEMENTED`, not
+    /// executed.
     fn run(&self, request: RunRequest, services: &dyn RunServices) -> Result<RunResult>;
     /// Ends that run soon; advice, idempotent, from any thread, never waits. May race with the run's end and with its
     /// beginning: `run` registers what `cancel` will look for, and asks [`RunServices::cancelled`] after that.
     fn cancel(&self, run_id: &str);
-    /// Takes no new runs and returns when none is in flight.
+    /// Ends what works in the background, before the instance is destroyed. The SDK has ended new runs
+    /// (`E_UNAVAILABLE`) and waited: none is in flight any more. Called again when the host drains again.
     fn drain(&self) -> Result<()> {
         Ok(())
     }

@@ -16,7 +16,7 @@ use skillgate_plugin_abi as abi;
 pub trait Storage: Send + Sync + Sized + 'static {
     /// Makes an instance, and removes what an earlier life of it has left half-done.
     fn create(host: Host, request: CreateRequest) -> Result<Self>;
-    /// `ST_*` of the ABI.
+    /// `ST_*` of the ABI. `ST_VOLATILE`, and nothing has to be durable.
     fn caps(&self) -> u32;
     /// How it is doing.
     fn health(&self) -> Result<Health>;
@@ -55,7 +55,9 @@ pub trait Storage: Send + Sync + Sized + 'static {
     }
     /// Deletes it.
     fn blob_delete(&self, tenant: &str, id: &str) -> Result<()>;
-    /// Takes no new work and returns when nothing is in flight.
+    /// Ends what works in the background, before the instance is destroyed. The SDK has ended new work
+    /// (`E_UNAVAILABLE`) and waited: no call is in flight any more. What is open may still be written, committed, read,
+    /// aborted and closed, and `health` asked. Called again when the host drains again.
     fn drain(&self) -> Result<()> {
         Ok(())
     }

@@ -44,8 +44,7 @@ mod seal;
 mod skills;
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::Arc;
 
 use skillgate_plugin_sdk::model::{
     BlobCreate, BlobStat, Content, CreateRequest, Error, Health, PutSkill, Skill, SkillPage,
@@ -76,9 +75,6 @@ skillgate_plugin_sdk::export_plugin! {
 pub struct StorageFs {
     skills: Skills,
     writable: Option<Writable>,
-    /// Held shared by every call: whoever gets it alone knows that no call is under way.
-    calls: RwLock<()>,
-    draining: AtomicBool,
 }
 
 struct Writable {
@@ -112,28 +108,7 @@ impl StorageFs {
             .as_ref()
             .map(|writable| Arc::clone(&writable.ground));
         let skills = Skills::open(ground, &config.read_only_skills, &host)?;
-        Ok(StorageFs {
-            skills,
-            writable,
-            calls: RwLock::new(()),
-            draining: AtomicBool::new(false),
-        })
-    }
-
-    /// A call that goes on with what is open already.
-    fn resume(&self) -> RwLockReadGuard<'_, ()> {
-        self.calls.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A call that begins something.
-    fn begin(&self) -> Result<RwLockReadGuard<'_, ()>> {
-        let guard = self.resume();
-        if self.draining.load(Ordering::Acquire) {
-            return Err(Fault::Unavailable(
-                "the store takes no new work: it is being shut down".to_owned(),
-            ));
-        }
-        Ok(guard)
+        Ok(StorageFs { skills, writable })
     }
 
     fn blobs(&self) -> Result<&Blobs> {
@@ -160,7 +135,6 @@ impl Storage for StorageFs {
 
     /// Also frees what has expired, at most once a minute.
     fn health(&self) -> Result<Health, Error> {
-        let _call = self.resume();
         let skills = self.skills.count();
         let Some(Writable { ground, blobs }) = &self.writable else {
             return Ok(Health {
@@ -189,12 +163,10 @@ impl Storage for StorageFs {
     }
 
     fn skill_list(&self, query: &SkillQuery) -> Result<SkillPage, Error> {
-        let _call = self.begin()?;
         Ok(self.skills.list(query)?)
     }
 
     fn skill_get(&self, tenant: &str, name: &str, version: &str) -> Result<Skill, Error> {
-        let _call = self.begin()?;
         Ok(self.skills.get(tenant, name, version)?)
     }
 
@@ -205,44 +177,36 @@ impl Storage for StorageFs {
         version: &str,
         path: &str,
     ) -> Result<Content, Error> {
-        let _call = self.begin()?;
         Ok(self.skills.read(tenant, name, version, path)?)
     }
 
     fn skill_tree(&self, tenant: &str, name: &str, version: &str) -> Result<Content, Error> {
-        let _call = self.begin()?;
         Ok(self.skills.tree(tenant, name, version)?)
     }
 
     fn skill_put(&self, put: &PutSkill) -> Result<Skill, Error> {
-        let _call = self.begin()?;
         Ok(self.skills.put(put)?)
     }
 
     fn blob_create(&self, create: &BlobCreate) -> Result<u64, Error> {
-        let _call = self.begin()?;
         Ok(self.blobs()?.create(create)?)
     }
 
     fn blob_write(&self, writer: u64, data: &[u8]) -> Result<(), Error> {
-        let _call = self.resume();
         Ok(self.blobs()?.write(writer, data)?)
     }
 
     fn blob_commit(&self, writer: u64) -> Result<BlobStat, Error> {
-        let _call = self.resume();
         Ok(self.blobs()?.commit(writer)?)
     }
 
     fn blob_abort(&self, writer: u64) {
-        let _call = self.resume();
         if let Ok(blobs) = self.blobs() {
             blobs.abort(writer);
         }
     }
 
     fn blob_stat(&self, tenant: &str, id: &str) -> Result<BlobStat, Error> {
-        let _call = self.begin()?;
         Ok(self.blobs()?.stat(tenant, id)?)
     }
 
@@ -253,37 +217,25 @@ impl Storage for StorageFs {
         offset: u64,
         len: u64,
     ) -> Result<(u64, BlobStat), Error> {
-        let _call = self.begin()?;
         Ok(self.blobs()?.open(tenant, id, offset, len)?)
     }
 
     fn blob_read(&self, reader: u64, buf: &mut [u8]) -> Result<(usize, bool), Error> {
-        let _call = self.resume();
         Ok(self.blobs()?.read(reader, buf)?)
     }
 
     fn blob_close(&self, reader: u64) {
-        let _call = self.resume();
         if let Ok(blobs) = self.blobs() {
             blobs.close(reader);
         }
     }
 
     fn blob_fd(&self, tenant: &str, id: &str) -> Result<(OwnedFd, BlobStat), Error> {
-        let _call = self.begin()?;
         Ok(self.blobs()?.fd(tenant, id)?)
     }
 
     fn blob_delete(&self, tenant: &str, id: &str) -> Result<(), Error> {
-        let _call = self.begin()?;
         Ok(self.blobs()?.delete(tenant, id)?)
-    }
-
-    /// What is open may still be written, committed and read; nothing new begins.
-    fn drain(&self) -> Result<(), Error> {
-        self.draining.store(true, Ordering::Release);
-        drop(self.calls.write().unwrap_or_else(PoisonError::into_inner));
-        Ok(())
     }
 }
 

@@ -48,6 +48,10 @@ pub(super) const SDK: &[(&str, &str)] = &[
         include_str!("../../../plugins/sdk/src/glue/convert.rs"),
     ),
     (
+        "sdk/src/glue/in_flight.rs",
+        include_str!("../../../plugins/sdk/src/glue/in_flight.rs"),
+    ),
+    (
         "sdk/src/glue/sandbox.rs",
         include_str!("../../../plugins/sdk/src/glue/sandbox.rs"),
     ),
@@ -95,9 +99,12 @@ mod tests {
         while let Some(dir) = left.pop() {
             for entry in std::fs::read_dir(dir).unwrap() {
                 let path = entry.unwrap().path();
+                if path.ends_with("tests.rs") || path.ends_with("tests") {
+                    continue;
+                }
                 if path.is_dir() {
                     left.push(path);
-                } else if !path.ends_with("tests.rs") {
+                } else {
                     let name = path.strip_prefix(&plugins).unwrap();
                     there.insert(name.to_str().unwrap().to_owned());
                 }

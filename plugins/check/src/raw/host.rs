@@ -48,6 +48,8 @@ pub(crate) enum HostShape {
 pub(crate) struct End {
     pub(crate) status: i32,
     pub(crate) message: String,
+    /// It failed, and says that no code of the skill has run.
+    pub(crate) not_executed: bool,
     /// Of a writer or reader.
     pub(crate) handle: u64,
     /// Of a blob.
@@ -314,6 +316,7 @@ unsafe fn read(c: *const abi::Completion, answer: Answer) -> Result<End, String>
             unsafe { text(error.message, "skg_error.message") }?;
             // SAFETY: as above.
             end.message = unsafe { wire::shown(error.message, MESSAGE_BYTES_MAX) };
+            end.not_executed = error.flags & abi::ERR_NOT_EXECUTED != 0;
         }
         return Ok(end);
     }

@@ -313,8 +313,10 @@ impl RawInstance {
                     ),
                 )
             }),
+            // Who refuses a call has not begun it.
             code => Ok(End {
                 status: code.unwrap_or(abi::E_UNIMPLEMENTED),
+                not_executed: true,
                 ..End::default()
             }),
         }

@@ -146,7 +146,7 @@ def tries(told):
 ";
 
 pub(crate) fn none(bench: &Bench) -> Done {
-    let sandbox = bench.sandbox()?;
+    let sandbox = super::python(bench)?;
     if sandbox.caps().egress & abi::EGRESS_CAN_DENY == 0 {
         return Err(Stop::Skipped(
             "caps.egress does not say SKG_EGRESS_CAN_DENY".into(),
@@ -194,7 +194,7 @@ pub(crate) fn none(bench: &Bench) -> Done {
 }
 
 pub(crate) fn gate(bench: &Bench) -> Done {
-    let sandbox = bench.sandbox()?;
+    let sandbox = super::python(bench)?;
     if sandbox.caps().egress & abi::EGRESS_GATE_LISTENER == 0 {
         return Err(Stop::Skipped(
             "caps.egress does not say SKG_EGRESS_GATE_LISTENER".into(),

@@ -15,7 +15,7 @@ use crate::run::CANARY;
 const PLACES: [&str; 5] = ["/tmp", "/var/tmp", "/dev/shm", "/etc", "/root"];
 
 pub(crate) fn host(bench: &Bench) -> Done {
-    let sandbox = bench.sandbox()?;
+    let sandbox = super::python(bench)?;
     let pid = getpid().as_raw_nonzero();
     let secret = format!("only-the-host-knows-{pid}");
     // Where everybody could read it, if anybody could see it.
@@ -78,7 +78,7 @@ def main(args):
 }
 
 pub(crate) fn runs_apart(bench: &Bench) -> Done {
-    let sandbox = bench.sandbox()?;
+    let sandbox = super::python(bench)?;
     let mark = format!("skillgate-check-left-{}", getpid().as_raw_nonzero());
     let leaves = format!(
         "def main(args):\n    left = 0\n    for place in ('/workspace', '/tmp', '/dev/shm'):\n        try:\n            open(place + '/{mark}', 'w').write('x')\n            left += 1\n        except OSError: pass\n    return left\n"

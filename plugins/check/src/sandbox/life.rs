@@ -8,7 +8,7 @@ use rustix::process::getpid;
 use skillgate_plugin_host::RunHost;
 use skillgate_plugin_sdk::abi;
 
-use super::{Services, output, request, run};
+use super::{Services, request, run};
 use crate::bench::{Bench, CALL_LIMIT, Done, demand, failed, failed_at};
 use crate::raw::Kind;
 use crate::storage::life::{kill, until_back};
@@ -51,7 +51,7 @@ fn until_none<T>(mut look: impl FnMut() -> std::io::Result<Vec<T>>) -> std::io::
 }
 
 pub(crate) fn leftovers(bench: &Bench) -> Done {
-    let sandbox = bench.sandbox()?;
+    let sandbox = super::python(bench)?;
     let mark = format!("skillgate-check-stays-{}", getpid().as_raw_nonzero());
     let code = format!(
         "{}\ndef main(args):\n    leave()\n    return 1\n",
@@ -129,14 +129,7 @@ fn lives((pid, start): &(String, String)) -> bool {
 
 pub(crate) fn killed(bench: &Bench) -> Done {
     let plugin = bench.open_apart(Kind::Sandbox)?;
-    let sandbox = bench.sandbox_of(&plugin, "a")?;
-    let before = output(
-        bench,
-        &sandbox,
-        "one before",
-        "def main(args):\n    return 1\n",
-    )?;
-    demand(before == 1, || format!("a run gives {before}"))?;
+    let sandbox = super::of_python(bench, &plugin)?;
     let mark = format!("skillgate-check-swept-{}", getpid().as_raw_nonzero());
     // It leaves a process if it may, says so, and waits.
     let code = format!(

@@ -20,7 +20,7 @@ const DISK_BYTES: u64 = 8 << 20;
 const DISK_SLACK_BYTES: u64 = 1 << 20;
 
 fn claiming(bench: &Bench, limit: u32, name: &str) -> Done<Arc<SandboxInstance>> {
-    let sandbox = bench.sandbox()?;
+    let sandbox = super::python(bench)?;
     if sandbox.caps().enforces & limit == 0 {
         return Err(Stop::Skipped(format!("caps.enforces does not say {name}")));
     }

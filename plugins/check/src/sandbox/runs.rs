@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::json;
 use skillgate_plugin_sdk::model::{Mount, RunRequest, Source};
 
-use super::{Services, output, output_of, request, run};
+use super::{Services, is_no_such_language, output, output_of, request, run};
 use crate::bench::{Bench, Done, demand, failed, failed_at};
 
 /// Runs at once.
@@ -15,8 +15,29 @@ const MANY: usize = 16;
 /// More than the gateway's side keeps.
 const FLOOD_LINES: usize = 60_000;
 
-pub(crate) fn answers(bench: &Bench) -> Done {
+/// What no sandbox runs.
+const NO_LANGUAGE: &str = "skillgate-check-no-such-language";
+
+pub(crate) fn languages(bench: &Bench) -> Done {
     let sandbox = bench.sandbox()?;
+    let request = RunRequest {
+        language: NO_LANGUAGE.into(),
+        ..request("def main(args):\n    return 1\n")
+    };
+    match run(bench, &sandbox, NO_LANGUAGE, request, &Arc::default()) {
+        Err(error) if is_no_such_language(&error) => Ok(()),
+        Err(error) => Err(failed(format!(
+            "a run of the language {NO_LANGUAGE:?} ends with {error}, not executed = {}",
+            error.not_executed
+        ))),
+        Ok(_) => Err(failed(format!(
+            "a run of the language {NO_LANGUAGE:?} ends with a result"
+        ))),
+    }
+}
+
+pub(crate) fn answers(bench: &Bench) -> Done {
+    let sandbox = super::python(bench)?;
     let request = RunRequest {
         args_json: br#"{"name":"w\u00f6rld","n":[1,2.5,null,true]}"#.to_vec(),
         ..request("def main(args):\n    return {'got': args}\n")
@@ -35,7 +56,7 @@ pub(crate) fn answers(bench: &Bench) -> Done {
 }
 
 pub(crate) fn failures(bench: &Bench) -> Done {
-    let sandbox = bench.sandbox()?;
+    let sandbox = super::python(bench)?;
     for (code, class) in [
         (
             "def main(args):\n    raise ValueError('no leads')\n",
@@ -86,7 +107,7 @@ pub(crate) fn failures(bench: &Bench) -> Done {
 }
 
 pub(crate) fn output_streams(bench: &Bench) -> Done {
-    let sandbox = bench.sandbox()?;
+    let sandbox = super::python(bench)?;
     let services = Arc::new(Services::default());
     let code = "import sys\ndef main(args):\n    for i in range(50):\n        print('line', i, file=sys.stderr if i % 2 else sys.stdout, flush=True)\n";
     output_of(
@@ -128,7 +149,7 @@ pub(crate) fn output_streams(bench: &Bench) -> Done {
 }
 
 pub(crate) fn secrets(bench: &Bench) -> Done {
-    let sandbox = bench.sandbox()?;
+    let sandbox = super::python(bench)?;
     let value = "the-secret-of-the-kit";
     let services = || {
         Arc::new(Services {
@@ -168,7 +189,7 @@ pub(crate) fn secrets(bench: &Bench) -> Done {
 }
 
 pub(crate) fn blobs(bench: &Bench) -> Done {
-    let sandbox = bench.sandbox()?;
+    let sandbox = super::python(bench)?;
     let services = Arc::new(Services::default());
     super::lock(&services.blobs).insert("blob:input".into(), b"the input".to_vec());
     let code = "import runtime\ndef main(args):\n    id = runtime.blobs.write_bytes(b'x' * 300000, kind='text/plain')\n    return {'id': id, 'back': len(runtime.blobs.read_bytes(id)), 'input': open('/blobs/input').read()}\n";
@@ -213,7 +234,7 @@ pub(crate) fn blobs(bench: &Bench) -> Done {
 }
 
 pub(crate) fn mounts(bench: &Bench) -> Done {
-    let sandbox = bench.sandbox()?;
+    let sandbox = super::python(bench)?;
     let dir = bench.dir.join("mounted");
     std::fs::create_dir(&dir)?;
     let file = dir.join("data.txt");
@@ -254,7 +275,7 @@ pub(crate) fn mounts(bench: &Bench) -> Done {
 }
 
 pub(crate) fn many(bench: &Bench) -> Done {
-    let sandbox = bench.sandbox()?;
+    let sandbox = super::python(bench)?;
     let at_once = match sandbox.caps().max_concurrent {
         0 => MANY,
         most => MANY.min(usize::try_from(most).unwrap_or(MANY)),

@@ -8,7 +8,7 @@ use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, SkillQuery};
 
 use super::{TENANT, digest, refused, same, skill};
-use crate::bench::{Bench, Done, Store, demand, failed, failed_at};
+use crate::bench::{Bench, Done, Stop, Store, demand, failed, failed_at};
 use crate::process_state::children;
 use crate::raw::Kind;
 
@@ -57,6 +57,11 @@ pub(crate) fn until_back<T>(mut ask: impl FnMut() -> Result<T, Error>) -> Done<T
 pub(crate) fn durability(bench: &Bench) -> Done {
     let plugin = bench.open_apart(Kind::Storage)?;
     let store = bench.storage_of(&plugin, "a")?;
+    if store.instance.caps() & abi::ST_VOLATILE != 0 {
+        return Err(Stop::Skipped(
+            "caps says SKG_ST_VOLATILE: what it holds ends with its process".into(),
+        ));
+    }
     store.needs_publishing()?;
     let mut kept = Vec::new();
     for i in 0..KEPT {

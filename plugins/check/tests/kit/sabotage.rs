@@ -39,6 +39,7 @@ pub(crate) const STORE: &[Row] = &[
     ("refuses what it has completed", "operations/exactly-once", "and completed all the same"),
     ("calls the host after destroy", "operations/after-destroy", "after destroy() had returned"),
     ("goes on after drain", "operations/drain", "instead of SKG_E_UNAVAILABLE"),
+    ("ends what is open at drain", "operations/drain", "of a writer that was open ends with -14"),
     // Whatever ends the process, or does not.
     ("segfaults", "operations/exactly-once", "SIGSEGV (signal 11); it was at: health"),
     ("overflows its stack", "operations/exactly-once", "SIG"),
@@ -88,6 +89,8 @@ pub(crate) const STORE: &[Row] = &[
 pub(crate) const SANDBOX: &[Row] = &[
     ("gives a status that there is not", "contract/answers", "status"),
     ("ignores cancel", "operations/cancel-during", "it hangs"),
+    ("is drained at once", "operations/drain", "while a run is in flight"),
+    ("takes every language for its own", "sandbox/languages", "ends with a result"),
     ("loses the arguments", "sandbox/answers", "the output is"),
     ("stores no blobs of runs", "sandbox/blobs", "a run that reads and writes blobs fails"),
     ("hides failures", "sandbox/failures", "completed = true"),

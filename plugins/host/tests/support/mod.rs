@@ -39,7 +39,7 @@ pub(crate) fn example_c(dir: &Path) -> PathBuf {
         "../example-c/echo.c",
         dir,
         "echo",
-        &["-Wpedantic", "-Wno-unused-function"],
+        &["-Wpedantic", "-Wno-unused-function", "-pthread"],
     )
 }
 
@@ -95,6 +95,7 @@ pub(crate) fn config(json: &str) -> CreateRequest {
 pub(crate) fn run(function: &str) -> RunRequest {
     RunRequest {
         run_id: format!("run_{function}"),
+        language: "echo".into(),
         function: function.into(),
         args_json: br#"{"a":1}"#.to_vec(),
         limits: Limits {

@@ -223,12 +223,12 @@ fn requests_that_cannot_be_run_are_refused_before_any_code() {
         };
     check(
         &|r| r.language = "ruby".into(),
-        abi::E_INVALID_ARGUMENT,
+        abi::E_UNIMPLEMENTED,
         "ruby",
     );
     check(
         &|r| r.network = abi::NET_SELF,
-        abi::E_UNIMPLEMENTED,
+        abi::E_PRECONDITION,
         "network",
     );
     check(

@@ -8,16 +8,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skillgate_plugin_abi as abi;
 
+use super::in_flight::InFlight;
 use super::{convert, create, guard, malformed, quietly, HostTable};
 use crate::model::{Error, Result};
 use crate::{wire, RunServices, Sandbox};
 
 /// An instance: the table that the host sees, and what is behind it.
-struct Cell<S> {
+pub(super) struct Cell<S> {
     table: abi::Sandbox,
     host: Arc<HostTable>,
-    sandbox: S,
+    pub(super) sandbox: S,
     runs: Runs,
+    pub(super) calls: InFlight,
 }
 
 /// The host cancels ops, the trait cancels runs.
@@ -69,6 +71,7 @@ unsafe extern "C" fn create_instance<S: Sandbox>(
             host,
             sandbox,
             runs: Runs::default(),
+            calls: InFlight::default(),
         };
         let cell = Box::into_raw(Box::new(cell));
         // SAFETY: made just now, nobody else has it yet. The table's self is the cell, until destroy.
@@ -147,7 +150,8 @@ unsafe extern "C" fn run<S: Sandbox>(
         }
         cell.sandbox.run(request, &services)
     };
-    cell.host.serve(op, body, convert::run_result)
+    cell.host
+        .serve_new(&cell.calls, op, body, convert::run_result)
 }
 
 unsafe extern "C" fn cancel<S: Sandbox>(self_: *mut c_void, op: abi::Op) {
@@ -156,8 +160,10 @@ unsafe extern "C" fn cancel<S: Sandbox>(self_: *mut c_void, op: abi::Op) {
     quietly(|| {
         // Not under the lock: the vendor's code may end the run right there.
         let run_id = cell.runs.lock().get(&op).cloned();
-        if let Some(run_id) = run_id {
-            cell.sandbox.cancel(&run_id);
+        match run_id {
+            Some(run_id) => cell.sandbox.cancel(&run_id),
+            // Not a run, or none yet: it may be a drain.
+            None => cell.calls.look_again(),
         }
     });
 }
@@ -172,7 +178,8 @@ unsafe extern "C" fn health<S: Sandbox>(self_: *mut c_void, op: abi::Op) -> i32 
 unsafe extern "C" fn drain<S: Sandbox>(self_: *mut c_void, op: abi::Op) -> i32 {
     // SAFETY: the contract: the table's own self, before destroy.
     let cell = unsafe { cell::<S>(self_) };
-    cell.host.serve(op, || cell.sandbox.drain(), convert::none)
+    cell.host
+        .serve_drain(&cell.calls, op, || cell.sandbox.drain())
 }
 
 unsafe extern "C" fn destroy<S: Sandbox>(self_: *mut c_void) {
@@ -359,11 +366,6 @@ impl RunServices for Services<'_> {
     }
 
     fn cancelled(&self) -> bool {
-        let f = match self.host.table.op_cancelled {
-            Some(f) => f,
-            None => return false,
-        };
-        // SAFETY: in the run.
-        unsafe { f(self.host.table.ctx, self.op) == 1 }
+        self.host.cancelled(self.op)
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use skillgate_plugin_abi as abi;
 
+use super::in_flight::InFlight;
 use super::{convert, create, guard, malformed, quietly, HostTable};
 use crate::model::Error;
 use crate::Storage;
@@ -15,6 +16,7 @@ pub(super) struct Cell<S> {
     table: abi::Storage,
     host: Arc<HostTable>,
     pub(super) store: S,
+    pub(super) calls: InFlight,
 }
 
 /// The factory of a storage plugin.
@@ -39,6 +41,7 @@ unsafe extern "C" fn create_instance<S: Storage>(
             table: table::<S>(),
             host,
             store,
+            calls: InFlight::default(),
         };
         let cell = Box::into_raw(Box::new(cell));
         // SAFETY: made just now, nobody else has it yet. The table's self is the cell, until destroy.
@@ -64,7 +67,7 @@ fn table<S: Storage>() -> abi::Storage {
         reserved: 0,
         self_: std::ptr::null_mut(),
         caps: Some(caps::<S>),
-        cancel: Some(cancel),
+        cancel: Some(cancel::<S>),
         health: Some(health::<S>),
         drain: Some(drain::<S>),
         destroy: Some(destroy::<S>),
@@ -88,32 +91,37 @@ fn table<S: Storage>() -> abi::Storage {
 }
 
 /// Functions of the table that complete an op: the body reads the arguments and calls the trait, the encoder lends the
-/// answer.
+/// answer. `begin` is refused while the instance drains, `resume` goes on with a writer or reader that is open.
 macro_rules! functions {
-    ($(fn $name:ident($cell:ident $(, $arg:ident: $t:ty)*) $body:block => $encode:expr;)+) => { $(
+    ($($how:ident fn $name:ident($cell:ident $(, $arg:ident: $t:ty)*) $body:block => $encode:expr;)+) => { $(
         unsafe extern "C" fn $name<S: Storage>(self_: *mut c_void, op: abi::Op $(, $arg: $t)*) -> i32 {
             // SAFETY: the contract: the table's own self, before destroy.
             let $cell = unsafe { cell::<S>(self_) };
-            $cell.host.serve(op, || $body, $encode)
+            functions!(@$how $cell, op, || $body, $encode)
         }
     )+ };
+    (@begin $cell:ident, $op:ident, $body:expr, $encode:expr) => {
+        $cell.host.serve_new(&$cell.calls, $op, $body, $encode)
+    };
+    (@resume $cell:ident, $op:ident, $body:expr, $encode:expr) => {{
+        let _call = $cell.calls.resume();
+        $cell.host.serve($op, $body, $encode)
+    }};
 }
 
 functions! {
-    fn health(c) { c.store.health() } => convert::health;
-    fn drain(c) { c.store.drain() } => convert::none;
-    fn skill_list(c, r: *const abi::ListRequest) {
+    begin fn skill_list(c, r: *const abi::ListRequest) {
         // SAFETY: the contract: the request is good during the call.
         let query = unsafe { convert::list(r) }.map_err(malformed)?;
         c.store.skill_list(&query)
     } => convert::skill_page;
-    fn skill_get(c, tenant: abi::Str, r: *const abi::SkillRef) {
+    begin fn skill_get(c, tenant: abi::Str, r: *const abi::SkillRef) {
         // SAFETY: the contract: the arguments are good during the call.
         let (tenant, which) = unsafe { (convert::text(tenant, "tenant"), convert::skill_ref(r)) };
         let (tenant, (name, version)) = (tenant.map_err(malformed)?, which.map_err(malformed)?);
         c.store.skill_get(&tenant, &name, &version)
     } => convert::skill;
-    fn skill_read(c, tenant: abi::Str, r: *const abi::SkillRef, path: abi::Str) {
+    begin fn skill_read(c, tenant: abi::Str, r: *const abi::SkillRef, path: abi::Str) {
         // SAFETY: the contract: the arguments are good during the call.
         let (tenant, which, path) = unsafe {
             (convert::text(tenant, "tenant"), convert::skill_ref(r), convert::text(path, "path"))
@@ -121,18 +129,18 @@ functions! {
         let (tenant, (name, version)) = (tenant.map_err(malformed)?, which.map_err(malformed)?);
         c.store.skill_read(&tenant, &name, &version, &path.map_err(malformed)?)
     } => convert::content;
-    fn skill_tree(c, tenant: abi::Str, r: *const abi::SkillRef) {
+    begin fn skill_tree(c, tenant: abi::Str, r: *const abi::SkillRef) {
         // SAFETY: the contract: the arguments are good during the call.
         let (tenant, which) = unsafe { (convert::text(tenant, "tenant"), convert::skill_ref(r)) };
         let (tenant, (name, version)) = (tenant.map_err(malformed)?, which.map_err(malformed)?);
         c.store.skill_tree(&tenant, &name, &version)
     } => convert::content;
-    fn skill_put(c, r: *const abi::PutSkill) {
+    begin fn skill_put(c, r: *const abi::PutSkill) {
         // SAFETY: the contract: the request is good during the call.
         let put = unsafe { convert::put(r) }.map_err(malformed)?;
         c.store.skill_put(&put)
     } => convert::skill;
-    fn blob_create(c, r: *const abi::BlobCreateRequest) {
+    begin fn blob_create(c, r: *const abi::BlobCreateRequest) {
         // SAFETY: the contract: the request is good during the call.
         let request = unsafe { convert::blob_create(r) }.map_err(malformed)?;
         c.store.blob_create(&request)
@@ -142,18 +150,18 @@ functions! {
             c.store.blob_abort(writer);
         }
     };
-    fn blob_write(c, writer: u64, data: abi::Bytes) {
+    resume fn blob_write(c, writer: u64, data: abi::Bytes) {
         // SAFETY: the contract: data is good until the op completes.
         let data = unsafe { convert::data(data, "data") }.map_err(malformed)?;
         c.store.blob_write(writer, data)
     } => convert::none;
-    fn blob_commit(c, writer: u64) { c.store.blob_commit(writer) } => convert::blob_stat;
-    fn blob_stat(c, tenant: abi::Str, id: abi::Str) {
+    resume fn blob_commit(c, writer: u64) { c.store.blob_commit(writer) } => convert::blob_stat;
+    begin fn blob_stat(c, tenant: abi::Str, id: abi::Str) {
         // SAFETY: the contract: the arguments are good during the call.
         let (tenant, id) = unsafe { (convert::text(tenant, "tenant"), convert::text(id, "id")) };
         c.store.blob_stat(&tenant.map_err(malformed)?, &id.map_err(malformed)?)
     } => convert::blob_stat;
-    fn blob_open(c, tenant: abi::Str, id: abi::Str, offset: u64, len: u64) {
+    begin fn blob_open(c, tenant: abi::Str, id: abi::Str, offset: u64, len: u64) {
         // SAFETY: the contract: the arguments are good during the call.
         let (tenant, id) = unsafe { (convert::text(tenant, "tenant"), convert::text(id, "id")) };
         c.store.blob_open(&tenant.map_err(malformed)?, &id.map_err(malformed)?, offset, len)
@@ -163,17 +171,17 @@ functions! {
             c.store.blob_close(reader);
         }
     };
-    fn blob_read(c, reader: u64, buf: *mut c_void, cap: u64) {
+    resume fn blob_read(c, reader: u64, buf: *mut c_void, cap: u64) {
         // SAFETY: the contract: buf is the callee's until the op completes, and initialised.
         let buf = unsafe { convert::buffer(buf, cap) }.map_err(malformed)?;
         c.store.blob_read(reader, buf)
     } => convert::count;
-    fn blob_fd(c, tenant: abi::Str, id: abi::Str) {
+    begin fn blob_fd(c, tenant: abi::Str, id: abi::Str) {
         // SAFETY: the contract: the arguments are good during the call.
         let (tenant, id) = unsafe { (convert::text(tenant, "tenant"), convert::text(id, "id")) };
         c.store.blob_fd(&tenant.map_err(malformed)?, &id.map_err(malformed)?)
     } => convert::blob_fd;
-    fn blob_delete(c, tenant: abi::Str, id: abi::Str) {
+    begin fn blob_delete(c, tenant: abi::Str, id: abi::Str) {
         // SAFETY: the contract: the arguments are good during the call.
         let (tenant, id) = unsafe { (convert::text(tenant, "tenant"), convert::text(id, "id")) };
         c.store.blob_delete(&tenant.map_err(malformed)?, &id.map_err(malformed)?)
@@ -198,17 +206,37 @@ unsafe extern "C" fn caps<S: Storage>(self_: *mut c_void, out: *mut u32) -> i32 
     }
 }
 
-/// Every call answers before it returns: there is nothing to cancel.
-unsafe extern "C" fn cancel(_self: *mut c_void, _op: abi::Op) {}
+unsafe extern "C" fn health<S: Storage>(self_: *mut c_void, op: abi::Op) -> i32 {
+    // SAFETY: the contract: the table's own self, before destroy.
+    let cell = unsafe { cell::<S>(self_) };
+    cell.host.serve(op, || cell.store.health(), convert::health)
+}
+
+unsafe extern "C" fn drain<S: Storage>(self_: *mut c_void, op: abi::Op) -> i32 {
+    // SAFETY: the contract: the table's own self, before destroy.
+    let cell = unsafe { cell::<S>(self_) };
+    cell.host
+        .serve_drain(&cell.calls, op, || cell.store.drain())
+}
+
+/// Calls of the trait answer before they return: only a drain waits for others.
+unsafe extern "C" fn cancel<S: Storage>(self_: *mut c_void, _op: abi::Op) {
+    // SAFETY: the contract: the table's own self, before destroy.
+    unsafe { cell::<S>(self_) }.calls.look_again();
+}
 
 unsafe extern "C" fn blob_abort<S: Storage>(self_: *mut c_void, writer: u64) {
     // SAFETY: the contract: the table's own self, before destroy.
-    quietly(|| unsafe { cell::<S>(self_) }.store.blob_abort(writer));
+    let cell = unsafe { cell::<S>(self_) };
+    let _call = cell.calls.resume();
+    quietly(|| cell.store.blob_abort(writer));
 }
 
 unsafe extern "C" fn blob_close<S: Storage>(self_: *mut c_void, reader: u64) {
     // SAFETY: the contract: the table's own self, before destroy.
-    quietly(|| unsafe { cell::<S>(self_) }.store.blob_close(reader));
+    let cell = unsafe { cell::<S>(self_) };
+    let _call = cell.calls.resume();
+    quietly(|| cell.store.blob_close(reader));
 }
 
 unsafe extern "C" fn destroy<S: Storage>(self_: *mut c_void) {

@@ -1,5 +1,7 @@
 //! The C side against a host made of test code: what the gateway's own tests cannot ask of the real one.
 
+mod drain;
+
 use std::ffi::c_void;
 use std::os::unix::io::{AsRawFd, OwnedFd};
 use std::ptr::null;
@@ -16,6 +18,8 @@ use crate::{Host, Level, RunServices, Sandbox, Storage};
 struct Told {
     /// op, status, message of the error
     ended: Vec<(abi::Op, i32, String)>,
+    /// Flags of the last error.
+    flags: u32,
     logs: Vec<String>,
     /// What `complete` answers.
     reply: i32,
@@ -32,6 +36,8 @@ unsafe extern "C" fn complete(ctx: *mut c_void, op: abi::Op, c: *const abi::Comp
     let mut told = fake.lock().unwrap();
     // SAFETY: as above.
     let message = unsafe { c.error.as_ref().map(|e| wire::shown(e.message, 1000)) };
+    // SAFETY: as above.
+    told.flags = unsafe { c.error.as_ref() }.map_or(0, |e| e.flags);
     told.ended.push((op, c.status, message.unwrap_or_default()));
     if op == CONTENT {
         // SAFETY: this op's answer is a content.

@@ -417,20 +417,3 @@ fn open_writers_and_readers_are_bounded() {
     assert_eq!(bench.in_tmp(), 0);
     assert!(store_blob(&store, &blob_of("acme"), b"y").is_ok());
 }
-
-#[test]
-fn drain_ends_new_work_and_lets_the_open_finish() {
-    let bench = Bench::new();
-    let store = bench.store();
-    let writer = store.blob_create(&blob_of("acme")).unwrap();
-    store.drain().unwrap();
-    assert_eq!(
-        code(store.blob_create(&blob_of("acme"))),
-        abi::E_UNAVAILABLE
-    );
-    assert_eq!(code(store.skill_get("acme", "a", "")), abi::E_UNAVAILABLE);
-    store.blob_write(writer, b"abc").unwrap();
-    assert_eq!(store.blob_commit(writer).unwrap().size_bytes, 3);
-    drop(store);
-    assert_eq!(count(&bench.root().join("tenants/acme/blobs")), 1);
-}

@@ -6,8 +6,9 @@ use std::sync::OnceLock;
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::wire;
 
+use super::answers::ctx_of;
 use super::storage::{after_destroy, at_health};
-use super::{SANDBOXES, asked, naked, under};
+use super::{SANDBOXES, answer, asked, naked, under};
 
 const EVERY_LIMIT: u32 =
     abi::LIMIT_WALL | abi::LIMIT_CPU | abi::LIMIT_MEMORY | abi::LIMIT_PIDS | abi::LIMIT_DISK;
@@ -21,6 +22,7 @@ pub(super) fn wrap(inner: abi::Sandbox) -> abi::Sandbox {
         health: Some(health),
         run: Some(run),
         cancel: Some(cancel),
+        drain: Some(drain),
         destroy: Some(destroy),
         ..inner
     }
@@ -79,6 +81,9 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
             let code = FIRST_CODE.get_or_init(|| wire::shown(request.code, 1 << 20));
             request.code = abi::Str::of(code);
         }
+        if asked("takes every language for its own") {
+            request.language = abi::Str::new("python");
+        }
         if asked("keeps secrets from runs") {
             request.secrets = abi::List::EMPTY;
         }
@@ -97,6 +102,17 @@ unsafe extern "C" fn cancel(this: *mut c_void, op: abi::Op) {
     }
     // SAFETY: as above.
     unsafe { SANDBOXES.get(this).cancel.unwrap()(this, op) }
+}
+
+unsafe extern "C" fn drain(this: *mut c_void, op: abi::Op) -> i32 {
+    // SAFETY: as above.
+    unsafe {
+        if asked("is drained at once") {
+            answer(ctx_of(this), op, std::ptr::null());
+            return abi::OK;
+        }
+        SANDBOXES.get(this).drain.unwrap()(this, op)
+    }
 }
 
 unsafe extern "C" fn destroy(this: *mut c_void) {

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::wire;
@@ -48,6 +48,8 @@ pub(super) fn wrap(inner: abi::Storage) -> abi::Storage {
 
 /// How many calls of health are under way.
 static BUSY: AtomicUsize = AtomicUsize::new(0);
+/// drain() was called.
+static DRAINED: AtomicBool = AtomicBool::new(false);
 /// Blobs that were deleted.
 static DELETED: AtomicUsize = AtomicUsize::new(0);
 
@@ -119,6 +121,7 @@ unsafe extern "C" fn drain(this: *mut c_void, op: abi::Op) -> i32 {
             answer(ctx_of(this), op, std::ptr::null());
             return abi::OK;
         }
+        DRAINED.store(true, Ordering::SeqCst);
         STORES.get(this).drain.unwrap()(this, op)
     }
 }
@@ -268,6 +271,9 @@ unsafe extern "C" fn blob_write(
 ) -> i32 {
     if asked("loses the last byte of a long write") && data.len > 1000 {
         data.len -= 1;
+    }
+    if asked("ends what is open at drain") && DRAINED.load(Ordering::SeqCst) {
+        return abi::E_UNAVAILABLE;
     }
     // SAFETY: as above.
     unsafe { STORES.get(this).blob_write.unwrap()(this, op, writer, data) }
