@@ -105,14 +105,32 @@ fn starts(modes: &[Mode]) {
             SLOW,
             rivals::plain(&rivals::PROGRAM),
         ));
+        rows.push(Row::new(
+            "python3 and a runner's job",
+            clients,
+            SLOW,
+            rivals::plain_with_job(),
+        ));
         match bubblewrap() {
-            Ok(work) => {
-                rows.push(Row::new("bubblewrap + the same", clients, SLOW, work).without_cpu())
-            }
+            Ok([nothing, job]) => rows.extend([
+                Row::new("bubblewrap + python3 -c pass", clients, SLOW, nothing).without_cpu(),
+                Row::new(
+                    "bubblewrap + python3 and a runner's job",
+                    clients,
+                    SLOW,
+                    job,
+                )
+                .without_cpu(),
+            ]),
             Err(why) => println!("left out: {why}"),
         }
         match &crun {
-            Ok(crun) => rows.push(Row::new("crun + the same", clients, SLOW, crun.clients())),
+            Ok(crun) => rows.push(Row::new(
+                "crun + python3 -c pass",
+                clients,
+                SLOW,
+                crun.clients(),
+            )),
             Err(why) => println!("left out: {why}"),
         }
         for mode in modes {

@@ -1,6 +1,6 @@
-//! What else there is to start a Python with: by itself, in bubblewrap, in crun. Each runs the least program there is, and
-//! does less than a run of ours: no filter of system calls of ours, no landlock, no control group (bubblewrap), no job, no
-//! result.
+//! What else there is to start a Python with: by itself, in bubblewrap, in crun. Each runs the least program there is, or
+//! `runner.py`, which does a job and gives a result as a run of ours does. All do less than a run of ours: no filter of
+//! system calls of ours, no landlock, no control group (bubblewrap).
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -17,6 +17,12 @@ use super::machine::interpreter;
 
 /// Does nothing, with as little of the library as there can be.
 pub(crate) const PROGRAM: [&str; 5] = ["-I", "-S", "-B", "-c", "pass"];
+/// Does a job: the one of [`JOB`], which it reads from its standard input.
+pub(crate) const RUNNER: [&str; 5] = ["-I", "-S", "-B", "-c", include_str!("runner.py")];
+/// What `Direct::hello` runs.
+const JOB: &[u8] =
+    br#"{"function":"main","args":{},"code":"def main(args):\n    return {'hello': 'world'}\n"}"#;
+const RESULT: &[u8] = br#"{"status": "completed", "output": {"hello": "world"}}"#;
 const BUBBLEWRAP: &str = "--unshare-all --die-with-parent --new-session --cap-drop ALL --clearenv --ro-bind /usr /usr --symlink usr/lib /lib --symlink usr/lib64 /lib64 --symlink usr/bin /bin --proc /proc --dev /dev --tmpfs /tmp --tmpfs /workspace --";
 
 fn command(program: &str, arguments: &[&str]) -> Command {
@@ -45,19 +51,41 @@ fn clients(make: impl Fn() -> Command + Sync + 'static) -> Clients {
     })
 }
 
+/// Each gets the job and gives its result.
+fn with_job(make: impl Fn() -> Command + Sync + 'static) -> Clients {
+    Box::new(move || {
+        let mut command = make();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        Box::new(move || {
+            let mut child = command.spawn().unwrap();
+            child.stdin.take().unwrap().write_all(JOB).unwrap();
+            assert_eq!(child.wait_with_output().unwrap().stdout, RESULT);
+        })
+    })
+}
+
 pub(crate) fn plain(arguments: &'static [&'static str]) -> Clients {
     clients(|| command(interpreter(), arguments))
 }
 
-pub(crate) fn bubblewrap() -> Result<Clients, String> {
-    let make = || {
-        let mut arguments: Vec<&str> = BUBBLEWRAP.split(' ').collect();
-        arguments.push(interpreter());
-        arguments.extend(PROGRAM);
-        command("bwrap", &arguments)
-    };
-    tried("bubblewrap", make())?;
-    Ok(clients(make))
+pub(crate) fn plain_with_job() -> Clients {
+    with_job(|| command(interpreter(), &RUNNER))
+}
+
+fn in_bubblewrap(program: &[&str]) -> Command {
+    let mut arguments: Vec<&str> = BUBBLEWRAP.split(' ').collect();
+    arguments.push(interpreter());
+    arguments.extend(program);
+    command("bwrap", &arguments)
+}
+
+/// With the program that does nothing, and with the one that does a job.
+pub(crate) fn bubblewrap() -> Result<[Clients; 2], String> {
+    tried("bubblewrap", in_bubblewrap(&PROGRAM))?;
+    Ok([
+        clients(|| in_bubblewrap(&PROGRAM)),
+        with_job(|| in_bubblewrap(&RUNNER)),
+    ])
 }
 
 /// A bundle that crun starts containers from.

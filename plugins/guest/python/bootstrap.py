@@ -1,7 +1,8 @@
 """Starts one run: `python -I -S -B bootstrap.py`, with the channel to the sandbox at descriptor 3.
 
 A launcher that keeps warm interpreters imports this file instead, calls `warm()` once, forks, and calls
-`serve(fd)` in the child, after `rehearse()` if nobody waits for it. Importing it makes no state that belongs to a run.
+`serve(prepare(fd))` in the child, with a `rehearse()` before it if nobody waits for it. Importing it makes no state that
+belongs to a run.
 """
 
 import os.path
@@ -12,11 +13,11 @@ if _LIBRARY not in sys.path:
     # At the end: nothing here may shadow the standard library.
     sys.path.append(_LIBRARY)
 
-from _skillgate.main import refresh_randomness, rehearse, serve, warm  # noqa: E402  (needs the path above)
+from _skillgate.main import prepare, refresh_randomness, rehearse, serve, warm  # noqa: E402  (needs the path above)
 
-__all__ = ["refresh_randomness", "rehearse", "serve", "warm"]
+__all__ = ["prepare", "refresh_randomness", "rehearse", "serve", "warm"]
 
 CHANNEL_FD = 3
 
 if __name__ == "__main__":
-    serve(CHANNEL_FD)
+    serve(prepare(CHANNEL_FD))

@@ -305,6 +305,26 @@ fn limit_files(
     }
 }
 
+const fn peak_file(v2: bool) -> &'static str {
+    if v2 {
+        "memory.peak"
+    } else {
+        "memory.max_usage_in_bytes"
+    }
+}
+
+const fn cpu_file(v2: bool) -> &'static str {
+    if v2 { "cpu.stat" } else { "cpuacct.usage" }
+}
+
+/// The files that [`count`] reads without `events`.
+fn use_files(v2: bool, controllers: &[String]) -> impl Iterator<Item = &'static str> {
+    let has = |name| controllers.iter().any(|c| c == name);
+    let peak = has("memory").then(|| peak_file(v2));
+    let cpu = (v2 || has("cpuacct")).then(|| cpu_file(v2));
+    peak.into_iter().chain(cpu)
+}
+
 /// Adds what one directory of a group has counted. `events`: how often a limit was met, too.
 fn count(
     total: &mut GroupUse,
@@ -315,11 +335,7 @@ fn count(
 ) {
     let number = |file: &str| read(file).trim().parse::<u64>().ok();
     if controllers.contains(&"memory") {
-        total.peak_memory_bytes = number(if v2 {
-            "memory.peak"
-        } else {
-            "memory.max_usage_in_bytes"
-        });
+        total.peak_memory_bytes = number(peak_file(v2));
         if events {
             let file = if v2 {
                 "memory.events"
@@ -333,9 +349,9 @@ fn count(
         total.pids_refused = field_of(&read("pids.events"), "max").unwrap_or(0);
     }
     if v2 {
-        total.cpu_us = field_of(&read("cpu.stat"), "usage_usec");
+        total.cpu_us = field_of(&read(cpu_file(v2)), "usage_usec");
     } else if controllers.contains(&"cpuacct") {
-        total.cpu_us = number("cpuacct.usage").map(|ns| ns / 1000);
+        total.cpu_us = number(cpu_file(v2)).map(|ns| ns / 1000);
     }
 }
 

@@ -255,6 +255,7 @@ impl Launcher {
     fn work(&mut self, control: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<()> {
         // Every init is a copy of this process, and the way to here took some megabytes.
         sys::trim_memory();
+        sys::have_forks_inherit_code();
         let mut last_cpu_check = 0;
         loop {
             self.mind_zygotes(control);

@@ -29,6 +29,9 @@ const DEADLINE_WAIT_NS: u64 = 90_000_000;
 /// The same for a run that is ended for another reason: nobody has been promised a time.
 const END_WAIT_NS: u64 = 5_000_000_000;
 const OUTPUT_BYTES: usize = 64 << 10;
+/// What a run says is first looked for so long after its begin: most runs have their result by then, and to be woken for
+/// a line before it would take the processor from the run. A run that fills the pipe sooner waits.
+const OUTPUT_LATER_NS: u64 = 2_000_000;
 /// What is taken from the pipe at the end: more than any pipe holds. A writer may live on for a moment.
 const LAST_OUTPUT_BYTES_MAX: usize = 16 << 20;
 /// A run that lasts longer is watched by the launcher too, should the plugin's thread be held up by the host.
@@ -279,7 +282,7 @@ impl Running<'_> {
             }
             let mut polls = [
                 Poll::readable(self.notice.as_fd()),
-                if self.output_open {
+                if self.output_open && now >= self.output_ns() {
                     Poll::readable(self.output.as_fd())
                 } else {
                     Poll::nothing()
@@ -353,7 +356,19 @@ impl Running<'_> {
             (None, Some(result)) => self.deadline_ns.min(result + GRACE_NS),
             (None, None) => self.deadline_ns,
         };
-        until.min(self.tell_ns()).saturating_sub(now)
+        let output = Some(self.output_ns()).filter(|t| *t > now);
+        until
+            .min(self.tell_ns())
+            .min(output.unwrap_or(u64::MAX))
+            .saturating_sub(now)
+    }
+
+    /// When its output is looked for. It is a zygote's child that is quick.
+    fn output_ns(&self) -> u64 {
+        match (&self.child, self.ready_ns) {
+            (Some(_), Some(ready)) => ready + OUTPUT_LATER_NS,
+            _ => 0,
+        }
     }
 
     /// When the launcher hears of it.

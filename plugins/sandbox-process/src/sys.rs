@@ -7,6 +7,7 @@
 
 mod credentials;
 mod fds;
+mod image;
 mod mounts;
 mod network;
 mod process;
@@ -14,6 +15,7 @@ pub(crate) mod python;
 
 pub(crate) use credentials::*;
 pub(crate) use fds::*;
+pub(crate) use image::*;
 pub(crate) use mounts::*;
 pub(crate) use network::*;
 pub(crate) use process::*;

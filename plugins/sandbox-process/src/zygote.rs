@@ -56,8 +56,8 @@ pub(crate) struct Order {
     /// Its init is in a user namespace of the run's own.
     pub(crate) user: bool,
     pub(crate) born_in: bool,
-    /// It has the time: nobody waits for it, and the host is not busy with runs.
-    pub(crate) rehearse: bool,
+    /// It rehearses when no run has wanted it for so long.
+    pub(crate) idle_ns: u64,
 }
 
 thread_local! {
@@ -65,17 +65,22 @@ thread_local! {
     static CHILD: RefCell<Option<Child>> = const { RefCell::new(None) };
 }
 
-/// Makes children until the launcher goes. Returns in a child: 1 when it is to rehearse, 0 when it has no time for that.
+/// Makes children until the launcher goes. Returns in a child.
 pub(crate) fn tend() -> c_long {
     match try_tend() {
-        Ok(Some((child, rehearse))) => {
+        Ok(Some(child)) => {
             CHILD.with(|c| *c.borrow_mut() = Some(child));
-            rehearse.into()
+            0
         }
         Ok(None) => sys::exit_now(0),
         // The launcher sees it end.
         Err(_) => sys::exit_now(1),
     }
+}
+
+/// In a child: 1 when it has the time to rehearse.
+pub(crate) fn is_idle() -> c_long {
+    CHILD.with(|c| c.borrow().as_ref().is_some_and(Child::is_idle).into())
 }
 
 /// In a child: waits for its run and gives up every right. Returns when nothing is left but the run's own.
@@ -88,13 +93,14 @@ pub(crate) fn activate() -> c_long {
     0
 }
 
-fn try_tend() -> io::Result<Option<(Child, bool)>> {
+fn try_tend() -> io::Result<Option<Child>> {
     // The file has done its service; nobody who is born here has a name for it.
     sys::detach(c"/.run")?;
     sys::set_process_name(c"skillgate-warm");
     let control = sys::inherited(CONTROL_FD)?;
     let ground = ground()?;
     let inside = Inside::prepare(ground)?;
+    sys::have_forks_inherit_code();
     sys::install_filter(&seccomp::of_zygote())?;
     // A child is process 2 of its namespace: what looks at process ids to see a fork must see one.
     if std::process::id() <= 2 {
@@ -109,7 +115,6 @@ fn try_tend() -> io::Result<Option<(Child, bool)>> {
             return Ok(None);
         };
         let order: Order = serde_json::from_slice(&buf[..n])?;
-        let rehearse = order.rehearse;
         let (born_in, child) = take_apart(order, fds)?;
         python::before_fork();
         // A brother, so that the launcher sees it end.
@@ -119,7 +124,7 @@ fn try_tend() -> io::Result<Option<(Child, bool)>> {
         match born {
             Ok(Fork::Child) => {
                 drop(control);
-                return Ok(Some((child.be_born(inside), rehearse)));
+                return Ok(Some(child.be_born(inside)));
             }
             Ok(Fork::Parent { pid, pidfd }) => {
                 python::after_fork_parent();
@@ -165,6 +170,7 @@ fn take_apart(order: Order, fds: Vec<OwnedFd>) -> io::Result<(Option<OwnedFd>, C
         spec: order.spec,
         outer_id: order.outer_id,
         user: order.user,
+        idle_ns: order.idle_ns,
         init: next()?,
         progress: next()?,
         orders: next()?,

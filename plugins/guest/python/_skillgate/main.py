@@ -69,18 +69,16 @@ def warm(modules=()) -> None:
     gc.freeze()  # what is there now stays in pages that the children share
 
 
-def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 0) -> None:
-    """Does a run of a skill of nothing, over the two ends of a socket, and takes back all that a run would find of it. In a
-    forked interpreter that has time, once: the real run then meets no page for the first time. In the one that is forked
-    from, more times and with code too: what runs do is specialised there, and the forks neither do that again nor write
-    to those pages. Closes both descriptors."""
+def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1) -> None:
+    """Does a run of code and one of a skill that do nothing, over the two ends of a socket, and takes back all that a run
+    would find of them. In a forked interpreter that has time, once: the real run then meets few pages for the first time.
+    In the one that is forked from, more times: what runs do is specialised there, and the forks neither do that again nor
+    write to those pages. Closes both descriptors."""
     gc.enable()
     skill = {"skill": _REHEARSAL, "skills": [{"name": _REHEARSAL, "entrypoint": "main.py"}]}
     beside = layout._replace(skills=os.path.dirname(__file__))
     for _ in range(times):
         _rehearse_once(fd, peer, layout, {"code": _REHEARSED})
-        _rehearse_once(fd, peer, beside, skill)
-    if not times:
         _rehearse_once(fd, peer, beside, skill)
     os.close(fd)
     os.close(peer)
@@ -132,16 +130,21 @@ def refresh_randomness() -> None:
         loaded("uuid")._last_timestamp = None
 
 
-def serve(fd: int, layout: Layout = Layout()) -> None:
-    """Reads the job from `fd`, runs it, sends the result and ends the process. Does not return."""
-    gc.enable()
+def prepare(fd: int) -> list:
+    """What can be done before there is a job in `fd`, in the process that will serve it: for `serve`, which takes it out."""
     refresh_randomness()
     reserve = bytes(_RESERVE_BYTES)  # room, and no page of it touched
+    return [Channel(fd), reserve]
+
+
+def serve(prepared: list, layout: Layout = Layout()) -> None:
+    """Reads the job, runs it, sends the result and ends the process. Does not return."""
+    gc.enable()
+    reserve, channel = prepared.pop(), prepared.pop()
     function = "main"
     inline_bytes = 0
     run = None
     try:
-        channel = Channel(fd)
         job = channel.receive_job()
         function = str(job["function"])
         inline_bytes = min(int(job.get("output_bytes", 4096)), _INLINE_BYTES_MAX)

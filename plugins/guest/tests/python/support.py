@@ -16,11 +16,11 @@ TIMEOUT_S = 60
 
 _SERVE = (
     "import sys; sys.path.append(sys.argv[2])\n"
-    "from _skillgate.main import serve, warm\n"
+    "from _skillgate.main import prepare, serve, warm\n"
     "from _skillgate.state import Layout\n"
     "root = sys.argv[3]\n"
     "exec(sys.argv[4])\n"
-    "serve(int(sys.argv[1]), Layout(root + '/skills', root + '/blobs', root + '/workspace', root + '/tmp'))\n"
+    "serve(prepare(int(sys.argv[1])), Layout(root + '/skills', root + '/blobs', root + '/workspace', root + '/tmp'))\n"
 )
 
 

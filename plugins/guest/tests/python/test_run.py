@@ -225,10 +225,10 @@ layout = Layout(root + "/skills", root + "/blobs", root + "/workspace", root + "
         job["env"] = {"TMPDIR": self.sandbox.path("tmp")}
         without = self.sandbox.run(job, before=self.BEFORE + "for e in ends: os.close(e)")
         # What it prints it prints: the code, and the skill by the log.
-        for times, printed in ((0, "[info] Hello, x!\n"), (2, "hello x\n[info] Hello, x!\n" * 2)):
+        for times in (1, 2):
             after = self.sandbox.run(job, before=self.BEFORE + "rehearse(*ends, layout, times=%d)" % times)
             self.assertEqual(after.output, without.output)
-            self.assertEqual(after.logs, printed)
+            self.assertEqual(after.logs, "hello x\n[info] Hello, x!\n" * times)
 
 
 class Output(Case):

@@ -4,7 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{GroupLimits, GroupUse, RunGroup, bytes, count, limit_files};
+use super::{GroupLimits, GroupUse, RunGroup, bytes, count, limit_files, use_files};
 use crate::sys;
 
 /// Which of a group's directories this is.
@@ -18,6 +18,8 @@ pub(crate) struct Part {
 #[derive(Debug)]
 pub(crate) struct Held {
     parts: Vec<(Part, OwnedFd)>,
+    /// Open already, since every run asks for them: which part, the file's name, the file.
+    asked: Vec<(usize, &'static str, OwnedFd)>,
     limits: GroupLimits,
 }
 
@@ -43,7 +45,20 @@ impl RunGroup {
 impl Held {
     /// `limits` are those that it has.
     pub(crate) fn new(parts: Vec<(Part, OwnedFd)>, limits: GroupLimits) -> Self {
-        Held { parts, limits }
+        let mut asked = Vec::new();
+        for (n, (part, dir)) in parts.iter().enumerate() {
+            for name in use_files(part.v2, &part.controllers) {
+                // What is not there is found not to be there again when it is asked for.
+                if let Ok(file) = sys::open_at(dir.as_fd(), name, libc::O_RDONLY) {
+                    asked.push((n, name, file));
+                }
+            }
+        }
+        Held {
+            parts,
+            asked,
+            limits,
+        }
     }
 
     /// Changes what is to be changed.
@@ -81,10 +96,10 @@ impl Held {
     /// What it has used so far. `events`: also how often a limit was met, which only a failure asks for.
     pub(crate) fn used(&self, events: bool) -> GroupUse {
         let mut total = GroupUse::default();
-        for (part, dir) in &self.parts {
+        for (n, (part, _)) in self.parts.iter().enumerate() {
             let controllers: Vec<&str> = part.controllers.iter().map(String::as_str).collect();
             count(&mut total, part.v2, &controllers, events, |file| {
-                text_in(dir, file)
+                self.text(n, file)
             });
         }
         total
@@ -94,20 +109,26 @@ impl Held {
     pub(crate) fn cpu_us(&self) -> u64 {
         let mut total = GroupUse::default();
         let counts = |p: &Part| p.v2 || p.controllers.iter().any(|c| c == "cpuacct");
-        for (part, dir) in self.parts.iter().filter(|(part, _)| counts(part)) {
+        for (n, (part, _)) in self.parts.iter().enumerate().filter(|(_, p)| counts(&p.0)) {
             count(&mut total, part.v2, &["cpuacct"], false, |file| {
-                text_in(dir, file)
+                self.text(n, file)
             });
         }
         total.cpu_us.unwrap_or(0)
     }
-}
 
-/// What a small file of a group says; nothing when it is not there.
-fn text_in(dir: &OwnedFd, file: &str) -> String {
-    let mut buf = [0; 1024];
-    let n = sys::open_at(dir.as_fd(), file, libc::O_RDONLY)
-        .and_then(|file| sys::read(file.as_fd(), &mut buf))
-        .unwrap_or(0);
-    String::from_utf8_lossy(&buf[..n]).into_owned()
+    /// What a small file of a part says; nothing when it is not there.
+    fn text(&self, part: usize, name: &str) -> String {
+        let mut buf = [0; 1024];
+        let open = self
+            .asked
+            .iter()
+            .find(|(n, file, _)| (*n, *file) == (part, name));
+        let read = match open {
+            Some((_, _, file)) => sys::read_at(file.as_fd(), &mut buf, 0),
+            None => sys::open_at(self.parts[part].1.as_fd(), name, libc::O_RDONLY)
+                .and_then(|file| sys::read(file.as_fd(), &mut buf)),
+        };
+        String::from_utf8_lossy(&buf[..read.unwrap_or(0)]).into_owned()
+    }
 }

@@ -18,7 +18,7 @@ use super::interior::Interior;
 use super::{At as _, Failure, Ground, Step, close_ways_to_rights, give_up, own_rules};
 use crate::cgroup::Entrance;
 use crate::seccomp;
-use crate::sys::{self, python};
+use crate::sys::{self, Poll, python};
 use crate::wire::RunSpec;
 use crate::zygote::REHEARSAL_FDS;
 
@@ -66,6 +66,7 @@ pub(crate) struct Child {
     pub(crate) progress: OwnedFd,
     /// `false`: excused.
     pub(crate) user: bool,
+    pub(crate) idle_ns: u64,
     pub(crate) orders: OwnedFd,
     pub(crate) channel: OwnedFd,
     pub(crate) output: OwnedFd,
@@ -185,6 +186,12 @@ impl Child {
         // Its reading end lives as long as the process waits, so that the rehearsal can write.
         std::mem::forget(nowhere);
         Ok(())
+    }
+
+    /// Whether no run has wanted it for as long as it is told to wait.
+    pub(crate) fn is_idle(&self) -> bool {
+        let mut orders = [Poll::readable(self.orders.as_fd())];
+        sys::poll(&mut orders, Some(self.idle_ns)).is_ok() && !orders[0].is_ready()
     }
 
     /// In the end: see [`crate::zygote::activate`].

@@ -20,6 +20,10 @@ const HOLD_NS: u64 = 3_000_000;
 /// Two runs that have ended within so long are load.
 const BUSY_NS: u64 = 20_000_000;
 
+/// Under load a child rehearses when nobody has wanted it for so long: none waits that long while the processors are in
+/// demand, and those that a burst leaves behind get their rehearsal too.
+const IDLE_NS: u64 = 100_000_000;
+
 impl Launcher {
     /// What the plugin needs of a pool.
     pub(super) fn pool(&mut self, control: BorrowedFd<'_>, needs: PoolNeeds) {
@@ -71,8 +75,7 @@ impl Launcher {
         let Some(name) = zygotes.and_then(|z| z.lacking(hold, |name| there(runs, name))) else {
             return false;
         };
-        let there = there(&self.runs, &name);
-        let Err(why) = self.try_order(&name, there) else {
+        let Err(why) = self.try_order(&name) else {
             return true;
         };
         let events = self.zygotes.as_mut().map(|z| z.give_up(&name, &why));
@@ -81,7 +84,7 @@ impl Launcher {
     }
 
     /// All that a child needs, its init, and the order for process 2.
-    fn try_order(&mut self, name: &str, there: u32) -> Result<(), String> {
+    fn try_order(&mut self, name: &str) -> Result<(), String> {
         let cannot = |e: io::Error| format!("a child cannot be ordered: {e}");
         let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
             return Ok(());
@@ -131,7 +134,8 @@ impl Launcher {
         };
         // The one before the last: the last is the one whose place this child takes.
         let busy = sys::now_ns() < self.ended_ns[0].saturating_add(BUSY_NS);
-        match zygotes.order(name, child, &theirs, there, busy) {
+        let idle_ns = if busy { IDLE_NS } else { 0 };
+        match zygotes.order(name, child, &theirs, idle_ns) {
             Ok(()) => Ok(()),
             Err((child, e)) => {
                 self.lost(*child);

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::leases::Lease;
 use crate::cgroup::RunGroup;
-use crate::sys::{self, Exit};
+use crate::sys::{self, Exit, Poll};
 use crate::wire::{End, Notice, Report};
 
 /// A process that is the launcher's to kill and to reap.
@@ -122,12 +122,20 @@ impl Run {
             exit.peak_rss_bytes = exit.peak_rss_bytes.max(program.peak_rss_bytes);
         }
         self.hear();
-        let notice = match self.failed.take() {
-            Some(message) => Notice::Failed { message },
-            None => Notice::Ended(self.end(exit)),
-        };
-        tell(self.notice.as_fd(), &notice, None);
+        if self.is_awaited() {
+            let notice = match self.failed.take() {
+                Some(message) => Notice::Failed { message },
+                None => Notice::Ended(self.end(exit)),
+            };
+            tell(self.notice.as_fd(), &notice, None);
+        }
         (self.group, self.pooled.map(|pooled| (self.notice, pooled)))
+    }
+
+    /// Whether the plugin wants to hear of its end. Mostly the answer has been given long before.
+    fn is_awaited(&self) -> bool {
+        let mut gone = [Poll::hung_up(self.notice.as_fd())];
+        sys::poll(&mut gone, Some(0)).is_err() || !gone[0].is_ready()
     }
 
     fn end(&self, init: Exit) -> End {

@@ -231,25 +231,21 @@ impl Zygotes {
         Some((domain.current.as_ref()?, &domain.needs))
     }
 
-    /// Orders process 2 of a child of a domain, of whose children `there` have no run yet.
+    /// Orders process 2 of a child of a domain. It rehearses when it has waited for `idle_ns`.
     pub(super) fn order(
         &mut self,
         name: &str,
         child: Ordered,
         theirs: &Theirs,
-        there: u32,
-        busy: bool,
+        idle_ns: u64,
     ) -> Result<(), (Box<Ordered>, io::Error)> {
         let found = self.domains.get_mut(name);
-        let Some((needs, zygote, pending)) =
-            found.and_then(|d| Some((&d.needs, d.current.as_ref()?, &mut d.pending)))
+        let Some((zygote, pending)) =
+            found.and_then(|d| Some((d.current.as_ref()?, &mut d.pending)))
         else {
             return Err((Box::new(child), io::ErrorKind::NotFound.into()));
         };
-        // Nobody waits for it, and there are enough to last until it has rehearsed. On a busy host that would be work for
-        // the processors that runs are waiting for.
-        let rehearse = !busy && there >= needs.waiting && there.saturating_mul(2) >= needs.ahead;
-        if let Err(e) = theirs.send(zygote, &child, rehearse) {
+        if let Err(e) = theirs.send(zygote, &child, idle_ns) {
             return Err((Box::new(child), e));
         }
         *pending = Some(Pending {

@@ -67,6 +67,13 @@ pub(crate) fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
         .map(|n| n as usize)
 }
 
+/// Reads once, from this offset of a file.
+pub(crate) fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: i64) -> io::Result<usize> {
+    // SAFETY: the kernel writes at most `buf.len()` bytes into `buf`.
+    check(unsafe { libc::pread(fd.as_raw_fd(), buf.as_mut_ptr().cast(), buf.len(), offset) } as _)
+        .map(|n| n as usize)
+}
+
 /// Writes what fits; never raises SIGPIPE on sockets.
 pub(crate) fn send(fd: BorrowedFd<'_>, buf: &[u8]) -> io::Result<usize> {
     // SAFETY: the kernel reads at most `buf.len()` bytes of `buf`.
@@ -234,6 +241,14 @@ impl Poll {
         Poll {
             fd: fd.as_raw_fd(),
             events: libc::POLLIN,
+            happened: 0,
+        }
+    }
+    /// Closed by the other side altogether: it will neither say nor hear anything more.
+    pub(crate) fn hung_up(fd: BorrowedFd<'_>) -> Self {
+        Poll {
+            fd: fd.as_raw_fd(),
+            events: 0,
             happened: 0,
         }
     }

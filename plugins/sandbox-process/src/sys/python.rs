@@ -118,6 +118,10 @@ unsafe extern "C" fn tend(_module: *mut Object, _none: *mut Object) -> *mut Obje
     called(crate::zygote::tend)
 }
 
+unsafe extern "C" fn is_idle(_module: *mut Object, _none: *mut Object) -> *mut Object {
+    called(crate::zygote::is_idle)
+}
+
 unsafe extern "C" fn activate(_module: *mut Object, _none: *mut Object) -> *mut Object {
     called(crate::zygote::activate)
 }
@@ -147,6 +151,7 @@ pub(crate) unsafe extern "C" fn PyInit__skillgate_zygote() -> *mut Object {
     };
     let methods = Box::leak(Box::new([
         method(c"tend", Some(tend as Method)),
+        method(c"is_idle", Some(is_idle as Method)),
         method(c"activate", Some(activate as Method)),
         end,
     ]));

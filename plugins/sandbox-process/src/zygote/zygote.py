@@ -16,14 +16,17 @@ def main():
 
     native = _imp.create_dynamic(ModuleSpec("_skillgate_zygote", None, origin=module))
     sys.modules.pop("_skillgate_zygote", None)
-    serve, rehearse, tend, activate = bootstrap.serve, bootstrap.rehearse, native.tend, native.activate
+    prepare, rehearse, serve = bootstrap.prepare, bootstrap.rehearse, bootstrap.serve
+    tend, is_idle, activate = native.tend, native.is_idle, native.activate
     rehearse(8, 9, times=20)
     bootstrap.warm(modules)
     gc.disable()
-    if tend():
+    tend()
+    prepared = prepare(3)
+    if is_idle():
         rehearse(8, 9)
     activate()
-    serve(3)
+    serve(prepared)
 
 
 main()

@@ -190,6 +190,7 @@ fn bombs_end_well_and_the_neighbour_hardly_notices() {
     } else {
         &modes[modes.len() - 1..]
     };
+    let mut noticed = Vec::new();
     for mode in modes {
         let config = mode
             .config
@@ -206,7 +207,7 @@ fn bombs_end_well_and_the_neighbour_hardly_notices() {
             } else {
                 quiet * RATIO + SLACK_MS
             };
-            println!(
+            let told = format!(
                 "{}, {}: p{} of the neighbour {quiet:.1} ms, beside it {loud:.1} ms ({:.1} times; {:.1?})",
                 mode.name,
                 bomb.name,
@@ -214,12 +215,11 @@ fn bombs_end_well_and_the_neighbour_hardly_notices() {
                 loud / quiet,
                 began.elapsed()
             );
-            assert!(
-                loud <= most,
-                "{}, {}: {quiet:.1} ms, then {loud:.1} ms",
-                mode.name,
-                bomb.name
-            );
+            println!("{told}");
+            if loud > most {
+                noticed.push(told);
+            }
         }
     }
+    assert!(noticed.is_empty(), "{noticed:#?}");
 }

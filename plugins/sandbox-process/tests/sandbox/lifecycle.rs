@@ -410,37 +410,3 @@ fn health_says_every_layer() {
         );
     }
 }
-
-/// The same binary as an ordinary user: copied, since the build directory may be closed to others.
-#[test]
-fn as_user() {
-    use std::os::unix::process::CommandExt;
-    if !is_root() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    crate::basics::open_to_all(dir.path());
-    let exe = dir.path().join("sandbox");
-    std::fs::copy(std::env::current_exe().unwrap(), &exe).unwrap();
-    std::fs::copy(launcher(), dir.path().join(launcher().file_name().unwrap())).unwrap();
-    // With a mask that closes every file to others, and ^C and SIGTERM ignored, as some service managers start programs.
-    let output = Command::new("sh")
-        .args([
-            "-c",
-            "umask 077; trap '' INT TERM; exec \"$0\" --test-threads 2",
-        ])
-        .arg(exe)
-        .env_clear()
-        .env("PATH", "/usr/bin:/bin")
-        .uid(65534)
-        .gid(65534)
-        .current_dir("/")
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-}

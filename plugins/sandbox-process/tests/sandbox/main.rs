@@ -1,6 +1,7 @@
 //! The sandbox through its trait: real launcher, real runs.
 //!
-//! As root every layer is on; `as_user` runs the same binary again as an ordinary user.
+//! As root every layer is on. Runs get their interpreters from a pool, where a check does not say otherwise; `everywhere`
+//! runs the same binary again as an ordinary user and in the other ways.
 
 #![allow(clippy::unwrap_used, reason = "a test says what was wrong by failing")]
 #![allow(
@@ -12,6 +13,7 @@ mod basics;
 mod bombs;
 mod egress;
 mod escapes;
+mod everywhere;
 mod guards;
 mod hostile;
 mod inside;

@@ -1,0 +1,83 @@
+//! This very binary again: as an ordinary user, and with the checks that know one way at a time in the ways that are not
+//! the default.
+
+use std::process::Command;
+
+use crate::support::*;
+
+/// What an instance is made for by `config`, whatever the way is that runs get their interpreters. The other checks go
+/// through all ways by themselves, or are about one.
+const ONE_WAY_AT_A_TIME: [&str; 7] = [
+    "basics::",
+    "egress::",
+    "guards::",
+    "hostile::",
+    "inside::",
+    "lifecycle::",
+    "red_list::",
+];
+const ORDINARY: u32 = 65534;
+
+/// Passes, or says what did not.
+fn again(user: u32, mode: Option<&str>, tests: &[&str]) {
+    use std::os::unix::process::CommandExt;
+    if !is_root() {
+        return; // one of those that are started here
+    }
+    // Copied, since the build directory may be closed to others.
+    let dir = tempfile::tempdir().unwrap();
+    crate::basics::open_to_all(dir.path());
+    let exe = dir.path().join("sandbox");
+    std::fs::copy(std::env::current_exe().unwrap(), &exe).unwrap();
+    std::fs::copy(launcher(), dir.path().join(launcher().file_name().unwrap())).unwrap();
+    // As some service managers start programs: ^C and SIGTERM ignored, and a mask that closes every file to others, who for
+    // root's files are also the users of runs.
+    let mask = if user == 0 { "022" } else { "077" };
+    let script = "umask \"$0\"; trap '' INT TERM; exec \"$@\"";
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", script, mask])
+        .arg(exe)
+        .args(["--test-threads", "2", "--skip", "everywhere::"])
+        .args(tests)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .uid(user)
+        .gid(user)
+        .current_dir("/");
+    if let Some(mode) = mode {
+        command.env("SANDBOX_MODE", mode);
+    }
+    let output = command.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn as_user() {
+    again(ORDINARY, None, &[]);
+}
+
+#[test]
+fn on_demand() {
+    again(0, Some("demand"), &ONE_WAY_AT_A_TIME);
+}
+
+#[test]
+fn on_demand_as_user() {
+    again(ORDINARY, Some("demand"), &ONE_WAY_AT_A_TIME);
+}
+
+#[test]
+fn fresh() {
+    again(0, Some("fresh"), &ONE_WAY_AT_A_TIME);
+}
+
+#[test]
+fn fresh_as_user() {
+    again(ORDINARY, Some("fresh"), &ONE_WAY_AT_A_TIME);
+}
