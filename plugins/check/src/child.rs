@@ -1,4 +1,4 @@
-//! A case's process: it loads the plugin, does what the case says, and leaves a verdict.
+//! What the kit starts: a case's watchdog, and the case's own process: it loads the plugin, does what the case says, and leaves a verdict.
 
 use std::fs::File;
 use std::path::Path;
@@ -6,11 +6,18 @@ use std::path::Path;
 use crate::bench::{Bench, Stop};
 use crate::cases::CASES;
 use crate::run::{JOB, VERDICT};
-use crate::{Job, KitError, Outcome, Verdict};
+use crate::{Job, KitError, Outcome, Verdict, watchdog};
 
-/// What a child of [`crate::check`] does: `job` is the path that it was given. A crash, `exit()` or hang of the plugin is
-/// this process's own; the kit sees that no verdict is there.
-pub fn run_case(job: &Path) -> Result<(), KitError> {
+/// What a child of [`crate::check`] does: `orders` is the path that it was given. A case's watchdog has other orders than
+/// the case. A crash, `exit()` or hang of the plugin is the case's own; the kit sees that no verdict is there.
+pub fn run_case(orders: &Path) -> Result<(), KitError> {
+    if orders
+        .file_name()
+        .is_some_and(|name| name == watchdog::ORDERS)
+    {
+        return watchdog::run(orders);
+    }
+    let job = orders;
     let words = File::open(job).map_err(KitError::os("read a case's orders"))?;
     let job_of: Job =
         serde_json::from_reader(words).map_err(|error| KitError::Words { what: JOB, error })?;

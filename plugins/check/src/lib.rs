@@ -1,7 +1,7 @@
 //! The conformance kit: does a plugin keep to the contract, and does it do what it says?
 //!
 //! ```text
-//! check(settings) ── for each case ──▶ a child process, a watchdog, a directory of its own
+//! check(settings) ── for each case ──▶ a watchdog ──▶ a process, a directory of its own
 //!                                        run_case(job) ── Bench ─┬─ plugin-host: the calls as the gateway makes them
 //!                                                                └─ raw: the C tables, a host that counts
 //!                 ◀── verdict ──         (none: it crashed, called exit(), or hung; its last step says where)
@@ -17,6 +17,7 @@ mod cases;
 mod child;
 mod report;
 mod run;
+mod watchdog;
 
 mod contract;
 mod figures;

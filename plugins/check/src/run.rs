@@ -1,17 +1,16 @@
-//! The kit's own process: it never runs anything of the plugin. One child after the other, each with a watchdog.
+//! The kit's own process: it never runs anything of the plugin. One case after the other, each with a watchdog.
 
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use skillgate_plugin_host::{Isolation, inspect};
 
 use crate::cases::{CASES, Case, Needs};
+use crate::watchdog::{End, ORDERS, Orders, watch};
 use crate::{CaseReport, Job, KitError, Outcome, Report, Settings, Status, Verdict};
 
 /// What is demanded when a case's process has ended without a verdict, and what to do.
@@ -30,6 +29,8 @@ pub(crate) const JOB: &str = "job.json";
 pub(crate) const VERDICT: &str = "verdict.json";
 pub(crate) const STEPS: &str = "steps";
 pub(crate) const WRITTEN: [&str; 2] = ["stdout", "stderr"];
+/// Where a case is: what a plugin writes to a path that is not whole is not among the files of whoever runs the kit.
+const HERE: &str = "here";
 
 /// Runs the cases that apply. `Err` is about the kit; what is wrong with the plugin is in the report. `tell` hears of
 /// each case when it has ended; its error ends the check.
@@ -116,24 +117,32 @@ fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict)
         .prefix("skillgate-check-")
         .tempdir()
         .map_err(KitError::os("make a directory"))?;
-    let dir = scratch.path();
+    let dir = &std::path::absolute(scratch.path()).map_err(KitError::os("find a directory"))?;
     let job = Job {
         case: case.name.to_owned(),
         plugin: std::path::absolute(&settings.plugin).map_err(KitError::os("find the plugin"))?,
         config_json: settings.config_json.clone(),
         own_process: settings.isolation == Isolation::Process,
         full: settings.full,
-        program: settings.program.clone(),
+        program: whole(&settings.program)?,
         host_args: settings.host_args.clone(),
     };
-    let words = serde_json::to_vec(&job).map_err(|error| KitError::Words { what: JOB, error })?;
-    std::fs::write(dir.join(JOB), words).map_err(KitError::os("write a case's orders"))?;
-
-    let began = Instant::now();
     let limit = settings
         .limit_max
         .map_or(case.limit, |max| max.min(case.limit));
-    let end = watch(start(dir, settings)?, limit).map_err(KitError::os("wait for a case"))?;
+    let orders = Orders {
+        program: job.program.clone(),
+        case_args: settings.case_args.clone(),
+        limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
+    };
+    write(dir, JOB, &job)?;
+    write(dir, ORDERS, &orders)?;
+    std::fs::create_dir(dir.join(HERE)).map_err(KitError::os("make a directory"))?;
+
+    let began = Instant::now();
+    let watchdog = watch(start(dir, settings, &orders)?, orders.limit())
+        .map_err(KitError::os("wait for a watchdog"))?;
+    let end = End::read(dir, watchdog)?;
     let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     let verdict = verdict(dir, &end)?;
     let mut report = skipped(case, "");
@@ -160,21 +169,36 @@ fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict)
     Ok((report, verdict))
 }
 
-fn start(dir: &Path, settings: &Settings) -> Result<Child, KitError> {
+fn write(dir: &Path, what: &'static str, words: &impl serde::Serialize) -> Result<(), KitError> {
+    let words = serde_json::to_vec(words).map_err(|error| KitError::Words { what, error })?;
+    std::fs::write(dir.join(what), words).map_err(KitError::os("write a case's orders"))
+}
+
+/// A program's path as it is from every directory; a bare name is looked for in `PATH`, and stays.
+fn whole(program: &Path) -> Result<PathBuf, KitError> {
+    if program.components().count() < 2 {
+        return Ok(program.to_owned());
+    }
+    std::path::absolute(program).map_err(KitError::os("find the program"))
+}
+
+/// Starts a case's watchdog, which starts the case.
+fn start(dir: &Path, settings: &Settings, orders: &Orders) -> Result<Child, KitError> {
     let written = |name: &str| File::create(dir.join(name));
     let [out, err] = WRITTEN;
     let out = written(out).map_err(KitError::os("make a file"))?;
     let err = written(err).map_err(KitError::os("make a file"))?;
-    let mut command = Command::new(&settings.program);
+    let mut command = Command::new(&orders.program);
     command
         .args(&settings.case_args)
-        .arg(dir.join(JOB))
+        .arg(dir.join(ORDERS))
+        .current_dir(dir.join(HERE))
         .env_clear()
         .env(CANARY, "nobody else may see this")
         .stdin(Stdio::null())
         .stdout(out)
         .stderr(err)
-        // With what it starts: all of it ends with the case.
+        // A signal from the terminal is the kit's.
         .process_group(0);
     // What the gateway has, too.
     for name in ["PATH", "HOME", "TMPDIR"] {
@@ -182,52 +206,14 @@ fn start(dir: &Path, settings: &Settings) -> Result<Child, KitError> {
             command.env(name, value);
         }
     }
-    command.spawn().map_err(KitError::os(format!(
-        "start {}",
-        settings.program.display()
-    )))
-}
-
-enum End {
-    Exited(ExitStatus),
-    /// The watchdog has ended it.
-    Hung(Duration),
-}
-
-/// Waits for a child, no longer than `limit`; then it is killed. Whatever else is in its process group is too.
-fn watch(mut child: Child, limit: Duration) -> std::io::Result<End> {
-    let group = Pid::from_child(&child);
-    let ended = wait_for(group, limit);
-    // ESRCH: nobody is left.
-    let _ = kill_process_group(group, Signal::KILL);
-    let status = child.wait()?;
-    Ok(if ended? {
-        End::Exited(status)
-    } else {
-        End::Hung(limit)
-    })
-}
-
-/// Has it ended within `limit`? It stays to be waited for.
-fn wait_for(pid: Pid, limit: Duration) -> std::io::Result<bool> {
-    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-    let until = Instant::now() + limit;
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).map_err(std::io::Error::other)?;
-        let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
-        match poll(&mut fds, Some(&left)) {
-            Ok(ready) => return Ok(ready > 0),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
+    command
+        .spawn()
+        .map_err(KitError::os(format!("start {}", orders.program.display())))
 }
 
 /// What a case's child has found; without its verdict: how it ended and what it was doing.
 fn verdict(dir: &Path, end: &End) -> Result<Verdict, KitError> {
-    if let End::Exited(status) = end
-        && status.success()
+    if *end == End::Code(0)
         && let Ok(file) = File::open(dir.join(VERDICT))
     {
         return serde_json::from_reader(file.take(VERDICT_BYTES_MAX)).map_err(|error| {
@@ -238,17 +224,14 @@ fn verdict(dir: &Path, end: &End) -> Result<Verdict, KitError> {
         });
     }
     let how = match end {
-        End::Hung(limit) => format!(
+        End::Hung(limit_ms) => format!(
             "it hangs: no end within {} s, so it was killed",
-            limit.as_secs()
+            limit_ms / 1000
         ),
-        End::Exited(status) => match (status.signal(), status.code()) {
-            (Some(signal), _) => format!("the process was ended by {}", signal_name(signal)),
-            (None, Some(code)) => format!(
-                "the process has ended with code {code} in the middle: somebody called exit()"
-            ),
-            (None, None) => "the process has ended".to_owned(),
-        },
+        End::Signal(signal) => format!("the process was ended by {}", signal_name(*signal)),
+        End::Code(code) => {
+            format!("the process has ended with code {code} in the middle: somebody called exit()")
+        }
     };
     let step = std::fs::read(dir.join(STEPS)).unwrap_or_default();
     let step = String::from_utf8_lossy(&step);

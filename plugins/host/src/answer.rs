@@ -68,9 +68,9 @@ pub(crate) unsafe fn health(p: *const abi::Health) -> Read<Health> {
             state: h.state,
             in_flight: h.in_flight,
             capacity: h.capacity,
-            message: wire::shown(h.message, SHOWN_BYTES),
-            metrics_json: r.text(h.metrics_json, "metrics_json", TEXT_BYTES)?,
-            report_json: r.text(h.report_json, "report_json", DOCUMENT_BYTES)?,
+            message: r.text(h.message, "health.message", TEXT_BYTES)?,
+            metrics_json: r.text(h.metrics_json, "health.metrics_json", TEXT_BYTES)?,
+            report_json: r.text(h.report_json, "health.report_json", DOCUMENT_BYTES)?,
         })
     }
 }
@@ -294,6 +294,31 @@ mod tests {
         match unsafe { content(&file(given)) } {
             Ok(Content::File(fd, 0)) => assert_eq!(fd.as_raw_fd(), given),
             other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn texts_of_health_are_utf8_and_the_error_names_them() {
+        let not_text = abi::Str {
+            ptr: b"a\xff".as_ptr(),
+            len: 2,
+        };
+        type Field = fn(&mut abi::Health) -> &mut abi::Str;
+        let fields: [(&str, Field); 3] = [
+            ("message", |h| &mut h.message),
+            ("metrics_json", |h| &mut h.metrics_json),
+            ("report_json", |h| &mut h.report_json),
+        ];
+        for (name, field) in fields {
+            let mut health: abi::Health = wire::zeroed();
+            health.struct_size = wire::size_of_u32::<abi::Health>();
+            // SAFETY: a health whose texts are here, or empty.
+            unsafe {
+                assert!(super::health(&raw const health).is_ok());
+                *field(&mut health) = not_text;
+                let error = super::health(&raw const health).unwrap_err().0;
+                assert_eq!(error, format!("health.{name}: not UTF-8 at byte 1"));
+            }
         }
     }
 

@@ -137,7 +137,7 @@ macro_rules! wire {
 wire! {
     Error { code: int, message: shown, retryable: flag, not_executed: flag, retry_after_ms: n32, detail_json: shown }
     CreateRequest { instance_id: name, state_dir: long, config_json: data }
-    Health { state: n32, in_flight: n32, capacity: n32, message: shown, metrics_json: text, report_json: report }
+    Health { state: n32, in_flight: n32, capacity: n32, message: text, metrics_json: text, report_json: report }
     SandboxCaps {
         egress: n32, max_concurrent: n32, isolation: n32, max_memory_bytes: n64, max_timeout_ms: n64, enforces: n32,
     }

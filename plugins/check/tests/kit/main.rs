@@ -5,6 +5,7 @@
 )]
 
 mod bundled;
+mod hygiene;
 mod sabotage;
 mod support;
 mod survival;

@@ -10,7 +10,7 @@ async fn what_was_written_is_what_is_read() {
     let store = store().await;
     assert_eq!(
         store.caps(),
-        abi::ST_SKILLS | abi::ST_SKILLS_WRITE | abi::ST_BLOBS | abi::ST_BLOB_FD
+        abi::ST_SKILLS | abi::ST_SKILLS_WRITE | abi::ST_BLOBS | abi::ST_BLOB_FD | abi::ST_VOLATILE
     );
     for len in [0, 1, 55, 56, 63, 64, 65, 4096, 1_000_003] {
         let content = bytes(len);

@@ -1,8 +1,23 @@
 //! What is wrong with what it does to its process.
 
+use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::asked;
+
+/// Starts a process in a session of its own, whose command line begins with `name`, and that outlives this one.
+pub(super) fn leave_a_session(name: &str) {
+    let mut command = std::process::Command::new("sleep");
+    command.arg0(name).arg("300");
+    // SAFETY: setsid is one system call, which may be made between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            libc::setsid();
+            Ok(())
+        })
+    };
+    std::mem::forget(command.spawn().unwrap());
+}
 
 /// At create().
 pub(super) fn sabotage() {
@@ -38,7 +53,9 @@ pub(super) fn sabotage() {
             libc::write(2, b"debug\n".as_ptr().cast(), 6);
         }
     }
-    if asked("leaks a thread") {
+    if asked("writes to where it is") {
+        std::fs::write("saboteur-was-here", "").unwrap();
+    } else if asked("leaks a thread") {
         std::thread::spawn(|| {
             loop {
                 std::thread::park();

@@ -63,6 +63,16 @@ pub(super) fn at_health() {
         Some("hangs") => loop {
             std::thread::park();
         },
+        Some(leaves) if leaves.starts_with("leaves a session and hangs") => {
+            super::process::leave_a_session(leaves);
+            loop {
+                std::thread::park();
+            }
+        }
+        Some(leaves) if leaves.starts_with("leaves a session and aborts") => {
+            super::process::leave_a_session(leaves);
+            std::process::abort();
+        }
         Some("panics across the boundary") => panic!("health panics, as asked"),
         Some("overflows its stack") => {
             fn deeper(n: u64) -> u64 {

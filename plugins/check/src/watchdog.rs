@@ -1,0 +1,161 @@
+//! The process between the kit and a case: it ends the case that hangs, and whatever a case leaves behind.
+//!
+//! A process that a plugin starts may make a session of its own, or outlive its parent twice over: neither a process group
+//! nor the parent's pid finds it then. This process is the subreaper of all of them (`PR_SET_CHILD_SUBREAPER`): an orphan
+//! becomes its child. It loads nothing, so a plugin can neither crash nor hang it.
+
+use std::ffi::OsString;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, getpid, kill_process, kill_process_group, pidfd_open,
+    set_child_subreaper, wait,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::KitError;
+use crate::process_state::children;
+use crate::run::JOB;
+
+/// Names of its files in a case's directory: its orders, and how the case ended.
+pub(crate) const ORDERS: &str = "watchdog.json";
+const END: &str = "end.json";
+
+/// How long what a case leaves behind may take to end by itself: a sandbox's helper removes control groups.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long it may take when it was killed.
+const KILLED_LIMIT: Duration = Duration::from_secs(10);
+/// Between two looks at what is left.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// What it is to do, as a file.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Orders {
+    pub(crate) program: PathBuf,
+    pub(crate) case_args: Vec<OsString>,
+    /// Longest that the case may take, in milliseconds.
+    pub(crate) limit_ms: u64,
+}
+
+impl Orders {
+    /// Longest that the watchdog itself takes.
+    pub(crate) fn limit(&self) -> Duration {
+        Duration::from_millis(self.limit_ms) + GRACE + 2 * KILLED_LIMIT
+    }
+}
+
+/// How a case's process has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum End {
+    Code(i32),
+    Signal(i32),
+    /// It was killed: it took longer than so many milliseconds.
+    Hung(u64),
+}
+
+impl End {
+    fn of(status: ExitStatus) -> End {
+        match status.signal() {
+            Some(signal) => End::Signal(signal),
+            None => End::Code(status.code().unwrap_or_default()),
+        }
+    }
+
+    /// How the case of this directory has ended; `watchdog` is how its watchdog has.
+    pub(crate) fn read(dir: &Path, watchdog: Option<ExitStatus>) -> Result<End, KitError> {
+        match watchdog {
+            Some(status) if status.success() => {
+                let words = std::fs::read(dir.join(END)).map_err(KitError::os("read an end"))?;
+                serde_json::from_slice(&words).map_err(|error| KitError::Words { what: END, error })
+            }
+            status => {
+                let how = status.map_or("hangs".to_owned(), |status| status.to_string());
+                let error = std::io::Error::other(format!("its watchdog: {how}"));
+                Err(KitError::os("watch a case")(error))
+            }
+        }
+    }
+}
+
+/// What the watchdog does: runs the case beside its orders, and leaves nothing of it but files.
+pub(crate) fn run(orders: &Path) -> Result<(), KitError> {
+    let words = std::fs::read(orders).map_err(KitError::os("read a watchdog's orders"))?;
+    let of: Orders = serde_json::from_slice(&words).map_err(|error| KitError::Words {
+        what: ORDERS,
+        error,
+    })?;
+    let dir = orders.parent().unwrap_or(Path::new("."));
+    set_child_subreaper(Some(getpid()))
+        .map_err(|errno| KitError::os("become a subreaper")(errno.into()))?;
+    let child = Command::new(&of.program)
+        .args(&of.case_args)
+        .arg(dir.join(JOB))
+        // A signal to the whole group of a case is not one to its watchdog.
+        .process_group(0)
+        .spawn()
+        .map_err(KitError::os(format!("start {}", of.program.display())))?;
+    let limit = Duration::from_millis(of.limit_ms);
+    let status = watch(child, limit).map_err(KitError::os("wait for a case"))?;
+    end_orphans().map_err(KitError::os("end what a case has left"))?;
+    let end = status.map_or(End::Hung(of.limit_ms), End::of);
+    let words = serde_json::to_vec(&end).map_err(|error| KitError::Words { what: END, error })?;
+    std::fs::write(dir.join(END), words).map_err(KitError::os("write an end"))
+}
+
+/// Waits for a child, no longer than `limit`; then it is killed, and that is `None`. Whatever else is in its process group
+/// is killed in any case.
+pub(crate) fn watch(mut child: Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+    let group = Pid::from_child(&child);
+    let ended = wait_for(group, limit);
+    // ESRCH: nobody is left.
+    let _ = kill_process_group(group, Signal::KILL);
+    let status = child.wait()?;
+    Ok(ended?.then_some(status))
+}
+
+/// Has it ended within `limit`? It stays to be waited for.
+fn wait_for(pid: Pid, limit: Duration) -> std::io::Result<bool> {
+    let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+    let until = Instant::now() + limit;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).map_err(std::io::Error::other)?;
+        let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+        match poll(&mut fds, Some(&left)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Waits until this process has no children: for those that do not end by themselves, kills them. What a killed one had
+/// below it becomes a child in turn.
+fn end_orphans() -> std::io::Result<()> {
+    let began = Instant::now();
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(None) => {}
+            Ok(Some(_)) | Err(Errno::INTR) => continue,
+            Err(Errno::CHILD) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        }
+        if began.elapsed() > GRACE + KILLED_LIMIT {
+            let left: Vec<_> = children()?.into_iter().map(|(_, name)| name).collect();
+            let left = format!("these do not end: {}", left.join(", "));
+            return Err(std::io::Error::other(left));
+        }
+        if began.elapsed() > GRACE {
+            for (pid, _) in children()? {
+                // It may have ended by now, or be another user's: then the limit says so.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+}

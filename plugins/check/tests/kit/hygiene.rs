@@ -1,0 +1,56 @@
+//! The kit leaves the machine of whoever runs it as it was, whatever a plugin does.
+
+use std::path::Path;
+use std::time::Duration;
+
+use skillgate_plugin_check::{Settings, Status};
+
+use crate::support::{ended, run, sabotaged, saboteur, settings, table};
+
+/// What hangs waits for it.
+const SHORT: Duration = Duration::from_secs(3);
+
+fn check(sabotage: &str, case: &str) -> skillgate_plugin_check::Report {
+    run(&Settings {
+        only: vec![case.to_owned()],
+        limit_max: Some(SHORT),
+        ..settings(&saboteur("store"), &sabotaged("storage_fs", sabotage))
+    })
+}
+
+/// Processes whose command line begins so.
+fn named(name: &str) -> Vec<String> {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let found = all.filter(|process| {
+        // One that ends just now is none.
+        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        line.starts_with(name.as_bytes())
+    });
+    found
+        .map(|process| process.file_name().to_string_lossy().into_owned())
+        .collect()
+}
+
+#[test]
+fn what_a_case_leaves_in_a_session_of_its_own_ends_with_it() {
+    for (does, seen) in [("hangs", "it hangs"), ("aborts", "SIGABRT")] {
+        // No other run of this test on the machine has the name.
+        let mark = format!("leaves a session and {does} {}", std::process::id());
+        let case = "operations/exactly-once";
+        let report = check(&mark, case);
+        assert_eq!(ended(&report, Status::Failed), [case], "{}", table(&report));
+        assert!(table(&report).contains(seen), "{}", table(&report));
+        assert_eq!(named(&mark), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_plugin_that_writes_to_where_it_is_writes_into_its_case() {
+    let report = check("writes to where it is", "operations/exactly-once");
+    assert!(report.is_good(), "{}", table(&report));
+    let here = Path::new("saboteur-was-here");
+    let written = here.exists();
+    // Not for the next run of the test.
+    let _not_there = std::fs::remove_file(here);
+    assert!(!written, "it is among the files of whoever runs the kit");
+}
