@@ -77,8 +77,12 @@ impl SandboxInstance {
     ///
     /// Dropping the future cancels the run: the plugin is told, and the run stays known, with what it was given, until
     /// the plugin has ended it.
-    pub async fn run(&self, request: RunRequest, host: Arc<dyn RunHost>) -> Result<RunResult> {
-        let request = Arc::new(request);
+    pub async fn run(
+        &self,
+        request: impl Into<Arc<RunRequest>>,
+        host: Arc<dyn RunHost>,
+    ) -> Result<RunResult> {
+        let request = request.into();
         let context = Arc::new(RunContext {
             host,
             request: Arc::clone(&request),
