@@ -225,6 +225,8 @@ impl Ledger for CountedConnections {
 #[derive(Debug, Clone, Default)]
 struct Numbers(Arc<Mutex<BTreeMap<&'static str, BTreeMap<String, f64>>>>);
 
+/// The number of a store that has a name of its own: the contract says so (`skg_health.metrics_json`).
+const BLOB_BYTES: &str = "blob_bytes";
 /// Numbers of one plugin that are shown.
 const NUMBERS_MAX: usize = 64;
 
@@ -262,6 +264,14 @@ impl Numbers {
             for (name, value) in numbers {
                 page.sample(&[("plugin", plugin), ("name", name)], *value);
             }
+        }
+        if let Some(bytes) = all.get("storage").and_then(|said| said.get(BLOB_BYTES)) {
+            page.family(
+                "skillgate_blob_store_bytes",
+                "gauge",
+                "Bytes of the blobs in the store, as it has counted them last.",
+            );
+            page.sample(&[], *bytes);
         }
     }
 }

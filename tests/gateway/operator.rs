@@ -100,6 +100,8 @@ fn what_happened_is_counted() {
             .unwrap();
         assert_eq!(refused["error"]["code"], -32005);
     }
+    let blob = json!({ "kind": "text/plain", "content": "12345" });
+    client.result("create_blob", blob).unwrap();
     client.post(b"{").unwrap();
     client.get("/no/such/path/of/mine").unwrap();
     client.get("/blobs/blob:no-such").unwrap();
@@ -158,7 +160,7 @@ fn what_happened_is_counted() {
         ),
         (
             r#"skillgate_http_requests_total{route="/rpc",code="200"} "#,
-            10.0,
+            11.0,
         ),
         (
             r#"skillgate_policy_decisions_total{action="run_code",decision="allow",mode="enforce"} "#,
@@ -181,6 +183,7 @@ fn what_happened_is_counted() {
             r#"skillgate_plugin_value{plugin="sandbox",name="runs_completed"} "#,
             2.0,
         ),
+        ("skillgate_blob_store_bytes ", 5.0),
     ] {
         assert_eq!(value(&page, series), expected, "{series}\n{page}");
     }

@@ -434,7 +434,8 @@ typedef struct skg_health {
     uint32_t in_flight;
     uint32_t capacity;          /* how many more it would take now                */
     skg_str  message;
-    skg_str  metrics_json;      /* flat {"name": number}, or empty                */
+    skg_str  metrics_json;      /* flat {"name": number}, or empty.  "blob_bytes" of
+                                   a store: the bytes of its blobs                */
     skg_str  report_json;       /* what this host can and cannot enforce, layer by
                                    layer: [{"layer","state","detail","advice"}],
                                    state "ok" | "degraded" | "missing"; or empty.

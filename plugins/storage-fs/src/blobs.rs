@@ -3,6 +3,7 @@
 //! A blob is a directory: `data`; `meta.json`, sealed, with the SHA-256 of the whole; and, when it is larger than one chunk,
 //! `chunks` with 32 bytes of SHA-256 for every [`CHUNK_BYTES`], so that a range is verified without reading the rest.
 
+mod census;
 mod expiry;
 mod reader;
 mod writer;
@@ -21,6 +22,7 @@ use crate::handles::Handles;
 use crate::names::{BlobName, TenantDir};
 use crate::seal::{self, META_FILE};
 
+use census::Census;
 use expiry::Expiry;
 use reader::{KeptChunks, Reader, Verified};
 use writer::Writer;
@@ -77,6 +79,7 @@ pub(crate) struct Blobs {
     kept: Arc<KeptChunks>,
     verified: Verified,
     expiry: Expiry,
+    census: Census,
 }
 
 /// Where a blob of a tenant is: the directory above it, and the whole path.
@@ -109,6 +112,7 @@ impl Blobs {
             kept: Arc::default(),
             verified: Verified::default(),
             expiry: Expiry::default(),
+            census: Census::default(),
         };
         blobs.sweep_when_due();
         Ok(blobs)
@@ -213,6 +217,11 @@ impl Blobs {
     /// Removes what has expired, at most once a minute; the answer to a reader does not wait for it.
     pub(crate) fn sweep_when_due(&self) {
         self.expiry.sweep_when_due(&self.ground, (self.clock)());
+    }
+
+    /// Bytes of content, as far as they have been counted.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        self.census.bytes(&self.ground)
     }
 
     pub(crate) fn open_writers(&self) -> usize {

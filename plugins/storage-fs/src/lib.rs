@@ -146,6 +146,9 @@ impl Storage for StorageFs {
         };
         blobs.sweep_when_due();
         let (writers, readers) = (blobs.open_writers(), blobs.open_readers());
+        let bytes = blobs
+            .bytes()
+            .map_or_else(String::new, |n| format!(r#","blob_bytes":{n}"#));
         let (state, message) = match ground.broken() {
             Some(why) => (abi::HEALTH_DOWN, why.to_owned()),
             None => (abi::HEALTH_OK, format!("{skills} skills")),
@@ -156,7 +159,7 @@ impl Storage for StorageFs {
             capacity: clamp(Blobs::MAX_WRITERS.saturating_sub(writers)),
             message,
             metrics_json: format!(
-                r#"{{"skills":{skills},"open_writers":{writers},"open_readers":{readers}}}"#
+                r#"{{"skills":{skills},"open_writers":{writers},"open_readers":{readers}{bytes}}}"#
             ),
             report_json: String::new(),
         })

@@ -213,6 +213,34 @@ fn a_deleted_blob_is_read_to_its_end_by_who_has_it_open() {
 }
 
 #[test]
+fn the_bytes_of_blobs_are_counted_with_health_a_part_at_a_time() {
+    let bench = Bench::new();
+    let store = bench.store();
+    let counted = || -> Option<u64> {
+        let said = store.health().unwrap().metrics_json;
+        let numbers: serde_json::Value = serde_json::from_str(&said).unwrap();
+        numbers.get("blob_bytes").map(|n| n.as_u64().unwrap())
+    };
+    assert_eq!(counted(), Some(0));
+    let small = store_blob(&store, &blob_of("acme"), b"12345").unwrap().id;
+    store_blob(&store, &blob_of("other"), &bytes(1, 2 * MIB)).unwrap();
+    // Two digests of chunks.
+    assert_eq!(counted(), Some(5 + 2 * MIB as u64 + 64));
+    store.blob_delete("acme", &small).unwrap();
+    assert_eq!(counted(), Some(2 * MIB as u64 + 64));
+    // More than one call looks at: what was known stays until all have been looked at.
+    for n in 0..10_002 {
+        let dir = bench
+            .root()
+            .join(format!("tenants/many/blobs/{:02}/{n}", n % 3));
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("data"), b"1").unwrap();
+    }
+    assert_eq!(counted(), Some(2 * MIB as u64 + 64));
+    assert_eq!(counted(), Some(2 * MIB as u64 + 64 + 10_002));
+}
+
+#[test]
 fn expired_blobs_are_swept_by_health_once_a_minute_and_at_the_start() {
     let bench = Bench::new();
     let store = bench.store();
