@@ -35,7 +35,8 @@
  * 5. LEAVE THE PROCESS ALONE.  A plugin never changes process-wide state
  *    (signal dispositions, cwd, umask, environment, locale, rlimits, uid),
  *    never calls exit(), never forks without exec, never closes descriptors
- *    that it did not open, and writes nothing to stdin/stdout/stderr.
+ *    that it did not open, and writes nothing to stdin/stdout/stderr or into
+ *    the working directory.
  *
  * Threads: unless marked [once], every function may be called from any thread
  * at any time, concurrently with itself.  A plugin without SKG_F_BLOCKING

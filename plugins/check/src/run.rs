@@ -17,6 +17,10 @@ use crate::{CaseReport, Job, KitError, Outcome, Report, Settings, Status, Verdic
 const RULES: &str = "rules 3 to 5";
 const ENDED_DEMANDS: &str = "every call returns, every op that was accepted is completed, nothing unwinds out of a plugin, and it never ends the process that it is in";
 const ENDED_ADVICE: &str = "`skillgate plugin check --only NAME` does this case alone; its last words, or a debugger at the call that is named, show the place";
+/// What is demanded when a case has changed the directory that it was in, and what to do.
+const RULE_FILES: &str = "rule 5";
+const FILES_DEMANDS: &str = "a plugin keeps its files out of the working directory";
+const FILES_ADVICE: &str = "use paths below state_dir or those of your configuration, and refuse one that is not absolute; an empty text is none";
 /// Of what a child wrote to standard error this much is shown: its last words.
 const LAST_WORDS_BYTES_MAX: u64 = 400;
 /// Largest verdict that is read.
@@ -31,6 +35,8 @@ pub(crate) const STEPS: &str = "steps";
 pub(crate) const WRITTEN: [&str; 2] = ["stdout", "stderr"];
 /// Where a case is: what a plugin writes to a path that is not whole is not among the files of whoever runs the kit.
 const HERE: &str = "here";
+/// The one thing that is there, for a plugin that clears a directory whose path it was not given.
+const SENTINEL: &str = "skills";
 
 /// Runs the cases that apply. `Err` is about the kit; what is wrong with the plugin is in the report. `tell` hears of
 /// each case when it has ended; its error ends the check.
@@ -137,7 +143,8 @@ fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict)
     };
     write(dir, JOB, &job)?;
     write(dir, ORDERS, &orders)?;
-    std::fs::create_dir(dir.join(HERE)).map_err(KitError::os("make a directory"))?;
+    std::fs::create_dir_all(dir.join(HERE).join(SENTINEL))
+        .map_err(KitError::os("make a directory"))?;
 
     let began = Instant::now();
     let watchdog = watch(start(dir, settings, &orders)?, orders.limit())
@@ -149,7 +156,20 @@ fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict)
     report.took_ms = took_ms;
     report.figures.clone_from(&verdict.figures);
     match &verdict.outcome {
-        Outcome::Passed => report.status = Status::Passed,
+        Outcome::Passed => {
+            report.status = Status::Passed;
+            let here = names(&dir.join(HERE)).map_err(KitError::os("look where a case was"))?;
+            if here != [SENTINEL] {
+                report.status = Status::Failed;
+                RULE_FILES.clone_into(&mut report.function);
+                report.demands = FILES_DEMANDS;
+                report.advice = FILES_ADVICE;
+                report.seen = format!(
+                    "the working directory had {SENTINEL:?} in it, and now {}",
+                    here.join(", ")
+                );
+            }
+        }
         Outcome::Skipped(why) => report.seen.clone_from(why),
         Outcome::Ended(seen) => {
             report.status = Status::Failed;
@@ -167,6 +187,16 @@ fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict)
     // What a plugin has left there may be anything; a directory that stays is no reason to fail.
     drop(scratch.close());
     Ok((report, verdict))
+}
+
+/// The names in a directory, in order.
+fn names(dir: &Path) -> std::io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
 }
 
 fn write(dir: &Path, what: &'static str, words: &impl serde::Serialize) -> Result<(), KitError> {

@@ -45,9 +45,10 @@ fn what_a_case_leaves_in_a_session_of_its_own_ends_with_it() {
 }
 
 #[test]
-fn a_plugin_that_writes_to_where_it_is_writes_into_its_case() {
-    let report = check("writes to where it is", "operations/exactly-once");
-    assert!(report.is_good(), "{}", table(&report));
+fn a_plugin_that_writes_to_where_it_is_does_so_in_its_case_and_fails_it() {
+    let case = "operations/exactly-once";
+    let report = check("writes to where it is", case);
+    assert_eq!(ended(&report, Status::Failed), [case], "{}", table(&report));
     let here = Path::new("saboteur-was-here");
     let written = here.exists();
     // Not for the next run of the test.

@@ -50,6 +50,7 @@ pub(crate) const STORE: &[Row] = &[
     // The process that it shares.
     ("changes a signal handler", "process/signals", "the handler of signal 11 is another"),
     ("changes the working directory", "process/working-directory", "and is \"/\""),
+    ("writes to where it is", "process/umask", "and now saboteur-was-here, skills"),
     ("changes the umask", "process/umask", "0000"),
     ("changes the environment", "process/environment", "SABOTEUR"),
     ("changes the locale", "process/locale", "C.UTF-8"),
