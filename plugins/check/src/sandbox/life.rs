@@ -82,24 +82,22 @@ fn end(pids: &[String]) {
     }
 }
 
+/// Parent and moment of start, from /proc/PID/stat (proc(5)). Nothing of one that has ended, reaped or not.
+fn parent_and_start(pid: &str) -> Option<(String, String)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Behind the name, which may hold anything: state, parent, ...; the start is the 22nd of all.
+    let fields: Vec<_> = stat.rsplit(')').next()?.split_whitespace().collect();
+    let (state, parent, start) = (fields.first()?, fields.get(1)?, fields.get(19)?);
+    (*state != "Z").then(|| ((*parent).to_owned(), (*start).to_owned()))
+}
+
 /// Every process below this one, with the moment of its start.
 fn descendants() -> std::io::Result<Vec<(String, String)>> {
     let mut parents = HashMap::new();
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let pid = entry.file_name().to_string_lossy().into_owned();
-        let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        let fields: Vec<_> = stat
-            .rsplit(')')
-            .next()
-            .unwrap_or_default()
-            .split_whitespace()
-            .collect();
-        // proc(5): state, ppid, ..., starttime is the 22nd of all.
-        if let (Some(&state), Some(&parent), Some(&start)) =
-            (fields.first(), fields.get(1), fields.get(19))
-            && state != "Z"
-        {
-            parents.insert(pid, (parent.to_owned(), start.to_owned()));
+        if let Some(known) = parent_and_start(&pid) {
+            parents.insert(pid, known);
         }
     }
     let mut found = Vec::new();
@@ -117,14 +115,7 @@ fn descendants() -> std::io::Result<Vec<(String, String)>> {
 
 /// Is this very process still there?
 fn lives((pid, start): &(String, String)) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields: Vec<_> = stat
-        .rsplit(')')
-        .next()
-        .unwrap_or_default()
-        .split_whitespace()
-        .collect();
-    fields.get(19) == Some(&start.as_str()) && fields.first() != Some(&"Z")
+    parent_and_start(pid).is_some_and(|(_, began)| began == *start)
 }
 
 pub(crate) fn killed(bench: &Bench) -> Done {
