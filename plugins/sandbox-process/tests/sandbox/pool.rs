@@ -47,7 +47,7 @@ fn a_child_that_dies_while_it_waits_loses_no_run() {
         let killed = waiting(&instance, name);
         for pid in &killed {
             // One that has gone by itself is dead too.
-            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).output();
         }
         // On a busy host an init dies a little later, and takes what has begun by then with it.
         eventually("they are dead", || {
