@@ -32,7 +32,7 @@ const BUFFER_KEEP_BYTES: usize = 1 << 20;
 #[repr(u8)]
 pub(crate) enum Kind {
     // From the gateway.
-    /// Release, settings; the plugin's sealed copy comes with it.
+    /// Release, settings; with it come the plugin's sealed copy, and the end of a pipe for the numbers of begun runs.
     Hello = 1,
     /// Kind of plugin, and what an instance is made from.
     Create,
@@ -59,7 +59,7 @@ pub(crate) enum Kind {
     Failed,
     /// A call has succeeded.
     Answer,
-    /// From now on a run cannot be called "not executed".
+    /// From now on a run cannot be called "not executed". Said here when the pipe for it is full.
     Started,
     /// A record of the log.
     Log,

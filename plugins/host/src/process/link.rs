@@ -1,9 +1,9 @@
 //! One life of a plugin's process: what is sent to it, the calls that it has, and what it sends.
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::io::{self, PipeReader, Read as _};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skillgate_plugin_abi as abi;
@@ -25,6 +25,10 @@ use crate::written::take_error;
 const WAITING_BYTES_MAX: usize = 1 << 30;
 /// Frames that are handled before others get their turn on this thread.
 const FRAMES_AT_ONCE: usize = 64;
+/// After so many answers the pipe of begun runs is read, long before it is full.
+const ANSWERS_BEFORE_BEGUN: usize = 1024;
+/// Bytes of a run's number in that pipe.
+const BEGUN_BYTES: usize = 8;
 
 /// Reads the answer and hands it to the caller, or says why there is none.
 pub(super) type Done = Box<dyn FnOnce(Result<&mut In<'_>>) -> Read<()> + Send>;
@@ -70,6 +74,9 @@ pub(crate) struct Link {
     pub(super) plugin: String,
     pub(super) process: Process,
     socket: AsyncFd<UnixStream>,
+    /// Numbers of runs that the plugin has begun with.
+    begun: PipeReader,
+    answers: AtomicUsize,
     incoming: Mutex<Option<Incoming>>,
     outgoing: Mutex<Outgoing>,
     more: Notify,
@@ -86,6 +93,7 @@ impl Link {
         let Fresh {
             process,
             socket,
+            begun,
             incoming,
             info,
             ..
@@ -96,6 +104,8 @@ impl Link {
             plugin: info.id,
             process,
             socket: socket::watched(socket)?,
+            begun,
+            answers: AtomicUsize::new(0),
             incoming: Mutex::new(Some(incoming)),
             outgoing: Mutex::default(),
             more: Notify::new(),
@@ -359,7 +369,25 @@ impl Link {
         Ok(None)
     }
 
+    /// Hears of the runs that the plugin has begun with.
+    fn hear_begun(&self) {
+        let mut numbers = [0; BEGUN_BYTES * 512];
+        // There is nothing more, for now or for ever: either way what was said has been read.
+        while let Ok(n @ 1..) = (&self.begun).read(&mut numbers) {
+            let mut calls = self.calls();
+            for number in numbers[..n].as_chunks::<BEGUN_BYTES>().0 {
+                if let Some(pending) = calls.pending.get_mut(&u64::from_le_bytes(*number)) {
+                    pending.started = true;
+                }
+            }
+        }
+    }
+
     fn answer(&self, mut frame: Frame) -> Read<()> {
+        let answers = self.answers.fetch_add(1, Ordering::Relaxed);
+        if answers % ANSWERS_BEFORE_BEGUN == ANSWERS_BEFORE_BEGUN - 1 {
+            self.hear_begun();
+        }
         let pending = self.calls().pending.remove(&frame.call);
         let Some(Pending {
             name, run, done, ..
@@ -382,6 +410,7 @@ impl Link {
 
     /// It has ended: answers all that it had. How many calls that were, and how many of them the plugin had not begun.
     pub(super) fn bury(&self) -> (usize, usize) {
+        self.hear_begun();
         let mut calls = self.calls();
         calls.over = true;
         let pending = std::mem::take(&mut calls.pending);

@@ -56,7 +56,7 @@ pub fn serve_plugin() -> std::result::Result<std::convert::Infallible, String> {
         // Before there is another thread: each thread has its own.
         harden::no_new_privs().map_err(broken)?;
     }
-    let line = Arc::new(Line::new(socket));
+    let line = Arc::new(Line::new(socket, hello.begins));
     let loaded = match load_copy(&hello.copy, Some(&hello.note)) {
         Ok(loaded) => loaded,
         Err(why) => {
@@ -99,6 +99,7 @@ struct Hello {
     least_level: u32,
     note: Note,
     copy: File,
+    begins: File,
 }
 
 impl Hello {
@@ -116,6 +117,7 @@ impl Hello {
             least_level: from.u32("least_level")?,
             note: Note::take(from)?,
             copy: File::from(from.fd("copy")?),
+            begins: File::from(from.fd("begins")?),
         })
     }
 }

@@ -1,8 +1,8 @@
 //! Starting a plugin's process: until it has said what it is, and until it has an instance. Blocks.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::OwnedFd;
+use std::io::{self, PipeReader};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -51,6 +51,9 @@ pub(crate) struct Image {
 pub(crate) struct Fresh {
     pub(crate) process: Process,
     pub(crate) socket: UnixStream,
+    /// Numbers of runs that the plugin has begun with, eight bytes each: read when it has died, or to make room, so that
+    /// nobody is woken for one.
+    pub(crate) begun: PipeReader,
     pub(crate) incoming: Incoming,
     pub(crate) info: Info,
     /// Bits of [`Kind`].
@@ -171,7 +174,7 @@ impl Image {
         let path = &self.checked.inspection.path;
         let refuse = |why| LoadError::new(path, why);
         let failed = |why: String| refuse(Refusal::Process(why));
-        let mut fresh = self.spawn().map_err(|error| {
+        let (mut fresh, begins) = self.spawn().map_err(|error| {
             failed(format!(
                 "{error}: it needs memory, a process and descriptors"
             ))
@@ -179,7 +182,7 @@ impl Image {
         let Some(note) = &self.checked.inspection.note else {
             return Err(refuse(Refusal::NoNote));
         };
-        match fresh.hello(&self.checked.copy, note, &self.settings) {
+        match fresh.hello(&self.checked.copy, begins, note, &self.settings) {
             Ok(Ok(())) => {}
             Ok(Err(refusal)) => return Err(refuse(Refusal::InProcess(refusal))),
             Err(why) => return Err(failed(fresh.why(&why))),
@@ -193,8 +196,12 @@ impl Image {
         note.map_or("", |note| note.id.as_str())
     }
 
-    fn spawn(&self) -> io::Result<Fresh> {
+    /// With the end of a pipe that is the process's.
+    fn spawn(&self) -> io::Result<(Fresh, OwnedFd)> {
         let (ours, theirs) = UnixStream::pair()?;
+        let (begun, begins) = io::pipe()?;
+        socket::set_nonblocking(begun.as_fd())?;
+        socket::set_nonblocking(begins.as_fd())?;
         let mut child = Command::new(&self.settings.program)
             .args(&self.settings.args)
             // What `ps` shows.
@@ -209,18 +216,20 @@ impl Image {
             .spawn()?;
         let stderr = child.stderr.take();
         let stderr = stderr.ok_or_else(|| io::Error::other("it has no standard error"))?;
-        Ok(Fresh {
+        let fresh = Fresh {
             process: Process {
                 pid: child.id(),
                 child: Mutex::new(Some(child)),
                 last_words: LastWords::listen(stderr)?,
             },
             socket: ours,
+            begun,
             incoming: Incoming::new(FROM_PLUGIN_BYTES_MAX),
             info: Info::default(),
             offers: 0,
             deadline: Instant::now() + self.settings.start_timeout,
-        })
+        };
+        Ok((fresh, begins.into()))
     }
 }
 
@@ -229,6 +238,7 @@ impl Fresh {
     fn hello(
         &mut self,
         copy: &File,
+        begins: OwnedFd,
         note: &Note,
         settings: &ProcessSettings,
     ) -> Result<Result<(), String>, String> {
@@ -240,6 +250,7 @@ impl Fresh {
             out.u32(logs::least_level());
             note.put(out);
             out.fd(&copy);
+            out.fd(&begins);
         });
         self.send(&hello.map_err(|error| error.to_string())?)?;
         let mut frame = self.next()?;
