@@ -198,6 +198,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_begin_that_finds_no_room_in_the_pipe_is_said_in_a_frame() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (begun, begins) = io::pipe().unwrap();
+        let mut begins = File::from(std::os::fd::OwnedFd::from(begins));
+        socket::set_nonblocking(std::os::fd::AsFd::as_fd(&begins)).unwrap();
+        let line = Line::new(ours, begins.try_clone().unwrap());
+        line.started(1);
+        let mut number = [0; 8];
+        io::Read::read_exact(&mut &begun, &mut number).unwrap();
+        assert_eq!(u64::from_le_bytes(number), 1);
+        while begins.write(&number).is_ok() {}
+        line.started(2);
+        let mut incoming = crate::process::frame::Incoming::new(1 << 10);
+        incoming.receive(&theirs, 0).unwrap();
+        let frame = incoming.frame().unwrap().unwrap();
+        assert_eq!((frame.kind, frame.call), (Kind::Started, 2));
+    }
+
+    #[test]
     fn output_waits_for_room_and_not_for_ever() {
         let window = Arc::new(Window::default());
         assert!(window.enter(WINDOW_BYTES));
