@@ -464,6 +464,9 @@ fn label(program: &Program) -> String {
     }
 }
 
+/// `error.type` of a run that the sandbox had begun with and gives no result of.
+const WORKER_LOST: &str = "WorkerLost";
+
 /// A run that had begun when its sandbox broke: what it did is not known, so it is failed, never run again.
 fn sandbox_failure(run_id: &str, error: &model::Error, services: &Services) -> RunResult {
     tracing::error!(
@@ -474,6 +477,7 @@ fn sandbox_failure(run_id: &str, error: &model::Error, services: &Services) -> R
     );
     match error.code {
         abi::E_CANCELLED => failure(abi::RUN_CANCELLED, "the run was cancelled".into()),
-        _ => failure(abi::RUN_SANDBOX_ERROR, "the sandbox failed while the run was under way; what it had done until then is not known".into()),
+        // Never run again from here: it may have had effects.
+        _ => failure(WORKER_LOST, "the sandbox was lost while the run was under way; what the run had done until then is not known, so look before you call it again".into()),
     }
 }

@@ -27,7 +27,7 @@ const DECISION_SECONDS: &[f64] = &[
 
 /// `error_type` of a failed run: the gateway's own and the most common classes of Python. Any other is the code's to
 /// choose, so it is `other`.
-const ERROR_TYPES: [&str; 20] = [
+const ERROR_TYPES: [&str; 21] = [
     "Timeout",
     "OutOfMemory",
     "TooManyProcesses",
@@ -36,6 +36,7 @@ const ERROR_TYPES: [&str; 20] = [
     "EntrypointNotFound",
     "Cancelled",
     "SandboxError",
+    "WorkerLost",
     "SyntaxError",
     "ImportError",
     "ModuleNotFoundError",

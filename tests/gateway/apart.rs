@@ -144,7 +144,7 @@ fn a_sandbox_that_is_killed_costs_its_runs_and_nothing_else() {
     let result = &answer["result"];
     assert_eq!(
         (&result["status"], &result["error"]["type"]),
-        (&json!("failed"), &json!("SandboxError")),
+        (&json!("failed"), &json!("WorkerLost")),
         "{answer}"
     );
     let mut client = gateway.client();
