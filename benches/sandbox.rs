@@ -13,10 +13,12 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use direct::{Direct, Services};
+use direct::Direct;
 use measure::machine::{self, Household};
 use measure::{Row, clients_of, measure, rivals, run, whole_stack};
 use serde_json::json;
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::testing::Run;
 use support::gateway::{Gateway, House};
 use support::{look, median, quantile};
 
@@ -168,7 +170,7 @@ fn idle_and_ends(modes: &[Mode]) {
 
 /// Milliseconds from a run's answer until nothing is in its pid namespace.
 fn end_of_run(direct: &Arc<Direct>) -> f64 {
-    let services = Arc::new(Services::default());
+    let services = Arc::new(Run::new());
     let (theirs, here) = (services.clone(), direct.clone());
     let code = "import os, time\ndef main(args):\n    print(os.readlink('/proc/self/ns/pid'), flush=True)\n    time.sleep(0.2)\n";
     let running = std::thread::spawn(move || {
@@ -177,7 +179,7 @@ fn end_of_run(direct: &Arc<Direct>) -> f64 {
     });
     let mut pids = Vec::new();
     while pids.is_empty() {
-        let heard = String::from_utf8_lossy(&services.heard.lock().unwrap())
+        let heard = String::from_utf8_lossy(&services.said(abi::STDOUT))
             .trim()
             .to_owned();
         let inside = |pid: u32| machine::pid_namespace(pid).is_some_and(|name| name == *heard);

@@ -1,12 +1,12 @@
 //! The sandbox plugin without a gateway.
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use skillgate_plugin_sdk::model::{CreateRequest, Error, Limits, Result, RunRequest, RunResult};
-use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
+use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::model::{CreateRequest, Limits, RunRequest, RunResult};
+use skillgate_plugin_sdk::testing::{self, Run};
 use skillgate_sandbox_process::{Parts, SandboxProcess};
 
 /// An instance with a state directory of its own.
@@ -31,7 +31,7 @@ impl Direct {
             launcher: Some(launcher()),
             ..Parts::default()
         };
-        let plugin = SandboxProcess::create_with(Host::for_tests(|_, _, _, _| {}), request, parts)
+        let plugin = SandboxProcess::create_with(testing::host().0, request, parts)
             .map_err(|error| error.to_string())?;
         Ok(Arc::new(Direct {
             plugin,
@@ -43,7 +43,7 @@ impl Direct {
         self.plugin.launcher_pid().unwrap()
     }
 
-    pub(crate) fn run(&self, code: &str, services: &Services) -> RunResult {
+    pub(crate) fn run(&self, code: &str, services: &Run) -> RunResult {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let request = RunRequest {
             run_id: format!("run_{}", NEXT.fetch_add(1, Ordering::Relaxed)),
@@ -70,7 +70,7 @@ impl Direct {
     pub(crate) fn hello(&self) {
         let result = self.run(
             "def main(args):\n    return {'hello': 'world'}\n",
-            &Services::default(),
+            &Run::new(),
         );
         assert!(result.completed, "{result:?}");
     }
@@ -81,45 +81,4 @@ fn launcher() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let built = program.parent().unwrap();
     built.join("libskillgate_sandbox_process.so")
-}
-
-/// A host that tells what a run says.
-#[derive(Default)]
-pub(crate) struct Services {
-    pub(crate) heard: std::sync::Mutex<Vec<u8>>,
-}
-
-fn none<T>() -> Result<T> {
-    Err(Error::new(abi::E_NOT_FOUND, "there is nothing here"))
-}
-
-impl RunServices for Services {
-    fn output(&self, _stream: u32, data: &[u8]) -> bool {
-        self.heard.lock().unwrap().extend_from_slice(data);
-        true
-    }
-    fn secret(&self, _name: &str) -> Result<Vec<u8>> {
-        none()
-    }
-    fn blob_fd(&self, _id: &str) -> Result<OwnedFd> {
-        none()
-    }
-    fn blob_read(&self, _id: &str, _offset: u64, _buf: &mut [u8]) -> Result<usize> {
-        none()
-    }
-    fn blob_create(&self, _kind: &str) -> Result<i64> {
-        none()
-    }
-    fn blob_write(&self, _writer: i64, _data: &[u8]) -> Result<()> {
-        none()
-    }
-    fn blob_finish(&self, _writer: i64, _commit: bool) -> Result<Option<String>> {
-        none()
-    }
-    fn gate_serve(&self, _listener: OwnedFd) -> Result<()> {
-        none()
-    }
-    fn cancelled(&self) -> bool {
-        false
-    }
 }

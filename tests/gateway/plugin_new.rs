@@ -75,11 +75,12 @@ fn in_rust(name: &str, kind: &str) -> PathBuf {
     let lock = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock");
     std::fs::copy(lock, dir.join("Cargo.lock")).unwrap();
     let target = place().join("target");
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo
-        .args(["build", "--offline", "--target-dir"])
-        .arg(&target);
-    build(cargo, &dir);
+    // Its own tests too.
+    for what in ["build", "test"] {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args([what, "--offline", "--target-dir"]).arg(&target);
+        build(cargo, &dir);
+    }
     target.join(format!("debug/lib{}.so", name.replace('-', "_")))
 }
 

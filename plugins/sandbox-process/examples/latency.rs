@@ -2,49 +2,13 @@
 //! `cargo run --release -p skillgate-sandbox-process --example latency -- [runs] [at once]`.
 #![allow(clippy::print_stdout, reason = "printing is what it is for")]
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use skillgate_plugin_sdk::model::{CreateRequest, Error, Limits, Result, RunRequest};
-use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
+use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::model::{CreateRequest, Limits, RunRequest};
+use skillgate_plugin_sdk::testing::{self, Run};
 use skillgate_sandbox_process::{Parts, SandboxProcess};
-
-struct Nothing;
-
-fn none<T>() -> Result<T> {
-    Err(Error::new(abi::E_UNIMPLEMENTED, "not in this example"))
-}
-
-impl RunServices for Nothing {
-    fn output(&self, _: u32, _: &[u8]) -> bool {
-        true
-    }
-    fn secret(&self, _: &str) -> Result<Vec<u8>> {
-        none()
-    }
-    fn blob_fd(&self, _: &str) -> Result<OwnedFd> {
-        none()
-    }
-    fn blob_read(&self, _: &str, _: u64, _: &mut [u8]) -> Result<usize> {
-        none()
-    }
-    fn blob_create(&self, _: &str) -> Result<i64> {
-        none()
-    }
-    fn blob_write(&self, _: i64, _: &[u8]) -> Result<()> {
-        none()
-    }
-    fn blob_finish(&self, _: i64, _: bool) -> Result<Option<String>> {
-        none()
-    }
-    fn gate_serve(&self, _: OwnedFd) -> Result<()> {
-        none()
-    }
-    fn cancelled(&self) -> bool {
-        false
-    }
-}
 
 fn hello(i: usize) -> RunRequest {
     RunRequest {
@@ -91,7 +55,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         ..Parts::default()
     };
     let started = Instant::now();
-    let plugin = SandboxProcess::create_with(Host::for_tests(|_, _, _, _| {}), request, parts)?;
+    let plugin = SandboxProcess::create_with(testing::host().0, request, parts)?;
     println!("create: {:?}", started.elapsed());
     while pool && !plugin.health()?.metrics_json.contains("\"zygotes\":1") {
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -110,7 +74,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
                 }
                 std::thread::sleep(pause);
                 let t = Instant::now();
-                match plugin.run(hello(i), &Nothing) {
+                match plugin.run(hello(i), &Run::new()) {
                     Ok(r) if r.completed => {
                         mine.push((t.elapsed().as_micros(), r.create_us, r.exec_us, r.cpu_us));
                     }

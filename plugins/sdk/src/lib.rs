@@ -18,6 +18,7 @@ mod host;
 pub mod model;
 mod sandbox;
 mod storage;
+pub mod testing;
 #[doc(hidden)]
 pub mod wire;
 

@@ -80,6 +80,10 @@ pub(super) const SDK: &[(&str, &str)] = &[
         include_str!("../../../plugins/sdk/src/storage.rs"),
     ),
     (
+        "sdk/src/testing.rs",
+        include_str!("../../../plugins/sdk/src/testing.rs"),
+    ),
+    (
         "sdk/src/wire.rs",
         include_str!("../../../plugins/sdk/src/wire.rs"),
     ),
