@@ -1,6 +1,7 @@
 //! The gateway's side of plugins that do things wrong: in a process of its own each costs its own calls, and another
 //! plugin answers all the while.
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,14 +24,19 @@ const PACE: Duration = Duration::from_millis(2);
 /// Only there to fail.
 const LONG: Duration = Duration::from_secs(30);
 
-fn open(path: &Path) -> Plugin {
-    try_open(path).unwrap_or_else(|error| panic!("{error}"))
+fn open(path: &Path, dir: &Path) -> Plugin {
+    try_open(path, dir).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn try_open(path: &Path) -> std::result::Result<Plugin, LoadError> {
+/// Its process is in `dir`: one that writes to where it is must not do so among the sources.
+fn try_open(path: &Path, dir: &Path) -> std::result::Result<Plugin, LoadError> {
+    let words = ["-c", "cd \"$1\" && exec \"$0\" host"].map(OsString::from);
     let settings = ProcessSettings {
-        program: program(),
-        args: vec!["host".into()],
+        program: "sh".into(),
+        args: words
+            .into_iter()
+            .chain([program().into(), dir.into()])
+            .collect(),
         no_new_privs: false,
         cancel_grace: Duration::from_millis(50),
         ..ProcessSettings::this_program(&[])
@@ -96,7 +102,7 @@ fn query() -> SkillQuery {
 /// Uses a store that does one thing wrong, as a gateway would.
 async fn use_store(sabotage: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let plugin = open(&saboteur("store"));
+    let plugin = open(&saboteur("store"), dir.path());
     let config = request(dir.path(), &sabotaged("storage_fs", sabotage));
     let Ok(store) = plugin.storage(config).await else {
         return;
@@ -128,7 +134,7 @@ async fn use_store(sabotage: &str) {
 /// Likewise a sandbox.
 async fn use_sandbox(sabotage: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let plugin = open(&saboteur("sandbox"));
+    let plugin = open(&saboteur("sandbox"), dir.path());
     let config = request(dir.path(), &sabotaged("sandbox_process", sabotage));
     let Ok(sandbox) = plugin.sandbox(config).await else {
         return;
@@ -171,7 +177,7 @@ async fn ask_on(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_gateway_survives_all_of_them_and_answers_others_meanwhile() {
     let dir = tempfile::tempdir().unwrap();
-    let good = open(&bundled("storage_fs"));
+    let good = open(&bundled("storage_fs"), dir.path());
     let config = request(dir.path(), &config_of("storage_fs"));
     let store = good.storage(config).await.unwrap();
     let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
@@ -201,13 +207,13 @@ async fn the_gateway_survives_all_of_them_and_answers_others_meanwhile() {
         let options: Vec<_> = options.split(' ').collect();
         let file = probe(dir.path(), &format!("probe{i}"), &options);
         // Most are refused before they run.
-        if let Ok(plugin) = try_open(&file) {
+        if let Ok(plugin) = try_open(&file, dir.path()) {
             ends(plugin.sandbox(request(dir.path(), &serde_json::json!({})))).await;
         }
     }
     if let Some(plugin) = thrower(dir.path()) {
         let config = request(dir.path(), &serde_json::json!({}));
-        let made = open(&plugin).sandbox(config).await;
+        let made = open(&plugin, dir.path()).sandbox(config).await;
         assert_eq!(made.unwrap_err().code, abi::E_CRASHED);
     }
     stop.store(true, Ordering::Release);
