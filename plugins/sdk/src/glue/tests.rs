@@ -133,6 +133,9 @@ type Create<T> = unsafe extern "C" fn(
 /// What the plugins below have been asked.
 static ASKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
+/// The host of an instance that was refused.
+static KEPT: Mutex<Option<Host>> = Mutex::new(None);
+
 struct Store(Host);
 
 impl Storage for Store {
@@ -140,6 +143,11 @@ impl Storage for Store {
         match request.config_json.as_slice() {
             b"refuse" => Err(Error::new(abi::E_PRECONDITION, "not here")),
             b"panic" => panic!("at create"),
+            b"refuse and keep" => {
+                host.log(Level::Info, "t", "before", &[]);
+                *KEPT.lock().unwrap() = Some(host);
+                Err(Error::new(abi::E_PRECONDITION, "not here"))
+            }
             _ => Ok(Store(host)),
         }
     }
@@ -419,6 +427,17 @@ fn logs_after_the_end_go_nowhere() {
     host.log(Level::Info, "t", "after", &[]);
     assert_eq!(store.host.fake.lock().unwrap().logs, ["before"]);
     std::mem::forget(store);
+}
+
+#[test]
+fn logs_after_a_refused_create_go_nowhere() {
+    let host = PastHost::new();
+    host.create(super::storage_factory::<Store>().create, b"refuse and keep")
+        .unwrap_err();
+    let kept = KEPT.lock().unwrap().take().unwrap();
+    assert!(!kept.log_enabled(Level::Info, "t"));
+    kept.log(Level::Info, "t", "after", &[]);
+    assert_eq!(host.fake.lock().unwrap().logs, ["before"]);
 }
 
 struct Cage;
