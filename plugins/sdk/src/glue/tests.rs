@@ -436,7 +436,10 @@ fn logs_after_a_refused_create_go_nowhere() {
         .unwrap_err();
     let kept = KEPT.lock().unwrap().take().unwrap();
     assert!(!kept.log_enabled(Level::Info, "t"));
-    kept.log(Level::Info, "t", "after", &[]);
+    assert!(
+        !kept.service.log(Level::Info, "t", "after", &[]),
+        "somebody else has to take it"
+    );
     assert_eq!(host.fake.lock().unwrap().logs, ["before"]);
 }
 
