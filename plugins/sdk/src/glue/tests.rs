@@ -1,6 +1,7 @@
 //! The C side against a host made of test code: what the gateway's own tests cannot ask of the real one.
 
 mod drain;
+mod logs;
 
 use std::ffi::c_void;
 use std::os::unix::io::{AsRawFd, OwnedFd};
@@ -411,36 +412,6 @@ fn what_the_host_does_not_take_is_ended_here() {
         link.is_err() || link.is_ok_and(|l| l != std::path::Path::new("/dev/null")),
         "descriptor {fd} leaked"
     );
-}
-
-#[test]
-fn logs_after_the_end_go_nowhere() {
-    let store = Open::new();
-    // SAFETY: the instance lives.
-    let host = unsafe { &*store.table.self_.cast::<super::storage::Cell<Store>>() }
-        .store
-        .0
-        .clone();
-    host.log(Level::Info, "t", "before", &[]);
-    // SAFETY: once; Drop is skipped below.
-    unsafe { store.table.destroy.unwrap()(store.table.self_) };
-    host.log(Level::Info, "t", "after", &[]);
-    assert_eq!(store.host.fake.lock().unwrap().logs, ["before"]);
-    std::mem::forget(store);
-}
-
-#[test]
-fn logs_after_a_refused_create_go_nowhere() {
-    let host = PastHost::new();
-    host.create(super::storage_factory::<Store>().create, b"refuse and keep")
-        .unwrap_err();
-    let kept = KEPT.lock().unwrap().take().unwrap();
-    assert!(!kept.log_enabled(Level::Info, "t"));
-    assert!(
-        !kept.service.log(Level::Info, "t", "after", &[]),
-        "somebody else has to take it"
-    );
-    assert_eq!(host.fake.lock().unwrap().logs, ["before"]);
 }
 
 struct Cage;
