@@ -6,10 +6,15 @@ use super::*;
 fn logs_after_the_end_go_nowhere() {
     let store = Open::new();
     // SAFETY: the instance lives.
-    let host = unsafe { &*store.table.self_.cast::<super::storage::Cell<Store>>() }
-        .store
-        .0
-        .clone();
+    let host = unsafe {
+        &*store
+            .table
+            .self_
+            .cast::<crate::glue::storage::Cell<Store>>()
+    }
+    .store
+    .0
+    .clone();
     host.log(Level::Info, "t", "before", &[]);
     // SAFETY: once; Drop is skipped below.
     unsafe { store.table.destroy.unwrap()(store.table.self_) };
@@ -22,7 +27,7 @@ fn logs_after_the_end_go_nowhere() {
 fn logs_after_a_refused_create_go_nowhere() {
     let host = PastHost::new();
     host.create(
-        super::super::storage_factory::<Store>().create,
+        crate::glue::storage_factory::<Store>().create,
         b"refuse and keep",
     )
     .unwrap_err();
