@@ -132,8 +132,13 @@ publish = false
 {dependencies}"#;
 
 const SDK_DEPENDENCIES: &str = r#"
+[features]
+# Sends the plugin's `tracing` events to the host's log. Needs a newer compiler: tracing-core's.
+tracing = ["dep:tracing-core"]
+
 [dependencies]
 skillgate-plugin-abi = { path = "../abi" }
+tracing-core = { version = "0.1", default-features = false, features = ["std"], optional = true }
 "#;
 
 const README: &str = r#"# {name}

@@ -8,7 +8,8 @@ mod support;
 
 use std::sync::{Arc, Mutex};
 
-use support::{Gateway, config, load, probe, run};
+use skillgate_plugin_host::model::CreateRequest;
+use support::{Gateway, config, load, probe, run, sdk_plugin};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -61,4 +62,43 @@ async fn a_record_has_its_plugin_target_run_and_fields() {
         r#" target="probe::run" run_id="run_log" fields="n=42""#
     );
     assert_eq!(*events, [expected]);
+}
+
+// This one blocks, and so logs on other threads: its events are for the program's subscriber, which is of this test only.
+#[tokio::test]
+async fn events_of_the_sdks_bridge_are_records_of_whichever_instance_is_left() {
+    let events: Arc<Mutex<Vec<String>>> = Arc::default();
+    tracing::subscriber::set_global_default(Keep(Arc::clone(&events))).unwrap();
+    let plugin = load(&sdk_plugin());
+    let store = async |instance: &str| {
+        let request = CreateRequest {
+            instance_id: instance.into(),
+            ..config("tracing")
+        };
+        plugin.storage(request).await.unwrap()
+    };
+    let ask = async |store: &skillgate_plugin_host::StorageInstance, version: &str| {
+        store
+            .skill_get("acme", "traced", version)
+            .await
+            .unwrap_err();
+    };
+    let a = store("a").await;
+    ask(&a, "1").await;
+    let b = store("b").await;
+    // One log for both: the later one has it.
+    ask(&a, "2").await;
+    b.shutdown().await.unwrap();
+    ask(&a, "3").await;
+    let events = events.lock().unwrap();
+    let traced: Vec<_> = events
+        .iter()
+        .filter(|event| event.contains(r#"target="traced""#))
+        .collect();
+    let expected = [("a", 1), ("b", 2), ("a", 3)].map(|(instance, version)| {
+        format!(
+            r#"WARN skillgate::plugin message=asked plugin="org.skillgate.test" instance="{instance}" target="traced" run_id="" fields="tenant=acme version={version}""#
+        )
+    });
+    assert_eq!(traced, expected.iter().collect::<Vec<_>>());
 }

@@ -25,6 +25,7 @@ pub use storage::factory as storage_factory;
 
 use in_flight::InFlight;
 
+use crate::host::Service;
 use crate::model::{CreateRequest, Error, Result};
 use crate::wire::{self, Malformed};
 use crate::{Host, Level};
@@ -145,40 +146,20 @@ impl HostTable {
     }
 
     fn facade(self: &Arc<Self>) -> Host {
-        let host = Arc::clone(self);
-        Host::new(move |level, target, message, fields| host.log(level, target, message, fields))
+        Host {
+            service: Arc::<Self>::clone(self),
+        }
     }
 
-    fn log(&self, level: Level, target: &str, message: &str, fields: &[(&str, &str)]) {
-        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
-        let log = match (self.table.log, *open) {
-            (Some(log), true) => log,
-            _ => return,
-        };
-        let level = level as u32;
-        if let Some(enabled) = self.table.log_enabled {
+    /// Would the host keep such a record? It must be open.
+    fn keeps(&self, level: Level, target: &str) -> bool {
+        match (self.table.log, self.table.log_enabled) {
             // SAFETY: open: the table is valid; the target is readable during the call.
-            if unsafe { enabled(self.table.ctx, level, abi::Str::of(target)) } == 0 {
-                return;
-            }
+            (Some(_), Some(enabled)) => unsafe {
+                enabled(self.table.ctx, level as u32, abi::Str::of(target)) != 0
+            },
+            (log, _) => log.is_some(),
         }
-        let fields: Vec<_> = fields
-            .iter()
-            .map(|(k, v)| abi::Kv {
-                key: abi::Str::of(k),
-                value: abi::Str::of(v),
-            })
-            .collect();
-        let record = abi::LogRecord {
-            struct_size: wire::size_of_u32::<abi::LogRecord>(),
-            level,
-            op: 0,
-            target: abi::Str::of(target),
-            message: abi::Str::of(message),
-            fields: abi::List::of(&fields),
-        };
-        // SAFETY: open: the table is valid; the record is readable during the call.
-        unsafe { log(self.table.ctx, std::ptr::addr_of!(record)) };
     }
 
     fn complete(&self, op: abi::Op, completion: &abi::Completion) -> i32 {
@@ -288,6 +269,42 @@ impl HostTable {
     }
 }
 
+impl Service for HostTable {
+    fn log(&self, level: Level, target: &str, message: &str, fields: &[(&str, &str)]) -> bool {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        if !*open {
+            return false;
+        }
+        let log = match self.table.log {
+            Some(log) if self.keeps(level, target) => log,
+            _ => return true,
+        };
+        let fields: Vec<_> = fields
+            .iter()
+            .map(|(k, v)| abi::Kv {
+                key: abi::Str::of(k),
+                value: abi::Str::of(v),
+            })
+            .collect();
+        let record = abi::LogRecord {
+            struct_size: wire::size_of_u32::<abi::LogRecord>(),
+            level: level as u32,
+            op: 0,
+            target: abi::Str::of(target),
+            message: abi::Str::of(message),
+            fields: abi::List::of(&fields),
+        };
+        // SAFETY: open: the table is valid; the record is readable during the call.
+        unsafe { log(self.table.ctx, std::ptr::addr_of!(record)) };
+        true
+    }
+
+    fn log_enabled(&self, level: Level, target: &str) -> Option<bool> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        open.then(|| self.keeps(level, target))
+    }
+}
+
 /// An error that borrows its texts.
 fn c_error(error: &Error, code: i32) -> abi::Error {
     let mut flags = 0;
@@ -362,16 +379,12 @@ fn log_panics() {
         std::panic::set_hook(Box::new(|info| {
             let place = info.location().map(ToString::to_string).unwrap_or_default();
             let text = panic_text(info.payload());
-            // Not under the lock: the host is called. Any instance will do; they share the log.
-            let host = instances().iter().find_map(Weak::upgrade);
-            if let Some(host) = host {
-                host.log(
-                    Level::Error,
-                    "panic",
-                    "the plugin panicked",
-                    &[("panic", text), ("at", &place)],
-                );
-            }
+            let fields = [("panic", text), ("at", &place)];
+            // Not under the lock: the host is called. Any instance that is not destroyed will do; they share the log.
+            let hosts: Vec<_> = instances().iter().filter_map(Weak::upgrade).collect();
+            hosts
+                .iter()
+                .any(|host| host.log(Level::Error, "panic", "the plugin panicked", &fields));
         }));
     });
 }
@@ -394,6 +407,7 @@ unsafe fn create<T>(
     err: *mut abi::Error,
     make: impl FnOnce(Arc<HostTable>, CreateRequest) -> Result<*const T>,
 ) -> i32 {
+    let mut table = None;
     let made = guard(|| {
         if out.is_null() {
             return Err(Error::new(abi::E_INVALID_ARGUMENT, "out is null"));
@@ -405,6 +419,7 @@ unsafe fn create<T>(
                 convert::create(request).map_err(malformed)?,
             )
         };
+        table = Some(Arc::clone(&host));
         make(host, request)
     });
     match made {
@@ -414,6 +429,10 @@ unsafe fn create<T>(
             abi::OK
         }
         Err(error) => {
+            // There is no instance, so the host is nobody's any more, whoever has kept it.
+            if let Some(table) = table {
+                table.shut();
+            }
             let code = if error.code < 0 {
                 error.code
             } else {

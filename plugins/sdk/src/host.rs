@@ -17,30 +17,53 @@ pub enum Level {
     Error = 5,
 }
 
-/// Where log records go: level, target, message, fields.
-type Log = dyn Fn(Level, &str, &str, &[(&str, &str)]) + Send + Sync;
+/// What is behind a [`Host`].
+pub(crate) trait Service: Send + Sync {
+    /// Writes a record, if its level is kept. False: the host is gone.
+    fn log(&self, level: Level, target: &str, message: &str, fields: &[(&str, &str)]) -> bool;
+    /// Would a record be kept? None: the host is gone.
+    fn log_enabled(&self, level: Level, target: &str) -> Option<bool>;
+}
+
+/// A host of a unit test: keeps every record.
+struct ForTests<F>(F);
+
+impl<F> Service for ForTests<F>
+where
+    F: Fn(Level, &str, &str, &[(&str, &str)]) + Send + Sync,
+{
+    fn log(&self, level: Level, target: &str, message: &str, fields: &[(&str, &str)]) -> bool {
+        (self.0)(level, target, message, fields);
+        true
+    }
+    fn log_enabled(&self, _: Level, _: &str) -> Option<bool> {
+        Some(true)
+    }
+}
 
 /// The host as an instance sees it: cheap to clone, usable from any thread until the instance is destroyed.
 #[derive(Clone)]
 pub struct Host {
-    log: Arc<Log>,
+    pub(crate) service: Arc<dyn Service>,
 }
 
 impl Host {
-    pub(crate) fn new(
-        log: impl Fn(Level, &str, &str, &[(&str, &str)]) + Send + Sync + 'static,
-    ) -> Self {
-        Host { log: Arc::new(log) }
-    }
     /// A host for unit tests: log records go to `log(level, target, message, fields)`.
     pub fn for_tests(
         log: impl Fn(Level, &str, &str, &[(&str, &str)]) + Send + Sync + 'static,
     ) -> Self {
-        Host::new(log)
+        Host {
+            service: Arc::new(ForTests(log)),
+        }
     }
     /// Writes a log record: a constant sentence and fields.
     pub fn log(&self, level: Level, target: &str, message: &str, fields: &[(&str, &str)]) {
-        (self.log)(level, target, message, fields);
+        self.service.log(level, target, message, fields);
+    }
+    /// Would a record of this level be kept? For what is dear to put together; [`Host::log`] asks by itself.
+    #[must_use]
+    pub fn log_enabled(&self, level: Level, target: &str) -> bool {
+        self.service.log_enabled(level, target).unwrap_or(false)
     }
 }
 

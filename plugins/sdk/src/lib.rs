@@ -6,7 +6,8 @@
 //! block: the host makes them on threads of their own.
 //! What each call promises is said at the traits; `skillgate_plugin.h` in [`abi`] is the authority.
 //!
-//! Rust 1.63, edition 2021: a vendor's compiler may be old.
+//! Rust 1.63, edition 2021: a vendor's compiler may be old. The feature `tracing` (`tracing_bridge`: events of the `tracing`
+//! crate go to the host's log) needs as new a one as tracing-core does, which is 1.65 or later.
 // The C side of the contract is spoken here, so that vendors need not.
 #![allow(unsafe_code)]
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -19,6 +20,8 @@ pub mod model;
 mod sandbox;
 mod storage;
 pub mod testing;
+#[cfg(feature = "tracing")]
+pub mod tracing_bridge;
 #[doc(hidden)]
 pub mod wire;
 

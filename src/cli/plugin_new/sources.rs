@@ -84,6 +84,10 @@ pub(super) const SDK: &[(&str, &str)] = &[
         include_str!("../../../plugins/sdk/src/testing.rs"),
     ),
     (
+        "sdk/src/tracing_bridge.rs",
+        include_str!("../../../plugins/sdk/src/tracing_bridge.rs"),
+    ),
+    (
         "sdk/src/wire.rs",
         include_str!("../../../plugins/sdk/src/wire.rs"),
     ),

@@ -13,7 +13,7 @@ use std::sync::{Condvar, Mutex};
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::*;
-use skillgate_plugin_sdk::{Host, Level, RunServices, Sandbox, Storage};
+use skillgate_plugin_sdk::{Host, Level, RunServices, Sandbox, Storage, tracing_bridge};
 
 skillgate_plugin_sdk::export_plugin! {
     id: "org.skillgate.test", version: "1.2.3", vendor: "skillgate", description: "for tests",
@@ -120,6 +120,9 @@ impl Memory {
 impl Storage for Memory {
     fn create(host: Host, request: CreateRequest) -> Result<Self> {
         refuse_if_asked(&request)?;
+        if request.config_json == b"tracing" {
+            tracing_bridge::log_to(&host)?;
+        }
         host.log(
             Level::Info,
             "memory",
@@ -164,6 +167,12 @@ impl Storage for Memory {
         match name {
             "abort" => std::process::abort(),
             "panic" => panic!("skill_get panics, as asked"),
+            "traced" => {
+                let _get = tracing::info_span!("skill_get", tenant).entered();
+                tracing::warn!(target: "traced", version, "asked");
+                tracing::debug!(target: "traced", "not kept");
+                Err(Error::new(abi::E_NOT_FOUND, "traced"))
+            }
             "missing" => Err(
                 Error::new(abi::E_NOT_FOUND, format!("no skill {name} of {tenant}")).retryable(7),
             ),

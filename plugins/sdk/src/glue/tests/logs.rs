@@ -1,0 +1,41 @@
+//! Records of an instance that is no more.
+
+use super::*;
+
+#[test]
+fn logs_after_the_end_go_nowhere() {
+    let store = Open::new();
+    // SAFETY: the instance lives.
+    let host = unsafe {
+        &*store
+            .table
+            .self_
+            .cast::<crate::glue::storage::Cell<Store>>()
+    }
+    .store
+    .0
+    .clone();
+    host.log(Level::Info, "t", "before", &[]);
+    // SAFETY: once; Drop is skipped below.
+    unsafe { store.table.destroy.unwrap()(store.table.self_) };
+    host.log(Level::Info, "t", "after", &[]);
+    assert_eq!(store.host.fake.lock().unwrap().logs, ["before"]);
+    std::mem::forget(store);
+}
+
+#[test]
+fn logs_after_a_refused_create_go_nowhere() {
+    let host = PastHost::new();
+    host.create(
+        crate::glue::storage_factory::<Store>().create,
+        b"refuse and keep",
+    )
+    .unwrap_err();
+    let kept = KEPT.lock().unwrap().take().unwrap();
+    assert!(!kept.log_enabled(Level::Info, "t"));
+    assert!(
+        !kept.service.log(Level::Info, "t", "after", &[]),
+        "somebody else has to take it"
+    );
+    assert_eq!(host.fake.lock().unwrap().logs, ["before"]);
+}
