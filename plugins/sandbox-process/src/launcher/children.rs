@@ -20,8 +20,8 @@ const HOLD_NS: u64 = 3_000_000;
 /// Two runs that have ended within so long are load.
 const BUSY_NS: u64 = 20_000_000;
 
-/// Under load a child rehearses when nobody has wanted it for so long: none waits that long while the processors are in
-/// demand, and those that a burst leaves behind get their rehearsal too.
+/// Under load, and where children are scarce, one rehearses when nobody has wanted it for so long: none waits that long
+/// while it is in demand, and those that a burst leaves behind get their rehearsal too.
 const IDLE_NS: u64 = 100_000_000;
 
 impl Launcher {
@@ -75,7 +75,8 @@ impl Launcher {
         let Some(name) = zygotes.and_then(|z| z.lacking(hold, |name| there(runs, name))) else {
             return false;
         };
-        let Err(why) = self.try_order(&name) else {
+        let there = there(&self.runs, &name);
+        let Err(why) = self.try_order(&name, there) else {
             return true;
         };
         let events = self.zygotes.as_mut().map(|z| z.give_up(&name, &why));
@@ -83,8 +84,8 @@ impl Launcher {
         false
     }
 
-    /// All that a child needs, its init, and the order for process 2.
-    fn try_order(&mut self, name: &str) -> Result<(), String> {
+    /// All that a child needs, its init, and the order for process 2. `there` are waiting already.
+    fn try_order(&mut self, name: &str, there: u32) -> Result<(), String> {
         let cannot = |e: io::Error| format!("a child cannot be ordered: {e}");
         let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
             return Ok(());
@@ -101,9 +102,11 @@ impl Launcher {
                 |slot| standing.outer_id(uid_base, slot),
             )
             .map_err(|e| format!("namespaces for it cannot be made: {e}"))?;
-        let mut group = None;
+        let (mut group, mut scarce) = (None, false);
         let made = || -> io::Result<_> {
             let (zygote, needs) = zygotes.mother(name).ok_or(io::ErrorKind::NotFound)?;
+            // It is for a run that waits, or there are too few to last until it has rehearsed.
+            scarce = there < needs.waiting || there.saturating_mul(2) < needs.ahead;
             let entrance = match &mut self.groups {
                 Some(groups) => {
                     let (made, entrance) = groups.make_run(needs.limits)?;
@@ -134,7 +137,7 @@ impl Launcher {
         };
         // The one before the last: the last is the one whose place this child takes.
         let busy = sys::now_ns() < self.ended_ns[0].saturating_add(BUSY_NS);
-        let idle_ns = if busy { IDLE_NS } else { 0 };
+        let idle_ns = if busy || scarce { IDLE_NS } else { 0 };
         match zygotes.order(name, child, &theirs, idle_ns) {
             Ok(()) => Ok(()),
             Err((child, e)) => {
