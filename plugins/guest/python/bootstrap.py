@@ -1,8 +1,8 @@
 """Starts one run: `python -I -S -B bootstrap.py`, with the channel to the sandbox at descriptor 3.
 
 A launcher that keeps warm interpreters imports this file instead, calls `warm()` once, forks, and calls
-`serve(prepare(fd))` in the child, with a `rehearse()` before it if nobody waits for it. Importing it makes no state that
-belongs to a run.
+`prepare(fd)` and `serve()` in the child, with a `rehearse()` between the two if nobody waits for it. Importing it makes no
+state that belongs to a run.
 """
 
 import os.path

@@ -66,6 +66,7 @@ pub(crate) struct Child {
     pub(crate) progress: OwnedFd,
     /// `false`: excused.
     pub(crate) user: bool,
+    /// How long it waits for a run before it rehearses.
     pub(crate) idle_ns: u64,
     pub(crate) orders: OwnedFd,
     pub(crate) channel: OwnedFd,
