@@ -97,6 +97,13 @@ impl Ground {
         &self.host
     }
 
+    /// Something that no caller waits for did not go well.
+    pub(crate) fn warn(&self, message: &str, fault: &Fault) {
+        let text = fault.to_string();
+        self.host
+            .log(Level::Warn, TARGET, message, &[("error", &text)]);
+    }
+
     /// Why nothing can be written any more.
     pub(crate) fn broken(&self) -> Option<&'static str> {
         self.broken.load(Ordering::Acquire).then_some(

@@ -5,12 +5,11 @@ use std::sync::Mutex;
 
 use rustix::fs::{AtFlags, FileType, statat};
 use rustix::io::Errno;
-use skillgate_plugin_sdk::Level;
 
 use super::{CHUNKS_FILE, DATA_FILE};
 use crate::beneath;
 use crate::fault::{Fault, Result};
-use crate::ground::{Ground, TARGET};
+use crate::ground::Ground;
 
 /// Directories and blobs that one call looks at; those of the directory that it is at are looked at to the end.
 const MAX_LOOKED_AT: usize = 10_000;
@@ -50,13 +49,7 @@ impl Census {
         });
         if let Err(fault) = state.go_on(ground) {
             state.todo.clear();
-            let text = fault.to_string();
-            ground.host().log(
-                Level::Warn,
-                TARGET,
-                "could not count the bytes of all blobs",
-                &[("error", &text)],
-            );
+            ground.warn("could not count the bytes of all blobs", &fault);
         }
         state.counted
     }

@@ -110,13 +110,7 @@ impl Expiry {
             );
         }
         if let Err(fault) = result {
-            let text = fault.to_string();
-            ground.host().log(
-                Level::Warn,
-                TARGET,
-                "could not remove all expired blobs",
-                &[("error", &text)],
-            );
+            ground.warn("could not remove all expired blobs", &fault);
         }
     }
 }
