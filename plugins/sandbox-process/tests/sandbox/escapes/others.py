@@ -3,9 +3,10 @@
 PAIRS = (("the outside", "outside_pid"), ("the launcher", "launcher_pid"), ("a neighbour", "neighbour_pid"))
 
 for _who, _pid in PAIRS:
-    # The kernel answers these for every process that has a number here.
-    attempt("session of " + _who, HOST_LEAK, PID_NAMESPACE)(lambda w, p=_pid: os.getsid(w[p]))
-    attempt("group of " + _who, HOST_LEAK, PID_NAMESPACE)(lambda w, p=_pid: os.getpgid(w[p]))
+    # The kernel answers these for every process that has a number here. The answer itself may be 0: a session or a group
+    # whose leader is outside of this namespace (what a container's shell is in).
+    attempt("session of " + _who, HOST_LEAK, PID_NAMESPACE)(lambda w, p=_pid: [os.getsid(w[p])])
+    attempt("group of " + _who, HOST_LEAK, PID_NAMESPACE)(lambda w, p=_pid: [os.getpgid(w[p])])
     attempt("priority of " + _who, HOST_LEAK, PID_NAMESPACE)(lambda w, p=_pid: [os.getpriority(os.PRIO_PROCESS, w[p])])
     attempt("processors of " + _who, HOST_LEAK, PID_NAMESPACE)(lambda w, p=_pid: os.sched_getaffinity(w[p]))
     attempt("a descriptor of " + _who, HOST_LEAK, PID_NAMESPACE)(lambda w, p=_pid: os.pidfd_open(w[p]))
