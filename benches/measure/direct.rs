@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{CreateRequest, Limits, RunRequest, RunResult};
 use skillgate_plugin_sdk::testing::{self, Run};
 use skillgate_sandbox_process::{Parts, SandboxProcess};

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{CreateRequest, Limits, RunRequest};
 use skillgate_plugin_sdk::testing::{self, Run};
 use skillgate_sandbox_process::{Parts, SandboxProcess};

@@ -68,5 +68,5 @@ skillgate_plugin_sdk::export_plugin! {
     description: "a fresh Python in its own namespaces for every run",
     license: "Apache-2.0",
     config_schema: crate::config::SCHEMA,
-    sandbox: crate::SandboxProcess,
+    blocking sandbox: crate::SandboxProcess,
 }

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{
     CreateRequest, Error, Health, Result, RunRequest, RunResult, SandboxCaps,
 };
-use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
+use skillgate_plugin_sdk::{Host, RunServices, abi};
 
 use crate::config::{Config, Namespaces, ZygotePer};
 use crate::guard::{Guard, Without};

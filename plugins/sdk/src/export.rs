@@ -10,9 +10,11 @@
 /// }
 /// ```
 ///
-/// `storage` and `sandbox` are types with [`Storage`](crate::Storage) and [`Sandbox`](crate::Sandbox). The plugin is
-/// `SKG_F_BLOCKING`. One program can link only one crate with this macro in it as a Rust library: there is one entry
-/// symbol.
+/// `storage` and `sandbox` are types with [`Storage`](crate::Storage) and [`Sandbox`](crate::Sandbox). Those with
+/// [`blocking::Storage`](crate::blocking::Storage) and [`blocking::Sandbox`](crate::blocking::Sandbox) are named with
+/// `blocking storage: crate::Files,` and `blocking sandbox: crate::Local,`: then the plugin is `SKG_F_BLOCKING`, which is a
+/// matter of the whole plugin, so that one plugin does not offer one of each. One program can link only one crate with this
+/// macro in it as a Rust library: there is one entry symbol.
 #[macro_export]
 macro_rules! export_plugin {
     // Repeats something once for a kind that is there.
@@ -24,10 +26,29 @@ macro_rules! export_plugin {
         license: $license:expr, config_schema: $schema:expr,
         $(storage: $storage:path,)? $(sandbox: $sandbox:path $(,)?)?
     ) => {
+        $crate::export_plugin! {
+            @entry 0, $id, $version, $vendor, $description, $license, $schema,
+            $(storage $storage = storage_factory)? $(sandbox $sandbox = sandbox_factory)?
+        }
+    };
+    (
+        id: $id:expr, version: $version:expr, vendor: $vendor:expr, description: $description:expr,
+        license: $license:expr, config_schema: $schema:expr,
+        $(blocking storage: $storage:path,)? $(blocking sandbox: $sandbox:path $(,)?)?
+    ) => {
+        $crate::export_plugin! {
+            @entry $crate::abi::F_BLOCKING, $id, $version, $vendor, $description, $license, $schema,
+            $(storage $storage = blocking_storage_factory)? $(sandbox $sandbox = blocking_sandbox_factory)?
+        }
+    };
+    (
+        @entry $flags:expr, $id:expr, $version:expr, $vendor:expr, $description:expr, $license:expr, $schema:expr,
+        $(storage $storage:path = $storage_factory:ident)? $(sandbox $sandbox:path = $sandbox_factory:ident)?
+    ) => {
         const _: () = {
             use $crate::{abi, glue};
 
-            const FLAGS: u32 = abi::F_BLOCKING;
+            const FLAGS: u32 = $flags;
             static INFO: abi::PluginInfo = abi::PluginInfo {
                 struct_size: ::core::mem::size_of::<abi::PluginInfo>() as u32,
                 reserved: 0,
@@ -39,8 +60,8 @@ macro_rules! export_plugin {
                 config_schema_json: abi::Str::new($schema),
                 build_info: abi::Str::new($crate::BUILD_INFO),
             };
-            $(static STORAGE: abi::StorageFactory = glue::storage_factory::<$storage>();)?
-            $(static SANDBOX: abi::SandboxFactory = glue::sandbox_factory::<$sandbox>();)?
+            $(static STORAGE: abi::StorageFactory = glue::$storage_factory::<$storage>();)?
+            $(static SANDBOX: abi::SandboxFactory = glue::$sandbox_factory::<$sandbox>();)?
 
             unsafe extern "C" fn get_factory(id: *const u8) -> *const ::core::ffi::c_void {
                 let factories: &[(&[u8], *const ::core::ffi::c_void)] = &[

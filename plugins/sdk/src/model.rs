@@ -125,6 +125,17 @@ pub struct SkillFile {
     pub size_bytes: u64,
 }
 
+/// Which version of a skill.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SkillRef {
+    /// Whose.
+    pub tenant: String,
+    /// Name.
+    pub name: String,
+    /// SemVer; empty: the latest.
+    pub version: String,
+}
+
 /// A place in the order of a listing: namespace, name, version descending. All empty: before the first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SkillKey {

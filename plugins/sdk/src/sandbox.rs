@@ -1,35 +1,43 @@
 //! The sandbox plugin as a Rust trait.
 
 use std::os::unix::io::OwnedFd;
+use std::sync::Arc;
 
 use crate::model::{CreateRequest, Health, Result, RunRequest, RunResult, SandboxCaps};
-use crate::Host;
+use crate::{Host, Reply};
 
-/// A sandbox plugin whose `run` may block (`SKG_F_BLOCKING`): the host calls it on a pool of threads, one call is one
-/// run from beginning to end.
+/// A sandbox plugin that never waits while it is called: the host calls it on its event loop, and is answered later, from
+/// whichever thread has the answer. One thread of the plugin's own can so serve thousands of runs that are elsewhere.
+///
+/// Every call but `create` returns within a millisecond: it hands its request and its [`Reply`] to a thread of the plugin's
+/// own, or to the runtime that it has there. [`crate::blocking::Sandbox`] is the kind whose calls may wait.
 pub trait Sandbox: Send + Sync + Sized + 'static {
     /// Makes an instance, and removes what an earlier life of it has left behind (marked by `instance_id`). Refuses
     /// when the host lacks a layer that the configuration does not excuse: then `detail_json` of the error is the
-    /// capability report.
+    /// capability report. Called on a thread that may wait.
+    ///
+    /// The instance is dropped on such a thread too, when every call has been answered. Its threads have ended when the
+    /// drop returns.
     fn create(host: Host, request: CreateRequest) -> Result<Self>;
     /// What it can do and enforce.
     fn caps(&self) -> SandboxCaps;
     /// How it is doing, with the capability report.
-    fn health(&self) -> Result<Health>;
-    /// One run. `services` are this run's and end with it. A language that it does not run is `E_UNIMPLEMENTED`, not
-    /// executed.
-    fn run(&self, request: RunRequest, services: &dyn RunServices) -> Result<RunResult>;
-    /// Ends that run soon; advice, idempotent, from any thread, never waits. May race with the run's end and with its
-    /// beginning: `run` registers what `cancel` will look for, and asks [`RunServices::cancelled`] after that.
-    fn cancel(&self, run_id: &str);
-    /// Ends what works in the background, before the instance is destroyed. The SDK has ended new runs
-    /// (`E_UNAVAILABLE`) and waited: none is in flight any more. Called again when the host drains again.
-    fn drain(&self) -> Result<()> {
-        Ok(())
+    fn health(&self, reply: Reply<Health>);
+    /// One run: begin it. `services` are this run's and end with its answer. A language that it does not run is
+    /// `E_UNIMPLEMENTED`, not executed. [`Reply::on_cancel`] tells when nobody wants it any more: then end it soon, and answer
+    /// with `E_CANCELLED` or its result.
+    fn run(&self, request: RunRequest, services: Arc<dyn RunServices>, reply: Reply<RunResult>);
+    /// The host lets go of this instance: end what works in the background, as far as runs do not need it. The SDK has ended
+    /// new runs (`E_UNAVAILABLE`); those in flight go on, and the host is told when they, and this, have been answered.
+    /// Called again when the host drains again.
+    fn drain(&self, reply: Reply<()>) {
+        reply.ok(());
     }
 }
 
-/// What the host does for one run. All of it may block; call it from the run's own threads.
+/// What the host does for one run, until its answer: then every call of it is refused (`E_STALE`; `output` says `false`,
+/// `cancelled` says `true`), whoever still has it. All of it may wait; the blobs' calls are refused at once
+/// (`E_WOULD_DEADLOCK`) while the host is calling a plugin that is not blocking. Call it from threads of your own.
 pub trait RunServices: Send + Sync {
     /// Bytes of `STDOUT`, `STDERR` or `RUNLOG`. `false`: the host has enough, keep draining and send no more.
     fn output(&self, stream: u32, data: &[u8]) -> bool;

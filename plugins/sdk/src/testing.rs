@@ -9,6 +9,20 @@
 //! run.output(abi::STDOUT, b"hello\n");
 //! assert_eq!(run.said(abi::STDOUT), b"hello\n");
 //! ```
+//!
+//! A call that is answered later gets a [`reply`], whose other end has the answer, and can leave:
+//!
+//! ```
+//! use skillgate_plugin_sdk::testing;
+//!
+//! let (reply, replied) = testing::reply();
+//! std::thread::spawn(move || reply.ok("the answer"));
+//! assert_eq!(replied.wait(), Ok("the answer"));
+//! ```
+
+mod reply;
+
+pub use reply::{blob_buffer, blob_data, reply, Replied};
 
 use std::collections::BTreeMap;
 use std::os::unix::io::OwnedFd;

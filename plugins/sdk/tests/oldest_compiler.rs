@@ -82,12 +82,14 @@ fn the_oldest_compiler_compiles_a_plugin() {
     let (abi, sdk) = ("skillgate_plugin_abi", "skillgate_plugin_sdk");
     compile(abi, "rlib", here.join("../abi/src/lib.rs"), &[]);
     compile(sdk, "rlib", here.join("src/lib.rs"), &[abi]);
-    // What a vendor starts from.
+    // What a vendor starts from, and one whose answers come later.
     let start = here.join("../../src/cli/plugin_new/sandbox.rs.in");
     let start = std::fs::read_to_string(start).unwrap();
     let plugin = dir.0.join("plugin.rs");
     std::fs::write(&plugin, start.replace("{id}", "com.acme.old")).unwrap();
     compile("plugin", "cdylib", plugin, &[sdk]);
+    let later = here.join("tests/oldest_compiler/later.rs");
+    compile("later", "cdylib", later, &[sdk]);
 }
 
 struct TempDir(PathBuf);

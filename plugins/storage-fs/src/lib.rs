@@ -46,11 +46,12 @@ mod skills;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{
     BlobCreate, BlobStat, Content, CreateRequest, Error, Health, PutSkill, Skill, SkillPage,
     SkillQuery,
 };
-use skillgate_plugin_sdk::{Host, Storage, abi};
+use skillgate_plugin_sdk::{Host, abi};
 
 use blobs::Blobs;
 use config::Config;
@@ -68,7 +69,7 @@ skillgate_plugin_sdk::export_plugin! {
     description: env!("CARGO_PKG_DESCRIPTION"),
     license: "Apache-2.0",
     config_schema: CONFIG_SCHEMA,
-    storage: crate::StorageFs,
+    blocking storage: crate::StorageFs,
 }
 
 /// The plugin's instance. What each part is for is told at the top of this crate.

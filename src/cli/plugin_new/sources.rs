@@ -36,6 +36,18 @@ pub(super) const SDK: &[(&str, &str)] = &[
         include_str!("../../../plugins/abi/src/storage.rs"),
     ),
     (
+        "sdk/src/blocking.rs",
+        include_str!("../../../plugins/sdk/src/blocking.rs"),
+    ),
+    (
+        "sdk/src/blocking/sandbox.rs",
+        include_str!("../../../plugins/sdk/src/blocking/sandbox.rs"),
+    ),
+    (
+        "sdk/src/blocking/storage.rs",
+        include_str!("../../../plugins/sdk/src/blocking/storage.rs"),
+    ),
+    (
         "sdk/src/export.rs",
         include_str!("../../../plugins/sdk/src/export.rs"),
     ),
@@ -44,16 +56,36 @@ pub(super) const SDK: &[(&str, &str)] = &[
         include_str!("../../../plugins/sdk/src/glue.rs"),
     ),
     (
+        "sdk/src/glue/blocking.rs",
+        include_str!("../../../plugins/sdk/src/glue/blocking.rs"),
+    ),
+    (
         "sdk/src/glue/convert.rs",
         include_str!("../../../plugins/sdk/src/glue/convert.rs"),
+    ),
+    (
+        "sdk/src/glue/host_table.rs",
+        include_str!("../../../plugins/sdk/src/glue/host_table.rs"),
     ),
     (
         "sdk/src/glue/in_flight.rs",
         include_str!("../../../plugins/sdk/src/glue/in_flight.rs"),
     ),
     (
+        "sdk/src/glue/instance.rs",
+        include_str!("../../../plugins/sdk/src/glue/instance.rs"),
+    ),
+    (
+        "sdk/src/glue/panics.rs",
+        include_str!("../../../plugins/sdk/src/glue/panics.rs"),
+    ),
+    (
         "sdk/src/glue/sandbox.rs",
         include_str!("../../../plugins/sdk/src/glue/sandbox.rs"),
+    ),
+    (
+        "sdk/src/glue/services.rs",
+        include_str!("../../../plugins/sdk/src/glue/services.rs"),
     ),
     (
         "sdk/src/glue/storage.rs",
@@ -72,6 +104,10 @@ pub(super) const SDK: &[(&str, &str)] = &[
         include_str!("../../../plugins/sdk/src/model.rs"),
     ),
     (
+        "sdk/src/reply.rs",
+        include_str!("../../../plugins/sdk/src/reply.rs"),
+    ),
+    (
         "sdk/src/sandbox.rs",
         include_str!("../../../plugins/sdk/src/sandbox.rs"),
     ),
@@ -82,6 +118,10 @@ pub(super) const SDK: &[(&str, &str)] = &[
     (
         "sdk/src/testing.rs",
         include_str!("../../../plugins/sdk/src/testing.rs"),
+    ),
+    (
+        "sdk/src/testing/reply.rs",
+        include_str!("../../../plugins/sdk/src/testing/reply.rs"),
     ),
     (
         "sdk/src/tracing_bridge.rs",

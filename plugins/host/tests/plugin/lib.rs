@@ -12,14 +12,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
 
 use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::{Sandbox, Storage};
 use skillgate_plugin_sdk::model::*;
-use skillgate_plugin_sdk::{Host, Level, RunServices, Sandbox, Storage, tracing_bridge};
+use skillgate_plugin_sdk::{Host, Level, RunServices, tracing_bridge};
 
 skillgate_plugin_sdk::export_plugin! {
     id: "org.skillgate.test", version: "1.2.3", vendor: "skillgate", description: "for tests",
     license: "Apache-2.0", config_schema: r#"{"type":"object"}"#,
-    storage: crate::Memory,
-    sandbox: crate::Echo,
+    blocking storage: crate::Memory,
+    blocking sandbox: crate::Echo,
 }
 
 fn refuse_if_asked(request: &CreateRequest) -> Result<()> {

@@ -1,7 +1,8 @@
 //! What a well-behaved run gets.
 
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{Mount, RunSkill, Source};
-use skillgate_plugin_sdk::{Sandbox, abi};
 
 use crate::support::*;
 

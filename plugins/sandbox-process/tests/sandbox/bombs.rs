@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::blocking::Sandbox;
 
 use crate::support::*;
 

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Sandbox as _;
 use skillgate_plugin_sdk::model::RunRequest;
-use skillgate_plugin_sdk::{Sandbox as _, abi};
 
 use crate::support::{Instance, Services, request, returned};
 

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 use serde::Deserialize;
 use serde_json::json;
-use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_sandbox_process::Guard;
 
 use crate::guards::removable;

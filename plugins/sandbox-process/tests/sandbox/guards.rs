@@ -1,6 +1,7 @@
 //! Pieces of the isolation left out, one at a time: the rest still works, and the launcher says so.
 
-use skillgate_plugin_sdk::{Sandbox, abi};
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_sandbox_process::Guard;
 
 use crate::support::*;

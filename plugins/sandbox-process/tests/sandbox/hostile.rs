@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::*;
-use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{RunRequest, RunResult};
 
 /// The answer may come this long after the deadline.

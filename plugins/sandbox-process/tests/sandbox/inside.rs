@@ -3,7 +3,7 @@
 use crate::basics::{mount, open_to_all};
 use crate::red_list::RED_LIST;
 use crate::support::*;
-use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::Source;
 
 #[test]

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::*;
-use skillgate_plugin_sdk::{Sandbox, abi};
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Sandbox;
 
 fn kill_9(pid: u32) {
     assert!(

@@ -7,8 +7,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{CreateRequest, Error, Limits, Result, RunRequest, RunResult};
-use skillgate_plugin_sdk::{Host, RunServices, Sandbox, abi};
+use skillgate_plugin_sdk::{Host, RunServices, abi};
 use skillgate_sandbox_process::{Guard, Parts, SandboxProcess};
 
 /// The shared object that cargo has built for this test.

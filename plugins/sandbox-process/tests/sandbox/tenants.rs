@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{RunRequest, Source};
 
 use crate::basics::{mount, open_to_all};

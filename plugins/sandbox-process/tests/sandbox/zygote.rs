@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::*;
-use skillgate_plugin_sdk::Sandbox;
+use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::RunRequest;
 
 const HASH: &str = "def main(args): return hash('a')\n";

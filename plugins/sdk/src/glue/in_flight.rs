@@ -1,6 +1,6 @@
 //! What an instance is doing, and whether it takes more: the same for every plugin, so that none has to count by itself.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skillgate_plugin_abi as abi;
 
@@ -8,31 +8,34 @@ use crate::model::{Error, Result};
 
 /// The calls of one instance that are under way.
 #[derive(Default)]
-pub(super) struct InFlight {
-    state: Mutex<State>,
-    /// The last call has ended, or somebody has to look again.
-    changed: Condvar,
-}
+pub(super) struct InFlight(Mutex<State>);
 
 #[derive(Default)]
 struct State {
     calls: usize,
     draining: bool,
-    /// Counts [`InFlight::look_again`].
-    looks: u64,
-    /// Drains that wait, for the tests.
-    waiting: usize,
+    /// Drains that wait for the last call, by their op.
+    drains: Vec<(abi::Op, Drained)>,
 }
 
-/// One call. It is in flight until this is dropped, which is after its completion.
-pub(super) struct Call<'a>(&'a InFlight);
+/// What is done when a drain ends.
+pub(super) type Drained = Box<dyn FnOnce(Result<()>) + Send>;
 
-impl Drop for Call<'_> {
+/// One call. It is in flight until this is dropped, which is after its completion.
+pub(super) struct Call(Arc<InFlight>);
+
+impl Drop for Call {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.calls -= 1;
-        if state.calls == 0 {
-            self.0.changed.notify_all();
+        let drains = if state.calls == 0 {
+            std::mem::take(&mut state.drains)
+        } else {
+            Vec::new()
+        };
+        drop(state);
+        for (_, drained) in drains {
+            drained(Ok(()));
         }
     }
 }
@@ -40,62 +43,67 @@ impl Drop for Call<'_> {
 impl InFlight {
     /// No code of the plugin or of the host runs under this lock.
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A number and a flag are whole whatever panics.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        // Numbers, a flag and a list are whole whatever panics.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A call that begins something: refused from the first drain on. The look and the count are one step, so a drain
     /// either waits for the call or has refused it.
-    pub(super) fn begin(&self) -> Result<Call<'_>> {
+    pub(super) fn begin(self: &Arc<Self>) -> Result<Call> {
         let mut state = self.lock();
         if state.draining {
             let error = Error::new(abi::E_UNAVAILABLE, "it takes no new work: it is draining");
             return Err(error.not_executed());
         }
         state.calls += 1;
-        Ok(Call(self))
+        Ok(Call(Arc::clone(self)))
     }
 
     /// A call that goes on with what is open already: a drain waits for it, and refuses it never.
-    pub(super) fn resume(&self) -> Call<'_> {
+    pub(super) fn resume(self: &Arc<Self>) -> Call {
         self.lock().calls += 1;
-        Call(self)
+        Call(Arc::clone(self))
     }
 
-    /// From now on nothing begins. Returns when no call is in flight, or as soon as `cancelled` says that nobody waits
-    /// for that any more (`E_CANCELLED`); then, too, nothing begins.
-    pub(super) fn drain(&self, cancelled: impl Fn() -> bool) -> Result<()> {
+    /// From now on nothing begins.
+    pub(super) fn close(&self) {
+        self.lock().draining = true;
+    }
+
+    /// Does something when no call is in flight: at once, or on whichever thread ends the last one. A drain that is
+    /// cancelled before that ends with `E_CANCELLED`; `cancelled` says whether it has been already.
+    pub(super) fn when_idle(
+        &self,
+        drain: abi::Op,
+        cancelled: impl FnOnce() -> bool,
+        then: Drained,
+    ) {
         let mut state = self.lock();
-        state.draining = true;
-        loop {
-            let looks = state.looks;
-            // The host's code: asked without the lock. Who cancels after this answer calls look_again() after that,
-            // and the number says so.
+        if state.calls == 0 {
             drop(state);
-            if cancelled() {
-                return Err(Error::new(abi::E_CANCELLED, "the drain was cancelled"));
-            }
-            state = self.lock();
-            state.waiting += 1;
-            while state.calls > 0 && state.looks == looks {
-                let woken = self.changed.wait(state);
-                state = woken.unwrap_or_else(PoisonError::into_inner);
-            }
-            state.waiting -= 1;
-            if state.calls == 0 {
-                return Ok(());
-            }
+            return then(Ok(()));
+        }
+        state.drains.push((drain, then));
+        drop(state);
+        // Asked when the drain can be found here: who cancels after this answer finds it.
+        if cancelled() {
+            self.cancel(drain);
         }
     }
 
-    /// Lets a drain ask again whether it is cancelled.
-    pub(super) fn look_again(&self) {
-        self.lock().looks += 1;
-        self.changed.notify_all();
+    /// Ends a drain that nobody waits for any more. Nothing begins all the same.
+    pub(super) fn cancel(&self, drain: abi::Op) {
+        let mut state = self.lock();
+        let place = state.drains.iter().position(|(op, _)| *op == drain);
+        let drained = place.map(|place| state.drains.swap_remove(place));
+        drop(state);
+        if let Some((_, drained)) = drained {
+            drained(Err(Error::new(abi::E_CANCELLED, "the drain was cancelled")));
+        }
     }
 
     #[cfg(test)]
     pub(super) fn drains_waiting(&self) -> usize {
-        self.lock().waiting
+        self.lock().drains.len()
     }
 }

@@ -1,64 +1,49 @@
-//! `skg_sandbox` over [`Sandbox`], and [`RunServices`] over the host's table.
+//! `skg_sandbox` over [`Sandbox`].
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::size_of;
-use std::os::unix::io::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use skillgate_plugin_abi as abi;
 
-use super::in_flight::InFlight;
-use super::{convert, create, guard, malformed, quietly, HostTable};
-use crate::model::{Error, Result};
-use crate::{wire, RunServices, Sandbox};
+use super::host_table::HostTable;
+use super::instance::Instance;
+use super::panics::{guard, quietly};
+use super::services::Services;
+use super::{convert, create, malformed};
+use crate::model::Error;
+use crate::reply::Reply;
+use crate::{wire, Sandbox};
 
 /// An instance: the table that the host sees, and what is behind it.
 pub(super) struct Cell<S> {
     table: abi::Sandbox,
-    host: Arc<HostTable>,
-    pub(super) sandbox: S,
-    runs: Runs,
-    pub(super) calls: InFlight,
-}
-
-/// The host cancels ops, the trait cancels runs.
-#[derive(Default)]
-struct Runs(Mutex<HashMap<abi::Op, String>>);
-
-impl Runs {
-    fn lock(&self) -> MutexGuard<'_, HashMap<abi::Op, String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-    /// The op is known by its run's id as long as the result lives.
-    fn know(&self, op: abi::Op, run_id: &str) -> Known<'_> {
-        self.lock().insert(op, run_id.to_owned());
-        Known { runs: self, op }
-    }
-}
-
-struct Known<'a> {
-    runs: &'a Runs,
-    op: abi::Op,
-}
-
-impl Drop for Known<'_> {
-    fn drop(&mut self) {
-        self.runs.lock().remove(&self.op);
-    }
+    pub(super) instance: Arc<Instance<S>>,
 }
 
 /// The factory of a sandbox plugin.
 #[must_use]
 pub const fn factory<S: Sandbox>() -> abi::SandboxFactory {
+    made_by(create_instance::<S, false>)
+}
+
+type Create = unsafe extern "C" fn(
+    *const abi::Host,
+    *const abi::CreateRequest,
+    *mut *const abi::Sandbox,
+    *mut abi::Error,
+) -> i32;
+
+pub(super) const fn made_by(create: Create) -> abi::SandboxFactory {
     abi::SandboxFactory {
         struct_size: size_of::<abi::SandboxFactory>() as u32,
         reserved: 0,
-        create: Some(create_instance::<S>),
+        create: Some(create),
     }
 }
 
-unsafe extern "C" fn create_instance<S: Sandbox>(
+/// `BLOCKING`: every answer of the plugin comes before its call returns, and so does that of drain().
+pub(super) unsafe extern "C" fn create_instance<S: Sandbox, const BLOCKING: bool>(
     host: *const abi::Host,
     request: *const abi::CreateRequest,
     out: *mut *const abi::Sandbox,
@@ -67,11 +52,8 @@ unsafe extern "C" fn create_instance<S: Sandbox>(
     let make = |host: Arc<HostTable>, request| {
         let sandbox = S::create(host.facade(), request)?;
         let cell = Cell {
-            table: table::<S>(),
-            host,
-            sandbox,
-            runs: Runs::default(),
-            calls: InFlight::default(),
+            table: table::<S, BLOCKING>(),
+            instance: Instance::new(host, sandbox),
         };
         let cell = Box::into_raw(Box::new(cell));
         // SAFETY: made just now, nobody else has it yet. The table's self is the cell, until destroy.
@@ -86,12 +68,12 @@ unsafe extern "C" fn create_instance<S: Sandbox>(
 
 /// # Safety
 /// `self_` is that of a table made by [`create_instance`] for the same `S`, and not destroyed.
-unsafe fn cell<'a, S>(self_: *mut c_void) -> &'a Cell<S> {
+unsafe fn instance<'a, S>(self_: *mut c_void) -> &'a Arc<Instance<S>> {
     // SAFETY: the caller's promise; a cell is only shared until destroy.
-    unsafe { &*self_.cast::<Cell<S>>() }
+    unsafe { &(*self_.cast::<Cell<S>>()).instance }
 }
 
-fn table<S: Sandbox>() -> abi::Sandbox {
+fn table<S: Sandbox, const BLOCKING: bool>() -> abi::Sandbox {
     abi::Sandbox {
         struct_size: size_of::<abi::Sandbox>() as u32,
         reserved: 0,
@@ -100,15 +82,19 @@ fn table<S: Sandbox>() -> abi::Sandbox {
         run: Some(run::<S>),
         cancel: Some(cancel::<S>),
         health: Some(health::<S>),
-        drain: Some(drain::<S>),
+        drain: Some(drain::<S, BLOCKING>),
         destroy: Some(destroy::<S>),
         get_extension: None,
     }
 }
 
 unsafe extern "C" fn caps<S: Sandbox>(self_: *mut c_void, out: *mut abi::SandboxCaps) -> i32 {
-    // SAFETY: the contract: the table's own self, before destroy.
-    match guard(|| Ok(unsafe { cell::<S>(self_) }.sandbox.caps())) {
+    let caps = guard(|| {
+        // SAFETY: the contract: the table's own self, before destroy.
+        let caps = unsafe { instance::<S>(self_) }.with(S::caps);
+        caps.ok_or_else(|| Error::new(abi::E_STALE, "the instance is destroyed"))
+    });
+    match caps {
         Ok(caps) => {
             let caps = abi::SandboxCaps {
                 struct_size: wire::size_of_u32::<abi::SandboxCaps>(),
@@ -134,238 +120,72 @@ unsafe extern "C" fn run<S: Sandbox>(
     r: *const abi::RunRequest,
 ) -> i32 {
     // SAFETY: the contract: the table's own self, before destroy.
-    let cell = unsafe { cell::<S>(self_) };
-    let body = || {
-        // SAFETY: the contract: the request is good during the call.
-        let request = unsafe { convert::run(r) }.map_err(malformed)?;
-        let services = Services {
-            host: &cell.host,
-            op,
-        };
-        let _known = cell.runs.know(op, &request.run_id);
-        // The host marks an op before it calls cancel: whoever cancelled before the op was known here is seen now.
-        if services.cancelled() {
-            let error = Error::new(abi::E_CANCELLED, "cancelled before it began");
-            return Err(error.not_executed());
+    let instance = unsafe { instance::<S>(self_) };
+    let call = match instance.calls.begin() {
+        Ok(call) => call,
+        Err(error) => {
+            instance.host.fail(op, &error);
+            return abi::OK;
         }
-        cell.sandbox.run(request, &services)
     };
-    cell.host
-        .serve_new(&cell.calls, op, body, convert::run_result)
+    let services = Arc::new(Services::new(&instance.host, op));
+    let (host, of_run) = (Arc::clone(&instance.host), Arc::clone(&services));
+    let reply = Reply::new(op, instance.origin(), move |result| {
+        of_run.end();
+        host.end(op, result, convert::run_result);
+        drop(call);
+    });
+    quietly(|| {
+        // SAFETY: the contract: the request is good during the call.
+        match unsafe { convert::run(r) } {
+            Err(error) => reply.fail(malformed(error)),
+            Ok(_) if reply.cancelled() => reply.fail(cancelled_before()),
+            Ok(request) => {
+                instance.with(|sandbox| sandbox.run(request, services, reply));
+            }
+        }
+    });
+    abi::OK
+}
+
+/// The end of a run that the plugin has not begun.
+pub(super) fn cancelled_before() -> Error {
+    Error::new(abi::E_CANCELLED, "cancelled before it began").not_executed()
 }
 
 unsafe extern "C" fn cancel<S: Sandbox>(self_: *mut c_void, op: abi::Op) {
     // SAFETY: the contract: the table's own self, before destroy.
-    let cell = unsafe { cell::<S>(self_) };
-    quietly(|| {
-        // Not under the lock: the vendor's code may end the run right there.
-        let run_id = cell.runs.lock().get(&op).cloned();
-        match run_id {
-            Some(run_id) => cell.sandbox.cancel(&run_id),
-            // Not a run, or none yet: it may be a drain.
-            None => cell.calls.look_again(),
-        }
-    });
+    let instance = unsafe { instance::<S>(self_) };
+    quietly(|| instance.cancel(op));
 }
 
 unsafe extern "C" fn health<S: Sandbox>(self_: *mut c_void, op: abi::Op) -> i32 {
     // SAFETY: the contract: the table's own self, before destroy.
-    let cell = unsafe { cell::<S>(self_) };
-    cell.host
-        .serve(op, || cell.sandbox.health(), convert::health)
+    let instance = unsafe { instance::<S>(self_) };
+    instance.serve(
+        op,
+        Ok(None),
+        || Ok(()),
+        |sandbox, (), reply| sandbox.health(reply),
+        |_, health, complete| convert::health(health, complete),
+    )
 }
 
-unsafe extern "C" fn drain<S: Sandbox>(self_: *mut c_void, op: abi::Op) -> i32 {
+unsafe extern "C" fn drain<S: Sandbox, const BLOCKING: bool>(
+    self_: *mut c_void,
+    op: abi::Op,
+) -> i32 {
     // SAFETY: the contract: the table's own self, before destroy.
-    let cell = unsafe { cell::<S>(self_) };
-    cell.host
-        .serve_drain(&cell.calls, op, || cell.sandbox.drain())
+    let instance = unsafe { instance::<S>(self_) };
+    if BLOCKING {
+        instance.drain_here(op, S::drain)
+    } else {
+        instance.drain(op, S::drain)
+    }
 }
 
 unsafe extern "C" fn destroy<S: Sandbox>(self_: *mut c_void) {
     // SAFETY: the contract: once, after all ops are complete. The box that create_instance gave up.
     let cell = unsafe { Box::from_raw(self_.cast::<Cell<S>>()) };
-    let host = Arc::clone(&cell.host);
-    quietly(|| drop(cell));
-    host.shut();
-}
-
-/// The host's services for one run. Lives only as long as the call of `run`.
-struct Services<'a> {
-    host: &'a HostTable,
-    op: abi::Op,
-}
-
-/// Longest blob id that the contract allows.
-const BLOB_ID_BYTES: usize = 128;
-/// Room for a secret at first; longer ones say how long they are.
-const SECRET_BYTES: usize = 4096;
-const SECRET_BYTES_MAX: usize = 64 << 20;
-
-fn lacks(what: &str) -> Error {
-    Error::new(
-        abi::E_UNIMPLEMENTED,
-        format!("this host does not offer {what}"),
-    )
-}
-
-/// A result of a host call: negative is an error.
-fn answer(what: &str, code: impl Into<i64>) -> Result<i64> {
-    let code = code.into();
-    if code >= 0 {
-        return Ok(code);
-    }
-    let code = i32::try_from(code).unwrap_or(abi::E_PROTOCOL);
-    Err(Error::new(code, format!("the host refuses {what}")))
-}
-
-/// A length of a host call, at most `max`.
-fn length(what: &str, n: i64, max: usize) -> Result<usize> {
-    match usize::try_from(answer(what, n)?) {
-        Ok(n) if n <= max => Ok(n),
-        _ => {
-            let message = format!("the host answers {what} with the length {n}, more than {max}");
-            Err(Error::new(abi::E_PROTOCOL, message))
-        }
-    }
-}
-
-// In every SAFETY comment below: "in the run" means that the op is in flight, so that the host's table is valid, and
-// that what the arguments point to is good during the call.
-impl RunServices for Services<'_> {
-    fn output(&self, stream: u32, data: &[u8]) -> bool {
-        let f = match self.host.table.run_output {
-            Some(f) => f,
-            None => return false,
-        };
-        // SAFETY: in the run.
-        unsafe { f(self.host.table.ctx, self.op, stream, abi::Bytes::of(data)) == abi::OK }
-    }
-
-    fn secret(&self, name: &str) -> Result<Vec<u8>> {
-        let f = self
-            .host
-            .table
-            .secret_read
-            .ok_or_else(|| lacks("secret_read"))?;
-        let mut buf = vec![0; SECRET_BYTES];
-        for _ in 0..2 {
-            let (ptr, cap) = (buf.as_mut_ptr().cast(), buf.len() as u64);
-            // SAFETY: in the run; cap bytes are writable.
-            let n = unsafe { f(self.host.table.ctx, self.op, abi::Str::of(name), ptr, cap) };
-            let n = length("secret_read", n, SECRET_BYTES_MAX)?;
-            if n <= buf.len() {
-                buf.truncate(n);
-                return Ok(buf);
-            }
-            // Nothing was copied: the secret is longer than the buffer, and this is how long.
-            buf = vec![0; n];
-        }
-        Err(Error::new(
-            abi::E_PROTOCOL,
-            "the host answers secret_read with another length each time",
-        ))
-    }
-
-    fn blob_fd(&self, id: &str) -> Result<OwnedFd> {
-        let f = self.host.table.blob_fd.ok_or_else(|| lacks("blob_fd"))?;
-        // SAFETY: in the run.
-        let fd = unsafe { f(self.host.table.ctx, self.op, abi::Str::of(id)) };
-        answer("blob_fd", fd)?;
-        // SAFETY: the contract: a descriptor that is ours from here on.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    }
-
-    fn blob_read(&self, id: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let f = self
-            .host
-            .table
-            .blob_read
-            .ok_or_else(|| lacks("blob_read"))?;
-        let (ptr, cap) = (buf.as_mut_ptr().cast(), buf.len() as u64);
-        // SAFETY: in the run; cap bytes are writable.
-        let n = unsafe {
-            f(
-                self.host.table.ctx,
-                self.op,
-                abi::Str::of(id),
-                offset,
-                ptr,
-                cap,
-            )
-        };
-        length("blob_read", n, buf.len())
-    }
-
-    fn blob_create(&self, kind: &str) -> Result<i64> {
-        let f = self
-            .host
-            .table
-            .blob_create
-            .ok_or_else(|| lacks("blob_create"))?;
-        // SAFETY: in the run.
-        let writer = unsafe { f(self.host.table.ctx, self.op, abi::Str::of(kind)) };
-        answer("blob_create", writer)
-    }
-
-    fn blob_write(&self, writer: i64, data: &[u8]) -> Result<()> {
-        let f = self
-            .host
-            .table
-            .blob_write
-            .ok_or_else(|| lacks("blob_write"))?;
-        // SAFETY: in the run.
-        let code = unsafe { f(self.host.table.ctx, self.op, writer, abi::Bytes::of(data)) };
-        answer("blob_write", code).map(|_| ())
-    }
-
-    fn blob_finish(&self, writer: i64, commit: bool) -> Result<Option<String>> {
-        let f = self
-            .host
-            .table
-            .blob_finish
-            .ok_or_else(|| lacks("blob_finish"))?;
-        let mut id = [0; BLOB_ID_BYTES];
-        let (ptr, cap) = (id.as_mut_ptr(), id.len() as u64);
-        // SAFETY: in the run; cap bytes are writable.
-        let n = unsafe {
-            f(
-                self.host.table.ctx,
-                self.op,
-                writer,
-                i32::from(commit),
-                ptr,
-                cap,
-            )
-        };
-        let n = length("blob_finish", n, id.len())?;
-        if !commit {
-            return Ok(None);
-        }
-        match std::str::from_utf8(&id[..n]) {
-            Ok(id) => Ok(Some(id.to_owned())),
-            Err(_) => Err(Error::new(
-                abi::E_PROTOCOL,
-                "the host gives a blob id that is not UTF-8",
-            )),
-        }
-    }
-
-    fn gate_serve(&self, listener: OwnedFd) -> Result<()> {
-        let f = self
-            .host
-            .table
-            .gate_serve
-            .ok_or_else(|| lacks("gate_serve"))?;
-        // SAFETY: in the run; the descriptor is open, and ours until the host says OK.
-        let code = unsafe { f(self.host.table.ctx, self.op, listener.as_raw_fd()) };
-        answer("gate_serve", code)?;
-        // The host's now, and the host closes it.
-        let _ = listener.into_raw_fd();
-        Ok(())
-    }
-
-    fn cancelled(&self) -> bool {
-        self.host.cancelled(self.op)
-    }
+    cell.instance.destroy();
 }

@@ -2,17 +2,31 @@
 
 mod drain;
 mod logs;
+mod replies;
 
 use std::ffi::c_void;
 use std::os::unix::io::{AsRawFd, OwnedFd};
 use std::ptr::null;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use skillgate_plugin_abi as abi;
 
+use crate::blocking::{Sandbox, Storage};
 use crate::model::*;
 use crate::wire::{self, size_of_u32};
-use crate::{Host, Level, RunServices, Sandbox, Storage};
+use crate::{Host, Level, RunServices};
+
+/// For what a thread does at once, on a machine that is busy.
+const SOON: Duration = Duration::from_secs(20);
+
+fn eventually(what: &str, is: impl Fn() -> bool) {
+    let until = Instant::now() + SOON;
+    while !is() {
+        assert!(Instant::now() < until, "{what}");
+        std::thread::yield_now();
+    }
+}
 
 /// What the fake host has been told.
 #[derive(Default)]
@@ -223,7 +237,7 @@ impl Open {
     fn new() -> Self {
         let host = PastHost::new();
         let table = host
-            .create(super::storage_factory::<Store>().create, b"{}")
+            .create(super::blocking_storage_factory::<Store>().create, b"{}")
             .unwrap();
         // SAFETY: create has succeeded.
         let table = unsafe { *table };
@@ -248,7 +262,7 @@ impl Drop for Open {
 #[test]
 fn a_refused_create_says_why_and_a_panic_is_a_refusal() {
     let host = PastHost::new();
-    let create = super::storage_factory::<Store>().create;
+    let create = super::blocking_storage_factory::<Store>().create;
     assert_eq!(
         host.create(create, b"refuse"),
         Err((abi::E_PRECONDITION, "not here".into()))
@@ -464,7 +478,7 @@ fn run_flagged(
     flags: u32,
 ) -> (abi::Op, i32, String) {
     let table = host
-        .create(super::sandbox_factory::<Cage>().create, b"")
+        .create(super::blocking_sandbox_factory::<Cage>().create, b"")
         .unwrap();
     let mut limits: abi::Limits = wire::zeroed();
     limits.struct_size = size_of_u32::<abi::Limits>();
@@ -541,7 +555,7 @@ fn a_mounts_descriptor_is_duplicated() {
 fn caps_fit_into_what_the_host_has() {
     let host = PastHost::new();
     let table = host
-        .create(super::sandbox_factory::<Cage>().create, b"")
+        .create(super::blocking_sandbox_factory::<Cage>().create, b"")
         .unwrap();
     let mut out: abi::SandboxCaps = wire::zeroed();
     out.struct_size = 8;

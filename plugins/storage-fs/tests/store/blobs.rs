@@ -2,8 +2,8 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use skillgate_plugin_sdk::Storage;
 use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{BlobCreate, Error};
 
 use crate::support::*;

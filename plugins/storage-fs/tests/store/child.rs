@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use skillgate_plugin_sdk::Storage;
+use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{BlobCreate, CreateRequest, Error};
 use skillgate_storage_fs::StorageFs;
 

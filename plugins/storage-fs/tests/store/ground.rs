@@ -1,7 +1,7 @@
 use std::os::unix::fs::PermissionsExt;
 
-use skillgate_plugin_sdk::Storage;
 use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::CreateRequest;
 
 use crate::support::*;

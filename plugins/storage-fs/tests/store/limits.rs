@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use skillgate_plugin_sdk::Storage;
 use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{CreateRequest, Error};
 use skillgate_storage_fs::StorageFs;
 

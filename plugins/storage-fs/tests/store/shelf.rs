@@ -1,8 +1,8 @@
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use skillgate_plugin_sdk::Storage;
 use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{Content, SkillKey, SkillQuery};
 use skillgate_storage_fs::StorageFs;
 

@@ -3,8 +3,8 @@ use std::io::Read;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use skillgate_plugin_sdk::Storage;
 use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{Content, Error, PutSkill, Skill, SkillKey, SkillQuery};
 use skillgate_storage_fs::StorageFs;
 

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use sha2::{Digest, Sha256};
+use skillgate_plugin_sdk::Host;
+use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{
     BlobCreate, BlobStat, Content, CreateRequest, Error, PutSkill, Skill,
 };
-use skillgate_plugin_sdk::{Host, Storage};
 use skillgate_storage_fs::StorageFs;
 
 /// A place of its own for a test's store, its log records, and its clock.

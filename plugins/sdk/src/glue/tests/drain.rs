@@ -2,21 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{mpsc, Arc, Condvar};
-use std::time::{Duration, Instant};
 
 use super::*;
+use crate::glue::blocking::Blocking;
 use crate::glue::in_flight::InFlight;
-
-/// For what a thread does at once, on a machine that is busy.
-const SOON: Duration = Duration::from_secs(20);
-
-fn eventually(what: &str, is: impl Fn() -> bool) {
-    let until = Instant::now() + SOON;
-    while !is() {
-        assert!(Instant::now() < until, "{what}");
-        std::thread::yield_now();
-    }
-}
 
 /// Lets whoever comes wait until it is opened.
 #[derive(Default)]
@@ -89,15 +78,22 @@ unsafe impl Sync for SlowBox {}
 impl SlowBox {
     fn new() -> Self {
         let host = PastHost::new();
-        let create = crate::glue::sandbox_factory::<Slow>().create;
+        let create = crate::glue::blocking_sandbox_factory::<Slow>().create;
         let table = host.create(create, b"").unwrap();
         // SAFETY: create has succeeded.
         let table = unsafe { *table };
         SlowBox { host, table }
     }
-    fn cell(&self) -> &crate::glue::sandbox::Cell<Slow> {
+    fn cell(&self) -> &crate::glue::sandbox::Cell<Blocking<Slow>> {
         // SAFETY: the table's own self, before destroy.
         unsafe { &*self.table.self_.cast() }
+    }
+    fn slow(&self) -> Arc<Slow> {
+        let slow = self.cell().instance.with(|slow| Arc::clone(&slow.0));
+        slow.expect("it is not destroyed")
+    }
+    fn drains_waiting(&self) -> usize {
+        self.cell().instance.calls.drains_waiting()
     }
     fn run(&self, op: abi::Op) {
         let mut limits: abi::Limits = wire::zeroed();
@@ -127,7 +123,7 @@ impl SlowBox {
             .collect()
     }
     fn hooks(&self) -> usize {
-        self.cell().sandbox.hooks.load(Ordering::SeqCst)
+        self.slow().hooks.load(Ordering::SeqCst)
     }
 }
 
@@ -141,14 +137,15 @@ impl Drop for SlowBox {
 #[test]
 fn drain_ends_after_the_runs_and_takes_no_new_one() {
     let slow = SlowBox::new();
-    let door = &slow.cell().sandbox.door;
+    let inside = slow.slow();
+    let door = &inside.door;
     std::thread::scope(|scope| {
         let _end = OpenedAtTheEnd(door);
         scope.spawn(|| slow.run(1));
         scope.spawn(|| slow.run(2));
         eventually("two runs", || door.inside.load(Ordering::SeqCst) == 2);
         scope.spawn(|| slow.drain(3));
-        eventually("it waits", || slow.cell().calls.drains_waiting() == 1);
+        eventually("it waits", || slow.drains_waiting() == 1);
         slow.run(4);
         let refused = slow.host.ended();
         assert_eq!(
@@ -174,22 +171,29 @@ fn drain_ends_after_the_runs_and_takes_no_new_one() {
 #[test]
 fn a_drain_that_is_cancelled_ends_and_the_runs_go_on() {
     let slow = SlowBox::new();
-    let door = &slow.cell().sandbox.door;
+    let inside = slow.slow();
+    let door = &inside.door;
     std::thread::scope(|scope| {
         let _end = OpenedAtTheEnd(door);
         scope.spawn(|| slow.run(1));
         eventually("a run", || door.inside.load(Ordering::SeqCst) == 1);
         let drain = scope.spawn(|| slow.drain(2));
-        eventually("it waits", || slow.cell().calls.drains_waiting() == 1);
-        // For nothing: it is the host that says what is cancelled.
-        slow.cancel(2);
-        eventually("it waits again", || slow.cell().calls.drains_waiting() == 1);
-        slow.host.fake.lock().unwrap().cancelled = true;
+        eventually("it waits", || slow.drains_waiting() == 1);
+        slow.cancel(1);
+        slow.cancel(99);
+        assert_eq!(slow.drains_waiting(), 1, "neither is the drain");
         slow.cancel(2);
         eventually("the drain ends", || drain.is_finished());
         assert_eq!(slow.ends(), [(2, abi::E_CANCELLED)]);
         slow.run(3);
         assert_eq!(slow.host.ended().1, abi::E_UNAVAILABLE, "it still drains");
+        // Cancelled before it came.
+        slow.host.fake.lock().unwrap().cancelled = true;
+        slow.drain(4);
+        assert_eq!(
+            slow.host.ended(),
+            (4, abi::E_CANCELLED, "the drain was cancelled".into())
+        );
     });
     assert_eq!(slow.hooks(), 0, "a run was in flight");
     assert_eq!(slow.ends()[1], (1, abi::OK));
@@ -265,7 +269,11 @@ fn no_end_of_a_call_is_missed() {
             })
             .collect();
         let drain = Arc::clone(&calls);
-        std::thread::spawn(move || drained.send(drain.drain(|| false)));
+        std::thread::spawn(move || {
+            drain.close();
+            let then = Box::new(move |result| drained.send(result).unwrap());
+            drain.when_idle(1, || false, then);
+        });
         assert_eq!(is_drained.recv_timeout(SOON), Ok(Ok(())));
         for worker in workers {
             worker.join().unwrap();

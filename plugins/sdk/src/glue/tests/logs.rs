@@ -1,20 +1,16 @@
 //! Records of an instance that is no more.
 
 use super::*;
+use crate::glue::blocking::Blocking;
+
+type StoreCell = crate::glue::storage::Cell<Blocking<Store>>;
 
 #[test]
 fn logs_after_the_end_go_nowhere() {
     let store = Open::new();
     // SAFETY: the instance lives.
-    let host = unsafe {
-        &*store
-            .table
-            .self_
-            .cast::<crate::glue::storage::Cell<Store>>()
-    }
-    .store
-    .0
-    .clone();
+    let cell = unsafe { &*store.table.self_.cast::<StoreCell>() };
+    let host = cell.instance.with(|store| store.0 .0.clone()).unwrap();
     host.log(Level::Info, "t", "before", &[]);
     // SAFETY: once; Drop is skipped below.
     unsafe { store.table.destroy.unwrap()(store.table.self_) };
@@ -27,7 +23,7 @@ fn logs_after_the_end_go_nowhere() {
 fn logs_after_a_refused_create_go_nowhere() {
     let host = PastHost::new();
     host.create(
-        crate::glue::storage_factory::<Store>().create,
+        crate::glue::blocking_storage_factory::<Store>().create,
         b"refuse and keep",
     )
     .unwrap_err();
