@@ -15,7 +15,7 @@ fn passes(name: &str, isolation: Isolation, only: &[&str], may_skip: &[&str]) {
     all_pass(&settings, may_skip);
 }
 
-fn all_pass(settings: &Settings, may_skip: &[&str]) {
+pub(crate) fn all_pass(settings: &Settings, may_skip: &[&str]) {
     let report = run(settings);
     assert!(report.is_good(), "{}", table(&report));
     let skipped = ended(&report, Status::Skipped);

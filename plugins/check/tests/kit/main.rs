@@ -6,6 +6,7 @@
 
 mod bundled;
 mod hygiene;
+mod later;
 mod sabotage;
 mod support;
 mod survival;

@@ -45,6 +45,11 @@ pub(crate) fn sabotaged(inner: &str, sabotage: &str) -> serde_json::Value {
     })
 }
 
+/// The plugin that answers later.
+pub(crate) fn one_thread() -> PathBuf {
+    example("libskillgate_one_thread.so")
+}
+
 /// Compiles the C plugin of the plugin host's tests into `dir`.
 pub(crate) fn probe(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
     let mut all = vec!["-std=c99", "-D_GNU_SOURCE", "-pthread"];

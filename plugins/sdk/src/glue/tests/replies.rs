@@ -364,6 +364,11 @@ fn destroy_ends_the_plugin_and_a_reply_that_is_left_goes_nowhere() {
         1,
         "though replies are left"
     );
+    assert_eq!(
+        Arc::strong_count(&shop.desk),
+        1,
+        "nothing waits to be called"
+    );
     // What the plugin dropped while it was ending could still be told.
     assert_eq!(shop.the_end().0, abi::E_INTERNAL);
     let reply = shop.desk.get();
