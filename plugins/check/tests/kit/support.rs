@@ -45,9 +45,9 @@ pub(crate) fn sabotaged(inner: &str, sabotage: &str) -> serde_json::Value {
     })
 }
 
-/// The plugin that answers later.
-pub(crate) fn one_thread() -> PathBuf {
-    example("libskillgate_one_thread.so")
+/// The plugin of that kind that answers later.
+pub(crate) fn one_thread(kind: &str) -> PathBuf {
+    example(&format!("libskillgate_one_thread_{kind}.so"))
 }
 
 /// Compiles the C plugin of the plugin host's tests into `dir`.

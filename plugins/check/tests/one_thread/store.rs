@@ -3,14 +3,12 @@
 //! has a thread to itself, and none takes a lock.
 
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "a plugin: nobody links it")]
+mod worker;
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
@@ -20,14 +18,16 @@ use skillgate_plugin_sdk::model::{
 };
 use skillgate_plugin_sdk::{BlobBuffer, BlobData, Host, Reply, Storage, abi};
 
+use worker::{Post, Worker};
+
 skillgate_plugin_sdk::export_plugin! {
-    id: "org.skillgate.one-thread",
+    id: "org.skillgate.one-thread-store",
     version: env!("CARGO_PKG_VERSION"),
     vendor: "skillgate",
     description: "blobs, all of them served by one thread",
     license: "Apache-2.0",
     config_schema: r#"{"type":"object","additionalProperties":false}"#,
-    storage: crate::OneThread,
+    storage: crate::Store,
 }
 
 /// Writers, and readers, that are open at once.
@@ -37,71 +37,25 @@ const TOGETHER: &str = "together:";
 
 // === the calls ===
 
-enum Message {
-    Job(Box<dyn FnOnce(&mut Bucket) + Send>),
-    End,
-}
-
-#[derive(Debug)]
-pub struct OneThread {
-    messages: Sender<Message>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl OneThread {
-    /// Hands something to the thread. If that has ended, the job is dropped, and its reply says so.
-    fn ask(&self, job: impl FnOnce(&mut Bucket) + Send + 'static) {
-        send(&self.messages, job);
-    }
-}
-
-fn send(messages: &Sender<Message>, job: impl FnOnce(&mut Bucket) + Send + 'static) {
-    drop(messages.send(Message::Job(Box::new(job))));
-}
-
-/// The instance ends when its thread has.
-impl Drop for OneThread {
-    fn drop(&mut self) {
-        drop(self.messages.send(Message::End));
-        if let Some(thread) = self.thread.take() {
-            // One that has panicked has ended as well, and its panic is in the log.
-            drop(thread.join());
-        }
-    }
-}
-
-fn serve(messages: &Receiver<Message>) {
-    let mut bucket = Bucket::default();
-    while let Ok(Message::Job(job)) = messages.recv() {
-        job(&mut bucket);
-    }
-}
+struct Store(Worker<Bucket>);
 
 fn no_skills<T: 'static>(reply: Reply<T>) {
     reply.fail(Error::new(abi::E_UNIMPLEMENTED, "it keeps blobs alone"));
 }
 
-impl Storage for OneThread {
+impl Storage for Store {
     fn create(_: Host, _: CreateRequest) -> Result<Self> {
-        let (messages, received) = channel();
-        let thread = std::thread::Builder::new()
-            .name("bucket".into())
-            .spawn(move || serve(&received));
-        let thread = thread.map_err(|error| Error::new(abi::E_EXHAUSTED, error.to_string()))?;
-        Ok(OneThread {
-            messages,
-            thread: Some(thread),
-        })
+        Worker::start("bucket").map(Store)
     }
     fn caps(&self) -> u32 {
         abi::ST_BLOBS | abi::ST_VOLATILE
     }
     fn health(&self, reply: Reply<Health>) {
-        self.ask(move |bucket| reply.ok(bucket.health()));
+        self.0.ask(move |bucket| reply.ok(bucket.health()));
     }
     /// It has none.
     fn skill_list(&self, _: SkillQuery, reply: Reply<SkillPage>) {
-        self.ask(move |_| reply.ok(SkillPage::default()));
+        self.0.ask(move |_| reply.ok(SkillPage::default()));
     }
     fn skill_get(&self, _: SkillRef, reply: Reply<Skill>) {
         no_skills(reply);
@@ -116,26 +70,29 @@ impl Storage for OneThread {
         no_skills(reply);
     }
     fn blob_create(&self, create: BlobCreate, reply: Reply<u64>) {
-        self.ask(move |bucket| reply.finish(bucket.create(create)));
+        self.0
+            .ask(move |bucket| reply.finish(bucket.create(create)));
     }
     fn blob_write(&self, writer: u64, data: BlobData) {
-        self.ask(move |bucket| {
+        self.0.ask(move |bucket| {
             let written = bucket.write(writer, data.bytes());
             data.finish(written);
         });
     }
     fn blob_commit(&self, writer: u64, reply: Reply<BlobStat>) {
-        self.ask(move |bucket| reply.finish(bucket.commit(writer)));
+        self.0
+            .ask(move |bucket| reply.finish(bucket.commit(writer)));
     }
     fn blob_abort(&self, writer: u64) {
-        self.ask(move |bucket| drop(bucket.writers.remove(&writer)));
+        self.0
+            .ask(move |bucket| drop(bucket.writers.remove(&writer)));
     }
     fn blob_stat(&self, tenant: String, id: String, reply: Reply<BlobStat>) {
         if let Some(count) = id.strip_prefix(TOGETHER).and_then(|n| n.parse().ok()) {
-            let messages = self.messages.clone();
-            return self.ask(move |bucket| bucket.meet(count, reply, messages));
+            let post = self.0.post();
+            return self.0.ask(move |bucket| bucket.meet(count, reply, post));
         }
-        self.ask(move |bucket| {
+        self.0.ask(move |bucket| {
             reply.finish(bucket.find(&tenant, &id).map(|blob| blob.stat.clone()))
         });
     }
@@ -147,19 +104,21 @@ impl Storage for OneThread {
         len: u64,
         reply: Reply<(u64, BlobStat)>,
     ) {
-        self.ask(move |bucket| reply.finish(bucket.open(&tenant, &id, offset, len)));
+        self.0
+            .ask(move |bucket| reply.finish(bucket.open(&tenant, &id, offset, len)));
     }
     fn blob_read(&self, reader: u64, mut buffer: BlobBuffer) {
-        self.ask(move |bucket| {
+        self.0.ask(move |bucket| {
             let read = bucket.read(reader, buffer.room());
             buffer.finish(read);
         });
     }
     fn blob_close(&self, reader: u64) {
-        self.ask(move |bucket| drop(bucket.readers.remove(&reader)));
+        self.0
+            .ask(move |bucket| drop(bucket.readers.remove(&reader)));
     }
     fn blob_delete(&self, tenant: String, id: String, reply: Reply<()>) {
-        self.ask(move |bucket| {
+        self.0.ask(move |bucket| {
             let found = bucket.find(&tenant, &id).map(drop);
             reply.finish(found.map(|()| drop(bucket.kept.remove(&id))));
         });
@@ -227,10 +186,10 @@ impl Bucket {
     }
 
     /// Keeps the reply until `count` are here: then each is answered. One whose caller leaves is answered at once.
-    fn meet(&mut self, count: usize, reply: Reply<BlobStat>, messages: Sender<Message>) {
+    fn meet(&mut self, count: usize, reply: Reply<BlobStat>, post: Post<Bucket>) {
         let number = self.number();
         reply.on_cancel(move || {
-            send(&messages, move |bucket| {
+            post.send(move |bucket| {
                 if let Some(reply) = bucket.waiting.remove(&number) {
                     reply.fail(Error::new(abi::E_CANCELLED, "nobody waits any more"));
                 }
