@@ -5,7 +5,7 @@
 //! completed: a panic ends the op with `SKG_E_PANIC` and the panic's text.
 //!
 //! The tables are over the traits whose answers come later; a blocking plugin is one whose answers come before its calls
-//! return ([`blocking`]).
+//! return (`glue/blocking.rs`).
 
 mod blocking;
 mod convert;
