@@ -36,10 +36,10 @@
 //!
 //! # Writing
 //!
-//! Whoever has a record writes it, while nobody else does and nothing has to be waited for; else a thread of its own
-//! writes, as many records at once as are waiting. [`Audit::append`] comes back when the record is in the file (and, with
-//! `fsync = "always"`, on the disk). What a crash cut in the middle is cut off at the next start, and the
-//! `started` record says how many bytes these were and their SHA-256.
+//! Whoever has a record writes it, when it gets its turn within microseconds and nothing else has to be waited for; else a
+//! thread of its own writes, as many records at once as are waiting. [`Audit::append`] comes back when the record is in
+//! the file (and, with `fsync = "always"`, on the disk). What a crash cut in the middle is cut off at the next start, and
+//! the `started` record says how many bytes these were and their SHA-256.
 //!
 //! While the log cannot be written, `on_failure = "deny"` makes [`Audit::append`] fail: nothing runs and nothing is made
 //! that is not recorded. [`Audit::note`], for what only reads, never fails. What is lost is counted, and the `resumed`

@@ -361,7 +361,9 @@ impl From<runs::Error> for ErrorObject {
                 .with("retry_after_ms", 0.into()),
             Error::Catalog(error) => error.into(),
             Error::Blobs(error) => error.into(),
-            Error::Secrets(_) => ErrorObject::new(Code::Unavailable, "unavailable", message),
+            Error::Secrets(_) | Error::NoGate => {
+                ErrorObject::new(Code::Unavailable, "unavailable", message)
+            }
             // The result is withheld: what cannot be recorded is not given away.
             Error::Audit(error) => error.into(),
             Error::Grant(_) => ours("a run's network cannot be granted", &error),

@@ -82,6 +82,11 @@ pub enum Error {
     /// The permit's network cannot be kept.
     #[error(transparent)]
     Grant(#[from] gate::BadGrant),
+    /// The permit has a network, and the sandbox has no gate (`SKG_EGRESS_GATE_LISTENER`).
+    #[error(
+        "this gateway's sandbox cannot hold a run to the network that the policy grants it, so nothing was run; use a skill that needs no network, or ask the gateway's operator for a sandbox that can"
+    )]
+    NoGate,
     /// The sandbox did not take the run.
     #[error("sandbox failed")]
     Sandbox(#[source] model::Error),
@@ -283,6 +288,11 @@ impl Runs {
                 return Err(Error::Sandbox(error));
             }
         };
+        if gate.is_some() && sandbox.caps().egress & abi::EGRESS_GATE_LISTENER == 0 {
+            watch.not_started();
+            ending.not_started().await;
+            return Err(Error::NoGate);
+        }
         let wall = Duration::from_millis(request.limits.wall_ms);
         let services = Arc::new(Services::new(
             self.blobs.within(job.permit.max_blob_bytes),

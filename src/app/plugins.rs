@@ -84,13 +84,19 @@ pub(super) async fn sandbox(
     config: &Value,
 ) -> Result<Arc<SandboxInstance>, AppError> {
     let request = state.request(instance, config)?;
-    plugin
-        .sandbox(request)
-        .await
-        .map_err(|error| AppError::Create {
-            which: "sandbox",
-            error,
-        })
+    let made = plugin.sandbox(request).await;
+    let made = made.map_err(|error| AppError::Create {
+        which: "sandbox",
+        error,
+    })?;
+    if made.caps().egress & (abi::EGRESS_CAN_DENY | abi::EGRESS_GATE_LISTENER) == 0 {
+        tracing::warn!(
+            plugin = plugin.info().id,
+            instance,
+            "this sandbox does not say that it keeps runs from the network: whatever policy decides, a run may reach what the sandbox reaches"
+        );
+    }
+    Ok(made)
 }
 
 /// What a plugin is for.

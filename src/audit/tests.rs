@@ -578,6 +578,31 @@ async fn who_cannot_wait_posts() {
 }
 
 #[tokio::test]
+async fn a_turn_that_does_not_come_is_left_to_the_thread() {
+    let place = Place::new();
+    let audit = place.open();
+    let desk = &audit.0.as_ref().unwrap().desk;
+    let turn = desk.wait();
+    assert_eq!(
+        desk.write_at_once(&record(1).encode()),
+        None,
+        "not for ever"
+    );
+    let waiting = tokio::spawn({
+        let audit = audit.clone();
+        async move { audit.append(record(1)).await }
+    });
+    drop(turn);
+    waiting.await.unwrap().unwrap();
+    audit.append(record(2)).await.unwrap();
+    audit.close().await;
+    let report = place.verify();
+    assert!(report.ok, "{report:?}");
+    let written: Vec<Value> = place.lines().iter().map(|line| line["n"].clone()).collect();
+    assert_eq!(written, [json!(null), json!(1), json!(2), json!(null)]);
+}
+
+#[tokio::test]
 async fn what_it_costs() {
     for fsync in [Fsync::Never, Fsync::Always] {
         let mut place = Place::new();

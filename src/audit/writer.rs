@@ -1,9 +1,10 @@
-//! What writes: whoever has a record, when nobody else writes and nothing has to be waited for; else a thread of its own.
+//! What writes: whoever has a record, when it is its turn at once and nothing else has to be waited for; else a thread of its
+//! own.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Map, Value, json};
@@ -21,6 +22,9 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 /// While it fails: how often it is tried without being asked. A gateway that is not ready is not asked.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
+/// How long whoever has a record tries to get its turn: somewhat longer than one is written, and shorter than the way to the
+/// thread and back, which two changes of threads make.
+const TURN_WAIT: Duration = Duration::from_micros(30);
 /// What a line has beside its record: more than it ever is.
 const LINE_OVERHEAD_BYTES: u64 = 4096;
 
@@ -290,14 +294,25 @@ impl Desk {
         Desk(Arc::new(Mutex::new(Some(writer))))
     }
 
-    fn wait(&self) -> MutexGuard<'_, Option<Writer>> {
+    pub(super) fn wait(&self) -> MutexGuard<'_, Option<Writer>> {
         // A panic in the middle of a write leaves no open file: it is opened again, and looked at, before the next.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is written; `None` when the thread has to do it. Waits for nobody.
+    /// Whether it is written; `None` when the thread has to do it. Waits for one that is being written, not for more.
     pub(super) fn write_at_once(&self, record: &Encoded) -> Option<bool> {
-        self.0.try_lock().ok()?.as_mut()?.write_at_once(record)
+        let mut until = None;
+        loop {
+            match self.0.try_lock() {
+                Ok(mut writer) => return writer.as_mut()?.write_at_once(record),
+                Err(TryLockError::Poisoned(_)) => return None,
+                Err(TryLockError::WouldBlock) => {}
+            }
+            if Instant::now() >= *until.get_or_insert_with(|| Instant::now() + TURN_WAIT) {
+                return None;
+            }
+            std::hint::spin_loop();
+        }
     }
 
     /// The thread: until the log is closed or nobody is left who could write to it.

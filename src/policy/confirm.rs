@@ -10,9 +10,9 @@ use crate::config::Confirm;
 
 /// Of so many allowed calls one is decided again with `policy.confirm = "sample"`.
 const SAMPLE_EVERY: u64 = 16;
-/// And not more often than this, in milliseconds: however many calls there are, the interpreter takes a few hundredths of one
-/// processor.
-const SAMPLE_PAUSE_MS: u64 = 10;
+/// And not more often than this, in milliseconds: however many calls there are, the interpreter takes less than a hundredth of
+/// one processor, and its threads do not take turns with those of the calls.
+const SAMPLE_PAUSE_MS: u64 = 100;
 
 impl Policy {
     /// Asks the interpreter for its opinion of an allow, before the call goes on or behind it.

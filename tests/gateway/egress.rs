@@ -192,7 +192,7 @@ impl World {
 
 /// The bundled policy with other data: the grants of this test, and nothing of what it denies by address, so that the
 /// gate alone has to.
-fn policy(dir: &Path) -> PathBuf {
+pub(crate) fn policy(dir: &Path) -> PathBuf {
     let to = dir.join("policies");
     sh(&format!(
         "cp -r {:?} {to:?}",
@@ -212,7 +212,7 @@ fn policy(dir: &Path) -> PathBuf {
     to
 }
 
-fn start(house: &House) -> Gateway {
+pub(crate) fn start(house: &House) -> Gateway {
     let mut command = house.command();
     command.env(
         "SKILLGATE_SKILLS__PATHS",

@@ -4,6 +4,7 @@ mod harden;
 mod line;
 mod pool;
 mod run;
+mod wait;
 
 use std::fs::File;
 use std::io;
@@ -33,6 +34,7 @@ use crate::written::put_error;
 use line::Line;
 use pool::{Job, Pool};
 use run::RemoteRun;
+use wait::Wait;
 
 /// What a plugin's process is, from its first instruction to its end: it loads the plugin that it is given over standard
 /// input, which must be the gateway's socket, and serves it. Ends the process when the socket ends. Returns only when it
@@ -49,7 +51,8 @@ pub fn serve_plugin() -> std::result::Result<std::convert::Infallible, String> {
     })?;
     harden::process().map_err(broken)?;
     let mut incoming = Incoming::new(TO_PLUGIN_BYTES_MAX);
-    let mut hello = next(&socket, &mut incoming).map_err(broken)?;
+    let mut wait = Wait::default();
+    let mut hello = next(&socket, &mut incoming, &mut wait).map_err(broken)?;
     let wrong = |Malformed(why): Malformed| why;
     let hello = hello.read(Hello::take).map_err(wrong)?;
     if hello.no_new_privs {
@@ -75,7 +78,7 @@ pub fn serve_plugin() -> std::result::Result<std::convert::Infallible, String> {
     let log = Arc::clone(&line);
     logs::send_elsewhere(hello.least_level, move |record| log.log(record));
 
-    let mut create = next(line.socket(), &mut incoming).map_err(broken)?;
+    let mut create = next(line.socket(), &mut incoming, &mut wait).map_err(broken)?;
     let read = |from: &mut In<'_>| Ok((from.u8("kind")?, CreateRequest::take(from)?));
     let (kind, request) = create.read(read).map_err(wrong)?;
     let start = Start {
@@ -123,13 +126,13 @@ impl Hello {
 }
 
 /// The next frame, waited for. The end of the socket is the end of the process.
-fn next(socket: &UnixStream, incoming: &mut Incoming) -> io::Result<Frame> {
+fn next(socket: &UnixStream, incoming: &mut Incoming, wait: &mut Wait) -> io::Result<Frame> {
     loop {
         let frame = incoming.frame();
         if let Some(frame) = frame.map_err(|Malformed(why)| io::Error::other(why))? {
             return Ok(frame);
         }
-        if incoming.receive(socket, 0)? == 0 {
+        if wait.receive(socket, incoming)? == 0 {
             harden::end(0);
         }
     }
@@ -226,7 +229,8 @@ impl<T: Served> Server<T> {
         }
     }
 
-    /// Makes a call's op, and the job that calls the plugin.
+    /// Makes a call's op, and calls the plugin: here when it promises not to block, else in a job. Without `SKG_F_BLOCKING`
+    /// it is back within about a millisecond (contract): to wake another thread that reads meanwhile would cost more.
     fn begin<A: Ask<T>>(
         &self,
         call: u64,
@@ -237,26 +241,29 @@ impl<T: Served> Server<T> {
         let begun = match self.instance() {
             Some(instance) => {
                 let line = Arc::clone(&self.line);
-                instance.begin(ask, run, move |answer| line.answer(call, answer))
+                let begun = instance.begin(ask, run, move |answer| line.answer(call, answer));
+                begun.map(|begun| (begun, instance.blocking))
             }
             None => Err(Error::new(abi::E_UNAVAILABLE, "the instance is ending").not_executed()),
         };
         match begun {
-            Ok(begun) => {
+            Ok((begun, blocking)) => {
                 self.line.begun(call, begun.op());
                 let line = Arc::clone(&self.line);
-                Ok(Some(Box::new(move || {
+                let job = move || {
                     if is_run {
                         line.started(call);
                     }
                     begun.invoke();
-                })))
+                };
+                if blocking {
+                    return Ok(Some(Box::new(job)));
+                }
+                job();
             }
-            Err(error) => {
-                self.line.answer::<()>(call, Err(error));
-                Ok(None)
-            }
+            Err(error) => self.line.answer::<()>(call, Err(error)),
         }
+        Ok(None)
     }
 
     /// Ends the instance, when its calls have ended, and then the process.

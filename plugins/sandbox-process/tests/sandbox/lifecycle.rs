@@ -73,9 +73,7 @@ fn a_dead_launcher_fails_its_runs_and_is_replaced() {
     assert!(started.elapsed() < Duration::from_secs(5));
     assert_ne!(instance.plugin.launcher_pid().unwrap(), launcher);
     eventually("the run died with its launcher", || {
-        below
-            .iter()
-            .all(|p| !Path::new(&format!("/proc/{p}")).exists())
+        below.iter().all(|p| !alive(*p))
     });
     let left: Vec<PathBuf> = groups_of(instance.state.path())
         .into_iter()

@@ -156,19 +156,29 @@ struct WindowState {
     over: bool,
 }
 
+impl WindowState {
+    fn enter(&mut self, bytes: usize) -> bool {
+        if self.over || self.enough {
+            return false;
+        }
+        self.under_way += bytes;
+        true
+    }
+}
+
 impl Window {
     /// Waits until so much more may be sent. `false`: send nothing.
     pub(super) fn enter(&self, bytes: usize) -> bool {
-        let fits = |state: &mut WindowState| {
+        let full = |state: &mut WindowState| {
             !state.over && state.under_way > 0 && state.under_way + bytes > WINDOW_BYTES
         };
-        let state = self.changed.wait_while(lock(&self.state), fits);
-        let mut state = state.unwrap_or_else(PoisonError::into_inner);
-        if state.over || state.enough {
-            return false;
-        }
-        state.under_way += bytes;
-        true
+        let state = self.changed.wait_while(lock(&self.state), full);
+        state.unwrap_or_else(PoisonError::into_inner).enter(bytes)
+    }
+
+    /// The same for somebody who must not wait: over the window.
+    pub(super) fn enter_at_once(&self, bytes: usize) -> bool {
+        lock(&self.state).enter(bytes)
     }
 
     /// Does the gateway want more, as far as is known?
@@ -232,6 +242,15 @@ mod tests {
         window.close();
         assert!(!waits.recv().unwrap(), "the run has ended");
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn who_must_not_wait_goes_over_the_window_until_it_is_enough() {
+        let window = Window::default();
+        assert!(window.enter(WINDOW_BYTES));
+        assert!(window.enter_at_once(1));
+        window.taken(WINDOW_BYTES + 1, false);
+        assert!(!window.enter_at_once(1));
     }
 
     #[test]

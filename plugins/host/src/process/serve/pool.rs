@@ -1,8 +1,8 @@
 //! The threads of a plugin's process.
 //!
-//! Whoever reads a call makes it: there is no other thread to wake, which is most of what a call costs. Before it does,
-//! another thread takes over reading, so somebody always reads, whatever plugins do with their threads: cancellations and
-//! replies come through. When all threads are busy, the last one reads on and calls wait in a queue.
+//! Whoever reads a call makes it: there is no other thread to wake, which is most of what a call costs. Before it makes one
+//! that may block, another thread takes over reading, so somebody always reads: cancellations and replies come through.
+//! When all threads are busy, the last one reads on and calls wait in a queue.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,6 +12,7 @@ use skillgate_plugin_sdk::wire::Malformed;
 use super::super::frame::{Frame, Incoming};
 use super::harden;
 use super::line::Line;
+use super::wait::Wait;
 use crate::wire::Read;
 
 /// Threads that wait for something to do; others end.
@@ -23,7 +24,7 @@ type Handle = Box<dyn Fn(Frame) -> Read<Option<Job>> + Send + Sync>;
 
 pub(super) struct Pool {
     line: Arc<Line>,
-    incoming: Mutex<Incoming>,
+    reading: Mutex<(Incoming, Wait)>,
     handle: Handle,
     threads_max: usize,
     state: Mutex<State>,
@@ -47,7 +48,7 @@ impl Pool {
     ) -> ! {
         let pool = Arc::new(Pool {
             line,
-            incoming: Mutex::new(incoming),
+            reading: Mutex::new((incoming, Wait::default())),
             handle: Box::new(handle),
             // One that reads and one that works.
             threads_max: threads_max.max(2),
@@ -107,9 +108,10 @@ impl Pool {
 
     /// Waits for its turn and reads until there is something to do, which is then this thread's: it is not idle any more.
     fn read(self: &Arc<Self>) -> Job {
-        let mut incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let (incoming, wait) = &mut *reading;
         loop {
-            let frame = match super::next(self.line.socket(), &mut incoming) {
+            let frame = match super::next(self.line.socket(), incoming, wait) {
                 Ok(frame) => frame,
                 // The gateway is gone, or speaks another language: nothing can be said to it any more.
                 Err(_) => harden::end(1),
