@@ -167,6 +167,9 @@ struct Shop {
     desk: Arc<Desk>,
 }
 
+// SAFETY: the contract: every function of a table and of the host may be called from any thread.
+unsafe impl Sync for Shop {}
+
 impl Shop {
     fn new() -> Self {
         let host = PastHost::new();
@@ -298,6 +301,35 @@ fn what_is_told_may_answer() {
     assert_eq!(shop.ends(), []);
     shop.cancel(1);
     assert_eq!(shop.the_end(), (abi::E_CANCELLED, "gone".into()));
+    shop.destroy();
+}
+
+#[test]
+fn an_answer_and_a_cancellation_at_once_are_one_end() {
+    const CALLS: u64 = 300;
+    let shop = Shop::new();
+    for op in 1..=CALLS {
+        shop.get(op, "watch");
+        let reply = shop.desk.get();
+        std::thread::scope(|scope| {
+            scope.spawn(|| shop.cancel(op));
+            scope.spawn(move || reply.ok(Skill::default()));
+        });
+    }
+    let ends = shop.ends();
+    let good = ends
+        .iter()
+        .zip(1..)
+        .all(|(end, op)| *end == (op, abi::OK, String::new()));
+    assert!(good && ends.len() as u64 == CALLS, "{ends:?}");
+    let left = Arc::strong_count(&shop.desk);
+    assert_eq!(
+        left, 2,
+        "the plugin's and the test's: nothing is left to be called"
+    );
+    shop.drain(CALLS + 1);
+    shop.hook().ok(());
+    assert_eq!(shop.host.ended().1, abi::OK, "nothing is in flight");
     shop.destroy();
 }
 
