@@ -126,7 +126,16 @@ impl Names {
 /// The right to write a log; ends with this.
 #[derive(Debug)]
 pub(super) struct Lock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for Lock {
+    /// To close it is not enough: a child that this process is just making has the same open file until it executes its
+    /// program (flock(2)), and the next one to write the log would find it taken.
+    fn drop(&mut self) {
+        // An error would be that of a descriptor that is not open.
+        let _ = self.file.unlock();
+    }
 }
 
 impl Lock {
@@ -139,7 +148,7 @@ impl Lock {
             OpenError::new(&names.active, "cannot make its lock file beside it", error)
         })?;
         match file.try_lock() {
-            Ok(()) => Ok(Lock { _file: file }),
+            Ok(()) => Ok(Lock { file }),
             Err(TryLockError::WouldBlock) => Err(OpenError::refused(
                 &names.active,
                 "another gateway writes this log; give each gateway an audit.path of its own",
@@ -421,4 +430,22 @@ fn lines(file: &mut File) -> io::Result<usize> {
 /// A name that was made or changed is durable only when its directory is.
 fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Lock, Names};
+
+    #[test]
+    fn a_child_that_is_being_made_does_not_keep_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = Names::of(&dir.path().join("audit.jsonl")).unwrap();
+        let lock = Lock::take(&names).unwrap();
+        assert!(Lock::take(&names).is_err());
+        // What a fork gives to a child.
+        let child = lock.file.try_clone().unwrap();
+        drop(lock);
+        assert!(Lock::take(&names).is_ok());
+        drop(child);
+    }
 }

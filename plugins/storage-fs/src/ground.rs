@@ -40,7 +40,7 @@ const MAX_SETTLED: usize = 65_536;
 pub(crate) struct Ground {
     root: OwnedFd,
     /// Holding it open is holding the lock.
-    _lock: OwnedFd,
+    _lock: Lock,
     tmp: OwnedFd,
     fsync: bool,
     /// Directories whose own entry is known to be durable in this life. Another thread's mkdir may not be yet when we
@@ -465,7 +465,20 @@ fn refuse_foreign(root: &OwnedFd, shown: &str) -> Result<()> {
     }
 }
 
-fn take_lock(root: &OwnedFd, shown: &str) -> Result<OwnedFd> {
+/// The right to use the store; ends with this.
+#[derive(Debug)]
+struct Lock(OwnedFd);
+
+impl Drop for Lock {
+    /// To close it is not enough: a child that this process is just making has the same open file until it executes its
+    /// program (flock(2)), and the next one to open the store would find it in use.
+    fn drop(&mut self) {
+        // An error would be that of a descriptor that is not open.
+        let _ = retry_on_intr(|| flock(&self.0, FlockOperation::Unlock));
+    }
+}
+
+fn take_lock(root: &OwnedFd, shown: &str) -> Result<Lock> {
     let lock = match beneath::open_or_create_file(root, LOCK_FILE) {
         Err(Fault::Os {
             errno: Errno::NOSYS | Errno::PERM,
@@ -477,8 +490,8 @@ fn take_lock(root: &OwnedFd, shown: &str) -> Result<OwnedFd> {
         }
         other => other?,
     };
-    match retry_on_intr(|| flock(&lock, FlockOperation::NonBlockingLockExclusive)) {
-        Ok(()) => {}
+    let lock = match retry_on_intr(|| flock(&lock, FlockOperation::NonBlockingLockExclusive)) {
+        Ok(()) => Lock(lock),
         Err(Errno::WOULDBLOCK) => {
             let mut holder = [0u8; 32];
             let n = beneath::fill_at(&lock, LOCK_FILE, &mut holder, 0).unwrap_or(0);
@@ -488,11 +501,11 @@ fn take_lock(root: &OwnedFd, shown: &str) -> Result<OwnedFd> {
             )));
         }
         Err(errno) => return Err(Fault::os("lock", &format!("{shown}/{LOCK_FILE}"))(errno)),
-    }
+    };
     // Only so that the refusal above can name who holds it.
-    ftruncate(&lock, 0).map_err(Fault::os("write", LOCK_FILE))?;
+    ftruncate(&lock.0, 0).map_err(Fault::os("write", LOCK_FILE))?;
     beneath::write_all(
-        &lock,
+        &lock.0,
         LOCK_FILE,
         format!("{}\n", std::process::id()).as_bytes(),
     )?;
@@ -519,5 +532,23 @@ fn close_to_others(root: &OwnedFd, shown: &str, host: &Host) -> Result<()> {
             Ok(())
         }
         Err(errno) => Err(Fault::os("set the mode of", shown)(errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::take_lock;
+
+    #[test]
+    fn a_child_that_is_being_made_does_not_keep_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = std::fs::File::open(dir.path()).unwrap().into();
+        let lock = take_lock(&root, "here").unwrap();
+        assert!(take_lock(&root, "here").is_err());
+        // What a fork gives to a child.
+        let child = lock.0.try_clone().unwrap();
+        drop(lock);
+        assert!(take_lock(&root, "here").is_ok());
+        drop(child);
     }
 }
