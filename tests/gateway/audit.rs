@@ -22,9 +22,12 @@ pub(crate) fn path(house: &House) -> PathBuf {
     house.path().join(".skillgate/audit.jsonl")
 }
 
+/// The records of a log, which may be written meanwhile: then a reader sees a part of the last line.
 pub(crate) fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
-    text.lines()
+    let whole = &text[..text.rfind('\n').map_or(0, |at| at + 1)];
+    whole
+        .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
 }

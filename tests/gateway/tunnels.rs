@@ -14,10 +14,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::alone;
 use crate::policy::policy_in;
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
+use crate::{alone, audit};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// From the gateway's word that it has reloaded to the end of what is no longer granted. The rest is the same machine's
@@ -259,13 +259,7 @@ fn a_reload_cuts_what_is_no_longer_granted_and_nothing_else() {
 }
 
 fn records(house: &House) -> Vec<Value> {
-    let text = fs::read_to_string(house.path().join(".skillgate/audit.jsonl")).unwrap();
-    // The last line may be under way.
-    let whole = &text[..text.rfind('\n').map_or(0, |at| at + 1)];
-    whole
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
+    audit::lines(&audit::path(house))
 }
 
 fn decisions(house: &House) -> Vec<Value> {
