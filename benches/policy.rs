@@ -24,6 +24,10 @@ use skillgate::policy::{self, Decidable, Denied, Facts, Permitted, Policy, Polic
 use support::quantile;
 use tower::{Layer as _, Service as _, service_fn};
 
+/// As the program has it.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Decisions of each kind.
 const DECISIONS: usize = 20_000;
 /// Before that, unmeasured.
