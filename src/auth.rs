@@ -126,6 +126,10 @@ impl Caller {
     pub fn subject(&self) -> &Subject {
         &self.subject
     }
+    /// Who, as all callers with the same verified token share it.
+    pub(crate) fn shared_subject(&self) -> &Arc<Subject> {
+        &self.subject
+    }
     /// Whose skills and blobs.
     pub fn tenant(&self) -> &str {
         &self.subject.tenant

@@ -1,11 +1,11 @@
 //! The input document `skills.policy.input/v1`: what the rules see of a call. Every field is always there.
 //!
 //! Code and the content of blobs are not in it, nor arguments but those of skills that the operator has named. It is built as the engine's own values; what a skill
-//! declares is prepared once for each digest and shared.
+//! declares is prepared once for each digest and shared, who asks once for each verified token.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use regorus::Value;
 use skillgate_plugin_sdk::model::BlobStat;
@@ -13,10 +13,13 @@ use skillgate_skill::NetworkPattern;
 
 use super::Facts;
 use super::engine::Fault;
+use crate::auth::Subject;
 use crate::catalog::Skill;
 
 /// Prepared skills that are kept; at the next one the cache starts anew.
 const SKILLS_MAX: usize = 4096;
+/// Prepared subjects that are kept; at the next one the cache starts anew.
+const SUBJECTS_MAX: usize = 1024;
 /// Longest arguments that rules see, in bytes of JSON.
 pub const ARGS_BYTES_MAX: usize = 64 << 10;
 /// The version of this document.
@@ -34,6 +37,8 @@ pub struct Sandbox {
 pub(super) struct Inputs {
     sandbox: Value,
     skills: Mutex<HashMap<String, Prepared>>,
+    /// By the address of the subject, which is nobody else's while the reference beside the value keeps it taken.
+    subjects: Mutex<HashMap<usize, (Weak<Subject>, Value)>>,
 }
 
 /// What the digest does not say is kept beside the value, to be compared.
@@ -88,6 +93,7 @@ impl Inputs {
                 (&k.secret_delivery, array(["env".into()].into_iter())),
             ]),
             skills: Mutex::default(),
+            subjects: Mutex::default(),
         }
     }
 
@@ -95,8 +101,6 @@ impl Inputs {
     pub(super) fn build(&self, facts: &Facts, now_s: u64, args: Option<&str>) -> Value {
         let k = &*KEYS;
         let caller = &facts.caller;
-        let subject = caller.subject();
-        let tenant = Value::from(caller.tenant());
         let mut request: BTreeMap<Value, Value> = facts
             .request
             .iter()
@@ -126,29 +130,7 @@ impl Inputs {
         object([
             (&k.schema, SCHEMA.into()),
             (&k.request, request.into()),
-            (
-                &k.subject,
-                object([
-                    (&k.authenticated, subject.authenticated.into()),
-                    (&k.id, subject.id.as_str().into()),
-                    (&k.kind, subject.kind.into()),
-                    (&k.tenant, tenant.clone()),
-                    (&k.issuer, subject.issuer.as_str().into()),
-                    (&k.roles, texts(&subject.roles)),
-                    (&k.groups, texts(&subject.groups)),
-                    (&k.scopes, texts(&subject.scopes)),
-                    (
-                        &k.actor,
-                        subject.actor.as_ref().map_or(Value::Null, |actor| {
-                            object([(&k.id, actor.id.as_str().into()), (&k.kind, "agent".into())])
-                        }),
-                    ),
-                    (
-                        &k.claims,
-                        serde_json::Value::Object(subject.claims.clone()).into(),
-                    ),
-                ]),
-            ),
+            (&k.subject, self.subject(caller.shared_subject())),
             (
                 &k.source,
                 object([
@@ -174,11 +156,25 @@ impl Inputs {
             ),
             (
                 &k.blobs,
-                array(facts.blobs.iter().map(|stat| blob(stat, &tenant))),
+                array(facts.blobs.iter().map(|stat| blob(stat, caller.tenant()))),
             ),
             (&k.limits, limits.into()),
             (&k.sandbox, self.sandbox.clone()),
         ])
+    }
+
+    fn subject(&self, subject: &Arc<Subject>) -> Value {
+        let address = Arc::as_ptr(subject).addr();
+        let mut known = self.subjects.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, value)) = known.get(&address) {
+            return value.clone();
+        }
+        if known.len() >= SUBJECTS_MAX {
+            known.clear();
+        }
+        let value = identity(subject);
+        known.insert(address, (Arc::downgrade(subject), value.clone()));
+        value
     }
 
     fn skill(&self, skill: &Skill, is_draft: bool) -> Value {
@@ -225,6 +221,26 @@ pub(super) fn args<'a>(facts: &'a Facts, named: &[String]) -> Result<Option<&'a 
             "the arguments are longer than the {ARGS_BYTES_MAX} bytes that rules see (policy.include_args)"
         ))),
     }
+}
+
+fn identity(subject: &Subject) -> Value {
+    let k = &*KEYS;
+    let actor = subject.actor.as_ref().map_or(Value::Null, |actor| {
+        object([(&k.id, actor.id.as_str().into()), (&k.kind, "agent".into())])
+    });
+    let claims = serde_json::Value::Object(subject.claims.clone());
+    object([
+        (&k.authenticated, subject.authenticated.into()),
+        (&k.id, subject.id.as_str().into()),
+        (&k.kind, subject.kind.into()),
+        (&k.tenant, subject.tenant.as_str().into()),
+        (&k.issuer, subject.issuer.as_str().into()),
+        (&k.roles, texts(&subject.roles)),
+        (&k.groups, texts(&subject.groups)),
+        (&k.scopes, texts(&subject.scopes)),
+        (&k.actor, actor),
+        (&k.claims, claims.into()),
+    ])
 }
 
 fn described(skill: &Skill) -> Value {
@@ -284,12 +300,12 @@ fn pattern(pattern: &NetworkPattern) -> Value {
     ])
 }
 
-fn blob(stat: &BlobStat, tenant: &Value) -> Value {
+fn blob(stat: &BlobStat, tenant: &str) -> Value {
     let k = &*KEYS;
     object([
         (&k.id, stat.id.as_str().into()),
         // The store gives a tenant its own blobs only.
-        (&k.tenant, tenant.clone()),
+        (&k.tenant, tenant.into()),
         (&k.owner, stat.owner.as_str().into()),
         (&k.kind, stat.kind.as_str().into()),
         (&k.size_bytes, stat.size_bytes.into()),
@@ -321,6 +337,25 @@ fn weekday(now_s: u64) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::auth::Caller;
+
+    /// Each is at an address where others have been before.
+    #[test]
+    fn nobody_is_taken_for_somebody_else() {
+        let inputs = Inputs::new(&Sandbox {
+            plugin: "process".into(),
+        });
+        for number in 0..3 * SUBJECTS_MAX {
+            let (id, tenant) = (format!("user:{number}"), format!("t{}", number % 7));
+            let caller = Caller::for_tests(&tenant, &id, &["operator"]);
+            for _ in 0..2 {
+                let seen = inputs.subject(caller.shared_subject());
+                assert_eq!(seen["id"], Value::from(id.as_str()));
+                assert_eq!(seen["tenant"], Value::from(tenant.as_str()));
+            }
+        }
+        assert!(inputs.subjects.lock().unwrap().len() <= SUBJECTS_MAX);
+    }
 
     #[test]
     fn days() {

@@ -312,4 +312,18 @@ mod tests {
         let left = json!({ "list": [null, 2, {}], "x": {} });
         assert_eq!((ours, json!(Json(&engines))), (left.clone(), left));
     }
+
+    /// Parts of an input are those of other calls too.
+    #[test]
+    fn what_is_shared_stays_whole() {
+        let claims = regorus::Value::from(json!({ "subject": { "claims": { "amr": ["mfa"] } } }));
+        let mut recorded = claims.clone();
+        assert!(mask(&mut recorded, "subject/claims/amr/0"));
+        assert!(mask(&mut recorded, "subject/claims"));
+        assert_eq!(json!(Json(&recorded)), json!({ "subject": {} }));
+        assert_eq!(
+            json!(Json(&claims)),
+            json!({ "subject": { "claims": { "amr": ["mfa"] } } })
+        );
+    }
 }
