@@ -17,8 +17,17 @@ use crate::cgroup::Entrance;
 use crate::sys;
 use crate::wire::RunSpec;
 
-/// What it is born in: its network, ipc and user namespaces are leased.
-pub(crate) const INIT_IN: libc::c_int = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWUTS;
+/// What it is born in. Its network, ipc and user namespaces are leased, and its mount namespace it makes itself, once it is
+/// in that user namespace: to have one before and leave it would wait for every processor of the host.
+pub(crate) fn init_in(ground: &Ground) -> libc::c_int {
+    let always = libc::CLONE_NEWPID | libc::CLONE_NEWUTS;
+    if ground.drops_groups {
+        always
+    } else {
+        // An ordinary user's takes something away (`build`) that in a user namespace of the run's own cannot be.
+        always | libc::CLONE_NEWNS
+    }
+}
 
 /// What process 1 and 2 say to each other, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +60,7 @@ pub(crate) struct Init<'a> {
 }
 
 impl Init<'_> {
-    /// For a process that has just been made with [`INIT_IN`].
+    /// For a process that has just been made with [`init_in`].
     pub(crate) fn become_init(&self) -> ! {
         match self.build().and_then(|()| self.seal()) {
             Ok(()) => loop {
@@ -78,8 +87,9 @@ impl Init<'_> {
             // The zygote's was in sight, without which an ordinary user gets none; with it goes all that it shows.
             sys::detach(c"/proc").at(Step::Proc)?;
         }
+        self.leave_rights().at(Step::Identity)?;
         sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
-        let owner = self.change_identity().at(Step::Identity)?;
+        let owner = become_user(self.user.is_some(), self.outer_id).at(Step::Identity)?;
         self.interior().mount_writable(owner).at(Step::Writable)
     }
 
@@ -128,9 +138,9 @@ impl Init<'_> {
         sys::close_all_from(4, &keep)
     }
 
-    /// Into the run's own user namespace, as the run's own user, with a mount namespace that belongs to it. Gives that
-    /// user's id as it is seen there.
-    fn change_identity(&self) -> io::Result<u32> {
+    /// Into the run's own user namespace, with a mount namespace that belongs to it: until then its mounts may be the
+    /// zygote's.
+    fn leave_rights(&self) -> io::Result<()> {
         if self.ground.drops_groups {
             sys::drop_groups()?;
         }
@@ -138,11 +148,10 @@ impl Init<'_> {
         if let Some(user) = self.user {
             sys::enter_namespace(user, libc::CLONE_NEWUSER)?;
         }
-        let id = become_user(self.user.is_some(), self.outer_id)?;
-        if self.user.is_some() {
+        if self.user.is_some() || init_in(self.ground) & libc::CLONE_NEWNS == 0 {
             sys::unshare(libc::CLONE_NEWNS)?;
         }
-        Ok(id)
+        Ok(())
     }
 }
 

@@ -11,7 +11,7 @@ use super::run::Process;
 use super::zygotes::Ordered;
 use crate::cgroup::Entrance;
 use crate::isolate::Ground;
-use crate::isolate::init::{INIT_IN, Init};
+use crate::isolate::init::{Init, init_in};
 use crate::sys::{self, Fork};
 use crate::wire::{PoolNeeds, RunSpec};
 use crate::zygote::Order;
@@ -72,7 +72,7 @@ impl Theirs {
         Ok((sockets, theirs))
     }
 
-    /// Makes its init: a copy of the launcher that is born among the zygote's mounts and never in the launcher's own.
+    /// Makes its init: a copy of the launcher that is born in the zygote's mount namespace and never in the launcher's own.
     /// `home` is the launcher's mount namespace.
     pub(super) fn bear_init(
         &self,
@@ -84,7 +84,7 @@ impl Theirs {
     ) -> io::Result<Process> {
         sys::enter_namespace(zygote.pidfd.as_fd(), libc::CLONE_NEWNS)?;
         let born_in = self.entrance.born_in.as_ref().map(AsFd::as_fd);
-        let born = sys::clone_process(INIT_IN, born_in);
+        let born = sys::clone_process(init_in(ground), born_in);
         if let Ok(Fork::Child) = born {
             let init = Init {
                 ground,
