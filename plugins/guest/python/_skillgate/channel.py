@@ -17,11 +17,12 @@ JOB_BYTES_MAX = 24 * 1024 * 1024
 FRAME_BYTES_MAX = 1024 * 1024 + 64 * 1024
 DATA_BYTES_MAX = 1024 * 1024
 _RESULT_WAIT_S = 5.0
+_FIRST_READ_BYTES = 4096
 
 _IDLE, _WRITING, _READING, _CLOSED = range(4)
 
 # Bound now: user code may replace the names in `os` (a test double, a mistake), and the result must still go out.
-_readv, _writev, _fstat, _getpid = os.readv, os.writev, os.fstat, os.getpid
+_read, _readv, _writev, _fstat, _getpid = os.read, os.readv, os.writev, os.fstat, os.getpid
 
 
 class ChannelLost(ConnectionError):
@@ -53,10 +54,20 @@ class Channel:
 
     def receive_job(self) -> dict:
         """The first frame. ValueError (or RecursionError) when its JSON is beyond what Python reads."""
-        kind, payload = self._receive(JOB_BYTES_MAX)
-        if kind != b"J":
-            raise ChannelLost("the first frame is %r and not a job" % kind)
-        return _loads(str(payload, "utf-8"))
+        self._check()
+        # Nothing follows before it is answered, so most jobs come with one read.
+        try:
+            frame = _read(self._fd, _FIRST_READ_BYTES)
+        except OSError as cause:
+            raise ChannelLost("the run's channel is closed: %s" % cause) from None
+        if len(frame) < 5:
+            frame += self._read(5 - len(frame))
+        end = 4 + self._length(frame[:4], JOB_BYTES_MAX)
+        if len(frame) < end:
+            frame += self._read(end - len(frame))
+        if frame[4:5] != b"J":
+            raise ChannelLost("the first frame is %r and not a job" % frame[4:5])
+        return _loads(str(memoryview(frame)[5:end], "utf-8"))
 
     def call(self, kind: bytes, *parts) -> dict:
         """A request that is answered with JSON."""
@@ -126,11 +137,15 @@ class Channel:
 
     def _receive(self, bytes_max: int):
         self._check()
-        length = int.from_bytes(self._read(4), "little")
+        frame = self._read(self._length(self._read(4), bytes_max))
+        return bytes(frame[:1]), memoryview(frame)[1:].tobytes()
+
+    @staticmethod
+    def _length(header: bytes, bytes_max: int) -> int:
+        length = int.from_bytes(header, "little")
         if not 1 <= length <= bytes_max:
             raise ChannelLost("a frame of %d bytes, where 1 to %d are allowed" % (length, bytes_max))
-        frame = self._read(length)
-        return bytes(frame[:1]), memoryview(frame)[1:].tobytes()
+        return length
 
     def _read(self, count: int) -> bytearray:
         buffer = bytearray(count)

@@ -44,6 +44,7 @@ _STREAMS = ("utf-8", "backslashreplace", True)
 
 # The skill beside this file that a rehearsal runs, and the code.
 _REHEARSAL = "rehearsal"
+_REHEARSED_ID = "run_00000000000000000000000000000000"
 _REHEARSED = "def main(args):\n    print('hello', args['name'])\n    return {'hello': args['name'], 'n': [1, 2.5, None]}\n"
 
 # The result when even making one fails.
@@ -75,19 +76,33 @@ def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1) -> N
     In the one that is forked from, more times: what runs do is specialised there, and the forks neither do that again nor
     write to those pages. Closes both descriptors."""
     gc.enable()
-    skill = {"skill": _REHEARSAL, "skills": [{"name": _REHEARSAL, "entrypoint": "main.py"}]}
+    _settle(layout)
+    skill = {"name": _REHEARSAL, "version": "0.1.0", "entrypoint": "main.py", "function": "main"}
     beside = layout._replace(skills=os.path.dirname(__file__))
     for _ in range(times):
-        _rehearse_once(fd, peer, layout, {"code": _REHEARSED})
-        _rehearse_once(fd, peer, beside, skill)
+        _rehearse_once(fd, peer, layout, code=_REHEARSED)
+        _rehearse_once(fd, peer, beside, skill=_REHEARSAL, skills=[skill])
     os.close(fd)
     os.close(peer)
     gc.disable()
 
 
-def _rehearse_once(fd: int, peer: int, layout: Layout, what: dict) -> None:
-    job = {"run_id": _REHEARSAL, "timeout_ms": 1, "function": "main", "args": {"name": "x"}, **what}
-    job["env"] = {"TMPDIR": layout.tmp}
+def _rehearse_once(fd: int, peer: int, layout: Layout, code=None, skill=None, skills=()) -> None:
+    environment = dict(os.environ)
+    # Of the same shape as any other: what has another length is put where no page was touched.
+    job = {
+        "run_id": _REHEARSED_ID,
+        "timeout_ms": 60000,
+        "code": code,
+        "skill": skill,
+        "function": "main",
+        "args": {"name": "x"},
+        "skills": skills,
+        "blobs": [],
+        "env": {**environment, "TMPDIR": layout.tmp, "SKILLGATE_RUN_ID": _REHEARSED_ID},
+        "secrets": {},
+        "output_bytes": 4096,
+    }
     frame = b"J" + _dumps(job).encode("utf-8")
     _write(peer, len(frame).to_bytes(4, "little") + frame)
     saved = sys.argv, sys.meta_path[:], importlib.import_module
@@ -96,8 +111,11 @@ def _rehearse_once(fd: int, peer: int, layout: Layout, what: dict) -> None:
     job = channel.receive_job()
     run = _prepare(job, channel, layout)
     value = _execute(job, layout)
-    channel.finish(_completed(run, value, 4096))
+    _check_owner(channel)
+    _set_recursion_limit(max(_RECURSION_LIMIT, sys.getrecursionlimit()))
+    result = _completed(run, value, min(int(job.get("output_bytes", 4096)), _INLINE_BYTES_MAX))
     _flush()
+    channel.finish(result)
     file = os.path.join(os.environ["TMPDIR"], CODE_MODULE + ".py")
     try:
         os.unlink(file)
@@ -108,7 +126,7 @@ def _rehearse_once(fd: int, peer: int, layout: Layout, what: dict) -> None:
         if name == CODE_MODULE or name.partition(".")[0] == imports.PACKAGE:
             del sys.modules[name]
     sys.argv, sys.meta_path[:], importlib.import_module = saved
-    _set_environment({})
+    _set_environment(environment)
     state.current = None
     runtime.run._begin("", None, None)
     runtime.run.deadline = runtime.run._ends = None
@@ -130,9 +148,10 @@ def refresh_randomness() -> None:
         loaded("uuid")._last_timestamp = None
 
 
-def prepare(fd: int) -> list:
+def prepare(fd: int, layout: Layout = Layout()) -> list:
     """What can be done before there is a job in `fd`, in the process that will serve it: for `serve`, which takes it out."""
     refresh_randomness()
+    _settle(layout)
     reserve = bytes(_RESERVE_BYTES)  # room, and no page of it touched
     return [Channel(fd), reserve]
 
@@ -182,8 +201,8 @@ def _set_environment(wanted: dict) -> None:
             os.environ[name] = value
 
 
-def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
-    _set_environment({**(job.get("env") or {}), **(job.get("secrets") or {})})
+def _settle(layout: Layout) -> None:
+    """What is the same for every run."""
     try:
         os.chdir(layout.workspace)  # a forked interpreter comes with its launcher's directory
     except FileNotFoundError:
@@ -195,6 +214,10 @@ def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
         # By lines, so that stdout and stderr keep their order in the one pipe that both are.
         if (stream.encoding, stream.errors, stream.line_buffering) != _STREAMS:
             stream.reconfigure(encoding=_STREAMS[0], errors=_STREAMS[1], line_buffering=_STREAMS[2])
+
+
+def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
+    _set_environment({**(job.get("env") or {}), **(job.get("secrets") or {})})
     run = state.Run(channel, layout, job.get("blobs") or ())
     state.current = run
     runtime.run._begin(job["run_id"], job.get("timeout_ms"), job.get("args"))

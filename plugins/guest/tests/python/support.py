@@ -20,7 +20,8 @@ _SERVE = (
     "from _skillgate.state import Layout\n"
     "root = sys.argv[3]\n"
     "exec(sys.argv[4])\n"
-    "serve(prepare(int(sys.argv[1])), Layout(root + '/skills', root + '/blobs', root + '/workspace', root + '/tmp'))\n"
+    "layout = Layout(root + '/skills', root + '/blobs', root + '/workspace', root + '/tmp')\n"
+    "serve(prepare(int(sys.argv[1]), layout), layout)\n"
 )
 
 

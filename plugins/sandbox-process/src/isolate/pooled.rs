@@ -215,6 +215,10 @@ impl Child {
         }
         sys::dup_to(self.output.as_raw_fd(), 1).at(Step::Descriptors)?;
         sys::dup_to(self.output.as_raw_fd(), 2).at(Step::Descriptors)?;
+        // Most of what is open goes before there is a run, which would wait for it.
+        let mut keep = vec![self.orders.as_raw_fd(), self.report.as_raw_fd()];
+        keep.extend(later.rules.as_ref().map(AsRawFd::as_raw_fd));
+        sys::close_all_from(4, &keep).at(Step::Descriptors)?;
         let Some((spec, mounts)) = self.receive().at(Step::Descriptors)? else {
             return Ok(false);
         };
