@@ -267,7 +267,10 @@ impl Launcher {
                 polls.extend([
                     unless(run.report_over, Poll::readable(run.report.as_fd())),
                     Poll::readable(run.init.pidfd.as_fd()),
-                    unless(run.killed, Poll::readable(run.notice.as_fd())),
+                    unless(
+                        run.killed || run.ends_ns.is_some(),
+                        Poll::readable(run.notice.as_fd()),
+                    ),
                     run.program
                         .as_ref()
                         .map_or_else(Poll::nothing, |p| Poll::readable(p.pidfd.as_fd())),
@@ -316,9 +319,14 @@ impl Launcher {
                 last_cpu_check = now;
                 self.check_cpu();
             }
-            for run in self.runs.values_mut().filter(|r| now >= r.deadline_ns) {
-                run.deadline_passed = true;
-                run.kill();
+            for run in self.runs.values_mut() {
+                if now >= run.deadline_ns {
+                    run.deadline_passed = true;
+                    run.kill();
+                }
+                if run.ends_ns.is_some_and(|at| now >= at) {
+                    run.kill();
+                }
             }
             let mut more = [polls[0]];
             for _ in 0..MESSAGES_AT_ONCE {
@@ -357,7 +365,8 @@ impl Launcher {
             .runs
             .values()
             .filter(|r| !r.killed)
-            .map(|r| r.deadline_ns.saturating_sub(now))
+            .map(|r| r.deadline_ns.min(r.ends_ns.unwrap_or(u64::MAX)))
+            .map(|at| at.saturating_sub(now))
             .min();
         let cpu = self
             .runs
@@ -384,6 +393,7 @@ impl Launcher {
 
     /// Something has happened to a run: it has said something, it has ended, or the plugin has let go of it.
     fn attend(&mut self, slot: u32, [report, ended, notice, program]: [bool; 4]) {
+        let busy = self.is_busy();
         let Some(run) = self.runs.get_mut(&slot) else {
             return;
         };
@@ -396,7 +406,7 @@ impl Launcher {
             self.ended_ns = [self.ended_ns[1], sys::now_ns()];
         }
         if notice {
-            run.kill();
+            run.let_go(busy);
         }
         if ended {
             let Some(run) = self.runs.remove(&slot) else {

@@ -224,8 +224,8 @@ impl Running<'_> {
         self.answer(outcome, request)
     }
 
-    /// The result of a zygote's child is there: what it has said and used until now is the run's, and what is left of it
-    /// is ended. Its processes are reaped by the launcher, for which the answer does not wait.
+    /// The result of a zygote's child is there: what it has said and used until now is the run's. What is left of it is
+    /// ended by the launcher, for which the answer does not wait.
     fn settle(&mut self) -> Option<Outcome> {
         let failed = self.channel.result.as_ref()?.status == Status::Failed;
         let child = self.child.as_ref()?;
@@ -244,7 +244,6 @@ impl Running<'_> {
             pids_refused: used.pids_refused,
             ..End::default()
         };
-        self.kill_quietly();
         Some(Outcome::Ended(end))
     }
 

@@ -103,6 +103,8 @@ pub(crate) enum Word {
         number: u64,
         zygote: u64,
         interpreter: u32,
+        /// How long it waits for a run before it rehearses.
+        idle_ns: u64,
         parts: Vec<Part>,
         limits: GroupLimits,
     },

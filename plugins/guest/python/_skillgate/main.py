@@ -26,6 +26,7 @@ CODE_MODULE = "run_code"
 SUMMARY_CHARS_MAX = 1000
 _INLINE_BYTES_MAX = 1024 * 1024
 _EXIT_LOST_CHANNEL = 70
+_LINGER_S = 0.1
 _FUNCTIONS_LISTED_MAX = 10
 _RECURSION_LIMIT = 1000
 # Given back before a failure is described: after a MemoryError there may be nothing else to work with.
@@ -33,6 +34,7 @@ _RESERVE_BYTES = 256 * 1024
 
 # Bound now, so that what the code does to `os`, `sys` and `importlib` does not reach the way out.
 _exit = os._exit
+_sleep = time.sleep
 _write = os.write
 _set_recursion_limit = sys.setrecursionlimit
 _import_module = importlib.import_module
@@ -156,8 +158,9 @@ def prepare(fd: int, layout: Layout = Layout()) -> list:
     return [Channel(fd), reserve]
 
 
-def serve(prepared: list, layout: Layout = Layout()) -> None:
-    """Reads the job, runs it, sends the result and ends the process. Does not return."""
+def serve(prepared: list, layout: Layout = Layout(), lingers: bool = False) -> None:
+    """Reads the job, runs it, sends the result and ends the process. Does not return. `lingers`: somebody else ends it, who
+    knows when the processor has nothing better to do; it waits a while for that."""
     gc.enable()
     reserve, channel = prepared.pop(), prepared.pop()
     function = "main"
@@ -184,8 +187,12 @@ def serve(prepared: list, layout: Layout = Layout()) -> None:
         channel.finish(result)
     except BaseException as exc:
         _lost(exc)
-    # Not sys.exit: threads, exit handlers and destructors of the code do not hold the answer.
-    _exit(0)
+    try:
+        if lingers:
+            _sleep(_LINGER_S)
+    finally:
+        # Not sys.exit: threads, exit handlers and destructors of the code do not hold the answer.
+        _exit(0)
 
 
 # -- before -------------------------------------------------------------------------------------------------------

@@ -112,13 +112,13 @@ impl Theirs {
     }
 
     /// Orders process 2.
-    pub(super) fn send(&self, zygote: &Zygote, child: &Ordered, idle_ns: u64) -> io::Result<()> {
+    pub(super) fn send(&self, zygote: &Zygote, child: &Ordered) -> io::Result<()> {
         let order = Order {
             spec: self.spec.clone(),
             outer_id: child.lease.outer_id,
             user: child.lease.user.is_some(),
             born_in: self.entrance.born_in.is_some(),
-            idle_ns,
+            idle_ns: child.idle_ns,
         };
         let mut fds = vec![
             child.init.pidfd.as_fd(),

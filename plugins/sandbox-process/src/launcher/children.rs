@@ -84,9 +84,16 @@ impl Launcher {
         false
     }
 
+    /// Whether two runs have ended a moment ago.
+    pub(super) fn is_busy(&self) -> bool {
+        // The one before the last: the last is the one that is just ending, or whose place a child takes.
+        sys::now_ns() < self.ended_ns[0].saturating_add(BUSY_NS)
+    }
+
     /// All that a child needs, its init, and the order for process 2. `there` are waiting already.
     fn try_order(&mut self, name: &str, there: u32) -> Result<(), String> {
         let cannot = |e: io::Error| format!("a child cannot be ordered: {e}");
+        let busy = self.is_busy();
         let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
             return Ok(());
         };
@@ -133,12 +140,10 @@ impl Launcher {
             lease,
             group,
             limits,
+            idle_ns: if busy || scarce { IDLE_NS } else { 0 },
             sockets,
         };
-        // The one before the last: the last is the one whose place this child takes.
-        let busy = sys::now_ns() < self.ended_ns[0].saturating_add(BUSY_NS);
-        let idle_ns = if busy || scarce { IDLE_NS } else { 0 };
-        match zygotes.order(name, child, &theirs, idle_ns) {
+        match zygotes.order(name, child, &theirs) {
             Ok(()) => Ok(()),
             Err((child, e)) => {
                 self.lost(*child);
@@ -172,7 +177,7 @@ impl Launcher {
         program: Process,
     ) {
         let slot = child.lease.slot;
-        let limits = child.limits;
+        let (limits, idle_ns) = (child.limits, child.idle_ns);
         let opened = child.group.as_ref().map_or(Ok(Vec::new()), RunGroup::open);
         let interpreter = program.pid as u32;
         let (run, plugins) = self.run_of(child, domain.clone());
@@ -189,6 +194,7 @@ impl Launcher {
                     number,
                     zygote,
                     interpreter,
+                    idle_ns,
                     parts,
                     limits,
                 };
@@ -225,6 +231,7 @@ impl Launcher {
             cpu_exhausted: false,
             deadline_passed: false,
             killed: false,
+            ends_ns: None,
             pooled: Some(Pooled {
                 number: self.children,
                 domain,

@@ -7,6 +7,10 @@ use crate::cgroup::RunGroup;
 use crate::sys::{self, Exit, Poll};
 use crate::wire::{End, Notice, Report};
 
+/// A zygote's child that the plugin has let go of has given its result, as a rule, and is ended so much later, where that is
+/// not load: to end takes as much of the processors as a short run does, and the answer wants them first.
+const LINGER_NS: u64 = 500_000;
+
 /// A process that is the launcher's to kill and to reap.
 #[derive(Debug)]
 pub(super) struct Process {
@@ -42,6 +46,8 @@ pub(super) struct Run {
     pub(super) cpu_exhausted: bool,
     pub(super) deadline_passed: bool,
     pub(super) killed: bool,
+    /// The plugin has let go of it: when it is killed.
+    pub(super) ends_ns: Option<u64>,
     /// Of a zygote's child.
     pub(super) pooled: Option<Pooled>,
 }
@@ -65,6 +71,15 @@ impl Run {
         // The kernel refuses only for a process that is not ours to kill, which this one is.
         let _ = sys::kill_by_pidfd(self.init.pidfd.as_fd());
         self.killed = true;
+    }
+
+    /// The plugin has closed its notice socket: nobody asks for the run any more.
+    pub(super) fn let_go(&mut self, busy: bool) {
+        if self.pooled.is_some() && !busy {
+            self.ends_ns = Some(sys::now_ns() + LINGER_NS);
+        } else {
+            self.kill();
+        }
     }
 
     /// Process 2 has ended: it is reaped, and with init everything goes that it has left behind.

@@ -78,6 +78,7 @@ impl Launcher {
             cpu_exhausted: false,
             deadline_passed: false,
             killed: false,
+            ends_ns: None,
             pooled: None,
             notice: notice?,
         };

@@ -58,6 +58,8 @@ pub(super) struct Ordered {
     pub(super) lease: Lease,
     pub(super) group: Option<RunGroup>,
     pub(super) limits: GroupLimits,
+    /// How long it waits for a run before it rehearses.
+    pub(super) idle_ns: u64,
     pub(super) sockets: Sockets,
 }
 
@@ -231,13 +233,12 @@ impl Zygotes {
         Some((domain.current.as_ref()?, &domain.needs))
     }
 
-    /// Orders process 2 of a child of a domain. It rehearses when it has waited for `idle_ns`.
+    /// Orders process 2 of a child of a domain.
     pub(super) fn order(
         &mut self,
         name: &str,
         child: Ordered,
         theirs: &Theirs,
-        idle_ns: u64,
     ) -> Result<(), (Box<Ordered>, io::Error)> {
         let found = self.domains.get_mut(name);
         let Some((zygote, pending)) =
@@ -245,7 +246,7 @@ impl Zygotes {
         else {
             return Err((Box::new(child), io::ErrorKind::NotFound.into()));
         };
-        if let Err(e) = theirs.send(zygote, &child, idle_ns) {
+        if let Err(e) = theirs.send(zygote, &child) {
             return Err((Box::new(child), e));
         }
         *pending = Some(Pending {

@@ -26,7 +26,7 @@ def main():
     if is_idle():
         rehearse(8, 9)
     activate()
-    serve(prepared)
+    serve(prepared, lingers=True)
 
 
 main()
