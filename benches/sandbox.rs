@@ -89,10 +89,9 @@ impl Mode {
         Row::new(name, clients, self.each, work).with_trees(vec![self.direct.launcher_pid()])
     }
 
-    fn behind_http(&self, clients: usize) -> Row {
+    fn behind_http(&self, name: String, clients: usize) -> Row {
         let operation = run(json!({ "name": "hello.world", "args": {} }));
         let work = clients_of(&self.gateway.address, Some(&self.token), operation);
-        let name = format!("{}, whole gateway over HTTP", self.name);
         Row::new(name, clients, self.each, work).with_trees(vec![self.gateway.pid])
     }
 }
@@ -136,12 +135,16 @@ fn starts(modes: &[Mode]) {
             Err(why) => println!("left out: {why}"),
         }
         for mode in modes {
+            let over_http = format!("{}, whole gateway over HTTP", mode.name);
             rows.push(mode.by_itself(mode.name.to_owned(), clients));
+            rows.push(mode.behind_http(over_http.clone(), clients));
             if mode.name == "pooled" {
-                let name = format!("{}, {} ms between two", mode.name, PAUSE.as_millis());
-                rows.push(mode.by_itself(name, clients).pausing(PAUSE));
+                let paced = |name: &str| format!("{name}, {} ms between two", PAUSE.as_millis());
+                rows.extend([
+                    mode.by_itself(paced(mode.name), clients).pausing(PAUSE),
+                    mode.behind_http(paced(&over_http), clients).pausing(PAUSE),
+                ]);
             }
-            rows.push(mode.behind_http(clients));
         }
     }
     measure(&mut rows, ROUNDS);
