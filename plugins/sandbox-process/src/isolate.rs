@@ -1,9 +1,8 @@
 //! What turns a copy of the launcher into a run: one list of steps, in an order that has reasons.
 //!
-//! The steps serve a child of a warmed interpreter too (`init.rs` is its process 1, `pooled.rs` its process 2): they start from
-//! detached mounts, descriptors and numbers, and from nothing else that the launcher has.
+//! The steps serve a child of a warmed interpreter too (`pooled.rs`): they start from detached mounts, descriptors and
+//! numbers, and from nothing else that the launcher has.
 
-pub(crate) mod init;
 mod interior;
 pub(crate) mod pooled;
 
@@ -136,7 +135,7 @@ pub(crate) enum Step {
     ParentDeath,
     Program,
     Standard,
-    /// Of a zygote's child: what process 1 was to do.
+    /// Of a zygote's child: to become two, and what process 1 was to do then.
     Init,
     Filter,
     Execute,

@@ -19,20 +19,17 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 
-use libc::sock_filter;
-
 use crate::cgroup::{Groups, RunGroup};
 use crate::guard::Guard;
 use crate::isolate::Ground;
 use crate::probe::{self, Standing};
 use crate::root;
-use crate::seccomp;
 use crate::sys::{self, Poll};
 use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
 use leases::Leases;
 use run::{Pooled, Run, tell};
 pub(crate) use start::enter;
-use zygotes::Zygotes;
+use zygotes::{Ordered, Zygotes};
 
 /// How often the CPU time of runs with such a limit is looked at.
 const CPU_CHECK_NS: u64 = 50_000_000;
@@ -129,10 +126,8 @@ struct Launcher {
     leaving: Vec<RunGroup>,
     zygotes: Option<Zygotes>,
     leases: Option<Leases>,
-    /// The launcher's own mount namespace, for the way back from a zygote's.
-    home: OwnedFd,
-    /// Of inits.
-    init_filter: Vec<sock_filter>,
+    /// Have been ordered and did not come. Their namespaces are nobody else's until it is known that nothing of them lives.
+    lost: Vec<Ordered>,
     /// Until then children are made only for those who wait.
     hold_ns: u64,
     /// When the last two runs have ended.
@@ -197,11 +192,8 @@ impl Launcher {
             launcher,
             without,
         };
-        let home = sys::open("/proc/self/ns/mnt", libc::O_RDONLY)
-            .map_err(|e| broken("/proc/self/ns/mnt", e))?;
         let mut launcher = Launcher {
-            home,
-            init_filter: seccomp::of_init(),
+            lost: Vec::new(),
             ground,
             standing,
             uid_base: hello.uid_base,
@@ -265,15 +257,16 @@ impl Launcher {
                 // An end that has been seen says nothing more, and would be said again and again.
                 let unless = |seen: bool, poll: Poll| if seen { Poll::nothing() } else { poll };
                 polls.extend([
-                    unless(run.report_over, Poll::readable(run.report.as_fd())),
+                    // What a zygote's child says is asked for when it has ended.
+                    unless(
+                        run.report_over || run.pooled.is_some(),
+                        Poll::readable(run.report.as_fd()),
+                    ),
                     Poll::readable(run.init.pidfd.as_fd()),
                     unless(
                         run.killed || run.ends_ns.is_some(),
                         Poll::readable(run.notice.as_fd()),
                     ),
-                    run.program
-                        .as_ref()
-                        .map_or_else(Poll::nothing, |p| Poll::readable(p.pidfd.as_fd())),
                 ]);
             }
             let of_runs = polls.len();
@@ -302,14 +295,13 @@ impl Launcher {
                     leases.give_back(pooled.lease, !pooled.network);
                 }
             }
-            for (slot, polls) in slots.iter().zip(polls[1..of_runs].chunks(4)) {
+            for (slot, polls) in slots.iter().zip(polls[1..of_runs].chunks(3)) {
                 self.attend(
                     *slot,
                     [
                         polls[0].is_ready(),
                         polls[1].is_ready(),
                         polls[2].is_ready(),
-                        polls[3].is_ready(),
                     ],
                 );
             }
@@ -392,7 +384,7 @@ impl Launcher {
     }
 
     /// Something has happened to a run: it has said something, it has ended, or the plugin has let go of it.
-    fn attend(&mut self, slot: u32, [report, ended, notice, program]: [bool; 4]) {
+    fn attend(&mut self, slot: u32, [report, ended, notice]: [bool; 3]) {
         let busy = self.is_busy();
         let Some(run) = self.runs.get_mut(&slot) else {
             return;
@@ -400,15 +392,12 @@ impl Launcher {
         if report || ended {
             run.hear();
         }
-        if program {
-            run.program_ended();
-            self.hold_ns = 0;
-            self.ended_ns = [self.ended_ns[1], sys::now_ns()];
-        }
         if notice {
             run.let_go(busy);
         }
         if ended {
+            self.hold_ns = 0;
+            self.ended_ns = [self.ended_ns[1], sys::now_ns()];
             let Some(run) = self.runs.remove(&slot) else {
                 return;
             };
@@ -437,10 +426,9 @@ impl Launcher {
             run.kill();
         }
         let ordered = self.zygotes.as_mut().map(Zygotes::finish);
-        for child in ordered.unwrap_or_default() {
-            self.lost(child);
-        }
+        self.lost.extend(ordered.unwrap_or_default());
         self.sweep_strays();
+        self.forget_lost();
         while let Some((_, run)) = self.runs.pop_first() {
             self.leaving.extend(run.finish().0);
         }

@@ -42,8 +42,8 @@ pub(crate) struct PoolRules {
 pub(crate) struct Waiting {
     pub(crate) number: u64,
     pub(crate) zygote: u64,
-    /// Its interpreter's process id, which is nobody else's while it waits.
-    pub(crate) interpreter: u32,
+    /// Its process 1's id, which is nobody else's while it waits.
+    pub(crate) process_1: u32,
     /// When it has rehearsed, as far as can be known.
     ready: Instant,
     pub(crate) orders: OwnedFd,
@@ -295,7 +295,7 @@ impl Pool {
                 domain,
                 number,
                 zygote,
-                interpreter,
+                process_1,
                 idle_ns,
                 parts,
                 limits,
@@ -312,7 +312,7 @@ impl Pool {
                 of.idle.push_back(Waiting {
                     number,
                     zygote,
-                    interpreter,
+                    process_1,
                     ready: Instant::now() + Duration::from_nanos(idle_ns) + REHEARSAL,
                     orders,
                     channel,
@@ -452,7 +452,7 @@ mod tests {
         Waiting {
             number,
             zygote: 1,
-            interpreter: 0,
+            process_1: 0,
             ready,
             orders: nothing(),
             channel: nothing(),

@@ -512,7 +512,7 @@ fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<()
         .unwrap_or_default();
     for line in heard.lines() {
         match serde_json::from_str(line) {
-            Ok(Report::Ready) => {}
+            Ok(Report::Ready | Report::Begun) => {}
             Ok(Report::Failed { step, error }) => {
                 return Err(format!("isolation step {step}: {error}"));
             }

@@ -203,12 +203,8 @@ impl Running<'_> {
     /// Whether no byte of the job was read, so that nothing of the run has happened: a zygote's child that could not be
     /// made one's own, or that had been killed while it waited.
     fn is_untouched(&self, outcome: &Outcome) -> bool {
-        let never_began = match outcome {
-            Outcome::Failed(_) => true,
-            Outcome::Ended(_) => self.channel.is_unread(),
-            Outcome::LauncherDied | Outcome::Stuck => false,
-        };
-        self.child.is_some() && self.verdict.is_none() && never_began
+        let over = matches!(outcome, Outcome::Failed(_) | Outcome::Ended(_));
+        self.child.is_some() && self.verdict.is_none() && over && self.channel.is_unread()
     }
 
     fn end(

@@ -103,7 +103,7 @@ pub(crate) fn last_of_child(network: bool) -> Vec<sock_filter> {
     assemble(changed().map(rule), Some(Rule::Always))
 }
 
-/// The filter of a child's init, which sleeps until it is ended.
+/// The filter of process 1 of a zygote's child, which waits for process 2.
 pub(crate) fn of_init() -> Vec<sock_filter> {
     let sleeps = |e: &&Entry| allow::INIT.contains(&e.name);
     assemble(rules(entries(false).into_iter().filter(sleeps)), None)
@@ -362,13 +362,14 @@ mod tests {
     }
 
     #[test]
-    fn init_can_sleep_and_end() {
+    fn process_1_can_wait_say_and_end() {
         let program = of_init();
         let allowed = (0..1024).filter(|n| run(&program, NATIVE_ARCH, *n, [0; 6]) == RET_ALLOW);
         let expected = [
-            libc::SYS_ppoll,
+            libc::SYS_futex,
+            libc::SYS_wait4,
+            libc::SYS_write,
             libc::SYS_exit_group,
-            libc::SYS_restart_syscall,
         ];
         let expected: BTreeSet<u32> = expected.map(|n| n as u32).into();
         assert_eq!(allowed.collect::<BTreeSet<u32>>(), expected);

@@ -8,6 +8,7 @@
 mod credentials;
 mod fds;
 mod image;
+mod keeper;
 mod mounts;
 mod network;
 mod process;
@@ -16,6 +17,7 @@ pub(crate) mod python;
 pub(crate) use credentials::*;
 pub(crate) use fds::*;
 pub(crate) use image::*;
+pub(crate) use keeper::*;
 pub(crate) use mounts::*;
 pub(crate) use network::*;
 pub(crate) use process::*;

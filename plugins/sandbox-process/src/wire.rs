@@ -102,7 +102,8 @@ pub(crate) enum Word {
         /// Never given again.
         number: u64,
         zygote: u64,
-        interpreter: u32,
+        /// Its process id outside.
+        process_1: u32,
         /// How long it waits for a run before it rehearses.
         idle_ns: u64,
         parts: Vec<Part>,
@@ -231,6 +232,14 @@ pub(crate) struct End {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Report {
     Ready,
-    Failed { step: String, error: String },
-    Exited { code: i32, signal: i32 },
+    Failed {
+        step: String,
+        error: String,
+    },
+    Exited {
+        code: i32,
+        signal: i32,
+    },
+    /// Of a zygote's child: no step can fail any more, and of what follows nothing is to be believed but how it ended.
+    Begun,
 }

@@ -16,7 +16,7 @@ use crate::cgroup::Entrance;
 use crate::guard::Without;
 use crate::interpreter::Interpreter;
 use crate::isolate::Ground;
-use crate::isolate::pooled::{Child, Inside};
+use crate::isolate::pooled::{Child, Inside, Leased};
 use crate::seccomp;
 use crate::sys::{self, Fork, python};
 use crate::wire::{MESSAGE_BYTES_MAX, RunSpec};
@@ -46,14 +46,14 @@ pub(crate) struct Settings {
     pub(crate) memory_by_cgroup: bool,
 }
 
-/// One child to make. Its descriptors, in order: its init, that one's progress, orders, channel, output, report, the group
-/// to be born in (if `born_in`), `tasks` files.
+/// One child to make. Its descriptors, in order: network and ipc namespace, user namespace (if `user`), orders, channel,
+/// output, report, the group to be born in (if `born_in`), `tasks` files.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
     /// What is known already; the run's own comes with its activation.
     pub(crate) spec: RunSpec,
     pub(crate) outer_id: u32,
-    /// Its init is in a user namespace of the run's own.
+    /// It has a user namespace of its own.
     pub(crate) user: bool,
     pub(crate) born_in: bool,
     /// It rehearses when no run has wanted it for so long.
@@ -115,16 +115,14 @@ fn try_tend() -> io::Result<Option<Child>> {
             return Ok(None);
         };
         let order: Order = serde_json::from_slice(&buf[..n])?;
-        let (born_in, child) = take_apart(order, fds)?;
+        let (child, leased, born_in) = take_apart(order, fds)?;
         python::before_fork();
         // A brother, so that the launcher sees it end.
-        let born = sys::enter_namespace(child.init.as_fd(), libc::CLONE_NEWPID).and_then(|()| {
-            sys::clone_process(libc::CLONE_PARENT, born_in.as_ref().map(AsFd::as_fd))
-        });
-        match born {
+        let flags = libc::CLONE_PARENT | inside.born_in();
+        match sys::clone_process(flags, born_in.as_ref().map(AsFd::as_fd)) {
             Ok(Fork::Child) => {
                 drop(control);
-                return Ok(Some(child.be_born(inside)));
+                return Ok(Some(child.be_born(inside, leased)));
             }
             Ok(Fork::Parent { pid, pidfd }) => {
                 python::after_fork_parent();
@@ -159,28 +157,27 @@ fn ground() -> io::Result<Ground> {
     })
 }
 
-/// The group to be born in, and all else that the child gets.
-fn take_apart(order: Order, fds: Vec<OwnedFd>) -> io::Result<(Option<OwnedFd>, Child)> {
+/// The child, its leased namespaces, and the group to be born in.
+fn take_apart(order: Order, fds: Vec<OwnedFd>) -> io::Result<(Child, Leased, Option<OwnedFd>)> {
     let mut fds = fds.into_iter();
     let mut next = || {
         fds.next()
             .ok_or_else(|| io::Error::other("an order came with too few descriptors"))
     };
+    let leased = Leased {
+        network: next()?,
+        ipc: next()?,
+        user: if order.user { Some(next()?) } else { None },
+    };
     let child = Child {
         spec: order.spec,
         outer_id: order.outer_id,
-        user: order.user,
         idle_ns: order.idle_ns,
-        init: next()?,
-        progress: next()?,
         orders: next()?,
         channel: next()?,
         output: next()?,
         report: next()?,
-        entrance: Entrance {
-            born_in: None,
-            tasks: Vec::new(),
-        },
+        entrance: Entrance::default(),
         later: None,
     };
     let born_in = if order.born_in { Some(next()?) } else { None };
@@ -188,5 +185,5 @@ fn take_apart(order: Order, fds: Vec<OwnedFd>) -> io::Result<(Option<OwnedFd>, C
         born_in: None,
         tasks: fds.collect(),
     };
-    Ok((born_in, Child { entrance, ..child }))
+    Ok((Child { entrance, ..child }, leased, born_in))
 }

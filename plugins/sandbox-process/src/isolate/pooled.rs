@@ -1,9 +1,10 @@
-//! Process 2 of a zygote's child, from its birth to the first line of user code.
+//! A zygote's child, from its birth to the first line of user code.
 //!
-//! It is born in the pid namespace of an init that the launcher has made for it (`init.rs`) and enters what that has
-//! built. It rehearses and waits. All that it still may is to mount in its own mount namespace, which is how it puts up
-//! what the run has been given; then it seals itself too. No byte of a job has been read by then, and init's seal has
-//! been waited for: user code never has a neighbour with rights.
+//! It is born as process 1 of its pid namespace with the launcher's rights, leaves those behind for a user namespace of the
+//! run's own, builds what the run will live in, and becomes two: process 1 seals itself at once and from there on only
+//! reaps ([`sys::divide`]). Process 2 rehearses and waits. All that it still may is to mount in its own mount namespace,
+//! which is how it puts up what the run has been given; then it seals itself too. No byte of a job has been read by then,
+//! and process 1's seal has been waited for: user code never has a neighbour with rights.
 //!
 //! Between the activation and the job's first byte every step is one that needs to know the run: the rest is done ahead.
 
@@ -13,13 +14,15 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use libc::sock_filter;
 
-use super::init::{self, Word};
 use super::interior::Interior;
-use super::{At as _, Failure, Ground, Step, close_ways_to_rights, give_up, own_rules};
+use super::{
+    At as _, Failure, Ground, INSIDE_ID, Step, close_ways_to_rights, give_up, new_proc, own_rules,
+    tell,
+};
 use crate::cgroup::Entrance;
 use crate::seccomp;
-use crate::sys::{self, Poll, python};
-use crate::wire::RunSpec;
+use crate::sys::{self, Keeper, Poll, python};
+use crate::wire::{Report, RunSpec};
 use crate::zygote::REHEARSAL_FDS;
 
 /// Where the lowest of the descriptors that a child keeps for itself goes: out of the way of those with fixed numbers.
@@ -31,6 +34,9 @@ pub(crate) struct Inside {
     name: CString,
     /// The last layer, for runs without and with network.
     filters: [Vec<sock_filter>; 2],
+    /// Process 1's.
+    keeps: &'static [sock_filter],
+    cannot_seal: &'static [u8],
 }
 
 impl Inside {
@@ -41,31 +47,47 @@ impl Inside {
             .rsplit('/')
             .next()
             .unwrap_or_default();
+        let cannot_seal = Report::Failed {
+            step: format!("{:?}", Step::Init),
+            error: "process 1 of the run cannot give up its rights".into(),
+        };
+        let mut cannot_seal = serde_json::to_vec(&cannot_seal)?;
+        cannot_seal.push(b'\n');
         Ok(Inside {
             name: sys::cstr(name)?,
             ground,
             filters: [false, true].map(seccomp::last_of_child),
+            keeps: seccomp::of_init().leak(),
+            cannot_seal: cannot_seal.leak(),
         })
+    }
+
+    /// What a child is born in. Its network, ipc and user namespaces are leased, and its mount namespace it makes itself, once
+    /// it is in that user namespace: to have one before and leave it would wait for every processor of the host.
+    pub(crate) fn born_in(&self) -> libc::c_int {
+        let always = libc::CLONE_NEWPID | libc::CLONE_NEWUTS;
+        if self.ground.drops_groups {
+            always
+        } else {
+            // An ordinary user's takes something away (`build`) that in a user namespace of the run's own cannot be.
+            always | libc::CLONE_NEWNS
+        }
     }
 }
 
-/// What it enters, of its init's: all but the pid namespace, which it is born in.
-const INITS: libc::c_int = libc::CLONE_NEWNS
-    | libc::CLONE_NEWNET
-    | libc::CLONE_NEWIPC
-    | libc::CLONE_NEWUTS
-    | libc::CLONE_NEWCGROUP;
+/// The namespaces that are leased to a run.
+pub(crate) struct Leased {
+    pub(crate) network: OwnedFd,
+    pub(crate) ipc: OwnedFd,
+    /// `None`: excused.
+    pub(crate) user: Option<OwnedFd>,
+}
 
 /// One child: what has come with its order.
 pub(crate) struct Child {
     pub(crate) spec: RunSpec,
+    /// The id of the run in the launcher's user namespace, where it has no namespace of its own.
     pub(crate) outer_id: u32,
-    /// The process that it lives with.
-    pub(crate) init: OwnedFd,
-    /// What that says of itself, and hears of this.
-    pub(crate) progress: OwnedFd,
-    /// `false`: excused.
-    pub(crate) user: bool,
     /// How long it waits for a run before it rehearses.
     pub(crate) idle_ns: u64,
     pub(crate) orders: OwnedFd,
@@ -85,41 +107,68 @@ pub(crate) struct Later {
 }
 
 impl Child {
-    /// In a copy of the zygote, that has just been made.
-    pub(crate) fn be_born(mut self, inside: Inside) -> Self {
-        match self.enter(&inside).and_then(|()| self.wait_ready(&inside)) {
+    /// In a copy of the zygote, that has just been made with [`Inside::born_in`]. Returns in process 2.
+    pub(crate) fn be_born(mut self, inside: Inside, leased: Leased) -> Self {
+        let ready = self
+            .build(&inside, leased)
+            .and_then(|()| self.divide(&inside))
+            .and_then(|rules| self.wait_ready(rules));
+        match ready {
             Ok(rules) => {
                 self.later = Some(Later { inside, rules });
                 python::after_fork_child();
                 self
             }
+            // Where that is process 1, all ends with it; where it is process 2, process 1 sees it end.
             Err(failure) => give_up(self.report.as_fd(), &failure),
         }
     }
 
-    fn enter(&self, inside: &Inside) -> Result<(), Failure> {
+    /// Process 1, up to the point from which both go on.
+    fn build(&self, inside: &Inside, leased: Leased) -> Result<(), Failure> {
+        let ground = &inside.ground;
         // First of all, so that no later mistake can reach another child's socket or the zygote's.
-        self.close_inherited(inside).at(Step::Descriptors)?;
+        self.close_inherited(inside, &leased)
+            .at(Step::Descriptors)?;
+        sys::set_process_name(c"skillgate-init");
         self.entrance.enter().at(Step::JoinGroup)?;
-        if inside.ground.drops_groups {
-            sys::drop_groups().at(Step::Identity)?;
+        sys::unshare(libc::CLONE_NEWCGROUP).at(Step::CgroupNamespace)?;
+        sys::enter_namespace(leased.network.as_fd(), libc::CLONE_NEWNET).at(Step::Network)?;
+        sys::enter_namespace(leased.ipc.as_fd(), libc::CLONE_NEWIPC).at(Step::Network)?;
+        sys::new_session().at(Step::Session)?;
+        sys::set_hostname("sandbox").at(Step::Hostname)?;
+        let proc = new_proc(true).at(Step::Proc)?;
+        if !ground.drops_groups {
+            // The zygote's was in sight, without which an ordinary user gets none; with it goes all that it shows.
+            sys::detach(c"/proc").at(Step::Proc)?;
         }
-        if !init::hear(self.progress.as_fd(), Word::Built).at(Step::Init)? {
-            // It has said why.
-            sys::exit_now(127);
-        }
-        let user = if self.user { libc::CLONE_NEWUSER } else { 0 };
-        sys::set_securebits(sys::SECURE_NO_SETUID_FIXUP).at(Step::Identity)?;
-        sys::enter_namespace(self.init.as_fd(), INITS | user).at(Step::Init)?;
-        init::tell(self.progress.as_fd(), Word::Entered).at(Step::Init)?;
-        init::become_user(self.user, self.outer_id).at(Step::Identity)?;
-        self.interior(&inside.ground)
-            .set_common_limits()
-            .at(Step::Limits)?;
+        leave_rights(inside, &leased).at(Step::Identity)?;
+        sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
+        let owner = become_user(leased.user.is_some(), self.outer_id).at(Step::Identity)?;
+        self.interior(ground)
+            .mount_writable(owner)
+            .at(Step::Writable)?;
+        self.interior(ground).set_common_limits().at(Step::Limits)?;
         sys::set_no_new_privs().at(Step::NoNewPrivileges)?;
         close_ways_to_rights().at(Step::Capabilities)?;
         // Nothing and nobody looks into what still has rights.
-        inside.ground.die_with_launcher().at(Step::ParentDeath)
+        ground.die_with_launcher().at(Step::ParentDeath)
+    }
+
+    /// Becomes two, and goes on as process 2, with the Landlock rules of a run without network, which are process 1's too.
+    fn divide(&self, inside: &Inside) -> Result<Option<OwnedFd>, Failure> {
+        let rules = match inside.ground.landlock_abi {
+            Some(abi) => Some(own_rules(&inside.ground, abi, false).at(Step::Landlock)?),
+            None => None,
+        };
+        let keeper = Box::leak(Box::new(Keeper {
+            rules: rules.as_ref().map(AsRawFd::as_raw_fd),
+            report: self.report.as_raw_fd(),
+            filter: inside.keeps,
+            cannot_seal: inside.cannot_seal,
+        }));
+        sys::divide(keeper).at(Step::Init)?;
+        Ok(rules)
     }
 
     fn interior<'a>(&'a self, ground: &'a Ground) -> Interior<'a> {
@@ -129,35 +178,30 @@ impl Child {
         }
     }
 
-    fn close_inherited(&self, inside: &Inside) -> io::Result<()> {
+    fn close_inherited(&self, inside: &Inside, leased: &Leased) -> io::Result<()> {
         let mut keep = vec![
-            self.init.as_raw_fd(),
-            self.progress.as_raw_fd(),
+            leased.network.as_raw_fd(),
+            leased.ipc.as_raw_fd(),
             self.orders.as_raw_fd(),
             self.channel.as_raw_fd(),
             self.output.as_raw_fd(),
             self.report.as_raw_fd(),
             inside.ground.launcher.as_raw_fd(),
         ];
+        keep.extend(leased.user.as_ref().map(AsRawFd::as_raw_fd));
         keep.extend(self.entrance.tasks.iter().map(AsRawFd::as_raw_fd));
         sys::close_all_from(3, &keep)?;
         // Nothing that is opened from here on gets a number that is given out below.
         sys::dup_to(0, 3)
     }
 
-    /// Has a place of its own for everything.
-    fn wait_ready(&mut self, inside: &Inside) -> Result<Option<OwnedFd>, Failure> {
+    /// Process 2 has a place of its own for everything.
+    fn wait_ready(&mut self, rules: Option<OwnedFd>) -> Result<Option<OwnedFd>, Failure> {
         sys::new_session().at(Step::Standard)?;
         sys::set_umask(0o022);
         sys::set_process_name(c"skillgate-idle");
         std::env::set_current_dir("/workspace").at(Step::Standard)?;
-        let rules = match inside.ground.landlock_abi {
-            Some(abi) => Some(own_rules(&inside.ground, abi, false).at(Step::Landlock)?),
-            None => None,
-        };
         for fd in [
-            &mut self.init,
-            &mut self.progress,
             &mut self.orders,
             &mut self.channel,
             &mut self.output,
@@ -210,9 +254,7 @@ impl Child {
         let Some(later) = self.later.take() else {
             return Ok(false);
         };
-        if !init::hear(self.progress.as_fd(), Word::Sealed).at(Step::Init)? {
-            return Ok(false);
-        }
+        sys::wait_sealed();
         sys::dup_to(self.output.as_raw_fd(), 1).at(Step::Descriptors)?;
         sys::dup_to(self.output.as_raw_fd(), 2).at(Step::Descriptors)?;
         // Most of what is open goes before there is a run, which would wait for it.
@@ -232,6 +274,8 @@ impl Child {
         sys::set_process_name(&later.inside.name);
         let filter = &later.inside.filters[usize::from(self.spec.network)];
         sys::install_filter(filter).at(Step::Filter)?;
+        // The last word that is believed: process 1 has the memory of the run.
+        tell(self.report.as_fd(), &Report::Begun);
         sys::close_all_from(4, &[]).at(Step::Descriptors)?;
         std::mem::forget((later, mounts));
         Ok(true)
@@ -276,4 +320,33 @@ impl Child {
 /// The same descriptor, out of the way.
 fn above(fd: OwnedFd) -> io::Result<OwnedFd> {
     sys::dup_above(fd.as_fd(), KEPT_FD_MIN)
+}
+
+/// Into the run's own user namespace, with a mount namespace that belongs to it: until then its mounts may be the zygote's.
+fn leave_rights(inside: &Inside, leased: &Leased) -> io::Result<()> {
+    if inside.ground.drops_groups {
+        sys::drop_groups()?;
+    }
+    sys::set_securebits(sys::SECURE_NO_SETUID_FIXUP)?;
+    if let Some(user) = &leased.user {
+        sys::enter_namespace(user.as_fd(), libc::CLONE_NEWUSER)?;
+    }
+    if leased.user.is_some() || inside.born_in() & libc::CLONE_NEWNS == 0 {
+        sys::unshare(libc::CLONE_NEWNS)?;
+    }
+    Ok(())
+}
+
+/// In the run's user namespace, if it has one: becomes its user. Gives the id.
+fn become_user(namespace: bool, outer_id: u32) -> io::Result<u32> {
+    // Again: what was said in the namespace that has been left does not count here.
+    sys::set_securebits(sys::SECURE_NO_SETUID_FIXUP)?;
+    let id = if namespace { INSIDE_ID } else { outer_id };
+    sys::set_gid(id)?;
+    sys::set_uid(id)?;
+    // Dumpable, since else /proc/self is not one's own.
+    sys::set_dumpable(true)?;
+    // The run's processes are the first to be killed when the host is out of memory.
+    std::fs::write("/proc/self/oom_score_adj", "900")?;
+    Ok(id)
 }

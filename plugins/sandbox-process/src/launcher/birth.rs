@@ -1,18 +1,12 @@
-//! What a child of a zygote is made of: the ends of its sockets and pipes, and its init, which the launcher makes itself.
+//! What a child of a zygote is made of, before anything of it lives: the ends of its sockets and pipes, and its order.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
-use libc::sock_filter;
-
-use super::leases::Lease;
 use super::nursery::Zygote;
-use super::run::Process;
 use super::zygotes::Ordered;
 use crate::cgroup::Entrance;
-use crate::isolate::Ground;
-use crate::isolate::init::{Init, init_in};
-use crate::sys::{self, Fork};
+use crate::sys;
 use crate::wire::{PoolNeeds, RunSpec};
 use crate::zygote::Order;
 
@@ -32,14 +26,12 @@ pub(super) struct Theirs {
     channel: OwnedFd,
     output: OwnedFd,
     report: OwnedFd,
-    /// Between its two processes.
-    progress: [OwnedFd; 2],
     entrance: Entrance,
     spec: RunSpec,
 }
 
 impl Theirs {
-    /// A child that fits `needs`, before anything of it lives.
+    /// A child that fits `needs`.
     pub(super) fn make(needs: &PoolNeeds, entrance: Entrance) -> io::Result<(Sockets, Self)> {
         let (orders, orders_in) = sys::socketpair(libc::SOCK_SEQPACKET)?;
         let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM)?;
@@ -59,7 +51,6 @@ impl Theirs {
             channel: channel_in,
             output: output_in,
             report: report_in,
-            progress: sys::socketpair(libc::SOCK_SEQPACKET)?.into(),
             entrance,
             spec: RunSpec {
                 max_pids: needs.limits.pids,
@@ -72,46 +63,7 @@ impl Theirs {
         Ok((sockets, theirs))
     }
 
-    /// Makes its init: a copy of the launcher that is born in the zygote's mount namespace and never in the launcher's own.
-    /// `home` is the launcher's mount namespace.
-    pub(super) fn bear_init(
-        &self,
-        ground: &Ground,
-        filter: &[sock_filter],
-        zygote: &Zygote,
-        lease: &Lease,
-        home: BorrowedFd<'_>,
-    ) -> io::Result<Process> {
-        sys::enter_namespace(zygote.pidfd.as_fd(), libc::CLONE_NEWNS)?;
-        let born_in = self.entrance.born_in.as_ref().map(AsFd::as_fd);
-        let born = sys::clone_process(init_in(ground), born_in);
-        if let Ok(Fork::Child) = born {
-            let init = Init {
-                ground,
-                spec: &self.spec,
-                outer_id: lease.outer_id,
-                entrance: &self.entrance,
-                network: lease.network.as_fd(),
-                ipc: lease.ipc.as_fd(),
-                user: lease.user.as_ref().map(AsFd::as_fd),
-                report: self.report.as_fd(),
-                progress: self.progress[1].as_fd(),
-                filter,
-            };
-            // Nothing may ever return into the launcher's code, not even a panic.
-            let become_init = std::panic::AssertUnwindSafe(|| init.become_init());
-            let Err(_) = std::panic::catch_unwind(become_init);
-            sys::exit_now(124)
-        }
-        // In any case: every path that the plugin names is one of here.
-        sys::enter_namespace(home, libc::CLONE_NEWNS)?;
-        match born? {
-            Fork::Parent { pid, pidfd } => Ok(Process { pid, pidfd }),
-            Fork::Child => unreachable!("a child does not come here"),
-        }
-    }
-
-    /// Orders process 2.
+    /// Orders it.
     pub(super) fn send(&self, zygote: &Zygote, child: &Ordered) -> io::Result<()> {
         let order = Order {
             spec: self.spec.clone(),
@@ -120,14 +72,10 @@ impl Theirs {
             born_in: self.entrance.born_in.is_some(),
             idle_ns: child.idle_ns,
         };
-        let mut fds = vec![
-            child.init.pidfd.as_fd(),
-            self.progress[0].as_fd(),
-            self.orders.as_fd(),
-            self.channel.as_fd(),
-            self.output.as_fd(),
-            self.report.as_fd(),
-        ];
+        let lease = &child.lease;
+        let mut fds = vec![lease.network.as_fd(), lease.ipc.as_fd()];
+        fds.extend(lease.user.as_ref().map(AsFd::as_fd));
+        fds.extend([&self.orders, &self.channel, &self.output, &self.report].map(AsFd::as_fd));
         fds.extend(self.entrance.born_in.as_ref().map(AsFd::as_fd));
         fds.extend(self.entrance.tasks.iter().map(AsFd::as_fd));
         sys::send_message(zygote.control.as_fd(), &serde_json::to_vec(&order)?, &fds)

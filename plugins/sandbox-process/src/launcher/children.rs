@@ -10,7 +10,7 @@ use super::start::detached;
 use super::zygotes::{Event, Ordered};
 use crate::cgroup::{Entrance, Part, RunGroup};
 use crate::guard::Without;
-use crate::sys::{self, MESSAGE_FDS_MAX, Poll};
+use crate::sys::{self, MESSAGE_FDS_MAX};
 use crate::wire::{Notice, PoolNeeds, RunSpec, Word};
 
 /// A run that has just been told to begin has the processors for itself for so long, or until a run ends, while there are
@@ -90,7 +90,7 @@ impl Launcher {
         sys::now_ns() < self.ended_ns[0].saturating_add(BUSY_NS)
     }
 
-    /// All that a child needs, its init, and the order for process 2. `there` are waiting already.
+    /// All that a child needs, and the order for it. `there` are waiting already.
     fn try_order(&mut self, name: &str, there: u32) -> Result<(), String> {
         let cannot = |e: io::Error| format!("a child cannot be ordered: {e}");
         let busy = self.is_busy();
@@ -111,7 +111,7 @@ impl Launcher {
             .map_err(|e| format!("namespaces for it cannot be made: {e}"))?;
         let (mut group, mut scarce) = (None, false);
         let made = || -> io::Result<_> {
-            let (zygote, needs) = zygotes.mother(name).ok_or(io::ErrorKind::NotFound)?;
+            let needs = zygotes.needs(name).ok_or(io::ErrorKind::NotFound)?;
             // It is for a run that waits, or there are too few to last until it has rehearsed.
             scarce = there < needs.waiting || there.saturating_mul(2) < needs.ahead;
             let entrance = match &mut self.groups {
@@ -123,11 +123,9 @@ impl Launcher {
                 None => Entrance::default(),
             };
             let (sockets, theirs) = Theirs::make(needs, entrance)?;
-            let home = self.home.as_fd();
-            let init = theirs.bear_init(&self.ground, &self.init_filter, zygote, &lease, home)?;
-            Ok((needs.limits, sockets, theirs, init))
+            Ok((needs.limits, sockets, theirs))
         }();
-        let (limits, sockets, theirs, init) = match made {
+        let (limits, sockets, theirs) = match made {
             Ok(made) => made,
             Err(e) => {
                 leases.give_back(lease, true);
@@ -136,7 +134,6 @@ impl Launcher {
             }
         };
         let child = Ordered {
-            init,
             lease,
             group,
             limits,
@@ -146,7 +143,8 @@ impl Launcher {
         match zygotes.order(name, child, &theirs) {
             Ok(()) => Ok(()),
             Err((child, e)) => {
-                self.lost(*child);
+                leases.give_back(child.lease, true);
+                self.leaving.extend(child.group);
                 Err(cannot(e))
             }
         }
@@ -156,14 +154,19 @@ impl Launcher {
         for event in events {
             match event {
                 Event::Tell(word) => say(control, &word, &[]),
-                Event::Sweep => self.sweep_strays(),
-                Event::Lost(child) => self.lost(*child),
+                Event::Sweep { all } => {
+                    self.sweep_strays();
+                    if all {
+                        self.forget_lost();
+                    }
+                }
+                Event::Lost(child) => self.lost.push(*child),
                 Event::Born {
                     domain,
                     zygote,
                     child,
-                    program,
-                } => self.born(control, domain, zygote, *child, program),
+                    init,
+                } => self.born(control, domain, zygote, *child, init),
             }
         }
     }
@@ -174,17 +177,13 @@ impl Launcher {
         domain: String,
         zygote: u64,
         child: Ordered,
-        program: Process,
+        init: Process,
     ) {
         let slot = child.lease.slot;
         let (limits, idle_ns) = (child.limits, child.idle_ns);
         let opened = child.group.as_ref().map_or(Ok(Vec::new()), RunGroup::open);
-        let interpreter = program.pid as u32;
-        let (run, plugins) = self.run_of(child, domain.clone());
-        let run = Run {
-            program: Some(program),
-            ..run
-        };
+        let process_1 = init.pid as u32;
+        let (run, plugins) = self.run_of(child, init, domain.clone());
         let number = self.children;
         match opened {
             Ok(opened) => {
@@ -193,7 +192,7 @@ impl Launcher {
                     domain,
                     number,
                     zygote,
-                    interpreter,
+                    process_1,
                     idle_ns,
                     parts,
                     limits,
@@ -212,17 +211,16 @@ impl Launcher {
         self.runs.insert(slot, run);
     }
 
-    /// A child as a run, without process 2, and the plugin's ends of its sockets.
-    fn run_of(&mut self, child: Ordered, domain: String) -> (Run, [OwnedFd; 4]) {
+    /// A child as a run, and the plugin's ends of its sockets.
+    fn run_of(&mut self, child: Ordered, init: Process, domain: String) -> (Run, [OwnedFd; 4]) {
         self.children += 1;
         let run = Run {
-            init: child.init,
-            program: None,
-            program_exit: None,
+            init,
             notice: child.sockets.notice,
             report: child.sockets.report,
             heard: Vec::new(),
             report_over: false,
+            begun: false,
             failed: None,
             exited: None,
             group: child.group,
@@ -245,17 +243,15 @@ impl Launcher {
         (run, child.sockets.plugins)
     }
 
-    /// A child whose process 2 was ordered and did not come, as far as is known: [`Self::sweep_strays`] knows more. Its
-    /// init may have to wait for that, so nobody waits for its init here.
-    pub(super) fn lost(&mut self, child: Ordered) {
-        let slot = child.lease.slot;
-        let (mut run, _) = self.run_of(child, String::new());
-        if let Some(pooled) = &mut run.pooled {
-            // What it has left in its namespaces is not known.
-            pooled.network = true;
+    /// What had been given to children that were ordered and did not come, as far as is known: [`Self::sweep_strays`] has
+    /// ended what there was of them. What they have left in their namespaces is not known.
+    pub(super) fn forget_lost(&mut self) {
+        for child in self.lost.drain(..) {
+            if let Some(leases) = &mut self.leases {
+                leases.give_back(child.lease, false);
+            }
+            self.leaving.extend(child.group);
         }
-        run.kill();
-        self.runs.insert(slot, run);
     }
 
     /// Kills and reaps the launcher's children that it has not been told of.
@@ -267,14 +263,9 @@ impl Launcher {
             .iter()
             .flat_map(|z| z.pids())
             .chain(self.runs.values().map(|r| r.init.pid))
-            .chain(
-                self.runs
-                    .values()
-                    .filter_map(|r| Some(r.program.as_ref()?.pid)),
-            )
             .collect();
         // They are this process's own children and not reaped: the numbers are nobody else's.
-        let mut strays: Vec<Process> = list
+        let strays: Vec<Process> = list
             .unwrap_or_default()
             .split_whitespace()
             .filter_map(|p| p.parse().ok())
@@ -287,23 +278,8 @@ impl Launcher {
         for stray in &strays {
             let _ = sys::kill_by_pidfd(stray.pidfd.as_fd());
         }
-        // In the order in which they end: an init does not before its process 2 is reaped.
-        while !strays.is_empty() {
-            let mut ends: Vec<Poll> = strays
-                .iter()
-                .map(|s| Poll::readable(s.pidfd.as_fd()))
-                .collect();
-            if sys::poll(&mut ends, None).is_err() {
-                return;
-            }
-            let mut ended = ends.iter().map(Poll::is_ready);
-            strays.retain(|stray| {
-                let over = ended.next() == Some(true);
-                if over {
-                    stray.reap();
-                }
-                !over
-            });
+        for stray in strays {
+            stray.reap();
         }
     }
 

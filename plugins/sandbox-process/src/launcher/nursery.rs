@@ -29,6 +29,9 @@ pub(super) struct Zygote {
 /// The end of the pipe that its standard output leads to, which nobody reads: kept open, so that writing is no error.
 const NOWHERE_FD: i32 = 10;
 const OUT_OF_THE_WAY: i32 = 16;
+/// The kernel would write into the C library's thread record for each of the two processes that a child becomes
+/// ([`sys::divide`]), and there is one. Taken out of the environment by the script.
+const NO_RSEQ: &str = "GLIBC_TUNABLES=glibc.pthread.rseq=0";
 
 /// Starts one. Its first word on the control socket says that it is warm.
 pub(super) fn start(ground: &Ground, preload: &[String], number: u64) -> io::Result<Zygote> {
@@ -124,6 +127,7 @@ fn become_zygote(
     .collect::<io::Result<Vec<CString>>>()?;
     let environment = ENVIRONMENT
         .into_iter()
+        .chain([NO_RSEQ])
         .map(sys::cstr)
         .collect::<io::Result<Vec<CString>>>()?;
     Err(sys::execute(&program, &arguments, &environment))

@@ -28,15 +28,13 @@ impl Process {
 
 pub(super) struct Run {
     pub(super) init: Process,
-    /// Of a zygote's child, until it is reaped: process 2, which is no child of its init's.
-    pub(super) program: Option<Process>,
-    /// How that ended.
-    pub(super) program_exit: Option<Exit>,
     pub(super) notice: OwnedFd,
     pub(super) report: OwnedFd,
     pub(super) heard: Vec<u8>,
     /// Init has closed it: it ends, which takes a while.
     pub(super) report_over: bool,
+    /// Of a zygote's child: the code of the run is there, and process 1 has its memory. Only how it ended is believed now.
+    pub(super) begun: bool,
     pub(super) failed: Option<String>,
     /// What init says of the interpreter.
     pub(super) exited: Option<(i32, i32)>,
@@ -82,18 +80,6 @@ impl Run {
         }
     }
 
-    /// Process 2 has ended: it is reaped, and with init everything goes that it has left behind.
-    pub(super) fn program_ended(&mut self) {
-        if let Some(program) = self.program.take() {
-            let exit = program.reap();
-            if !self.killed {
-                self.exited = Some((exit.code, exit.signal));
-            }
-            self.program_exit = Some(exit);
-            self.kill();
-        }
-    }
-
     pub(super) fn hear(&mut self) {
         let mut buf = [0; 4096];
         loop {
@@ -111,11 +97,13 @@ impl Run {
         while let Some(end) = self.heard.iter().position(|b| *b == b'\n') {
             let line: Vec<u8> = self.heard.drain(..=end).collect();
             match serde_json::from_slice(&line) {
+                Ok(Report::Begun) => self.begun = true,
+                Ok(Report::Exited { code, signal }) => self.exited = Some((code, signal)),
+                _ if self.begun => {}
                 Ok(Report::Ready) => tell(self.notice.as_fd(), &Notice::Ready, None),
                 Ok(Report::Failed { step, error }) => {
                     self.failed = Some(format!("isolation step {step}: {error}"))
                 }
-                Ok(Report::Exited { code, signal }) => self.exited = Some((code, signal)),
                 Err(e) => self.failed = Some(format!("init said something strange: {e}")),
             }
         }
@@ -127,15 +115,9 @@ impl Run {
         Some(used.saturating_sub(self.pooled.as_ref().map_or(0, |p| p.cpu_before_us)))
     }
 
-    /// Reaps both (they are dead or have been killed), tells the plugin and gives back what is to be cleared away.
+    /// Reaps it (it is dead or has been killed), tells the plugin and gives back what is to be cleared away.
     pub(super) fn finish(mut self) -> (Option<RunGroup>, Option<(OwnedFd, Pooled)>) {
-        // First: init's end waits for it.
-        self.program_ended();
-        let mut exit = self.init.reap();
-        if let Some(program) = self.program_exit {
-            exit.cpu_us += program.cpu_us;
-            exit.peak_rss_bytes = exit.peak_rss_bytes.max(program.peak_rss_bytes);
-        }
+        let exit = self.init.reap();
         self.hear();
         if self.is_awaited() {
             let notice = match self.failed.take() {
@@ -174,4 +156,52 @@ pub(super) fn tell(notice: BorrowedFd<'_>, what: &Notice, pidfd: Option<Borrowed
     let fds: Vec<BorrowedFd<'_>> = pidfd.into_iter().collect();
     // The plugin has let go of the run: then nobody needs to know.
     let _ = serde_json::to_vec(what).map(|text| sys::send_message(notice, &text, &fds));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(text: &[u8]) -> Run {
+        let (report, said) = sys::pipe().unwrap();
+        let (notice, _plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        sys::write(said.as_fd(), text).unwrap();
+        drop(said);
+        let pid = std::process::id() as i32;
+        let mut run = Run {
+            init: Process {
+                pid,
+                pidfd: sys::pidfd_open(pid).unwrap(),
+            },
+            notice,
+            report,
+            heard: Vec::new(),
+            report_over: false,
+            begun: false,
+            failed: None,
+            exited: None,
+            group: None,
+            deadline_ns: u64::MAX,
+            cpu_limit_us: 0,
+            cpu_exhausted: false,
+            deadline_passed: false,
+            killed: false,
+            ends_ns: None,
+            pooled: None,
+        };
+        run.hear();
+        run
+    }
+
+    #[test]
+    fn what_a_run_makes_its_process_1_say_is_how_it_ended_and_no_more() {
+        let failed = r#"{"Failed":{"step":"Init","error":"none"}}"#;
+        let exited = r#"{"Exited":{"code":3,"signal":0}}"#;
+        let run = heard(format!("{failed}\n{exited}\n").as_bytes());
+        assert_eq!(run.failed.as_deref(), Some("isolation step Init: none"));
+        for lie in [failed, "\"Ready\"", "no JSON", "\u{0}", "[[[[", ""] {
+            let run = heard(format!("\"Begun\"\n{lie}\n{exited}\n{lie}\n").as_bytes());
+            assert_eq!((run.failed, run.exited), (None, Some((3, 0))), "{lie}");
+        }
+    }
 }

@@ -65,11 +65,10 @@ impl Launcher {
         let notice = notice.try_clone().map_err(|e| e.to_string());
         let run = Run {
             init: Process { pid, pidfd },
-            program: None,
-            program_exit: None,
             report,
             heard: Vec::new(),
             report_over: false,
+            begun: false,
             failed: None,
             exited: None,
             group,

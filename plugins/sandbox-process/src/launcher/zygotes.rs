@@ -54,7 +54,6 @@ struct Pending {
 /// The launcher's side of a child, and what the plugin gets.
 #[derive(Debug)]
 pub(super) struct Ordered {
-    pub(super) init: Process,
     pub(super) lease: Lease,
     pub(super) group: Option<RunGroup>,
     pub(super) limits: GroupLimits,
@@ -69,13 +68,16 @@ pub(super) enum Event {
         domain: String,
         zygote: u64,
         child: Box<Ordered>,
-        program: Process,
+        init: Process,
     },
     /// It was ordered and has not come.
     Lost(Box<Ordered>),
     Tell(Word),
-    /// A zygote is dead: it may have made a child that it could not tell of any more.
-    Sweep,
+    /// Zygotes are dead: one may have made a child that it could not tell of any more. `all`: every one that was to end, so
+    /// that nothing more comes of what was lost before.
+    Sweep {
+        all: bool,
+    },
 }
 
 /// All of them.
@@ -202,7 +204,9 @@ impl Zygotes {
         }
         if swept {
             // Last: a child that has been heard of just now is no stray.
-            events.push(Event::Sweep);
+            events.push(Event::Sweep {
+                all: self.leaving.is_empty(),
+            });
         }
         events
     }
@@ -225,15 +229,15 @@ impl Zygotes {
             .map(|(name, _)| name.clone())
     }
 
-    /// Whose child a domain's next one is, and what it needs.
-    pub(super) fn mother(&mut self, name: &str) -> Option<(&Zygote, &PoolNeeds)> {
+    /// What a domain's next child needs; `None`: there is nobody to make it.
+    pub(super) fn needs(&mut self, name: &str) -> Option<&PoolNeeds> {
         let domain = self.domains.get_mut(name)?;
         // What is ordered takes the place of what was used.
         domain.used_ns = sys::now_ns();
-        Some((domain.current.as_ref()?, &domain.needs))
+        domain.current.as_ref().map(|_| &domain.needs)
     }
 
-    /// Orders process 2 of a child of a domain.
+    /// Orders a child of a domain. When that does not work, nothing of it lives.
     pub(super) fn order(
         &mut self,
         name: &str,
@@ -270,12 +274,7 @@ impl Zygotes {
     /// The processes that are known here.
     pub(super) fn pids(&self) -> impl Iterator<Item = libc::pid_t> {
         let zygotes = self.domains.values().flat_map(|d| [&d.current, &d.next]);
-        let pending = self.domains.values().filter_map(|d| d.pending.as_ref());
-        zygotes
-            .flatten()
-            .chain(&self.leaving)
-            .map(|z| z.pid)
-            .chain(pending.map(|p| p.child.init.pid))
+        zygotes.flatten().chain(&self.leaving).map(|z| z.pid)
     }
 
     /// The launcher goes: every zygote is killed and reaped. Gives what they had been ordered.
@@ -329,7 +328,7 @@ impl Domain {
                             domain: name.to_owned(),
                             zygote: zygote.number,
                             child: Box::new(pending.child),
-                            program: Process { pid, pidfd },
+                            init: Process { pid, pidfd },
                         });
                     }
                     (pending, ..) => {

@@ -5,9 +5,12 @@ use std::fs;
 use crate::cgroup::GroupUse;
 
 /// Nothing where /proc does not tell (one that hides processes): then only the end of the run tells. Time of the
-/// interpreter's first thread and of the processes that it has waited for; the largest resident set of the interpreter.
-pub(super) fn of_interpreter(pid: u32) -> Option<GroupUse> {
+/// interpreter's first thread and of the processes that it has waited for; the largest resident set of the interpreter,
+/// which is the first child of the run's process 1.
+pub(super) fn of_run(process_1: u32) -> Option<GroupUse> {
     let read = |path: String| fs::read_to_string(path).ok();
+    let children = read(format!("/proc/{process_1}/task/{process_1}/children"))?;
+    let pid: u32 = children.split_whitespace().next()?.parse().ok()?;
     let thread = read(format!("/proc/{pid}/schedstat"))?;
     let thread_ns: u64 = thread.split_whitespace().next()?.parse().ok()?;
     let status = read(format!("/proc/{pid}/status"))?;
@@ -41,6 +44,6 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_there_says_nothing() {
-        assert!(of_interpreter(u32::MAX).is_none());
+        assert!(of_run(u32::MAX).is_none());
     }
 }

@@ -44,7 +44,7 @@ pub(super) struct Child<'a> {
     pool: &'a Pool,
     domain: &'a str,
     number: u64,
-    interpreter: u32,
+    process_1: u32,
     group: Held,
     pub(super) cpu_before_us: u64,
     pub(super) told: bool,
@@ -53,7 +53,7 @@ pub(super) struct Child<'a> {
 impl Child<'_> {
     /// What it has used so far. `events`: also how often a limit was met.
     pub(super) fn used(&self, events: bool) -> Option<GroupUse> {
-        used(&self.group, self.interpreter, events)
+        used(&self.group, self.process_1, events)
     }
 
     /// The launcher hears of it, once: from now on it watches the run's limits too.
@@ -69,11 +69,11 @@ impl Drop for Child<'_> {
     }
 }
 
-fn used(group: &Held, interpreter: u32, events: bool) -> Option<GroupUse> {
+fn used(group: &Held, process_1: u32, events: bool) -> Option<GroupUse> {
     if group.is_there() {
         Some(group.used(events))
     } else {
-        usage::of_interpreter(interpreter)
+        usage::of_run(process_1)
     }
 }
 
@@ -122,7 +122,7 @@ impl<'a> Attempt<'a> {
         let cpu_before_us = if waiting.group.is_there() {
             waiting.group.cpu_us()
         } else {
-            usage::of_interpreter(waiting.interpreter)
+            usage::of_run(waiting.process_1)
                 .and_then(|u| u.cpu_us)
                 .unwrap_or(0)
         };
@@ -149,7 +149,7 @@ impl<'a> Attempt<'a> {
             pool,
             domain,
             number: waiting.number,
-            interpreter: waiting.interpreter,
+            process_1: waiting.process_1,
             group: waiting.group,
             cpu_before_us,
             told: by_launcher,

@@ -263,14 +263,20 @@ pub(super) const NETWORK: &[Entry] = &[
     Entry { name: "sendmmsg", x86_64: Some(307), aarch64: Some(269), rule: NoneOf { arg: 3, mask: MSG_FASTOPEN }, reason: "the same" },
 ];
 
-/// What a child's init still does: it waits for nothing, and it ends.
-pub(super) const INIT: &[&str] = &["ppoll", "restart_syscall", "exit_group"];
+/// What process 1 of a zygote's child still does: it says that it is sealed, waits, says how process 2 has ended, and ends.
+pub(super) const INIT: &[&str] = &["futex", "wait4", "write", "exit_group"];
 
 /// What a zygote does beside, and its children until they are sealed: taken away by their last filter.
 #[rustfmt::skip]
 pub(super) const BIRTH: &[Entry] = &[
     Entry { name: "clone3", x86_64: Some(435), aarch64: Some(435), rule: Always, reason: "a child, with its pidfd" },
-    Entry { name: "setns", x86_64: Some(308), aarch64: Some(268), rule: Always, reason: "into the pid namespace of an init, and into its others" },
+    Entry { name: "setns", x86_64: Some(308), aarch64: Some(268), rule: Always, reason: "into the namespaces that are leased to it" },
+    Entry { name: "unshare", x86_64: Some(272), aarch64: Some(97), rule: Always, reason: "into the namespaces that are its own" },
+    Entry { name: "sethostname", x86_64: Some(170), aarch64: Some(161), rule: Always, reason: "the same name for every run" },
+    Entry { name: "umount2", x86_64: Some(166), aarch64: Some(39), rule: Always, reason: "an ordinary user's takes the zygote's /proc away" },
+    Entry { name: "open_tree", x86_64: Some(428), aarch64: Some(428), rule: Always, reason: "shows the run's tmpfs in its places" },
+    Entry { name: "chown", x86_64: Some(92), aarch64: None, rule: Always, reason: "the run's directories are the run's" },
+    Entry { name: "fchownat", x86_64: Some(260), aarch64: Some(54), rule: Always, reason: "the run's directories are the run's" },
     Entry { name: "prctl", x86_64: Some(157), aarch64: Some(167), rule: Always, reason: "ends every way to rights" },
     Entry { name: "setgroups", x86_64: Some(116), aarch64: Some(159), rule: Always, reason: "becomes the user of the run" },
     Entry { name: "setresgid", x86_64: Some(119), aarch64: Some(149), rule: Always, reason: "becomes the user of the run" },

@@ -15,25 +15,26 @@ pub(crate) enum Fork {
     Child,
 }
 
+/// `struct clone_args`, as it was first.
 #[repr(C)]
 #[derive(Default)]
-struct CloneArgs {
-    flags: u64,
-    pidfd: u64,
-    child_tid: u64,
-    parent_tid: u64,
-    exit_signal: u64,
-    stack: u64,
-    stack_size: u64,
-    tls: u64,
-    set_tid: u64,
-    set_tid_size: u64,
-    cgroup: u64,
+pub(super) struct CloneArgs {
+    pub(super) flags: u64,
+    pub(super) pidfd: u64,
+    pub(super) child_tid: u64,
+    pub(super) parent_tid: u64,
+    pub(super) exit_signal: u64,
+    pub(super) stack: u64,
+    pub(super) stack_size: u64,
+    pub(super) tls: u64,
+    pub(super) set_tid: u64,
+    pub(super) set_tid_size: u64,
+    pub(super) cgroup: u64,
 }
 
 /// Where the C library keeps this thread's id: a raw clone must renew it, as fork() would. Null on a kernel without
 /// CHECKPOINT_RESTORE; then only the C library's cached id is stale, which nothing in a child uses.
-fn tid_address() -> u64 {
+pub(super) fn tid_address() -> u64 {
     let mut address: u64 = 0;
     // SAFETY: PR_GET_TID_ADDRESS writes one pointer.
     let ret = unsafe { libc::prctl(libc::PR_GET_TID_ADDRESS, &mut address as *mut u64, 0, 0, 0) };
@@ -130,6 +131,15 @@ pub(crate) struct Exit {
     pub(crate) peak_rss_bytes: u64,
 }
 
+/// What wait(2) says of an end: the exit code or -1, the signal or 0.
+pub(super) fn code_and_signal(status: i32) -> (i32, i32) {
+    if libc::WIFEXITED(status) {
+        (libc::WEXITSTATUS(status), 0)
+    } else {
+        (-1, libc::WTERMSIG(status))
+    }
+}
+
 /// Waits for a child, or for any (-1), and reaps it. `None`: no child.
 pub(crate) fn wait(pid: libc::pid_t) -> io::Result<Option<(libc::pid_t, Exit)>> {
     let mut status = 0;
@@ -144,17 +154,10 @@ pub(crate) fn wait(pid: libc::pid_t) -> io::Result<Option<(libc::pid_t, Exit)>> 
             Err(e) => return Err(e),
             Ok(pid) => {
                 let us = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
+                let (code, signal) = code_and_signal(status);
                 let exit = Exit {
-                    code: if libc::WIFEXITED(status) {
-                        libc::WEXITSTATUS(status)
-                    } else {
-                        -1
-                    },
-                    signal: if libc::WIFSIGNALED(status) {
-                        libc::WTERMSIG(status)
-                    } else {
-                        0
-                    },
+                    code,
+                    signal,
                     cpu_us: us(usage.ru_utime) + us(usage.ru_stime),
                     peak_rss_bytes: usage.ru_maxrss as u64 * 1024,
                 };

@@ -6,9 +6,11 @@ import sys
 
 def main():
     import gc
+    import os
 
     guest, module, modules = sys.argv[1], sys.argv[2], sys.argv[3:]
     sys.argv = ["-c"]
+    del os.environ["GLIBC_TUNABLES"]  # the C library's, at its start
     sys.path.append(guest)
     import _imp
     import bootstrap

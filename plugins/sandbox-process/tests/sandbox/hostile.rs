@@ -36,7 +36,7 @@ fn ended_in_time(instance: &Instance, code: &str, wall_ms: u64) -> (RunResult, S
     panic!("the answer of a run of {wall_ms} ms came after {took:?}");
 }
 
-fn assert_gone(instance: &Instance) {
+pub(crate) fn assert_gone(instance: &Instance) {
     let launcher = instance.plugin.launcher_pid().unwrap();
     eventually("every process of the run is gone", || {
         processes_of_runs(launcher).is_empty()

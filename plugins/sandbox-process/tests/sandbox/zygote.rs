@@ -259,3 +259,33 @@ def main(args):
         assert_eq!(&all[1][key], value, "{key}: on demand, and of its own");
     }
 }
+
+/// Process 1 has the memory of the run: whoever destroys it has ended his own run, and nothing else.
+#[test]
+fn what_is_done_to_the_memory_of_process_1_is_done_to_the_run() {
+    let instance = warm(json!({}));
+    let code = "\
+import ctypes, os
+def main(args):
+    before, found = '', 0
+    for line in open('/proc/self/maps').read().splitlines():
+        # What follows the launcher's file, of which no name is left, is what it has for variables, and process 1's stack.
+        if before.endswith(' /') and not line.endswith(' /') and ' rw-p ' in line:
+            begin, end = (int(x, 16) for x in line.split()[0].split('-'))
+            ctypes.memset(begin, args['byte'], end - begin)
+            found += 1
+        before = line
+    os._exit(found)
+";
+    for byte in [0, 0xff] {
+        let (result, _) = instance.run(RunRequest {
+            args_json: json!({ "byte": byte }).to_string().into_bytes(),
+            ..request(code)
+        });
+        // It comes back from its wait to an address that is none.
+        let seen = (result.error_type.as_str(), result.exit_code, result.signal);
+        assert_eq!(seen, ("SandboxError", -1, libc::SIGSEGV), "{result:?}");
+        crate::hostile::assert_gone(&instance);
+        assert_eq!(instance.output("def main(args): return 1\n"), 1);
+    }
+}
