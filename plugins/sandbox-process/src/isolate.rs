@@ -397,6 +397,25 @@ fn tell(to: BorrowedFd<'_>, report: &Report) {
     let _ = sys::write(to, &line);
 }
 
+/// Gives a zygote's child that waits what its run has beside: `mounts` as in `spec`, and the size of its disk if it was
+/// made with another (`resize`). For the launcher, in the child's mount namespace.
+pub(crate) fn furnish(
+    ground: &Ground,
+    spec: &RunSpec,
+    mounts: &[OwnedFd],
+    resize: bool,
+) -> Result<(), String> {
+    let interior = Interior { ground, spec };
+    let resized = if resize {
+        interior.resize_writable()
+    } else {
+        Ok(())
+    };
+    let at = |step: Step| move |e: io::Error| format!("isolation step {step:?}: {e}");
+    resized.map_err(at(Step::Writable))?;
+    interior.attach_mounts(mounts).map_err(at(Step::Mounts))
+}
+
 /// A run's landlock rules, made where its writable directories are in place.
 fn own_rules(ground: &Ground, abi: u32, network: bool) -> io::Result<OwnedFd> {
     let interpreter = &ground.interpreter;

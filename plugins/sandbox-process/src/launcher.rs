@@ -126,6 +126,8 @@ struct Launcher {
     leaving: Vec<RunGroup>,
     zygotes: Option<Zygotes>,
     leases: Option<Leases>,
+    /// The launcher's own mount namespace, for the way back from a run's.
+    home: OwnedFd,
     /// Have been ordered and did not come. Their namespaces are nobody else's until it is known that nothing of them lives.
     lost: Vec<Ordered>,
     /// Until then children are made only for those who wait.
@@ -192,7 +194,10 @@ impl Launcher {
             launcher,
             without,
         };
+        let home = sys::open("/proc/self/ns/mnt", libc::O_RDONLY)
+            .map_err(|e| broken("/proc/self/ns/mnt", e))?;
         let mut launcher = Launcher {
+            home,
             lost: Vec::new(),
             ground,
             standing,
@@ -257,9 +262,10 @@ impl Launcher {
                 // An end that has been seen says nothing more, and would be said again and again.
                 let unless = |seen: bool, poll: Poll| if seen { Poll::nothing() } else { poll };
                 polls.extend([
-                    // What a zygote's child says is asked for when it has ended.
+                    // What a zygote's child says is asked for when somebody wants to know.
                     unless(
-                        run.report_over || run.pooled.is_some(),
+                        run.report_over
+                            || run.pooled.as_ref().is_some_and(|p| p.activation.is_none()),
                         Poll::readable(run.report.as_fd()),
                     ),
                     Poll::readable(run.init.pidfd.as_fd()),
@@ -292,7 +298,7 @@ impl Launcher {
                 .extract_if(.., |_| returned.next() == Some(true));
             for (_, pooled) in back.collect::<Vec<_>>() {
                 if let Some(leases) = &mut self.leases {
-                    leases.give_back(pooled.lease, !pooled.network);
+                    leases.give_back(pooled.lease, !pooled.spec.network);
                 }
             }
             for (slot, polls) in slots.iter().zip(polls[1..of_runs].chunks(3)) {
@@ -340,7 +346,7 @@ impl Launcher {
         match serde_json::from_slice(message) {
             Ok(Request::Run(spec)) => self.start(&spec, fds),
             Ok(Request::Pool(needs)) => self.pool(control, needs),
-            Ok(Request::Activate { number, spec }) => self.activate(number, &spec),
+            Ok(Request::Activate { number, spec }) => self.activate(number, spec),
             Err(e) => {
                 // Of a run its notice socket is the last: it must not wait for nothing.
                 if let Some(notice) = fds.last() {
@@ -394,6 +400,9 @@ impl Launcher {
         }
         if notice {
             run.let_go(busy);
+        }
+        if report {
+            self.furnish(slot);
         }
         if ended {
             self.hold_ns = 0;

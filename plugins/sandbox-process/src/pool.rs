@@ -44,6 +44,8 @@ pub(crate) struct Waiting {
     pub(crate) zygote: u64,
     /// Its process 1's id, which is nobody else's while it waits.
     pub(crate) process_1: u32,
+    /// The size that its disk has: bytes and files.
+    pub(crate) disk: [u64; 2],
     /// When it has rehearsed, as far as can be known.
     ready: Instant,
     pub(crate) orders: OwnedFd,
@@ -60,7 +62,8 @@ pub(crate) struct Pool {
     control: OwnedFd,
     rules: PoolRules,
     state: Mutex<State>,
-    came: Condvar,
+    /// A child came, for a run without and with network.
+    came: [Condvar; 2],
 }
 
 #[derive(Debug, Default)]
@@ -74,11 +77,14 @@ struct State {
 #[derive(Debug)]
 struct Domain {
     idle: VecDeque<Waiting>,
+    /// Made for a run with network: those whose run did not wait for them.
+    connected: VecDeque<Waiting>,
     /// The number of the zygote that children come from.
     zygote: u64,
     warm: bool,
     ahead: u32,
-    waiting: u32,
+    /// Runs without and with network.
+    waiting: [u32; 2],
     /// Have a run, which the launcher does not know yet.
     untold: Vec<Taken>,
     unsent: bool,
@@ -106,7 +112,7 @@ impl Pool {
             control,
             rules,
             state: Mutex::default(),
-            came: Condvar::new(),
+            came: Default::default(),
         }
     }
 
@@ -149,29 +155,31 @@ impl Pool {
             (domain.disk_bytes, domain.disk_inodes) = (spec.disk_bytes, spec.disk_inodes);
             domain.unsent = true;
         }
-        if let Some(child) = domain.take() {
+        let kind = usize::from(spec.network);
+        if let Some(child) = domain.take(spec.network) {
             return Some((child, false));
         }
         if !domain.warm {
             self.tell(domain, name);
             return None;
         }
-        // More were needed than there are.
-        domain.ahead = (domain.ahead + domain.ahead / 2 + 1).min(rules.max);
-        domain.waiting += 1;
+        if !spec.network {
+            // More were needed than there are.
+            domain.ahead = (domain.ahead + domain.ahead / 2 + 1).min(rules.max);
+        }
+        domain.waiting[kind] += 1;
         self.tell(domain, name);
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            state = self
-                .came
+            state = self.came[kind]
                 .wait_timeout(state, left.min(LOOK_EVERY))
                 .unwrap_or_else(PoisonError::into_inner)
                 .0;
             let over = state.closed || left.is_zero() || cancelled();
             let domain = domain_of(&mut state, name, rules);
-            let child = domain.take();
+            let child = domain.take(spec.network);
             if child.is_some() || over || !domain.warm {
-                domain.waiting -= 1;
+                domain.waiting[kind] -= 1;
                 if child.is_some() {
                     // Said with the rest when it has its run.
                     domain.unsent = true;
@@ -272,7 +280,7 @@ impl Pool {
         state.closed = true;
         state.domains.clear();
         drop(state);
-        self.came.notify_all();
+        self.wake_all();
     }
 
     fn wait(&self) -> Duration {
@@ -296,9 +304,12 @@ impl Pool {
                 number,
                 zygote,
                 process_1,
+                network,
                 idle_ns,
                 parts,
                 limits,
+                disk_bytes,
+                disk_inodes,
             } => {
                 let mut fds = fds.into_iter();
                 let mut next = || fds.next();
@@ -309,10 +320,16 @@ impl Pool {
                 };
                 let group = Held::new(parts.into_iter().zip(fds).collect(), limits);
                 let of = domain_of(&mut state, &domain, self.rules);
-                of.idle.push_back(Waiting {
+                let place = if network {
+                    &mut of.connected
+                } else {
+                    &mut of.idle
+                };
+                place.push_back(Waiting {
                     number,
                     zygote,
                     process_1,
+                    disk: [disk_bytes, disk_inodes],
                     ready: Instant::now() + Duration::from_nanos(idle_ns) + REHEARSAL,
                     orders,
                     channel,
@@ -324,12 +341,12 @@ impl Pool {
                 // A new one for an old one.
                 let stale = of.idle.iter().position(|c| c.zygote < zygote);
                 if let Some(stale) = stale
-                    && of.waiting == 0
+                    && of.waiting[0] == 0
                 {
                     of.idle.remove(stale);
                     self.tell(of, &domain);
                 }
-                self.came.notify_one();
+                self.came[usize::from(network)].notify_one();
             }
             Word::Warm { domain, zygote } => {
                 state.cold.remove(&domain);
@@ -341,7 +358,7 @@ impl Pool {
             Word::Cold { domain, why } => {
                 domain_of(&mut state, &domain, self.rules).warm = false;
                 state.cold.insert(domain.clone(), why.clone());
-                self.came.notify_all();
+                self.wake_all();
                 drop(state);
                 host.log(
                     Level::Warn,
@@ -356,13 +373,18 @@ impl Pool {
                 if let Some(of) = state.domains.get_mut(&domain) {
                     of.warm = false;
                     of.idle.clear();
+                    of.connected.clear();
                 }
                 state
                     .domains
-                    .retain(|name, d| *name != domain || d.waiting > 0);
-                self.came.notify_all();
+                    .retain(|name, d| *name != domain || d.waiting != [0, 0]);
+                self.wake_all();
             }
         }
+    }
+
+    fn wake_all(&self) {
+        self.came.iter().for_each(Condvar::notify_all);
     }
 
     /// Lets go of children that nobody has needed for a while, and says what could not be said.
@@ -384,6 +406,7 @@ impl Pool {
                     domain.unsent = true;
                 }
                 domain.least_idle = domain.idle.len() as u32;
+                domain.connected.clear();
                 domain.window_ends = now + WINDOW;
             }
             if domain.unsent {
@@ -399,10 +422,11 @@ fn domain_of<'a>(state: &'a mut State, name: &str, rules: PoolRules) -> &'a mut 
         .entry(name.to_owned())
         .or_insert_with(|| Domain {
             idle: VecDeque::new(),
+            connected: VecDeque::new(),
             zygote: 0,
             warm: false,
             ahead: rules.min.min(rules.max),
-            waiting: 0,
+            waiting: [0, 0],
             untold: Vec::new(),
             unsent: false,
             limits: GroupLimits::default(),
@@ -424,7 +448,10 @@ pub(crate) fn limits_of(spec: &RunSpec) -> GroupLimits {
 impl Domain {
     /// The one that has rehearsed last: what it will touch is in the processors' caches still, which makes a run take half
     /// as long. If none has, the oldest, which is the nearest to it.
-    fn take(&mut self) -> Option<Waiting> {
+    fn take(&mut self, network: bool) -> Option<Waiting> {
+        if network {
+            return self.connected.pop_front();
+        }
         let now = Instant::now();
         let child = match self.idle.iter().rposition(|child| child.ready <= now) {
             Some(at) => self.idle.remove(at),
@@ -453,6 +480,7 @@ mod tests {
             number,
             zygote: 1,
             process_1: 0,
+            disk: [0, 0],
             ready,
             orders: nothing(),
             channel: nothing(),
@@ -477,7 +505,7 @@ mod tests {
         for (number, ready) in [(1, now), (2, now), (3, now + 2 * hour), (4, now + hour)] {
             domain.idle.push_back(waiting(number, ready));
         }
-        let order: Vec<u64> = std::iter::from_fn(|| domain.take())
+        let order: Vec<u64> = std::iter::from_fn(|| domain.take(false))
             .map(|child| child.number)
             .collect();
         assert_eq!(order, [2, 1, 3, 4]);

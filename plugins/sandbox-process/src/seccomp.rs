@@ -103,12 +103,6 @@ pub(crate) fn last_of_child(network: bool) -> Vec<sock_filter> {
     assemble(changed().map(rule), Some(Rule::Always))
 }
 
-/// The filter of process 1 of a zygote's child, which waits for process 2.
-pub(crate) fn of_init() -> Vec<sock_filter> {
-    let sleeps = |e: &&Entry| allow::INIT.contains(&e.name);
-    assemble(rules(entries(false).into_iter().filter(sleeps)), None)
-}
-
 /// The calls for which a zygote has another rule than a run.
 fn changed() -> impl Iterator<Item = u32> {
     let entries = allow::BIRTH.iter().chain(allow::NETWORK);
@@ -359,20 +353,6 @@ mod tests {
                 assert_eq!(stricter(got(&first), got(&last)), RET_KILL_PROCESS);
             }
         }
-    }
-
-    #[test]
-    fn process_1_can_wait_say_and_end() {
-        let program = of_init();
-        let allowed = (0..1024).filter(|n| run(&program, NATIVE_ARCH, *n, [0; 6]) == RET_ALLOW);
-        let expected = [
-            libc::SYS_futex,
-            libc::SYS_wait4,
-            libc::SYS_write,
-            libc::SYS_exit_group,
-        ];
-        let expected: BTreeSet<u32> = expected.map(|n| n as u32).into();
-        assert_eq!(allowed.collect::<BTreeSet<u32>>(), expected);
     }
 
     #[test]

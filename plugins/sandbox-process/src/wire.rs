@@ -61,7 +61,8 @@ pub(crate) enum Request {
     Run(RunSpec),
     /// What a trust domain's pool needs now: all of it, not a change.
     Pool(PoolNeeds),
-    /// Tells a waiting child for which run it is, with the mounts that only the launcher can make, and a network.
+    /// Tells a waiting child for which run it is, when it has what only the launcher can give it: mounts, a disk of another
+    /// size, the listener of its gate.
     Activate { number: u64, spec: RunSpec },
 }
 
@@ -69,10 +70,10 @@ pub(crate) enum Request {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct PoolNeeds {
     pub(crate) domain: String,
-    /// Waiting for runs.
+    /// Waiting for runs, of those without network.
     pub(crate) ahead: u32,
-    /// Runs that wait for a child.
-    pub(crate) waiting: u32,
+    /// Runs that wait for a child: without and with network.
+    pub(crate) waiting: [u32; 2],
     /// Children that have a run now, and were not told before.
     pub(crate) taken: Vec<Taken>,
     /// What the next run will most likely want.
@@ -104,10 +105,14 @@ pub(crate) enum Word {
         zygote: u64,
         /// Its process id outside.
         process_1: u32,
+        /// Its filter leaves it the way to a gate: it is for a run with network.
+        network: bool,
         /// How long it waits for a run before it rehearses.
         idle_ns: u64,
         parts: Vec<Part>,
         limits: GroupLimits,
+        disk_bytes: u64,
+        disk_inodes: u64,
     },
     /// The domain's zygote is warm; its children come from this one now, and older ones are not wanted any more.
     Warm { domain: String, zygote: u64 },
@@ -167,7 +172,7 @@ pub(crate) enum LayerState {
     Missing,
 }
 
-/// What a run may and what it sees. This, with its mounts as descriptors, is also what a waiting child is activated by.
+/// What a run may and what it sees. This is also what a waiting child is activated by.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct RunSpec {
     pub(crate) run_id: String,

@@ -19,7 +19,7 @@ use crate::isolate::Ground;
 use crate::isolate::pooled::{Child, Inside, Leased};
 use crate::seccomp;
 use crate::sys::{self, Fork, python};
-use crate::wire::{MESSAGE_BYTES_MAX, RunSpec};
+use crate::wire::RunSpec;
 
 /// What a zygote is executed with: its script. The modules to warm are its argument.
 pub(crate) const SCRIPT: &str = include_str!("zygote/zygote.py");
@@ -31,6 +31,9 @@ pub(crate) const LAUNCHER_FD: i32 = 4;
 pub(crate) const SETTINGS_FD: i32 = 5;
 /// Both ends of a socket, for the rehearsal: of the zygote's own, and of each child's.
 pub(crate) const REHEARSAL_FDS: [i32; 2] = [8, 9];
+
+/// The longest [`Order`]: it has no mounts.
+const ORDER_BYTES_MAX: usize = 4096;
 
 /// The first word of a zygote that is warm.
 pub(crate) const WARM: &[u8] = b"warm";
@@ -99,7 +102,7 @@ fn try_tend() -> io::Result<Option<Child>> {
     sys::set_process_name(c"skillgate-warm");
     let control = sys::inherited(CONTROL_FD)?;
     let ground = ground()?;
-    let inside = Inside::prepare(ground)?;
+    let inside: &'static Inside = Box::leak(Box::new(Inside::prepare(ground)?));
     sys::have_forks_inherit_code();
     sys::install_filter(&seccomp::of_zygote())?;
     // A child is process 2 of its namespace: what looks at process ids to see a fork must see one.
@@ -109,20 +112,21 @@ fn try_tend() -> io::Result<Option<Child>> {
         ));
     }
     sys::send_message(control.as_fd(), WARM, &[])?;
-    let mut buf = vec![0; MESSAGE_BYTES_MAX];
+    // Nothing is given back in a child: that would be work, and touch pages that it shares.
+    let buf = vec![0; ORDER_BYTES_MAX].leak();
     loop {
-        let Some((n, fds)) = sys::receive_message(control.as_fd(), &mut buf)? else {
+        let Some((n, fds)) = sys::receive_message(control.as_fd(), buf)? else {
             return Ok(None);
         };
         let order: Order = serde_json::from_slice(&buf[..n])?;
-        let (child, leased, born_in) = take_apart(order, fds)?;
+        let (child, leased, born_in) = take_apart(inside, order, fds)?;
         python::before_fork();
         // A brother, so that the launcher sees it end.
         let flags = libc::CLONE_PARENT | inside.born_in();
         match sys::clone_process(flags, born_in.as_ref().map(AsFd::as_fd)) {
             Ok(Fork::Child) => {
                 drop(control);
-                return Ok(Some(child.be_born(inside, leased)));
+                return Ok(Some(child.be_born(leased)));
             }
             Ok(Fork::Parent { pid, pidfd }) => {
                 python::after_fork_parent();
@@ -158,7 +162,11 @@ fn ground() -> io::Result<Ground> {
 }
 
 /// The child, its leased namespaces, and the group to be born in.
-fn take_apart(order: Order, fds: Vec<OwnedFd>) -> io::Result<(Child, Leased, Option<OwnedFd>)> {
+fn take_apart(
+    inside: &'static Inside,
+    order: Order,
+    fds: Vec<OwnedFd>,
+) -> io::Result<(Child, Leased, Option<OwnedFd>)> {
     let mut fds = fds.into_iter();
     let mut next = || {
         fds.next()
@@ -170,6 +178,7 @@ fn take_apart(order: Order, fds: Vec<OwnedFd>) -> io::Result<(Child, Leased, Opt
         user: if order.user { Some(next()?) } else { None },
     };
     let child = Child {
+        inside,
         spec: order.spec,
         outer_id: order.outer_id,
         idle_ns: order.idle_ns,
@@ -178,7 +187,6 @@ fn take_apart(order: Order, fds: Vec<OwnedFd>) -> io::Result<(Child, Leased, Opt
         output: next()?,
         report: next()?,
         entrance: Entrance::default(),
-        later: None,
     };
     let born_in = if order.born_in { Some(next()?) } else { None };
     let entrance = Entrance {

@@ -61,13 +61,9 @@ impl Interior<'_> {
         sys::restrict(whole.as_fd(), RDONLY)
     }
 
-    /// Gives what [`Self::mount_writable`] has made for `prepared` the size that this run has.
-    pub(super) fn resize_writable(&self, prepared: &RunSpec) -> io::Result<()> {
-        let spec = self.spec;
-        if (spec.disk_bytes, spec.disk_inodes) == (prepared.disk_bytes, prepared.disk_inodes) {
-            return Ok(());
-        }
-        let [size, inodes] = writable_bounds(spec);
+    /// Gives what [`Self::mount_writable`] has made the size that this run has.
+    pub(super) fn resize_writable(&self) -> io::Result<()> {
+        let [size, inodes] = writable_bounds(self.spec);
         // 0 takes a bound away.
         sys::change_file_system(
             c"/workspace",

@@ -1,10 +1,9 @@
 //! A zygote's child, from its birth to the first line of user code.
 //!
 //! It is born as process 1 of its pid namespace with the launcher's rights, leaves those behind for a user namespace of the
-//! run's own, builds what the run will live in, and becomes two: process 1 seals itself at once and from there on only
-//! reaps ([`sys::divide`]). Process 2 rehearses and waits. All that it still may is to mount in its own mount namespace,
-//! which is how it puts up what the run has been given; then it seals itself too. No byte of a job has been read by then,
-//! and process 1's seal has been waited for: user code never has a neighbour with rights.
+//! run's own, builds what the run will live in, and seals itself: from there on it is what the run will be, and may do
+//! what the run may. Then it becomes two ([`sys::divide`]), of which process 1 only reaps. Process 2 rehearses and waits.
+//! What its run is given on top is put up by the launcher, from outside.
 //!
 //! Between the activation and the job's first byte every step is one that needs to know the run: the rest is done ahead.
 
@@ -16,12 +15,11 @@ use libc::sock_filter;
 
 use super::interior::Interior;
 use super::{
-    At as _, Failure, Ground, INSIDE_ID, Step, close_ways_to_rights, give_up, new_proc, own_rules,
-    tell,
+    At as _, Failure, Ground, INSIDE_ID, Step, drop_rights, give_up, new_proc, own_rules, tell,
 };
 use crate::cgroup::Entrance;
 use crate::seccomp;
-use crate::sys::{self, Keeper, Poll, python};
+use crate::sys::{self, Poll, python};
 use crate::wire::{Report, RunSpec};
 use crate::zygote::REHEARSAL_FDS;
 
@@ -34,9 +32,6 @@ pub(crate) struct Inside {
     name: CString,
     /// The last layer, for runs without and with network.
     filters: [Vec<sock_filter>; 2],
-    /// Process 1's.
-    keeps: &'static [sock_filter],
-    cannot_seal: &'static [u8],
 }
 
 impl Inside {
@@ -47,18 +42,10 @@ impl Inside {
             .rsplit('/')
             .next()
             .unwrap_or_default();
-        let cannot_seal = Report::Failed {
-            step: format!("{:?}", Step::Init),
-            error: "process 1 of the run cannot give up its rights".into(),
-        };
-        let mut cannot_seal = serde_json::to_vec(&cannot_seal)?;
-        cannot_seal.push(b'\n');
         Ok(Inside {
             name: sys::cstr(name)?,
             ground,
             filters: [false, true].map(seccomp::last_of_child),
-            keeps: seccomp::of_init().leak(),
-            cannot_seal: cannot_seal.leak(),
         })
     }
 
@@ -85,6 +72,8 @@ pub(crate) struct Leased {
 
 /// One child: what has come with its order.
 pub(crate) struct Child {
+    pub(crate) inside: &'static Inside,
+    /// What is known of its run.
     pub(crate) spec: RunSpec,
     /// The id of the run in the launcher's user namespace, where it has no namespace of its own.
     pub(crate) outer_id: u32,
@@ -95,41 +84,28 @@ pub(crate) struct Child {
     pub(crate) output: OwnedFd,
     pub(crate) report: OwnedFd,
     pub(crate) entrance: Entrance,
-    /// When it is ready.
-    pub(crate) later: Option<Later>,
-}
-
-/// What it has for its activation.
-pub(crate) struct Later {
-    inside: Inside,
-    /// Landlock rules for a run without network.
-    rules: Option<OwnedFd>,
 }
 
 impl Child {
     /// In a copy of the zygote, that has just been made with [`Inside::born_in`]. Returns in process 2.
-    pub(crate) fn be_born(mut self, inside: Inside, leased: Leased) -> Self {
+    pub(crate) fn be_born(mut self, leased: Leased) -> Self {
         let ready = self
-            .build(&inside, leased)
-            .and_then(|()| self.divide(&inside))
-            .and_then(|rules| self.wait_ready(rules));
-        match ready {
-            Ok(rules) => {
-                self.later = Some(Later { inside, rules });
-                python::after_fork_child();
-                self
-            }
+            .build(leased)
+            .and_then(|()| self.seal())
+            .and_then(|()| sys::divide(self.report.as_fd()).at(Step::Init))
+            .and_then(|()| self.wait_ready());
+        if let Err(failure) = ready {
             // Where that is process 1, all ends with it; where it is process 2, process 1 sees it end.
-            Err(failure) => give_up(self.report.as_fd(), &failure),
+            give_up(self.report.as_fd(), &failure)
         }
+        python::after_fork_child();
+        self
     }
 
-    /// Process 1, up to the point from which both go on.
-    fn build(&self, inside: &Inside, leased: Leased) -> Result<(), Failure> {
-        let ground = &inside.ground;
+    fn build(&self, leased: Leased) -> Result<(), Failure> {
+        let ground = &self.inside.ground;
         // First of all, so that no later mistake can reach another child's socket or the zygote's.
-        self.close_inherited(inside, &leased)
-            .at(Step::Descriptors)?;
+        self.close_inherited(&leased).at(Step::Descriptors)?;
         sys::set_process_name(c"skillgate-init");
         self.entrance.enter().at(Step::JoinGroup)?;
         sys::unshare(libc::CLONE_NEWCGROUP).at(Step::CgroupNamespace)?;
@@ -142,43 +118,37 @@ impl Child {
             // The zygote's was in sight, without which an ordinary user gets none; with it goes all that it shows.
             sys::detach(c"/proc").at(Step::Proc)?;
         }
-        leave_rights(inside, &leased).at(Step::Identity)?;
+        leave_rights(self.inside, &leased).at(Step::Identity)?;
         sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
         let owner = become_user(leased.user.is_some(), self.outer_id).at(Step::Identity)?;
-        self.interior(ground)
-            .mount_writable(owner)
-            .at(Step::Writable)?;
-        self.interior(ground).set_common_limits().at(Step::Limits)?;
+        self.interior().mount_writable(owner).at(Step::Writable)
+    }
+
+    /// The last steps. The launcher opens the gate of a run with network, and puts up what else a run is given.
+    fn seal(&self) -> Result<(), Failure> {
+        let (ground, network) = (&self.inside.ground, self.spec.network);
+        self.interior().set_common_limits().at(Step::Limits)?;
         sys::set_no_new_privs().at(Step::NoNewPrivileges)?;
-        close_ways_to_rights().at(Step::Capabilities)?;
-        // Nothing and nobody looks into what still has rights.
-        ground.die_with_launcher().at(Step::ParentDeath)
+        if let Some(abi) = ground.landlock_abi {
+            let rules = own_rules(ground, abi, network).at(Step::Landlock)?;
+            sys::landlock_enter(rules.as_fd()).at(Step::Landlock)?;
+        }
+        drop_rights().at(Step::Capabilities)?;
+        // Nothing and nobody looks into it.
+        ground.die_with_launcher().at(Step::ParentDeath)?;
+        sys::install_filter(&self.inside.filters[usize::from(network)]).at(Step::Filter)?;
+        tell(self.report.as_fd(), &Report::Ready);
+        Ok(())
     }
 
-    /// Becomes two, and goes on as process 2, with the Landlock rules of a run without network, which are process 1's too.
-    fn divide(&self, inside: &Inside) -> Result<Option<OwnedFd>, Failure> {
-        let rules = match inside.ground.landlock_abi {
-            Some(abi) => Some(own_rules(&inside.ground, abi, false).at(Step::Landlock)?),
-            None => None,
-        };
-        let keeper = Box::leak(Box::new(Keeper {
-            rules: rules.as_ref().map(AsRawFd::as_raw_fd),
-            report: self.report.as_raw_fd(),
-            filter: inside.keeps,
-            cannot_seal: inside.cannot_seal,
-        }));
-        sys::divide(keeper).at(Step::Init)?;
-        Ok(rules)
-    }
-
-    fn interior<'a>(&'a self, ground: &'a Ground) -> Interior<'a> {
+    fn interior(&self) -> Interior<'_> {
         Interior {
-            ground,
+            ground: &self.inside.ground,
             spec: &self.spec,
         }
     }
 
-    fn close_inherited(&self, inside: &Inside, leased: &Leased) -> io::Result<()> {
+    fn close_inherited(&self, leased: &Leased) -> io::Result<()> {
         let mut keep = vec![
             leased.network.as_raw_fd(),
             leased.ipc.as_raw_fd(),
@@ -186,7 +156,7 @@ impl Child {
             self.channel.as_raw_fd(),
             self.output.as_raw_fd(),
             self.report.as_raw_fd(),
-            inside.ground.launcher.as_raw_fd(),
+            self.inside.ground.launcher.as_raw_fd(),
         ];
         keep.extend(leased.user.as_ref().map(AsRawFd::as_raw_fd));
         keep.extend(self.entrance.tasks.iter().map(AsRawFd::as_raw_fd));
@@ -196,7 +166,7 @@ impl Child {
     }
 
     /// Process 2 has a place of its own for everything.
-    fn wait_ready(&mut self, rules: Option<OwnedFd>) -> Result<Option<OwnedFd>, Failure> {
+    fn wait_ready(&mut self) -> Result<(), Failure> {
         sys::new_session().at(Step::Standard)?;
         sys::set_umask(0o022);
         sys::set_process_name(c"skillgate-idle");
@@ -209,9 +179,7 @@ impl Child {
         ] {
             *fd = sys::dup_above(fd.as_fd(), KEPT_FD_MIN).at(Step::Descriptors)?;
         }
-        let rules = rules.map(above).transpose().at(Step::Descriptors)?;
-        self.place_rehearsal().at(Step::Descriptors)?;
-        Ok(rules)
+        self.place_rehearsal().at(Step::Descriptors)
     }
 
     /// Where the guest finds itself: 0 is /dev/null, 3 the channel. Until its run is there 1 and 2 lead to a pipe that
@@ -251,69 +219,32 @@ impl Child {
     }
 
     fn try_activate(&mut self) -> Result<bool, Failure> {
-        let Some(later) = self.later.take() else {
-            return Ok(false);
-        };
-        sys::wait_sealed();
         sys::dup_to(self.output.as_raw_fd(), 1).at(Step::Descriptors)?;
         sys::dup_to(self.output.as_raw_fd(), 2).at(Step::Descriptors)?;
-        // Most of what is open goes before there is a run, which would wait for it.
-        let mut keep = vec![self.orders.as_raw_fd(), self.report.as_raw_fd()];
-        keep.extend(later.rules.as_ref().map(AsRawFd::as_raw_fd));
+        // What is open goes before there is a run, which would wait for it.
+        let keep = [self.orders.as_raw_fd(), self.report.as_raw_fd()];
         sys::close_all_from(4, &keep).at(Step::Descriptors)?;
-        let Some((spec, mounts)) = self.receive().at(Step::Descriptors)? else {
+        let Some(spec) = self.receive().at(Step::Descriptors)? else {
             return Ok(false);
         };
-        let prepared = std::mem::replace(&mut self.spec, spec);
-        let interior = self.interior(&later.inside.ground);
-        interior.resize_writable(&prepared).at(Step::Writable)?;
-        interior.attach_mounts(&mounts).at(Step::Mounts)?;
-        self.seal(&later)?;
-        sys::close_all_from(4, &[self.report.as_raw_fd()]).at(Step::Descriptors)?;
+        self.spec = spec;
+        self.interior().set_limits().at(Step::Limits)?;
         // What a program of its own would be called.
-        sys::set_process_name(&later.inside.name);
-        let filter = &later.inside.filters[usize::from(self.spec.network)];
-        sys::install_filter(filter).at(Step::Filter)?;
+        sys::set_process_name(&self.inside.name);
         // The last word that is believed: process 1 has the memory of the run.
         tell(self.report.as_fd(), &Report::Begun);
         sys::close_all_from(4, &[]).at(Step::Descriptors)?;
-        std::mem::forget((later, mounts));
         Ok(true)
     }
 
     /// The run that this child is for. `None`: there will be none.
-    fn receive(&self) -> io::Result<Option<(RunSpec, Vec<OwnedFd>)>> {
+    fn receive(&self) -> io::Result<Option<RunSpec>> {
         // A buffer for the longest would be most of what a waiting child has of its own.
         let mut buf = vec![0; sys::next_message_bytes(self.orders.as_fd())?.max(16)];
-        let Some((n, mut mounts)) = sys::receive_message(self.orders.as_fd(), &mut buf)? else {
-            return Ok(None);
-        };
-        let spec: RunSpec = serde_json::from_slice(&buf[..n])?;
-        while mounts.len() < spec.mounts.len() {
-            match sys::receive_message(self.orders.as_fd(), &mut buf)? {
-                Some((_, more)) if !more.is_empty() => mounts.extend(more),
-                _ => return Ok(None),
-            }
-        }
-        Ok(Some((spec, mounts)))
-    }
-
-    /// The last steps, but for the filter.
-    fn seal(&self, later: &Later) -> Result<(), Failure> {
-        let ground = &later.inside.ground;
-        self.interior(ground).set_limits().at(Step::Limits)?;
-        if let Some(abi) = ground.landlock_abi {
-            let own;
-            let rules = match &later.rules {
-                Some(rules) if !self.spec.network => rules,
-                _ => {
-                    own = own_rules(ground, abi, self.spec.network).at(Step::Landlock)?;
-                    &own
-                }
-            };
-            sys::landlock_enter(rules.as_fd()).at(Step::Landlock)?;
-        }
-        sys::drop_capabilities().at(Step::Capabilities)
+        Ok(match sys::receive_message(self.orders.as_fd(), &mut buf)? {
+            Some((n, _)) => Some(serde_json::from_slice(&buf[..n])?),
+            None => None,
+        })
     }
 }
 

@@ -7,7 +7,6 @@ use super::nursery::Zygote;
 use super::zygotes::Ordered;
 use crate::cgroup::Entrance;
 use crate::sys;
-use crate::wire::{PoolNeeds, RunSpec};
 use crate::zygote::Order;
 
 /// The ends that are not the child's own.
@@ -27,12 +26,10 @@ pub(super) struct Theirs {
     output: OwnedFd,
     report: OwnedFd,
     entrance: Entrance,
-    spec: RunSpec,
 }
 
 impl Theirs {
-    /// A child that fits `needs`.
-    pub(super) fn make(needs: &PoolNeeds, entrance: Entrance) -> io::Result<(Sockets, Self)> {
+    pub(super) fn make(entrance: Entrance) -> io::Result<(Sockets, Self)> {
         let (orders, orders_in) = sys::socketpair(libc::SOCK_SEQPACKET)?;
         let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM)?;
         let (output, output_in) = sys::pipe()?;
@@ -52,13 +49,6 @@ impl Theirs {
             output: output_in,
             report: report_in,
             entrance,
-            spec: RunSpec {
-                max_pids: needs.limits.pids,
-                memory_bytes: needs.limits.memory_bytes,
-                disk_bytes: needs.disk_bytes,
-                disk_inodes: needs.disk_inodes,
-                ..RunSpec::default()
-            },
         };
         Ok((sockets, theirs))
     }
@@ -66,7 +56,7 @@ impl Theirs {
     /// Orders it.
     pub(super) fn send(&self, zygote: &Zygote, child: &Ordered) -> io::Result<()> {
         let order = Order {
-            spec: self.spec.clone(),
+            spec: child.spec.clone(),
             outer_id: child.lease.outer_id,
             user: child.lease.user.is_some(),
             born_in: self.entrance.born_in.is_some(),

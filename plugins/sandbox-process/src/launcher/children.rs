@@ -10,7 +10,8 @@ use super::start::detached;
 use super::zygotes::{Event, Ordered};
 use crate::cgroup::{Entrance, Part, RunGroup};
 use crate::guard::Without;
-use crate::sys::{self, MESSAGE_FDS_MAX};
+use crate::isolate::{self, Ground};
+use crate::sys;
 use crate::wire::{Notice, PoolNeeds, RunSpec, Word};
 
 /// A run that has just been told to begin has the processors for itself for so long, or until a run ends, while there are
@@ -62,21 +63,21 @@ impl Launcher {
 
     /// Orders one child, if one is lacking.
     fn order(&mut self, control: BorrowedFd<'_>) -> bool {
-        let there = |runs: &std::collections::BTreeMap<u32, Run>, name: &str| {
-            runs.values()
+        let there = |name: &str, network: bool| {
+            self.runs
+                .values()
                 .filter(|r| !r.killed)
                 .filter_map(|r| r.pooled.as_ref())
-                .filter(|p| !p.taken && p.domain == name)
+                .filter(|p| !p.taken && p.domain == name && p.spec.network == network)
                 .count() as u32
         };
-        let runs = &self.runs;
-        let zygotes = self.zygotes.as_ref();
         let hold = sys::now_ns() < self.hold_ns;
-        let Some(name) = zygotes.and_then(|z| z.lacking(hold, |name| there(runs, name))) else {
+        let lacking = self.zygotes.as_ref().and_then(|z| z.lacking(hold, there));
+        let Some((name, network)) = lacking else {
             return false;
         };
-        let there = there(&self.runs, &name);
-        let Err(why) = self.try_order(&name, there) else {
+        let there = there(&name, network);
+        let Err(why) = self.try_order(&name, network, there) else {
             return true;
         };
         let events = self.zygotes.as_mut().map(|z| z.give_up(&name, &why));
@@ -90,8 +91,8 @@ impl Launcher {
         sys::now_ns() < self.ended_ns[0].saturating_add(BUSY_NS)
     }
 
-    /// All that a child needs, and the order for it. `there` are waiting already.
-    fn try_order(&mut self, name: &str, there: u32) -> Result<(), String> {
+    /// All that a child needs, and the order for it. `there` like it are waiting already.
+    fn try_order(&mut self, name: &str, network: bool, there: u32) -> Result<(), String> {
         let cannot = |e: io::Error| format!("a child cannot be ordered: {e}");
         let busy = self.is_busy();
         let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
@@ -113,7 +114,7 @@ impl Launcher {
         let made = || -> io::Result<_> {
             let needs = zygotes.needs(name).ok_or(io::ErrorKind::NotFound)?;
             // It is for a run that waits, or there are too few to last until it has rehearsed.
-            scarce = there < needs.waiting || there.saturating_mul(2) < needs.ahead;
+            scarce = network || there < needs.waiting[0] || there.saturating_mul(2) < needs.ahead;
             let entrance = match &mut self.groups {
                 Some(groups) => {
                     let (made, entrance) = groups.make_run(needs.limits)?;
@@ -122,10 +123,18 @@ impl Launcher {
                 }
                 None => Entrance::default(),
             };
-            let (sockets, theirs) = Theirs::make(needs, entrance)?;
-            Ok((needs.limits, sockets, theirs))
+            let (sockets, theirs) = Theirs::make(entrance)?;
+            let spec = RunSpec {
+                max_pids: needs.limits.pids,
+                memory_bytes: needs.limits.memory_bytes,
+                disk_bytes: needs.disk_bytes,
+                disk_inodes: needs.disk_inodes,
+                network,
+                ..RunSpec::default()
+            };
+            Ok((needs.limits, spec, sockets, theirs))
         }();
-        let (limits, sockets, theirs) = match made {
+        let (limits, spec, sockets, theirs) = match made {
             Ok(made) => made,
             Err(e) => {
                 leases.give_back(lease, true);
@@ -136,6 +145,7 @@ impl Launcher {
         let child = Ordered {
             lease,
             group,
+            spec,
             limits,
             idle_ns: if busy || scarce { IDLE_NS } else { 0 },
             sockets,
@@ -183,6 +193,12 @@ impl Launcher {
         let (limits, idle_ns) = (child.limits, child.idle_ns);
         let opened = child.group.as_ref().map_or(Ok(Vec::new()), RunGroup::open);
         let process_1 = init.pid as u32;
+        let RunSpec {
+            network,
+            disk_bytes,
+            disk_inodes,
+            ..
+        } = child.spec;
         let (run, plugins) = self.run_of(child, init, domain.clone());
         let number = self.children;
         match opened {
@@ -193,9 +209,12 @@ impl Launcher {
                     number,
                     zygote,
                     process_1,
+                    network,
                     idle_ns,
                     parts,
                     limits,
+                    disk_bytes,
+                    disk_inodes,
                 };
                 let fds: Vec<BorrowedFd<'_>> = plugins
                     .iter()
@@ -220,6 +239,7 @@ impl Launcher {
             report: child.sockets.report,
             heard: Vec::new(),
             report_over: false,
+            ready: false,
             begun: false,
             failed: None,
             exited: None,
@@ -236,7 +256,8 @@ impl Launcher {
                 lease: child.lease,
                 orders: child.sockets.orders,
                 taken: false,
-                network: false,
+                spec: child.spec,
+                activation: None,
                 cpu_before_us: 0,
             }),
         };
@@ -283,30 +304,47 @@ impl Launcher {
         }
     }
 
-    /// Tells a child for which run it is, with what the plugin cannot give it.
-    pub(super) fn activate(&mut self, number: u64, spec: &RunSpec) {
+    /// A child has a run that needs what the plugin cannot give it.
+    pub(super) fn activate(&mut self, number: u64, spec: RunSpec) {
         // One that has died meanwhile has said so on its own socket.
-        let is_it = |r: &&mut Run| r.pooled.as_ref().is_some_and(|p| p.number == number);
-        let Some(run) = self.runs.values_mut().find(is_it) else {
+        let of_it = |run: &Run| run.pooled.as_ref().is_some_and(|p| p.number == number);
+        let Some((slot, run)) = self.runs.iter_mut().find(|(_, run)| of_it(run)) else {
             return;
         };
+        let slot = *slot;
         run.deadline_ns = spec.deadline_ns;
         run.cpu_limit_us = spec.cpu_ms.saturating_mul(1000);
         let so_far = run.cpu_us();
+        run.hear();
         let Some(pooled) = &mut run.pooled else {
             return;
         };
         pooled.cpu_before_us = so_far.unwrap_or(0);
         pooled.taken = true;
-        pooled.network |= spec.network;
+        pooled.activation = Some(spec);
         self.hold_ns = sys::now_ns() + HOLD_NS;
+        self.furnish(slot);
+    }
+
+    /// Gives a child what its run needs, as soon as it has a place for it, and tells it for which run it is.
+    pub(super) fn furnish(&mut self, slot: u32) {
+        let Some(run) = self.runs.get_mut(&slot) else {
+            return;
+        };
+        let Some(pooled) = run.pooled.as_mut().filter(|_| run.ready) else {
+            return;
+        };
+        let Some(spec) = pooled.activation.take() else {
+            return;
+        };
         let gate = match (spec.network, &self.leases) {
             (true, Some(leases)) => leases.open_gate(&pooled.lease, run.notice.as_fd()),
             _ => Ok(()),
         };
         let sent = gate
             .map_err(|e| format!("its network cannot be prepared: {e}"))
-            .and_then(|()| send_activation(pooled.orders.as_fd(), spec));
+            .and_then(|()| furnished(&self.ground, self.home.as_fd(), &run.init, &spec, pooled))
+            .and_then(|()| told(pooled.orders.as_fd(), spec));
         if let Err(message) = sent {
             // Said first: what follows its end would be a less telling word.
             tell(run.notice.as_fd(), &Notice::Failed { message }, None);
@@ -315,18 +353,43 @@ impl Launcher {
     }
 }
 
-fn send_activation(orders: BorrowedFd<'_>, spec: &RunSpec) -> Result<(), String> {
-    let text = |e: io::Error| format!("a waiting interpreter cannot be told of its run: {e}");
+/// Puts up what a child's run is given, in the child's mount namespace. For one that is ready: it has one of its own then,
+/// and no code of the run is there yet.
+fn furnished(
+    ground: &Ground,
+    home: BorrowedFd<'_>,
+    init: &Process,
+    spec: &RunSpec,
+    pooled: &Pooled,
+) -> Result<(), String> {
+    let disk = |spec: &RunSpec| (spec.disk_bytes, spec.disk_inodes);
+    let resize = disk(spec) != disk(&pooled.spec);
+    if spec.mounts.is_empty() && !resize {
+        return Ok(());
+    }
+    // Their paths are those of the launcher's own namespace.
     let mounts = spec
         .mounts
         .iter()
         .map(|mount| detached(mount, &Without::default()))
         .collect::<Result<Vec<_>, _>>()?;
-    let message = serde_json::to_vec(spec).map_err(|e| text(e.into()))?;
-    let fds: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
-    let mut chunks = fds.chunks(MESSAGE_FDS_MAX);
-    sys::send_message(orders, &message, chunks.next().unwrap_or_default()).map_err(text)?;
-    chunks.try_for_each(|chunk| sys::send_message(orders, b"more", chunk).map_err(text))
+    sys::enter_namespace(init.pidfd.as_fd(), libc::CLONE_NEWNS)
+        .map_err(|e| format!("its mount namespace cannot be entered: {e}"))?;
+    let done = isolate::furnish(ground, spec, &mounts, resize);
+    if sys::enter_namespace(home, libc::CLONE_NEWNS).is_err() {
+        // Every path from here on would be one of the run's.
+        sys::exit_now(3);
+    }
+    done
+}
+
+/// Tells a child of its run: what it has been given is there, and no more of its business.
+fn told(orders: BorrowedFd<'_>, mut spec: RunSpec) -> Result<(), String> {
+    spec.mounts.clear();
+    serde_json::to_vec(&spec)
+        .map_err(io::Error::from)
+        .and_then(|message| sys::send_message(orders, &message, &[]))
+        .map_err(|e| format!("a waiting interpreter cannot be told of its run: {e}"))
 }
 
 fn say(control: BorrowedFd<'_>, word: &Word, fds: &[BorrowedFd<'_>]) {

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::leases::Lease;
 use crate::cgroup::RunGroup;
 use crate::sys::{self, Exit, Poll};
-use crate::wire::{End, Notice, Report};
+use crate::wire::{End, Notice, Report, RunSpec};
 
 /// A zygote's child that the plugin has let go of has given its result, as a rule, and is ended so much later, where that is
 /// not load: to end takes as much of the processors as a short run does, and the answer wants them first.
@@ -33,6 +33,8 @@ pub(super) struct Run {
     pub(super) heard: Vec<u8>,
     /// Init has closed it: it ends, which takes a while.
     pub(super) report_over: bool,
+    /// Isolated: it is what its run will be.
+    pub(super) ready: bool,
     /// Of a zygote's child: the code of the run is there, and process 1 has its memory. Only how it ended is believed now.
     pub(super) begun: bool,
     pub(super) failed: Option<String>,
@@ -60,7 +62,10 @@ pub(super) struct Pooled {
     pub(super) orders: OwnedFd,
     /// It has a run.
     pub(super) taken: bool,
-    pub(super) network: bool,
+    /// What it was made for.
+    pub(super) spec: RunSpec,
+    /// Its run, until it has been told of it.
+    pub(super) activation: Option<RunSpec>,
     pub(super) cpu_before_us: u64,
 }
 
@@ -100,7 +105,12 @@ impl Run {
                 Ok(Report::Begun) => self.begun = true,
                 Ok(Report::Exited { code, signal }) => self.exited = Some((code, signal)),
                 _ if self.begun => {}
-                Ok(Report::Ready) => tell(self.notice.as_fd(), &Notice::Ready, None),
+                Ok(Report::Ready) => {
+                    self.ready = true;
+                    if self.pooled.is_none() {
+                        tell(self.notice.as_fd(), &Notice::Ready, None);
+                    }
+                }
                 Ok(Report::Failed { step, error }) => {
                     self.failed = Some(format!("isolation step {step}: {error}"))
                 }
@@ -177,6 +187,7 @@ mod tests {
             report,
             heard: Vec::new(),
             report_over: false,
+            ready: false,
             begun: false,
             failed: None,
             exited: None,

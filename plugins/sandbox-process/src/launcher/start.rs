@@ -68,6 +68,7 @@ impl Launcher {
             report,
             heard: Vec::new(),
             report_over: false,
+            ready: false,
             begun: false,
             failed: None,
             exited: None,

@@ -15,7 +15,7 @@ use super::run::Process;
 use crate::cgroup::{GroupLimits, RunGroup};
 use crate::isolate::Ground;
 use crate::sys;
-use crate::wire::{PoolNeeds, Word, ZygoteRules};
+use crate::wire::{PoolNeeds, RunSpec, Word, ZygoteRules};
 use crate::zygote::WARM;
 
 /// How long a zygote may take to become warm, from a cold disk.
@@ -56,6 +56,8 @@ struct Pending {
 pub(super) struct Ordered {
     pub(super) lease: Lease,
     pub(super) group: Option<RunGroup>,
+    /// What it is made for: limits, the size of its disk, whether it has a network.
+    pub(super) spec: RunSpec,
     pub(super) limits: GroupLimits,
     /// How long it waits for a run before it rehearses.
     pub(super) idle_ns: u64,
@@ -211,22 +213,29 @@ impl Zygotes {
         events
     }
 
-    /// A domain whose zygote is free and that lacks a child, where `there(domain)` have no run yet. `hold`: nobody is to
-    /// be disturbed by what is not needed at once.
-    pub(super) fn lacking(&self, hold: bool, there: impl Fn(&str) -> u32) -> Option<String> {
-        let wanted = |needs: &PoolNeeds| {
-            let ahead = if hold {
-                needs.ahead.min(1)
-            } else {
-                needs.ahead
+    /// A domain whose zygote is free and that lacks a child, and whether that is one with network, where
+    /// `there(domain, network)` have no run yet. `hold`: nobody is to be disturbed by what is not needed at once.
+    pub(super) fn lacking(
+        &self,
+        hold: bool,
+        there: impl Fn(&str, bool) -> u32,
+    ) -> Option<(String, bool)> {
+        let wanted = |needs: &PoolNeeds, network: bool| {
+            // What a run with network needs is made for it.
+            let ahead = match (network, hold) {
+                (true, _) => 0,
+                (false, true) => needs.ahead.min(1),
+                (false, false) => needs.ahead,
             };
-            ahead.saturating_add(needs.waiting)
+            ahead.saturating_add(needs.waiting[usize::from(network)])
         };
+        let of_both = |(name, d)| [true, false].map(|network| (name, d, network));
         self.domains
             .iter()
             .filter(|(_, d)| d.pending.is_none() && d.current.is_some())
-            .find(|(name, d)| there(name) < wanted(&d.needs))
-            .map(|(name, _)| name.clone())
+            .flat_map(of_both)
+            .find(|(name, d, network)| there(name, *network) < wanted(&d.needs, *network))
+            .map(|(name, _, network)| (name.clone(), network))
     }
 
     /// What a domain's next child needs; `None`: there is nobody to make it.

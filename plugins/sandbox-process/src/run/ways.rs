@@ -130,7 +130,8 @@ impl<'a> Attempt<'a> {
             Channel::new(waiting.channel, self.job, self.blobs.clone(), self.services)
                 .map_err(unavailable)?;
         channel.begin();
-        let by_launcher = !self.spec.mounts.is_empty() || self.spec.network;
+        let disk = [self.spec.disk_bytes, self.spec.disk_inodes];
+        let by_launcher = !self.spec.mounts.is_empty() || self.spec.network || disk != waiting.disk;
         if by_launcher {
             self.ask(
                 &Request::Activate {

@@ -263,9 +263,6 @@ pub(super) const NETWORK: &[Entry] = &[
     Entry { name: "sendmmsg", x86_64: Some(307), aarch64: Some(269), rule: NoneOf { arg: 3, mask: MSG_FASTOPEN }, reason: "the same" },
 ];
 
-/// What process 1 of a zygote's child still does: it says that it is sealed, waits, says how process 2 has ended, and ends.
-pub(super) const INIT: &[&str] = &["futex", "wait4", "write", "exit_group"];
-
 /// What a zygote does beside, and its children until they are sealed: taken away by their last filter.
 #[rustfmt::skip]
 pub(super) const BIRTH: &[Entry] = &[
