@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import os
 from _thread import RLock
+from json import JSONDecoder
 from json import dumps as _dumps
-from json import loads as _loads
 
 JOB_BYTES_MAX = 24 * 1024 * 1024
 FRAME_BYTES_MAX = 1024 * 1024 + 64 * 1024
 DATA_BYTES_MAX = 1024 * 1024
 _RESULT_WAIT_S = 5.0
-_FIRST_READ_BYTES = 4096
+_HEADER_BYTES = 5
 
 _IDLE, _WRITING, _READING, _CLOSED = range(4)
 
 # Bound now: user code may replace the names in `os` (a test double, a mistake), and the result must still go out.
-_read, _readv, _writev, _fstat, _getpid = os.read, os.readv, os.writev, os.fstat, os.getpid
+_read, _writev, _fstat, _getpid = os.read, os.writev, os.fstat, os.getpid
+_decode = JSONDecoder().raw_decode
 
 
 class ChannelLost(ConnectionError):
@@ -54,31 +55,21 @@ class Channel:
 
     def receive_job(self) -> dict:
         """The first frame. ValueError (or RecursionError) when its JSON is beyond what Python reads."""
-        self._check()
-        # Nothing follows before it is answered, so most jobs come with one read.
-        try:
-            frame = _read(self._fd, _FIRST_READ_BYTES)
-        except OSError as cause:
-            raise ChannelLost("the run's channel is closed: %s" % cause) from None
-        if len(frame) < 5:
-            frame += self._read(5 - len(frame))
-        end = 4 + self._length(frame[:4], JOB_BYTES_MAX)
-        if len(frame) < end:
-            frame += self._read(end - len(frame))
-        if frame[4:5] != b"J":
-            raise ChannelLost("the first frame is %r and not a job" % frame[4:5])
-        return _loads(str(memoryview(frame)[5:end], "utf-8"))
+        kind, payload = self._receive(JOB_BYTES_MAX)
+        if kind != b"J":
+            raise ChannelLost("the first frame is %r and not a job" % kind)
+        return _value(payload)
 
     def call(self, kind: bytes, *parts) -> dict:
         """A request that is answered with JSON."""
-        return _loads(self._exchange(kind, b"O", parts))
+        return _value(self._exchange(kind, b"O", parts))
 
     def call_json(self, kind: bytes, request: dict) -> dict:
         return self.call(kind, _dumps(request).encode("utf-8"))
 
     def fetch(self, kind: bytes, request: dict) -> bytes:
         """A request that is answered with bytes."""
-        return bytes(self._exchange(kind, b"D", (_dumps(request).encode("utf-8"),)))
+        return self._exchange(kind, b"D", (_dumps(request).encode("utf-8"),))
 
     def finish(self, payload: bytes) -> None:
         """Sends the result. The channel can send nothing afterwards, from no thread."""
@@ -116,49 +107,47 @@ class Channel:
         if answer == expected:
             return payload
         if answer == b"E":
-            error = _loads(payload)
+            error = _value(payload)
             raise Refused(str(error.get("error")), str(error.get("message")))
         raise ChannelLost("the sandbox answered %r to %r" % (answer, kind))
 
     def _send(self, kind: bytes, parts) -> None:
         self._check()
-        views = [memoryview(part).cast("B") for part in parts if len(part)]
-        header = (sum(len(view) for view in views) + 1).to_bytes(4, "little") + kind
-        views.insert(0, memoryview(header))
-        while views:
+        length = 1
+        for part in parts:
+            length += len(part)
+        parts = [length.to_bytes(4, "little") + kind, *parts]
+        while parts:
             try:
-                sent = _writev(self._fd, views)
+                sent = _writev(self._fd, parts)
             except OSError as cause:
                 raise ChannelLost("the run's channel is closed: %s" % cause) from None
-            while views and sent >= len(views[0]):
-                sent -= len(views.pop(0))
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts.pop(0))
             if sent:
-                views[0] = views[0][sent:]
+                parts[0] = memoryview(parts[0])[sent:]
 
     def _receive(self, bytes_max: int):
+        """Type and payload of the next frame."""
         self._check()
-        frame = self._read(self._length(self._read(4), bytes_max))
-        return bytes(frame[:1]), memoryview(frame)[1:].tobytes()
-
-    @staticmethod
-    def _length(header: bytes, bytes_max: int) -> int:
-        length = int.from_bytes(header, "little")
+        header = self._exactly(_HEADER_BYTES)
+        length = int.from_bytes(header[:4], "little")
         if not 1 <= length <= bytes_max:
             raise ChannelLost("a frame of %d bytes, where 1 to %d are allowed" % (length, bytes_max))
-        return length
+        return header[4:], self._exactly(length - 1)
 
-    def _read(self, count: int) -> bytearray:
-        buffer = bytearray(count)
-        view = memoryview(buffer)
-        while view:
+    def _exactly(self, count: int) -> bytes:
+        pieces = []
+        while count:
             try:
-                got = _readv(self._fd, [view])
+                piece = _read(self._fd, count)
             except OSError as cause:
                 raise ChannelLost("the run's channel is closed: %s" % cause) from None
-            if not got:
+            if not piece:
                 raise ChannelLost("the sandbox has closed the run's channel")
-            view = view[got:]
-        return buffer
+            pieces.append(piece)
+            count -= len(piece)
+        return b"".join(pieces)  # the one piece itself, as a rule
 
     def _identify(self):
         status = _fstat(self._fd)
@@ -172,3 +161,12 @@ class Channel:
             same = False
         if not same:
             raise ChannelLost("the code has closed the run's channel (descriptor %d)" % self._fd)
+
+
+def _value(payload: bytes):
+    """The JSON of a frame. `json.loads` does the same, and looks for other encodings and for white space before."""
+    text = payload.decode("utf-8")
+    value, end = _decode(text)
+    if end != len(text):
+        raise ValueError("text behind the JSON of a frame")
+    return value
