@@ -40,6 +40,8 @@ _set_recursion_limit = sys.setrecursionlimit
 _import_module = importlib.import_module
 
 _DEFAULT_ENV = {"HOME": "/workspace", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": "/tmp"}
+# What `os.environ` holds: to ask itself takes some calls of Python code for each variable.
+_environment = dict(os.environ)
 
 # Encoding, errors and line buffering of what the code prints to.
 _STREAMS = ("utf-8", "backslashreplace", True)
@@ -59,8 +61,10 @@ _NO_MEMORY = (
 def warm(modules=()) -> None:
     """For an interpreter from which runs are forked: touches what a run would touch first, imports `modules` (of
     the standard library), and leaves no state that one run could see of another."""
+    global _environment
     for name in modules:
         importlib.import_module(name)
+    _environment = dict(os.environ)  # with what those modules have changed
     names = {}
     exec(imports.compile_source("def main(args):\n    return {'a': [1, 2.5, None, 'é']}\n", "<warm>"), names)
     Encoder(len, 4096).encode(names["main"]({}))
@@ -90,7 +94,7 @@ def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1) -> N
 
 
 def _rehearse_once(fd: int, peer: int, layout: Layout, code=None, skill=None, skills=()) -> None:
-    environment = dict(os.environ)
+    environment = _environment.copy()
     # Of the same shape as any other: what has another length is put where no page was touched.
     job = {
         "run_id": _REHEARSED_ID,
@@ -118,7 +122,7 @@ def _rehearse_once(fd: int, peer: int, layout: Layout, code=None, skill=None, sk
     result = _completed(run, value, min(int(job.get("output_bytes", 4096)), _INLINE_BYTES_MAX))
     _flush()
     channel.finish(result)
-    file = os.path.join(os.environ["TMPDIR"], CODE_MODULE + ".py")
+    file = _code_file()
     try:
         os.unlink(file)
     except OSError:
@@ -199,13 +203,12 @@ def serve(prepared: list, layout: Layout = Layout(), lingers: bool = False) -> N
 
 
 def _set_environment(wanted: dict) -> None:
-    """The defaults with what is wanted beside. What is there already is left alone: each change is one of C's too."""
-    wanted = {**_DEFAULT_ENV, **wanted}
-    for name in [name for name in os.environ if name not in wanted]:
-        del os.environ[name]
+    """What is there already is left alone: each change is one of C's too."""
+    for name in [name for name in _environment if name not in wanted]:
+        del os.environ[name], _environment[name]
     for name, value in wanted.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
+        if _environment.get(name) != value:
+            os.environ[name] = _environment[name] = value
 
 
 def _settle(layout: Layout) -> None:
@@ -224,7 +227,7 @@ def _settle(layout: Layout) -> None:
 
 
 def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
-    _set_environment({**(job.get("env") or {}), **(job.get("secrets") or {})})
+    _set_environment({**_DEFAULT_ENV, **(job.get("env") or {}), **(job.get("secrets") or {})})
     run = state.Run(channel, layout, job.get("blobs") or ())
     state.current = run
     runtime.run._begin(job["run_id"], job.get("timeout_ms"), job.get("args"))
@@ -239,7 +242,7 @@ def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
 def _execute(job: dict, layout: Layout):
     """Loads the code or the skill, calls its function and gives what it returned, awaited."""
     if job.get("code") is not None:
-        module = _load_code(job["code"], os.environ["TMPDIR"])
+        module = _load_code(job["code"])
     else:
         module = _load_skill(job, layout)
     function = _find_function(module, job["function"])
@@ -247,9 +250,13 @@ def _execute(job: dict, layout: Layout):
     return _await(value) if _is_awaitable(value) else value
 
 
-def _load_code(code: str, directory: str) -> ModuleType:
+def _code_file() -> str:
+    return "%s/%s.py" % (_environment["TMPDIR"], CODE_MODULE)
+
+
+def _load_code(code: str) -> ModuleType:
     """Saves the code as a temporary module and imports it."""
-    path = os.path.join(directory, CODE_MODULE + ".py")
+    path = _code_file()
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
