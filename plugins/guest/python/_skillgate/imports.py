@@ -23,24 +23,27 @@ import importlib
 import os
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from io import FileIO
 from types import ModuleType
-from typing import Dict, NamedTuple, Optional, Set
+from typing import Dict, Optional, Set
 
 PACKAGE = "skills"
 _OWN = "__own__"
-# A skill cannot take these names for its neighbours: they mean the same everywhere in a run.
-_RESERVED = frozenset((PACKAGE, "runtime")) | frozenset(sys.builtin_module_names)
+# A skill cannot take these names for its neighbours: they mean the same everywhere in a run, or are no modules.
+_RESERVED = frozenset((PACKAGE, "runtime", "__pycache__", "__init__")) | frozenset(sys.builtin_module_names)
 _LISTED_MAX = 20
 
 _import = builtins.__import__
 _import_module = importlib.import_module
 
+_copied_builtins: Optional[dict] = None
 
-class Mounted(NamedTuple):
-    """A mounted skill, as the job names it. `entrypoint` is None for an instruction skill."""
 
-    name: str
-    entrypoint: Optional[str]
+def copy_builtins() -> None:
+    """For an interpreter from which runs are forked: the copy that the first skill of a run gets. To make one is to
+    write to every object in it."""
+    global _copied_builtins
+    _copied_builtins = dict(vars(builtins))
 
 
 def module_name(skill: str) -> str:
@@ -48,9 +51,14 @@ def module_name(skill: str) -> str:
     return PACKAGE + "." + skill.replace("-", "_")
 
 
-def install(skills, root: str) -> "Finder":
-    """Makes the mounted skills importable. Once, in the process of the run."""
-    finder = Finder(skills, root)
+def entry_file(root: str, skill: dict) -> str:
+    return "%s/%s/%s" % (root, skill["name"], skill["entrypoint"])
+
+
+def install(skills, root: str, untouched: bool) -> "Finder":
+    """Makes the mounted skills importable; they are as in the job, an instruction skill's `entrypoint` is None. Once,
+    in the process of the run. `untouched`: no code runs before a skill's, so nothing has changed the builtins."""
+    finder = Finder(skills, root, _copied_builtins if untouched else None)
     sys.meta_path.insert(0, finder)
     importlib.import_module = _import_module_for_skills
     return finder
@@ -59,18 +67,19 @@ def install(skills, root: str) -> "Finder":
 class Finder:
     """Finds everything below `skills`; nothing else looks there."""
 
-    def __init__(self, skills, root: str):
+    def __init__(self, skills, root: str, copied_builtins: Optional[dict]):
         self._root = root
+        self._copied_builtins = copied_builtins
         # module name -> skill; two names that read the same make both ambiguous.
-        self._skills: Dict[str, Mounted] = {}
+        self._skills: Dict[str, dict] = {}
         self._ambiguous: Dict[str, Set[str]] = {}
         # every package above a skill -> the segments of skills or packages directly below it
         self._below: Dict[str, Set[str]] = {PACKAGE: set()}
         self._owners: Dict[str, _Owner] = {}
         for skill in skills:
-            full = module_name(skill.name)
-            if full in self._skills and self._skills[full].name != skill.name:
-                self._ambiguous.setdefault(full, {self._skills[full].name}).add(skill.name)
+            full = module_name(skill["name"])
+            if full in self._skills and self._skills[full]["name"] != skill["name"]:
+                self._ambiguous.setdefault(full, {self._skills[full]["name"]}).add(skill["name"])
             self._skills[full] = skill
             parent, _, last = full.rpartition(".")
             while parent:
@@ -93,34 +102,43 @@ class Finder:
         if owner is not None:
             # With `name`, so that `from skills.x import missing` gives Python's own text.
             raise ModuleNotFoundError(
-                "skill %r has no module %r" % (owner.skill.name, fullname[len(owner.package) + 1 :]), name=fullname
+                "skill %r has no module %r" % (owner.skill, fullname[len(owner.package) + 1 :]), name=fullname
             )
         raise self._not_mounted(fullname)
 
-    def is_below(self, package: str) -> Set[str]:
-        return self._below.get(package, set())
+    def below(self, package: str) -> frozenset:
+        """The names of the skills and packages directly below a package."""
+        return frozenset(self._below.get(package, ()))
 
-    def is_skill(self, fullname: str) -> bool:
-        return fullname in self._skills
+    def skills_below(self, package: str) -> frozenset:
+        if package not in self._below:
+            return frozenset()
+        return frozenset(name for name in self._below[package] if package + "." + name in self._skills)
+
+    def new_builtins(self) -> dict:
+        """A copy, for one skill."""
+        copied, self._copied_builtins = self._copied_builtins, None
+        return dict(vars(builtins)) if copied is None else copied
 
     # -- specs ------------------------------------------------------------------------------------------------
 
-    def _skill_spec(self, fullname: str, skill: Mounted) -> ModuleSpec:
+    def _skill_spec(self, fullname: str, skill: dict) -> ModuleSpec:
         names = self._ambiguous.get(fullname)
         if names:
             raise ImportError("the mounted skills %s have the same module name %s" % (_and(names), fullname))
-        if not skill.entrypoint:
+        name, entrypoint = skill["name"], skill.get("entrypoint")
+        if not entrypoint:
             if fullname in self._below:
                 return self._virtual_spec(fullname)
             raise ImportError(
-                "skill %r is an instruction skill: it has files to read and no code to import" % skill.name
+                "skill %r is an instruction skill: it has files to read and no code to import" % name
             )
-        file = os.path.join(self._root, skill.name, skill.entrypoint)
+        file = entry_file(self._root, skill)
         if not os.path.isfile(file):
-            raise ImportError("skill %r has no file %r, which its manifest names as entrypoint" % (skill.name, skill.entrypoint))
+            raise ImportError("skill %r has no file %r, which its manifest names as entrypoint" % (name, entrypoint))
         owner = self._owners.get(fullname)
         if owner is None:
-            owner = self._owners[fullname] = _Owner(self, skill, fullname, file)
+            owner = self._owners[fullname] = _Owner(self, name, fullname, file)
         return _source_spec(fullname, file, owner, [owner.directory], entry=True)
 
     def _neighbour_spec(self, fullname: str, owner: "_Owner") -> Optional[ModuleSpec]:
@@ -158,7 +176,7 @@ class Finder:
 
     def _not_mounted(self, fullname: str) -> ModuleNotFoundError:
         wanted = _name_as_written(fullname)[len(PACKAGE) + 1 :]
-        names = sorted(skill.name for skill in self._skills.values())
+        names = sorted(skill["name"] for skill in self._skills.values())
         text = "skill %r is not mounted: add it to mount_skills" % wanted
         if names:
             more = len(names) - _LISTED_MAX
@@ -170,17 +188,16 @@ class Finder:
 class _Owner:
     """A skill with code, and what its own modules need."""
 
-    def __init__(self, finder: Finder, skill: Mounted, package: str, file: str):
-        self.finder = finder
+    def __init__(self, finder: Finder, skill: str, package: str, file: str):
         self.skill = skill
         self.package = package
-        self.file = file
-        self.directory, entry = os.path.split(file)
+        self.directory, _, entry = file.rpartition("/")
         self.stem = entry[:-3] if entry.endswith(".py") else None
         self.neighbours = _top_level_names(self.directory)
-        # Neighbours at whose place another skill is mounted.
-        self.hidden = frozenset(n for n in self.neighbours if finder.is_skill(package + "." + n))
-        self.builtins = dict(vars(builtins))
+        # Skills whose place is in this one's module, and neighbours at whose place another skill is mounted.
+        self.mounted = finder.skills_below(package)
+        self.hidden = self.neighbours & self.mounted
+        self.builtins = finder.new_builtins()
         self.builtins["__import__"] = SkillImport(self)
 
 
@@ -260,7 +277,7 @@ class SkillModule(ModuleType):
     namespace: `def report()` beside `report.py` stays the function, as in a script."""
 
     def __setattr__(self, name, value):
-        if _is_submodule(self, name, value):
+        if isinstance(value, ModuleType) and sys.modules.get("%s.%s" % (self.__name__, name)) is value:
             return
         super().__setattr__(name, value)
 
@@ -302,26 +319,24 @@ class _SourceLoader(SourceFileLoader):
         self._entry = entry
 
     def get_code(self, fullname):
-        path = self.get_filename(fullname)
-        return compile_source(self.get_data(path), path)
+        return _compile_file(self.get_filename(fullname))
 
     def create_module(self, spec):
         if not self._entry:
             return None
-        mounted = self._overlaid(spec.name)
-        if not mounted:
+        if not self._owner.mounted:
             return SkillModule(spec.name)
         module = OverlaidModule(spec.name)
-        module.__dict__["__mounted__"] = mounted
+        module.__dict__["__mounted__"] = self._owner.mounted
         return module
 
     def exec_module(self, module):
         owner = self._owner
-        code = self.get_code(module.__name__)
+        code = _compile_file(self.path)
         names = module.__dict__
         names["__builtins__"] = owner.builtins
         alias = "%s.%s" % (owner.package, owner.stem)
-        if self._entry and owner.stem and owner.stem not in names.get("__mounted__", ()):
+        if self._entry and owner.stem and owner.stem not in owner.mounted:
             # `from . import main` in a neighbour means this module, not a second copy of it.
             sys.modules[alias] = module
         try:
@@ -330,10 +345,6 @@ class _SourceLoader(SourceFileLoader):
             if sys.modules.get(alias) is module:
                 del sys.modules[alias]
             raise
-
-    def _overlaid(self, fullname: str) -> frozenset:
-        finder = self._owner.finder
-        return frozenset(n for n in finder.is_below(fullname) if finder.is_skill(fullname + "." + n))
 
 
 class _VirtualLoader:
@@ -344,7 +355,7 @@ class _VirtualLoader:
         return VirtualPackage(spec.name)
 
     def exec_module(self, module):
-        module.__dict__["__mounted__"] = frozenset(self._finder.is_below(module.__name__))
+        module.__dict__["__mounted__"] = self._finder.below(module.__name__)
 
 
 def compile_source(source, path: str):
@@ -355,6 +366,12 @@ def compile_source(source, path: str):
         raise
     except ValueError as cause:  # null characters, before Python 3.12
         raise SyntaxError("%s: %s" % (path, cause)) from None
+
+
+def _compile_file(path: str):
+    with FileIO(path) as file:
+        source = file.readall()
+    return compile_source(source, path)
 
 
 def _source_spec(fullname: str, file: str, owner: _Owner, path, entry: bool = False) -> ModuleSpec:
@@ -395,19 +412,14 @@ def _skill_above(frame) -> Optional[SkillImport]:
     return None
 
 
-def _is_submodule(module, name, value) -> bool:
-    return isinstance(value, ModuleType) and sys.modules.get("%s.%s" % (module.__name__, name)) is value
-
-
 def _top_level_names(directory: str) -> frozenset:
     """Importable names in a skill's directory. Skills are read-only, so one look is enough."""
     names = set()
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            name = entry.name[:-3] if entry.name.endswith(".py") else entry.name
-            if name.isidentifier() and (entry.name.endswith(".py") or entry.is_dir()):
-                names.add(name)
-    return frozenset(names) - _RESERVED - {"__pycache__", "__init__"}
+    for file in os.listdir(directory):
+        name = file[:-3] if file.endswith(".py") else file
+        if name.isidentifier() and (name != file or os.path.isdir("%s/%s" % (directory, file))):
+            names.add(name)
+    return frozenset(names - _RESERVED)
 
 
 def _name_as_written(fullname: str) -> str:

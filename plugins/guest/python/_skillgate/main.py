@@ -65,6 +65,7 @@ def warm(modules=()) -> None:
     for name in modules:
         importlib.import_module(name)
     _environment = dict(os.environ)  # with what those modules have changed
+    imports.copy_builtins()
     names = {}
     exec(imports.compile_source("def main(args):\n    return {'a': [1, 2.5, None, 'é']}\n", "<warm>"), names)
     Encoder(len, 4096).encode(names["main"]({}))
@@ -231,8 +232,7 @@ def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
     run = state.Run(channel, layout, job.get("blobs") or ())
     state.current = run
     runtime.run._begin(job["run_id"], job.get("timeout_ms"), job.get("args"))
-    skills = [imports.Mounted(s["name"], s.get("entrypoint")) for s in job.get("skills") or ()]
-    imports.install(skills, layout.skills)
+    imports.install(job.get("skills") or (), layout.skills, untouched=job.get("code") is None)
     return run
 
 
@@ -282,8 +282,10 @@ def _write_all(fd: int, data: bytes) -> None:
 
 def _load_skill(job: dict, layout: Layout) -> ModuleType:
     name = job["skill"]
-    skill = next(s for s in job["skills"] if s["name"] == name)
-    file = os.path.join(layout.skills, name, skill["entrypoint"])
+    for skill in job["skills"]:
+        if skill["name"] == name:
+            break
+    file = imports.entry_file(layout.skills, skill)
     if not os.path.isfile(file):
         raise EntrypointNotFound("skill %r has no file %r" % (name, skill["entrypoint"]))
     sys.argv = [file]

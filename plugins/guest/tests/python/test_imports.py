@@ -270,6 +270,48 @@ class Neighbours(Case):
         self.assertEqual(sorted(os.listdir(self.sandbox.path("skills/acme/code"))), ["main.py", "util.py"])
 
 
+class Builtins(Case):
+    """A skill has those of the moment of its first import, in a warm interpreter too."""
+
+    def setUp(self):
+        super().setUp()
+        self.skill("b", main="import util\ndef get(): return [oct(8), util.who]", util="who = 'b'")
+
+    def check(self, expected, run, *args, **more):
+        for before in ("", "warm()"):
+            outcome = run(*args, before=before, **more)
+            self.assertEqual(outcome.status, "completed", outcome.result)
+            self.assertEqual(outcome.output, expected)
+
+    def test_that_the_code_changes(self):
+        code = """
+            import builtins
+            def main(args):
+                first, builtins.oct = oct, lambda _: "changed"
+                from skills.b import get
+                changed, builtins.oct = get(), first
+                return [changed, get()]
+        """
+        self.check([["changed", "b"], ["changed", "b"]], self.sandbox.code, textwrap.dedent(code))
+
+    def test_that_the_first_skill_changes(self):
+        self.skill("a", main="""
+            import builtins
+            import util
+            __builtins__["oct"] = lambda _: "its own"
+            builtins.oct = lambda _: "changed"
+            from skills.b import get
+            def main(args): return [oct(8), util.who, get(), __builtins__["__import__"] is builtins.__import__]
+        """, util="who = 'a'")
+        self.check(["its own", "a", ["changed", "b"], False], self.sandbox.execute, "a")
+
+    def test_of_a_skill_below_another(self):
+        self.skill("a", main="import builtins\nbuiltins.oct = lambda _: 'changed'\ndef main(args): return oct(8)")
+        self.skill("a.c", main="def main(args): return oct(8)")
+        self.check("0o10", self.sandbox.execute, "a")
+        self.check("changed", self.sandbox.execute, "a.c")
+
+
 class ShorterNames(Case):
     """`acme` and `acme.sync`: the mounted skill wins from outside, and `acme` keeps what is its own."""
 

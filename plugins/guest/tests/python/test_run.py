@@ -230,6 +230,11 @@ layout = Layout(root + "/skills", root + "/blobs", root + "/workspace", root + "
             self.assertEqual(after.output, without.output)
             self.assertEqual(after.logs, "hello x\n[info] Hello, x!\n" * times)
 
+    def test_before_a_skill(self):
+        self.sandbox.skill("a", {"code/main.py": "import util\ndef main(args): return util.who", "code/util.py": "who = 'a'"})
+        for before in ("rehearse(*ends, layout)", "warm(); rehearse(*ends, layout)", "rehearse(*ends, layout); warm()"):
+            self.completed(self.sandbox.execute("a", before=self.BEFORE + before), "a")
+
 
 class Output(Case):
     def test_exactly_the_limit_is_inline_and_more_is_spilled(self):
