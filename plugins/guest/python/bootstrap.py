@@ -13,6 +13,12 @@ if _LIBRARY not in sys.path:
     # At the end: nothing here may shadow the standard library.
     sys.path.append(_LIBRARY)
 
+if __name__ != "__main__":
+    # What is imported for the runs from here on is what each of them uses: it shall not be spread either.
+    from _skillgate.memory import fill_gaps
+
+    fill_gaps()
+
 from _skillgate.main import prepare, refresh_randomness, rehearse, serve, warm  # noqa: E402  (needs the path above)
 
 __all__ = ["prepare", "refresh_randomness", "rehearse", "serve", "warm"]

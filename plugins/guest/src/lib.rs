@@ -24,6 +24,7 @@ pub const FILES: &[(&str, &[u8])] = files![
     "_skillgate/failure.py",
     "_skillgate/imports.py",
     "_skillgate/main.py",
+    "_skillgate/memory.py",
     "_skillgate/rehearsal/main.py",
     "_skillgate/state.py",
     "_skillgate/strict_json.py",

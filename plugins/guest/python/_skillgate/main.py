@@ -11,7 +11,7 @@ import time
 from json import dumps as _dumps
 from types import FunctionType, ModuleType
 
-from . import failure, imports, state
+from . import failure, imports, memory, state
 from .channel import Channel, ChannelLost
 from .failure import EntrypointNotFound
 from .state import Layout
@@ -74,6 +74,7 @@ def warm(modules=()) -> None:
     except ValueError as exc:
         failure.describe(exc, "main")
     gc.collect()
+    memory.fill_gaps()
     gc.freeze()  # what is there now stays in pages that the children share
 
 

@@ -1,0 +1,45 @@
+"""Where an interpreter that is forked has its objects.
+
+A child shares its parent's pages until it writes to them, and then gets a copy of each: that is most of what a short
+run costs. The room between the objects of an interpreter is strewn over all its pages, and so is what is put there.
+When that room is taken up, new objects lie side by side, on few pages.
+"""
+
+import sys
+
+# CPython has objects of up to 512 bytes in pools, each for one size (a multiple of 16); larger ones are the C
+# library's. Where that is not so, some memory is taken up for nothing.
+_POOL_BYTES = 16 * 1024
+_POOL_HEAD_BYTES = 48
+_SMALL_BYTES = range(16, 513, 16)
+_LARGE_BYTES = (65536, 49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1536, 1024, 768, 576)
+_END_BYTES = 127 * 1024  # the C library asks the system for each object that is larger
+_TAKEN_BYTES_MAX = 256 * 1024  # by objects of one size
+
+_taken = []
+
+
+def fill_gaps() -> None:
+    """Takes up the room between the objects that there are, for good."""
+    for size in _SMALL_BYTES:
+        _take(size, lambda at: at % _POOL_BYTES == _POOL_HEAD_BYTES)  # the first of a new pool
+    end = bytes(_END_BYTES)
+    for size in _LARGE_BYTES:
+        _take(size, lambda at: at > id(end))
+
+
+def _take(size: int, is_beyond) -> None:
+    for _ in range(_TAKEN_BYTES_MAX // size):
+        block = _block(size)
+        if is_beyond(id(block)):
+            return
+        _taken.append(block)
+
+
+def _block(size: int):
+    """An object of so many bytes."""
+    if size == 16:
+        return object()
+    if size == 32:
+        return float(size)
+    return bytes(size - sys.getsizeof(b""))
