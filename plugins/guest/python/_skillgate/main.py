@@ -206,8 +206,9 @@ def serve(prepared: list, layout: Layout = Layout(), lingers: bool = False) -> N
 
 def _set_environment(wanted: dict) -> None:
     """What is there already is left alone: each change is one of C's too."""
-    for name in [name for name in _environment if name not in wanted]:
-        del os.environ[name], _environment[name]
+    for name in list(_environment):
+        if name not in wanted:
+            del os.environ[name], _environment[name]
     for name, value in wanted.items():
         if _environment.get(name) != value:
             os.environ[name] = _environment[name] = value
@@ -339,7 +340,7 @@ def _await(value):
 
 
 def _completed(run: state.Run, value, inline_bytes: int) -> bytes:
-    spill = runtime.blobs._Spill(run)
+    spill = runtime.blobs._Spill()
     try:
         output = Encoder(spill.write, inline_bytes).encode(value)
     except BaseException:

@@ -102,7 +102,11 @@ class Encoder:
         # A copy: another thread may still change the dict.
         pairs = list(_dict_items(value))
         # Equal keys in one dict take a subclass of str with its own __eq__.
-        seen = set() if any(type(key) is not str for key, _ in pairs) else None
+        seen = None
+        for key, _ in pairs:
+            if type(key) is not str:
+                seen = set()
+                break
         first = True
         for key, item in pairs:
             if not issubclass(type(key), str):

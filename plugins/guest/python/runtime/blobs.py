@@ -236,8 +236,7 @@ class _Writer:
 class _Spill:
     """Where a returned value goes when it is too large for the answer."""
 
-    def __init__(self, run):
-        self._writer = None
+    _writer = None
 
     def write(self, data: bytes) -> None:
         if self._writer is None:
