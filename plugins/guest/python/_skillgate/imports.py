@@ -55,6 +55,12 @@ def entry_file(root: str, skill: dict) -> str:
     return "%s/%s/%s" % (root, skill["name"], skill["entrypoint"])
 
 
+def load(full: str) -> ModuleType:
+    """`importlib.import_module` of a whole name, which in C needs no frame of its own in a traceback."""
+    _import(full)
+    return sys.modules[full]
+
+
 def install(skills, root: str, untouched: bool) -> "Finder":
     """Makes the mounted skills importable; they are as in the job, an instruction skill's `entrypoint` is None. Once,
     in the process of the run. `untouched`: no code runs before a skill's, so nothing has changed the builtins."""
@@ -216,7 +222,7 @@ class SkillImport:
             if name == owner.stem:
                 return sys.modules[owner.package]
             full = self._canonical(name)
-            leaf = _import_module(full)
+            leaf = load(full)
             if fromlist:
                 return _import(full, globals, locals, fromlist, 0)
             return leaf if head == name else sys.modules[self._canonical(head)]

@@ -37,7 +37,6 @@ _exit = os._exit
 _sleep = time.sleep
 _write = os.write
 _set_recursion_limit = sys.setrecursionlimit
-_import_module = importlib.import_module
 
 _DEFAULT_ENV = {"HOME": "/workspace", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": "/tmp"}
 # What `os.environ` holds: to ask itself takes some calls of Python code for each variable.
@@ -291,7 +290,7 @@ def _load_skill(job: dict, layout: Layout) -> ModuleType:
     if not os.path.isfile(file):
         raise EntrypointNotFound("skill %r has no file %r" % (name, skill["entrypoint"]))
     sys.argv = [file]
-    return _import_module(imports.module_name(name))
+    return imports.load(imports.module_name(name))
 
 
 def _find_function(module: ModuleType, name: str):
