@@ -71,7 +71,7 @@ def install(skills, root: str, untouched: bool) -> "Finder":
 
 
 class Finder:
-    """Finds everything below `skills`; nothing else looks there."""
+    """Finds everything below `skills`, where nothing else looks, and loads what is only a part of names."""
 
     def __init__(self, skills, root: str, copied_builtins: Optional[dict]):
         self._root = root
@@ -112,9 +112,11 @@ class Finder:
             )
         raise self._not_mounted(fullname)
 
-    def below(self, package: str) -> frozenset:
-        """The names of the skills and packages directly below a package."""
-        return frozenset(self._below.get(package, ()))
+    def create_module(self, spec):
+        return VirtualPackage(spec.name)
+
+    def exec_module(self, module):
+        module.__dict__["__mounted__"] = frozenset(self._below.get(module.__name__, ()))
 
     def skills_below(self, package: str) -> frozenset:
         if package not in self._below:
@@ -167,7 +169,7 @@ class Finder:
         return None
 
     def _virtual_spec(self, fullname: str) -> ModuleSpec:
-        spec = ModuleSpec(fullname, _VirtualLoader(self), is_package=True)
+        spec = ModuleSpec(fullname, self, is_package=True)
         spec.submodule_search_locations = []
         return spec
 
@@ -351,17 +353,6 @@ class _SourceLoader(SourceFileLoader):
             if sys.modules.get(alias) is module:
                 del sys.modules[alias]
             raise
-
-
-class _VirtualLoader:
-    def __init__(self, finder: Finder):
-        self._finder = finder
-
-    def create_module(self, spec):
-        return VirtualPackage(spec.name)
-
-    def exec_module(self, module):
-        module.__dict__["__mounted__"] = self._finder.below(module.__name__)
 
 
 def compile_source(source, path: str):
