@@ -1,8 +1,8 @@
 """Starts one run: `python -I -S -B bootstrap.py`, with the channel to the sandbox at descriptor 3.
 
 A launcher that keeps warm interpreters imports this file instead, calls `warm()` once, forks, and calls
-`prepare(fd)` and `serve()` in the child, with a `rehearse()` between the two if nobody waits for it. Importing it makes no
-state that belongs to a run.
+`prepare(fd)` and `serve()` in the child, with a `rehearse()` between the two if nobody waits for it. Importing it makes
+no state that belongs to a run. After `warm()` the launcher leaves `os.environ` and the builtins as they are.
 """
 
 import os.path
@@ -14,7 +14,7 @@ if _LIBRARY not in sys.path:
     sys.path.append(_LIBRARY)
 
 if __name__ != "__main__":
-    # What is imported for the runs from here on is what each of them uses: it shall not be spread either.
+    # To be forked from. What is imported from here on is what each run uses: that lies side by side, too.
     from _skillgate.memory import fill_gaps
 
     fill_gaps()
