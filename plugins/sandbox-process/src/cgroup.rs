@@ -2,7 +2,8 @@
 //!
 //! Version 2 where it has the controllers, version 1 (a hierarchy per controller, or per set) where it has not; a host
 //! may mix them. An instance has one parent group per hierarchy, `skillgate-<instance>-<pid>`, and a run one child of it
-//! that is made before the run and removed after it, never used twice.
+//! that is made before the run and removed after it. What has nothing of a run when that is over is lent to the next
+//! (`lent.rs`).
 //!
 //! Traps that shape this file. Moving a process from outside (`cgroup.procs`) waits for an RCU grace period, about
 //! 9 ms; being born in the group (v2) or moving oneself by writing 0 to `tasks` (v1) does not. And after one
@@ -11,15 +12,18 @@
 
 mod held;
 mod hierarchy;
+mod lent;
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::sys;
 pub(crate) use held::{Held, Part};
 use hierarchy::{Hierarchy, hierarchies};
+use lent::{FREE_MAX, Lent};
 
 const CPU_PERIOD_US: u64 = 100_000;
 /// Groups that wait for their runs: to make one takes as long as the rest that a launcher does for a run.
@@ -28,10 +32,14 @@ const AHEAD: usize = 2;
 /// The instance's groups. Dropping it does nothing: [`Groups::remove`] says whether it worked.
 #[derive(Debug)]
 pub(crate) struct Groups {
-    parents: Vec<(Hierarchy, PathBuf)>,
+    parents: Vec<(Arc<Hierarchy>, PathBuf)>,
     cpus: f64,
     made: u64,
-    ahead: Vec<(GroupLimits, RunGroup, Entrance)>,
+    /// What can be lent to one run after the other is.
+    lends: bool,
+    /// Lent to nobody.
+    free: Vec<Lent>,
+    ahead: Vec<(GroupLimits, RunGroup)>,
     /// What the last run wanted; `None`: none can be made at the moment.
     wanted: Option<GroupLimits>,
 }
@@ -44,19 +52,34 @@ pub(crate) struct GroupLimits {
     pub(crate) pids: u32,
 }
 
+/// One directory of a group.
+#[derive(Debug)]
+struct Place {
+    hierarchy: Arc<Hierarchy>,
+    dir: PathBuf,
+    /// The same.
+    at: OwnedFd,
+    /// v1: the file by which a process moves itself here.
+    tasks: Option<OwnedFd>,
+}
+
 /// The group of one run.
 #[derive(Debug)]
 pub(crate) struct RunGroup {
-    parts: Vec<(Hierarchy, PathBuf)>,
+    /// Made for it, and gone with it.
+    own: Vec<Place>,
+    lent: Option<Lent>,
+    /// It had some of its own: when they can be removed, nothing of the run is left in the others.
+    tells: bool,
 }
 
 /// What a child needs to get into its group.
 #[derive(Debug, Default)]
-pub(crate) struct Entrance {
+pub(crate) struct Entrance<'a> {
     /// v2: for the clone.
-    pub(crate) born_in: Option<OwnedFd>,
+    pub(crate) born_in: Option<BorrowedFd<'a>>,
     /// v1: `tasks` files, to which the child writes 0.
-    pub(crate) tasks: Vec<OwnedFd>,
+    pub(crate) tasks: Vec<BorrowedFd<'a>>,
 }
 
 /// What a group has counted.
@@ -72,11 +95,18 @@ impl Groups {
     /// Finds the hierarchies, sweeps what earlier lives of this instance have left and makes the parent groups.
     /// `name` is unique to the instance and its state directory; the caller holds the lock that says that no other
     /// launcher uses it.
-    pub(crate) fn make(name: &str, configured: Option<&str>, cpus: f64) -> io::Result<Self> {
+    pub(crate) fn make(
+        name: &str,
+        configured: Option<&str>,
+        cpus: f64,
+        lends: bool,
+    ) -> io::Result<Self> {
         let mut groups = Groups {
             parents: Vec::new(),
             cpus,
             made: 0,
+            lends,
+            free: Vec::new(),
             ahead: Vec::new(),
             wanted: None,
         };
@@ -114,7 +144,7 @@ impl Groups {
                     ));
                 }
             }
-            self.parents.push((h.clone(), parent.clone()));
+            self.parents.push((Arc::new(h.clone()), parent.clone()));
             if h.v2 {
                 enable(&parent, &h.controllers)?;
             }
@@ -131,7 +161,7 @@ impl Groups {
 
     /// In words, for the report.
     pub(crate) fn describe(&self) -> String {
-        let part = |(h, _): &(Hierarchy, PathBuf)| {
+        let part = |(h, _): &(Arc<Hierarchy>, PathBuf)| {
             format!(
                 "{} ({})",
                 h.controllers.join(","),
@@ -146,20 +176,17 @@ impl Groups {
     }
 
     /// A group with its limits, before anything is in it. One that was made ahead if it has these.
-    pub(crate) fn make_run(&mut self, limits: GroupLimits) -> io::Result<(RunGroup, Entrance)> {
+    pub(crate) fn make_run(&mut self, limits: GroupLimits) -> io::Result<RunGroup> {
         self.wanted = Some(limits);
         match self.ahead.iter().position(|made| made.0 == limits) {
-            Some(at) => {
-                let (_, group, entrance) = self.ahead.remove(at);
-                Ok((group, entrance))
-            }
+            Some(at) => Ok(self.ahead.remove(at).1),
             None => self.make_now(limits),
         }
     }
 
     /// Whether there is something for [`Self::make_ahead`] to do.
     pub(crate) fn lacks(&self) -> bool {
-        let fits = |made: &&(GroupLimits, RunGroup, Entrance)| Some(made.0) == self.wanted;
+        let fits = |made: &&(GroupLimits, RunGroup)| Some(made.0) == self.wanted;
         self.wanted.is_some() && self.ahead.iter().filter(fits).count() < AHEAD
     }
 
@@ -167,7 +194,7 @@ impl Groups {
     pub(crate) fn make_ahead(&mut self) -> Option<RunGroup> {
         let wanted = self.wanted?;
         match self.make_now(wanted) {
-            Ok((group, entrance)) => self.ahead.push((wanted, group, entrance)),
+            Ok(group) => self.ahead.push((wanted, group)),
             // Whoever needs one next will say why.
             Err(_) => self.wanted = None,
         }
@@ -175,38 +202,70 @@ impl Groups {
         stale.map(|at| self.ahead.remove(at).1)
     }
 
-    fn make_now(&mut self, limits: GroupLimits) -> io::Result<(RunGroup, Entrance)> {
+    fn make_now(&mut self, limits: GroupLimits) -> io::Result<RunGroup> {
         self.made += 1;
-        let mut group = RunGroup { parts: Vec::new() };
+        let mut group = RunGroup {
+            own: Vec::new(),
+            lent: self.free.pop(),
+            tells: false,
+        };
         let result = self.fill(&mut group, limits);
         if result.is_err() {
             // The first error is the one that matters.
             let _ = group.try_remove();
         }
-        result.map(|entrance| (group, entrance))
+        result.map(|()| group)
     }
 
-    fn fill(&self, group: &mut RunGroup, limits: GroupLimits) -> io::Result<Entrance> {
-        let mut entrance = Entrance {
-            born_in: None,
-            tasks: Vec::new(),
-        };
+    fn fill(&self, group: &mut RunGroup, limits: GroupLimits) -> io::Result<()> {
+        if let Some(lent) = &mut group.lent {
+            lent.prepare(limits)?;
+        }
+        let stays = |h: &Hierarchy| !h.v2 && !h.controllers.contains(&"memory");
         for (h, parent) in &self.parents {
+            if group.lent.is_some() && stays(h) {
+                continue;
+            }
             let dir = parent.join(format!("run-{}", self.made));
             fs::create_dir(&dir)?;
-            group.parts.push((h.clone(), dir.clone()));
+            let at = sys::open(bytes(&dir), libc::O_PATH | libc::O_DIRECTORY)?;
+            let tasks = if h.v2 {
+                None
+            } else {
+                Some(sys::open_at(at.as_fd(), "tasks", libc::O_WRONLY)?)
+            };
+            group.own.push(Place {
+                hierarchy: h.clone(),
+                dir: dir.clone(),
+                at,
+                tasks,
+            });
             for controller in &h.controllers {
                 self.limit(h.v2, controller, &dir, limits)?;
             }
-            if h.v2 {
-                entrance.born_in = Some(sys::open(bytes(&dir), libc::O_PATH | libc::O_DIRECTORY)?);
-            } else {
-                entrance
-                    .tasks
-                    .push(sys::open(bytes(&dir.join("tasks")), libc::O_WRONLY)?);
-            }
         }
-        Ok(entrance)
+        if group.lent.is_none() {
+            let (lent, own) = std::mem::take(&mut group.own)
+                .into_iter()
+                .partition::<Vec<_>, _>(|place| stays(&place.hierarchy));
+            group.own = own;
+            group.lent = Some(Lent::new(lent, limits)?);
+        }
+        group.tells = !group.own.is_empty();
+        Ok(())
+    }
+
+    /// Takes a run's group away, or back. `false`: something is still in it, try again soon.
+    pub(crate) fn take_back(&mut self, group: &mut RunGroup) -> bool {
+        group.remove_own();
+        if !group.own.is_empty() {
+            return false;
+        }
+        if self.lends && group.tells && self.free.len() < FREE_MAX {
+            self.free
+                .extend(group.lent.take_if(|lent| lent.is_as_new()));
+        }
+        group.try_remove()
     }
 
     fn limit(&self, v2: bool, controller: &str, dir: &Path, limits: GroupLimits) -> io::Result<()> {
@@ -231,9 +290,15 @@ impl Groups {
 
     /// Removes the parent groups, when every run's is gone.
     pub(crate) fn remove(&mut self) -> io::Result<()> {
-        for (_, mut group, _) in self.ahead.drain(..) {
+        for (_, mut group) in self.ahead.drain(..) {
             // Nothing was ever in it.
             group.try_remove();
+        }
+        for lent in self.free.drain(..) {
+            // Nothing is in it.
+            lent.places.iter().for_each(|place| {
+                let _ = remove_if_there(&place.dir);
+            });
         }
         self.parents
             .iter()
@@ -242,12 +307,30 @@ impl Groups {
 }
 
 impl RunGroup {
+    fn places(&self) -> impl Iterator<Item = &Place> {
+        let lent = self.lent.iter().flat_map(|lent| &lent.places);
+        self.own.iter().chain(lent)
+    }
+
+    /// The way into it.
+    pub(crate) fn entrance(&self) -> Entrance<'_> {
+        let v2 = self.places().find(|place| place.hierarchy.v2);
+        Entrance {
+            born_in: v2.map(|place| place.at.as_fd()),
+            tasks: self
+                .places()
+                .filter_map(|place| Some(place.tasks.as_ref()?.as_fd()))
+                .collect(),
+        }
+    }
+
     /// What it has used, readable until it is removed.
     pub(crate) fn used(&self) -> GroupUse {
         let mut total = GroupUse::default();
-        for (h, dir) in &self.parts {
+        for place in self.places() {
+            let h = &place.hierarchy;
             count(&mut total, h.v2, &h.controllers, true, |file| {
-                fs::read_to_string(dir.join(file)).unwrap_or_default()
+                fs::read_to_string(place.dir.join(file)).unwrap_or_default()
             });
         }
         total
@@ -256,29 +339,40 @@ impl RunGroup {
     /// Processor time so far, in microseconds.
     pub(crate) fn cpu_us(&self) -> Option<u64> {
         let mut total = GroupUse::default();
-        for (h, dir) in &self.parts {
+        for place in self.places() {
+            let h = &place.hierarchy;
             if h.v2 || h.controllers.contains(&"cpuacct") {
                 count(&mut total, h.v2, &["cpuacct"], false, |file| {
-                    fs::read_to_string(dir.join(file)).unwrap_or_default()
+                    fs::read_to_string(place.dir.join(file)).unwrap_or_default()
                 });
             }
         }
         total.cpu_us
     }
 
-    /// Removes it. `false`: something is still in it, try again soon.
+    fn remove_own(&mut self) {
+        self.own
+            .retain(|place| remove_if_there(&place.dir).is_err());
+    }
+
+    /// Removes all of it. `false`: something is still in it, try again soon.
     pub(crate) fn try_remove(&mut self) -> bool {
-        self.parts.retain(|(_, dir)| remove_if_there(dir).is_err());
-        self.parts.is_empty()
+        self.remove_own();
+        let lent = self.lent.as_mut().map(|lent| &mut lent.places);
+        let left = lent.map_or(0, |places| {
+            places.retain(|place| remove_if_there(&place.dir).is_err());
+            places.len()
+        });
+        self.own.is_empty() && left == 0
     }
 }
 
-impl Entrance {
+impl Entrance<'_> {
     /// The child's own step (v1).
     pub(crate) fn enter(&self) -> io::Result<()> {
         self.tasks
             .iter()
-            .try_for_each(|t| sys::write(t.as_fd(), b"0").map(drop))
+            .try_for_each(|t| sys::write(*t, b"0").map(drop))
     }
 }
 

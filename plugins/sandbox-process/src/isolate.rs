@@ -101,7 +101,7 @@ pub(crate) struct Isolation<'a> {
     pub(crate) spec: &'a RunSpec,
     /// The id of the run in the launcher's user namespace.
     pub(crate) outer_id: u32,
-    pub(crate) entrance: &'a Entrance,
+    pub(crate) entrance: &'a Entrance<'a>,
     /// Detached, with all their attributes; in the order of `spec.mounts`.
     pub(crate) mounts: &'a [OwnedFd],
     pub(crate) output: BorrowedFd<'a>,
@@ -250,8 +250,9 @@ impl Isolation<'_> {
         keep.extend(
             self.mounts
                 .iter()
-                .chain(&self.entrance.tasks)
-                .map(AsRawFd::as_raw_fd),
+                .map(AsFd::as_fd)
+                .chain(self.entrance.tasks.iter().copied())
+                .map(|fd| fd.as_raw_fd()),
         );
         sys::close_all_from(4, &keep)
     }

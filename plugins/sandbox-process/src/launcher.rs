@@ -166,8 +166,9 @@ impl Launcher {
         }
         let without = hello.without;
         let groups = if without.keeps(Guard::ControlGroup) {
-            Groups::make(&hello.instance, hello.cgroup_parent.as_deref(), hello.cpus)
-                .map_err(|e| e.to_string())
+            let lends = hello.zygotes.as_ref().is_some_and(|z| !z.fresh_namespaces);
+            let parent = hello.cgroup_parent.as_deref();
+            Groups::make(&hello.instance, parent, hello.cpus, lends).map_err(|e| e.to_string())
         } else {
             Err("left out".into())
         };
@@ -311,7 +312,9 @@ impl Launcher {
                     ],
                 );
             }
-            self.leaving.retain_mut(|group| !group.try_remove());
+            let groups = &mut self.groups;
+            self.leaving
+                .retain_mut(|group| !groups.as_mut().is_some_and(|g| g.take_back(group)));
             let now = sys::now_ns();
             if now >= last_cpu_check + CPU_CHECK_NS {
                 last_cpu_check = now;

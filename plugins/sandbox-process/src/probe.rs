@@ -4,9 +4,9 @@
 //! /proc); a trial does not. A layer that fails and is not excused in writing stops the instance from starting.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::cgroup::{Entrance, GroupLimits, Groups};
+use crate::cgroup::{GroupLimits, Groups, RunGroup};
 use crate::isolate::{self, BORN_IN, Ground, Isolation};
 use crate::root::GUEST;
 use crate::sys::{self, Fork, Poll};
@@ -172,11 +172,11 @@ fn trial(flags: libc::c_int, what: impl FnOnce() -> io::Result<()>) -> io::Resul
 
 fn trial_in(
     flags: libc::c_int,
-    group: Option<&OwnedFd>,
+    group: Option<BorrowedFd<'_>>,
     what: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
     let (said, say) = sys::pipe()?;
-    match sys::clone_process(flags, group.map(AsFd::as_fd))? {
+    match sys::clone_process(flags, group)? {
         Fork::Child => {
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(what));
             let error = match result {
@@ -384,8 +384,9 @@ fn cgroup(groups: Result<Groups, String>, standing: Standing) -> (LayerReport, O
             memory_bytes: 64 << 20,
             pids: 8,
         })
-        .and_then(|(mut group, entrance)| {
-            let result = trial_in(0, entrance.born_in.as_ref(), || entrance.enter());
+        .and_then(|mut group| {
+            let entrance = group.entrance();
+            let result = trial_in(0, entrance.born_in, || entrance.enter());
             // Empty at once or swept later; a trial must not fail for it.
             let _ = group.try_remove();
             result
@@ -441,22 +442,16 @@ fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<()
         mounts: Vec::new(),
         network: false,
     };
-    let (mut group, entrance) = match groups {
-        Some(groups) => groups
-            .make_run(GroupLimits {
+    let mut group = groups
+        .map(|groups| {
+            groups.make_run(GroupLimits {
                 memory_bytes: spec.memory_bytes,
                 pids: 9,
             })
-            .map(|(g, e)| (Some(g), e))
-            .map_err(text)?,
-        None => (
-            None,
-            Entrance {
-                born_in: None,
-                tasks: Vec::new(),
-            },
-        ),
-    };
+        })
+        .transpose()
+        .map_err(text)?;
+    let entrance = group.as_ref().map(RunGroup::entrance).unwrap_or_default();
     let (report, report_in) = sys::pipe().map_err(text)?;
     let (output, output_in) = sys::pipe().map_err(text)?;
     sys::set_nonblocking(output.as_fd()).map_err(text)?;
@@ -487,13 +482,10 @@ fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<()
         notice: None,
         arguments: Some(arguments.map_err(text)?),
     };
-    let (pid, pidfd) =
-        match sys::clone_process(ground.born_in(), entrance.born_in.as_ref().map(AsFd::as_fd))
-            .map_err(text)?
-        {
-            Fork::Child => launcher::enter(&isolation),
-            Fork::Parent { pid, pidfd } => (pid, pidfd),
-        };
+    let (pid, pidfd) = match sys::clone_process(ground.born_in(), entrance.born_in).map_err(text)? {
+        Fork::Child => launcher::enter(&isolation),
+        Fork::Parent { pid, pidfd } => (pid, pidfd),
+    };
     drop((report_in, output_in, channel_in));
     let mut ended = [Poll::readable(pidfd.as_fd())];
     sys::poll(&mut ended, Some(TRIAL_NS)).map_err(text)?;

@@ -12,7 +12,6 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::Entrance;
 use crate::guard::Without;
 use crate::interpreter::Interpreter;
 use crate::isolate::Ground;
@@ -186,12 +185,9 @@ fn take_apart(
         channel: next()?,
         output: next()?,
         report: next()?,
-        entrance: Entrance::default(),
+        tasks: Vec::new(),
     };
     let born_in = if order.born_in { Some(next()?) } else { None };
-    let entrance = Entrance {
-        born_in: None,
-        tasks: fds.collect(),
-    };
-    Ok((Child { entrance, ..child }, leased, born_in))
+    let tasks = fds.collect();
+    Ok((Child { tasks, ..child }, leased, born_in))
 }

@@ -2,9 +2,9 @@
 //! limits and reads what it has used without asking anybody.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::{GroupLimits, GroupUse, RunGroup, bytes, count, limit_files, use_files};
+use super::{GroupLimits, GroupUse, Place, RunGroup, count, limit_files, use_files};
 use crate::sys;
 
 /// Which of a group's directories this is.
@@ -25,20 +25,19 @@ pub(crate) struct Held {
 
 impl RunGroup {
     /// What to hand over.
-    pub(crate) fn open(&self) -> io::Result<Vec<(Part, OwnedFd)>> {
-        self.parts
-            .iter()
-            .map(|(h, dir)| {
-                let part = Part {
-                    v2: h.v2,
-                    controllers: h.controllers.iter().map(|c| (*c).to_owned()).collect(),
-                };
-                Ok((
-                    part,
-                    sys::open(bytes(dir), libc::O_PATH | libc::O_DIRECTORY)?,
-                ))
-            })
-            .collect()
+    pub(crate) fn parts(&self) -> (Vec<Part>, Vec<BorrowedFd<'_>>) {
+        let part = |place: &Place| Part {
+            v2: place.hierarchy.v2,
+            controllers: place
+                .hierarchy
+                .controllers
+                .iter()
+                .map(|c| (*c).to_owned())
+                .collect(),
+        };
+        self.places()
+            .map(|place| (part(place), place.at.as_fd()))
+            .unzip()
     }
 }
 

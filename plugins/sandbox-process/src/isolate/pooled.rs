@@ -83,7 +83,8 @@ pub(crate) struct Child {
     pub(crate) channel: OwnedFd,
     pub(crate) output: OwnedFd,
     pub(crate) report: OwnedFd,
-    pub(crate) entrance: Entrance,
+    /// The way into its group, where it was not born there.
+    pub(crate) tasks: Vec<OwnedFd>,
 }
 
 impl Child {
@@ -107,7 +108,11 @@ impl Child {
         // First of all, so that no later mistake can reach another child's socket or the zygote's.
         self.close_inherited(&leased).at(Step::Descriptors)?;
         sys::set_process_name(c"skillgate-init");
-        self.entrance.enter().at(Step::JoinGroup)?;
+        let entrance = Entrance {
+            born_in: None,
+            tasks: self.tasks.iter().map(AsFd::as_fd).collect(),
+        };
+        entrance.enter().at(Step::JoinGroup)?;
         sys::unshare(libc::CLONE_NEWCGROUP).at(Step::CgroupNamespace)?;
         sys::enter_namespace(leased.network.as_fd(), libc::CLONE_NEWNET).at(Step::Network)?;
         sys::enter_namespace(leased.ipc.as_fd(), libc::CLONE_NEWIPC).at(Step::Network)?;
@@ -159,7 +164,7 @@ impl Child {
             self.inside.ground.launcher.as_raw_fd(),
         ];
         keep.extend(leased.user.as_ref().map(AsRawFd::as_raw_fd));
-        keep.extend(self.entrance.tasks.iter().map(AsRawFd::as_raw_fd));
+        keep.extend(self.tasks.iter().map(AsRawFd::as_raw_fd));
         sys::close_all_from(3, &keep)?;
         // Nothing that is opened from here on gets a number that is given out below.
         sys::dup_to(0, 3)

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::nursery::Zygote;
 use super::zygotes::Ordered;
-use crate::cgroup::Entrance;
+use crate::cgroup::RunGroup;
 use crate::sys;
 use crate::zygote::Order;
 
@@ -25,11 +25,10 @@ pub(super) struct Theirs {
     channel: OwnedFd,
     output: OwnedFd,
     report: OwnedFd,
-    entrance: Entrance,
 }
 
 impl Theirs {
-    pub(super) fn make(entrance: Entrance) -> io::Result<(Sockets, Self)> {
+    pub(super) fn make() -> io::Result<(Sockets, Self)> {
         let (orders, orders_in) = sys::socketpair(libc::SOCK_SEQPACKET)?;
         let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM)?;
         let (output, output_in) = sys::pipe()?;
@@ -48,26 +47,27 @@ impl Theirs {
             channel: channel_in,
             output: output_in,
             report: report_in,
-            entrance,
         };
         Ok((sockets, theirs))
     }
 
     /// Orders it.
     pub(super) fn send(&self, zygote: &Zygote, child: &Ordered) -> io::Result<()> {
+        let group = child.group.as_ref();
+        let entrance = group.map(RunGroup::entrance).unwrap_or_default();
         let order = Order {
             spec: child.spec.clone(),
             outer_id: child.lease.outer_id,
             user: child.lease.user.is_some(),
-            born_in: self.entrance.born_in.is_some(),
+            born_in: entrance.born_in.is_some(),
             idle_ns: child.idle_ns,
         };
         let lease = &child.lease;
         let mut fds = vec![lease.network.as_fd(), lease.ipc.as_fd()];
         fds.extend(lease.user.as_ref().map(AsFd::as_fd));
         fds.extend([&self.orders, &self.channel, &self.output, &self.report].map(AsFd::as_fd));
-        fds.extend(self.entrance.born_in.as_ref().map(AsFd::as_fd));
-        fds.extend(self.entrance.tasks.iter().map(AsFd::as_fd));
+        fds.extend(entrance.born_in);
+        fds.extend(entrance.tasks);
         sys::send_message(zygote.control.as_fd(), &serde_json::to_vec(&order)?, &fds)
     }
 }

@@ -8,7 +8,7 @@ use super::birth::Theirs;
 use super::run::{Pooled, Process, Run, tell};
 use super::start::detached;
 use super::zygotes::{Event, Ordered};
-use crate::cgroup::{Entrance, Part, RunGroup};
+use crate::cgroup::RunGroup;
 use crate::guard::Without;
 use crate::isolate::{self, Ground};
 use crate::sys;
@@ -115,15 +115,10 @@ impl Launcher {
             let needs = zygotes.needs(name).ok_or(io::ErrorKind::NotFound)?;
             // It is for a run that waits, or there are too few to last until it has rehearsed.
             scarce = network || there < needs.waiting[0] || there.saturating_mul(2) < needs.ahead;
-            let entrance = match &mut self.groups {
-                Some(groups) => {
-                    let (made, entrance) = groups.make_run(needs.limits)?;
-                    group = Some(made);
-                    entrance
-                }
-                None => Entrance::default(),
-            };
-            let (sockets, theirs) = Theirs::make(entrance)?;
+            if let Some(groups) = &mut self.groups {
+                group = Some(groups.make_run(needs.limits)?);
+            }
+            let (sockets, theirs) = Theirs::make()?;
             let spec = RunSpec {
                 max_pids: needs.limits.pids,
                 memory_bytes: needs.limits.memory_bytes,
@@ -191,7 +186,6 @@ impl Launcher {
     ) {
         let slot = child.lease.slot;
         let (limits, idle_ns) = (child.limits, child.idle_ns);
-        let opened = child.group.as_ref().map_or(Ok(Vec::new()), RunGroup::open);
         let process_1 = init.pid as u32;
         let RunSpec {
             network,
@@ -201,32 +195,26 @@ impl Launcher {
         } = child.spec;
         let (run, plugins) = self.run_of(child, init, domain.clone());
         let number = self.children;
-        match opened {
-            Ok(opened) => {
-                let (parts, dirs): (Vec<Part>, Vec<OwnedFd>) = opened.into_iter().unzip();
-                let word = Word::Child {
-                    domain,
-                    number,
-                    zygote,
-                    process_1,
-                    network,
-                    idle_ns,
-                    parts,
-                    limits,
-                    disk_bytes,
-                    disk_inodes,
-                };
-                let fds: Vec<BorrowedFd<'_>> = plugins
-                    .iter()
-                    .chain([&run.init.pidfd])
-                    .chain(&dirs)
-                    .map(AsFd::as_fd)
-                    .collect();
-                say(control, &word, &fds);
-            }
-            // Its group has been taken away under us. The plugin never hears of it and its sockets end here.
-            Err(_) => drop(plugins),
-        }
+        let (parts, dirs) = run.group.as_ref().map(RunGroup::parts).unwrap_or_default();
+        let word = Word::Child {
+            domain,
+            number,
+            zygote,
+            process_1,
+            network,
+            idle_ns,
+            parts,
+            limits,
+            disk_bytes,
+            disk_inodes,
+        };
+        let fds: Vec<BorrowedFd<'_>> = plugins
+            .iter()
+            .chain([&run.init.pidfd])
+            .map(AsFd::as_fd)
+            .chain(dirs)
+            .collect();
+        say(control, &word, &fds);
         self.runs.insert(slot, run);
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::Launcher;
 use super::run::{Process, Run, tell};
-use crate::cgroup::{Entrance, GroupLimits};
+use crate::cgroup::{Entrance, GroupLimits, RunGroup};
 use crate::guard::{Guard, Without};
 use crate::isolate::Isolation;
 use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID, NOSYMFOLLOW, RDONLY};
@@ -41,19 +41,13 @@ impl Launcher {
             memory_bytes: spec.memory_bytes,
             pids: spec.max_pids.saturating_add(1),
         };
-        let (group, entrance) = match &mut self.groups {
-            Some(groups) => groups
-                .make_run(limits)
-                .map(|(g, e)| (Some(g), e))
-                .map_err(|e| format!("control group: {e}"))?,
-            None => (
-                None,
-                Entrance {
-                    born_in: None,
-                    tasks: Vec::new(),
-                },
-            ),
-        };
+        let group = self
+            .groups
+            .as_mut()
+            .map(|groups| groups.make_run(limits))
+            .transpose()
+            .map_err(|e| format!("control group: {e}"))?;
+        let entrance = group.as_ref().map(RunGroup::entrance).unwrap_or_default();
         let started = self.spawn(spec, slot, &mounts, &entrance, [output, channel, notice]);
         let (pid, pidfd, report) = match started {
             Ok(started) => started,
@@ -96,7 +90,7 @@ impl Launcher {
         spec: &RunSpec,
         slot: u32,
         mounts: &[OwnedFd],
-        entrance: &Entrance,
+        entrance: &Entrance<'_>,
         [output, channel, notice]: [&OwnedFd; 3],
     ) -> io::Result<(libc::pid_t, OwnedFd, OwnedFd)> {
         let (report, report_in) = sys::pipe()?;
@@ -113,10 +107,7 @@ impl Launcher {
             notice: Some(notice.as_fd()),
             arguments: None,
         };
-        match sys::clone_process(
-            self.ground.born_in(),
-            entrance.born_in.as_ref().map(AsFd::as_fd),
-        )? {
+        match sys::clone_process(self.ground.born_in(), entrance.born_in)? {
             Fork::Child => enter(&isolation),
             Fork::Parent { pid, pidfd } => Ok((pid, pidfd, report)),
         }

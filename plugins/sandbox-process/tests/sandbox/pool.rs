@@ -137,6 +137,61 @@ fn namespaces_are_leased_to_one_run_after_the_other() {
     eventually("nothing is kept", || open(&instance) == 1);
 }
 
+/// Of a control group version 1, where each controller has a directory: that of memory is each run's own, others are lent to
+/// the next, but not after a run that has met their limit.
+#[test]
+fn directories_that_keep_nothing_of_a_run_are_lent() {
+    let code = "def main(args): return 1\n";
+    let bomb = "\
+import os, time
+def main(args):
+    try:
+        while True:
+            if os.fork() == 0: time.sleep(10); os._exit(0)
+    except OSError as e:
+        return e.errno
+";
+    let instance = warm(json!({"pool_min": 1, "pool_max": 1}));
+    let launcher = instance.plugin.launcher_pid().unwrap();
+    let (mut before, mut of_memory, mut of_pids, mut bombed) =
+        (0, BTreeSet::new(), BTreeSet::new(), None);
+    for run in 0..16 {
+        let mut of_next = String::new();
+        eventually("another waits", || {
+            let idle = waiting(&instance, "skillgate-idle");
+            let Some(pid) = idle.into_iter().find(|pid| *pid != before) else {
+                return false;
+            };
+            before = pid;
+            of_next = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+            !of_next.is_empty()
+        });
+        let directory = |controller: &str| {
+            let line = of_next
+                .lines()
+                .find(|l| l.contains(&format!(":{controller}:")));
+            line.map(|l| l.rsplit(':').next().unwrap_or_default().to_owned())
+        };
+        let (Some(memory), Some(pids)) = (directory("memory"), directory("pids")) else {
+            return; // version 2, or no groups
+        };
+        if !pids.contains("/run-") {
+            return; // an ordinary user without any
+        }
+        assert_ne!(bombed.as_ref(), Some(&pids), "lent after its limit was met");
+        assert!(of_memory.insert(memory.clone()), "{memory} a second time");
+        if run == 8 {
+            assert_eq!(instance.output(bomb), libc::EAGAIN);
+            bombed = Some(pids.clone());
+        } else {
+            assert_eq!(instance.output(code), 1);
+        }
+        of_pids.insert(pids);
+        eventually("it is over", || processes_of_runs(launcher).is_empty());
+    }
+    assert!(of_pids.len() < 10, "{of_pids:?}");
+}
+
 /// Those made under load rehearse when the load is over: a rehearsal closes the descriptors that it was given.
 #[test]
 fn children_that_a_burst_leaves_behind_rehearse() {

@@ -1,0 +1,85 @@
+//! Directories of a group that are lent to one run after the other.
+//!
+//! Version 1 wants a directory for each controller, and to make and remove four for each run costs as much as the rest of what
+//! a launcher does for it. Those without memory have nothing of a run when its processes are gone but counters, which are set
+//! back, or are looked at and say that nothing has happened. Memory stays charged to the group where it was used: its
+//! directory is never lent twice, and that it could be removed is how it is known that nothing of the run is left.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::{GroupLimits, Place, field_of, limit_files};
+use crate::sys;
+
+/// Those that are kept free; a burst may have made more.
+pub(super) const FREE_MAX: usize = 32;
+
+/// The directories that go together.
+#[derive(Debug)]
+pub(super) struct Lent {
+    pub(super) places: Vec<Place>,
+    /// What they have now.
+    limits: GroupLimits,
+    /// Processor time so far, which is set back.
+    usage: Option<OwnedFd>,
+    /// Counters that cannot be: the file, and the field that says 0 as long as a limit was not met.
+    counters: Vec<(OwnedFd, &'static str)>,
+}
+
+impl Lent {
+    /// Takes over what was made with `limits`.
+    pub(super) fn new(places: Vec<Place>, limits: GroupLimits) -> io::Result<Self> {
+        let mut lent = Lent {
+            places,
+            limits,
+            usage: None,
+            counters: Vec::new(),
+        };
+        for place in &lent.places {
+            for controller in &place.hierarchy.controllers {
+                let open = |file, flags| sys::open_at(place.at.as_fd(), file, flags);
+                match *controller {
+                    "cpuacct" => lent.usage = Some(open("cpuacct.usage", libc::O_WRONLY)?),
+                    "pids" => lent
+                        .counters
+                        .push((open("pids.events", libc::O_RDONLY)?, "max")),
+                    "cpu" => lent
+                        .counters
+                        .push((open("cpu.stat", libc::O_RDONLY)?, "nr_throttled")),
+                    _ => {}
+                }
+            }
+        }
+        Ok(lent)
+    }
+
+    /// Whether no limit of the run was met, so that the next one finds what the first one has found.
+    pub(super) fn is_as_new(&self) -> bool {
+        self.counters.iter().all(|(file, field)| {
+            let mut buf = [0; 256];
+            let read = sys::read_at(file.as_fd(), &mut buf, 0).unwrap_or(0);
+            let text = String::from_utf8_lossy(&buf[..read]);
+            field_of(&text, field) == Some(0)
+        })
+    }
+
+    /// For the next run.
+    pub(super) fn prepare(&mut self, limits: GroupLimits) -> io::Result<()> {
+        if let Some(usage) = &self.usage {
+            sys::write(usage.as_fd(), b"0")?;
+        }
+        for place in &self.places {
+            for controller in &place.hierarchy.controllers {
+                let before = limit_files(false, controller, self.limits);
+                for (file, value, _) in limit_files(false, controller, limits) {
+                    if before.iter().all(|(f, v, _)| (*f, v) != (file, &value)) {
+                        let file = sys::open_at(place.at.as_fd(), file, libc::O_WRONLY)?;
+                        sys::write(file.as_fd(), value.as_bytes())?;
+                    }
+                }
+            }
+        }
+        self.limits = limits;
+        Ok(())
+    }
+}
