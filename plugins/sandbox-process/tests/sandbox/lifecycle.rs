@@ -292,8 +292,11 @@ fn a_thousand_runs_leave_nothing() {
         groups_of(instance.state.path()).iter().all(|g| {
             let inside = std::fs::read_dir(g).unwrap().flatten();
             let groups = inside.filter(|e| e.file_type().unwrap().is_dir()).count();
+            // Version 1: what has nothing of a run is kept for the next.
+            let path = g.to_string_lossy();
+            let lent = ["/cpu", "/pids"].iter().any(|name| path.contains(name));
             // Two are made ahead.
-            groups <= waiting + 2
+            groups <= waiting + 2 + if lent { 32 } else { 0 }
         })
     });
 }
