@@ -23,6 +23,7 @@ import importlib
 import os
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import module_from_spec
 from io import FileIO
 from types import ModuleType
 from typing import Dict, Optional, Set
@@ -117,6 +118,22 @@ class Finder:
 
     def exec_module(self, module):
         module.__dict__["__mounted__"] = frozenset(self._below.get(module.__name__, ()))
+
+    def load_first(self, full: str) -> ModuleType:
+        """A skill, when nothing below `skills` is loaded yet. The packages that are only parts of its name are made here:
+        the way of an import takes as long for each of them as for the skill itself."""
+        above = None
+        for part in full.split(".")[:-1]:
+            name = part if above is None else above.__name__ + "." + part
+            if name in self._skills:
+                break
+            module = module_from_spec(self._virtual_spec(name))
+            self.exec_module(module)
+            sys.modules[name] = module
+            if above is not None:
+                setattr(above, part, module)
+            above = module
+        return load(full)
 
     def skills_below(self, package: str) -> frozenset:
         if package not in self._below:

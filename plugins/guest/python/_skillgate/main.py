@@ -233,7 +233,6 @@ def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
     run = state.Run(channel, layout, job.get("blobs") or ())
     state.current = run
     runtime.run._begin(job["run_id"], job.get("timeout_ms"), job.get("args"))
-    imports.install(job.get("skills") or (), layout.skills, untouched=job.get("code") is None)
     return run
 
 
@@ -242,10 +241,9 @@ def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
 
 def _execute(job: dict, layout: Layout):
     """Loads the code or the skill, calls its function and gives what it returned, awaited."""
-    if job.get("code") is not None:
-        module = _load_code(job["code"])
-    else:
-        module = _load_skill(job, layout)
+    of_code = job.get("code") is not None
+    finder = imports.install(job.get("skills") or (), layout.skills, untouched=not of_code)
+    module = _load_code(job["code"]) if of_code else _load_skill(job, layout, finder)
     function = _find_function(module, job["function"])
     value = function(runtime.run.args)
     return _await(value) if _is_awaitable(value) else value
@@ -281,7 +279,7 @@ def _write_all(fd: int, data: bytes) -> None:
         data = data[_write(fd, data) :]
 
 
-def _load_skill(job: dict, layout: Layout) -> ModuleType:
+def _load_skill(job: dict, layout: Layout, finder: imports.Finder) -> ModuleType:
     name = job["skill"]
     for skill in job["skills"]:
         if skill["name"] == name:
@@ -290,7 +288,7 @@ def _load_skill(job: dict, layout: Layout) -> ModuleType:
     if not os.path.isfile(file):
         raise EntrypointNotFound("skill %r has no file %r" % (name, skill["entrypoint"]))
     sys.argv = [file]
-    return imports.load(imports.module_name(name))
+    return finder.load_first(imports.module_name(name))
 
 
 def _find_function(module: ModuleType, name: str):
