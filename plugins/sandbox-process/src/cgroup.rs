@@ -218,7 +218,7 @@ impl Groups {
     }
 
     fn fill(&self, group: &mut RunGroup, limits: GroupLimits) -> io::Result<()> {
-        if let Some(lent) = &mut group.lent {
+        if let Some(lent) = &group.lent {
             lent.prepare(limits)?;
         }
         let stays = |h: &Hierarchy| !h.v2 && !h.controllers.contains(&"memory");
@@ -249,7 +249,7 @@ impl Groups {
                 .into_iter()
                 .partition::<Vec<_>, _>(|place| stays(&place.hierarchy));
             group.own = own;
-            group.lent = Some(Lent::new(lent, limits)?);
+            group.lent = Some(Lent::new(lent)?);
         }
         group.tells = !group.own.is_empty();
         Ok(())

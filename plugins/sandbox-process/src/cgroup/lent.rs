@@ -18,8 +18,6 @@ pub(super) const FREE_MAX: usize = 32;
 #[derive(Debug)]
 pub(super) struct Lent {
     pub(super) places: Vec<Place>,
-    /// What they have now.
-    limits: GroupLimits,
     /// Processor time so far, which is set back.
     usage: Option<OwnedFd>,
     /// Counters that cannot be: the file, and the field that says 0 as long as a limit was not met.
@@ -27,11 +25,9 @@ pub(super) struct Lent {
 }
 
 impl Lent {
-    /// Takes over what was made with `limits`.
-    pub(super) fn new(places: Vec<Place>, limits: GroupLimits) -> io::Result<Self> {
+    pub(super) fn new(places: Vec<Place>) -> io::Result<Self> {
         let mut lent = Lent {
             places,
-            limits,
             usage: None,
             counters: Vec::new(),
         };
@@ -63,23 +59,19 @@ impl Lent {
         })
     }
 
-    /// For the next run.
-    pub(super) fn prepare(&mut self, limits: GroupLimits) -> io::Result<()> {
+    /// For the next run. What limits there are now is not known: the plugin has changed them for the run before.
+    pub(super) fn prepare(&self, limits: GroupLimits) -> io::Result<()> {
         if let Some(usage) = &self.usage {
             sys::write(usage.as_fd(), b"0")?;
         }
         for place in &self.places {
             for controller in &place.hierarchy.controllers {
-                let before = limit_files(false, controller, self.limits);
                 for (file, value, _) in limit_files(false, controller, limits) {
-                    if before.iter().all(|(f, v, _)| (*f, v) != (file, &value)) {
-                        let file = sys::open_at(place.at.as_fd(), file, libc::O_WRONLY)?;
-                        sys::write(file.as_fd(), value.as_bytes())?;
-                    }
+                    let file = sys::open_at(place.at.as_fd(), file, libc::O_WRONLY)?;
+                    sys::write(file.as_fd(), value.as_bytes())?;
                 }
             }
         }
-        self.limits = limits;
         Ok(())
     }
 }

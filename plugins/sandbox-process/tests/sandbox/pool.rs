@@ -192,6 +192,34 @@ def main(args):
     assert!(of_pids.len() < 10, "{of_pids:?}");
 }
 
+/// A run's limit is that of its own request, whatever the run before was given that had the same directory.
+#[test]
+fn what_is_lent_has_the_limits_of_the_run() {
+    let instance = warm(json!({"pool_min": 1, "pool_max": 1}));
+    let launcher = instance.plugin.launcher_pid().unwrap();
+    let bomb = "\
+import os, time
+def main(args):
+    made = 0
+    try:
+        while made < 300:
+            if os.fork() == 0: time.sleep(10); os._exit(0)
+            made += 1
+    except OSError:
+        pass
+    return made
+";
+    for _ in 0..6 {
+        let mut larger = request("def main(args): return 1\n");
+        larger.limits.max_pids = 200;
+        assert!(instance.run(larger).0.completed);
+        eventually("it is over", || processes_of_runs(launcher).is_empty());
+        let made = instance.output(bomb).as_u64().unwrap();
+        assert!(made < u64::from(limits().max_pids), "{made}");
+        eventually("it is over", || processes_of_runs(launcher).is_empty());
+    }
+}
+
 /// Those made under load rehearse when the load is over: a rehearsal closes the descriptors that it was given.
 #[test]
 fn children_that_a_burst_leaves_behind_rehearse() {
