@@ -8,6 +8,7 @@ use serde_json::json;
 
 use crate::support::*;
 use crate::zygote::warm;
+use skillgate_plugin_sdk::blocking::Sandbox;
 
 fn waiting(instance: &Instance, name: &str) -> Vec<u32> {
     descendants(instance.plugin.launcher_pid().unwrap())
@@ -197,26 +198,36 @@ def main(args):
 fn what_is_lent_has_the_limits_of_the_run() {
     let instance = warm(json!({"pool_min": 1, "pool_max": 1}));
     let launcher = instance.plugin.launcher_pid().unwrap();
-    let bomb = "\
-import os, time
-def main(args):
-    made = 0
-    try:
-        while made < 300:
-            if os.fork() == 0: time.sleep(10); os._exit(0)
-            made += 1
-    except OSError:
-        pass
-    return made
-";
+    let limit_of = |pid: &u32| {
+        let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let path = groups.lines().find_map(|l| l.split(":pids:").nth(1))?;
+        std::fs::read_to_string(format!("/sys/fs/cgroup/pids{path}/pids.max")).ok()
+    };
+    let over = || {
+        eventually("it is over", || processes_of_runs(launcher).is_empty());
+    };
     for _ in 0..6 {
         let mut larger = request("def main(args): return 1\n");
         larger.limits.max_pids = 200;
         assert!(instance.run(larger).0.completed);
-        eventually("it is over", || processes_of_runs(launcher).is_empty());
-        let made = instance.output(bomb).as_u64().unwrap();
-        assert!(made < u64::from(limits().max_pids), "{made}");
-        eventually("it is over", || processes_of_runs(launcher).is_empty());
+        over();
+        let services = Services::default();
+        let sleeps =
+            request("import time\ndef main(args): print('here', flush=True); time.sleep(60)\n");
+        let id = sleeps.run_id.clone();
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| instance.plugin.run(sleeps, &services));
+            eventually("it is there", || services.text() == "here\n");
+            for pid in processes_of_runs(launcher) {
+                // Elsewhere there is nothing that is lent.
+                if let Some(limit) = limit_of(&pid) {
+                    assert_eq!(limit.trim(), (limits().max_pids + 1).to_string());
+                }
+            }
+            instance.plugin.cancel(&id);
+            run.join().unwrap().unwrap();
+        });
+        over();
     }
 }
 
