@@ -109,13 +109,8 @@ fn main() {
     let mut rows = Vec::new();
     let mut row = |name, clients, each, address: &str, operation: Operation| {
         let token = (address == full.address).then_some(token.as_str());
-        let pid = match address {
-            address if address == full.address => Some(full.pid),
-            address if address == ours => Some(gateway.pid),
-            _ => None,
-        };
         let work = clients_of(address, token, operation);
-        rows.push(Row::new(name, clients, each, work).with_trees(pid.into_iter().collect()));
+        rows.push(Row::new(name, clients, each, work));
     };
     for clients in [1, 4] {
         row(

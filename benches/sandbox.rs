@@ -86,13 +86,13 @@ impl Mode {
             let direct = direct.clone();
             Box::new(move || direct.hello()) as Box<dyn FnMut()>
         });
-        Row::new(name, clients, self.each, work).with_trees(vec![self.direct.launcher_pid()])
+        Row::new(name, clients, self.each, work)
     }
 
     fn behind_http(&self, name: String, clients: usize) -> Row {
         let operation = run(json!({ "name": "hello.world", "args": {} }));
         let work = clients_of(&self.gateway.address, Some(&self.token), operation);
-        Row::new(name, clients, self.each, work).with_trees(vec![self.gateway.pid])
+        Row::new(name, clients, self.each, work)
     }
 }
 
@@ -114,14 +114,13 @@ fn starts(modes: &[Mode]) {
         ));
         match bubblewrap() {
             Ok([nothing, job]) => rows.extend([
-                Row::new("bubblewrap + python3 -c pass", clients, SLOW, nothing).without_cpu(),
+                Row::new("bubblewrap + python3 -c pass", clients, SLOW, nothing),
                 Row::new(
                     "bubblewrap + python3 and a runner's job",
                     clients,
                     SLOW,
                     job,
-                )
-                .without_cpu(),
+                ),
             ]),
             Err(why) => println!("left out: {why}"),
         }

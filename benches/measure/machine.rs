@@ -1,6 +1,6 @@
 //! What the kernel counts, and what this machine is.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -37,30 +37,18 @@ pub(crate) fn said(program: &str, arguments: &[&str]) -> String {
     )
 }
 
-/// Processor time of a process and of everything that it has waited for, by ticks of 10 ms.
-pub(crate) fn cpu_of(pid: u32) -> Duration {
-    // It may have gone: then its time is with its parent.
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields: Vec<u64> = stat
-        .rsplit(')')
-        .next()
-        .unwrap_or_default()
+/// Processor time that the whole machine has spent on something, by ticks of 10 ms: of a run much is the kernel's own, and
+/// its processes are waited for by nobody who counts.
+pub(crate) fn busy() -> Duration {
+    let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let first = stat.lines().next().unwrap_or_default();
+    let ticks: Vec<u64> = first
         .split_whitespace()
-        .skip(11)
-        .take(4)
-        .filter_map(|field| field.parse().ok())
+        .filter_map(|n| n.parse().ok())
         .collect();
-    Duration::from_millis(fields.iter().sum::<u64>() * 10)
-}
-
-/// The same with everything below it that lives.
-pub(crate) fn cpu_of_tree(pid: u32) -> Duration {
-    let below = look::descendants(pid);
-    below
-        .iter()
-        .map(|process| cpu_of(process.pid))
-        .sum::<Duration>()
-        + cpu_of(pid)
+    // user, nice, system; idle, iowait; irq, softirq; then what others have taken.
+    let of_it = [0, 1, 2, 5, 6].map(|at| ticks.get(at).copied().unwrap_or(0));
+    Duration::from_millis(of_it.iter().sum::<u64>() * 10)
 }
 
 /// Memory that is a process's own, with its share of what it shares.
@@ -101,18 +89,20 @@ impl Household {
             own_kib: pss_kib(launcher),
             ..Household::default()
         };
-        let mut namespaces = BTreeSet::new();
+        let mut inside: BTreeMap<_, u64> = BTreeMap::new();
         for process in look::descendants(launcher) {
             let kib = pss_kib(process.pid);
             match pid_namespace(process.pid) {
-                Some(inside) if Some(&inside) != home.as_ref() => {
-                    namespaces.insert(inside);
-                    found.children_kib += kib;
+                // Process 1 has the memory of process 2, and is not counted again.
+                Some(namespace) if Some(&namespace) != home.as_ref() => {
+                    let most = inside.entry(namespace).or_default();
+                    *most = kib.max(*most);
                 }
                 _ => found.own_kib += kib,
             }
         }
-        found.children = namespaces.len();
+        found.children = inside.len();
+        found.children_kib = inside.values().sum();
         found
     }
 

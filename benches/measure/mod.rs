@@ -31,9 +31,6 @@ pub(crate) struct Row {
     /// What a client waits between two operations: the row is then about latency alone.
     pause: Duration,
     make: Clients,
-    /// Processes whose time is the row's, with all below them, beside this one and those that it waits for.
-    trees: Vec<u32>,
-    counts_cpu: bool,
     ms: Vec<f64>,
     busy: Duration,
     cpu: Duration,
@@ -47,8 +44,6 @@ impl Row {
             each,
             pause: Duration::ZERO,
             make,
-            trees: Vec::new(),
-            counts_cpu: true,
             ms: Vec::new(),
             busy: Duration::ZERO,
             cpu: Duration::ZERO,
@@ -59,29 +54,8 @@ impl Row {
         Row { pause, ..self }
     }
 
-    /// For a program that does not wait for its own children: nobody counts their time.
-    pub(crate) fn without_cpu(self) -> Row {
-        Row {
-            counts_cpu: false,
-            ..self
-        }
-    }
-
-    pub(crate) fn with_trees(self, trees: Vec<u32>) -> Row {
-        Row { trees, ..self }
-    }
-
-    fn cpu_now(&self) -> Duration {
-        let trees: Duration = self
-            .trees
-            .iter()
-            .map(|pid| machine::cpu_of_tree(*pid))
-            .sum();
-        trees + machine::cpu_of(std::process::id())
-    }
-
     fn slice(&mut self, keep: bool) {
-        let (began, cpu) = (Instant::now(), self.cpu_now());
+        let (began, cpu) = (Instant::now(), machine::busy());
         let ms: Vec<f64> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..self.clients)
                 .map(|_| {
@@ -105,7 +79,7 @@ impl Row {
         });
         if keep {
             self.busy += began.elapsed();
-            self.cpu += self.cpu_now().saturating_sub(cpu);
+            self.cpu += machine::busy().saturating_sub(cpu);
             self.ms.extend(ms);
         }
     }
@@ -118,13 +92,9 @@ impl Row {
         } else {
             "–".to_owned()
         };
-        let cpu = if self.counts_cpu {
-            format!("{:.2}", self.cpu.as_secs_f64() * 1000.0 / count)
-        } else {
-            "–".to_owned()
-        };
+        let cpu = self.cpu.as_secs_f64() * 1000.0 / count;
         println!(
-            "| {:<34} | {:>7} | {:>8} | {:>8.2} | {:>8.2} | {:>8.2} | {rate:>8} | {cpu:>8} |",
+            "| {:<34} | {:>7} | {:>8} | {:>8.2} | {:>8.2} | {:>8.2} | {rate:>8} | {cpu:>8.2} |",
             self.name,
             self.clients,
             self.ms.len(),

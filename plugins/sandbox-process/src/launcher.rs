@@ -263,12 +263,14 @@ impl Launcher {
                 // An end that has been seen says nothing more, and would be said again and again.
                 let unless = |seen: bool, poll: Poll| if seen { Poll::nothing() } else { poll };
                 polls.extend([
-                    // What a zygote's child says is asked for when somebody wants to know.
-                    unless(
-                        run.report_over
-                            || run.pooled.as_ref().is_some_and(|p| p.activation.is_none()),
-                        Poll::readable(run.report.as_fd()),
-                    ),
+                    match &run.pooled {
+                        None => unless(run.report_over, Poll::readable(run.report.as_fd())),
+                        // Whether it is ready is asked for by who has a run for it, and what it reports when it has ended.
+                        Some(pooled) => unless(
+                            pooled.activation.is_none(),
+                            Poll::readable(pooled.orders.as_fd()),
+                        ),
+                    },
                     Poll::readable(run.init.pidfd.as_fd()),
                     unless(
                         run.killed || run.ends_ns.is_some(),
@@ -393,18 +395,18 @@ impl Launcher {
     }
 
     /// Something has happened to a run: it has said something, it has ended, or the plugin has let go of it.
-    fn attend(&mut self, slot: u32, [report, ended, notice]: [bool; 3]) {
+    fn attend(&mut self, slot: u32, [said, ended, notice]: [bool; 3]) {
         let busy = self.is_busy();
         let Some(run) = self.runs.get_mut(&slot) else {
             return;
         };
-        if report || ended {
+        if (said && run.pooled.is_none()) || ended {
             run.hear();
         }
         if notice {
             run.let_go(busy);
         }
-        if report {
+        if said {
             self.furnish(slot);
         }
         if ended {

@@ -13,6 +13,7 @@ use skillgate_plugin_sdk::model::{Error, RunRequest, RunResult};
 use skillgate_plugin_sdk::{Host, Level, RunServices, abi};
 
 use crate::answer::{self, Fill as _};
+use crate::cgroup::GroupUse;
 use crate::channel::{Channel, Status};
 use crate::supervisor::Launcher;
 use crate::sys::{self, Poll};
@@ -94,6 +95,8 @@ struct Running<'a> {
     result_ns: Option<u64>,
     verdict: Option<Verdict>,
     killed_ns: Option<u64>,
+    /// What it had used then, where nothing counts it that outlives it: the kernel reaps for a process 1 that is killed.
+    used_before: GroupUse,
     buffer: Vec<u8>,
 }
 
@@ -381,6 +384,8 @@ impl Running<'_> {
         }
         self.killed_ns = Some(sys::now_ns());
         self.verdict.get_or_insert(verdict);
+        let child = self.child.as_ref();
+        self.used_before = child.and_then(Child::uncounted).unwrap_or_default();
         if let Some(pidfd) = &self.pidfd {
             // It is ours to kill, and to be gone already is no error.
             let _ = sys::kill_by_pidfd(pidfd.as_fd());
@@ -508,8 +513,10 @@ impl Running<'_> {
                 .unwrap_or_else(sys::now_ns)
                 .saturating_sub(ready_ns)
                 / 1000,
-            cpu_us: end.cpu_us,
-            peak_memory_bytes: end.peak_memory_bytes,
+            cpu_us: end.cpu_us.max(self.used_before.cpu_us.unwrap_or(0)),
+            peak_memory_bytes: end
+                .peak_memory_bytes
+                .max(self.used_before.peak_memory_bytes.unwrap_or(0)),
             ..RunResult::default()
         };
         let guest = self.channel.result.take();

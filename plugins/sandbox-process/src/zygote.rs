@@ -37,6 +37,9 @@ const ORDER_BYTES_MAX: usize = 4096;
 /// The first word of a zygote that is warm.
 pub(crate) const WARM: &[u8] = b"warm";
 
+/// The first and only word of a child, on its orders' socket: it is what its run will be. Its mount namespace comes with it.
+pub(crate) const READY: &[u8] = b"ready";
+
 /// What is the same for all children: [`Ground`] as far as they need it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Settings {

@@ -21,7 +21,7 @@ use crate::cgroup::Entrance;
 use crate::seccomp;
 use crate::sys::{self, Poll, python};
 use crate::wire::{Report, RunSpec};
-use crate::zygote::REHEARSAL_FDS;
+use crate::zygote::{READY, REHEARSAL_FDS};
 
 /// Where the lowest of the descriptors that a child keeps for itself goes: out of the way of those with fixed numbers.
 const KEPT_FD_MIN: RawFd = 16;
@@ -132,6 +132,8 @@ impl Child {
     /// The last steps. The launcher opens the gate of a run with network, and puts up what else a run is given.
     fn seal(&self) -> Result<(), Failure> {
         let (ground, network) = (&self.inside.ground, self.spec.network);
+        // Who has this may enter it, whoever may look into this process.
+        let mounts = sys::open("/proc/self/ns/mnt", libc::O_RDONLY).at(Step::Mounts)?;
         self.interior().set_common_limits().at(Step::Limits)?;
         sys::set_no_new_privs().at(Step::NoNewPrivileges)?;
         if let Some(abi) = ground.landlock_abi {
@@ -142,8 +144,7 @@ impl Child {
         // Nothing and nobody looks into it.
         ground.die_with_launcher().at(Step::ParentDeath)?;
         sys::install_filter(&self.inside.filters[usize::from(network)]).at(Step::Filter)?;
-        tell(self.report.as_fd(), &Report::Ready);
-        Ok(())
+        sys::send_message(self.orders.as_fd(), READY, &[mounts.as_fd()]).at(Step::Mounts)
     }
 
     fn interior(&self) -> Interior<'_> {

@@ -11,8 +11,9 @@ use super::zygotes::{Event, Ordered};
 use crate::cgroup::RunGroup;
 use crate::guard::Without;
 use crate::isolate::{self, Ground};
-use crate::sys;
+use crate::sys::{self, Poll};
 use crate::wire::{Notice, PoolNeeds, RunSpec, Word};
+use crate::zygote::READY;
 
 /// A run that has just been told to begin has the processors for itself for so long, or until a run ends, while there are
 /// other children left: making one takes as much of them as a short run does.
@@ -227,7 +228,6 @@ impl Launcher {
             report: child.sockets.report,
             heard: Vec::new(),
             report_over: false,
-            ready: false,
             begun: false,
             failed: None,
             exited: None,
@@ -303,7 +303,6 @@ impl Launcher {
         run.deadline_ns = spec.deadline_ns;
         run.cpu_limit_us = spec.cpu_ms.saturating_mul(1000);
         let so_far = run.cpu_us();
-        run.hear();
         let Some(pooled) = &mut run.pooled else {
             return;
         };
@@ -319,10 +318,21 @@ impl Launcher {
         let Some(run) = self.runs.get_mut(&slot) else {
             return;
         };
-        let Some(pooled) = run.pooled.as_mut().filter(|_| run.ready) else {
+        let Some(pooled) = &mut run.pooled else {
             return;
         };
+        let mut word = [Poll::readable(pooled.orders.as_fd())];
+        if pooled.activation.is_none()
+            || sys::poll(&mut word, Some(0)).is_err()
+            || !word[0].is_ready()
+        {
+            return;
+        }
         let Some(spec) = pooled.activation.take() else {
+            return;
+        };
+        let Some(place) = place_of(pooled.orders.as_fd()) else {
+            // It has ended instead, and will be seen to.
             return;
         };
         let gate = match (spec.network, &self.leases) {
@@ -331,7 +341,15 @@ impl Launcher {
         };
         let sent = gate
             .map_err(|e| format!("its network cannot be prepared: {e}"))
-            .and_then(|()| furnished(&self.ground, self.home.as_fd(), &run.init, &spec, pooled))
+            .and_then(|()| {
+                furnished(
+                    &self.ground,
+                    self.home.as_fd(),
+                    place.as_fd(),
+                    &spec,
+                    pooled,
+                )
+            })
             .and_then(|()| told(pooled.orders.as_fd(), spec));
         if let Err(message) = sent {
             // Said first: what follows its end would be a less telling word.
@@ -341,12 +359,18 @@ impl Launcher {
     }
 }
 
-/// Puts up what a child's run is given, in the child's mount namespace. For one that is ready: it has one of its own then,
-/// and no code of the run is there yet.
+/// The mount namespace that a child gives away when it is ready.
+fn place_of(orders: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let mut word = [0; READY.len()];
+    let (n, mut fds) = sys::receive_message(orders, &mut word).ok()??;
+    (&word[..n] == READY).then(|| fds.pop())?
+}
+
+/// Puts up what a child's run is given, in `place`, its mount namespace. No code of the run is there yet.
 fn furnished(
     ground: &Ground,
     home: BorrowedFd<'_>,
-    init: &Process,
+    place: BorrowedFd<'_>,
     spec: &RunSpec,
     pooled: &Pooled,
 ) -> Result<(), String> {
@@ -361,7 +385,7 @@ fn furnished(
         .iter()
         .map(|mount| detached(mount, &Without::default()))
         .collect::<Result<Vec<_>, _>>()?;
-    sys::enter_namespace(init.pidfd.as_fd(), libc::CLONE_NEWNS)
+    sys::enter_namespace(place, libc::CLONE_NEWNS)
         .map_err(|e| format!("its mount namespace cannot be entered: {e}"))?;
     let done = isolate::furnish(ground, spec, &mounts, resize);
     if sys::enter_namespace(home, libc::CLONE_NEWNS).is_err() {

@@ -33,8 +33,6 @@ pub(super) struct Run {
     pub(super) heard: Vec<u8>,
     /// Init has closed it: it ends, which takes a while.
     pub(super) report_over: bool,
-    /// Isolated: it is what its run will be.
-    pub(super) ready: bool,
     /// Of a zygote's child: the code of the run is there, and process 1 has its memory. Only how it ended is believed now.
     pub(super) begun: bool,
     pub(super) failed: Option<String>,
@@ -64,7 +62,7 @@ pub(super) struct Pooled {
     pub(super) taken: bool,
     /// What it was made for.
     pub(super) spec: RunSpec,
-    /// Its run, until it has been told of it.
+    /// Its run, until it is ready to be told of it.
     pub(super) activation: Option<RunSpec>,
     pub(super) cpu_before_us: u64,
 }
@@ -105,12 +103,7 @@ impl Run {
                 Ok(Report::Begun) => self.begun = true,
                 Ok(Report::Exited { code, signal }) => self.exited = Some((code, signal)),
                 _ if self.begun => {}
-                Ok(Report::Ready) => {
-                    self.ready = true;
-                    if self.pooled.is_none() {
-                        tell(self.notice.as_fd(), &Notice::Ready, None);
-                    }
-                }
+                Ok(Report::Ready) => tell(self.notice.as_fd(), &Notice::Ready, None),
                 Ok(Report::Failed { step, error }) => {
                     self.failed = Some(format!("isolation step {step}: {error}"))
                 }
@@ -187,7 +180,6 @@ mod tests {
             report,
             heard: Vec::new(),
             report_over: false,
-            ready: false,
             begun: false,
             failed: None,
             exited: None,

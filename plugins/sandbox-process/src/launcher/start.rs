@@ -62,7 +62,6 @@ impl Launcher {
             report,
             heard: Vec::new(),
             report_over: false,
-            ready: false,
             begun: false,
             failed: None,
             exited: None,

@@ -56,6 +56,16 @@ impl Child<'_> {
         used(&self.group, self.process_1, events)
     }
 
+    /// What it has used so far where it has no group: nobody knows when it has been killed.
+    pub(super) fn uncounted(&self) -> Option<GroupUse> {
+        if self.group.is_there() {
+            return None;
+        }
+        let used = usage::of_run(self.process_1)?;
+        let cpu_us = used.cpu_us.map(|us| us.saturating_sub(self.cpu_before_us));
+        Some(GroupUse { cpu_us, ..used })
+    }
+
     /// The launcher hears of it, once: from now on it watches the run's limits too.
     pub(super) fn tell(&mut self) {
         self.told = true;
@@ -220,6 +230,7 @@ impl<'a> Attempt<'a> {
             result_ns: None,
             verdict: None,
             killed_ns: None,
+            used_before: GroupUse::default(),
             buffer: vec![0; OUTPUT_BYTES],
         }
     }

@@ -289,3 +289,20 @@ def main(args):
         assert_eq!(instance.output("def main(args): return 1\n"), 1);
     }
 }
+
+/// With control groups and without: process 1 dies with the run, and nobody has waited for what it had made.
+#[test]
+fn what_a_killed_run_has_used_is_known() {
+    let instance = warm(json!({}));
+    let mut busy = request("def main(args):\n    while True: pass\n");
+    busy.limits.wall_ms = 800;
+    let (result, _) = instance.run(busy);
+    assert_eq!(result.error_type, "Timeout", "{result:?}");
+    // On a busy host it has had a part of that.
+    assert!(
+        (50_000..900_000).contains(&result.cpu_us),
+        "{} us",
+        result.cpu_us
+    );
+    assert!(result.peak_memory_bytes > 1 << 20, "{result:?}");
+}
