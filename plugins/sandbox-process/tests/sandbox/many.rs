@@ -15,6 +15,9 @@ const AT_ONCE: usize = 4;
 /// What a pool's leases and waiting children may hold more of than they did before. One that were lost with each run would
 /// be more than twice as many.
 const SLACK: usize = 150;
+/// What the launcher has of a child that waits: its sockets and pipes, its leases and the directories of its group.
+const DESCRIPTORS_OF_ONE: usize = 21;
+const PROCESSES_OF_ONE: usize = 2;
 /// For what ends after its run's answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Memory that an allocator may have kept.
@@ -62,10 +65,12 @@ impl Remains {
 
     /// Whether there is no more than this of anything that is counted, give or take what a pool may hold.
     fn within(&self, most: &Remains, slack: usize) -> bool {
+        let more_wait = self.processes.saturating_sub(most.processes) / PROCESSES_OF_ONE;
         self.processes <= most.processes + slack
             && self.namespaces <= most.namespaces + slack
             && self.groups <= most.groups + slack
-            && self.launcher_descriptors <= most.launcher_descriptors + slack
+            && self.launcher_descriptors
+                <= most.launcher_descriptors + slack + more_wait * DESCRIPTORS_OF_ONE
             && self.launcher_mounts <= most.launcher_mounts
             && self.files.is_subset(&most.files)
     }
