@@ -336,6 +336,10 @@ impl Launcher {
             return;
         };
         let gate = match (spec.network, &self.leases) {
+            // Its filter and its lease are for the other kind of run.
+            (network, _) if network != pooled.spec.network => {
+                Err(io::ErrorKind::InvalidInput.into())
+            }
             (true, Some(leases)) => leases.open_gate(&pooled.lease, run.notice.as_fd()),
             _ => Ok(()),
         };
