@@ -135,7 +135,7 @@ pub(crate) enum Step {
     ParentDeath,
     Program,
     Standard,
-    /// Of a zygote's child: to become two, and what process 1 was to do then.
+    /// Of a zygote's child: to become two.
     Init,
     Filter,
     Execute,

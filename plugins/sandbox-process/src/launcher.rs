@@ -251,7 +251,8 @@ impl Launcher {
 
     /// Until the socket ends.
     fn work(&mut self, control: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<()> {
-        // Every init is a copy of this process, and the way to here took some megabytes.
+        // The init of a run with an interpreter of its own, and a zygote before it is one, is a copy of this process, and the
+        // way to here took some megabytes.
         sys::trim_memory();
         sys::have_forks_inherit_code();
         let mut last_cpu_check = 0;

@@ -97,7 +97,7 @@ pub(crate) struct Taken {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Word {
     /// A child, being born or ready: what is sent to it waits for it. With it come the outer ends of its orders,
-    /// channel, output and notice, its init's pidfd and the directories of its group.
+    /// channel, output and notice, its process 1's pidfd and the directories of its group.
     Child {
         domain: String,
         /// Never given again.
@@ -206,7 +206,7 @@ pub(crate) struct MountSpec {
 pub(crate) enum Notice {
     /// The run's init exists; its pidfd comes with this.
     Started,
-    /// The run's namespace has its listener, which comes with this. Said by init itself, before any code of the run.
+    /// The run's namespace has its listener, which comes with this. Said before any code of the run.
     Listening,
     /// Isolated; the interpreter is being executed.
     Ready,

@@ -223,21 +223,7 @@ impl Launcher {
     fn run_of(&mut self, child: Ordered, init: Process, domain: String) -> (Run, [OwnedFd; 4]) {
         self.children += 1;
         let run = Run {
-            init,
-            notice: child.sockets.notice,
-            report: child.sockets.report,
-            heard: Vec::new(),
-            report_over: false,
-            begun: false,
-            failed: None,
-            exited: None,
             group: child.group,
-            deadline_ns: u64::MAX,
-            cpu_limit_us: 0,
-            cpu_exhausted: false,
-            deadline_passed: false,
-            killed: false,
-            ends_ns: None,
             pooled: Some(Pooled {
                 number: self.children,
                 domain,
@@ -248,6 +234,7 @@ impl Launcher {
                 activation: None,
                 cpu_before_us: 0,
             }),
+            ..Run::new(init, child.sockets.notice, child.sockets.report)
         };
         (run, child.sockets.plugins)
     }

@@ -68,6 +68,28 @@ pub(super) struct Pooled {
 }
 
 impl Run {
+    /// One that has just been made: nothing is known of it, and nothing limits it.
+    pub(super) fn new(init: Process, notice: OwnedFd, report: OwnedFd) -> Self {
+        Run {
+            init,
+            notice,
+            report,
+            heard: Vec::new(),
+            report_over: false,
+            begun: false,
+            failed: None,
+            exited: None,
+            group: None,
+            deadline_ns: u64::MAX,
+            cpu_limit_us: 0,
+            cpu_exhausted: false,
+            deadline_passed: false,
+            killed: false,
+            ends_ns: None,
+            pooled: None,
+        }
+    }
+
     pub(super) fn kill(&mut self) {
         // The kernel refuses only for a process that is not ours to kill, which this one is.
         let _ = sys::kill_by_pidfd(self.init.pidfd.as_fd());
@@ -171,27 +193,8 @@ mod tests {
         sys::write(said.as_fd(), text).unwrap();
         drop(said);
         let pid = std::process::id() as i32;
-        let mut run = Run {
-            init: Process {
-                pid,
-                pidfd: sys::pidfd_open(pid).unwrap(),
-            },
-            notice,
-            report,
-            heard: Vec::new(),
-            report_over: false,
-            begun: false,
-            failed: None,
-            exited: None,
-            group: None,
-            deadline_ns: u64::MAX,
-            cpu_limit_us: 0,
-            cpu_exhausted: false,
-            deadline_passed: false,
-            killed: false,
-            ends_ns: None,
-            pooled: None,
-        };
+        let pidfd = sys::pidfd_open(pid).unwrap();
+        let mut run = Run::new(Process { pid, pidfd }, notice, report);
         run.hear();
         run
     }

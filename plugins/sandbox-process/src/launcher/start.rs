@@ -56,24 +56,12 @@ impl Launcher {
                 return Err(format!("cannot make a process with its namespaces: {e}"));
             }
         };
-        let notice = notice.try_clone().map_err(|e| e.to_string());
+        let notice = notice.try_clone().map_err(|e| e.to_string())?;
         let run = Run {
-            init: Process { pid, pidfd },
-            report,
-            heard: Vec::new(),
-            report_over: false,
-            begun: false,
-            failed: None,
-            exited: None,
             group,
             deadline_ns: spec.deadline_ns,
             cpu_limit_us: spec.cpu_ms.saturating_mul(1000),
-            cpu_exhausted: false,
-            deadline_passed: false,
-            killed: false,
-            ends_ns: None,
-            pooled: None,
-            notice: notice?,
+            ..Run::new(Process { pid, pidfd }, notice, report)
         };
         tell(
             run.notice.as_fd(),
