@@ -290,7 +290,8 @@ def main(args):
     }
 }
 
-/// With control groups and without: process 1 dies with the run, and nobody has waited for what it had made.
+/// Process 1 dies with the run, and nobody has waited for what it had made: the group knows. Without one it is only known
+/// where the plugin ends the run before the launcher does.
 #[test]
 fn what_a_killed_run_has_used_is_known() {
     let instance = warm(json!({}));
@@ -298,6 +299,9 @@ fn what_a_killed_run_has_used_is_known() {
     busy.limits.wall_ms = 800;
     let (result, _) = instance.run(busy);
     assert_eq!(result.error_type, "Timeout", "{result:?}");
+    if !is_root() {
+        return;
+    }
     // On a busy host it has had a part of that.
     assert!(
         (50_000..900_000).contains(&result.cpu_us),
