@@ -5,10 +5,10 @@
 //! gateway (threads)                     launcher (one thread, exec'ed)        zygote (a warmed Python, exec'ed)
 //!   plugin ── pool ── how many ──────────▶ launcher ── order ────────────────▶ tend ── clone ─┐
 //!     │         ◀───── a child's sockets ──┘ ├ cgroup, lease                                  │
-//!     │                                      └ clone ── isolate ─▶ init (1)  ┌────────────────┘
-//!     │                                                              enters ▼ interpreter (2) of the child
-//!     └── run ── for which run it is (orders), job (channel) ──────▶ activate: mounts, seal ─▶ serve
-//!           ◀─── result, blobs (channel), output (pipe) ────────────────────────────────────────┘
+//!     │                                      └ mounts, from outside ─▶ ┌──────────────────────┘
+//!     │                                                                ▼ build ─▶ seal ─▶ divide: keeper (1), interpreter (2)
+//!     └── run ── for which run it is (orders), job (channel) ──────────▶ rehearsed, waits ─▶ serve
+//!           ◀─── result, blobs (channel), output (pipe) ───────────────────────────────────────┘
 //!
 //!         run that is to be fresh, or for which there is no zygote:
 //!   plugin ── run ──── limits, mounts ────────────▶ launcher ── clone ── isolate ──▶ init (1) ── interpreter (2, exec'ed)
@@ -18,8 +18,8 @@
 //!          ◀──────────── channel (3): job in, blobs, result ─────────────────────────────────────────┘
 //! ```
 //!
-//! A child waits isolated, rehearsed and without the launcher's rights; at its run's time the plugin's thread speaks to
-//! it with no process in between, unless the run has mounts or a network, which the launcher has the rights to give. The
+//! A child waits isolated, sealed and rehearsed: no right is left to it. At its run's time the plugin's thread speaks to it
+//! with no process in between, unless the run has mounts or a network, which the launcher has the rights to give. The
 //! answer is given when the result is there; that the processes are gone is the launcher's to see.
 //!
 //! Neither the launcher nor a zygote ever sees a job; the run never sees either. Reading order: what the gateway calls,
@@ -38,6 +38,7 @@ mod job;
 mod mounts;
 mod pool;
 mod run;
+mod usage;
 
 mod wire;
 

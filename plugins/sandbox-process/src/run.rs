@@ -1,7 +1,6 @@
 //! One run, from the plugin's side: a thread that hands it to the launcher, serves its channel, takes its output and
 //! ends it at the deadline, whatever it does.
 
-mod usage;
 mod ways;
 
 use std::io;
@@ -13,7 +12,6 @@ use skillgate_plugin_sdk::model::{Error, RunRequest, RunResult};
 use skillgate_plugin_sdk::{Host, Level, RunServices, abi};
 
 use crate::answer::{self, Fill as _};
-use crate::cgroup::GroupUse;
 use crate::channel::{Channel, Status};
 use crate::supervisor::Launcher;
 use crate::sys::{self, Poll};
@@ -88,6 +86,8 @@ struct Running<'a> {
     output_wanted: bool,
     notice: OwnedFd,
     pidfd: Option<OwnedFd>,
+    /// Something counts what it uses that outlives it.
+    is_counted: bool,
     child: Option<Child<'a>>,
     started_ns: u64,
     ready_ns: Option<u64>,
@@ -95,8 +95,6 @@ struct Running<'a> {
     result_ns: Option<u64>,
     verdict: Option<Verdict>,
     killed_ns: Option<u64>,
-    /// What it had used then, where nothing counts it that outlives it: the kernel reaps for a process 1 that is killed.
-    used_before: GroupUse,
     buffer: Vec<u8>,
 }
 
@@ -230,7 +228,7 @@ impl Running<'_> {
         let child = self.child.as_ref()?;
         let Some(used) = child.used(failed) else {
             // Only its end tells what it has used.
-            self.kill_quietly();
+            self.kill_now();
             return None;
         };
         let end = End {
@@ -246,12 +244,17 @@ impl Running<'_> {
         Some(Outcome::Ended(end))
     }
 
-    /// It has nothing more to do: no verdict.
-    fn kill_quietly(&mut self) {
-        if let Some(pidfd) = &self.pidfd {
+    /// Without a verdict of its own.
+    fn kill_now(&mut self) {
+        if self.is_counted
+            && let Some(pidfd) = &self.pidfd
+        {
             // It is ours to kill, and to be gone already is no error.
             let _ = sys::kill_by_pidfd(pidfd.as_fd());
         }
+        // The launcher kills when this ends. It is the way where it has to see first what has been used, and while the pidfd
+        // is still to come.
+        let _ = sys::shut_down_writing(self.notice.as_fd());
     }
 
     /// Until the run is over and everything that it said is here.
@@ -384,14 +387,7 @@ impl Running<'_> {
         }
         self.killed_ns = Some(sys::now_ns());
         self.verdict.get_or_insert(verdict);
-        let child = self.child.as_ref();
-        self.used_before = child.and_then(Child::uncounted).unwrap_or_default();
-        if let Some(pidfd) = &self.pidfd {
-            // It is ours to kill, and to be gone already is no error.
-            let _ = sys::kill_by_pidfd(pidfd.as_fd());
-        }
-        // The launcher kills when this ends; it is also the way while the pidfd is still to come.
-        let _ = sys::shut_down_writing(self.notice.as_fd());
+        self.kill_now();
     }
 
     /// Reads once; `false` when there was nothing.
@@ -430,9 +426,9 @@ impl Running<'_> {
         match serde_json::from_slice(&buf[..n]) {
             Ok(Notice::Started) => {
                 self.pidfd = fds.pop();
-                if let (Some(_), Some(pidfd)) = (self.killed_ns, &self.pidfd) {
+                if self.killed_ns.is_some() {
                     // Stopped before it was there.
-                    let _ = sys::kill_by_pidfd(pidfd.as_fd());
+                    self.kill_now();
                 }
                 None
             }
@@ -513,10 +509,8 @@ impl Running<'_> {
                 .unwrap_or_else(sys::now_ns)
                 .saturating_sub(ready_ns)
                 / 1000,
-            cpu_us: end.cpu_us.max(self.used_before.cpu_us.unwrap_or(0)),
-            peak_memory_bytes: end
-                .peak_memory_bytes
-                .max(self.used_before.peak_memory_bytes.unwrap_or(0)),
+            cpu_us: end.cpu_us,
+            peak_memory_bytes: end.peak_memory_bytes,
             ..RunResult::default()
         };
         let guest = self.channel.result.take();

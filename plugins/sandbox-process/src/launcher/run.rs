@@ -3,8 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::leases::Lease;
-use crate::cgroup::RunGroup;
+use crate::cgroup::{GroupUse, RunGroup};
 use crate::sys::{self, Exit, Poll};
+use crate::usage;
 use crate::wire::{End, Notice, Report, RunSpec};
 
 /// A zygote's child that the plugin has let go of has given its result, as a rule, and is ended so much later, where that is
@@ -44,6 +45,8 @@ pub(super) struct Run {
     pub(super) cpu_exhausted: bool,
     pub(super) deadline_passed: bool,
     pub(super) killed: bool,
+    /// What it had used then, where nothing counts it that outlives it.
+    pub(super) used_before: GroupUse,
     /// The plugin has let go of it: when it is killed.
     pub(super) ends_ns: Option<u64>,
     /// Of a zygote's child.
@@ -85,12 +88,16 @@ impl Run {
             cpu_exhausted: false,
             deadline_passed: false,
             killed: false,
+            used_before: GroupUse::default(),
             ends_ns: None,
             pooled: None,
         }
     }
 
     pub(super) fn kill(&mut self) {
+        if !self.killed && self.is_awaited() && self.counted_us().is_none() {
+            self.used_before = usage::of_run(self.init.pid as u32).unwrap_or_default();
+        }
         // The kernel refuses only for a process that is not ours to kill, which this one is.
         let _ = sys::kill_by_pidfd(self.init.pidfd.as_fd());
         self.killed = true;
@@ -98,7 +105,7 @@ impl Run {
 
     /// The plugin has closed its notice socket: nobody asks for the run any more.
     pub(super) fn let_go(&mut self, busy: bool) {
-        if self.pooled.is_some() && !busy {
+        if self.pooled.is_some() && !busy && !self.is_awaited() {
             self.ends_ns = Some(sys::now_ns() + LINGER_NS);
         } else {
             self.kill();
@@ -136,8 +143,16 @@ impl Run {
 
     /// Processor time of the run so far.
     pub(super) fn cpu_us(&self) -> Option<u64> {
-        let used = self.group.as_ref()?.cpu_us()?;
-        Some(used.saturating_sub(self.pooled.as_ref().map_or(0, |p| p.cpu_before_us)))
+        self.counted_us().map(|us| self.of_it_us(us))
+    }
+
+    /// Without what its process had used before it had a run.
+    fn of_it_us(&self, us: u64) -> u64 {
+        us.saturating_sub(self.pooled.as_ref().map_or(0, |p| p.cpu_before_us))
+    }
+
+    fn counted_us(&self) -> Option<u64> {
+        self.group.as_ref()?.cpu_us()
     }
 
     /// Reaps it (it is dead or has been killed), tells the plugin and gives back what is to be cleared away.
@@ -162,13 +177,18 @@ impl Run {
 
     fn end(&self, init: Exit) -> End {
         let used = self.group.as_ref().map(RunGroup::used).unwrap_or_default();
+        // Where nothing counts it: what was seen of it, or what was waited for.
+        let seen_us = self.used_before.cpu_us.map_or(0, |us| self.of_it_us(us));
+        let seen_bytes = self.used_before.peak_memory_bytes.unwrap_or(0);
         // Without init's word the program was killed with it.
         let (exit_code, signal) = self.exited.unwrap_or((-1, init.signal));
         End {
             exit_code,
             signal,
-            cpu_us: self.cpu_us().unwrap_or(init.cpu_us),
-            peak_memory_bytes: used.peak_memory_bytes.unwrap_or(init.peak_rss_bytes),
+            cpu_us: self.cpu_us().unwrap_or(init.cpu_us.max(seen_us)),
+            peak_memory_bytes: used
+                .peak_memory_bytes
+                .unwrap_or(init.peak_rss_bytes.max(seen_bytes)),
             oom_kills: used.oom_kills,
             pids_refused: used.pids_refused,
             cpu_exhausted: self.cpu_exhausted,

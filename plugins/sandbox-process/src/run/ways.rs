@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::{Host, RunServices, abi};
 
-use super::{CHILDREN_MAX, Handle, OUTPUT_BYTES, Running, usage};
+use super::{CHILDREN_MAX, Handle, OUTPUT_BYTES, Running};
 use crate::cgroup::{GroupUse, Held};
 use crate::channel::Channel;
 use crate::pool::{Pool, Waiting, limits_of};
 use crate::supervisor::Launcher;
 use crate::sys;
+use crate::usage;
 use crate::wire::{MESSAGE_BYTES_MAX, Request, RunSpec, Taken};
 
 /// A run that is to be, whichever way.
@@ -54,16 +55,6 @@ impl Child<'_> {
     /// What it has used so far. `events`: also how often a limit was met.
     pub(super) fn used(&self, events: bool) -> Option<GroupUse> {
         used(&self.group, self.process_1, events)
-    }
-
-    /// What it has used so far where it has no group: nobody knows when it has been killed.
-    pub(super) fn uncounted(&self) -> Option<GroupUse> {
-        if self.group.is_there() {
-            return None;
-        }
-        let used = usage::of_run(self.process_1)?;
-        let cpu_us = used.cpu_us.map(|us| us.saturating_sub(self.cpu_before_us));
-        Some(GroupUse { cpu_us, ..used })
     }
 
     /// The launcher hears of it, once: from now on it watches the run's limits too.
@@ -223,6 +214,7 @@ impl<'a> Attempt<'a> {
             output_wanted: true,
             notice,
             pidfd: None,
+            is_counted: self.launcher.promises.cpu,
             child: None,
             started_ns: self.started_ns,
             ready_ns: None,
@@ -230,7 +222,6 @@ impl<'a> Attempt<'a> {
             result_ns: None,
             verdict: None,
             killed_ns: None,
-            used_before: GroupUse::default(),
             buffer: vec![0; OUTPUT_BYTES],
         }
     }

@@ -4,10 +4,11 @@ use std::fs;
 
 use crate::cgroup::GroupUse;
 
-/// Nothing where /proc does not tell (one that hides processes): then only the end of the run tells. Time of the
+/// Nothing where /proc does not tell (one that hides processes): then only the end of the run tells, and not all if it is
+/// killed, since the kernel then reaps in place of process 1, and counts for nobody (zap_pid_ns_processes). Time of the
 /// interpreter's first thread and of the processes that it has waited for; the largest resident set of the interpreter,
 /// which is the first child of the run's process 1.
-pub(super) fn of_run(process_1: u32) -> Option<GroupUse> {
+pub(crate) fn of_run(process_1: u32) -> Option<GroupUse> {
     let read = |path: String| fs::read_to_string(path).ok();
     let children = read(format!("/proc/{process_1}/task/{process_1}/children"))?;
     let pid: u32 = children.split_whitespace().next()?.parse().ok()?;
