@@ -33,6 +33,8 @@ use zygotes::{Ordered, Zygotes};
 
 /// How often the CPU time of runs with such a limit is looked at.
 const CPU_CHECK_NS: u64 = 50_000_000;
+/// A run that lasts longer makes way for others. One with an interpreter of its own has that to start first.
+const LASTS_NS: [u64; 2] = [20_000_000, 100_000_000];
 /// How often the removal of a group that was busy is tried again.
 const REMOVE_AGAIN_NS: u64 = 5_000_000;
 /// Requests that are read before the launcher looks at its runs again.
@@ -331,6 +333,9 @@ impl Launcher {
                 if run.ends_ns.is_some_and(|at| now >= at) {
                     run.kill();
                 }
+                if now >= run.lasts_ns {
+                    run.make_way();
+                }
             }
             let mut more = [polls[0]];
             for _ in 0..MESSAGES_AT_ONCE {
@@ -369,7 +374,11 @@ impl Launcher {
             .runs
             .values()
             .filter(|r| !r.killed)
-            .map(|r| r.deadline_ns.min(r.ends_ns.unwrap_or(u64::MAX)))
+            .map(|r| {
+                r.deadline_ns
+                    .min(r.lasts_ns)
+                    .min(r.ends_ns.unwrap_or(u64::MAX))
+            })
             .map(|at| at.saturating_sub(now))
             .min();
         let cpu = self

@@ -31,6 +31,9 @@ const OUTPUT_BYTES: usize = 64 << 10;
 /// What a run says is first looked for so long after its begin: most runs have their result by then, and to be woken for
 /// a line before it would take the processor from the run. A run that fills the pipe sooner waits.
 const OUTPUT_LATER_NS: u64 = 2_000_000;
+/// What nobody wants is taken from the pipe so often: a run that says more than it may waits, and does not keep a processor
+/// of the plugin's busy.
+const UNWANTED_EVERY_NS: u64 = 1_000_000;
 /// What is taken from the pipe at the end: more than any pipe holds. A writer may live on for a moment.
 const LAST_OUTPUT_BYTES_MAX: usize = 16 << 20;
 /// A run that lasts longer is watched by the launcher too, should the plugin's thread be held up by the host.
@@ -84,6 +87,8 @@ struct Running<'a> {
     output: OwnedFd,
     output_open: bool,
     output_wanted: bool,
+    /// When what is not wanted is taken again.
+    unwanted_ns: u64,
     notice: OwnedFd,
     pidfd: Option<OwnedFd>,
     /// Something counts what it uses that outlives it.
@@ -366,10 +371,11 @@ impl Running<'_> {
 
     /// When its output is looked for. It is a zygote's child that is quick.
     fn output_ns(&self) -> u64 {
-        match (&self.child, self.ready_ns) {
+        let first = match (&self.child, self.ready_ns) {
             (Some(_), Some(ready)) => ready + OUTPUT_LATER_NS,
             _ => 0,
-        }
+        };
+        first.max(self.unwanted_ns)
     }
 
     /// When the launcher hears of it.
@@ -397,6 +403,8 @@ impl Running<'_> {
             Ok(n) => {
                 if self.output_wanted {
                     self.output_wanted = self.services.output(abi::STDOUT, &self.buffer[..n]);
+                } else {
+                    self.unwanted_ns = sys::now_ns() + UNWANTED_EVERY_NS;
                 }
                 return true;
             }

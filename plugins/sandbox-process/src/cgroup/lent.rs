@@ -22,6 +22,8 @@ pub(super) struct Lent {
     usage: Option<OwnedFd>,
     /// Counters that cannot be: the file, and the field that says 0 as long as a limit was not met.
     counters: Vec<(OwnedFd, &'static str)>,
+    /// Its share of the processors is another than at first.
+    pub(super) is_changed: bool,
 }
 
 impl Lent {
@@ -30,6 +32,7 @@ impl Lent {
             places,
             usage: None,
             counters: Vec::new(),
+            is_changed: false,
         };
         for place in &lent.places {
             for controller in &place.hierarchy.controllers {
@@ -49,14 +52,15 @@ impl Lent {
         Ok(lent)
     }
 
-    /// Whether no limit of the run was met, so that the next one finds what the first one has found.
+    /// Whether the run was short and met no limit, so that the next one finds what the first one has found.
     pub(super) fn is_as_new(&self) -> bool {
-        self.counters.iter().all(|(file, field)| {
-            let mut buf = [0; 256];
-            let read = sys::read_at(file.as_fd(), &mut buf, 0).unwrap_or(0);
-            let text = String::from_utf8_lossy(&buf[..read]);
-            field_of(&text, field) == Some(0)
-        })
+        !self.is_changed
+            && self.counters.iter().all(|(file, field)| {
+                let mut buf = [0; 256];
+                let read = sys::read_at(file.as_fd(), &mut buf, 0).unwrap_or(0);
+                let text = String::from_utf8_lossy(&buf[..read]);
+                field_of(&text, field) == Some(0)
+            })
     }
 
     /// For the next run. What limits there are now is not known: the plugin has changed them for the run before.

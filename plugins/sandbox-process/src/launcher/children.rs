@@ -3,11 +3,11 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::Launcher;
 use super::birth::Theirs;
 use super::run::{Pooled, Process, Run, tell};
 use super::start::detached;
 use super::zygotes::{Event, Ordered};
+use super::{LASTS_NS, Launcher};
 use crate::cgroup::RunGroup;
 use crate::guard::Without;
 use crate::isolate::{self, Ground};
@@ -34,6 +34,7 @@ impl Launcher {
                 continue;
             };
             run.deadline_ns = taken.deadline_ns;
+            run.lasts_ns = sys::now_ns() + LASTS_NS[0];
             run.cpu_limit_us = taken.cpu_ms.saturating_mul(1000);
             if let Some(pooled) = &mut run.pooled {
                 pooled.taken = true;
@@ -288,6 +289,7 @@ impl Launcher {
         };
         let slot = *slot;
         run.deadline_ns = spec.deadline_ns;
+        run.lasts_ns = sys::now_ns() + LASTS_NS[0];
         run.cpu_limit_us = spec.cpu_ms.saturating_mul(1000);
         let so_far = run.cpu_us();
         let Some(pooled) = &mut run.pooled else {

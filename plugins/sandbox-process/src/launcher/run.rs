@@ -41,6 +41,8 @@ pub(super) struct Run {
     pub(super) exited: Option<(i32, i32)>,
     pub(super) group: Option<RunGroup>,
     pub(super) deadline_ns: u64,
+    /// When it is one that lasts, and makes way for others.
+    pub(super) lasts_ns: u64,
     pub(super) cpu_limit_us: u64,
     pub(super) cpu_exhausted: bool,
     pub(super) deadline_passed: bool,
@@ -84,6 +86,7 @@ impl Run {
             exited: None,
             group: None,
             deadline_ns: u64::MAX,
+            lasts_ns: u64::MAX,
             cpu_limit_us: 0,
             cpu_exhausted: false,
             deadline_passed: false,
@@ -101,6 +104,13 @@ impl Run {
         // The kernel refuses only for a process that is not ours to kill, which this one is.
         let _ = sys::kill_by_pidfd(self.init.pidfd.as_fd());
         self.killed = true;
+    }
+
+    /// It has lasted so long: what is there to be had of the processors goes to short runs first.
+    pub(super) fn make_way(&mut self) {
+        self.lasts_ns = u64::MAX;
+        // One whose group has gone under its hands is ending.
+        let _ = self.group.as_mut().map(RunGroup::make_way);
     }
 
     /// The plugin has closed its notice socket: nobody asks for the run any more.

@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::Launcher;
 use super::run::{Process, Run, tell};
+use super::{LASTS_NS, Launcher};
 use crate::cgroup::{Entrance, GroupLimits, RunGroup};
 use crate::guard::{Guard, Without};
 use crate::isolate::Isolation;
@@ -60,6 +60,7 @@ impl Launcher {
         let run = Run {
             group,
             deadline_ns: spec.deadline_ns,
+            lasts_ns: sys::now_ns() + LASTS_NS[1],
             cpu_limit_us: spec.cpu_ms.saturating_mul(1000),
             ..Run::new(Process { pid, pidfd }, notice, report)
         };

@@ -212,6 +212,7 @@ impl<'a> Attempt<'a> {
             output,
             output_open: true,
             output_wanted: true,
+            unwanted_ns: 0,
             notice,
             pidfd: None,
             is_counted: self.launcher.promises.cpu,

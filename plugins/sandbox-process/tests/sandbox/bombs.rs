@@ -14,7 +14,7 @@ const CPUS: &str = r#""cpus":0.5"#;
 /// Runs of the neighbour in one stretch; a quiet one and a loud one take turns.
 const STRETCH: usize = 6;
 const TURNS: usize = 2;
-const TURNS_FULL: usize = 20;
+const TURNS_FULL: usize = 40;
 /// With `SKILLGATE_TEST_FULL`, for a machine that nobody else uses: the loud p99 against the quiet one.
 const RATIO_FULL: f64 = 2.0;
 /// Otherwise the p90, since every other test runs beside it, and what a busy machine may add in any case.

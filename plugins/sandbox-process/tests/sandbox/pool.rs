@@ -231,6 +231,62 @@ fn what_is_lent_has_the_limits_of_the_run() {
     }
 }
 
+/// Of the processors a run that lasts has a smaller share than one that has just begun, and hands it on to nobody.
+#[test]
+fn a_run_that_lasts_makes_way() {
+    let share_of = |pid: &u32| {
+        let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        groups.lines().find_map(|line| {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (parts.next()?, parts.next()?);
+            let read = |file: String| {
+                let share = std::fs::read_to_string(file).ok()?;
+                share.trim().parse::<u64>().ok()
+            };
+            if controllers.is_empty() {
+                let percent = read(format!("/sys/fs/cgroup{path}/cpu.weight"))?;
+                return Some(percent * 1024 / 100);
+            }
+            let has = controllers.split(',').any(|c| c == "cpu");
+            has.then(|| read(format!("/sys/fs/cgroup/{controllers}{path}/cpu.shares")))?
+        })
+    };
+    for mode in modes() {
+        let instance = Instance::with(&mode.config, None);
+        let launcher = instance.plugin.launcher_pid().unwrap();
+        let shares = || -> Vec<u64> {
+            let all = processes_of_runs(launcher);
+            all.iter().filter_map(share_of).collect()
+        };
+        for _ in 0..3 {
+            let services = Services::default();
+            let sleeps =
+                request("import time\ndef main(args): print('here', flush=True); time.sleep(60)\n");
+            let id = sleeps.run_id.clone();
+            std::thread::scope(|scope| {
+                let run = scope.spawn(|| instance.plugin.run(sleeps, &services));
+                eventually("it is there", || services.text() == "here\n");
+                if !shares().is_empty() && is_root() {
+                    eventually("it makes way", || shares().iter().any(|share| *share < 200));
+                }
+                instance.plugin.cancel(&id);
+                run.join().unwrap().unwrap();
+            });
+            eventually("it is over", || processes_of_runs(launcher).is_empty());
+            for _ in 0..4 {
+                assert_eq!(instance.output("def main(args): return 1\n"), 1);
+                let waiting = waiting(&instance, "skillgate-idle");
+                let all: Vec<u64> = waiting.iter().filter_map(share_of).collect();
+                assert!(
+                    all.iter().all(|share| *share >= 1024),
+                    "{}: {all:?}",
+                    mode.name
+                );
+            }
+        }
+    }
+}
+
 /// Those made under load rehearse when the load is over: a rehearsal closes the descriptors that it was given.
 #[test]
 fn children_that_a_burst_leaves_behind_rehearse() {
