@@ -43,8 +43,6 @@ class Channel:
     """One end of the channel. Safe to use from several threads; not from a forked child."""
 
     def __init__(self, fd: int):
-        os.set_inheritable(fd, False)
-        os.set_blocking(fd, True)
         self._fd = fd
         self._identity = self._identify()
         self._pid = _getpid()

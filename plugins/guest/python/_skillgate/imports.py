@@ -120,20 +120,28 @@ class Finder:
         module.__dict__["__mounted__"] = frozenset(self._below.get(module.__name__, ()))
 
     def load_first(self, full: str) -> ModuleType:
-        """A skill, when nothing below `skills` is loaded yet. The packages that are only parts of its name are made here:
-        the way of an import takes as long for each of them as for the skill itself."""
+        """A skill, when nothing below `skills` is loaded yet: as a script is, with no lock against other threads that
+        import it meanwhile, since only its own code could start them. The way of an import takes as long as the rest,
+        for the skill and for each package that is only a part of its name."""
         above = None
-        for part in full.split(".")[:-1]:
-            name = part if above is None else above.__name__ + "." + part
+        for name in _names_above(full):
             if name in self._skills:
-                break
-            module = module_from_spec(self._virtual_spec(name))
-            self.exec_module(module)
-            sys.modules[name] = module
-            if above is not None:
-                setattr(above, part, module)
-            above = module
-        return load(full)
+                return load(full)
+            above = self._load_now(self._virtual_spec(name), above)
+        return self._load_now(self._skill_spec(full, self._skills[full]), above)
+
+    def _load_now(self, spec: ModuleSpec, above: Optional[ModuleType]) -> ModuleType:
+        name = spec.name
+        module = sys.modules[name] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            sys.modules.pop(name, None)
+            raise
+        module = sys.modules[name]  # it may have put another in its place
+        if above is not None:
+            setattr(above, name.rpartition(".")[2], module)
+        return module
 
     def skills_below(self, package: str) -> frozenset:
         if package not in self._below:
@@ -424,6 +432,12 @@ def _skill_above(frame) -> Optional[SkillImport]:
             return found
         frame = frame.f_back
     return None
+
+
+def _names_above(full: str):
+    """The packages that a module's name says it is in, from the outermost."""
+    parts = full.split(".")[:-1]
+    return [".".join(parts[: n + 1]) for n in range(len(parts))]
 
 
 def _top_level_names(directory: str) -> frozenset:

@@ -49,6 +49,8 @@ _STREAMS = ("utf-8", "backslashreplace", True)
 _REHEARSAL = "rehearsal"
 _REHEARSED_ID = "run_00000000000000000000000000000000"
 _REHEARSED = "def main(args):\n    print('hello', args['name'])\n    return {'hello': args['name'], 'n': [1, 2.5, None]}\n"
+# Both, once they are known: the layout and the job as it is sent.
+_rehearsals = []
 
 # The result when even making one fails.
 _NO_MEMORY = (
@@ -83,37 +85,45 @@ def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1) -> N
     In the one that is forked from, more times: what runs do is specialised there, and the forks neither do that again nor
     write to those pages. Closes both descriptors."""
     gc.enable()
-    _settle(layout)
-    skill = {"name": _REHEARSAL, "version": "0.1.0", "entrypoint": "main.py", "function": "main"}
-    beside = layout._replace(skills=os.path.dirname(__file__))
+    if not _rehearsals:
+        _settle(layout)
+        _rehearsals.extend(_make_rehearsals(layout))
     for _ in range(times):
-        _rehearse_once(fd, peer, layout, code=_REHEARSED)
-        _rehearse_once(fd, peer, beside, skill=_REHEARSAL, skills=[skill])
+        for place, frame in _rehearsals:
+            _rehearse_once(fd, peer, place, frame)
     os.close(fd)
     os.close(peer)
     gc.disable()
 
 
-def _rehearse_once(fd: int, peer: int, layout: Layout, code=None, skill=None, skills=()) -> None:
+def _make_rehearsals(layout: Layout):
+    """The jobs of both, of the same shape as any other: what has another length is put where no page was touched."""
+    beside = layout._replace(skills=os.path.dirname(__file__))
+    skill = {"name": _REHEARSAL, "version": "0.1.0", "entrypoint": "main.py", "function": "main"}
+    for place, code, name, skills in (layout, _REHEARSED, None, ()), (beside, None, _REHEARSAL, [skill]):
+        job = {
+            "run_id": _REHEARSED_ID,
+            "timeout_ms": 60000,
+            "code": code,
+            "skill": name,
+            "function": "main",
+            "args": {"name": "x"},
+            "skills": skills,
+            "blobs": [],
+            "env": {**_environment, "TMPDIR": layout.tmp, "SKILLGATE_RUN_ID": _REHEARSED_ID},
+            "secrets": {},
+            "output_bytes": 4096,
+        }
+        frame = b"J" + _dumps(job).encode("utf-8")
+        yield place, len(frame).to_bytes(4, "little") + frame
+
+
+def _rehearse_once(fd: int, peer: int, layout: Layout, frame: bytes) -> None:
+    # Nothing here goes through what there is many of, the modules above all: to look at an object is to write to its page.
     environment = _environment.copy()
-    # Of the same shape as any other: what has another length is put where no page was touched.
-    job = {
-        "run_id": _REHEARSED_ID,
-        "timeout_ms": 60000,
-        "code": code,
-        "skill": skill,
-        "function": "main",
-        "args": {"name": "x"},
-        "skills": skills,
-        "blobs": [],
-        "env": {**environment, "TMPDIR": layout.tmp, "SKILLGATE_RUN_ID": _REHEARSED_ID},
-        "secrets": {},
-        "output_bytes": 4096,
-    }
-    frame = b"J" + _dumps(job).encode("utf-8")
-    _write(peer, len(frame).to_bytes(4, "little") + frame)
+    _write(peer, frame)
     saved = sys.argv, sys.meta_path[:], importlib.import_module
-    modules = set(sys.modules)
+    modules = len(sys.modules)
     channel = Channel(fd)
     job = channel.receive_job()
     run = _prepare(job, channel, layout)
@@ -129,9 +139,12 @@ def _rehearse_once(fd: int, peer: int, layout: Layout, code=None, skill=None, sk
     except OSError:
         pass  # where nothing can be written there was nothing written
     linecache.cache.pop(file, None)
-    for name in set(sys.modules) - modules:
-        if name == CODE_MODULE or name.partition(".")[0] == imports.PACKAGE:
-            del sys.modules[name]
+    stay = []
+    while len(sys.modules) > modules:  # the last is the first to be taken out
+        name, module = sys.modules.popitem()
+        if name != CODE_MODULE and name.partition(".")[0] != imports.PACKAGE:
+            stay.append((name, module))
+    sys.modules.update(reversed(stay))
     sys.argv, sys.meta_path[:], importlib.import_module = saved
     _set_environment(environment)
     state.current = None
@@ -155,10 +168,15 @@ def refresh_randomness() -> None:
         loaded("uuid")._last_timestamp = None
 
 
-def prepare(fd: int, layout: Layout = Layout()) -> list:
-    """What can be done before there is a job in `fd`, in the process that will serve it: for `serve`, which takes it out."""
+def prepare(fd: int, layout: Layout = Layout(), settled: bool = False) -> list:
+    """What can be done before there is a job in `fd`, in the process that will serve it: for `serve`, which takes it out.
+    `settled`: it has been forked from one that has rehearsed, is in its workspace, and no program that it starts gets `fd`,
+    where reading waits."""
     refresh_randomness()
-    _settle(layout)
+    if not settled:
+        _settle(layout)
+        os.set_inheritable(fd, False)
+        os.set_blocking(fd, True)
     reserve = bytes(_RESERVE_BYTES)  # room, and no page of it touched
     return [Channel(fd), reserve]
 

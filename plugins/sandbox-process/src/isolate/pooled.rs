@@ -199,7 +199,7 @@ impl Child {
         sys::dup_to(null.as_raw_fd(), 0)?;
         sys::dup_to(to_nowhere.as_raw_fd(), 1)?;
         sys::dup_to(to_nowhere.as_raw_fd(), 2)?;
-        sys::dup_to(self.channel.as_raw_fd(), 3)?;
+        sys::dup_to_own(self.channel.as_raw_fd(), 3)?;
         sys::dup_to(one.as_raw_fd(), REHEARSAL_FDS[0])?;
         sys::dup_to(other.as_raw_fd(), REHEARSAL_FDS[1])?;
         // Its reading end lives as long as the process waits, so that the rehearsal can write.

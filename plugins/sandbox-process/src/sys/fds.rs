@@ -299,6 +299,12 @@ pub(crate) fn dup_to(from: RawFd, to: RawFd) -> io::Result<()> {
     check(unsafe { libc::dup3(from, to, 0) }.into()).map(drop)
 }
 
+/// The same for a descriptor that no program gets which the process executes.
+pub(crate) fn dup_to_own(from: RawFd, to: RawFd) -> io::Result<()> {
+    // SAFETY: as above.
+    check(unsafe { libc::dup3(from, to, libc::O_CLOEXEC) }.into()).map(drop)
+}
+
 /// A copy at `at_least` or above, close-on-exec.
 pub(crate) fn dup_above(fd: BorrowedFd<'_>, at_least: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: no pointers.

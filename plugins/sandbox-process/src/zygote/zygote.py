@@ -26,7 +26,7 @@ def main():
     bootstrap.warm(modules)
     gc.disable()
     tend()
-    prepared = prepare(3)
+    prepared = prepare(3, settled=True)
     if is_idle():
         rehearse(8, 9)
     activate()
