@@ -140,8 +140,29 @@ impl Instance {
         Self::with(&config(), None)
     }
 
+    /// When this returns, runs get their interpreters the way that `config` says.
     pub(crate) fn with(config: &str, guest: Option<&str>) -> Self {
-        Self::made(config, guest, &[])
+        let instance = Self::made(config, guest, &[]);
+        if guest.is_none() {
+            instance.warm_up(config);
+        }
+        instance
+    }
+
+    /// One whose first runs may start interpreters of their own, whatever `config` says.
+    pub(crate) fn cold(config: &str) -> Self {
+        Self::made(config, None, &[])
+    }
+
+    fn warm_up(&self, config: &str) {
+        let keys: serde_json::Value = serde_json::from_str(config).unwrap();
+        if keys["fresh"] == true || keys["zygote_per"] == "tenant" {
+            return;
+        }
+        eventually("a zygote is warm", || metric(self, "zygotes") == 1);
+        if keys["pool_max"] != 0 {
+            eventually("a child waits", || metric(self, "pool_idle") > 0);
+        }
     }
 
     /// With pieces of the isolation left out, and user ids that no other instance has: without a user namespace the
@@ -151,7 +172,11 @@ impl Instance {
         let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
         let number = NEXT.fetch_add(1, Ordering::Relaxed) + u64::from(std::process::id()) * 1000;
         config["uid_base"] = (1_000_000 + number % 1_000_000 * 100).into();
-        Self::made(&config.to_string(), None, guards)
+        let instance = Self::made(&config.to_string(), None, guards);
+        if guards.is_empty() {
+            instance.warm_up(&config.to_string());
+        }
+        instance
     }
 
     fn made(config: &str, guest: Option<&str>, without: &[Guard]) -> Self {

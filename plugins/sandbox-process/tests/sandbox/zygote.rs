@@ -17,11 +17,7 @@ pub(crate) fn warm(mut keys: Value) -> Instance {
     if !is_root() {
         keys["downgrades"] = json!(["cgroup"]);
     }
-    let instance = Instance::with(&keys.to_string(), None);
-    if keys["zygote_per"] != "tenant" {
-        eventually("a zygote is warm", || metric(&instance, "zygotes") == 1);
-    }
-    instance
+    Instance::with(&keys.to_string(), None)
 }
 
 /// Process ids of the zygotes.
@@ -197,7 +193,7 @@ fn without_a_zygote_runs_start_their_own_interpreter() {
     if !is_root() {
         keys["downgrades"] = json!(["cgroup"]);
     }
-    let instance = Instance::with(&keys.to_string(), None);
+    let instance = Instance::cold(&keys.to_string());
     let line = || {
         let health = instance.plugin.health().unwrap();
         let report: Vec<Value> = serde_json::from_str(&health.report_json).unwrap();
@@ -287,6 +283,20 @@ def main(args):
         assert_eq!(seen, ("SandboxError", -1, libc::SIGSEGV), "{result:?}");
         crate::hostile::assert_gone(&instance);
         assert_eq!(instance.output("def main(args): return 1\n"), 1);
+    }
+}
+
+#[test]
+fn a_program_that_a_run_executes_has_no_way_to_speak_for_it() {
+    let code = "\
+import subprocess, sys
+LIST = 'import os; print([n for n in map(int, os.listdir(\"/proc/self/fd\")) if os.path.exists(\"/proc/self/fd/%d\" % n)])'
+def main(args):
+    return subprocess.run([sys.executable, '-I', '-S', '-c', LIST], close_fds=False, capture_output=True, text=True).stdout
+";
+    for mode in modes() {
+        let instance = Instance::with(&mode.config, None);
+        assert_eq!(instance.output(code), "[0, 1, 2]\n", "{}", mode.name);
     }
 }
 
