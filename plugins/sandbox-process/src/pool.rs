@@ -25,6 +25,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const WINDOW: Duration = Duration::from_secs(10);
 /// What a child takes to rehearse, on a machine that is not too busy.
 const REHEARSAL: Duration = Duration::from_millis(5);
+/// Two runs that have begun within so long are load.
+const BUSY: Duration = Duration::from_millis(20);
+/// What a child takes to be built, on a machine that is not too busy.
+const BUILDING: Duration = Duration::from_millis(1);
 /// Between tries to tell a launcher whose socket is full.
 const TELL_AGAIN: Duration = Duration::from_millis(20);
 
@@ -48,6 +52,8 @@ pub(crate) struct Waiting {
     pub(crate) disk: [u64; 2],
     /// When it has rehearsed, as far as can be known.
     ready: Instant,
+    /// When it is built, as far as can be known.
+    built: Instant,
     pub(crate) orders: OwnedFd,
     pub(crate) channel: OwnedFd,
     pub(crate) output: OwnedFd,
@@ -93,6 +99,8 @@ struct Domain {
     disk_inodes: u64,
     /// The fewest that were idle in this window, and when it ends.
     least_idle: u32,
+    /// When the last two runs began.
+    taken: Option<[Instant; 2]>,
     window_ends: Instant,
 }
 
@@ -156,7 +164,7 @@ impl Pool {
             domain.unsent = true;
         }
         let kind = usize::from(spec.network);
-        if let Some(child) = domain.take(spec.network) {
+        if let Some(child) = domain.take(spec.network, Instant::now()) {
             return Some((child, false));
         }
         if !domain.warm {
@@ -177,7 +185,7 @@ impl Pool {
                 .0;
             let over = state.closed || left.is_zero() || cancelled();
             let domain = domain_of(&mut state, name, rules);
-            let child = domain.take(spec.network);
+            let child = domain.take(spec.network, Instant::now());
             if child.is_some() || over || !domain.warm {
                 domain.waiting[kind] -= 1;
                 if child.is_some() {
@@ -331,6 +339,7 @@ impl Pool {
                     process_1,
                     disk: [disk_bytes, disk_inodes],
                     ready: Instant::now() + Duration::from_nanos(idle_ns) + REHEARSAL,
+                    built: Instant::now() + BUILDING,
                     orders,
                     channel,
                     output,
@@ -433,6 +442,7 @@ fn domain_of<'a>(state: &'a mut State, name: &str, rules: PoolRules) -> &'a mut 
             disk_bytes: 0,
             disk_inodes: 0,
             least_idle: 0,
+            taken: None,
             window_ends: Instant::now() + WINDOW,
         })
 }
@@ -447,13 +457,16 @@ pub(crate) fn limits_of(spec: &RunSpec) -> GroupLimits {
 
 impl Domain {
     /// The one that has rehearsed last: what it will touch is in the processors' caches still, which makes a run take half
-    /// as long. If none has, the oldest, which is the nearest to it.
-    fn take(&mut self, network: bool) -> Option<Waiting> {
+    /// as long. If none has, the oldest, which is the nearest to it. Under load, where none has the time to rehearse, the
+    /// one that was built last, for the same reason.
+    fn take(&mut self, network: bool, now: Instant) -> Option<Waiting> {
         if network {
             return self.connected.pop_front();
         }
-        let now = Instant::now();
-        let child = match self.idle.iter().rposition(|child| child.ready <= now) {
+        let busy = self.taken.is_some_and(|[before, _]| now < before + BUSY);
+        self.taken = Some([self.taken.map_or(now - BUSY, |[_, last]| last), now]);
+        let last = |of: fn(&Waiting) -> Instant| self.idle.iter().rposition(|c| of(c) <= now);
+        let child = match last(if busy { |c| c.built } else { |c| c.ready }) {
             Some(at) => self.idle.remove(at),
             None => self.idle.pop_front(),
         };
@@ -474,7 +487,7 @@ pub(crate) fn listen(pool: &Arc<Pool>, host: &Host) -> io::Result<std::thread::J
 mod tests {
     use super::*;
 
-    fn waiting(number: u64, ready: Instant) -> Waiting {
+    fn waiting(number: u64, built: Instant, ready: Instant) -> Waiting {
         let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
         Waiting {
             number,
@@ -482,6 +495,7 @@ mod tests {
             process_1: 0,
             disk: [0, 0],
             ready,
+            built,
             orders: nothing(),
             channel: nothing(),
             output: nothing(),
@@ -492,23 +506,31 @@ mod tests {
     }
 
     #[test]
-    fn the_last_that_has_rehearsed_is_first() {
-        let (now, hour) = (Instant::now(), Duration::from_secs(3600));
+    fn the_last_that_has_rehearsed_is_first_and_under_load_the_last_that_was_built() {
+        let (start, ms) = (Instant::now(), Duration::from_millis);
         let rules = PoolRules {
             min: 0,
             max: 9,
             per_tenant: false,
         };
-        let mut state = State::default();
-        let domain = domain_of(&mut state, "", rules);
-        // The third rehearses when nobody has wanted it for long, the fourth is being made.
-        for (number, ready) in [(1, now), (2, now), (3, now + 2 * hour), (4, now + hour)] {
-            domain.idle.push_back(waiting(number, ready));
+        // The fourth is being built; the third and the fifth rehearse when nobody has wanted them for long.
+        let children = [
+            (1, 0, 0),
+            (2, 0, 0),
+            (3, 0, 2000),
+            (4, 900, 1000),
+            (5, 0, 3000),
+        ];
+        for (apart, expected) in [(ms(30), [2, 1, 3, 4, 5]), (ms(1), [2, 1, 5, 3, 4])] {
+            let mut state = State::default();
+            let domain = domain_of(&mut state, "", rules);
+            for (number, built, ready) in children {
+                let child = waiting(number, start + ms(built), start + ms(ready));
+                domain.idle.push_back(child);
+            }
+            let taken = (0..).map_while(|n| Some(domain.take(false, start + apart * n)?.number));
+            assert_eq!(taken.collect::<Vec<_>>(), expected, "{apart:?} between two");
+            assert_eq!(domain.least_idle, 0);
         }
-        let order: Vec<u64> = std::iter::from_fn(|| domain.take(false))
-            .map(|child| child.number)
-            .collect();
-        assert_eq!(order, [2, 1, 3, 4]);
-        assert_eq!(domain.least_idle, 0);
     }
 }
