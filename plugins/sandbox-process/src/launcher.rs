@@ -24,10 +24,10 @@ use crate::guard::Guard;
 use crate::isolate::Ground;
 use crate::probe::{self, Standing};
 use crate::root;
-use crate::sys::{self, Poll};
+use crate::sys::{self, Poll, Watch};
 use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
 use leases::Leases;
-use run::{Pooled, Run, tell};
+use run::{Happened, Pooled, Run, tell};
 pub(crate) use start::enter;
 use zygotes::{Ordered, Zygotes};
 
@@ -126,6 +126,8 @@ struct Launcher {
     groups: Option<Groups>,
     runs: BTreeMap<u32, Run>,
     leaving: Vec<RunGroup>,
+    /// The ends of zygotes' children and of who wants them. Many wait, and few have something to say.
+    children_watch: Watch,
     zygotes: Option<Zygotes>,
     leases: Option<Leases>,
     /// The launcher's own mount namespace, for the way back from a run's.
@@ -208,6 +210,7 @@ impl Launcher {
             groups: None,
             runs: BTreeMap::new(),
             leaving: Vec::new(),
+            children_watch: Watch::new().map_err(|e| broken("epoll_create1", e))?,
             zygotes: None,
             leases: None,
             hold_ns: 0,
@@ -260,26 +263,16 @@ impl Launcher {
         let mut last_cpu_check = 0;
         loop {
             self.mind_zygotes(control);
-            let slots: Vec<u32> = self.runs.keys().copied().collect();
-            let mut polls = vec![Poll::readable(control)];
-            for run in self.runs.values() {
-                // An end that has been seen says nothing more, and would be said again and again.
-                let unless = |seen: bool, poll: Poll| if seen { Poll::nothing() } else { poll };
-                polls.extend([
-                    match &run.pooled {
-                        None => unless(run.report_over, Poll::readable(run.report.as_fd())),
-                        // Whether it is ready is asked for by who has a run for it, and what it reports when it has ended.
-                        Some(pooled) => unless(
-                            pooled.activation.is_none(),
-                            Poll::readable(pooled.orders.as_fd()),
-                        ),
-                    },
-                    Poll::readable(run.init.pidfd.as_fd()),
-                    unless(
-                        run.killed || run.ends_ns.is_some(),
-                        Poll::readable(run.notice.as_fd()),
-                    ),
-                ]);
+            let mut polls = vec![
+                Poll::readable(control),
+                Poll::readable(self.children_watch.as_fd()),
+            ];
+            let mut asked = Vec::new();
+            for (slot, run) in &self.runs {
+                for (what, fd) in run.to_be_asked().into_iter().flatten() {
+                    asked.push((*slot, what));
+                    polls.push(Poll::readable(fd));
+                }
             }
             let of_runs = polls.len();
             polls.extend(
@@ -307,15 +300,17 @@ impl Launcher {
                     leases.give_back(pooled.lease, !pooled.spec.network);
                 }
             }
-            for (slot, polls) in slots.iter().zip(polls[1..of_runs].chunks(3)) {
-                self.attend(
-                    *slot,
-                    [
-                        polls[0].is_ready(),
-                        polls[1].is_ready(),
-                        polls[2].is_ready(),
-                    ],
-                );
+            for ((slot, what), _) in asked
+                .into_iter()
+                .zip(&polls[2..of_runs])
+                .filter(|(_, poll)| poll.is_ready())
+            {
+                self.attend(slot, what);
+            }
+            if polls[1].is_ready() {
+                for token in self.children_watch.said()? {
+                    self.attend_child(token);
+                }
             }
             let groups = &mut self.groups;
             self.leaving
@@ -405,29 +400,26 @@ impl Launcher {
     }
 
     /// Something has happened to a run: it has said something, it has ended, or the plugin has let go of it.
-    fn attend(&mut self, slot: u32, [said, ended, notice]: [bool; 3]) {
+    fn attend(&mut self, slot: u32, what: Happened) {
         let busy = self.is_busy();
+        // One that has ended a moment ago has nothing more to say.
         let Some(run) = self.runs.get_mut(&slot) else {
             return;
         };
-        if (said && run.pooled.is_none()) || ended {
-            run.hear();
-        }
-        if notice {
-            run.let_go(busy);
-        }
-        if said {
-            self.furnish(slot);
-        }
-        if ended {
-            self.hold_ns = 0;
-            self.ended_ns = [self.ended_ns[1], sys::now_ns()];
-            let Some(run) = self.runs.remove(&slot) else {
-                return;
-            };
-            let (group, pooled) = run.finish();
-            self.leaving.extend(group);
-            self.returning.extend(pooled);
+        match what {
+            Happened::Said => run.hear(),
+            Happened::Ready => self.furnish(slot),
+            Happened::LetGo => run.let_go(busy),
+            Happened::Ended => {
+                self.hold_ns = 0;
+                self.ended_ns = [self.ended_ns[1], sys::now_ns()];
+                let Some(run) = self.runs.remove(&slot) else {
+                    return;
+                };
+                let (group, pooled) = run.finish();
+                self.leaving.extend(group);
+                self.returning.extend(pooled);
+            }
         }
     }
 

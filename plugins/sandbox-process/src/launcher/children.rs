@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::birth::Theirs;
-use super::run::{Pooled, Process, Run, tell};
+use super::run::{Happened, Pooled, Process, Run, tell};
 use super::start::detached;
 use super::zygotes::{Event, Ordered};
 use super::{LASTS_NS, Launcher};
@@ -195,7 +195,7 @@ impl Launcher {
             disk_inodes,
             ..
         } = child.spec;
-        let (run, plugins) = self.run_of(child, init, domain.clone());
+        let (mut run, plugins) = self.run_of(child, init, domain.clone());
         let number = self.children;
         let (parts, dirs) = run.group.as_ref().map(RunGroup::parts).unwrap_or_default();
         let word = Word::Child {
@@ -217,7 +217,44 @@ impl Launcher {
             .chain(dirs)
             .collect();
         say(control, &word, &fds);
+        if let Err(e) = self.watch(&run) {
+            // Nobody would see its end.
+            let message = format!("it cannot be watched: {e}");
+            tell(run.notice.as_fd(), &Notice::Failed { message }, None);
+            run.kill();
+            let (group, pooled) = run.finish();
+            self.leaving.extend(group);
+            self.returning.extend(pooled);
+            return;
+        }
         self.runs.insert(slot, run);
+    }
+
+    /// Has the end of a child seen, and that the plugin lets go of it.
+    fn watch(&self, run: &Run) -> io::Result<()> {
+        let watch = &self.children_watch;
+        watch.add(run.init.pidfd.as_fd(), self.children << 1)?;
+        watch.add(run.notice.as_fd(), self.children << 1 | 1)
+    }
+
+    /// What has been seen of the child with this number. Its slot may be another's by now.
+    pub(super) fn attend_child(&mut self, token: u64) {
+        let (number, let_go) = (token >> 1, token & 1 == 1);
+        let is_it = |run: &Run| run.pooled.as_ref().is_some_and(|p| p.number == number);
+        let Some(slot) = self
+            .runs
+            .iter()
+            .find(|(_, r)| is_it(r))
+            .map(|(slot, _)| *slot)
+        else {
+            return;
+        };
+        let what = if let_go {
+            Happened::LetGo
+        } else {
+            Happened::Ended
+        };
+        self.attend(slot, what);
     }
 
     /// A child as a run, and the plugin's ends of its sockets.

@@ -27,6 +27,19 @@ impl Process {
     }
 }
 
+/// What a run makes its launcher do something.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Happened {
+    /// Init has said something, or has closed its report.
+    Said,
+    /// A zygote's child can be given what its run needs.
+    Ready,
+    /// It has ended.
+    Ended,
+    /// The plugin has closed its notice socket.
+    LetGo,
+}
+
 pub(super) struct Run {
     pub(super) init: Process,
     pub(super) notice: OwnedFd,
@@ -94,6 +107,31 @@ impl Run {
             used_before: GroupUse::default(),
             ends_ns: None,
             pooled: None,
+        }
+    }
+
+    /// What to listen to, each time. The end of a zygote's child, and that the plugin lets go of it, is watched for from its
+    /// birth on, and what it reports is asked for when it has ended.
+    pub(super) fn to_be_asked(&self) -> [Option<(Happened, BorrowedFd<'_>)>; 3] {
+        // An end that has been seen says nothing more, and would be said again and again.
+        let unless = |seen: bool, what| (!seen).then_some(what);
+        match &self.pooled {
+            None => [
+                unless(self.report_over, (Happened::Said, self.report.as_fd())),
+                Some((Happened::Ended, self.init.pidfd.as_fd())),
+                unless(
+                    self.killed || self.ends_ns.is_some(),
+                    (Happened::LetGo, self.notice.as_fd()),
+                ),
+            ],
+            Some(pooled) => [
+                unless(
+                    pooled.activation.is_none(),
+                    (Happened::Ready, pooled.orders.as_fd()),
+                ),
+                None,
+                None,
+            ],
         }
     }
 

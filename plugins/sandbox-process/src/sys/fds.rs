@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
 use super::{check, cstr};
@@ -263,6 +263,44 @@ impl Poll {
     /// There is something to read, an end or an error.
     pub(crate) fn is_ready(&self) -> bool {
         self.happened != 0
+    }
+}
+
+/// Many descriptors of which few have something to say: asking does not take longer for those that have not (epoll(7)).
+#[derive(Debug)]
+pub(crate) struct Watch(OwnedFd);
+
+impl Watch {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        own(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }.into()).map(Watch)
+    }
+
+    /// Says `token` once, when there is something to read, an end or an error.
+    pub(crate) fn add(&self, fd: BorrowedFd<'_>, token: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event {
+            events: (libc::EPOLLIN | libc::EPOLLONESHOT) as u32,
+            u64: token,
+        };
+        let (list, fd) = (self.0.as_raw_fd(), fd.as_raw_fd());
+        // SAFETY: the event is read during the call.
+        check(unsafe { libc::epoll_ctl(list, libc::EPOLL_CTL_ADD, fd, &mut event) }.into())
+            .map(drop)
+    }
+
+    /// What there is now, without waiting; there may be more.
+    pub(crate) fn said(&self) -> io::Result<Vec<u64>> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 32];
+        let (list, room) = (self.0.as_raw_fd(), events.len() as i32);
+        // SAFETY: there is room for so many, and the call does not wait.
+        let count = check(unsafe { libc::epoll_wait(list, events.as_mut_ptr(), room, 0) }.into())?;
+        Ok(events[..count as usize].iter().map(|e| e.u64).collect())
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
