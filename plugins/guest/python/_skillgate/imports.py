@@ -133,11 +133,14 @@ class Finder:
     def _load_now(self, spec: ModuleSpec, above: Optional[ModuleType]) -> ModuleType:
         name = spec.name
         module = sys.modules[name] = module_from_spec(spec)
+        spec._initializing = True  # for Python's own words to who imports it in a circle
         try:
             spec.loader.exec_module(module)
         except BaseException:
             sys.modules.pop(name, None)
             raise
+        finally:
+            spec._initializing = False
         module = sys.modules[name]  # it may have put another in its place
         if above is not None:
             setattr(above, name.rpartition(".")[2], module)

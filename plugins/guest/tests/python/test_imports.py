@@ -218,6 +218,17 @@ class Neighbours(Case):
         self.assertEqual(self.sandbox.execute("acme").output, ["rendered", "rendered"])
         self.assertEqual(self.output("from skills.acme import report\nfrom skills.acme.report import render\nreturn [report({}), render()]"), ["rendered"] * 2)
 
+    def test_who_imports_a_skill_in_a_circle_is_told_so(self):
+        self.skill("acme", main="import helper\ndef f(): pass\ndef main(args): pass", helper="from skills.acme import f")
+        outcome = self.sandbox.execute("acme")
+        self.assertEqual((outcome.status, outcome.error["type"]), ("failed", "ImportError"))
+        self.assertIn("'f' from partially initialized module 'skills.acme' (most likely due to a circular import)", outcome.error["message"])
+
+    def test_a_skill_may_put_another_module_in_its_place(self):
+        main = "import sys, types\nown = types.ModuleType(__name__)\nown.main = lambda args: 'other'\nsys.modules[__name__] = own"
+        self.skill("acme", main=main)
+        self.assertEqual(self.sandbox.execute("acme").output, "other")
+
     def test_reserved_names_mean_the_same_everywhere(self):
         self.skill("acme", main="import runtime, time, skills\nassert runtime.blobs and time.time\ndef main(args): return 1",
                    runtime="raise SystemError", time="raise SystemError", skills="raise SystemError")
