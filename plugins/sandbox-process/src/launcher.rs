@@ -33,8 +33,6 @@ use zygotes::{Ordered, Zygotes};
 
 /// How often the CPU time of runs with such a limit is looked at.
 const CPU_CHECK_NS: u64 = 50_000_000;
-/// A run that lasts longer makes way for others. One with an interpreter of its own has that to start first.
-const LASTS_NS: [u64; 2] = [20_000_000, 100_000_000];
 /// How often the removal of a group that was busy is tried again.
 const REMOVE_AGAIN_NS: u64 = 5_000_000;
 /// Requests that are read before the launcher looks at its runs again.
@@ -138,6 +136,7 @@ struct Launcher {
     hold_ns: u64,
     /// When the last two runs have ended.
     ended_ns: [u64; 2],
+    processors: u32,
     /// How many children there have been.
     children: u64,
     /// Leases of children that are reaped, with the socket whose end says that the plugin has closed all it had of them.
@@ -215,6 +214,7 @@ impl Launcher {
             leases: None,
             hold_ns: 0,
             ended_ns: [0; 2],
+            processors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
             children: 0,
             returning: Vec::new(),
             _lock: lock,
@@ -328,9 +328,7 @@ impl Launcher {
                 if run.ends_ns.is_some_and(|at| now >= at) {
                     run.kill();
                 }
-                if now >= run.lasts_ns {
-                    run.make_way();
-                }
+                run.make_way(now);
             }
             let mut more = [polls[0]];
             for _ in 0..MESSAGES_AT_ONCE {
@@ -371,7 +369,7 @@ impl Launcher {
             .filter(|r| !r.killed)
             .map(|r| {
                 r.deadline_ns
-                    .min(r.lasts_ns)
+                    .min(r.looked_at_ns)
                     .min(r.ends_ns.unwrap_or(u64::MAX))
             })
             .map(|at| at.saturating_sub(now))
@@ -382,9 +380,11 @@ impl Launcher {
             .any(|r| r.cpu_limit_us > 0)
             .then_some(CPU_CHECK_NS);
         let held = (now < self.hold_ns).then(|| self.hold_ns - now);
+        let busy = self.busy_until_ns().checked_sub(now);
+        let crowded = self.crowded_until_ns(now).map(|until| until - now);
         let leaving = (!self.leaving.is_empty()).then_some(REMOVE_AGAIN_NS);
         let zygotes = self.zygotes.as_ref().and_then(|z| z.patience(now));
-        [deadline, cpu, held, leaving, zygotes]
+        [deadline, cpu, held, busy, crowded, leaving, zygotes]
             .into_iter()
             .flatten()
             .min()

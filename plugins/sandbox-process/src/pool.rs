@@ -6,7 +6,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use skillgate_plugin_sdk::{Host, Level};
@@ -68,8 +70,14 @@ pub(crate) struct Pool {
     control: OwnedFd,
     rules: PoolRules,
     state: Mutex<State>,
-    /// A child came, for a run without and with network.
-    came: [Condvar; 2],
+    tickets: AtomicU64,
+}
+
+/// A run that waits for a child: in the order in which they have come, whatever the scheduler does.
+#[derive(Debug)]
+struct Seat {
+    ticket: u64,
+    thread: Thread,
 }
 
 #[derive(Debug, Default)]
@@ -90,7 +98,7 @@ struct Domain {
     warm: bool,
     ahead: u32,
     /// Runs without and with network.
-    waiting: [u32; 2],
+    waiting: [VecDeque<Seat>; 2],
     /// Have a run, which the launcher does not know yet.
     untold: Vec<Taken>,
     unsent: bool,
@@ -100,7 +108,7 @@ struct Domain {
     /// The fewest that were idle in this window, and when it ends.
     least_idle: u32,
     /// When the last two runs began.
-    taken: Option<[Instant; 2]>,
+    taken: [Option<Instant>; 2],
     window_ends: Instant,
 }
 
@@ -120,7 +128,7 @@ impl Pool {
             control,
             rules,
             state: Mutex::default(),
-            came: Default::default(),
+            tickets: AtomicU64::new(0),
         }
     }
 
@@ -164,7 +172,10 @@ impl Pool {
             domain.unsent = true;
         }
         let kind = usize::from(spec.network);
-        if let Some(child) = domain.take(spec.network, Instant::now()) {
+        // Those who wait already come first.
+        if domain.waiting[kind].is_empty()
+            && let Some(child) = domain.take(spec.network, Instant::now())
+        {
             return Some((child, false));
         }
         if !domain.warm {
@@ -175,19 +186,28 @@ impl Pool {
             // More were needed than there are.
             domain.ahead = (domain.ahead + domain.ahead / 2 + 1).min(rules.max);
         }
-        domain.waiting[kind] += 1;
+        let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
+        domain.waiting[kind].push_back(Seat {
+            ticket,
+            thread: std::thread::current(),
+        });
         self.tell(domain, name);
         loop {
+            drop(state);
             let left = until.saturating_duration_since(Instant::now());
-            state = self.came[kind]
-                .wait_timeout(state, left.min(LOOK_EVERY))
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-            let over = state.closed || left.is_zero() || cancelled();
+            std::thread::park_timeout(left.min(LOOK_EVERY));
+            state = self.state();
+            let over = state.closed || Instant::now() >= until || cancelled();
             let domain = domain_of(&mut state, name, rules);
-            let child = domain.take(spec.network, Instant::now());
+            let first = domain.waiting[kind].front();
+            let child = if first.is_some_and(|seat| seat.ticket == ticket) {
+                domain.take(spec.network, Instant::now())
+            } else {
+                None
+            };
             if child.is_some() || over || !domain.warm {
-                domain.waiting[kind] -= 1;
+                domain.waiting[kind].retain(|seat| seat.ticket != ticket);
+                domain.call_first(kind);
                 if child.is_some() {
                     // Said with the rest when it has its run.
                     domain.unsent = true;
@@ -242,7 +262,7 @@ impl Pool {
         let needs = PoolNeeds {
             domain: name.to_owned(),
             ahead: domain.ahead + stale.count() as u32,
-            waiting: domain.waiting,
+            waiting: domain.waiting.each_ref().map(|seats| seats.len() as u32),
             taken: domain.untold.clone(),
             limits: domain.limits,
             disk_bytes: domain.disk_bytes,
@@ -286,9 +306,10 @@ impl Pool {
         }
         let mut state = self.state();
         state.closed = true;
-        state.domains.clear();
+        // What runs wait for does not come any more.
+        let domains = std::mem::take(&mut state.domains);
         drop(state);
-        self.wake_all();
+        domains.values().for_each(Domain::call_all);
     }
 
     fn wait(&self) -> Duration {
@@ -350,12 +371,12 @@ impl Pool {
                 // A new one for an old one.
                 let stale = of.idle.iter().position(|c| c.zygote < zygote);
                 if let Some(stale) = stale
-                    && of.waiting[0] == 0
+                    && of.waiting[0].is_empty()
                 {
                     of.idle.remove(stale);
                     self.tell(of, &domain);
                 }
-                self.came[usize::from(network)].notify_one();
+                of.call_first(usize::from(network));
             }
             Word::Warm { domain, zygote } => {
                 state.cold.remove(&domain);
@@ -365,9 +386,10 @@ impl Pool {
                 self.tell(of, &domain);
             }
             Word::Cold { domain, why } => {
-                domain_of(&mut state, &domain, self.rules).warm = false;
+                let of = domain_of(&mut state, &domain, self.rules);
+                of.warm = false;
+                of.call_all();
                 state.cold.insert(domain.clone(), why.clone());
-                self.wake_all();
                 drop(state);
                 host.log(
                     Level::Warn,
@@ -383,17 +405,12 @@ impl Pool {
                     of.warm = false;
                     of.idle.clear();
                     of.connected.clear();
+                    of.call_all();
                 }
-                state
-                    .domains
-                    .retain(|name, d| *name != domain || d.waiting != [0, 0]);
-                self.wake_all();
+                let waits = |d: &Domain| d.waiting.iter().any(|seats| !seats.is_empty());
+                state.domains.retain(|name, d| *name != domain || waits(d));
             }
         }
-    }
-
-    fn wake_all(&self) {
-        self.came.iter().for_each(Condvar::notify_all);
     }
 
     /// Lets go of children that nobody has needed for a while, and says what could not be said.
@@ -435,14 +452,14 @@ fn domain_of<'a>(state: &'a mut State, name: &str, rules: PoolRules) -> &'a mut 
             zygote: 0,
             warm: false,
             ahead: rules.min.min(rules.max),
-            waiting: [0, 0],
+            waiting: Default::default(),
             untold: Vec::new(),
             unsent: false,
             limits: GroupLimits::default(),
             disk_bytes: 0,
             disk_inodes: 0,
             least_idle: 0,
-            taken: None,
+            taken: [None; 2],
             window_ends: Instant::now() + WINDOW,
         })
 }
@@ -456,6 +473,22 @@ pub(crate) fn limits_of(spec: &RunSpec) -> GroupLimits {
 }
 
 impl Domain {
+    /// Wakes the one who has waited longest, if there is a child.
+    fn call_first(&self, kind: usize) {
+        let there = [&self.idle, &self.connected][kind];
+        if let (Some(first), false) = (self.waiting[kind].front(), there.is_empty()) {
+            first.thread.unpark();
+        }
+    }
+
+    /// Wakes all who wait.
+    fn call_all(&self) {
+        self.waiting
+            .iter()
+            .flatten()
+            .for_each(|s| s.thread.unpark());
+    }
+
     /// The one that has rehearsed last: what it will touch is in the processors' caches still, which makes a run take half
     /// as long. If none has, the oldest, which is the nearest to it. Under load, where none has the time to rehearse, the
     /// one that was built last, for the same reason.
@@ -463,13 +496,15 @@ impl Domain {
         if network {
             return self.connected.pop_front();
         }
-        let busy = self.taken.is_some_and(|[before, _]| now < before + BUSY);
-        self.taken = Some([self.taken.map_or(now - BUSY, |[_, last]| last), now]);
+        let busy = self.taken[0].is_some_and(|before| now < before + BUSY);
         let last = |of: fn(&Waiting) -> Instant| self.idle.iter().rposition(|c| of(c) <= now);
         let child = match last(if busy { |c| c.built } else { |c| c.ready }) {
             Some(at) => self.idle.remove(at),
             None => self.idle.pop_front(),
         };
+        if child.is_some() {
+            self.taken = [self.taken[1], Some(now)];
+        }
         self.least_idle = self.least_idle.min(self.idle.len() as u32);
         child
     }
@@ -484,53 +519,4 @@ pub(crate) fn listen(pool: &Arc<Pool>, host: &Host) -> io::Result<std::thread::J
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn waiting(number: u64, built: Instant, ready: Instant) -> Waiting {
-        let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
-        Waiting {
-            number,
-            zygote: 1,
-            process_1: 0,
-            disk: [0, 0],
-            ready,
-            built,
-            orders: nothing(),
-            channel: nothing(),
-            output: nothing(),
-            notice: nothing(),
-            pidfd: nothing(),
-            group: Held::new(Vec::new(), GroupLimits::default()),
-        }
-    }
-
-    #[test]
-    fn the_last_that_has_rehearsed_is_first_and_under_load_the_last_that_was_built() {
-        let (start, ms) = (Instant::now(), Duration::from_millis);
-        let rules = PoolRules {
-            min: 0,
-            max: 9,
-            per_tenant: false,
-        };
-        // The fourth is being built; the third and the fifth rehearse when nobody has wanted them for long.
-        let children = [
-            (1, 0, 0),
-            (2, 0, 0),
-            (3, 0, 2000),
-            (4, 900, 1000),
-            (5, 0, 3000),
-        ];
-        for (apart, expected) in [(ms(30), [2, 1, 3, 4, 5]), (ms(1), [2, 1, 5, 3, 4])] {
-            let mut state = State::default();
-            let domain = domain_of(&mut state, "", rules);
-            for (number, built, ready) in children {
-                let child = waiting(number, start + ms(built), start + ms(ready));
-                domain.idle.push_back(child);
-            }
-            let taken = (0..).map_while(|n| Some(domain.take(false, start + apart * n)?.number));
-            assert_eq!(taken.collect::<Vec<_>>(), expected, "{apart:?} between two");
-            assert_eq!(domain.least_idle, 0);
-        }
-    }
-}
+mod tests;

@@ -1,4 +1,4 @@
-//! What a run has used where no control group counts it: what /proc says of its interpreter.
+//! What /proc says: of what a run has used where no control group counts it, and of how busy the machine is.
 
 use std::fs;
 
@@ -32,6 +32,18 @@ fn waited_us(stat: &str) -> Option<u64> {
     Some((field(16)? + field(17)?) * 10_000)
 }
 
+/// How many tasks of the whole machine have a processor or wait for one; 0 where /proc does not tell.
+pub(crate) fn running() -> u32 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    running_of(&text).unwrap_or(0)
+}
+
+/// The fourth field of /proc/loadavg: those that run, and after a slash all.
+fn running_of(loadavg: &str) -> Option<u32> {
+    let tasks = loadavg.split_whitespace().nth(3)?;
+    tasks.split_once('/')?.0.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -41,6 +53,13 @@ mod tests {
         let stat = "42 (a) b) S 1 42 42 0 -1 4194560 1 2 3 4 100 200 5 7 20 0 1 0 9 8 7";
         assert_eq!(waited_us(stat), Some(120_000));
         assert_eq!(waited_us("42 (a"), None);
+    }
+
+    #[test]
+    fn running_of_all() {
+        assert_eq!(running_of("2.36 6.80 6.02 11/142 20815\n"), Some(11));
+        assert_eq!(running_of("2.36 6.80 6.02"), None);
+        assert!(running() > 0, "this one runs");
     }
 
     #[test]

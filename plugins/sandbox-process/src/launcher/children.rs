@@ -3,15 +3,16 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::Launcher;
 use super::birth::Theirs;
 use super::run::{Happened, Pooled, Process, Run, tell};
 use super::start::detached;
 use super::zygotes::{Event, Ordered};
-use super::{LASTS_NS, Launcher};
 use crate::cgroup::RunGroup;
 use crate::guard::Without;
 use crate::isolate::{self, Ground};
 use crate::sys::{self, Poll};
+use crate::usage;
 use crate::wire::{Notice, PoolNeeds, RunSpec, Word};
 use crate::zygote::READY;
 
@@ -21,6 +22,17 @@ const HOLD_NS: u64 = 3_000_000;
 
 /// Two runs that have ended within so long are load.
 const BUSY_NS: u64 = 20_000_000;
+/// So many children are made ahead for each processor meanwhile. One that waits takes processors and caches from runs, and
+/// one that is made when it is wanted comes as soon.
+const BUSY_AHEAD_MAX: u32 = 2;
+
+/// A run that has used more of a processor makes way for others.
+const LASTS_NS: u64 = 20_000_000;
+
+/// So many young children for each processor at most, and so many tasks of the whole machine that want it: more would only be
+/// in each other's way. Runs that sleep want none, and many may.
+const YOUNG_MAX: u32 = 4;
+const AGAIN_NS: u64 = 1_000_000;
 
 /// Under load, and where children are scarce, one rehearses when nobody has wanted it for so long: none waits that long
 /// while it is in demand, and those that a burst leaves behind get their rehearsal too.
@@ -34,7 +46,7 @@ impl Launcher {
                 continue;
             };
             run.deadline_ns = taken.deadline_ns;
-            run.lasts_ns = sys::now_ns() + LASTS_NS[0];
+            run.begin(LASTS_NS);
             run.cpu_limit_us = taken.cpu_ms.saturating_mul(1000);
             if let Some(pooled) = &mut run.pooled {
                 pooled.taken = true;
@@ -73,8 +85,19 @@ impl Launcher {
                 .filter(|p| !p.taken && p.domain == name && p.spec.network == network)
                 .count() as u32
         };
-        let hold = sys::now_ns() < self.hold_ns;
-        let lacking = self.zygotes.as_ref().and_then(|z| z.lacking(hold, there));
+        let now = sys::now_ns();
+        if self.crowded_until_ns(now).is_some() {
+            return false;
+        }
+        let ahead_max = if now < self.hold_ns {
+            1
+        } else if self.is_busy() {
+            self.processors * BUSY_AHEAD_MAX
+        } else {
+            u32::MAX
+        };
+        let zygotes = self.zygotes.as_ref();
+        let lacking = zygotes.and_then(|z| z.lacking(ahead_max, there));
         let Some((name, network)) = lacking else {
             return false;
         };
@@ -90,7 +113,20 @@ impl Launcher {
     /// Whether two runs have ended a moment ago.
     pub(super) fn is_busy(&self) -> bool {
         // The one before the last: the last is the one that is just ending, or whose place a child takes.
-        sys::now_ns() < self.ended_ns[0].saturating_add(BUSY_NS)
+        sys::now_ns() < self.busy_until_ns()
+    }
+
+    pub(super) fn busy_until_ns(&self) -> u64 {
+        self.ended_ns[0].saturating_add(BUSY_NS)
+    }
+
+    /// When to look again, if there are as many young children as there may be.
+    pub(super) fn crowded_until_ns(&self, now: u64) -> Option<u64> {
+        let until = self.runs.values().map(Run::young_until_ns);
+        let until: Vec<u64> = until.filter(|until| now < *until).collect();
+        let most = self.processors * YOUNG_MAX;
+        let crowded = until.len() as u32 >= most && usage::running() > most;
+        crowded.then_some(now + AGAIN_NS)
     }
 
     /// All that a child needs, and the order for it. `there` like it are waiting already.
@@ -262,6 +298,7 @@ impl Launcher {
         self.children += 1;
         let run = Run {
             group: child.group,
+            born_ns: sys::now_ns(),
             pooled: Some(Pooled {
                 number: self.children,
                 domain,
@@ -326,7 +363,7 @@ impl Launcher {
         };
         let slot = *slot;
         run.deadline_ns = spec.deadline_ns;
-        run.lasts_ns = sys::now_ns() + LASTS_NS[0];
+        run.begin(LASTS_NS);
         run.cpu_limit_us = spec.cpu_ms.saturating_mul(1000);
         let so_far = run.cpu_us();
         let Some(pooled) = &mut run.pooled else {

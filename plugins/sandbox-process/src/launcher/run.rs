@@ -12,6 +12,9 @@ use crate::wire::{End, Notice, Report, RunSpec};
 /// not load: to end takes as much of the processors as a short run does, and the answer wants them first.
 const LINGER_NS: u64 = 500_000;
 
+/// A child is built within this time, and a short run over, even where there are many: until then it may want a processor.
+const YOUNG_NS: u64 = 50_000_000;
+
 /// A process that is the launcher's to kill and to reap.
 #[derive(Debug)]
 pub(super) struct Process {
@@ -27,7 +30,7 @@ impl Process {
     }
 }
 
-/// What a run makes its launcher do something.
+/// What a launcher hears of a run.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Happened {
     /// Init has said something, or has closed its report.
@@ -53,9 +56,13 @@ pub(super) struct Run {
     /// What init says of the interpreter.
     pub(super) exited: Option<(i32, i32)>,
     pub(super) group: Option<RunGroup>,
+    /// Of a zygote's child.
+    pub(super) born_ns: u64,
     pub(super) deadline_ns: u64,
-    /// When it is one that lasts, and makes way for others.
-    pub(super) lasts_ns: u64,
+    /// Since when it is one, with how much of a processor it makes way for others, and when that is looked at.
+    pub(super) began_ns: u64,
+    pub(super) lasts_us: u64,
+    pub(super) looked_at_ns: u64,
     pub(super) cpu_limit_us: u64,
     pub(super) cpu_exhausted: bool,
     pub(super) deadline_passed: bool,
@@ -98,8 +105,11 @@ impl Run {
             failed: None,
             exited: None,
             group: None,
+            born_ns: 0,
             deadline_ns: u64::MAX,
-            lasts_ns: u64::MAX,
+            began_ns: 0,
+            lasts_us: 0,
+            looked_at_ns: u64::MAX,
             cpu_limit_us: 0,
             cpu_exhausted: false,
             deadline_passed: false,
@@ -135,6 +145,14 @@ impl Run {
         }
     }
 
+    /// Of a zygote's child; a long time ago for others, and for one that is over.
+    pub(super) fn young_until_ns(&self) -> u64 {
+        if self.pooled.is_none() || self.killed || self.ends_ns.is_some() {
+            return 0;
+        }
+        self.born_ns + YOUNG_NS
+    }
+
     pub(super) fn kill(&mut self) {
         if !self.killed && self.is_awaited() && self.counted_us().is_none() {
             self.used_before = usage::of_run(self.init.pid as u32).unwrap_or_default();
@@ -144,11 +162,27 @@ impl Run {
         self.killed = true;
     }
 
-    /// It has lasted so long: what is there to be had of the processors goes to short runs first.
-    pub(super) fn make_way(&mut self) {
-        self.lasts_ns = u64::MAX;
-        // One whose group has gone under its hands is ending.
-        let _ = self.group.as_mut().map(RunGroup::make_way);
+    /// It is a run from now on, and one that lasts when it has used so much of a processor.
+    pub(super) fn begin(&mut self, lasts_ns: u64) {
+        self.began_ns = sys::now_ns();
+        self.lasts_us = lasts_ns / 1000;
+        self.looked_at_ns = self.began_ns + lasts_ns;
+    }
+
+    /// If it lasts: what there is of the processors goes to short runs first. One that sleeps is looked at when it is twice
+    /// as old.
+    pub(super) fn make_way(&mut self, now: u64) {
+        if now < self.looked_at_ns || self.killed {
+            return;
+        }
+        self.looked_at_ns = match self.cpu_us() {
+            Some(used) if used < self.lasts_us => now + (now - self.began_ns),
+            _ => u64::MAX,
+        };
+        if self.looked_at_ns == u64::MAX {
+            // One whose group has gone under its hands is ending.
+            let _ = self.group.as_mut().map(RunGroup::make_way);
+        }
     }
 
     /// The plugin has closed its notice socket: nobody asks for the run any more.

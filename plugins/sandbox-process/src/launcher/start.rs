@@ -3,13 +3,16 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use super::Launcher;
 use super::run::{Process, Run, tell};
-use super::{LASTS_NS, Launcher};
 use crate::cgroup::{Entrance, GroupLimits, RunGroup};
 use crate::guard::{Guard, Without};
 use crate::isolate::Isolation;
 use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID, NOSYMFOLLOW, RDONLY};
 use crate::wire::{MountSpec, Notice, RunSpec};
+
+/// A run with an interpreter of its own that has used more of a processor makes way for others: it has that to start first.
+const LASTS_NS: u64 = 100_000_000;
 
 impl Launcher {
     /// A run to start. Whatever is wrong with it is told on the run's own socket.
@@ -57,13 +60,13 @@ impl Launcher {
             }
         };
         let notice = notice.try_clone().map_err(|e| e.to_string())?;
-        let run = Run {
+        let mut run = Run {
             group,
             deadline_ns: spec.deadline_ns,
-            lasts_ns: sys::now_ns() + LASTS_NS[1],
             cpu_limit_us: spec.cpu_ms.saturating_mul(1000),
             ..Run::new(Process { pid, pidfd }, notice, report)
         };
+        run.begin(LASTS_NS);
         tell(
             run.notice.as_fd(),
             &Notice::Started,

@@ -214,18 +214,18 @@ impl Zygotes {
     }
 
     /// A domain whose zygote is free and that lacks a child, and whether that is one with network, where
-    /// `there(domain, network)` have no run yet. `hold`: nobody is to be disturbed by what is not needed at once.
+    /// `there(domain, network)` have no run yet. So many at most are for runs that are still to come.
     pub(super) fn lacking(
         &self,
-        hold: bool,
+        ahead_max: u32,
         there: impl Fn(&str, bool) -> u32,
     ) -> Option<(String, bool)> {
         let wanted = |needs: &PoolNeeds, network: bool| {
             // What a run with network needs is made for it.
-            let ahead = match (network, hold) {
-                (true, _) => 0,
-                (false, true) => needs.ahead.min(1),
-                (false, false) => needs.ahead,
+            let ahead = if network {
+                0
+            } else {
+                needs.ahead.min(ahead_max)
             };
             ahead.saturating_add(needs.waiting[usize::from(network)])
         };

@@ -235,7 +235,7 @@ fn what_is_lent_has_the_limits_of_the_run() {
     }
 }
 
-/// Of the processors a run that lasts has a smaller share than one that has just begun, and hands it on to nobody.
+/// Of the processors a run that has had some has a smaller share than one that has just begun, and hands it on to nobody.
 #[test]
 fn a_run_that_lasts_makes_way() {
     let share_of = |pid: &u32| {
@@ -264,11 +264,11 @@ fn a_run_that_lasts_makes_way() {
         };
         for _ in 0..3 {
             let services = Services::default();
-            let sleeps =
-                request("import time\ndef main(args): print('here', flush=True); time.sleep(60)\n");
-            let id = sleeps.run_id.clone();
+            let busy =
+                request("def main(args):\n    print('here', flush=True)\n    while True: pass\n");
+            let id = busy.run_id.clone();
             std::thread::scope(|scope| {
-                let run = scope.spawn(|| instance.plugin.run(sleeps, &services));
+                let run = scope.spawn(|| instance.plugin.run(busy, &services));
                 eventually("it is there", || services.text() == "here\n");
                 if !shares().is_empty() && is_root() {
                     eventually("it makes way", || shares().iter().any(|share| *share < 200));

@@ -1,0 +1,108 @@
+use super::*;
+
+fn waiting(number: u64, built: Instant, ready: Instant) -> Waiting {
+    let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
+    Waiting {
+        number,
+        zygote: 1,
+        process_1: 0,
+        disk: [0, 0],
+        ready,
+        built,
+        orders: nothing(),
+        channel: nothing(),
+        output: nothing(),
+        notice: nothing(),
+        pidfd: nothing(),
+        group: Held::new(Vec::new(), GroupLimits::default()),
+    }
+}
+
+#[test]
+fn the_last_that_has_rehearsed_is_first_and_under_load_the_last_that_was_built() {
+    let (start, ms) = (Instant::now(), Duration::from_millis);
+    let rules = PoolRules {
+        min: 0,
+        max: 9,
+        per_tenant: false,
+    };
+    // The fourth is being built; the third and the fifth rehearse when nobody has wanted them for long.
+    let children = [
+        (1, 0, 0),
+        (2, 0, 0),
+        (3, 0, 2000),
+        (4, 900, 1000),
+        (5, 0, 3000),
+    ];
+    for (apart, expected) in [(ms(30), [2, 1, 3, 4, 5]), (ms(1), [2, 1, 5, 3, 4])] {
+        let mut state = State::default();
+        let domain = domain_of(&mut state, "", rules);
+        for (number, built, ready) in children {
+            let child = waiting(number, start + ms(built), start + ms(ready));
+            domain.idle.push_back(child);
+        }
+        let taken = (0..).map_while(|n| Some(domain.take(false, start + apart * n)?.number));
+        assert_eq!(taken.collect::<Vec<_>>(), expected, "{apart:?} between two");
+        assert_eq!(domain.least_idle, 0);
+    }
+}
+
+/// A run that comes later, or again, waits behind those that wait already.
+#[test]
+fn who_has_waited_longest_is_first() {
+    let (control, _launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    let rules = PoolRules {
+        min: 0,
+        max: 9,
+        per_tenant: false,
+    };
+    let (pool, host) = (Pool::new(control, rules), Host::for_tests(|_, _, _, _| {}));
+    let domain = || String::new();
+    pool.hear_word(
+        Word::Warm {
+            domain: domain(),
+            zygote: 1,
+        },
+        Vec::new(),
+        &host,
+    );
+    let spec = RunSpec {
+        deadline_ns: u64::MAX,
+        ..RunSpec::default()
+    };
+    let child = |number| {
+        let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
+        let word = Word::Child {
+            domain: domain(),
+            number,
+            zygote: 1,
+            process_1: 0,
+            network: false,
+            idle_ns: 0,
+            parts: Vec::new(),
+            limits: GroupLimits::default(),
+            disk_bytes: 0,
+            disk_inodes: 0,
+        };
+        pool.hear_word(word, (0..5).map(|_| nothing()).collect(), &host);
+    };
+    const RUNS: u64 = 8;
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        for run in 0..RUNS {
+            let (pool, spec, tell) = (&pool, &spec, tell.clone());
+            scope.spawn(move || {
+                let taken = pool.take("", spec, || false);
+                tell.send((run, taken.map(|(child, waited)| (child.number, waited))))
+            });
+            let seated = || pool.state().domains[""].waiting[0].len() as u64;
+            while seated() <= run {
+                std::thread::yield_now();
+            }
+        }
+        for run in 0..RUNS {
+            child(run);
+            assert_eq!(told.recv().unwrap(), (run, Some((run, true))));
+        }
+    });
+}
