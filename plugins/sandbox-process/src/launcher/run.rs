@@ -12,8 +12,9 @@ use crate::wire::{End, Notice, Report, RunSpec};
 /// not load: to end takes as much of the processors as a short run does, and the answer wants them first.
 const LINGER_NS: u64 = 500_000;
 
-/// A child is built within this time, and a short run over, even where there are many: until then it may want a processor.
-const YOUNG_NS: u64 = 50_000_000;
+/// Even where there are many, a child is built within the one time, and when it has a short run that is over within the other:
+/// until then it wants a processor.
+const YOUNG_NS: [u64; 2] = [5_000_000, 50_000_000];
 
 /// A process that is the launcher's to kill and to reap.
 #[derive(Debug)]
@@ -147,10 +148,12 @@ impl Run {
 
     /// Of a zygote's child; a long time ago for others, and for one that is over.
     pub(super) fn young_until_ns(&self) -> u64 {
-        if self.pooled.is_none() || self.killed || self.ends_ns.is_some() {
-            return 0;
+        match &self.pooled {
+            Some(pooled) if !self.killed && self.ends_ns.is_none() => {
+                self.born_ns + YOUNG_NS[usize::from(pooled.taken)]
+            }
+            _ => 0,
         }
-        self.born_ns + YOUNG_NS
     }
 
     pub(super) fn kill(&mut self) {
