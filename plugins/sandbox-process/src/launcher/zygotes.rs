@@ -214,7 +214,8 @@ impl Zygotes {
     }
 
     /// A domain whose zygote is free and that lacks a child, and whether that is one with network, where
-    /// `there(domain, network)` have no run yet. So many at most are for runs that are still to come.
+    /// `there(domain, network)` have no run yet. So many at most are for runs that are still to come. In turns: a domain that
+    /// lacks very many leaves the others theirs.
     pub(super) fn lacking(
         &self,
         ahead_max: u32,
@@ -234,7 +235,8 @@ impl Zygotes {
             .iter()
             .filter(|(_, d)| d.pending.is_none() && d.current.is_some())
             .flat_map(of_both)
-            .find(|(name, d, network)| there(name, *network) < wanted(&d.needs, *network))
+            .filter(|(name, d, network)| there(name, *network) < wanted(&d.needs, *network))
+            .min_by_key(|(_, d, _)| d.used_ns)
             .map(|(name, _, network)| (name.clone(), network))
     }
 
@@ -471,5 +473,53 @@ impl Pending {
         };
         let before = *self.ticks_seen.get_or_insert(ticks);
         "TtZX".contains(state) || ticks >= before + TICKS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn zygote() -> Zygote {
+        let pid = std::process::id() as libc::pid_t;
+        Zygote {
+            pid,
+            pidfd: sys::pidfd_open(pid).unwrap(),
+            control: sys::socketpair(libc::SOCK_SEQPACKET).unwrap().0,
+            number: 1,
+            born_ns: 0,
+            warm: true,
+            children: 0,
+        }
+    }
+
+    #[test]
+    fn domains_that_lack_children_take_turns() {
+        let mut zygotes = Zygotes::new(ZygoteRules {
+            preload: Vec::new(),
+            children_max: 1000,
+            age_max_ns: u64::MAX,
+            domains_max: 3,
+            fresh_namespaces: false,
+        });
+        for (name, waiting) in [("flood", 1000), ("idle", 0), ("other", 1)] {
+            let needs = PoolNeeds {
+                domain: name.to_owned(),
+                waiting: [waiting, 0],
+                ..PoolNeeds::default()
+            };
+            let domain = Domain {
+                needs,
+                current: Some(zygote()),
+                ..Domain::default()
+            };
+            zygotes.domains.insert(name.to_owned(), domain);
+        }
+        let ordered = || {
+            let (name, _) = zygotes.lacking(u32::MAX, |_, _| 0)?;
+            zygotes.needs(&name).map(|_| name)
+        };
+        let turns: Vec<String> = std::iter::from_fn(ordered).take(4).collect();
+        assert_eq!(turns, ["flood", "other", "flood", "other"]);
     }
 }
