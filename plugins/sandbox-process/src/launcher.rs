@@ -33,6 +33,8 @@ use zygotes::{Ordered, Zygotes};
 
 /// How often the CPU time of runs with such a limit is looked at.
 const CPU_CHECK_NS: u64 = 50_000_000;
+/// When it is looked again whether there are too many young children.
+const AGAIN_NS: u64 = 1_000_000;
 /// How often the removal of a group that was busy is tried again.
 const REMOVE_AGAIN_NS: u64 = 5_000_000;
 /// Requests that are read before the launcher looks at its runs again.
@@ -132,7 +134,7 @@ struct Launcher {
     home: OwnedFd,
     /// Have been ordered and did not come. Their namespaces are nobody else's until it is known that nothing of them lives.
     lost: Vec<Ordered>,
-    /// Until then children are made only for those who wait.
+    /// Until then one child at most is made ahead.
     hold_ns: u64,
     /// When the last two runs have ended.
     ended_ns: [u64; 2],
@@ -381,7 +383,7 @@ impl Launcher {
             .then_some(CPU_CHECK_NS);
         let held = (now < self.hold_ns).then(|| self.hold_ns - now);
         let busy = self.busy_until_ns().checked_sub(now);
-        let crowded = self.crowded_until_ns(now).map(|until| until - now);
+        let crowded = self.is_crowded(now).then_some(AGAIN_NS);
         let leaving = (!self.leaving.is_empty()).then_some(REMOVE_AGAIN_NS);
         let zygotes = self.zygotes.as_ref().and_then(|z| z.patience(now));
         [deadline, cpu, held, busy, crowded, leaving, zygotes]

@@ -32,7 +32,6 @@ const LASTS_NS: u64 = 20_000_000;
 /// So many young children for each processor at most, and so many tasks of the whole machine that want it: more would only be
 /// in each other's way. Runs that sleep want none, and many may.
 const YOUNG_MAX: u32 = 4;
-const AGAIN_NS: u64 = 1_000_000;
 
 /// Under load, and where children are scarce, one rehearses when nobody has wanted it for so long: none waits that long
 /// while it is in demand, and those that a burst leaves behind get their rehearsal too.
@@ -86,7 +85,7 @@ impl Launcher {
                 .count() as u32
         };
         let now = sys::now_ns();
-        if self.crowded_until_ns(now).is_some() {
+        if self.is_crowded(now) {
             return false;
         }
         let ahead_max = if now < self.hold_ns {
@@ -120,13 +119,11 @@ impl Launcher {
         self.ended_ns[0].saturating_add(BUSY_NS)
     }
 
-    /// When to look again, if there are as many young children as there may be.
-    pub(super) fn crowded_until_ns(&self, now: u64) -> Option<u64> {
-        let until = self.runs.values().map(Run::young_until_ns);
-        let until: Vec<u64> = until.filter(|until| now < *until).collect();
+    /// Whether there are as many young children as there may be.
+    pub(super) fn is_crowded(&self, now: u64) -> bool {
+        let young = self.runs.values().filter(|r| now < r.young_until_ns());
         let most = self.processors * YOUNG_MAX;
-        let crowded = until.len() as u32 >= most && usage::running() > most;
-        crowded.then_some(now + AGAIN_NS)
+        young.count() as u32 >= most && usage::running() > most
     }
 
     /// All that a child needs, and the order for it. `there` like it are waiting already.

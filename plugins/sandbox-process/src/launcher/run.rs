@@ -40,7 +40,7 @@ pub(super) enum Happened {
     Ready,
     /// It has ended.
     Ended,
-    /// The plugin has closed its notice socket.
+    /// The plugin has closed its notice socket, or says nothing more on it: the run is to end.
     LetGo,
 }
 
@@ -188,7 +188,7 @@ impl Run {
         }
     }
 
-    /// The plugin has closed its notice socket: nobody asks for the run any more.
+    /// The plugin has closed its notice socket, and nobody asks for the run any more, or waits there for its end.
     pub(super) fn let_go(&mut self, busy: bool) {
         if self.pooled.is_some() && !busy && !self.is_awaited() {
             self.ends_ns = Some(sys::now_ns() + LINGER_NS);

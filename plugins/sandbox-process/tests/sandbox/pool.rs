@@ -193,6 +193,22 @@ def main(args):
     assert!(of_pids.len() < 10, "{of_pids:?}");
 }
 
+/// Looks while a run of `code`, which says "here", is under way, and ends it.
+fn while_it_runs(instance: &Instance, code: &str, look: impl FnOnce()) {
+    let services = Services::default();
+    let request = request(code);
+    let id = request.run_id.clone();
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| instance.plugin.run(request, &services));
+        eventually("it is there", || services.text() == "here\n");
+        look();
+        instance.plugin.cancel(&id);
+        run.join().unwrap().unwrap();
+    });
+    let launcher = instance.plugin.launcher_pid().unwrap();
+    eventually("it is over", || processes_of_runs(launcher).is_empty());
+}
+
 /// A run's limit is that of its own request, whatever the run before was given that had the same directory.
 #[test]
 fn what_is_lent_has_the_limits_of_the_run() {
@@ -211,13 +227,8 @@ fn what_is_lent_has_the_limits_of_the_run() {
         larger.limits.max_pids = 200;
         assert!(instance.run(larger).0.completed);
         over();
-        let services = Services::default();
-        let sleeps =
-            request("import time\ndef main(args): print('here', flush=True); time.sleep(60)\n");
-        let id = sleeps.run_id.clone();
-        std::thread::scope(|scope| {
-            let run = scope.spawn(|| instance.plugin.run(sleeps, &services));
-            eventually("it is there", || services.text() == "here\n");
+        let sleeps = "import time\ndef main(args): print('here', flush=True); time.sleep(60)\n";
+        while_it_runs(&instance, sleeps, || {
             // One that is just being made, for a run like the last, has no interpreter yet.
             let interpreters = processes_of_runs(launcher)
                 .into_iter()
@@ -228,10 +239,7 @@ fn what_is_lent_has_the_limits_of_the_run() {
                     assert_eq!(limit.trim(), (limits().max_pids + 1).to_string());
                 }
             }
-            instance.plugin.cancel(&id);
-            run.join().unwrap().unwrap();
         });
-        over();
     }
 }
 
@@ -263,20 +271,12 @@ fn a_run_that_lasts_makes_way() {
             all.iter().filter_map(share_of).collect()
         };
         for _ in 0..3 {
-            let services = Services::default();
-            let busy =
-                request("def main(args):\n    print('here', flush=True)\n    while True: pass\n");
-            let id = busy.run_id.clone();
-            std::thread::scope(|scope| {
-                let run = scope.spawn(|| instance.plugin.run(busy, &services));
-                eventually("it is there", || services.text() == "here\n");
+            let busy = "def main(args):\n    print('here', flush=True)\n    while True: pass\n";
+            while_it_runs(&instance, busy, || {
                 if !shares().is_empty() && is_root() {
                     eventually("it makes way", || shares().iter().any(|share| *share < 200));
                 }
-                instance.plugin.cancel(&id);
-                run.join().unwrap().unwrap();
             });
-            eventually("it is over", || processes_of_runs(launcher).is_empty());
             for _ in 0..4 {
                 assert_eq!(instance.output("def main(args): return 1\n"), 1);
                 let waiting = waiting(&instance, "skillgate-idle");
