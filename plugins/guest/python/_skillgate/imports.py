@@ -23,7 +23,6 @@ import importlib
 import os
 import sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import module_from_spec
 from io import FileIO
 from types import ModuleType
 from typing import Dict, Optional, Set
@@ -132,7 +131,7 @@ class Finder:
 
     def _load_now(self, spec: ModuleSpec, above: Optional[ModuleType]) -> ModuleType:
         name = spec.name
-        module = sys.modules[name] = module_from_spec(spec)
+        module = sys.modules[name] = _new_package(spec)
         spec._initializing = True  # for Python's own words to who imports it in a circle
         try:
             spec.loader.exec_module(module)
@@ -406,6 +405,20 @@ def _source_spec(fullname: str, file: str, owner: _Owner, path, entry: bool = Fa
         spec.submodule_search_locations = path
     spec.has_location = True
     return spec
+
+
+def _new_package(spec: ModuleSpec) -> ModuleType:
+    """What `importlib.util.module_from_spec` gives, at once: that asks for each attribute first and goes through the class
+    of the module for each. No `__cached__`: that nothing is cached needs no name."""
+    module = spec.loader.create_module(spec)
+    names = module.__dict__
+    names["__loader__"] = spec.loader
+    names["__package__"] = spec.name
+    names["__spec__"] = spec
+    names["__path__"] = spec.submodule_search_locations
+    if spec.origin is not None:
+        names["__file__"] = spec.origin
+    return module
 
 
 def _import_module_for_skills(name, package=None):

@@ -224,6 +224,27 @@ class Neighbours(Case):
         self.assertEqual((outcome.status, outcome.error["type"]), ("failed", "ImportError"))
         self.assertIn("'f' from partially initialized module 'skills.acme' (most likely due to a circular import)", outcome.error["message"])
 
+    def test_a_skill_that_is_executed_is_a_module_as_one_that_is_imported(self):
+        main = """
+            import sys
+            def look():
+                seen = {}
+                for name in __name__, __name__.rpartition(".")[0]:
+                    module = sys.modules[name]
+                    names, spec = vars(module), module.__spec__
+                    seen[name] = [
+                        type(module).__name__, module.__name__, module.__package__, module.__path__, names.get("__file__"),
+                        spec.name, spec.parent, spec.origin, spec.submodule_search_locations, spec.loader is module.__loader__,
+                        spec._initializing, sorted(n for n in names if n != "__cached__"),
+                    ]
+                return seen
+            def main(args): return look()
+        """
+        self.skill("acme.sync", main=main)
+        executed = self.sandbox.execute("acme.sync").output
+        self.assertEqual(list(executed), ["skills.acme.sync", "skills.acme"])
+        self.assertEqual(executed, self.output("import skills.acme.sync as acme\nreturn acme.look()"))
+
     def test_a_skill_may_put_another_module_in_its_place(self):
         main = "import sys, types\nown = types.ModuleType(__name__)\nown.main = lambda args: 'other'\nsys.modules[__name__] = own"
         self.skill("acme", main=main)

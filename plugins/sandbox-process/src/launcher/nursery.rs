@@ -32,6 +32,9 @@ const OUT_OF_THE_WAY: i32 = 16;
 /// The kernel would write into the C library's thread record for each of the two processes that a child becomes
 /// ([`sys::divide`]), and there is one. Taken out of the environment by the script.
 const NO_RSEQ: &str = "GLIBC_TUNABLES=glibc.pthread.rseq=0";
+/// The dynamic linker looks up every function at the start, once, and not each child those that nobody has called before.
+/// Taken out like the other.
+const BIND_NOW: &str = "LD_BIND_NOW=1";
 
 /// Starts one. Its first word on the control socket says that it is warm.
 pub(super) fn start(ground: &Ground, preload: &[String], number: u64) -> io::Result<Zygote> {
@@ -127,7 +130,7 @@ fn become_zygote(
     .collect::<io::Result<Vec<CString>>>()?;
     let environment = ENVIRONMENT
         .into_iter()
-        .chain([NO_RSEQ])
+        .chain([NO_RSEQ, BIND_NOW])
         .map(sys::cstr)
         .collect::<io::Result<Vec<CString>>>()?;
     Err(sys::execute(&program, &arguments, &environment))

@@ -10,7 +10,7 @@ def main():
 
     guest, module, modules = sys.argv[1], sys.argv[2], sys.argv[3:]
     sys.argv = ["-c"]
-    del os.environ["GLIBC_TUNABLES"]  # the C library's, at its start
+    del os.environ["GLIBC_TUNABLES"], os.environ["LD_BIND_NOW"]  # the C library's, at its start
     sys.path.append(guest)
     import _imp
     import bootstrap
