@@ -299,6 +299,8 @@ impl Sandbox for SandboxProcess {
             "runs_from_pool": count(&self.ways.pooled),
             "runs_on_demand": count(&self.ways.on_demand),
             "runs_fresh": count(&self.ways.fresh),
+            "runs_waiting": pool.waiting,
+            "runs_waited_us": count(&self.ways.waited_us),
             "pool_idle": pool.idle,
             "pool_target": pool.ahead,
             "zygotes": pool.zygotes,

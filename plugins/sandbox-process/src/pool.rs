@@ -118,6 +118,8 @@ pub(crate) struct PoolState {
     pub(crate) zygotes: usize,
     pub(crate) idle: usize,
     pub(crate) ahead: u32,
+    /// Runs that wait for a child.
+    pub(crate) waiting: usize,
     /// Why runs start their own interpreter at the moment.
     pub(crate) cold: Option<String>,
 }
@@ -252,6 +254,11 @@ impl Pool {
             zygotes: state.domains.values().filter(|d| d.warm).count(),
             idle: state.domains.values().map(|d| d.idle.len()).sum(),
             ahead: state.domains.values().map(|d| d.ahead).sum(),
+            waiting: state
+                .domains
+                .values()
+                .flat_map(|d| d.waiting.each_ref().map(VecDeque::len))
+                .sum(),
             cold: state.cold.values().next().cloned(),
         }
     }

@@ -100,9 +100,11 @@ fn who_has_waited_longest_is_first() {
                 std::thread::yield_now();
             }
         }
+        assert_eq!(pool.look().waiting as u64, RUNS);
         for run in 0..RUNS {
             child(run);
             assert_eq!(told.recv().unwrap(), (run, Some((run, true))));
+            assert_eq!(pool.look().waiting as u64, RUNS - run - 1);
         }
     });
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::{Host, RunServices, abi};
@@ -32,9 +33,10 @@ pub(super) struct Attempt<'a> {
     pub(super) started_ns: u64,
 }
 
-/// How many runs went which way.
+/// How many runs went which way, and how long all of them together have waited for a child.
 #[derive(Debug, Default)]
 pub(crate) struct Ways {
+    pub(crate) waited_us: AtomicU64,
     pub(crate) pooled: AtomicU64,
     pub(crate) on_demand: AtomicU64,
     pub(crate) fresh: AtomicU64,
@@ -93,7 +95,13 @@ impl<'a> Attempt<'a> {
         let domain = pool.domain(self.tenant);
         for _ in 0..CHILDREN_MAX {
             let cancelled = || self.handle.is_cancelled();
-            let Some((waiting, waited)) = pool.take(domain, self.spec, cancelled) else {
+            let asked = Instant::now();
+            let taken = pool.take(domain, self.spec, cancelled);
+            if !matches!(taken, Some((_, false))) {
+                let waited_us = asked.elapsed().as_micros() as u64;
+                ways.waited_us.fetch_add(waited_us, Ordering::Relaxed);
+            }
+            let Some((waiting, waited)) = taken else {
                 break;
             };
             // One that has died while it waited, or whose group cannot have these limits, is let go of.

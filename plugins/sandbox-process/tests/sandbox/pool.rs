@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use serde_json::json;
 
@@ -90,15 +91,23 @@ fn the_pool_grows_with_what_is_needed_and_stays_in_its_bounds() {
 #[test]
 fn without_a_pool_each_child_is_made_for_its_run() {
     let instance = warm(json!({"pool_max": 0}));
+    let begun = Instant::now();
+    let all_us = || begun.elapsed().as_micros() as u64;
+    let mut waited_us = metric(&instance, "runs_waited_us");
     for _ in 0..5 {
         assert_eq!(instance.output("def main(args): return 1\n"), 1);
+        let before = std::mem::replace(&mut waited_us, metric(&instance, "runs_waited_us"));
+        assert!((before + 1..before + all_us()).contains(&waited_us));
     }
     assert_eq!(
-        (
-            metric(&instance, "runs_on_demand"),
-            metric(&instance, "runs_from_pool")
-        ),
-        (5, 0)
+        [
+            "runs_on_demand",
+            "runs_from_pool",
+            "runs_fresh",
+            "runs_waiting"
+        ]
+        .map(|name| metric(&instance, name)),
+        [5, 0, 0, 0]
     );
     eventually("nobody waits", || {
         waiting(&instance, "skillgate-idle").is_empty() && metric(&instance, "pool_idle") == 0
