@@ -83,9 +83,10 @@ pub(crate) fn tend() -> c_long {
     }
 }
 
-/// In a child: 1 when it has the time to rehearse.
+/// In a child: 1 when it has the time to rehearse, and what that takes.
 pub(crate) fn is_idle() -> c_long {
-    CHILD.with(|c| c.borrow().as_ref().is_some_and(Child::is_idle).into())
+    let may = |child: &Child| child.is_idle() && child.place_rehearsal().is_ok();
+    CHILD.with(|c| c.borrow().as_ref().is_some_and(may).into())
 }
 
 /// In a child: waits for its run and gives up every right. Returns when nothing is left but the run's own.

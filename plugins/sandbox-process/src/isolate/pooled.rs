@@ -185,21 +185,30 @@ impl Child {
         ] {
             *fd = sys::dup_above(fd.as_fd(), KEPT_FD_MIN).at(Step::Descriptors)?;
         }
-        self.place_rehearsal().at(Step::Descriptors)
+        self.place_descriptors().at(Step::Descriptors)
     }
 
-    /// Where the guest finds itself: 0 is /dev/null, 3 the channel. Until its run is there 1 and 2 lead to a pipe that
-    /// ends here, and there is a socket to rehearse on.
-    fn place_rehearsal(&self) -> io::Result<()> {
-        let null = above(sys::open("/dev/null", libc::O_RDONLY)?)?;
+    /// Where the guest finds itself: 0 is /dev/null, 1 and 2 are the output, 3 the channel.
+    fn place_descriptors(&self) -> io::Result<()> {
+        let null = sys::open("/dev/null", libc::O_RDONLY)?;
+        sys::dup_to(null.as_raw_fd(), 0)?;
+        self.place_output()?;
+        sys::dup_to_own(self.channel.as_raw_fd(), 3)
+    }
+
+    fn place_output(&self) -> io::Result<()> {
+        sys::dup_to(self.output.as_raw_fd(), 1)?;
+        sys::dup_to(self.output.as_raw_fd(), 2)
+    }
+
+    /// For a rehearsal there is a socket, and until the run is there 1 and 2 lead to a pipe that ends here.
+    pub(crate) fn place_rehearsal(&self) -> io::Result<()> {
         let (nowhere, to_nowhere) = sys::pipe()?;
         let (nowhere, to_nowhere) = (above(nowhere)?, above(to_nowhere)?);
         let (one, other) = sys::socketpair(libc::SOCK_STREAM)?;
         let (one, other) = (above(one)?, above(other)?);
-        sys::dup_to(null.as_raw_fd(), 0)?;
         sys::dup_to(to_nowhere.as_raw_fd(), 1)?;
         sys::dup_to(to_nowhere.as_raw_fd(), 2)?;
-        sys::dup_to_own(self.channel.as_raw_fd(), 3)?;
         sys::dup_to(one.as_raw_fd(), REHEARSAL_FDS[0])?;
         sys::dup_to(other.as_raw_fd(), REHEARSAL_FDS[1])?;
         // Its reading end lives as long as the process waits, so that the rehearsal can write.
@@ -225,8 +234,7 @@ impl Child {
     }
 
     fn try_activate(&mut self) -> Result<bool, Failure> {
-        sys::dup_to(self.output.as_raw_fd(), 1).at(Step::Descriptors)?;
-        sys::dup_to(self.output.as_raw_fd(), 2).at(Step::Descriptors)?;
+        self.place_output().at(Step::Descriptors)?;
         // What is open goes before there is a run, which would wait for it.
         let keep = [self.orders.as_raw_fd(), self.report.as_raw_fd()];
         sys::close_all_from(4, &keep).at(Step::Descriptors)?;
