@@ -408,8 +408,8 @@ def _source_spec(fullname: str, file: str, owner: _Owner, path, entry: bool = Fa
 
 
 def _new_package(spec: ModuleSpec) -> ModuleType:
-    """What `importlib.util.module_from_spec` gives, at once: that asks for each attribute first and goes through the class
-    of the module for each. No `__cached__`: that nothing is cached needs no name."""
+    """What `importlib.util.module_from_spec` gives, without `__cached__`, since nothing is cached: that function looks for
+    each attribute first, and goes through the class of the module to set it."""
     module = spec.loader.create_module(spec)
     names = module.__dict__
     names["__loader__"] = spec.loader
