@@ -7,6 +7,7 @@
 mod birth;
 mod children;
 mod leases;
+mod load;
 mod nursery;
 mod run;
 mod start;
@@ -27,6 +28,7 @@ use crate::root;
 use crate::sys::{self, Poll, Watch};
 use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
 use leases::Leases;
+use load::Load;
 use run::{Happened, Pooled, Run, tell};
 pub(crate) use start::enter;
 use zygotes::{Ordered, Zygotes};
@@ -136,8 +138,7 @@ struct Launcher {
     lost: Vec<Ordered>,
     /// Until then one child at most is made ahead.
     hold_ns: u64,
-    /// When the last two runs have ended.
-    ended_ns: [u64; 2],
+    load: Load,
     processors: u32,
     /// How many children there have been.
     children: u64,
@@ -200,6 +201,7 @@ impl Launcher {
             launcher,
             without,
         };
+        let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let home = sys::open("/proc/self/ns/mnt", libc::O_RDONLY)
             .map_err(|e| broken("/proc/self/ns/mnt", e))?;
         let mut launcher = Launcher {
@@ -215,8 +217,8 @@ impl Launcher {
             zygotes: None,
             leases: None,
             hold_ns: 0,
-            ended_ns: [0; 2],
-            processors: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            load: Load::new(processors),
+            processors,
             children: 0,
             returning: Vec::new(),
             _lock: lock,
@@ -382,7 +384,7 @@ impl Launcher {
             .any(|r| r.cpu_limit_us > 0)
             .then_some(CPU_CHECK_NS);
         let held = (now < self.hold_ns).then(|| self.hold_ns - now);
-        let busy = self.busy_until_ns().checked_sub(now);
+        let busy = self.load.until_ns().checked_sub(now);
         let crowded = self.is_crowded(now).then_some(AGAIN_NS);
         let leaving = (!self.leaving.is_empty()).then_some(REMOVE_AGAIN_NS);
         let zygotes = self.zygotes.as_ref().and_then(|z| z.patience(now));
@@ -403,7 +405,7 @@ impl Launcher {
 
     /// Something has happened to a run: it has said something, it has ended, or the plugin has let go of it.
     fn attend(&mut self, slot: u32, what: Happened) {
-        let busy = self.is_busy();
+        let busy = self.load.is_high(sys::now_ns());
         // One that has ended a moment ago has nothing more to say.
         let Some(run) = self.runs.get_mut(&slot) else {
             return;
@@ -414,7 +416,7 @@ impl Launcher {
             Happened::LetGo => run.let_go(busy),
             Happened::Ended => {
                 self.hold_ns = 0;
-                self.ended_ns = [self.ended_ns[1], sys::now_ns()];
+                self.load.has_ended(sys::now_ns());
                 let Some(run) = self.runs.remove(&slot) else {
                     return;
                 };

@@ -497,15 +497,16 @@ impl Domain {
     }
 
     /// The one that has rehearsed last: what it will touch is in the processors' caches still, which makes a run take half
-    /// as long. If none has, the oldest, which is the nearest to it. Under load, where none has the time to rehearse, the
-    /// one that was built last, for the same reason.
+    /// as long. If none has, the one that was built last under load, where none has the time to, for the same reason, and
+    /// else the oldest, which is the nearest to it.
     fn take(&mut self, network: bool, now: Instant) -> Option<Waiting> {
         if network {
             return self.connected.pop_front();
         }
         let busy = self.taken[0].is_some_and(|before| now < before + BUSY);
         let last = |of: fn(&Waiting) -> Instant| self.idle.iter().rposition(|c| of(c) <= now);
-        let child = match last(if busy { |c| c.built } else { |c| c.ready }) {
+        let built = || if busy { last(|c| c.built) } else { None };
+        let child = match last(|c| c.ready).or_else(built) {
             Some(at) => self.idle.remove(at),
             None => self.idle.pop_front(),
         };

@@ -20,9 +20,7 @@ use crate::zygote::READY;
 /// other children left: making one takes as much of them as a short run does.
 const HOLD_NS: u64 = 3_000_000;
 
-/// Two runs that have ended within so long are load.
-const BUSY_NS: u64 = 20_000_000;
-/// So many children are made ahead for each processor meanwhile. One that waits takes processors and caches from runs, and
+/// So many children are made ahead for each processor under load. One that waits takes processors and caches from runs, and
 /// one that is made when it is wanted comes as soon.
 const BUSY_AHEAD_MAX: u32 = 2;
 
@@ -90,7 +88,7 @@ impl Launcher {
         }
         let ahead_max = if now < self.hold_ns {
             1
-        } else if self.is_busy() {
+        } else if self.load.is_high(now) {
             self.processors * BUSY_AHEAD_MAX
         } else {
             u32::MAX
@@ -109,16 +107,6 @@ impl Launcher {
         false
     }
 
-    /// Whether two runs have ended a moment ago.
-    pub(super) fn is_busy(&self) -> bool {
-        // The one before the last: the last is the one that is just ending, or whose place a child takes.
-        sys::now_ns() < self.busy_until_ns()
-    }
-
-    pub(super) fn busy_until_ns(&self) -> u64 {
-        self.ended_ns[0].saturating_add(BUSY_NS)
-    }
-
     /// Whether there are as many young children as there may be.
     pub(super) fn is_crowded(&self, now: u64) -> bool {
         let young = self.runs.values().filter(|r| now < r.young_until_ns());
@@ -129,7 +117,7 @@ impl Launcher {
     /// All that a child needs, and the order for it. `there` like it are waiting already.
     fn try_order(&mut self, name: &str, network: bool, there: u32) -> Result<(), String> {
         let cannot = |e: io::Error| format!("a child cannot be ordered: {e}");
-        let busy = self.is_busy();
+        let busy = self.load.is_high(sys::now_ns());
         let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
             return Ok(());
         };
