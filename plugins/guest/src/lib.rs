@@ -6,7 +6,8 @@
 //!
 //! Inside, `bootstrap.py` calls `_skillgate/main.py`:
 //! `channel` reads the job, `imports` makes the mounted skills importable, the code runs, `strict_json` checks what
-//! it returned or `failure` describes what it raised, and `channel` sends the result.
+//! it returned or `failure` describes what it raised, and `channel` sends the result. A job that says `compile` gives the code of a
+//! skill, which later jobs may bring along (`compiled`).
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +22,7 @@ pub const FILES: &[(&str, &[u8])] = files![
     "bootstrap.py",
     "_skillgate/__init__.py",
     "_skillgate/channel.py",
+    "_skillgate/compiled.py",
     "_skillgate/failure.py",
     "_skillgate/imports.py",
     "_skillgate/main.py",

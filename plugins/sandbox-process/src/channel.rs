@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::{RunServices, abi};
 
+use crate::job::Frames;
 use crate::sys::{self, Poll};
 
 /// The longest frame from the guest: 1 MiB of data and its head, or a result.
@@ -74,10 +75,10 @@ pub(crate) struct Channel<'a> {
 }
 
 impl<'a> Channel<'a> {
-    /// With the job to send, and the input blobs that the run may read.
+    /// With the job to send and what comes with it, and the input blobs that the run may read.
     pub(crate) fn new(
         socket: OwnedFd,
-        job: &[u8],
+        first: &Frames,
         readable: BTreeSet<String>,
         services: &'a dyn RunServices,
     ) -> io::Result<Self> {
@@ -96,7 +97,10 @@ impl<'a> Channel<'a> {
             blobs: Vec::new(),
             result: None,
         };
-        channel.queue(b'J', &[job]);
+        channel.queue(b'J', &[&first.job.0]);
+        if !first.code.is_empty() {
+            channel.add(b'K', &[&first.code]);
+        }
         Ok(channel)
     }
 
@@ -159,14 +163,19 @@ impl<'a> Channel<'a> {
     }
 
     fn queue(&mut self, kind: u8, parts: &[&[u8]]) {
-        let length = 1 + parts.iter().map(|p| p.len()).sum::<usize>();
         // The last thing sent may have been the job with its secrets.
         self.to_send.fill(0);
         self.to_send.clear();
+        self.sent = 0;
+        self.add(kind, parts);
+    }
+
+    /// Behind what is to be sent already.
+    fn add(&mut self, kind: u8, parts: &[&[u8]]) {
+        let length = 1 + parts.iter().map(|p| p.len()).sum::<usize>();
         self.to_send.extend((length as u32).to_le_bytes());
         self.to_send.push(kind);
         parts.iter().for_each(|p| self.to_send.extend_from_slice(p));
-        self.sent = 0;
     }
 
     fn send(&mut self) {

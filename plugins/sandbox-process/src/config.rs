@@ -32,6 +32,8 @@ pub(crate) struct Config {
     pub(crate) zygotes_max: usize,
     pub(crate) zygote_runs: u64,
     pub(crate) zygote_age_s: u64,
+    /// Of the code of skills that is kept; 0: every run compiles what it imports.
+    pub(crate) code_cache_bytes: usize,
 }
 
 /// Where a run's network, ipc and user namespaces come from.
@@ -70,7 +72,8 @@ pub(crate) const SCHEMA: &str = r#"{
     "zygote_per": {"enum": ["gateway", "tenant"], "default": "gateway", "description": "whose runs are children of the same warmed interpreter, and so have the same address layout and hash seed"},
     "zygotes_max": {"type": "integer", "minimum": 1, "maximum": 256, "default": 8, "description": "with one per tenant: how many live; the one that is longest unused makes room"},
     "zygote_runs": {"type": "integer", "minimum": 1, "default": 1000, "description": "a warmed interpreter is replaced after so many children"},
-    "zygote_age_s": {"type": "integer", "minimum": 1, "maximum": 31536000, "default": 600, "description": "a warmed interpreter is replaced at this age"}
+    "zygote_age_s": {"type": "integer", "minimum": 1, "maximum": 31536000, "default": 600, "description": "a warmed interpreter is replaced at this age"},
+    "code_cache_bytes": {"type": "integer", "minimum": 0, "maximum": 1073741824, "default": 33554432, "description": "source and compiled code of skills that is kept for their next runs, 256 KiB of each at most; 0: every run compiles what it imports"}
   }
 }"#;
 
@@ -104,6 +107,7 @@ impl Default for Config {
             zygotes_max: 8,
             zygote_runs: 1000,
             zygote_age_s: 600,
+            code_cache_bytes: 32 << 20,
         }
     }
 }
@@ -140,6 +144,12 @@ impl Config {
             ("zygotes_max", config.zygotes_max as u64, 1, 256),
             ("zygote_runs", config.zygote_runs, 1, u64::MAX),
             ("zygote_age_s", config.zygote_age_s, 1, 31_536_000),
+            (
+                "code_cache_bytes",
+                config.code_cache_bytes as u64,
+                0,
+                1 << 30,
+            ),
         ] {
             if !(least..=most).contains(&value) {
                 return Err(format!("{key} = {value}: use {least} to {most}"));
@@ -196,6 +206,7 @@ mod tests {
         assert_eq!(of("zygotes_max"), config.zygotes_max);
         assert_eq!(of("zygote_runs"), config.zygote_runs);
         assert_eq!(of("zygote_age_s"), config.zygote_age_s);
+        assert_eq!(of("code_cache_bytes"), config.code_cache_bytes);
         let empty = Config::parse(b"  ").unwrap();
         assert_eq!(
             (empty.uid_base, empty.downgrades),
@@ -219,6 +230,10 @@ mod tests {
             (r#"{"zygotes_max":0}"#, "zygotes_max = 0"),
             (r#"{"zygote_runs":0}"#, "zygote_runs = 0"),
             (r#"{"zygote_age_s":0}"#, "zygote_age_s = 0"),
+            (
+                r#"{"code_cache_bytes":1073741825}"#,
+                "code_cache_bytes = 1073741825",
+            ),
             (r#"{"preload":["os; import x"]}"#, "preload names"),
             (r#"{"namespaces":"shared"}"#, "unknown variant `shared`"),
             ("[]", "configuration"),

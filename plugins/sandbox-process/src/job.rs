@@ -1,12 +1,15 @@
-//! The job frame: what the guest is to do. Made for one run, sent through its channel, wiped.
+//! The job frame: what the guest is to do. Made for one run, sent through its channel, wiped. Beside it what the run need
+//! not compile itself.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
 use skillgate_plugin_sdk::model::{Error, RunRequest};
 use skillgate_plugin_sdk::{RunServices, abi};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use crate::channel::JOB_BYTES_MAX;
+use crate::codes::{self, Code};
 
 /// What programs look at to find a proxy, in both cases that are in use: curl takes `http_proxy` in lower case alone.
 const PROXY: [&str; 6] = [
@@ -34,6 +37,10 @@ struct Job<'a> {
     env: BTreeMap<&'a str, &'a str>,
     secrets: BTreeMap<&'a str, &'a str>,
     output_bytes: u64,
+    /// The skill is to be compiled and not to be run.
+    compile: bool,
+    /// Of the code frame.
+    compiled: codes::Index<'a>,
 }
 
 #[derive(Serialize)]
@@ -55,12 +62,29 @@ impl Drop for Wiped {
     }
 }
 
-/// Checks the request and writes the frame's payload.
-pub(crate) fn frame(
+/// What there is to do.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Work<'a> {
+    /// The request, with code that its skills have.
+    Run(&'a [Arc<Code>]),
+    /// To compile its skill.
+    Compile,
+}
+
+/// The payloads of a run's first frames.
+pub(crate) struct Frames {
+    pub(crate) job: Wiped,
+    /// Empty: there is none.
+    pub(crate) code: Vec<u8>,
+}
+
+/// Checks the request and writes what is sent.
+pub(crate) fn frames(
     request: &RunRequest,
     blobs: &BTreeSet<String>,
     services: &dyn RunServices,
-) -> Result<Wiped, Error> {
+    work: Work<'_>,
+) -> Result<Frames, Error> {
     let args: &RawValue = serde_json::from_slice(&request.args_json)
         .map_err(|e| invalid(format!("the arguments are not JSON: {e}")))?;
     if !args.get().trim_start().starts_with('{') {
@@ -112,6 +136,10 @@ pub(crate) fn frame(
     }
     let of = |s: &'_ str| (!s.is_empty()).then_some(s.to_owned());
     let (code, skill) = (of(&request.code), of(&request.skill));
+    let (compiled, code_bytes) = match work {
+        Work::Run(codes) => codes::together(codes),
+        Work::Compile => Default::default(),
+    };
     let job = Job {
         run_id,
         timeout_ms: request.limits.wall_ms,
@@ -138,12 +166,17 @@ pub(crate) fn frame(
         env,
         secrets,
         output_bytes: request.limits.output_bytes,
+        compile: matches!(work, Work::Compile),
+        compiled,
     };
     let text = Wiped(serde_json::to_vec(&job).map_err(|e| invalid(e.to_string()))?);
     if text.0.len() >= JOB_BYTES_MAX {
         return Err(Error::new(abi::E_OUT_OF_RANGE, format!("code, arguments and environment together are {} bytes, where {JOB_BYTES_MAX} are possible", text.0.len())).not_executed());
     }
-    Ok(text)
+    Ok(Frames {
+        job: text,
+        code: code_bytes,
+    })
 }
 
 fn secret(name: &str, services: &dyn RunServices) -> Result<Wiped, Error> {

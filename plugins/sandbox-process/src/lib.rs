@@ -22,6 +22,8 @@
 //! with no process in between, unless the run has mounts or a network, which the launcher has the rights to give. The
 //! answer is given when the result is there; that the processes are gone is the launcher's to see.
 //!
+//! A skill that is run again is compiled by a run of its own, whose code (`codes`) later runs are given beside their job.
+//!
 //! Neither the launcher nor a zygote ever sees a job; the run never sees either. Reading order: what the gateway calls,
 //! where runs get their interpreters from, what the processes say to each other, the launcher, what it and the zygote do
 //! to a child, and the kernel's door at the end.
@@ -34,6 +36,7 @@ mod supervisor;
 mod answer;
 mod archive;
 mod channel;
+mod codes;
 mod job;
 mod mounts;
 mod pool;

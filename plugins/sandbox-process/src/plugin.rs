@@ -13,12 +13,13 @@ use skillgate_plugin_sdk::model::{
 };
 use skillgate_plugin_sdk::{Host, RunServices, abi};
 
+use crate::codes::Codes;
 use crate::config::{Config, Namespaces, ZygotePer};
 use crate::guard::{Guard, Without};
 use crate::interpreter::Interpreter;
 use crate::mounts;
 use crate::pool::{PoolRules, PoolState};
-use crate::run::{self, Handle, Ways};
+use crate::run::{self, Around, Handle, Ways};
 use crate::supervisor::{self, Supervisor};
 use crate::wire::{Hello, Layer, LayerReport, LayerState, ZygoteRules};
 
@@ -34,6 +35,7 @@ pub struct SandboxProcess {
     all_over: Condvar,
     counts: Counts,
     ways: Ways,
+    codes: Codes,
     source: InterpreterSource,
 }
 
@@ -140,6 +142,8 @@ impl SandboxProcess {
         let program = supervisor::own_program(parts.launcher)
             .map_err(|e| Error::new(abi::E_UNAVAILABLE, format!("the launcher's file: {e}")))?;
         let source = InterpreterSource::of(&config);
+        let per_tenant = config.zygote_per == ZygotePer::Tenant;
+        let codes = Codes::new(config.code_cache_bytes, per_tenant);
         // Pieces can be left out where a run executes its interpreter, and nowhere else.
         let fresh = config.fresh || !parts.without.is_empty();
         let hello = Hello {
@@ -166,7 +170,7 @@ impl SandboxProcess {
         let pool = (!fresh).then_some(PoolRules {
             min: config.pool_min,
             max: config.pool_max,
-            per_tenant: config.zygote_per == ZygotePer::Tenant,
+            per_tenant,
         });
         let supervisor = Supervisor::start(program, hello, pool, host.clone())?;
         Ok(SandboxProcess {
@@ -177,6 +181,7 @@ impl SandboxProcess {
             all_over: Condvar::new(),
             counts: Counts::default(),
             ways: Ways::default(),
+            codes,
             source,
         })
     }
@@ -291,6 +296,7 @@ impl Sandbox for SandboxProcess {
         };
         report.push(self.source.line(&pool));
         let count = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        let (code_skills, code_bytes) = self.codes.size();
         let metrics = serde_json::json!({
             "runs_completed": count(&self.counts.completed),
             "runs_failed": count(&self.counts.failed),
@@ -303,6 +309,8 @@ impl Sandbox for SandboxProcess {
             "runs_waited_us": count(&self.ways.waited_us),
             "pool_idle": pool.idle,
             "pool_target": pool.ahead,
+            "code_kept_skills": code_skills,
+            "code_kept_bytes": code_bytes,
             "zygotes": pool.zygotes,
             "launcher_starts": starts,
         });
@@ -319,15 +327,14 @@ impl Sandbox for SandboxProcess {
     fn run(&self, request: RunRequest, services: &dyn RunServices) -> Result<RunResult> {
         let answer = self.enter(&request.run_id).and_then(|entered| {
             let launcher = self.supervisor.launcher()?;
-            run::run(
-                request,
-                services,
-                &entered.handle,
-                &launcher,
-                &self.host,
-                &self.state_dir,
-                &self.ways,
-            )
+            let around = Around {
+                launcher: &launcher,
+                host: &self.host,
+                state_dir: &self.state_dir,
+                ways: &self.ways,
+                codes: &self.codes,
+            };
+            run::run(request, services, &entered.handle, &around)
         });
         let counter = match &answer {
             Ok(result) if result.completed => &self.counts.completed,

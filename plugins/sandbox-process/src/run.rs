@@ -1,6 +1,7 @@
 //! One run, from the plugin's side: a thread that hands it to the launcher, serves its channel, takes its output and
 //! ends it at the deadline, whatever it does.
 
+mod compile;
 mod ways;
 
 use std::io;
@@ -13,10 +14,12 @@ use skillgate_plugin_sdk::{Host, Level, RunServices, abi};
 
 use crate::answer::{self, Fill as _};
 use crate::channel::{Channel, Status};
+use crate::codes::Codes;
+use crate::job::{self, Work};
+use crate::mounts;
 use crate::supervisor::Launcher;
 use crate::sys::{self, Poll};
-use crate::wire::{End, Notice, RunSpec};
-use crate::{job, mounts};
+use crate::wire::{End, MountSpec, Notice, RunSpec};
 pub(crate) use ways::Ways;
 use ways::{Attempt, Child};
 
@@ -112,48 +115,72 @@ enum Outcome {
     Stuck,
 }
 
+/// What there is of the plugin for every run.
+pub(crate) struct Around<'a> {
+    pub(crate) launcher: &'a Arc<Launcher>,
+    pub(crate) host: &'a Host,
+    pub(crate) state_dir: &'a Path,
+    pub(crate) ways: &'a Ways,
+    pub(crate) codes: &'a Codes,
+}
+
 /// From the request to the answer.
 pub(crate) fn run(
     mut request: RunRequest,
     services: &dyn RunServices,
     handle: &Handle,
-    launcher: &Arc<Launcher>,
-    host: &Host,
-    state_dir: &Path,
-    ways: &Ways,
+    around: &Around<'_>,
 ) -> Result<RunResult, Error> {
     let started_ns = sys::now_ns();
     check(&request)?;
     let prepared = mounts::prepare(
         std::mem::take(&mut request.mounts),
         &request.run_id,
-        state_dir,
+        around.state_dir,
         services,
     )?;
-    let job = job::frame(&request, &prepared.blobs, services)?;
+    // What it takes to compile is time of the run that does, as in every run of a skill that is not kept.
+    let deadline_ns = deadline_of(&request);
+    let codes = compile::codes_of(&request, &prepared.specs, handle, around);
+    let frames = job::frames(&request, &prepared.blobs, services, Work::Run(&codes))?;
+    let attempt = Attempt {
+        services,
+        handle,
+        launcher: around.launcher,
+        host: around.host,
+        tenant: &request.tenant,
+        spec: &spec_of(&request, prepared.specs.clone(), deadline_ns),
+        frames: &frames,
+        blobs: &prepared.blobs,
+        started_ns,
+    };
+    complete(&attempt, &request, around.ways)
+}
+
+/// Of one whose time begins now.
+fn deadline_of(request: &RunRequest) -> u64 {
+    sys::now_ns().saturating_add(request.limits.wall_ms.saturating_mul(1_000_000))
+}
+
+/// What the launcher is to give a run.
+fn spec_of(request: &RunRequest, mounts: Vec<MountSpec>, deadline_ns: u64) -> RunSpec {
     let limits = &request.limits;
-    let spec = RunSpec {
+    RunSpec {
         run_id: request.run_id.clone(),
-        deadline_ns: sys::now_ns().saturating_add(limits.wall_ms.saturating_mul(1_000_000)),
+        deadline_ns,
         max_pids: limits.max_pids,
         cpu_ms: limits.cpu_ms,
         memory_bytes: limits.memory_bytes,
         disk_bytes: limits.disk_bytes,
         disk_inodes: limits.disk_inodes,
-        mounts: prepared.specs.clone(),
+        mounts,
         network: request.network == abi::NET_GATE,
-    };
-    let attempt = Attempt {
-        services,
-        handle,
-        launcher,
-        host,
-        tenant: &request.tenant,
-        spec: &spec,
-        job: &job.0,
-        blobs: &prepared.blobs,
-        started_ns,
-    };
+    }
+}
+
+/// Tries children and then an interpreter of its own, until one has run it.
+fn complete(attempt: &Attempt<'_>, request: &RunRequest, ways: &Ways) -> Result<RunResult, Error> {
+    let launcher = attempt.launcher;
     let children = if request.fresh { 0 } else { CHILDREN_MAX };
     for _ in 0..children {
         let Some(mut running) = attempt.on_child(ways)? else {
@@ -161,13 +188,13 @@ pub(crate) fn run(
         };
         let outcome = running.attend();
         if !running.is_untouched(&outcome) {
-            return running.end(outcome, &request, launcher);
+            return running.end(outcome, request, launcher);
         }
         running.channel.abandon();
     }
     let mut running = attempt.on_its_own(ways)?;
     let outcome = running.attend();
-    running.end(outcome, &request, launcher)
+    running.end(outcome, request, launcher)
 }
 
 fn check(request: &RunRequest) -> Result<(), Error> {

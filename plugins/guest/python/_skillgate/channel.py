@@ -1,7 +1,7 @@
 """The run's channel to the sandbox: length-prefixed frames over one stream socket.
 
-A frame is a u32 little-endian length of what follows, one byte of type, and the payload. The guest asks one thing
-at a time and each request is answered; the result is the last frame and is not. The descriptor belongs to the
+A frame is a u32 little-endian length of what follows, one byte of type, and the payload. The first is the job, in JSON;
+if its `compiled` is not empty the second is what that is the index of (`compiled.keep`). The guest asks one thing at a time and each request is answered; the result is the last frame and is not. The descriptor belongs to the
 process that was started: user code can break it (by closing it, say), and then the run fails and says so, rather
 than sending a result into whatever file got the number.
 """
@@ -57,6 +57,13 @@ class Channel:
         if kind != b"J":
             raise ChannelLost("the first frame is %r and not a job" % kind)
         return _value(payload)
+
+    def receive_code(self) -> bytes:
+        """The second frame, if the job's `compiled` says that there is one."""
+        kind, payload = self._receive(FRAME_BYTES_MAX)
+        if kind != b"K":
+            raise ChannelLost("the second frame is %r and not compiled code" % kind)
+        return payload
 
     def call(self, kind: bytes, *parts) -> dict:
         """A request that is answered with JSON."""

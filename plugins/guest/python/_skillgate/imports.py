@@ -13,7 +13,7 @@ A mounted skill wins over what a skill with a shorter name has at that place: wi
 functions by the ordinary rules of Python, a neighbour `sync.py` under the name `skills.acme.__own__.sync`.
 
 Only Python source is loaded: no .pyc (it could say something else than the source that was reviewed) and no
-extension modules.
+extension modules. What has been compiled before is taken for the very same source alone (`compiled`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from io import FileIO
 from types import ModuleType
 from typing import Dict, Optional, Set
+
+from . import compiled
 
 PACKAGE = "skills"
 _OWN = "__own__"
@@ -346,7 +348,7 @@ class VirtualPackage(ModuleType):
 
 
 class _SourceLoader(SourceFileLoader):
-    """Compiles the source itself, each time, and runs it with the skill's builtins."""
+    """Reads the source itself, each time, and runs it with the skill's builtins."""
 
     def __init__(self, fullname: str, path: str, owner: _Owner, entry: bool):
         super().__init__(fullname, path)
@@ -395,7 +397,8 @@ def compile_source(source, path: str):
 def _compile_file(path: str):
     with FileIO(path) as file:
         source = file.readall()
-    return compile_source(source, path)
+    code = compiled.code_of(path, source)
+    return compile_source(source, path) if code is None else code
 
 
 def _source_spec(fullname: str, file: str, owner: _Owner, path, entry: bool = False) -> ModuleSpec:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import importlib
 import linecache
+import marshal
 import os
 import sys
 import time
 from json import dumps as _dumps
 from types import FunctionType, ModuleType
 
-from . import failure, imports, memory, state
+from . import compiled, failure, imports, memory, state
 from .channel import Channel, ChannelLost
 from .failure import EntrypointNotFound
 from .state import Layout
@@ -89,8 +90,8 @@ def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1) -> N
         _settle(layout)
         _rehearsals.extend(_make_rehearsals(layout))
     for _ in range(times):
-        for place, frame in _rehearsals:
-            _rehearse_once(fd, peer, place, frame)
+        for place, frames in _rehearsals:
+            _rehearse_once(fd, peer, place, frames)
     os.close(fd)
     os.close(peer)
     gc.disable()
@@ -100,7 +101,13 @@ def _make_rehearsals(layout: Layout):
     """The jobs of both, of the same shape as any other: what has another length is put where no page was touched."""
     beside = layout._replace(skills=os.path.dirname(__file__))
     skill = {"name": _REHEARSAL, "version": "0.1.0", "entrypoint": "main.py", "function": "main"}
-    for place, code, name, skills in (layout, _REHEARSED, None, ()), (beside, None, _REHEARSAL, [skill]):
+    file = imports.entry_file(beside.skills, skill)
+    with open(file, "rb") as opened:
+        source = opened.read()
+    made = source, marshal.dumps(imports.compile_source(source, file))
+    index = [(file, *map(len, made))]
+    of_code, of_skill = (layout, _REHEARSED, None, (), (), ()), (beside, None, _REHEARSAL, [skill], index, made)
+    for place, code, name, skills, index, made in of_code, of_skill:
         job = {
             "run_id": _REHEARSED_ID,
             "timeout_ms": 60000,
@@ -113,15 +120,18 @@ def _make_rehearsals(layout: Layout):
             "env": {**_environment, "TMPDIR": layout.tmp, "SKILLGATE_RUN_ID": _REHEARSED_ID},
             "secrets": {},
             "output_bytes": 4096,
+            "compiled": index,
         }
-        frame = b"J" + _dumps(job).encode("utf-8")
-        yield place, len(frame).to_bytes(4, "little") + frame
+        frames = [b"J" + _dumps(job).encode("utf-8")]
+        if index:
+            frames.append(b"K" + b"".join(made))
+        yield place, b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
 
 
-def _rehearse_once(fd: int, peer: int, layout: Layout, frame: bytes) -> None:
+def _rehearse_once(fd: int, peer: int, layout: Layout, frames: bytes) -> None:
     # Nothing here goes through what there is many of, the modules above all: to look at an object is to write to its page.
     environment = _environment.copy()
-    _write(peer, frame)
+    _write(peer, frames)
     saved = sys.argv, sys.meta_path[:], importlib.import_module
     modules = len(sys.modules)
     channel = Channel(fd)
@@ -148,6 +158,7 @@ def _rehearse_once(fd: int, peer: int, layout: Layout, frame: bytes) -> None:
     sys.argv, sys.meta_path[:], importlib.import_module = saved
     _set_environment(environment)
     state.current = None
+    compiled.forget()
     runtime.run._begin("", None, None)
     runtime.run.deadline = runtime.run._ends = None
 
@@ -250,6 +261,8 @@ def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
     _set_environment({**_DEFAULT_ENV, **(job.get("env") or {}), **(job.get("secrets") or {})})
     run = state.Run(channel, layout, job.get("blobs") or ())
     state.current = run
+    if job.get("compiled"):
+        compiled.keep(job["compiled"], channel.receive_code())
     runtime.run._begin(job["run_id"], job.get("timeout_ms"), job.get("args"))
     return run
 
@@ -258,7 +271,10 @@ def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
 
 
 def _execute(job: dict, layout: Layout):
-    """Loads the code or the skill, calls its function and gives what it returned, awaited."""
+    """Loads the code or the skill, calls its function and gives what it returned, awaited. For a job that says `compile`
+    the skill is not loaded: what is given is its code, for the jobs of later runs."""
+    if job.get("compile"):
+        return compiled.make(_entry_file(job, layout), imports.compile_source)
     of_code = job.get("code") is not None
     finder = imports.install(job.get("skills") or (), layout.skills, untouched=not of_code)
     module = _load_code(job["code"]) if of_code else _load_skill(job, layout, finder)
@@ -298,6 +314,11 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def _load_skill(job: dict, layout: Layout, finder: imports.Finder) -> ModuleType:
+    sys.argv = [_entry_file(job, layout)]
+    return finder.load_first(imports.module_name(job["skill"]))
+
+
+def _entry_file(job: dict, layout: Layout) -> str:
     name = job["skill"]
     for skill in job["skills"]:
         if skill["name"] == name:
@@ -305,8 +326,7 @@ def _load_skill(job: dict, layout: Layout, finder: imports.Finder) -> ModuleType
     file = imports.entry_file(layout.skills, skill)
     if not os.path.isfile(file):
         raise EntrypointNotFound("skill %r has no file %r" % (name, skill["entrypoint"]))
-    sys.argv = [file]
-    return finder.load_first(imports.module_name(name))
+    return file
 
 
 def _find_function(module: ModuleType, name: str):

@@ -97,8 +97,8 @@ class Sandbox:
     def execute(self, name, args=None, function="main", **more):
         return self.run(dict({"code": None, "skill": name, "function": function, "args": args or {}}, **more))
 
-    def run(self, job, before="", raw=None, bootstrap=False):
-        before = job.pop("before", before)
+    def run(self, job, before="", raw=None, bootstrap=False, code_frame=b"", code_kind=b"K"):
+        before, code_frame = job.pop("before", before), job.pop("code_frame", code_frame)
         job = dict(
             {
                 "run_id": "run_0123456789abcdef",
@@ -138,7 +138,7 @@ class Sandbox:
         timer.start()
         try:
             payload = raw if raw is not None else json.dumps(job).encode("utf-8")
-            self._serve(ours, payload, outcome)
+            self._serve(ours, outcome, [(b"J", payload)] + ([(code_kind, code_frame)] if code_frame else []))
             outcome.exit = process.wait()
         finally:
             timer.cancel()
@@ -149,9 +149,10 @@ class Sandbox:
         outcome.logs = b"".join(logs).decode("utf-8")
         return outcome
 
-    def _serve(self, sock, job, outcome):
+    def _serve(self, sock, outcome, frames):
         writers, stored = {}, dict(self.serve_inputs_by_channel)
-        _send(sock, b"J", job)
+        for kind, payload in frames:
+            _send(sock, kind, payload)
         while True:
             frame = _receive(sock)
             if frame is None:

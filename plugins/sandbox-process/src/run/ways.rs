@@ -14,6 +14,7 @@ use skillgate_plugin_sdk::{Host, RunServices, abi};
 use super::{CHILDREN_MAX, Handle, OUTPUT_BYTES, Running};
 use crate::cgroup::{GroupUse, Held};
 use crate::channel::Channel;
+use crate::job::Frames;
 use crate::pool::{Pool, Waiting, limits_of};
 use crate::supervisor::Launcher;
 use crate::sys;
@@ -28,7 +29,7 @@ pub(super) struct Attempt<'a> {
     pub(super) host: &'a Host,
     pub(super) tenant: &'a str,
     pub(super) spec: &'a RunSpec,
-    pub(super) job: &'a [u8],
+    pub(super) frames: &'a Frames,
     pub(super) blobs: &'a BTreeSet<String>,
     pub(super) started_ns: u64,
 }
@@ -135,9 +136,13 @@ impl<'a> Attempt<'a> {
                 .and_then(|u| u.cpu_us)
                 .unwrap_or(0)
         };
-        let mut channel =
-            Channel::new(waiting.channel, self.job, self.blobs.clone(), self.services)
-                .map_err(unavailable)?;
+        let mut channel = Channel::new(
+            waiting.channel,
+            self.frames,
+            self.blobs.clone(),
+            self.services,
+        )
+        .map_err(unavailable)?;
         channel.begin();
         let disk = [self.spec.disk_bytes, self.spec.disk_inodes];
         let by_launcher = !self.spec.mounts.is_empty() || self.spec.network || disk != waiting.disk;
@@ -186,7 +191,7 @@ impl<'a> Attempt<'a> {
         let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM).map_err(unavailable)?;
         let (notice, notice_in) = sys::socketpair(libc::SOCK_SEQPACKET).map_err(unavailable)?;
         sys::set_nonblocking(output.as_fd()).map_err(unavailable)?;
-        let channel = Channel::new(channel, self.job, self.blobs.clone(), self.services)
+        let channel = Channel::new(channel, self.frames, self.blobs.clone(), self.services)
             .map_err(unavailable)?;
         self.ask(
             &Request::Run(self.spec.clone()),

@@ -11,6 +11,7 @@
 
 mod basics;
 mod bombs;
+mod codes;
 mod egress;
 mod escapes;
 mod everywhere;
