@@ -263,7 +263,7 @@ impl Launcher {
         // The init of a run with an interpreter of its own, and a zygote before it is one, is a copy of this process, and the
         // way to here took some megabytes.
         sys::trim_memory();
-        sys::have_forks_inherit_code();
+        sys::have_forks_inherit_code(false);
         let mut last_cpu_check = 0;
         loop {
             self.mind_zygotes(control);

@@ -106,7 +106,7 @@ fn try_tend() -> io::Result<Option<Child>> {
     let control = sys::inherited(CONTROL_FD)?;
     let ground = ground()?;
     let inside: &'static Inside = Box::leak(Box::new(Inside::prepare(ground)?));
-    sys::have_forks_inherit_code();
+    sys::have_forks_inherit_code(true);
     sys::install_filter(&seccomp::of_zygote())?;
     // A child is process 2 of its namespace: what looks at process ids to see a fork must see one.
     if std::process::id() <= 2 {

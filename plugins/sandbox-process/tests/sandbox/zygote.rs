@@ -10,6 +10,7 @@ use crate::support::*;
 use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::RunRequest;
 
+const LARGE: u64 = 2 << 20;
 const HASH: &str = "def main(args): return hash('a')\n";
 
 /// An instance whose runs are children of zygotes, whatever SANDBOX_MODE says, with one of them warm.
@@ -320,4 +321,58 @@ fn what_a_killed_run_has_used_is_known() {
             mode.name
         );
     }
+}
+
+/// Only for speed; but if it is not so, nobody would notice.
+#[test]
+fn the_program_lies_in_large_pages_where_the_kernel_has_them() {
+    let asked = "import mmap; m = mmap.mmap(-1, 8 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS); m.write(bytes(8 << 20)); m.madvise(25)";
+    let given = Command::new("python3").args(["-c", asked]).output();
+    let instance = warm(json!({}));
+    let [zygote] = zygotes(&instance)[..] else {
+        panic!("one zygote");
+    };
+    let smaps = std::fs::read_to_string(format!("/proc/{zygote}/smaps")).unwrap();
+    let mut moved = 0;
+    // Of the program's file, read-only and side by side, from the first on.
+    let mut program: Option<(std::ops::Range<u64>, &str)> = None;
+    let mut is_moved = false;
+    for line in smaps.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        match words[0] {
+            "Size:" if is_moved => moved += number(1),
+            "AnonHugePages:" if is_moved => moved -= number(1),
+            word if !word.ends_with(':') => {
+                is_moved = words[1] == "r-xp" && words.len() == 5;
+                let (begin, end) = word.split_once('-').unwrap();
+                let [begin, end] = [begin, end].map(|at| u64::from_str_radix(at, 16).unwrap());
+                let file = words.last().unwrap();
+                match &mut program {
+                    None => program = Some((begin..end, file)),
+                    Some((pages, name)) => {
+                        if name == file && pages.end == begin && !words[1].contains('w') {
+                            pages.end = end;
+                        }
+                    }
+                }
+                if is_moved {
+                    assert_eq!((begin % LARGE, end % LARGE), (0, 0), "{line}");
+                }
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(
+        moved, 0,
+        "KiB of code are in small pages of nobody's file: {smaps}"
+    );
+    let (pages, name) = program.unwrap();
+    let whole = pages.start.next_multiple_of(LARGE) < pages.end / LARGE * LARGE;
+    let is_file = name.starts_with('/');
+    let could = given.is_ok_and(|o| o.status.success());
+    assert!(
+        !(could && is_file && whole),
+        "{pages:x?} of {name} could be moved: {smaps}"
+    );
 }
