@@ -21,6 +21,8 @@ pub(crate) const FRAME_BYTES_MAX: usize = (1 << 20) + (64 << 10);
 pub(crate) const JOB_BYTES_MAX: usize = 24 << 20;
 const DATA_BYTES_MAX: u64 = 1 << 20;
 const READ_BYTES: usize = 64 << 10;
+/// Of a frame: its length and its type.
+const HEAD_BYTES: usize = 5;
 const OPEN_WRITERS_MAX: usize = 16;
 const KIND_BYTES_MAX: usize = 255;
 const ID_BYTES_MAX: usize = 255;
@@ -97,6 +99,9 @@ impl<'a> Channel<'a> {
             blobs: Vec::new(),
             result: None,
         };
+        // At once: to grow later would leave a copy of the job, with its secrets, where nobody wipes it.
+        let bytes = first.job.0.len() + first.code.len() + 2 * HEAD_BYTES;
+        channel.to_send.reserve_exact(bytes);
         channel.queue(b'J', &[&first.job.0]);
         if !first.code.is_empty() {
             channel.add(b'K', &[&first.code]);
@@ -412,5 +417,26 @@ impl From<Error> for Refusal {
             abi::E_INVALID_ARGUMENT => Refusal::Invalid,
             _ => Refusal::Unavailable,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Wiped;
+
+    /// No copy of a job is left behind where its bytes have moved away.
+    #[test]
+    fn what_comes_with_a_job_finds_its_room_there() {
+        let (socket, _theirs) = sys::socketpair(libc::SOCK_STREAM).unwrap();
+        let first = Frames {
+            job: Wiped(vec![b'j'; 100]),
+            code: vec![b'c'; 50],
+        };
+        let services = skillgate_plugin_sdk::testing::Run::new();
+        let channel = Channel::new(socket, &first, BTreeSet::new(), &services).unwrap();
+        let bytes = 100 + 50 + 2 * HEAD_BYTES;
+        assert_eq!(channel.to_send.len(), bytes);
+        assert_eq!(channel.to_send.capacity(), bytes);
     }
 }
