@@ -18,12 +18,12 @@ fn hello() {
     assert_eq!(result.output_json, br#"{"hello":"world"}"#);
     assert_eq!(services.text(), "hello world\n");
     assert_eq!((result.exit_code, result.signal), (0, 0));
-    // A zygote's child has about 1 MiB of its own, counted in steps.
+    // A zygote's child has about 1 MiB of its own, and the kernel counts in steps of a quarter.
     assert!(
         result.create_us > 0
             && result.exec_us > 0
             && result.cpu_us > 0
-            && result.peak_memory_bytes > 100 << 10,
+            && result.peak_memory_bytes >= 3 << 18,
         "{result:?}"
     );
 }
