@@ -25,25 +25,42 @@ use support::{look, median, quantile};
 /// Slices of every row.
 const ROUNDS: usize = 12;
 /// Operations of one client in one slice, of what takes tens of milliseconds and of what does not.
-const SLOW: usize = 5;
+const SLOW: usize = 10;
 const QUICK: usize = 30;
 /// Time for a pool to get its next child ready; and longer, so that processors sleep and forget.
 const PAUSES: [Duration; 2] = [Duration::from_millis(6), Duration::from_millis(20)];
 const IN_PARALLEL: [usize; 3] = [1, 2, 4];
 /// Ends of runs that are watched.
 const ENDS: usize = 20;
-/// Runs that come at once.
-const BURSTS: [usize; 2] = [100, 1000];
+/// Runs that come at once, and how often they do.
+const BURSTS: [(usize, usize); 2] = [(100, 9), (1000, 1)];
+/// A pool has got over a burst after so long.
+const RECOVERY: Duration = Duration::from_secs(3);
 /// Clients and parts of a sustained load.
 const CLIENTS: usize = 4;
 const PARTS: u32 = 10;
 
-/// Name, `config` as JSON and as TOML, and operations in a slice.
-const MODES: [(&str, &str, &str, usize); 3] = [
-    ("fresh", r#"{"fresh":true}"#, "{ fresh = true }", SLOW),
-    ("on demand", r#"{"pool_max":0}"#, "{ pool_max = 0 }", QUICK),
-    ("pooled", "{}", "{}", QUICK),
+/// Name, `config` as JSON and as TOML, operations in a slice, and `max_concurrent`.
+type Setting = (&'static str, &'static str, &'static str, usize, usize);
+const MODES: [Setting; 3] = [
+    ("fresh", r#"{"fresh":true}"#, "{ fresh = true }", SLOW, 16),
+    (
+        "on demand",
+        r#"{"pool_max":0}"#,
+        "{ pool_max = 0 }",
+        QUICK,
+        16,
+    ),
+    ("pooled", "{}", "{}", QUICK, 16),
 ];
+/// A pool for whom a hundred at once is nothing unusual.
+const LARGE: Setting = (
+    "pooled, 112 of them",
+    r#"{"pool_min":112,"pool_max":112}"#,
+    "{ pool_min = 112, pool_max = 112 }",
+    QUICK,
+    128,
+);
 
 /// A mode with its instances: one by itself, one behind a gateway.
 struct Mode {
@@ -55,9 +72,9 @@ struct Mode {
     _house: House,
 }
 
-fn modes() -> Vec<Mode> {
+fn instances(settings: &[Setting]) -> Vec<Mode> {
     let mut modes = Vec::new();
-    for (name, config, toml, each) in MODES {
+    for &(name, config, toml, each, concurrent) in settings {
         let direct = match Direct::new(config) {
             Ok(direct) => direct,
             Err(why) => {
@@ -65,8 +82,8 @@ fn modes() -> Vec<Mode> {
                 continue;
             }
         };
-        let runs = "max_queued = 10000\nmax_concurrent = 16";
-        let (house, gateway, token) = whole_stack(runs, Some(toml));
+        let runs = format!("max_queued = 10000\nmax_concurrent = {concurrent}");
+        let (house, gateway, token) = whole_stack(&runs, Some(toml));
         modes.push(Mode {
             name,
             each,
@@ -93,6 +110,49 @@ impl Mode {
         let operation = run(json!({ "name": "hello.world", "args": {} }));
         let work = clients_of(&self.gateway.address, Some(&self.token), operation);
         Row::new(name, clients, self.each, work)
+    }
+}
+
+/// Calls that came at once.
+struct Burst {
+    all_s: f64,
+    p50_ms: f64,
+    p99_ms: f64,
+}
+
+impl Mode {
+    /// Each from a connection of its own, after a time in which nothing was asked.
+    fn burst(&self, count: usize) -> Burst {
+        std::thread::sleep(RECOVERY);
+        let (address, token) = (&self.gateway.address, self.token.as_str());
+        let operation = run(json!({ "name": "hello.world", "args": {} }));
+        let began = Instant::now();
+        let mut ms: Vec<f64> = std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..count)
+                .map(|_| {
+                    let operation = operation.clone();
+                    let client = move || {
+                        clients_of(address, Some(token), operation)()();
+                        began.elapsed().as_secs_f64() * 1000.0
+                    };
+                    std::thread::Builder::new()
+                        .stack_size(256 << 10)
+                        .spawn_scoped(scope, client)
+                        .unwrap()
+                })
+                .collect();
+            clients
+                .into_iter()
+                .map(|client| client.join().unwrap())
+                .collect()
+        });
+        let all_s = began.elapsed().as_secs_f64();
+        ms.sort_by(f64::total_cmp);
+        Burst {
+            all_s,
+            p50_ms: quantile(&ms, 0.5),
+            p99_ms: quantile(&ms, 0.99),
+        }
     }
 }
 
@@ -200,39 +260,23 @@ fn end_of_run(direct: &Arc<Direct>) -> f64 {
 }
 
 fn bursts(modes: &[Mode]) {
-    println!("\n| mode | runs at once over HTTP | all answered after, s | p50 ms | p99 ms |");
-    println!("|---|---|---|---|---|");
+    println!(
+        "\n| mode | runs at once over HTTP | times | all answered after, s | p50 ms | p99 ms | least and greatest p99 ms |"
+    );
+    println!("|---|---|---|---|---|---|---|");
     for mode in modes {
-        for count in BURSTS {
-            let (address, token) = (&mode.gateway.address, mode.token.as_str());
-            let operation = run(json!({ "name": "hello.world", "args": {} }));
-            let began = Instant::now();
-            let mut ms: Vec<f64> = std::thread::scope(|scope| {
-                let clients: Vec<_> = (0..count)
-                    .map(|_| {
-                        let operation = operation.clone();
-                        let client = move || {
-                            clients_of(address, Some(token), operation)()();
-                            began.elapsed().as_secs_f64() * 1000.0
-                        };
-                        std::thread::Builder::new()
-                            .stack_size(256 << 10)
-                            .spawn_scoped(scope, client)
-                            .unwrap()
-                    })
-                    .collect();
-                clients
-                    .into_iter()
-                    .map(|client| client.join().unwrap())
-                    .collect()
-            });
-            let all = began.elapsed().as_secs_f64();
-            ms.sort_by(f64::total_cmp);
+        for (count, times) in BURSTS {
+            let all: Vec<Burst> = (0..times).map(|_| mode.burst(count)).collect();
+            let of = |part: fn(&Burst) -> f64| all.iter().map(part).collect::<Vec<f64>>();
+            let p99 = of(|burst| burst.p99_ms);
             println!(
-                "| {} | {count} | {all:.2} | {:.0} | {:.0} |",
+                "| {} | {count} | {times} | {:.2} | {:.0} | {:.0} | {:.0}, {:.0} |",
                 mode.name,
-                quantile(&ms, 0.5),
-                quantile(&ms, 0.99)
+                median(&of(|burst| burst.all_s)),
+                median(&of(|burst| burst.p50_ms)),
+                median(&p99),
+                p99.iter().copied().fold(f64::MAX, f64::min),
+                p99.iter().copied().fold(0.0, f64::max),
             );
         }
     }
@@ -300,11 +344,12 @@ fn main() {
         .windows(2)
         .find(|pair| pair[0] == "--sustained")
         .map(|pair| pair[1].parse().expect("--sustained SECONDS"));
-    let modes = modes();
+    let mut modes = instances(&MODES);
     match seconds {
         Some(seconds) => sustained(&modes, seconds),
         None => {
             starts(&modes);
+            modes.extend(instances(&[LARGE]));
             idle_and_ends(&modes);
             bursts(&modes);
         }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use crate::sys;
 pub(crate) use held::{Held, Part};
 use hierarchy::{Hierarchy, hierarchies};
-use lent::{FREE_MAX, Lent};
+use lent::Lent;
 
 const CPU_PERIOD_US: u64 = 100_000;
 /// The share of the processors of a run that lasts, beside one that does not: an eighth. The file and what to write, in
@@ -38,10 +38,10 @@ pub(crate) struct Groups {
     parents: Vec<(Arc<Hierarchy>, PathBuf)>,
     cpus: f64,
     made: u64,
-    /// What can be lent to one run after the other is.
-    lends: bool,
-    /// Lent to nobody.
+    /// Lent to nobody at the moment.
     free: Vec<Lent>,
+    /// So many of them are kept; a burst may have made more.
+    free_max: usize,
     ahead: Vec<(GroupLimits, RunGroup)>,
     /// What the last run wanted; `None`: none can be made at the moment.
     wanted: Option<GroupLimits>,
@@ -102,14 +102,14 @@ impl Groups {
         name: &str,
         configured: Option<&str>,
         cpus: f64,
-        lends: bool,
+        free_max: usize,
     ) -> io::Result<Self> {
         let mut groups = Groups {
             parents: Vec::new(),
             cpus,
             made: 0,
-            lends,
             free: Vec::new(),
+            free_max,
             ahead: Vec::new(),
             wanted: None,
         };
@@ -264,7 +264,7 @@ impl Groups {
         if !group.own.is_empty() {
             return false;
         }
-        if self.lends && group.tells && self.free.len() < FREE_MAX {
+        if group.tells && self.free.len() < self.free_max {
             self.free
                 .extend(group.lent.take_if(|lent| lent.is_as_new()));
         }

@@ -29,7 +29,7 @@ use crate::sys::{self, Poll, Watch};
 use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
 use leases::Leases;
 use load::Load;
-use run::{Happened, Pooled, Run, tell};
+use run::{Happened, LINGER_LONG_NS, LINGER_NS, Pooled, Run, tell};
 pub(crate) use start::enter;
 use zygotes::{Ordered, Zygotes};
 
@@ -37,6 +37,8 @@ use zygotes::{Ordered, Zygotes};
 const CPU_CHECK_NS: u64 = 50_000_000;
 /// When it is looked again whether there are too many young children.
 const AGAIN_NS: u64 = 1_000_000;
+/// When it is looked again whether there are as many runs still: nobody waits for that.
+const MANY_AGAIN_NS: u64 = 10_000_000;
 /// How often the removal of a group that was busy is tried again.
 const REMOVE_AGAIN_NS: u64 = 5_000_000;
 /// Requests that are read before the launcher looks at its runs again.
@@ -172,9 +174,9 @@ impl Launcher {
         }
         let without = hello.without;
         let groups = if without.keeps(Guard::ControlGroup) {
-            let lends = hello.zygotes.as_ref().is_some_and(|z| !z.fresh_namespaces);
+            let kept_max = hello.zygotes.as_ref().map_or(0, |z| z.kept_max);
             let parent = hello.cgroup_parent.as_deref();
-            Groups::make(&hello.instance, parent, hello.cpus, lends).map_err(|e| e.to_string())
+            Groups::make(&hello.instance, parent, hello.cpus, kept_max).map_err(|e| e.to_string())
         } else {
             Err("left out".into())
         };
@@ -244,7 +246,7 @@ impl Launcher {
         }
         if let Some(rules) = hello.zygotes {
             let with_user = launcher.ground.user_namespace;
-            let leases = Leases::new(with_user, rules.fresh_namespaces)
+            let leases = Leases::new(with_user, rules.kept_max)
                 .map_err(|e| broken("network and ipc namespaces", e))?;
             launcher.leases = Some(leases);
             launcher.zygotes = Some(Zygotes::new(rules));
@@ -384,14 +386,26 @@ impl Launcher {
             .any(|r| r.cpu_limit_us > 0)
             .then_some(CPU_CHECK_NS);
         let held = (now < self.hold_ns).then(|| self.hold_ns - now);
-        let busy = self.load.until_ns().checked_sub(now);
+        let fast = self.load.until_ns().checked_sub(now);
         let crowded = self.is_crowded(now).then_some(AGAIN_NS);
+        let many = self.has_many_runs().then_some(MANY_AGAIN_NS);
         let leaving = (!self.leaving.is_empty()).then_some(REMOVE_AGAIN_NS);
         let zygotes = self.zygotes.as_ref().and_then(|z| z.patience(now));
-        [deadline, cpu, held, busy, crowded, leaving, zygotes]
+        [deadline, cpu, held, fast, crowded, many, leaving, zygotes]
             .into_iter()
             .flatten()
             .min()
+    }
+
+    /// For how long a child that is let go of now stays.
+    fn linger_ns(&self, now: u64) -> u64 {
+        if self.has_many_runs() {
+            LINGER_LONG_NS
+        } else if self.load.is_high(now) {
+            0
+        } else {
+            LINGER_NS
+        }
     }
 
     /// The id of a run that executes its interpreter, in the launcher's user namespace.
@@ -405,7 +419,7 @@ impl Launcher {
 
     /// Something has happened to a run: it has said something, it has ended, or the plugin has let go of it.
     fn attend(&mut self, slot: u32, what: Happened) {
-        let busy = self.load.is_high(sys::now_ns());
+        let now = sys::now_ns();
         // One that has ended a moment ago has nothing more to say.
         let Some(run) = self.runs.get_mut(&slot) else {
             return;
@@ -413,13 +427,21 @@ impl Launcher {
         match what {
             Happened::Said => run.hear(),
             Happened::Ready => self.furnish(slot),
-            Happened::LetGo => run.let_go(busy),
+            Happened::LetGo => {
+                let linger_ns = self.linger_ns(now);
+                self.load.has_ended(now);
+                if let Some(run) = self.runs.get_mut(&slot) {
+                    run.let_go(now, linger_ns);
+                }
+            }
             Happened::Ended => {
                 self.hold_ns = 0;
-                self.load.has_ended(sys::now_ns());
                 let Some(run) = self.runs.remove(&slot) else {
                     return;
                 };
+                if !run.is_over() {
+                    self.load.has_ended(now);
+                }
                 let (group, pooled) = run.finish();
                 self.leaving.extend(group);
                 self.returning.extend(pooled);

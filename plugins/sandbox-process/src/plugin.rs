@@ -23,6 +23,8 @@ use crate::run::{self, Around, Handle, Ways};
 use crate::supervisor::{self, Supervisor};
 use crate::wire::{Hello, Layer, LayerReport, LayerState, ZygoteRules};
 
+/// Namespaces and directories of control groups that are kept where few children wait: as many runs at once make no more.
+const KEPT_MIN: usize = 32;
 const MAX_TIMEOUT_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// Runs Python in a process with namespaces, a root, limits and filters of its own.
@@ -164,7 +166,10 @@ impl SandboxProcess {
                     ZygotePer::Gateway => 1,
                     ZygotePer::Tenant => config.zygotes_max,
                 },
-                fresh_namespaces: config.namespaces == Namespaces::Fresh,
+                kept_max: match config.namespaces {
+                    Namespaces::Leased => KEPT_MIN.max(config.pool_max as usize),
+                    Namespaces::Fresh => 0,
+                },
             }),
         };
         let pool = (!fresh).then_some(PoolRules {

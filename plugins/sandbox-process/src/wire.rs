@@ -49,8 +49,9 @@ pub(crate) struct ZygoteRules {
     pub(crate) age_max_ns: u64,
     /// How many trust domains have one at a time.
     pub(crate) domains_max: usize,
-    /// Namespaces are made for one run, instead of leased to one after the other.
-    pub(crate) fresh_namespaces: bool,
+    /// So many namespaces and directories of control groups are kept for the next runs; 0: they are made for one run, instead of
+    /// leased to one after the other.
+    pub(crate) kept_max: usize,
 }
 
 /// What the plugin asks of the launcher, on their one socket.

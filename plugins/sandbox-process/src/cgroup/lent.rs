@@ -11,9 +11,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::{GroupLimits, Place, field_of, limit_files};
 use crate::sys;
 
-/// Those that are kept free; a burst may have made more.
-pub(super) const FREE_MAX: usize = 32;
-
 /// The directories that go together.
 #[derive(Debug)]
 pub(super) struct Lent {

@@ -88,7 +88,7 @@ impl Launcher {
         }
         let ahead_max = if now < self.hold_ns {
             1
-        } else if self.load.is_high(now) {
+        } else if self.is_busy(now) {
             self.processors * BUSY_AHEAD_MAX
         } else {
             u32::MAX
@@ -109,15 +109,30 @@ impl Launcher {
 
     /// Whether there are as many young children as there may be.
     pub(super) fn is_crowded(&self, now: u64) -> bool {
-        let young = self.runs.values().filter(|r| now < r.young_until_ns());
+        self.has_too_many(|run| now < run.young_until_ns())
+    }
+
+    /// Whether what is done ahead of runs would be done at their expense.
+    fn is_busy(&self, now: u64) -> bool {
+        self.load.is_high(now) || self.has_many_runs()
+    }
+
+    /// Whether many runs have come at once, of which none need have ended yet.
+    pub(super) fn has_many_runs(&self) -> bool {
+        self.has_too_many(Run::is_under_way)
+    }
+
+    /// Whether there are as many of them as there may be young ones, and tasks that want a processor.
+    fn has_too_many(&self, is_one: impl Fn(&Run) -> bool) -> bool {
         let most = self.processors * YOUNG_MAX;
-        young.count() as u32 >= most && usage::running() > most
+        let there = self.runs.values().filter(|run| is_one(run)).count() as u32;
+        there >= most && usage::running() > most
     }
 
     /// All that a child needs, and the order for it. `there` like it are waiting already.
     fn try_order(&mut self, name: &str, network: bool, there: u32) -> Result<(), String> {
         let cannot = |e: io::Error| format!("a child cannot be ordered: {e}");
-        let busy = self.load.is_high(sys::now_ns());
+        let busy = self.is_busy(sys::now_ns());
         let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
             return Ok(());
         };

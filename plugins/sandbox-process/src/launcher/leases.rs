@@ -30,24 +30,21 @@ pub(crate) struct Leases {
     /// A network and an ipc namespace of the launcher's own, which it comes back to: nothing is ever in them.
     home: [OwnedFd; 2],
     free: Vec<Lease>,
+    /// So many free ones are kept, a burst may have made more; 0: none is leased twice.
+    free_max: usize,
     slots: BTreeSet<u32>,
     with_user: bool,
-    /// Never leased twice.
-    fresh: bool,
 }
-
-/// Free ones that are kept; a burst may have made more.
-const FREE_MAX: usize = 32;
 
 impl Leases {
     /// Moves the launcher into its home.
-    pub(crate) fn new(with_user: bool, fresh: bool) -> io::Result<Self> {
+    pub(crate) fn new(with_user: bool, free_max: usize) -> io::Result<Self> {
         Ok(Leases {
             home: new_pair()?,
             free: Vec::new(),
+            free_max,
             slots: BTreeSet::new(),
             with_user,
-            fresh,
         })
     }
 
@@ -98,7 +95,7 @@ impl Leases {
 
     /// After its run, which is dead and reaped. `pristine`: nothing can be left in it.
     pub(crate) fn give_back(&mut self, lease: Lease, pristine: bool) {
-        if pristine && !self.fresh && self.free.len() < FREE_MAX {
+        if pristine && self.free.len() < self.free_max {
             self.free.push(lease);
         } else {
             self.slots.remove(&lease.slot);

@@ -8,9 +8,13 @@ use crate::sys::{self, Exit, Poll};
 use crate::usage;
 use crate::wire::{End, Notice, Report, RunSpec};
 
-/// A zygote's child that the plugin has let go of has given its result, as a rule, and is ended so much later, where that is
-/// not load: to end takes as much of the processors as a short run does, and the answer wants them first.
-const LINGER_NS: u64 = 500_000;
+/// A zygote's child that the plugin has let go of has given its result, as a rule, and is ended so much later: to end takes as
+/// much of the processors as a short run does, and the answer wants them first. Where runs come one upon the other it would
+/// only be put off, and its caches would be lost.
+pub(super) const LINGER_NS: u64 = 500_000;
+
+/// Where many have come at once the answers of the others want them first, too.
+pub(super) const LINGER_LONG_NS: u64 = 50_000_000;
 
 /// Even where there are many, a child is built within the one time, and when it has a short run that is over within the other:
 /// until then it wants a processor.
@@ -130,10 +134,7 @@ impl Run {
             None => [
                 unless(self.report_over, (Happened::Said, self.report.as_fd())),
                 Some((Happened::Ended, self.init.pidfd.as_fd())),
-                unless(
-                    self.killed || self.ends_ns.is_some(),
-                    (Happened::LetGo, self.notice.as_fd()),
-                ),
+                unless(self.is_over(), (Happened::LetGo, self.notice.as_fd())),
             ],
             Some(pooled) => [
                 unless(
@@ -149,11 +150,26 @@ impl Run {
     /// Of a zygote's child; a long time ago for others, and for one that is over.
     pub(super) fn young_until_ns(&self) -> u64 {
         match &self.pooled {
-            Some(pooled) if !self.killed && self.ends_ns.is_none() => {
-                self.born_ns + YOUNG_NS[usize::from(pooled.taken)]
+            Some(pooled) if !self.is_over() => {
+                let [born, began] = YOUNG_NS;
+                match pooled.taken {
+                    true => self.began_ns + began,
+                    false => self.born_ns + born,
+                }
             }
             _ => 0,
         }
+    }
+
+    /// Of a zygote's child: it has a run, whose answer has not been given.
+    pub(super) fn is_under_way(&self) -> bool {
+        let taken = self.pooled.as_ref().is_some_and(|p| p.taken);
+        taken && !self.is_over()
+    }
+
+    /// It is to end, or will have.
+    pub(super) fn is_over(&self) -> bool {
+        self.killed || self.ends_ns.is_some()
     }
 
     pub(super) fn kill(&mut self) {
@@ -188,10 +204,11 @@ impl Run {
         }
     }
 
-    /// The plugin has closed its notice socket, and nobody asks for the run any more, or waits there for its end.
-    pub(super) fn let_go(&mut self, busy: bool) {
-        if self.pooled.is_some() && !busy && !self.is_awaited() {
-            self.ends_ns = Some(sys::now_ns() + LINGER_NS);
+    /// The plugin has closed its notice socket, and nobody asks for the run any more, or waits there for its end. In the first
+    /// case it need not end at once.
+    pub(super) fn let_go(&mut self, now: u64, linger_ns: u64) {
+        if self.pooled.is_some() && linger_ns > 0 && !self.is_awaited() {
+            self.ends_ns = Some(now + linger_ns);
         } else {
             self.kill();
         }

@@ -500,7 +500,7 @@ mod tests {
             children_max: 1000,
             age_max_ns: u64::MAX,
             domains_max: 3,
-            fresh_namespaces: false,
+            kept_max: 0,
         });
         for (name, waiting) in [("flood", 1000), ("idle", 0), ("other", 1)] {
             let needs = PoolNeeds {

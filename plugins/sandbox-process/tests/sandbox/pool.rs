@@ -331,6 +331,37 @@ fn children_that_a_burst_leaves_behind_rehearse() {
     });
 }
 
+/// As long as many runs that came at once want the processors, none of them goes to children for later.
+#[test]
+fn a_burst_has_the_processors_for_itself() {
+    let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+    if processors > 16 {
+        return; // what is many goes by the processors
+    }
+    let many = 4 * processors + 2;
+    let instance = warm(json!({"pool_min": many + 8, "pool_max": many + 8}));
+    let all = (many + 8) as u64;
+    eventually("all wait", || metric(&instance, "pool_idle") == all);
+    let services: Vec<Services> = (0..many).map(|_| Services::default()).collect();
+    // Long enough to make all anew.
+    let busy = "import time\ndef main(args):\n    while time.process_time() < 0.1: pass\n    print('here', flush=True)\n    while True: pass\n";
+    std::thread::scope(|scope| {
+        let mut ids = Vec::new();
+        for services in &services {
+            let request = request(busy);
+            ids.push(request.run_id.clone());
+            scope.spawn(|| instance.plugin.run(request, services).unwrap());
+        }
+        eventually("all have been under way for a while", || {
+            services.iter().all(|s| s.text() == "here\n")
+        });
+        let idle = metric(&instance, "pool_idle");
+        ids.iter().for_each(|id| instance.plugin.cancel(id));
+        assert!(idle < all / 2, "{idle} of {all}");
+    });
+    eventually("all wait again", || metric(&instance, "pool_idle") == all);
+}
+
 /// What the documentation says of memory: a child that waits, with its init, which has the same memory.
 #[test]
 fn a_waiting_child_is_small() {
