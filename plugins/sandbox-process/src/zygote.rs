@@ -99,6 +99,15 @@ pub(crate) fn activate() -> c_long {
     0
 }
 
+/// What is mapped here. A zygote has no /proc, but an ordinary user's.
+fn own_maps() -> io::Result<String> {
+    std::fs::read_to_string("/proc/self/maps").or_else(|_| {
+        let proc = sys::new_mount(c"proc", &[], sys::NOSUID | sys::NODEV | sys::NOEXEC)?;
+        let maps = sys::open_at(proc.as_fd(), "self/maps", libc::O_RDONLY)?;
+        io::read_to_string(std::fs::File::from(maps))
+    })
+}
+
 fn try_tend() -> io::Result<Option<Child>> {
     // The file has done its service; nobody who is born here has a name for it.
     sys::detach(c"/.run")?;
@@ -107,6 +116,8 @@ fn try_tend() -> io::Result<Option<Child>> {
     let ground = ground()?;
     let inside: &'static Inside = Box::leak(Box::new(Inside::prepare(ground)?));
     sys::have_forks_inherit_code(true);
+    // The last that is done before the first child: what is written from here on is copied with each.
+    let _ = own_maps().and_then(|maps| sys::have_forks_map_memory(&maps));
     sys::install_filter(&seccomp::of_zygote())?;
     // A child is process 2 of its namespace: what looks at process ids to see a fork must see one.
     if std::process::id() <= 2 {

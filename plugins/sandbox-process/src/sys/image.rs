@@ -6,9 +6,9 @@ use std::ops::Range;
 use super::exit_now;
 
 /// Of the machines that this runs on. Where it is something else, the kernel does not give what is asked for in it.
-const LARGE_PAGE: usize = 2 << 20;
+pub(super) const LARGE_PAGE: usize = 2 << 20;
 /// <linux/mman.h>, Linux 6.1
-const MADV_COLLAPSE: c_int = 25;
+pub(super) const MADV_COLLAPSE: c_int = 25;
 
 /// Has forks of this process inherit its page tables of code and constants. Otherwise each fork begins without them and
 /// finds its way back by one page fault after the other: fork(2) copies those tables only of mappings that have a page of

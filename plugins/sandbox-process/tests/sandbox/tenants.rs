@@ -119,14 +119,14 @@ fn a_mark_that_is_there_is_found() {
         .into_bytes();
     let found = said(&instance, request, &services).foreign;
     let in_place = |part: &str| found.keys().any(|place| place.contains(part));
-    for place in [
-        "environment",
-        "/blobs/given/content",
-        "/tmp/run_code.py",
-        "[heap]",
-    ] {
+    for place in ["environment", "/blobs/given/content", "/tmp/run_code.py"] {
         assert!(in_place(place), "{place}: {found:?}");
     }
+    // The heap is called so where a zygote's has been put into a file.
+    assert!(
+        in_place("[heap]") || in_place("skillgate-memory"),
+        "{found:?}"
+    );
 }
 
 /// In a container the gateway is often process 1, and then the pids of runs and of what they are forked from can be the same

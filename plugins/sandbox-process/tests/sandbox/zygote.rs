@@ -1,6 +1,7 @@
 //! Warmed interpreters: what their children share, and what becomes of runs when one dies, hangs or is replaced.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -375,4 +376,78 @@ fn the_program_lies_in_large_pages_where_the_kernel_has_them() {
         !(could && is_file && whole),
         "{pages:x?} of {name} could be moved: {smaps}"
     );
+}
+
+/// As above. Of what a zygote has nothing is copied ahead for its children, and nobody can write to the file that it lies in.
+#[test]
+fn what_a_zygote_has_is_mapped_by_its_children() {
+    let asked = "import mmap, os; f = os.memfd_create('x'); os.write(f, bytes(4 << 20)); m = mmap.mmap(f, 4 << 20); m.madvise(25)";
+    let given = Command::new("python3").args(["-c", asked]).output();
+    let instance = warm(json!({}));
+    let [zygote] = zygotes(&instance)[..] else {
+        panic!("one zygote");
+    };
+    let maps = std::fs::read_to_string(format!("/proc/{zygote}/maps")).unwrap();
+    let kib_of = |is_it: fn(&str) -> bool| -> u64 {
+        let bytes = |line: &str| {
+            let (begin, end) = line.split_whitespace().next()?.split_once('-')?;
+            let [begin, end] = [begin, end].map(|at| u64::from_str_radix(at, 16).unwrap());
+            Some(end - begin)
+        };
+        maps.lines()
+            .filter(|l| is_it(l))
+            .filter_map(bytes)
+            .sum::<u64>()
+            / 1024
+    };
+    let mapped = kib_of(|l| l.contains("rw-p") && l.contains("skillgate-memory"));
+    let copied =
+        kib_of(|l| l.contains("rw-p") && !l.contains("skillgate-memory") && !l.contains("[stack]"));
+    if given.is_ok_and(|o| o.status.success()) {
+        assert!(
+            mapped > 2048 && copied < mapped / 4,
+            "{mapped} and {copied} KiB: {maps}"
+        );
+        assert!(
+            kib_of(|l| l.contains("r-xp") && l.contains("skillgate-memory")) > 0,
+            "{maps}"
+        );
+    }
+    let open = std::fs::read_dir(format!("/proc/{zygote}/fd")).unwrap();
+    for link in open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok()) {
+        assert!(
+            !link.to_string_lossy().contains("skillgate-memory"),
+            "{link:?}"
+        );
+    }
+    // Root alone gets hold of it, from outside, and cannot write to it either.
+    let range = maps
+        .lines()
+        .find(|l| l.starts_with('7') && l.contains("skillgate-memory"));
+    if let (Some(line), true) = (range, is_root()) {
+        let range = line.split_whitespace().next().unwrap();
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(format!("/proc/{zygote}/map_files/{range}"));
+        let written = file.unwrap().write_all(b"x").unwrap_err();
+        assert_eq!(written.kind(), std::io::ErrorKind::PermissionDenied);
+    }
+    // What one child writes over is what it was for the next; and there is no other way to it.
+    let overwrites = "import ctypes, os
+def main(args):
+    at = id(os.name) + 48
+    before = ctypes.string_at(at, 5).decode()
+    ways = []
+    for line in open('/proc/self/maps'):
+        if 'skillgate-memory' in line:
+            try:
+                ways.append(os.open('/proc/self/map_files/' + line.split()[0], os.O_RDWR))
+            except OSError:
+                pass
+    ctypes.memset(at, 65, 5)
+    return [before, ways, ctypes.string_at(at, 5).decode()]
+";
+    for _ in 0..3 {
+        assert_eq!(instance.output(overwrites), json!(["posix", [], "AAAAA"]));
+    }
 }
