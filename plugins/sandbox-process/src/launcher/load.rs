@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 const RUNS: usize = 2;
 const WINDOW_NS: u64 = 20_000_000;
 
-/// When the last runs have ended, the oldest first: as many as are load when none of them is older than the window.
+/// When the last runs have ended (answered, or gone without), the oldest first: as many as are load when none of them is older
+/// than the window.
 #[derive(Debug)]
 pub(super) struct Load {
     ended_ns: VecDeque<u64>,
