@@ -115,6 +115,7 @@ fn try_tend() -> io::Result<Option<Child>> {
     let control = sys::inherited(CONTROL_FD)?;
     let ground = ground()?;
     let inside: &'static Inside = Box::leak(Box::new(Inside::prepare(ground)?));
+    // The program's code; and for the rest, where what follows finds no large pages.
     sys::have_forks_inherit_code(true);
     // The last that is done before the first child: what is written from here on is copied with each.
     let _ = own_maps().and_then(|maps| sys::have_forks_map_memory(&maps));

@@ -324,15 +324,27 @@ fn what_a_killed_run_has_used_is_known() {
     }
 }
 
+/// Of an instance that has one.
+fn zygote_of(instance: &Instance) -> u32 {
+    let [zygote] = zygotes(instance)[..] else {
+        panic!("one zygote");
+    };
+    zygote
+}
+
+/// Whether the kernel gives what these lines of Python ask for.
+fn is_given(asked: &str) -> bool {
+    let output = Command::new("python3").args(["-c", asked]).output();
+    output.is_ok_and(|o| o.status.success())
+}
+
 /// Only for speed; but if it is not so, nobody would notice.
 #[test]
 fn the_program_lies_in_large_pages_where_the_kernel_has_them() {
     let asked = "import mmap; m = mmap.mmap(-1, 8 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS); m.write(bytes(8 << 20)); m.madvise(25)";
-    let given = Command::new("python3").args(["-c", asked]).output();
+    let could = is_given(asked);
     let instance = warm(json!({}));
-    let [zygote] = zygotes(&instance)[..] else {
-        panic!("one zygote");
-    };
+    let zygote = zygote_of(&instance);
     let smaps = std::fs::read_to_string(format!("/proc/{zygote}/smaps")).unwrap();
     let mut moved = 0;
     // Of the program's file, read-only and side by side, from the first on.
@@ -371,7 +383,6 @@ fn the_program_lies_in_large_pages_where_the_kernel_has_them() {
     let (pages, name) = program.unwrap();
     let whole = pages.start.next_multiple_of(LARGE) < pages.end / LARGE * LARGE;
     let is_file = name.starts_with('/');
-    let could = given.is_ok_and(|o| o.status.success());
     assert!(
         !(could && is_file && whole),
         "{pages:x?} of {name} could be moved: {smaps}"
@@ -382,11 +393,9 @@ fn the_program_lies_in_large_pages_where_the_kernel_has_them() {
 #[test]
 fn what_a_zygote_has_is_mapped_by_its_children() {
     let asked = "import mmap, os; f = os.memfd_create('x'); os.write(f, bytes(4 << 20)); m = mmap.mmap(f, 4 << 20); m.madvise(25)";
-    let given = Command::new("python3").args(["-c", asked]).output();
+    let could = is_given(asked);
     let instance = warm(json!({}));
-    let [zygote] = zygotes(&instance)[..] else {
-        panic!("one zygote");
-    };
+    let zygote = zygote_of(&instance);
     let maps = std::fs::read_to_string(format!("/proc/{zygote}/maps")).unwrap();
     let kib_of = |is_it: fn(&str) -> bool| -> u64 {
         let bytes = |line: &str| {
@@ -403,7 +412,7 @@ fn what_a_zygote_has_is_mapped_by_its_children() {
     let mapped = kib_of(|l| l.contains("rw-p") && l.contains("skillgate-memory"));
     let copied =
         kib_of(|l| l.contains("rw-p") && !l.contains("skillgate-memory") && !l.contains("[stack]"));
-    if given.is_ok_and(|o| o.status.success()) {
+    if could {
         assert!(
             mapped > 2048 && copied < mapped / 4,
             "{mapped} and {copied} KiB: {maps}"
