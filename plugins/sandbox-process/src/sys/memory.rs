@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 
 use super::image::{LARGE_PAGE, MADV_COLLAPSE};
@@ -68,13 +68,7 @@ unsafe fn exchange(places: &[Place]) -> io::Result<bool> {
     // SAFETY: it is new, and nobody else's.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.set_len(bytes as u64)?;
-    let mut at = 0;
-    for place in places {
-        // SAFETY: readable, by this function's own condition.
-        file.write_all_at(unsafe { bytes_of(&place.pages) }, at)?;
-        at += place.pages.len() as u64;
-    }
-    if !become_large(file.as_fd(), bytes)? {
+    if !become_large(&file, bytes)? {
         return Ok(false);
     }
     let mut at = 0;
@@ -102,7 +96,7 @@ unsafe fn exchange(places: &[Place]) -> io::Result<bool> {
 /// As for [`exchange`].
 unsafe fn exchange_one(place: &Place, file: &File, at: u64) -> io::Result<()> {
     let (bytes, protection) = (place.pages.len(), place.protection);
-    // Again, since some of it has changed. From here to the last call nothing is written but the stack.
+    // From here to the last call nothing is written but the stack.
     // SAFETY: readable, by this function's own condition.
     file.write_all_at(unsafe { bytes_of(&place.pages) }, at)?;
     let (fd, at) = (file.as_raw_fd(), at as libc::off_t);
@@ -130,8 +124,12 @@ unsafe fn bytes_of(place: &Range<usize>) -> &[u8] {
     unsafe { std::slice::from_raw_parts(place.start as *const u8, place.len()) }
 }
 
-/// Has a file of so many bytes, whole large pages, lie in such. `false`: not all of it could be.
-fn become_large(file: BorrowedFd<'_>, bytes: usize) -> io::Result<bool> {
+/// Has an empty file of so many bytes, whole large pages, lie in such. `false`: not all of it could be.
+fn become_large(file: &File, bytes: usize) -> io::Result<bool> {
+    // Where there is nothing at all the kernel makes nothing large; what is not there it need not copy.
+    for at in (0..bytes).step_by(LARGE_PAGE) {
+        file.write_all_at(&[0], at as u64)?;
+    }
     let room_bytes = bytes + LARGE_PAGE;
     let nothing = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: a new mapping, which is nobody else's.
