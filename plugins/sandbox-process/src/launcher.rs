@@ -356,7 +356,7 @@ impl Launcher {
         match serde_json::from_slice(message) {
             Ok(Request::Run(spec)) => self.start(&spec, fds),
             Ok(Request::Pool(needs)) => self.pool(control, needs),
-            Ok(Request::Activate { number, spec }) => self.activate(number, spec),
+            Ok(Request::Activate { taken, spec }) => self.activate(&taken, spec),
             Err(e) => {
                 // Of a run its notice socket is the last: it must not wait for nothing.
                 if let Some(notice) = fds.last() {

@@ -64,7 +64,7 @@ pub(crate) enum Request {
     Pool(PoolNeeds),
     /// Tells a waiting child for which run it is, when it has what only the launcher can give it: mounts, a disk of another
     /// size, the listener of its gate.
-    Activate { number: u64, spec: RunSpec },
+    Activate { taken: Taken, spec: RunSpec },
 }
 
 /// How many children of a domain's zygote there should be.
@@ -84,7 +84,7 @@ pub(crate) struct PoolNeeds {
 }
 
 /// A child that has a run.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Taken {
     pub(crate) number: u64,
     /// As in [`RunSpec`].

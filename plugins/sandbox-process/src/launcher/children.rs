@@ -13,7 +13,7 @@ use crate::guard::Without;
 use crate::isolate::{self, Ground};
 use crate::sys::{self, Poll};
 use crate::usage;
-use crate::wire::{Notice, PoolNeeds, RunSpec, Word};
+use crate::wire::{Notice, PoolNeeds, RunSpec, Taken, Word};
 use crate::zygote::READY;
 
 /// A run that has just been told to begin has the processors for itself for so long, or until a run ends, while there are
@@ -39,15 +39,8 @@ impl Launcher {
     /// What the plugin needs of a pool.
     pub(super) fn pool(&mut self, control: BorrowedFd<'_>, needs: PoolNeeds) {
         for taken in &needs.taken {
-            let Some(run) = self.child(taken.number) else {
-                continue;
-            };
-            run.deadline_ns = taken.deadline_ns;
-            run.begin(LASTS_NS);
-            run.cpu_limit_us = taken.cpu_ms.saturating_mul(1000);
-            if let Some(pooled) = &mut run.pooled {
-                pooled.taken = true;
-                pooled.cpu_before_us = taken.cpu_before_us;
+            if let Some((_, run)) = self.child(taken.number) {
+                run.take(taken, LASTS_NS);
             }
         }
         let Some(zygotes) = &mut self.zygotes else {
@@ -57,9 +50,11 @@ impl Launcher {
         self.act(control, events);
     }
 
-    fn child(&mut self, number: u64) -> Option<&mut Run> {
-        let is_it = |r: &&mut Run| r.pooled.as_ref().is_some_and(|p| p.number == number);
-        self.runs.values_mut().find(is_it)
+    /// The child with this number, and its slot.
+    fn child(&mut self, number: u64) -> Option<(u32, &mut Run)> {
+        let of_it = |run: &Run| run.pooled.as_ref().is_some_and(|p| p.number == number);
+        let (slot, run) = self.runs.iter_mut().find(|(_, run)| of_it(run))?;
+        Some((*slot, run))
     }
 
     /// Hears the zygotes, starts those that are wanted and orders children.
@@ -355,23 +350,15 @@ impl Launcher {
     }
 
     /// A child has a run that needs what the plugin cannot give it.
-    pub(super) fn activate(&mut self, number: u64, spec: RunSpec) {
+    pub(super) fn activate(&mut self, taken: &Taken, spec: RunSpec) {
         // One that has died meanwhile has said so on its own socket.
-        let of_it = |run: &Run| run.pooled.as_ref().is_some_and(|p| p.number == number);
-        let Some((slot, run)) = self.runs.iter_mut().find(|(_, run)| of_it(run)) else {
+        let Some((slot, run)) = self.child(taken.number) else {
             return;
         };
-        let slot = *slot;
-        run.deadline_ns = spec.deadline_ns;
-        run.begin(LASTS_NS);
-        run.cpu_limit_us = spec.cpu_ms.saturating_mul(1000);
-        let so_far = run.cpu_us();
-        let Some(pooled) = &mut run.pooled else {
-            return;
-        };
-        pooled.cpu_before_us = so_far.unwrap_or(0);
-        pooled.taken = true;
-        pooled.activation = Some(spec);
+        run.take(taken, LASTS_NS);
+        if let Some(pooled) = &mut run.pooled {
+            pooled.activation = Some(spec);
+        }
         self.hold_ns = sys::now_ns() + HOLD_NS;
         self.furnish(slot);
     }

@@ -6,7 +6,7 @@ use super::leases::Lease;
 use crate::cgroup::{GroupUse, RunGroup};
 use crate::sys::{self, Exit, Poll};
 use crate::usage;
-use crate::wire::{End, Notice, Report, RunSpec};
+use crate::wire::{End, Notice, Report, RunSpec, Taken};
 
 /// A zygote's child that the plugin has let go of has given its result, as a rule, and is ended so much later: to end takes as
 /// much of the processors as a short run does, and the answer wants them first. Where runs come one upon the other it would
@@ -186,6 +186,17 @@ impl Run {
         self.began_ns = sys::now_ns();
         self.lasts_us = lasts_ns / 1000;
         self.looked_at_ns = self.began_ns + lasts_ns;
+    }
+
+    /// A zygote's child has a run.
+    pub(super) fn take(&mut self, taken: &Taken, lasts_ns: u64) {
+        self.deadline_ns = taken.deadline_ns;
+        self.begin(lasts_ns);
+        self.cpu_limit_us = taken.cpu_ms.saturating_mul(1000);
+        if let Some(pooled) = &mut self.pooled {
+            pooled.taken = true;
+            pooled.cpu_before_us = taken.cpu_before_us;
+        }
     }
 
     /// If it lasts: what there is of the processors goes to short runs first. One that sleeps is looked at when it is twice

@@ -144,12 +144,18 @@ impl<'a> Attempt<'a> {
         )
         .map_err(unavailable)?;
         channel.begin();
+        let taken = Taken {
+            number: waiting.number,
+            deadline_ns: self.spec.deadline_ns,
+            cpu_ms: self.spec.cpu_ms,
+            cpu_before_us,
+        };
         let disk = [self.spec.disk_bytes, self.spec.disk_inodes];
         let by_launcher = !self.spec.mounts.is_empty() || self.spec.network || disk != waiting.disk;
         if by_launcher {
             self.ask(
                 &Request::Activate {
-                    number: waiting.number,
+                    taken,
                     spec: self.spec.clone(),
                 },
                 &[],
@@ -173,15 +179,7 @@ impl<'a> Attempt<'a> {
         running.ready_ns = Some(sys::now_ns());
         running.pidfd = Some(waiting.pidfd);
         running.child = Some(child);
-        pool.taken(
-            domain,
-            Taken {
-                number: waiting.number,
-                deadline_ns: self.spec.deadline_ns,
-                cpu_ms: self.spec.cpu_ms,
-                cpu_before_us,
-            },
-        );
+        pool.taken(domain, taken);
         Ok(Some(running))
     }
 
