@@ -9,6 +9,7 @@ mod cursor;
 mod error;
 mod merge;
 mod publish;
+mod trees;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
@@ -29,6 +30,7 @@ use skillgate_skill::{
 pub use error::Error;
 use merge::Merge;
 pub use publish::{Draft, NewSkill};
+use trees::Trees;
 
 /// Parsed skills that are kept; at the next one the cache starts anew.
 const CACHE_SKILLS_MAX: usize = 4096;
@@ -154,6 +156,7 @@ struct Inner {
     /// Name → latest version.
     shelf_latest: HashMap<String, String>,
     cache: Mutex<HashMap<CacheKey, Arc<Skill>>>,
+    trees: Trees,
     files_max: usize,
     bytes_max: u64,
 }
@@ -186,6 +189,7 @@ impl Catalog {
             store,
             shelf_latest,
             cache: Mutex::default(),
+            trees: Trees::default(),
             files_max,
             bytes_max,
         })))
@@ -376,6 +380,7 @@ impl Catalog {
     pub fn forget(&self) {
         let mut cache = self.0.cache.lock().unwrap_or_else(PoisonError::into_inner);
         cache.clear();
+        self.0.trees.forget();
     }
 
     /// The text of SKILL.md, front matter included.
@@ -473,14 +478,17 @@ impl Catalog {
     ///
     /// # Errors
     /// [`Error::Store`].
-    pub async fn tree(&self, tenant: &str, skill: &Skill) -> Result<Source, Error> {
+    pub async fn tree(&self, tenant: &str, skill: &Arc<Skill>) -> Result<Source, Error> {
+        if let Some(dir) = self.0.trees.open(skill) {
+            return Ok(Source::Fd(dir));
+        }
         let source = self.source(skill.name()).await?;
         match source
             .skill_tree(tenant, skill.name(), skill.version())
             .await
             .map_err(Error::Store)?
         {
-            Content::Dir(fd) => Ok(Source::Fd(fd)),
+            Content::Dir(fd) => Ok(Source::Fd(self.0.trees.keep(skill, fd))),
             Content::Tar(fd, _) => Ok(Source::Tar(fd)),
             Content::Data(_) | Content::File(..) => Err(broken(
                 &skill.record,
