@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use direct::Direct;
 use measure::machine::{self, Household};
-use measure::{Row, clients_of, measure, rivals, run, whole_stack};
+use measure::{Clients, Row, clients_of, measure, rivals, run, whole_stack};
 use serde_json::json;
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::testing::Run;
@@ -98,18 +98,24 @@ fn instances(settings: &[Setting]) -> Vec<Mode> {
 
 impl Mode {
     fn by_itself(&self, name: String, clients: usize) -> Row {
-        let direct = self.direct.clone();
-        let work = Box::new(move || {
-            let direct = direct.clone();
-            Box::new(move || direct.hello()) as Box<dyn FnMut()>
-        });
-        Row::new(name, clients, self.each, work)
+        Row::new(name, clients, self.each, self.alone())
     }
 
     fn behind_http(&self, name: String, clients: usize) -> Row {
+        Row::new(name, clients, self.each, self.over_http())
+    }
+
+    fn alone(&self) -> Clients {
+        let direct = self.direct.clone();
+        Box::new(move || {
+            let direct = direct.clone();
+            Box::new(move || direct.hello())
+        })
+    }
+
+    fn over_http(&self) -> Clients {
         let operation = run(json!({ "name": "hello.world", "args": {} }));
-        let work = clients_of(&self.gateway.address, Some(&self.token), operation);
-        Row::new(name, clients, self.each, work)
+        clients_of(&self.gateway.address, Some(&self.token), operation)
     }
 }
 
@@ -282,57 +288,99 @@ fn bursts(modes: &[Mode]) {
     }
 }
 
-/// Four clients for a long time: what drifts would drift here.
+/// Calls of so many clients, one upon the other.
+struct Closed {
+    runs: usize,
+    per_s: f64,
+    p50_ms: f64,
+    p99_ms: f64,
+}
+
+impl Closed {
+    fn of(work: &Clients, time: Duration) -> Closed {
+        let began = Instant::now();
+        let mut ms: Vec<f64> = std::thread::scope(|scope| {
+            let client = || {
+                let (mut operation, mut ms) = (work(), Vec::new());
+                while began.elapsed() < time {
+                    let one = Instant::now();
+                    operation();
+                    ms.push(one.elapsed().as_secs_f64() * 1000.0);
+                }
+                ms
+            };
+            let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
+            clients
+                .into_iter()
+                .flat_map(|client| client.join().unwrap())
+                .collect()
+        });
+        ms.sort_by(f64::total_cmp);
+        Closed {
+            runs: ms.len(),
+            per_s: ms.len() as f64 / began.elapsed().as_secs_f64(),
+            p50_ms: quantile(&ms, 0.5),
+            p99_ms: quantile(&ms, 0.99),
+        }
+    }
+
+    fn cells(&self) -> String {
+        format!(
+            "{} | {:.0} | {:.2} | {:.2}",
+            self.runs, self.per_s, self.p50_ms, self.p99_ms
+        )
+    }
+}
+
+/// Four clients for a long time, of the rival, of each mode by itself and of its gateway in turns: what drifts would drift
+/// here, and what the machine does meanwhile meets all of them.
 fn sustained(modes: &[Mode], seconds: u64) {
     let part = Duration::from_secs(seconds) / PARTS;
+    let rival = rivals::bubblewrap().map(|[_, job]| job);
+    if let Err(why) = &rival {
+        println!("left out: {why}");
+    }
     for mode in modes {
         println!(
-            "\n{}, {CLIENTS} clients for {seconds} s, {}",
+            "\n{}, {CLIENTS} clients, {seconds} s by itself and {seconds} s over HTTP, {}",
             mode.name,
             machine::description()
         );
         println!(
-            "| s | runs | per second | p50 ms | p99 ms | gateway KiB | launcher and below KiB | namespaces | of them net, with those to be taken down | control groups |"
+            "| s | bubblewrap + python3 and a runner's job, per second | by itself: runs | per second | p50 ms | p99 ms | whole gateway over HTTP: runs | per second | p50 ms | p99 ms | gateway KiB | launcher and below KiB | namespaces | of them net, with those to be taken down | control groups |"
         );
-        println!("|---|---|---|---|---|---|---|---|---|---|");
-        let (address, token) = (&mode.gateway.address, mode.token.as_str());
-        let work = clients_of(
-            address,
-            Some(token),
-            run(json!({ "name": "hello.world", "args": {} })),
-        );
+        println!("|{}", "---|".repeat(15));
+        let over_http = mode.over_http();
+        let (mut rivals, mut ratios) = (Vec::new(), [Vec::new(), Vec::new()]);
         for number in 1..=PARTS {
-            let began = Instant::now();
-            let mut ms: Vec<f64> = std::thread::scope(|scope| {
-                let client = || {
-                    let (mut operation, mut ms) = (work(), Vec::new());
-                    while began.elapsed() < part {
-                        let one = Instant::now();
-                        operation();
-                        ms.push(one.elapsed().as_secs_f64() * 1000.0);
-                    }
-                    ms
-                };
-                let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
-                clients
-                    .into_iter()
-                    .flat_map(|client| client.join().unwrap())
-                    .collect()
-            });
-            ms.sort_by(f64::total_cmp);
+            let other = rival
+                .as_ref()
+                .ok()
+                .map(|job| Closed::of(job, part / 3).per_s);
+            let own = [&mode.alone(), &over_http].map(|work| Closed::of(work, part));
             let household = Household::of(mode.gateway.launcher().pid);
             let (namespaces, net) = machine::namespaces();
             println!(
-                "| {:.0} | {} | {:.0} | {:.2} | {:.2} | {} | {} | {namespaces} | {} | {} |",
+                "| {:.0} | {} | {} | {} | {} | {} | {namespaces} | {} | {} |",
                 (part * number).as_secs_f64(),
-                ms.len(),
-                ms.len() as f64 / began.elapsed().as_secs_f64(),
-                quantile(&ms, 0.5),
-                quantile(&ms, 0.99),
+                other.map_or("–".to_owned(), |per_s| format!("{per_s:.0}")),
+                own[0].cells(),
+                own[1].cells(),
                 mode.gateway.rss_kib(),
                 household.own_kib + household.children_kib,
                 net.map_or("–".to_owned(), |net| net.to_string()),
                 look::groups(&mode.gateway.instance()).len(),
+            );
+            rivals.extend(other);
+            for (ratios, own) in ratios.iter_mut().zip(&own) {
+                ratios.push(own.per_s);
+            }
+        }
+        if !rivals.is_empty() {
+            let times = ratios.map(|own| median(&own) / median(&rivals));
+            println!(
+                "\nMedians of the parts: {:.1} times bubblewrap by itself, {:.1} times over HTTP.",
+                times[0], times[1]
             );
         }
     }
@@ -343,8 +391,11 @@ fn main() {
     let seconds = arguments
         .windows(2)
         .find(|pair| pair[0] == "--sustained")
-        .map(|pair| pair[1].parse().expect("--sustained SECONDS"));
-    let mut modes = instances(&MODES);
+        .map(|pair| pair[1].parse().expect("--sustained SECONDS [MODE]"));
+    let named = |mode: &&Setting| arguments.iter().any(|argument| argument == mode.0);
+    let named: Vec<Setting> = MODES.iter().filter(named).copied().collect();
+    let wanted = if named.is_empty() { &MODES[..] } else { &named };
+    let mut modes = instances(wanted);
     match seconds {
         Some(seconds) => sustained(&modes, seconds),
         None => {
