@@ -317,6 +317,7 @@ impl Sandbox for SandboxProcess {
             "code_kept_skills": code_skills,
             "code_kept_bytes": code_bytes,
             "zygotes": pool.zygotes,
+            "zygotes_in_large_pages": pool.zygotes_in_large_pages,
             "launcher_starts": starts,
         });
         Ok(Health {

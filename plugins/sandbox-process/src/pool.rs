@@ -96,6 +96,7 @@ struct Domain {
     /// The number of the zygote that children come from.
     zygote: u64,
     warm: bool,
+    in_large_pages: bool,
     ahead: u32,
     /// Runs without and with network.
     waiting: [VecDeque<Seat>; 2],
@@ -116,6 +117,7 @@ struct Domain {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PoolState {
     pub(crate) zygotes: usize,
+    pub(crate) zygotes_in_large_pages: usize,
     pub(crate) idle: usize,
     pub(crate) ahead: u32,
     /// Runs that wait for a child.
@@ -250,8 +252,13 @@ impl Pool {
     /// What is there now.
     pub(crate) fn look(&self) -> PoolState {
         let state = self.state();
+        let of_warm = |is_it: &dyn Fn(&Domain) -> bool| {
+            let warm = state.domains.values().filter(|d| d.warm);
+            warm.filter(|d| is_it(d)).count()
+        };
         PoolState {
-            zygotes: state.domains.values().filter(|d| d.warm).count(),
+            zygotes: of_warm(&|_| true),
+            zygotes_in_large_pages: of_warm(&|d| d.in_large_pages),
             idle: state.domains.values().map(|d| d.idle.len()).sum(),
             ahead: state.domains.values().map(|d| d.ahead).sum(),
             waiting: state
@@ -385,10 +392,15 @@ impl Pool {
                 }
                 of.call_first(usize::from(network));
             }
-            Word::Warm { domain, zygote } => {
+            Word::Warm {
+                domain,
+                zygote,
+                in_large_pages,
+            } => {
                 state.cold.remove(&domain);
                 let of = domain_of(&mut state, &domain, self.rules);
                 of.warm = true;
+                of.in_large_pages = in_large_pages;
                 of.zygote = zygote;
                 self.tell(of, &domain);
             }
@@ -458,6 +470,7 @@ fn domain_of<'a>(state: &'a mut State, name: &str, rules: PoolRules) -> &'a mut 
             connected: VecDeque::new(),
             zygote: 0,
             warm: false,
+            in_large_pages: false,
             ahead: rules.min.min(rules.max),
             waiting: Default::default(),
             untold: Vec::new(),

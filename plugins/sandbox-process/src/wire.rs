@@ -116,7 +116,12 @@ pub(crate) enum Word {
         disk_inodes: u64,
     },
     /// The domain's zygote is warm; its children come from this one now, and older ones are not wanted any more.
-    Warm { domain: String, zygote: u64 },
+    Warm {
+        domain: String,
+        zygote: u64,
+        /// What it has in its memory is, where the host gives such.
+        in_large_pages: bool,
+    },
     /// It has none, for the reason said: nobody should wait for a child.
     Cold { domain: String, why: String },
     /// Its place has been taken by other domains'; its children are not wanted any more.

@@ -34,8 +34,8 @@ pub(crate) const REHEARSAL_FDS: [i32; 2] = [8, 9];
 /// The longest [`Order`]: it has no mounts.
 const ORDER_BYTES_MAX: usize = 4096;
 
-/// The first word of a zygote that is warm.
-pub(crate) const WARM: &[u8] = b"warm";
+/// The first word of a zygote that is warm: what it has in its memory is where it was, or in large pages.
+pub(crate) const WARM: [&[u8]; 2] = [b"warm", b"warm, in large pages"];
 
 /// The first and only word of a child, on its orders' socket: it is what its run will be. Its mount namespace comes with it.
 pub(crate) const READY: &[u8] = b"ready";
@@ -118,7 +118,7 @@ fn try_tend() -> io::Result<Option<Child>> {
     // The program's code; and for the rest, where what follows finds no large pages.
     sys::have_forks_inherit_code(true);
     // The last that is done before the first child: what is written from here on is copied with each.
-    let _ = own_maps().and_then(|maps| sys::have_forks_map_memory(&maps));
+    let is_large = own_maps().and_then(|maps| sys::have_forks_map_memory(&maps));
     sys::install_filter(&seccomp::of_zygote())?;
     // A child is process 2 of its namespace: what looks at process ids to see a fork must see one.
     if std::process::id() <= 2 {
@@ -126,7 +126,8 @@ fn try_tend() -> io::Result<Option<Child>> {
             "the zygote has a process id that children have",
         ));
     }
-    sys::send_message(control.as_fd(), WARM, &[])?;
+    let warm = WARM[usize::from(is_large.unwrap_or(false))];
+    sys::send_message(control.as_fd(), warm, &[])?;
     // Nothing is given back in a child: that would be work, and touch pages that it shares.
     let buf = vec![0; ORDER_BYTES_MAX].leak();
     loop {

@@ -23,6 +23,8 @@ pub(super) struct Zygote {
     pub(super) number: u64,
     pub(super) born_ns: u64,
     pub(super) warm: bool,
+    /// As it says when it is warm.
+    pub(super) in_large_pages: bool,
     pub(super) children: u64,
 }
 
@@ -68,6 +70,7 @@ pub(super) fn start(ground: &Ground, preload: &[String], number: u64) -> io::Res
             number,
             born_ns: sys::now_ns(),
             warm: false,
+            in_large_pages: false,
             children: 0,
         }),
     }

@@ -309,12 +309,14 @@ impl Domain {
     /// What its zygotes have said.
     fn hear(&mut self, name: &str, leaving: &mut Vec<Zygote>, events: &mut Vec<Event>) {
         match self.next.as_ref().map(heard) {
-            Some(Heard::Said(word, _)) if word == WARM => {
+            Some(Heard::Said(word, _)) if WARM.contains(&word.as_slice()) => {
+                if let Some(next) = &mut self.next {
+                    next.warm = true;
+                    next.in_large_pages = word == WARM[1];
+                }
                 // Not in the middle of an order of the other's, which is short.
                 if self.pending.is_none() {
                     self.succeed(name, leaving, events);
-                } else if let Some(next) = &mut self.next {
-                    next.warm = true;
                 }
             }
             Some(Heard::Nothing) | None => {
@@ -354,13 +356,13 @@ impl Domain {
 
     /// The one that is warm takes the place of the one before.
     fn succeed(&mut self, name: &str, leaving: &mut Vec<Zygote>, events: &mut Vec<Event>) {
-        let Some(mut next) = self.next.take() else {
+        let Some(next) = self.next.take() else {
             return;
         };
-        next.warm = true;
         events.push(Event::Tell(Word::Warm {
             domain: name.to_owned(),
             zygote: next.number,
+            in_large_pages: next.in_large_pages,
         }));
         self.told_cold = false;
         leaving.extend(self.current.replace(next).map(ended));
@@ -489,6 +491,7 @@ mod tests {
             number: 1,
             born_ns: 0,
             warm: true,
+            in_large_pages: false,
             children: 0,
         }
     }

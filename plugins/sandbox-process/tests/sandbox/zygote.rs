@@ -412,6 +412,8 @@ fn what_a_zygote_has_is_mapped_by_its_children() {
     let mapped = kib_of(|l| l.contains("rw-p") && l.contains("skillgate-memory"));
     let copied =
         kib_of(|l| l.contains("rw-p") && !l.contains("skillgate-memory") && !l.contains("[stack]"));
+    let said = metric(&instance, "zygotes_in_large_pages");
+    assert_eq!(said, u64::from(mapped > 0));
     if could {
         assert!(
             mapped > 2048 && copied < mapped / 4,
