@@ -288,7 +288,7 @@ fn bursts(modes: &[Mode]) {
     }
 }
 
-/// Calls of so many clients, one upon the other.
+/// Calls of four clients, of each one upon the other.
 struct Closed {
     runs: usize,
     per_s: f64,
@@ -351,7 +351,7 @@ fn sustained(modes: &[Mode], seconds: u64) {
         );
         println!("|{}", "---|".repeat(15));
         let over_http = mode.over_http();
-        let (mut rivals, mut ratios) = (Vec::new(), [Vec::new(), Vec::new()]);
+        let (mut rivals, mut rates) = (Vec::new(), [Vec::new(), Vec::new()]);
         for number in 1..=PARTS {
             let other = rival
                 .as_ref()
@@ -372,12 +372,12 @@ fn sustained(modes: &[Mode], seconds: u64) {
                 look::groups(&mode.gateway.instance()).len(),
             );
             rivals.extend(other);
-            for (ratios, own) in ratios.iter_mut().zip(&own) {
-                ratios.push(own.per_s);
+            for (rates, own) in rates.iter_mut().zip(&own) {
+                rates.push(own.per_s);
             }
         }
         if !rivals.is_empty() {
-            let times = ratios.map(|own| median(&own) / median(&rivals));
+            let times = rates.map(|own| median(&own) / median(&rivals));
             println!(
                 "\nMedians of the parts: {:.1} times bubblewrap by itself, {:.1} times over HTTP.",
                 times[0], times[1]
@@ -400,7 +400,9 @@ fn main() {
         Some(seconds) => sustained(&modes, seconds),
         None => {
             starts(&modes);
-            modes.extend(instances(&[LARGE]));
+            if named.is_empty() {
+                modes.extend(instances(&[LARGE]));
+            }
             idle_and_ends(&modes);
             bursts(&modes);
         }

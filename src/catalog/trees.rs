@@ -1,5 +1,5 @@
-//! Directories of skills that are kept open. A version never changes, and to ask the store for its directory takes a hop to
-//! another thread and back, which with an idle processor to wake is as long as everything else that is done before a run.
+//! Directories of skills that are kept open. A version never changes, and to ask the store for its directory takes the way to
+//! another thread and back: 0.1 ms of a run's answer, where processors have to be woken for it.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, OwnedFd};
