@@ -13,6 +13,7 @@
 mod held;
 mod hierarchy;
 mod lent;
+mod used;
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -24,6 +25,8 @@ use crate::sys;
 pub(crate) use held::{Held, Part};
 use hierarchy::{Hierarchy, hierarchies};
 use lent::Lent;
+pub(crate) use used::GroupUse;
+use used::count;
 
 const CPU_PERIOD_US: u64 = 100_000;
 /// The share of the processors of a run that lasts, beside one that does not: an eighth. The file and what to write, in
@@ -51,6 +54,8 @@ pub(crate) struct Groups {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct GroupLimits {
     pub(crate) memory_bytes: u64,
+    /// Of these, what a zygote's child has from its birth: it counts in another group.
+    pub(crate) copied_bytes: u64,
     /// Init included.
     pub(crate) pids: u32,
 }
@@ -74,6 +79,8 @@ pub(crate) struct RunGroup {
     lent: Option<Lent>,
     /// It had some of its own: when they can be removed, nothing of the run is left in the others.
     tells: bool,
+    /// [`GroupLimits::copied_bytes`]
+    copied_bytes: u64,
 }
 
 /// What a child needs to get into its group.
@@ -83,15 +90,6 @@ pub(crate) struct Entrance<'a> {
     pub(crate) born_in: Option<BorrowedFd<'a>>,
     /// v1: `tasks` files, to which the child writes 0.
     pub(crate) tasks: Vec<BorrowedFd<'a>>,
-}
-
-/// What a group has counted.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct GroupUse {
-    pub(crate) cpu_us: Option<u64>,
-    pub(crate) peak_memory_bytes: Option<u64>,
-    pub(crate) oom_kills: u64,
-    pub(crate) pids_refused: u64,
 }
 
 impl Groups {
@@ -211,6 +209,7 @@ impl Groups {
             own: Vec::new(),
             lent: self.free.pop(),
             tells: false,
+            copied_bytes: limits.copied_bytes,
         };
         let result = self.fill(&mut group, limits);
         if result.is_err() {
@@ -336,7 +335,7 @@ impl RunGroup {
                 fs::read_to_string(place.dir.join(file)).unwrap_or_default()
             });
         }
-        total
+        total.with_copied(self.copied_bytes)
     }
 
     /// Processor time so far, in microseconds.
@@ -397,7 +396,9 @@ fn limit_files(
     controller: &str,
     limits: GroupLimits,
 ) -> Vec<(&'static str, String, bool)> {
-    let memory = limits.memory_bytes.to_string();
+    let memory = limits.memory_bytes.saturating_sub(limits.copied_bytes);
+    // 0 would be no memory at all, also to begin with.
+    let memory = memory.max(1).to_string();
     match (controller, v2) {
         ("memory", true) if limits.memory_bytes > 0 => vec![
             ("memory.max", memory, true),
@@ -411,56 +412,6 @@ fn limit_files(
         // A run has init at least: 0 is not known yet.
         ("pids", _) if limits.pids > 0 => vec![("pids.max", limits.pids.to_string(), true)],
         _ => Vec::new(),
-    }
-}
-
-const fn peak_file(v2: bool) -> &'static str {
-    if v2 {
-        "memory.peak"
-    } else {
-        "memory.max_usage_in_bytes"
-    }
-}
-
-const fn cpu_file(v2: bool) -> &'static str {
-    if v2 { "cpu.stat" } else { "cpuacct.usage" }
-}
-
-/// The files that [`count`] reads without `events`.
-fn use_files(v2: bool, controllers: &[String]) -> impl Iterator<Item = &'static str> {
-    let has = |name| controllers.iter().any(|c| c == name);
-    let peak = has("memory").then(|| peak_file(v2));
-    let cpu = (v2 || has("cpuacct")).then(|| cpu_file(v2));
-    peak.into_iter().chain(cpu)
-}
-
-/// Adds what one directory of a group has counted. `events`: how often a limit was met, too.
-fn count(
-    total: &mut GroupUse,
-    v2: bool,
-    controllers: &[&str],
-    events: bool,
-    read: impl Fn(&str) -> String,
-) {
-    let number = |file: &str| read(file).trim().parse::<u64>().ok();
-    if controllers.contains(&"memory") {
-        total.peak_memory_bytes = number(peak_file(v2));
-        if events {
-            let file = if v2 {
-                "memory.events"
-            } else {
-                "memory.oom_control"
-            };
-            total.oom_kills = field_of(&read(file), "oom_kill").unwrap_or(0);
-        }
-    }
-    if events && controllers.contains(&"pids") {
-        total.pids_refused = field_of(&read("pids.events"), "max").unwrap_or(0);
-    }
-    if v2 {
-        total.cpu_us = field_of(&read(cpu_file(v2)), "usage_usec");
-    } else if controllers.contains(&"cpuacct") {
-        total.cpu_us = number(cpu_file(v2)).map(|ns| ns / 1000);
     }
 }
 
@@ -499,11 +450,6 @@ fn remove_if_there(dir: &Path) -> io::Result<()> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
-}
-
-fn field_of(text: &str, name: &str) -> Option<u64> {
-    text.lines()
-        .find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 /// v2: lets children of a group be limited. Fails where the group itself holds processes.
@@ -583,12 +529,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields() {
-        assert_eq!(
-            field_of("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", "oom_kill"),
-            Some(3)
-        );
-        assert_eq!(field_of("low 0\nmax 7\noom 1\n", "max"), Some(7));
-        assert_eq!(field_of("", "max"), None);
+    fn what_a_child_has_from_its_birth_is_the_runs_too() {
+        for (memory_bytes, copied_bytes, most) in [(64, 0, "64"), (64, 3, "61"), (2, 3, "1")] {
+            let limits = GroupLimits {
+                memory_bytes,
+                copied_bytes,
+                pids: 0,
+            };
+            for v2 in [false, true] {
+                let files = limit_files(v2, "memory", limits);
+                assert_eq!(files[0].1, most, "{limits:?}");
+            }
+        }
+        let used = |peak_memory_bytes| GroupUse {
+            peak_memory_bytes,
+            ..GroupUse::default()
+        };
+        let peak = |before| used(before).with_copied(3).peak_memory_bytes;
+        assert_eq!([peak(Some(4)), peak(None)], [Some(7), None]);
     }
 }

@@ -318,6 +318,7 @@ impl Sandbox for SandboxProcess {
             "code_kept_bytes": code_bytes,
             "zygotes": pool.zygotes,
             "zygotes_in_large_pages": pool.zygotes_in_large_pages,
+            "zygotes_copied_ahead": pool.zygotes_copied_ahead,
             "launcher_starts": starts,
         });
         Ok(Health {

@@ -15,7 +15,7 @@ use skillgate_plugin_sdk::{Host, Level};
 
 use crate::cgroup::{GroupLimits, Held};
 use crate::sys::{self, Poll};
-use crate::wire::{MESSAGE_BYTES_MAX, PoolNeeds, Request, RunSpec, Taken, Word};
+use crate::wire::{MESSAGE_BYTES_MAX, Memory, PoolNeeds, Request, RunSpec, Taken, Word};
 
 const TARGET: &str = "sandbox_process::pool";
 /// A run waits for a child so long while there is a zygote to make it, then has an interpreter of its own started. A
@@ -96,7 +96,7 @@ struct Domain {
     /// The number of the zygote that children come from.
     zygote: u64,
     warm: bool,
-    in_large_pages: bool,
+    memory: Memory,
     ahead: u32,
     /// Runs without and with network.
     waiting: [VecDeque<Seat>; 2],
@@ -118,6 +118,7 @@ struct Domain {
 pub(crate) struct PoolState {
     pub(crate) zygotes: usize,
     pub(crate) zygotes_in_large_pages: usize,
+    pub(crate) zygotes_copied_ahead: usize,
     pub(crate) idle: usize,
     pub(crate) ahead: u32,
     /// Runs that wait for a child.
@@ -258,7 +259,8 @@ impl Pool {
         };
         PoolState {
             zygotes: of_warm(&|_| true),
-            zygotes_in_large_pages: of_warm(&|d| d.in_large_pages),
+            zygotes_in_large_pages: of_warm(&|d| d.memory.in_large_pages),
+            zygotes_copied_ahead: of_warm(&|d| d.memory.copied_bytes > 0),
             idle: state.domains.values().map(|d| d.idle.len()).sum(),
             ahead: state.domains.values().map(|d| d.ahead).sum(),
             waiting: state
@@ -395,12 +397,12 @@ impl Pool {
             Word::Warm {
                 domain,
                 zygote,
-                in_large_pages,
+                memory,
             } => {
                 state.cold.remove(&domain);
                 let of = domain_of(&mut state, &domain, self.rules);
                 of.warm = true;
-                of.in_large_pages = in_large_pages;
+                of.memory = memory;
                 of.zygote = zygote;
                 self.tell(of, &domain);
             }
@@ -470,7 +472,7 @@ fn domain_of<'a>(state: &'a mut State, name: &str, rules: PoolRules) -> &'a mut 
             connected: VecDeque::new(),
             zygote: 0,
             warm: false,
-            in_large_pages: false,
+            memory: Memory::default(),
             ahead: rules.min.min(rules.max),
             waiting: Default::default(),
             untold: Vec::new(),
@@ -489,6 +491,7 @@ pub(crate) fn limits_of(spec: &RunSpec) -> GroupLimits {
     GroupLimits {
         memory_bytes: spec.memory_bytes,
         pids: spec.max_pids.saturating_add(1),
+        ..GroupLimits::default()
     }
 }
 

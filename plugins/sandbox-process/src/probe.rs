@@ -383,6 +383,7 @@ fn cgroup(groups: Result<Groups, String>, standing: Standing) -> (LayerReport, O
         .make_run(GroupLimits {
             memory_bytes: 64 << 20,
             pids: 8,
+            ..GroupLimits::default()
         })
         .and_then(|mut group| {
             let entrance = group.entrance();
@@ -447,6 +448,7 @@ fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<()
             groups.make_run(GroupLimits {
                 memory_bytes: spec.memory_bytes,
                 pids: 9,
+                ..GroupLimits::default()
             })
         })
         .transpose()

@@ -12,6 +12,7 @@ mod keeper;
 mod memory;
 mod mounts;
 mod network;
+mod pinned;
 mod process;
 pub(crate) mod python;
 
@@ -22,6 +23,7 @@ pub(crate) use keeper::*;
 pub(crate) use memory::*;
 pub(crate) use mounts::*;
 pub(crate) use network::*;
+pub(crate) use pinned::*;
 pub(crate) use process::*;
 
 use std::ffi::CString;
@@ -40,6 +42,12 @@ fn check(ret: libc::c_long) -> io::Result<libc::c_long> {
 pub(crate) fn cstr(s: impl AsRef<[u8]>) -> io::Result<CString> {
     CString::new(s.as_ref())
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "a NUL byte in a path"))
+}
+
+/// The kernel's unit of memory.
+fn page_bytes() -> usize {
+    // SAFETY: no pointers.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC: the one clock that the plugin and the launcher share.

@@ -119,13 +119,21 @@ pub(crate) enum Word {
     Warm {
         domain: String,
         zygote: u64,
-        /// What it has in its memory is, where the host gives such.
-        in_large_pages: bool,
+        memory: Memory,
     },
     /// It has none, for the reason said: nobody should wait for a child.
     Cold { domain: String, why: String },
     /// Its place has been taken by other domains'; its children are not wanted any more.
     Gone { domain: String },
+}
+
+/// How a zygote has its memory for its children, where the host gives what that takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Memory {
+    /// It lies in large pages, which they map.
+    pub(crate) in_large_pages: bool,
+    /// So much of it, which they will write to, is copied at their birth. The copies count as the zygote's.
+    pub(crate) copied_bytes: u64,
 }
 
 /// The launcher's answer, with [`HelloReply::Ready`] only when it takes runs.

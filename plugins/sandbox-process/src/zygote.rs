@@ -7,18 +7,19 @@
 
 use std::cell::RefCell;
 use std::ffi::c_long;
-use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
 use crate::guard::Without;
 use crate::interpreter::Interpreter;
 use crate::isolate::Ground;
-use crate::isolate::pooled::{Child, Inside, Leased};
+use crate::isolate::pooled::{Child, Inside, Leased, place_rehearsal};
 use crate::seccomp;
-use crate::sys::{self, Fork, python};
-use crate::wire::RunSpec;
+use crate::sys::{self, Fork, Pages, python};
+use crate::wire::{Memory, RunSpec};
 
 /// What a zygote is executed with: its script. The modules to warm are its argument.
 pub(crate) const SCRIPT: &str = include_str!("zygote/zygote.py");
@@ -33,9 +34,6 @@ pub(crate) const REHEARSAL_FDS: [i32; 2] = [8, 9];
 
 /// The longest [`Order`]: it has no mounts.
 const ORDER_BYTES_MAX: usize = 4096;
-
-/// The first word of a zygote that is warm: what it has in its memory is where it was, or in large pages.
-pub(crate) const WARM: [&[u8]; 2] = [b"warm", b"warm, in large pages"];
 
 /// The first and only word of a child, on its orders' socket: it is what its run will be. Its mount namespace comes with it.
 pub(crate) const READY: &[u8] = b"ready";
@@ -67,14 +65,20 @@ pub(crate) struct Order {
 
 thread_local! {
     /// In a child: itself. The zygote has one thread, and so has each child until its run begins.
-    static CHILD: RefCell<Option<Child>> = const { RefCell::new(None) };
+    static BORN: RefCell<Option<Born>> = const { RefCell::new(None) };
+}
+
+/// What a copy of the zygote is for.
+enum Born {
+    Run(Child),
+    Trial(Trial),
 }
 
 /// Makes children until the launcher goes. Returns in a child.
 pub(crate) fn tend() -> c_long {
     match try_tend() {
-        Ok(Some(child)) => {
-            CHILD.with(|c| *c.borrow_mut() = Some(child));
+        Ok(Some(born)) => {
+            BORN.with(|b| *b.borrow_mut() = Some(born));
             0
         }
         Ok(None) => sys::exit_now(0),
@@ -85,40 +89,113 @@ pub(crate) fn tend() -> c_long {
 
 /// In a child: 1 when it has the time to rehearse, and what that takes.
 pub(crate) fn is_idle() -> c_long {
-    let may = |child: &Child| child.is_idle() && child.place_rehearsal().is_ok();
-    CHILD.with(|c| c.borrow().as_ref().is_some_and(may).into())
+    let may = |born: &Born| match born {
+        Born::Run(child) => child.is_idle() && place_rehearsal().is_ok(),
+        Born::Trial(_) => place_rehearsal().is_ok(),
+    };
+    BORN.with(|b| b.borrow().as_ref().is_some_and(may).into())
 }
 
 /// In a child: waits for its run and gives up every right. Returns when nothing is left but the run's own.
 pub(crate) fn activate() -> c_long {
-    let Some(child) = CHILD.with(|c| c.borrow_mut().take()) else {
+    match BORN.with(|b| b.borrow_mut().take()) {
+        Some(Born::Run(child)) => {
+            child.activate();
+            0
+        }
+        Some(Born::Trial(trial)) => trial.end(),
         // Called once more, by the code of a run: there is nothing to do and nothing to lose.
-        return -1;
+        None => -1,
+    }
+}
+
+/// A zygote has none in its place, but an ordinary user's.
+fn proc() -> io::Result<OwnedFd> {
+    if std::path::Path::new("/proc/self").exists() {
+        return sys::open("/proc", libc::O_PATH);
+    }
+    sys::new_mount(c"proc", &[], sys::NOSUID | sys::NODEV | sys::NOEXEC)
+}
+
+/// What is mapped here.
+fn own_maps(proc: BorrowedFd<'_>) -> io::Result<String> {
+    let maps = sys::open_at(proc, "self/maps", libc::O_RDONLY)?;
+    io::read_to_string(File::from(maps))
+}
+
+/// A copy of the zygote that does what children do before anything of their own, and says which pages it has written to.
+struct Trial {
+    places: Vec<Pages>,
+    proc: OwnedFd,
+    told: OwnedFd,
+}
+
+impl Trial {
+    fn end(self) -> ! {
+        let said = sys::open_at(self.proc.as_fd(), "self/pagemap", libc::O_RDONLY)
+            .and_then(|pagemap| sys::own_pages(&self.places, &File::from(pagemap)))
+            .and_then(|pages| File::from(self.told).write_all(&serde_json::to_vec(&pages)?));
+        sys::exit_now(said.is_err().into())
+    }
+}
+
+/// On which side of [`copy_ahead`] this is.
+enum Tried {
+    Here(Trial),
+    /// So many bytes.
+    Copied(u64),
+}
+
+/// Has children get copies of what they will write to at their birth. Returns in the copy of the zygote that finds out what that
+/// is, too; an error is the zygote's alone.
+fn copy_ahead() -> io::Result<Tried> {
+    let proc = proc()?;
+    let places = sys::writable_places(&own_maps(proc.as_fd())?);
+    let (said, told) = sys::pipe()?;
+    python::before_fork();
+    let made = sys::clone_process(0, None);
+    if let Ok(Fork::Child) = made {
+        if sys::set_parent_death_signal(libc::SIGKILL).is_err() {
+            sys::exit_now(1);
+        }
+        python::after_fork_child();
+    } else {
+        python::after_fork_parent();
+    }
+    let pid = match made? {
+        Fork::Child => {
+            return Ok(Tried::Here(Trial { places, proc, told }));
+        }
+        Fork::Parent { pid, .. } => pid,
     };
-    child.activate();
-    0
+    drop(told);
+    let pages = io::read_to_string(File::from(said));
+    sys::wait(pid)?;
+    let pages: Vec<Pages> = serde_json::from_str(&pages?)?;
+    sys::have_forks_copy(&pages)?;
+    let bytes = pages.iter().map(|pages| pages.len() as u64).sum();
+    Ok(Tried::Copied(bytes))
 }
 
-/// What is mapped here. A zygote has no /proc, but an ordinary user's.
-fn own_maps() -> io::Result<String> {
-    std::fs::read_to_string("/proc/self/maps").or_else(|_| {
-        let proc = sys::new_mount(c"proc", &[], sys::NOSUID | sys::NODEV | sys::NOEXEC)?;
-        let maps = sys::open_at(proc.as_fd(), "self/maps", libc::O_RDONLY)?;
-        io::read_to_string(std::fs::File::from(maps))
-    })
-}
-
-fn try_tend() -> io::Result<Option<Child>> {
+fn try_tend() -> io::Result<Option<Born>> {
     // The file has done its service; nobody who is born here has a name for it.
     sys::detach(c"/.run")?;
     sys::set_process_name(c"skillgate-warm");
-    let control = sys::inherited(CONTROL_FD)?;
     let ground = ground()?;
     let inside: &'static Inside = Box::leak(Box::new(Inside::prepare(ground)?));
     // The program's code; and for the rest, where what follows finds no large pages.
     sys::have_forks_inherit_code(true);
     // The last that is done before the first child: what is written from here on is copied with each.
-    let is_large = own_maps().and_then(|maps| sys::have_forks_map_memory(&maps));
+    let is_large = proc()
+        .and_then(|proc| own_maps(proc.as_fd()))
+        .and_then(|maps| sys::have_forks_map_memory(&maps));
+    let copied_bytes = match copy_ahead() {
+        Ok(Tried::Here(trial)) => return Ok(Some(Born::Trial(trial))),
+        Ok(Tried::Copied(bytes)) => bytes,
+        // Without it children are made as well.
+        Err(_) => 0,
+    };
+    let control = sys::inherited(CONTROL_FD)?;
     sys::install_filter(&seccomp::of_zygote())?;
     // A child is process 2 of its namespace: what looks at process ids to see a fork must see one.
     if std::process::id() <= 2 {
@@ -126,8 +203,11 @@ fn try_tend() -> io::Result<Option<Child>> {
             "the zygote has a process id that children have",
         ));
     }
-    let warm = WARM[usize::from(is_large.unwrap_or(false))];
-    sys::send_message(control.as_fd(), warm, &[])?;
+    let warm = serde_json::to_vec(&Memory {
+        in_large_pages: is_large.unwrap_or(false),
+        copied_bytes,
+    })?;
+    sys::send_message(control.as_fd(), &warm, &[])?;
     // Nothing is given back in a child: that would be work, and touch pages that it shares.
     let buf = vec![0; ORDER_BYTES_MAX].leak();
     loop {
@@ -142,7 +222,7 @@ fn try_tend() -> io::Result<Option<Child>> {
         match sys::clone_process(flags, born_in.as_ref().map(AsFd::as_fd)) {
             Ok(Fork::Child) => {
                 drop(control);
-                return Ok(Some(child.be_born(leased)));
+                return Ok(Some(Born::Run(child.be_born(leased))));
             }
             Ok(Fork::Parent { pid, pidfd }) => {
                 python::after_fork_parent();
@@ -159,7 +239,7 @@ fn try_tend() -> io::Result<Option<Child>> {
 
 fn ground() -> io::Result<Ground> {
     let mut text = String::new();
-    std::fs::File::from(sys::inherited(SETTINGS_FD)?).read_to_string(&mut text)?;
+    File::from(sys::inherited(SETTINGS_FD)?).read_to_string(&mut text)?;
     let settings: Settings = serde_json::from_str(&text)?;
     Ok(Ground {
         template: sys::cstr("/")?,

@@ -4,7 +4,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::{GroupLimits, GroupUse, Place, RunGroup, count, limit_files, use_files};
+use super::used::{count, use_files};
+use super::{GroupLimits, GroupUse, Place, RunGroup, limit_files};
 use crate::sys;
 
 /// Which of a group's directories this is.
@@ -62,6 +63,10 @@ impl Held {
 
     /// Changes what is to be changed.
     pub(crate) fn limit(&mut self, limits: GroupLimits) -> io::Result<()> {
+        let limits = GroupLimits {
+            copied_bytes: self.limits.copied_bytes,
+            ..limits
+        };
         if limits.memory_bytes == 0 && self.limits.memory_bytes > 0 {
             return Err(io::Error::other("a limit of memory is not taken back"));
         }
@@ -101,7 +106,7 @@ impl Held {
                 self.text(n, file)
             });
         }
-        total
+        total.with_copied(self.limits.copied_bytes)
     }
 
     /// Processor time so far, in microseconds.

@@ -8,7 +8,8 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::{GroupLimits, Place, field_of, limit_files};
+use super::used::field_of;
+use super::{GroupLimits, Place, limit_files};
 use crate::sys;
 
 /// The directories that go together.

@@ -201,21 +201,6 @@ impl Child {
         sys::dup_to(self.output.as_raw_fd(), 2)
     }
 
-    /// For a rehearsal there is a socket, and until the run is there 1 and 2 lead to a pipe that ends here.
-    pub(crate) fn place_rehearsal(&self) -> io::Result<()> {
-        let (nowhere, to_nowhere) = sys::pipe()?;
-        let (nowhere, to_nowhere) = (above(nowhere)?, above(to_nowhere)?);
-        let (one, other) = sys::socketpair(libc::SOCK_STREAM)?;
-        let (one, other) = (above(one)?, above(other)?);
-        sys::dup_to(to_nowhere.as_raw_fd(), 1)?;
-        sys::dup_to(to_nowhere.as_raw_fd(), 2)?;
-        sys::dup_to(one.as_raw_fd(), REHEARSAL_FDS[0])?;
-        sys::dup_to(other.as_raw_fd(), REHEARSAL_FDS[1])?;
-        // Its reading end lives as long as the process waits, so that the rehearsal can write.
-        std::mem::forget(nowhere);
-        Ok(())
-    }
-
     /// Whether no run has wanted it for as long as it is told to wait.
     pub(crate) fn is_idle(&self) -> bool {
         let mut orders = [Poll::readable(self.orders.as_fd())];
@@ -260,6 +245,21 @@ impl Child {
             None => None,
         })
     }
+}
+
+/// For a rehearsal there is a socket, and until the run is there 1 and 2 lead to a pipe that ends here.
+pub(crate) fn place_rehearsal() -> io::Result<()> {
+    let (nowhere, to_nowhere) = sys::pipe()?;
+    let (nowhere, to_nowhere) = (above(nowhere)?, above(to_nowhere)?);
+    let (one, other) = sys::socketpair(libc::SOCK_STREAM)?;
+    let (one, other) = (above(one)?, above(other)?);
+    sys::dup_to(to_nowhere.as_raw_fd(), 1)?;
+    sys::dup_to(to_nowhere.as_raw_fd(), 2)?;
+    sys::dup_to(one.as_raw_fd(), REHEARSAL_FDS[0])?;
+    sys::dup_to(other.as_raw_fd(), REHEARSAL_FDS[1])?;
+    // Its reading end lives as long as the process waits, so that the rehearsal can write.
+    std::mem::forget(nowhere);
+    Ok(())
 }
 
 /// The same descriptor, out of the way.

@@ -8,7 +8,7 @@ use super::birth::Theirs;
 use super::run::{Happened, Pooled, Process, Run, tell};
 use super::start::detached;
 use super::zygotes::{Event, Ordered};
-use crate::cgroup::RunGroup;
+use crate::cgroup::{GroupLimits, RunGroup};
 use crate::guard::Without;
 use crate::isolate::{self, Ground};
 use crate::sys::{self, Poll};
@@ -145,22 +145,26 @@ impl Launcher {
             .map_err(|e| format!("namespaces for it cannot be made: {e}"))?;
         let (mut group, mut scarce) = (None, false);
         let made = || -> io::Result<_> {
-            let needs = zygotes.needs(name).ok_or(io::ErrorKind::NotFound)?;
+            let (needs, memory) = zygotes.needs(name).ok_or(io::ErrorKind::NotFound)?;
+            let limits = GroupLimits {
+                copied_bytes: memory.copied_bytes,
+                ..needs.limits
+            };
             // It is for a run that waits, or there are too few to last until it has rehearsed.
             scarce = network || there < needs.waiting[0] || there.saturating_mul(2) < needs.ahead;
             if let Some(groups) = &mut self.groups {
-                group = Some(groups.make_run(needs.limits)?);
+                group = Some(groups.make_run(limits)?);
             }
             let (sockets, theirs) = Theirs::make()?;
             let spec = RunSpec {
-                max_pids: needs.limits.pids,
-                memory_bytes: needs.limits.memory_bytes,
+                max_pids: limits.pids,
+                memory_bytes: limits.memory_bytes,
                 disk_bytes: needs.disk_bytes,
                 disk_inodes: needs.disk_inodes,
                 network,
                 ..RunSpec::default()
             };
-            Ok((needs.limits, spec, sockets, theirs))
+            Ok((limits, spec, sockets, theirs))
         }();
         let (limits, spec, sockets, theirs) = match made {
             Ok(made) => made,

@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use crate::isolate::{ENVIRONMENT, Ground};
 use crate::root::{GUEST, STAGING};
 use crate::sys::{self, Fork, NODEV, NOSUID, RDONLY};
+use crate::wire::Memory;
 use crate::zygote::{
     CONTROL_FD, LAUNCHER_FD, MODULE, REHEARSAL_FDS, SCRIPT, SETTINGS_FD, Settings,
 };
@@ -22,9 +23,8 @@ pub(super) struct Zygote {
     pub(super) control: OwnedFd,
     pub(super) number: u64,
     pub(super) born_ns: u64,
-    pub(super) warm: bool,
-    /// As it says when it is warm.
-    pub(super) in_large_pages: bool,
+    /// What it says when it is warm.
+    pub(super) warm: Option<Memory>,
     pub(super) children: u64,
 }
 
@@ -69,8 +69,7 @@ pub(super) fn start(ground: &Ground, preload: &[String], number: u64) -> io::Res
             control,
             number,
             born_ns: sys::now_ns(),
-            warm: false,
-            in_large_pages: false,
+            warm: None,
             children: 0,
         }),
     }

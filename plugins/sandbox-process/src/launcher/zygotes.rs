@@ -15,8 +15,7 @@ use super::run::Process;
 use crate::cgroup::{GroupLimits, RunGroup};
 use crate::isolate::Ground;
 use crate::sys;
-use crate::wire::{PoolNeeds, RunSpec, Word, ZygoteRules};
-use crate::zygote::WARM;
+use crate::wire::{Memory, PoolNeeds, RunSpec, Word, ZygoteRules};
 
 /// How long a zygote may take to become warm, from a cold disk.
 const WARM_WAIT_NS: u64 = 30_000_000_000;
@@ -240,12 +239,13 @@ impl Zygotes {
             .map(|(name, _, network)| (name.clone(), network))
     }
 
-    /// What a domain's next child needs; `None`: there is nobody to make it.
-    pub(super) fn needs(&mut self, name: &str) -> Option<&PoolNeeds> {
+    /// What a domain's next child needs, and what it is copied from; `None`: there is nobody to make it.
+    pub(super) fn needs(&mut self, name: &str) -> Option<(&PoolNeeds, Memory)> {
         let domain = self.domains.get_mut(name)?;
         // What is ordered takes the place of what was used.
         domain.used_ns = sys::now_ns();
-        domain.current.as_ref().map(|_| &domain.needs)
+        let memory = domain.current.as_ref()?.warm.unwrap_or_default();
+        Some((&domain.needs, memory))
     }
 
     /// Orders a child of a domain. When that does not work, nothing of it lives.
@@ -309,10 +309,9 @@ impl Domain {
     /// What its zygotes have said.
     fn hear(&mut self, name: &str, leaving: &mut Vec<Zygote>, events: &mut Vec<Event>) {
         match self.next.as_ref().map(heard) {
-            Some(Heard::Said(word, _)) if WARM.contains(&word.as_slice()) => {
+            Some(Heard::Said(word, _)) if is_warm(&word).is_some() => {
                 if let Some(next) = &mut self.next {
-                    next.warm = true;
-                    next.in_large_pages = word == WARM[1];
+                    next.warm = is_warm(&word);
                 }
                 // Not in the middle of an order of the other's, which is short.
                 if self.pending.is_none() {
@@ -320,7 +319,7 @@ impl Domain {
                 }
             }
             Some(Heard::Nothing) | None => {
-                if self.pending.is_none() && self.next.as_ref().is_some_and(|z| z.warm) {
+                if self.pending.is_none() && self.next.as_ref().is_some_and(|z| z.warm.is_some()) {
                     self.succeed(name, leaving, events);
                 }
             }
@@ -362,7 +361,7 @@ impl Domain {
         events.push(Event::Tell(Word::Warm {
             domain: name.to_owned(),
             zygote: next.number,
-            in_large_pages: next.in_large_pages,
+            memory: next.warm.unwrap_or_default(),
         }));
         self.told_cold = false;
         leaving.extend(self.current.replace(next).map(ended));
@@ -387,7 +386,7 @@ impl Domain {
         leaving: &mut Vec<Zygote>,
         events: &mut Vec<Event>,
     ) {
-        let late = |z: &Zygote| !z.warm && now >= z.born_ns + WARM_WAIT_NS;
+        let late = |z: &Zygote| z.warm.is_none() && now >= z.born_ns + WARM_WAIT_NS;
         if self.next.as_ref().is_some_and(late) {
             leaving.extend(self.next.take().map(ended));
             self.failed(name, "it does not become warm", events);
@@ -437,6 +436,11 @@ fn heard(zygote: &Zygote) -> Heard {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,
         Ok(None) | Err(_) => Heard::End,
     }
+}
+
+/// What a zygote's first word says.
+fn is_warm(word: &[u8]) -> Option<Memory> {
+    serde_json::from_slice(word).ok()
 }
 
 /// It is to go, however it is.
@@ -490,8 +494,7 @@ mod tests {
             control: sys::socketpair(libc::SOCK_SEQPACKET).unwrap().0,
             number: 1,
             born_ns: 0,
-            warm: true,
-            in_large_pages: false,
+            warm: Some(Memory::default()),
             children: 0,
         }
     }

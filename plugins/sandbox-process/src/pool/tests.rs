@@ -63,7 +63,7 @@ fn who_has_waited_longest_is_first() {
         Word::Warm {
             domain: domain(),
             zygote: 1,
-            in_large_pages: false,
+            memory: Memory::default(),
         },
         Vec::new(),
         &host,

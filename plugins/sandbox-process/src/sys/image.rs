@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::ops::Range;
 
-use super::exit_now;
+use super::{exit_now, page_bytes};
 
 /// Of the machines that this runs on. Where it is something else, the kernel does not give what is asked for in it.
 pub(super) const LARGE_PAGE: usize = 2 << 20;
@@ -79,8 +79,7 @@ struct Segment {
 impl Segment {
     /// Of an object that was loaded at `base`.
     fn of(base: usize, line: &libc::Elf64_Phdr) -> Self {
-        // SAFETY: no pointers.
-        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        let page = page_bytes();
         let begin = (base + line.p_vaddr as usize) & !(page - 1);
         let end = (base + (line.p_vaddr + line.p_memsz) as usize).next_multiple_of(page);
         Segment {

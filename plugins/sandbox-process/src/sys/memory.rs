@@ -1,6 +1,6 @@
 //! What this process has in its memory, as its forks have it.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -10,6 +10,8 @@ use std::os::unix::fs::FileExt as _;
 use super::image::{LARGE_PAGE, MADV_COLLAPSE};
 use super::{check, exit_now};
 
+/// What the file is called in maps, behind `/memfd:`.
+pub(super) const NAME: &CStr = c"skillgate-memory";
 /// Smaller places are left where they are: a fork copies their tables as fast.
 const PLACE_BYTES_MIN: usize = 16 << 10;
 
@@ -26,6 +28,27 @@ pub(crate) fn have_forks_map_memory(maps: &str) -> io::Result<bool> {
     unsafe { exchange(&places) }
 }
 
+/// A line of /proc/PID/maps.
+pub(super) struct Mapping<'a> {
+    pub(super) pages: Range<usize>,
+    pub(super) rights: &'a str,
+    /// A path, one of the kernel's own names, or nothing.
+    pub(super) name: &'a str,
+}
+
+impl<'a> Mapping<'a> {
+    pub(super) fn of(line: &'a str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        let (begin, end) = words.next()?.split_once('-')?;
+        let [begin, end] = [begin, end].map(|at| usize::from_str_radix(at, 16));
+        Some(Mapping {
+            pages: begin.ok()?..end.ok()?,
+            rights: words.next()?,
+            name: words.nth(3).unwrap_or_default(),
+        })
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 struct Place {
     pages: Range<usize>,
@@ -35,15 +58,13 @@ struct Place {
 impl Place {
     /// Of a line of maps: what is a file's, nobody's or the heap's. Not the stack, and nothing of the kernel's own.
     fn of(line: &str) -> Option<Self> {
-        let mut words = line.split_whitespace();
-        let (begin, end) = words.next()?.split_once('-')?;
-        let [begin, end] = [begin, end].map(|at| usize::from_str_radix(at, 16));
-        let pages = begin.ok()?..end.ok()?;
-        let rights = words.next()?;
-        let (is_files, is_ours) = match words.nth(3) {
-            Some(name) => (name.starts_with('/'), name == "[heap]"),
-            None => (false, true),
-        };
+        let Mapping {
+            pages,
+            rights,
+            name,
+        } = Mapping::of(line)?;
+        let is_files = name.starts_with('/');
+        let is_ours = ["", "[heap]"].contains(&name);
         let protection = match rights {
             "rw-p" if is_files || is_ours => libc::PROT_READ | libc::PROT_WRITE,
             // What is nobody's and cannot be written to has been put there, in large pages (`image.rs`).
@@ -63,7 +84,7 @@ unsafe fn exchange(places: &[Place]) -> io::Result<bool> {
     let bytes = all.sum::<usize>().next_multiple_of(LARGE_PAGE);
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     // SAFETY: the name is NUL-terminated.
-    let fd = unsafe { libc::memfd_create(c"skillgate-memory".as_ptr(), flags) };
+    let fd = unsafe { libc::memfd_create(NAME.as_ptr(), flags) };
     check(fd.into())?;
     // SAFETY: it is new, and nobody else's.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });

@@ -332,6 +332,14 @@ fn zygote_of(instance: &Instance) -> u32 {
     zygote
 }
 
+/// What a process has open.
+fn open_files(pid: u32) -> impl Iterator<Item = String> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let link =
+        |entry: std::io::Result<std::fs::DirEntry>| std::fs::read_link(entry.unwrap().path());
+    entries.filter_map(move |entry| Some(link(entry).ok()?.display().to_string()))
+}
+
 /// Whether the kernel gives what these lines of Python ask for.
 fn is_given(asked: &str) -> bool {
     let output = Command::new("python3").args(["-c", asked]).output();
@@ -389,7 +397,35 @@ fn the_program_lies_in_large_pages_where_the_kernel_has_them() {
     );
 }
 
-/// As above. Of what a zygote has nothing is copied ahead for its children, and nobody can write to the file that it lies in.
+/// As above: what children write to is copied at their birth, and they do not get it by one page fault after the other.
+#[test]
+fn what_children_write_to_is_theirs_from_the_start() {
+    let asked = "
+import ctypes, mmap
+kernel, ring, memory = ctypes.CDLL(None, use_errno=True), (ctypes.c_uint * 30)(), mmap.mmap(-1, 2 << 20)
+memory.write(bytes(len(memory)))
+buffer = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.c_char.from_buffer(memory)), len(memory))
+made = kernel.syscall(425, 1, ring)
+assert made >= 0 and kernel.syscall(427, made, 0, buffer, 1) == 0";
+    let could = is_given(asked);
+    let instance = warm(json!({}));
+    assert_eq!(metric(&instance, "zygotes_copied_ahead"), u64::from(could));
+    // As long as there is this.
+    let zygote = zygote_of(&instance);
+    let rings = open_files(zygote).filter(|link| link.contains("io_uring"));
+    assert_eq!(rings.count(), usize::from(could));
+    let looks = "import resource
+def main(args):
+    with open('/proc/self/smaps_rollup') as file:
+        own = sum(int(line.split()[1]) for line in file if line.startswith('Private_Dirty'))
+    return [own // (resource.getpagesize() // 1024), resource.getrusage(resource.RUSAGE_SELF).ru_minflt]
+";
+    let answer = instance.output(looks);
+    let [own, faults] = [0, 1].map(|at| answer[at].as_u64().unwrap());
+    assert_eq!(own > faults, could, "{own} pages, {faults} page faults");
+}
+
+/// As above. Nobody can write to the file in which lies what a zygote has.
 #[test]
 fn what_a_zygote_has_is_mapped_by_its_children() {
     let asked = "import mmap, os; f = os.memfd_create('x'); os.write(f, bytes(4 << 20)); m = mmap.mmap(f, 4 << 20); m.madvise(25)";
@@ -424,12 +460,8 @@ fn what_a_zygote_has_is_mapped_by_its_children() {
             "{maps}"
         );
     }
-    let open = std::fs::read_dir(format!("/proc/{zygote}/fd")).unwrap();
-    for link in open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok()) {
-        assert!(
-            !link.to_string_lossy().contains("skillgate-memory"),
-            "{link:?}"
-        );
+    for link in open_files(zygote) {
+        assert!(!link.contains("skillgate-memory"), "{link}");
     }
     // Root alone gets hold of it, from outside, and cannot write to it either.
     let range = maps

@@ -1,0 +1,91 @@
+//! What a group has counted, by its files.
+
+/// What a group has counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct GroupUse {
+    pub(crate) cpu_us: Option<u64>,
+    pub(crate) peak_memory_bytes: Option<u64>,
+    pub(crate) oom_kills: u64,
+    pub(crate) pids_refused: u64,
+}
+
+impl GroupUse {
+    /// With what a zygote's child has had from its birth.
+    pub(super) fn with_copied(self, bytes: u64) -> Self {
+        let peak = self.peak_memory_bytes.map(|peak| peak + bytes);
+        GroupUse {
+            peak_memory_bytes: peak,
+            ..self
+        }
+    }
+}
+
+const fn peak_file(v2: bool) -> &'static str {
+    if v2 {
+        "memory.peak"
+    } else {
+        "memory.max_usage_in_bytes"
+    }
+}
+
+const fn cpu_file(v2: bool) -> &'static str {
+    if v2 { "cpu.stat" } else { "cpuacct.usage" }
+}
+
+/// The files that [`count`] reads without `events`.
+pub(super) fn use_files(v2: bool, controllers: &[String]) -> impl Iterator<Item = &'static str> {
+    let has = |name| controllers.iter().any(|c| c == name);
+    let peak = has("memory").then(|| peak_file(v2));
+    let cpu = (v2 || has("cpuacct")).then(|| cpu_file(v2));
+    peak.into_iter().chain(cpu)
+}
+
+/// Adds what one directory of a group has counted. `events`: how often a limit was met, too.
+pub(super) fn count(
+    total: &mut GroupUse,
+    v2: bool,
+    controllers: &[&str],
+    events: bool,
+    read: impl Fn(&str) -> String,
+) {
+    let number = |file: &str| read(file).trim().parse::<u64>().ok();
+    if controllers.contains(&"memory") {
+        total.peak_memory_bytes = number(peak_file(v2));
+        if events {
+            let file = if v2 {
+                "memory.events"
+            } else {
+                "memory.oom_control"
+            };
+            total.oom_kills = field_of(&read(file), "oom_kill").unwrap_or(0);
+        }
+    }
+    if events && controllers.contains(&"pids") {
+        total.pids_refused = field_of(&read("pids.events"), "max").unwrap_or(0);
+    }
+    if v2 {
+        total.cpu_us = field_of(&read(cpu_file(v2)), "usage_usec");
+    } else if controllers.contains(&"cpuacct") {
+        total.cpu_us = number(cpu_file(v2)).map(|ns| ns / 1000);
+    }
+}
+
+pub(super) fn field_of(text: &str, name: &str) -> Option<u64> {
+    text.lines()
+        .find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields() {
+        assert_eq!(
+            field_of("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n", "oom_kill"),
+            Some(3)
+        );
+        assert_eq!(field_of("low 0\nmax 7\noom 1\n", "max"), Some(7));
+        assert_eq!(field_of("", "max"), None);
+    }
+}
