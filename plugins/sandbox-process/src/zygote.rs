@@ -87,13 +87,16 @@ pub(crate) fn tend() -> c_long {
     }
 }
 
-/// In a child: 1 when it has the time to rehearse, and what that takes.
+/// In a child: 1 when it has the time to rehearse, and what that takes. 2 in one that does it for the others.
 pub(crate) fn is_idle() -> c_long {
-    let may = |born: &Born| match born {
-        Born::Run(child) => child.is_idle() && place_rehearsal().is_ok(),
-        Born::Trial(_) => place_rehearsal().is_ok(),
+    let rehearses = |born: &Born| match born {
+        Born::Run(child) => c_long::from(child.is_idle()),
+        Born::Trial(_) => 2,
     };
-    BORN.with(|b| b.borrow().as_ref().is_some_and(may).into())
+    match BORN.with(|b| b.borrow().as_ref().map(rehearses)) {
+        Some(how) if how > 0 && place_rehearsal().is_ok() => how,
+        _ => 0,
+    }
 }
 
 /// In a child: waits for its run and gives up every right. Returns when nothing is left but the run's own.
@@ -123,7 +126,8 @@ fn own_maps(proc: BorrowedFd<'_>) -> io::Result<String> {
     io::read_to_string(File::from(maps))
 }
 
-/// A copy of the zygote that does what children do before anything of their own, and says which pages it has written to.
+/// A copy of the zygote that does what children do before anything of their own, and what every run does, and says which pages
+/// it has written to.
 struct Trial {
     places: Vec<Pages>,
     proc: OwnedFd,
@@ -146,7 +150,7 @@ enum Tried {
     Copied(u64),
 }
 
-/// Has children get copies of what they will write to at their birth. Returns in the copy of the zygote that finds out what that
+/// Has children get copies of what each of them will write to at their birth. Returns in the copy of the zygote that finds out what that
 /// is, too; an error is the zygote's alone.
 fn copy_ahead() -> io::Result<Tried> {
     let proc = proc()?;

@@ -80,17 +80,18 @@ def warm(modules=()) -> None:
     gc.freeze()  # what is there now stays in pages that the children share
 
 
-def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1) -> None:
+def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1, skill: bool = True) -> None:
     """Does a run of code and one of a skill that do nothing, over the two ends of a socket, and takes back all that a run
     would find of them. In a forked interpreter that has time, once: the real run then meets few pages for the first time.
     In the one that is forked from, more times: what runs do is specialised there, and the forks neither do that again nor
-    write to those pages. Closes both descriptors."""
+    write to those pages. Without `skill` it is the run of code alone, which does what every run does. Closes both
+    descriptors."""
     gc.enable()
     if not _rehearsals:
         _settle(layout)
         _rehearsals.extend(_make_rehearsals(layout))
     for _ in range(times):
-        for place, frames in _rehearsals:
+        for place, frames in _rehearsals if skill else _rehearsals[:1]:
             _rehearse_once(fd, peer, place, frames)
     os.close(fd)
     os.close(peer)

@@ -225,10 +225,11 @@ layout = Layout(root + "/skills", root + "/blobs", root + "/workspace", root + "
         job["env"] = {"TMPDIR": self.sandbox.path("tmp")}
         without = self.sandbox.run(job, before=self.BEFORE + "for e in ends: os.close(e)")
         # What it prints it prints: the code, and the skill by the log.
-        for times in (1, 2):
-            after = self.sandbox.run(job, before=self.BEFORE + "rehearse(*ends, layout, times=%d)" % times)
+        code, skill = "hello x\n", "[info] Hello, x!\n"
+        for how, said in (("times=1", code + skill), ("times=2", (code + skill) * 2), ("skill=False", code)):
+            after = self.sandbox.run(job, before=self.BEFORE + "rehearse(*ends, layout, %s)" % how)
             self.assertEqual(after.output, without.output)
-            self.assertEqual(after.logs, "hello x\n[info] Hello, x!\n" * times)
+            self.assertEqual(after.logs, said)
 
     def test_before_a_skill(self):
         self.sandbox.skill("a", {"code/main.py": "import util\ndef main(args): return util.who", "code/util.py": "who = 'a'"})

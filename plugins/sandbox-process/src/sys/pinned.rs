@@ -1,6 +1,6 @@
 //! Pages that a fork gets its own copy of at once.
 //!
-//! Otherwise it gets each by a page fault when it first writes to it, which costs three times as much. What the forks of one
+//! Otherwise it gets each by a page fault when it first writes to it, which costs up to three times as much. What the forks of one
 //! process write to before they do anything of their own is nearly the same each time, so one of them can find it out for all.
 //!
 //! The kernel copies ahead what is pinned: a device could write to it, and must not find it in the fork (fork(2) does so since

@@ -27,8 +27,9 @@ def main():
     gc.disable()
     tend()
     prepared = prepare(3, settled=True)
-    if is_idle():
-        rehearse(8, 9)
+    idle = is_idle()
+    if idle:
+        rehearse(8, 9, skill=idle == 1)
     activate()
     serve(prepared, lingers=True)
 
