@@ -112,7 +112,7 @@ pub(crate) fn activate() -> c_long {
     }
 }
 
-/// A zygote has none in its place, but an ordinary user's.
+/// The file system. A zygote has none in its place, but an ordinary user's.
 fn proc() -> io::Result<OwnedFd> {
     if std::path::Path::new("/proc/self").exists() {
         return sys::open("/proc", libc::O_PATH);
@@ -127,7 +127,7 @@ fn own_maps(proc: BorrowedFd<'_>) -> io::Result<String> {
 }
 
 /// A copy of the zygote that does what children do before anything of their own, and what every run does, and says which pages
-/// it has written to.
+/// it has written to. It has the zygote's rights, and nothing runs in it but the rehearsal.
 struct Trial {
     places: Vec<Pages>,
     proc: OwnedFd,
@@ -150,8 +150,8 @@ enum Tried {
     Copied(u64),
 }
 
-/// Has children get copies of what each of them will write to at their birth. Returns in the copy of the zygote that finds out what that
-/// is, too; an error is the zygote's alone.
+/// Has children get copies, at their birth, of what each of them will write to. Returns in the copy of the zygote that finds
+/// out what that is, too; an error is the zygote's alone.
 fn copy_ahead() -> io::Result<Tried> {
     let proc = proc()?;
     let places = sys::writable_places(&own_maps(proc.as_fd())?);

@@ -1,6 +1,6 @@
 """Where an interpreter that is forked has its objects.
 
-A child shares its parent's pages until it writes to them, and then gets a copy of each: that is most of what a short
+A child shares its parent's pages until it writes to them, or gets copies of them at its birth: that is much of what a short
 run costs. The room between the objects of an interpreter is strewn over all its pages, and so is what is put there.
 When that room is taken up, new objects lie side by side, on few pages.
 """

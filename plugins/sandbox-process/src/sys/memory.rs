@@ -17,7 +17,7 @@ const PLACE_BYTES_MIN: usize = 16 << 10;
 
 /// Puts what this process has in its memory into large pages of a file, of which it has private mappings afterwards, at the same
 /// addresses, with the same bytes and rights. A fork then copies no tables for it: it finds what it reads sixteen pages at a
-/// time, what it writes to is copied as before, and its end lets go of less. `false`: the kernel has no such pages.
+/// time, what it writes to is copied (see `pinned.rs`), and its end lets go of less. `false`: the kernel has no such pages.
 ///
 /// Before there are threads. The file has no name, and no descriptor when this returns; nobody can write to it. `maps` is this
 /// process's own /proc/PID/maps, and what it lists is there as long as this runs. This is about speed alone: where an error is
