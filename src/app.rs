@@ -1,6 +1,7 @@
 //! The wiring: the only file that knows all parts. Decides nothing.
 
 mod commands;
+mod files;
 mod operator;
 mod plugins;
 mod reload;
@@ -41,6 +42,7 @@ use crate::telemetry;
 use crate::telemetry::metrics::Metrics;
 
 pub use commands::{DoctorReport, doctor, list_skills, run_skill_dir};
+pub(crate) use files::allow_all as allow_all_files;
 use operator::{CountedConnections, Operator, decisions, health, issuers, sources};
 pub(crate) use plugins::PLUGIN_HOST;
 use plugins::{State, bundled_plugin, sandbox_name, storage};
@@ -348,13 +350,13 @@ pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
             signal(SignalKind::hangup()).map_err(AppError::io("cannot wait for SIGHUP"))?;
         let mut interrupt =
             signal(SignalKind::interrupt()).map_err(AppError::io("cannot wait for SIGINT"))?;
-        announce(address, operator.address()).map_err(AppError::io("cannot write to stdout"))?;
-
         let settings = server::Settings {
             header_timeout: Duration::from_millis(config.server.header_timeout_ms),
-            connections_max: config.server.max_connections,
+            connections_max: files::connections(config.server.max_connections),
             drain_timeout: Duration::from_millis(config.server.drain_timeout_ms),
         };
+        announce(address, operator.address()).map_err(AppError::io("cannot write to stdout"))?;
+
         let reload = reload::reload(config, read, &mut app.parts, &app.plugins);
         let readiness = app.parts.readiness.clone();
         let stop = async move {

@@ -22,6 +22,7 @@ mod disk;
 mod egress;
 mod examples;
 mod fairness;
+mod files;
 mod inside;
 mod jwt;
 mod limits;

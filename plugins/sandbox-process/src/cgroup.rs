@@ -71,6 +71,31 @@ struct Place {
     tasks: Option<OwnedFd>,
 }
 
+impl Place {
+    fn make(hierarchy: Arc<Hierarchy>, dir: PathBuf) -> io::Result<Self> {
+        fs::create_dir(&dir)?;
+        let opened = || -> io::Result<_> {
+            let at = sys::open(bytes(&dir), libc::O_PATH | libc::O_DIRECTORY)?;
+            let tasks = if hierarchy.v2 {
+                None
+            } else {
+                Some(sys::open_at(at.as_fd(), "tasks", libc::O_WRONLY)?)
+            };
+            Ok((at, tasks))
+        }();
+        if opened.is_err() {
+            // The first error is the one that matters.
+            let _ = remove_if_there(&dir);
+        }
+        opened.map(|(at, tasks)| Place {
+            hierarchy,
+            dir,
+            at,
+            tasks,
+        })
+    }
+}
+
 /// The group of one run.
 #[derive(Debug)]
 pub(crate) struct RunGroup {
@@ -229,19 +254,7 @@ impl Groups {
                 continue;
             }
             let dir = parent.join(format!("run-{}", self.made));
-            fs::create_dir(&dir)?;
-            let at = sys::open(bytes(&dir), libc::O_PATH | libc::O_DIRECTORY)?;
-            let tasks = if h.v2 {
-                None
-            } else {
-                Some(sys::open_at(at.as_fd(), "tasks", libc::O_WRONLY)?)
-            };
-            group.own.push(Place {
-                hierarchy: h.clone(),
-                dir: dir.clone(),
-                at,
-                tasks,
-            });
+            group.own.push(Place::make(h.clone(), dir.clone())?);
             for controller in &h.controllers {
                 self.limit(h.v2, controller, &dir, limits)?;
             }
@@ -251,7 +264,8 @@ impl Groups {
                 .into_iter()
                 .partition::<Vec<_>, _>(|place| stays(&place.hierarchy));
             group.own = own;
-            group.lent = Some(Lent::new(lent)?);
+            // With its directories before anything can fail: they are removed with it.
+            group.lent.insert(Lent::of(lent)).open()?;
         }
         group.tells = !group.own.is_empty();
         Ok(())

@@ -343,6 +343,8 @@ impl Launcher {
                 }
                 match sys::receive_message(control, buf) {
                     Ok(Some((n, fds))) => self.serve(control, &buf[..n], fds),
+                    // Whose run it was sees its sockets closed. The others need not suffer for it.
+                    Err(e) if sys::is_lack_of_files(&e) => {}
                     // An error is the end too: the plugin went without reading something.
                     Ok(None) | Err(_) => return self.finish(),
                 }

@@ -11,7 +11,7 @@ use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{
     CreateRequest, Error, Health, Result, RunRequest, RunResult, SandboxCaps,
 };
-use skillgate_plugin_sdk::{Host, RunServices, abi};
+use skillgate_plugin_sdk::{Host, Level, RunServices, abi};
 
 use crate::codes::Codes;
 use crate::config::{Config, Namespaces, ZygotePer};
@@ -21,6 +21,7 @@ use crate::mounts;
 use crate::pool::{PoolRules, PoolState};
 use crate::run::{self, Around, Handle, Ways};
 use crate::supervisor::{self, Supervisor};
+use crate::sys;
 use crate::wire::{Hello, Layer, LayerReport, LayerState, ZygoteRules};
 
 /// Namespaces and directories of control groups that are kept where few children wait: as many runs at once make no more.
@@ -146,6 +147,16 @@ impl SandboxProcess {
         let source = InterpreterSource::of(&config);
         let per_tenant = config.zygote_per == ZygotePer::Tenant;
         let codes = Codes::new(config.code_cache_bytes, per_tenant);
+        let domains_max = match config.zygote_per {
+            ZygotePer::Gateway => 1,
+            ZygotePer::Tenant => config.zygotes_max,
+        };
+        let rules = PoolRules {
+            min: config.pool_min,
+            max: config.pool_max,
+            per_tenant,
+        };
+        let rules = within_files(rules, domains_max, &host)?;
         // Pieces can be left out where a run executes its interpreter, and nowhere else.
         let fresh = config.fresh || !parts.without.is_empty();
         let hello = Hello {
@@ -162,22 +173,15 @@ impl SandboxProcess {
                 preload: config.preload,
                 children_max: config.zygote_runs,
                 age_max_ns: config.zygote_age_s.saturating_mul(1_000_000_000),
-                domains_max: match config.zygote_per {
-                    ZygotePer::Gateway => 1,
-                    ZygotePer::Tenant => config.zygotes_max,
-                },
+                domains_max,
                 kept_max: match config.namespaces {
-                    Namespaces::Leased => KEPT_MIN.max(config.pool_max as usize),
+                    Namespaces::Leased => KEPT_MIN.max(rules.max as usize),
                     Namespaces::Fresh => 0,
                 },
             }),
         };
-        let pool = (!fresh).then_some(PoolRules {
-            min: config.pool_min,
-            max: config.pool_max,
-            per_tenant,
-        });
-        let supervisor = Supervisor::start(program, hello, pool, host.clone())?;
+        let supervisor =
+            Supervisor::start(program, hello, (!fresh).then_some(rules), host.clone())?;
         Ok(SandboxProcess {
             host,
             state_dir,
@@ -369,6 +373,27 @@ impl Sandbox for SandboxProcess {
         }
         Ok(())
     }
+}
+
+/// As many children wait as this process can hold, and the operator hears of it if these are fewer than may.
+fn within_files(rules: PoolRules, domains: usize, host: &Host) -> Result<PoolRules> {
+    let files = sys::limits(libc::RLIMIT_NOFILE as i32)
+        .map_err(|e| Error::new(abi::E_UNAVAILABLE, format!("the limit of open files: {e}")))?
+        .rlim_cur;
+    let within = rules.within(files, domains);
+    if within.max < rules.max {
+        host.log(
+            Level::Warn,
+            "sandbox_process",
+            "fewer interpreters wait than pool_max says: raise the limit of open files (ulimit -n, LimitNOFILE=)",
+            &[
+                ("pool_max", &rules.max.to_string()),
+                ("wait", &within.max.to_string()),
+                ("open_files_max", &files.to_string()),
+            ],
+        );
+    }
+    Ok(within)
 }
 
 /// `skillgate-<instance>-<state directory>`: two gateways may call their instances the same.

@@ -31,8 +31,12 @@ const REHEARSAL: Duration = Duration::from_millis(5);
 const BUSY: Duration = Duration::from_millis(20);
 /// What a child takes to be built, on a machine that is not too busy.
 const BUILDING: Duration = Duration::from_millis(1);
-/// Between tries to tell a launcher whose socket is full.
-const TELL_AGAIN: Duration = Duration::from_millis(20);
+/// Between tries to tell a launcher whose socket is full, or to take a child for which descriptors lack.
+const TRY_AGAIN: Duration = Duration::from_millis(20);
+/// Of the files that may be open, children that wait have one in so many at most: connections, runs and the store need theirs.
+const SHARE_OF_FILES: u64 = 4;
+/// Descriptors of a child that waits: five, and those of its control groups (six of version 1).
+const FILES: u64 = 11;
 
 /// How large pools are, and whose they are.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +45,19 @@ pub(crate) struct PoolRules {
     pub(crate) max: u32,
     /// A zygote for each tenant, instead of one for all.
     pub(crate) per_tenant: bool,
+}
+
+impl PoolRules {
+    /// As many at most as `domains` pools of a process that may have so many files open can hold.
+    pub(crate) fn within(self, files: u64, domains: usize) -> Self {
+        let most = files / SHARE_OF_FILES / FILES / domains.max(1) as u64;
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
+        PoolRules {
+            min: self.min.min(most),
+            max: self.max.min(most),
+            ..self
+        }
+    }
 }
 
 /// A child that has no run yet.
@@ -304,9 +321,20 @@ impl Pool {
                 break;
             }
             if ready[0].is_ready() {
-                let Ok(Some((n, fds))) = sys::receive_message(self.control.as_fd(), &mut buf)
-                else {
-                    break;
+                let (n, fds) = match sys::receive_message(self.control.as_fd(), &mut buf) {
+                    Ok(Some(message)) => message,
+                    Err(e) if sys::is_lack_of_files(&e) => {
+                        // The launcher ends what nobody has, and makes another: not as fast as it can.
+                        host.log(
+                            Level::Warn,
+                            TARGET,
+                            "a waiting interpreter could not be taken over: raise the limit of open files (ulimit -n)",
+                            &[("error", &e.to_string())],
+                        );
+                        std::thread::sleep(TRY_AGAIN);
+                        continue;
+                    }
+                    Ok(None) | Err(_) => break,
                 };
                 match serde_json::from_slice(&buf[..n]) {
                     Ok(word) => self.hear_word(word, fds, host),
@@ -333,7 +361,7 @@ impl Pool {
         let now = Instant::now();
         let next = |d: &Domain| {
             if d.unsent {
-                TELL_AGAIN
+                TRY_AGAIN
             } else {
                 d.window_ends.saturating_duration_since(now)
             }

@@ -110,7 +110,8 @@ struct Running<'a> {
 enum Outcome {
     Ended(End),
     Failed(String),
-    LauncherDied,
+    /// The launcher has closed the run's socket without a last word.
+    LauncherLost,
     /// Killed, and not seen to end in time.
     Stuck,
 }
@@ -247,8 +248,8 @@ impl Running<'_> {
         launcher: &Launcher,
     ) -> Result<RunResult, Error> {
         self.channel.abandon();
-        if matches!(outcome, Outcome::LauncherDied) {
-            launcher.mark_dead();
+        if matches!(outcome, Outcome::LauncherLost) {
+            launcher.has_lost_a_run();
         }
         self.answer(outcome, request)
     }
@@ -456,7 +457,12 @@ impl Running<'_> {
         let mut buf = [0; 8192];
         let (n, mut fds) = match sys::receive_message(self.notice.as_fd(), &mut buf) {
             Ok(Some(message)) => message,
-            Ok(None) | Err(_) => return Some(Outcome::LauncherDied),
+            Err(e) if sys::is_lack_of_files(&e) => {
+                // Its end would not be seen. The launcher sees that nobody listens any more, and ends it.
+                self.kill(Verdict::Broken(format!("it could not be watched: {e}")));
+                return Some(Outcome::Stuck);
+            }
+            Ok(None) | Err(_) => return Some(Outcome::LauncherLost),
         };
         match serde_json::from_slice(&buf[..n]) {
             Ok(Notice::Started) => {
@@ -520,10 +526,10 @@ impl Running<'_> {
                 .not_executed()
                 .retryable(100));
             }
-            Outcome::LauncherDied => {
+            Outcome::LauncherLost => {
                 let error = Error::new(
                     abi::E_UNAVAILABLE,
-                    "the launcher of runs has died, and this run with it",
+                    "the launcher of runs has died, or could not take this run",
                 )
                 .retryable(100);
                 return Err(if self.ready_ns.is_none() {

@@ -22,6 +22,8 @@ const TARGET: &str = "sandbox_process::supervisor";
 const START_NS: u64 = 90_000_000_000;
 /// How long a launcher may take to end every run and leave.
 const END_WAIT: Duration = Duration::from_secs(5);
+/// One that dies closes its descriptors one after the other, within so long.
+const DYING_NS: u64 = 100_000_000;
 const BACK_OFF_FIRST: Duration = Duration::from_millis(100);
 const BACK_OFF_MAX: Duration = Duration::from_secs(10);
 
@@ -49,8 +51,15 @@ impl Drop for Launcher {
 }
 
 impl Launcher {
-    /// For a run that has seen it die.
-    pub(crate) fn mark_dead(&self) {
+    /// For a run of which it knows nothing any more: it has died, or had no descriptors left for this one.
+    pub(crate) fn has_lost_a_run(&self) {
+        let mut gone = [Poll::hung_up(self.control.as_fd())];
+        if sys::poll(&mut gone, Some(DYING_NS)).is_err() || gone[0].is_ready() {
+            self.mark_dead();
+        }
+    }
+
+    fn mark_dead(&self) {
         self.dead.store(true, Ordering::Release);
     }
 }

@@ -25,29 +25,33 @@ pub(super) struct Lent {
 }
 
 impl Lent {
-    pub(super) fn new(places: Vec<Place>) -> io::Result<Self> {
-        let mut lent = Lent {
+    pub(super) fn of(places: Vec<Place>) -> Self {
+        Lent {
             places,
             usage: None,
             counters: Vec::new(),
             is_changed: false,
-        };
-        for place in &lent.places {
+        }
+    }
+
+    /// Opens what is read and set back between two runs.
+    pub(super) fn open(&mut self) -> io::Result<()> {
+        for place in &self.places {
             for controller in &place.hierarchy.controllers {
                 let open = |file, flags| sys::open_at(place.at.as_fd(), file, flags);
                 match *controller {
-                    "cpuacct" => lent.usage = Some(open("cpuacct.usage", libc::O_WRONLY)?),
-                    "pids" => lent
+                    "cpuacct" => self.usage = Some(open("cpuacct.usage", libc::O_WRONLY)?),
+                    "pids" => self
                         .counters
                         .push((open("pids.events", libc::O_RDONLY)?, "max")),
-                    "cpu" => lent
+                    "cpu" => self
                         .counters
                         .push((open("cpu.stat", libc::O_RDONLY)?, "nr_throttled")),
                     _ => {}
                 }
             }
         }
-        Ok(lent)
+        Ok(())
     }
 
     /// Whether the run was short and met no limit, so that the next one finds what the first one has found.

@@ -110,3 +110,23 @@ fn who_has_waited_longest_is_first() {
         }
     });
 }
+
+#[test]
+fn no_more_wait_than_a_quarter_of_the_files_can_hold() {
+    let rules = PoolRules {
+        min: 16,
+        max: 128,
+        per_tenant: false,
+    };
+    for (files, domains, expected) in [
+        (1 << 20, 1, (16, 128)),
+        (1024, 1, (16, 23)),
+        (1024, 8, (2, 2)),
+        (64, 1, (1, 1)),
+        (20, 1, (0, 0)),
+        (libc::RLIM_INFINITY, 1, (16, 128)),
+    ] {
+        let within = rules.within(files, domains);
+        assert_eq!((within.min, within.max), expected, "{files} files");
+    }
+}

@@ -209,7 +209,7 @@ impl<'a> Attempt<'a> {
             .not_executed());
         }
         sys::send_message(self.launcher.control.as_fd(), &message, fds).map_err(|e| {
-            self.launcher.mark_dead();
+            self.launcher.has_lost_a_run();
             unavailable(e)
         })
     }

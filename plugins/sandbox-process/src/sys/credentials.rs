@@ -137,6 +137,11 @@ pub(crate) fn set_soft_limit(resource: i32, soft: u64, hard: u64) -> io::Result<
 
 /// The hard limit of a resource.
 pub(crate) fn hard_limit(resource: i32) -> io::Result<u64> {
+    limits(resource).map(|limits| limits.rlim_max)
+}
+
+/// The soft and the hard limit of a resource.
+pub(crate) fn limits(resource: i32) -> io::Result<libc::rlimit> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
@@ -151,7 +156,7 @@ pub(crate) fn hard_limit(resource: i32) -> io::Result<u64> {
             &mut limit as *mut libc::rlimit,
         )
     })?;
-    Ok(limit.rlim_max)
+    Ok(limit)
 }
 
 /// Installs a system call filter for this process and all that it starts.

@@ -159,7 +159,12 @@ fn send_flagged(
     }
 }
 
-/// Receives one message. `None`: the other end is closed. A cut message is an error.
+/// Whether it is for lack of a free descriptor ([`receive_message`] then has taken the message away, and closed what came).
+pub(crate) fn is_lack_of_files(e: &io::Error) -> bool {
+    e.raw_os_error() == Some(libc::EMFILE)
+}
+
+/// Receives one message. `None`: the other end is closed. A cut message is an error, EMFILE where descriptors lack.
 pub(crate) fn receive_message(
     socket: BorrowedFd<'_>,
     buf: &mut [u8],
@@ -205,7 +210,11 @@ pub(crate) fn receive_message(
     if n == 0 && fds.is_empty() {
         return Ok(None);
     }
-    if msg.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+    if msg.msg_flags & libc::MSG_CTRUNC != 0 {
+        // There is room for all that may be sent, so some could not be installed (unix(7)).
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
+    if msg.msg_flags & libc::MSG_TRUNC != 0 {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             "a message was cut",
