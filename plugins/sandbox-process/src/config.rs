@@ -67,7 +67,7 @@ pub(crate) const SCHEMA: &str = r#"{
     "fresh": {"type": "boolean", "default": false, "description": "every run starts an interpreter of its own (about 20 ms) instead of being a child of a warmed one"},
     "namespaces": {"enum": ["leased", "fresh"], "default": "leased", "description": "network, ipc and user namespaces of a run: made ahead and used again when nothing can be left in them, or made for it"},
     "pool_min": {"type": "integer", "minimum": 0, "maximum": 1024, "default": 2, "description": "interpreters that wait for runs when there is little to do"},
-    "pool_max": {"type": "integer", "minimum": 0, "maximum": 1024, "default": 16, "description": "the most that wait, about 2.5 MiB each; 0: each is made when its run is there"},
+    "pool_max": {"type": "integer", "minimum": 0, "maximum": 1024, "default": 128, "description": "the most that wait, 1.5 to 2.5 MiB each; 0: each is made when its run is there"},
     "preload": {"type": "array", "items": {"type": "string"}, "default": ["base64", "collections", "datetime", "math", "re", "urllib.parse"], "description": "modules of the standard library that a warmed interpreter has imported"},
     "zygote_per": {"enum": ["gateway", "tenant"], "default": "gateway", "description": "whose runs are children of the same warmed interpreter, and so have the same address layout and hash seed"},
     "zygotes_max": {"type": "integer", "minimum": 1, "maximum": 256, "default": 8, "description": "with one per tenant: how many live; the one that is longest unused makes room"},
@@ -92,7 +92,7 @@ impl Default for Config {
             fresh: false,
             namespaces: Namespaces::Leased,
             pool_min: 2,
-            pool_max: 16,
+            pool_max: 128,
             preload: [
                 "base64",
                 "collections",

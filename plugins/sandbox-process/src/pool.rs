@@ -25,6 +25,8 @@ const CHILD_WAIT: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The pool shrinks by what nobody has needed for so long.
 const WINDOW: Duration = Duration::from_secs(10);
+/// So many at most are made ahead for runs that come one after the other, faster than children can be made.
+const IN_TURN_MAX: u32 = 16;
 /// What a child takes to rehearse, on a machine that is not too busy.
 const REHEARSAL: Duration = Duration::from_millis(5);
 /// Two runs that have begun within so long are load.
@@ -117,6 +119,8 @@ struct Domain {
     ahead: u32,
     /// Runs without and with network.
     waiting: [VecDeque<Seat>; 2],
+    /// Runs that have a child.
+    in_hand: u32,
     /// Have a run, which the launcher does not know yet.
     untold: Vec<Taken>,
     unsent: bool,
@@ -205,8 +209,7 @@ impl Pool {
             return None;
         }
         if !spec.network {
-            // More were needed than there are.
-            domain.ahead = (domain.ahead + domain.ahead / 2 + 1).min(rules.max);
+            domain.grow(rules.max);
         }
         let ticket = self.tickets.fetch_add(1, Ordering::Relaxed);
         domain.waiting[kind].push_back(Seat {
@@ -245,6 +248,7 @@ impl Pool {
     pub(crate) fn taken(&self, name: &str, taken: Taken) {
         let mut state = self.state();
         let domain = domain_of(&mut state, name, self.rules);
+        domain.in_hand += 1;
         domain.untold.push(taken);
         if domain.unsent {
             self.tell(domain, name);
@@ -264,6 +268,8 @@ impl Pool {
     pub(crate) fn over(&self, name: &str, number: u64) {
         let mut state = self.state();
         let domain = domain_of(&mut state, name, self.rules);
+        // It may have begun with a domain that has made room since.
+        domain.in_hand = domain.in_hand.saturating_sub(1);
         domain.untold.retain(|t| t.number != number);
     }
 
@@ -503,6 +509,7 @@ fn domain_of<'a>(state: &'a mut State, name: &str, rules: PoolRules) -> &'a mut 
             memory: Memory::default(),
             ahead: rules.min.min(rules.max),
             waiting: Default::default(),
+            in_hand: 0,
             untold: Vec::new(),
             unsent: false,
             limits: GroupLimits::default(),
@@ -524,6 +531,15 @@ pub(crate) fn limits_of(spec: &RunSpec) -> GroupLimits {
 }
 
 impl Domain {
+    /// More are needed than there are: half as many again as are wanted at once, or a few more each time for those that come one
+    /// upon the other.
+    fn grow(&mut self, max: u32) {
+        let wanted = self.in_hand + self.waiting[0].len() as u32 + 1;
+        let in_turn = self.ahead + self.ahead / 2 + 1;
+        let ahead = (wanted + wanted / 2).max(in_turn.min(IN_TURN_MAX));
+        self.ahead = self.ahead.max(ahead).min(max);
+    }
+
     /// Wakes the one who has waited longest, if there is a child.
     fn call_first(&self, kind: usize) {
         let there = [&self.idle, &self.connected][kind];

@@ -48,30 +48,60 @@ fn the_last_that_has_rehearsed_is_first_and_then_under_load_the_last_that_was_bu
     }
 }
 
+/// A pool with a warm zygote and no child.
+fn warm(rules: PoolRules) -> (Pool, Host, OwnedFd) {
+    let (control, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    let (pool, host) = (Pool::new(control, rules), Host::for_tests(|_, _, _, _| {}));
+    let word = Word::Warm {
+        domain: String::new(),
+        zygote: 1,
+        memory: Memory::default(),
+    };
+    pool.hear_word(word, Vec::new(), &host);
+    (pool, host, launcher)
+}
+
+fn spec() -> RunSpec {
+    RunSpec {
+        deadline_ns: u64::MAX,
+        ..RunSpec::default()
+    }
+}
+
+#[test]
+fn half_as_many_again_are_made_ahead_as_were_wanted_at_once() {
+    let (pool, ..) = warm(PoolRules {
+        min: 2,
+        max: 60,
+        per_tenant: false,
+    });
+    let taken = |number| Taken {
+        number,
+        deadline_ns: u64::MAX,
+        cpu_ms: 0,
+        cpu_before_us: 0,
+    };
+    let in_turn = [(0, 4), (0, 7), (0, 11), (0, 16), (0, 16)];
+    let at_once = [(7, 16), (19, 30), (1, 30), (39, 60), (60, 60)];
+    for (in_hand, ahead) in in_turn.into_iter().chain(at_once) {
+        (0..in_hand).for_each(|number| pool.taken("", taken(number)));
+        // There is none, and it does not wait for one.
+        assert!(pool.take("", &spec(), || true).is_none());
+        assert_eq!(pool.look().ahead, ahead, "with {in_hand} others");
+        (0..in_hand).for_each(|number| pool.over("", number));
+    }
+}
+
 /// A run that comes later, or again, waits behind those that wait already.
 #[test]
 fn who_has_waited_longest_is_first() {
-    let (control, _launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
-    let rules = PoolRules {
+    let (pool, host, _launcher) = warm(PoolRules {
         min: 0,
         max: 9,
         per_tenant: false,
-    };
-    let (pool, host) = (Pool::new(control, rules), Host::for_tests(|_, _, _, _| {}));
-    let domain = || String::new();
-    pool.hear_word(
-        Word::Warm {
-            domain: domain(),
-            zygote: 1,
-            memory: Memory::default(),
-        },
-        Vec::new(),
-        &host,
-    );
-    let spec = RunSpec {
-        deadline_ns: u64::MAX,
-        ..RunSpec::default()
-    };
+    });
+    let spec = spec();
+    let domain = String::new;
     let child = |number| {
         let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
         let word = Word::Child {
