@@ -10,7 +10,7 @@ mod measure;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use direct::Direct;
@@ -127,30 +127,32 @@ struct Burst {
 }
 
 impl Mode {
-    /// Each from a connection of its own, after a time in which nothing was asked.
+    /// Each from a connection of its own that was open before, after a time in which nothing was asked.
     fn burst(&self, count: usize) -> Burst {
-        std::thread::sleep(RECOVERY);
-        let (address, token) = (&self.gateway.address, self.token.as_str());
-        let operation = run(json!({ "name": "hello.world", "args": {} }));
-        let began = Instant::now();
-        let mut ms: Vec<f64> = std::thread::scope(|scope| {
-            let clients: Vec<_> = (0..count)
+        let (clients, all_there) = (self.over_http(), Barrier::new(count + 1));
+        let (began, mut ms) = std::thread::scope(|scope| {
+            let client = || {
+                let mut operation = clients();
+                all_there.wait();
+                operation();
+                Instant::now()
+            };
+            let asking: Vec<_> = (0..count)
                 .map(|_| {
-                    let operation = operation.clone();
-                    let client = move || {
-                        clients_of(address, Some(token), operation)()();
-                        began.elapsed().as_secs_f64() * 1000.0
-                    };
                     std::thread::Builder::new()
                         .stack_size(256 << 10)
                         .spawn_scoped(scope, client)
                         .unwrap()
                 })
                 .collect();
-            clients
+            std::thread::sleep(RECOVERY);
+            let began = Instant::now();
+            all_there.wait();
+            let ms: Vec<f64> = asking
                 .into_iter()
-                .map(|client| client.join().unwrap())
-                .collect()
+                .map(|asking| (asking.join().unwrap() - began).as_secs_f64() * 1000.0)
+                .collect();
+            (began, ms)
         });
         let all_s = began.elapsed().as_secs_f64();
         ms.sort_by(f64::total_cmp);

@@ -531,12 +531,12 @@ pub(crate) fn limits_of(spec: &RunSpec) -> GroupLimits {
 }
 
 impl Domain {
-    /// More are needed than there are: half as many again as are wanted at once, or a few more each time for those that come one
-    /// upon the other.
+    /// More are needed than there are: twice as many as are wanted at once, since behind those whom the host lets in others may
+    /// wait, or a few more each time for those that come one upon the other.
     fn grow(&mut self, max: u32) {
         let wanted = self.in_hand + self.waiting[0].len() as u32 + 1;
         let in_turn = self.ahead + self.ahead / 2 + 1;
-        let ahead = (wanted + wanted / 2).max(in_turn.min(IN_TURN_MAX));
+        let ahead = (wanted * 2).max(in_turn.min(IN_TURN_MAX));
         self.ahead = self.ahead.max(ahead).min(max);
     }
 

@@ -69,7 +69,7 @@ fn spec() -> RunSpec {
 }
 
 #[test]
-fn half_as_many_again_are_made_ahead_as_were_wanted_at_once() {
+fn twice_as_many_are_made_ahead_as_were_wanted_at_once() {
     let (pool, ..) = warm(PoolRules {
         min: 2,
         max: 60,
@@ -82,7 +82,7 @@ fn half_as_many_again_are_made_ahead_as_were_wanted_at_once() {
         cpu_before_us: 0,
     };
     let in_turn = [(0, 4), (0, 7), (0, 11), (0, 16), (0, 16)];
-    let at_once = [(7, 16), (19, 30), (1, 30), (39, 60), (60, 60)];
+    let at_once = [(7, 16), (19, 40), (1, 40), (39, 60), (60, 60)];
     for (in_hand, ahead) in in_turn.into_iter().chain(at_once) {
         (0..in_hand).for_each(|number| pool.taken("", taken(number)));
         // There is none, and it does not wait for one.
