@@ -42,7 +42,7 @@ use crate::telemetry;
 use crate::telemetry::metrics::Metrics;
 
 pub use commands::{DoctorReport, doctor, list_skills, run_skill_dir};
-pub(crate) use files::allow_all as allow_all_files;
+pub use files::allow_all_files;
 use operator::{CountedConnections, Operator, decisions, health, issuers, sources};
 pub(crate) use plugins::PLUGIN_HOST;
 use plugins::{State, bundled_plugin, sandbox_name, storage};

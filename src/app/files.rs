@@ -7,7 +7,7 @@ const SHARE_OF_CONNECTIONS: usize = 2;
 
 /// Lets this process, and what it starts, have as many files open as its hard limit says. A login or a service begins with 1024,
 /// since programs that call select(2) can have no more; nothing here does.
-pub(crate) fn allow_all() {
+pub fn allow_all_files() {
     let limit = getrlimit(Resource::Nofile);
     // Refused, it stays what it was, and what is taken from it goes by what it is.
     let _ = setrlimit(

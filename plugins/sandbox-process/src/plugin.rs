@@ -47,7 +47,7 @@ pub struct SandboxProcess {
 struct InterpreterSource(String);
 
 impl InterpreterSource {
-    fn of(config: &Config) -> Self {
+    fn of(config: &Config, rules: PoolRules) -> Self {
         if config.fresh {
             return Self("every run starts an interpreter of its own (`fresh`)".into());
         }
@@ -60,14 +60,17 @@ impl InterpreterSource {
                 )
             }
         };
+        let of_each = match config.zygote_per {
+            ZygotePer::Gateway => "",
+            ZygotePer::Tenant => " of each",
+        };
         let namespaces = match config.namespaces {
             Namespaces::Leased => "leased",
             Namespaces::Fresh => "made for each run",
         };
         Self(format!(
-            "runs are children of {whose}; {} to {} wait; net, ipc and user namespaces are {namespaces}",
-            config.pool_min.min(config.pool_max),
-            config.pool_max
+            "runs are children of {whose}; {} to {}{of_each} wait; net, ipc and user namespaces are {namespaces}",
+            rules.min, rules.max
         ))
     }
 
@@ -144,7 +147,6 @@ impl SandboxProcess {
             .map_err(|e| Error::new(abi::E_PRECONDITION, e.to_string()))?;
         let program = supervisor::own_program(parts.launcher)
             .map_err(|e| Error::new(abi::E_UNAVAILABLE, format!("the launcher's file: {e}")))?;
-        let source = InterpreterSource::of(&config);
         let per_tenant = config.zygote_per == ZygotePer::Tenant;
         let codes = Codes::new(config.code_cache_bytes, per_tenant);
         let domains_max = match config.zygote_per {
@@ -156,9 +158,14 @@ impl SandboxProcess {
             max: config.pool_max,
             per_tenant,
         };
-        let rules = within_files(rules, domains_max, &host)?;
         // Pieces can be left out where a run executes its interpreter, and nowhere else.
         let fresh = config.fresh || !parts.without.is_empty();
+        let rules = if fresh {
+            rules
+        } else {
+            parts_of(rules, domains_max, &host)?
+        };
+        let source = InterpreterSource::of(&config, rules);
         let hello = Hello {
             instance: group_name(&request.instance_id, &state_dir),
             state_dir: state_dir.to_string_lossy().into_owned(),
@@ -175,7 +182,7 @@ impl SandboxProcess {
                 age_max_ns: config.zygote_age_s.saturating_mul(1_000_000_000),
                 domains_max,
                 kept_max: match config.namespaces {
-                    Namespaces::Leased => KEPT_MIN.max(rules.max as usize),
+                    Namespaces::Leased => KEPT_MIN.max(rules.max as usize * domains_max),
                     Namespaces::Fresh => 0,
                 },
             }),
@@ -375,25 +382,25 @@ impl Sandbox for SandboxProcess {
     }
 }
 
-/// As many children wait as this process can hold, and the operator hears of it if these are fewer than may.
-fn within_files(rules: PoolRules, domains: usize, host: &Host) -> Result<PoolRules> {
+/// The part of each pool, and the operator hears of it if files are what limits it.
+fn parts_of(rules: PoolRules, domains: usize, host: &Host) -> Result<PoolRules> {
     let files = sys::limits(libc::RLIMIT_NOFILE as i32)
         .map_err(|e| Error::new(abi::E_UNAVAILABLE, format!("the limit of open files: {e}")))?
         .rlim_cur;
-    let within = rules.within(files, domains);
-    if within.max < rules.max {
+    let part = rules.for_each(domains, files);
+    if part.max < rules.for_each(domains, u64::MAX).max {
         host.log(
             Level::Warn,
             "sandbox_process",
             "fewer interpreters wait than pool_max says: raise the limit of open files (ulimit -n, LimitNOFILE=)",
             &[
                 ("pool_max", &rules.max.to_string()),
-                ("wait", &within.max.to_string()),
+                ("wait", &(u64::from(part.max) * domains as u64).to_string()),
                 ("open_files_max", &files.to_string()),
             ],
         );
     }
-    Ok(within)
+    Ok(part)
 }
 
 /// `skillgate-<instance>-<state directory>`: two gateways may call their instances the same.

@@ -40,7 +40,7 @@ const SHARE_OF_FILES: u64 = 4;
 /// Descriptors of a child that waits: five, and those of its control groups (six of version 1).
 const FILES: u64 = 11;
 
-/// How large pools are, and whose they are.
+/// How large a pool is, and whose pools there are.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PoolRules {
     pub(crate) min: u32,
@@ -50,13 +50,14 @@ pub(crate) struct PoolRules {
 }
 
 impl PoolRules {
-    /// As many at most as `domains` pools of a process that may have so many files open can hold.
-    pub(crate) fn within(self, files: u64, domains: usize) -> Self {
-        let most = files / SHARE_OF_FILES / FILES / domains.max(1) as u64;
-        let most = u32::try_from(most).unwrap_or(u32::MAX);
+    /// The part of each of so many domains, of what a process can hold that may have so many files open.
+    pub(crate) fn for_each(self, domains: usize, files: u64) -> Self {
+        let domains = u32::try_from(domains).unwrap_or(u32::MAX).max(1);
+        let held = u32::try_from(files / SHARE_OF_FILES / FILES).unwrap_or(u32::MAX);
+        let most = self.max.div_ceil(domains).min(held / domains);
         PoolRules {
             min: self.min.min(most),
-            max: self.max.min(most),
+            max: most,
             ..self
         }
     }

@@ -529,7 +529,7 @@ impl Running<'_> {
             Outcome::LauncherLost => {
                 let error = Error::new(
                     abi::E_UNAVAILABLE,
-                    "the launcher of runs has died, or could not take this run",
+                    "the launcher of runs has died, or had no descriptors left for this run",
                 )
                 .retryable(100);
                 return Err(if self.ready_ns.is_none() {

@@ -142,21 +142,23 @@ fn who_has_waited_longest_is_first() {
 }
 
 #[test]
-fn no_more_wait_than_a_quarter_of_the_files_can_hold() {
+fn no_more_wait_than_a_quarter_of_the_files_can_hold_and_each_domain_has_its_part() {
     let rules = PoolRules {
         min: 16,
         max: 128,
         per_tenant: false,
     };
-    for (files, domains, expected) in [
-        (1 << 20, 1, (16, 128)),
-        (1024, 1, (16, 23)),
-        (1024, 8, (2, 2)),
-        (64, 1, (1, 1)),
-        (20, 1, (0, 0)),
-        (libc::RLIM_INFINITY, 1, (16, 128)),
+    for (domains, files, expected) in [
+        (1, 1 << 20, (16, 128)),
+        (1, 1024, (16, 23)),
+        (1, 64, (1, 1)),
+        (1, 20, (0, 0)),
+        (1, libc::RLIM_INFINITY, (16, 128)),
+        (8, 1 << 20, (16, 16)),
+        (8, 1024, (2, 2)),
+        (200, 1 << 20, (1, 1)),
     ] {
-        let within = rules.within(files, domains);
-        assert_eq!((within.min, within.max), expected, "{files} files");
+        let part = rules.for_each(domains, files);
+        assert_eq!((part.min, part.max), expected, "{domains} of {files} files");
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{CreateRequest, Error, Limits, Result, RunRequest, RunResult};
 use skillgate_plugin_sdk::{Host, RunServices, abi};
@@ -117,6 +118,7 @@ fn create_without(
         // A guest of the test's is a program, not something that a zygote could import.
         config["fresh"] = true.into();
     }
+    allow_all_files();
     let host = Host::for_tests(|_, _, _, _| {});
     let request = CreateRequest {
         instance_id: "test".into(),
@@ -133,6 +135,16 @@ fn create_without(
             without: without.into(),
         },
     )
+}
+
+/// A login's 1024 are for one gateway; here many instances are beside each other.
+fn allow_all_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let all = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, all).unwrap();
 }
 
 impl Instance {
