@@ -195,7 +195,14 @@ fn remove_below(
         )));
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let below = openat(dir, name, flags, Mode::empty()).map_err(Fault::os("open", &shown))?;
+    let below = match openat(dir, name, flags, Mode::empty()) {
+        Ok(below) => below,
+        // One that is empty goes without a look into it, for which there may be no descriptor.
+        Err(errno) => {
+            return unlinkat(dir, name, AtFlags::REMOVEDIR)
+                .map_err(|_| Fault::os("open", &shown)(errno));
+        }
+    };
     // Names first: removing while listing may skip entries on some file systems.
     let mut names = Vec::new();
     for entry in Dir::read_from(&below).map_err(Fault::os("list", &shown))? {

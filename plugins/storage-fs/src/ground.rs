@@ -317,6 +317,8 @@ impl Drop for Staging {
         if self.published {
             return;
         }
+        // Its descriptor may be the one that is wanted for the way through it.
+        self.dir = None;
         if let Err(fault) = beneath::remove_tree(&self.ground.tmp, &self.name) {
             self.ground.warn_leftover(&self.name, &fault);
         }

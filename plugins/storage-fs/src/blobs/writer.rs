@@ -17,7 +17,6 @@ const DIGESTS_BUFFERED: usize = 128 * DIGEST_BYTES;
 /// Dropped, it leaves nothing behind.
 #[derive(Debug)]
 pub(super) struct Writer {
-    staging: Staging,
     tenant: TenantDir,
     /// All but id and digest; `expires_unix_ms` is still relative to the commit.
     meta: BlobMeta,
@@ -31,6 +30,8 @@ pub(super) struct Writer {
     in_chunk: usize,
     /// After a refused or failed write the content is not what the caller meant: it is never committed.
     failed: bool,
+    /// The last: what is open in it is closed before it is removed.
+    staging: Staging,
 }
 
 impl Writer {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sha2::{Digest, Sha256};
 use skillgate_plugin_sdk::Host;
 use skillgate_plugin_sdk::blocking::Storage;
@@ -19,8 +20,19 @@ pub(crate) struct Bench {
     pub(crate) now_ms: Arc<AtomicU64>,
 }
 
+/// A login's 1024 are as many as one store may have open; here many stores are beside each other.
+fn allow_all_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let all = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, all).unwrap();
+}
+
 impl Bench {
     pub(crate) fn new() -> Bench {
+        allow_all_files();
         Bench {
             dir: tempfile::tempdir().unwrap(),
             logs: Arc::default(),
