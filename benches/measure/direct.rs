@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Instant;
 
 use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{CreateRequest, Limits, RunRequest, RunResult};
@@ -43,7 +45,8 @@ impl Direct {
         self.plugin.launcher_pid().unwrap()
     }
 
-    pub(crate) fn run(&self, code: &str, services: &Run) -> RunResult {
+    /// Its result, and when that was there: what the run leaves is put away before this returns.
+    pub(crate) fn run(&self, code: &str, services: &Run) -> (RunResult, Instant) {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let request = RunRequest {
             run_id: format!("run_{}", NEXT.fetch_add(1, Ordering::Relaxed)),
@@ -63,16 +66,23 @@ impl Direct {
             },
             ..RunRequest::default()
         };
-        self.plugin.run(request, services).unwrap()
+        let (answered, answer) = channel();
+        let reply = testing::reply_to(move |result| {
+            answered.send((result, Instant::now())).unwrap();
+        });
+        self.plugin.run_and_clear(request, services, reply);
+        let (result, at) = answer.recv().unwrap();
+        (result.unwrap(), at)
     }
 
     /// The least that a run can do.
-    pub(crate) fn hello(&self) {
-        let result = self.run(
+    pub(crate) fn hello(&self) -> Instant {
+        let (result, at) = self.run(
             "def main(args):\n    return {'hello': 'world'}\n",
             &Run::new(),
         );
         assert!(result.completed, "{result:?}");
+        at
     }
 }
 

@@ -17,8 +17,8 @@ use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::Client;
 use crate::support::quantile;
 
-/// Makes a client, on the thread that will be it: something to be done again and again.
-pub(crate) type Clients = Box<dyn Fn() -> Box<dyn FnMut()> + Sync>;
+/// Makes a client, on the thread that will be it: something to be done again and again, which says when it had its answer.
+pub(crate) type Clients = Box<dyn Fn() -> Box<dyn FnMut() -> Instant> + Sync>;
 /// What a client asks of a server over its connection.
 pub(crate) type Operation = Arc<dyn Fn(&mut Client) + Send + Sync>;
 
@@ -65,8 +65,7 @@ impl Row {
                         for _ in 0..self.each {
                             std::thread::sleep(self.pause);
                             let began = Instant::now();
-                            operation();
-                            ms.push(began.elapsed().as_secs_f64() * 1000.0);
+                            ms.push((operation() - began).as_secs_f64() * 1000.0);
                         }
                         ms
                     })
@@ -127,7 +126,10 @@ pub(crate) fn clients_of(address: &str, token: Option<&str>, operation: Operatio
     Box::new(move || {
         let mut client = Client::open(&address).unwrap().bearing(token.as_deref());
         let operation = operation.clone();
-        Box::new(move || operation(&mut client))
+        Box::new(move || {
+            operation(&mut client);
+            Instant::now()
+        })
     })
 }
 

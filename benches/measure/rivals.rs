@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
@@ -47,7 +48,10 @@ fn tried(name: &str, mut command: Command) -> Result<Command, String> {
 fn clients(make: impl Fn() -> Command + Sync + 'static) -> Clients {
     Box::new(move || {
         let mut command = make();
-        Box::new(move || assert!(command.status().unwrap().success()))
+        Box::new(move || {
+            assert!(command.status().unwrap().success());
+            Instant::now()
+        })
     })
 }
 
@@ -60,6 +64,7 @@ fn with_job(make: impl Fn() -> Command + Sync + 'static) -> Clients {
             let mut child = command.spawn().unwrap();
             child.stdin.take().unwrap().write_all(JOB).unwrap();
             assert_eq!(child.wait_with_output().unwrap().stdout, RESULT);
+            Instant::now()
         })
     })
 }
@@ -153,7 +158,10 @@ impl Crun {
         let crun = self.clone();
         Box::new(move || {
             let (crun, mut shell) = (crun.clone(), crun.shell());
-            Box::new(move || assert!(shell.run(&crun)))
+            Box::new(move || {
+                assert!(shell.run(&crun));
+                Instant::now()
+            })
         })
     }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, reason = "printing is what it is for")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use skillgate_plugin_sdk::blocking::Sandbox;
@@ -74,9 +75,14 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
                 }
                 std::thread::sleep(pause);
                 let t = Instant::now();
-                match plugin.run(hello(i), &Run::new()) {
-                    Ok(r) if r.completed => {
-                        mine.push((t.elapsed().as_micros(), r.create_us, r.exec_us, r.cpu_us));
+                let (answered, answer) = channel();
+                let reply = testing::reply_to(move |result| {
+                    let _ = answered.send((t.elapsed(), result));
+                });
+                plugin.run_and_clear(hello(i), &Run::new(), reply);
+                match answer.recv() {
+                    Ok((took, Ok(r))) if r.completed => {
+                        mine.push((took.as_micros(), r.create_us, r.exec_us, r.cpu_us));
                     }
                     other => println!("run {i}: {other:?}"),
                 }

@@ -11,7 +11,7 @@ use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{
     CreateRequest, Error, Health, Result, RunRequest, RunResult, SandboxCaps,
 };
-use skillgate_plugin_sdk::{Host, Level, RunServices, abi};
+use skillgate_plugin_sdk::{Host, Level, Reply, RunServices, abi};
 
 use crate::codes::Codes;
 use crate::config::{Config, Namespaces, ZygotePer};
@@ -97,7 +97,19 @@ impl InterpreterSource {
 #[derive(Debug, Default)]
 struct Runs {
     live: HashMap<String, Arc<Handle>>,
+    /// These, and those that are answered and put away what they leave.
+    present: usize,
     draining: bool,
+}
+
+impl Runs {
+    fn leave(&mut self, entered: &Entered<'_>) {
+        // The name may be another's by now.
+        let found = self.live.get(&entered.run_id);
+        if found.is_some_and(|handle| Arc::ptr_eq(handle, &entered.handle)) {
+            self.live.remove(&entered.run_id);
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -213,6 +225,47 @@ impl SandboxProcess {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// One run. `answer` gets its result; what it leaves is put away after that.
+    fn run_then<T>(
+        &self,
+        request: RunRequest,
+        services: &dyn RunServices,
+        answer: impl FnOnce(Result<RunResult>) -> T,
+    ) -> T {
+        let begun = self
+            .enter(&request.run_id)
+            .and_then(|entered| Ok((entered, self.supervisor.launcher()?)));
+        let (entered, launcher) = match begun {
+            Ok(begun) => begun,
+            Err(e) => {
+                let refused = Err(e);
+                self.count(&refused);
+                return answer(refused);
+            }
+        };
+        let around = Around {
+            launcher: &launcher,
+            host: &self.host,
+            state_dir: &self.state_dir,
+            ways: &self.ways,
+            codes: &self.codes,
+        };
+        run::run(request, services, &entered.handle, &around, |result| {
+            self.count(&result);
+            entered.leave();
+            answer(result)
+        })
+    }
+
+    fn count(&self, result: &Result<RunResult>) {
+        let counter = match result {
+            Ok(result) if result.completed => &self.counts.completed,
+            Ok(_) => &self.counts.failed,
+            Err(_) => &self.counts.refused,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn enter(&self, run_id: &str) -> Result<Entered<'_>> {
         let handle = Handle::new()
             .map(Arc::new)
@@ -233,6 +286,7 @@ impl SandboxProcess {
             .not_executed());
         }
         runs.live.insert(run_id.to_owned(), handle.clone());
+        runs.present += 1;
         Ok(Entered {
             plugin: self,
             run_id: run_id.to_owned(),
@@ -241,18 +295,26 @@ impl SandboxProcess {
     }
 }
 
-/// A run in the list of live runs.
+/// A run in the list of live runs, and until it is dropped one of those for which a drain waits.
 struct Entered<'a> {
     plugin: &'a SandboxProcess,
     run_id: String,
     handle: Arc<Handle>,
 }
 
+impl Entered<'_> {
+    /// It is answered: another may have its name.
+    fn leave(&self) {
+        self.plugin.runs().leave(self);
+    }
+}
+
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut runs = self.plugin.runs();
-        runs.live.remove(&self.run_id);
-        if runs.live.is_empty() {
+        runs.leave(self);
+        runs.present -= 1;
+        if runs.present == 0 {
             self.plugin.all_over.notify_all();
         }
     }
@@ -343,24 +405,16 @@ impl Sandbox for SandboxProcess {
     }
 
     fn run(&self, request: RunRequest, services: &dyn RunServices) -> Result<RunResult> {
-        let answer = self.enter(&request.run_id).and_then(|entered| {
-            let launcher = self.supervisor.launcher()?;
-            let around = Around {
-                launcher: &launcher,
-                host: &self.host,
-                state_dir: &self.state_dir,
-                ways: &self.ways,
-                codes: &self.codes,
-            };
-            run::run(request, services, &entered.handle, &around)
-        });
-        let counter = match &answer {
-            Ok(result) if result.completed => &self.counts.completed,
-            Ok(_) => &self.counts.failed,
-            Err(_) => &self.counts.refused,
-        };
-        counter.fetch_add(1, Ordering::Relaxed);
-        answer
+        self.run_then(request, services, |result| result)
+    }
+
+    fn run_and_clear(
+        &self,
+        request: RunRequest,
+        services: &dyn RunServices,
+        reply: Reply<RunResult>,
+    ) {
+        self.run_then(request, services, |result| reply.finish(result));
     }
 
     fn cancel(&self, run_id: &str) {
@@ -372,7 +426,7 @@ impl Sandbox for SandboxProcess {
     fn drain(&self) -> Result<()> {
         let mut runs = self.runs();
         runs.draining = true;
-        while !runs.live.is_empty() {
+        while runs.present > 0 {
             runs = self
                 .all_over
                 .wait(runs)

@@ -15,7 +15,7 @@ use skillgate_plugin_sdk::{Host, Level, RunServices, abi};
 use crate::answer::{self, Fill as _};
 use crate::channel::{Channel, Status};
 use crate::codes::Codes;
-use crate::job::{self, Work};
+use crate::job::{self, Frames, Work};
 use crate::mounts;
 use crate::supervisor::Launcher;
 use crate::sys::{self, Poll};
@@ -125,37 +125,63 @@ pub(crate) struct Around<'a> {
     pub(crate) codes: &'a Codes,
 }
 
-/// From the request to the answer.
-pub(crate) fn run(
+/// From the request to the answer, which `answer` gets as soon as it is there. What the run leaves, descriptors above all, is
+/// put away when that has returned: to close them takes as long as a fifth of a short run.
+pub(crate) fn run<T>(
     mut request: RunRequest,
     services: &dyn RunServices,
     handle: &Handle,
     around: &Around<'_>,
-) -> Result<RunResult, Error> {
+    answer: impl FnOnce(Result<RunResult, Error>) -> T,
+) -> T {
     let started_ns = sys::now_ns();
-    check(&request)?;
-    let prepared = mounts::prepare(
-        std::mem::take(&mut request.mounts),
-        &request.run_id,
-        around.state_dir,
-        services,
-    )?;
-    // What it takes to compile is time of the run that does, as in every run of a skill that is not kept.
-    let deadline_ns = deadline_of(&request);
-    let codes = compile::codes_of(&request, &prepared.specs, handle, around);
-    let frames = job::frames(&request, &prepared.blobs, services, Work::Run(&codes))?;
+    let ready = match Ready::new(&mut request, services, handle, around) {
+        Ok(ready) => ready,
+        Err(e) => return answer(Err(e)),
+    };
     let attempt = Attempt {
         services,
         handle,
         launcher: around.launcher,
         host: around.host,
         tenant: &request.tenant,
-        spec: &spec_of(&request, prepared.specs.clone(), deadline_ns),
-        frames: &frames,
-        blobs: &prepared.blobs,
+        spec: &ready.spec,
+        frames: &ready.frames,
+        blobs: &ready.mounts.blobs,
         started_ns,
     };
-    complete(&attempt, &request, around.ways)
+    match complete(&attempt, &request, around.ways) {
+        Ok((result, _over)) => answer(Ok(result)),
+        Err(e) => answer(Err(e)),
+    }
+}
+
+/// A request with all that its run is given.
+struct Ready {
+    mounts: mounts::Prepared,
+    spec: RunSpec,
+    frames: Frames,
+}
+
+impl Ready {
+    fn new(
+        request: &mut RunRequest,
+        services: &dyn RunServices,
+        handle: &Handle,
+        around: &Around<'_>,
+    ) -> Result<Self, Error> {
+        check(request)?;
+        let mounts = std::mem::take(&mut request.mounts);
+        let mounts = mounts::prepare(mounts, &request.run_id, around.state_dir, services)?;
+        // What it takes to compile is time of the run that does, as in every run of a skill that is not kept.
+        let deadline_ns = deadline_of(request);
+        let codes = compile::codes_of(request, &mounts.specs, handle, around);
+        Ok(Ready {
+            frames: job::frames(request, &mounts.blobs, services, Work::Run(&codes))?,
+            spec: spec_of(request, mounts.specs.clone(), deadline_ns),
+            mounts,
+        })
+    }
 }
 
 /// Of one whose time begins now.
@@ -179,8 +205,12 @@ fn spec_of(request: &RunRequest, mounts: Vec<MountSpec>, deadline_ns: u64) -> Ru
     }
 }
 
-/// Tries children and then an interpreter of its own, until one has run it.
-fn complete(attempt: &Attempt<'_>, request: &RunRequest, ways: &Ways) -> Result<RunResult, Error> {
+/// Tries children and then an interpreter of its own, until one has run it: its result, and what is left of it.
+fn complete<'a>(
+    attempt: &Attempt<'a>,
+    request: &RunRequest,
+    ways: &Ways,
+) -> Result<(RunResult, Running<'a>), Error> {
     let launcher = attempt.launcher;
     let children = if request.fresh { 0 } else { CHILDREN_MAX };
     for _ in 0..children {
@@ -233,7 +263,7 @@ fn check(request: &RunRequest) -> Result<(), Error> {
     Ok(())
 }
 
-impl Running<'_> {
+impl<'a> Running<'a> {
     /// Whether no byte of the job was read, so that nothing of the run has happened: a zygote's child that could not be
     /// made one's own, or that had been killed while it waited.
     fn is_untouched(&self, outcome: &Outcome) -> bool {
@@ -246,12 +276,12 @@ impl Running<'_> {
         outcome: Outcome,
         request: &RunRequest,
         launcher: &Launcher,
-    ) -> Result<RunResult, Error> {
+    ) -> Result<(RunResult, Running<'a>), Error> {
         self.channel.abandon();
         if matches!(outcome, Outcome::LauncherLost) {
             launcher.has_lost_a_run();
         }
-        self.answer(outcome, request)
+        Ok((self.answer(outcome, request)?, self))
     }
 
     /// The result of a zygote's child is there: what it has said and used until now is the run's. What is left of it is
@@ -502,7 +532,7 @@ impl Running<'_> {
         }
     }
 
-    fn answer(mut self, outcome: Outcome, request: &RunRequest) -> Result<RunResult, Error> {
+    fn answer(&mut self, outcome: Outcome, request: &RunRequest) -> Result<RunResult, Error> {
         let end = match outcome {
             Outcome::Ended(end) => end,
             Outcome::Stuck => End {

@@ -22,7 +22,7 @@
 
 mod reply;
 
-pub use reply::{blob_buffer, blob_data, reply, Replied};
+pub use reply::{blob_buffer, blob_data, reply, reply_to, Replied};
 
 use std::collections::BTreeMap;
 use std::os::unix::io::OwnedFd;

@@ -106,7 +106,7 @@ fn compile(
         started_ns: sys::now_ns(),
     };
     // Counted as no run of anybody's.
-    let result = complete(&attempt, &compile, &Ways::default()).ok()?;
+    let (result, _over) = complete(&attempt, &compile, &Ways::default()).ok()?;
     if result.completed {
         return Some(Code::parse(&result.output_json, &mount.target).unwrap_or_default());
     }

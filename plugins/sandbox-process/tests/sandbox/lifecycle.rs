@@ -3,11 +3,12 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
-use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Sandbox;
+use skillgate_plugin_sdk::{abi, testing};
 
 fn kill_9(pid: u32) {
     assert!(
@@ -160,6 +161,40 @@ fn drain_waits_for_the_last_run_and_takes_no_new_one() {
         error.not_executed && error.message.contains("draining"),
         "{error}"
     );
+}
+
+/// Nobody waits for what a run leaves, but a drain does.
+#[test]
+fn a_run_is_answered_before_what_it_leaves_is_put_away() {
+    let instance = Instance::new();
+    let (tell, answered) = channel();
+    let (go, goes) = channel::<()>();
+    let reply = testing::reply_to(move |answer| {
+        tell.send(answer).unwrap();
+        goes.recv().unwrap();
+    });
+    let mut again = request("def main(args): return 1\n");
+    let first = request("def main(args): return 1\n");
+    again.run_id.clone_from(&first.run_id);
+    let services = Services::default();
+    std::thread::scope(|scope| {
+        let go = go; // goes with what fails here, and nobody waits for it
+        let run = scope.spawn(|| instance.plugin.run_and_clear(first, &services, reply));
+        assert!(answered.recv().unwrap().unwrap().completed);
+        assert_eq!(metric(&instance, "runs_in_flight"), 0);
+        // Its name is free.
+        assert!(instance.run(again).0.completed);
+        let drain = scope.spawn(|| instance.plugin.drain().unwrap());
+        let refused = || {
+            let another = request("def main(args): return 1\n");
+            instance.plugin.run(another, &Services::default()).is_err()
+        };
+        eventually("it drains", refused);
+        assert!((0..1000).all(|_| refused() && !drain.is_finished()));
+        go.send(()).unwrap();
+        drain.join().unwrap();
+        run.join().unwrap();
+    });
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The blocking sandbox plugin as a Rust trait.
 
 use crate::model::{CreateRequest, Health, Result, RunRequest, RunResult, SandboxCaps};
-use crate::{Host, RunServices};
+use crate::{Host, Reply, RunServices};
 
 /// A sandbox plugin whose `run` may block (`SKG_F_BLOCKING`): the host calls it on a pool of threads, one call is one
 /// run from beginning to end.
@@ -17,6 +17,17 @@ pub trait Sandbox: Send + Sync + Sized + 'static {
     /// One run. `services` are this run's and end with it. A language that it does not run is `E_UNIMPLEMENTED`, not
     /// executed.
     fn run(&self, request: RunRequest, services: &dyn RunServices) -> Result<RunResult>;
+    /// What the host calls for a run: [`Self::run`], if it is not defined. For a sandbox whose runs leave something that takes
+    /// time to put away: it answers as soon as there is an answer, and goes on while nobody waits. `services` end with the
+    /// answer; a drain of the SDK's waits for answers alone, so [`Self::drain`] is to wait for the rest.
+    fn run_and_clear(
+        &self,
+        request: RunRequest,
+        services: &dyn RunServices,
+        reply: Reply<RunResult>,
+    ) {
+        reply.finish(self.run(request, services));
+    }
     /// Ends that run soon; advice, idempotent, from any thread, never waits. May race with the run's end and with its
     /// beginning: `run` registers what `cancel` will look for, and asks [`RunServices::cancelled`] after that.
     fn cancel(&self, run_id: &str);

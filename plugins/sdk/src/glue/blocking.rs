@@ -114,7 +114,7 @@ impl<S: blocking::Sandbox> Sandbox for Blocking<S> {
         if reply.cancelled() {
             return reply.fail(sandbox::cancelled_before());
         }
-        reply.finish(self.0.run(request, &*services));
+        self.0.run_and_clear(request, &*services, reply);
     }
     fn drain(&self, reply: Reply<()>) {
         reply.finish(self.0.drain());

@@ -111,6 +111,11 @@ pub fn reply<T: Send + 'static>() -> (Reply<T>, Replied<T>) {
     mapped(|answer| answer)
 }
 
+/// For a call whose answer is wanted where and when it is given: on the thread that answers, `end` gets it.
+pub fn reply_to<T: 'static>(end: impl FnOnce(Result<T>) + Send + 'static) -> Reply<T> {
+    Reply::new(0, Arc::new(Caller::default()), end)
+}
+
 /// For `blob_write`.
 #[must_use]
 pub fn blob_data(bytes: &[u8]) -> (BlobData, Replied<()>) {
