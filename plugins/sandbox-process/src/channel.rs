@@ -205,12 +205,10 @@ impl<'a> Channel<'a> {
 
     /// Reads once. `false`: nothing came.
     fn receive(&mut self) -> bool {
-        let mut buf = [0; READ_BYTES];
-        match sys::read(self.socket.as_fd(), &mut buf) {
+        match sys::read_more(self.socket.as_fd(), &mut self.received, READ_BYTES) {
             Ok(0) => self.closed = true,
-            Ok(n) => {
+            Ok(_) => {
                 self.heard = true;
-                self.received.extend_from_slice(&buf[..n]);
                 return true;
             }
             Err(e)

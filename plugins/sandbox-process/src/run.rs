@@ -456,11 +456,12 @@ impl<'a> Running<'a> {
 
     /// Reads once; `false` when there was nothing.
     fn take_output(&mut self) -> bool {
-        match sys::read(self.output.as_fd(), &mut self.buffer) {
+        self.buffer.clear();
+        match sys::read_more(self.output.as_fd(), &mut self.buffer, OUTPUT_BYTES) {
             Ok(0) => self.output_open = false,
-            Ok(n) => {
+            Ok(_) => {
                 if self.output_wanted {
-                    self.output_wanted = self.services.output(abi::STDOUT, &self.buffer[..n]);
+                    self.output_wanted = self.services.output(abi::STDOUT, &self.buffer);
                 } else {
                     self.unwanted_ns = sys::now_ns() + UNWANTED_EVERY_NS;
                 }

@@ -11,7 +11,7 @@ use std::time::Instant;
 use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::{Host, RunServices, abi};
 
-use super::{CHILDREN_MAX, Handle, OUTPUT_BYTES, Running};
+use super::{CHILDREN_MAX, Handle, Running};
 use crate::cgroup::{GroupUse, Held};
 use crate::channel::Channel;
 use crate::job::Frames;
@@ -234,7 +234,7 @@ impl<'a> Attempt<'a> {
             result_ns: None,
             verdict: None,
             killed_ns: None,
-            buffer: vec![0; OUTPUT_BYTES],
+            buffer: Vec::new(),
         }
     }
 }

@@ -67,6 +67,21 @@ pub(crate) fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<usize> {
         .map(|n| n as usize)
 }
 
+/// Reads once, at most so many bytes, behind what `buf` has.
+pub(crate) fn read_more(
+    fd: BorrowedFd<'_>,
+    buf: &mut Vec<u8>,
+    bytes_max: usize,
+) -> io::Result<usize> {
+    buf.reserve(bytes_max);
+    let room = buf.spare_capacity_mut();
+    // SAFETY: the kernel writes at most `bytes_max` bytes, for which there is room.
+    let n = check(unsafe { libc::read(fd.as_raw_fd(), room.as_mut_ptr().cast(), bytes_max) } as _)?;
+    // SAFETY: so many has it written.
+    unsafe { buf.set_len(buf.len() + n as usize) };
+    Ok(n as usize)
+}
+
 /// Reads once, from this offset of a file.
 pub(crate) fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: i64) -> io::Result<usize> {
     // SAFETY: the kernel writes at most `buf.len()` bytes into `buf`.
