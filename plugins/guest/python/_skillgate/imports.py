@@ -144,7 +144,8 @@ class Finder:
             spec._initializing = False
         module = sys.modules[name]  # it may have put another in its place
         if above is not None:
-            setattr(above, name.rpartition(".")[2], module)
+            # As setattr would, which looks at the class first.
+            above.__dict__[name.rpartition(".")[2]] = module
         return module
 
     def skills_below(self, package: str) -> frozenset:

@@ -11,6 +11,7 @@ import sys
 import time
 from json import dumps as _dumps
 from types import FunctionType, ModuleType
+from typing import Optional
 
 from . import compiled, failure, imports, memory, state
 from .channel import Channel, ChannelLost
@@ -38,6 +39,8 @@ _exit = os._exit
 _sleep = time.sleep
 _write = os.write
 _set_recursion_limit = sys.setrecursionlimit
+# Kept, since to free it is to write where nothing of a run is.
+_first_argv = sys.argv
 
 _DEFAULT_ENV = {"HOME": "/workspace", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": "/tmp"}
 # What `os.environ` holds: to ask itself takes some calls of Python code for each variable.
@@ -48,10 +51,13 @@ _STREAMS = ("utf-8", "backslashreplace", True)
 
 # The skill beside this file that a rehearsal runs, and the code.
 _REHEARSAL = "rehearsal"
-_REHEARSED_ID = "run_00000000000000000000000000000000"
+_REHEARSED_ID = "run_%032d"
 _REHEARSED = "def main(args):\n    print('hello', args['name'])\n    return {'hello': args['name'], 'n': [1, 2.5, None]}\n"
+# What a run takes up beyond a rehearsal: an object each of sizes that are rare, for which CPython begins new pages.
+_ROOM = range(400, 480, 16)
 # Both, once they are known: the layout and the job as it is sent.
 _rehearsals = []
+_rehearsed = 0
 
 # The result when even making one fails.
 _NO_MEMORY = (
@@ -86,13 +92,17 @@ def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1, skil
     In the one that is forked from, more times: what runs do is specialised there, and the forks neither do that again nor
     write to those pages. Without `skill` it is the run of code alone, which does what every run does. Closes both
     descriptors."""
+    global _rehearsed
     gc.enable()
     if not _rehearsals:
         _settle(layout)
         _rehearsals.extend(_make_rehearsals(layout))
     for _ in range(times):
+        # As in a run the C library has not had this value in its environment before: it keeps them all.
+        run_id = (_REHEARSED_ID % _rehearsed).encode("ascii")
+        _rehearsed += 1
         for place, frames in _rehearsals if skill else _rehearsals[:1]:
-            _rehearse_once(fd, peer, place, frames)
+            _rehearse_once(fd, peer, place, frames.replace((_REHEARSED_ID % 0).encode("ascii"), run_id))
     os.close(fd)
     os.close(peer)
     gc.disable()
@@ -110,7 +120,7 @@ def _make_rehearsals(layout: Layout):
     of_code, of_skill = (layout, _REHEARSED, None, (), (), ()), (beside, None, _REHEARSAL, [skill], index, made)
     for place, code, name, skills, index, made in of_code, of_skill:
         job = {
-            "run_id": _REHEARSED_ID,
+            "run_id": _REHEARSED_ID % 0,
             "timeout_ms": 60000,
             "code": code,
             "skill": name,
@@ -118,7 +128,7 @@ def _make_rehearsals(layout: Layout):
             "args": {"name": "x"},
             "skills": skills,
             "blobs": [],
-            "env": {**_environment, "TMPDIR": layout.tmp, "SKILLGATE_RUN_ID": _REHEARSED_ID},
+            "env": {**_environment, "TMPDIR": layout.tmp, "SKILLGATE_RUN_ID": _REHEARSED_ID % 0},
             "secrets": {},
             "output_bytes": 4096,
             "compiled": index,
@@ -132,18 +142,12 @@ def _make_rehearsals(layout: Layout):
 def _rehearse_once(fd: int, peer: int, layout: Layout, frames: bytes) -> None:
     # Nothing here goes through what there is many of, the modules above all: to look at an object is to write to its page.
     environment = _environment.copy()
+    room = [bytes(count) for count in _ROOM]  # noqa: F841  (that it is taken up is its use)
     _write(peer, frames)
     saved = sys.argv, sys.meta_path[:], importlib.import_module
     modules = len(sys.modules)
     channel = Channel(fd)
-    job = channel.receive_job()
-    run = _prepare(job, channel, layout)
-    value = _execute(job, layout)
-    _check_owner(channel)
-    _set_recursion_limit(max(_RECURSION_LIMIT, sys.getrecursionlimit()))
-    result = _completed(run, value, min(int(job.get("output_bytes", 4096)), _INLINE_BYTES_MAX))
-    _flush()
-    channel.finish(result)
+    _finish(channel, _answer(channel, layout, []))
     file = _code_file()
     try:
         os.unlink(file)
@@ -197,29 +201,19 @@ def serve(prepared: list, layout: Layout = Layout(), lingers: bool = False) -> N
     """Reads the job, runs it, sends the result and ends the process. Does not return. `lingers`: somebody else ends it, who
     knows when the processor has nothing better to do; it waits a while for that."""
     gc.enable()
-    reserve, channel = prepared.pop(), prepared.pop()
-    function = "main"
-    inline_bytes = 0
-    run = None
+    channel, reserve = prepared
+    del prepared[:]
+    begun = []
     try:
-        job = channel.receive_job()
-        function = str(job["function"])
-        inline_bytes = min(int(job.get("output_bytes", 4096)), _INLINE_BYTES_MAX)
-        run = _prepare(job, channel, layout)
-        value = _execute(job, layout)
-        _check_owner(channel)
-        _set_recursion_limit(max(_RECURSION_LIMIT, sys.getrecursionlimit()))
-        result = _completed(run, value, inline_bytes)
-        value = None
+        result = _answer(channel, layout, begun)
     except ChannelLost as exc:
         _lost(exc)
     except BaseException as exc:  # SystemExit and KeyboardInterrupt are failures of the run like any other
         del reserve
         _check_owner(channel)
-        result = _failed(run, exc, function)
+        result = _failed(begun[0] if begun else None, exc)
     try:
-        _flush()
-        channel.finish(result)
+        _finish(channel, result)
     except BaseException as exc:
         _lost(exc)
     try:
@@ -228,6 +222,22 @@ def serve(prepared: list, layout: Layout = Layout(), lingers: bool = False) -> N
     finally:
         # Not sys.exit: threads, exit handlers and destructors of the code do not hold the answer.
         _exit(0)
+
+
+def _answer(channel: Channel, layout: Layout, begun: list) -> bytes:
+    """From the job to the result of a run that does not fail. `begun` gets the run as soon as there is one."""
+    job = channel.receive_job()
+    run = _prepare(job, channel, layout)
+    begun.append(run)
+    value = _execute(job, layout)
+    _check_owner(channel)
+    _set_recursion_limit(max(_RECURSION_LIMIT, sys.getrecursionlimit()))
+    return _completed(run, value, min(int(job.get("output_bytes", 4096)), _INLINE_BYTES_MAX))
+
+
+def _finish(channel: Channel, result: bytes) -> None:
+    _flush()
+    channel.finish(result)
 
 
 # -- before -------------------------------------------------------------------------------------------------------
@@ -260,7 +270,7 @@ def _settle(layout: Layout) -> None:
 
 def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
     _set_environment({**_DEFAULT_ENV, **(job.get("env") or {}), **(job.get("secrets") or {})})
-    run = state.Run(channel, layout, job.get("blobs") or ())
+    run = state.Run(channel, layout, str(job["function"]), job.get("blobs") or ())
     state.current = run
     if job.get("compiled"):
         compiled.keep(job["compiled"], channel.receive_code())
@@ -394,12 +404,13 @@ def _completed(run: state.Run, value, inline_bytes: int) -> bytes:
     return b'{"status":"completed","spilled":false,"summary":' + said + b',"output":' + output + b"}"
 
 
-def _failed(run, exc: BaseException, function: str) -> bytes:
+def _failed(run: Optional[state.Run], exc: BaseException) -> bytes:
+    """The result of one that has failed, with or without having got so far as to be a run."""
     try:
         if issubclass(type(exc), MemoryError):
             failure.release_memory(exc)
         _set_recursion_limit(max(_RECURSION_LIMIT, sys.getrecursionlimit()))
-        error = failure.describe(exc, function)
+        error = failure.describe(exc, "main" if run is None else run.function)
         summary = run.summary if run is not None else None
         result = {"status": "failed", "spilled": False, "summary": _short(summary), "error": error}
         return _dumps(result).encode("ascii")

@@ -17,9 +17,10 @@ class Layout(NamedTuple):
 class Run:
     """The current run, as the package `runtime` sees it."""
 
-    def __init__(self, channel, layout: Layout, input_blobs):
+    def __init__(self, channel, layout: Layout, function: str, input_blobs):
         self.channel = channel
         self.layout = layout
+        self.function = function
         self.input_blobs = tuple(input_blobs)
         # Of the blobs made by this run: id -> size in bytes, in the order in which they were made.
         self.created: Dict[str, int] = {}

@@ -9,7 +9,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use libc::sock_filter;
 
@@ -25,6 +25,9 @@ use crate::zygote::{READY, REHEARSAL_FDS};
 
 /// Where the lowest of the descriptors that a child keeps for itself goes: out of the way of those with fixed numbers.
 const KEPT_FD_MIN: RawFd = 16;
+
+/// The longest order of a waiting child: a [`RunSpec`] without mounts, whose run's id is of 128 bytes at most.
+const ORDERS_BYTES_MAX: usize = 1024;
 
 /// What is the same for every child of a zygote, worked out before the first.
 pub(crate) struct Inside {
@@ -223,7 +226,7 @@ impl Child {
         // What is open goes before there is a run, which would wait for it.
         let keep = [self.orders.as_raw_fd(), self.report.as_raw_fd()];
         sys::close_all_from(4, &keep).at(Step::Descriptors)?;
-        let Some(spec) = self.receive().at(Step::Descriptors)? else {
+        let Some(spec) = receive(self.orders.as_fd()).at(Step::Descriptors)? else {
             return Ok(false);
         };
         self.spec = spec;
@@ -235,20 +238,31 @@ impl Child {
         sys::close_all_from(4, &[]).at(Step::Descriptors)?;
         Ok(true)
     }
+}
 
-    /// The run that this child is for. `None`: there will be none.
-    fn receive(&self) -> io::Result<Option<RunSpec>> {
-        // A buffer for the longest would be most of what a waiting child has of its own.
-        let mut buf = vec![0; sys::next_message_bytes(self.orders.as_fd())?.max(16)];
-        Ok(match sys::receive_message(self.orders.as_fd(), &mut buf)? {
-            Some((n, _)) => Some(serde_json::from_slice(&buf[..n])?),
-            None => None,
-        })
-    }
+/// The run that a child is for. `None`: there will be none.
+fn receive(orders: BorrowedFd<'_>) -> io::Result<Option<RunSpec>> {
+    let mut buf = [0; ORDERS_BYTES_MAX];
+    Ok(match sys::receive_message(orders, &mut buf)? {
+        Some((n, _)) => Some(serde_json::from_slice(&buf[..n])?),
+        None => None,
+    })
+}
+
+/// What a run's activation does before anything else, without consequences.
+fn rehearse_orders() -> io::Result<()> {
+    let (orders, from) = sys::socketpair(libc::SOCK_SEQPACKET)?;
+    let spec = RunSpec {
+        run_id: "run_00000000000000000000000000000000".into(),
+        ..RunSpec::default()
+    };
+    sys::send_message(from.as_fd(), &serde_json::to_vec(&spec)?, &[])?;
+    receive(orders.as_fd()).map(drop)
 }
 
 /// For a rehearsal there is a socket, and until the run is there 1 and 2 lead to a pipe that ends here.
 pub(crate) fn place_rehearsal() -> io::Result<()> {
+    rehearse_orders()?;
     let (nowhere, to_nowhere) = sys::pipe()?;
     let (nowhere, to_nowhere) = (above(nowhere)?, above(to_nowhere)?);
     let (one, other) = sys::socketpair(libc::SOCK_STREAM)?;
@@ -294,4 +308,26 @@ fn become_user(namespace: bool, outer_id: u32) -> io::Result<u32> {
     // The run's processes are the first to be killed when the host is out of memory.
     std::fs::write("/proc/self/oom_score_adj", "900")?;
     Ok(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_order_fits() {
+        let spec = RunSpec {
+            run_id: "x".repeat(128),
+            deadline_ns: u64::MAX,
+            max_pids: u32::MAX,
+            cpu_ms: u64::MAX,
+            memory_bytes: u64::MAX,
+            disk_bytes: u64::MAX,
+            disk_inodes: u64::MAX,
+            mounts: Vec::new(),
+            network: false,
+        };
+        let message = serde_json::to_vec(&spec).unwrap();
+        assert!(message.len() <= ORDERS_BYTES_MAX, "{}", message.len());
+    }
 }

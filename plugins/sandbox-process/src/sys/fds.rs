@@ -238,19 +238,6 @@ pub(crate) fn receive_message(
     Ok(Some((n, fds)))
 }
 
-/// Waits for a message and says how long it is, without taking it. 0: the other end is closed.
-pub(crate) fn next_message_bytes(socket: BorrowedFd<'_>) -> io::Result<usize> {
-    let flags = libc::MSG_PEEK | libc::MSG_TRUNC;
-    loop {
-        // SAFETY: a buffer of length 0 is not written to.
-        let ret = unsafe { libc::recv(socket.as_raw_fd(), std::ptr::null_mut(), 0, flags) };
-        match check(ret as _) {
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            other => return other.map(|n| n as usize),
-        }
-    }
-}
-
 /// What to wait for, and what has happened.
 #[derive(Clone, Copy)]
 pub(crate) struct Poll {
