@@ -186,6 +186,9 @@ pub(crate) enum LayerState {
     Missing,
 }
 
+/// Letters, digits, `_` and `-`.
+pub(crate) const RUN_ID_BYTES_MAX: usize = 128;
+
 /// What a run may and what it sees. This is also what a waiting child is activated by.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct RunSpec {

@@ -26,7 +26,7 @@ use crate::zygote::{READY, REHEARSAL_FDS};
 /// Where the lowest of the descriptors that a child keeps for itself goes: out of the way of those with fixed numbers.
 const KEPT_FD_MIN: RawFd = 16;
 
-/// The longest order of a waiting child: a [`RunSpec`] without mounts, whose run's id is of 128 bytes at most.
+/// The longest order of a waiting child: a [`RunSpec`] without mounts.
 const ORDERS_BYTES_MAX: usize = 1024;
 
 /// What is the same for every child of a zygote, worked out before the first.
@@ -313,11 +313,12 @@ fn become_user(namespace: bool, outer_id: u32) -> io::Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::RUN_ID_BYTES_MAX;
 
     #[test]
     fn the_longest_order_fits() {
         let spec = RunSpec {
-            run_id: "x".repeat(128),
+            run_id: "x".repeat(RUN_ID_BYTES_MAX),
             deadline_ns: u64::MAX,
             max_pids: u32::MAX,
             cpu_ms: u64::MAX,

@@ -8,7 +8,8 @@ use std::time::Instant;
 use skillgate_plugin_sdk::model::{Error, Limits, Result, RunRequest, RunSkill};
 use skillgate_plugin_sdk::{RunServices, abi};
 
-use super::{Around, Attempt, Handle, Ways, complete, deadline_of, spec_of};
+use super::ready::{deadline_of, spec_of};
+use super::{Around, Attempt, Handle, Ways, complete};
 use crate::answer::CANCELLED;
 use crate::codes::{self, Code, Look};
 use crate::job::{self, Work};

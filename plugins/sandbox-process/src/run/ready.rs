@@ -1,0 +1,94 @@
+//! What a run is asked for, looked at, and what it is given.
+
+use skillgate_plugin_sdk::model::{Error, RunRequest};
+use skillgate_plugin_sdk::{RunServices, abi};
+
+use super::{Around, Handle, compile};
+use crate::job::{self, Frames, Work};
+use crate::mounts;
+use crate::sys;
+use crate::wire::{MountSpec, RUN_ID_BYTES_MAX, RunSpec};
+
+/// A request with all that its run is given.
+pub(super) struct Ready {
+    pub(super) mounts: mounts::Prepared,
+    pub(super) spec: RunSpec,
+    pub(super) frames: Frames,
+}
+
+impl Ready {
+    pub(super) fn new(
+        request: &mut RunRequest,
+        services: &dyn RunServices,
+        handle: &Handle,
+        around: &Around<'_>,
+    ) -> Result<Self, Error> {
+        check(request)?;
+        let mounts = std::mem::take(&mut request.mounts);
+        let mounts = mounts::prepare(mounts, &request.run_id, around.state_dir, services)?;
+        // What it takes to compile is time of the run that does, as in every run of a skill that is not kept.
+        let deadline_ns = deadline_of(request);
+        let codes = compile::codes_of(request, &mounts.specs, handle, around);
+        Ok(Ready {
+            frames: job::frames(request, &mounts.blobs, services, Work::Run(&codes))?,
+            spec: spec_of(request, mounts.specs.clone(), deadline_ns),
+            mounts,
+        })
+    }
+}
+
+/// Of one whose time begins now.
+pub(super) fn deadline_of(request: &RunRequest) -> u64 {
+    sys::now_ns().saturating_add(request.limits.wall_ms.saturating_mul(1_000_000))
+}
+
+/// What the launcher is to give a run.
+pub(super) fn spec_of(request: &RunRequest, mounts: Vec<MountSpec>, deadline_ns: u64) -> RunSpec {
+    let limits = &request.limits;
+    RunSpec {
+        run_id: request.run_id.clone(),
+        deadline_ns,
+        max_pids: limits.max_pids,
+        cpu_ms: limits.cpu_ms,
+        memory_bytes: limits.memory_bytes,
+        disk_bytes: limits.disk_bytes,
+        disk_inodes: limits.disk_inodes,
+        mounts,
+        network: request.network == abi::NET_GATE,
+    }
+}
+
+fn check(request: &RunRequest) -> Result<(), Error> {
+    let refuse = |code, message: String| Err(Error::new(code, message).not_executed());
+    if request.language != "python" {
+        return refuse(
+            abi::E_UNIMPLEMENTED,
+            format!("language {:?}: this sandbox runs python", request.language),
+        );
+    }
+    if ![abi::NET_NONE, abi::NET_GATE].contains(&request.network) {
+        return refuse(
+            abi::E_PRECONDITION,
+            "this sandbox has no network of its own: it reaches the gate, or nothing".into(),
+        );
+    }
+    let id = &request.run_id;
+    if id.is_empty()
+        || id.len() > RUN_ID_BYTES_MAX
+        || !id
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+    {
+        return refuse(
+            abi::E_INVALID_ARGUMENT,
+            format!("run id {id:?}: use letters, digits, `_` and `-`"),
+        );
+    }
+    if request.limits.wall_ms == 0 || request.limits.max_pids == 0 {
+        return refuse(
+            abi::E_INVALID_ARGUMENT,
+            "limits.wall_ms and limits.max_pids must be set".into(),
+        );
+    }
+    Ok(())
+}
