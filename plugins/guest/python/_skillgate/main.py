@@ -54,7 +54,7 @@ _REHEARSAL = "rehearsal"
 _REHEARSED_ID = "run_%032d"
 _REHEARSED = "def main(args):\n    print('hello', args['name'])\n    return {'hello': args['name'], 'n': [1, 2.5, None]}\n"
 # What a run takes up beyond a rehearsal: an object each of sizes that are rare, for which CPython begins new pages.
-_ROOM = range(400, 480, 16)
+_ROOM = range(400, 448, 16)
 # Both, once they are known: the layout and the job as it is sent.
 _rehearsals = []
 _rehearsed = 0
@@ -97,12 +97,13 @@ def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1, skil
     if not _rehearsals:
         _settle(layout)
         _rehearsals.extend(_make_rehearsals(layout))
+    # As in a run the C library has not had this value in its environment before: it keeps them all.
+    made, now = ((_REHEARSED_ID % count).encode("ascii") for count in (0, _rehearsed))
+    _rehearsed += 1
+    rehearsals = [(place, frames.replace(made, now)) for place, frames in (_rehearsals if skill else _rehearsals[:1])]
     for _ in range(times):
-        # As in a run the C library has not had this value in its environment before: it keeps them all.
-        run_id = (_REHEARSED_ID % _rehearsed).encode("ascii")
-        _rehearsed += 1
-        for place, frames in _rehearsals if skill else _rehearsals[:1]:
-            _rehearse_once(fd, peer, place, frames.replace((_REHEARSED_ID % 0).encode("ascii"), run_id))
+        for place, frames in rehearsals:
+            _rehearse_once(fd, peer, place, frames)
     os.close(fd)
     os.close(peer)
     gc.disable()
