@@ -126,7 +126,7 @@ pub(crate) struct Around<'a> {
 }
 
 /// From the request to the answer, which `answer` gets as soon as it is there. What the run leaves, descriptors above all, is
-/// put away when that has returned: to close them takes as long as a fifth of a short run.
+/// put away when that has returned: to close them takes a tenth of what a short run takes.
 pub(crate) fn run<T>(
     mut request: RunRequest,
     services: &dyn RunServices,
