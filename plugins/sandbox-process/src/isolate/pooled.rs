@@ -260,7 +260,8 @@ fn rehearse_orders() -> io::Result<()> {
     receive(orders.as_fd()).map(drop)
 }
 
-/// For a rehearsal there is a socket, and until the run is there 1 and 2 lead to a pipe that ends here.
+/// The part of a rehearsal that is not Python, and what the rest needs: there is a socket, and until the run is there 1 and 2
+/// lead to a pipe that ends here.
 pub(crate) fn place_rehearsal() -> io::Result<()> {
     rehearse_orders()?;
     let (nowhere, to_nowhere) = sys::pipe()?;
