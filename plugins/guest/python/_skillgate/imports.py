@@ -121,15 +121,15 @@ class Finder:
         module.__dict__["__mounted__"] = frozenset(self._below.get(module.__name__, ()))
 
     def load_first(self, full: str) -> ModuleType:
-        """A skill, when nothing below `skills` is loaded yet: as a script is, with no lock against other threads that
-        import it meanwhile, since only its own code could start them. The way of an import takes as long as the rest,
-        for the skill and for each package that is only a part of its name."""
+        """A skill whose file is there, when nothing below `skills` is loaded yet: as a script is, with no lock against
+        other threads that import it meanwhile, since only its own code could start them. The way of an import takes as
+        long as the rest, for the skill and for each package that is only a part of its name."""
         above = None
         for name in _names_above(full):
             if name in self._skills:
                 return load(full)
             above = self._load_now(self._virtual_spec(name), above)
-        return self._load_now(self._skill_spec(full, self._skills[full]), above)
+        return self._load_now(self._skill_spec(full, self._skills[full], is_there=True), above)
 
     def _load_now(self, spec: ModuleSpec, above: Optional[ModuleType]) -> ModuleType:
         name = spec.name
@@ -160,7 +160,8 @@ class Finder:
 
     # -- specs ------------------------------------------------------------------------------------------------
 
-    def _skill_spec(self, fullname: str, skill: dict) -> ModuleSpec:
+    def _skill_spec(self, fullname: str, skill: dict, is_there: bool = False) -> ModuleSpec:
+        """`is_there`: its file has just been seen."""
         names = self._ambiguous.get(fullname)
         if names:
             raise ImportError("the mounted skills %s have the same module name %s" % (_and(names), fullname))
@@ -172,7 +173,7 @@ class Finder:
                 "skill %r is an instruction skill: it has files to read and no code to import" % name
             )
         file = entry_file(self._root, skill)
-        if not os.path.isfile(file):
+        if not is_there and not os.path.isfile(file):
             raise ImportError("skill %r has no file %r, which its manifest names as entrypoint" % (name, entrypoint))
         owner = self._owners.get(fullname)
         if owner is None:
@@ -231,12 +232,22 @@ class _Owner:
         self.package = package
         self.directory, _, entry = file.rpartition("/")
         self.stem = entry[:-3] if entry.endswith(".py") else None
-        self.neighbours = _top_level_names(self.directory)
+        self._names: Optional[frozenset] = None
         # Skills whose place is in this one's module, and neighbours at whose place another skill is mounted.
         self.mounted = finder.skills_below(package)
-        self.hidden = self.neighbours & self.mounted
+        self.hidden = self.neighbours() & self.mounted if self.mounted else frozenset()
         self.builtins = finder.new_builtins()
         self.builtins["__import__"] = SkillImport(self)
+
+    def has(self, name: str) -> bool:
+        """Whether `name` is a neighbour's. The directory is looked at when the first name comes that could be: skills are
+        read-only, so one look is enough, and one that imports nothing of its own needs none."""
+        return name not in _RESERVED and name in self.neighbours()
+
+    def neighbours(self) -> frozenset:
+        if self._names is None:
+            self._names = _top_level_names(self.directory)
+        return self._names
 
 
 class SkillImport:
@@ -249,7 +260,7 @@ class SkillImport:
         owner = self._owner
         if level == 0:
             head = name.partition(".")[0]
-            if head not in owner.neighbours:
+            if not owner.has(head):
                 return _import(name, globals, locals, fromlist, 0)
             if name == owner.stem:
                 return sys.modules[owner.package]
@@ -264,7 +275,7 @@ class SkillImport:
 
     def module(self, name: str, package: Optional[str]):
         """`importlib.import_module` as one of the skill's modules calls it."""
-        if name.startswith(".") or name.partition(".")[0] not in self._owner.neighbours:
+        if name.startswith(".") or not self.knows(name.partition(".")[0]):
             return _import_module(name, package)
         if name == self._owner.stem:
             return sys.modules[self._owner.package]
@@ -272,7 +283,7 @@ class SkillImport:
 
     def knows(self, head: str) -> bool:
         """Whether the skill has a neighbour of this name."""
-        return head in self._owner.neighbours
+        return self._owner.has(head)
 
     def _canonical(self, name: str) -> str:
         own = self._owner
@@ -461,7 +472,7 @@ def _names_above(full: str):
 
 
 def _top_level_names(directory: str) -> frozenset:
-    """Importable names in a skill's directory. Skills are read-only, so one look is enough."""
+    """Importable names in a skill's directory."""
     names = set()
     for file in os.listdir(directory):
         name = file[:-3] if file.endswith(".py") else file

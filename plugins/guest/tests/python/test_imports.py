@@ -76,6 +76,21 @@ class Mounted(Case):
         body = "import skills.root as a, skills.deep as b, skills.package as c\nreturn [a.x, b.x, c.x]"
         self.assertEqual(self.output(body), [1, 2, 3])
 
+    def test_its_directory_is_looked_at_once_and_when_something_could_be_there(self):
+        main = """
+            import sys
+
+            imports = sys.modules["_skillgate.imports"]
+            looks, look = [], imports._top_level_names
+            imports._top_level_names = lambda directory: looks.append(directory) or look(directory)
+            from runtime import log
+            looked = [len(looks)]
+            import json, near
+            looked += [len(looks), near.x]
+        """
+        self.skill("a", main=main, near="x = 5")
+        self.assertEqual(self.output("import skills.a\nreturn skills.a.looked"), [0, 1, 5])
+
     def test_resources_of_a_skill(self):
         self.skill("a", main="import pkgutil, pathlib\nx = [pathlib.Path(__file__).parent.parent.name, pkgutil.get_data(__name__, '../data.txt').decode()]")
         self.sandbox.skill("b", {"x.md": ""}, None)

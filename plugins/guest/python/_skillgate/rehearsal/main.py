@@ -1,12 +1,14 @@
 """The skill of a rehearsal: a little of what most skills do."""
 
+import json
+
 from runtime import log
 
 
 def main(args):
     greeting = greet(args.get("name", "world"))
     log.info(greeting)
-    return {"greeting": greeting, "numbers": [1, 2.5, None, True]}
+    return {"greeting": greeting, "numbers": json.loads("[1, 2.5, null, true]")}
 
 
 def greet(name):
