@@ -1,6 +1,6 @@
 """The skill of a rehearsal: a little of what most skills do."""
 
-import json
+import os
 
 from runtime import log
 
@@ -8,7 +8,7 @@ from runtime import log
 def main(args):
     greeting = greet(args.get("name", "world"))
     log.info(greeting)
-    return {"greeting": greeting, "numbers": json.loads("[1, 2.5, null, true]")}
+    return {"greeting": greeting, "home": os.environ.get("HOME"), "numbers": [1, 2.5, None, True]}
 
 
 def greet(name):
