@@ -91,8 +91,7 @@ pub(crate) fn prepare(
             },
             Source::Tar(fd) => copies.unpack(name, fd).map_err(named)?,
         };
-        let opened = copies.with_a_place(name, opened).map_err(named)?;
-        let path = sys::path_of(opened.as_fd()).map_err(named)?;
+        let (opened, path) = copies.with_a_place(name, opened).map_err(named)?;
         let stat = sys::stat(opened.as_fd()).map_err(named)?;
         if !matches!(stat.mode & libc::S_IFMT, libc::S_IFDIR | libc::S_IFREG) {
             return Err(invalid(format!(
@@ -121,11 +120,12 @@ pub(crate) fn prepare(
 }
 
 impl Copies {
-    /// A file that is nowhere any more (deleted, or only ever in memory) cannot be mounted: its content is copied.
-    fn with_a_place(&mut self, name: &str, fd: OwnedFd) -> io::Result<OwnedFd> {
+    /// With where it is. A file that is nowhere any more (deleted, or only ever in memory) cannot be mounted: its content is
+    /// copied.
+    fn with_a_place(&mut self, name: &str, fd: OwnedFd) -> io::Result<(OwnedFd, PathBuf)> {
         let path = sys::path_of(fd.as_fd())?;
         if path.is_absolute() && !path.as_os_str().as_bytes().ends_with(b" (deleted)") {
-            return Ok(fd);
+            return Ok((fd, path));
         }
         if sys::stat(fd.as_fd())?.mode & libc::S_IFMT != libc::S_IFREG {
             return Err(io::Error::other("the directory has been deleted"));
@@ -134,7 +134,7 @@ impl Copies {
         let mut from = fs::File::from(fd);
         io::Seek::rewind(&mut from)?;
         io::copy(&mut from, &mut file)?;
-        sys::open(path.as_os_str().as_bytes(), libc::O_PATH)
+        Ok((sys::open(path.as_os_str().as_bytes(), libc::O_PATH)?, path))
     }
 
     fn fetch(
