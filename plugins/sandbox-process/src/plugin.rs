@@ -75,23 +75,36 @@ impl InterpreterSource {
     }
 
     fn line(&self, pool: &PoolState) -> LayerReport {
+        let whose = &self.0;
+        let (state, detail, advice) = match &pool.cold {
+            Some(why) => (
+                LayerState::Degraded,
+                format!("{whose}; at the moment each starts its own: {why}"),
+                "the same isolation, about 20 ms later; if it stays so, look at `interpreter` and `preload`",
+            ),
+            // As safe, and as good as it gets on this host: no reason to call it degraded.
+            None if !pool.lacks.is_empty() => (
+                LayerState::Ok,
+                format!("{whose}; {}", not_given(&pool.lacks)),
+                "the same isolation, a little slower; OPERATING.md, \"The sandbox\", says what it takes",
+            ),
+            None if pool.zygotes == 0 && pool.is_wanted => {
+                (LayerState::Ok, format!("{whose}; none is warm yet"), "")
+            }
+            None => (LayerState::Ok, whose.clone(), ""),
+        };
         LayerReport {
             layer: Layer::Zygote,
-            state: if pool.cold.is_some() {
-                LayerState::Degraded
-            } else {
-                LayerState::Ok
-            },
-            detail: match &pool.cold {
-                Some(why) => format!("{}; at the moment each starts its own: {why}", self.0),
-                None => self.0.clone(),
-            },
-            advice: match &pool.cold {
-                Some(_) => "the same isolation, about 20 ms later; if it stays so, look at `interpreter` and `preload`".into(),
-                None => String::new(),
-            },
+            state,
+            detail,
+            advice: advice.into(),
         }
     }
+}
+
+/// What makes children slower than they could be, in words.
+fn not_given(lacks: &[String]) -> String {
+    format!("this host does not give {}", lacks.join(", nor "))
 }
 
 #[derive(Debug, Default)]
@@ -353,24 +366,36 @@ impl Sandbox for SandboxProcess {
         let launcher = self.supervisor.launcher();
         let (mut report, starts) = self.supervisor.report();
         let in_flight = self.runs().live.len();
-        let degraded = report.iter().any(|l| l.state != LayerState::Ok);
+        let lacking: Vec<_> = report
+            .iter()
+            .filter(|l| l.state != LayerState::Ok)
+            .map(LayerReport::in_words)
+            .collect();
         let pool = launcher
             .as_ref()
             .ok()
             .and_then(|l| l.pool.as_ref())
             .map(|p| p.look())
             .unwrap_or_default();
-        let (state, message) = match &launcher {
-            Err(e) => (abi::HEALTH_DOWN, e.message.clone()),
-            Ok(_) if degraded => (
+        let every = "runs are isolated with every layer";
+        let (state, message) = match (&launcher, &pool.cold) {
+            (Err(e), _) => (abi::HEALTH_DOWN, e.message.clone()),
+            (Ok(_), _) if !lacking.is_empty() => (
                 abi::HEALTH_DEGRADED,
-                "runs are isolated with less than every layer; see the report".into(),
+                format!(
+                    "runs are isolated with less than every layer: {}",
+                    lacking.join("; ")
+                ),
             ),
-            Ok(_) if pool.cold.is_some() => (
+            (Ok(_), Some(why)) => (
                 abi::HEALTH_DEGRADED,
-                "runs are isolated with every layer, and start slowly; see the report".into(),
+                format!("{every}, and start slowly: {why}"),
             ),
-            Ok(_) => (abi::HEALTH_OK, "runs are isolated with every layer".into()),
+            (Ok(_), None) if !pool.lacks.is_empty() => (
+                abi::HEALTH_OK,
+                format!("{every}; {}", not_given(&pool.lacks)),
+            ),
+            (Ok(_), None) => (abi::HEALTH_OK, every.into()),
         };
         report.push(self.source.line(&pool));
         let count = |c: &AtomicU64| c.load(Ordering::Relaxed);

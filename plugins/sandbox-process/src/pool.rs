@@ -138,9 +138,13 @@ struct Domain {
 /// What a pool looks like from outside.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PoolState {
+    /// Runs are to come from zygotes.
+    pub(crate) is_wanted: bool,
     pub(crate) zygotes: usize,
     pub(crate) zygotes_in_large_pages: usize,
     pub(crate) zygotes_copied_ahead: usize,
+    /// What one of them lacks of both, with the reasons.
+    pub(crate) lacks: Vec<String>,
     pub(crate) idle: usize,
     pub(crate) ahead: u32,
     /// Runs that wait for a child.
@@ -277,14 +281,16 @@ impl Pool {
     /// What is there now.
     pub(crate) fn look(&self) -> PoolState {
         let state = self.state();
-        let of_warm = |is_it: &dyn Fn(&Domain) -> bool| {
-            let warm = state.domains.values().filter(|d| d.warm);
-            warm.filter(|d| is_it(d)).count()
-        };
+        let warm = || state.domains.values().filter(|d| d.warm);
         PoolState {
-            zygotes: of_warm(&|_| true),
-            zygotes_in_large_pages: of_warm(&|d| d.memory.in_large_pages),
-            zygotes_copied_ahead: of_warm(&|d| d.memory.copied_bytes > 0),
+            is_wanted: true,
+            zygotes: warm().count(),
+            zygotes_in_large_pages: warm().filter(|d| d.memory.in_large_pages).count(),
+            zygotes_copied_ahead: warm().filter(|d| d.memory.copied_bytes > 0).count(),
+            lacks: warm()
+                .map(|d| d.memory.lacks.clone())
+                .max_by_key(Vec::len)
+                .unwrap_or_default(),
             idle: state.domains.values().map(|d| d.idle.len()).sum(),
             ahead: state.domains.values().map(|d| d.ahead).sum(),
             waiting: state

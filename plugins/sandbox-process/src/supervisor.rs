@@ -311,7 +311,7 @@ fn refusal(report: &[LayerReport]) -> Error {
         .filter(|l| {
             l.state == LayerState::Missing && !l.detail.ends_with("excused by `downgrades`")
         })
-        .map(|l| format!("{}: {} (needed: {})", name_of(l), l.detail, l.advice))
+        .map(|l| format!("{} (needed: {})", l.in_words(), l.advice))
         .collect();
     let mut error = Error::new(
         abi::E_PRECONDITION,
@@ -319,13 +319,6 @@ fn refusal(report: &[LayerReport]) -> Error {
     );
     error.detail_json = serde_json::to_string(report).unwrap_or_default();
     error
-}
-
-fn name_of(line: &LayerReport) -> String {
-    serde_json::to_value(line.layer)
-        .ok()
-        .and_then(|v| v.as_str().map(str::to_owned))
-        .unwrap_or_default()
 }
 
 /// The plugin's own file, opened so that it can be executed later, whatever becomes of its name. A file that cannot be

@@ -128,12 +128,14 @@ pub(crate) enum Word {
 }
 
 /// How a zygote has its memory for its children, where the host gives what that takes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
     /// It lies in large pages, which they map.
     pub(crate) in_large_pages: bool,
     /// So much of it, which they will write to, is copied at their birth. The copies count as the zygote's.
     pub(crate) copied_bytes: u64,
+    /// What of both it could not have, in whole or in part, and why. Its children are as safe, and made more slowly.
+    pub(crate) lacks: Vec<String>,
 }
 
 /// The launcher's answer, with [`HelloReply::Ready`] only when it takes runs.
@@ -175,6 +177,14 @@ pub(crate) struct LayerReport {
     pub(crate) state: LayerState,
     pub(crate) detail: String,
     pub(crate) advice: String,
+}
+
+impl LayerReport {
+    /// `cgroup: no controller of memory`
+    pub(crate) fn in_words(&self) -> String {
+        let name = serde_json::to_value(self.layer).unwrap_or_default();
+        format!("{}: {}", name.as_str().unwrap_or_default(), self.detail)
+    }
 }
 
 /// Whether a layer holds.

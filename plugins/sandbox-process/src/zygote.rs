@@ -189,15 +189,25 @@ fn try_tend() -> io::Result<Option<Born>> {
     let inside: &'static Inside = Box::leak(Box::new(Inside::prepare(ground)?));
     // The program's code; and for the rest, where what follows finds no large pages.
     sys::have_forks_inherit_code(true);
+    let mut lacks = Vec::new();
     // The last that is done before the first child: what is written from here on is copied with each.
-    let is_large = proc()
+    let moved = proc()
         .and_then(|proc| own_maps(proc.as_fd()))
         .and_then(|maps| sys::have_forks_map_memory(&maps));
+    let in_large_pages = moved.as_ref().is_ok_and(|all| *all);
+    if !in_large_pages {
+        let why = moved
+            .err()
+            .map_or("the kernel has none".into(), |e| e.to_string());
+        lacks.push(format!("large pages for a zygote's memory: {why}"));
+    }
     let copied_bytes = match copy_ahead() {
         Ok(Tried::Here(trial)) => return Ok(Some(Born::Trial(trial))),
         Ok(Tried::Copied(bytes)) => bytes,
-        // Without it children are made as well.
-        Err(_) => 0,
+        Err(e) => {
+            lacks.push(format!("copies ahead of what its children write to: {e}"));
+            0
+        }
     };
     let control = sys::inherited(CONTROL_FD)?;
     sys::install_filter(&seccomp::of_zygote())?;
@@ -208,8 +218,9 @@ fn try_tend() -> io::Result<Option<Born>> {
         ));
     }
     let warm = serde_json::to_vec(&Memory {
-        in_large_pages: is_large.unwrap_or(false),
+        in_large_pages,
         copied_bytes,
+        lacks,
     })?;
     sys::send_message(control.as_fd(), &warm, &[])?;
     // Nothing is given back in a child: that would be work, and touch pages that it shares.

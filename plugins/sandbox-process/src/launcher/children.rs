@@ -145,9 +145,9 @@ impl Launcher {
             .map_err(|e| format!("namespaces for it cannot be made: {e}"))?;
         let (mut group, mut scarce) = (None, false);
         let made = || -> io::Result<_> {
-            let (needs, memory) = zygotes.needs(name).ok_or(io::ErrorKind::NotFound)?;
+            let (needs, copied_bytes) = zygotes.needs(name).ok_or(io::ErrorKind::NotFound)?;
             let limits = GroupLimits {
-                copied_bytes: memory.copied_bytes,
+                copied_bytes,
                 ..needs.limits
             };
             // It is for a run that waits, or there are too few to last until it has rehearsed.

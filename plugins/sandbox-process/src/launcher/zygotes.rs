@@ -26,6 +26,8 @@ const ORDER_WAIT_NS: u64 = 2_000_000_000;
 /// The wait after a zygote that could not be started, doubled each time.
 const BACK_OFF_FIRST_NS: u64 = 100_000_000;
 const BACK_OFF_MAX_NS: u64 = 10_000_000_000;
+/// What a zygote says at once: a [`Memory`] with its reasons is the longest.
+const WORD_BYTES_MAX: usize = 4096;
 
 /// A trust domain.
 #[derive(Debug, Default)]
@@ -239,13 +241,13 @@ impl Zygotes {
             .map(|(name, _, network)| (name.clone(), network))
     }
 
-    /// What a domain's next child needs, and what it is copied from; `None`: there is nobody to make it.
-    pub(super) fn needs(&mut self, name: &str) -> Option<(&PoolNeeds, Memory)> {
+    /// What a domain's next child needs, and how many bytes are copied for it ahead; `None`: there is nobody to make it.
+    pub(super) fn needs(&mut self, name: &str) -> Option<(&PoolNeeds, u64)> {
         let domain = self.domains.get_mut(name)?;
         // What is ordered takes the place of what was used.
         domain.used_ns = sys::now_ns();
-        let memory = domain.current.as_ref()?.warm.unwrap_or_default();
-        Some((&domain.needs, memory))
+        let memory = domain.current.as_ref()?.warm.as_ref();
+        Some((&domain.needs, memory.map_or(0, |m| m.copied_bytes)))
     }
 
     /// Orders a child of a domain. When that does not work, nothing of it lives.
@@ -361,7 +363,7 @@ impl Domain {
         events.push(Event::Tell(Word::Warm {
             domain: name.to_owned(),
             zygote: next.number,
-            memory: next.warm.unwrap_or_default(),
+            memory: next.warm.clone().unwrap_or_default(),
         }));
         self.told_cold = false;
         leaving.extend(self.current.replace(next).map(ended));
@@ -430,7 +432,7 @@ enum Heard {
 }
 
 fn heard(zygote: &Zygote) -> Heard {
-    let mut buf = [0; 256];
+    let mut buf = [0; WORD_BYTES_MAX];
     match sys::receive_message(zygote.control.as_fd(), &mut buf) {
         Ok(Some((n, fds))) => Heard::Said(buf[..n].to_vec(), fds),
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,

@@ -381,6 +381,11 @@ fn a_missing_layer_is_named_and_refused() {
         "{}",
         health.report_json
     );
+    assert!(
+        health.message.contains("cgroup: ") && health.message.contains("excused by"),
+        "{}",
+        health.message
+    );
     let instance = Instance { plugin, state };
     assert_eq!(instance.output("def main(args): return 1\n"), 1);
 }
