@@ -377,25 +377,21 @@ impl Sandbox for SandboxProcess {
             .and_then(|l| l.pool.as_ref())
             .map(|p| p.look())
             .unwrap_or_default();
-        let every = "runs are isolated with every layer";
-        let (state, message) = match (&launcher, &pool.cold) {
-            (Err(e), _) => (abi::HEALTH_DOWN, e.message.clone()),
-            (Ok(_), _) if !lacking.is_empty() => (
-                abi::HEALTH_DEGRADED,
-                format!(
-                    "runs are isolated with less than every layer: {}",
-                    lacking.join("; ")
-                ),
-            ),
-            (Ok(_), Some(why)) => (
-                abi::HEALTH_DEGRADED,
-                format!("{every}, and start slowly: {why}"),
-            ),
-            (Ok(_), None) if !pool.lacks.is_empty() => (
-                abi::HEALTH_OK,
-                format!("{every}; {}", not_given(&pool.lacks)),
-            ),
-            (Ok(_), None) => (abi::HEALTH_OK, every.into()),
+        let mut said = if lacking.is_empty() {
+            "runs are isolated with every layer".to_owned()
+        } else {
+            let lacking = lacking.join("; ");
+            format!("runs are isolated with less than every layer: {lacking}")
+        };
+        if let Some(why) = &pool.cold {
+            said += &format!("; they start slowly: {why}");
+        } else if !pool.lacks.is_empty() {
+            said += &format!("; {}", not_given(&pool.lacks));
+        }
+        let (state, message) = match &launcher {
+            Err(e) => (abi::HEALTH_DOWN, e.message.clone()),
+            Ok(_) if lacking.is_empty() && pool.cold.is_none() => (abi::HEALTH_OK, said),
+            Ok(_) => (abi::HEALTH_DEGRADED, said),
         };
         report.push(self.source.line(&pool));
         let count = |c: &AtomicU64| c.load(Ordering::Relaxed);

@@ -214,7 +214,7 @@ fn without_a_zygote_runs_start_their_own_interpreter() {
     assert!(said.contains("before it was warm"), "{said}");
     let message = instance.plugin.health().unwrap().message;
     assert!(
-        message.contains("every layer, and start slowly: ") && message.contains("before it was"),
+        message.contains("; they start slowly: ") && message.contains("before it was"),
         "{message}"
     );
 }

@@ -8,7 +8,7 @@ from runtime import log
 def main(args):
     greeting = greet(args.get("name", "world"))
     log.info(greeting)
-    return {"greeting": greeting, "home": os.environ.get("HOME"), "numbers": [1, 2.5, None, True]}
+    return {"greeting": greeting, "numbers": [1, 2.5, None, True], "separator": os.sep}
 
 
 def greet(name):
