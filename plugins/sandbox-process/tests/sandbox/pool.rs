@@ -342,25 +342,30 @@ fn a_burst_has_the_processors_for_itself() {
     let instance = warm(json!({"pool_min": many + 8, "pool_max": many + 8}));
     let all = (many + 8) as u64;
     eventually("all wait", || metric(&instance, "pool_idle") == all);
-    let services: Vec<Services> = (0..many).map(|_| Services::default()).collect();
     // Long enough to make all anew.
     let busy = "import time\ndef main(args):\n    while time.process_time() < 0.1: pass\n    print('here', flush=True)\n    while True: pass\n";
-    std::thread::scope(|scope| {
-        let mut ids = Vec::new();
-        for services in &services {
-            let request = request(busy);
-            ids.push(request.run_id.clone());
-            scope.spawn(|| instance.plugin.run(request, services).unwrap());
-        }
-        eventually("all have been under way for a while", || {
-            services.iter().all(|s| s.text() == "here\n")
+    // The quietest of three: while other work keeps the runs waiting there are processors for children, as there should be.
+    let made = (0..3).map(|_| {
+        let services: Vec<Services> = (0..many).map(|_| Services::default()).collect();
+        let idle = std::thread::scope(|scope| {
+            let mut ids = Vec::new();
+            for services in &services {
+                let request = request(busy);
+                ids.push(request.run_id.clone());
+                scope.spawn(|| instance.plugin.run(request, services).unwrap());
+            }
+            eventually("all have been under way for a while", || {
+                services.iter().all(|s| s.text() == "here\n")
+            });
+            let idle = metric(&instance, "pool_idle");
+            ids.iter().for_each(|id| instance.plugin.cancel(id));
+            idle
         });
-        let idle = metric(&instance, "pool_idle");
-        ids.iter().for_each(|id| instance.plugin.cancel(id));
-        // Without that all of them are there again. Some are made while a busy machine keeps the runs waiting.
-        assert!(idle < all * 3 / 4, "{idle} of {all}");
+        eventually("all wait again", || metric(&instance, "pool_idle") == all);
+        idle
     });
-    eventually("all wait again", || metric(&instance, "pool_idle") == all);
+    let least = made.min().unwrap();
+    assert!(least < all / 2, "{least} of {all}");
 }
 
 /// What the documentation says of memory: a child that waits, with its init, which has the same memory.
@@ -422,5 +427,5 @@ fn what_a_run_does_first_has_been_rehearsed() {
         faults_of(answer.as_str().unwrap()) - faults_of(&before)
     });
     let least = new.min().unwrap();
-    assert!(least <= 6, "{least} page faults");
+    assert!(least <= 5, "{least} page faults");
 }
