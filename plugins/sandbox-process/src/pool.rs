@@ -3,19 +3,22 @@
 //! A waiting child is a handful of descriptors here, so a run takes one and speaks to it with no process in between. The
 //! launcher is told afterwards, and only of runs that last: a short one it sees end.
 
+mod domain;
+
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use skillgate_plugin_sdk::{Host, Level};
 
 use crate::cgroup::{GroupLimits, Held};
 use crate::sys::{self, Poll};
-use crate::wire::{MESSAGE_BYTES_MAX, Memory, PoolNeeds, Request, RunSpec, Taken, Word};
+use crate::wire::{MESSAGE_BYTES_MAX, Request, RunSpec, Taken, Word};
+pub(crate) use domain::Waiting;
+use domain::{Domain, Seat, WINDOW};
 
 const TARGET: &str = "sandbox_process::pool";
 /// A run waits for a child so long while there is a zygote to make it, then has an interpreter of its own started. A
@@ -23,14 +26,8 @@ const TARGET: &str = "sandbox_process::pool";
 const CHILD_WAIT: Duration = Duration::from_secs(5);
 /// How often a run that waits looks whether it is still wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// The pool shrinks by what nobody has needed for so long.
-const WINDOW: Duration = Duration::from_secs(10);
-/// So many at most are made ahead for runs that come one after the other, faster than children can be made.
-const IN_TURN_MAX: u32 = 16;
 /// What a child takes to rehearse, on a machine that is not too busy.
 const REHEARSAL: Duration = Duration::from_millis(5);
-/// Two runs that have begun within so long are load.
-const BUSY: Duration = Duration::from_millis(20);
 /// What a child takes to be built, on a machine that is not too busy.
 const BUILDING: Duration = Duration::from_millis(1);
 /// Between tries to tell a launcher whose socket is full, or to take a child for which descriptors lack.
@@ -63,27 +60,6 @@ impl PoolRules {
     }
 }
 
-/// A child that has no run yet.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    pub(crate) number: u64,
-    pub(crate) zygote: u64,
-    /// Its process 1's id, which is nobody else's while it waits.
-    pub(crate) process_1: u32,
-    /// The size that its disk has: bytes and files.
-    pub(crate) disk: [u64; 2],
-    /// When it has rehearsed, as far as can be known.
-    ready: Instant,
-    /// When it is built, as far as can be known.
-    built: Instant,
-    pub(crate) orders: OwnedFd,
-    pub(crate) channel: OwnedFd,
-    pub(crate) output: OwnedFd,
-    pub(crate) notice: OwnedFd,
-    pub(crate) pidfd: OwnedFd,
-    pub(crate) group: Held,
-}
-
 /// The pools of one launcher.
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -93,46 +69,12 @@ pub(crate) struct Pool {
     tickets: AtomicU64,
 }
 
-/// A run that waits for a child: in the order in which they have come, whatever the scheduler does.
-#[derive(Debug)]
-struct Seat {
-    ticket: u64,
-    thread: Thread,
-}
-
 #[derive(Debug, Default)]
 struct State {
     domains: HashMap<String, Domain>,
     /// Why a domain has no zygote, where that is not for the moment of its start.
     cold: HashMap<String, String>,
     closed: bool,
-}
-
-#[derive(Debug)]
-struct Domain {
-    idle: VecDeque<Waiting>,
-    /// Made for a run with network: those whose run did not wait for them.
-    connected: VecDeque<Waiting>,
-    /// The number of the zygote that children come from.
-    zygote: u64,
-    warm: bool,
-    memory: Memory,
-    ahead: u32,
-    /// Runs without and with network.
-    waiting: [VecDeque<Seat>; 2],
-    /// Runs that have a child.
-    in_hand: u32,
-    /// Have a run, which the launcher does not know yet.
-    untold: Vec<Taken>,
-    unsent: bool,
-    limits: GroupLimits,
-    disk_bytes: u64,
-    disk_inodes: u64,
-    /// The fewest that were idle in this window, and when it ends.
-    least_idle: u32,
-    /// When the last two runs began.
-    taken: [Option<Instant>; 2],
-    window_ends: Instant,
 }
 
 /// What a pool looks like from outside.
@@ -304,17 +246,7 @@ impl Pool {
 
     /// Sends what is needed. A launcher that does not read at the moment is told later: nobody waits here.
     fn tell(&self, domain: &mut Domain, name: &str) {
-        let stale = domain.idle.iter().filter(|c| c.zygote != domain.zygote);
-        let needs = PoolNeeds {
-            domain: name.to_owned(),
-            ahead: domain.ahead + stale.count() as u32,
-            waiting: domain.waiting.each_ref().map(|seats| seats.len() as u32),
-            taken: domain.untold.clone(),
-            limits: domain.limits,
-            disk_bytes: domain.disk_bytes,
-            disk_inodes: domain.disk_inodes,
-        };
-        let sent = serde_json::to_vec(&Request::Pool(needs))
+        let sent = serde_json::to_vec(&Request::Pool(domain.needs(name)))
             .map_err(io::Error::from)
             .and_then(|text| sys::try_send_message(self.control.as_fd(), &text));
         // A launcher that is gone is noticed where its words are read.
@@ -480,23 +412,7 @@ impl Pool {
         let mut state = self.state();
         let now = Instant::now();
         for (name, domain) in &mut state.domains {
-            if now >= domain.window_ends {
-                let spare = domain.least_idle.div_ceil(2).min(
-                    domain
-                        .ahead
-                        .saturating_sub(self.rules.min.min(self.rules.max)),
-                );
-                if spare > 0 {
-                    domain.ahead -= spare;
-                    for _ in 0..spare {
-                        domain.idle.pop_front();
-                    }
-                    domain.unsent = true;
-                }
-                domain.least_idle = domain.idle.len() as u32;
-                domain.connected.clear();
-                domain.window_ends = now + WINDOW;
-            }
+            domain.shrink(self.rules.min.min(self.rules.max), now);
             if domain.unsent {
                 self.tell(domain, name);
             }
@@ -505,27 +421,10 @@ impl Pool {
 }
 
 fn domain_of<'a>(state: &'a mut State, name: &str, rules: PoolRules) -> &'a mut Domain {
-    state
-        .domains
+    let domains = &mut state.domains;
+    domains
         .entry(name.to_owned())
-        .or_insert_with(|| Domain {
-            idle: VecDeque::new(),
-            connected: VecDeque::new(),
-            zygote: 0,
-            warm: false,
-            memory: Memory::default(),
-            ahead: rules.min.min(rules.max),
-            waiting: Default::default(),
-            in_hand: 0,
-            untold: Vec::new(),
-            unsent: false,
-            limits: GroupLimits::default(),
-            disk_bytes: 0,
-            disk_inodes: 0,
-            least_idle: 0,
-            taken: [None; 2],
-            window_ends: Instant::now() + WINDOW,
-        })
+        .or_insert_with(|| Domain::new(rules))
 }
 
 /// The limits of the group of a run; init counts too.
@@ -534,54 +433,6 @@ pub(crate) fn limits_of(spec: &RunSpec) -> GroupLimits {
         memory_bytes: spec.memory_bytes,
         pids: spec.max_pids.saturating_add(1),
         ..GroupLimits::default()
-    }
-}
-
-impl Domain {
-    /// More are needed than there are: twice as many as are wanted at once, since behind those whom the host lets in others may
-    /// wait, or a few more each time for those that come one upon the other.
-    fn grow(&mut self, max: u32) {
-        let wanted = self.in_hand + self.waiting[0].len() as u32 + 1;
-        let in_turn = self.ahead + self.ahead / 2 + 1;
-        let ahead = (wanted * 2).max(in_turn.min(IN_TURN_MAX));
-        self.ahead = self.ahead.max(ahead).min(max);
-    }
-
-    /// Wakes the one who has waited longest, if there is a child.
-    fn call_first(&self, kind: usize) {
-        let there = [&self.idle, &self.connected][kind];
-        if let (Some(first), false) = (self.waiting[kind].front(), there.is_empty()) {
-            first.thread.unpark();
-        }
-    }
-
-    /// Wakes all who wait.
-    fn call_all(&self) {
-        self.waiting
-            .iter()
-            .flatten()
-            .for_each(|s| s.thread.unpark());
-    }
-
-    /// The one that has rehearsed last: what it will touch is in the processors' caches still, which makes a run take half
-    /// as long. If none has, the one that was built last under load, where none has the time to, for the same reason, and
-    /// else the oldest, which is the nearest to it.
-    fn take(&mut self, network: bool, now: Instant) -> Option<Waiting> {
-        if network {
-            return self.connected.pop_front();
-        }
-        let busy = self.taken[0].is_some_and(|before| now < before + BUSY);
-        let last = |of: fn(&Waiting) -> Instant| self.idle.iter().rposition(|c| of(c) <= now);
-        let built = || if busy { last(|c| c.built) } else { None };
-        let child = match last(|c| c.ready).or_else(built) {
-            Some(at) => self.idle.remove(at),
-            None => self.idle.pop_front(),
-        };
-        if child.is_some() {
-            self.taken = [self.taken[1], Some(now)];
-        }
-        self.least_idle = self.least_idle.min(self.idle.len() as u32);
-        child
     }
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::wire::Memory;
 
 fn waiting(number: u64, built: Instant, ready: Instant) -> Waiting {
     let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();

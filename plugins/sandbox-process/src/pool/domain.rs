@@ -1,0 +1,176 @@
+//! What is known of one trust domain's pool: the children that wait there, the runs that wait, and how many are wanted.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use super::PoolRules;
+use crate::cgroup::{GroupLimits, Held};
+use crate::wire::{Memory, PoolNeeds, Taken};
+
+/// The pool shrinks by what nobody has needed for so long.
+pub(super) const WINDOW: Duration = Duration::from_secs(10);
+/// So many at most are made ahead for runs that come one after the other, faster than children can be made.
+const IN_TURN_MAX: u32 = 16;
+/// Two runs that have begun within so long are load.
+const BUSY: Duration = Duration::from_millis(20);
+
+/// A child that has no run yet.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) number: u64,
+    pub(crate) zygote: u64,
+    /// Its process 1's id, which is nobody else's while it waits.
+    pub(crate) process_1: u32,
+    /// The size that its disk has: bytes and files.
+    pub(crate) disk: [u64; 2],
+    /// When it has rehearsed, as far as can be known.
+    pub(super) ready: Instant,
+    /// When it is built, as far as can be known.
+    pub(super) built: Instant,
+    pub(crate) orders: OwnedFd,
+    pub(crate) channel: OwnedFd,
+    pub(crate) output: OwnedFd,
+    pub(crate) notice: OwnedFd,
+    pub(crate) pidfd: OwnedFd,
+    pub(crate) group: Held,
+}
+
+/// A run that waits for a child: in the order in which they have come, whatever the scheduler does.
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub(super) ticket: u64,
+    pub(super) thread: Thread,
+}
+
+#[derive(Debug)]
+pub(super) struct Domain {
+    pub(super) idle: VecDeque<Waiting>,
+    /// Made for a run with network: those whose run did not wait for them.
+    pub(super) connected: VecDeque<Waiting>,
+    /// The number of the zygote that children come from.
+    pub(super) zygote: u64,
+    pub(super) warm: bool,
+    pub(super) memory: Memory,
+    pub(super) ahead: u32,
+    /// Runs without and with network.
+    pub(super) waiting: [VecDeque<Seat>; 2],
+    /// Runs that have a child.
+    pub(super) in_hand: u32,
+    /// Have a run, which the launcher does not know yet.
+    pub(super) untold: Vec<Taken>,
+    pub(super) unsent: bool,
+    pub(super) limits: GroupLimits,
+    pub(super) disk_bytes: u64,
+    pub(super) disk_inodes: u64,
+    /// The fewest that were idle in this window, and when it ends.
+    pub(super) least_idle: u32,
+    /// When the last two runs began.
+    taken: [Option<Instant>; 2],
+    pub(super) window_ends: Instant,
+}
+
+impl Domain {
+    pub(super) fn new(rules: PoolRules) -> Self {
+        Domain {
+            idle: VecDeque::new(),
+            connected: VecDeque::new(),
+            zygote: 0,
+            warm: false,
+            memory: Memory::default(),
+            ahead: rules.min.min(rules.max),
+            waiting: Default::default(),
+            in_hand: 0,
+            untold: Vec::new(),
+            unsent: false,
+            limits: GroupLimits::default(),
+            disk_bytes: 0,
+            disk_inodes: 0,
+            least_idle: 0,
+            taken: [None; 2],
+            window_ends: Instant::now() + WINDOW,
+        }
+    }
+
+    /// What the launcher is to make for it.
+    pub(super) fn needs(&self, name: &str) -> PoolNeeds {
+        let stale = self.idle.iter().filter(|c| c.zygote != self.zygote);
+        PoolNeeds {
+            domain: name.to_owned(),
+            ahead: self.ahead + stale.count() as u32,
+            waiting: self.waiting.each_ref().map(|seats| seats.len() as u32),
+            taken: self.untold.clone(),
+            limits: self.limits,
+            disk_bytes: self.disk_bytes,
+            disk_inodes: self.disk_inodes,
+        }
+    }
+
+    /// More are needed than there are: twice as many as are wanted at once, since behind those whom the host lets in others may
+    /// wait, or a few more each time for those that come one upon the other.
+    pub(super) fn grow(&mut self, max: u32) {
+        let wanted = self.in_hand + self.waiting[0].len() as u32 + 1;
+        let in_turn = self.ahead + self.ahead / 2 + 1;
+        let ahead = (wanted * 2).max(in_turn.min(IN_TURN_MAX));
+        self.ahead = self.ahead.max(ahead).min(max);
+    }
+
+    /// Wakes the one who has waited longest, if there is a child.
+    pub(super) fn call_first(&self, kind: usize) {
+        let there = [&self.idle, &self.connected][kind];
+        if let (Some(first), false) = (self.waiting[kind].front(), there.is_empty()) {
+            first.thread.unpark();
+        }
+    }
+
+    /// Wakes all who wait.
+    pub(super) fn call_all(&self) {
+        self.waiting
+            .iter()
+            .flatten()
+            .for_each(|s| s.thread.unpark());
+    }
+
+    /// The one that has rehearsed last: what it will touch is in the processors' caches still, which makes a run take half
+    /// as long. If none has, the one that was built last under load, where none has the time to, for the same reason, and
+    /// else the oldest, which is the nearest to it.
+    pub(super) fn take(&mut self, network: bool, now: Instant) -> Option<Waiting> {
+        if network {
+            return self.connected.pop_front();
+        }
+        let busy = self.taken[0].is_some_and(|before| now < before + BUSY);
+        let last = |of: fn(&Waiting) -> Instant| self.idle.iter().rposition(|c| of(c) <= now);
+        let built = || if busy { last(|c| c.built) } else { None };
+        let child = match last(|c| c.ready).or_else(built) {
+            Some(at) => self.idle.remove(at),
+            None => self.idle.pop_front(),
+        };
+        if child.is_some() {
+            self.taken = [self.taken[1], Some(now)];
+        }
+        self.least_idle = self.least_idle.min(self.idle.len() as u32);
+        child
+    }
+
+    /// Lets go of children that nobody has needed for a while.
+    pub(super) fn shrink(&mut self, min: u32, now: Instant) {
+        if now < self.window_ends {
+            return;
+        }
+        let spare = self
+            .least_idle
+            .div_ceil(2)
+            .min(self.ahead.saturating_sub(min));
+        if spare > 0 {
+            self.ahead -= spare;
+            for _ in 0..spare {
+                self.idle.pop_front();
+            }
+            self.unsent = true;
+        }
+        self.least_idle = self.idle.len() as u32;
+        self.connected.clear();
+        self.window_ends = now + WINDOW;
+    }
+}
