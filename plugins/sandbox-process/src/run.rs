@@ -457,14 +457,10 @@ impl<'a> Running<'a> {
                 signal: libc::SIGKILL,
                 ..End::default()
             },
-            Outcome::Failed(_)
-                if matches!(self.verdict, Some(Verdict::Timeout | Verdict::Cancelled)) =>
-            {
-                End {
-                    exit_code: -1,
-                    ..End::default()
-                }
-            }
+            Outcome::Failed(_) if self.verdict.is_some() => End {
+                exit_code: -1,
+                ..End::default()
+            },
             Outcome::Failed(message) => {
                 return Err(Error::new(
                     abi::E_UNAVAILABLE,
