@@ -6,6 +6,7 @@
 
 mod birth;
 mod children;
+mod lacking;
 mod leases;
 mod load;
 mod nursery;
@@ -311,11 +312,11 @@ impl Launcher {
                 .zip(&polls[2..of_runs])
                 .filter(|(_, poll)| poll.is_ready())
             {
-                self.attend(slot, what);
+                self.attend(control, slot, what);
             }
             if polls[1].is_ready() {
                 for token in self.children_watch.said()? {
-                    self.attend_child(token);
+                    self.attend_child(control, token);
                 }
             }
             let groups = &mut self.groups;
@@ -358,7 +359,7 @@ impl Launcher {
         match serde_json::from_slice(message) {
             Ok(Request::Run(spec)) => self.start(&spec, fds),
             Ok(Request::Pool(needs)) => self.pool(control, needs),
-            Ok(Request::Activate { taken, spec }) => self.activate(&taken, spec),
+            Ok(Request::Activate { taken, spec }) => self.activate(control, &taken, spec),
             Err(e) => {
                 // Of a run its notice socket is the last: it must not wait for nothing.
                 if let Some(notice) = fds.last() {
@@ -420,7 +421,7 @@ impl Launcher {
     }
 
     /// Something has happened to a run: it has said something, it has ended, or the plugin has let go of it.
-    fn attend(&mut self, slot: u32, what: Happened) {
+    fn attend(&mut self, control: BorrowedFd<'_>, slot: u32, what: Happened) {
         let now = sys::now_ns();
         // One that has ended a moment ago has nothing more to say.
         let Some(run) = self.runs.get_mut(&slot) else {
@@ -428,7 +429,7 @@ impl Launcher {
         };
         match what {
             Happened::Said => run.hear(),
-            Happened::Ready => self.furnish(slot),
+            Happened::Ready => self.furnish(control, slot),
             Happened::LetGo => {
                 let linger_ns = self.linger_ns(now);
                 self.load.has_ended(now);

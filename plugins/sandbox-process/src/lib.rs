@@ -19,7 +19,8 @@
 //! ```
 //!
 //! A child waits isolated, sealed and rehearsed: no right is left to it. At its run's time the plugin's thread speaks to it
-//! with no process in between, unless the run has mounts or a network, which the launcher has the rights to give. The
+//! with no process in between, unless the run has mounts or a network, which the launcher has the rights to give. What most
+//! runs have mounted is there before it waits, in most of the children: those are for a run that has just that mounted. The
 //! answer is given when the result is there; that the processes are gone is the launcher's to see.
 //!
 //! A skill that is run again is compiled by a run of its own, whose code (`codes`) later runs are given beside their job.

@@ -4,6 +4,7 @@
 //! launcher is told afterwards, and only of runs that last: a short one it sees end.
 
 mod domain;
+mod usual;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -67,6 +68,8 @@ pub(crate) struct Pool {
     rules: PoolRules,
     state: Mutex<State>,
     tickets: AtomicU64,
+    /// Of what children wait with. Here, and not in a domain, which may be forgotten while there is a child of it.
+    furnishings: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -88,6 +91,8 @@ pub(crate) struct PoolState {
     /// What one of them lacks of both, with the reasons.
     pub(crate) lacks: Vec<String>,
     pub(crate) idle: usize,
+    /// Of these, with what the usual run wants mounted.
+    pub(crate) furnished: usize,
     pub(crate) ahead: u32,
     /// Runs that wait for a child.
     pub(crate) waiting: usize,
@@ -102,6 +107,7 @@ impl Pool {
             rules,
             state: Mutex::default(),
             tickets: AtomicU64::new(0),
+            furnishings: AtomicU64::new(0),
         }
     }
 
@@ -145,9 +151,13 @@ impl Pool {
             domain.unsent = true;
         }
         let kind = usize::from(spec.network);
+        if !spec.network {
+            let next = || self.furnishings.fetch_add(1, Ordering::Relaxed) + 1;
+            domain.unsent |= domain.usual.count(&spec.mounts, next);
+        }
         // Those who wait already come first.
         if domain.waiting[kind].is_empty()
-            && let Some(child) = domain.take(spec.network, Instant::now())
+            && let Some(child) = domain.take(spec, Instant::now())
         {
             return Some((child, false));
         }
@@ -173,7 +183,7 @@ impl Pool {
             let domain = domain_of(&mut state, name, rules);
             let first = domain.waiting[kind].front();
             let child = if first.is_some_and(|seat| seat.ticket == ticket) {
-                domain.take(spec.network, Instant::now())
+                domain.take(spec, Instant::now())
             } else {
                 None
             };
@@ -234,6 +244,7 @@ impl Pool {
                 .max_by_key(Vec::len)
                 .unwrap_or_default(),
             idle: state.domains.values().map(|d| d.idle.len()).sum(),
+            furnished: state.domains.values().map(Domain::furnished).sum(),
             ahead: state.domains.values().map(|d| d.ahead).sum(),
             waiting: state
                 .domains
@@ -328,6 +339,7 @@ impl Pool {
                 limits,
                 disk_bytes,
                 disk_inodes,
+                furnishing,
             } => {
                 let mut fds = fds.into_iter();
                 let mut next = || fds.next();
@@ -348,6 +360,7 @@ impl Pool {
                     zygote,
                     process_1,
                     disk: [disk_bytes, disk_inodes],
+                    furnishing,
                     ready: Instant::now() + Duration::from_nanos(idle_ns) + REHEARSAL,
                     built: Instant::now() + BUILDING,
                     orders,
@@ -358,11 +371,7 @@ impl Pool {
                     group,
                 });
                 // A new one for an old one.
-                let stale = of.idle.iter().position(|c| c.zygote < zygote);
-                if let Some(stale) = stale
-                    && of.waiting[0].is_empty()
-                {
-                    of.idle.remove(stale);
+                if of.waiting[0].is_empty() && of.drop_stale() {
                     self.tell(of, &domain);
                 }
                 of.call_first(usize::from(network));

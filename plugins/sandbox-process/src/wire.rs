@@ -81,6 +81,17 @@ pub(crate) struct PoolNeeds {
     pub(crate) limits: GroupLimits,
     pub(crate) disk_bytes: u64,
     pub(crate) disk_inodes: u64,
+    pub(crate) furnishing: Furnishing,
+}
+
+/// What some of the children that wait have mounted, for runs that will most likely want just that.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Furnishing {
+    /// Of these mounts, and never of others while there is this launcher; 0: none.
+    pub(crate) number: u64,
+    pub(crate) mounts: Vec<MountSpec>,
+    /// How many of those that wait without network.
+    pub(crate) children: u32,
 }
 
 /// A child that has a run.
@@ -114,6 +125,8 @@ pub(crate) enum Word {
         limits: GroupLimits,
         disk_bytes: u64,
         disk_inodes: u64,
+        /// What it has mounted: the number of a [`Furnishing`].
+        furnishing: u64,
     },
     /// The domain's zygote is warm; its children come from this one now, and older ones are not wanted any more.
     Warm {
@@ -216,9 +229,20 @@ pub(crate) struct RunSpec {
     pub(crate) network: bool,
 }
 
+impl RunSpec {
+    /// What a waiting child is told: what it has been given is there, and no more of its business.
+    pub(crate) fn order(&self) -> RunSpec {
+        RunSpec {
+            run_id: self.run_id.clone(),
+            mounts: Vec::new(),
+            ..*self
+        }
+    }
+}
+
 /// A directory or file of the host, to be shown read-only. The plugin holds it open; the launcher opens the path in
 /// its own mount namespace (the kernel clones mounts of one's own namespace only) and compares device and inode.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MountSpec {
     /// `/skills/<name>` or `/blobs/<id>`.
     pub(crate) target: String,

@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::Launcher;
 use super::birth::Theirs;
-use super::run::{Happened, Pooled, Process, Run, tell};
+use super::lacking::{Kind, There};
+use super::run::{Happened, Pooled, Process, Run, Untold, tell};
 use super::start::detached;
 use super::zygotes::{Event, Ordered};
 use crate::cgroup::{GroupLimits, RunGroup};
@@ -13,7 +14,7 @@ use crate::guard::Without;
 use crate::isolate::{self, Ground};
 use crate::sys::{self, Poll};
 use crate::usage;
-use crate::wire::{Notice, PoolNeeds, RunSpec, Taken, Word};
+use crate::wire::{Furnishing, Notice, PoolNeeds, RunSpec, Taken, Word};
 use crate::zygote::READY;
 
 /// A run that has just been told to begin has the processors for itself for so long, or until a run ends, while there are
@@ -69,14 +70,6 @@ impl Launcher {
 
     /// Orders one child, if one is lacking.
     fn order(&mut self, control: BorrowedFd<'_>) -> bool {
-        let there = |name: &str, network: bool| {
-            self.runs
-                .values()
-                .filter(|r| !r.killed)
-                .filter_map(|r| r.pooled.as_ref())
-                .filter(|p| !p.taken && p.domain == name && p.spec.network == network)
-                .count() as u32
-        };
         let now = sys::now_ns();
         if self.is_crowded(now) {
             return false;
@@ -89,17 +82,41 @@ impl Launcher {
             u32::MAX
         };
         let zygotes = self.zygotes.as_ref();
-        let lacking = zygotes.and_then(|z| z.lacking(ahead_max, there));
-        let Some((name, network)) = lacking else {
+        let lacking = zygotes.and_then(|z| z.lacking(ahead_max, |needs| self.there(needs)));
+        let Some((name, kind, there)) = lacking else {
             return false;
         };
-        let there = there(&name, network);
-        let Err(why) = self.try_order(&name, network, there) else {
+        let Err(why) = self.try_order(&name, kind, there) else {
             return true;
         };
         let events = self.zygotes.as_mut().map(|z| z.give_up(&name, &why));
         self.act(control, events.unwrap_or_default());
         false
+    }
+
+    /// The children of a domain that have no run yet.
+    fn there(&self, needs: &PoolNeeds) -> There {
+        let mut there = There::default();
+        for child in self
+            .runs
+            .values()
+            .filter(|r| !r.killed)
+            .filter_map(|r| r.pooled.as_ref())
+            .filter(|p| !p.taken && p.domain == needs.domain)
+        {
+            if child.spec.network {
+                there.connected += 1;
+                continue;
+            }
+            there.ahead += 1;
+            match child.furnishing {
+                0 => there.plain += 1,
+                number if number == needs.furnishing.number => there.furnished += 1,
+                // It is about to be let go of.
+                _ => {}
+            }
+        }
+        there
     }
 
     /// Whether there are as many young children as there may be.
@@ -124,8 +141,9 @@ impl Launcher {
         there >= most && usage::running() > most
     }
 
-    /// All that a child needs, and the order for it. `there` like it are waiting already.
-    fn try_order(&mut self, name: &str, network: bool, there: u32) -> Result<(), String> {
+    /// All that a child needs, and the order for it.
+    fn try_order(&mut self, name: &str, kind: Kind, there: There) -> Result<(), String> {
+        let network = kind == Kind::Connected;
         let cannot = |e: io::Error| format!("a child cannot be ordered: {e}");
         let busy = self.is_busy(sys::now_ns());
         let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
@@ -143,7 +161,7 @@ impl Launcher {
                 |slot| standing.outer_id(uid_base, slot),
             )
             .map_err(|e| format!("namespaces for it cannot be made: {e}"))?;
-        let (mut group, mut scarce) = (None, false);
+        let (mut group, mut scarce, mut furnishing) = (None, false, None);
         let made = || -> io::Result<_> {
             let (needs, copied_bytes) = zygotes.needs(name).ok_or(io::ErrorKind::NotFound)?;
             let limits = GroupLimits {
@@ -151,7 +169,10 @@ impl Launcher {
                 ..needs.limits
             };
             // It is for a run that waits, or there are too few to last until it has rehearsed.
-            scarce = network || there < needs.waiting[0] || there.saturating_mul(2) < needs.ahead;
+            scarce = network
+                || there.ahead < needs.waiting[0]
+                || there.ahead.saturating_mul(2) < needs.ahead;
+            furnishing = (kind == Kind::Furnished).then(|| needs.furnishing.clone());
             if let Some(groups) = &mut self.groups {
                 group = Some(groups.make_run(limits)?);
             }
@@ -179,6 +200,7 @@ impl Launcher {
             group,
             spec,
             limits,
+            furnishing,
             idle_ns: if busy || scarce { IDLE_NS } else { 0 },
             sockets,
         };
@@ -230,9 +252,9 @@ impl Launcher {
             disk_inodes,
             ..
         } = child.spec;
-        let (mut run, plugins) = self.run_of(child, init, domain.clone());
+        let (mut run, plugins, furnishing) = self.run_of(child, init, domain.clone());
         let number = self.children;
-        let (parts, dirs) = run.group.as_ref().map(RunGroup::parts).unwrap_or_default();
+        let (parts, _) = run.group.as_ref().map(RunGroup::parts).unwrap_or_default();
         let word = Word::Child {
             domain,
             number,
@@ -244,14 +266,18 @@ impl Launcher {
             limits,
             disk_bytes,
             disk_inodes,
+            furnishing: furnishing.as_ref().map_or(0, |f| f.number),
         };
-        let fds: Vec<BorrowedFd<'_>> = plugins
-            .iter()
-            .chain([&run.init.pidfd])
-            .map(AsFd::as_fd)
-            .chain(dirs)
-            .collect();
-        say(control, &word, &fds);
+        match (furnishing, &mut run.pooled) {
+            (Some(Furnishing { mounts, .. }), Some(pooled)) => {
+                pooled.untold = Some(Box::new(Untold {
+                    mounts,
+                    word,
+                    plugins,
+                }));
+            }
+            _ => introduce(control, &run, &word, &plugins),
+        }
         if let Err(e) = self.watch(&run) {
             // Nobody would see its end.
             let message = format!("it cannot be watched: {e}");
@@ -273,7 +299,7 @@ impl Launcher {
     }
 
     /// What has been seen of the child with this number. Its slot may be another's by now.
-    pub(super) fn attend_child(&mut self, token: u64) {
+    pub(super) fn attend_child(&mut self, control: BorrowedFd<'_>, token: u64) {
         let (number, let_go) = (token >> 1, token & 1 == 1);
         let is_it = |run: &Run| run.pooled.as_ref().is_some_and(|p| p.number == number);
         let Some(slot) = self
@@ -289,11 +315,16 @@ impl Launcher {
         } else {
             Happened::Ended
         };
-        self.attend(slot, what);
+        self.attend(control, slot, what);
     }
 
-    /// A child as a run, and the plugin's ends of its sockets.
-    fn run_of(&mut self, child: Ordered, init: Process, domain: String) -> (Run, [OwnedFd; 4]) {
+    /// A child as a run, the plugin's ends of its sockets, and what it is to have mounted.
+    fn run_of(
+        &mut self,
+        child: Ordered,
+        init: Process,
+        domain: String,
+    ) -> (Run, [OwnedFd; 4], Option<Furnishing>) {
         self.children += 1;
         let run = Run {
             group: child.group,
@@ -305,12 +336,14 @@ impl Launcher {
                 orders: child.sockets.orders,
                 taken: false,
                 spec: child.spec,
+                furnishing: child.furnishing.as_ref().map_or(0, |f| f.number),
+                untold: None,
                 activation: None,
                 cpu_before_us: 0,
             }),
             ..Run::new(init, child.sockets.notice, child.sockets.report)
         };
-        (run, child.sockets.plugins)
+        (run, child.sockets.plugins, child.furnishing)
     }
 
     /// What had been given to children that were ordered and did not come, as far as is known: [`Self::sweep_strays`] has
@@ -354,7 +387,7 @@ impl Launcher {
     }
 
     /// A child has a run that needs what the plugin cannot give it.
-    pub(super) fn activate(&mut self, taken: &Taken, spec: RunSpec) {
+    pub(super) fn activate(&mut self, control: BorrowedFd<'_>, taken: &Taken, spec: RunSpec) {
         // One that has died meanwhile has said so on its own socket.
         let Some((slot, run)) = self.child(taken.number) else {
             return;
@@ -364,11 +397,12 @@ impl Launcher {
             pooled.activation = Some(spec);
         }
         self.hold_ns = sys::now_ns() + HOLD_NS;
-        self.furnish(slot);
+        self.furnish(control, slot);
     }
 
-    /// Gives a child what its run needs, as soon as it has a place for it, and tells it for which run it is.
-    pub(super) fn furnish(&mut self, slot: u32) {
+    /// Gives a child what its run needs, as soon as it has a place for it, and tells it for which run it is; or what the usual
+    /// run wants, and tells the plugin that it is there.
+    pub(super) fn furnish(&mut self, control: BorrowedFd<'_>, slot: u32) {
         let Some(run) = self.runs.get_mut(&slot) else {
             return;
         };
@@ -376,17 +410,37 @@ impl Launcher {
             return;
         };
         let mut word = [Poll::readable(pooled.orders.as_fd())];
-        if pooled.activation.is_none()
+        if (pooled.activation.is_none() && pooled.untold.is_none())
             || sys::poll(&mut word, Some(0)).is_err()
             || !word[0].is_ready()
         {
             return;
         }
-        let Some(spec) = pooled.activation.take() else {
-            return;
-        };
         let Some(place) = place_of(pooled.orders.as_fd()) else {
             // It has ended instead, and will be seen to.
+            (pooled.activation, pooled.untold) = (None, None);
+            return;
+        };
+        let give = |spec: &RunSpec, pooled: &Pooled| {
+            let home = self.home.as_fd();
+            furnished(&self.ground, home, place.as_fd(), spec, pooled)
+        };
+        if let Some(untold) = pooled.untold.take() {
+            let spec = RunSpec {
+                mounts: untold.mounts,
+                ..pooled.spec.order()
+            };
+            if give(&spec, pooled).is_ok() {
+                introduce(control, run, &untold.word, &untold.plugins);
+            } else {
+                if let Some(zygotes) = &mut self.zygotes {
+                    zygotes.cannot_furnish(&pooled.domain);
+                }
+                run.kill();
+            }
+            return;
+        }
+        let Some(spec) = pooled.activation.take() else {
             return;
         };
         let gate = match (spec.network, &self.leases) {
@@ -399,16 +453,8 @@ impl Launcher {
         };
         let sent = gate
             .map_err(|e| format!("its network cannot be prepared: {e}"))
-            .and_then(|()| {
-                furnished(
-                    &self.ground,
-                    self.home.as_fd(),
-                    place.as_fd(),
-                    &spec,
-                    pooled,
-                )
-            })
-            .and_then(|()| told(pooled.orders.as_fd(), spec));
+            .and_then(|()| give(&spec, pooled))
+            .and_then(|()| told(pooled.orders.as_fd(), &spec));
         if let Err(message) = sent {
             // Said first: what follows its end would be a less telling word.
             tell(run.notice.as_fd(), &Notice::Failed { message }, None);
@@ -453,13 +499,24 @@ fn furnished(
     done
 }
 
-/// Tells a child of its run: what it has been given is there, and no more of its business.
-fn told(orders: BorrowedFd<'_>, mut spec: RunSpec) -> Result<(), String> {
-    spec.mounts.clear();
-    serde_json::to_vec(&spec)
+/// Tells a child of its run.
+fn told(orders: BorrowedFd<'_>, spec: &RunSpec) -> Result<(), String> {
+    serde_json::to_vec(&spec.order())
         .map_err(io::Error::from)
         .and_then(|message| sys::send_message(orders, &message, &[]))
         .map_err(|e| format!("a waiting interpreter cannot be told of its run: {e}"))
+}
+
+/// Hands a child to the plugin.
+fn introduce(control: BorrowedFd<'_>, run: &Run, word: &Word, plugins: &[OwnedFd; 4]) {
+    let (_, dirs) = run.group.as_ref().map(RunGroup::parts).unwrap_or_default();
+    let fds: Vec<BorrowedFd<'_>> = plugins
+        .iter()
+        .chain([&run.init.pidfd])
+        .map(AsFd::as_fd)
+        .chain(dirs)
+        .collect();
+    say(control, word, &fds);
 }
 
 fn say(control: BorrowedFd<'_>, word: &Word, fds: &[BorrowedFd<'_>]) {

@@ -6,7 +6,7 @@ use super::leases::Lease;
 use crate::cgroup::{GroupUse, RunGroup};
 use crate::sys::{self, Exit, Poll};
 use crate::usage;
-use crate::wire::{End, Notice, Report, RunSpec, Taken};
+use crate::wire::{End, MountSpec, Notice, Report, RunSpec, Taken, Word};
 
 /// A zygote's child that the plugin has let go of has given its result, as a rule, and is ended so much later: to end takes as
 /// much of the processors as a short run does, and the answer wants them first. Where runs come one upon the other it would
@@ -92,9 +92,20 @@ pub(super) struct Pooled {
     pub(super) taken: bool,
     /// What it was made for.
     pub(super) spec: RunSpec,
+    /// What it has mounted, or will have when the plugin hears of it: the number of a [`crate::wire::Furnishing`].
+    pub(super) furnishing: u64,
+    /// What it is to have mounted before the plugin hears of it, and what the plugin gets of it.
+    pub(super) untold: Option<Box<Untold>>,
     /// Its run, until it is ready to be told of it.
     pub(super) activation: Option<RunSpec>,
     pub(super) cpu_before_us: u64,
+}
+
+/// A child that is furnished before the plugin hears of it.
+pub(super) struct Untold {
+    pub(super) mounts: Vec<MountSpec>,
+    pub(super) word: Word,
+    pub(super) plugins: [OwnedFd; 4],
 }
 
 impl Run {
@@ -138,7 +149,7 @@ impl Run {
             ],
             Some(pooled) => [
                 unless(
-                    pooled.activation.is_none(),
+                    pooled.activation.is_none() && pooled.untold.is_none(),
                     (Happened::Ready, pooled.orders.as_fd()),
                 ),
                 None,
@@ -279,7 +290,12 @@ impl Run {
             };
             tell(self.notice.as_fd(), &notice, None);
         }
-        (self.group, self.pooled.map(|pooled| (self.notice, pooled)))
+        let pooled = self.pooled.map(|mut pooled| {
+            // The plugin has had nothing of it, and its ends of the sockets are here.
+            pooled.untold = None;
+            (self.notice, pooled)
+        });
+        (self.group, pooled)
     }
 
     /// Whether the plugin wants to hear of its end. Mostly the answer has been given long before.
@@ -342,5 +358,50 @@ mod tests {
             let run = heard(format!("\"Begun\"\n{lie}\n{exited}\n{lie}\n").as_bytes());
             assert_eq!((run.failed, run.exited), (None, Some((3, 0))), "{lie}");
         }
+    }
+
+    /// Its lease comes back when the plugin has closed its ends: of one that it has never heard of they are the launcher's.
+    #[test]
+    fn a_child_that_ends_before_the_plugin_hears_of_it_keeps_no_end_of_its_own_sockets() {
+        let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id() as libc::pid_t;
+        let init = Process {
+            pid,
+            pidfd: sys::pidfd_open(pid).unwrap(),
+        };
+        let (notice, plugins_notice) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        let untold = Untold {
+            mounts: Vec::new(),
+            word: Word::Gone {
+                domain: String::new(),
+            },
+            plugins: [nothing(), nothing(), nothing(), plugins_notice],
+        };
+        let mut run = Run::new(init, notice, nothing());
+        run.pooled = Some(Pooled {
+            number: 1,
+            domain: String::new(),
+            lease: Lease {
+                slot: 0,
+                outer_id: 0,
+                network: nothing(),
+                ipc: nothing(),
+                user: None,
+            },
+            orders: nothing(),
+            taken: false,
+            spec: RunSpec::default(),
+            furnishing: 1,
+            untold: Some(Box::new(untold)),
+            activation: None,
+            cpu_before_us: 0,
+        });
+        let (_, returning) = run.finish();
+        assert!(child.wait().is_err(), "it has been reaped");
+        let (notice, _pooled) = returning.unwrap();
+        let mut gone = [Poll::hung_up(notice.as_fd())];
+        sys::poll(&mut gone, Some(0)).unwrap();
+        assert!(gone[0].is_ready());
     }
 }

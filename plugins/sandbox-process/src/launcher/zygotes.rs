@@ -9,13 +9,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::birth::{Sockets, Theirs};
+use super::lacking::{Kind, There, lacks};
 use super::leases::Lease;
 use super::nursery::{self, Zygote};
 use super::run::Process;
 use crate::cgroup::{GroupLimits, RunGroup};
 use crate::isolate::Ground;
 use crate::sys;
-use crate::wire::{Memory, PoolNeeds, RunSpec, Word, ZygoteRules};
+use crate::wire::{Furnishing, Memory, PoolNeeds, RunSpec, Word, ZygoteRules};
 
 /// How long a zygote may take to become warm, from a cold disk.
 const WARM_WAIT_NS: u64 = 30_000_000_000;
@@ -60,6 +61,8 @@ pub(super) struct Ordered {
     /// What it is made for: limits, the size of its disk, whether it has a network.
     pub(super) spec: RunSpec,
     pub(super) limits: GroupLimits,
+    /// What it has mounted before the plugin hears of it.
+    pub(super) furnishing: Option<Furnishing>,
     /// How long it waits for a run before it rehearses.
     pub(super) idle_ns: u64,
     pub(super) sockets: Sockets,
@@ -214,31 +217,22 @@ impl Zygotes {
         events
     }
 
-    /// A domain whose zygote is free and that lacks a child, and whether that is one with network, where
-    /// `there(domain, network)` have no run yet. So many at most are for runs that are still to come. In turns: a domain that
-    /// lacks very many leaves the others theirs.
+    /// A domain whose zygote is free and that lacks a child, of which kind, and what is `there`. So many at most are for
+    /// runs that are still to come. In turns: a domain that lacks very many leaves the others theirs.
     pub(super) fn lacking(
         &self,
         ahead_max: u32,
-        there: impl Fn(&str, bool) -> u32,
-    ) -> Option<(String, bool)> {
-        let wanted = |needs: &PoolNeeds, network: bool| {
-            // What a run with network needs is made for it.
-            let ahead = if network {
-                0
-            } else {
-                needs.ahead.min(ahead_max)
-            };
-            ahead.saturating_add(needs.waiting[usize::from(network)])
-        };
-        let of_both = |(name, d)| [true, false].map(|network| (name, d, network));
+        there: impl Fn(&PoolNeeds) -> There,
+    ) -> Option<(String, Kind, There)> {
         self.domains
             .iter()
             .filter(|(_, d)| d.pending.is_none() && d.current.is_some())
-            .flat_map(of_both)
-            .filter(|(name, d, network)| there(name, *network) < wanted(&d.needs, *network))
-            .min_by_key(|(_, d, _)| d.used_ns)
-            .map(|(name, _, network)| (name.clone(), network))
+            .filter_map(|(name, d)| {
+                let there = there(&d.needs);
+                Some((name, d.used_ns, lacks(&d.needs, there, ahead_max)?, there))
+            })
+            .min_by_key(|(_, used_ns, ..)| *used_ns)
+            .map(|(name, _, kind, there)| (name.clone(), kind, there))
     }
 
     /// What a domain's next child needs, and how many bytes are copied for it ahead; `None`: there is nobody to make it.
@@ -248,6 +242,14 @@ impl Zygotes {
         domain.used_ns = sys::now_ns();
         let memory = domain.current.as_ref()?.warm.as_ref();
         Some((&domain.needs, memory.map_or(0, |m| m.copied_bytes)))
+    }
+
+    /// A domain's children cannot be given what the usual run wants mounted. It will hear why itself, and none is made for it
+    /// until the plugin has something new to say.
+    pub(super) fn cannot_furnish(&mut self, name: &str) {
+        if let Some(domain) = self.domains.get_mut(name) {
+            domain.needs.furnishing.children = 0;
+        }
     }
 
     /// Orders a child of a domain. When that does not work, nothing of it lives.
@@ -524,7 +526,7 @@ mod tests {
             zygotes.domains.insert(name.to_owned(), domain);
         }
         let ordered = || {
-            let (name, _) = zygotes.lacking(u32::MAX, |_, _| 0)?;
+            let (name, ..) = zygotes.lacking(u32::MAX, |_| There::default())?;
             zygotes.needs(&name).map(|_| name)
         };
         let turns: Vec<String> = std::iter::from_fn(ordered).take(4).collect();

@@ -6,8 +6,9 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use super::PoolRules;
+use super::usual::Usual;
 use crate::cgroup::{GroupLimits, Held};
-use crate::wire::{Memory, PoolNeeds, Taken};
+use crate::wire::{Memory, PoolNeeds, RunSpec, Taken};
 
 /// The pool shrinks by what nobody has needed for so long.
 pub(super) const WINDOW: Duration = Duration::from_secs(10);
@@ -25,6 +26,8 @@ pub(crate) struct Waiting {
     pub(crate) process_1: u32,
     /// The size that its disk has: bytes and files.
     pub(crate) disk: [u64; 2],
+    /// What it has mounted: the number of a [`crate::wire::Furnishing`], and 0 for nothing.
+    pub(crate) furnishing: u64,
     /// When it has rehearsed, as far as can be known.
     pub(super) ready: Instant,
     /// When it is built, as far as can be known.
@@ -64,6 +67,8 @@ pub(super) struct Domain {
     pub(super) limits: GroupLimits,
     pub(super) disk_bytes: u64,
     pub(super) disk_inodes: u64,
+    /// What its runs want mounted.
+    pub(super) usual: Usual,
     /// The fewest that were idle in this window, and when it ends.
     pub(super) least_idle: u32,
     /// When the last two runs began.
@@ -87,6 +92,7 @@ impl Domain {
             limits: GroupLimits::default(),
             disk_bytes: 0,
             disk_inodes: 0,
+            usual: Usual::default(),
             least_idle: 0,
             taken: [None; 2],
             window_ends: Instant::now() + WINDOW,
@@ -95,7 +101,7 @@ impl Domain {
 
     /// What the launcher is to make for it.
     pub(super) fn needs(&self, name: &str) -> PoolNeeds {
-        let stale = self.idle.iter().filter(|c| c.zygote != self.zygote);
+        let stale = self.idle.iter().filter(|c| self.is_stale(c));
         PoolNeeds {
             domain: name.to_owned(),
             ahead: self.ahead + stale.count() as u32,
@@ -104,7 +110,19 @@ impl Domain {
             limits: self.limits,
             disk_bytes: self.disk_bytes,
             disk_inodes: self.disk_inodes,
+            furnishing: self.usual.furnishing(self.ahead),
         }
+    }
+
+    /// Of a zygote that has been replaced, or made for runs that are not the usual ones any more.
+    fn is_stale(&self, child: &Waiting) -> bool {
+        child.zygote != self.zygote || self.usual.is_over(child.furnishing)
+    }
+
+    /// Lets go of one that a new one has come for. Gives whether there was one.
+    pub(super) fn drop_stale(&mut self) -> bool {
+        let stale = self.idle.iter().position(|c| self.is_stale(c));
+        stale.is_some_and(|at| self.idle.remove(at).is_some())
     }
 
     /// More are needed than there are: twice as many as are wanted at once, since behind those whom the host lets in others may
@@ -114,6 +132,12 @@ impl Domain {
         let in_turn = self.ahead + self.ahead / 2 + 1;
         let ahead = (wanted * 2).max(in_turn.min(IN_TURN_MAX));
         self.ahead = self.ahead.max(ahead).min(max);
+    }
+
+    /// Children that wait with what the usual run wants mounted.
+    pub(super) fn furnished(&self) -> usize {
+        let is_one = |c: &&Waiting| c.furnishing != 0 && !self.is_stale(c);
+        self.idle.iter().filter(is_one).count()
     }
 
     /// Wakes the one who has waited longest, if there is a child.
@@ -134,18 +158,32 @@ impl Domain {
 
     /// The one that has rehearsed last: what it will touch is in the processors' caches still, which makes a run take half
     /// as long. If none has, the one that was built last under load, where none has the time to, for the same reason, and
-    /// else the oldest, which is the nearest to it.
-    pub(super) fn take(&mut self, network: bool, now: Instant) -> Option<Waiting> {
-        if network {
+    /// else the oldest, which is the nearest to it. One that has the run's mounts comes before one that has none, and one
+    /// that has others is not for it.
+    pub(super) fn take(&mut self, spec: &RunSpec, now: Instant) -> Option<Waiting> {
+        if spec.network {
             return self.connected.pop_front();
         }
         let busy = self.taken[0].is_some_and(|before| now < before + BUSY);
-        let last = |of: fn(&Waiting) -> Instant| self.idle.iter().rposition(|c| of(c) <= now);
-        let built = || if busy { last(|c| c.built) } else { None };
-        let child = match last(|c| c.ready).or_else(built) {
-            Some(at) => self.idle.remove(at),
-            None => self.idle.pop_front(),
+        let furnishing = self.usual.number_of(&spec.mounts);
+        let disk = [spec.disk_bytes, spec.disk_inodes];
+        let serves = |c: &Waiting| match c.furnishing {
+            0 => true,
+            // The launcher would have to change its disk, and has no way into it any more.
+            number => number == furnishing && c.disk == disk,
         };
+        let last = |of: fn(&Waiting) -> Instant| {
+            let there = |c: &Waiting| serves(c) && of(c) <= now;
+            let has_all = |c: &Waiting| c.furnishing == furnishing && there(c);
+            let idle = || self.idle.iter();
+            idle()
+                .rposition(has_all)
+                .or_else(|| idle().rposition(there))
+        };
+        let built = || if busy { last(|c| c.built) } else { None };
+        let oldest = || self.idle.iter().position(serves);
+        let at = last(|c| c.ready).or_else(built).or_else(oldest);
+        let child = at.and_then(|at| self.idle.remove(at));
         if child.is_some() {
             self.taken = [self.taken[1], Some(now)];
         }
@@ -171,6 +209,7 @@ impl Domain {
         }
         self.least_idle = self.idle.len() as u32;
         self.connected.clear();
+        self.unsent |= self.usual.end_window();
         self.window_ends = now + WINDOW;
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::wire::Memory;
+use crate::wire::{Memory, MountSpec};
 
 fn waiting(number: u64, built: Instant, ready: Instant) -> Waiting {
     let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
@@ -8,6 +8,7 @@ fn waiting(number: u64, built: Instant, ready: Instant) -> Waiting {
         zygote: 1,
         process_1: 0,
         disk: [0, 0],
+        furnishing: 0,
         ready,
         built,
         orders: nothing(),
@@ -43,10 +44,109 @@ fn the_last_that_has_rehearsed_is_first_and_then_under_load_the_last_that_was_bu
             let child = waiting(number, start + ms(built), start + ms(ready));
             domain.idle.push_back(child);
         }
-        let taken = (0..).map_while(|n| Some(domain.take(false, start + apart * n)?.number));
+        let taken = (0..).map_while(|n| Some(domain.take(&spec(), start + apart * n)?.number));
         assert_eq!(taken.collect::<Vec<_>>(), expected, "{apart:?} between two");
         assert_eq!(domain.least_idle, 0);
     }
+}
+
+/// A spec with these mounts, and a domain whose usual ones are those of the first.
+fn furnished_domain() -> (Domain, [RunSpec; 2], u64) {
+    let rules = PoolRules {
+        min: 8,
+        max: 8,
+        per_tenant: false,
+    };
+    let specs = ["a", "b"].map(|name| RunSpec {
+        mounts: vec![MountSpec {
+            target: format!("/skills/{name}"),
+            path: String::new(),
+            dev: 0,
+            ino: 0,
+        }],
+        ..spec()
+    });
+    let mut domain = Domain::new(rules);
+    domain.zygote = 1;
+    while domain.usual.number_of(&specs[0].mounts) == 0 {
+        domain.usual.count(&specs[0].mounts, || 7);
+    }
+    (domain, specs, 7)
+}
+
+#[test]
+fn a_child_with_mounts_is_for_runs_that_want_just_these() {
+    let start = Instant::now();
+    let (mut domain, [a, b], number) = furnished_domain();
+    let of = |n, furnishing, disk| Waiting {
+        furnishing,
+        disk,
+        ..waiting(n, start, start)
+    };
+    for child in [
+        of(1, number, [0, 0]),
+        of(2, number, [0, 0]),
+        of(3, 0, [0, 0]),
+        of(4, number + 1, [0, 0]),
+        of(5, number, [9, 9]),
+        of(6, 0, [0, 0]),
+    ] {
+        domain.idle.push_back(child);
+    }
+    let mut take = |spec: &RunSpec| Some(domain.take(spec, start)?.number);
+    assert_eq!(take(&a), Some(2));
+    assert_eq!(take(&b), Some(6));
+    assert_eq!(take(&a), Some(1));
+    assert_eq!(take(&a), Some(3), "any will do");
+    // What is left has other mounts, or another disk.
+    assert_eq!([&a, &b, &spec()].map(take), [None; 3]);
+    let idle = |domain: &Domain| domain.idle.iter().map(|c| c.number).collect::<Vec<_>>();
+    assert_eq!(idle(&domain), [4, 5]);
+    assert_eq!(domain.needs("").ahead, 9, "for one that is stale");
+    assert!(domain.drop_stale() && !domain.drop_stale());
+    assert_eq!(idle(&domain), [5]);
+}
+
+#[test]
+fn nothing_waits_with_mounts_that_nobody_has_wanted_in_a_window() {
+    let (mut domain, ..) = furnished_domain();
+    let child = Waiting {
+        furnishing: 7,
+        ..waiting(1, Instant::now(), Instant::now())
+    };
+    domain.idle.push_back(child);
+    for (window, furnished) in [(1, 6), (2, 0)] {
+        assert_eq!(domain.needs("").furnishing.children, 6);
+        domain.shrink(8, domain.window_ends);
+        assert_eq!(domain.needs("").furnishing.children, furnished, "{window}");
+        let told = std::mem::take(&mut domain.unsent);
+        assert!(told, "the launcher is to hear of it, window {window}");
+    }
+    assert!(domain.drop_stale());
+}
+
+/// A child of the domain's last life may come yet.
+#[test]
+fn a_number_is_not_given_again_when_a_domain_has_been_forgotten() {
+    let rules = PoolRules {
+        min: 0,
+        max: 9,
+        per_tenant: false,
+    };
+    let (pool, host, _launcher) = warm(rules);
+    let (_, specs, _) = furnished_domain();
+    let mut numbers = specs.map(|spec| {
+        for _ in 0..9 {
+            assert!(pool.take("", &spec, || true).is_none());
+        }
+        let number = pool.state().domains[""].usual.number_of(&spec.mounts);
+        let domain = String::new();
+        pool.hear_word(Word::Gone { domain }, Vec::new(), &host);
+        assert!(pool.state().domains.is_empty());
+        number
+    });
+    numbers.sort_unstable();
+    assert!(numbers[0] > 0 && numbers[0] < numbers[1], "{numbers:?}");
 }
 
 /// A pool with a warm zygote and no child.
@@ -116,6 +216,7 @@ fn who_has_waited_longest_is_first() {
             limits: GroupLimits::default(),
             disk_bytes: 0,
             disk_inodes: 0,
+            furnishing: 0,
         };
         pool.hear_word(word, (0..5).map(|_| nothing()).collect(), &host);
     };

@@ -40,6 +40,8 @@ pub(crate) struct Ways {
     pub(crate) waited_us: AtomicU64,
     pub(crate) pooled: AtomicU64,
     pub(crate) on_demand: AtomicU64,
+    /// Of those from the pool, on a child that had their mounts.
+    pub(crate) furnished: AtomicU64,
     pub(crate) fresh: AtomicU64,
 }
 
@@ -105,6 +107,7 @@ impl<'a> Attempt<'a> {
             let Some((waiting, waited)) = taken else {
                 break;
             };
+            let has_mounts = waiting.furnishing != 0;
             // One that has died while it waited, or whose group cannot have these limits, is let go of.
             if let Some(running) = self.activate(pool, domain, waiting)? {
                 let way = if waited {
@@ -113,6 +116,8 @@ impl<'a> Attempt<'a> {
                     &ways.pooled
                 };
                 way.fetch_add(1, Ordering::Relaxed);
+                ways.furnished
+                    .fetch_add(u64::from(has_mounts), Ordering::Relaxed);
                 return Ok(Some(running));
             }
         }
@@ -151,7 +156,8 @@ impl<'a> Attempt<'a> {
             cpu_before_us,
         };
         let disk = [self.spec.disk_bytes, self.spec.disk_inodes];
-        let by_launcher = !self.spec.mounts.is_empty() || self.spec.network || disk != waiting.disk;
+        let has_mounts = self.spec.mounts.is_empty() || waiting.furnishing != 0;
+        let by_launcher = !has_mounts || self.spec.network || disk != waiting.disk;
         if by_launcher {
             self.ask(
                 &Request::Activate {
@@ -161,7 +167,8 @@ impl<'a> Attempt<'a> {
                 &[],
             )?;
         } else {
-            let message = serde_json::to_vec(self.spec).map_err(|e| unavailable(e.into()))?;
+            let message =
+                serde_json::to_vec(&self.spec.order()).map_err(|e| unavailable(e.into()))?;
             if sys::send_message(waiting.orders.as_fd(), &message, &[]).is_err() {
                 return Ok(None);
             }

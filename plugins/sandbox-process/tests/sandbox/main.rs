@@ -15,6 +15,7 @@ mod codes;
 mod egress;
 mod escapes;
 mod everywhere;
+mod furnished;
 mod guards;
 mod hostile;
 mod inside;
