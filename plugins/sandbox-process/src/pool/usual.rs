@@ -55,7 +55,8 @@ impl Usual {
         }
     }
 
-    /// What is to be made of `ahead` children that wait: three of four are for the usual run, and the others for any.
+    /// What is to be made of `ahead` children that wait: three of four are for the usual run, and the others for any. Of fewer
+    /// than four all: the pool grows with the first run that finds none.
     pub(super) fn furnishing(&self, ahead: u32) -> Furnishing {
         if !self.is_usual {
             return Furnishing::default();
@@ -63,7 +64,7 @@ impl Usual {
         Furnishing {
             number: self.number,
             mounts: self.mounts.clone(),
-            children: ahead - ahead.div_ceil(4),
+            children: ahead - ahead / 4,
         }
     }
 
@@ -72,12 +73,13 @@ impl Usual {
         number != 0 && !(self.is_usual && number == self.number)
     }
 
-    /// What nobody has wanted in a whole window is the usual no more, so that what waits holds no file of the host for long.
-    /// Gives whether the launcher is to hear of it: what is the usual still, too, since it may have given it up.
+    /// What nobody has wanted in a whole window is not the usual until somebody does, so that what waits holds no file of the
+    /// host for long. Gives whether the launcher is to hear of it: what is the usual still, too, since it may have given it up.
     pub(super) fn end_window(&mut self) -> bool {
         let was_usual = self.is_usual;
         if !std::mem::take(&mut self.is_wanted) {
-            *self = Usual::default();
+            self.is_usual = false;
+            self.lead = self.lead.min(USUAL_FROM - 1);
         }
         was_usual
     }
@@ -170,6 +172,8 @@ mod tests {
         let of_a = usual.number_of(&a);
         assert_ne!(of_a, 0);
         assert_eq!(usual.furnishing(4).number, of_a);
+        let made = [0, 1, 2, 3, 4, 7, 8].map(|ahead| usual.furnishing(ahead).children);
+        assert_eq!(made, [0, 1, 2, 3, 3, 6, 6]);
         let others = [&b, &other_inode, &Vec::new()];
         assert_eq!(others.map(|m| usual.number_of(m)), [0; 3]);
         assert_eq!(
@@ -182,14 +186,14 @@ mod tests {
         assert!(usual.number_of(&b) > of_a && usual.is_over(of_a));
         assert_eq!(usual.number_of(&a), 0);
         // Wanted in the window that ends first, and not in the next.
-        for expected in [usual.number_of(&b), 0] {
+        let of_b = usual.number_of(&b);
+        for expected in [of_b, 0] {
             assert!(usual.end_window());
             assert_eq!(usual.number_of(&b), expected);
         }
-        assert!(!usual.end_window());
-        for _ in 0..LEAD_MAX {
-            usual.count(&b, &mut next);
-        }
-        assert!(usual.number_of(&b) > of_a + 1, "as of others before");
+        assert!(usual.is_over(of_b) && !usual.end_window());
+        // The first that wants them again is enough.
+        assert!(usual.count(&b, &mut next));
+        assert_eq!(usual.number_of(&b), of_b);
     }
 }
