@@ -1,6 +1,7 @@
 //! Two tenants by turns: nothing random is ever drawn twice, and nothing of one is found by the other.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
 use std::process::Command;
 
 use serde::Deserialize;
@@ -37,8 +38,9 @@ impl Marks {
         Marks((0..5).map(mark).collect())
     }
 
-    /// A run that has them in its code, arguments, environment, secret and blob.
-    fn request(&self, tenant: &str, blob: &std::path::Path) -> (RunRequest, Services) {
+    /// A run that has them in its code, arguments, environment, secret and what it has mounted at `targets`, each from its own
+    /// place in `directory`.
+    fn request(&self, tenant: &str, directory: &Path, targets: &[&str]) -> (RunRequest, Services) {
         let [code, argument, variable, secret, content] = &self.0[..] else {
             panic!("five");
         };
@@ -49,11 +51,16 @@ impl Marks {
             .into_bytes();
         request.env = vec![("VARIABLE".into(), variable.clone())];
         request.secrets = vec!["SECRET".into()];
-        std::fs::write(blob.join("content"), content).unwrap();
-        request.mounts = vec![mount(
-            "/blobs/given",
-            Source::Path(blob.display().to_string()),
-        )];
+        for target in targets {
+            let place = directory.join(target.replace('/', "-"));
+            if !place.exists() {
+                std::fs::create_dir(&place).unwrap();
+                open_to_all(&place);
+            }
+            std::fs::write(place.join("content"), content).unwrap();
+            let source = Source::Path(place.display().to_string());
+            request.mounts.push(mount(target, source));
+        }
         let services = Services {
             secrets: HashMap::from([("SECRET".into(), secret.clone())]),
             ..Services::default()
@@ -68,14 +75,23 @@ fn said(instance: &Instance, request: RunRequest, services: &Services) -> Said {
     serde_json::from_slice(&result.output_json).unwrap()
 }
 
+/// Most runs are of one kind, so that children wait with its mounts while the other tenant's run beside them.
+fn turn(number: usize) -> (&'static str, &'static [&'static str]) {
+    match number % 12 {
+        0 => ("left", &["/skills/left", "/blobs/given"]),
+        3 | 7 | 11 => ("right", &["/skills/right"]),
+        _ => ("left", &["/skills/left"]),
+    }
+}
+
 fn alternate(mode: &Mode, runs: usize) {
     let instance = Instance::with(&mode.config, None);
     let directory = tempfile::tempdir().unwrap();
     open_to_all(directory.path());
     let mut seen: HashSet<(String, String)> = HashSet::new();
     for number in 0..runs {
-        let tenant = ["left", "right"][number % 2];
-        let (request, services) = Marks::new(number).request(tenant, directory.path());
+        let (tenant, targets) = turn(number);
+        let (request, services) = Marks::new(number).request(tenant, directory.path(), targets);
         let said = said(&instance, request, &services);
         assert_eq!(
             said.foreign,
@@ -92,8 +108,10 @@ fn alternate(mode: &Mode, runs: usize) {
             );
         }
     }
+    let furnished = metric(&instance, "runs_furnished");
+    assert_eq!(furnished > 0, mode.name == "pool", "{}", mode.name);
     println!(
-        "{}: {runs} runs, {} values, each once",
+        "{}: {runs} runs, {furnished} with mounts that had waited for them, {} values, each once",
         mode.name,
         seen.len()
     );
@@ -112,14 +130,20 @@ fn a_mark_that_is_there_is_found() {
     let instance = Instance::new();
     let directory = tempfile::tempdir().unwrap();
     open_to_all(directory.path());
-    let (mut request, services) = Marks::new(1).request("left", directory.path());
+    let targets = ["/skills/left", "/blobs/given"];
+    let (mut request, services) = Marks::new(1).request("left", directory.path(), &targets);
     // It knows of none of its own, so all that it has are another's.
     request.args_json = json!({ "mine": ["CNRY-"], "argument": "CNRY-00000000000000aa" })
         .to_string()
         .into_bytes();
     let found = said(&instance, request, &services).foreign;
     let in_place = |part: &str| found.keys().any(|place| place.contains(part));
-    for place in ["environment", "/blobs/given/content", "/tmp/run_code.py"] {
+    for place in [
+        "environment",
+        "/skills/left/content",
+        "/blobs/given/content",
+        "/tmp/run_code.py",
+    ] {
         assert!(in_place(place), "{place}: {found:?}");
     }
     // The heap is called so where a zygote's has been put into a file.
