@@ -9,7 +9,7 @@ const USUAL_UNTIL: u32 = 2;
 /// A lead does not grow beyond this, and is lost in as many runs.
 const LEAD_MAX: u32 = 8;
 /// Children wait with no more mounts than this.
-const MOUNTS_MAX: usize = 16;
+const WAITING_MOUNTS_MAX: usize = 16;
 
 /// The mounts that most runs want: a majority vote of which only the lead is kept (Boyer and Moore, MJRTY, 1981).
 #[derive(Debug, Default)]
@@ -27,6 +27,8 @@ impl Usual {
     /// A run wants these. If others take the first place, theirs is the next number. Gives whether what is to be made changes.
     pub(super) fn count(&mut self, mounts: &[MountSpec], next: impl FnOnce() -> u64) -> bool {
         let was_usual = self.is_usual;
+        // Those with which no child can wait are of one kind.
+        let mounts = if can_wait(mounts) { mounts } else { &[] };
         if mounts == self.mounts {
             self.lead = (self.lead + 1).min(LEAD_MAX);
             self.is_wanted = true;
@@ -42,7 +44,7 @@ impl Usual {
             };
         }
         let least = if was_usual { USUAL_UNTIL } else { USUAL_FROM };
-        self.is_usual = self.lead >= least && can_wait(&self.mounts);
+        self.is_usual = self.lead >= least && !self.mounts.is_empty();
         self.is_usual != was_usual
     }
 
@@ -88,7 +90,7 @@ impl Usual {
 /// Blobs are another run's each time.
 fn can_wait(mounts: &[MountSpec]) -> bool {
     let skill = |m: &MountSpec| m.target.starts_with("/skills/");
-    (1..=MOUNTS_MAX).contains(&mounts.len()) && mounts.iter().all(skill)
+    mounts.len() <= WAITING_MOUNTS_MAX && mounts.iter().all(skill)
 }
 
 #[cfg(test)]
@@ -148,8 +150,8 @@ mod tests {
             ("skills/a skills/b", 12),
             ("", 0),
             ("skills/a blobs/b", 0),
-            (&many(MOUNTS_MAX), 12),
-            (&many(MOUNTS_MAX + 1), 0),
+            (&many(WAITING_MOUNTS_MAX), 12),
+            (&many(WAITING_MOUNTS_MAX + 1), 0),
         ] {
             assert_eq!(made(&[of; 20])[19], expected, "{of}");
         }
