@@ -6,8 +6,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::basics::{mount, open_to_all};
 use crate::lifecycle::{groups_of, mounts_with};
 use crate::support::*;
+use skillgate_plugin_sdk::model::Source;
 
 const RUNS: usize = 500;
 const RUNS_FULL: usize = 100_000;
@@ -111,8 +113,8 @@ fn tree(dir: &Path) -> BTreeSet<String> {
     found
 }
 
-/// Runs of every ending: the milliseconds that each of those that simply return took.
-fn many(instance: &Instance, count: usize) -> Vec<f64> {
+/// Runs of every ending, most of them with `skill` mounted: the milliseconds that each of those that simply return took.
+fn many(instance: &Instance, skill: &Path, count: usize) -> Vec<f64> {
     let (next, took) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let one = |number: usize| {
         let (code, fails) = match number % 10 {
@@ -130,8 +132,13 @@ fn many(instance: &Instance, count: usize) -> Vec<f64> {
             ),
             _ => ("def main(args):\n    print('x')\n    return 1\n", ""),
         };
+        let mut request = request(code);
+        if number % 10 > 3 {
+            let source = Source::Path(skill.display().to_string());
+            request.mounts = vec![mount("/skills/acme.many", source)];
+        }
         let began = Instant::now();
-        let (result, services) = instance.code(code);
+        let (result, services) = instance.run(request);
         assert_eq!(result.error_type, fails, "{result:?} {}", services.text());
         if number % 10 > 2 {
             took.lock()
@@ -160,15 +167,18 @@ fn nothing_is_left_and_nothing_slows_down() {
     let runs = if full() { RUNS_FULL } else { RUNS };
     for mode in modes() {
         let instance = Instance::with(&mode.config, None);
+        let skill = tempfile::tempdir().unwrap();
+        open_to_all(skill.path());
+        let many = |count| many(&instance, skill.path(), count);
         // Until pools and allocators are as large as they get; twice, since a pool is refilled after its runs.
         let mut most = Remains::of(&instance);
         let mut first = Vec::new();
         for _ in 0..2 {
-            first = many(&instance, runs / 10);
+            first = many(runs / 10);
             most.join(Remains::of(&instance));
         }
-        many(&instance, runs * 7 / 10);
-        let last = many(&instance, runs / 10);
+        many(runs * 7 / 10);
+        let last = many(runs / 10);
         let mut now = Remains::of(&instance);
         let until = Instant::now() + PATIENCE;
         while !now.within(&most, if mode.forks { SLACK } else { 0 }) {
@@ -192,8 +202,9 @@ fn nothing_is_left_and_nothing_slows_down() {
         );
         let (first, last) = (median(first), median(last));
         println!(
-            "{}: {runs} runs; p50 of the first {first:.2} ms, of the last {last:.2} ms; {now:?}",
-            mode.name
+            "{}: {runs} runs, {} with mounts that had waited for them; p50 of the first {first:.2} ms, of the last {last:.2} ms; {now:?}",
+            mode.name,
+            metric(&instance, "runs_furnished")
         );
         let most = first * if full() { DRIFT_MAX_FULL } else { DRIFT_MAX };
         assert!(last <= most, "{}: {first} ms, then {last} ms", mode.name);
