@@ -107,7 +107,7 @@ impl<'a> Attempt<'a> {
             let Some((waiting, waited)) = taken else {
                 break;
             };
-            let has_mounts = waiting.furnishing != 0;
+            let furnished = waiting.furnishing != 0;
             // One that has died while it waited, or whose group cannot have these limits, is let go of.
             if let Some(running) = self.activate(pool, domain, waiting)? {
                 let way = if waited {
@@ -117,7 +117,7 @@ impl<'a> Attempt<'a> {
                 };
                 way.fetch_add(1, Ordering::Relaxed);
                 ways.furnished
-                    .fetch_add(u64::from(has_mounts), Ordering::Relaxed);
+                    .fetch_add(u64::from(furnished), Ordering::Relaxed);
                 return Ok(Some(running));
             }
         }

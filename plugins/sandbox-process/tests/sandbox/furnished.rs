@@ -5,10 +5,11 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
+use crate::basics::{mount, open_to_all};
 use crate::support::*;
 use crate::zygote::warm;
 use skillgate_plugin_sdk::blocking::Sandbox;
-use skillgate_plugin_sdk::model::{Mount, RunRequest, Source};
+use skillgate_plugin_sdk::model::{RunRequest, Source};
 
 /// Of eight that wait, with one kind of run.
 const FURNISHED: u64 = 6;
@@ -34,7 +35,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        crate::basics::open_to_all(dir.path());
+        open_to_all(dir.path());
         let world = World {
             instance: warm(json!({"pool_min": 8, "pool_max": 8})),
             dir,
@@ -49,19 +50,16 @@ impl World {
         let skill = self.dir.path().join(name);
         std::fs::create_dir_all(&skill).unwrap();
         std::fs::write(skill.join("who"), who).unwrap();
-        crate::basics::open_to_all(&skill);
+        open_to_all(&skill);
     }
 
     fn request(&self, skills: &[&str]) -> RunRequest {
-        let mount = |name: &&str| Mount {
-            target: format!("/skills/acme.{name}"),
-            sha256: String::new(),
-            size_bytes: 0,
-            read_only: true,
-            source: Source::Path(self.dir.path().join(name).display().to_string()),
+        let of = |name: &&str| {
+            let path = self.dir.path().join(name).display().to_string();
+            mount(&format!("/skills/acme.{name}"), Source::Path(path))
         };
         RunRequest {
-            mounts: skills.iter().map(mount).collect(),
+            mounts: skills.iter().map(of).collect(),
             ..request(LOOK)
         }
     }

@@ -75,11 +75,11 @@ fn said(instance: &Instance, request: RunRequest, services: &Services) -> Said {
     serde_json::from_slice(&result.output_json).unwrap()
 }
 
-/// Most runs are of one kind, so that children wait with its mounts while the other tenant's run beside them.
+/// Most runs are of one kind, so that children wait with its mounts while the other tenant's run. Blobs are in both's.
 fn turn(number: usize) -> (&'static str, &'static [&'static str]) {
     match number % 12 {
         0 => ("left", &["/skills/left", "/blobs/given"]),
-        3 | 7 | 11 => ("right", &["/skills/right"]),
+        3 | 7 | 11 => ("right", &["/skills/right", "/blobs/given"]),
         _ => ("left", &["/skills/left"]),
     }
 }
