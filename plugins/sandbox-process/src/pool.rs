@@ -371,7 +371,7 @@ impl Pool {
                     group,
                 });
                 // A new one for an old one.
-                if of.waiting[0].is_empty() && of.drop_stale() {
+                if of.waiting[0].is_empty() && of.drop_replaced() {
                     self.tell(of, &domain);
                 }
                 of.call_first(usize::from(network));

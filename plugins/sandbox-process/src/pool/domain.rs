@@ -1,13 +1,14 @@
 //! What is known of one trust domain's pool: the children that wait there, the runs that wait, and how many are wanted.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use super::PoolRules;
 use super::usual::Usual;
 use crate::cgroup::{GroupLimits, Held};
+use crate::sys;
 use crate::wire::{Memory, PoolNeeds, RunSpec, Taken};
 
 /// The pool shrinks by what nobody has needed for so long.
@@ -120,7 +121,16 @@ impl Domain {
     }
 
     /// Lets go of one that a new one has come for. Gives whether there was one.
-    pub(super) fn drop_stale(&mut self) -> bool {
+    pub(super) fn drop_replaced(&mut self) -> bool {
+        // Of those that die while they wait the launcher makes others, and says nothing.
+        if self.idle.len() > self.ahead as usize {
+            let before = self.idle.len();
+            self.idle
+                .retain(|c| sys::is_alive(c.pidfd.as_fd()).unwrap_or(true));
+            if self.idle.len() < before {
+                return true;
+            }
+        }
         let stale = self.idle.iter().position(|c| self.is_stale(c));
         stale.is_some_and(|at| self.idle.remove(at).is_some())
     }

@@ -15,7 +15,7 @@ fn waiting(number: u64, built: Instant, ready: Instant) -> Waiting {
         channel: nothing(),
         output: nothing(),
         notice: nothing(),
-        pidfd: nothing(),
+        pidfd: sys::pidfd_open(std::process::id() as _).unwrap(),
         group: Held::new(Vec::new(), GroupLimits::default()),
     }
 }
@@ -103,7 +103,7 @@ fn a_child_with_mounts_is_for_runs_that_want_just_these() {
     let idle = |domain: &Domain| domain.idle.iter().map(|c| c.number).collect::<Vec<_>>();
     assert_eq!(idle(&domain), [4, 5]);
     assert_eq!(domain.needs("").ahead, 9, "for one that is stale");
-    assert!(domain.drop_stale() && !domain.drop_stale());
+    assert!(domain.drop_replaced() && !domain.drop_replaced());
     assert_eq!(idle(&domain), [5]);
 }
 
@@ -122,7 +122,30 @@ fn nothing_waits_with_mounts_that_nobody_has_wanted_in_a_window() {
         let told = std::mem::take(&mut domain.unsent);
         assert!(told, "the launcher is to hear of it, window {window}");
     }
-    assert!(domain.drop_stale());
+    assert!(domain.drop_replaced());
+}
+
+#[test]
+fn a_child_that_has_died_makes_way_for_the_one_that_replaces_it() {
+    let (mut domain, ..) = furnished_domain();
+    let mut dead = std::process::Command::new("true").spawn().unwrap();
+    let mut pidfd = Some(sys::pidfd_open(dead.id() as _).unwrap());
+    dead.wait().unwrap();
+    for number in 0..3 {
+        let mut child = waiting(number, Instant::now(), Instant::now());
+        if number == 1 {
+            child.pidfd = pidfd.take().unwrap();
+        }
+        domain.idle.push_back(child);
+    }
+    domain.ahead = 3;
+    assert!(!domain.drop_replaced(), "none has come for it yet");
+    domain.ahead = 2;
+    assert!(domain.drop_replaced());
+    assert_eq!(
+        domain.idle.iter().map(|c| c.number).collect::<Vec<_>>(),
+        [0, 2]
+    );
 }
 
 /// A child of the domain's last life may come yet.

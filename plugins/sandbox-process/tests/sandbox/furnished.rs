@@ -6,6 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::basics::{mount, open_to_all};
+use crate::pool::waiting;
 use crate::support::*;
 use crate::zygote::warm;
 use skillgate_plugin_sdk::blocking::Sandbox;
@@ -163,21 +164,20 @@ fn where_the_usual_mounts_are_gone_children_wait_without() {
     let (plugin, services) = (&world.instance.plugin, Services::default());
     let refused = plugin.run(world.request(&["a"]), &services).unwrap_err();
     assert!(refused.message.contains("/skills/acme.a"), "{refused}");
-    let idle = || {
-        descendants(world.instance.plugin.launcher_pid().unwrap())
-            .into_iter()
-            .filter(|pid| name_of(*pid) == "skillgate-init")
-            .collect::<Vec<_>>()
-    };
-    for pid in idle() {
+    let idle = || waiting(&world.instance, "skillgate-idle");
+    let killed = idle();
+    for pid in &killed {
         // One that has gone by itself is dead too.
         let _ = Command::new("kill").args(["-9", &pid.to_string()]).output();
     }
-    // The plugin notices a dead one when it takes it.
     for _ in 0..3 {
         assert_eq!(world.look(&["b"])["seen"], json!({"acme.b": "b"}));
     }
-    eventually("eight wait, each of them alive", || idle().len() == 8);
+    eventually("eight wait, each of them alive", || {
+        let now = idle();
+        let alive = now.iter().filter(|pid| !killed.contains(pid));
+        world.metric("pool_idle") == 8 && (now.len(), alive.count()) == (8, 8)
+    });
     // They are not made and given up, again and again.
     let before = idle();
     world.look(&["b"]);

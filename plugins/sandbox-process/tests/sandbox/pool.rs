@@ -11,7 +11,7 @@ use crate::support::*;
 use crate::zygote::warm;
 use skillgate_plugin_sdk::blocking::Sandbox;
 
-fn waiting(instance: &Instance, name: &str) -> Vec<u32> {
+pub(crate) fn waiting(instance: &Instance, name: &str) -> Vec<u32> {
     descendants(instance.plugin.launcher_pid().unwrap())
         .into_iter()
         .filter(|pid| name_of(*pid) == name)
@@ -60,7 +60,11 @@ fn a_child_that_dies_while_it_waits_loses_no_run() {
             assert_eq!(instance.output("def main(args): return 1\n"), 1);
         }
     }
-    eventually("four wait again", || metric(&instance, "pool_idle") >= 4);
+    eventually("as many wait as are wanted, and no dead one", || {
+        let idle = waiting(&instance, "skillgate-idle").len() as u64;
+        let metric = |name| metric(&instance, name);
+        idle >= 4 && [metric("pool_idle"), metric("pool_target")] == [idle; 2]
+    });
 }
 
 #[test]
