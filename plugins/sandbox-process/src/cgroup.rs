@@ -28,7 +28,11 @@ use lent::Lent;
 pub(crate) use used::GroupUse;
 use used::count;
 
-const CPU_PERIOD_US: u64 = 100_000;
+/// What a run may use of the processors is counted in periods of this length. Many processes use it up at once, so that it
+/// bounds how long they take everything, and whoever else has just come waits.
+const CPU_PERIOD_US: u64 = 10_000;
+/// The kernel takes no smaller quota (sched-bwc.rst); the period is longer then.
+const CPU_QUOTA_US_MIN: u64 = 1_000;
 /// The share of the processors of a run that lasts, beside one that does not: an eighth. The file and what to write, in
 /// version 1 (of 1024) and 2 (of 100).
 const LASTING: [(&str, &str); 2] = [("cpu.shares", "128"), ("cpu.weight", "12")];
@@ -285,11 +289,11 @@ impl Groups {
     }
 
     fn limit(&self, v2: bool, controller: &str, dir: &Path, limits: GroupLimits) -> io::Result<()> {
-        let quota = (self.cpus * CPU_PERIOD_US as f64) as u64;
+        let (quota, period) = quota(self.cpus);
         match (controller, v2) {
-            ("cpu", true) => put(dir, "cpu.max", &format!("{quota} {CPU_PERIOD_US}")),
+            ("cpu", true) => put(dir, "cpu.max", &format!("{quota} {period}")),
             ("cpu", false) => {
-                put(dir, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
+                put(dir, "cpu.cfs_period_us", &period.to_string())?;
                 put(dir, "cpu.cfs_quota_us", &quota.to_string())
             }
             _ => limit_files(v2, controller, limits)
@@ -538,9 +542,28 @@ fn end_members(group: &Path) {
     }
 }
 
+/// Microseconds of so many processors that may be used in how many.
+fn quota(cpus: f64) -> (u64, u64) {
+    let period = (CPU_QUOTA_US_MIN as f64 / cpus).max(CPU_PERIOD_US as f64);
+    ((cpus * period).round() as u64, period.round() as u64)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_takes_the_quota_of_every_number_of_processors() {
+        for (cpus, expected) in [
+            (0.01, (1000, 100_000)),
+            (0.03, (1000, 33_333)),
+            (0.1, (1000, 10_000)),
+            (1.0, (10_000, 10_000)),
+            (1024.0, (10_240_000, 10_000)),
+        ] {
+            assert_eq!(quota(cpus), expected, "{cpus}");
+        }
+    }
 
     #[test]
     fn what_a_child_has_from_its_birth_is_the_runs_too() {

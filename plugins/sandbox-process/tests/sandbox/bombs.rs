@@ -14,7 +14,12 @@ const CPUS: &str = r#""cpus":0.5"#;
 /// Runs of the neighbour in one stretch; a quiet one and a loud one take turns.
 const STRETCH: usize = 6;
 const TURNS: usize = 2;
-const TURNS_FULL: usize = 40;
+const TURNS_FULL: usize = 160;
+/// The wall clock of bombs that end by themselves, and of those that do not: longer than a neighbour's stretch, and with
+/// `SKILLGATE_TEST_FULL` not much longer, so that there are more of them.
+const WALL_MS: u64 = 20_000;
+const WALL_ENDLESS_MS: u64 = 1000;
+const WALL_ENDLESS_FULL_MS: u64 = 250;
 /// With `SKILLGATE_TEST_FULL`, for a machine that nobody else uses: the loud p99 against the quiet one.
 const RATIO_FULL: f64 = 2.0;
 /// Otherwise the p90, since every other test runs beside it, and what a busy machine may add in any case.
@@ -24,21 +29,21 @@ const SLACK_MS: f64 = 250.0;
 struct Bomb {
     name: &'static str,
     body: &'static str,
-    wall_ms: u64,
+    endless: bool,
     /// What it ends with, as root with control groups and as an ordinary user without.
     ends: [&'static str; 2],
 }
 
 const fn bomb(
     name: &'static str,
-    wall_ms: u64,
+    endless: bool,
     ends: [&'static str; 2],
     body: &'static str,
 ) -> Bomb {
     Bomb {
         name,
         body,
-        wall_ms,
+        endless,
         ends,
     }
 }
@@ -46,85 +51,85 @@ const fn bomb(
 const BOMBS: &[Bomb] = &[
     bomb(
         "processes",
-        20_000,
+        false,
         ["TooManyProcesses", "BlockingIOError"],
         "while True:\n        if os.fork() == 0: time.sleep(100)",
     ),
     bomb(
         "processes of processes",
-        1000,
+        true,
         ["Timeout", "Timeout"],
         "while True:\n        try: os.fork()\n        except OSError: pass",
     ),
     bomb(
         "threads",
-        20_000,
+        false,
         ["TooManyProcesses", "RuntimeError"],
         "while True: threading.Thread(target=time.sleep, args=(100,), daemon=True).start()",
     ),
     bomb(
         "memory",
-        20_000,
+        false,
         ["OutOfMemory", "MemoryError"],
         "held = []\n    while True: held.append(bytearray(1 << 20))",
     ),
     bomb(
         "memory of the disk",
-        20_000,
+        false,
         ["DiskFull", "DiskFull"],
         "open('/dev/shm/all', 'wb').write(b'x' * (64 << 20))",
     ),
     bomb(
         "disk",
-        20_000,
+        false,
         ["DiskFull", "DiskFull"],
         "for n in range(1000): open('/workspace/%d' % n, 'wb').write(b'x' * (1 << 20))",
     ),
     bomb(
         "files",
-        20_000,
+        false,
         ["DiskFull", "DiskFull"],
         "for n in range(100000): open('/tmp/%d' % n, 'w').close()",
     ),
     bomb(
         "directories in directories",
-        20_000,
+        false,
         ["DiskFull", "DiskFull"],
         "while True:\n        os.mkdir('d'); os.chdir('d')",
     ),
     bomb(
         "descriptors",
-        20_000,
+        false,
         ["OSError", "OSError"],
         "held = [os.open('/dev/null', 0) for _ in range(100000)]",
     ),
     bomb(
         "output",
-        1000,
+        true,
         ["Timeout", "Timeout"],
         "while True: os.write(1, b'x' * 65536)",
     ),
     bomb(
         "processor",
-        1000,
+        true,
         ["Timeout", "Timeout"],
         "[os.fork() for _ in range(4)]\n    while True: pass",
     ),
     bomb(
         "the scheduler",
-        1000,
+        true,
         ["Timeout", "Timeout"],
         "[os.fork() for _ in range(4)]\n    while True: os.sched_yield()",
     ),
     bomb(
         "signals",
-        1000,
+        true,
         ["Timeout", "Timeout"],
         "signal.signal(10, lambda n, f: None)\n    os.fork()\n    while True: os.kill(0, 10)",
     ),
     bomb(
         "faults",
-        1000,
+        true,
         ["Timeout", "Timeout"],
         "while True: mmap.mmap(-1, 64 << 20).write(b'x' * (64 << 20))",
     ),
@@ -148,7 +153,11 @@ fn explode(instance: &Instance, bomb: &Bomb, wanted: &AtomicBool, lit: &AtomicBo
             bomb.body
         );
         let mut request = request(&code);
-        request.limits.wall_ms = bomb.wall_ms;
+        request.limits.wall_ms = match (bomb.endless, full()) {
+            (false, _) => WALL_MS,
+            (true, false) => WALL_ENDLESS_MS,
+            (true, true) => WALL_ENDLESS_FULL_MS,
+        };
         let services = Services {
             keep: Some(1024),
             ..Services::default()

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use crate::support::*;
 use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{RunRequest, RunResult};
@@ -233,6 +235,32 @@ fn processor_time_of_all_processes_together_is_bounded() {
             result.cpu_us >= 1_000_000 && result.cpu_us < 1_500_000,
             "{result:?}"
         );
+    }
+}
+
+/// `cpus` holds for the first milliseconds too, when nothing of its kind has been used.
+#[test]
+fn what_is_used_of_the_processors_at_once_is_bounded() {
+    let instance = Instance::with(&config_with(json!({"cpus": 0.5})), None);
+    let code = "\
+import os, time
+def main(args):
+    began = time.monotonic()
+    children = []
+    for _ in range(3):
+        pid = os.fork()
+        if pid == 0: break
+        children.append(pid)
+    until = time.process_time() + 0.025
+    while time.process_time() < until: pass
+    if pid == 0: os._exit(0)
+    for pid in children: os.waitpid(pid, 0)
+    return time.monotonic() - began
+";
+    let took = instance.output(code).as_f64().unwrap();
+    // Four processes: a tenth of a second, at half a processor.
+    if is_root() {
+        assert!(took > 0.17, "{took}");
     }
 }
 
