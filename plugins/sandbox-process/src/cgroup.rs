@@ -31,8 +31,10 @@ use used::count;
 /// What a run may use of the processors is counted in periods of this length. Many processes use it up at once, so that it
 /// bounds how long they take everything, and whoever else has just come waits.
 const CPU_PERIOD_US: u64 = 10_000;
-/// The kernel takes no smaller quota (sched-bwc.rst); the period is longer then.
-const CPU_QUOTA_US_MIN: u64 = 1_000;
+/// A period is longer where less than this could be used in it: a short run would be stopped in its middle ...
+const CPU_QUOTA_US: u64 = 5_000;
+/// ... but no longer than this, since what has been stopped ends only when it may go on.
+const CPU_PERIOD_US_MAX: u64 = 100_000;
 /// The share of the processors of a run that lasts, beside one that does not: an eighth. The file and what to write, in
 /// version 1 (of 1024) and 2 (of 100).
 const LASTING: [(&str, &str); 2] = [("cpu.shares", "128"), ("cpu.weight", "12")];
@@ -542,10 +544,12 @@ fn end_members(group: &Path) {
     }
 }
 
-/// Microseconds of so many processors that may be used in how many.
+/// Microseconds that may be used of so many processors, and in how many; the kernel takes a millisecond and more
+/// (sched-bwc.rst).
 fn quota(cpus: f64) -> (u64, u64) {
-    let period = (CPU_QUOTA_US_MIN as f64 / cpus).max(CPU_PERIOD_US as f64);
-    ((cpus * period).round() as u64, period.round() as u64)
+    let long_enough = (CPU_QUOTA_US as f64 / cpus).round() as u64;
+    let period = long_enough.clamp(CPU_PERIOD_US, CPU_PERIOD_US_MAX);
+    ((cpus * period as f64).round() as u64, period)
 }
 
 #[cfg(test)]
@@ -556,8 +560,9 @@ mod tests {
     fn the_kernel_takes_the_quota_of_every_number_of_processors() {
         for (cpus, expected) in [
             (0.01, (1000, 100_000)),
-            (0.03, (1000, 33_333)),
-            (0.1, (1000, 10_000)),
+            (0.05, (5000, 100_000)),
+            (0.3, (5000, 16_667)),
+            (0.5, (5000, 10_000)),
             (1.0, (10_000, 10_000)),
             (1024.0, (10_240_000, 10_000)),
         ] {
