@@ -122,17 +122,16 @@ impl Domain {
 
     /// Lets go of one that a new one has come for. Gives whether there was one.
     pub(super) fn drop_replaced(&mut self) -> bool {
-        // Of those that die while they wait the launcher makes others, and says nothing.
-        if self.idle.len() > self.ahead as usize {
-            let before = self.idle.len();
-            self.idle
-                .retain(|c| sys::is_alive(c.pidfd.as_fd()).unwrap_or(true));
-            if self.idle.len() < before {
-                return true;
-            }
+        if let Some(at) = self.idle.iter().position(|c| self.is_stale(c)) {
+            return self.idle.remove(at).is_some();
         }
-        let stale = self.idle.iter().position(|c| self.is_stale(c));
-        stale.is_some_and(|at| self.idle.remove(at).is_some())
+        // For those that die while they wait the launcher makes others, and says nothing.
+        let before = self.idle.len();
+        if before > self.ahead as usize {
+            let is_alive = |c: &Waiting| sys::is_alive(c.pidfd.as_fd()).unwrap_or(true);
+            self.idle.retain(is_alive);
+        }
+        self.idle.len() < before
     }
 
     /// More are needed than there are: twice as many as are wanted at once, since behind those whom the host lets in others may
