@@ -63,14 +63,19 @@ const PROGRAM: &str = concat!(
     include_str!("escapes/others.py"),
 );
 
+/// Where what a run is given is mounted. Children wait with skills alone.
+const MOUNTED: &[&str] = &["/skills/given", "/blobs/given"];
+const WAITING: &[&str] = &["/skills/given"];
+
 fn run<T: serde::de::DeserializeOwned>(
     instance: &Instance,
     world: &World,
+    mounted: &[&str],
     args: &serde_json::Value,
 ) -> T {
     let mut request = request(PROGRAM);
     request.args_json = args.to_string().into_bytes();
-    request.mounts = world.mounts();
+    request.mounts = world.mounts(mounted);
     request.limits.output_bytes = 1 << 20;
     request.limits.wall_ms = 120_000;
     let (result, services) = instance.run(request);
@@ -79,12 +84,34 @@ fn run<T: serde::de::DeserializeOwned>(
 
 /// What there is to attempt.
 fn attempts() -> Attempts {
-    run(&Instance::new(), &World::new(), &json!({ "list": true }))
+    let args = json!({ "list": true });
+    run(&Instance::new(), &World::new(), MOUNTED, &args)
+}
+
+/// Runs that want the skill alone, until every child that waits has it, as in a pool of fewer than four.
+fn make_usual(instance: &Instance, world: &World) {
+    eventually("children wait with the skill", || {
+        let mut request = request("def main(args): return 1\n");
+        request.mounts = world.mounts(WAITING);
+        let (result, services) = instance.run(request);
+        assert_eq!(returned::<u32>(&result, &services), 1);
+        let [idle, furnished] = ["pool_idle", "pool_furnished"].map(|n| metric(instance, n));
+        idle > 0 && idle == furnished
+    });
 }
 
 /// Every attempt once, beside a neighbour. The second: what the neighbour says has happened to it.
-fn attempt_all(mode: &Mode, without: &[Guard], world: &World) -> (Outcomes, String) {
-    let instance = Instance::without(&mode.config, without);
+fn attempt_all(
+    mode: &Mode,
+    without: &[Guard],
+    world: &World,
+    mounted: &[&str],
+) -> (Outcomes, String) {
+    let mut config: serde_json::Value = serde_json::from_str(&mode.config).unwrap();
+    if mounted == WAITING {
+        config["pool_max"] = 3.into();
+    }
+    let instance = Instance::without(&config.to_string(), without);
     let services = Services::default();
     let neighbour = world.neighbour();
     std::thread::scope(|scope| {
@@ -97,7 +124,16 @@ fn attempt_all(mode: &Mode, without: &[Guard], world: &World) -> (Outcomes, Stri
         facts["neighbour_abstract"] = world.neighbour_name().into();
         facts["state"] = instance.state.path().join("state").to_string_lossy().into();
         facts["pid_namespace"] = (!without.contains(&Guard::PidNamespace)).into();
-        let outcomes = run(&instance, world, &json!({ "world": facts }));
+        let args = json!({ "world": facts });
+        let outcomes = if mounted == WAITING {
+            make_usual(&instance, world);
+            let before = metric(&instance, "runs_furnished");
+            let outcomes = run(&instance, world, mounted, &args);
+            assert_eq!(metric(&instance, "runs_furnished"), before + 1);
+            outcomes
+        } else {
+            run(&instance, world, mounted, &args)
+        };
         world.go();
         let said = neighbour.join().unwrap();
         let said = String::from_utf8(said.output_json).unwrap();
@@ -143,11 +179,14 @@ fn wrong(mode: &Mode, without: &[Guard], attempts: &Attempts, outcomes: &Outcome
 #[cfg(target_arch = "x86_64")]
 fn nothing_gets_out() {
     let attempts = attempts();
-    for mode in modes() {
+    let modes = modes();
+    let waiting = modes.iter().filter(|mode| mode.name == "pool");
+    let all = modes.iter().map(|mode| (mode, MOUNTED));
+    for (mode, mounted) in all.chain(waiting.map(|mode| (mode, WAITING))) {
         let world = World::new();
-        let (outcomes, neighbour) = attempt_all(&mode, &[], &world);
+        let (outcomes, neighbour) = attempt_all(mode, &[], &world, mounted);
         assert!(outcomes.len() >= ATTEMPTS_MIN && outcomes.len() == attempts.len());
-        let wrong = wrong(&mode, &[], &attempts, &outcomes);
+        let wrong = wrong(mode, &[], &attempts, &outcomes);
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
         assert_eq!(
             neighbour, "[[],true]",
@@ -166,8 +205,9 @@ fn nothing_gets_out() {
             .filter(|about| about.known.is_some())
             .count();
         println!(
-            "{}: {} attempts, {known} of them known to succeed",
+            "{}, with {}: {} attempts, {known} of them known to succeed",
             mode.name,
+            mounted.join(" and "),
             outcomes.len()
         );
     }
@@ -208,13 +248,13 @@ fn each_guard_stops_what_it_is_said_to_stop() {
     let mut mistakes = Vec::new();
     let mut alone: BTreeMap<String, Vec<Guard>> = BTreeMap::new();
     for without in &sets {
-        let (mut outcomes, _) = attempt_all(mode, without, &World::new());
+        let (mut outcomes, _) = attempt_all(mode, without, &World::new(), MOUNTED);
         // That something is open is shown by one time that it works: on a busy host another can come too late.
         let closed = |(name, (word, _)): (&String, &(String, String))| {
             word == "stopped" && attempts[name].succeeds(mode, without) == Some(true)
         };
         if outcomes.iter().any(closed) {
-            let (again, _) = attempt_all(mode, without, &World::new());
+            let (again, _) = attempt_all(mode, without, &World::new(), MOUNTED);
             outcomes.extend(again.into_iter().filter(|(_, (word, _))| word != "stopped"));
         }
         mistakes.extend(wrong(mode, without, &attempts, &outcomes));

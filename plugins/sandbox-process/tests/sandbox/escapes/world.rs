@@ -91,11 +91,10 @@ impl World {
     }
 
     /// The files that a run is given.
-    pub(super) fn mounts(&self) -> Vec<Mount> {
+    pub(super) fn mounts(&self, targets: &[&str]) -> Vec<Mount> {
         let given = self.directory.path().join("given").display().to_string();
-        ["/skills/given", "/blobs/given"]
-            .map(|target| mount(target, Source::Path(given.clone())))
-            .into()
+        let source = || Source::Path(given.clone());
+        targets.iter().map(|at| mount(at, source())).collect()
     }
 
     /// A run beside the one that is watched, until the file `go/x` is there: what it has seen happen to itself.
