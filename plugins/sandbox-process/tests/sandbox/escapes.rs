@@ -108,7 +108,8 @@ fn attempt_all(
     mounted: &[&str],
 ) -> (Outcomes, String) {
     let mut config: serde_json::Value = serde_json::from_str(&mode.config).unwrap();
-    if mounted == WAITING {
+    let waits = mounted == WAITING;
+    if waits {
         config["pool_max"] = 3.into();
     }
     let instance = Instance::without(&config.to_string(), without);
@@ -125,15 +126,13 @@ fn attempt_all(
         facts["state"] = instance.state.path().join("state").to_string_lossy().into();
         facts["pid_namespace"] = (!without.contains(&Guard::PidNamespace)).into();
         let args = json!({ "world": facts });
-        let outcomes = if mounted == WAITING {
+        if waits {
             make_usual(&instance, world);
-            let before = metric(&instance, "runs_furnished");
-            let outcomes = run(&instance, world, mounted, &args);
-            assert_eq!(metric(&instance, "runs_furnished"), before + 1);
-            outcomes
-        } else {
-            run(&instance, world, mounted, &args)
-        };
+        }
+        let before = metric(&instance, "runs_furnished");
+        let outcomes = run(&instance, world, mounted, &args);
+        let furnished = metric(&instance, "runs_furnished") - before;
+        assert_eq!(furnished, u64::from(waits), "{}, {mounted:?}", mode.name);
         world.go();
         let said = neighbour.join().unwrap();
         let said = String::from_utf8(said.output_json).unwrap();
