@@ -1,6 +1,6 @@
 //! The least HTTP/1.1 client that keeps its connection and streams in both directions.
 
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 
 /// Longest silence of a server that is still taken for work.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Of an answer that is read at once; no page of it is touched before.
+const BUFFER_BYTES: usize = 256 * 1024;
 
 /// What came back.
 #[derive(Debug, Default)]
@@ -56,7 +58,7 @@ impl Client {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         Ok(Client {
-            stream: BufReader::new(stream),
+            stream: BufReader::with_capacity(BUFFER_BYTES, stream),
             host: address.to_owned(),
             token: None,
             id: 0,
@@ -225,16 +227,17 @@ impl Client {
     }
 
     fn exactly(&mut self, mut length: u64, take: &mut impl FnMut(&[u8])) -> io::Result<()> {
-        let mut piece = vec![0; 256 * 1024];
         while length > 0 {
-            let room = piece
-                .len()
-                .min(usize::try_from(length).unwrap_or(usize::MAX));
-            let n = self.stream.read(&mut piece[..room])?;
-            if n == 0 {
+            // What the stream holds anyway: a buffer of its own would be a part of what every short answer is measured to take.
+            let there = self.stream.fill_buf()?;
+            if there.is_empty() {
                 return Err(ErrorKind::UnexpectedEof.into());
             }
-            take(&piece[..n]);
+            let n = there
+                .len()
+                .min(usize::try_from(length).unwrap_or(usize::MAX));
+            take(&there[..n]);
+            self.stream.consume(n);
             length -= n as u64;
         }
         Ok(())
