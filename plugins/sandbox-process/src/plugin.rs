@@ -18,7 +18,7 @@ use crate::config::{Config, Namespaces, ZygotePer};
 use crate::guard::{Guard, Without};
 use crate::interpreter::Interpreter;
 use crate::mounts;
-use crate::pool::{PoolRules, PoolState};
+use crate::pool::{FIRST_ZYGOTE_WAIT, PoolRules, PoolState};
 use crate::run::{self, Around, Handle, Ways};
 use crate::supervisor::{self, Supervisor};
 use crate::sys;
@@ -375,7 +375,10 @@ impl Sandbox for SandboxProcess {
             .as_ref()
             .ok()
             .and_then(|l| l.pool.as_ref())
-            .map(|p| p.look())
+            .map(|p| {
+                p.settle(FIRST_ZYGOTE_WAIT);
+                p.look()
+            })
             .unwrap_or_default();
         let mut said = if lacking.is_empty() {
             "runs are isolated with every layer".to_owned()

@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use skillgate_plugin_sdk::{Host, Level};
@@ -25,6 +25,8 @@ const TARGET: &str = "sandbox_process::pool";
 /// A run waits for a child so long while there is a zygote to make it, then has an interpreter of its own started. A
 /// zygote that makes none is noticed and said to be cold long before.
 const CHILD_WAIT: Duration = Duration::from_secs(5);
+/// Who asks how a pool is doing that was opened only now is answered when its first zygote is warm, or after so long.
+pub(crate) const FIRST_ZYGOTE_WAIT: Duration = Duration::from_millis(500);
 /// How often a run that waits looks whether it is still wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// What a child takes to rehearse, on a machine that is not too busy.
@@ -66,7 +68,10 @@ impl PoolRules {
 pub(crate) struct Pool {
     control: OwnedFd,
     rules: PoolRules,
+    opened: Instant,
     state: Mutex<State>,
+    /// A zygote is warm, or it is known why there is none.
+    heard: Condvar,
     tickets: AtomicU64,
     /// Of what children wait with. Here, and not in a domain, which may be forgotten while there is a child of it.
     furnishings: AtomicU64,
@@ -105,7 +110,9 @@ impl Pool {
         Pool {
             control,
             rules,
+            opened: Instant::now(),
             state: Mutex::default(),
+            heard: Condvar::new(),
             tickets: AtomicU64::new(0),
             furnishings: AtomicU64::new(0),
         }
@@ -128,6 +135,21 @@ impl Pool {
             let domain = domain_of(&mut state, "", self.rules);
             self.tell(domain, "");
         }
+    }
+
+    /// Waits until it is known how the first zygote is doing, for so long after the pool was opened: a moment later it would be
+    /// no question.
+    pub(crate) fn settle(&self, wait: Duration) {
+        if self.rules.per_tenant {
+            return; // it has none before the first run
+        }
+        let left = wait.saturating_sub(self.opened.elapsed());
+        let is_open = |state: &mut State| {
+            let warm = state.domains.values().any(|d| d.warm);
+            !warm && !state.closed && state.cold.is_empty()
+        };
+        // Poisoned or not, what is known then is what is known.
+        drop(self.heard.wait_timeout_while(self.state(), left, is_open));
     }
 
     /// A child for a run, and whether it was waited for; `None`: there is no zygote that could give one in time.
@@ -309,6 +331,7 @@ impl Pool {
         // What runs wait for does not come any more.
         let domains = std::mem::take(&mut state.domains);
         drop(state);
+        self.heard.notify_all();
         domains.values().for_each(Domain::call_all);
     }
 
@@ -387,6 +410,7 @@ impl Pool {
                 of.memory = memory;
                 of.zygote = zygote;
                 self.tell(of, &domain);
+                self.heard.notify_all();
             }
             Word::Cold { domain, why } => {
                 let of = domain_of(&mut state, &domain, self.rules);
@@ -394,6 +418,7 @@ impl Pool {
                 of.call_all();
                 state.cold.insert(domain.clone(), why.clone());
                 drop(state);
+                self.heard.notify_all();
                 host.log(
                     Level::Warn,
                     TARGET,

@@ -172,17 +172,80 @@ fn a_number_is_not_given_again_when_a_domain_has_been_forgotten() {
     assert!(numbers[0] > 0 && numbers[0] < numbers[1], "{numbers:?}");
 }
 
+/// A pool that has heard nothing yet.
+fn opened(rules: PoolRules) -> (Pool, Host, OwnedFd) {
+    let (control, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    (
+        Pool::new(control, rules),
+        Host::for_tests(|_, _, _, _| {}),
+        launcher,
+    )
+}
+
 /// A pool with a warm zygote and no child.
 fn warm(rules: PoolRules) -> (Pool, Host, OwnedFd) {
-    let (control, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
-    let (pool, host) = (Pool::new(control, rules), Host::for_tests(|_, _, _, _| {}));
-    let word = Word::Warm {
+    let (pool, host, launcher) = opened(rules);
+    pool.hear_word(is_warm(), Vec::new(), &host);
+    (pool, host, launcher)
+}
+
+fn is_warm() -> Word {
+    Word::Warm {
         domain: String::new(),
         zygote: 1,
         memory: Memory::default(),
+    }
+}
+
+/// What doctor and a readiness probe ask right after the start.
+#[test]
+fn who_asks_early_hears_of_the_first_zygote() {
+    const LONG: Duration = Duration::from_secs(600);
+    let rules = PoolRules {
+        min: 0,
+        max: 9,
+        per_tenant: false,
     };
-    pool.hear_word(word, Vec::new(), &host);
-    (pool, host, launcher)
+    let cold = Word::Cold {
+        domain: String::new(),
+        why: "it cannot be started".to_owned(),
+    };
+    for (word, zygotes) in [(is_warm(), 1), (cold, 0)] {
+        let (pool, host, _launcher) = opened(rules);
+        pool.open();
+        pool.settle(Duration::ZERO);
+        assert_eq!(pool.look().zygotes, 0, "nothing is known");
+        std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            let pool = &pool;
+            let asks = scope.spawn(move || {
+                tell.send(()).unwrap();
+                pool.settle(LONG);
+                pool.look()
+            });
+            told.recv().unwrap();
+            // One that does not wait has the time to be seen.
+            (0..1000).for_each(|_| std::thread::yield_now());
+            assert!(!asks.is_finished());
+            pool.hear_word(word, Vec::new(), &host);
+            let heard = asks.join().unwrap();
+            assert_eq!(
+                (heard.zygotes, heard.cold.is_some()),
+                (zygotes, zygotes == 0)
+            );
+        });
+    }
+    // The launcher has gone: nothing more will be heard.
+    let (pool, host, launcher) = opened(rules);
+    drop(launcher);
+    pool.hear(&host);
+    pool.settle(LONG);
+    // Of each tenant's nothing is to be heard before its first run.
+    let rules = PoolRules {
+        per_tenant: true,
+        ..rules
+    };
+    opened(rules).0.settle(LONG);
 }
 
 fn spec() -> RunSpec {
