@@ -141,6 +141,9 @@ struct Launcher {
     lost: Vec<Ordered>,
     /// Until then one child at most is made ahead.
     hold_ns: u64,
+    /// When it was last looked for children that lack, fewer were made than are wanted, for a reason that ends by itself. It may
+    /// have ended before anybody asks how long to sleep.
+    is_restrained: bool,
     load: Load,
     processors: u32,
     /// How many children there have been.
@@ -220,6 +223,7 @@ impl Launcher {
             zygotes: None,
             leases: None,
             hold_ns: 0,
+            is_restrained: false,
             load: Load::new(processors),
             processors,
             children: 0,
@@ -391,7 +395,7 @@ impl Launcher {
         let held = (now < self.hold_ns).then(|| self.hold_ns - now);
         let fast = self.load.until_ns().checked_sub(now);
         let crowded = self.is_crowded(now).then_some(AGAIN_NS);
-        let many = self.has_many_runs().then_some(MANY_AGAIN_NS);
+        let many = (self.is_restrained || self.has_many_runs()).then_some(MANY_AGAIN_NS);
         let leaving = (!self.leaving.is_empty()).then_some(REMOVE_AGAIN_NS);
         let zygotes = self.zygotes.as_ref().and_then(|z| z.patience(now));
         [deadline, cpu, held, fast, crowded, many, leaving, zygotes]

@@ -71,7 +71,8 @@ impl Launcher {
     /// Orders one child, if one is lacking.
     fn order(&mut self, control: BorrowedFd<'_>) -> bool {
         let now = sys::now_ns();
-        if self.is_crowded(now) {
+        self.is_restrained = self.is_crowded(now);
+        if self.is_restrained {
             return false;
         }
         let ahead_max = if now < self.hold_ns {
@@ -81,6 +82,7 @@ impl Launcher {
         } else {
             u32::MAX
         };
+        self.is_restrained = ahead_max != u32::MAX;
         let zygotes = self.zygotes.as_ref();
         let lacking = zygotes.and_then(|z| z.lacking(ahead_max, |needs| self.there(needs)));
         let Some((name, kind, there)) = lacking else {
