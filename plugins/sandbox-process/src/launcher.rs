@@ -38,7 +38,8 @@ use zygotes::{Ordered, Zygotes};
 const CPU_CHECK_NS: u64 = 50_000_000;
 /// When it is looked again whether there are too many young children.
 const AGAIN_NS: u64 = 1_000_000;
-/// When it is looked again whether there are as many runs still: nobody waits for that.
+/// When it is looked again whether there are as many runs still, or else what keeps children from being made: nobody waits for
+/// that.
 const MANY_AGAIN_NS: u64 = 10_000_000;
 /// How often the removal of a group that was busy is tried again.
 const REMOVE_AGAIN_NS: u64 = 5_000_000;
