@@ -10,6 +10,7 @@ mod lacking;
 mod leases;
 mod load;
 mod nursery;
+mod restraint;
 mod run;
 mod start;
 mod zygotes;
@@ -30,17 +31,13 @@ use crate::sys::{self, Poll, Watch};
 use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
 use leases::Leases;
 use load::Load;
+use restraint::Restraint;
 use run::{Happened, LINGER_LONG_NS, LINGER_NS, Pooled, Run, tell};
 pub(crate) use start::enter;
 use zygotes::{Ordered, Zygotes};
 
 /// How often the CPU time of runs with such a limit is looked at.
 const CPU_CHECK_NS: u64 = 50_000_000;
-/// When it is looked again whether there are too many young children.
-const AGAIN_NS: u64 = 1_000_000;
-/// When it is looked again whether there are as many runs still, or else what keeps children from being made: nobody waits for
-/// that.
-const MANY_AGAIN_NS: u64 = 10_000_000;
 /// How often the removal of a group that was busy is tried again.
 const REMOVE_AGAIN_NS: u64 = 5_000_000;
 /// Requests that are read before the launcher looks at its runs again.
@@ -142,9 +139,8 @@ struct Launcher {
     lost: Vec<Ordered>,
     /// Until then one child at most is made ahead.
     hold_ns: u64,
-    /// When it was last looked for children that lack, fewer were made than are wanted, for a reason that ends by itself. It may
-    /// have ended before anybody asks how long to sleep.
-    is_restrained: bool,
+    /// When it was last looked for children that lack.
+    restraint: Restraint,
     load: Load,
     processors: u32,
     /// How many children there have been.
@@ -224,7 +220,7 @@ impl Launcher {
             zygotes: None,
             leases: None,
             hold_ns: 0,
-            is_restrained: false,
+            restraint: Restraint::NONE,
             load: Load::new(processors),
             processors,
             children: 0,
@@ -393,13 +389,10 @@ impl Launcher {
             .values()
             .any(|r| r.cpu_limit_us > 0)
             .then_some(CPU_CHECK_NS);
-        let held = (now < self.hold_ns).then(|| self.hold_ns - now);
-        let fast = self.load.until_ns().checked_sub(now);
-        let crowded = self.is_crowded(now).then_some(AGAIN_NS);
-        let many = (self.is_restrained || self.has_many_runs()).then_some(MANY_AGAIN_NS);
+        let restrained = self.restraint.again_ns.map(|at| at.saturating_sub(now));
         let leaving = (!self.leaving.is_empty()).then_some(REMOVE_AGAIN_NS);
         let zygotes = self.zygotes.as_ref().and_then(|z| z.patience(now));
-        [deadline, cpu, held, fast, crowded, many, leaving, zygotes]
+        [deadline, cpu, restrained, leaving, zygotes]
             .into_iter()
             .flatten()
             .min()

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::Launcher;
 use super::birth::Theirs;
 use super::lacking::{Kind, There};
+use super::restraint::{Restraint, Seen};
 use super::run::{Happened, Pooled, Process, Run, Untold, tell};
 use super::start::detached;
 use super::zygotes::{Event, Ordered};
@@ -20,10 +21,6 @@ use crate::zygote::READY;
 /// A run that has just been told to begin has the processors for itself for so long, or until a run ends, while there are
 /// other children left: making one takes as much of them as a short run does.
 const HOLD_NS: u64 = 3_000_000;
-
-/// So many children are made ahead for each processor under load. One that waits takes processors and caches from runs, and
-/// one that is made when it is wanted comes as soon.
-const BUSY_AHEAD_MAX: u32 = 2;
 
 /// A run that has used more of a processor makes way for others.
 const LASTS_NS: u64 = 20_000_000;
@@ -70,25 +67,18 @@ impl Launcher {
 
     /// Orders one child, if one is lacking.
     fn order(&mut self, control: BorrowedFd<'_>) -> bool {
-        let now = sys::now_ns();
-        self.is_restrained = self.is_crowded(now);
-        if self.is_restrained {
+        let seen = self.seen(sys::now_ns());
+        self.restraint = Restraint::of(seen);
+        let ahead_max = self.restraint.ahead_max;
+        if ahead_max == 0 {
             return false;
         }
-        let ahead_max = if now < self.hold_ns {
-            1
-        } else if self.is_busy(now) {
-            self.processors * BUSY_AHEAD_MAX
-        } else {
-            u32::MAX
-        };
-        self.is_restrained = ahead_max != u32::MAX;
         let zygotes = self.zygotes.as_ref();
         let lacking = zygotes.and_then(|z| z.lacking(ahead_max, |needs| self.there(needs)));
         let Some((name, kind, there)) = lacking else {
             return false;
         };
-        let Err(why) = self.try_order(&name, kind, there) else {
+        let Err(why) = self.try_order(&name, kind, there, seen.is_busy()) else {
             return true;
         };
         let events = self.zygotes.as_mut().map(|z| z.give_up(&name, &why));
@@ -121,14 +111,18 @@ impl Launcher {
         there
     }
 
-    /// Whether there are as many young children as there may be.
-    pub(super) fn is_crowded(&self, now: u64) -> bool {
-        self.has_too_many(|run| now < run.young_until_ns())
-    }
-
-    /// Whether what is done ahead of runs would be done at their expense.
-    fn is_busy(&self, now: u64) -> bool {
-        self.load.is_high(now) || self.has_many_runs()
+    /// What may hold back whoever makes children.
+    fn seen(&self, now: u64) -> Seen {
+        let is_crowded = self.has_too_many(|run| now < run.young_until_ns());
+        Seen {
+            now,
+            processors: self.processors,
+            is_crowded,
+            hold_ns: self.hold_ns,
+            load_until_ns: self.load.until_ns(),
+            // To find out is to ask the kernel: not where it makes no difference.
+            has_many_runs: !is_crowded && !self.load.is_high(now) && self.has_many_runs(),
+        }
     }
 
     /// Whether many runs have come at once, of which none need have ended yet.
@@ -144,10 +138,15 @@ impl Launcher {
     }
 
     /// All that a child needs, and the order for it.
-    fn try_order(&mut self, name: &str, kind: Kind, there: There) -> Result<(), String> {
+    fn try_order(
+        &mut self,
+        name: &str,
+        kind: Kind,
+        there: There,
+        busy: bool,
+    ) -> Result<(), String> {
         let network = kind == Kind::Connected;
         let cannot = |e: io::Error| format!("a child cannot be ordered: {e}");
-        let busy = self.is_busy(sys::now_ns());
         let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
             return Ok(());
         };
