@@ -247,7 +247,7 @@ impl Gateway {
     /// Processes of runs: neither a warmed interpreter nor one that waits for its run, with its init.
     pub(crate) fn inside(&self) -> Vec<Process> {
         let mut all = look::descendants(self.launcher().pid);
-        all.retain(|p| p.name != "skillgate-warm");
+        all.retain(|p| p.name != "skillgate-warm" && p.name != "skillgate-pace");
         let mut waiting = all.iter().filter(|p| p.name == "skillgate-idle").count();
         all.retain(|p| {
             let of_waiting = p.name == "skillgate-init" && waiting > 0;

@@ -15,6 +15,8 @@ pub(crate) struct Config {
     pub(crate) uid_base: u32,
     /// Processors that one run may use.
     pub(crate) cpus: f64,
+    /// While a run lasts, how often it is looked who is next on a processor; 0: when the kernel does.
+    pub(crate) pace_us: u64,
     /// Control group to work below, instead of the gateway's own.
     pub(crate) cgroup_parent: Option<String>,
     /// Layers that may be missing on this host.
@@ -62,6 +64,7 @@ pub(crate) const SCHEMA: &str = r#"{
     "interpreter": {"type": "string", "description": "path of the Python (3.9 or later) of every run; default: /usr/bin/python3, else python3 on PATH"},
     "uid_base": {"type": "integer", "minimum": 1000, "maximum": 4293918719, "default": 200000, "description": "as root: each live run has a user id of its own, from this one up"},
     "cpus": {"type": "number", "minimum": 0.01, "maximum": 1024, "default": 1, "description": "processors that one run may use"},
+    "pace_us": {"type": "integer", "minimum": 0, "maximum": 4000, "default": 1000, "description": "while a run takes the processors for more than some milliseconds: after so many microseconds at the latest one goes to whoever else is owed it, whatever the kernel's clock; at least 100, or 0: at the ticks of that"},
     "cgroup_parent": {"type": "string", "description": "control group to work below (a path below the mount of each hierarchy); default: the gateway's own"},
     "downgrades": {"type": "array", "items": {"enum": ["cgroup", "landlock", "user_namespace"]}, "default": [], "description": "layers that may be missing on this host; without its name here a missing layer stops the start"},
     "fresh": {"type": "boolean", "default": false, "description": "every run starts an interpreter of its own (about 20 ms) instead of being a child of a warmed one"},
@@ -87,6 +90,7 @@ impl Default for Config {
             interpreter: None,
             uid_base: 200_000,
             cpus: 1.0,
+            pace_us: 1000,
             cgroup_parent: None,
             downgrades: Vec::new(),
             fresh: false,
@@ -125,6 +129,12 @@ impl Config {
             .map_err(|e| format!("sandbox-process configuration: {e}"))?;
         if !(0.01..=1024.0).contains(&config.cpus) {
             return Err(format!("cpus = {}: use 0.01 to 1024", config.cpus));
+        }
+        if config.pace_us != 0 && !(100..=4000).contains(&config.pace_us) {
+            return Err(format!(
+                "pace_us = {}: use 0, or 100 to 4000",
+                config.pace_us
+            ));
         }
         if config.uid_base < 1000 || config.uid_base > u32::MAX - UID_ROOM {
             return Err(format!(
@@ -200,6 +210,7 @@ mod tests {
             (of("zygote_per"), config.zygote_per),
             ("gateway".into(), ZygotePer::Gateway)
         );
+        assert_eq!(of("pace_us"), config.pace_us);
         assert_eq!(of("pool_min"), config.pool_min);
         assert_eq!(of("pool_max"), config.pool_max);
         assert_eq!(of("preload"), serde_json::json!(config.preload));
@@ -226,6 +237,8 @@ mod tests {
                 "unknown variant `firewall`",
             ),
             (r#"{"cgroup_parent":"/a/../b"}"#, "must not contain"),
+            (r#"{"pace_us":4001}"#, "pace_us = 4001"),
+            (r#"{"pace_us":99}"#, "pace_us = 99: use 0, or 100"),
             (r#"{"pool_max":1025}"#, "pool_max = 1025"),
             (r#"{"zygotes_max":0}"#, "zygotes_max = 0"),
             (r#"{"zygote_runs":0}"#, "zygote_runs = 0"),

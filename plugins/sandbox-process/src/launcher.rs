@@ -7,9 +7,11 @@
 mod birth;
 mod children;
 mod lacking;
+mod lasting;
 mod leases;
 mod load;
 mod nursery;
+mod pace;
 mod restraint;
 mod run;
 mod start;
@@ -31,6 +33,7 @@ use crate::sys::{self, Poll, Watch};
 use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
 use leases::Leases;
 use load::Load;
+use pace::Pace;
 use restraint::Restraint;
 use run::{Happened, LINGER_LONG_NS, LINGER_NS, Pooled, Run, tell};
 pub(crate) use start::enter;
@@ -142,6 +145,7 @@ struct Launcher {
     /// When it was last looked for children that lack.
     restraint: Restraint,
     load: Load,
+    pace: Pace,
     processors: u32,
     /// How many children there have been.
     children: u64,
@@ -222,6 +226,7 @@ impl Launcher {
             hold_ns: 0,
             restraint: Restraint::NONE,
             load: Load::new(processors),
+            pace: Pace::NONE,
             processors,
             children: 0,
             returning: Vec::new(),
@@ -253,8 +258,14 @@ impl Launcher {
             launcher.leases = Some(leases);
             launcher.zygotes = Some(Zygotes::new(rules));
         }
+        // From here on there are copies of this process: what keeps the pace, the init of a run with an interpreter of its
+        // own, and a zygote before it is one. The way to here took some megabytes.
+        sys::trim_memory();
+        sys::have_forks_inherit_code(false);
+        launcher.pace = Pace::start(launcher.ground.launcher.as_fd(), hello.pace_ns);
         let reply = HelloReply::Ready {
             report: outcome.report,
+            paced: launcher.pace.processors(),
             enforces_cpu: has("cpuacct"),
             enforces_memory: has("memory"),
             enforces_pids: has("pids"),
@@ -264,10 +275,6 @@ impl Launcher {
 
     /// Until the socket ends.
     fn work(&mut self, control: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<()> {
-        // The init of a run with an interpreter of its own, and a zygote before it is one, is a copy of this process, and the
-        // way to here took some megabytes.
-        sys::trim_memory();
-        sys::have_forks_inherit_code(false);
         let mut last_cpu_check = 0;
         loop {
             self.mind_zygotes(control);
@@ -336,7 +343,9 @@ impl Launcher {
                 if run.ends_ns.is_some_and(|at| now >= at) {
                     run.kill();
                 }
-                run.make_way(now);
+                if run.look(now) {
+                    self.pace.keep(self.ground.launcher.as_fd(), now);
+                }
             }
             let mut more = [polls[0]];
             for _ in 0..MESSAGES_AT_ONCE {
@@ -377,12 +386,7 @@ impl Launcher {
             .runs
             .values()
             .filter(|r| !r.killed)
-            .map(|r| {
-                r.deadline_ns
-                    .min(r.looked_at_ns)
-                    .min(r.ends_ns.unwrap_or(u64::MAX))
-            })
-            .map(|at| at.saturating_sub(now))
+            .map(|r| r.next_ns().saturating_sub(now))
             .min();
         let cpu = self
             .runs
@@ -465,6 +469,7 @@ impl Launcher {
 
     /// The gateway has gone: end everything and take the groups away.
     fn finish(&mut self) -> io::Result<()> {
+        self.pace.end();
         for run in self.runs.values_mut() {
             run.kill();
         }

@@ -23,6 +23,9 @@
 //! runs have mounted is there before it waits, in most of the children: those are for a run that has just that mounted. The
 //! answer is given when the result is there; that the processes are gone is the launcher's to see.
 //!
+//! While a run lasts, a process for each processor wakes there every millisecond (`launcher::pace`), so that the kernel looks
+//! who is next: short runs do not wait for the ticks of its clock.
+//!
 //! A skill that is run again is compiled by a run of its own, whose code (`codes`) later runs are given beside their job.
 //!
 //! Neither the launcher nor a zygote ever sees a job; the run never sees either. Reading order: what the gateway calls,

@@ -196,6 +196,7 @@ impl SandboxProcess {
             state_dir: state_dir.to_string_lossy().into_owned(),
             uid_base: config.uid_base,
             cpus: config.cpus,
+            pace_ns: config.pace_us * 1000,
             cgroup_parent: config.cgroup_parent,
             downgrades: config.downgrades,
             interpreter,
@@ -418,6 +419,7 @@ impl Sandbox for SandboxProcess {
             "zygotes": pool.zygotes,
             "zygotes_in_large_pages": pool.zygotes_in_large_pages,
             "zygotes_copied_ahead": pool.zygotes_copied_ahead,
+            "processors_paced": launcher.as_ref().map_or(0, |l| l.paced),
             "launcher_starts": starts,
         });
         Ok(Health {

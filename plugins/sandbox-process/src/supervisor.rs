@@ -32,6 +32,8 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(10);
 pub(crate) struct Launcher {
     pub(crate) control: OwnedFd,
     pub(crate) promises: Promises,
+    /// On so many processors short runs do not wait for the kernel's clock behind one that lasts.
+    pub(crate) paced: u32,
     /// `None`: every run is an interpreter of its own.
     pub(crate) pool: Option<Arc<Pool>>,
     hears: Mutex<Option<JoinHandle<()>>>,
@@ -204,6 +206,7 @@ impl Supervisor {
                 enforces_cpu,
                 enforces_memory,
                 enforces_pids,
+                paced,
             } => {
                 state.report = report;
                 let promises = Promises {
@@ -225,6 +228,7 @@ impl Supervisor {
                 Ok(Arc::new(Launcher {
                     control,
                     promises,
+                    paced,
                     pool,
                     hears: Mutex::new(hears),
                     dead: AtomicBool::new(false),

@@ -15,6 +15,7 @@ mod network;
 mod pinned;
 mod process;
 pub(crate) mod python;
+mod scheduling;
 
 pub(crate) use credentials::*;
 pub(crate) use fds::*;
@@ -25,6 +26,7 @@ pub(crate) use mounts::*;
 pub(crate) use network::*;
 pub(crate) use pinned::*;
 pub(crate) use process::*;
+pub(crate) use scheduling::*;
 
 use std::ffi::CString;
 use std::io;

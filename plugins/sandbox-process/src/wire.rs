@@ -25,6 +25,8 @@ pub(crate) struct Hello {
     pub(crate) uid_base: u32,
     /// Processors that one run may use.
     pub(crate) cpus: f64,
+    /// How often it is looked who is next on a processor while a run lasts; 0: when the kernel does.
+    pub(crate) pace_ns: u64,
     /// Where to make control groups, instead of below the gateway's own.
     pub(crate) cgroup_parent: Option<String>,
     /// Layers that the operator has excused in writing.
@@ -159,6 +161,8 @@ pub(crate) enum HelloReply {
         enforces_cpu: bool,
         enforces_memory: bool,
         enforces_pids: bool,
+        /// How many processors keep the pace.
+        paced: u32,
     },
     /// A layer is missing and not excused.
     Refused { report: Vec<LayerReport> },

@@ -367,6 +367,7 @@ impl Launcher {
             .iter()
             .flat_map(|z| z.pids())
             .chain(self.runs.values().map(|r| r.init.pid))
+            .chain(self.pace.pids())
             .collect();
         // They are this process's own children and not reaped: the numbers are nobody else's.
         let strays: Vec<Process> = list

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::lasting::Lasting;
 use super::leases::Lease;
 use crate::cgroup::{GroupUse, RunGroup};
 use crate::sys::{self, Exit, Poll};
@@ -64,10 +65,7 @@ pub(super) struct Run {
     /// Of a zygote's child.
     pub(super) born_ns: u64,
     pub(super) deadline_ns: u64,
-    /// Since when it is one, with how much of a processor it makes way for others, and when that is looked at.
-    pub(super) began_ns: u64,
-    pub(super) lasts_us: u64,
-    pub(super) looked_at_ns: u64,
+    pub(super) lasting: Lasting,
     pub(super) cpu_limit_us: u64,
     pub(super) cpu_exhausted: bool,
     pub(super) deadline_passed: bool,
@@ -123,9 +121,7 @@ impl Run {
             group: None,
             born_ns: 0,
             deadline_ns: u64::MAX,
-            began_ns: 0,
-            lasts_us: 0,
-            looked_at_ns: u64::MAX,
+            lasting: Lasting::NO_RUN,
             cpu_limit_us: 0,
             cpu_exhausted: false,
             deadline_passed: false,
@@ -164,7 +160,7 @@ impl Run {
             Some(pooled) if !self.is_over() => {
                 let [born, began] = YOUNG_NS;
                 match pooled.taken {
-                    true => self.began_ns + began,
+                    true => self.lasting.began_ns() + began,
                     false => self.born_ns + born,
                 }
             }
@@ -194,9 +190,7 @@ impl Run {
 
     /// It is a run from now on, and one that lasts when it has used so much of a processor.
     pub(super) fn begin(&mut self, lasts_ns: u64) {
-        self.began_ns = sys::now_ns();
-        self.lasts_us = lasts_ns / 1000;
-        self.looked_at_ns = self.began_ns + lasts_ns;
+        self.lasting = Lasting::begin(sys::now_ns(), lasts_ns);
     }
 
     /// A zygote's child has a run.
@@ -210,19 +204,27 @@ impl Run {
         }
     }
 
-    /// If it lasts: what there is of the processors goes to short runs first. One that sleeps is looked at when it is twice
-    /// as old.
-    pub(super) fn make_way(&mut self, now: u64) {
-        if now < self.looked_at_ns || self.killed {
-            return;
+    /// Looks at it when it is time to. If it lasts, what there is of the processors goes to short runs first. Gives whether it
+    /// takes them.
+    pub(super) fn look(&mut self, now: u64) -> bool {
+        if now < self.lasting.next_ns || self.is_over() {
+            return false;
         }
-        self.looked_at_ns = match self.cpu_us() {
-            Some(used) if used < self.lasts_us => now + (now - self.began_ns),
-            _ => u64::MAX,
-        };
-        if self.looked_at_ns == u64::MAX {
+        let used = self.cpu_us();
+        let found = self.lasting.look(now, used);
+        if found.makes_way {
             // One whose group has gone under its hands is ending.
             let _ = self.group.as_mut().map(RunGroup::make_way);
+        }
+        // Where nothing counts for it alone, somebody else than the launcher has a processor.
+        found.is_hungry && (used.is_some() || usage::running() > 1)
+    }
+
+    /// When there is something to do for it if nothing happens.
+    pub(super) fn next_ns(&self) -> u64 {
+        match self.ends_ns {
+            Some(ends) => ends.min(self.deadline_ns),
+            None => self.lasting.next_ns.min(self.deadline_ns),
         }
     }
 

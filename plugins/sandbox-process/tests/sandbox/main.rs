@@ -21,6 +21,7 @@ mod hostile;
 mod inside;
 mod lifecycle;
 mod many;
+mod pace;
 mod pool;
 mod red_list;
 mod support;

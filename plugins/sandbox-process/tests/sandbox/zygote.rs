@@ -37,7 +37,7 @@ fn is_being_born(pid: u32) -> bool {
     ids.is_none_or(|l| l.split_whitespace().count() > 2)
 }
 
-fn signal(pid: u32, signal: &str) {
+pub(crate) fn signal(pid: u32, signal: &str) {
     let status = Command::new("kill")
         .args([signal, &pid.to_string()])
         .status();

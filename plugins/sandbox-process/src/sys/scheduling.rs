@@ -1,0 +1,71 @@
+//! Which processor a process is on, and before whom it gets there.
+
+use std::io;
+
+use super::check;
+
+/// The slice of [`come_first`] where it must do without a real-time priority: the kernel's smallest.
+const SLICE_NS: u64 = 100_000;
+
+/// The processors that this process may use, by number. Of more than 1024, none: see sched_getaffinity(2).
+pub(crate) fn processors() -> io::Result<Vec<usize>> {
+    // SAFETY: a set is plain data, and the empty one is all zeroes.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is as large as is said.
+    check(unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) }.into())?;
+    // SAFETY: the numbers are those that a set has room for.
+    let has = |number: &usize| unsafe { libc::CPU_ISSET(*number, &set) };
+    Ok((0..8 * size_of_val(&set)).filter(has).collect())
+}
+
+/// This process is on that processor and no other.
+pub(crate) fn stay_on(processor: usize) -> io::Result<()> {
+    // SAFETY: as in `processors`.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    if processor >= 8 * size_of_val(&set) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: the set has room for the number.
+    unsafe { libc::CPU_SET(processor, &mut set) };
+    // SAFETY: `set` is as large as is said.
+    check(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) }.into()).map(drop)
+}
+
+/// When this process wakes it has its processor before all others that have no priority of their own: at once with the lowest
+/// real-time priority; else, where that is not to be had (CAP_SYS_NICE, a control group without real-time), with the
+/// shortest of slices, which since Linux 6.12 does the same for one that mostly sleeps (sched_setattr(2)).
+pub(crate) fn come_first() -> io::Result<()> {
+    let lowest = libc::sched_param { sched_priority: 1 };
+    // SAFETY: 0 is this process, and the parameters are read.
+    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &lowest) } == 0 {
+        return Ok(());
+    }
+    let short = libc::sched_attr {
+        size: size_of::<libc::sched_attr>() as u32,
+        sched_policy: libc::SCHED_OTHER as u32,
+        sched_flags: 0,
+        sched_nice: 0,
+        sched_priority: 0,
+        sched_runtime: SLICE_NS,
+        sched_deadline: 0,
+        sched_period: 0,
+    };
+    // SAFETY: as above; the structure says its size.
+    check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const short, 0) }).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_stays_where_it_is_put() {
+        let all = processors().unwrap();
+        let one = *all.last().unwrap();
+        // 0 is the calling thread: not that of another test.
+        let there = std::thread::spawn(move || stay_on(one).and_then(|()| processors()));
+        assert_eq!(there.join().unwrap().unwrap(), [one]);
+        assert_eq!(processors().unwrap(), all);
+        assert!(stay_on(usize::MAX).is_err());
+    }
+}

@@ -1,0 +1,94 @@
+//! While a run lasts, something wakes on every processor, so that the kernel looks who is next there.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::support::*;
+use crate::zygote::{signal, warm};
+
+const SHORT: &str = "def main(args): return 1\n";
+/// Takes a processor for that many milliseconds.
+const LONG_MS: u64 = 400;
+
+fn pacers(instance: &Instance) -> Vec<u32> {
+    descendants(instance.plugin.launcher_pid().unwrap())
+        .into_iter()
+        .filter(|pid| name_of(*pid) == "skillgate-pace")
+        .collect()
+}
+
+/// A line of /proc/PID/status.
+fn status(pid: u32, name: &str) -> String {
+    let all = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = all.lines().find_map(|l| l.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("no {name} in {all}"))
+        .trim()
+        .into()
+}
+
+/// How often each has gone to sleep, and so woken.
+fn slept(pacers: &[u32]) -> Vec<u64> {
+    let times = |pid: &u32| status(*pid, "voluntary_ctxt_switches:").parse().unwrap();
+    pacers.iter().map(times).collect()
+}
+
+fn last(instance: &Instance) {
+    let code = format!(
+        "import time\ndef main(args):\n    end = time.monotonic() + {LONG_MS} / 1000\n    while time.monotonic() < end: pass\n    return 1\n"
+    );
+    assert_eq!(instance.output(&code), 1);
+}
+
+#[test]
+fn processors_are_paced_while_a_run_lasts_and_else_left_alone() {
+    let instance = warm(json!({}));
+    let processors = std::thread::available_parallelism().unwrap().get();
+    eventually("each processor has one", || {
+        pacers(&instance).len() == processors
+    });
+    let pacers = pacers(&instance);
+    assert_eq!(metric(&instance, "processors_paced"), pacers.len() as u64);
+    for pid in &pacers {
+        assert_eq!(status(*pid, "CapEff:"), "0000000000000000");
+        assert_eq!(status(*pid, "NoNewPrivs:"), "1");
+    }
+    let (before, began) = (slept(&pacers), Instant::now());
+    last(&instance);
+    let after = slept(&pacers);
+    // Once in a millisecond at most; a busy machine may be late, and it takes some to see that the run lasts.
+    let expected = LONG_MS / 8..=began.elapsed().as_millis() as u64 + 1;
+    for (before, after) in before.iter().zip(after) {
+        let times = after - before;
+        assert!(expected.contains(&times), "{times} times, not {expected:?}");
+    }
+    if !is_root() {
+        return; // without control groups a run's age has to do, and on a busy machine each of them is old
+    }
+    eventually("they sleep while all is short", || {
+        let before = slept(&pacers);
+        (0..20).for_each(|_| assert_eq!(instance.output(SHORT), 1));
+        slept(&pacers) == before
+    });
+}
+
+#[test]
+fn one_that_is_killed_is_replaced_while_a_run_lasts() {
+    let instance = warm(json!({}));
+    eventually("there are some", || !pacers(&instance).is_empty());
+    let before = pacers(&instance);
+    signal(before[0], "-9");
+    eventually("another has its place", || {
+        last(&instance);
+        let now = pacers(&instance);
+        now.len() == before.len() && !now.contains(&before[0])
+    });
+}
+
+#[test]
+fn whoever_wants_none_has_none() {
+    let instance = warm(json!({"pace_us": 0}));
+    last(&instance);
+    assert_eq!(metric(&instance, "processors_paced"), 0);
+    assert!(pacers(&instance).is_empty());
+}
