@@ -51,10 +51,9 @@ _STREAMS = ("utf-8", "backslashreplace", True)
 
 # The skill beside this file that a rehearsal runs, and the code.
 _REHEARSAL = "rehearsal"
-_REHEARSED_ID = "run_%032d"
+_REHEARSED_ID = b"run_%032d"
+_MADE_ID = _REHEARSED_ID % 0
 _REHEARSED = "def main(args):\n    print('hello', args['name'])\n    return {'hello': args['name'], 'n': [1, 2.5, None]}\n"
-# What a run takes up beyond a rehearsal: an object each of sizes that are rare, for which CPython begins new pages.
-_ROOM = range(400, 448, 16)
 # Both, once they are known: the layout and the job as it is sent.
 _rehearsals = []
 _rehearsed = 0
@@ -98,12 +97,13 @@ def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1, skil
         _settle(layout)
         _rehearsals.extend(_make_rehearsals(layout))
     # As in a run the C library has not had this value in its environment before: it keeps them all.
-    made, now = ((_REHEARSED_ID % count).encode("ascii") for count in (0, _rehearsed))
+    now = _REHEARSED_ID % _rehearsed
     _rehearsed += 1
-    rehearsals = [(place, frames.replace(made, now)) for place, frames in (_rehearsals if skill else _rehearsals[:1])]
     for _ in range(times):
-        for place, frames in rehearsals:
-            _rehearse_once(fd, peer, place, frames)
+        for place, frames in _rehearsals:
+            _rehearse_once(fd, peer, place, frames.replace(_MADE_ID, now))
+            if not skill:
+                break
     os.close(fd)
     os.close(peer)
     gc.disable()
@@ -118,10 +118,11 @@ def _make_rehearsals(layout: Layout):
         source = opened.read()
     made = source, marshal.dumps(imports.compile_source(source, file))
     index = [(file, *map(len, made))]
+    made_id = _MADE_ID.decode("ascii")
     of_code, of_skill = (layout, _REHEARSED, None, (), (), ()), (beside, None, _REHEARSAL, [skill], index, made)
     for place, code, name, skills, index, made in of_code, of_skill:
         job = {
-            "run_id": _REHEARSED_ID % 0,
+            "run_id": made_id,
             "timeout_ms": 60000,
             "code": code,
             "skill": name,
@@ -129,7 +130,7 @@ def _make_rehearsals(layout: Layout):
             "args": {"name": "x"},
             "skills": skills,
             "blobs": [],
-            "env": {**_environment, "TMPDIR": layout.tmp, "SKILLGATE_RUN_ID": _REHEARSED_ID % 0},
+            "env": {**_environment, "TMPDIR": layout.tmp, "SKILLGATE_RUN_ID": made_id},
             "secrets": {},
             "output_bytes": 4096,
             "compiled": index,
@@ -143,25 +144,28 @@ def _make_rehearsals(layout: Layout):
 def _rehearse_once(fd: int, peer: int, layout: Layout, frames: bytes) -> None:
     # Nothing here goes through what there is many of, the modules above all: to look at an object is to write to its page.
     environment = _environment.copy()
-    room = [bytes(count) for count in _ROOM]  # noqa: F841  (that it is taken up is its use)
+    # What a run takes up beyond this: an object each of sizes that are rare, for which CPython begins new pages.
+    room = bytes(400), bytes(416), bytes(432)  # noqa: F841  (that it is taken up is its use)
     _write(peer, frames)
-    saved = sys.argv, sys.meta_path[:], importlib.import_module
+    argv, import_module = sys.argv, importlib.import_module
     modules = len(sys.modules)
     channel = Channel(fd)
     _finish(channel, _answer(channel, layout, []))
     file = _code_file()
-    try:
-        os.unlink(file)
-    except OSError:
-        pass  # where nothing can be written there was nothing written
-    linecache.cache.pop(file, None)
+    if file in linecache.cache:  # it was one of code
+        del linecache.cache[file]
+        try:
+            os.unlink(file)
+        except OSError:
+            pass  # where nothing can be written there was nothing written
     stay = []
     while len(sys.modules) > modules:  # the last is the first to be taken out
         name, module = sys.modules.popitem()
         if name != CODE_MODULE and name.partition(".")[0] != imports.PACKAGE:
             stay.append((name, module))
     sys.modules.update(reversed(stay))
-    sys.argv, sys.meta_path[:], importlib.import_module = saved
+    sys.argv, importlib.import_module = argv, import_module
+    del sys.meta_path[0]  # the finder
     _set_environment(environment)
     state.current = None
     compiled.forget()

@@ -54,9 +54,14 @@ pub(crate) fn writable_places(maps: &str) -> Vec<Pages> {
 }
 
 /// The pages in these places that a process has for itself, by its /proc/PID/pagemap: in a fork, those that it has written to.
-pub(crate) fn own_pages(places: &[Pages], pagemap: &File) -> io::Result<Vec<Pages>> {
+/// `found` gets them, as many side by side as there are.
+pub(crate) fn own_pages(
+    places: &[Pages],
+    pagemap: &File,
+    mut found: impl FnMut(Pages) -> io::Result<()>,
+) -> io::Result<()> {
     let page = page_bytes();
-    let mut own: Vec<Pages> = Vec::new();
+    let mut last = 0..0;
     let mut entries = [0; READ_BYTES];
     for place in places {
         let some_pages = READ_BYTES / ENTRY_BYTES * page;
@@ -70,15 +75,21 @@ pub(crate) fn own_pages(places: &[Pages], pagemap: &File) -> io::Result<Vec<Page
             {
                 let entry = entry.try_into().map_or(0, u64::from_ne_bytes);
                 if entry & (PRESENT | OF_FILE | EXCLUSIVE) == PRESENT | EXCLUSIVE {
-                    match own.last_mut() {
-                        Some(last) if last.end == at => last.end += page,
-                        _ => own.push(at..at + page),
+                    if last.end != at && !last.is_empty() {
+                        found(last.clone())?;
                     }
+                    if last.end != at {
+                        last.start = at;
+                    }
+                    last.end = at + page;
                 }
             }
         }
     }
-    Ok(own)
+    if last.is_empty() {
+        return Ok(());
+    }
+    found(last)
 }
 
 /// Has forks of this process get copies of these pages, from now on and as long as it lives. They can be written to and are no
@@ -173,11 +184,17 @@ mod tests {
                 unsafe { libc::pause() };
             }
         };
-        let own = File::open(format!("/proc/{pid}/pagemap"))
-            .and_then(|pagemap| own_pages(std::slice::from_ref(place), &pagemap));
+        let mut found = Vec::new();
+        let own = File::open(format!("/proc/{pid}/pagemap")).and_then(|pagemap| {
+            own_pages(std::slice::from_ref(place), &pagemap, |pages| {
+                found.push(pages);
+                Ok(())
+            })
+        });
         sys::kill_by_pidfd(std::os::fd::AsFd::as_fd(&pidfd)).unwrap();
         sys::wait(pid).unwrap();
-        own.unwrap()
+        own.unwrap();
+        found
     }
 
     #[test]
