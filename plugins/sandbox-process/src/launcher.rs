@@ -262,10 +262,11 @@ impl Launcher {
         // own, and a zygote before it is one. The way to here took some megabytes.
         sys::trim_memory();
         sys::have_forks_inherit_code(false);
-        launcher.pace = Pace::start(launcher.ground.launcher.as_fd(), hello.pace_ns);
+        let (pace, paced) = Pace::start(launcher.ground.launcher.as_fd(), hello.pace_ns);
+        launcher.pace = pace;
         let reply = HelloReply::Ready {
             report: outcome.report,
-            paced: launcher.pace.processors(),
+            paced,
             enforces_cpu: has("cpuacct"),
             enforces_memory: has("memory"),
             enforces_pids: has("pids"),

@@ -74,7 +74,7 @@ impl InterpreterSource {
         ))
     }
 
-    fn line(&self, pool: &PoolState) -> LayerReport {
+    fn line(&self, pool: &PoolState, lacks: &[String]) -> LayerReport {
         let whose = &self.0;
         let (state, detail, advice) = match &pool.cold {
             Some(why) => (
@@ -83,9 +83,9 @@ impl InterpreterSource {
                 "the same isolation, about 20 ms later; if it stays so, look at `interpreter` and `preload`",
             ),
             // As safe, and as good as it gets on this host: no reason to call it degraded.
-            None if !pool.lacks.is_empty() => (
+            None if !lacks.is_empty() => (
                 LayerState::Ok,
-                format!("{whose}; {}", not_given(&pool.lacks)),
+                format!("{whose}; {}", not_given(lacks)),
                 "the same isolation, a little slower; OPERATING.md, \"The sandbox\", says what it takes",
             ),
             None if pool.zygotes == 0 && pool.is_wanted => {
@@ -102,7 +102,7 @@ impl InterpreterSource {
     }
 }
 
-/// What makes children slower than they could be, in words.
+/// What makes runs slower than they could be, in words.
 fn not_given(lacks: &[String]) -> String {
     format!("this host does not give {}", lacks.join(", nor "))
 }
@@ -381,6 +381,9 @@ impl Sandbox for SandboxProcess {
                 p.look()
             })
             .unwrap_or_default();
+        let paced = launcher.as_ref().map(|l| l.paced.clone());
+        let paced = paced.unwrap_or_default();
+        let lacks: Vec<_> = pool.lacks.iter().cloned().chain(paced.lacks).collect();
         let mut said = if lacking.is_empty() {
             "runs are isolated with every layer".to_owned()
         } else {
@@ -389,15 +392,15 @@ impl Sandbox for SandboxProcess {
         };
         if let Some(why) = &pool.cold {
             said += &format!("; they start slowly: {why}");
-        } else if !pool.lacks.is_empty() {
-            said += &format!("; {}", not_given(&pool.lacks));
+        } else if !lacks.is_empty() {
+            said += &format!("; {}", not_given(&lacks));
         }
         let (state, message) = match &launcher {
             Err(e) => (abi::HEALTH_DOWN, e.message.clone()),
             Ok(_) if lacking.is_empty() && pool.cold.is_none() => (abi::HEALTH_OK, said),
             Ok(_) => (abi::HEALTH_DEGRADED, said),
         };
-        report.push(self.source.line(&pool));
+        report.push(self.source.line(&pool, &lacks));
         let count = |c: &AtomicU64| c.load(Ordering::Relaxed);
         let (code_skills, code_bytes) = self.codes.size();
         let metrics = serde_json::json!({
@@ -419,7 +422,8 @@ impl Sandbox for SandboxProcess {
             "zygotes": pool.zygotes,
             "zygotes_in_large_pages": pool.zygotes_in_large_pages,
             "zygotes_copied_ahead": pool.zygotes_copied_ahead,
-            "processors_paced": launcher.as_ref().map_or(0, |l| l.paced),
+            "processors_paced": paced.processors,
+            "processors_paced_in_real_time": paced.real_time,
             "launcher_starts": starts,
         });
         Ok(Health {

@@ -15,7 +15,7 @@ use skillgate_plugin_sdk::{Host, Level, abi};
 
 use crate::pool::{self, Pool, PoolRules};
 use crate::sys::{self, Poll};
-use crate::wire::{Hello, HelloReply, LayerReport, LayerState, MESSAGE_BYTES_MAX};
+use crate::wire::{Hello, HelloReply, LayerReport, LayerState, MESSAGE_BYTES_MAX, Paced};
 
 const TARGET: &str = "sandbox_process::supervisor";
 /// How long a launcher may take to try every layer and start an interpreter from a cold disk.
@@ -32,8 +32,8 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(10);
 pub(crate) struct Launcher {
     pub(crate) control: OwnedFd,
     pub(crate) promises: Promises,
-    /// On so many processors short runs do not wait for the kernel's clock behind one that lasts.
-    pub(crate) paced: u32,
+    /// Where short runs do not wait for the kernel's clock behind one that lasts.
+    pub(crate) paced: Paced,
     /// `None`: every run is an interpreter of its own.
     pub(crate) pool: Option<Arc<Pool>>,
     hears: Mutex<Option<JoinHandle<()>>>,

@@ -161,13 +161,23 @@ pub(crate) enum HelloReply {
         enforces_cpu: bool,
         enforces_memory: bool,
         enforces_pids: bool,
-        /// How many processors keep the pace.
-        paced: u32,
+        paced: Paced,
     },
     /// A layer is missing and not excused.
     Refused { report: Vec<LayerReport> },
     /// Something else: a broken state directory, another life of the instance that does not end.
     Broken { message: String },
+}
+
+/// What wakes on processors while a run lasts. One that is killed is replaced when it is needed next.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Paced {
+    /// How many processors have it.
+    pub(crate) processors: u32,
+    /// Of these, with a real-time priority. The others have the shortest of slices.
+    pub(crate) real_time: u32,
+    /// What the host did not give for the others, and why.
+    pub(crate) lacks: Option<String>,
 }
 
 /// A part of the isolation that a host can lack.

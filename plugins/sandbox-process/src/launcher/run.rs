@@ -65,6 +65,7 @@ pub(super) struct Run {
     /// Of a zygote's child.
     pub(super) born_ns: u64,
     pub(super) deadline_ns: u64,
+    /// Whether it takes the processors again and again.
     pub(super) lasting: Lasting,
     pub(super) cpu_limit_us: u64,
     pub(super) cpu_exhausted: bool,

@@ -18,8 +18,8 @@ pub(crate) fn processors() -> io::Result<Vec<usize>> {
     Ok((0..8 * size_of_val(&set)).filter(has).collect())
 }
 
-/// This process is on that processor and no other.
-pub(crate) fn stay_on(processor: usize) -> io::Result<()> {
+/// The process `pid`, or the calling thread (0), is on that processor and no other.
+pub(crate) fn stay_on(pid: libc::pid_t, processor: usize) -> io::Result<()> {
     // SAFETY: as in `processors`.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     if processor >= 8 * size_of_val(&set) {
@@ -28,17 +28,25 @@ pub(crate) fn stay_on(processor: usize) -> io::Result<()> {
     // SAFETY: the set has room for the number.
     unsafe { libc::CPU_SET(processor, &mut set) };
     // SAFETY: `set` is as large as is said.
-    check(unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) }.into()).map(drop)
+    check(unsafe { libc::sched_setaffinity(pid, size_of_val(&set), &set) }.into()).map(drop)
 }
 
-/// When this process wakes it has its processor before all others that have no priority of their own: at once with the lowest
-/// real-time priority; else, where that is not to be had (CAP_SYS_NICE, a control group without real-time), with the
-/// shortest of slices, which since Linux 6.12 does the same for one that mostly sleeps (sched_setattr(2)).
-pub(crate) fn come_first() -> io::Result<()> {
+/// What [`come_first`] could give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Precedence {
+    RealTime,
+    ShortSlice,
+}
+
+/// When the process `pid`, or the calling thread (0), wakes it has its processor before all others that have no priority of
+/// their own: at once with the lowest real-time priority; else, where that is not to be had (CAP_SYS_NICE, a control group
+/// without real-time), with the shortest of slices, which since Linux 6.12 does the same for one that mostly sleeps
+/// (sched_setattr(2)).
+pub(crate) fn come_first(pid: libc::pid_t) -> io::Result<Precedence> {
     let lowest = libc::sched_param { sched_priority: 1 };
-    // SAFETY: 0 is this process, and the parameters are read.
-    if unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &lowest) } == 0 {
-        return Ok(());
+    // SAFETY: the parameters are read.
+    if unsafe { libc::sched_setscheduler(pid, libc::SCHED_FIFO, &lowest) } == 0 {
+        return Ok(Precedence::RealTime);
     }
     let short = libc::sched_attr {
         size: size_of::<libc::sched_attr>() as u32,
@@ -51,7 +59,8 @@ pub(crate) fn come_first() -> io::Result<()> {
         sched_period: 0,
     };
     // SAFETY: as above; the structure says its size.
-    check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const short, 0) }).map(drop)
+    check(unsafe { libc::syscall(libc::SYS_sched_setattr, pid, &raw const short, 0) })?;
+    Ok(Precedence::ShortSlice)
 }
 
 #[cfg(test)]
@@ -63,9 +72,9 @@ mod tests {
         let all = processors().unwrap();
         let one = *all.last().unwrap();
         // 0 is the calling thread: not that of another test.
-        let there = std::thread::spawn(move || stay_on(one).and_then(|()| processors()));
+        let there = std::thread::spawn(move || stay_on(0, one).and_then(|()| processors()));
         assert_eq!(there.join().unwrap().unwrap(), [one]);
         assert_eq!(processors().unwrap(), all);
-        assert!(stay_on(usize::MAX).is_err());
+        assert!(stay_on(0, usize::MAX).is_err());
     }
 }

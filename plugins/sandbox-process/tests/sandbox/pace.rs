@@ -1,5 +1,6 @@
 //! While a run lasts, something wakes on every processor, so that the kernel looks who is next there.
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use serde_json::json;
@@ -33,6 +34,14 @@ fn slept(pacers: &[u32]) -> Vec<u64> {
     pacers.iter().map(times).collect()
 }
 
+/// proc_pid_stat(5), field 41.
+fn is_real_time(pid: u32) -> bool {
+    let all = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let from_state = all.rsplit_once(')').unwrap().1;
+    let policy = from_state.split_whitespace().nth(41 - 3).unwrap();
+    policy == libc::SCHED_FIFO.to_string()
+}
+
 fn last(instance: &Instance) {
     let code = format!(
         "import time\ndef main(args):\n    end = time.monotonic() + {LONG_MS} / 1000\n    while time.monotonic() < end: pass\n    return 1\n"
@@ -49,6 +58,16 @@ fn processors_are_paced_while_a_run_lasts_and_else_left_alone() {
     });
     let pacers = pacers(&instance);
     assert_eq!(metric(&instance, "processors_paced"), pacers.len() as u64);
+    let places: HashSet<_> = pacers
+        .iter()
+        .map(|pid| status(*pid, "Cpus_allowed_list:"))
+        .collect();
+    assert_eq!(places.len(), processors, "{places:?}");
+    let first = pacers.iter().filter(|pid| is_real_time(**pid)).count();
+    assert_eq!(
+        metric(&instance, "processors_paced_in_real_time"),
+        first as u64
+    );
     for pid in &pacers {
         assert_eq!(status(*pid, "CapEff:"), "0000000000000000");
         assert_eq!(status(*pid, "NoNewPrivs:"), "1");
