@@ -26,7 +26,7 @@ async fn dial_now(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr),
         let _turn = run.lookups.acquire().await.map_err(|_| Refusal::Busy)?;
         run.gate
             .resolver
-            .resolve(target.host())
+            .resolve(target.host(), &run.grant().tenant)
             .await
             .map_err(|_| Refusal::NoSuchHost(target.clone()))?
     };

@@ -12,9 +12,10 @@ use std::net::{IpAddr, ToSocketAddrs as _};
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::Semaphore;
 
-/// Questions under way at the same time: each takes a thread.
+use super::slots::Slots;
+
+/// Questions under way at the same time: each takes a thread, for as long as the name's servers let the resolver wait.
 const LOOKUPS_MAX: usize = 32;
 /// Longest /etc/hosts that is read, in bytes.
 const HOSTS_BYTES_MAX: u64 = 4 << 20;
@@ -22,33 +23,34 @@ const HOSTS: &str = "/etc/hosts";
 
 /// Finds the addresses of a host. Tests put their own in its place.
 pub trait Resolver: fmt::Debug + Send + Sync + 'static {
-    /// All addresses of `host`, which is in canonical form.
-    fn resolve(&self, host: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>>;
+    /// All addresses of `host`, which is in canonical form, for a run of this tenant.
+    fn resolve(&self, host: &str, tenant: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>>;
 }
 
-/// The system's resolver.
+/// The system's resolver. Questions are divided between tenants as connections are: names that nobody answers for, however
+/// many one tenant asks for, hold up no other's.
 #[derive(Debug)]
 pub struct SystemResolver {
-    lookups: Arc<Semaphore>,
+    lookups: Arc<Slots>,
 }
 
 impl Default for SystemResolver {
     fn default() -> Self {
         SystemResolver {
-            lookups: Arc::new(Semaphore::new(LOOKUPS_MAX)),
+            lookups: Slots::new(LOOKUPS_MAX),
         }
     }
 }
 
 impl Resolver for SystemResolver {
-    fn resolve(&self, host: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
+    fn resolve(&self, host: &str, tenant: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
         let lookups = self.lookups.clone();
-        let host = host.to_owned();
+        let (host, tenant) = (host.to_owned(), tenant.to_owned());
         Box::pin(async move {
-            let permit = lookups.acquire_owned().await.map_err(io::Error::other)?;
+            let slot = lookups.wait(&tenant).await;
             tokio::task::spawn_blocking(move || {
                 // Held by the thread, not by who waits for it: a question that nobody waits for any more still runs.
-                let _permit = permit;
+                let _slot = slot;
                 let listed = in_hosts(&read_hosts(), &host);
                 if !listed.is_empty() {
                     return Ok(listed);
@@ -87,6 +89,8 @@ fn in_hosts(text: &str, host: &str) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     #[test]
@@ -106,9 +110,22 @@ mod tests {
     #[tokio::test]
     async fn the_system_knows_localhost() {
         let found = SystemResolver::default()
-            .resolve("localhost")
+            .resolve("localhost", "a")
             .await
             .unwrap();
         assert!(found.iter().all(IpAddr::is_loopback) && !found.is_empty());
+    }
+
+    /// Questions that nobody answers are a tenant's own trouble.
+    #[tokio::test]
+    async fn one_tenants_questions_hold_up_no_others() {
+        let resolver = SystemResolver::default();
+        let mut unanswered: Vec<_> = std::iter::from_fn(|| resolver.lookups.take("a")).collect();
+        assert_eq!(unanswered.len(), LOOKUPS_MAX * 3 / 4);
+        let mut own = resolver.resolve("localhost", "a");
+        assert!(own.as_mut().now_or_never().is_none(), "it waits");
+        resolver.resolve("localhost", "b").await.unwrap();
+        unanswered.pop();
+        own.await.unwrap();
     }
 }

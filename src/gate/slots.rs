@@ -1,14 +1,19 @@
-//! `gate.max_tunnels`, divided between tenants as they come: one that holds [`SHARE`] times as many as are free gets no
-//! more until some are given back (the dynamic thresholds of Choudhury and Hahne 1998, for shared buffers). So a tenant
-//! alone has three quarters of them, and whoever comes finds some, without a number for each tenant to be set.
+//! What the gate has so many of (`gate.max_tunnels`, questions for a name), divided between tenants as they come: one that
+//! holds [`SHARE`] times as many as are free gets no more until some are given back (the dynamic thresholds of Choudhury and
+//! Hahne 1998, for shared buffers). So a tenant alone has three quarters of them, and whoever comes finds some, without a
+//! number for each tenant to be set.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
 
 /// Times the free ones that one tenant may hold.
 const SHARE: usize = 3;
 
-/// The connections to hosts that there may be.
+type Tenant = Arc<str>;
+
+/// So many of something, and who waits for one.
 #[derive(Debug)]
 pub(super) struct Slots(Mutex<State>);
 
@@ -16,14 +21,18 @@ pub(super) struct Slots(Mutex<State>);
 struct State {
     free: usize,
     /// Of tenants that hold some.
-    held: HashMap<Arc<str>, usize>,
+    held: HashMap<Tenant, usize>,
+    /// Those who wait, by tenant in the order in which they came. Nobody in here could have one now.
+    waiting: HashMap<Tenant, VecDeque<oneshot::Sender<Slot>>>,
+    /// The tenants in `waiting`, each once: whose turn is next.
+    turns: VecDeque<Tenant>,
 }
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Slot {
     slots: Arc<Slots>,
-    tenant: Arc<str>,
+    tenant: Tenant,
 }
 
 impl Slots {
@@ -31,6 +40,8 @@ impl Slots {
         Arc::new(Slots(Mutex::new(State {
             free: max,
             held: HashMap::new(),
+            waiting: HashMap::new(),
+            turns: VecDeque::new(),
         })))
     }
 
@@ -39,38 +50,115 @@ impl Slots {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One for this tenant; none when there is none, or none for it.
-    pub(super) fn take(self: &Arc<Self>, tenant: &str) -> Option<Slot> {
-        let mut state = self.state();
-        let held = state.held.get(tenant).copied().unwrap_or_default();
-        if held >= state.free.saturating_mul(SHARE) {
-            return None;
-        }
-        let tenant: Arc<str> = tenant.into();
-        state.free -= 1;
-        *state.held.entry(tenant.clone()).or_default() += 1;
-        Some(Slot {
+    fn slot(self: &Arc<Self>, tenant: Tenant) -> Slot {
+        Slot {
             slots: self.clone(),
             tenant,
-        })
+        }
+    }
+
+    /// One for this tenant; none when there is none, or none for it.
+    pub(super) fn take(self: &Arc<Self>, tenant: &str) -> Option<Slot> {
+        let tenant: Tenant = tenant.into();
+        self.state()
+            .occupy(&tenant)
+            .then(|| self.slot(tenant.clone()))
+    }
+
+    /// One for this tenant, as soon as there is one for it. Dropping the future leaves the queue.
+    pub(super) async fn wait(self: &Arc<Self>, tenant: &str) -> Slot {
+        let tenant: Tenant = tenant.into();
+        loop {
+            let called = {
+                let mut state = self.state();
+                if state.occupy(&tenant) {
+                    return self.slot(tenant);
+                }
+                state.queue(&tenant)
+            };
+            // Nobody but a call ends the wait; should there be another end, this one queues again.
+            if let Ok(slot) = called.await {
+                return slot;
+            }
+        }
+    }
+}
+
+impl State {
+    fn occupy(&mut self, tenant: &Tenant) -> bool {
+        let held = self.held.get(tenant).copied().unwrap_or_default();
+        if held >= self.free.saturating_mul(SHARE) {
+            return false;
+        }
+        self.free -= 1;
+        *self.held.entry(tenant.clone()).or_default() += 1;
+        true
+    }
+
+    fn vacate(&mut self, tenant: &Tenant) {
+        self.free += 1;
+        if let Some(held) = self.held.get_mut(tenant) {
+            *held -= 1;
+            if *held == 0 {
+                self.held.remove(tenant);
+            }
+        }
+    }
+
+    fn queue(&mut self, tenant: &Tenant) -> oneshot::Receiver<Slot> {
+        let (call, called) = oneshot::channel();
+        let queue = self.waiting.entry(tenant.clone()).or_default();
+        if queue.is_empty() {
+            self.turns.push_back(tenant.clone());
+        }
+        // Whoever has left is no more than a place in memory, and no longer than until the next one comes.
+        queue.retain(|call| !call.is_closed());
+        queue.push_back(call);
+        called
+    }
+
+    /// The next one that can have one, which is counted as taken.
+    fn next(&mut self) -> Option<(Tenant, oneshot::Sender<Slot>)> {
+        for _ in 0..self.turns.len() {
+            let tenant = self.turns.pop_front()?;
+            let mut queue = self.waiting.remove(&tenant)?;
+            queue.retain(|call| !call.is_closed());
+            let call = if !queue.is_empty() && self.occupy(&tenant) {
+                queue.pop_front()
+            } else {
+                None
+            };
+            if !queue.is_empty() {
+                self.waiting.insert(tenant.clone(), queue);
+                self.turns.push_back(tenant.clone());
+            }
+            if let Some(call) = call {
+                return Some((tenant, call));
+            }
+        }
+        None
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.slots.state();
-        state.free += 1;
-        if let Some(held) = state.held.get_mut(&self.tenant) {
-            *held -= 1;
-            if *held == 0 {
-                state.held.remove(&self.tenant);
-            }
+        state.vacate(&self.tenant);
+        let called: Vec<_> = std::iter::from_fn(|| state.next()).collect();
+        drop(state);
+        for (tenant, call) in called {
+            // Who has left in this moment gives it back at once: what cannot be sent is dropped here.
+            drop(call.send(self.slots.slot(tenant)));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     fn all(slots: &Arc<Slots>, tenant: &str) -> Vec<Slot> {
@@ -93,6 +181,82 @@ mod tests {
             (1024, 0),
             "nothing is remembered"
         );
+    }
+
+    type Waits<'a> = Pin<Box<dyn Future<Output = Slot> + 'a>>;
+
+    /// Asks for one, and has to wait.
+    fn waits<'a>(slots: &'a Arc<Slots>, tenant: &'a str) -> Waits<'a> {
+        let mut wait: Waits<'a> = Box::pin(slots.wait(tenant));
+        assert!(wait.as_mut().now_or_never().is_none(), "{tenant} got one");
+        wait
+    }
+
+    /// Whose turn it was.
+    fn called<'a>(waiting: &mut Vec<(&'a str, Waits<'_>)>) -> Option<(&'a str, Slot)> {
+        (0..waiting.len()).find_map(|at| {
+            let slot = waiting[at].1.as_mut().now_or_never()?;
+            Some((waiting.remove(at).0, slot))
+        })
+    }
+
+    #[test]
+    fn a_flood_waits_and_whoever_comes_does_not() {
+        let slots = Slots::new(8);
+        let mut held = all(&slots, "a");
+        let mut waiting: Vec<_> = ["a1", "a2"].map(|name| (name, waits(&slots, "a"))).into();
+        assert_eq!(held.len(), 6);
+        let b = slots.wait("b").now_or_never().expect("at once");
+        assert!(called(&mut waiting).is_none());
+        // What a gives back is for those of a that wait, in their order.
+        held.pop();
+        let (first, _slot) = called(&mut waiting).unwrap();
+        assert_eq!(first, "a1");
+        drop(b);
+        assert!(called(&mut waiting).is_none(), "it is kept for others");
+        held.pop();
+        assert_eq!(called(&mut waiting).unwrap().0, "a2");
+    }
+
+    #[test]
+    fn tenants_come_in_turn() {
+        let slots = Slots::new(1);
+        let first = slots.take("a").unwrap();
+        let names = ["a1", "a2", "a3", "b1", "b2", "c1"];
+        let mut waiting: Vec<_> = names.map(|name| (name, waits(&slots, &name[..1]))).into();
+        let mut order = Vec::new();
+        drop(first);
+        while let Some((name, slot)) = called(&mut waiting) {
+            order.push(name);
+            drop(slot);
+        }
+        assert_eq!(order, ["a1", "b1", "c1", "a2", "b2", "a3"]);
+        let state = slots.state();
+        assert_eq!(
+            (
+                state.free,
+                state.held.len(),
+                state.waiting.len(),
+                state.turns.len()
+            ),
+            (1, 0, 0, 0),
+            "nothing is remembered"
+        );
+    }
+
+    #[test]
+    fn who_has_left_is_passed_over() {
+        let slots = Slots::new(1);
+        let first = slots.take("a").unwrap();
+        let gone: Vec<_> = (0..100).map(|_| waits(&slots, "b")).collect();
+        drop(gone);
+        let mut there = vec![("b", waits(&slots, "b")), ("c", waits(&slots, "c"))];
+        assert_eq!(slots.state().waiting["b"].len(), 1, "nor remembered");
+        // One leaves after it was called, without having looked.
+        drop(first);
+        drop(there.remove(0));
+        assert_eq!(called(&mut there).unwrap().0, "c");
+        assert_eq!(slots.state().free, 1);
     }
 
     #[test]

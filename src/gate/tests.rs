@@ -36,7 +36,7 @@ impl FakeResolver {
 }
 
 impl Resolver for FakeResolver {
-    fn resolve(&self, host: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
+    fn resolve(&self, host: &str, _tenant: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let mut answers = self.answers.lock().unwrap();
         let answer = match answers.get_mut(host) {

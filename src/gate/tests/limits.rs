@@ -276,7 +276,11 @@ async fn time_to_connect() {
     #[derive(Debug)]
     struct Silent;
     impl Resolver for Silent {
-        fn resolve(&self, _host: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
+        fn resolve(
+            &self,
+            _host: &str,
+            _tenant: &str,
+        ) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
             Box::pin(std::future::pending())
         }
     }
@@ -311,7 +315,11 @@ async fn questions_of_one_run() {
     #[derive(Debug, Default)]
     struct Slow(Arc<AtomicUsize>);
     impl Resolver for Slow {
-        fn resolve(&self, _host: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
+        fn resolve(
+            &self,
+            _host: &str,
+            _tenant: &str,
+        ) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
             self.0.fetch_add(1, Ordering::SeqCst);
             Box::pin(std::future::pending())
         }
