@@ -78,12 +78,14 @@ impl Launcher {
         let Some((name, kind, there)) = lacking else {
             return false;
         };
-        let Err(why) = self.try_order(&name, kind, there, seen.is_busy()) else {
-            return true;
-        };
-        let events = self.zygotes.as_mut().map(|z| z.give_up(&name, &why));
-        self.act(control, events.unwrap_or_default());
-        false
+        match self.try_order(&name, kind, there, seen.is_busy()) {
+            Ok(ordered) => ordered,
+            Err(why) => {
+                let events = self.zygotes.as_mut().map(|z| z.give_up(&name, &why));
+                self.act(control, events.unwrap_or_default());
+                false
+            }
+        }
     }
 
     /// The children of a domain that have no run yet.
@@ -137,18 +139,19 @@ impl Launcher {
         there >= most && usage::running() > most
     }
 
-    /// All that a child needs, and the order for it.
+    /// All that a child needs, and the order for it. `false`: the zygote has died, which is heard from its socket next; it is
+    /// not the launcher that cannot do its part.
     fn try_order(
         &mut self,
         name: &str,
         kind: Kind,
         there: There,
         busy: bool,
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         let network = kind == Kind::Connected;
         let cannot = |e: io::Error| format!("a child cannot be ordered: {e}");
         let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
-            return Ok(());
+            return Ok(false);
         };
         let runs = &self.runs;
         let (standing, uid_base) = (self.standing, self.uid_base);
@@ -206,11 +209,14 @@ impl Launcher {
             sockets,
         };
         match zygotes.order(name, child, &theirs) {
-            Ok(()) => Ok(()),
+            Ok(()) => Ok(true),
             Err((child, e)) => {
                 leases.give_back(child.lease, true);
                 self.leaving.extend(child.group);
-                Err(cannot(e))
+                match e.kind() {
+                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Ok(false),
+                    _ => Err(cannot(e)),
+                }
             }
         }
     }

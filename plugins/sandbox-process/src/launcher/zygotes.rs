@@ -24,7 +24,7 @@ const WARM_WAIT_NS: u64 = 30_000_000_000;
 const ORDER_LOOK_NS: u64 = 60_000_000;
 /// One that answers nothing for so long is given up, whatever it seems to be doing.
 const ORDER_WAIT_NS: u64 = 2_000_000_000;
-/// The wait after a zygote that could not be started, doubled each time.
+/// The wait after a second zygote that could not be started or made no child, doubled each time.
 const BACK_OFF_FIRST_NS: u64 = 100_000_000;
 const BACK_OFF_MAX_NS: u64 = 10_000_000_000;
 /// What a zygote says at once: a [`Memory`] with its reasons is the longest.
@@ -412,8 +412,12 @@ impl Domain {
     }
 
     fn back_off(&mut self) {
+        // The first may have been an accident: another is begun at once.
+        let wait = match self.failures {
+            0 => 0,
+            before => BACK_OFF_FIRST_NS << (before - 1).min(10),
+        };
         self.failures = self.failures.saturating_add(1);
-        let wait = BACK_OFF_FIRST_NS << (self.failures - 1).min(10);
         self.not_before_ns = sys::now_ns() + wait.min(BACK_OFF_MAX_NS);
     }
 
@@ -531,5 +535,19 @@ mod tests {
         };
         let turns: Vec<String> = std::iter::from_fn(ordered).take(4).collect();
         assert_eq!(turns, ["flood", "other", "flood", "other"]);
+    }
+
+    /// One that is killed is missed for as long as it takes to start another; those that fail in a row do not take the host.
+    #[test]
+    fn the_first_failure_costs_no_wait_and_the_next_ones_do() {
+        let mut domain = Domain::default();
+        let mut waits = (0..12).map(|_| {
+            let before = sys::now_ns();
+            domain.back_off();
+            domain.not_before_ns.saturating_sub(before) / BACK_OFF_FIRST_NS
+        });
+        let begin: Vec<u64> = waits.by_ref().take(4).collect();
+        assert_eq!(begin, [0, 1, 2, 4]);
+        assert_eq!(waits.last(), Some(BACK_OFF_MAX_NS / BACK_OFF_FIRST_NS));
     }
 }

@@ -18,6 +18,7 @@ mod everywhere;
 mod furnished;
 mod guards;
 mod hostile;
+mod in_time;
 mod inside;
 mod lifecycle;
 mod many;

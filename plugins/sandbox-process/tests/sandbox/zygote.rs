@@ -23,7 +23,7 @@ pub(crate) fn warm(mut keys: Value) -> Instance {
 }
 
 /// Process ids of the zygotes.
-fn zygotes(instance: &Instance) -> Vec<u32> {
+pub(crate) fn zygotes(instance: &Instance) -> Vec<u32> {
     descendants(instance.plugin.launcher_pid().unwrap())
         .into_iter()
         .filter(|pid| name_of(*pid) == "skillgate-warm" && !is_being_born(*pid))

@@ -1,0 +1,208 @@
+//! What must come in time although the processors have more to do than they can: the answer of a run that has reached its
+//! deadline, and another zygote where one was killed.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::support::*;
+use crate::zygote::{signal, warm, zygotes};
+
+/// The answer may come this long after the deadline.
+const LATE_MAX_MS: f64 = 100.0;
+const WALL_MS: u64 = 100;
+const RUNS: usize = 64;
+const RUNS_FULL: usize = 4000;
+/// Of the answers, so many must be in time. Every other test runs beside it but with `SKILLGATE_TEST_FULL`.
+const IN_TIME: f64 = 0.5;
+const IN_TIME_FULL: f64 = 0.999;
+/// Runs that wait for their deadline at the same time, and others beside them, one after the other.
+const AT_ONCE: usize = 8;
+const NEIGHBOURS: usize = 2;
+
+/// Ways to be there still when the deadline comes.
+const WAYS: &[&str] = &[
+    "while True: pass",
+    "10 ** 10 ** 9",
+    "[os.fork() for _ in range(3)]\n    while True: pass",
+    "time.sleep(100)",
+    "os.kill(os.getpid(), signal.SIGSTOP)",
+];
+
+/// From a killed zygote to the first run on a child of another: each with `SKILLGATE_TEST_FULL`, otherwise the best.
+const BACK_MAX_MS: f64 = 400.0;
+const BACK_MAX_FULL_MS: f64 = 200.0;
+const KILLS: usize = 5;
+const KILLS_FULL: usize = 100;
+
+/// Calls `one` with 0, 1, 2 and so on, from so many threads, until `count` have been begun.
+fn at_once(threads: usize, count: usize, one: impl Fn(usize) + Sync) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let number = || next.fetch_add(1, Ordering::Relaxed);
+                std::iter::repeat_with(number)
+                    .take_while(|number| *number < count)
+                    .for_each(&one);
+            });
+        }
+    });
+}
+
+/// Ends the neighbours, whichever way the others end.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// How late the answers of runs are that have to be ended, in milliseconds.
+fn lateness(instance: &Instance, runs: usize) -> Vec<f64> {
+    let (late, over) = (Mutex::new(Vec::new()), AtomicBool::new(false));
+    let ends = |number: usize| {
+        let body = WAYS[number % WAYS.len()];
+        let mut request = request(&format!(
+            "import os, signal, time\ndef main(args):\n    {body}\n"
+        ));
+        request.limits.wall_ms = WALL_MS;
+        let began = Instant::now();
+        let (result, services) = instance.run(request);
+        let took = began.elapsed().as_secs_f64() * 1000.0;
+        assert_eq!(
+            result.error_type,
+            "Timeout",
+            "{body}: {result:?} {}",
+            services.text()
+        );
+        assert!(took >= WALL_MS as f64, "{body}: {took} ms");
+        late.lock().unwrap().push(took - WALL_MS as f64);
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..NEIGHBOURS {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    assert_eq!(instance.output("def main(args): return 1\n"), 1);
+                }
+            });
+        }
+        let _over = Over(&over);
+        at_once(AT_ONCE, runs, ends);
+    });
+    late.into_inner().unwrap()
+}
+
+#[test]
+fn a_deadline_is_kept_under_full_load() {
+    let (runs, share) = if full() {
+        (RUNS_FULL, IN_TIME_FULL)
+    } else {
+        (RUNS, IN_TIME)
+    };
+    for mode in modes() {
+        let instance = Instance::with(&mode.config, None);
+        let late = lateness(&instance, runs);
+        let at = |share| quantile(late.clone(), share);
+        println!(
+            "{}: {runs} runs ended at {WALL_MS} ms, {AT_ONCE} at once: p50 {:.1} ms late, p99 {:.1}, p99.9 {:.1}, the last {:.1}",
+            mode.name,
+            at(0.5),
+            at(0.99),
+            at(0.999),
+            at(1.0)
+        );
+        assert!(
+            at(share) <= LATE_MAX_MS,
+            "{}: {:.1} ms late at {share}",
+            mode.name,
+            at(share)
+        );
+    }
+}
+
+/// Until there is no other zygote than one that was not there `before`.
+fn wait_for_another(instance: &Instance, before: &[u32]) {
+    eventually(
+        "the one that was killed is gone, and there is another",
+        || {
+            let now = zygotes(instance);
+            now.len() == 1 && now != before
+        },
+    );
+}
+
+#[test]
+fn a_killed_zygote_is_soon_back() {
+    let kills = if full() { KILLS_FULL } else { KILLS };
+    let instance = warm(json!({"pool_max": 0}));
+    let mut back = Vec::new();
+    for _ in 0..kills {
+        let (before, served) = (zygotes(&instance), metric(&instance, "runs_on_demand"));
+        signal(before[0], "-9");
+        let killed = Instant::now();
+        // Meanwhile each has an interpreter of its own.
+        back.push(loop {
+            assert_eq!(instance.output("def main(args): return 1\n"), 1);
+            let at = killed.elapsed().as_secs_f64() * 1000.0;
+            if metric(&instance, "runs_on_demand") > served {
+                break at;
+            }
+        });
+        wait_for_another(&instance, &before);
+    }
+    let at = |share| quantile(back.clone(), share);
+    println!(
+        "{kills} zygotes killed: the first run on a child of another after {:.1} ms (p50), {:.1} (the last)",
+        at(0.5),
+        at(1.0)
+    );
+    let (took, most) = if full() {
+        (at(1.0), BACK_MAX_FULL_MS)
+    } else {
+        (at(0.0), BACK_MAX_MS)
+    };
+    assert!(took <= most, "{took:.1} ms");
+    assert_eq!(metric(&instance, "launcher_starts"), 1);
+}
+
+/// Whatever a run was at when the zygote died, from which its child came or was to come.
+#[test]
+fn no_run_is_lost_with_a_zygote() {
+    let kills = if full() { KILLS_FULL } else { KILLS };
+    for keys in [json!({}), json!({"pool_max": 0})] {
+        let instance = warm(keys.clone());
+        let (over, runs) = (AtomicBool::new(false), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..AT_ONCE {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        assert_eq!(instance.output("def main(args): return 1\n"), 1);
+                        runs.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let _over = Over(&over);
+            let served =
+                || metric(&instance, "runs_from_pool") + metric(&instance, "runs_on_demand");
+            for _ in 0..kills {
+                let (before, so_far) = (zygotes(&instance), served());
+                signal(before[0], "-9");
+                wait_for_another(&instance, &before);
+                // With the children of the one before, or of this one: not in a row before it is warm.
+                eventually("runs have children again", || {
+                    metric(&instance, "zygotes") == 1 && served() > so_far
+                });
+            }
+        });
+        println!(
+            "{keys}: {kills} zygotes killed under {} runs, of which {} had an interpreter of their own: none was lost",
+            runs.into_inner(),
+            metric(&instance, "runs_fresh")
+        );
+        assert_eq!(metric(&instance, "launcher_starts"), 1);
+    }
+}
