@@ -65,6 +65,17 @@ impl Lent {
             })
     }
 
+    /// Removes all of it. `false`: something is still in it, try again soon.
+    pub(super) fn try_remove(&mut self) -> bool {
+        // Whatever is left of it is lent to nobody any more: without its files nothing could be told of it.
+        self.is_changed = true;
+        // See `Place::remove`.
+        self.usage = None;
+        self.counters.clear();
+        self.places.retain_mut(|place| place.remove().is_err());
+        self.places.is_empty()
+    }
+
     /// For the next run. What limits there are now is not known: the plugin has changed them for the run before.
     pub(super) fn prepare(&self, limits: GroupLimits) -> io::Result<()> {
         if let Some(usage) = &self.usage {
