@@ -94,7 +94,7 @@ fn upstream() -> SocketAddr {
 struct Known;
 
 impl Resolver for Known {
-    fn resolve(&self, _host: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
+    fn resolve(&self, _host: &str, _tenant: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
         Box::pin(std::future::ready(Ok(vec!["127.0.0.2".parse().unwrap()])))
     }
 }
