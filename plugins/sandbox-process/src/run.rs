@@ -205,22 +205,21 @@ impl<'a> Running<'a> {
     fn settle(&mut self) -> Option<Outcome> {
         let failed = self.channel.result.as_ref()?.status == Status::Failed;
         let child = self.child.as_ref()?;
-        let Some(used) = child.used(failed) else {
+        let Some(end) = child.used_so_far(failed) else {
             // Only its end tells what it has used.
             self.kill_now();
             return None;
         };
-        let end = End {
-            cpu_us: used
-                .cpu_us
-                .unwrap_or_default()
-                .saturating_sub(child.cpu_before_us),
-            peak_memory_bytes: used.peak_memory_bytes.unwrap_or_default(),
-            oom_kills: used.oom_kills,
-            pids_refused: used.pids_refused,
-            ..End::default()
-        };
         Some(Outcome::Ended(end))
+    }
+
+    /// What a run has used whose end nobody waits for any more: nothing if that has just come, since what was asked may count for
+    /// another by now.
+    fn used_by_stuck(&self) -> End {
+        let used = self.child.as_ref().and_then(|c| c.used_so_far(true));
+        let alive = |pidfd: &OwnedFd| sys::is_alive(pidfd.as_fd()).unwrap_or(false);
+        used.filter(|_| self.pidfd.as_ref().is_some_and(alive))
+            .unwrap_or_default()
     }
 
     /// Without a verdict of its own.
@@ -455,7 +454,7 @@ impl<'a> Running<'a> {
             Outcome::Stuck => End {
                 exit_code: -1,
                 signal: libc::SIGKILL,
-                ..End::default()
+                ..self.used_by_stuck()
             },
             Outcome::Failed(_) if self.verdict.is_some() => End {
                 exit_code: -1,

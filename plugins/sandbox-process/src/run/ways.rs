@@ -12,14 +12,14 @@ use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::{Host, RunServices, abi};
 
 use super::{CHILDREN_MAX, Handle, Running};
-use crate::cgroup::{GroupUse, Held};
+use crate::cgroup::Held;
 use crate::channel::Channel;
 use crate::job::Frames;
 use crate::pool::{Pool, Waiting, limits_of};
 use crate::supervisor::Launcher;
 use crate::sys;
 use crate::usage;
-use crate::wire::{MESSAGE_BYTES_MAX, Request, RunSpec, Taken};
+use crate::wire::{End, MESSAGE_BYTES_MAX, Request, RunSpec, Taken};
 
 /// A run that is to be, whichever way.
 pub(super) struct Attempt<'a> {
@@ -52,14 +52,28 @@ pub(super) struct Child<'a> {
     number: u64,
     process_1: u32,
     group: Held,
-    pub(super) cpu_before_us: u64,
+    cpu_before_us: u64,
     pub(super) told: bool,
 }
 
 impl Child<'_> {
-    /// What it has used so far. `events`: also how often a limit was met.
-    pub(super) fn used(&self, events: bool) -> Option<GroupUse> {
-        used(&self.group, self.process_1, events)
+    /// What it has used so far, and no more of its end than that. `events`: also how often a limit was met.
+    pub(super) fn used_so_far(&self, events: bool) -> Option<End> {
+        let used = if self.group.is_there() {
+            self.group.used(events)
+        } else {
+            usage::of_run(self.process_1)?
+        };
+        Some(End {
+            cpu_us: used
+                .cpu_us
+                .unwrap_or_default()
+                .saturating_sub(self.cpu_before_us),
+            peak_memory_bytes: used.peak_memory_bytes.unwrap_or_default(),
+            oom_kills: used.oom_kills,
+            pids_refused: used.pids_refused,
+            ..End::default()
+        })
     }
 
     /// The launcher hears of it, once: from now on it watches the run's limits too.
@@ -72,14 +86,6 @@ impl Child<'_> {
 impl Drop for Child<'_> {
     fn drop(&mut self) {
         self.pool.over(self.domain, self.number);
-    }
-}
-
-fn used(group: &Held, process_1: u32, events: bool) -> Option<GroupUse> {
-    if group.is_there() {
-        Some(group.used(events))
-    } else {
-        usage::of_run(process_1)
     }
 }
 

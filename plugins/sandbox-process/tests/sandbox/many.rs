@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::basics::{mount, open_to_all};
@@ -125,7 +124,7 @@ fn tree(dir: &Path) -> BTreeSet<String> {
 
 /// Runs of every ending, most of them with `skill` mounted: the milliseconds that each of those that simply return took.
 fn many(instance: &Instance, skill: &Path, count: usize) -> Vec<f64> {
-    let (next, took) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let took = Mutex::new(Vec::new());
     let one = |number: usize| {
         let (code, fails) = match number % 10 {
             0 => (
@@ -156,19 +155,7 @@ fn many(instance: &Instance, skill: &Path, count: usize) -> Vec<f64> {
                 .push(began.elapsed().as_secs_f64() * 1000.0);
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
-            scope.spawn(|| {
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    if number >= count {
-                        break;
-                    }
-                    one(number);
-                }
-            });
-        }
-    });
+    at_once(AT_ONCE, count, one);
     took.into_inner().unwrap()
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -403,6 +403,21 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
         at += 1;
     }
     found.split_off(1)
+}
+
+/// Calls `one` with 0, 1, 2 and so on, from so many threads, until `count` have been begun.
+pub(crate) fn at_once(threads: usize, count: usize, one: impl Fn(usize) + Sync) {
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let number = || next.fetch_add(1, Ordering::Relaxed);
+                std::iter::repeat_with(number)
+                    .take_while(|number| *number < count)
+                    .for_each(&one);
+            });
+        }
+    });
 }
 
 /// The middle one.
