@@ -78,7 +78,7 @@ pub struct Server {
     pub insecure_no_auth: bool,
     /// `host` or `host:port`, lower case, beyond the listen address.
     pub allowed_hosts: Vec<String>,
-    /// Of a body on /rpc and /mcp, and of the largest answer.
+    /// Of a body on /rpc, and of an answer with what is stored.
     pub max_body_bytes: u64,
     /// For a request's head.
     pub header_timeout_ms: u64,

@@ -16,7 +16,7 @@ mod read_blob;
 mod read_skill_file;
 mod run_code;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use futures_util::future::BoxFuture;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::de::{self, DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 use tower::{Layer, Service, ServiceExt};
@@ -36,7 +36,7 @@ use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
 use crate::limit::Limited;
 use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
-use crate::rpc::{Call, Params, to_raw};
+use crate::rpc::{Call, Params, fits, to_raw};
 use crate::runs::{self, Runs};
 use crate::telemetry::trace::Trace;
 
@@ -48,6 +48,11 @@ pub const SAMPLE_BYTES_DEFAULT: u64 = 2000;
 const INPUT_BLOBS_MAX: usize = 64;
 /// Skills that one run may mount.
 const MOUNT_SKILLS_MAX: usize = 32;
+
+/// Names of a call's arguments, at the top level: each is in what the policy is asked and in the record of it.
+const ARG_NAMES_MAX: usize = 1000;
+/// Bytes of all of them together.
+const ARG_NAMES_BYTES_MAX: usize = 32 << 10;
 
 /// Appendix A of the specification, for whoever connects a model (REQUIREMENTS L3).
 pub const SYSTEM_PROMPT: &str = "You are connected to a Skills Runtime using the Skills Protocol.
@@ -180,6 +185,39 @@ impl Prepared {
             async move { to_raw(&work.await?).map_err(Error::Serialize) }
         })
     }
+
+    /// The same for one that gives what is stored and changes nothing: an answer of more than `bytes_max` bytes is refused
+    /// with `instead`, what to do then.
+    fn reading<T, F>(
+        facts: Facts,
+        bytes_max: u64,
+        instead: &'static str,
+        act: impl FnOnce(Permit) -> F + Send + 'static,
+    ) -> Self
+    where
+        T: Serialize,
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        Prepared::new(facts, move |permit| {
+            let work = act(permit);
+            async move { bounded(&work.await?, bytes_max, instead) }
+        })
+    }
+}
+
+/// An answer of at most so many bytes; see [`Prepared::reading`].
+fn bounded(
+    answer: &impl Serialize,
+    bytes_max: u64,
+    instead: &'static str,
+) -> Result<Box<RawValue>, Error> {
+    if !fits(answer, bytes_max) {
+        let message = format!(
+            "as JSON this has over {bytes_max} bytes, and an answer holds no more (server.max_body_bytes): {instead}"
+        );
+        return Err(Error::TooLarge { message });
+    }
+    to_raw(answer).map_err(Error::Serialize)
 }
 
 impl<R> fmt::Debug for Prepared<R> {
@@ -427,11 +465,38 @@ fn later<T: Default>(late: &mut Late, outcome: Result<T, Error>) -> T {
     })
 }
 
-/// The member names of `args`; their values stay out of decisions and records.
-fn keys(args: &RawValue) -> serde_json::Value {
-    let members: BTreeMap<String, serde::de::IgnoredAny> =
-        serde_json::from_str(args.get()).unwrap_or_default();
-    members.into_keys().collect()
+/// The member names of `args`, in their order; their values stay out of decisions and records. A rule must see all of them
+/// or none, so what has too many is refused.
+fn keys(args: &RawValue) -> Result<serde_json::Value, Error> {
+    struct Names;
+    impl<'de> Visitor<'de> for Names {
+        type Value = BTreeSet<String>;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let (mut names, mut bytes) = (BTreeSet::new(), 0);
+            while let Some((name, IgnoredAny)) = map.next_entry::<String, _>()? {
+                bytes += name.len();
+                names.insert(name);
+                if names.len() > ARG_NAMES_MAX || bytes > ARG_NAMES_BYTES_MAX {
+                    return Err(de::Error::custom("too many"));
+                }
+            }
+            Ok(names)
+        }
+    }
+    // It was walked when the call came in: there is nothing else that can be wrong with it.
+    match serde_json::Deserializer::from_str(args.get()).deserialize_map(Names) {
+        Ok(names) => Ok(names.into_iter().collect()),
+        Err(_) => Err(Error::params(
+            "/args",
+            format!(
+                "has more than {ARG_NAMES_MAX} names or {ARG_NAMES_BYTES_MAX} bytes of them, and the policy is asked about each: \
+                 put them one level down, as in {{\"items\": {{...}}}}"
+            ),
+        )),
+    }
 }
 
 /// `args`: a JSON object's text, `{}` when absent.

@@ -7,6 +7,7 @@
 pub mod code;
 pub mod envelope;
 
+use std::io;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -166,7 +167,7 @@ impl ErrorObject {
 /// What this layer is told by configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// `server.max_body_bytes`
+    /// `server.max_body_bytes`: of a body, and of the answers of a batch after which no more of its calls are made.
     pub body_bytes_max: usize,
     /// `server.body_timeout_ms`
     pub body_timeout: Duration,
@@ -288,15 +289,31 @@ where
             Err(BadBody::Request(message)) => {
                 Some(self.refuse(Code::InvalidRequest, "invalid_request", &message))
             }
-            Ok(envelope::Body::Single(raw)) => self.single(raw).await,
+            Ok(envelope::Body::Single(raw)) => self.single(raw, false).await,
             Ok(envelope::Body::Batch(items)) => {
-                let mut answers = Vec::new();
+                let mut answers = String::new();
                 for raw in items {
-                    answers.extend(self.single(raw).await);
+                    let is_full = answers.len() > self.rpc.limits.body_bytes_max;
+                    if let Some(answer) = self.single(raw, is_full).await {
+                        answers.push(if answers.is_empty() { '[' } else { ',' });
+                        answers.push_str(&answer);
+                    }
                 }
-                (!answers.is_empty()).then(|| format!("[{}]", answers.join(",")))
+                (!answers.is_empty()).then(|| answers + "]")
             }
         }
+    }
+
+    /// Of a call that is not made: its answer would have no place beside those before it.
+    fn has_no_place(&self) -> ErrorObject {
+        ErrorObject::new(
+            Code::TooLarge,
+            "too_large",
+            format!(
+                "this call was not made: the answers before it in the batch have over {} bytes (server.max_body_bytes); send it in a request of its own",
+                self.rpc.limits.body_bytes_max
+            ),
+        )
     }
 
     fn refuse(&self, code: Code, kind: &'static str, message: &str) -> String {
@@ -304,7 +321,8 @@ where
         ErrorObject::new(code, kind, message).answer(None, &self.request_id)
     }
 
-    async fn single(&self, raw: &RawValue) -> Option<String> {
+    /// `is_full`: there is no place for more answers beside it.
+    async fn single(&self, raw: &RawValue, is_full: bool) -> Option<String> {
         let envelope = match envelope::read(raw) {
             Ok(envelope) => envelope,
             Err(bad) => {
@@ -315,7 +333,11 @@ where
         };
         let id = envelope.id.map(RawValue::get);
         let began = Instant::now();
-        let outcome = self.call(&envelope).await;
+        let outcome = if is_full && id.is_some() {
+            Err(self.has_no_place())
+        } else {
+            self.call(&envelope).await
+        };
         let kind = outcome.as_ref().err().map(|error| error.kind);
         self.rpc
             .metrics
@@ -437,6 +459,26 @@ fn no_content() -> Response<Body> {
     let mut response = Response::new(full(""));
     *response.status_mut() = StatusCode::NO_CONTENT;
     response
+}
+
+/// Whether an answer has at most so many bytes as JSON, where a control character of a text has six. Looks no further than
+/// that.
+pub fn fits(answer: &impl serde::Serialize, bytes_max: u64) -> bool {
+    /// Counts, and fails with the first byte too many.
+    struct Room(u64);
+    impl io::Write for Room {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            match self.0.checked_sub(bytes.len() as u64) {
+                Some(left) => self.0 = left,
+                None => return Err(io::ErrorKind::StorageFull.into()),
+            }
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    !serde_json::to_writer(Room(bytes_max), answer).is_err_and(|error| error.is_io())
 }
 
 /// Serializes an answer of ours.

@@ -1,13 +1,12 @@
 //! What is recorded, and its bytes.
 
-use std::borrow::Cow;
 use std::io;
 
 use serde::Serialize;
 use serde_json::ser::{CharEscape, Formatter, Serializer};
 use serde_json::{Map, Value};
 
-/// Longest record before it is sealed, in bytes. Of a larger one the largest members are left out and named in `erased`.
+/// Longest record before it is sealed, in bytes. Of a larger one the largest parts are left out and named in `erased`.
 pub(super) const RECORD_BYTES_MAX: usize = 256 << 10;
 
 /// What a record is about.
@@ -41,15 +40,16 @@ pub struct Record {
     kind: Kind,
     /// Each member with a comma before it.
     text: Vec<u8>,
-    /// Name of each member, and where in the text it ends.
-    members: Vec<(Cow<'static, str>, usize)>,
+    has_timestamp: bool,
 }
 
-/// Most records have at most so many bytes and members: room is made once.
+/// Most records have at most so many bytes: room is made once.
 const RECORD_BYTES_USUAL: usize = 2048;
-const MEMBERS_USUAL: usize = 12;
 /// More members that are left out are not named: what has so many is nothing that this program records.
 const ERASED_MAX: usize = 16;
+
+/// Single parts of a record that are left out; then whole members are.
+const CUTS_MAX: usize = 64;
 
 /// The log's own members.
 const RESERVED: [&str; 4] = ["sequence", "prev", "kind", "hash"];
@@ -69,7 +69,7 @@ impl Record {
     pub fn new(kind: Kind, body: Map<String, Value>) -> Self {
         let mut record = Record::empty(kind);
         for (name, value) in body {
-            record.put(name.into(), &value);
+            record.put(&name, &value);
         }
         record
     }
@@ -79,14 +79,14 @@ impl Record {
         Record {
             kind,
             text: Vec::with_capacity(RECORD_BYTES_USUAL),
-            members: Vec::with_capacity(MEMBERS_USUAL),
+            has_timestamp: false,
         }
     }
 
     /// The same with one more member.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: &impl Serialize) -> Self {
-        self.put(name.into(), value);
+        self.put(name, value);
         self
     }
 
@@ -97,65 +97,102 @@ impl Record {
         serde_json::from_str(&format!("{{{}}}", str::from_utf8(text).unwrap())).unwrap()
     }
 
-    fn put(&mut self, name: Cow<'static, str>, value: &impl Serialize) {
-        if !RESERVED.contains(&&*name) {
-            member(&mut self.text, &name, value);
-            self.members.push((name, self.text.len()));
+    fn put(&mut self, name: &str, value: &impl Serialize) {
+        if !RESERVED.contains(&name) {
+            member(&mut self.text, name, value);
+            self.has_timestamp |= name == "timestamp";
         }
     }
 
     pub(super) fn encode(self) -> Encoded {
-        let Record {
-            kind,
-            mut text,
-            members,
-        } = self;
-        let has_timestamp = members.iter().any(|(name, _)| name == "timestamp");
-        if text.len() > RECORD_BYTES_MAX {
-            text = shortened(&text, &members);
-        }
+        let members = if self.text.len() > RECORD_BYTES_MAX {
+            shortened(&self.text)
+        } else {
+            self.text
+        };
         Encoded {
-            kind,
-            members: text,
-            has_timestamp,
+            kind: self.kind,
+            members,
+            has_timestamp: self.has_timestamp,
         }
     }
 }
 
-/// Leaves out the largest members until the rest fits, and names them beside those that already are left out.
-fn shortened(text: &[u8], members: &[(Cow<'static, str>, usize)]) -> Vec<u8> {
-    let starts = [0].into_iter().chain(members.iter().map(|(_, end)| *end));
-    let members: Vec<(&str, &[u8])> = members
-        .iter()
-        .zip(starts)
-        .map(|((name, end), start)| (&**name, &text[start..*end]))
-        .collect();
-    let mut largest: Vec<&(&str, &[u8])> = members.iter().collect();
-    largest.sort_by_key(|(_, text)| text.len());
-    let (mut bytes, mut gone) = (text.len(), Vec::new());
-    while bytes > RECORD_BYTES_MAX
-        && let Some((name, text)) = largest.pop()
-    {
-        bytes -= text.len();
-        gone.push(*name);
+/// Leaves out what is largest until the rest fits, and names it beside what already is left out. It is as deep inside as
+/// can be: who asked for what is seen however much somebody puts beside it.
+fn shortened(text: &[u8]) -> Vec<u8> {
+    let whole = [b"{", text.get(1..).unwrap_or_default(), b"}"].concat();
+    let (mut body, mut erased) = match serde_json::from_slice(&whole) {
+        Ok(Value::Object(mut body)) => {
+            let already = body.remove("erased").map(serde_json::from_value);
+            (body, already.and_then(Result::ok).unwrap_or_default())
+        }
+        // Nested more deeply than it can be read again: nothing is left of it.
+        _ => (Map::new(), vec![String::new()]),
+    };
+    let (mut out, mut bytes, mut cuts) = (Vec::new(), text.len(), 0);
+    loop {
+        while bytes > RECORD_BYTES_MAX
+            && let Some((pointer, gone)) = cut_largest(&mut body, cuts < CUTS_MAX)
+        {
+            bytes = bytes.saturating_sub(gone);
+            cuts += 1;
+            erased.push(pointer);
+        }
+        out.clear();
+        for (name, value) in &body {
+            member(&mut out, name, value);
+        }
+        member(&mut out, "erased", &&erased[..erased.len().min(ERASED_MAX)]);
+        // The names of what is gone take some bytes themselves.
+        if out.len() <= RECORD_BYTES_MAX || body.is_empty() {
+            return out;
+        }
+        bytes = out.len();
     }
-    let already = members.iter().find(|(name, _)| *name == "erased");
-    let already: Vec<String> = already
-        .and_then(|(name, text)| serde_json::from_slice(&text[name.len() + 4..]).ok())
-        .unwrap_or_default();
-    let mut out: Vec<u8> = members
-        .iter()
-        .filter(|(name, _)| *name != "erased" && !gone.contains(name))
-        .flat_map(|(_, text)| *text)
-        .copied()
-        .collect();
-    let names = gone.into_iter().map(pointer).chain(already);
-    member(
-        &mut out,
-        "erased",
-        &names.take(ERASED_MAX).collect::<Vec<_>>(),
-    );
-    out
+}
+
+/// Takes out the largest member of the largest object of the largest ..., or of this one where `deep` is not said. A list
+/// goes as a whole, but one of objects loses members of those. Gives the JSON pointer to it (RFC 6901) and its bytes.
+fn cut_largest(members: &mut Map<String, Value>, deep: bool) -> Option<(String, usize)> {
+    let (name, value) = members
+        .iter_mut()
+        .max_by_key(|(_, value)| bytes_of(value))?;
+    let here = pointer(name);
+    let inside = match value {
+        _ if !deep => None,
+        Value::Object(inner) => cut_largest(inner, deep),
+        Value::Array(items) => {
+            let objects = items.iter_mut().enumerate();
+            let objects = objects.filter_map(|(at, item)| Some((at, item.as_object_mut()?)));
+            let largest =
+                objects.max_by_key(|(_, inner)| inner.values().map(bytes_of).sum::<usize>());
+            largest.and_then(|(at, inner)| {
+                let (below, bytes) = cut_largest(inner, deep)?;
+                Some((format!("/{at}{below}"), bytes))
+            })
+        }
+        _ => None,
+    };
+    if let Some((below, bytes)) = inside {
+        return Some((here + &below, bytes));
+    }
+    let (name, bytes) = (name.clone(), bytes_of(value));
+    members.remove(&name);
+    Some((here, bytes))
+}
+
+/// Of a value, written: at least so many.
+fn bytes_of(value: &Value) -> usize {
+    match value {
+        Value::Object(members) => members
+            .iter()
+            .map(|(name, value)| name.len() + 4 + bytes_of(value))
+            .sum(),
+        Value::Array(items) => items.iter().map(|item| 1 + bytes_of(item)).sum(),
+        Value::String(text) => text.len() + 2,
+        Value::Null | Value::Bool(_) | Value::Number(_) => 1,
+    }
 }
 
 /// A JSON pointer to a member (RFC 6901), cut: a name may be long too.
@@ -256,12 +293,59 @@ mod tests {
         assert_eq!(value["decision_id"], "d");
         assert_eq!(
             value["erased"],
-            json!(["/in~1put", "/input/subject/claims"])
+            json!(["/input/subject/claims", "/in~1put"])
         );
         assert_eq!(value["result"].as_str().unwrap().len(), 1000);
         let (_, value) = encode(&json!({ "a": "x".repeat(RECORD_BYTES_MAX - 8) }));
         assert!(value["erased"].is_null(), "just fits");
         let (_, value) = encode(&json!({ "a": "x".repeat(RECORD_BYTES_MAX - 5) }));
         assert_eq!(value, json!({ "x": 0, "erased": ["/a"] }), "just does not");
+    }
+
+    /// Whoever asks for much is still seen to have asked.
+    #[test]
+    fn what_is_beside_the_large_parts_stays() {
+        let skill = |n: usize| {
+            let patterns = vec!["y".repeat(250); 64];
+            json!({ "name": format!("fat.skill{n}"), "permissions": { "network": patterns, "secrets": ["S"] } })
+        };
+        let skills: Vec<Value> = (0..32).map(skill).collect();
+        let keys: Vec<String> = (0..40_000).map(|n| format!("key{n}")).collect();
+        let (text, value) = encode(&json!({ "decision_id": "d", "input": {
+            "request": { "method": "run_code", "arg_keys": keys }, "source": { "ip": "192.0.2.1" }, "skills": skills,
+        } }));
+        assert!(text.len() <= RECORD_BYTES_MAX && text.len() > RECORD_BYTES_MAX / 2);
+        let input = &value["input"];
+        assert_eq!(
+            (&input["request"]["method"], &input["source"]["ip"]),
+            (&json!("run_code"), &json!("192.0.2.1"))
+        );
+        for (n, skill) in input["skills"].as_array().unwrap().iter().enumerate() {
+            assert_eq!(skill["name"], format!("fat.skill{n}"));
+            assert_eq!(skill["permissions"]["secrets"], json!(["S"]));
+        }
+        let erased = value["erased"].as_array().unwrap();
+        assert!(
+            erased.contains(&json!("/input/request/arg_keys")),
+            "{erased:?}"
+        );
+        assert!(
+            erased
+                .iter()
+                .any(|it| it.as_str().unwrap().ends_with("/permissions/network")),
+            "{erased:?}"
+        );
+    }
+
+    #[test]
+    fn thousands_of_small_parts_are_left_out_too() {
+        let claims: serde_json::Map<String, Value> = (0..20_000)
+            .map(|n| (format!("claim{n}"), "z".repeat(20).into()))
+            .collect();
+        let (text, value) = encode(&json!({ "decision_id": "d", "input": { "claims": claims } }));
+        assert!(text.len() <= RECORD_BYTES_MAX);
+        assert_eq!(value["decision_id"], "d");
+        assert_eq!(value["erased"].as_array().unwrap().len(), super::ERASED_MAX);
+        assert!(value["input"].is_null());
     }
 }

@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Error, Method, Prepared, Rooms, find, read_params, to_raw};
+use super::{Error, Method, Prepared, Rooms, bounded, find, read_params};
 use crate::policy::Facts;
 use crate::rpc::Call;
 
@@ -74,7 +74,8 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
                 skill_md_frontmatter: (detail != Detail::Manifest).then(|| skill.frontmatter()),
                 skill_md,
             };
-            to_raw(&Answer { skill }).map_err(Error::Serialize)
+            let instead = "leave detail out, and read SKILL.md in a run that mounts the skill (run_code with mount_skills)";
+            bounded(&Answer { skill }, rooms.answer_bytes_max, instead)
         }))
     })
 }

@@ -52,7 +52,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         let blobs = later(&mut late, blobs);
         let mut facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
             .with("version_pinned", params.version.is_some())
-            .with("arg_keys", keys(&args))
+            .with("arg_keys", keys(&args)?)
             .with("arg_bytes", args.get().len());
         facts.skills = vec![skill.clone()];
         facts.blobs.clone_from(&blobs);

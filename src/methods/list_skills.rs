@@ -5,6 +5,8 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
+use skillgate_skill::name::NAME_BYTES_MAX;
+
 use super::{Error, Method, Prepared, Rooms, read_params};
 use crate::catalog::{Listing, Page};
 use crate::policy::Facts;
@@ -47,9 +49,17 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         if limit == 0 || limit > LIMIT_MAX {
             return Err(Error::params("/limit", format!("must be 1 to {LIMIT_MAX}")));
         }
+        let namespace = params.namespace.filter(|namespace| !namespace.is_empty());
+        if namespace
+            .as_ref()
+            .is_some_and(|text| text.len() > NAME_BYTES_MAX)
+        {
+            let message = format!("must be at most {NAME_BYTES_MAX} bytes, as names of skills are");
+            return Err(Error::params("/namespace", message));
+        }
         let detail = params.detail.unwrap_or(Detail::Names);
         let listing = Listing {
-            namespace: params.namespace.filter(|namespace| !namespace.is_empty()),
+            namespace,
             limit,
             cursor: params.cursor,
             with_tags: detail == Detail::Summary,
@@ -65,12 +75,18 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
                 },
             )
             .with("limit", limit);
-        Ok(Prepared::json(facts, move |permit| async move {
-            let page: Page = rooms
-                .catalog
-                .list(call.caller.tenant(), &listing, &|name| permit.shows(name))
-                .await?;
-            Ok(page)
-        }))
+        let instead = "ask for fewer with limit";
+        Ok(Prepared::reading(
+            facts,
+            rooms.answer_bytes_max,
+            instead,
+            move |permit| async move {
+                let page: Page = rooms
+                    .catalog
+                    .list(call.caller.tenant(), &listing, &|name| permit.shows(name))
+                    .await?;
+                Ok(page)
+            },
+        ))
     })
 }

@@ -50,22 +50,29 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             .with("mode", mode.name())
             .with("max_bytes", params.max_bytes);
         facts.blobs = vec![stat];
-        Ok(Prepared::json(facts, move |_permit| async move {
-            let preview = rooms
-                .blobs
-                .preview(
-                    call.caller.tenant(),
-                    &params.blob_id,
-                    mode,
-                    params.max_bytes,
-                    rooms.answer_bytes_max,
-                )
-                .await?;
-            Ok(Answer {
-                content: Content::from(preview.bytes),
-                truncated: preview.truncated,
-                kind: preview.kind,
-            })
-        }))
+        let instead = "read less with max_bytes, stream GET /blobs/{id}, or work on it in a run with input_blobs";
+        let bytes_max = rooms.answer_bytes_max;
+        Ok(Prepared::reading(
+            facts,
+            bytes_max,
+            instead,
+            move |_permit| async move {
+                let preview = rooms
+                    .blobs
+                    .preview(
+                        call.caller.tenant(),
+                        &params.blob_id,
+                        mode,
+                        params.max_bytes,
+                        bytes_max,
+                    )
+                    .await?;
+                Ok(Answer {
+                    content: Content::from(preview.bytes),
+                    truncated: preview.truncated,
+                    kind: preview.kind,
+                })
+            },
+        ))
     })
 }

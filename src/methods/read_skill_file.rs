@@ -41,13 +41,20 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         let mut facts =
             Facts::new(METHOD.name, call.caller.clone(), call.id).with("path", path.as_str());
         facts.skills = vec![skill.clone()];
-        Ok(Prepared::json(facts, move |_permit| async move {
-            late.map_or(Ok(()), Err)?;
-            let bytes = rooms
-                .catalog
-                .read(call.caller.tenant(), &skill, &path, rooms.answer_bytes_max)
-                .await?;
-            Ok(Content::from(bytes))
-        }))
+        let instead = "read the file in a run that mounts the skill (run_code with mount_skills)";
+        let bytes_max = rooms.answer_bytes_max;
+        Ok(Prepared::reading(
+            facts,
+            bytes_max,
+            instead,
+            move |_permit| async move {
+                late.map_or(Ok(()), Err)?;
+                let bytes = rooms
+                    .catalog
+                    .read(call.caller.tenant(), &skill, &path, bytes_max)
+                    .await?;
+                Ok(Content::from(bytes))
+            },
+        ))
     })
 }

@@ -97,7 +97,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             .with("code_sha256", hex::encode(Sha256::digest(&params.code)))
             .with("code_bytes", params.code.len())
             .with("entrypoint", entrypoint.as_str())
-            .with("arg_keys", keys(&args))
+            .with("arg_keys", keys(&args)?)
             .with("arg_bytes", args.get().len());
         facts.skills.clone_from(&mounts);
         facts.blobs.clone_from(&blobs);

@@ -3,7 +3,7 @@
 use super::{TABLE, decode, object, openrpc, read_params, timeout};
 use crate::rpc::Params;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 #[test]
 fn every_schema_is_an_object_schema_and_required_names_exist() {
@@ -116,4 +116,35 @@ fn small_helpers() {
         b"hi"
     );
     assert!(decode("a*".into(), Some(super::Encoding::Base64), "/content").is_err());
+}
+
+/// The policy sees all names of a call's arguments, or there is no call.
+#[test]
+fn names_of_arguments() {
+    let of = |members: Vec<String>| {
+        let text = format!("{{{}}}", members.join(","));
+        super::keys(&serde_json::value::RawValue::from_string(text).unwrap())
+    };
+    let numbered = |count: usize| {
+        (0..count)
+            .map(|n| format!(r#""{n:04}":{{"deep":1}}"#))
+            .collect()
+    };
+    assert_eq!(
+        of(vec![r#""b":1"#.into(), r#""\u0061":2"#.into()]).unwrap(),
+        json!(["a", "b"])
+    );
+    assert_eq!(of(numbered(1000)).unwrap().as_array().unwrap().len(), 1000);
+    let long = |bytes: usize| vec![format!(r#""{}":1"#, "x".repeat(bytes))];
+    assert!(of(long(32 << 10)).is_ok());
+    for too_many in [numbered(1001), long((32 << 10) + 1)] {
+        let Err(super::Error::Params { pointer, message }) = of(too_many) else {
+            panic!("taken");
+        };
+        assert_eq!(pointer, "/args");
+        assert!(
+            message.contains("1000 names") && message.contains("one level down"),
+            "{message}"
+        );
+    }
 }

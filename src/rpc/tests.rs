@@ -13,12 +13,13 @@ use crate::auth::{Authenticated, Authenticator, Caller};
 use crate::rescue::{Refusal, RequestId};
 use crate::server::full;
 
-/// Echoes its parameters; `boom` panics, `no` is refused.
+/// Echoes its parameters; `boom` panics, `long` answers 6,000 letters, `no` is refused.
 async fn stub(call: Call) -> Result<Box<RawValue>, ErrorObject> {
     match call.method.as_str() {
         "echo" => Ok(RawValue::from_string(call.params.as_str().to_owned()).unwrap()),
         "boom" => panic!("a bug with /etc/secret in its text"),
         "null" => Ok(to_raw_value(&()).unwrap()),
+        "long" => Ok(to_raw_value(&"x".repeat(6_000)).unwrap()),
         _ => Err(ErrorObject::new(
             super::Code::MethodNotFound,
             "method_not_found",
@@ -174,6 +175,46 @@ async fn batches_and_notifications() {
     }
     let answer = ask(r#"[[],{"jsonrpc":"2.0","id":1,"method":"echo"}]"#).await;
     assert_eq!(answer[0]["error"]["code"], -32600, "no batch in a batch");
+}
+
+/// What is made is answered, whatever it takes; what would come after too much is not made.
+#[tokio::test]
+async fn the_answers_of_a_batch_have_an_end() {
+    let call =
+        |id: u8, method: &str| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}"}}"#);
+    let body = format!(
+        "[{},{},{}]",
+        call(1, "long"),
+        call(2, "long"),
+        call(3, "boom")
+    );
+    let answer = ask(&body).await;
+    for made in [0, 1] {
+        assert_eq!(answer[made]["result"].as_str().map(str::len), Some(6_000));
+    }
+    let error = &answer[2]["error"];
+    assert_eq!(
+        (&answer[2]["id"], &error["code"]),
+        (&json!(3), &json!(-32006)),
+        "{error}"
+    );
+    assert_eq!(error["data"]["kind"], "too_large");
+    assert!(
+        error["message"].as_str().unwrap().contains("was not made"),
+        "{error}"
+    );
+    let body = format!("[{},{}]", call(1, "long"), call(2, "echo"));
+    assert_eq!(ask(&body).await[1]["result"], json!({}), "there is room");
+}
+
+#[test]
+fn an_answer_fits_by_its_json() {
+    for (answer, bytes) in [("abc", 5), ("\u{1}\n", 10), ("\u{e9}", 4)] {
+        assert!(
+            super::fits(&answer, bytes) && !super::fits(&answer, bytes - 1),
+            "{answer:?}"
+        );
+    }
 }
 
 #[tokio::test]
