@@ -275,7 +275,7 @@ impl App {
         drop(parts);
         plugins.shutdown().await;
         swap::end(shelf.shutdown()).await;
-        // Last: a run that was ended with its plugin is recorded too.
+        // Last: a connection that was ended with its run is recorded too.
         audit.close().await;
     }
 }
@@ -374,7 +374,9 @@ pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
         tokio::spawn(app.parts.limits.clone().housekeeping());
         let interval = Duration::from_millis(config.server.reload_watch_ms);
         let reloads = tokio::spawn(reload.follow(hangup, interval));
-        serve_connections(listener, stack::public(&app.parts), settings, stop).await;
+        let until = serve_connections(listener, stack::public(&app.parts), settings, stop).await;
+        // Those whose caller has gone are in no connection. They end before the plugins, which would wait for them.
+        app.parts.rooms.runs.drain(until).await;
         reloads.abort();
         // Aborted, which is no error; it is waited for because it holds on to what ends next.
         let _aborted = reloads.await;

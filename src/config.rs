@@ -88,7 +88,7 @@ pub struct Server {
     pub max_connections: usize,
     /// Calls in one batch.
     pub max_batch: usize,
-    /// For running calls after SIGTERM.
+    /// For running calls and runs without a caller after SIGTERM; then they are ended.
     pub drain_timeout_ms: u64,
     /// Between two looks at the files that are reloaded when they change. 0: they are not looked at.
     pub reload_watch_ms: u64,

@@ -4,6 +4,7 @@
 //! status and all sizes are the gateway's own; what the sandbox says is checked again.
 
 mod answer;
+mod drain;
 mod ending;
 mod logs;
 mod permits;
@@ -34,6 +35,7 @@ use crate::secrets::{self, Granted, Secrets};
 use crate::telemetry::metrics::Metrics;
 pub use answer::Answer;
 use answer::{answer, failure};
+use drain::Drain;
 use ending::Ending;
 use permits::{InUse, Permits};
 use queue::Queue;
@@ -167,6 +169,7 @@ pub struct Runs {
     permits: Arc<Permits>,
     settings: Arc<Settings>,
     queue: Arc<Queue>,
+    drain: Drain,
     metrics: Metrics,
 }
 
@@ -207,6 +210,7 @@ impl Runs {
             permits: Arc::default(),
             settings: Arc::new(settings),
             queue,
+            drain: Drain::default(),
             metrics: Metrics::default(),
         }
     }
@@ -243,6 +247,12 @@ impl Runs {
         Load(self.queue.clone())
     }
 
+    /// Lets runs go on until that moment at the latest, and comes back when they have ended and their ends are in the log.
+    /// Nobody starts one any more.
+    pub async fn drain(&self, until: tokio::time::Instant) {
+        self.drain.wait(until).await;
+    }
+
     /// Runs a job to its end. When the caller goes away the future is dropped, and the run with it, unless
     /// `runs.on_disconnect = "finish"`.
     ///
@@ -253,8 +263,15 @@ impl Runs {
             return self.run_now(job).await;
         }
         let this = self.clone();
+        let mut going = self.drain.enter();
+        let run = async move {
+            tokio::select! {
+                outcome = this.run_now(job) => outcome,
+                () = going.over() => Err(Error::Lost),
+            }
+        };
         // Its lines in the log keep the name of the request.
-        tokio::spawn(async move { this.run_now(job).await }.in_current_span())
+        tokio::spawn(run.in_current_span())
             .await
             .map_err(|_| Error::Lost)?
     }
@@ -270,7 +287,7 @@ impl Runs {
         let mut watch = Watch::new(self.metrics.clone(), &job.program);
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let label = label(&job.program);
-        let ending = Ending::new(self.audit.clone(), &job, &run_id);
+        let ending = Ending::new(self.audit.clone(), self.drain.enter(), &job, &run_id);
         let (_in_use, granted, gate, request) = match self.prepare(&job, &run_id).await {
             Ok(ready) => ready,
             Err(error) => {

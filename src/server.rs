@@ -15,6 +15,8 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tower::ServiceExt;
 use tower::util::BoxCloneSyncService;
 
@@ -51,6 +53,8 @@ const HEAD_BYTES_MAX: usize = 64 * 1024;
 const HEADERS_MAX: usize = 100;
 /// How long to leave the listener alone when the process has no descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How long connections that are cut off may take to be gone: each ends where it waits next.
+const CUT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the configuration's `[server]` says of connections.
 #[derive(Debug, Clone, Copy)]
@@ -63,15 +67,17 @@ pub struct Settings {
     pub drain_timeout: Duration,
 }
 
-/// Serves until `stop` resolves, then lets requests in flight finish for at most the drain timeout.
+/// Serves until `stop` resolves, then lets requests in flight finish for at most the drain timeout, and cuts off those that
+/// have not. Comes back with the moment until which what else is under way may go on.
 pub async fn serve(
     listener: TcpListener,
     stack: Stack,
     settings: Settings,
     stop: impl Future<Output = ()>,
-) {
+) -> Instant {
     let places = Arc::new(Semaphore::new(settings.connections_max));
     let graceful = GracefulShutdown::new();
+    let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
     loop {
         let accepted = tokio::select! {
@@ -110,21 +116,31 @@ pub async fn serve(
             .half_close(false)
             .serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
-        tokio::spawn(async move {
+        connections.spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%peer, %error, "connection ended");
             }
             drop(place);
         });
+        while connections.try_join_next().is_some() {}
     }
     drop(listener);
     tracing::info!("draining: no new connections");
-    if tokio::time::timeout(settings.drain_timeout, graceful.shutdown())
+    let until = Instant::now() + settings.drain_timeout;
+    if tokio::time::timeout_at(until, graceful.shutdown())
         .await
         .is_err()
     {
-        tracing::warn!("requests were still in flight when the drain timeout ended");
+        tracing::warn!(
+            "requests were still in flight when the drain timeout ended: they are cut off"
+        );
+        // Each request is dropped with what it waits for: its run ends as if the caller had gone away.
+        let gone = tokio::time::timeout(CUT_TIMEOUT, connections.shutdown()).await;
+        if gone.is_err() {
+            tracing::warn!("connections that are cut off do not end");
+        }
     }
+    until
 }
 
 fn named(mut request: Request<Incoming>, peer: SocketAddr) -> Request<Body> {
@@ -157,6 +173,51 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
     use tower::service_fn;
+
+    /// Says when it is dropped.
+    struct Held(std::sync::mpsc::Sender<()>);
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            // The test may be over.
+            let _gone = self.0.send(());
+        }
+    }
+
+    #[tokio::test]
+    async fn what_outlives_the_drain_is_dropped_before_it_is_over() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let settings = Settings {
+            header_timeout: Duration::from_secs(60),
+            connections_max: 8,
+            drain_timeout: Duration::from_millis(1),
+        };
+        let (held, dropped) = std::sync::mpsc::channel();
+        let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+        let never = Stack::new(service_fn(move |_| {
+            let held = Held(held.clone());
+            begun.send(()).unwrap();
+            async move {
+                let _held = held;
+                std::future::pending().await
+            }
+        }));
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let server = tokio::spawn(serve(listener, never, settings, async move {
+            stopped.await.unwrap_or(())
+        }));
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client
+            .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            .await
+            .unwrap();
+        begins.recv().await.unwrap();
+        stop.send(()).unwrap();
+        server.await.unwrap();
+        dropped.try_recv().expect("its request is gone");
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "no answer");
+    }
 
     fn constant(text: &'static str) -> Stack {
         Stack::new(service_fn(

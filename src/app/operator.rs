@@ -75,7 +75,10 @@ impl Operator {
         // It also ends when the sender is gone.
         let stopped = async { stopped.await.unwrap_or(()) };
         let stack = admin::stack(admin, self.door);
-        let task = tokio::spawn(server::serve(self.listener, stack, self.settings, stopped));
+        let serving = server::serve(self.listener, stack, self.settings, stopped);
+        let task = tokio::spawn(async move {
+            serving.await;
+        });
         Serving { stop, task }
     }
 }

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use sha2::{Digest, Sha256};
 
+use super::drain::Going;
 use super::{Answer, Job, Program};
 use crate::audit::{Audit, Outcome, RunEnd, Unavailable, What};
 
@@ -13,10 +14,12 @@ pub(super) struct Ending {
     audit: Audit,
     run: Option<RunEnd>,
     began: Instant,
+    /// The gateway's end waits for the record, too.
+    going: Option<Going>,
 }
 
 impl Ending {
-    pub(super) fn new(audit: Audit, job: &Job, run_id: &str) -> Self {
+    pub(super) fn new(audit: Audit, going: Going, job: &Job, run_id: &str) -> Self {
         let skill = |skill: &crate::catalog::Skill| {
             RunEnd::skill(skill.name(), skill.version(), skill.digest())
         };
@@ -42,6 +45,7 @@ impl Ending {
             audit,
             run: Some(run),
             began: Instant::now(),
+            going: Some(going),
         }
     }
 
@@ -68,9 +72,13 @@ impl Ending {
         let Some(run) = self.run.take() else {
             return Ok(());
         };
-        let (audit, record) = (self.audit.clone(), run.record(outcome));
+        let (audit, going, record) = (self.audit.clone(), self.going.take(), run.record(outcome));
         // A task of its own: a caller that goes away now must not take the record along.
-        let append = tokio::spawn(async move { audit.append(record).await });
+        let append = tokio::spawn(async move {
+            let written = audit.append(record).await;
+            drop(going);
+            written
+        });
         append.await.unwrap_or(Err(Unavailable))
     }
 

@@ -4,9 +4,10 @@ use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::alone;
+use crate::audit;
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::Client;
@@ -22,10 +23,13 @@ fn begun(gateway: &Gateway, code: &str) -> Client {
         ("Content-Length", length.as_str()),
     ];
     client.head("POST", "/rpc", &headers).unwrap();
+    let started = || gateway.log().matches("run started").count();
+    let before = started();
     client.write(body.as_bytes()).unwrap();
     eventually("the run is under way", Duration::from_secs(20), || {
-        // The code says so by a second process: the first is there before the code is.
-        gateway.inside().len() >= 3
+        // The code says so by a second process: the first is there before the code is. One that is being made for a later
+        // run looks like it for a moment.
+        started() > before && gateway.inside().len() >= 3
     });
     client
 }
@@ -114,6 +118,86 @@ fn sigterm_lets_runs_finish() {
     assert_eq!(status.code(), Some(0));
     assert!(!gateway.launcher().lives());
     assert!(look::groups(&instance).is_empty() && look::members(&instance).is_empty());
+}
+
+/// Stops a gateway whose run goes on for longer than `drain_timeout_ms`, and gives what the log has of the run and after it.
+fn outlived(house: &House, mut gateway: Gateway, drain: Duration) -> Vec<Value> {
+    let instance = gateway.instance();
+    let inside = gateway.inside();
+    let began = Instant::now();
+    gateway.signal("TERM");
+    let status = gateway.end(drain + Duration::from_secs(5));
+    let took = began.elapsed();
+    println!(
+        "SIGTERM during a run of 1000 s, drain_timeout_ms = {}: ended with {status} after {} ms",
+        drain.as_millis(),
+        took.as_millis()
+    );
+    assert_eq!(status.code(), Some(0));
+    assert!(took >= drain, "the run had all the time that it may have");
+    assert!(!gateway.launcher().lives() && inside.iter().all(|process| !process.lives()));
+    assert!(look::groups(&instance).is_empty() && look::members(&instance).is_empty());
+    audit::assert_holds(house);
+    let mut all = audit::lines(&audit::path(house));
+    all.retain(|line| line["kind"] == "run" || line["event"] == "stopped");
+    all
+}
+
+#[test]
+fn a_run_that_outlives_the_drain_is_ended_and_recorded() {
+    let _alone = alone();
+    for on_disconnect in ["kill", "finish"] {
+        let house = House::new(Settings {
+            server: "drain_timeout_ms = 500",
+            runs: &format!("on_disconnect = {on_disconnect:?}"),
+            ..Settings::default()
+        });
+        let gateway = house.start();
+        let mut client = begun(&gateway, SLEEPS);
+        let records = outlived(&house, gateway, Duration::from_millis(500));
+        assert_eq!(
+            (records.len(), &records[0]["status"], &records[1]["event"]),
+            (2, &json!("cancelled"), &json!("stopped")),
+            "{on_disconnect}: {records:?}"
+        );
+        client.answer().expect_err("it was cut off");
+    }
+}
+
+#[test]
+fn a_run_without_a_caller_has_the_same_time() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        server: "drain_timeout_ms = 500",
+        runs: "on_disconnect = \"finish\"",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    begun(&gateway, SLEEPS).hang_up();
+    let records = outlived(&house, gateway, Duration::from_millis(500));
+    assert_eq!(
+        (records.len(), &records[0]["status"], &records[1]["event"]),
+        (2, &json!("cancelled"), &json!("stopped")),
+        "{records:?}"
+    );
+
+    // One that ends by itself is waited for, and no longer.
+    house.configure(Settings {
+        runs: "on_disconnect = \"finish\"",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let code = "import os, time\nfrom runtime import blobs\ndef main(args):\n    if os.fork() == 0:\n        time.sleep(1000)\n    time.sleep(1.5)\n    blobs.write_text('finished', kind='text/plain')\n";
+    begun(&gateway, code).hang_up();
+    gateway.stop();
+    assert_eq!(house.blobs().len(), 1);
+    let records = audit::lines(&audit::path(&house));
+    let run = &records[records.len() - 2];
+    assert_eq!(
+        (&run["kind"], &run["status"]),
+        (&json!("run"), &json!("completed")),
+        "{run}"
+    );
 }
 
 #[test]
