@@ -287,7 +287,7 @@ impl Runs {
         let mut watch = Watch::new(self.metrics.clone(), &job.program);
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let label = label(&job.program);
-        let ending = Ending::new(self.audit.clone(), self.drain.enter(), &job, &run_id);
+        let mut ending = Ending::new(self.audit.clone(), self.drain.enter(), &job, &run_id);
         let (_in_use, granted, gate, request) = match self.prepare(&job, &run_id).await {
             Ok(ready) => ready,
             Err(error) => {
@@ -319,6 +319,7 @@ impl Runs {
             self.settings.output_blobs_max,
             gate,
         ));
+        ending.watches(services.clone());
 
         let began = Instant::now();
         tracing::info!(

@@ -41,8 +41,11 @@ pub(crate) struct Outcome<'a> {
     pub(crate) status: &'a str,
     pub(crate) error_type: Option<&'a str>,
     pub(crate) wall_ms: u64,
-    pub(crate) cpu_ms: u64,
-    pub(crate) peak_memory_bytes: u64,
+    /// Not known of a run that nobody waited for: then the record does not have it.
+    pub(crate) cpu_ms: Option<u64>,
+    /// As `cpu_ms`.
+    pub(crate) peak_memory_bytes: Option<u64>,
+    /// All that it has stored, however it ended.
     pub(crate) output_blobs: &'a [String],
 }
 
@@ -78,12 +81,14 @@ impl RunEnd {
             put("error_type", kind.into());
         }
         put("output_blobs", outcome.output_blobs.into());
-        let usage = json!({
-            "wall_ms": outcome.wall_ms,
-            "cpu_ms": outcome.cpu_ms,
-            "peak_memory_bytes": outcome.peak_memory_bytes,
-        });
-        put("usage", usage);
+        let used = [
+            ("wall_ms", Some(outcome.wall_ms)),
+            ("cpu_ms", outcome.cpu_ms),
+            ("peak_memory_bytes", outcome.peak_memory_bytes),
+        ];
+        let used = used.into_iter();
+        let usage = used.filter_map(|(name, value)| Some((name.to_owned(), value?.into())));
+        put("usage", Value::Object(usage.collect()));
         Record::new(Kind::Run, body)
     }
 }

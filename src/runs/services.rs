@@ -14,6 +14,7 @@ use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, Result};
 
 use super::Job;
+use super::ending::Cancelled;
 use super::redaction::Streams;
 use crate::auth::Caller;
 use crate::blobs::{self, Blobs, Kind};
@@ -41,9 +42,51 @@ pub(super) struct Services {
 #[derive(Debug)]
 struct State {
     logs: Streams,
-    created: Vec<String>,
+    made: Made,
     writers: HashMap<i64, BlobWriter>,
     next_writer: i64,
+}
+
+/// The blobs that a run has made. When it is cancelled its record lists them, and it makes no more.
+#[derive(Debug, Default)]
+struct Made {
+    ids: Vec<String>,
+    /// On their way into the store: from here on they cannot be held back.
+    committing: usize,
+    cancelled: bool,
+    /// The end that is owed, until what is on its way has arrived.
+    owed: Option<Cancelled>,
+}
+
+impl Made {
+    fn begin(&mut self) -> Result<()> {
+        if self.cancelled {
+            return Err(Error::new(abi::E_CANCELLED, "the run was cancelled"));
+        }
+        self.committing += 1;
+        Ok(())
+    }
+
+    /// `None`: the store did not take it.
+    fn arrived(&mut self, id: Option<String>) {
+        self.committing -= 1;
+        self.ids.extend(id);
+        self.pay();
+    }
+
+    fn cancel(&mut self, end: Cancelled) {
+        self.cancelled = true;
+        self.owed = Some(end);
+        self.pay();
+    }
+
+    fn pay(&mut self) {
+        if self.committing == 0
+            && let Some(end) = self.owed.take()
+        {
+            end.post(&self.ids);
+        }
+    }
 }
 
 impl Services {
@@ -64,7 +107,7 @@ impl Services {
             gate,
             state: Mutex::new(State {
                 logs: Streams::new(granted.redactor()),
-                created: Vec::new(),
+                made: Made::default(),
                 writers: HashMap::new(),
                 next_writer: 0,
             }),
@@ -92,7 +135,12 @@ impl Services {
 
     /// The blobs that it made, in order.
     pub(super) fn created(&self) -> Vec<String> {
-        self.state().created.clone()
+        self.state().made.ids.clone()
+    }
+
+    /// Nobody waits for it any more: it makes no more blobs, and its end is recorded with those that it has made.
+    pub(super) fn cancel(&self, end: Cancelled) {
+        self.state().made.cancel(end);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -102,7 +150,7 @@ impl Services {
 
     fn may_read(&self, id: &str) -> Result<()> {
         if self.inputs.iter().any(|input| input == id)
-            || self.state().created.iter().any(|created| created == id)
+            || self.state().made.ids.iter().any(|made| made == id)
         {
             return Ok(());
         }
@@ -173,7 +221,7 @@ impl RunHost for Services {
         }
         {
             let state = self.state();
-            if state.created.len() + state.writers.len() >= self.created_max {
+            if state.made.ids.len() + state.writers.len() >= self.created_max {
                 let max = self.created_max;
                 let why = format!("a run makes at most {max} blobs (runs.max_output_blobs)");
                 return Err(Error::new(abi::E_OUT_OF_RANGE, why));
@@ -213,9 +261,10 @@ impl RunHost for Services {
         if !commit {
             return Ok(None);
         }
-        let stat = writer.commit_blocking()?;
-        self.state().created.push(stat.id.clone());
-        Ok(Some(stat.id))
+        self.state().made.begin()?;
+        let id = writer.commit_blocking().map(|stat| stat.id);
+        self.state().made.arrived(id.as_ref().ok().cloned());
+        id.map(Some)
     }
 
     fn gate_serve(&self, listener: OwnedFd) -> Result<()> {
@@ -239,4 +288,53 @@ fn unknown_writer() -> Error {
         abi::E_STALE,
         "this writer is not open: it was finished, or a write to it failed",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::audit::Audit;
+    use crate::config;
+
+    /// How a log of one cancelled run lists its blobs, while `run` does what it does between its beginning and its end.
+    async fn recorded(run: impl FnOnce(&mut Made, Cancelled)) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.jsonl");
+        let audit = Audit::open(&config::Audit {
+            path: path.clone(),
+            fsync: config::Fsync::Never,
+            max_file_bytes: 1 << 20,
+            on_failure: config::OnAuditFailure::Deny,
+        })
+        .unwrap();
+        run(&mut Made::default(), Cancelled::for_tests(audit.clone()));
+        audit.close().await;
+        let text = std::fs::read_to_string(path).unwrap();
+        let records = text
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let of_runs: Vec<_> = records.filter(|record| record["kind"] == "run").collect();
+        assert_eq!(of_runs.len(), 1, "{text}");
+        serde_json::from_value(of_runs[0]["output_blobs"].clone()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_cancelled_run_is_recorded_with_the_blob_that_was_on_its_way() {
+        let listed = recorded(|made, end| {
+            made.begin().unwrap();
+            made.arrived(Some("blob:1".into()));
+            made.begin().unwrap();
+            made.begin().unwrap();
+            made.cancel(end);
+            assert_eq!(made.begin().unwrap_err().code, abi::E_CANCELLED);
+            made.arrived(None);
+            made.arrived(Some("blob:2".into()));
+        });
+        assert_eq!(listed.await, ["blob:1", "blob:2"]);
+        let listed = recorded(|made, end| {
+            made.cancel(end);
+            assert_eq!(made.begin().unwrap_err().code, abi::E_CANCELLED);
+        });
+        assert_eq!(listed.await, [""; 0]);
+    }
 }

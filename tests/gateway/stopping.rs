@@ -59,6 +59,61 @@ fn a_run_ends_with_its_caller() {
 }
 
 #[test]
+fn a_cancelled_run_is_recorded_with_what_it_has_stored() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        server: "drain_timeout_ms = 0",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let code = "import os, time\nfrom runtime import blobs\ndef main(args):\n    for text in 'one', 'two':\n        blobs.write_text(text, kind='text/plain')\n    if os.fork() == 0:\n        time.sleep(1000)\n    time.sleep(1000)\n";
+    let ends = || {
+        let mut all = audit::lines(&audit::path(&house));
+        all.retain(|line| line["kind"] == "run");
+        all
+    };
+    let stored = |count: usize| {
+        eventually("they are stored", Duration::from_secs(20), || {
+            house.blobs().len() == count
+        });
+    };
+    let client = begun(&gateway, code);
+    stored(2);
+    client.hang_up();
+    eventually("its end is recorded", Duration::from_secs(5), || {
+        ends().len() == 1
+    });
+    eventually("the run is gone", Duration::from_secs(5), || {
+        gateway.inside().is_empty()
+    });
+    let of_first = ends().remove(0);
+    let mut client = gateway.client();
+    for (at, text) in ["one", "two"].iter().enumerate() {
+        let id = of_first["output_blobs"][at].as_str().unwrap();
+        let blob = client.get(&format!("/blobs/{id}")).unwrap();
+        assert_eq!(
+            (blob.status, blob.text().as_str()),
+            (200, *text),
+            "{of_first}"
+        );
+    }
+    // The other way to be cancelled.
+    let _client = begun(&gateway, code);
+    stored(4);
+    gateway.stop();
+    let ends = ends();
+    assert_eq!((ends.len(), house.blobs().len()), (2, 4));
+    for end in ends {
+        assert_eq!(end["status"], "cancelled");
+        assert_eq!(end["output_blobs"].as_array().unwrap().len(), 2, "{end}");
+        // Nobody has waited to hear what else it used.
+        let usage = end["usage"].as_object().unwrap();
+        assert_eq!(usage.keys().collect::<Vec<_>>(), ["wall_ms"], "{end}");
+        assert!(usage["wall_ms"].is_u64(), "{end}");
+    }
+}
+
+#[test]
 fn a_run_may_outlive_its_caller() {
     let _alone = alone();
     let house = House::new(Settings {
