@@ -82,7 +82,7 @@ pub struct Server {
     pub max_body_bytes: u64,
     /// For a request's head.
     pub header_timeout_ms: u64,
-    /// Without progress in a request's body.
+    /// Without progress in a request's body; on /rpc ten times that in all.
     pub body_timeout_ms: u64,
     /// Open at the same time.
     pub max_connections: usize,

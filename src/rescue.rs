@@ -20,7 +20,7 @@ use tracing::Instrument;
 
 use crate::rpc::ErrorObject;
 use crate::rpc::code::Code;
-use crate::server::{Body, full};
+use crate::server::{Body, Broken, full};
 use crate::telemetry::trace::Trace;
 use crate::{audit, blobs, catalog, methods, runs};
 
@@ -146,6 +146,23 @@ impl Refusal {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+}
+
+impl From<Broken> for Refusal {
+    fn from(broken: Broken) -> Self {
+        match broken {
+            Broken::Read(error) => Refusal::new(
+                StatusCode::BAD_REQUEST,
+                "bad_request",
+                format!("the body could not be read: {error}"),
+            ),
+            Broken::Stalled => Refusal::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "timeout",
+                "the body stopped arriving (server.body_timeout_ms)",
+            ),
+        }
     }
 }
 

@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::{Response, StatusCode, header};
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body::Body as _;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use tower::{Service, ServiceExt};
@@ -27,11 +27,15 @@ use tracing::Instrument;
 use crate::auth::{Authenticated, Caller};
 use crate::json::{self, Refused};
 use crate::rescue::{Refusal, RequestId};
-use crate::server::{Body, full};
+use crate::server::{Body, full, next_piece};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::Trace;
 use code::Code;
 use envelope::{BadBody, Envelope};
+
+/// A body may take so many times `server.body_timeout_ms` in all. Without a bound one that comes drop by drop, each in time,
+/// would keep its connection and its part of the memory for as long as it likes.
+const BODY_TIMEOUTS_MAX: u32 = 10;
 
 /// One method call, as it leaves this layer.
 #[derive(Debug, Clone)]
@@ -169,7 +173,7 @@ impl ErrorObject {
 pub struct Limits {
     /// `server.max_body_bytes`: of a body, and of the answers of a batch after which no more of its calls are made.
     pub body_bytes_max: usize,
-    /// `server.body_timeout_ms`
+    /// `server.body_timeout_ms`: without progress, and [`BODY_TIMEOUTS_MAX`] times that in all.
     pub body_timeout: Duration,
     /// `server.max_batch`
     pub batch_max: usize,
@@ -423,27 +427,38 @@ fn require_json(headers: &http::HeaderMap) -> Result<(), Refusal> {
 }
 
 async fn read_body(body: Body, limits: &Limits) -> Result<Bytes, Refusal> {
-    let max = limits.body_bytes_max;
-    match tokio::time::timeout(limits.body_timeout, Limited::new(body, max).collect()).await {
-        Err(_) => Err(Refusal::new(
+    let most = limits.body_timeout * BODY_TIMEOUTS_MAX;
+    let whole = tokio::time::timeout(most, read_pieces(body, limits)).await;
+    whole.unwrap_or_else(|_| {
+        Err(Refusal::new(
             StatusCode::REQUEST_TIMEOUT,
             "timeout",
-            "the body did not arrive in time (server.body_timeout_ms)",
-        )),
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Refusal::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "payload_too_large",
-            format!(
-                "the body is over {max} bytes (server.max_body_bytes); send large data to POST /blobs and pass its blob id"
-            ),
-        )),
-        Ok(Err(error)) => Err(Refusal::new(
-            StatusCode::BAD_REQUEST,
-            "bad_request",
-            format!("the body could not be read: {error}"),
-        )),
+            format!("the body did not arrive in {BODY_TIMEOUTS_MAX} times server.body_timeout_ms"),
+        ))
+    })
+}
+
+async fn read_pieces(mut body: Body, limits: &Limits) -> Result<Bytes, Refusal> {
+    let max = limits.body_bytes_max;
+    let mut whole = BytesMut::new();
+    while let Some(piece) = next_piece(&mut body, limits.body_timeout).await {
+        let piece = piece?;
+        if piece.len() > max - whole.len() {
+            return Err(Refusal::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "payload_too_large",
+                format!(
+                    "the body is over {max} bytes (server.max_body_bytes); send large data to POST /blobs and pass its blob id"
+                ),
+            ));
+        }
+        // Most come in one piece, which need not be copied.
+        if whole.is_empty() && body.is_end_stream() {
+            return Ok(piece);
+        }
+        whole.extend_from_slice(&piece);
     }
+    Ok(whole.freeze())
 }
 
 fn json_response(text: String) -> Response<Body> {

@@ -25,6 +25,15 @@ use tower::util::BoxCloneSyncService;
 #[error("{0}")]
 pub struct BodyError(pub String);
 
+/// Why a request's body was not read to its end.
+#[derive(Debug)]
+pub enum Broken {
+    /// It could not be read.
+    Read(BodyError),
+    /// Nothing more of it came.
+    Stalled,
+}
+
 /// A request's or an answer's body.
 pub type Body = UnsyncBoxBody<Bytes, BodyError>;
 /// The stack as the server calls it.
@@ -45,6 +54,22 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into())
         .map_err(|never| match never {})
         .boxed_unsync()
+}
+
+/// The next bytes of a body; `None` at its end. They may take as long as `idle`.
+pub async fn next_piece(body: &mut Body, idle: Duration) -> Option<Result<Bytes, Broken>> {
+    loop {
+        return match tokio::time::timeout(idle, body.frame()).await {
+            Err(_) => Some(Err(Broken::Stalled)),
+            Ok(None) => None,
+            Ok(Some(Err(error))) => Some(Err(Broken::Read(error))),
+            Ok(Some(Ok(frame))) => match frame.into_data() {
+                Ok(data) => Some(Ok(data)),
+                // Trailers say nothing about the content.
+                Err(_) => continue,
+            },
+        };
+    }
 }
 
 /// Largest head of a request, request line and headers together. hyper answers 431 beyond it.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::{Stream, stream};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame;
-use http_body_util::{BodyExt, BodyStream, StreamBody};
+use http_body_util::{BodyExt, StreamBody};
 use tower::{ServiceBuilder, ServiceExt};
 
 use crate::auth::Authenticated;
@@ -19,7 +19,7 @@ use crate::methods::{Perform, Prepared, Rooms};
 use crate::policy::{Policy, PolicyLayer};
 use crate::rescue::Refusal;
 use crate::rpc::ErrorObject;
-use crate::server::{Body, BodyError, full};
+use crate::server::{Body, BodyError, Broken, full, next_piece};
 use crate::stack::Parts;
 use crate::telemetry::trace::Trace;
 
@@ -187,8 +187,7 @@ fn traced(request: &Request<Body>) -> Trace {
 /// Why an upload broke off.
 #[derive(Debug)]
 enum UploadError {
-    Body(String),
-    Slow,
+    Body(Broken),
     Blob(blobs::Error),
 }
 
@@ -201,16 +200,7 @@ impl From<blobs::Error> for UploadError {
 impl From<UploadError> for Refusal {
     fn from(error: UploadError) -> Self {
         match error {
-            UploadError::Body(why) => Refusal::new(
-                StatusCode::BAD_REQUEST,
-                "bad_request",
-                format!("the body could not be read: {why}"),
-            ),
-            UploadError::Slow => Refusal::new(
-                StatusCode::REQUEST_TIMEOUT,
-                "timeout",
-                "the body stopped arriving (server.body_timeout_ms)",
-            ),
+            UploadError::Body(broken) => broken.into(),
             UploadError::Blob(error) => ErrorObject::from(error).into(),
         }
     }
@@ -221,26 +211,13 @@ fn pieces(
     body: Body,
     idle: Duration,
 ) -> impl Stream<Item = Result<Bytes, UploadError>> + Send + 'static {
-    stream::unfold(
-        Some(Box::pin(BodyStream::new(body))),
-        move |body| async move {
-            let mut body = body?;
-            loop {
-                let next =
-                    tokio::time::timeout(idle, futures_util::StreamExt::next(&mut body)).await;
-                return match next {
-                    Err(_) => Some((Err(UploadError::Slow), None)),
-                    Ok(None) => None,
-                    Ok(Some(Err(error))) => Some((Err(UploadError::Body(error.to_string())), None)),
-                    Ok(Some(Ok(frame))) => match frame.into_data() {
-                        Ok(data) => Some((Ok(data), Some(body))),
-                        // Trailers say nothing about the content.
-                        Err(_) => continue,
-                    },
-                };
-            }
-        },
-    )
+    stream::unfold(Some(body), move |body| async move {
+        let mut body = body?;
+        Some(match next_piece(&mut body, idle).await? {
+            Ok(piece) => (Ok(piece), Some(body)),
+            Err(broken) => (Err(UploadError::Body(broken)), None),
+        })
+    })
 }
 
 fn streamed(download: Download) -> Body {

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
 use http::{Request, header};
-use http_body_util::BodyExt;
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use tower::{ServiceExt, service_fn};
@@ -11,7 +14,7 @@ use tower::{ServiceExt, service_fn};
 use super::{Call, ErrorObject, Limits, Rpc};
 use crate::auth::{Authenticated, Authenticator, Caller};
 use crate::rescue::{Refusal, RequestId};
-use crate::server::full;
+use crate::server::{Body, full};
 
 /// Echoes its parameters; `boom` panics, `long` answers 6,000 letters, `no` is refused.
 async fn stub(call: Call) -> Result<Box<RawValue>, ErrorObject> {
@@ -33,6 +36,10 @@ async fn post(body: &[u8], kind: &str) -> Result<(u16, String), Refusal> {
 }
 
 async fn post_as(caller: Caller, body: &[u8], kind: &str) -> Result<(u16, String), Refusal> {
+    post_body(caller, full(body.to_vec()), kind).await
+}
+
+async fn post_body(caller: Caller, body: Body, kind: &str) -> Result<(u16, String), Refusal> {
     let limits = Limits {
         body_bytes_max: 10_000,
         body_timeout: Duration::from_secs(5),
@@ -41,7 +48,7 @@ async fn post_as(caller: Caller, body: &[u8], kind: &str) -> Result<(u16, String
     let rpc = Rpc::new(service_fn(stub), limits);
     let request = Request::post("/rpc")
         .header(header::CONTENT_TYPE, kind)
-        .body(full(body.to_vec()))
+        .body(body)
         .unwrap();
     let response = rpc
         .oneshot(Authenticated {
@@ -229,6 +236,61 @@ async fn refusals_before_json_rpc() {
     assert!(post(b"{}", "Application/JSON; charset=utf-8").await.is_ok());
     let (status, text) = post(b"\xff\xfe", "application/json").await.unwrap();
     assert!(status == 200 && text.contains("-32700"), "{text}");
+}
+
+/// A call whose text comes in so many pieces, each a while after the one before; the last of them ends it, if it may.
+async fn post_slowly(pieces: usize, pause_s: u64, ends: bool) -> (Result<String, Refusal>, u64) {
+    let text = r#"{"jsonrpc":"2.0","id":1,"method":"null"}"#;
+    let mut parts: Vec<Bytes> = vec![Bytes::from_static(b" "); pieces - 1];
+    parts.push(Bytes::from_static(text.as_bytes()));
+    let arriving = stream::iter(parts).then(move |part| async move {
+        tokio::time::sleep(Duration::from_secs(pause_s)).await;
+        Ok(Frame::data(part))
+    });
+    let body = if ends {
+        StreamBody::new(arriving).boxed_unsync()
+    } else {
+        StreamBody::new(arriving.chain(stream::pending())).boxed_unsync()
+    };
+    let began = tokio::time::Instant::now();
+    let answer = post_body(Authenticator::off().local(), body, "application/json").await;
+    (answer.map(|(_, text)| text), began.elapsed().as_secs())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_may_come_slowly_but_not_stop_and_not_for_ever() {
+    // Five seconds for each piece, fifty for all.
+    let (answer, took_s) = post_slowly(9, 4, true).await;
+    assert!(answer.unwrap().contains(r#""result":null"#));
+    assert_eq!(took_s, 36);
+
+    for (pieces, pause_s, ends, expected_s, why) in [
+        (1, 6, true, 5, "the body stopped arriving"),
+        (3, 4, false, 17, "the body stopped arriving"),
+        (100, 4, true, 50, "the body did not arrive in 10 times"),
+    ] {
+        let (answer, took_s) = post_slowly(pieces, pause_s, ends).await;
+        let refusal = answer.unwrap_err();
+        assert_eq!(
+            (refusal.status.as_u16(), refusal.kind, took_s),
+            (408, "timeout", expected_s),
+            "{}",
+            refusal.message
+        );
+        assert!(refusal.message.starts_with(why), "{}", refusal.message);
+        assert!(refusal.message.contains("server.body_timeout_ms"));
+    }
+}
+
+#[tokio::test]
+async fn a_body_in_pieces_has_the_same_limit() {
+    for (piece, pieces, status) in [(1000, 10, 200), (1000, 11, 413), (10_001, 1, 413)] {
+        let arriving = stream::iter(vec![Bytes::from(vec![b' '; piece]); pieces]);
+        let body = StreamBody::new(arriving.map(|part| Ok(Frame::data(part)))).boxed_unsync();
+        let answer = post_body(Authenticator::off().local(), body, "application/json").await;
+        let said = answer.map_or_else(|refusal| refusal.status.as_u16(), |(status, _)| status);
+        assert_eq!(said, status, "{pieces} times {piece} bytes");
+    }
 }
 
 /// A batch that takes long does not outlive the token that it came with.

@@ -41,6 +41,36 @@ fn error(answer: &Answer) -> Value {
 }
 
 #[test]
+fn a_body_that_stops_arriving_is_refused_wherever_it_goes() {
+    let house = House::new(Settings {
+        server: "body_timeout_ms = 300",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    for path in ["/rpc", "/blobs"] {
+        let mut client = gateway.client();
+        let headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", "1000"),
+        ];
+        client.head("POST", path, &headers).unwrap();
+        client.write(b"{").unwrap();
+        let answer = client.answer().unwrap();
+        let refused = error(&answer);
+        assert_eq!(
+            (answer.status, &refused["data"]["kind"], &refused["message"]),
+            (
+                408,
+                &json!("timeout"),
+                &json!("the body stopped arriving (server.body_timeout_ms)")
+            ),
+            "{path}"
+        );
+    }
+    gateway.stop();
+}
+
+#[test]
 fn exactly_the_burst_passes_under_64_parallel_clients() {
     const CLIENTS: usize = 64;
     const EACH: u64 = 30;
