@@ -352,6 +352,7 @@ pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
             signal(SignalKind::interrupt()).map_err(AppError::io("cannot wait for SIGINT"))?;
         let settings = server::Settings {
             header_timeout: Duration::from_millis(config.server.header_timeout_ms),
+            write_timeout: Duration::from_millis(config.server.write_timeout_ms),
             connections_max: files::connections(config.server.max_connections),
             drain_timeout: Duration::from_millis(config.server.drain_timeout_ms),
         };

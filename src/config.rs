@@ -84,6 +84,8 @@ pub struct Server {
     pub header_timeout_ms: u64,
     /// Without progress in a request's body; on /rpc ten times that in all.
     pub body_timeout_ms: u64,
+    /// Without progress in an answer that the client could read.
+    pub write_timeout_ms: u64,
     /// Open at the same time.
     pub max_connections: usize,
     /// Calls in one batch.

@@ -1,6 +1,9 @@
 //! Connections: accept, read requests, answer, drain. HTTP/1.1 only: a gateway's callers are programs, and every
 //! protocol more is a surface more.
 
+mod write_timeout;
+
+use std::error::Error as _;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +22,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tower::ServiceExt;
 use tower::util::BoxCloneSyncService;
+use write_timeout::WriteTimeout;
 
 /// What can go wrong while a body is read or written.
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +90,8 @@ const CUT_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Settings {
     /// `server.header_timeout_ms`
     pub header_timeout: Duration,
+    /// `server.write_timeout_ms`
+    pub write_timeout: Duration,
     /// `server.max_connections`
     pub connections_max: usize,
     /// `server.drain_timeout_ms`
@@ -127,6 +133,8 @@ pub async fn serve(
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%peer, %error, "TCP_NODELAY");
         }
+        // hyper has no time limit for writes.
+        let stream = WriteTimeout::new(stream, settings.write_timeout);
         let service = TowerToHyperService::new(
             stack
                 .clone()
@@ -143,7 +151,8 @@ pub async fn serve(
         let connection = graceful.watch(connection);
         connections.spawn(async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%peer, %error, "connection ended");
+                let cause = error.source().map(ToString::to_string);
+                tracing::debug!(%peer, %error, cause, "connection ended");
             }
             drop(place);
         });
@@ -256,6 +265,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let settings = Settings {
             header_timeout: Duration::from_millis(300),
+            write_timeout: Duration::from_secs(5),
             connections_max: 1,
             drain_timeout: Duration::from_secs(5),
         };

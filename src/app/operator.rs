@@ -56,6 +56,7 @@ impl Operator {
             door: DoorLayer::new(&config.admin.allowed_hosts),
             settings: server::Settings {
                 header_timeout: Duration::from_millis(config.server.header_timeout_ms),
+                write_timeout: Duration::from_millis(config.server.write_timeout_ms),
                 connections_max: admin::CONNECTIONS_MAX,
                 drain_timeout: DRAIN,
             },

@@ -31,6 +31,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
             max_body_bytes: s.integer("max_body_bytes", 1024..=GIB),
             header_timeout_ms: s.integer("header_timeout_ms", 1..=MS_MAX),
             body_timeout_ms: s.integer("body_timeout_ms", 1..=MS_MAX),
+            write_timeout_ms: s.integer("write_timeout_ms", 1..=MS_MAX),
             max_connections: s.count("max_connections", 1..=1_000_000),
             max_batch: s.count("max_batch", 1..=10_000),
             drain_timeout_ms: s.integer("drain_timeout_ms", 0..=MS_MAX),

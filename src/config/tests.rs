@@ -88,9 +88,10 @@ fn the_defaults_are_the_documented_ones() {
         (
             server.header_timeout_ms,
             server.body_timeout_ms,
+            server.write_timeout_ms,
             server.drain_timeout_ms
         ),
-        (10_000, 30_000, 30_000)
+        (10_000, 30_000, 30_000, 30_000)
     );
     assert_eq!(
         (auth.mode, auth.issuers.len(), config.rate_limit.len()),

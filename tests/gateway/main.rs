@@ -38,6 +38,7 @@ mod stopping;
 mod storm;
 mod swap;
 mod tunnels;
+mod unread;
 mod versions;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -12,7 +12,7 @@ use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::Client;
 use crate::support::look;
-use crate::{alone, count};
+use crate::{alone, count, unread};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const CLIENTS: u64 = 3;
@@ -349,5 +349,24 @@ fn a_slow_upload_keeps_its_store() {
     // Nobody has it any more.
     reload(&gateway, TAKEN);
     assert!(gateway.log().contains("the new plugin has the store"));
+    gateway.stop();
+}
+
+/// Nor does a client that reads nothing of a blob: it is let go while the exchange waits.
+#[test]
+fn a_download_that_nobody_reads_gives_up_its_store() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let vendor = Vendor::new(&house, 0);
+    let text = fs::read_to_string(house.config()).unwrap();
+    let text = text.replace("[server]\n", "[server]\nwrite_timeout_ms = 1000\n");
+    fs::write(house.config(), text).unwrap();
+    let gateway = house.start();
+    let path = unread::large_blob(&mut gateway.client());
+    let (_unread, _head) = unread::asks(&gateway, &path);
+    vendor.release("storage", 1);
+    reload(&gateway, TAKEN);
+    let log = gateway.log();
+    assert!(log.contains("the new plugin has the store") && !log.contains(REFUSED));
     gateway.stop();
 }

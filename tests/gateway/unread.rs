@@ -1,0 +1,90 @@
+//! Clients that ask and do not read: each is let go after a time, and others do not notice.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::alone;
+use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::http::{Answer, Client};
+use crate::support::{MIB, eventually};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// More than a connection's two ends hold: an answer that nobody reads waits.
+const BLOB_BYTES: usize = 32 * MIB as usize;
+
+/// The path of a blob that does not fit into a connection.
+pub(crate) fn large_blob(client: &mut Client) -> String {
+    let headers = [("Content-Type", "text/plain")];
+    let content = vec![b'x'; BLOB_BYTES];
+    let answer = client.request("POST", "/blobs", &headers, &content);
+    let answer = answer.unwrap();
+    assert_eq!(answer.status, 201, "{}", answer.text());
+    let id = answer.json().unwrap()["blob_id"].take();
+    format!("/blobs/{}", id.as_str().unwrap())
+}
+
+/// A client that has asked for it, and reads no more than how the answer begins.
+pub(crate) fn asks(gateway: &Gateway, path: &str) -> (Client, Answer) {
+    let mut client = gateway.client();
+    client.head("GET", path, &[]).unwrap();
+    let head = client.answer_head().unwrap();
+    assert_eq!(head.status, 200);
+    (client, head)
+}
+
+#[test]
+fn who_does_not_read_is_let_go() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        server: "max_connections = 4\nwrite_timeout_ms = 500\nheader_timeout_ms = 60000",
+        extra: "[log]\nfilter = \"info,skillgate::server=debug\"",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let mut quiet = gateway.client();
+    let path = large_blob(&mut quiet);
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            let code = "import time\ndef main(args):\n    time.sleep(2)\n    return 'done'\n";
+            let mut client = gateway.client();
+            (client.run(code, json!({})), client)
+        });
+        let (mut unread, head) = asks(&gateway, &path);
+        // Answers of which each is small: they wait as well.
+        let mut pipelined = gateway.client();
+        let asked = format!("GET /nothing HTTP/1.1\r\nHost: {}\r\n\r\n", gateway.address);
+        let asked = asked.repeat(1000);
+        let error = loop {
+            if let Err(error) = pipelined.write(asked.as_bytes()) {
+                break error;
+            }
+        };
+        let ended = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+        assert!(ended.contains(&error.kind()), "{error}");
+        let let_go = || {
+            let log = gateway.log();
+            log.matches("the client does not read (server.write_timeout_ms)")
+                .count()
+        };
+        eventually("both are let go", PATIENCE, || let_go() == 2);
+        let mut read = 0;
+        let body = unread.body(&head, |piece| read += piece.len());
+        println!("of {BLOB_BYTES} bytes {read} came: {body:?}");
+        assert!(body.is_err());
+
+        // Whoever has nothing to read may stay, and so may whoever waits for a run.
+        let (ran, _its_place) = run.join().unwrap();
+        assert_eq!(ran.unwrap()["output"], "done");
+        assert_eq!(quiet.get("/livez").unwrap().status, 200);
+        // With those two there are four.
+        eventually("both places are free", PATIENCE, || {
+            let mut two = [gateway.client(), gateway.client()];
+            two.iter_mut()
+                .all(|client| client.get("/livez").is_ok_and(|it| it.status == 200))
+        });
+        assert_eq!(let_go(), 2, "{}", gateway.said());
+    });
+    gateway.stop();
+}
