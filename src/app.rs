@@ -251,6 +251,7 @@ impl App {
                 body_bytes_max: config.server.max_body_bytes as usize,
                 body_timeout: Duration::from_millis(config.server.body_timeout_ms),
                 batch_max: config.server.max_batch,
+                large_bodies_max: config.server.max_large_bodies,
             },
             door: DoorLayer::new(&config.server.allowed_hosts),
             readiness,

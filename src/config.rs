@@ -90,6 +90,8 @@ pub struct Server {
     pub max_connections: usize,
     /// Calls in one batch.
     pub max_batch: usize,
+    /// Bodies on /rpc of more than 256 KiB that are here at the same time.
+    pub max_large_bodies: usize,
     /// For running calls and runs without a caller after SIGTERM; then they are ended.
     pub drain_timeout_ms: u64,
     /// Between two looks at the files that are reloaded when they change. 0: they are not looked at.

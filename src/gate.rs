@@ -25,7 +25,6 @@ mod proxy;
 mod record;
 mod refusal;
 mod resolve;
-mod slots;
 mod target;
 mod tunnel;
 
@@ -48,7 +47,7 @@ pub use record::{Ledger, NoLedger, Record, Verdict};
 pub use resolve::{Resolver, SystemResolver};
 
 use crate::config;
-use slots::{Slot, Slots};
+use crate::slots::{Slot, Slots};
 use target::Target;
 
 /// Questions to the resolver that one run has under way: names that nobody answers must not hold up others' names.

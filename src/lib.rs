@@ -21,7 +21,8 @@
 //!   ▼ plugins/host   the only door to plugins              plain values    → C ABI → plugin
 //! ```
 //!
-//! Beside the way: `reload` changes keys, policies, limits, secrets and plugins while it is in use.
+//! Beside the way: `reload` changes keys, policies, limits, secrets and plugins while it is in use; `slots` divides what there
+//! are only so many of between tenants.
 //!
 //! Every step takes one type and gives the next; a step never calls back up. Two types carry the security:
 //! [`auth::Caller`] (only `auth` makes one) and [`policy::Permitted`] (only `policy` makes one).
@@ -64,6 +65,7 @@ pub mod faces;
 
 pub mod json;
 pub mod rpc;
+mod slots;
 
 pub mod policy;
 

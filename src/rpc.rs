@@ -28,6 +28,7 @@ use crate::auth::{Authenticated, Caller};
 use crate::json::{self, Refused};
 use crate::rescue::{Refusal, RequestId};
 use crate::server::{Body, full, next_piece};
+use crate::slots::{Slot, Slots};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::Trace;
 use code::Code;
@@ -36,6 +37,9 @@ use envelope::{BadBody, Envelope};
 /// A body may take so many times `server.body_timeout_ms` in all. Without a bound one that comes drop by drop, each in time,
 /// would keep its connection and its part of the memory for as long as it likes.
 const BODY_TIMEOUTS_MAX: u32 = 10;
+
+/// A body of more bytes is a large one: it takes a place while it is here, and is not walked on a thread that others need.
+const SMALL_BYTES_MAX: usize = 256 << 10;
 
 /// One method call, as it leaves this layer.
 #[derive(Debug, Clone)]
@@ -177,6 +181,8 @@ pub struct Limits {
     pub body_timeout: Duration,
     /// `server.max_batch`
     pub batch_max: usize,
+    /// `server.max_large_bodies`
+    pub large_bodies_max: usize,
 }
 
 /// The service of `POST /rpc`: decodes, asks the service below once for each call, encodes.
@@ -184,15 +190,22 @@ pub struct Limits {
 pub struct Rpc<S> {
     inner: S,
     limits: Limits,
+    /// Large bodies that are here.
+    places: Arc<Slots>,
+    /// Those that are being walked: as many as there are processors.
+    walks: Arc<Slots>,
     metrics: Metrics,
 }
 
 impl<S> Rpc<S> {
     /// Puts JSON-RPC on top of a service of calls.
     pub fn new(inner: S, limits: Limits) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Rpc {
             inner,
             limits,
+            places: Slots::new(limits.large_bodies_max),
+            walks: Slots::new(processors),
             metrics: Metrics::default(),
         }
     }
@@ -201,6 +214,68 @@ impl<S> Rpc<S> {
     #[must_use]
     pub fn watched_by(self, metrics: Metrics) -> Self {
         Rpc { metrics, ..self }
+    }
+}
+
+impl<S> Rpc<S> {
+    async fn read_body(&self, body: Body, tenant: &str) -> Result<(Bytes, Option<Slot>), Refusal> {
+        let most = self.limits.body_timeout * BODY_TIMEOUTS_MAX;
+        let whole = tokio::time::timeout(most, self.read_pieces(body, tenant)).await;
+        whole.unwrap_or_else(|_| {
+            Err(Refusal::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "timeout",
+                format!(
+                    "the body did not arrive in {BODY_TIMEOUTS_MAX} times server.body_timeout_ms"
+                ),
+            ))
+        })
+    }
+
+    async fn read_pieces(
+        &self,
+        mut body: Body,
+        tenant: &str,
+    ) -> Result<(Bytes, Option<Slot>), Refusal> {
+        let max = self.limits.body_bytes_max;
+        let (mut whole, mut place) = (BytesMut::new(), None);
+        while let Some(piece) = next_piece(&mut body, self.limits.body_timeout).await {
+            let piece = piece?;
+            if piece.len() > max - whole.len() {
+                return Err(Refusal::new(
+                    StatusCode::PAYLOAD_TOO_LARGE,
+                    "payload_too_large",
+                    format!(
+                        "the body is over {max} bytes (server.max_body_bytes); send large data to POST /blobs and pass its blob id"
+                    ),
+                ));
+            }
+            if place.is_none() && whole.len() + piece.len() > SMALL_BYTES_MAX {
+                place = Some(self.place(tenant).await?);
+            }
+            // Most come in one piece, which need not be copied.
+            if whole.is_empty() && body.is_end_stream() {
+                return Ok((piece, place));
+            }
+            whole.extend_from_slice(&piece);
+        }
+        Ok((whole.freeze(), place))
+    }
+
+    /// For a large body. Meanwhile the rest of it waits with its sender.
+    async fn place(&self, tenant: &str) -> Result<Slot, Refusal> {
+        let place = tokio::time::timeout(self.limits.body_timeout, self.places.wait(tenant)).await;
+        place.map_err(|_| {
+            Refusal::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "unavailable",
+                format!(
+                    "there are too many bodies of over {SMALL_BYTES_MAX} bytes here (server.max_large_bodies): send this one again later, \
+                     or its data to POST /blobs and pass the blob id"
+                ),
+            )
+            .with(header::RETRY_AFTER, "5")
+        })
     }
 }
 
@@ -239,13 +314,14 @@ where
         require_json(request.headers())?;
         let trace = request.extensions().get::<Trace>().copied();
         let trace = trace.unwrap_or_default();
-        let body = read_body(request.into_body(), &self.limits).await?;
+        let (body, place) = self.read_body(request.into_body(), caller.tenant()).await?;
         let turn = Turn {
             rpc: self,
             caller,
             request_id,
             trace,
             body,
+            _place: place,
             counted: AtomicBool::new(false),
         };
         Ok(match turn.whole().await {
@@ -262,6 +338,8 @@ struct Turn<S> {
     request_id: RequestId,
     trace: Trace,
     body: Bytes,
+    /// Of a large one.
+    _place: Option<Slot>,
     /// A call has been made already.
     counted: AtomicBool,
 }
@@ -354,6 +432,22 @@ where
         })
     }
 
+    /// To walk a megabyte of short names takes some hundredths of a second.
+    async fn params(&self, text: Bytes) -> Result<Params, ErrorObject> {
+        if text.len() <= SMALL_BYTES_MAX {
+            return Params::from_text(text);
+        }
+        let turn = self.rpc.walks.wait(self.caller.tenant()).await;
+        let walk = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            Params::from_text(text)
+        });
+        walk.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "walking parameters");
+            Err(ErrorObject::internal())
+        })
+    }
+
     async fn call(&self, envelope: &Envelope<'_>) -> Result<Box<RawValue>, ErrorObject> {
         if self.caller.has_expired() {
             return Err(ErrorObject::new(
@@ -364,7 +458,10 @@ where
         }
         let params = match envelope.params {
             None => Params::empty(),
-            Some(raw) => Params::from_text(self.body.slice_ref(raw.get().as_bytes()))?,
+            Some(raw) => {
+                self.params(self.body.slice_ref(raw.get().as_bytes()))
+                    .await?
+            }
         };
         let method = json::short(&envelope.method);
         let call = Call {
@@ -424,41 +521,6 @@ fn require_json(headers: &http::HeaderMap) -> Result<(), Refusal> {
         ));
     }
     Ok(())
-}
-
-async fn read_body(body: Body, limits: &Limits) -> Result<Bytes, Refusal> {
-    let most = limits.body_timeout * BODY_TIMEOUTS_MAX;
-    let whole = tokio::time::timeout(most, read_pieces(body, limits)).await;
-    whole.unwrap_or_else(|_| {
-        Err(Refusal::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "timeout",
-            format!("the body did not arrive in {BODY_TIMEOUTS_MAX} times server.body_timeout_ms"),
-        ))
-    })
-}
-
-async fn read_pieces(mut body: Body, limits: &Limits) -> Result<Bytes, Refusal> {
-    let max = limits.body_bytes_max;
-    let mut whole = BytesMut::new();
-    while let Some(piece) = next_piece(&mut body, limits.body_timeout).await {
-        let piece = piece?;
-        if piece.len() > max - whole.len() {
-            return Err(Refusal::new(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "payload_too_large",
-                format!(
-                    "the body is over {max} bytes (server.max_body_bytes); send large data to POST /blobs and pass its blob id"
-                ),
-            ));
-        }
-        // Most come in one piece, which need not be copied.
-        if whole.is_empty() && body.is_end_stream() {
-            return Ok(piece);
-        }
-        whole.extend_from_slice(&piece);
-    }
-    Ok(whole.freeze())
 }
 
 fn json_response(text: String) -> Response<Body> {

@@ -224,6 +224,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let settings = Settings {
             header_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
             connections_max: 8,
             drain_timeout: Duration::from_millis(1),
         };

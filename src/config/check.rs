@@ -34,6 +34,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
             write_timeout_ms: s.integer("write_timeout_ms", 1..=MS_MAX),
             max_connections: s.count("max_connections", 1..=1_000_000),
             max_batch: s.count("max_batch", 1..=10_000),
+            max_large_bodies: s.count("max_large_bodies", 1..=10_000),
             drain_timeout_ms: s.integer("drain_timeout_ms", 0..=MS_MAX),
             reload_watch_ms: s.integer("reload_watch_ms", 0..=MS_MAX),
             tls: s.optional_section("tls", |s| Tls {

@@ -20,9 +20,9 @@ use super::dial::dial;
 use super::meter::{Meter, Metered};
 use super::record::{Counts, Entry};
 use super::refusal::Refusal;
-use super::slots::Slot;
 use super::target::Target;
 use super::{Run, revoked};
+use crate::slots::Slot;
 
 /// Headers of an answer.
 const HEADERS_MAX: usize = 200;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
-use super::slots::Slots;
+use crate::slots::Slots;
 
 /// Questions under way at the same time: each takes a thread, for as long as the name's servers let the resolver wait.
 const LOOKUPS_MAX: usize = 32;

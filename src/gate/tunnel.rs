@@ -14,9 +14,9 @@ use super::hello::{BadHello, HelloReader};
 use super::meter::Meter;
 use super::record::Entry;
 use super::refusal::Refusal;
-use super::slots::Slot;
 use super::target::Target;
 use super::{Run, revoked};
+use crate::slots::Slot;
 
 /// Bytes that each direction holds.
 const BUFFER_BYTES: usize = 32 << 10;

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
-use http::{Request, header};
+use http::{Request, Response, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
-use tower::{ServiceExt, service_fn};
+use tokio::time::Instant;
+use tower::{Service, ServiceExt, service_fn};
 
-use super::{Call, ErrorObject, Limits, Rpc};
+use super::{Call, ErrorObject, Limits, Rpc, SMALL_BYTES_MAX};
 use crate::auth::{Authenticated, Authenticator, Caller};
 use crate::rescue::{Refusal, RequestId};
 use crate::server::{Body, full};
@@ -39,13 +40,27 @@ async fn post_as(caller: Caller, body: &[u8], kind: &str) -> Result<(u16, String
     post_body(caller, full(body.to_vec()), kind).await
 }
 
+const LIMITS: Limits = Limits {
+    body_bytes_max: 10_000,
+    body_timeout: Duration::from_secs(5),
+    batch_max: 3,
+    large_bodies_max: 1,
+};
+
 async fn post_body(caller: Caller, body: Body, kind: &str) -> Result<(u16, String), Refusal> {
-    let limits = Limits {
-        body_bytes_max: 10_000,
-        body_timeout: Duration::from_secs(5),
-        batch_max: 3,
-    };
-    let rpc = Rpc::new(service_fn(stub), limits);
+    let rpc = Rpc::new(service_fn(stub), LIMITS);
+    post_to(rpc, caller, body, kind).await
+}
+
+async fn post_to<S>(
+    rpc: Rpc<S>,
+    caller: Caller,
+    body: Body,
+    kind: &str,
+) -> Result<(u16, String), Refusal>
+where
+    Rpc<S>: Service<Authenticated, Response = Response<Body>, Error = Refusal>,
+{
     let request = Request::post("/rpc")
         .header(header::CONTENT_TYPE, kind)
         .body(body)
@@ -290,6 +305,55 @@ async fn a_body_in_pieces_has_the_same_limit() {
         let answer = post_body(Authenticator::off().local(), body, "application/json").await;
         let said = answer.map_or_else(|refusal| refusal.status.as_u16(), |(status, _)| status);
         assert_eq!(said, status, "{pieces} times {piece} bytes");
+    }
+}
+
+/// There is one place for a large body, and it has it until it is answered.
+#[tokio::test(start_paused = true)]
+async fn large_bodies_are_here_in_turn() {
+    let limits = Limits {
+        body_bytes_max: 1 << 20,
+        ..LIMITS
+    };
+    let (release, held) = tokio::sync::watch::channel(false);
+    let waits = move |call: Call| {
+        let mut held = held.clone();
+        async move {
+            if call.params.as_str().len() > SMALL_BYTES_MAX {
+                held.wait_for(|released| *released).await.unwrap();
+            }
+            stub(call).await
+        }
+    };
+    let rpc = Rpc::new(service_fn(waits), limits);
+    let post = |bytes: usize| {
+        let body = format!(
+            r#"{{"jsonrpc":"2.0","id":1,"method":"echo","params":{{"a":"{}"}}}}"#,
+            "x".repeat(bytes)
+        );
+        let caller = Authenticator::off().local();
+        tokio::spawn(post_to(rpc.clone(), caller, full(body), "application/json"))
+    };
+    let first = post(SMALL_BYTES_MAX);
+    let began = Instant::now();
+    let refused = post(SMALL_BYTES_MAX).await.unwrap().unwrap_err();
+    assert_eq!(
+        (refused.status.as_u16(), refused.kind),
+        (503, "unavailable")
+    );
+    assert_eq!(began.elapsed().as_secs(), 5);
+    assert!(
+        refused.message.contains("POST /blobs"),
+        "{}",
+        refused.message
+    );
+    assert_eq!(post(1000).await.unwrap().unwrap().0, 200, "a small one");
+    let waiting = post(SMALL_BYTES_MAX);
+    tokio::task::yield_now().await;
+    release.send(true).unwrap();
+    for answered in [first, waiting] {
+        let (status, text) = answered.await.unwrap().unwrap();
+        assert!(status == 200 && text.len() > SMALL_BYTES_MAX, "{status}");
     }
 }
 

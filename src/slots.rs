@@ -1,7 +1,7 @@
-//! What the gate has so many of (`gate.max_tunnels`, questions for a name), divided between tenants as they come: one that
-//! holds [`SHARE`] times as many as are free gets no more until some are given back (the dynamic thresholds of Choudhury and
-//! Hahne 1998, for shared buffers). So a tenant alone has three quarters of them, and whoever comes finds some, without a
-//! number for each tenant to be set.
+//! So many of something, divided between tenants as they come (`gate.max_tunnels`, `server.max_large_bodies`): a tenant that holds
+//! [`SHARE`] times as many as are free gets no more until some are given back (the dynamic thresholds of Choudhury and Hahne
+//! 1998, for shared buffers). So a tenant alone has three quarters of them, and whoever comes finds some, without a number for
+//! each tenant to be set.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ type Tenant = Arc<str>;
 
 /// So many of something, and who waits for one.
 #[derive(Debug)]
-pub(super) struct Slots(Mutex<State>);
+pub(crate) struct Slots(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
@@ -30,13 +30,13 @@ struct State {
 
 /// One of them, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     slots: Arc<Slots>,
     tenant: Tenant,
 }
 
 impl Slots {
-    pub(super) fn new(max: usize) -> Arc<Self> {
+    pub(crate) fn new(max: usize) -> Arc<Self> {
         Arc::new(Slots(Mutex::new(State {
             free: max,
             held: HashMap::new(),
@@ -58,7 +58,7 @@ impl Slots {
     }
 
     /// One for this tenant; none when there is none, or none for it.
-    pub(super) fn take(self: &Arc<Self>, tenant: &str) -> Option<Slot> {
+    pub(crate) fn take(self: &Arc<Self>, tenant: &str) -> Option<Slot> {
         let tenant: Tenant = tenant.into();
         self.state()
             .occupy(&tenant)
@@ -66,7 +66,7 @@ impl Slots {
     }
 
     /// One for this tenant, as soon as there is one for it. Dropping the future leaves the queue.
-    pub(super) async fn wait(self: &Arc<Self>, tenant: &str) -> Slot {
+    pub(crate) async fn wait(self: &Arc<Self>, tenant: &str) -> Slot {
         let tenant: Tenant = tenant.into();
         loop {
             let called = {
