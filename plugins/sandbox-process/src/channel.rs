@@ -85,6 +85,9 @@ impl<'a> Channel<'a> {
         services: &'a dyn RunServices,
     ) -> io::Result<Self> {
         sys::set_nonblocking(socket.as_fd())?;
+        // What comes is closed by this thread, and there are files that it takes long to close. An older kernel has no such
+        // switch; then it is the filter's list of calls that leaves a run none.
+        sys::refuse_descriptors(socket.as_fd());
         let mut channel = Channel {
             socket,
             services,

@@ -35,7 +35,7 @@ use leases::Leases;
 use load::Load;
 use pace::Pace;
 use restraint::Restraint;
-use run::{Happened, LINGER_LONG_NS, LINGER_NS, Pooled, Run, tell};
+use run::{Happened, LINGER_LONG_NS, LINGER_NS, Returning, Run, tell};
 pub(crate) use start::enter;
 use zygotes::{Ordered, Zygotes};
 
@@ -149,8 +149,8 @@ struct Launcher {
     processors: u32,
     /// How many children there have been.
     children: u64,
-    /// Leases of children that are reaped, with the socket whose end says that the plugin has closed all it had of them.
-    returning: Vec<(OwnedFd, Pooled)>,
+    /// Of children that are reaped.
+    returning: Vec<Returning>,
     /// Held while this launcher lives.
     _lock: OwnedFd,
 }
@@ -294,7 +294,7 @@ impl Launcher {
             polls.extend(
                 self.returning
                     .iter()
-                    .map(|(n, _)| Poll::readable(n.as_fd())),
+                    .map(|r| Poll::readable(r.notice.as_fd())),
             );
             if let Some(zygotes) = &self.zygotes {
                 polls.extend(zygotes.sockets().map(Poll::readable));
@@ -311,10 +311,11 @@ impl Launcher {
             let back = self
                 .returning
                 .extract_if(.., |_| returned.next() == Some(true));
-            for (_, pooled) in back.collect::<Vec<_>>() {
+            for back in back.collect::<Vec<_>>() {
                 if let Some(leases) = &mut self.leases {
-                    leases.give_back(pooled.lease, !pooled.spec.network);
+                    leases.give_back(back.lease, !back.is_connected);
                 }
+                self.leaving.extend(back.group);
             }
             for ((slot, what), _) in asked
                 .into_iter()
@@ -448,9 +449,9 @@ impl Launcher {
                 if !run.is_over() {
                     self.load.has_ended(now);
                 }
-                let (group, pooled) = run.finish();
+                let (group, returning) = run.finish();
                 self.leaving.extend(group);
-                self.returning.extend(pooled);
+                self.returning.extend(returning);
             }
         }
     }
@@ -479,8 +480,12 @@ impl Launcher {
         self.sweep_strays();
         self.forget_lost();
         while let Some((_, run)) = self.runs.pop_first() {
-            self.leaving.extend(run.finish().0);
+            let (group, returning) = run.finish();
+            self.leaving.extend(group);
+            self.returning.extend(returning);
         }
+        let returning = self.returning.drain(..);
+        self.leaving.extend(returning.filter_map(|r| r.group));
         for _ in 0..200 {
             self.leaving.retain_mut(|group| !group.try_remove());
             if self.leaving.is_empty() {

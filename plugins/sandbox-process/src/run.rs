@@ -21,7 +21,7 @@ use crate::sys::{self, Poll};
 use crate::wire::{End, Notice};
 use ready::Ready;
 pub(crate) use ways::Ways;
-use ways::{Attempt, Child};
+use ways::{Attempt, Child, Place};
 
 const TARGET: &str = "sandbox_process::run";
 /// After its result a run has this long to end by itself; then its namespace is ended.
@@ -34,9 +34,11 @@ const OUTPUT_BYTES: usize = 64 << 10;
 /// What a run says is first looked for so long after its begin: most runs have their result by then, and to be woken for
 /// a line before it would take the processor from the run. A run that fills the pipe sooner waits.
 const OUTPUT_LATER_NS: u64 = 2_000_000;
-/// What nobody wants is taken from the pipe so often: a run that says more than it may waits, and does not keep a processor
-/// of the plugin's busy.
-const UNWANTED_EVERY_NS: u64 = 1_000_000;
+/// So much of what a run says is taken as it comes.
+const OUTPUT_QUICK_BYTES: usize = 1 << 20;
+/// What it says then, or what nobody wants, is taken from the pipe so often, [`OUTPUT_BYTES`] at a time: a run that says more waits,
+/// and does not keep a processor of the plugin's busy.
+const SLOW_EVERY_NS: u64 = 1_000_000;
 /// What is taken from the pipe at the end: more than any pipe holds. A writer may live on for a moment.
 const LAST_OUTPUT_BYTES_MAX: usize = 16 << 20;
 /// A run that lasts longer is watched by the launcher too, should the plugin's thread be held up by the host.
@@ -90,13 +92,17 @@ struct Running<'a> {
     output: OwnedFd,
     output_open: bool,
     output_wanted: bool,
-    /// When what is not wanted is taken again.
-    unwanted_ns: u64,
+    output_bytes: usize,
+    /// When more of it is taken.
+    slow_ns: u64,
+    /// This and the next go before the notice socket, for whose end the launcher waits: then it removes the group, of which no
+    /// file may be open, or the kernel remembers it.
+    place: Option<Place>,
+    child: Option<Child<'a>>,
     notice: OwnedFd,
     pidfd: Option<OwnedFd>,
     /// Something counts what it uses that outlives it.
     is_counted: bool,
-    child: Option<Child<'a>>,
     started_ns: u64,
     ready_ns: Option<u64>,
     deadline_ns: u64,
@@ -195,6 +201,10 @@ impl<'a> Running<'a> {
     ) -> Result<(RunResult, Running<'a>), Error> {
         self.channel.abandon();
         if matches!(outcome, Outcome::LauncherLost) {
+            // The kernel ends it with the launcher, unless its code has found a way to be spared.
+            if let Some(pidfd) = &self.pidfd {
+                let _ = sys::kill_by_pidfd(pidfd.as_fd());
+            }
             launcher.has_lost_a_run();
         }
         Ok((self.answer(outcome, request)?, self))
@@ -213,12 +223,15 @@ impl<'a> Running<'a> {
         Some(Outcome::Ended(end))
     }
 
-    /// What a run has used whose end nobody waits for any more: nothing if that has just come, since what was asked may count for
-    /// another by now.
+    /// What a run has used whose end nobody waits for any more. Without a group, nothing if that has just come: what was asked may
+    /// be another's process by now.
     fn used_by_stuck(&self) -> End {
-        let used = self.child.as_ref().and_then(|c| c.used_so_far(true));
+        let Some(child) = &self.child else {
+            return End::default();
+        };
+        let used = child.used_so_far(true);
         let alive = |pidfd: &OwnedFd| sys::is_alive(pidfd.as_fd()).unwrap_or(false);
-        used.filter(|_| self.pidfd.as_ref().is_some_and(alive))
+        used.filter(|_| child.has_group() || self.pidfd.as_ref().is_some_and(alive))
             .unwrap_or_default()
     }
 
@@ -348,7 +361,7 @@ impl<'a> Running<'a> {
             (Some(_), Some(ready)) => ready + OUTPUT_LATER_NS,
             _ => 0,
         };
-        first.max(self.unwanted_ns)
+        first.max(self.slow_ns)
     }
 
     /// When the launcher hears of it.
@@ -375,10 +388,12 @@ impl<'a> Running<'a> {
         match sys::read_more(self.output.as_fd(), &mut self.buffer, OUTPUT_BYTES) {
             Ok(0) => self.output_open = false,
             Ok(_) => {
+                self.output_bytes += self.buffer.len();
                 if self.output_wanted {
                     self.output_wanted = self.services.output(abi::STDOUT, &self.buffer);
-                } else {
-                    self.unwanted_ns = sys::now_ns() + UNWANTED_EVERY_NS;
+                }
+                if !self.output_wanted || self.output_bytes > OUTPUT_QUICK_BYTES {
+                    self.slow_ns = sys::now_ns() + SLOW_EVERY_NS;
                 }
                 return true;
             }

@@ -290,9 +290,9 @@ impl Launcher {
             let message = format!("it cannot be watched: {e}");
             tell(run.notice.as_fd(), &Notice::Failed { message }, None);
             run.kill();
-            let (group, pooled) = run.finish();
+            let (group, returning) = run.finish();
             self.leaving.extend(group);
-            self.returning.extend(pooled);
+            self.returning.extend(returning);
             return;
         }
         self.runs.insert(slot, run);
@@ -425,7 +425,7 @@ impl Launcher {
             return;
         }
         let Some(place) = place_of(pooled.orders.as_fd()) else {
-            // It has ended instead, and will be seen to.
+            // It has ended instead, or is let go of, and will be seen to.
             (pooled.activation, pooled.untold) = (None, None);
             return;
         };
@@ -471,10 +471,11 @@ impl Launcher {
     }
 }
 
-/// The mount namespace that a child gives away when it is ready.
+/// The mount namespace that a child gives away when it is ready. The plugin, when it has given the run up, may have taken it
+/// meanwhile.
 fn place_of(orders: BorrowedFd<'_>) -> Option<OwnedFd> {
     let mut word = [0; READY.len()];
-    let (n, mut fds) = sys::receive_message(orders, &mut word).ok()??;
+    let (n, mut fds) = sys::take_message(orders, &mut word).ok()??;
     (&word[..n] == READY).then(|| fds.pop())?
 }
 

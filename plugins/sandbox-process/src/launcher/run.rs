@@ -21,6 +21,9 @@ pub(super) const LINGER_LONG_NS: u64 = 50_000_000;
 /// until then it wants a processor.
 const YOUNG_NS: [u64; 2] = [5_000_000, 50_000_000];
 
+/// What process 1 says of a run has some hundreds of bytes, an error's text included.
+const REPORT_BYTES_MAX: usize = 8 << 10;
+
 /// A process that is the launcher's to kill and to reap.
 #[derive(Debug)]
 pub(super) struct Process {
@@ -54,7 +57,9 @@ pub(super) struct Run {
     pub(super) notice: OwnedFd,
     pub(super) report: OwnedFd,
     pub(super) heard: Vec<u8>,
-    /// Init has closed it: it ends, which takes a while.
+    /// Bytes that have been heard in all.
+    pub(super) spoken: usize,
+    /// Init has closed it, since it ends, which takes a while; or it has said more than there is to say.
     pub(super) report_over: bool,
     /// Of a zygote's child: the code of the run is there, and process 1 has its memory. Only how it ended is believed now.
     pub(super) begun: bool,
@@ -107,6 +112,15 @@ pub(super) struct Untold {
     pub(super) plugins: [OwnedFd; 4],
 }
 
+/// What a zygote's child leaves that others get: once the plugin, which reads what its run has used and may still set its
+/// limits, has closed the other end of its notice socket.
+pub(super) struct Returning {
+    pub(super) notice: OwnedFd,
+    pub(super) group: Option<RunGroup>,
+    pub(super) lease: Lease,
+    pub(super) is_connected: bool,
+}
+
 impl Run {
     /// One that has just been made: nothing is known of it, and nothing limits it.
     pub(super) fn new(init: Process, notice: OwnedFd, report: OwnedFd) -> Self {
@@ -115,6 +129,7 @@ impl Run {
             notice,
             report,
             heard: Vec::new(),
+            spoken: 0,
             report_over: false,
             begun: false,
             failed: None,
@@ -239,23 +254,29 @@ impl Run {
         }
     }
 
+    /// Listens to what there is, and no longer than to so much: who has the memory of process 1 can say anything.
     pub(super) fn hear(&mut self) {
         let mut buf = [0; 4096];
-        loop {
+        while !self.report_over {
             match sys::read(self.report.as_fd(), &mut buf) {
                 Ok(0) => self.report_over = true,
                 Ok(n) => {
                     self.heard.extend_from_slice(&buf[..n]);
-                    continue;
+                    self.spoken += n;
+                    self.report_over = self.spoken > REPORT_BYTES_MAX;
                 }
                 // Nothing there yet, or nothing to be read any more: then its end says so.
-                Err(_) => {}
+                Err(_) => break,
             }
-            break;
         }
-        while let Some(end) = self.heard.iter().position(|b| *b == b'\n') {
-            let line: Vec<u8> = self.heard.drain(..=end).collect();
-            match serde_json::from_slice(&line) {
+        let whole = self
+            .heard
+            .iter()
+            .rposition(|b| *b == b'\n')
+            .map_or(0, |end| end + 1);
+        let rest = self.heard.split_off(whole);
+        for line in std::mem::replace(&mut self.heard, rest).split_inclusive(|b| *b == b'\n') {
+            match serde_json::from_slice(line) {
                 Ok(Report::Begun) => self.begun = true,
                 Ok(Report::Exited { code, signal }) => self.exited = Some((code, signal)),
                 _ if self.begun => {}
@@ -282,23 +303,37 @@ impl Run {
         self.group.as_ref()?.cpu_us()
     }
 
-    /// Reaps it (it is dead or has been killed), tells the plugin and gives back what is to be cleared away.
-    pub(super) fn finish(mut self) -> (Option<RunGroup>, Option<(OwnedFd, Pooled)>) {
+    /// Reaps it (it is dead or has been killed), tells the plugin and gives back what is to be cleared away: now, or when the
+    /// plugin has put its own part away.
+    pub(super) fn finish(mut self) -> (Option<RunGroup>, Option<Returning>) {
         let exit = self.init.reap();
         self.hear();
-        if self.is_awaited() {
+        let is_awaited = self.is_awaited();
+        if is_awaited {
             let notice = match self.failed.take() {
                 Some(message) => Notice::Failed { message },
                 None => Notice::Ended(self.end(exit)),
             };
             tell(self.notice.as_fd(), &notice, None);
         }
-        let pooled = self.pooled.map(|mut pooled| {
-            // The plugin has had nothing of it, and its ends of the sockets are here.
-            pooled.untold = None;
-            (self.notice, pooled)
-        });
-        (self.group, pooled)
+        match self.pooled {
+            None => (self.group, None),
+            // Its orders and what else was to come go here. The plugin has had nothing of it, where that is still untold.
+            Some(pooled) => {
+                let (back, later) = match is_awaited {
+                    true => (None, self.group),
+                    // Mostly: the next child has it at once.
+                    false => (self.group, None),
+                };
+                let returning = Returning {
+                    notice: self.notice,
+                    group: later,
+                    lease: pooled.lease,
+                    is_connected: pooled.spec.network,
+                };
+                (back, Some(returning))
+            }
+        }
     }
 
     /// Whether the plugin wants to hear of its end. Mostly the answer has been given long before.
@@ -339,14 +374,19 @@ pub(super) fn tell(notice: BorrowedFd<'_>, what: &Notice, pidfd: Option<Borrowed
 mod tests {
     use super::*;
 
-    fn heard(text: &[u8]) -> Run {
-        let (report, said) = sys::pipe().unwrap();
+    fn listener(report: OwnedFd) -> Run {
+        sys::set_nonblocking(report.as_fd()).unwrap();
         let (notice, _plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
-        sys::write(said.as_fd(), text).unwrap();
-        drop(said);
         let pid = std::process::id() as i32;
         let pidfd = sys::pidfd_open(pid).unwrap();
-        let mut run = Run::new(Process { pid, pidfd }, notice, report);
+        Run::new(Process { pid, pidfd }, notice, report)
+    }
+
+    fn heard(text: &[u8]) -> Run {
+        let (report, said) = sys::pipe().unwrap();
+        sys::write(said.as_fd(), text).unwrap();
+        drop(said);
+        let mut run = listener(report);
         run.hear();
         run
     }
@@ -361,6 +401,32 @@ mod tests {
             let run = heard(format!("\"Begun\"\n{lie}\n{exited}\n{lie}\n").as_bytes());
             assert_eq!((run.failed, run.exited), (None, Some((3, 0))), "{lie}");
         }
+    }
+
+    /// A pipe takes a megabyte of it, and the launcher has other runs to see to.
+    #[test]
+    fn nobody_listens_to_a_run_for_ever() {
+        let (report, said) = sys::pipe().unwrap();
+        let mut run = listener(report);
+        sys::write(said.as_fd(), b"\"Begun\"\n").unwrap();
+        run.hear();
+        assert!(run.begun && !run.report_over);
+        let mut lines = 0;
+        while !run.report_over {
+            sys::write(said.as_fd(), &[b'\n'; 1024]).unwrap();
+            lines += 1024;
+            run.hear();
+        }
+        assert_eq!(lines, REPORT_BYTES_MAX);
+        let (report, said) = sys::pipe().unwrap();
+        sys::write(said.as_fd(), &[b'\n'; 60_000]).unwrap();
+        let mut run = listener(report);
+        run.hear();
+        assert!(
+            run.report_over && run.spoken < 2 * REPORT_BYTES_MAX,
+            "{}",
+            run.spoken
+        );
     }
 
     /// Its lease comes back when the plugin has closed its ends: of one that it has never heard of they are the launcher's.
@@ -402,8 +468,7 @@ mod tests {
         });
         let (_, returning) = run.finish();
         assert!(child.wait().is_err(), "it has been reaped");
-        let (notice, _pooled) = returning.unwrap();
-        let mut gone = [Poll::hung_up(notice.as_fd())];
+        let mut gone = [Poll::hung_up(returning.as_ref().unwrap().notice.as_fd())];
         // What another test forks has a copy of the other end for a moment, until it executes something or is killed.
         sys::poll(&mut gone, Some(10_000_000_000)).unwrap();
         assert!(gone[0].is_ready());

@@ -36,9 +36,10 @@ pub(crate) struct Waiting {
     pub(crate) orders: OwnedFd,
     pub(crate) channel: OwnedFd,
     pub(crate) output: OwnedFd,
+    /// Goes before the notice socket, for whose end the launcher waits.
+    pub(crate) group: Held,
     pub(crate) notice: OwnedFd,
     pub(crate) pidfd: OwnedFd,
-    pub(crate) group: Held,
 }
 
 /// A run that waits for a child: in the order in which they have come, whatever the scheduler does.

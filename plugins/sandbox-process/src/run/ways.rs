@@ -20,6 +20,7 @@ use crate::supervisor::Launcher;
 use crate::sys;
 use crate::usage;
 use crate::wire::{End, MESSAGE_BYTES_MAX, Request, RunSpec, Taken};
+use crate::zygote::READY;
 
 /// A run that is to be, whichever way.
 pub(super) struct Attempt<'a> {
@@ -57,9 +58,14 @@ pub(super) struct Child<'a> {
 }
 
 impl Child<'_> {
+    /// The launcher keeps it until the plugin has put this away, and so what it counts.
+    pub(super) fn has_group(&self) -> bool {
+        self.group.is_there()
+    }
+
     /// What it has used so far, and no more of its end than that. `events`: also how often a limit was met.
     pub(super) fn used_so_far(&self, events: bool) -> Option<End> {
-        let used = if self.group.is_there() {
+        let used = if self.has_group() {
             self.group.used(events)
         } else {
             usage::of_run(self.process_1)?
@@ -86,6 +92,17 @@ impl Child<'_> {
 impl Drop for Child<'_> {
     fn drop(&mut self) {
         self.pool.over(self.domain, self.number);
+    }
+}
+
+/// Where a child has sent its mount namespace when it was sealed, for the launcher, which has not asked for it. Whoever lets go of
+/// that last frees the files of the run: this thread, since the launcher has other runs to see to.
+pub(super) struct Place(OwnedFd);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // Nothing is there if no code of the run was, either.
+        drop(sys::take_message(self.0.as_fd(), &mut [0; READY.len()]));
     }
 }
 
@@ -189,6 +206,7 @@ impl<'a> Attempt<'a> {
             told: by_launcher,
         };
         let mut running = self.running(channel, waiting.output, waiting.notice);
+        running.place = (!by_launcher && waiting.furnishing == 0).then(|| Place(waiting.orders));
         running.ready_ns = Some(sys::now_ns());
         running.pidfd = Some(waiting.pidfd);
         running.child = Some(child);
@@ -236,7 +254,9 @@ impl<'a> Attempt<'a> {
             output,
             output_open: true,
             output_wanted: true,
-            unwanted_ns: 0,
+            output_bytes: 0,
+            slow_ns: 0,
+            place: None,
             notice,
             pidfd: None,
             is_counted: self.launcher.promises.cpu,

@@ -179,10 +179,46 @@ pub(crate) fn is_lack_of_files(e: &io::Error) -> bool {
     e.raw_os_error() == Some(libc::EMFILE)
 }
 
+/// From now on nobody can send this socket descriptors (unix(7), Linux 6.16). `false`: the kernel is older; what comes is thrown
+/// away unseen, and whoever reads it closes it.
+pub(crate) fn refuse_descriptors(socket: BorrowedFd<'_>) -> bool {
+    const SO_PASSRIGHTS: libc::c_int = 83;
+    let no: libc::c_int = 0;
+    let bytes = size_of_val(&no) as libc::socklen_t;
+    // SAFETY: the kernel reads one int.
+    let set = unsafe {
+        let fd = socket.as_raw_fd();
+        libc::setsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const no).cast(),
+            bytes,
+        )
+    };
+    set == 0
+}
+
 /// Receives one message. `None`: the other end is closed. A cut message is an error, EMFILE where descriptors lack.
 pub(crate) fn receive_message(
     socket: BorrowedFd<'_>,
     buf: &mut [u8],
+) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    receive(socket, buf, 0)
+}
+
+/// The same, and an error where none is there: others may take it.
+pub(crate) fn take_message(
+    socket: BorrowedFd<'_>,
+    buf: &mut [u8],
+) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    receive(socket, buf, libc::MSG_DONTWAIT)
+}
+
+fn receive(
+    socket: BorrowedFd<'_>,
+    buf: &mut [u8],
+    flags: libc::c_int,
 ) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut control = [0u64; CONTROL_BYTES / 8];
     let mut iov = libc::iovec {
@@ -197,7 +233,8 @@ pub(crate) fn receive_message(
     msg.msg_controllen = CONTROL_BYTES as _;
     let n = loop {
         // SAFETY: the kernel writes into buf and control within the lengths given.
-        let ret = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut msg, libc::MSG_CMSG_CLOEXEC) };
+        let ret =
+            unsafe { libc::recvmsg(socket.as_raw_fd(), &mut msg, libc::MSG_CMSG_CLOEXEC | flags) };
         match check(ret as _) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
             other => break other? as usize,

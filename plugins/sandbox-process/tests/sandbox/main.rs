@@ -11,6 +11,7 @@
 
 mod basics;
 mod bombs;
+mod burdens;
 mod codes;
 mod egress;
 mod escapes;

@@ -27,7 +27,7 @@ pub(crate) struct Instance {
 }
 
 /// What an instance is made from in these tests: an ordinary user has no delegated groups here. SANDBOX_MODE says which
-/// way runs get their interpreters: `pool` (the default), `demand` or `fresh`.
+/// way runs get their interpreters: `pool` (the default), `demand` or `fresh`; SANDBOX_PYTHON, which Python it is.
 pub(crate) fn config() -> String {
     config_with(serde_json::json!({}))
 }
@@ -117,6 +117,11 @@ fn create_without(
     if guest.is_some() {
         // A guest of the test's is a program, not something that a zygote could import.
         config["fresh"] = true.into();
+    }
+    if let Ok(python) = std::env::var("SANDBOX_PYTHON")
+        && config.get("interpreter").is_none()
+    {
+        config["interpreter"] = python.into();
     }
     allow_all_files();
     let host = Host::for_tests(|_, _, _, _| {});
@@ -280,6 +285,8 @@ pub(crate) struct Services {
     pub(crate) next: AtomicU64,
     /// Takes a run's listener. Without it there is no gate.
     pub(crate) gate: Option<Box<dyn Fn(OwnedFd) + Send + Sync>>,
+    /// Happens before a blob is kept.
+    pub(crate) on_commit: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Services {
@@ -348,6 +355,9 @@ impl RunServices for Services {
             .ok_or_else(not_found)?;
         if !commit {
             return Ok(None);
+        }
+        if let Some(happens) = &self.on_commit {
+            happens();
         }
         let id = format!("blob:{writer:032x}");
         self.blobs.lock().unwrap().insert(id.clone(), data);

@@ -346,7 +346,7 @@ fn open_files(pid: u32) -> impl Iterator<Item = String> {
 }
 
 /// Whether the kernel gives what these lines of Python ask for.
-fn is_given(asked: &str) -> bool {
+pub(crate) fn is_given(asked: &str) -> bool {
     let output = Command::new("python3").args(["-c", asked]).output();
     output.is_ok_and(|o| o.status.success())
 }
@@ -487,9 +487,9 @@ fn what_a_zygote_has_is_mapped_by_its_children() {
         assert_eq!(written.kind(), std::io::ErrorKind::PermissionDenied);
     }
     // What one child writes over is what it was for the next; and there is no other way to it.
-    let overwrites = "import ctypes, os
+    let overwrites = "import ctypes, os, sys
 def main(args):
-    at = id(os.name) + 48
+    at = id(os.name) + sys.getsizeof('') - 1
     before = ctypes.string_at(at, 5).decode()
     ways = []
     for line in open('/proc/self/maps'):
