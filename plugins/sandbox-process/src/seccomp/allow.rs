@@ -31,16 +31,30 @@ const TCP_QUESTIONS: &[u32] = &[1, 4, 5, 6, 11, 12, 18];
 /// GETPIPE_SZ.
 const FCNTL_COMMANDS: &[u32] = &[0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032];
 
-/// SO_REUSEADDR, SNDBUF, RCVBUF, KEEPALIVE, OOBINLINE, LINGER, REUSEPORT, PASSCRED, RCVLOWAT, SNDLOWAT, and RCVTIMEO and
-/// SNDTIMEO of both kinds; never ATTACH_FILTER and its like, which are programs for the kernel.
-const SOCKET_OPTIONS: &[u32] = &[2, 7, 8, 9, 10, 13, 15, 16, 18, 19, 20, 21, 66, 67];
+/// SO_REUSEADDR, SNDBUF, RCVBUF, KEEPALIVE, OOBINLINE, REUSEPORT, PASSCRED, RCVLOWAT, SNDLOWAT, and RCVTIMEO and SNDTIMEO of
+/// both kinds; never ATTACH_FILTER and its like, which are programs for the kernel, nor LINGER, by which whoever closes a
+/// socket last waits: that is the gateway, if it is sent there.
+const SOCKET_OPTIONS: &[u32] = &[2, 7, 8, 9, 10, 15, 16, 18, 19, 20, 21, 66, 67];
 
 /// TCGETS, FIONREAD, TIOCGWINSZ, FIONCLEX, FIOCLEX, FIONBIO.
 const IOCTL_REQUESTS: &[u32] = &[0x5401, 0x541b, 0x5413, 0x5450, 0x5451, 0x5421];
 
-/// SET_PDEATHSIG, GET_PDEATHSIG, GET_DUMPABLE, SET_NAME, GET_NAME, CAPBSET_READ, GET_SECUREBITS, GET_NO_NEW_PRIVS and
-/// SET_VMA (the C library's allocator names its memory).
-const PRCTL_OPTIONS: &[u32] = &[1, 2, 3, 15, 16, 23, 27, 39, 0x5356_4d41];
+/// GET_PDEATHSIG, GET_DUMPABLE, SET_NAME, GET_NAME, CAPBSET_READ, GET_SECUREBITS, GET_NO_NEW_PRIVS and SET_VMA (the C library's
+/// allocator names its memory); never SET_PDEATHSIG, by which a run's process 1 would outlive the launcher.
+const PRCTL_OPTIONS: &[u32] = &[2, 3, 15, 16, 23, 27, 39, 0x5356_4d41];
+
+/// NORMAL, SEQUENTIAL, RANDOM, WILLNEED, DONTNEED, FREE, DONTFORK, DOFORK, HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP, WIPEONFORK,
+/// KEEPONFORK, POPULATE_READ, POPULATE_WRITE, GUARD_INSTALL and GUARD_REMOVE; never MERGEABLE, which tells what other runs have
+/// in memory, nor COLD and PAGEOUT, which take files from them.
+const MEMORY_ADVICE: &[u32] = &[
+    0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17, 18, 19, 22, 23, 102, 103,
+];
+
+/// NORMAL, RANDOM, SEQUENTIAL, WILLNEED and NOREUSE; never DONTNEED, which takes files from the memory of all.
+const FILE_ADVICE: &[u32] = &[0, 1, 2, 3, 5];
+
+/// Reads only what is in memory already, and so tells whether others have read it.
+const RWF_NOWAIT: u32 = 8;
 
 #[rustfmt::skip]
 pub(super) const ALLOWED: &[Entry] = &[
@@ -53,7 +67,7 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "pwrite64", x86_64: Some(18), aarch64: Some(68), rule: Always, reason: "reads, writes and moves within open files" },
     Entry { name: "preadv", x86_64: Some(295), aarch64: Some(69), rule: Always, reason: "reads, writes and moves within open files" },
     Entry { name: "pwritev", x86_64: Some(296), aarch64: Some(70), rule: Always, reason: "reads, writes and moves within open files" },
-    Entry { name: "preadv2", x86_64: Some(327), aarch64: Some(286), rule: Always, reason: "reads, writes and moves within open files" },
+    Entry { name: "preadv2", x86_64: Some(327), aarch64: Some(286), rule: NoneOf { arg: 5, mask: RWF_NOWAIT }, reason: "reads within open files, whoever else has read them" },
     Entry { name: "pwritev2", x86_64: Some(328), aarch64: Some(287), rule: Always, reason: "reads, writes and moves within open files" },
     Entry { name: "lseek", x86_64: Some(8), aarch64: Some(62), rule: Always, reason: "reads, writes and moves within open files" },
     Entry { name: "sendfile", x86_64: Some(40), aarch64: Some(71), rule: Always, reason: "reads, writes and moves within open files" },
@@ -107,9 +121,9 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "truncate", x86_64: Some(76), aarch64: Some(45), rule: Always, reason: "sizes of one's own files; bounded by the tmpfs" },
     Entry { name: "ftruncate", x86_64: Some(77), aarch64: Some(46), rule: Always, reason: "sizes of one's own files; bounded by the tmpfs" },
     Entry { name: "fallocate", x86_64: Some(285), aarch64: Some(47), rule: Always, reason: "sizes of one's own files; bounded by the tmpfs" },
-    Entry { name: "fadvise64", x86_64: Some(221), aarch64: Some(223), rule: Always, reason: "advice and flushing of one's own files; on tmpfs nothing to wait for" },
-    Entry { name: "fsync", x86_64: Some(74), aarch64: Some(82), rule: Always, reason: "advice and flushing of one's own files; on tmpfs nothing to wait for" },
-    Entry { name: "fdatasync", x86_64: Some(75), aarch64: Some(83), rule: Always, reason: "advice and flushing of one's own files; on tmpfs nothing to wait for" },
+    Entry { name: "fadvise64", x86_64: Some(221), aarch64: Some(223), rule: OneOf { arg: 3, values: FILE_ADVICE }, reason: "advice for one's own reading" },
+    Entry { name: "fsync", x86_64: Some(74), aarch64: Some(82), rule: Always, reason: "flushing of one's own files; on tmpfs nothing to wait for" },
+    Entry { name: "fdatasync", x86_64: Some(75), aarch64: Some(83), rule: Always, reason: "flushing of one's own files; on tmpfs nothing to wait for" },
     Entry { name: "flock", x86_64: Some(73), aarch64: Some(32), rule: Always, reason: "locks between one's own processes; sqlite and tempfile use them" },
     Entry { name: "fcntl", x86_64: Some(72), aarch64: Some(25), rule: OneOf { arg: 1, values: FCNTL_COMMANDS }, reason: "file locks, flags, duplicates and sizes of pipes; never F_NOTIFY and F_SETLEASE, which tell of what other runs do with shared files" },
     Entry { name: "getcwd", x86_64: Some(79), aarch64: Some(17), rule: Always, reason: "where am I" },
@@ -126,7 +140,7 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "munmap", x86_64: Some(11), aarch64: Some(215), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
     Entry { name: "mprotect", x86_64: Some(10), aarch64: Some(226), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
     Entry { name: "mremap", x86_64: Some(25), aarch64: Some(216), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
-    Entry { name: "madvise", x86_64: Some(28), aarch64: Some(233), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
+    Entry { name: "madvise", x86_64: Some(28), aarch64: Some(233), rule: OneOf { arg: 2, values: MEMORY_ADVICE }, reason: "the allocator and threads' stacks, about one's own memory" },
     Entry { name: "msync", x86_64: Some(26), aarch64: Some(227), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
     // processes and threads; bounded by the cgroup
     Entry { name: "fork", x86_64: Some(57), aarch64: None, rule: Always, reason: "new processes without new namespaces: the flags are in plain sight" },

@@ -280,6 +280,32 @@ def _(w):
     return fcntl.fcntl(os.open(os.path.dirname(os.__file__), os.O_RDONLY), fcntl.F_NOTIFY, fcntl.DN_ACCESS) == 0
 
 
+attempt("a file that all read, out of memory", PEER_DOS, SECCOMP)(
+    lambda w: os.posix_fadvise(os.open(os.__file__, os.O_RDONLY), 0, 0, os.POSIX_FADV_DONTNEED) is None
+)
+attempt("ask whether others have read a file", LATERAL, SECCOMP, sure=False)(
+    lambda w: os.preadv(os.open(os.__file__, os.O_RDONLY), [bytearray(1)], 0, os.RWF_NOWAIT)
+)
+
+
+def _advise(advice):
+    import mmap
+
+    with open(os.__file__, "rb") as file:
+        return mmap.mmap(file.fileno(), 4096, mmap.MAP_PRIVATE, prot=mmap.PROT_READ).madvise(advice) is None
+
+
+# Whether the kernel can do the first, and does the other for files of others, is its own matter.
+attempt("see what others have in memory (merged pages)", LATERAL, SECCOMP, sure=False)(lambda w: _advise(12))
+attempt("a file that all read, out of memory (its mapping)", PEER_DOS, SECCOMP)(lambda w: _advise(21))
+
+
+@attempt("make whoever closes a socket wait", PEER_DOS, SECCOMP)
+def _(w):
+    one, _other = socket.socketpair()
+    return one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 100_000)) is None
+
+
 # === more than there is ===
 
 
