@@ -6,6 +6,7 @@ import sys
 
 def main():
     import gc
+    import linecache
     import os
 
     guest, module, modules = sys.argv[1], sys.argv[2], sys.argv[3:]
@@ -24,6 +25,7 @@ def main():
         __import__(name)  # first: an import later would undo some of what a rehearsal brings into the interpreter's caches
     rehearse(8, 9, times=20)
     bootstrap.warm(modules)
+    linecache.cache.clear()  # since 3.13 it has this text
     gc.disable()
     tend()
     prepared = prepare(3, settled=True)
