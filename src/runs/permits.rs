@@ -1,5 +1,5 @@
-//! The permits of runs that have a network or a secret: what has been granted can be asked for again when the rules
-//! change, and what was granted by rules that are gone is not started on.
+//! The permits of runs: what was allowed by rules that are gone is not started on, and what has been granted of network and
+//! secrets can be asked for again when the rules change.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ impl Permits {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For as long as the run goes on. A permit without network and secrets gives nothing that could be taken back.
+    /// For as long as the run goes on. Of one without network and secrets there is nothing that could be taken back later.
     ///
     /// # Errors
     /// [`Error::Outdated`] when other rules than those that gave it are in force.
@@ -33,12 +33,12 @@ impl Permits {
         run_id: &str,
         permit: &Permit,
     ) -> Result<Option<InUse>, Error> {
-        if permit.network.is_empty() && permit.secrets.is_empty() {
-            return Ok(None);
-        }
         let mut state = self.state();
         if permit.generation < state.generation {
             return Err(Error::Outdated);
+        }
+        if permit.network.is_empty() && permit.secrets.is_empty() {
+            return Ok(None);
         }
         state.in_use.insert(run_id.to_owned(), permit.clone());
         Ok(Some(InUse {
@@ -100,6 +100,7 @@ mod tests {
         // An older answer that comes late changes nothing.
         assert_eq!(ids(0), [""; 0]);
         assert!(permits.enter("run_4", &old).is_err());
-        assert!(permits.enter("run_5", &permit(0, &[])).unwrap().is_none());
+        let plain = |generation| permits.enter("run_5", &permit(generation, &[]));
+        assert!(plain(0).is_err() && plain(1).unwrap().is_none());
     }
 }

@@ -13,7 +13,7 @@ fn operator(gateway: &Gateway) -> Client {
     Client::open(&gateway.admin).unwrap()
 }
 
-fn metrics(gateway: &Gateway) -> String {
+pub(crate) fn metrics(gateway: &Gateway) -> String {
     let answer = operator(gateway).get("/metrics").unwrap();
     assert_eq!(answer.status, 200);
     assert_eq!(
@@ -23,7 +23,7 @@ fn metrics(gateway: &Gateway) -> String {
     answer.text()
 }
 
-fn value(page: &str, series: &str) -> f64 {
+pub(crate) fn value(page: &str, series: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(series));
     let line = line.unwrap_or_else(|| panic!("no {series} in\n{page}"));
     line.trim().parse().unwrap()

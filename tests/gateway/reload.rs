@@ -7,7 +7,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::alone;
+use crate::operator::{metrics, value};
 use crate::policy::{narrow, policy_in};
+use crate::stopping::{SLEEPS, begun};
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
 
@@ -126,5 +128,32 @@ fn a_changed_file_is_taken_without_a_signal() {
     eventually("the new rules are in force", PATIENCE, || {
         refusal(&gateway) == "policy_denied"
     });
+    gateway.stop();
+}
+
+#[test]
+fn a_run_that_waits_is_not_begun_under_rules_that_are_gone() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let policies = policy_in(&house, |_| ());
+    house.configure(Settings {
+        server: "reload_watch_ms = 0",
+        runs: "max_concurrent = 1",
+        extra: &format!("[policy]\npath = {policies:?}\n"),
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let first = begun(&gateway, SLEEPS);
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| refusal(&gateway));
+        eventually("the second waits", PATIENCE, || {
+            value(&metrics(&gateway), "skillgate_run_queue_depth ") == 1.0
+        });
+        policy_in(&house, narrow);
+        reload(&gateway, TAKEN);
+        first.hang_up();
+        assert_eq!(second.join().unwrap(), "unavailable");
+    });
+    assert_eq!(refusal(&gateway), "policy_denied");
     gateway.stop();
 }

@@ -14,7 +14,7 @@ use crate::support::http::Client;
 use crate::support::look;
 
 /// Sends a run without waiting for its answer, and waits until it is under way.
-fn begun(gateway: &Gateway, code: &str) -> Client {
+pub(crate) fn begun(gateway: &Gateway, code: &str) -> Client {
     let mut client = gateway.client();
     let body = json!({ "jsonrpc": "2.0", "id": "run", "method": "run_code", "params": { "language": "python", "code": code } }).to_string();
     let length = body.len().to_string();
@@ -35,7 +35,7 @@ fn begun(gateway: &Gateway, code: &str) -> Client {
 }
 
 /// With a child, so that there is something to be left behind.
-const SLEEPS: &str = "import os, time\ndef main(args):\n    if os.fork() == 0:\n        time.sleep(1000)\n    time.sleep(1000)\n";
+pub(crate) const SLEEPS: &str = "import os, time\ndef main(args):\n    if os.fork() == 0:\n        time.sleep(1000)\n    time.sleep(1000)\n";
 
 #[test]
 fn a_run_ends_with_its_caller() {
