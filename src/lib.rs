@@ -65,7 +65,8 @@ pub mod faces;
 
 pub mod json;
 pub mod rpc;
-mod slots;
+
+pub mod slots;
 
 pub mod policy;
 
