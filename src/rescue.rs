@@ -343,7 +343,7 @@ impl From<catalog::Error> for ErrorObject {
             }
             Error::TooLarge { .. } => ErrorObject::new(Code::TooLarge, "too_large", message),
             Error::Broken { .. } => ours("a stored skill is broken", &error),
-            Error::Store(error) => plugin("skill store", &error),
+            Error::Store(error) => plugin("skill store", "store less", &error),
         }
     }
 }
@@ -357,7 +357,7 @@ impl From<blobs::Error> for ErrorObject {
                 ErrorObject::new(Code::InvalidParams, "blob_not_found", message)
             }
             Error::TooLarge { .. } => ErrorObject::new(Code::TooLarge, "too_large", message),
-            Error::Store(error) => plugin("blob store", &error),
+            Error::Store(error) => plugin("blob store", "store less", &error),
         }
     }
 }
@@ -390,7 +390,7 @@ impl From<runs::Error> for ErrorObject {
                 let message = "the sandbox of this gateway does not run \"python\"";
                 ErrorObject::new(Code::InvalidParams, "language_unsupported", message)
             }
-            Error::Sandbox(error) => plugin("sandbox", &error),
+            Error::Sandbox(error) => plugin("sandbox", "run less at once", &error),
             Error::Lost => ours("a run ended without a result", &error),
         }
     }
@@ -407,8 +407,13 @@ impl From<audit::Unavailable> for ErrorObject {
     }
 }
 
-/// An error of a plugin: the caller learns only whether trying again makes sense.
-fn plugin(which: &'static str, error: &skillgate_plugin_sdk::model::Error) -> ErrorObject {
+/// An error of a plugin: the caller learns only whether trying again makes sense, and what else it can do when something has
+/// run out. The plugin's own text is for the log: it may name places of this host.
+fn plugin(
+    which: &'static str,
+    when_full: &'static str,
+    error: &skillgate_plugin_sdk::model::Error,
+) -> ErrorObject {
     match error.code {
         abi::E_UNAVAILABLE | abi::E_CRASHED | abi::E_EXHAUSTED | abi::E_ABORTED => {
             tracing::warn!(
@@ -423,7 +428,9 @@ fn plugin(which: &'static str, error: &skillgate_plugin_sdk::model::Error) -> Er
                 error.retry_after_ms
             };
             let message = if error.code == abi::E_EXHAUSTED {
-                format!("the {which} is full or out of a resource")
+                format!(
+                    "the {which} is full or out of a resource: {when_full}, try again later, and tell its operator if it lasts"
+                )
             } else {
                 format!("the {which} is not available now")
             };

@@ -23,6 +23,7 @@ mod egress;
 mod examples;
 mod fairness;
 mod files;
+mod floor;
 mod inside;
 mod jwt;
 mod limits;

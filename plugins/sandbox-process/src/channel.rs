@@ -402,7 +402,10 @@ impl Refusal {
         match self {
             Refusal::NotFound => ("not_found", "there is no such blob for this run"),
             Refusal::TooLarge => ("too_large", "the blob is larger than this gateway stores"),
-            Refusal::DiskFull => ("disk_full", "the store has no room left"),
+            Refusal::DiskFull => (
+                "disk_full",
+                "the store has no room left: store less, or ask its operator",
+            ),
             Refusal::Unavailable => ("unavailable", "the store does not answer"),
             Refusal::Invalid => ("invalid", "the request is not valid"),
         }

@@ -121,7 +121,7 @@ impl Blobs {
     pub(crate) fn create(&self, create: &BlobCreate) -> Result<u64> {
         let tenant = TenantDir::new(&create.tenant)?;
         self.writers.check_room()?;
-        let writer = Writer::new(self.ground.stage()?, tenant, create)?;
+        let writer = Writer::new(self.ground.stage(0)?, tenant, create)?;
         self.writers.insert(writer)
     }
 

@@ -24,6 +24,10 @@ pub const CONFIG_SCHEMA: &str = r#"{
     "fsync": {
       "type": "boolean", "default": true,
       "description": "false: what is stored may be lost in a power cut; only for throw-away stores"
+    },
+    "reserve_bytes": {
+      "type": "integer", "minimum": 0, "default": 268435456,
+      "description": "what the file system of `root` keeps free for others, the gateway's records above all: a blob or a skill that would leave less is refused; 0: none"
     }
   },
   "anyOf": [{"required": ["root"]}, {"required": ["read_only_skills"]}]
@@ -38,10 +42,16 @@ struct Raw {
     read_only_skills: Option<Vec<PathBuf>>,
     #[serde(default = "yes")]
     fsync: bool,
+    #[serde(default = "reserve_bytes")]
+    reserve_bytes: u64,
 }
 
 fn yes() -> bool {
     true
+}
+
+fn reserve_bytes() -> u64 {
+    256 * 1024 * 1024
 }
 
 /// Checked and ready.
@@ -50,6 +60,8 @@ pub(crate) struct Config {
     pub(crate) root: Option<PathBuf>,
     pub(crate) read_only_skills: Vec<PathBuf>,
     pub(crate) fsync: bool,
+    /// 0: none.
+    pub(crate) reserve_bytes: u64,
 }
 
 impl Config {
@@ -79,6 +91,7 @@ impl Config {
             root: raw.root,
             read_only_skills: raw.read_only_skills.unwrap_or_default(),
             fsync: raw.fsync,
+            reserve_bytes: raw.reserve_bytes,
         })
     }
 }
@@ -92,6 +105,11 @@ mod tests {
         let store = Config::parse(br#"{"root": "store"}"#).unwrap();
         assert_eq!(store.root, Some(PathBuf::from("store")));
         assert!(store.fsync && store.read_only_skills.is_empty());
+        let schema: serde_json::Value = serde_json::from_str(CONFIG_SCHEMA).unwrap();
+        let said = &schema["properties"]["reserve_bytes"]["default"];
+        assert_eq!(*said, store.reserve_bytes);
+        let none = Config::parse(br#"{"root": "store", "reserve_bytes": 0}"#).unwrap();
+        assert_eq!(none.reserve_bytes, 0);
         let shelf = Config::parse(br#"{"read_only_skills": ["a", "b"], "fsync": false}"#).unwrap();
         assert_eq!(shelf.root, None);
         assert_eq!(shelf.read_only_skills.len(), 2);
@@ -100,7 +118,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let cases: [(&[u8], &str); 7] = [
+        let cases: [(&[u8], &str); 8] = [
             (b"", "nothing to serve"),
             (b"{}", "nothing to serve"),
             (br#"{"rooot": "x"}"#, "unknown field `rooot`"),
@@ -108,12 +126,13 @@ mod tests {
             (br#"{"root": 5}"#, "invalid type"),
             (br#"{"read_only_skills": [""]}"#, "empty entry"),
             (br#"{"root": "x", "fsync": "no"}"#, "expected a boolean"),
+            (br#"{"root": "x", "reserve_bytes": -1}"#, "expected u64"),
         ];
         for (json, expected) in cases {
             let text = Config::parse(json).unwrap_err().to_string();
             assert!(text.contains(expected), "{text}");
         }
         let schema: serde_json::Value = serde_json::from_str(CONFIG_SCHEMA).unwrap();
-        assert_eq!(schema["properties"].as_object().unwrap().len(), 3);
+        assert_eq!(schema["properties"].as_object().unwrap().len(), 4);
     }
 }

@@ -26,6 +26,9 @@ pub(crate) enum Fault {
     OutOfRange(String),
     #[error("{0}")]
     Exhausted(String),
+    /// The disk, or what may be had of it. What expires is freed once a minute, so sooner is too soon.
+    #[error("{0}")]
+    Full(String),
     #[error("{0}")]
     Corrupt(String),
     #[error("{0}")]
@@ -84,6 +87,9 @@ impl From<Fault> for Error {
             Fault::Invalid(_) => Error::new(abi::E_INVALID_ARGUMENT, message),
             Fault::OutOfRange(_) => Error::new(abi::E_OUT_OF_RANGE, message),
             Fault::Exhausted(_) => Error::new(abi::E_EXHAUSTED, message).retryable(RETRY_AFTER_MS),
+            Fault::Full(_) => {
+                Error::new(abi::E_EXHAUSTED, message).retryable(RETRY_WHEN_FULL_AFTER_MS)
+            }
             Fault::Corrupt(_) => Error::new(abi::E_CORRUPT, message),
             Fault::Precondition(_) => Error::new(abi::E_PRECONDITION, message),
             Fault::Unavailable(_) => Error::new(abi::E_UNAVAILABLE, message),
@@ -104,3 +110,6 @@ impl From<Fault> for Error {
 
 /// Advice to the host when something has run out.
 const RETRY_AFTER_MS: u32 = 1000;
+
+/// And when that is the space for data.
+const RETRY_WHEN_FULL_AFTER_MS: u32 = 60_000;

@@ -16,6 +16,7 @@ use skillgate_plugin_sdk::{Host, Level};
 
 use crate::beneath;
 use crate::fault::{Fault, Result};
+use crate::floor::{Floor, Room};
 use crate::names::random_name;
 
 /// Log target of this plugin.
@@ -49,6 +50,7 @@ pub(crate) struct Ground {
     /// An fsync of a directory has failed: what the kernel holds and what the disk holds may differ from now on, and a
     /// second fsync would report success without having written the pages.
     broken: AtomicBool,
+    floor: Floor,
     host: Host,
 }
 
@@ -62,7 +64,7 @@ pub(crate) enum Published {
 
 impl Ground {
     /// Opens or makes the store at `root`, takes its lock, and removes what an earlier life left half-built.
-    pub(crate) fn open(root: &Path, fsync: bool, host: Host) -> Result<Ground> {
+    pub(crate) fn open(root: &Path, fsync: bool, floor: Floor, host: Host) -> Result<Ground> {
         make_dirs(root, fsync)?;
         let shown = root.display().to_string();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -82,6 +84,7 @@ impl Ground {
             fsync,
             settled: Mutex::new(HashSet::new()),
             broken: AtomicBool::new(false),
+            floor,
             host,
         };
         ground.check_format(&shown)?;
@@ -95,6 +98,11 @@ impl Ground {
 
     pub(crate) fn host(&self) -> &Host {
         &self.host
+    }
+
+    /// What is free, and whether that is enough.
+    pub(crate) fn room(&self) -> Room {
+        self.floor.room(&self.root, &self.host)
     }
 
     /// Something that no caller waits for did not go well.
@@ -160,9 +168,11 @@ impl Ground {
         Ok(())
     }
 
-    /// A new private directory to build something in.
-    pub(crate) fn stage(self: &Arc<Ground>) -> Result<Staging> {
+    /// A new private directory to build something in. What is known of its size counts at once; what comes later says so
+    /// with [`Staging::expect`].
+    pub(crate) fn stage(self: &Arc<Ground>, bytes: u64) -> Result<Staging> {
         self.refuse_when_broken()?;
+        self.floor.begin(&self.root, &self.host, bytes)?;
         let name = random_name()?;
         mkdirat(&self.tmp, &name, Mode::from_raw_mode(beneath::DIR_MODE))
             .map_err(Fault::os("make", "tmp/"))?;
@@ -330,6 +340,12 @@ impl Staging {
         self.dir
             .as_ref()
             .ok_or_else(|| Fault::Unavailable("the temporary directory is not open".to_owned()))
+    }
+
+    /// So many bytes more are about to be written; refused when they would be too many for the disk.
+    pub(crate) fn expect(&self, bytes: u64) -> Result<()> {
+        let ground = &self.ground;
+        ground.floor.go_on(&ground.root, &ground.host, bytes)
     }
 
     /// A new file at `path`, its directories made as needed. Finish it with [`Staging::close`].

@@ -25,6 +25,9 @@
 //! Publishing is one function, [`ground::Staging::publish`]: build in `tmp/`, fsync every file and directory, rename
 //! without replacing, fsync the directory that it appeared in. A kill or a power cut at any point leaves a whole thing or none.
 //!
+//! What would leave less than `reserve_bytes` free on the file system is refused, at the beginning and while it is written;
+//! what is there is read and deleted as ever.
+//!
 //! # The read-only shelf
 //!
 //! `<dir>/<any>/skill.toml` or `<dir>/<name>/<version>/skill.toml`, or `<dir>/skill.toml` for a directory that is one
@@ -37,6 +40,7 @@ mod blobs;
 mod clock;
 mod config;
 mod fault;
+mod floor;
 mod ground;
 mod handles;
 mod names;
@@ -56,11 +60,13 @@ use skillgate_plugin_sdk::{Host, abi};
 use blobs::Blobs;
 use config::Config;
 use fault::{Fault, Result};
+use floor::Floor;
 use ground::Ground;
 use skills::Skills;
 
 pub use clock::Clock;
 pub use config::CONFIG_SCHEMA;
+pub use floor::Space;
 
 skillgate_plugin_sdk::export_plugin! {
     id: "org.skillgate.storage-fs",
@@ -90,17 +96,23 @@ impl std::fmt::Debug for StorageFs {
 }
 
 impl StorageFs {
-    /// [`Storage::create`] with a clock of one's own.
-    pub fn with_clock(host: Host, request: &CreateRequest, clock: Clock) -> Result<Self, Error> {
-        Ok(Self::open(host, request, clock)?)
+    /// [`Storage::create`] with a clock and a free space of one's own.
+    pub fn with_clock_and_space(
+        host: Host,
+        request: &CreateRequest,
+        clock: Clock,
+        space: Space,
+    ) -> Result<Self, Error> {
+        Ok(Self::open(host, request, clock, space)?)
     }
 
-    fn open(host: Host, request: &CreateRequest, clock: Clock) -> Result<Self> {
+    fn open(host: Host, request: &CreateRequest, clock: Clock, space: Space) -> Result<Self> {
         let config = Config::parse(&request.config_json)?;
         let writable = match &config.root {
             None => None,
             Some(root) => {
-                let ground = Arc::new(Ground::open(root, config.fsync, host.clone())?);
+                let floor = Floor::new(config.reserve_bytes, space);
+                let ground = Arc::new(Ground::open(root, config.fsync, floor, host.clone())?);
                 let blobs = Blobs::new(Arc::clone(&ground), clock)?;
                 Some(Writable { ground, blobs })
             }
@@ -124,7 +136,12 @@ impl StorageFs {
 
 impl Storage for StorageFs {
     fn create(host: Host, request: CreateRequest) -> Result<Self, Error> {
-        Self::with_clock(host, &request, clock::system())
+        Ok(Self::open(
+            host,
+            &request,
+            clock::system(),
+            floor::of_the_file_system(),
+        )?)
     }
 
     fn caps(&self) -> u32 {
@@ -150,9 +167,14 @@ impl Storage for StorageFs {
         let bytes = blobs
             .bytes()
             .map_or_else(String::new, |n| format!(r#","blob_bytes":{n}"#));
-        let (state, message) = match ground.broken() {
-            Some(why) => (abi::HEALTH_DOWN, why.to_owned()),
-            None => (abi::HEALTH_OK, format!("{skills} skills")),
+        let room = ground.room();
+        let free = room
+            .free_bytes
+            .map_or_else(String::new, |n| format!(r#","free_bytes":{n}"#));
+        let (state, message) = match (ground.broken(), room.low) {
+            (Some(why), _) => (abi::HEALTH_DOWN, why.to_owned()),
+            (None, Some(why)) => (abi::HEALTH_DEGRADED, why),
+            (None, None) => (abi::HEALTH_OK, format!("{skills} skills")),
         };
         Ok(Health {
             state,
@@ -160,7 +182,7 @@ impl Storage for StorageFs {
             capacity: clamp(Blobs::MAX_WRITERS.saturating_sub(writers)),
             message,
             metrics_json: format!(
-                r#"{{"skills":{skills},"open_writers":{writers},"open_readers":{readers}{bytes}}}"#
+                r#"{{"skills":{skills},"open_writers":{writers},"open_readers":{readers}{bytes}{free}}}"#
             ),
             report_json: String::new(),
         })

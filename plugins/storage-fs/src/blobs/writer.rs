@@ -77,6 +77,7 @@ impl Writer {
                 self.max_bytes
             )));
         }
+        self.staging.expect(data.len() as u64)?;
         beneath::write_all(&self.data, DATA_FILE, data)?;
         self.meta.size_bytes = size;
         self.whole.update(data);

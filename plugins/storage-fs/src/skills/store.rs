@@ -216,7 +216,8 @@ impl Stored {
         if let Some(entry) = known {
             return self.put_again(&tenant, &entry, &meta, &above);
         }
-        let mut staging = self.ground.stage()?;
+        let bytes = meta.files.iter().map(|file| file.size_bytes).sum();
+        let mut staging = self.ground.stage(bytes)?;
         staging.make_dir(FILES)?;
         for (path, data) in &put.files {
             staging.write(&format!("{FILES}/{path}"), data)?;

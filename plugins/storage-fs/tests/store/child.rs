@@ -62,7 +62,8 @@ fn ack(what: &str) {
 
 fn open(root: &str) -> Result<StorageFs, Error> {
     let host = skillgate_plugin_sdk::Host::for_tests(|_, _, _, _| {});
-    let config = format!(r#"{{"root": {root:?}}}"#);
+    // Some work on file systems that are small.
+    let config = format!(r#"{{"root": {root:?}, "reserve_bytes": 0}}"#);
     StorageFs::create(
         host,
         CreateRequest {

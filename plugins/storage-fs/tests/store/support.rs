@@ -18,6 +18,10 @@ pub(crate) struct Bench {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) logs: Arc<Mutex<Vec<String>>>,
     pub(crate) now_ms: Arc<AtomicU64>,
+    /// What the file system says is free.
+    pub(crate) free_bytes: Arc<AtomicU64>,
+    /// How often it was asked.
+    pub(crate) looks: Arc<AtomicU64>,
 }
 
 /// A login's 1024 are as many as one store may have open; here many stores are beside each other.
@@ -37,6 +41,8 @@ impl Bench {
             dir: tempfile::tempdir().unwrap(),
             logs: Arc::default(),
             now_ms: Arc::new(AtomicU64::new(1_700_000_000_000)),
+            free_bytes: Arc::new(AtomicU64::new(u64::MAX)),
+            looks: Arc::default(),
         }
     }
 
@@ -76,10 +82,15 @@ impl Bench {
             config_json: config.as_bytes().to_vec(),
             ..CreateRequest::default()
         };
-        StorageFs::with_clock(
+        let (free, looks) = (Arc::clone(&self.free_bytes), Arc::clone(&self.looks));
+        StorageFs::with_clock_and_space(
             host,
             &request,
             Arc::new(move || now.load(Ordering::Relaxed)),
+            Arc::new(move |_| {
+                looks.fetch_add(1, Ordering::Relaxed);
+                Ok(Some(free.load(Ordering::Relaxed)))
+            }),
         )
     }
 

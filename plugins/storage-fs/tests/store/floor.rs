@@ -1,0 +1,212 @@
+//! The floor of free space, on a file system that says what the test wants.
+
+use std::sync::atomic::Ordering;
+
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Storage;
+use skillgate_plugin_sdk::model::Error;
+use skillgate_storage_fs::StorageFs;
+
+use crate::support::*;
+
+const MIB: u64 = 1024 * 1024;
+const RESERVE: u64 = 100 * MIB;
+const PIECE: usize = 256 * 1024;
+
+/// `LOOK_EVERY_BYTES` of the store.
+const LOOK_EVERY: u64 = 8 * MIB;
+
+fn store(bench: &Bench) -> StorageFs {
+    let root = bench.root();
+    bench
+        .create(&format!(
+            r#"{{"root": {root:?}, "fsync": false, "reserve_bytes": {RESERVE}}}"#
+        ))
+        .unwrap()
+}
+
+fn free(bench: &Bench, bytes: u64) {
+    bench.free_bytes.store(bytes, Ordering::Relaxed);
+}
+
+fn looks(bench: &Bench) -> u64 {
+    bench.looks.swap(0, Ordering::Relaxed)
+}
+
+fn count_logged(bench: &Bench, part: &str) -> usize {
+    let logs = bench.logs.lock().unwrap();
+    logs.iter().filter(|line| line.contains(part)).count()
+}
+
+fn assert_full(bench: &Bench, error: &Error) {
+    assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
+    assert!(
+        error.retryable && error.retry_after_ms >= 10_000,
+        "{error:?}"
+    );
+    let words = format!("less than {RESERVE} bytes free");
+    assert!(
+        error.message.contains(&words) && error.message.contains("store less"),
+        "{error}"
+    );
+    let place = bench.dir.path().to_str().unwrap();
+    assert!(!error.message.contains(place), "{error}");
+}
+
+#[test]
+fn below_the_floor_nothing_is_made_and_the_rest_goes_on() {
+    let bench = Bench::new();
+    let store = store(&bench);
+    let kept = store_blob(&store, &blob_of("acme"), b"kept").unwrap().id;
+    let gone = store_blob(&store, &blob_of("acme"), b"gone").unwrap().id;
+    let put = skill("acme", "a.b", "1.0.0", b"x");
+    store.skill_put(&put).unwrap();
+
+    free(&bench, RESERVE - 1);
+    assert_full(&bench, &store.blob_create(&blob_of("other")).unwrap_err());
+    let new = skill("acme", "a.b", "2.0.0", b"x");
+    assert_full(&bench, &store.skill_put(&new).unwrap_err());
+    assert_eq!(bench.in_tmp(), 0);
+    // Nothing is added by these.
+    assert_eq!(store.skill_put(&put).unwrap().version, "1.0.0");
+    assert_eq!(read_blob(&store, "acme", &kept).unwrap(), b"kept");
+    store.blob_delete("acme", &gone).unwrap();
+
+    free(&bench, RESERVE);
+    let writer = store.blob_create(&blob_of("acme")).unwrap();
+    assert_full(&bench, &store.blob_write(writer, b"x").unwrap_err());
+    store.blob_abort(writer);
+    free(&bench, RESERVE + 1);
+    store_blob(&store, &blob_of("acme"), b"x").unwrap();
+    assert_full(
+        &bench,
+        &store_blob(&store, &blob_of("acme"), b"xy").unwrap_err(),
+    );
+    assert_eq!(bench.in_tmp(), 0);
+}
+
+/// A skill's size is known, so it is refused before anything of it is written.
+#[test]
+fn a_skill_counts_with_all_its_files() {
+    let bench = Bench::new();
+    let store = store(&bench);
+    let put = skill("acme", "a.b", "1.0.0", &bytes(1, 1000));
+    let size: usize = put.files.iter().map(|(_, data)| data.len()).sum();
+    free(&bench, RESERVE + size as u64 - 1);
+    assert_full(&bench, &store.skill_put(&put).unwrap_err());
+    free(&bench, RESERVE + size as u64);
+    store.skill_put(&put).unwrap();
+}
+
+/// However many writers there are, all of them together write no more between two looks.
+#[test]
+fn writers_that_are_open_stop_too() {
+    let bench = Bench::new();
+    let store = store(&bench);
+    let writers: Vec<u64> = (0..64)
+        .map(|_| store.blob_create(&blob_of("acme")).unwrap())
+        .collect();
+    // From here on somebody else fills the disk.
+    free(&bench, RESERVE - 1);
+    let piece = bytes(1, PIECE);
+    let mut written = 0;
+    for writer in &writers {
+        match store.blob_write(*writer, &piece) {
+            Ok(()) => written += PIECE as u64,
+            Err(error) => assert_full(&bench, &error),
+        }
+    }
+    assert_eq!(written, LOOK_EVERY);
+    // What was refused is not committed, what was not is.
+    let committed = writers
+        .iter()
+        .filter(|writer| store.blob_commit(**writer).is_ok())
+        .count();
+    assert_eq!(committed as u64, LOOK_EVERY / PIECE as u64);
+    assert_eq!(bench.in_tmp(), 0);
+}
+
+#[test]
+fn the_last_room_above_the_floor_is_used_and_no_more() {
+    let bench = Bench::new();
+    let store = store(&bench);
+    free(&bench, RESERVE + MIB);
+    let writer = store.blob_create(&blob_of("acme")).unwrap();
+    let piece = bytes(1, PIECE);
+    for _ in 0..MIB / PIECE as u64 {
+        store.blob_write(writer, &piece).unwrap();
+    }
+    free(&bench, RESERVE);
+    assert_full(&bench, &store.blob_write(writer, b"x").unwrap_err());
+    store.blob_abort(writer);
+}
+
+#[test]
+fn the_file_system_is_not_asked_with_each_write() {
+    let bench = Bench::new();
+    let store = store(&bench);
+    looks(&bench);
+    let writer = store.blob_create(&blob_of("acme")).unwrap();
+    let piece = bytes(1, PIECE);
+    for _ in 0..4 * LOOK_EVERY / PIECE as u64 {
+        store.blob_write(writer, &piece).unwrap();
+    }
+    store.blob_commit(writer).unwrap();
+    // At the beginning, and each time a grant is used up; what made it necessary is not part of the next.
+    assert_eq!(looks(&bench), 4);
+}
+
+#[test]
+fn health_and_log_say_it_once() {
+    const WARNED: &str = "Warn the store's file system has no more free space";
+    const WELL: &str = "Info the store's file system has room again";
+    let bench = Bench::new();
+    let store = store(&bench);
+    free(&bench, 2 * RESERVE);
+    let health = store.health().unwrap();
+    assert_eq!(health.state, abi::HEALTH_OK);
+    let metrics: serde_json::Value = serde_json::from_str(&health.metrics_json).unwrap();
+    assert_eq!(metrics["free_bytes"], 2 * RESERVE);
+
+    free(&bench, RESERVE - 1);
+    for _ in 0..3 {
+        store.blob_create(&blob_of("acme")).unwrap_err();
+        let health = store.health().unwrap();
+        assert_eq!(health.state, abi::HEALTH_DEGRADED);
+        assert!(health.message.contains("reserve_bytes"), "{health:?}");
+    }
+    assert_eq!(count_logged(&bench, WARNED), 1);
+    // To and fro around the floor is one change.
+    for at in [RESERVE + 1, RESERVE - 1, RESERVE + LOOK_EVERY - 1] {
+        free(&bench, at);
+        let _either = store.blob_create(&blob_of("acme"));
+        assert_eq!(store.health().unwrap().state, abi::HEALTH_DEGRADED);
+    }
+    assert_eq!(
+        (count_logged(&bench, WARNED), count_logged(&bench, WELL)),
+        (1, 0)
+    );
+    free(&bench, RESERVE + LOOK_EVERY);
+    assert_eq!(store.health().unwrap().state, abi::HEALTH_OK);
+    assert_eq!(count_logged(&bench, WELL), 1);
+    // Nobody has to write for it to be seen.
+    free(&bench, 0);
+    assert_eq!(store.health().unwrap().state, abi::HEALTH_DEGRADED);
+    assert_eq!(count_logged(&bench, WARNED), 2);
+}
+
+#[test]
+fn without_a_floor_nobody_asks() {
+    let bench = Bench::new();
+    let root = bench.root();
+    let store = bench
+        .create(&format!(
+            r#"{{"root": {root:?}, "fsync": false, "reserve_bytes": 0}}"#
+        ))
+        .unwrap();
+    free(&bench, 0);
+    looks(&bench);
+    store_blob(&store, &blob_of("acme"), b"x").unwrap();
+    assert_eq!(looks(&bench), 0);
+    assert_eq!(store.health().unwrap().state, abi::HEALTH_OK);
+}
