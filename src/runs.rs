@@ -291,6 +291,9 @@ impl Runs {
         let (_in_use, granted, gate, request) = match self.prepare(&job, &run_id).await {
             Ok(ready) => ready,
             Err(error) => {
+                // For the operator, who can do more about a secret that is not there than the caller.
+                let decision_id = &job.permit.decision_id;
+                tracing::warn!(run_id, what = label, decision_id, %error, "run not started");
                 watch.not_started();
                 ending.not_started().await;
                 return Err(error);

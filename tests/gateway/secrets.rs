@@ -355,6 +355,12 @@ fn a_granted_secret_without_a_value_keeps_the_run_from_starting() {
             .contains("the secret GONE"),
         "{reply}"
     );
+    let log = gateway.log();
+    let said = log.lines().find(|line| line.contains("run not started"));
+    assert!(
+        said.is_some_and(|line| line.contains("the secret GONE")),
+        "{log}"
+    );
     gateway.stop();
     let audit = fs::read_to_string(place.house.path().join(".skillgate/audit.jsonl")).unwrap();
     assert!(audit.contains(r#""status":"not_started""#), "{audit}");
