@@ -52,6 +52,9 @@ use target::Target;
 
 /// Questions to the resolver that one run has under way: names that nobody answers must not hold up others' names.
 const RUN_LOOKUPS_MAX: usize = 4;
+/// Refused requests of one run that are recorded one by one. They cost the run nothing, so without an end a loop of them would
+/// fill the log; a connection that was made is always recorded.
+const REFUSALS_RECORDED_MAX: u64 = 1000;
 /// Wait before accepting again when there are no descriptors left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
@@ -132,6 +135,8 @@ struct Run {
     lookups: Semaphore,
     up: AtomicU64,
     down: AtomicU64,
+    /// Requests that led to no connection.
+    refusals: AtomicU64,
     ended: AtomicBool,
 }
 
@@ -144,6 +149,16 @@ impl Run {
     /// As it is now.
     fn grant(&self) -> Arc<Grant> {
         self.grant.borrow().clone()
+    }
+
+    /// One more request has led to no connection; how many had before.
+    fn count_refusal(&self) -> u64 {
+        self.refusals.fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// It has been refused so often that what it is refused now is not recorded.
+    fn is_past_records(&self) -> bool {
+        self.refusals.load(Ordering::Acquire) > REFUSALS_RECORDED_MAX
     }
 
     fn has_ended(&self) -> bool {
@@ -173,6 +188,7 @@ impl Gate {
             lookups: Semaphore::new(RUN_LOOKUPS_MAX),
             up: AtomicU64::new(0),
             down: AtomicU64::new(0),
+            refusals: AtomicU64::new(0),
             ended: AtomicBool::new(false),
         });
         let mut runs = self.0.runs();

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue, TRANSFER_ENCODING,
+};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
@@ -112,14 +114,22 @@ async fn answer(
     request: Request<Incoming>,
 ) -> Result<Response<Reply>, Infallible> {
     let outcome = if request.method() == Method::CONNECT {
-        connect(run, &request).await.map(|tunnel| {
+        connect(run.clone(), &request).await.map(|tunnel| {
             *accepted.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnel);
             Response::new(Reply::Gate(Full::default()))
         })
     } else {
-        pass_on(run, request).await
+        pass_on(run.clone(), request).await
     };
-    Ok(outcome.unwrap_or_else(|refusal| refused(&refusal)))
+    Ok(outcome.unwrap_or_else(|refusal| {
+        let mut response = refused(&refusal);
+        if run.is_past_records() {
+            // Whoever asks on and on pays a connection for each answer.
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(CONNECTION, close);
+        }
+        response
+    }))
 }
 
 /// A record for a request, and where it leads, if it may.

@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::Run;
 use super::refusal::Refusal;
 use super::target::Target;
+use super::{REFUSALS_RECORDED_MAX, Run};
 use crate::audit::{self, Audit};
 
 /// What became of a connection.
@@ -34,7 +34,8 @@ pub struct Record {
     pub decision_id: String,
     /// What became of it.
     pub verdict: Verdict,
-    /// Why it was refused or how it ended: a stable word.
+    /// Why it was refused or how it ended: a stable word. `more_refusals_not_recorded`: so many requests of the run have led to
+    /// no connection that this record stands for all further ones.
     pub reason: &'static str,
     /// `http`, `https`; empty where the request named none.
     pub scheme: &'static str,
@@ -91,6 +92,9 @@ pub struct NoLedger;
 impl Ledger for NoLedger {
     fn keep(&self, _record: Record) {}
 }
+
+/// The reason of a run's last record of a refusal.
+const MORE_REFUSALS: &str = "more_refusals_not_recorded";
 
 /// What has moved on one connection.
 #[derive(Debug, Default)]
@@ -153,6 +157,23 @@ impl Entry {
         self.cut(refusal.code());
     }
 
+    /// Whether it is to be kept. The first one beyond what a run may have of refusals stands for all that follow, so it tells
+    /// no target.
+    fn is_kept(&mut self) -> bool {
+        let was_made = self.record.address.is_some();
+        if was_made {
+            return true;
+        }
+        let before = self.run.count_refusal();
+        if before == REFUSALS_RECORDED_MAX {
+            self.cut(MORE_REFUSALS);
+            self.record.scheme = "";
+            self.record.host = String::new();
+            self.record.port = 0;
+        }
+        before <= REFUSALS_RECORDED_MAX
+    }
+
     /// Ended by a rule.
     pub(super) fn cut(&mut self, reason: &'static str) {
         self.record.verdict = Verdict::Refused;
@@ -167,6 +188,9 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
+        if !self.is_kept() {
+            return;
+        }
         let record = &mut self.record;
         if let Cow::Owned(plain) = self.run.grant().plain(&record.host) {
             record.host = plain;

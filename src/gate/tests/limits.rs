@@ -392,3 +392,72 @@ async fn no_connection_without_a_record() {
         (0, 0)
     );
 }
+
+/// A loop of requests for what is not granted does not fill the log; what is granted is recorded as ever.
+#[tokio::test]
+async fn refusals_on_record() {
+    let (_host, authority, grant) = host_and_grant(b"SERVER").await;
+    let mut world = world(settings(), grant);
+    let request = b"CONNECT other.example.com:443 HTTP/1.1\r\n\r\n";
+    let count = |answers: &str, part: &str| answers.matches(part).count() as u64;
+    // The last of them ends the connection.
+    let all = request.repeat(REFUSALS_RECORDED_MAX as usize + 1);
+    let (mut reading, mut writing) = world.client().await.into_split();
+    let written = tokio::spawn(async move {
+        writing.write_all(&all).await.unwrap();
+        writing
+    });
+    let mut answers = String::new();
+    reading.read_to_string(&mut answers).await.unwrap();
+    let _writing = written.await.unwrap();
+    let refused = "\"error\":\"network.not_granted\"";
+    assert_eq!(count(&answers, refused), REFUSALS_RECORDED_MAX + 1);
+    assert_eq!(count(&answers, "connection: close"), 1);
+    // So does each that follows, in the same words.
+    for _ in 0..2 {
+        let mut client = world.client().await;
+        client.write_all(request).await.unwrap();
+        let answer = rest(&mut client).await;
+        assert!(
+            answer.starts_with("HTTP/1.1 403") && answer.contains("connection: close"),
+            "{answer}"
+        );
+        assert_eq!(count(&answer, refused), 1, "{answer}");
+    }
+    let (tunnel, head) = world.connect(&authority).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    drop(tunnel);
+
+    for _ in 0..REFUSALS_RECORDED_MAX {
+        let record = world.record().await;
+        assert_eq!(record.reason, "network.not_granted");
+        assert_eq!(record.host, "other.example.com");
+    }
+    let last = world.record().await;
+    assert_eq!(last.reason, "more_refusals_not_recorded");
+    assert_eq!(
+        (last.verdict, last.host.as_str(), last.port),
+        (Verdict::Refused, "", 0)
+    );
+    let made = world.record().await;
+    assert_eq!(
+        (made.reason, made.host.as_str()),
+        ("broken", "api.example.com")
+    );
+}
+
+/// The refusals of one run are not another's.
+#[tokio::test]
+async fn refusals_are_counted_by_run() {
+    let (_host, _, grant) = host_and_grant(b"").await;
+    let mut world = world(settings(), grant.clone());
+    let run = &world.open.as_ref().unwrap().run;
+    run.refusals
+        .store(REFUSALS_RECORDED_MAX + 1, Ordering::SeqCst);
+    let second = world.gate.open(grant);
+    let (fd, address) = listener();
+    second.serve(fd).unwrap();
+    let (_client, head) = connect_at(address, "other.example.com:443").await;
+    assert!(!head.contains("connection: close"), "{head}");
+    assert_eq!(world.record().await.reason, "network.not_granted");
+}
