@@ -6,7 +6,6 @@ import sys
 
 def main():
     import gc
-    import linecache
     import os
 
     guest, module, modules = sys.argv[1], sys.argv[2], sys.argv[3:]
@@ -19,13 +18,13 @@ def main():
 
     native = _imp.create_dynamic(ModuleSpec("_skillgate_zygote", None, origin=module))
     sys.modules.pop("_skillgate_zygote", None)
+    __import__("linecache").cache.clear()  # since 3.13 it has this text
     prepare, rehearse, serve = bootstrap.prepare, bootstrap.rehearse, bootstrap.serve
     tend, is_idle, activate = native.tend, native.is_idle, native.activate
     for name in modules:
         __import__(name)  # first: an import later would undo some of what a rehearsal brings into the interpreter's caches
     rehearse(8, 9, times=20)
     bootstrap.warm(modules)
-    linecache.cache.clear()  # since 3.13 it has this text
     gc.disable()
     tend()
     prepared = prepare(3, settled=True)
