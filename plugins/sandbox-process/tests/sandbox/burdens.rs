@@ -1,6 +1,7 @@
 //! What a run leaves to the launcher and to the gateway is little, whatever it does: both have other runs to see to.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -163,6 +164,36 @@ def main(args):
             "{}: {used:?} ms, MiB: {result:?}",
             mode.name
         );
+    }
+}
+
+/// After a mebibyte it is taken 64 KiB in a millisecond, whoever wants it.
+#[test]
+fn output_without_end_is_taken_slowly() {
+    const MIB: usize = 16;
+    let code = "\
+import os
+def main(args):
+    piece, left = bytes(1 << 16), args['mib'] << 20
+    while left > 0:
+        left -= os.write(1, piece)
+";
+    for mode in modes() {
+        let instance = Instance::with(&mode.config, None);
+        let mut request = request(code);
+        request.args_json = json!({ "mib": MIB }).to_string().into_bytes();
+        let services = Services {
+            keep: Some((2 * MIB) << 20),
+            ..Services::default()
+        };
+        let began = Instant::now();
+        let result = instance.plugin.run(request, &services).unwrap();
+        let took = began.elapsed();
+        assert!(result.completed, "{}: {result:?}", mode.name);
+        assert_eq!(services.output.lock().unwrap().len(), MIB << 20);
+        // What is left in the pipe at the end is taken at once.
+        let least = Duration::from_millis(16 * (MIB as u64 - 2));
+        assert!(took >= least, "{}: {took:?}", mode.name);
     }
 }
 
