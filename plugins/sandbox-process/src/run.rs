@@ -237,6 +237,8 @@ impl<'a> Running<'a> {
 
     /// Without a verdict of its own.
     fn kill_now(&mut self) {
+        // While the run still has it too: then it is the run that frees its files, with its own share of the processors.
+        self.place = None;
         if self.is_counted
             && let Some(pidfd) = &self.pidfd
         {

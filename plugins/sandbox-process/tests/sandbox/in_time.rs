@@ -1,5 +1,5 @@
 //! What must come in time although the processors have more to do than they can: the answer of a run that has reached its
-//! deadline, and another zygote where one was killed.
+//! deadline, and another zygote where one was killed. With `SKILLGATE_TEST_FULL` each takes the whole machine: `--test-threads=1`.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
