@@ -34,9 +34,11 @@ const BUSY_WAYS: usize = 3;
 /// With `SKILLGATE_TEST_FULL`, of zygotes' children: so many may have no processor time in their record, though they have had it.
 const UNCOUNTED_FULL: f64 = 0.001;
 
-/// From a killed zygote to the first run on a child of another: each with `SKILLGATE_TEST_FULL`, otherwise the best.
-const BACK_MAX_MS: f64 = 400.0;
+/// From a killed zygote to the first run on a child of another.
 const BACK_MAX_FULL_MS: f64 = 200.0;
+/// Without `SKILLGATE_TEST_FULL` every other test runs beside it: the
+/// middle one, in runs on an interpreter of their own.
+const BACK_STARTS_MAX: f64 = 8.0;
 const KILLS: usize = 5;
 const KILLS_FULL: usize = 100;
 
@@ -136,14 +138,16 @@ fn wait_for_another(instance: &Instance, before: &[u32]) {
 fn a_killed_zygote_is_soon_back() {
     let kills = if full() { KILLS_FULL } else { KILLS };
     let instance = warm(json!({"pool_max": 0}));
-    let mut back = Vec::new();
+    let own = Instance::with(&fresh().config, None);
+    let (mut back, mut starts) = (Vec::new(), Vec::new());
     for _ in 0..kills {
+        starts.push(took_ms(&own));
         let (before, served) = (zygotes(&instance), metric(&instance, "runs_on_demand"));
         signal(before[0], "-9");
         let killed = Instant::now();
         // Meanwhile each has an interpreter of its own.
         back.push(loop {
-            assert_eq!(instance.output("def main(args): return 1\n"), 1);
+            took_ms(&instance);
             let at = killed.elapsed().as_secs_f64() * 1000.0;
             if metric(&instance, "runs_on_demand") > served {
                 break at;
@@ -152,17 +156,18 @@ fn a_killed_zygote_is_soon_back() {
         wait_for_another(&instance, &before);
     }
     let at = |share| quantile(back.clone(), share);
+    let start = median(starts);
     println!(
-        "{kills} zygotes killed: the first run on a child of another after {:.1} ms (p50), {:.1} (the last)",
+        "{kills} zygotes killed: the first run on a child of another after {:.1} ms (p50), {:.1} (the last), where an interpreter of its own took {start:.1}",
         at(0.5),
         at(1.0)
     );
     let (took, most) = if full() {
         (at(1.0), BACK_MAX_FULL_MS)
     } else {
-        (at(0.0), BACK_MAX_MS)
+        (at(0.5), start * BACK_STARTS_MAX)
     };
-    assert!(took <= most, "{took:.1} ms");
+    assert!(took <= most, "{took:.1} ms, allowed {most:.1}");
     assert_eq!(metric(&instance, "launcher_starts"), 1);
 }
 

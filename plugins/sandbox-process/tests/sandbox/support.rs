@@ -435,6 +435,13 @@ pub(crate) fn median(values: Vec<f64>) -> f64 {
     quantile(values, 0.5)
 }
 
+/// How long a run takes that does nothing, in milliseconds.
+pub(crate) fn took_ms(instance: &Instance) -> f64 {
+    let began = Instant::now();
+    assert_eq!(instance.output("def main(args): return 1\n"), 1);
+    began.elapsed().as_secs_f64() * 1000.0
+}
+
 /// The value below which a share of them lies.
 pub(crate) fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
