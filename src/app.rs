@@ -374,6 +374,7 @@ pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
         };
         let operator = operator.serve(&app.parts);
         tokio::spawn(app.parts.limits.clone().housekeeping());
+        tokio::spawn(app.parts.authenticator.clone().housekeeping());
         let interval = Duration::from_millis(config.server.reload_watch_ms);
         let reloads = tokio::spawn(reload.follow(hangup, interval));
         let until = serve_connections(listener, stack::public(&app.parts), settings, stop).await;

@@ -25,6 +25,7 @@ mod verify;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::future::BoxFuture;
@@ -41,6 +42,9 @@ pub use mint::{DevelopmentKey, MintError};
 use prepare::Jwt;
 pub use prepare::{IssuerState, Prepared, check, prepare};
 pub use refused::Refused;
+
+/// How often [`Authenticator::housekeeping`] looks at the keys; each issuer is asked as rarely as if tokens had come.
+const TEND_EVERY: Duration = Duration::from_secs(5);
 
 /// What is known of whoever asks (contract, section 3).
 #[derive(Debug)]
@@ -223,6 +227,18 @@ impl Authenticator {
             new.inherit(old);
         }
         self.0.mode.store(Arc::new(mode));
+    }
+
+    /// Has issuers' keys fetched that are missing or no longer fresh, for as long as it is polled. Requests do so as well, but
+    /// a gateway that is not ready for want of keys is sent none.
+    pub async fn housekeeping(self) {
+        let mut ticks = tokio::time::interval(TEND_EVERY);
+        loop {
+            ticks.tick().await;
+            if let Mode::Jwt(jwt) = &**self.0.mode.load() {
+                jwt.verifier.tend();
+            }
+        }
     }
 
     /// The caller of the command line, which asks without HTTP.

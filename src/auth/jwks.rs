@@ -14,6 +14,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use jsonwebtoken::Algorithm;
 use serde::Deserialize;
+use tokio::task::AbortHandle;
 
 use super::cache::Generation;
 use super::clock::Clock;
@@ -154,8 +155,15 @@ pub(super) struct Held {
 #[derive(Default)]
 struct Flight {
     began: Option<Duration>,
-    /// Of the last one.
-    landed: Option<Shared<BoxFuture<'static, ()>>>,
+    /// The last one.
+    last: Option<Last>,
+}
+
+/// A fetch.
+struct Last {
+    /// Knows when it has ended, also if nobody waits for it: [`Self::landed`] knows only what somebody has polled.
+    task: AbortHandle,
+    landed: Shared<BoxFuture<'static, ()>>,
 }
 
 impl Remote {
@@ -187,13 +195,9 @@ impl Remote {
         self: &Arc<Self>,
         has: impl Fn(&KeySet) -> bool,
     ) -> Result<Arc<Held>, Refused> {
-        if let Some(held) = self.usable()
+        if let Some(held) = self.tend()
             && has(&held.set)
         {
-            if self.age(&held) >= self.ages.fresh {
-                // Beside this request, which has what it needs.
-                let _under_way = self.refresh();
-            }
             return Ok(held);
         }
         if let Some(landed) = self.refresh() {
@@ -202,6 +206,19 @@ impl Remote {
         }
         let retry_after_s = REFETCH_INTERVAL.as_secs();
         self.usable().ok_or(Refused::Unavailable { retry_after_s })
+    }
+
+    /// The keys that may be used. Where there are none, or they are no longer fresh, others are asked for beside.
+    pub(super) fn tend(self: &Arc<Self>) -> Option<Arc<Held>> {
+        let held = self.usable();
+        if held
+            .as_ref()
+            .is_none_or(|held| self.age(held) >= self.ages.fresh)
+        {
+            // Nobody here waits for it.
+            let _under_way = self.refresh();
+        }
+        held
     }
 
     /// The keys that may be used, as old as they are.
@@ -244,8 +261,8 @@ impl Remote {
     /// whether or not somebody waits for it, so that nobody can end it for the others by going away.
     pub(super) fn refresh(self: &Arc<Self>) -> Option<Shared<BoxFuture<'static, ()>>> {
         let mut flight = self.lock();
-        if let Some(landed) = flight.landed.as_ref().filter(|f| f.peek().is_none()) {
-            return Some(landed.clone());
+        if let Some(last) = flight.last.as_ref().filter(|f| !f.task.is_finished()) {
+            return Some(last.landed.clone());
         }
         let now = self.clock.now().uptime;
         if flight
@@ -259,9 +276,13 @@ impl Remote {
             let outcome = (this.fetch)().await;
             this.land(outcome);
         });
-        let landed = task.map(|_ended| ()).boxed().shared();
+        let last = Last {
+            task: task.abort_handle(),
+            landed: task.map(|_ended| ()).boxed().shared(),
+        };
+        let landed = last.landed.clone();
         flight.began = Some(now);
-        flight.landed = Some(landed.clone());
+        flight.last = Some(last);
         Some(landed)
     }
 

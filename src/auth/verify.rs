@@ -103,13 +103,35 @@ impl Verifier {
         }
         let now = self.clock.now();
         let digest = cache::digest(text);
-        if let Some(subject) = self.cache.get(&digest, now.unix_s) {
+        if let Some(subject) = self.cache.get(&digest, now.unix_s)
+            && self.has_keys_of(&subject.issuer)
+        {
             return Ok(subject);
         }
         let generation = self.generation.current();
         let subject = Arc::new(self.verify_anew(text, now).await?);
         self.cache.put(digest, &subject, generation);
         Ok(subject)
+    }
+
+    /// Whether the keys of an issuer may be used. Asked for a token that was verified before, too: it is no better than they
+    /// are, and where no other tokens come nobody else would see to it that they are fetched again.
+    fn has_keys_of(&self, issuer: &str) -> bool {
+        self.issuers
+            .get(issuer)
+            .is_some_and(|issuer| match &issuer.keys {
+                Keys::Fixed(_) => true,
+                Keys::Remote(remote) => remote.tend().is_some(),
+            })
+    }
+
+    /// Has keys fetched that are missing or no longer fresh.
+    pub(super) fn tend(&self) {
+        for issuer in self.issuers.values() {
+            if let Keys::Remote(remote) = &issuer.keys {
+                remote.tend();
+            }
+        }
     }
 
     async fn verify_anew(&self, text: &str, now: Now) -> Result<Subject, Refused> {

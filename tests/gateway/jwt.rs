@@ -453,6 +453,12 @@ fn keys_from_an_issuer_that_comes_later() {
         gateway.client().get("/readyz").unwrap().status == 503
     });
     assert_eq!(client.get("/livez").unwrap().status, 200);
+    // Nobody sends it anything, since it is not ready: it asks by itself, 30 seconds after it has asked last.
+    *keys.lock().unwrap() = Some(key.jwks().to_string());
+    eventually("it is ready", Duration::from_secs(60), || {
+        gateway.client().get("/readyz").unwrap().status == 200
+    });
+    assert_eq!(with_token(&mut gateway.client(), &token, LIST).status, 200);
     gateway.stop();
 }
 

@@ -2,6 +2,7 @@
 //! until a test moves it.
 
 use super::super::cache::Generation;
+use super::super::challenge::Challenge;
 use super::super::jwks::{Ages, Fetch, GetError, Keys, Remote, WAIT_MAX};
 use super::super::keys::{BadKeys, KeySet, Strictness};
 use super::super::verify::{Issuer, Verifier};
@@ -287,4 +288,81 @@ async fn a_later_life_takes_over_what_an_earlier_one_has_fetched() {
     // As old as they are: not good for another hour.
     later.hands.pass(2601);
     assert_eq!(later.why(&own(&old)).await, "keys_unavailable");
+}
+
+/// The same text each time, which is in the cache from the first on.
+#[tokio::test]
+async fn a_token_that_was_verified_before_is_no_better_than_the_keys() {
+    let (idp, old, new) = (Idp::new(Answer::Nothing), key(), key());
+    idp.publishes(&[&old]);
+    let token = own(&old);
+    assert_eq!(idp.why(&token).await, "taken");
+    idp.publishes(&[&new]);
+    idp.hands.pass(599);
+    assert_eq!(idp.why(&token).await, "taken");
+    assert_eq!(idp.asked(), 1);
+    idp.hands.pass(1);
+    assert_eq!(idp.why(&token).await, "taken", "nobody knows yet");
+    tokio::task::yield_now().await;
+    assert_eq!(idp.asked(), 2, "it has begun a fetch all the same");
+    assert_eq!(idp.why(&token).await, "signature");
+
+    let token = own(&new);
+    assert_eq!(idp.why(&token).await, "taken");
+    idp.answers(Answer::Nothing);
+    idp.hands.pass(3599);
+    assert_eq!(idp.why(&token).await, "taken");
+    idp.hands.pass(1);
+    assert_eq!(idp.why(&token).await, "keys_unavailable");
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_are_asked_for_though_nobody_sends_a_token() {
+    let (idp, old) = (Idp::new(Answer::Nothing), key());
+    let challenge = Challenge {
+        resource: None,
+        required_scopes: Vec::new(),
+        issuers: Vec::new(),
+    };
+    let Idp {
+        answer,
+        fetches,
+        hands,
+        verifier,
+        ..
+    } = idp;
+    let mode = Mode::Jwt(Box::new(Jwt {
+        verifier,
+        challenge,
+    }));
+    let authenticator = Authenticator::new(Prepared(mode));
+    let keeping = tokio::spawn(authenticator.clone().housekeeping());
+    // The time of tokio passes by itself while all wait.
+    let looked = || tokio::time::sleep(TEND_EVERY + Duration::from_millis(1));
+    let asked = || fetches.load(Ordering::SeqCst);
+    let has = || authenticator.issuers()[0].keys;
+
+    looked().await;
+    assert_eq!((asked(), has()), (1, 0), "it has none yet");
+    *answer.lock().unwrap() = Answer::Keys(old.jwks().to_string());
+    hands.pass(29);
+    looked().await;
+    assert_eq!((asked(), has()), (1, 0), "the last fetch was just now");
+    hands.pass(1);
+    looked().await;
+    assert_eq!((asked(), has()), (2, 1), "by itself");
+    hands.pass(599);
+    looked().await;
+    assert_eq!(asked(), 2, "they are fresh");
+    hands.pass(1);
+    looked().await;
+    assert_eq!((asked(), has()), (3, 1));
+    // A failure takes nothing away, and is tried again.
+    *answer.lock().unwrap() = Answer::Nothing;
+    hands.pass(600);
+    looked().await;
+    hands.pass(30);
+    looked().await;
+    assert_eq!((asked(), has()), (5, 1));
+    keeping.abort();
 }
