@@ -81,6 +81,11 @@ pub enum Error {
     /// The rules that allowed it have been replaced while it waited.
     #[error("the organisation's rules changed while this run waited: nothing was run, call again")]
     Outdated,
+    /// The token of its caller has expired while it waited.
+    #[error(
+        "the token expired while this run waited: nothing was run; get a new one and call again"
+    )]
+    Expired,
     /// The permit's network cannot be kept.
     #[error(transparent)]
     Grant(#[from] gate::BadGrant),
@@ -373,10 +378,14 @@ impl Runs {
         job: &Job,
         run_id: &str,
     ) -> Result<(Option<InUse>, Granted, Option<gate::Open>, RunRequest), Error> {
-        // Before the gate is open, so that new rules find it, or it finds them.
+        if job.caller.has_expired() {
+            return Err(Error::Expired);
+        }
         let in_use = self.permits.enter(run_id, &job.permit)?;
         let granted = self.secrets.grant(&job.permit.secrets).await?;
         let gate = self.open_gate(job, run_id, &granted)?;
+        // Once more: new rules look for gates that are open, and may have looked before this one was.
+        self.permits.check(&job.permit)?;
         Ok((in_use, granted, gate, self.request(job, run_id).await?))
     }
 

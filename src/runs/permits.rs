@@ -34,9 +34,7 @@ impl Permits {
         permit: &Permit,
     ) -> Result<Option<InUse>, Error> {
         let mut state = self.state();
-        if permit.generation < state.generation {
-            return Err(Error::Outdated);
-        }
+        state.check(permit)?;
         if permit.network.is_empty() && permit.secrets.is_empty() {
             return Ok(None);
         }
@@ -45,6 +43,14 @@ impl Permits {
             permits: self.clone(),
             run_id: run_id.to_owned(),
         }))
+    }
+
+    /// That no newer rules are known than those that gave it.
+    ///
+    /// # Errors
+    /// [`Error::Outdated`]
+    pub(super) fn check(&self, permit: &Permit) -> Result<(), Error> {
+        self.state().check(permit)
     }
 
     /// The permits that older rules gave. From now on no run starts with such a one.
@@ -56,6 +62,15 @@ impl Permits {
             .filter(|(_, permit)| permit.generation < generation)
             .map(|(run_id, permit)| (run_id.clone(), permit.clone()))
             .collect()
+    }
+}
+
+impl State {
+    fn check(&self, permit: &Permit) -> Result<(), Error> {
+        if permit.generation < self.generation {
+            return Err(Error::Outdated);
+        }
+        Ok(())
     }
 }
 
@@ -90,8 +105,11 @@ mod tests {
             let older = permits.before(generation).into_iter();
             older.map(|(run_id, _)| run_id).collect()
         };
+        assert!(permits.check(&old).is_ok());
         assert_eq!(ids(1), ["run_1"]);
         assert!(matches!(permits.enter("run_2", &old), Err(Error::Outdated)));
+        // Nor what had entered before and has not begun.
+        assert!(matches!(permits.check(&old), Err(Error::Outdated)));
         let new = permit(1, &["https://a.example"]);
         let _new = permits.enter("run_3", &new).unwrap();
         assert_eq!(ids(1), ["run_1"], "the new rules need not be asked again");

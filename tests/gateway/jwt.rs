@@ -12,6 +12,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Map, Value, json};
 use skillgate::auth::DevelopmentKey;
 
+use crate::operator::{metrics, value};
+use crate::stopping::SLEEPS;
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::{Answer, Client};
@@ -459,6 +461,59 @@ fn keys_from_an_issuer_that_comes_later() {
         gateway.client().get("/readyz").unwrap().status == 200
     });
     assert_eq!(with_token(&mut gateway.client(), &token, LIST).status, 200);
+    gateway.stop();
+}
+
+/// What waits for its place is asked again when it gets it.
+#[test]
+fn a_run_that_waits_is_not_begun_when_its_token_has_expired() {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let key = key();
+    let dir = house("");
+    let path = dir.path().join("jwks.json");
+    std::fs::write(&path, key.jwks().to_string()).unwrap();
+    let source = format!("jwks_file = {path:?}\nleeway_s = 0");
+    dir.configure(Settings {
+        runs: "max_concurrent = 1",
+        extra: &auth(&source, r#"["ES256"]"#),
+        ..Settings::default()
+    });
+    let gateway = dir.start();
+    let run = |code: &str| {
+        let params = json!({ "language": "python", "code": code });
+        json!({ "jsonrpc": "2.0", "id": 1, "method": "run_code", "params": params }).to_string()
+    };
+    let (mut first, code) = (gateway.client(), run(SLEEPS));
+    let bearer = format!("Bearer {}", key.token(&claims("alice", "default")).unwrap());
+    let headers = [
+        ("Authorization", bearer.as_str()),
+        ("Content-Type", "application/json"),
+        ("Content-Length", &code.len().to_string()),
+    ];
+    first.head("POST", "/rpc", &headers).unwrap();
+    first.write(code.as_bytes()).unwrap();
+    eventually("the first has the place", PATIENCE, || {
+        gateway.log().contains("run started")
+    });
+    let mut short = claims("bob", "default");
+    // Long enough to come and wait.
+    let end_s = now_s() + 5;
+    short.insert("exp".into(), end_s.into());
+    let short = key.token(&short).unwrap();
+    let code = run("def main(args):\n    return 1\n");
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| with_token(&mut gateway.client(), &short, code.as_bytes()));
+        eventually("the second waits", PATIENCE, || {
+            value(&metrics(&gateway), "skillgate_run_queue_depth ") == 1.0
+        });
+        eventually("its token has expired", PATIENCE, || now_s() >= end_s);
+        first.hang_up();
+        let refused = second.join().unwrap().json().unwrap();
+        assert_eq!(
+            refused["error"]["data"]["kind"], "unauthenticated",
+            "{refused}"
+        );
+    });
     gateway.stop();
 }
 
