@@ -165,6 +165,8 @@ impl BlobWriter {
 pub struct BlobReader {
     held: Arc<Held>,
     stat: BlobStat,
+    /// Bytes that are still to come.
+    left: u64,
     busy: Busy,
 }
 
@@ -181,9 +183,19 @@ impl std::fmt::Debug for BlobReader {
 const READ_BYTES: usize = 16 << 20;
 
 impl BlobReader {
-    pub(crate) fn new(store: &Store, handle: u64, life: u64, stat: BlobStat) -> Self {
+    /// Of `[offset, offset + len)`; `len` 0: to the end.
+    pub(crate) fn new(
+        store: &Store,
+        handle: u64,
+        life: u64,
+        stat: BlobStat,
+        offset: u64,
+        len: u64,
+    ) -> Self {
+        let there = stat.size_bytes.saturating_sub(offset);
         BlobReader {
             held: Held::new(store, handle, life, Which::Reader),
+            left: if len == 0 { there } else { len.min(there) },
             stat,
             busy: Busy::default(),
         }
@@ -206,18 +218,34 @@ impl BlobReader {
     }
 
     /// At most `max` bytes (no more than 16 MiB at once), and whether the end is reached. What it gives was checked
-    /// against the digest, else `E_CORRUPT`. A future that is dropped before it is ready spoils the reader: later calls
-    /// say `E_ABORTED`.
+    /// against the digest, else `E_CORRUPT`; so is a store's answer that cannot be a part of this range. A future that is
+    /// dropped before it is ready spoils the reader: later calls say `E_ABORTED`.
     pub async fn read(&mut self, max: usize) -> Result<(Vec<u8>, bool)> {
         let read = self.start_read(max)?.wait().await;
-        self.busy.0 = false;
-        read
+        self.taken(read)
     }
 
     /// The same for a thread that may wait.
     pub fn read_blocking(&mut self, max: usize) -> Result<(Vec<u8>, bool)> {
         let read = self.start_read(max)?.wait_blocking();
+        self.taken(read)
+    }
+
+    /// Whoever reads to the end holds as much as was asked for, and comes to an end, whatever the store says.
+    fn taken(&mut self, read: Result<(Vec<u8>, bool)>) -> Result<(Vec<u8>, bool)> {
         self.busy.0 = false;
-        read
+        let (piece, end) = read?;
+        let left = self.left.checked_sub(piece.len() as u64);
+        let wrong = match left {
+            None => "gives more of a blob than was asked for",
+            Some(1..) if end => "says that a blob has ended before its size",
+            Some(_) if piece.is_empty() && !end => "gives nothing of a blob, and not its end",
+            Some(left) => {
+                self.left = left;
+                return Ok((piece, end));
+            }
+        };
+        let why = format!("the plugin {} {wrong}", self.held.store.name());
+        Err(Error::new(abi::E_CORRUPT, why))
     }
 }

@@ -56,7 +56,7 @@ fn open(
     store.call_with(
         BlobOpen { blob, offset, len },
         None,
-        move |(handle, stat), life| BlobReader::new(&keep, handle, life, stat),
+        move |(handle, stat), life| BlobReader::new(&keep, handle, life, stat, offset, len),
     )
 }
 

@@ -201,6 +201,25 @@ async fn a_blob_from_writer_to_reader() {
     .await;
 }
 
+/// What a store gives that no range can be: whoever reads to the end gets as much as he asked for, or an error.
+#[tokio::test]
+async fn a_blob_that_is_not_what_was_asked_for_is_an_error() {
+    let store = store().await;
+    for (id, len, what) in [
+        ("blob:made-up-10-11", 0, "more of a blob"),
+        ("blob:made-up-10", 5, "more of a blob"),
+        ("blob:made-up-10-9", 0, "ended before"),
+        ("blob:made-up-10-", 0, "nothing of a blob"),
+    ] {
+        let mut reader = store.blob_open("t", id, 0, len).await.unwrap();
+        let error = reader.read(100).await.unwrap_err();
+        assert!(
+            error.code == abi::E_CORRUPT && error.message.contains(what),
+            "{id}: {error:?}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn what_is_dropped_is_ended() {
     let store = store().await;

@@ -87,7 +87,7 @@ fn surroundings() -> String {
     )
 }
 
-/// Before the size of a blob that is made up while it is read.
+/// Before the size of a blob that is made up while it is read; `-N` after it: N bytes come, `-`: never any, and no end.
 const MADE_UP: &str = "blob:made-up-";
 /// The kind of a blob whose bytes are counted and not kept.
 const COUNTED: &str = "application/x-counted";
@@ -99,8 +99,8 @@ struct Memory {
     writing: Mutex<HashMap<u64, (BlobCreate, Vec<u8>)>>,
     /// By writer, so many bytes.
     counted: Mutex<HashMap<u64, u64>>,
-    /// By reader, so many bytes to come.
-    made_up: Mutex<HashMap<u64, u64>>,
+    /// By reader, so many bytes to come; none: there is no end.
+    made_up: Mutex<HashMap<u64, Option<u64>>>,
     reading: Mutex<HashMap<u64, (Vec<u8>, usize)>>,
     blobs: Mutex<HashMap<String, (BlobStat, Vec<u8>)>>,
 }
@@ -287,9 +287,11 @@ impl Storage for Memory {
         Ok(self.find(id)?.0)
     }
     fn blob_open(&self, _: &str, id: &str, offset: u64, len: u64) -> Result<(u64, BlobStat)> {
-        if let Some(size_bytes) = id.strip_prefix(MADE_UP).and_then(|n| n.parse().ok()) {
+        if let Some(sizes) = id.strip_prefix(MADE_UP) {
+            let (size, come) = sizes.split_once('-').unwrap_or((sizes, sizes));
+            let size_bytes = size.parse().unwrap();
             let n = self.number();
-            self.made_up.lock().unwrap().insert(n, size_bytes);
+            self.made_up.lock().unwrap().insert(n, come.parse().ok());
             let stat = BlobStat {
                 id: id.into(),
                 size_bytes,
@@ -308,6 +310,9 @@ impl Storage for Memory {
     }
     fn blob_read(&self, reader: u64, buf: &mut [u8]) -> Result<(usize, bool)> {
         if let Some(left) = self.made_up.lock().unwrap().get_mut(&reader) {
+            let Some(left) = left else {
+                return Ok((0, false));
+            };
             let n = buf.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
             buf[..n].fill(7);
             *left -= n as u64;
