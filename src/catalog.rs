@@ -7,6 +7,7 @@
 mod builtin;
 mod cursor;
 mod error;
+mod kept;
 mod merge;
 mod publish;
 mod trees;
@@ -15,7 +16,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
 use std::io::Read as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use serde::Serialize;
@@ -28,12 +29,11 @@ use skillgate_skill::{
 };
 
 pub use error::Error;
+use kept::Kept;
 use merge::Merge;
 pub use publish::{Draft, NewSkill};
 use trees::Trees;
 
-/// Parsed skills that are kept; at the next one the cache starts anew.
-const CACHE_SKILLS_MAX: usize = 4096;
 /// Whose name the shelf is read in at the start; it is the same for everybody.
 const SHELF_TENANT: &str = "default";
 
@@ -155,14 +155,11 @@ struct Inner {
     store: Current<StorageInstance>,
     /// Name → latest version.
     shelf_latest: HashMap<String, String>,
-    cache: Mutex<HashMap<CacheKey, Arc<Skill>>>,
+    kept: Kept,
     trees: Trees,
     files_max: usize,
     bytes_max: u64,
 }
-
-/// Tenant (empty for the shelf), name, version.
-type CacheKey = (String, String, String);
 
 impl Catalog {
     /// Puts the two together; reads once what is on the shelf: the operator changes it with a restart.
@@ -188,7 +185,7 @@ impl Catalog {
             shelf,
             store,
             shelf_latest,
-            cache: Mutex::default(),
+            kept: Kept::default(),
             trees: Trees::default(),
             files_max,
             bytes_max,
@@ -305,17 +302,9 @@ impl Catalog {
         }
         let owner = self.owner(tenant, name);
         let version = version.or_else(|| self.0.shelf_latest.get(name).map(String::as_str));
-        let cached = |version: &str| {
-            let key = (owner.to_owned(), name.to_owned(), version.to_owned());
-            self.0
-                .cache
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .get(&key)
-                .cloned()
-        };
-        // A version never changes, so one that was read is known for good.
-        if let Some(skill) = version.and_then(cached) {
+        let key = |version: &str| (owner.to_owned(), name.to_owned(), version.to_owned());
+        let kept = |version: &str| self.0.kept.get(&key(version));
+        if let Some(skill) = version.and_then(kept) {
             return Ok(skill);
         }
         let source = self.source(name).await?;
@@ -340,23 +329,12 @@ impl Catalog {
         if record.name != name || version.is_some_and(|version| version != record.version) {
             return Err(broken(&record, "the store answered with another skill"));
         }
-        if let Some(skill) = cached(&record.version) {
+        if let Some(skill) = kept(&record.version) {
             return Ok(skill);
         }
         let skill_md = self.fetch(&source, tenant, &record, SKILL_MD).await?;
         let skill = Arc::new(parse(record, &skill_md)?);
-        let mut cache = self.0.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if cache.len() >= CACHE_SKILLS_MAX {
-            cache.clear();
-        }
-        cache.insert(
-            (
-                owner.to_owned(),
-                name.to_owned(),
-                skill.version().to_owned(),
-            ),
-            skill.clone(),
-        );
+        self.0.kept.put(key(skill.version()), &skill);
         Ok(skill)
     }
 
@@ -378,8 +356,7 @@ impl Catalog {
 
     /// Forgets what was read: there is another store.
     pub fn forget(&self) {
-        let mut cache = self.0.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.clear();
+        self.0.kept.forget();
         self.0.trees.forget();
     }
 

@@ -4,25 +4,27 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Skill;
 
 /// Directories that are kept; at the next one all are let go.
 const TREES_MAX: usize = 64;
 
-/// Of skills as they were read, each the one that its store gave then: nobody else's, and of no other store.
+/// Of skills as they were read, each the one that its store gave then: nobody else's, and of no other store. It does not keep
+/// a skill in memory that nobody else does.
 #[derive(Debug, Default)]
-pub(super) struct Trees(Mutex<Vec<(Arc<Skill>, Arc<OwnedFd>)>>);
+pub(super) struct Trees(Mutex<Vec<(Weak<Skill>, Arc<OwnedFd>)>>);
 
 impl Trees {
-    fn kept(&self) -> MutexGuard<'_, Vec<(Arc<Skill>, Arc<OwnedFd>)>> {
+    fn kept(&self) -> MutexGuard<'_, Vec<(Weak<Skill>, Arc<OwnedFd>)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The directory of a skill; `None`: its store has to be asked.
     pub(super) fn open(&self, skill: &Arc<Skill>) -> Option<OwnedFd> {
-        let is_it = |(of, _): &&(Arc<Skill>, _)| Arc::ptr_eq(of, skill);
+        // The place of a skill that is gone is nobody else's while this knows of it.
+        let is_it = |(of, _): &&(Weak<Skill>, _)| Weak::as_ptr(of) == Arc::as_ptr(skill);
         let kept = self.kept().iter().find(is_it).map(|(_, dir)| dir.clone())?;
         let opened = again(&kept);
         if opened.is_none() {
@@ -37,10 +39,11 @@ impl Trees {
             return dir;
         };
         let mut kept = self.kept();
+        kept.retain(|(of, _)| of.strong_count() > 0);
         if kept.len() >= TREES_MAX {
             kept.clear();
         }
-        kept.push((skill.clone(), Arc::new(dir)));
+        kept.push((Arc::downgrade(skill), Arc::new(dir)));
         opened
     }
 
@@ -107,5 +110,11 @@ mod tests {
         assert!(trees.open(&skills[TREES_MAX]).is_some());
         trees.forget();
         assert!(trees.open(&skills[TREES_MAX]).is_none());
+        // Those that nobody has in memory any more are let go.
+        trees.keep(&skills[0], File::open(place.path()).unwrap().into());
+        drop(skills);
+        let last = skill();
+        trees.keep(&last, File::open(place.path()).unwrap().into());
+        assert!(trees.kept().len() == 1 && trees.open(&last).is_some());
     }
 }

@@ -1,0 +1,157 @@
+//! Skills that were read: a version never changes, so one that is kept is known for good.
+
+use std::collections::HashMap;
+use std::mem::size_of;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::Value;
+use skillgate_plugin_sdk::model::SkillFile;
+
+use super::Skill;
+
+/// Skills that are kept; at the next one the cache starts anew.
+const SKILLS_MAX: usize = 4096;
+/// Bytes of memory that they may take together: what a tenant writes into a manifest and front matter can take a hundred times
+/// its size, as small maps in a list do.
+const BYTES_MAX: usize = 64 << 20;
+
+/// Tenant (empty for the shelf), name, version.
+pub(super) type Key = (String, String, String);
+
+/// What is kept of all tenants.
+#[derive(Debug)]
+pub(super) struct Kept {
+    bytes_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    skills: HashMap<Key, Arc<Skill>>,
+    bytes: usize,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Kept::new(BYTES_MAX)
+    }
+}
+
+impl Kept {
+    fn new(bytes_max: usize) -> Self {
+        Kept {
+            bytes_max,
+            state: Mutex::default(),
+        }
+    }
+
+    pub(super) fn get(&self, key: &Key) -> Option<Arc<Skill>> {
+        self.state().skills.get(key).cloned()
+    }
+
+    pub(super) fn put(&self, key: Key, skill: &Arc<Skill>) {
+        let bytes = weight(skill);
+        if bytes > self.bytes_max {
+            return; // read anew each time, rather than in the place of all others
+        }
+        let mut state = self.state();
+        if state.skills.contains_key(&key) {
+            return; // somebody else has read it meanwhile
+        }
+        if state.skills.len() >= SKILLS_MAX || state.bytes + bytes > self.bytes_max {
+            *state = State::default();
+        }
+        state.bytes += bytes;
+        state.skills.insert(key, skill.clone());
+    }
+
+    pub(super) fn forget(&self) {
+        *self.state() = State::default();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic under the lock leaves a map, and at worst a sum that is too large.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// About how many bytes of memory a skill takes, rather too many.
+fn weight(skill: &Skill) -> usize {
+    let record = &skill.record;
+    let file =
+        |file: &SkillFile| size_of::<SkillFile>() + file.path.capacity() + file.sha256.capacity();
+    // The manifest has the whole of what was written in it as well.
+    size_of::<Skill>()
+        + record.manifest_json.capacity()
+        + record.files.iter().map(file).sum::<usize>()
+        + 2 * bytes_of(&skill.manifest_json)
+        + bytes_of(&skill.frontmatter)
+}
+
+/// What a JSON value holds besides itself.
+fn bytes_of(value: &Value) -> usize {
+    /// A node of a `BTreeMap` has room for eleven members, also for the first; all but the root have five at least.
+    const NODE: usize = 11 * (size_of::<String>() + size_of::<Value>()) + 16 * size_of::<usize>();
+    match value {
+        Value::Object(members) => {
+            let of = |(name, value): (&String, &Value)| name.capacity() + bytes_of(value);
+            (1 + members.len() / 5) * NODE + members.iter().map(of).sum::<usize>()
+        }
+        Value::Array(items) => {
+            items.capacity() * size_of::<Value>() + items.iter().map(bytes_of).sum::<usize>()
+        }
+        Value::String(text) => text.capacity(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A manifest that is small as text.
+    fn skill(number: usize, maps: usize) -> Arc<Skill> {
+        let maps = vec!["{a=0}"; maps].join(",");
+        let manifest = format!(
+            "name = \"acme.s{number}\"\nversion = \"1.0.0\"\ndescription = \"d\"\nkind = \"instruction\"\nx = [{maps}]\n"
+        );
+        Arc::new(Skill::unstored(&manifest, false).unwrap())
+    }
+
+    fn key(number: usize) -> Key {
+        ("t".into(), format!("acme.s{number}"), "1.0.0".into())
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_in_bytes_and_number() {
+        let large = weight(&skill(0, 1000));
+        assert!(large > 1_000_000, "6 KB of text are {large} bytes");
+        let kept = Kept::new(3 * large);
+        for number in 0..10 {
+            kept.put(key(number), &skill(number, 1000));
+            assert!(kept.get(&key(number)).is_some());
+            let state = kept.state();
+            let counted: usize = state.skills.values().map(|skill| weight(skill)).sum();
+            assert_eq!(state.bytes, counted);
+            assert!(state.bytes <= 3 * large && state.skills.len() <= 3);
+        }
+        // What has no room at all takes nobody's.
+        let before = kept.state().skills.len();
+        kept.put(key(10), &skill(10, 5000));
+        assert_eq!(kept.state().skills.len(), before);
+        assert!(kept.get(&key(10)).is_none() && kept.get(&key(9)).is_some());
+        // Once more: counted once.
+        let bytes = kept.state().bytes;
+        kept.put(key(9), &skill(9, 1000));
+        assert_eq!(kept.state().bytes, bytes);
+        kept.forget();
+        assert!(kept.get(&key(9)).is_none() && kept.state().bytes == 0);
+
+        let (many, small) = (Kept::default(), skill(0, 0));
+        for number in 0..=SKILLS_MAX {
+            many.put(key(number), &small);
+            assert!(many.state().skills.len() <= SKILLS_MAX);
+        }
+        assert!(many.get(&key(SKILLS_MAX)).is_some() && many.get(&key(0)).is_none());
+    }
+}
