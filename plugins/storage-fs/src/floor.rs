@@ -35,11 +35,46 @@ pub(crate) struct Floor {
 
 #[derive(Debug, Default)]
 struct State {
+    /// Is going to be written by those who hold a [`Promise`], so the file system does not show it as taken yet.
+    promised_bytes: u64,
     /// May be written before the next look.
     granted_bytes: u64,
     /// Has been told; ends with [`LOOK_EVERY_BYTES`] above the floor, so that a store that goes to and fro around it does not
     /// fill the log.
     low: bool,
+}
+
+/// Room for something whose size is known before it is written: nobody else is let into it meanwhile. What is left of it ends
+/// with this.
+pub(crate) struct Promise {
+    floor: Arc<Floor>,
+    bytes: u64,
+}
+
+impl std::fmt::Debug for Promise {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Promise")
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Promise {
+    /// So many bytes are written: from now on the file system counts them.
+    pub(crate) fn written(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.bytes);
+        if bytes > 0 {
+            self.bytes -= bytes;
+            let mut state = self.floor.state();
+            state.promised_bytes = state.promised_bytes.saturating_sub(bytes);
+        }
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        self.written(self.bytes);
+    }
 }
 
 /// What an operator sees.
@@ -67,11 +102,22 @@ impl Floor {
         }
     }
 
-    /// Something new of so many bytes: looks, whatever is granted yet.
-    pub(crate) fn begin(&self, root: impl AsFd, host: &Host, adding_bytes: u64) -> Result<()> {
+    /// Something new of so many bytes: looks, whatever is granted yet. They stay promised until they are written: many who
+    /// begin at once see the same free space, and each of them alone would fit into it.
+    pub(crate) fn begin(
+        self: &Arc<Floor>,
+        root: impl AsFd,
+        host: &Host,
+        adding_bytes: u64,
+    ) -> Result<Promise> {
         let mut state = self.state();
         state.granted_bytes = 0;
-        self.look(&mut state, root, host, adding_bytes)
+        self.look(&mut state, root, host, adding_bytes)?;
+        state.promised_bytes = state.promised_bytes.saturating_add(adding_bytes);
+        Ok(Promise {
+            floor: Arc::clone(self),
+            bytes: adding_bytes,
+        })
     }
 
     /// So many bytes more of what has been begun.
@@ -91,7 +137,8 @@ impl Floor {
         let free_bytes = (self.space)(root.as_fd()).ok().flatten();
         let mut state = self.state();
         if let Some(free) = free_bytes {
-            self.note(&mut state, host, free, free < self.reserve_bytes);
+            let unpromised = free.saturating_sub(state.promised_bytes);
+            self.note(&mut state, host, unpromised, free < self.reserve_bytes);
         }
         let low = state.low.then(|| {
             format!(
@@ -118,10 +165,12 @@ impl Floor {
         let Some(free) = free else {
             return Ok(());
         };
-        let left = free
+        // What is just being written counts twice until its file is complete: too little is the safe side.
+        let unpromised = free.saturating_sub(state.promised_bytes);
+        let left = unpromised
             .checked_sub(self.reserve_bytes)
             .and_then(|room| room.checked_sub(adding_bytes));
-        self.note(state, host, free, left.is_none());
+        self.note(state, host, unpromised, left.is_none());
         let Some(left) = left else {
             return Err(Fault::Full(format!(
                 "the store would have less than {} bytes free, which it keeps for records: store less, or ask the operator for room",

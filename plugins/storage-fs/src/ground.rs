@@ -16,7 +16,7 @@ use skillgate_plugin_sdk::{Host, Level};
 
 use crate::beneath;
 use crate::fault::{Fault, Result};
-use crate::floor::{Floor, Room};
+use crate::floor::{Floor, Promise, Room};
 use crate::names::random_name;
 
 /// Log target of this plugin.
@@ -50,7 +50,7 @@ pub(crate) struct Ground {
     /// An fsync of a directory has failed: what the kernel holds and what the disk holds may differ from now on, and a
     /// second fsync would report success without having written the pages.
     broken: AtomicBool,
-    floor: Floor,
+    floor: Arc<Floor>,
     host: Host,
 }
 
@@ -84,7 +84,7 @@ impl Ground {
             fsync,
             settled: Mutex::new(HashSet::new()),
             broken: AtomicBool::new(false),
-            floor,
+            floor: Arc::new(floor),
             host,
         };
         ground.check_format(&shown)?;
@@ -168,11 +168,11 @@ impl Ground {
         Ok(())
     }
 
-    /// A new private directory to build something in. What is known of its size counts at once; what comes later says so
-    /// with [`Staging::expect`].
+    /// A new private directory to build something in. What is known of its size is kept free for it until it is written;
+    /// what comes on top says so with [`Staging::expect`].
     pub(crate) fn stage(self: &Arc<Ground>, bytes: u64) -> Result<Staging> {
         self.refuse_when_broken()?;
-        self.floor.begin(&self.root, &self.host, bytes)?;
+        let promise = self.floor.begin(&self.root, &self.host, bytes)?;
         let name = random_name()?;
         mkdirat(&self.tmp, &name, Mode::from_raw_mode(beneath::DIR_MODE))
             .map_err(Fault::os("make", "tmp/"))?;
@@ -181,6 +181,7 @@ impl Ground {
             name,
             dir: None,
             dirs: Vec::new(),
+            promise,
             published: false,
         };
         let dir = beneath::open_dir(&self.tmp, &staging.name)?;
@@ -319,6 +320,8 @@ pub(crate) struct Staging {
     dir: Option<OwnedFd>,
     /// Directories below, parents before children.
     dirs: Vec<String>,
+    /// Ends after what was built has been removed.
+    promise: Promise,
     published: bool,
 }
 
@@ -342,7 +345,7 @@ impl Staging {
             .ok_or_else(|| Fault::Unavailable("the temporary directory is not open".to_owned()))
     }
 
-    /// So many bytes more are about to be written; refused when they would be too many for the disk.
+    /// So many bytes beyond what it began with are about to be written; refused when they would be too many for the disk.
     pub(crate) fn expect(&self, bytes: u64) -> Result<()> {
         let ground = &self.ground;
         ground.floor.go_on(&ground.root, &ground.host, bytes)
@@ -382,6 +385,7 @@ impl Staging {
     pub(crate) fn write(&mut self, path: &str, data: &[u8]) -> Result<()> {
         let file = self.create(path)?;
         beneath::write_all(&file, path, data)?;
+        self.promise.written(data.len() as u64);
         self.close(file, path)
     }
 
@@ -554,19 +558,4 @@ fn close_to_others(root: &OwnedFd, shown: &str, host: &Host) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::take_lock;
-
-    #[test]
-    fn a_child_that_is_being_made_does_not_keep_the_lock() {
-        let dir = tempfile::tempdir().unwrap();
-        let root = std::fs::File::open(dir.path()).unwrap().into();
-        let lock = take_lock(&root, "here").unwrap();
-        assert!(take_lock(&root, "here").is_err());
-        // What a fork gives to a child.
-        let child = lock.0.try_clone().unwrap();
-        drop(lock);
-        assert!(take_lock(&root, "here").is_ok());
-        drop(child);
-    }
-}
+mod tests;

@@ -216,13 +216,14 @@ impl Stored {
         if let Some(entry) = known {
             return self.put_again(&tenant, &entry, &meta, &above);
         }
-        let bytes = meta.files.iter().map(|file| file.size_bytes).sum();
-        let mut staging = self.ground.stage(bytes)?;
+        let sealed = seal::seal(&meta)?;
+        let bytes: u64 = meta.files.iter().map(|file| file.size_bytes).sum();
+        let mut staging = self.ground.stage(bytes + sealed.len() as u64)?;
         staging.make_dir(FILES)?;
         for (path, data) in &put.files {
             staging.write(&format!("{FILES}/{path}"), data)?;
         }
-        staging.write(META_FILE, &seal::seal(&meta)?)?;
+        staging.write(META_FILE, &sealed)?;
         let _publishing = self
             .publishing
             .lock()

@@ -1,6 +1,8 @@
 //! The floor of free space, on a file system that says what the test wants.
 
+use std::path::Path;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Barrier};
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Storage;
@@ -85,17 +87,72 @@ fn below_the_floor_nothing_is_made_and_the_rest_goes_on() {
     assert_eq!(bench.in_tmp(), 0);
 }
 
+/// Bytes of all files below a directory. What is moved or removed meanwhile may count twice or not at all.
+fn taken(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let size = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => taken(&entry.path()),
+        Ok(meta) => meta.len(),
+        Err(_) => 0,
+    };
+    entries.map(size).sum()
+}
+
 /// A skill's size is known, so it is refused before anything of it is written.
 #[test]
 fn a_skill_counts_with_all_its_files() {
     let bench = Bench::new();
     let store = store(&bench);
-    let put = skill("acme", "a.b", "1.0.0", &bytes(1, 1000));
-    let size: usize = put.files.iter().map(|(_, data)| data.len()).sum();
-    free(&bench, RESERVE + size as u64 - 1);
-    assert_full(&bench, &store.skill_put(&put).unwrap_err());
-    free(&bench, RESERVE + size as u64);
-    store.skill_put(&put).unwrap();
+    let put = |version| skill("acme", "a.b", version, &bytes(1, 1000));
+    store.skill_put(&put("1.0.0")).unwrap();
+    let size = taken(&bench.root().join("tenants"));
+    free(&bench, RESERVE + size - 1);
+    assert_full(&bench, &store.skill_put(&put("1.0.1")).unwrap_err());
+    free(&bench, RESERVE + size);
+    store.skill_put(&put("1.0.2")).unwrap();
+}
+
+/// Each of them fits, all of them together do not, and none of them is on the disk when the others begin.
+#[test]
+fn skills_that_come_at_once_leave_the_floor() {
+    const SKILLS: usize = 48;
+    const FIT: u64 = 8;
+    let bench = Bench::new();
+    let files: Vec<(String, Vec<u8>)> = (0..8u64)
+        .map(|n| (format!("data/{n}"), bytes(n, PIECE / 8)))
+        .collect();
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(p, d)| (&**p, &**d)).collect();
+    let puts: Vec<_> = (0..SKILLS)
+        .map(|n| put_of("acme", &format!("a.s{n}"), "1.0.0", &files))
+        .collect();
+    let root = bench.root();
+    let room = FIT * (PIECE as u64 + 4096);
+    let (tmp, tenants) = (root.join("tmp"), root.join("tenants"));
+    let config = format!(r#"{{"root": {root:?}, "fsync": true, "reserve_bytes": {RESERVE}}}"#);
+    // What is being moved counts twice, as it is looked for first where it comes from.
+    let space = move |_: std::os::fd::BorrowedFd<'_>| {
+        let taken = taken(&tmp) + taken(&tenants);
+        Ok(Some((RESERVE + room).saturating_sub(taken)))
+    };
+    let store = bench.create_on(&config, Arc::new(space)).unwrap();
+    let (store, ready) = (&store, &Barrier::new(SKILLS));
+    let put = |put| {
+        move || {
+            ready.wait();
+            store.skill_put(put)
+        }
+    };
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = puts.iter().map(|one| scope.spawn(put(one))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    let stored = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
+    for refused in answers.iter().filter_map(|answer| answer.as_ref().err()) {
+        assert_full(&bench, refused);
+    }
+    assert!((1..=FIT).contains(&stored), "{stored}");
+    assert!(taken(&root.join("tenants")) <= room);
+    assert_eq!(bench.in_tmp(), 0);
 }
 
 /// However many writers there are, all of them together write no more between two looks.

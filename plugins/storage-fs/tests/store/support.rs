@@ -11,7 +11,7 @@ use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{
     BlobCreate, BlobStat, Content, CreateRequest, Error, PutSkill, Skill,
 };
-use skillgate_storage_fs::StorageFs;
+use skillgate_storage_fs::{Space, StorageFs};
 
 /// A place of its own for a test's store, its log records, and its clock.
 pub(crate) struct Bench {
@@ -71,6 +71,16 @@ impl Bench {
     }
 
     pub(crate) fn create(&self, config: &str) -> Result<StorageFs, Error> {
+        let (free, looks) = (Arc::clone(&self.free_bytes), Arc::clone(&self.looks));
+        let space: Space = Arc::new(move |_| {
+            looks.fetch_add(1, Ordering::Relaxed);
+            Ok(Some(free.load(Ordering::Relaxed)))
+        });
+        self.create_on(config, space)
+    }
+
+    /// On a file system with this much free space.
+    pub(crate) fn create_on(&self, config: &str, space: Space) -> Result<StorageFs, Error> {
         let logs = Arc::clone(&self.logs);
         let host = Host::for_tests(move |level, _, message, fields| {
             logs.lock()
@@ -82,15 +92,11 @@ impl Bench {
             config_json: config.as_bytes().to_vec(),
             ..CreateRequest::default()
         };
-        let (free, looks) = (Arc::clone(&self.free_bytes), Arc::clone(&self.looks));
         StorageFs::with_clock_and_space(
             host,
             &request,
             Arc::new(move || now.load(Ordering::Relaxed)),
-            Arc::new(move |_| {
-                looks.fetch_add(1, Ordering::Relaxed);
-                Ok(Some(free.load(Ordering::Relaxed)))
-            }),
+            space,
         )
     }
 

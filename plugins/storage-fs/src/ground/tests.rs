@@ -1,0 +1,56 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use skillgate_plugin_sdk::Host;
+
+use super::{Ground, take_lock};
+use crate::fault::{Fault, Result};
+use crate::floor::Floor;
+
+#[test]
+fn what_is_being_built_counts_before_it_is_on_the_disk() {
+    const RESERVE: u64 = 1000;
+    let dir = tempfile::tempdir().unwrap();
+    let free = Arc::new(AtomicU64::new(RESERVE + 10));
+    let said = Arc::clone(&free);
+    let floor = Floor::new(
+        RESERVE,
+        Arc::new(move |_| Ok(Some(said.load(Ordering::Relaxed)))),
+    );
+    let host = Host::for_tests(|_, _, _, _| {});
+    let ground = Arc::new(Ground::open(dir.path(), false, floor, host).unwrap());
+    let in_tmp = || std::fs::read_dir(dir.path().join("tmp")).unwrap().count();
+    let full = |result: Result<()>| matches!(result, Err(Fault::Full(_)));
+
+    // Nothing of it is written, and the file system says the same as before.
+    let mut first = ground.stage(6).unwrap();
+    assert!(full(ground.stage(5).map(drop)));
+    let second = ground.stage(4).unwrap();
+    assert!(full(second.expect(1)), "for who goes on as well");
+    assert_eq!(in_tmp(), 2);
+    drop(second);
+    assert!(ground.stage(4).is_ok(), "given up is given back");
+
+    // From here on the file system knows.
+    first.write("a", b"12345").unwrap();
+    free.store(RESERVE + 5, Ordering::Relaxed);
+    assert!(full(ground.stage(5).map(drop)));
+    assert!(ground.stage(4).is_ok());
+    drop(first);
+    free.store(RESERVE + 10, Ordering::Relaxed);
+    assert!(ground.stage(10).is_ok());
+    assert_eq!(in_tmp(), 0);
+}
+
+#[test]
+fn a_child_that_is_being_made_does_not_keep_the_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = std::fs::File::open(dir.path()).unwrap().into();
+    let lock = take_lock(&root, "here").unwrap();
+    assert!(take_lock(&root, "here").is_err());
+    // What a fork gives to a child.
+    let child = lock.0.try_clone().unwrap();
+    drop(lock);
+    assert!(take_lock(&root, "here").is_ok());
+    drop(child);
+}
