@@ -10,6 +10,7 @@ mod writer;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use skillgate_plugin_sdk::model::{BlobCreate, BlobStat};
@@ -23,9 +24,11 @@ use crate::names::{BlobName, TenantDir};
 use crate::seal::{self, META_FILE};
 
 use census::Census;
-use expiry::Expiry;
+use expiry::Sweeper;
 use reader::{KeptChunks, Reader, Verified};
 use writer::Writer;
+
+pub(crate) use expiry::SWEEP_EVERY;
 
 /// What one digest in `chunks` is about, and the most that a reader holds in memory.
 pub(crate) const CHUNK_BYTES: usize = 1024 * 1024;
@@ -78,7 +81,7 @@ pub(crate) struct Blobs {
     readers: Handles<Reader>,
     kept: Arc<KeptChunks>,
     verified: Verified,
-    expiry: Expiry,
+    sweeper: Sweeper,
     census: Census,
 }
 
@@ -103,19 +106,18 @@ impl Blobs {
     /// Blobs being written at once. Each holds two descriptors or three.
     pub(crate) const MAX_WRITERS: usize = 1024;
 
-    pub(crate) fn new(ground: Arc<Ground>, clock: Clock) -> Result<Blobs> {
-        let blobs = Blobs {
+    pub(crate) fn new(ground: Arc<Ground>, clock: Clock, sweep_every: Duration) -> Result<Blobs> {
+        let sweeper = Sweeper::start(Arc::clone(&ground), Arc::clone(&clock), sweep_every)?;
+        Ok(Blobs {
             ground,
             clock,
             writers: Handles::new("the blob's writer is not open", Self::MAX_WRITERS),
             readers: Handles::new("the blob's reader is not open", MAX_READERS),
             kept: Arc::default(),
             verified: Verified::default(),
-            expiry: Expiry::default(),
+            sweeper,
             census: Census::default(),
-        };
-        blobs.sweep_when_due();
-        Ok(blobs)
+        })
     }
 
     pub(crate) fn create(&self, create: &BlobCreate) -> Result<u64> {
@@ -214,9 +216,9 @@ impl Blobs {
         }
     }
 
-    /// Removes what has expired, at most once a minute; the answer to a reader does not wait for it.
-    pub(crate) fn sweep_when_due(&self) {
-        self.expiry.sweep_when_due(&self.ground, (self.clock)());
+    /// How much of what has expired could not be removed, the last time.
+    pub(crate) fn stuck(&self) -> usize {
+        self.sweeper.stuck()
     }
 
     /// Bytes of content, as far as they have been counted.

@@ -49,6 +49,7 @@ mod skills;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{
@@ -95,25 +96,36 @@ impl std::fmt::Debug for StorageFs {
     }
 }
 
+/// What a store finds around it, as parameters: tests say it.
+pub struct World {
+    /// What time it is.
+    pub clock: Clock,
+    /// What is free.
+    pub space: Space,
+    /// From the end of one look for expired blobs to the next. The first one is at the start.
+    pub sweep_every: Duration,
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("World")
+    }
+}
+
 impl StorageFs {
-    /// [`Storage::create`] with a clock and a free space of one's own.
-    pub fn with_clock_and_space(
-        host: Host,
-        request: &CreateRequest,
-        clock: Clock,
-        space: Space,
-    ) -> Result<Self, Error> {
-        Ok(Self::open(host, request, clock, space)?)
+    /// [`Storage::create`] in a world of one's own.
+    pub fn within(host: Host, request: &CreateRequest, world: World) -> Result<Self, Error> {
+        Ok(Self::open(host, request, world)?)
     }
 
-    fn open(host: Host, request: &CreateRequest, clock: Clock, space: Space) -> Result<Self> {
+    fn open(host: Host, request: &CreateRequest, world: World) -> Result<Self> {
         let config = Config::parse(&request.config_json)?;
         let writable = match &config.root {
             None => None,
             Some(root) => {
-                let floor = Floor::new(config.reserve_bytes, space);
+                let floor = Floor::new(config.reserve_bytes, world.space);
                 let ground = Arc::new(Ground::open(root, config.fsync, floor, host.clone())?);
-                let blobs = Blobs::new(Arc::clone(&ground), clock)?;
+                let blobs = Blobs::new(Arc::clone(&ground), world.clock, world.sweep_every)?;
                 Some(Writable { ground, blobs })
             }
         };
@@ -136,12 +148,12 @@ impl StorageFs {
 
 impl Storage for StorageFs {
     fn create(host: Host, request: CreateRequest) -> Result<Self, Error> {
-        Ok(Self::open(
-            host,
-            &request,
-            clock::system(),
-            floor::of_the_file_system(),
-        )?)
+        let world = World {
+            clock: clock::system(),
+            space: floor::of_the_file_system(),
+            sweep_every: blobs::SWEEP_EVERY,
+        };
+        Ok(Self::open(host, &request, world)?)
     }
 
     fn caps(&self) -> u32 {
@@ -151,7 +163,6 @@ impl Storage for StorageFs {
         }
     }
 
-    /// Also frees what has expired, at most once a minute.
     fn health(&self) -> Result<Health, Error> {
         let skills = self.skills.count();
         let Some(Writable { ground, blobs }) = &self.writable else {
@@ -162,8 +173,8 @@ impl Storage for StorageFs {
                 ..Health::default()
             });
         };
-        blobs.sweep_when_due();
         let (writers, readers) = (blobs.open_writers(), blobs.open_readers());
+        let stuck = blobs.stuck();
         let bytes = blobs
             .bytes()
             .map_or_else(String::new, |n| format!(r#","blob_bytes":{n}"#));
@@ -182,7 +193,7 @@ impl Storage for StorageFs {
             capacity: clamp(Blobs::MAX_WRITERS.saturating_sub(writers)),
             message,
             metrics_json: format!(
-                r#"{{"skills":{skills},"open_writers":{writers},"open_readers":{readers}{bytes}{free}}}"#
+                r#"{{"skills":{skills},"open_writers":{writers},"open_readers":{readers},"expired_stuck":{stuck}{bytes}{free}}}"#
             ),
             report_json: String::new(),
         })

@@ -3,9 +3,12 @@
 //! A blob with an end leaves an empty file `expires/<minute>/<tenant>/<name>`, durable before the blob is visible. A sweep
 //! reads the minutes that have passed and nothing else: a start over 100,000 blobs costs the same as over none.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, FileType, unlinkat};
 use rustix::io::Errno;
@@ -13,6 +16,7 @@ use skillgate_plugin_sdk::Level;
 
 use super::place;
 use crate::beneath;
+use crate::clock::Clock;
 use crate::fault::{Fault, Result};
 use crate::ground::{Ground, TARGET};
 use crate::names::{BlobName, TenantDir};
@@ -20,8 +24,14 @@ use crate::names::{BlobName, TenantDir};
 const EXPIRES: &str = "expires";
 const MINUTE_MS: u64 = 60_000;
 
-/// What one sweep removes at most, so that the call that it is part of ends soon; the next one goes on.
-const MAX_SWEPT: usize = 10_000;
+/// From the end of a sweep to the next. What has expired is free within two minutes: a minute's blobs are due at its end.
+pub(crate) const SWEEP_EVERY: Duration = Duration::from_secs(60);
+
+/// Blobs of a tenant that go before the directories that they were in are made durable, each of them once.
+const SETTLED_TOGETHER: usize = 1000;
+
+/// Things that one sweep could not remove and names in the log; of the others it says how many they are.
+const MAX_TOLD: usize = 8;
 
 /// The first minute that begins after the blob has expired.
 fn minute_after(expires_unix_ms: u64) -> u64 {
@@ -73,113 +83,253 @@ impl Drop for Marker {
     }
 }
 
-/// When the last sweep was.
-#[derive(Debug, Default)]
-pub(super) struct Expiry {
-    /// Milliseconds since 1970; 0: not yet.
-    last_unix_ms: AtomicU64,
+/// Frees what has expired, on a thread of its own: it does not depend on who asks the store for what, and nobody waits for
+/// it. The thread has ended when this has been dropped.
+#[derive(Debug)]
+pub(super) struct Sweeper {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
 }
 
-impl Expiry {
-    pub(super) fn sweep_when_due(&self, ground: &Ground, now_unix_ms: u64) {
-        let last = self.last_unix_ms.load(Ordering::Relaxed);
-        // A clock that was set back makes it due as well.
-        let due = last == 0 || now_unix_ms.abs_diff(last) >= MINUTE_MS;
-        let mine = due
-            && self
-                .last_unix_ms
-                .compare_exchange(
-                    last,
-                    now_unix_ms.max(1),
-                    Ordering::Relaxed,
-                    Ordering::Relaxed,
-                )
-                .is_ok();
-        if !mine {
-            return;
-        }
-        let mut removed = 0;
-        let result = sweep(ground, now_unix_ms, &mut removed);
-        if removed > 0 {
-            let count = removed.to_string();
-            ground.host().log(
-                Level::Info,
-                TARGET,
-                "removed expired blobs",
-                &[("count", &count)],
-            );
-        }
-        if let Err(fault) = result {
-            ground.warn("could not remove all expired blobs", &fault);
+#[derive(Debug, Default)]
+struct Shared {
+    ended: Mutex<bool>,
+    told: Condvar,
+    /// What the last sweep could not remove.
+    stuck: AtomicUsize,
+}
+
+impl Shared {
+    fn ended(&self) -> MutexGuard<'_, bool> {
+        // A panic while it was held leaves one of two values, both of them valid.
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the end, but not for ever.
+    fn ends_within(&self, pause: Duration) -> bool {
+        let waited = self
+            .told
+            .wait_timeout_while(self.ended(), pause, |ended| !*ended);
+        let (ended, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        *ended
+    }
+}
+
+impl Sweeper {
+    /// The first sweep is at once: what has expired while nobody was here.
+    pub(super) fn start(ground: Arc<Ground>, clock: Clock, every: Duration) -> Result<Sweeper> {
+        let shared = Arc::<Shared>::default();
+        let its = Arc::clone(&shared);
+        let work = move || {
+            loop {
+                let swept = sweep(&ground, clock(), &|| *its.ended());
+                its.stuck.store(swept.stuck, Ordering::Relaxed);
+                swept.tell(&ground);
+                if its.ends_within(every) {
+                    break;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("skillgate-sweep".into());
+        let thread = thread.spawn(work).map_err(|error| {
+            Fault::Exhausted(format!(
+                "cannot start the thread that removes expired blobs: {error}"
+            ))
+        })?;
+        Ok(Sweeper {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// How much the last sweep could not remove.
+    pub(super) fn stuck(&self) -> usize {
+        self.shared.stuck.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Sweeper {
+    fn drop(&mut self) {
+        *self.shared.ended() = true;
+        self.shared.told.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic of it has been reported where it happened.
+            let _ = thread.join();
         }
     }
 }
 
-fn sweep(ground: &Ground, now_unix_ms: u64, removed: &mut usize) -> Result<()> {
-    let Some(all) = open_if_there(ground, EXPIRES)? else {
-        return Ok(());
-    };
-    for (minute, _) in beneath::entries(&all, EXPIRES)? {
-        let over = minute
-            .parse::<u64>()
-            .is_ok_and(|m| m.saturating_mul(MINUTE_MS) <= now_unix_ms);
-        if !over {
-            continue;
-        }
-        let path = format!("{EXPIRES}/{minute}");
-        let Some(tenants) = open_if_there(ground, &path)? else {
-            continue;
+/// What has become of a sweep.
+#[derive(Debug, Default)]
+struct Swept {
+    removed: usize,
+    /// Could not be removed, and waits for the next sweep.
+    stuck: usize,
+    /// Why it has seen no more.
+    ended: Option<Fault>,
+}
+
+impl Swept {
+    fn tell(&self, ground: &Ground) {
+        let count = |level, message, count: usize| {
+            let count = count.to_string();
+            let fields = [("count", count.as_str())];
+            ground.host().log(level, TARGET, message, &fields);
         };
-        for (tenant, kind) in beneath::entries(&tenants, &path)? {
-            if let (FileType::Directory, Some(tenant)) = (kind, TenantDir::from_entry(&tenant)) {
-                sweep_tenant(ground, &path, &tenant, removed)?;
-            }
-            if *removed >= MAX_SWEPT {
+        if let Some(fault) = &self.ended {
+            ground.warn("could not look for all expired blobs", fault);
+        }
+        if self.stuck > MAX_TOLD {
+            let message = "could not remove more of what has expired";
+            count(Level::Warn, message, self.stuck - MAX_TOLD);
+        }
+        if self.removed > 0 {
+            count(Level::Info, "removed expired blobs", self.removed);
+        }
+    }
+}
+
+/// Removes what has expired, until `is_over`.
+fn sweep(ground: &Ground, now_unix_ms: u64, is_over: &dyn Fn() -> bool) -> Swept {
+    let mut sweep = Sweep {
+        ground,
+        now_unix_ms,
+        is_over,
+        swept: Swept::default(),
+    };
+    sweep.swept.ended = sweep.all().err();
+    sweep.swept
+}
+
+struct Sweep<'a> {
+    ground: &'a Ground,
+    now_unix_ms: u64,
+    is_over: &'a dyn Fn() -> bool,
+    swept: Swept,
+}
+
+impl Sweep<'_> {
+    /// An error, here and below, ends what the function is about; [`Sweep::go_on`] says whether the rest has its turn.
+    fn all(&mut self) -> Result<()> {
+        let Some(all) = open_if_there(self.ground, EXPIRES)? else {
+            return Ok(());
+        };
+        for (minute, _) in beneath::entries(&all, EXPIRES)? {
+            if (self.is_over)() {
                 return Ok(());
             }
-        }
-        ground.remove_empty_dir(EXPIRES, &minute)?;
-    }
-    Ok(())
-}
-
-fn sweep_tenant(
-    ground: &Ground,
-    minute: &str,
-    tenant: &TenantDir,
-    removed: &mut usize,
-) -> Result<()> {
-    let path = format!("{minute}/{}", tenant.as_str());
-    let Some(markers) = open_if_there(ground, &path)? else {
-        return Ok(());
-    };
-    let mut done = Vec::new();
-    let mut parents = BTreeSet::new();
-    for (entry, _) in beneath::entries(&markers, &path)? {
-        if *removed + done.len() >= MAX_SWEPT {
-            break;
-        }
-        if let Some(name) = BlobName::parse(&format!("blob:{entry}")) {
-            let place = place(tenant, &name);
-            if ground.retire(&place.parent, name.as_str(), false)? {
-                parents.insert(place.parent);
+            let due = minute
+                .parse::<u64>()
+                .is_ok_and(|m| m.saturating_mul(MINUTE_MS) <= self.now_unix_ms);
+            if due {
+                let path = format!("{EXPIRES}/{minute}");
+                let swept = self.minute(&minute, &path);
+                self.go_on(&path, swept)?;
             }
-            done.push(entry);
+        }
+        Ok(())
+    }
+
+    fn minute(&mut self, minute: &str, path: &str) -> Result<()> {
+        let Some(tenants) = open_if_there(self.ground, path)? else {
+            return Ok(());
+        };
+        for (tenant, kind) in beneath::entries(&tenants, path)? {
+            if (self.is_over)() {
+                return Ok(());
+            }
+            if let (FileType::Directory, Some(tenant)) = (kind, TenantDir::from_entry(&tenant)) {
+                let swept = self.tenant(path, &tenant);
+                self.go_on(&format!("{path}/{}", tenant.as_str()), swept)?;
+            }
+        }
+        self.ground.remove_empty_dir(EXPIRES, minute)
+    }
+
+    fn tenant(&mut self, minute: &str, tenant: &TenantDir) -> Result<()> {
+        let path = format!("{minute}/{}", tenant.as_str());
+        let Some(markers) = open_if_there(self.ground, &path)? else {
+            return Ok(());
+        };
+        for some in beneath::entries(&markers, &path)?.chunks(SETTLED_TOGETHER) {
+            let some = some.iter().map(|(marker, _)| marker.as_str());
+            self.some(&path, &markers, tenant, some)?;
+        }
+        self.ground.remove_empty_dir(minute, tenant.as_str())
+    }
+
+    fn some<'n>(
+        &mut self,
+        path: &str,
+        markers: &OwnedFd,
+        tenant: &TenantDir,
+        names: impl Iterator<Item = &'n str>,
+    ) -> Result<()> {
+        let mut gone = BTreeMap::<String, Vec<&str>>::new();
+        for marker in names {
+            if (self.is_over)() {
+                return Ok(());
+            }
+            if let Some(name) = BlobName::parse(&format!("blob:{marker}")) {
+                let place = place(tenant, &name);
+                let retired = self.ground.retire(&place.parent, name.as_str(), false);
+                if let Some(was_there) = self.go_on(&place.path, retired)? {
+                    self.swept.removed += usize::from(was_there);
+                    gone.entry(place.parent).or_default().push(marker);
+                }
+            }
+        }
+        // The blobs are gone for good before their markers are: otherwise a power cut could bring back one that no sweep
+        // would find. One that was not there may have been taken by a sweep that did not come to this.
+        for (parent, its) in gone {
+            if (self.is_over)() {
+                return Ok(());
+            }
+            let settled = self.settle(&parent);
+            if self.go_on(&parent, settled)?.is_none() {
+                continue;
+            }
+            for marker in its {
+                let shown = format!("{path}/{marker}");
+                let unlinked = match unlinkat(markers, marker, AtFlags::empty()) {
+                    Ok(()) | Err(Errno::NOENT) => Ok(()),
+                    Err(errno) => Err(Fault::os("remove", &shown)(errno)),
+                };
+                self.go_on(&shown, unlinked)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(&self, parent: &str) -> Result<()> {
+        match open_if_there(self.ground, parent)? {
+            Some(_) => self.ground.settle(parent),
+            None => Ok(()),
         }
     }
-    // The blobs are gone for good before their markers are: otherwise a power cut could bring back one that no sweep
-    // would find.
-    for parent in &parents {
-        ground.settle(parent)?;
-    }
-    for entry in &done {
-        match unlinkat(&markers, entry, AtFlags::empty()) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(errno) => return Err(Fault::os("remove", &format!("{path}/{entry}"))(errno)),
+
+    /// What is in the way of one thing is told, and the others have their turn: nobody's blobs wait for those of another.
+    /// `None`: something was.
+    fn go_on<T>(&mut self, path: &str, result: Result<T>) -> Result<Option<T>> {
+        match result {
+            Ok(done) => Ok(Some(done)),
+            // The others would fare no better.
+            Err(fault) if fault.is_shortage() || self.ground.broken().is_some() => Err(fault),
+            Err(fault) => {
+                self.swept.stuck += 1;
+                if self.swept.stuck <= MAX_TOLD {
+                    let error = fault.to_string();
+                    self.ground.host().log(
+                        Level::Warn,
+                        TARGET,
+                        "could not remove what has expired: the next sweep tries again",
+                        &[("path", path), ("error", &error)],
+                    );
+                }
+                Ok(None)
+            }
         }
     }
-    *removed += done.len();
-    ground.remove_empty_dir(minute, tenant.as_str())
 }
 
 fn open_if_there(ground: &Ground, path: &str) -> Result<Option<OwnedFd>> {
@@ -187,5 +337,37 @@ fn open_if_there(ground: &Ground, path: &str) -> Result<Option<OwnedFd>> {
         Ok(dir) => Ok(Some(dir)),
         Err(fault) if fault.is_missing() => Ok(None),
         Err(fault) => Err(fault),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::floor::{self, Floor};
+    use skillgate_plugin_sdk::Host;
+
+    #[test]
+    fn a_sweep_that_is_over_stops_and_the_next_one_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let floor = Floor::new(0, floor::of_the_file_system());
+        let host = Host::for_tests(|_, _, _, _| {});
+        let ground = Ground::open(dir.path(), false, floor, host).unwrap();
+        let blobs = dir.path().join("tenants/acme/blobs/aa");
+        let names = ["b", "c", "d"].map(|last| format!("{}{last}", "a".repeat(25)));
+        for name in &names {
+            let marker = ground.ensure_dir("expires/1/acme").unwrap();
+            beneath::create_file(marker, name).unwrap();
+            std::fs::create_dir_all(blobs.join(name)).unwrap();
+        }
+        let left = || std::fs::read_dir(&blobs).unwrap().count();
+        let one_is_gone = || left() < names.len();
+        assert_eq!(sweep(&ground, MINUTE_MS, &one_is_gone).removed, 1);
+        assert_eq!(left(), 2);
+        // Its marker is there until its absence is known to be durable.
+        let markers = dir.path().join("expires/1/acme");
+        assert_eq!(std::fs::read_dir(&markers).unwrap().count(), 3);
+        assert_eq!(sweep(&ground, MINUTE_MS, &|| false).removed, 2);
+        assert_eq!(left(), 0);
+        assert!(!markers.exists());
     }
 }

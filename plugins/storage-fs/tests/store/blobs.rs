@@ -1,10 +1,13 @@
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
-use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Storage;
-use skillgate_plugin_sdk::model::{BlobCreate, Error};
+use skillgate_plugin_sdk::model::{BlobCreate, CreateRequest, Error};
+use skillgate_plugin_sdk::{Host, abi};
+use skillgate_storage_fs::{StorageFs, World};
 
 use crate::support::*;
 
@@ -240,41 +243,143 @@ fn the_bytes_of_blobs_are_counted_with_health_a_part_at_a_time() {
     assert_eq!(counted(), Some(2 * MIB as u64 + 64 + 10_002));
 }
 
-#[test]
-fn expired_blobs_are_swept_by_health_once_a_minute_and_at_the_start() {
-    let bench = Bench::new();
-    let store = bench.store();
-    let mortal = |ttl_s| BlobCreate {
+const SWEPT: &str = "removed expired blobs";
+const STUCK: &str = "Warn could not remove what has expired";
+
+fn mortal(tenant: &str, ttl_s: u64) -> BlobCreate {
+    BlobCreate {
         ttl_s,
-        ..blob_of("acme")
-    };
-    let short = store_blob(&store, &mortal(1), b"1").unwrap().id;
-    let later = store_blob(&store, &mortal(400), b"2").unwrap().id;
+        ..blob_of(tenant)
+    }
+}
+
+#[test]
+fn expired_blobs_go_and_nobody_asks_for_it() {
+    let mut bench = Bench::new();
+    bench.sweep_every = Duration::from_millis(1);
+    let store = bench.store();
+    let short = store_blob(&store, &mortal("acme", 1), b"1").unwrap().id;
+    let later = store_blob(&store, &mortal("acme", 400), b"2").unwrap().id;
     let stays = store_blob(&store, &blob_of("acme"), b"3").unwrap().id;
     let there = |id: &str| bench.blob_dir("acme", id).exists();
-    store.health().unwrap();
     assert!(there(&short));
     bench.pass_ms(120_000);
-    store.health().unwrap();
+    bench.wait_until_logged(SWEPT, 1);
     assert!(!there(&short) && there(&later));
-    assert!(bench.logged("removed expired blobs"));
-    // Just swept: what has expired since is invisible, and its files wait.
-    let soon = store_blob(&store, &mortal(1), b"4").unwrap().id;
-    bench.pass_ms(59_000);
-    store.health().unwrap();
-    assert!(there(&soon));
-    assert_eq!(code(store.blob_stat("acme", &soon)), abi::E_NOT_FOUND);
-    drop(store);
     bench.pass_ms(600_000);
-    let store = bench.store();
-    assert!(!there(&soon) && !there(&later) && there(&stays));
+    bench.wait_until_logged(SWEPT, 2);
+    assert!(!there(&later) && there(&stays));
     assert_eq!(count(&bench.root().join("expires")), 0, "no marker is left");
     // A clock that was set back does not hinder: the minute's directory is made anew.
     bench.now_ms.store(1_700_000_000_000, Ordering::Relaxed);
-    let again = store_blob(&store, &mortal(1), b"5").unwrap().id;
+    let again = store_blob(&store, &mortal("acme", 1), b"5").unwrap().id;
     assert_eq!(read_blob(&store, "acme", &again).unwrap(), b"5");
     assert_eq!(read_blob(&store, "acme", &stays).unwrap(), b"3");
     assert_eq!(bench.in_tmp(), 0);
+}
+
+#[test]
+fn health_does_not_sweep_and_a_start_does() {
+    let bench = Bench::new();
+    let store = bench.store();
+    let id = store_blob(&store, &mortal("acme", 1), b"1").unwrap().id;
+    let there = || bench.blob_dir("acme", &id).exists();
+    bench.pass_ms(120_000);
+    store.health().unwrap();
+    assert!(there(), "whoever asks for health waits for nothing");
+    assert_eq!(code(store.blob_stat("acme", &id)), abi::E_NOT_FOUND);
+    drop(store);
+    let _store = bench.store();
+    bench.wait_until_logged(SWEPT, 1);
+    assert!(!there());
+}
+
+#[test]
+fn what_cannot_be_removed_is_told_and_the_others_go() {
+    let bench = Bench::new();
+    let store = bench.store();
+    let put = |tenant, ttl_s| store_blob(&store, &mortal(tenant, ttl_s), b"x").unwrap().id;
+    // In the first minute, and of the first tenant.
+    let stuck = put("a", 1);
+    let others = [
+        ("b", put("b", 1)),
+        ("a", put("a", 100)),
+        ("c", put("c", 100)),
+    ];
+    // A blob behind a link, which is not followed.
+    let prefix = bench.blob_dir("a", &stuck);
+    let prefix = prefix.parent().unwrap();
+    let aside = bench.dir.path().join("aside");
+    std::fs::rename(prefix, &aside).unwrap();
+    std::os::unix::fs::symlink(&aside, prefix).unwrap();
+    // Directories where markers should be.
+    let minutes = std::fs::read_dir(bench.root().join("expires")).unwrap();
+    let first = minutes.map(|minute| minute.unwrap().path()).min().unwrap();
+    for last in 'c'..='l' {
+        let name = format!("{}{last}", "b".repeat(25));
+        std::fs::create_dir(first.join("a").join(name)).unwrap();
+    }
+    bench.pass_ms(600_000);
+    drop(store);
+
+    let sweep = |swept, told| {
+        let store = bench.store();
+        bench.wait_until_logged(SWEPT, swept);
+        assert_eq!(bench.count_logged(STUCK), told);
+        let said = store.health().unwrap().metrics_json;
+        let numbers: serde_json::Value = serde_json::from_str(&said).unwrap();
+        numbers["expired_stuck"].as_u64().unwrap()
+    };
+    assert_eq!(sweep(1, 8), 11);
+    assert!(
+        !others
+            .iter()
+            .any(|(tenant, id)| bench.blob_dir(tenant, id).exists())
+    );
+    let id = &stuck[5..];
+    assert!(aside.join(id).exists());
+    assert!(
+        bench.logged(&format!("blobs/{}/{id}", &id[..2])) && bench.logged("symbolic link"),
+        "{:?}",
+        bench.logs
+    );
+    std::fs::remove_file(prefix).unwrap();
+    std::fs::rename(&aside, prefix).unwrap();
+    assert_eq!(sweep(2, 16), 10);
+    assert!(!bench.blob_dir("a", &stuck).exists());
+}
+
+#[test]
+fn with_the_store_its_thread_ends() {
+    let bench = Bench::new();
+    let store = bench.store();
+    let known_to = || Arc::strong_count(&bench.now_ms);
+    assert_eq!(known_to(), 2, "the test, and the store's clock");
+    drop(store);
+    assert_eq!(known_to(), 1, "nobody has the clock who could look at it");
+
+    // One that is at work is waited for.
+    let (asks, knows) = (Arc::new(Barrier::new(2)), Arc::new(AtomicBool::new(false)));
+    let (it_asks, it_knows) = (Arc::clone(&asks), Arc::clone(&knows));
+    let world = World {
+        clock: Arc::new(move || {
+            it_asks.wait();
+            // Time enough for who does not wait.
+            (0..10_000).for_each(|_| std::thread::yield_now());
+            it_knows.store(true, Ordering::Relaxed);
+            0
+        }),
+        space: Arc::new(|_| Ok(None)),
+        sweep_every: bench.sweep_every,
+    };
+    let request = CreateRequest {
+        config_json: format!(r#"{{"root": {:?}}}"#, bench.root()).into_bytes(),
+        ..CreateRequest::default()
+    };
+    let store = StorageFs::within(Host::for_tests(|_, _, _, _| {}), &request, world).unwrap();
+    asks.wait();
+    drop(store);
+    assert!(knows.load(Ordering::Relaxed));
 }
 
 /// Every byte of a stored file, flipped in turn when the file is small, else a sample.

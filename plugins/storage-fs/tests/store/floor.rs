@@ -35,11 +35,6 @@ fn looks(bench: &Bench) -> u64 {
     bench.looks.swap(0, Ordering::Relaxed)
 }
 
-fn count_logged(bench: &Bench, part: &str) -> usize {
-    let logs = bench.logs.lock().unwrap();
-    logs.iter().filter(|line| line.contains(part)).count()
-}
-
 fn assert_full(bench: &Bench, error: &Error) {
     assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
     assert!(
@@ -232,7 +227,7 @@ fn health_and_log_say_it_once() {
         assert_eq!(health.state, abi::HEALTH_DEGRADED);
         assert!(health.message.contains("reserve_bytes"), "{health:?}");
     }
-    assert_eq!(count_logged(&bench, WARNED), 1);
+    assert_eq!(bench.count_logged(WARNED), 1);
     // To and fro around the floor is one change.
     for at in [RESERVE + 1, RESERVE - 1, RESERVE + LOOK_EVERY - 1] {
         free(&bench, at);
@@ -240,16 +235,16 @@ fn health_and_log_say_it_once() {
         assert_eq!(store.health().unwrap().state, abi::HEALTH_DEGRADED);
     }
     assert_eq!(
-        (count_logged(&bench, WARNED), count_logged(&bench, WELL)),
+        (bench.count_logged(WARNED), bench.count_logged(WELL)),
         (1, 0)
     );
     free(&bench, RESERVE + LOOK_EVERY);
     assert_eq!(store.health().unwrap().state, abi::HEALTH_OK);
-    assert_eq!(count_logged(&bench, WELL), 1);
+    assert_eq!(bench.count_logged(WELL), 1);
     // Nobody has to write for it to be seen.
     free(&bench, 0);
     assert_eq!(store.health().unwrap().state, abi::HEALTH_DEGRADED);
-    assert_eq!(count_logged(&bench, WARNED), 2);
+    assert_eq!(bench.count_logged(WARNED), 2);
 }
 
 #[test]

@@ -2,27 +2,35 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sha2::{Digest, Sha256};
-use skillgate_plugin_sdk::Host;
 use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{
     BlobCreate, BlobStat, Content, CreateRequest, Error, PutSkill, Skill,
 };
-use skillgate_storage_fs::{Space, StorageFs};
+use skillgate_plugin_sdk::{Host, abi};
+use skillgate_storage_fs::{Space, StorageFs, World};
 
 /// A place of its own for a test's store, its log records, and its clock.
 pub(crate) struct Bench {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) logs: Arc<Mutex<Vec<String>>>,
+    /// There is one more.
+    logged: Arc<Condvar>,
     pub(crate) now_ms: Arc<AtomicU64>,
     /// What the file system says is free.
     pub(crate) free_bytes: Arc<AtomicU64>,
     /// How often it was asked.
     pub(crate) looks: Arc<AtomicU64>,
+    /// So long that a test's store sweeps at its start alone, unless the test says otherwise.
+    pub(crate) sweep_every: Duration,
 }
+
+/// Waiting beyond this is a failure, also on a machine that is busy.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A login's 1024 are as many as one store may have open; here many stores are beside each other.
 fn allow_all_files() {
@@ -34,15 +42,21 @@ fn allow_all_files() {
     setrlimit(Resource::Nofile, all).unwrap();
 }
 
+fn with(logs: &[String], part: &str) -> usize {
+    logs.iter().filter(|line| line.contains(part)).count()
+}
+
 impl Bench {
     pub(crate) fn new() -> Bench {
         allow_all_files();
         Bench {
             dir: tempfile::tempdir().unwrap(),
             logs: Arc::default(),
+            logged: Arc::default(),
             now_ms: Arc::new(AtomicU64::new(1_700_000_000_000)),
             free_bytes: Arc::new(AtomicU64::new(u64::MAX)),
             looks: Arc::default(),
+            sweep_every: Duration::from_secs(3600),
         }
     }
 
@@ -81,23 +95,35 @@ impl Bench {
 
     /// On a file system with this much free space.
     pub(crate) fn create_on(&self, config: &str, space: Space) -> Result<StorageFs, Error> {
-        let logs = Arc::clone(&self.logs);
+        let (logs, logged) = (Arc::clone(&self.logs), Arc::clone(&self.logged));
         let host = Host::for_tests(move |level, _, message, fields| {
             logs.lock()
                 .unwrap()
                 .push(format!("{level:?} {message} {fields:?}"));
+            logged.notify_all();
         });
         let now = Arc::clone(&self.now_ms);
         let request = CreateRequest {
             config_json: config.as_bytes().to_vec(),
             ..CreateRequest::default()
         };
-        StorageFs::with_clock_and_space(
-            host,
-            &request,
-            Arc::new(move || now.load(Ordering::Relaxed)),
+        let asked = Arc::new(OnceLock::new());
+        let ask = Arc::clone(&asked);
+        let world = World {
+            clock: Arc::new(move || {
+                let now = now.load(Ordering::Relaxed);
+                ask.get_or_init(|| ());
+                now
+            }),
             space,
-        )
+            sweep_every: self.sweep_every,
+        };
+        let store = StorageFs::within(host, &request, world)?;
+        if store.caps() & abi::ST_BLOBS != 0 {
+            // The sweep of the start is one of this time, however late it comes.
+            asked.wait();
+        }
+        Ok(store)
     }
 
     pub(crate) fn pass_ms(&self, ms: u64) {
@@ -110,6 +136,20 @@ impl Bench {
             .unwrap()
             .iter()
             .any(|line| line.contains(part))
+    }
+
+    /// How many records have this in them.
+    pub(crate) fn count_logged(&self, part: &str) -> usize {
+        with(&self.logs.lock().unwrap(), part)
+    }
+
+    /// Waits until there are so many.
+    pub(crate) fn wait_until_logged(&self, part: &str, times: usize) {
+        let fewer = |logs: &mut Vec<String>| with(logs, part) < times;
+        let logs = self.logs.lock().unwrap();
+        let waited = self.logged.wait_timeout_while(logs, PATIENCE, fewer);
+        let (logs, waited) = waited.unwrap();
+        assert!(!waited.timed_out(), "{part}: {logs:?}");
     }
 
     /// What lies in tmp/.
