@@ -10,8 +10,9 @@ use skillgate_skill::{NetworkPattern, SecretName};
 use super::bundle::{Bundle, BundleError, Files};
 use super::decision::{Decision, Declared};
 use super::engine::{self, Fault, PolicySet};
-use super::load::{SELF, refused};
-use super::{child, record};
+use super::load::{load, refused};
+use super::record;
+use crate::config::Config;
 
 pub use super::suite::{Case, Coverage, Outcome};
 pub use super::trial::Report;
@@ -53,16 +54,18 @@ pub struct Guard {
     pub holds: Option<bool>,
 }
 
-/// Tries a bundle as the gateway does before it takes one.
+/// Does with a bundle what a gateway of this configuration does before it takes one. `unsigned`: but for its signature,
+/// since who writes rules checks them before they are signed.
 ///
 /// # Errors
 /// Why it would be refused.
-pub fn check(path: &Path, instructions_max: u64) -> Result<Report, BundleError> {
-    let place = path.display().to_string();
-    let files = Files::read(path)?;
-    Bundle::new(&files, &place)?;
-    child::run(Path::new(SELF), &files, &place, instructions_max)
-        .map_err(|problems| refused(&place, &problems))
+pub fn check(path: &Path, config: &Config, unsigned: bool) -> Result<Report, BundleError> {
+    let mut policy = config.policy.clone();
+    path.clone_into(&mut policy.path);
+    if unsigned {
+        policy.keys.clear();
+    }
+    load(&policy, &config.plugins.state_dir).map(|(_, report)| report)
 }
 
 /// Runs the tests of a bundle, and says which lines they reached if that is asked for.

@@ -10,12 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use super::bundle::{self, Bundle, BundleError, Files};
 use super::engine::PolicySet;
+use super::trial::Report;
 use super::{Active, Policy, child, signature};
 use crate::config::{self, Config, PolicyMode};
 use crate::reload::{Install, Part};
 
 /// This program. By this name it is found after it was replaced by a newer one, too.
-pub(super) const SELF: &str = "/proc/self/exe";
+const SELF: &str = "/proc/self/exe";
 /// What was in force last, below `plugins.state_dir`.
 const LAST: &str = "policy/last.json";
 
@@ -113,19 +114,11 @@ pub(super) fn mode_name(mode: PolicyMode) -> &'static str {
 /// # Errors
 /// [`BundleError`] with the file, and the line where there is one.
 pub fn prepare(config: &Config) -> Result<Prepared, BundleError> {
-    prepare_with(config, Path::new(SELF))
-}
-
-pub(super) fn prepare_with(config: &Config, program: &Path) -> Result<Prepared, BundleError> {
     let policy = &config.policy;
-    let last = config.plugins.state_dir.join(LAST);
     let set = match policy.mode {
         PolicyMode::Off => None,
         PolicyMode::Shadow | PolicyMode::Enforce => {
-            let set = load(policy, program)?;
-            if !policy.allow_rollback {
-                follows(&set, &last, &policy.path)?;
-            }
+            let (set, _) = load(policy, &config.plugins.state_dir)?;
             Some(Arc::new(set))
         }
     };
@@ -140,16 +133,20 @@ pub(super) fn prepare_with(config: &Config, program: &Path) -> Result<Prepared, 
             set,
             since: SystemTime::now(),
         },
-        last,
+        last: config.plugins.state_dir.join(LAST),
     })
 }
 
-fn load(policy: &config::Policy, program: &Path) -> Result<PolicySet, BundleError> {
+/// Everything that a bundle must pass. `skillgate policy check` asks here too, so that it says what the gateway will say.
+pub(super) fn load(
+    policy: &config::Policy,
+    state_dir: &Path,
+) -> Result<(PolicySet, Report), BundleError> {
     let place = policy.path.display().to_string();
     let files = Files::read(&policy.path)?;
     signature::verify(&files, &policy.keys, &place)?;
     let bundle = Bundle::new(&files, &place)?;
-    let report = child::run(program, &files, &place, policy.instruction_budget)
+    let report = child::run(Path::new(SELF), &files, &place, policy.instruction_budget)
         .map_err(|problems| refused(&place, &problems))?;
     let set =
         PolicySet::compile(&bundle).map_err(|error| BundleError::new(&place, error.to_string()))?;
@@ -161,7 +158,10 @@ fn load(policy: &config::Policy, program: &Path) -> Result<PolicySet, BundleErro
         goldens = report.goldens,
         "policy passed its trial"
     );
-    Ok(set)
+    if !policy.allow_rollback {
+        follows(&set, &state_dir.join(LAST), &policy.path)?;
+    }
+    Ok((set, report))
 }
 
 /// What is wrong, without saying the bundle's path twice.
@@ -182,7 +182,12 @@ fn follows(set: &PolicySet, last: &Path, path: &Path) -> Result<(), BundleError>
     let text = match fs::read_to_string(last) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(BundleError::new(last.display(), error.to_string())),
+        Err(error) => {
+            return Err(BundleError::new(
+                last.display(),
+                format!("says which policy was in force last, and cannot be read: {error}"),
+            ));
+        }
     };
     let last: Last = serde_json::from_str(&text).map_err(|error| {
         BundleError::new(

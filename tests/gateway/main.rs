@@ -35,6 +35,7 @@ mod plugin_new;
 mod policy;
 mod reload;
 mod secrets;
+mod signed;
 mod stopping;
 mod storm;
 mod swap;

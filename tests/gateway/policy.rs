@@ -55,14 +55,14 @@ pub(crate) fn narrow(data: &mut Value) {
     data["limits"]["max_blob_bytes"] = 1000.into();
 }
 
-fn skillgate(house: &House, args: &[&str]) -> Output {
+pub(crate) fn skillgate(house: &House, args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
     command.args(args);
     house.clean(&mut command);
     command.output().unwrap()
 }
 
-fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
@@ -336,7 +336,7 @@ fn a_shadow_records_and_does_not_refuse() {
 }
 
 /// Starts what must not start: its exit code and what it said.
-fn refused(house: &House) -> (Option<i32>, String, Duration) {
+pub(crate) fn refused(house: &House) -> (Option<i32>, String, Duration) {
     let began = Instant::now();
     let output = house.command().output().unwrap();
     (output.status.code(), said(&output), began.elapsed())
