@@ -32,7 +32,7 @@ use crate::gate::{self, Gate, SystemResolver};
 use crate::limit::{Limits, SinceStart};
 use crate::methods::{self, Rooms};
 use crate::policy::{self, Policy};
-use crate::reload::Read;
+use crate::reload::{Read, Source};
 use crate::rpc::{self, ErrorObject};
 use crate::runs::{self, Runs};
 use crate::secrets::{self, Secrets};
@@ -319,11 +319,15 @@ fn runtime(config: &Config) -> Result<tokio::runtime::Runtime, AppError> {
 /// Threads for blocking calls that are not runs.
 const STORE_THREADS_MAX: usize = 64;
 
-/// Runs the gateway until SIGTERM or SIGINT. `read` is how it reads its configuration again.
+/// Runs the gateway until SIGTERM or SIGINT. `read` is how it reads its configuration, now and whenever it reloads.
 ///
 /// # Errors
 /// [`AppError`] when it cannot start.
-pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
+pub fn serve(read: Read) -> Result<(), AppError> {
+    // First of all, so that no change during the start is missed.
+    let source = Source::new(read, reload::watched);
+    let seen = source.read()?;
+    let config = &seen.config;
     telemetry::start(&config.log).map_err(AppError::Log)?;
     let runtime = runtime(config)?;
     let outcome = runtime.block_on(async {
@@ -359,7 +363,7 @@ pub fn serve(config: &Config, read: Read) -> Result<(), AppError> {
         };
         announce(address, operator.address()).map_err(AppError::io("cannot write to stdout"))?;
 
-        let reload = reload::reload(config, read, &mut app.parts, &app.plugins);
+        let reload = reload::reload(seen.clone(), source, &mut app.parts, &app.plugins);
         let readiness = app.parts.readiness.clone();
         let stop = async move {
             tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }

@@ -3,6 +3,12 @@
 //! On SIGHUP, or when a watched file has changed, the configuration is read again and every [`Part`] prepares itself.
 //! Only when all have succeeded is anything installed; else the gateway goes on with what it had, says so in the log,
 //! and keeps saying so in [`Status`] until a reload succeeds.
+//!
+//! Files are looked at before they are read, never after: what changes in between looks new the next time, and costs at
+//! most one reload more. So it is at the start, too, which takes seconds, and after a change that was refused.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt;
@@ -37,8 +43,10 @@ pub trait Part: Send + Sync {
     /// What is wrong, with file and line where there is one.
     fn prepare(&self, config: &Config) -> Result<Install, String>;
 
-    /// The files and directories that it reads.
-    fn watched(&self, config: &Config) -> Vec<PathBuf>;
+    /// The files and directories that it reads. Asked before there is a part: the start looks at them before it reads.
+    fn watched(config: &Config) -> Vec<PathBuf>
+    where
+        Self: Sized;
 }
 
 /// How the last reload went.
@@ -57,22 +65,51 @@ pub struct Status {
 /// Reads the configuration as the program did when it started.
 pub type Read = Box<dyn Fn() -> Result<Config, ConfigErrors> + Send + Sync>;
 
+/// What all parts together read.
+pub type Watched = fn(&Config) -> Vec<PathBuf>;
+
+/// Where configurations come from, and which files they name.
+pub struct Source {
+    read: Read,
+    watched: Watched,
+}
+
+/// A configuration, and what the files that it names looked like before it and they were read.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// As it was read.
+    pub config: Config,
+    looks: u64,
+}
+
 /// Reloads. Cheap to clone.
 #[derive(Clone)]
 pub struct Reload(Arc<Inner>);
 
 struct Inner {
-    read: Read,
+    source: Source,
     parts: Vec<Box<dyn Part>>,
-    /// The configuration that is in force. Held during a reload, so that there is one at a time.
-    config: Mutex<Config>,
+    /// Held during a reload, so that there is one at a time.
+    state: Mutex<Known>,
     report: Report,
+}
+
+struct Known {
+    in_force: Seen,
+    /// What was read last, if it was refused. Its files are watched too: one that was missing may come.
+    refused: Option<Seen>,
 }
 
 /// How the last reload went. Cheap to clone, and holds on to none of the parts, so that they can end while somebody
 /// still asks.
 #[derive(Debug, Clone, Default)]
 pub struct Report(Arc<Mutex<Status>>);
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Source").finish_non_exhaustive()
+    }
+}
 
 impl fmt::Debug for Reload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -117,13 +154,42 @@ impl Report {
     }
 }
 
+impl Source {
+    /// `watched`: what the parts read with a configuration.
+    pub fn new(read: Read, watched: Watched) -> Self {
+        Source { read, watched }
+    }
+
+    /// Reads a configuration, after a look at its files. Blocks for as long as that takes.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn read(&self) -> Result<Seen, ConfigErrors> {
+        // Only a configuration says which files to look at, its own first of all. So it is read for that, and again
+        // after the look: the second one counts. If it names others than the first, the next look will differ.
+        let looks = self.looks(&(self.read)()?);
+        let config = (self.read)()?;
+        Ok(Seen { config, looks })
+    }
+
+    /// What the files of a configuration look like now, without reading them.
+    fn looks(&self, config: &Config) -> u64 {
+        let mut paths: Vec<PathBuf> = config.file.iter().cloned().collect();
+        paths.extend((self.watched)(config));
+        fingerprint(&paths)
+    }
+}
+
 impl Reload {
-    /// From the configuration that the gateway has started with.
-    pub fn new(config: Config, read: Read, parts: Vec<Box<dyn Part>>) -> Self {
+    /// From the configuration that the gateway has started with, and what was seen before that.
+    pub fn new(seen: Seen, source: Source, parts: Vec<Box<dyn Part>>) -> Self {
         Reload(Arc::new(Inner {
-            read,
+            source,
             parts,
-            config: Mutex::new(config),
+            state: Mutex::new(Known {
+                in_force: seen,
+                refused: None,
+            }),
             report: Report::default(),
         }))
     }
@@ -138,24 +204,8 @@ impl Reload {
     /// # Errors
     /// What was wrong; what was in force before still is.
     pub fn now(&self) -> Result<(), String> {
-        let mut in_force = lock(&self.0.config);
-        let outcome = self.prepare_all();
-        let error = outcome.as_ref().err().cloned();
-        let result = match outcome {
-            Ok((config, installs)) => {
-                for section in frozen(&in_force, &config) {
-                    tracing::warn!(
-                        section,
-                        "changed, and read at the start only: restart to use it"
-                    );
-                }
-                installs.into_iter().for_each(|install| install());
-                *in_force = config;
-                Ok(())
-            }
-            Err(error) => Err(error),
-        };
-        drop(in_force);
+        let result = self.take(&mut lock(&self.0.state));
+        let error = result.as_ref().err().cloned();
         let mut status = lock(&self.0.report.0);
         status.at = Some(SystemTime::now());
         match &error {
@@ -177,46 +227,58 @@ impl Reload {
         result
     }
 
-    fn prepare_all(&self) -> Result<(Config, Vec<Install>), String> {
-        let config = (self.0.read)().map_err(|errors| errors.to_string())?;
+    fn take(&self, known: &mut Known) -> Result<(), String> {
+        let source = &self.0.source;
+        // Whatever comes of it, it is not tried again before something has changed from here on.
+        known.refused = None;
+        known.in_force.looks = source.looks(&known.in_force.config);
+        let seen = source.read().map_err(|errors| errors.to_string())?;
+        let config = &known.refused.insert(seen).config;
         let mut installs = Vec::with_capacity(self.0.parts.len());
         for part in &self.0.parts {
             let install = part
-                .prepare(&config)
+                .prepare(config)
                 .map_err(|why| format!("{}: {why}", part.name()))?;
             installs.push(install);
         }
-        Ok((config, installs))
+        for section in frozen(&known.in_force.config, config) {
+            tracing::warn!(
+                section,
+                "changed, and read at the start only: restart to use it"
+            );
+        }
+        installs.into_iter().for_each(|install| install());
+        if let Some(taken) = known.refused.take() {
+            known.in_force = taken;
+        }
+        Ok(())
     }
 
-    /// What the watched files look like, without reading them.
-    fn fingerprint(&self) -> u64 {
-        let config = lock(&self.0.config);
-        let mut paths: Vec<PathBuf> = config.file.iter().cloned().collect();
-        for part in &self.0.parts {
-            paths.extend(part.watched(&config));
-        }
-        drop(config);
-        fingerprint(&paths)
+    /// What the watched files look like, if that is new.
+    fn changed(&self) -> Option<Vec<u64>> {
+        let known = lock(&self.0.state);
+        let all = || std::iter::once(&known.in_force).chain(&known.refused);
+        let look = |seen: &Seen| self.0.source.looks(&seen.config);
+        let looks: Vec<u64> = all().map(look).collect();
+        let is_new = all().map(|seen| seen.looks).ne(looks.iter().copied());
+        is_new.then_some(looks)
     }
 
     /// Reloads on every SIGHUP, and when the watched files have changed and then stood still for `interval`: a
     /// half-written change is not taken. `interval` zero: on SIGHUP only. Never ends.
     pub async fn follow(self, mut hangup: Signal, interval: Duration) {
-        let mut seen = self.blocking(Reload::fingerprint).await;
-        let mut before = seen;
+        let mut before = None;
         loop {
             let asked = tokio::select! {
                 _ = hangup.recv() => true,
                 () = tokio::time::sleep(interval), if !interval.is_zero() => false,
             };
-            let looks = self.blocking(Reload::fingerprint).await;
-            if asked || (looks != seen && looks == before) {
+            let changed = self.blocking(Reload::changed).await.flatten();
+            if asked || (changed.is_some() && changed == before) {
                 // Said in the log and in the status.
                 let _ = self.blocking(Reload::now).await;
-                seen = looks;
             }
-            before = looks;
+            before = changed;
         }
     }
 
@@ -281,138 +343,4 @@ fn look(path: &Path, hasher: &mut DefaultHasher, left: &mut usize) {
     names.sort_unstable();
     // Deep trees and loops of links end at the bound.
     names.iter().for_each(|name| look(name, hasher, left));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::{Flags, Sources};
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-    struct Number {
-        name: &'static str,
-        good: Arc<AtomicBool>,
-        installed: Arc<AtomicU64>,
-    }
-
-    impl Part for Number {
-        fn name(&self) -> &'static str {
-            self.name
-        }
-        fn prepare(&self, _: &Config) -> Result<Install, String> {
-            if !self.good.load(Ordering::Relaxed) {
-                return Err("keys.json:3:7: no key".into());
-            }
-            let installed = self.installed.clone();
-            Ok(Box::new(move || {
-                installed.fetch_add(1, Ordering::Relaxed);
-            }))
-        }
-        fn watched(&self, _: &Config) -> Vec<PathBuf> {
-            Vec::new()
-        }
-    }
-
-    /// A machine without files.
-    fn nothing() -> Sources {
-        Sources {
-            env: Default::default(),
-            secrets: Default::default(),
-            read: Box::new(|_| Err(std::io::ErrorKind::NotFound.into())),
-            is_dir: Box::new(|_| false),
-            exe: None,
-        }
-    }
-
-    fn config() -> Config {
-        Config::load(&nothing(), &Flags::default()).unwrap()
-    }
-
-    #[test]
-    fn all_of_a_change_or_nothing_of_it() {
-        let (good, bad) = (
-            Arc::new(AtomicBool::new(true)),
-            Arc::new(AtomicBool::new(false)),
-        );
-        let installed = Arc::new(AtomicU64::new(0));
-        let part = |name, good: &Arc<AtomicBool>| -> Box<dyn Part> {
-            Box::new(Number {
-                name,
-                good: good.clone(),
-                installed: installed.clone(),
-            })
-        };
-        let reload = Reload::new(
-            config(),
-            Box::new(|| Ok(config())),
-            vec![part("limits", &good), part("keys", &bad)],
-        );
-        assert_eq!(reload.now().unwrap_err(), "keys: keys.json:3:7: no key");
-        assert_eq!(
-            installed.load(Ordering::Relaxed),
-            0,
-            "the first one neither"
-        );
-        let status = reload.report().status();
-        assert_eq!((status.taken, status.refused), (0, 1));
-        assert!(
-            status
-                .error
-                .is_some_and(|error| error.contains("keys.json:3:7"))
-        );
-
-        bad.store(true, Ordering::Relaxed);
-        reload.now().unwrap();
-        assert_eq!(installed.load(Ordering::Relaxed), 2);
-        let status = reload.report().status();
-        assert_eq!((status.taken, status.refused, status.error), (1, 1, None));
-    }
-
-    #[test]
-    fn a_broken_configuration_is_refused() {
-        let read = || {
-            let flags = Flags {
-                config: Some("/nowhere/at/all.toml".into()),
-                ..Flags::default()
-            };
-            Config::load(&nothing(), &flags)
-        };
-        let reload = Reload::new(config(), Box::new(read), vec![]);
-        assert!(reload.now().unwrap_err().contains("/nowhere/at/all.toml"));
-    }
-
-    #[test]
-    fn what_is_watched_shows_every_change() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        let look = || fingerprint(&[dir.path().to_path_buf(), at("..data-link")]);
-        let mut seen = vec![look()];
-        let mut changed = |what: &str| {
-            let now = look();
-            assert!(!seen.contains(&now), "{what}");
-            assert_eq!(now, look(), "{what}: it stands still");
-            seen.push(now);
-        };
-        std::fs::create_dir_all(at("one/two")).unwrap();
-        changed("directories");
-        std::fs::write(at("one/two/a"), "1").unwrap();
-        changed("a file in them");
-        std::fs::write(at("one/two/a"), "22").unwrap();
-        changed("its content");
-        std::os::unix::fs::symlink("one", at("..data-link")).unwrap();
-        changed("a link");
-        std::fs::create_dir(at("three")).unwrap();
-        std::fs::remove_file(at("..data-link")).unwrap();
-        std::os::unix::fs::symlink("three", at("..data-link")).unwrap();
-        changed("where the link leads");
-        std::fs::remove_dir_all(at("one")).unwrap();
-        changed("nothing left");
-    }
-
-    #[test]
-    fn a_loop_of_links_ends() {
-        let dir = tempfile::tempdir().unwrap();
-        std::os::unix::fs::symlink(".", dir.path().join("again")).unwrap();
-        fingerprint(&[dir.path().to_path_buf()]);
-    }
 }

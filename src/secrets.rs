@@ -203,7 +203,7 @@ impl Part for Secrets {
         Ok(Box::new(move || secrets.install(prepared)))
     }
 
-    fn watched(&self, config: &Config) -> Vec<PathBuf> {
+    fn watched(config: &Config) -> Vec<PathBuf> {
         match &config.secrets {
             config::Secrets::Dir(dir) => vec![dir.clone()],
             config::Secrets::Env => Vec::new(),

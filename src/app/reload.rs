@@ -6,22 +6,25 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
 
-use super::swap::Plugins;
+use super::swap::{OfSandbox, OfStorage, Plugins};
 use crate::auth::{self, Authenticator};
 use crate::config::{AuthMode, Config, KeySource};
+use crate::limit::Limits;
 use crate::policy::Policy;
-use crate::reload::{Install, Part, Read, Reload};
+use crate::reload::{Install, Part, Reload, Seen, Source, Watched};
 use crate::runs::Runs;
+use crate::secrets::Secrets;
 use crate::stack::Parts;
 
 /// Everything that reloads, in the order in which it is put in place: who may come in last, so that nobody who is let in
 /// anew meets old rules. Its outcome is shown with the health and the metrics of the parts.
-pub(super) fn reload(config: &Config, read: Read, parts: &mut Parts, plugins: &Plugins) -> Reload {
+pub(super) fn reload(seen: Seen, source: Source, parts: &mut Parts, plugins: &Plugins) -> Reload {
     let handle = Handle::current();
     let runs = parts.rooms.runs.clone();
+    let mode = seen.config.auth.mode;
     let reload = Reload::new(
-        config.clone(),
-        read,
+        seen,
+        source,
         vec![
             Box::new(runs.secrets().clone()),
             Box::new(Rules {
@@ -32,7 +35,7 @@ pub(super) fn reload(config: &Config, read: Read, parts: &mut Parts, plugins: &P
             Box::new(parts.limits.clone()),
             Box::new(Keys {
                 authenticator: parts.authenticator.clone(),
-                mode: config.auth.mode,
+                mode,
                 handle: handle.clone(),
             }),
             Box::new(plugins.of_sandbox(handle.clone())),
@@ -45,6 +48,19 @@ pub(super) fn reload(config: &Config, read: Read, parts: &mut Parts, plugins: &P
     let check = move || std::future::ready(state.state()).boxed();
     parts.readiness = parts.readiness.clone().and("reload", Arc::new(check));
     reload
+}
+
+/// What all of these read.
+pub(super) fn watched(config: &Config) -> Vec<PathBuf> {
+    let each: [Watched; 6] = [
+        Secrets::watched,
+        Rules::watched,
+        Limits::watched,
+        Keys::watched,
+        OfSandbox::watched,
+        OfStorage::watched,
+    ];
+    each.iter().flat_map(|watched| watched(config)).collect()
 }
 
 /// The policy, and what runs hold on the strength of it.
@@ -67,8 +83,8 @@ impl Part for Rules {
             handle.spawn(async move { runs.recheck(&policy).await });
         }))
     }
-    fn watched(&self, config: &Config) -> Vec<PathBuf> {
-        self.policy.watched(config)
+    fn watched(config: &Config) -> Vec<PathBuf> {
+        Policy::watched(config)
     }
 }
 
@@ -95,7 +111,7 @@ impl Part for Keys {
         let authenticator = self.authenticator.clone();
         Ok(Box::new(move || authenticator.install(prepared)))
     }
-    fn watched(&self, config: &Config) -> Vec<PathBuf> {
+    fn watched(config: &Config) -> Vec<PathBuf> {
         let issuers = config.auth.issuers.iter();
         issuers
             .flat_map(|issuer| {

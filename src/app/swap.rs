@@ -379,7 +379,7 @@ impl Part for OfSandbox {
         }))
     }
 
-    fn watched(&self, config: &Config) -> Vec<PathBuf> {
+    fn watched(config: &Config) -> Vec<PathBuf> {
         watched(config, Role::Sandbox)
     }
 }
@@ -419,7 +419,7 @@ impl Part for OfStorage {
         }))
     }
 
-    fn watched(&self, config: &Config) -> Vec<PathBuf> {
+    fn watched(config: &Config) -> Vec<PathBuf> {
         watched(config, Role::Storage)
     }
 }

@@ -89,6 +89,7 @@ impl From<AppError> for Failure {
         };
         let failure = Failure::new(exit, error.to_string());
         match error {
+            AppError::Config(errors) => errors.into(),
             AppError::Create {
                 which: "sandbox", ..
             } => {

@@ -27,6 +27,6 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     };
     // It prints its addresses itself, as soon as they answer.
     let read = move || Config::load(&Sources::of_process(), &flags);
-    app::serve(&read()?, Box::new(read))?;
+    app::serve(Box::new(read))?;
     Ok(Exit::Fine)
 }

@@ -218,7 +218,7 @@ impl reload::Part for Limits {
     }
 
     /// Nothing but the configuration itself.
-    fn watched(&self, _: &Config) -> Vec<PathBuf> {
+    fn watched(_: &Config) -> Vec<PathBuf> {
         Vec::new()
     }
 }

@@ -226,7 +226,7 @@ impl Part for Policy {
         Ok(Box::new(move || policy.install(prepared)))
     }
 
-    fn watched(&self, config: &Config) -> Vec<PathBuf> {
+    fn watched(config: &Config) -> Vec<PathBuf> {
         let policy = &config.policy;
         let keys = policy.keys.iter().map(|key| key.file.clone());
         bundle::paths(&policy.path)

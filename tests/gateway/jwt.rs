@@ -381,13 +381,13 @@ fn a_broken_file_of_keys_stops_the_start_with_its_place() {
 }
 
 /// An issuer's keys, by plain HTTP on a loopback address. Counts the requests; without keys it answers 503.
-struct Issuer {
-    url: String,
-    asked: Arc<Mutex<u32>>,
+pub(crate) struct Issuer {
+    pub(crate) url: String,
+    pub(crate) asked: Arc<Mutex<u32>>,
 }
 
 impl Issuer {
-    fn start(keys: &Arc<Mutex<Option<String>>>) -> Issuer {
+    pub(crate) fn start(keys: &Arc<Mutex<Option<String>>>) -> Issuer {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/keys", listener.local_addr().unwrap());
         let asked = Arc::new(Mutex::new(0));

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::alone;
+use crate::jwt::{Issuer, ask, auth};
 use crate::operator::{metrics, value};
 use crate::policy::{narrow, policy_in};
 use crate::stopping::{SLEEPS, begun};
@@ -127,6 +129,56 @@ fn a_changed_file_is_taken_without_a_signal() {
     policy_in(&house, narrow);
     eventually("the new rules are in force", PATIENCE, || {
         refusal(&gateway) == "policy_denied"
+    });
+    gateway.stop();
+}
+
+#[test]
+fn a_file_that_comes_after_it_was_named_is_taken_without_a_signal() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let ready = house.path().join("ready");
+    fs::rename(policy_in(&house, narrow), &ready).unwrap();
+    let policies = policy_in(&house, |_| ());
+    configure(&house, &policies, 20, "");
+    let gateway = house.start();
+    let next = house.path().join("policies-next");
+    configure(&house, &next, 20, "");
+    eventually("it is not there yet", PATIENCE, || {
+        gateway.log().contains(REFUSED)
+    });
+    assert_eq!(refusal(&gateway), Value::Null, "the last good rules");
+    fs::rename(ready, next).unwrap();
+    eventually("the new rules are in force", PATIENCE, || {
+        refusal(&gateway) == "policy_denied"
+    });
+    gateway.stop();
+}
+
+#[test]
+fn a_change_during_the_start_is_taken_without_a_signal() {
+    let _alone = alone();
+    let keys = Arc::new(Mutex::new(Some("{\"keys\": []}".to_owned())));
+    let issuer = Issuer::start(&keys);
+    let auth = auth(&format!("jwks_url = \"{}\"", issuer.url), r#"["ES256"]"#);
+    let house = House::new(Settings::default());
+    let policies = policy_in(&house, |_| ());
+    configure(&house, &policies, 20, &auth);
+    let gateway = std::thread::scope(|scope| {
+        // The issuer answers when this is let go: until then the start waits for its keys.
+        let held = keys.lock().unwrap();
+        let starting = scope.spawn(|| house.start());
+        eventually("the issuer is asked", PATIENCE, || {
+            *issuer.asked.lock().unwrap() > 0
+        });
+        let limit = "[[rate_limit]]\nname = \"few\"\nkey = [\"ip\"]\nquota = 1\nper_s = 1000\n";
+        configure(&house, &policies, 20, &format!("{auth}{limit}"));
+        drop(held);
+        starting.join().unwrap()
+    });
+    let mut client = gateway.client();
+    eventually("the limit is in force", PATIENCE, || {
+        ask(&mut client, &[], b"{}").status == 429
     });
     gateway.stop();
 }

@@ -1,0 +1,311 @@
+//! What is taken, what is refused, and when somebody looks.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::config::{Flags, Sources};
+
+struct Number {
+    name: &'static str,
+    good: Arc<AtomicBool>,
+    installed: Arc<AtomicU64>,
+}
+
+impl Part for Number {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+    fn prepare(&self, _: &Config) -> Result<Install, String> {
+        if !self.good.load(Ordering::Relaxed) {
+            return Err("keys.json:3:7: no key".into());
+        }
+        let installed = self.installed.clone();
+        Ok(Box::new(move || {
+            installed.fetch_add(1, Ordering::Relaxed);
+        }))
+    }
+    fn watched(_: &Config) -> Vec<PathBuf> {
+        Vec::new()
+    }
+}
+
+/// A machine without files.
+fn nothing() -> Sources {
+    Sources {
+        env: Default::default(),
+        secrets: Default::default(),
+        read: Box::new(|_| Err(std::io::ErrorKind::NotFound.into())),
+        is_dir: Box::new(|_| false),
+        exe: None,
+    }
+}
+
+fn config() -> Config {
+    Config::load(&nothing(), &Flags::default()).unwrap()
+}
+
+/// From the defaults, with whatever is read later.
+fn started(read: Read, parts: Vec<Box<dyn Part>>) -> Reload {
+    let seen = Seen {
+        config: config(),
+        looks: 0,
+    };
+    Reload::new(seen, Source::new(read, Number::watched), parts)
+}
+
+#[test]
+fn all_of_a_change_or_nothing_of_it() {
+    let (good, bad) = (
+        Arc::new(AtomicBool::new(true)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let installed = Arc::new(AtomicU64::new(0));
+    let part = |name, good: &Arc<AtomicBool>| -> Box<dyn Part> {
+        Box::new(Number {
+            name,
+            good: good.clone(),
+            installed: installed.clone(),
+        })
+    };
+    let reload = started(
+        Box::new(|| Ok(config())),
+        vec![part("limits", &good), part("keys", &bad)],
+    );
+    assert_eq!(reload.now().unwrap_err(), "keys: keys.json:3:7: no key");
+    assert_eq!(
+        installed.load(Ordering::Relaxed),
+        0,
+        "the first one neither"
+    );
+    let status = reload.report().status();
+    assert_eq!((status.taken, status.refused), (0, 1));
+    assert!(
+        status
+            .error
+            .is_some_and(|error| error.contains("keys.json:3:7"))
+    );
+
+    bad.store(true, Ordering::Relaxed);
+    reload.now().unwrap();
+    assert_eq!(installed.load(Ordering::Relaxed), 2);
+    let status = reload.report().status();
+    assert_eq!((status.taken, status.refused, status.error), (1, 1, None));
+}
+
+#[test]
+fn a_broken_configuration_is_refused() {
+    let read = || {
+        let flags = Flags {
+            config: Some("/nowhere/at/all.toml".into()),
+            ..Flags::default()
+        };
+        Config::load(&nothing(), &flags)
+    };
+    let reload = started(Box::new(read), vec![]);
+    assert!(reload.now().unwrap_err().contains("/nowhere/at/all.toml"));
+}
+
+#[test]
+fn what_is_watched_shows_every_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let look = || fingerprint(&[dir.path().to_path_buf(), at("..data-link")]);
+    let mut seen = vec![look()];
+    let mut changed = |what: &str| {
+        let now = look();
+        assert!(!seen.contains(&now), "{what}");
+        assert_eq!(now, look(), "{what}: it stands still");
+        seen.push(now);
+    };
+    std::fs::create_dir_all(at("one/two")).unwrap();
+    changed("directories");
+    std::fs::write(at("one/two/a"), "1").unwrap();
+    changed("a file in them");
+    std::fs::write(at("one/two/a"), "22").unwrap();
+    changed("its content");
+    std::os::unix::fs::symlink("one", at("..data-link")).unwrap();
+    changed("a link");
+    std::fs::create_dir(at("three")).unwrap();
+    std::fs::remove_file(at("..data-link")).unwrap();
+    std::os::unix::fs::symlink("three", at("..data-link")).unwrap();
+    changed("where the link leads");
+    std::fs::remove_dir_all(at("one")).unwrap();
+    changed("nothing left");
+}
+
+#[test]
+fn a_loop_of_links_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(".", dir.path().join("again")).unwrap();
+    fingerprint(&[dir.path().to_path_buf()]);
+}
+
+// === when somebody looks ===
+
+/// A configuration file, and the files that its `policy.path` may name.
+#[derive(Clone)]
+struct Files(Arc<tempfile::TempDir>);
+
+impl Files {
+    fn new() -> Self {
+        let files = Files(Arc::new(tempfile::tempdir().unwrap()));
+        files.put("rules", "old");
+        files.name("rules");
+        files
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Whole, under another name first: as a deployment does it.
+    fn put(&self, name: &str, text: &str) {
+        fs::write(self.at("next"), text).unwrap();
+        fs::rename(self.at("next"), self.at(name)).unwrap();
+    }
+
+    /// Writes the configuration that names a file.
+    fn name(&self, name: &str) {
+        let text = format!("[policy]\npath = {:?}\n", self.at(name));
+        self.put("gate.toml", &text);
+    }
+
+    fn load(&self) -> Result<Config, ConfigErrors> {
+        let sources = Sources {
+            read: Box::new(|path| fs::read_to_string(path)),
+            ..nothing()
+        };
+        let flags = Flags {
+            config: Some(self.at("gate.toml")),
+            ..Flags::default()
+        };
+        Config::load(&sources, &flags)
+    }
+
+    fn source(&self) -> Source {
+        let files = self.clone();
+        Source::new(Box::new(move || files.load()), Text::watched)
+    }
+}
+
+/// What a file has in it, and what was done with it.
+struct Text(mpsc::UnboundedSender<String>);
+
+impl Part for Text {
+    fn name(&self) -> &'static str {
+        "text"
+    }
+    fn prepare(&self, config: &Config) -> Result<Install, String> {
+        let said = self.0.clone();
+        match fs::read_to_string(&config.policy.path) {
+            Ok(text) => Ok(Box::new(move || said.send(text).unwrap())),
+            Err(error) => {
+                said.send("refused".into()).unwrap();
+                Err(error.to_string())
+            }
+        }
+    }
+    fn watched(config: &Config) -> Vec<PathBuf> {
+        vec![config.policy.path.clone()]
+    }
+}
+
+struct Following {
+    said: mpsc::UnboundedReceiver<String>,
+    report: Report,
+}
+
+impl Following {
+    /// The end of a start.
+    fn new(seen: Seen, source: Source) -> Self {
+        let (say, said) = mpsc::unbounded_channel();
+        let reload = Reload::new(seen, source, vec![Box::new(Text(say))]);
+        let report = reload.report();
+        let hangup = signal(SignalKind::hangup()).unwrap();
+        tokio::spawn(reload.follow(hangup, Duration::from_millis(100)));
+        Following { said, report }
+    }
+
+    /// What is done next, if anything is done within a minute.
+    async fn next(&mut self) -> Option<String> {
+        let next = tokio::time::timeout(Duration::from_secs(60), self.said.recv());
+        next.await.ok().flatten()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_changes_while_the_gateway_starts_is_taken() {
+    let files = Files::new();
+    let source = files.source();
+    let seen = source.read().unwrap();
+    // Now the start has read it, and is busy with other things.
+    files.put("rules", "newer");
+    let mut following = Following::new(seen, source);
+    assert_eq!(following.next().await.as_deref(), Some("newer"));
+    assert_eq!(following.next().await, None, "once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_configuration_that_changes_while_it_is_read_is_taken() {
+    // It is read to know what to look at, and to start with; after either it may change.
+    for nth in 1..=2 {
+        let files = Files::new();
+        files.put("others", "other rules");
+        let (reads, at) = (AtomicU64::new(0), files.clone());
+        let read = move || {
+            let config = at.load();
+            if reads.fetch_add(1, Ordering::Relaxed) + 1 == nth {
+                at.name("others");
+            }
+            config
+        };
+        let source = Source::new(Box::new(read), Text::watched);
+        let mut following = Following::new(source.read().unwrap(), source);
+        let next = following.next().await;
+        assert_eq!(next.as_deref(), Some("other rules"), "after reading {nth}");
+        assert_eq!(following.next().await, None, "once");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_missing_when_it_was_named_is_taken_when_it_comes() {
+    let files = Files::new();
+    let source = files.source();
+    let mut following = Following::new(source.read().unwrap(), source);
+    assert_eq!(following.next().await, None, "nothing has changed");
+
+    files.name("later");
+    assert_eq!(following.next().await.as_deref(), Some("refused"));
+    assert_eq!(
+        following.next().await,
+        None,
+        "the same mistake is made once"
+    );
+    assert_eq!(following.report.status().refused, 1);
+
+    files.put("later", "late rules");
+    assert_eq!(following.next().await.as_deref(), Some("late rules"));
+    // What is in force now is watched, and nothing else.
+    files.put("rules", "of nobody");
+    assert_eq!(following.next().await, None);
+    files.put("later", "later rules");
+    assert_eq!(following.next().await.as_deref(), Some("later rules"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broken_configuration_is_refused_once() {
+    let files = Files::new();
+    let source = files.source();
+    let mut following = Following::new(source.read().unwrap(), source);
+    files.name("later");
+    assert_eq!(following.next().await.as_deref(), Some("refused"));
+    files.put("gate.toml", "[policy\n");
+    assert_eq!(following.next().await, None);
+    assert_eq!(following.report.status().refused, 2);
+    files.name("rules");
+    assert_eq!(following.next().await.as_deref(), Some("old"));
+}
