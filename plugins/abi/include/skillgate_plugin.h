@@ -178,7 +178,10 @@ typedef struct skg_blob_stat {
  * Every function is thread-safe.  Functions marked [blocking] may wait for
  * I/O: called on the host's event loop (inside a call that the host makes into
  * a plugin without SKG_F_BLOCKING) they refuse with SKG_E_WOULD_DEADLOCK
- * instead of hanging.  What they get by pointer is theirs for the call only. */
+ * instead of hanging.  All others may be called there: a plugin without
+ * SKG_F_BLOCKING has run_output, secret_read and gate_serve inside run() too,
+ * in the gateway and in a process of its own.  What a function gets by pointer
+ * is its own for the call only. */
 typedef struct skg_host {
     uint32_t struct_size;
     uint32_t abi_major;

@@ -11,9 +11,10 @@ use std::io::BufRead as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use skillgate_plugin_host::model::{BlobCreate, Error, RunResult, SkillQuery};
+use skillgate_plugin_host::model::{BlobCreate, Error, RunRequest, RunResult, SkillQuery};
 use skillgate_plugin_host::{Isolation, Pin, Plugin, ProcessSettings, SandboxInstance};
 use skillgate_plugin_sdk::abi;
 use support::{Gateway, config, probe, run, sdk_plugin, settings};
@@ -199,6 +200,48 @@ async fn a_call_that_ignores_its_cancellation_ends_the_process() {
     assert!(waits.is_err());
     tokio::time::sleep(Duration::from_millis(60)).await;
     assert_eq!(ask(&sandbox, "pid").await.unwrap(), pid);
+}
+
+/// A call in the hands of whoever sends it, and leaves.
+type Caller<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Sends a call.
+fn send<T>(caller: &mut Caller<T>) {
+    let sent = caller
+        .as_mut()
+        .poll(&mut Context::from_waker(Waker::noop()));
+    assert!(sent.is_pending());
+}
+
+#[tokio::test]
+async fn what_waits_for_the_plugins_own_lock_does_not_keep_a_reply_from_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for flags in ["-DFLAGS=0", "-DFLAGS=SKG_F_BLOCKING"] {
+        let file = probe(dir.path(), "locking", &[flags]);
+        let plugin = Plugin::open(file, &Pin::default(), Isolation::Process, &settings());
+        let sandbox = plugin.unwrap().sandbox(config("{}")).await.unwrap();
+        // It reads a secret under its lock. Before the reply its health is asked for, and the run is cancelled.
+        let gateway = Gateway::new();
+        let request = RunRequest {
+            secrets: vec!["TOKEN".into()],
+            ..run("secret")
+        };
+        let (same, host) = (Arc::clone(&sandbox), gateway.clone());
+        let mut running: Caller<_> = Box::pin(async move { same.run(request, host).await });
+        send(&mut running);
+        let same = Arc::clone(&sandbox);
+        let mut health: Caller<_> = Box::pin(async move { same.health().await });
+        let (told, asked) = tokio::sync::oneshot::channel();
+        *gateway.meanwhile.lock().unwrap() = Some(Box::new(move || {
+            send(&mut health);
+            drop(running);
+            drop(told.send(health));
+        }));
+        let health = tokio::time::timeout(PATIENCE, async { asked.await.unwrap().await }).await;
+        let health = health.unwrap_or_else(|_| panic!("{flags}: it hangs"));
+        assert_eq!(health.unwrap().state, abi::HEALTH_OK);
+        assert_eq!(ask(&sandbox, "echo").await.unwrap(), r#"{"a":1}"#);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,6 +9,7 @@ mod wait;
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use skillgate_plugin_abi as abi;
@@ -160,11 +161,14 @@ impl Start {
                 return Err(error.message);
             }
         };
+        let canceller = T::HAS_RUNS.then(canceller).transpose();
+        let canceller = canceller.map_err(|error| error.to_string())?;
         let created = Packet::new(FrameKind::Created, 0, |out| caps.put(out));
         self.line.send(&created.map_err(|error| error.to_string())?);
         let server = Arc::new(Server {
             instance: RwLock::new(Some(instance)),
             line: Arc::clone(&self.line),
+            canceller,
             runtime,
         });
         let handle = move |frame| server.handle(frame);
@@ -172,11 +176,26 @@ impl Start {
     }
 }
 
+/// A thread that tells an instance of cancellations, where whoever reads must not. It is none of the pool's: those may
+/// all be busy with what is to be cancelled.
+fn canceller<T: Table>() -> io::Result<Sender<(abi::Op, Arc<Instance<T>>)>> {
+    let (send, cancelled) = channel::<(abi::Op, Arc<Instance<T>>)>();
+    let thread = std::thread::Builder::new().name("plugin-cancel".into());
+    thread.spawn(move || {
+        for (op, instance) in cancelled {
+            instance.cancel(op);
+        }
+    })?;
+    Ok(send)
+}
+
 /// An instance that is served.
 struct Server<T: Table> {
     /// `None` once it is being destroyed.
     instance: RwLock<Option<Arc<Instance<T>>>>,
     line: Arc<Line>,
+    /// `None`: whoever reads does it.
+    canceller: Option<Sender<(abi::Op, Arc<Instance<T>>)>>,
     /// Nobody drives it: for its blocking threads and for waiting.
     runtime: tokio::runtime::Runtime,
 }
@@ -198,8 +217,11 @@ impl<T: Served> Server<T> {
             }
             FrameKind::Cancel => {
                 let live = self.line.op_of(frame.call).zip(self.instance());
-                if let Some((op, instance)) = live {
-                    instance.cancel(op);
+                match (live, &self.canceller) {
+                    // It is there as long as the process is.
+                    (Some(live), Some(canceller)) => drop(canceller.send(live)),
+                    (Some((op, instance)), None) => instance.cancel(op),
+                    (None, _) => {}
                 }
                 Ok(None)
             }
@@ -231,6 +253,7 @@ impl<T: Served> Server<T> {
 
     /// Makes a call's op, and calls the plugin: here when it promises not to block, else in a job. Without `SKG_F_BLOCKING`
     /// it is back within about a millisecond (contract): to wake another thread that reads meanwhile would cost more.
+    /// Where there are runs every call is a job, see [`Served::HAS_RUNS`]: beside what a run costs, that is nothing.
     fn begin<A: Ask<T>>(
         &self,
         call: u64,
@@ -256,7 +279,7 @@ impl<T: Served> Server<T> {
                     }
                     begun.invoke();
                 };
-                if blocking {
+                if blocking || T::HAS_RUNS {
                     return Ok(Some(Box::new(job)));
                 }
                 job();
@@ -285,6 +308,10 @@ impl<T: Served> Server<T> {
 
 /// Which calls a kind of plugin has.
 trait Served: Made + Sized {
+    /// There are runs, and a run may wait for a reply of the gateway's inside any call, blocking or not. So whoever
+    /// reads never calls such a plugin: not to begin a run, and not for what may wait for a lock that a run holds.
+    const HAS_RUNS: bool;
+
     fn begin(
         server: &Arc<Server<Self>>,
         code: u8,
@@ -309,6 +336,8 @@ fn no_such_call<T>(code: u8) -> Read<T> {
 }
 
 impl Served for StorageTable {
+    const HAS_RUNS: bool = false;
+
     fn begin(
         server: &Arc<Server<Self>>,
         code: u8,
@@ -335,6 +364,8 @@ impl Served for StorageTable {
 }
 
 impl Served for SandboxTable {
+    const HAS_RUNS: bool = true;
+
     fn begin(
         server: &Arc<Server<Self>>,
         code: u8,

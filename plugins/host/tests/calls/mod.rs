@@ -723,6 +723,22 @@ async fn the_event_loop_does_not_wait_inside_a_plugin() {
 }
 
 #[tokio::test]
+async fn a_plugin_that_does_not_block_asks_for_a_secret_and_a_gate_inside_run() {
+    let sandbox = c_plugin(&[]).await;
+    for (function, expected) in [("secret", "the secret TOKEN"), ("gate", "served")] {
+        let request = RunRequest {
+            secrets: vec!["TOKEN".into()],
+            ..run(function)
+        };
+        let running = sandbox.run(request, Gateway::new());
+        // The timeout is only there to fail.
+        let result = tokio::time::timeout(Duration::from_secs(30), running).await;
+        let result = result.unwrap_or_else(|_| panic!("{function} hangs"));
+        assert_eq!(output(&result.unwrap()), expected);
+    }
+}
+
+#[tokio::test]
 async fn a_singleton_has_one_instance_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
     let plugin = load(&probe(

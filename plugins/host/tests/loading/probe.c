@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 #include <fcntl.h>
+#include <sys/socket.h>
 
 #ifndef ENTRY_MAJOR
 #define ENTRY_MAJOR SKG_ABI_MAJOR
@@ -263,6 +264,22 @@ static int32_t run(void *self, skg_op op, const skg_run_request *r) {
         uint8_t b[8];
         int64_t n = h->blob_read(h->ctx, op, skg_str_of("blob:1", 6), 0, b, sizeof b);
         finish(s, op, n == SKG_E_WOULD_DEADLOCK ? "refused" : "taken", n == SKG_E_WOULD_DEADLOCK ? 7 : 5);
+    } else if (eq(r->function, "secret")) {
+        /* under the lock that health() and cancel() take too */
+        char value[64];
+        int64_t n;
+        pthread_mutex_lock(&s->lock);
+        n = h->secret_read(h->ctx, op, skg_str_of("TOKEN", 5), value, sizeof value);
+        pthread_mutex_unlock(&s->lock);
+        finish(s, op, value, n < 0 ? 0 : (uint64_t)n);
+    } else if (eq(r->function, "gate")) {
+        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (h->gate_serve(h->ctx, op, fd) == SKG_OK) {
+            finish(s, op, "served", 6);
+        } else {
+            if (fd >= 0) close(fd);
+            finish(s, op, "refused", 7);
+        }
     } else if (eq(r->function, "services after the end")) {
         finish(s, op, "done", 4);
         if (h->run_output(h->ctx, op, SKG_STDOUT, (skg_bytes){ NULL, 0 }) != SKG_E_STALE) abort();
@@ -305,6 +322,8 @@ static int32_t health(void *self, skg_op op) {
     struct instance *s = self;
     skg_health h;
     skg_completion c;
+    pthread_mutex_lock(&s->lock);
+    pthread_mutex_unlock(&s->lock);
     memset(&h, 0, sizeof h);
     h.struct_size = sizeof h;
     h.state = SKG_HEALTH_OK;

@@ -115,6 +115,8 @@ pub(crate) struct Gateway {
     pub(crate) listeners: Mutex<Vec<std::os::fd::OwnedFd>>,
     pub(crate) blobs: Mutex<Vec<(String, Vec<u8>)>>,
     pub(crate) enough: bool,
+    /// What happens while a secret is read.
+    pub(crate) meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Gateway {
@@ -133,6 +135,10 @@ impl RunHost for Gateway {
         !self.enough
     }
     fn secret(&self, name: &str) -> Result<Vec<u8>> {
+        let meanwhile = self.meanwhile.lock().unwrap().take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
         match name {
             "LONG" => Ok(vec![b'x'; 10_000]),
             _ => Ok(format!("the secret {name}").into_bytes()),

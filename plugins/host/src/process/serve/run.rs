@@ -1,4 +1,5 @@
-//! A run's services, as its plugin's process has them: each is asked of the gateway.
+//! A run's services, as its plugin's process has them: each is asked of the gateway, and its reply waited for. That
+//! comes because whoever reads never calls a plugin that has runs ([`super::Served::HAS_RUNS`]).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -55,7 +56,7 @@ impl RunHost for RemoteRun {
             return false;
         };
         for piece in data.chunks(WINDOW_BYTES / 2) {
-            // Whoever reads cannot wait for what it would have to read; there is a millisecond of this (contract).
+            // A call that promises not to block does not wait for room; there is a millisecond of this (contract).
             let enters = match on_event_loop() {
                 true => window.enter_at_once(piece.len()),
                 false => window.enter(piece.len()),
