@@ -154,6 +154,20 @@ async fn sigkill_under_32_runs_answers_all_of_them_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_child_that_goes_on_writing_does_not_keep_its_dead_plugin() {
+    let sandbox = echo().await;
+    let pid = ask(&sandbox, "pid").await.unwrap();
+    let gateway = Gateway::new();
+    let running = sandbox.run(run("leave a child"), gateway.clone());
+    let ended = tokio::time::timeout(PATIENCE, running).await;
+    let error = ended.unwrap_or_else(|_| panic!("the end of {pid} is not heard of"));
+    assert_eq!(error.unwrap_err().code, abi::E_CRASHED);
+    assert_ne!(again(&sandbox, "pid").await, pid);
+    let (_, child) = gateway.output.lock().unwrap().pop().unwrap();
+    until_gone(std::str::from_utf8(&child).unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_the_plugin_had_not_begun_was_not_executed() {
     let settings = ProcessSettings {
         // One that works and one that reads.

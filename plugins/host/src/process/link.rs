@@ -252,7 +252,7 @@ impl Link {
             () = self.killed.notified() => End::Died(String::new()),
             () = gone => {
                 // What it has still said counts.
-                self.read_rest(&mut incoming, shared)
+                self.read_rest(&mut incoming, shared).await
             }
         };
         let reason = self
@@ -313,21 +313,30 @@ impl Link {
         Ok(None)
     }
 
-    /// The process is gone: reads what is left without waiting.
-    fn read_rest(self: &Arc<Self>, incoming: &mut Incoming, shared: &Arc<Shared>) -> End {
+    /// The process is gone: reads what it has left in the socket, without waiting. More may come for ever, from a child
+    /// that it has forked, and is not its word any more.
+    async fn read_rest(self: &Arc<Self>, incoming: &mut Incoming, shared: &Arc<Shared>) -> End {
+        let mut left = socket::holds(self.socket.get_ref()).unwrap_or(0);
         loop {
             let mut handled = 0;
             match self.frames(incoming, shared, &mut handled) {
                 Ok(Some(end)) => return end,
-                Ok(None) if handled == FRAMES_AT_ONCE => continue,
+                Ok(None) if handled == FRAMES_AT_ONCE => {
+                    tokio::task::yield_now().await;
+                    continue;
+                }
                 Ok(None) => {}
                 Err(Malformed(why)) => return End::Died(why),
             }
+            if left == 0 {
+                break;
+            }
             match incoming.receive(self.socket.get_ref(), libc::MSG_DONTWAIT) {
-                Ok(1..) => {}
-                Ok(0) | Err(_) => return End::Died("it has ended".to_owned()),
+                Ok(n @ 1..) => left = left.saturating_sub(n),
+                Ok(0) | Err(_) => break,
             }
         }
+        End::Died("it has ended".to_owned())
     }
 
     async fn write(&self) -> End {

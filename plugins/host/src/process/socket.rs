@@ -55,6 +55,16 @@ pub(crate) fn receive(
     }
 }
 
+/// Bytes that have been sent and not been received yet.
+pub(crate) fn holds(socket: &UnixStream) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: an open descriptor, and a number that the kernel writes.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &raw mut bytes) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
 /// # Safety
 /// `message` was filled by recvmsg, and nobody has taken its descriptors.
 unsafe fn collect(message: &libc::msghdr, fds: &mut VecDeque<OwnedFd>) {
