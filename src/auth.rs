@@ -182,6 +182,14 @@ impl Caller {
             clock: None,
         }
     }
+
+    /// The same with claims that an issuer's token would have.
+    #[cfg(test)]
+    #[allow(dead_code, reason = "for the tests of other rooms")]
+    pub(crate) fn with_claims(mut self, claims: Map<String, Value>) -> Self {
+        Arc::get_mut(&mut self.subject).unwrap().claims = claims;
+        self
+    }
 }
 
 /// How callers are known. Clones share what is installed.

@@ -20,6 +20,7 @@ mod engine;
 mod input;
 pub mod inspect;
 mod load;
+mod outcome;
 mod record;
 mod signature;
 mod suite;
@@ -48,9 +49,10 @@ use crate::catalog::Skill;
 use crate::config::{Confirm, Exposure, PolicyMode};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::Trace;
-use decision::{Decision, Declared, Grant};
+use decision::{Decision, Declared, Grant, Log};
 use engine::{Fault, PolicySet};
 use input::Inputs;
+use outcome::Outcome;
 
 pub use bundle::BundleError;
 pub use input::{ARGS_BYTES_MAX, Sandbox};
@@ -271,22 +273,6 @@ struct Inner {
     metrics: OnceLock<Metrics>,
 }
 
-/// How one decision ended, before it is recorded.
-struct Outcome {
-    set: Option<Arc<PolicySet>>,
-    input: regorus::Value,
-    raw: Option<regorus::Value>,
-    decision: Result<Decision, Fault>,
-    grant: Grant,
-    took_ns: u64,
-}
-
-impl Outcome {
-    fn allows(&self) -> bool {
-        self.decision.as_ref().is_ok_and(|decision| decision.allow)
-    }
-}
-
 impl Policy {
     /// With a policy that passed its trial, and where its decisions are recorded.
     pub fn new(prepared: Prepared, sandbox: &Sandbox, audit: Audit) -> Self {
@@ -383,6 +369,7 @@ impl Policy {
             input: regorus::Value::Null,
             raw: None,
             decision: Err(Fault::Panic),
+            log: Log::unsaid(),
             grant: Grant::default(),
             took_ns: 0,
         })
@@ -406,22 +393,31 @@ impl Policy {
             }
             Err(fault) => (None, Err(fault)),
         };
-        let (decision, grant) = match decision {
-            Ok(decision) if decision.allow => match decision.grant(facts.method, &facts.declared())
-            {
-                Ok(grant) => (Ok(decision), grant),
-                Err(fault) => (Err(fault), Grant::default()),
-            },
-            other => (other, Grant::default()),
+        let log = match (&decision, &raw) {
+            // It says so itself.
+            (Ok(_), _) => Log::default(),
+            (Err(_), Some(raw)) => Log::of_malformed(raw),
+            (Err(_), None) => Log::unsaid(),
         };
-        Outcome {
+        let granted = match &decision {
+            Ok(decision) if decision.allow => decision.grant(facts.method, &facts.declared()),
+            _ => Ok(Grant::default()),
+        };
+        let mut outcome = Outcome {
             set: active.set.clone(),
             input,
             raw,
             decision,
-            grant,
-            took_ns: u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            log,
+            grant: Grant::default(),
+            took_ns: 0,
+        };
+        match granted {
+            Ok(grant) => outcome.grant = grant,
+            Err(fault) => outcome.fail(fault),
         }
+        outcome.took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        outcome
     }
 
     /// Writes the record. What has consequences does not happen without one.
@@ -441,8 +437,7 @@ impl Policy {
         if !facts.has_consequences() || !is_shadow && !outcome.allows() {
             self.0.audit.note(record).await;
         } else if let Err(error) = self.0.audit.append(record).await {
-            outcome.decision = Err(Fault::Unavailable(error.to_string()));
-            outcome.grant = Grant::default();
+            outcome.fail(Fault::Unavailable(error.to_string()));
         }
     }
 

@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::time::UNIX_EPOCH;
 
-use super::decision::{Decision, Grant};
+use super::decision::Decision;
 use super::engine::Fault;
-use super::{Active, Facts, Outcome, Policy};
+use super::outcome::Outcome;
+use super::{Active, Facts, Policy};
 use crate::config::Confirm;
 
 /// Of so many allowed calls one is decided again with `policy.confirm = "sample"`.
@@ -46,8 +47,7 @@ impl Policy {
             let fault = agreed.unwrap_or(Err(Fault::Panic)).err();
             if let Some(fault) = fault {
                 self.disagree(decision_id, facts.method, &fault);
-                outcome.decision = Err(fault);
-                outcome.grant = Grant::default();
+                outcome.fail(fault);
             }
         } else if allowed.is_multiple_of(SAMPLE_EVERY) && self.sample_is_due() {
             let Ok(waiting) = self.0.samples.clone().try_acquire_owned() else {

@@ -16,6 +16,8 @@ use super::engine::Fault;
 const REASONS_MAX: usize = 32;
 /// Longest text in a reason that is passed on, in characters.
 const REASON_CHARS_MAX: usize = 500;
+/// What the caller's issuer says of it, in a record.
+const CLAIMS_POINTER: &str = "/input/subject/claims";
 /// What a limit of this unit counts.
 const MIB: u64 = 1024 * 1024;
 
@@ -72,6 +74,31 @@ pub(super) enum LogLevel {
     Metadata,
     /// Everything.
     Full,
+}
+
+impl Log {
+    /// Of a call on which no rule has said anything: what the issuer says of the caller is nothing that its record
+    /// needs, and the rules might have masked it.
+    pub(super) fn unsaid() -> Self {
+        Log {
+            level: LogLevel::Metadata,
+            mask: vec![CLAIMS_POINTER.to_owned()],
+        }
+    }
+
+    /// Of a decision that is none: as it says where that can be read, and not as it is, since anything may be in it.
+    pub(super) fn of_malformed(decision: &Value) -> Self {
+        let mut log = Log::unsaid();
+        let members = decision.as_object().ok();
+        let said = members.and_then(|members| read_log(members.get(&Value::from("log"))?).ok());
+        if let Some(said) = said {
+            if said.level == LogLevel::None {
+                log.level = LogLevel::None;
+            }
+            log.mask.extend(said.mask);
+        }
+        log
+    }
 }
 
 /// What a skill asks for.
@@ -192,34 +219,39 @@ fn read(value: &Value) -> Read<Decision> {
         }
     }
     if let Some(log) = members.get("log") {
-        let log = Members::of(log, "`log`", &["level", "mask"])?;
-        decision.log.level = match log
-            .get("level")
-            .map(|level| text(level, "`log.level`"))
-            .transpose()?
-            .as_deref()
-        {
-            None | Some("metadata") => LogLevel::Metadata,
-            Some("full") => LogLevel::Full,
-            Some("none") => LogLevel::None,
-            Some(other) => {
-                return Err(format!(
-                    "`log.level` is {other:?}, not none, metadata or full"
-                ));
-            }
-        };
-        for pointer in log.list("mask")? {
-            let pointer = text(pointer, "`log.mask`")?;
-            if !pointer.starts_with("/input/") && !pointer.starts_with("/result/") {
-                return Err(format!(
-                    "`log.mask` has {pointer:?}, which does not point into /input/ or /result/"
-                ));
-            }
-            decision.log.mask.push(pointer);
-        }
+        decision.log = read_log(log)?;
     }
     members.number("cache_ttl_s")?;
     Ok(decision)
+}
+
+fn read_log(value: &Value) -> Read<Log> {
+    let members = Members::of(value, "`log`", &["level", "mask"])?;
+    let level = members
+        .get("level")
+        .map(|level| text(level, "`log.level`"))
+        .transpose()?;
+    let level = match level.as_deref() {
+        None | Some("metadata") => LogLevel::Metadata,
+        Some("full") => LogLevel::Full,
+        Some("none") => LogLevel::None,
+        Some(other) => {
+            return Err(format!(
+                "`log.level` is {other:?}, not none, metadata or full"
+            ));
+        }
+    };
+    let mut mask = Vec::new();
+    for pointer in members.list("mask")? {
+        let pointer = text(pointer, "`log.mask`")?;
+        if !pointer.starts_with("/input/") && !pointer.starts_with("/result/") {
+            return Err(format!(
+                "`log.mask` has {pointer:?}, which does not point into /input/ or /result/"
+            ));
+        }
+        mask.push(pointer);
+    }
+    Ok(Log { level, mask })
 }
 
 fn read_reason(reason: &Value) -> Read<BTreeMap<String, String>> {

@@ -1,7 +1,7 @@
 //! The record of a decision, in the shape of an OPA decision log (OPA documentation, "Decision Logs").
 //!
 //! The input has no arguments, no code, no tokens and no secret's value to begin with; what the rules name in `log.mask`
-//! is taken out as well, and `erased` says what was.
+//! is taken out as well, and `erased` says what was. Of a call on which they said nothing, the claims are.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
+use super::Facts;
 use super::decision::{Limits, LogLevel};
-use super::{Facts, Outcome};
+use super::outcome::Outcome;
 use crate::audit::{Kind, Record};
 
 /// The path of the decision, as OPA writes it.
@@ -66,11 +67,11 @@ pub(super) fn record(
     outcome: &mut Outcome,
 ) -> Record {
     let mut input = std::mem::replace(&mut outcome.input, regorus::Value::Null);
-    let log = outcome.decision.as_ref().map(|decision| &decision.log);
-    let level = log.map_or(LogLevel::Full, |log| log.level);
+    let log = outcome.log();
+    let level = log.level;
     let result = Outcoming::of(outcome, level);
     let (mut erased, mut masked_result): (Vec<&str>, _) = (Vec::new(), None);
-    for pointer in log.iter().flat_map(|log| &log.mask) {
+    for pointer in &log.mask {
         let is_there = if let Some(inside) = pointer.strip_prefix("/input/") {
             level != LogLevel::None && mask(&mut input, inside)
         } else if let Some(inside) = pointer.strip_prefix("/result") {

@@ -318,6 +318,117 @@ async fn rules_see_arguments_of_named_skills_alone() {
     assert!(!record.to_string().contains("canary"), "{record:#}");
 }
 
+/// What the rules hide from the log is hidden whatever becomes of their decision, and where there is none, the claims are.
+#[tokio::test]
+async fn a_fault_is_recorded_without_what_is_masked() {
+    let proxy = r#""grants": {"skills": {"salesforce.leads.sync": {"secrets": [{"name": "SALESFORCE_API_KEY", "delivery": "proxy"}]}}}"#;
+    let two_values = "pick := x if { some x in [1, 2] }\n";
+    let slow = "l := numbers.range(1, 1000)\ndecision := {\"allow\": true} if { some a in l; some b in l; some c in l; a + b + c < 0 }";
+    let unsaid = json!(["/input/subject/claims", "/input/request/args"]);
+    let masked = |pointer: &str| format!(r#""log": {{"level": "full", "mask": ["{pointer}"]}}"#);
+    let (mail, none) = (
+        masked("/input/subject/claims/email"),
+        r#""log": {"level": "none"}"#,
+    );
+    let part = json!(["/input/subject/claims/email", "/input/request/args"]);
+    let whole = json!([
+        "/input/subject/claims",
+        "/input/source/ip",
+        "/input/request/args"
+    ]);
+    let claims_alone = json!(["/input/subject/claims"]);
+    let nothing = json!([]);
+    for (rules, code, erased) in [
+        (
+            "decision := {\"allow\": true} if input.nothing".to_owned(),
+            "policy.undefined",
+            &unsaid,
+        ),
+        (slow.to_owned(), "policy.limit", &unsaid),
+        // The arguments are too long for the rules, and not in the input.
+        (
+            "decision := {\"allow\": true}".to_owned(),
+            "policy.error",
+            &claims_alone,
+        ),
+        (
+            "decision := input.subject".to_owned(),
+            "policy.malformed",
+            &unsaid,
+        ),
+        (
+            format!(
+                "decision := {{\"allow\": 1, {}}}",
+                masked("/input/source/ip")
+            ),
+            "policy.malformed",
+            &whole,
+        ),
+        (
+            format!("decision := {{\"allow\": 1, {none}}}"),
+            "policy.malformed",
+            &nothing,
+        ),
+        (
+            format!("decision := {{\"allow\": true, {proxy}, {mail}}}"),
+            "policy.malformed",
+            &part,
+        ),
+        (
+            format!("decision := {{\"allow\": true, {proxy}, {none}}}"),
+            "policy.malformed",
+            &nothing,
+        ),
+        (
+            format!("{two_values}decision := {{\"allow\": true, {mail}}} if pick == 2"),
+            "policy.engine_mismatch",
+            &part,
+        ),
+        (
+            format!("{two_values}decision := {{\"allow\": true, {none}}} if pick == 2"),
+            "policy.engine_mismatch",
+            &nothing,
+        ),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.jsonl");
+        let audit = audit_at(&path, config::OnAuditFailure::Deny);
+        let mut prepared = prepared(&one(&rules), PolicyMode::Enforce, Confirm::Always);
+        prepared.active.include_args = vec!["salesforce.leads.sync".into()];
+        let sandbox = Sandbox {
+            plugin: "process".into(),
+        };
+        let policy = Policy::new(prepared, &sandbox, audit.clone());
+        let claims = json!({ "email": "canary@example.com" });
+        let caller = Caller::for_tests("acme", "alice", &["author"]);
+        let mut ask = facts("execute_skill", vec![salesforce()]).with("arg_bytes", 0);
+        ask.caller = caller.with_claims(claims.as_object().unwrap().clone());
+        ask.args = (code != "policy.error").then(|| r#"{"to": "canary"}"#.into());
+        assert_eq!(fault(&policy, &ask).await.0, code, "{rules}");
+        audit.close().await;
+
+        let text = std::fs::read_to_string(&path).unwrap();
+        let record: Value = serde_json::from_str(text.lines().nth(1).unwrap()).unwrap();
+        assert!(!text.contains("canary"), "{rules}: {record:#}");
+        assert_eq!(record["erased"], *erased, "{rules}");
+        // It says all the same who was refused what, and why.
+        assert_eq!(record["requested_by"], "alice");
+        assert_eq!(record["result"]["allow"], false);
+        assert_eq!(record["result"]["reasons"][0]["code"], code);
+        let input = &record["input"];
+        assert_eq!(input.is_null(), *erased == nothing, "{rules}");
+        if !input.is_null() {
+            let (subject, request) = (&input["subject"], &input["request"]);
+            assert_eq!(
+                (&subject["id"], &subject["tenant"]),
+                (&json!("alice"), &json!("acme"))
+            );
+            assert_eq!(request["method"], "execute_skill");
+            assert_eq!(input["skills"][0]["name"], "salesforce.leads.sync");
+        }
+    }
+}
+
 #[tokio::test]
 async fn engines_that_disagree_are_a_denial_and_an_alarm() {
     // Two values for one rule: the virtual machine takes the last, the interpreter fails.
