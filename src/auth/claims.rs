@@ -13,6 +13,9 @@ use crate::config::{self, is_tenant};
 const SUBJECT_BYTES_MAX: usize = 255;
 /// Longest role, group or scope, in bytes.
 const WORD_BYTES_MAX: usize = 256;
+/// Deepest nesting of a claim that policies see, in lists and objects. It lies some levels deeper in the record of a
+/// decision, and one whose line is nested deeper than 128 levels is no JSON to whoever reads the log.
+const EXPOSED_LEVELS_MAX: usize = 16;
 
 /// `auth.issuers.claims`, ready to use.
 #[derive(Debug, Clone)]
@@ -94,11 +97,16 @@ impl Mapping {
             return Err(Refused::Tenant);
         }
         let actor = claims.get("act").map(actor).transpose()?;
-        let exposed = self
-            .expose
-            .iter()
-            .filter_map(|path| Some((path.text.clone(), path.find(claims)?.clone())))
-            .collect();
+        let mut exposed = Map::new();
+        for path in &self.expose {
+            let Some(value) = path.find(claims) else {
+                continue;
+            };
+            if !is_within(value, EXPOSED_LEVELS_MAX) {
+                return Err(Refused::Claim(path.text.clone(), EXPOSED_RULE));
+            }
+            exposed.insert(path.text.clone(), value.clone());
+        }
         Ok(Subject {
             authenticated: true,
             kind: kind(claims, &id),
@@ -119,6 +127,17 @@ impl Mapping {
 const SUBJECT_RULE: &str = "1 to 255 printable ASCII characters, no space at either end";
 const TENANT_RULE: &str =
     "1 to 128 letters, digits, `.`, `_` or `-`, beginning with a letter or a digit";
+const EXPOSED_RULE: &str = "lists and objects within each other at most 16 levels deep";
+
+/// Whether lists and objects are within each other at most so many levels deep.
+fn is_within(value: &Value, levels: usize) -> bool {
+    let inside = |value| is_within(value, levels - 1);
+    match value {
+        Value::Array(items) => levels > 0 && items.iter().all(inside),
+        Value::Object(members) => levels > 0 && members.values().all(inside),
+        _ => true,
+    }
+}
 
 /// ASCII as OpenID Connect has it, so that no two look alike.
 fn is_subject(text: &str) -> bool {

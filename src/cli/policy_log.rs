@@ -226,9 +226,7 @@ pub(super) fn simulate(args: &SimulateArgs, out: &mut dyn Write) -> Result<Exit,
     let candidate = load(&args.against, &config)?;
     let mut replay = Replay::default();
     each_line(&log, |line| {
-        if let Ok(record) = serde_json::from_str(line) {
-            replay.add(&candidate, &record, FLIPS_LISTED_MAX);
-        }
+        replay.add(&candidate, line, FLIPS_LISTED_MAX);
     })?;
     let changes = replay.would_be_denied + replay.would_be_allowed + replay.other_grants;
     match args.format.output {
@@ -253,6 +251,10 @@ pub(super) fn simulate(args: &SimulateArgs, out: &mut dyn Write) -> Result<Exit,
                 replay.other_grants
             )?;
             for (count, what) in [
+                (
+                    replay.unreadable,
+                    "lines of the log could not be read and were left out",
+                ),
                 (
                     replay.without_input,
                     "have no input in their record and were left out",

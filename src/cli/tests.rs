@@ -407,3 +407,35 @@ fn a_plugin_file_is_inspected_without_being_loaded() {
             .is_empty()
     );
 }
+
+#[test]
+fn a_replay_says_what_it_could_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("audit.jsonl");
+    let record =
+        |more: &str| format!("{{\"kind\":\"decision\",\"decision_id\":\"dec_1\"{more}}}\n");
+    let deep = format!(",\"input\":{}1{}", "[".repeat(130), "]".repeat(130));
+    let lines = [record(""), record(&deep), record(",")];
+    std::fs::write(&log, lines.concat()).unwrap();
+    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies");
+    let replay = |more: &[&str]| {
+        let args = [
+            "policy",
+            "simulate",
+            "--against",
+            text(&bundled),
+            text(&log),
+        ];
+        skillgate(&[&args, more].concat())
+    };
+    let (exit, out, err) = replay(&[]);
+    assert_eq!(exit, Exit::Fine, "{err}");
+    let note = "note: 2 lines of the log could not be read and were left out\n";
+    assert!(out.contains(note), "{out}");
+    let (_, out, _) = replay(&["--output", "json"]);
+    let replay = &serde_json::from_str::<Value>(&out).unwrap()["replay"];
+    assert_eq!(
+        (&replay["unreadable"], &replay["without_input"]),
+        (&json!(2), &json!(1))
+    );
+}

@@ -264,6 +264,8 @@ pub struct Replay {
     pub replayed: u64,
     /// Decisions whose record has no input (`log.level` none, or it was too large).
     pub without_input: u64,
+    /// Lines that are no JSON, or are nested too deeply to be read: decisions may be among them.
+    pub unreadable: u64,
     /// Replayed decisions of whose input something was erased: the candidate saw less than the gateway.
     pub erased: u64,
     /// Calls that were allowed and would be denied.
@@ -277,8 +279,12 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Adds one record; what is no decision is passed over.
-    pub fn add(&mut self, candidate: &Candidate, record: &Value, flips_max: usize) {
+    /// Adds one line of a log; what is no decision is passed over.
+    pub fn add(&mut self, candidate: &Candidate, line: &str, flips_max: usize) {
+        let Ok(record) = serde_json::from_str::<Value>(line) else {
+            self.unreadable += 1;
+            return;
+        };
         if record["kind"] != "decision" {
             return;
         }

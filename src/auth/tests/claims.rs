@@ -48,6 +48,34 @@ async fn what_policies_see_of_a_token() {
     );
 }
 
+/// A record of it must be a line that can be read again.
+#[tokio::test]
+async fn what_policies_see_is_not_nested_deeply() {
+    let nested = |levels: usize| {
+        (0..levels).fold(json!("x"), |inside, level| match level % 2 {
+            0 => json!([1, inside]),
+            _ => json!({ "a": null, "b": inside }),
+        })
+    };
+    let world = World::new().await;
+    for levels in [0, 1, 16] {
+        let token = world.with(|_, claims| claims["org"] = json!({ "unit": nested(levels) }));
+        let subject = world.ask(&token).await.unwrap();
+        assert_eq!(subject.claims["org.unit"], nested(levels));
+    }
+    for levels in [17, 120] {
+        let token = world.with(|_, claims| claims["amr"] = nested(levels));
+        let refusal = world.ask(&token).await.unwrap_err();
+        assert_eq!(
+            refusal.message,
+            "the token's amr is not what it must be: lists and objects within each other at most 16 levels deep"
+        );
+        // What nobody sees may be as it is.
+        let token = world.with(|_, claims| claims["other"] = nested(levels));
+        assert!(world.ask(&token).await.is_ok());
+    }
+}
+
 #[tokio::test]
 async fn services_act_for_themselves() {
     let world = World::new().await;

@@ -429,6 +429,39 @@ async fn a_fault_is_recorded_without_what_is_masked() {
     }
 }
 
+/// Arguments are as deep as a request can be, and what the rules make of them may be too.
+#[test]
+fn no_record_is_nested_too_deeply_to_be_read() {
+    let nested = |levels| format!("{}1{}", "{\"a\":".repeat(levels), "}".repeat(levels));
+    let claims = json!({ "c": serde_json::from_str::<Value>(&nested(16)).unwrap() });
+    let mut ask = facts("execute_skill", vec![salesforce()]);
+    ask.caller = Caller::for_tests("acme", "alice", &["author"])
+        .with_claims(claims.as_object().unwrap().clone());
+    ask.args = Some(nested(125).into());
+    for members in [
+        r#""allow": true, "log": {"level": "full"}"#,
+        r#""allow": true, "log": {"level": "full"}, "echo": input"#,
+        r#""allow": input, "log": {"level": "metadata"}"#,
+        r#""allow": true, "log": {"level": "full"}, "reasons": [{"code": "x", "message": json.marshal(input)}]"#,
+    ] {
+        let mut rules = prepared(
+            &one(&format!("decision := {{{members}}}")),
+            PolicyMode::Enforce,
+            Confirm::Off,
+        );
+        rules.active.include_args = vec!["salesforce.leads.sync".into()];
+        let sandbox = Sandbox {
+            plugin: "process".into(),
+        };
+        let policy = Policy::new(rules, &sandbox, Audit::off());
+        let active = policy.0.active.load_full();
+        let mut outcome = policy.evaluate(&active, &ask, SystemTime::now());
+        // It is read again here.
+        let record = record::record(false, &ask, "dec_1", &mut outcome).json();
+        assert_eq!(record["input"]["subject"]["id"], "alice", "{members}");
+    }
+}
+
 #[tokio::test]
 async fn engines_that_disagree_are_a_denial_and_an_alarm() {
     // Two values for one rule: the virtual machine takes the last, the interpreter fails.
