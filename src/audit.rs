@@ -43,7 +43,11 @@
 //!
 //! While the log cannot be written, `on_failure = "deny"` makes [`Audit::append`] fail: nothing runs and nothing is made
 //! that is not recorded. [`Audit::note`], for what only reads, never fails. What is lost is counted, and the `resumed`
-//! record, the first one after it works again, says how much.
+//! record, the first one after it works again, says how much (`unwritten`).
+//!
+//! A disk that hangs is waited for so long and no longer. The decision whose call was refused then is not written when
+//! it works again; if it was being written just then, the `resumed` record behind it names its sequence in `late`: that
+//! call was refused, whatever its decision says.
 
 mod chain;
 mod file;
@@ -67,7 +71,7 @@ use record::Encoded;
 pub use record::{Kind, Record};
 pub(crate) use run::{Outcome, RunEnd, What};
 pub use verify::{Break, Report, verify};
-use writer::{Desk, Entry, Writer};
+use writer::{Desk, Entry, Fate, Waiting, Writer};
 
 /// Bytes of records that wait for the writer; who comes later waits for room.
 const QUEUE_BYTES_MAX: u32 = 16 << 20;
@@ -191,7 +195,10 @@ impl Audit {
         let Some(inner) = &self.0 else {
             return Ok(());
         };
-        if inner.write(record).await {
+        // What was decided is void when the call is refused; a run that has ended has ended.
+        let denies = inner.on_failure == config::OnAuditFailure::Deny;
+        let is_void = denies && record.kind() == Kind::Decision;
+        if inner.write(record, is_void).await {
             return Ok(());
         }
         match inner.on_failure {
@@ -210,7 +217,7 @@ impl Audit {
     /// it is in the file or counted as lost.
     pub async fn note(&self, record: Record) {
         if let Some(inner) = &self.0
-            && !inner.write(record).await
+            && !inner.write(record, false).await
         {
             inner.state.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -226,7 +233,7 @@ impl Audit {
         let sent = room
             .try_acquire_many_owned(queued_bytes(&record))
             .ok()
-            .and_then(|room| inner.send(record, room));
+            .and_then(|room| inner.send(record, room, Fate::default()));
         if sent.is_none() {
             inner.state.lost.fetch_add(1, Ordering::Relaxed);
         }
@@ -265,28 +272,37 @@ impl Audit {
 }
 
 impl Inner {
-    /// Whether it is in the file.
-    async fn write(&self, record: Record) -> bool {
+    /// Whether it is in the file. `is_void`: what it says is not true when this says no, so it must not be there later.
+    async fn write(&self, record: Record, is_void: bool) -> bool {
         let record = record.encode();
         if let Some(written) = self.desk.write_at_once(&record) {
             return written;
         }
+        let fate = Fate::default();
         let written = async {
             let bytes = queued_bytes(&record);
             let room = self.room.clone().acquire_many_owned(bytes).await.ok()?;
-            self.send(record, room)?.await.ok()
+            self.send(record, room, fate.clone())?.await.ok()
         };
-        let written = tokio::time::timeout(APPEND_TIMEOUT, written).await;
-        matches!(written, Ok(Some(true)))
+        match tokio::time::timeout(APPEND_TIMEOUT, written).await {
+            Ok(written) => written == Some(true),
+            Err(_) => is_void && fate.give_up(),
+        }
     }
 
-    fn send(&self, record: Encoded, room: OwnedSemaphorePermit) -> Option<oneshot::Receiver<bool>> {
+    fn send(
+        &self,
+        record: Encoded,
+        room: OwnedSemaphorePermit,
+        fate: Fate,
+    ) -> Option<oneshot::Receiver<bool>> {
         let (answer, written) = oneshot::channel();
-        let entry = Entry::Record {
+        let entry = Entry::Record(Waiting {
             record,
             answer,
             room,
-        };
+            fate,
+        });
         let sent = self.queue.send(entry);
         if sent.is_err() {
             self.state.fail("it is closed".into());

@@ -83,6 +83,11 @@ impl Record {
         }
     }
 
+    /// What it is about.
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// The same with one more member.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: &impl Serialize) -> Self {

@@ -2,7 +2,7 @@
 //! own.
 
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime};
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Map, Value, json};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::State;
 use super::chain::Head;
 use super::file::{Active, Lock, Names, OpenError};
 use super::record::{Encoded, Kind, Record, member};
 use super::timestamp::rfc3339;
+use super::{APPEND_TIMEOUT, State};
 use crate::config::{self, Fsync};
 
 /// Records that are written at once, in bytes; a file is over its limit by no more than this.
@@ -30,15 +30,55 @@ const LINE_OVERHEAD_BYTES: u64 = 4096;
 
 /// What is sent to the writer.
 pub(super) enum Entry {
-    /// To be written; the answer says whether it is.
-    Record {
-        record: Encoded,
-        answer: oneshot::Sender<bool>,
-        /// Its place in the queue, freed with it.
-        room: OwnedSemaphorePermit,
-    },
+    Record(Waiting),
     /// Ends the log.
     Close(oneshot::Sender<()>),
+}
+
+/// A record that is to be written.
+pub(super) struct Waiting {
+    pub(super) record: Encoded,
+    /// Says whether it is.
+    pub(super) answer: oneshot::Sender<bool>,
+    /// Its place in the queue, freed with it.
+    pub(super) room: OwnedSemaphorePermit,
+    pub(super) fate: Fate,
+}
+
+/// Who comes first: the writer that takes a record, or the caller that gives it up. Without it the record of a call
+/// that was refused because it could not be recorded would say later that the call was allowed.
+///
+/// A record that the writer has taken cannot be called back: the system may have its bytes already. When it is in the
+/// file after all, the log says behind it that its caller had given it up (`late`). What remains is a gateway that ends
+/// between the two: then the record stands alone, as it does when the gateway ends before the call goes on.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Fate(Arc<AtomicU8>);
+
+const WAITS: u8 = 0;
+const TAKEN: u8 = 1;
+const WRITTEN: u8 = 2;
+const GIVEN_UP: u8 = 3;
+
+impl Fate {
+    /// The writer, before it writes: whether anybody wants it still.
+    pub(super) fn take(&self) -> bool {
+        self.step(WAITS, TAKEN)
+    }
+
+    /// The writer, behind it: whether its caller has waited for so long.
+    pub(super) fn end(&self) -> bool {
+        self.step(TAKEN, WRITTEN)
+    }
+
+    /// The caller: whether it is in the file all the same, and the answer just on its way.
+    pub(super) fn give_up(&self) -> bool {
+        !self.step(WAITS, GIVEN_UP) && !self.step(TAKEN, GIVEN_UP)
+    }
+
+    fn step(&self, from: u8, to: u8) -> bool {
+        let order = (Ordering::AcqRel, Ordering::Acquire);
+        self.0.compare_exchange(from, to, order.0, order.1).is_ok()
+    }
 }
 
 /// Owns the file and the chain.
@@ -56,6 +96,10 @@ pub(super) struct Writer {
     unsynced: Option<Instant>,
     /// Records since the start that were to be written and were not.
     unwritten: u64,
+    /// Some of those were given up since the last `resumed` record.
+    is_behind: bool,
+    /// Sequences of records that are in the file and that their callers had given up, not yet said in the log.
+    late: Vec<u64>,
     /// A file that could not be renamed is tried again when it has grown by so much.
     rotate_at_bytes: u64,
 }
@@ -87,6 +131,8 @@ impl Writer {
             active: Some(found.active),
             unsynced: None,
             unwritten: 0,
+            is_behind: false,
+            late: Vec::new(),
             rotate_at_bytes: settings.max_file_bytes,
         };
         let mut more = vec![("version", Value::from(env!("CARGO_PKG_VERSION")))];
@@ -156,24 +202,41 @@ impl Writer {
     }
 
     fn write(&mut self, batch: Batch) {
-        if batch.entries.is_empty() {
+        let all = batch.entries.len();
+        if all == 0 {
             return;
         }
-        let written = self.commit(batch.entries.iter().map(|(record, ..)| record));
+        let mut entries = batch.entries;
+        // At the last moment: behind it nobody can give one up any more.
+        entries.retain(|waiting| waiting.fate.take());
+        let given_up = (all - entries.len()) as u64;
+        self.unwritten += given_up;
+        self.is_behind |= given_up > 0;
+        let written = self.commit(entries.iter().map(|waiting| &waiting.record));
+        let count = entries.len() as u64;
         match &written {
             Ok(()) => {
-                let count = batch.entries.len() as u64;
                 self.state.records.fetch_add(count, Ordering::Relaxed);
             }
             Err(error) => {
-                self.unwritten += batch.entries.len() as u64;
+                self.unwritten += count;
                 self.fail(error);
             }
         }
-        for (_, answer, room) in batch.entries {
-            drop(room);
+        let before = self.head.sequence.saturating_sub(count);
+        for (sequence, waiting) in (before + 1..).zip(entries) {
+            if written.is_ok() && !waiting.fate.end() {
+                self.late.push(sequence);
+            }
+            drop(waiting.room);
             // Whoever asked may have gone; the record stays.
-            let _ = answer.send(written.is_ok());
+            let _ = waiting.answer.send(written.is_ok());
+        }
+        // At once: nobody knows when the next record comes.
+        if !self.late.is_empty()
+            && let Err(error) = self.commit([])
+        {
+            self.fail(&error);
         }
         if let (Fsync::Interval(interval), Some(since)) = (self.fsync, self.unsynced)
             && since.elapsed() >= interval
@@ -197,14 +260,14 @@ impl Writer {
             tracing::warn!(path = %self.names.active.display(), "the audit log was moved away: a new file goes on with its chain");
             self.active = None;
         }
+        let is_new = self.active.is_none();
         let mut active = match self.active.take() {
             Some(active) => active,
-            None => {
-                let active = Active::reopen(&self.names)?;
-                seal(&mut head, &self.resumed(), &now, &mut out);
-                active
-            }
+            None => Active::reopen(&self.names)?,
         };
+        if is_new || self.is_behind || !self.late.is_empty() {
+            seal(&mut head, &self.resumed(), &now, &mut out);
+        }
         for record in records {
             seal(&mut head, record, &now, &mut out);
         }
@@ -232,20 +295,28 @@ impl Writer {
         self.unsynced = self.unsynced.or_else(|| Some(Instant::now()));
         self.active = Some(active);
         self.head = head;
+        self.is_behind = false;
+        self.late.clear();
         if self.state.failing.swap(false, Ordering::AcqRel) {
             tracing::warn!(path = %self.names.active.display(), "the audit log is written again");
         }
         Ok(())
     }
 
-    /// The first record after a failure: why, and what the log lacks since the start.
+    /// The first record after a failure: why, what the log lacks since the start, and what it has of refused calls.
     fn resumed(&self) -> Encoded {
         let reason = if self.state.failing.load(Ordering::Acquire) {
             self.state.reason()
+        } else if self.is_behind || !self.late.is_empty() {
+            format!("writing took longer than {} s", APPEND_TIMEOUT.as_secs())
         } else {
             "the file was moved away".to_owned()
         };
-        self.event("resumed", &[("reason", reason.into())])
+        let mut more = vec![("reason", Value::from(reason))];
+        if !self.late.is_empty() {
+            more.push(("late", self.late.as_slice().into()));
+        }
+        self.event("resumed", &more)
     }
 
     fn event(&self, event: &str, more: &[(&str, Value)]) -> Encoded {
@@ -367,7 +438,7 @@ fn seal(head: &mut Head, record: &Encoded, now: &str, out: &mut Vec<u8>) {
 
 #[derive(Default)]
 struct Batch {
-    entries: Vec<(Encoded, oneshot::Sender<bool>, OwnedSemaphorePermit)>,
+    entries: Vec<Waiting>,
     bytes: usize,
 }
 
@@ -375,13 +446,9 @@ impl Batch {
     /// Puts a record in; gives back who waits for the end.
     fn take(&mut self, entry: Entry) -> Option<oneshot::Sender<()>> {
         match entry {
-            Entry::Record {
-                record,
-                answer,
-                room,
-            } => {
-                self.bytes += record.members.len();
-                self.entries.push((record, answer, room));
+            Entry::Record(waiting) => {
+                self.bytes += waiting.record.members.len();
+                self.entries.push(waiting);
                 None
             }
             Entry::Close(done) => Some(done),

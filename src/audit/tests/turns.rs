@@ -1,10 +1,15 @@
 //! Who writes, and when: whoever has the record, or the thread.
 
-use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::{Map, Value, json};
 
 use super::{Place, record, write};
-use crate::audit::{Audit, Health};
-use crate::config::Fsync;
+use crate::audit::writer::Fate;
+use crate::audit::{Audit, Health, Kind, Record, Unavailable};
+use crate::config::{Fsync, OnAuditFailure};
 
 #[tokio::test]
 async fn who_cannot_wait_posts() {
@@ -44,6 +49,140 @@ async fn a_turn_that_does_not_come_is_left_to_the_thread() {
     assert!(report.ok, "{report:?}");
     let written: Vec<Value> = place.lines().iter().map(|line| line["n"].clone()).collect();
     assert_eq!(written, [json!(null), json!(1), json!(2), json!(null)]);
+}
+
+/// As a disk that hangs: nobody gets a turn until what is given back is dropped.
+fn hang(audit: &Audit) -> mpsc::Sender<()> {
+    let desk = audit.0.as_ref().unwrap().desk.clone();
+    let (works, ends) = mpsc::channel::<()>();
+    let (begun, began) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _turn = desk.wait();
+        begun.send(()).unwrap();
+        assert!(ends.recv().is_err());
+    });
+    began.recv().unwrap();
+    works
+}
+
+fn numbers(place: &Place) -> Vec<u64> {
+    let lines = place.lines();
+    lines.iter().filter_map(|line| line["n"].as_u64()).collect()
+}
+
+fn resumed(place: &Place) -> Vec<Value> {
+    let mut lines = place.lines();
+    lines.retain(|line| line["event"] == "resumed");
+    lines
+}
+
+#[tokio::test]
+async fn the_decision_of_a_refused_call_is_not_written_later() {
+    for on_failure in [OnAuditFailure::Deny, OnAuditFailure::Continue] {
+        let mut place = Place::new();
+        place.settings.on_failure = on_failure;
+        let denies = on_failure == OnAuditFailure::Deny;
+        let audit = place.open();
+        write(&audit, 1, 1).await;
+        let works = hang(&audit);
+        // Time passes by itself while everybody waits.
+        tokio::time::pause();
+        assert_eq!(audit.append(record(2)).await.is_err(), denies);
+        // A run has ended, and what only reads has gone on, whether they are recorded or not.
+        let mut ended = Map::new();
+        ended.insert("n".to_owned(), 3.into());
+        let ended = Record::new(Kind::Run, ended);
+        assert_eq!(audit.append(ended).await.is_err(), denies);
+        audit.note(record(4)).await;
+        tokio::time::resume();
+        drop(works);
+        audit.close().await;
+
+        let report = place.verify();
+        assert!(report.ok, "{report:?}");
+        let (written, said) = (numbers(&place), resumed(&place));
+        if denies {
+            assert_eq!((written.as_slice(), said.len()), (&[1, 3, 4][..], 1));
+            assert_eq!(said[0]["unwritten"], 1);
+            assert_eq!(said[0]["reason"], "writing took longer than 10 s");
+            assert!(said[0]["late"].is_null(), "{}", said[0]);
+        } else {
+            assert_eq!((written.as_slice(), said.len()), (&[1, 2, 3, 4][..], 0));
+        }
+        let health = audit.health();
+        let refused = if denies { 2 } else { 0 };
+        assert_eq!((health.refused, health.lost), (refused, 3 - refused));
+    }
+}
+
+/// Who only goes away is not refused.
+#[tokio::test]
+async fn the_record_of_a_caller_that_has_left_is_written() {
+    let place = Place::new();
+    let audit = place.open();
+    let works = hang(&audit);
+    let left = tokio::time::timeout(Duration::ZERO, audit.append(record(1))).await;
+    assert!(left.is_err(), "it waits");
+    drop(works);
+    audit.close().await;
+    assert_eq!((numbers(&place), resumed(&place)), (vec![1], vec![]));
+}
+
+#[tokio::test]
+async fn a_decision_that_was_being_written_is_named() {
+    static HANGS: AtomicBool = AtomicBool::new(false);
+    static WRITES: AtomicBool = AtomicBool::new(false);
+    /// It is asked for the time when the records that are written are chosen.
+    fn clock() -> SystemTime {
+        while HANGS.load(Ordering::SeqCst) {
+            WRITES.store(true, Ordering::SeqCst);
+            std::thread::yield_now();
+        }
+        UNIX_EPOCH
+    }
+    let mut place = Place::new();
+    // Then the thread writes.
+    place.settings.fsync = Fsync::Always;
+    let audit = Audit::open_at(&place.settings, clock).unwrap();
+    HANGS.store(true, Ordering::SeqCst);
+    tokio::time::pause();
+    let refused = tokio::spawn({
+        let audit = audit.clone();
+        async move { audit.append(record(1)).await }
+    });
+    while !WRITES.load(Ordering::SeqCst) {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(refused.await.unwrap(), Err(Unavailable));
+    tokio::time::resume();
+    HANGS.store(false, Ordering::SeqCst);
+    audit.close().await;
+
+    let report = place.verify();
+    assert!(report.ok, "{report:?}");
+    let (lines, said) = (place.lines(), resumed(&place));
+    assert_eq!(
+        (&lines[1]["n"], &lines[1]["sequence"]),
+        (&json!(1), &json!(2))
+    );
+    assert_eq!((&lines[2], said.len()), (&said[0], 1));
+    assert_eq!(
+        (&said[0]["late"], &said[0]["unwritten"]),
+        (&json!([2]), &json!(0))
+    );
+}
+
+#[test]
+fn one_of_the_writer_and_the_caller_comes_first() {
+    let fate = Fate::default();
+    assert!(!fate.give_up(), "it is in no file");
+    assert!(!fate.take(), "and comes into none");
+    let fate = Fate::default();
+    assert!(fate.take() && fate.end());
+    assert!(fate.give_up(), "it is in the file");
+    let fate = Fate::default();
+    assert!(fate.take() && !fate.give_up());
+    assert!(!fate.end(), "its caller has gone");
 }
 
 #[tokio::test]
