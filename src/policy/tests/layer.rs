@@ -318,7 +318,7 @@ async fn rules_see_arguments_of_named_skills_alone() {
     assert!(!record.to_string().contains("canary"), "{record:#}");
 }
 
-/// What the rules hide from the log is hidden whatever becomes of their decision, and where there is none, the claims are.
+/// What the rules hide from the log is hidden whatever becomes of their decision; where there is none, the claims are.
 #[tokio::test]
 async fn a_fault_is_recorded_without_what_is_masked() {
     let proxy = r#""grants": {"skills": {"salesforce.leads.sync": {"secrets": [{"name": "SALESFORCE_API_KEY", "delivery": "proxy"}]}}}"#;
