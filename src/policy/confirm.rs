@@ -98,11 +98,23 @@ impl Policy {
 fn agree(decision: &Decision, second: Result<regorus::Value, Fault>) -> Result<(), Fault> {
     let second = second
         .and_then(|value| Decision::parse(&value))
-        .map_err(|fault| Fault::EngineMismatch(fault.to_string()))?;
+        .map_err(|fault| Fault::EngineMismatch(without_values(&fault)))?;
     match second == *decision {
         true => Ok(()),
         false => Err(Fault::EngineMismatch(
             "they came to different decisions".into(),
         )),
+    }
+}
+
+/// For the logs: of an error the place alone. Its words quote the value that a function did not like, and that may be
+/// an argument of the call or what `log.mask` names.
+fn without_values(fault: &Fault) -> String {
+    match fault {
+        Fault::Error(why) => {
+            let place = why.split_once("\nerror: ").map(|(place, _)| place);
+            Fault::Error(place.unwrap_or("at no known place").to_owned()).to_string()
+        }
+        other => other.to_string(),
     }
 }

@@ -345,6 +345,21 @@ async fn a_fault_is_recorded_without_what_is_masked() {
             &unsaid,
         ),
         (slow.to_owned(), "policy.limit", &unsaid),
+        // The interpreter's words would quote what the function was given.
+        (
+            format!(
+                "deny if lower(input.subject.claims) == 1\ndecision := {{\"allow\": true, {mail}}} if not deny"
+            ),
+            "policy.engine_mismatch",
+            &part,
+        ),
+        (
+            format!(
+                "deny if lower(input.request.args) == 1\ndecision := {{\"allow\": true, {mail}}} if not deny"
+            ),
+            "policy.engine_mismatch",
+            &part,
+        ),
         // The arguments are too long for the rules, and not in the input.
         (
             "decision := {\"allow\": true}".to_owned(),
@@ -414,7 +429,12 @@ async fn a_fault_is_recorded_without_what_is_masked() {
         // It says all the same who was refused what, and why.
         assert_eq!(record["requested_by"], "alice");
         assert_eq!(record["result"]["allow"], false);
-        assert_eq!(record["result"]["reasons"][0]["code"], code);
+        let reason = &record["result"]["reasons"][0];
+        assert_eq!(reason["code"], code);
+        if rules.contains("lower(") {
+            let message = reason["message"].as_str().unwrap();
+            assert!(message.contains("a.rego:3:"), "{message}");
+        }
         let input = &record["input"];
         assert_eq!(input.is_null(), *erased == nothing, "{rules}");
         if !input.is_null() {
