@@ -69,7 +69,8 @@ pub(crate) const STORE: &[Row] = &[
     ("gives another tenant's skill", "storage/tenants", "another tenant's skill succeeds"),
     ("gives another tenant's blob", "storage/blob-tenants", "another tenant's blob succeeds"),
     ("shows what is being published in part", "storage/concurrent-publish", "a part of it"),
-    ("gives the whole for a range", "storage/blob-ranges", "that are not these"),
+    ("gives the whole for a range", "storage/blob-ranges", "gives more of a blob than was asked for"),
+    ("begins each range at the start", "storage/blob-ranges", "that are not these"),
     ("takes more than max_bytes", "storage/blob-max-bytes", "a write beyond max_bytes succeeds"),
     ("keeps what is deleted", "storage/blob-delete", "succeeds"),
     ("gives a wrong digest", "storage/blob-digests", "is said to be 0000"),
@@ -81,7 +82,7 @@ pub(crate) const STORE: &[Row] = &[
     ("accepts paths that escape", "storage/names", "a file with the path \"../escape\" is accepted"),
     ("loses the last byte of a long write", "storage/blob-sizes", "a blob of 4095 bytes is said to have 4094"),
     ("keeps what is given up", "storage/blob-abort", "writers that were given up there is no other"),
-    ("gives other bytes of what is deleted", "storage/blob-delete-while-open", "other bytes"),
+    ("gives other bytes of what is deleted", "storage/blob-delete-while-open", "has ended before its size"),
     ("gives a descriptor that can be written", "storage/blob-descriptors", "can be written to"),
     ("forgets at its end", "storage/durability", "and after kill -9 it is gone"),
 ];

@@ -360,6 +360,8 @@ unsafe extern "C" fn blob_open(
         let tenant = whose(tenant, "gives another tenant's blob");
         let (offset, len) = if asked("gives the whole for a range") {
             (0, 0)
+        } else if asked("begins each range at the start") && len > 0 {
+            (0, len)
         } else {
             (offset, len)
         };
