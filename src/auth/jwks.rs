@@ -30,7 +30,7 @@ pub(super) const WAIT_MAX: Duration = Duration::from_secs(3);
 /// How long fetched keys are good.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ages {
-    /// `auth.jwks_max_age_s`: then they are fetched again, beside the requests.
+    /// `auth.jwks_max_age_s`: then they are fetched again, whether or not requests come.
     pub(super) fresh: Duration,
     /// `auth.jwks_max_stale_s`: then they are used no more.
     pub(super) stale: Duration,
