@@ -244,10 +244,11 @@ impl Gateway {
             .unwrap_or_default()
     }
 
-    /// Processes of runs: neither a warmed interpreter nor one that waits for its run, with its init.
+    /// Processes of runs: neither a warmed interpreter, its spare or what keeps the pace, nor one that waits for its run, with its init.
     pub(crate) fn inside(&self) -> Vec<Process> {
         let mut all = look::descendants(self.launcher().pid);
-        all.retain(|p| p.name != "skillgate-warm" && p.name != "skillgate-pace");
+        let stays = ["skillgate-warm", "skillgate-spare", "skillgate-pace"];
+        all.retain(|p| !stays.contains(&p.name.as_str()));
         let mut waiting = all.iter().filter(|p| p.name == "skillgate-idle").count();
         all.retain(|p| {
             let of_waiting = p.name == "skillgate-init" && waiting > 0;

@@ -422,6 +422,7 @@ impl Sandbox for SandboxProcess {
             "zygotes": pool.zygotes,
             "zygotes_in_large_pages": pool.zygotes_in_large_pages,
             "zygotes_copied_ahead": pool.zygotes_copied_ahead,
+            "zygotes_lost": pool.zygotes_lost,
             "processors_paced": paced.processors,
             "processors_paced_in_real_time": paced.real_time,
             "launcher_starts": starts,

@@ -82,6 +82,8 @@ struct State {
     domains: HashMap<String, Domain>,
     /// Why a domain has no zygote, where that is not for the moment of its start.
     cold: HashMap<String, String>,
+    /// Zygotes that have died or been given up while runs came from them.
+    lost: u64,
     closed: bool,
 }
 
@@ -93,6 +95,7 @@ pub(crate) struct PoolState {
     pub(crate) zygotes: usize,
     pub(crate) zygotes_in_large_pages: usize,
     pub(crate) zygotes_copied_ahead: usize,
+    pub(crate) zygotes_lost: u64,
     /// What one of them lacks of both, with the reasons.
     pub(crate) lacks: Vec<String>,
     pub(crate) idle: usize,
@@ -261,6 +264,7 @@ impl Pool {
             zygotes: warm().count(),
             zygotes_in_large_pages: warm().filter(|d| d.memory.in_large_pages).count(),
             zygotes_copied_ahead: warm().filter(|d| d.memory.copied_bytes > 0).count(),
+            zygotes_lost: state.lost,
             lacks: warm()
                 .map(|d| d.memory.lacks.clone())
                 .max_by_key(Vec::len)
@@ -412,10 +416,24 @@ impl Pool {
                 self.tell(of, &domain);
                 self.heard.notify_all();
             }
+            Word::Replaced { domain, why } => {
+                let of = domain_of(&mut state, &domain, self.rules);
+                // The copies are gone with whoever had made them.
+                of.memory.copied_bytes = 0;
+                state.lost += 1;
+                drop(state);
+                host.log(
+                    Level::Warn,
+                    TARGET,
+                    "a warmed interpreter is lost; its spare serves until another is warm",
+                    &[("why", &why), ("domain", &domain)],
+                );
+            }
             Word::Cold { domain, why } => {
                 let of = domain_of(&mut state, &domain, self.rules);
-                of.warm = false;
+                let was_warm = std::mem::replace(&mut of.warm, false);
                 of.call_all();
+                state.lost += u64::from(was_warm);
                 state.cold.insert(domain.clone(), why.clone());
                 drop(state);
                 self.heard.notify_all();

@@ -136,6 +136,9 @@ pub(crate) enum Word {
         zygote: u64,
         memory: Memory,
     },
+    /// The process of it that made children is gone, for the reason said, and its spare makes them: they are as wanted as those
+    /// before.
+    Replaced { domain: String, why: String },
     /// It has none, for the reason said: nobody should wait for a child.
     Cold { domain: String, why: String },
     /// Its place has been taken by other domains'; its children are not wanted any more.

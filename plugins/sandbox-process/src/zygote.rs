@@ -6,17 +6,17 @@
 //! rehearses, and waits in [`activate`] until the plugin says for which run it is.
 
 use std::cell::RefCell;
-use std::ffi::c_long;
+use std::ffi::{CStr, c_long};
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
 use crate::guard::Without;
 use crate::interpreter::Interpreter;
 use crate::isolate::Ground;
-use crate::isolate::pooled::{Child, Inside, Leased, place_rehearsal};
+use crate::isolate::pooled::{Child, Inside, Leased, above, place_rehearsal};
 use crate::seccomp;
 use crate::sys::{self, Fork, Pages, python};
 use crate::wire::{Memory, RunSpec};
@@ -29,8 +29,16 @@ pub(crate) const MODULE: &str = "/.run/launcher.so";
 pub(crate) const CONTROL_FD: i32 = 3;
 pub(crate) const LAUNCHER_FD: i32 = 4;
 pub(crate) const SETTINGS_FD: i32 = 5;
+/// The control socket of its spare.
+pub(crate) const SPARE_FD: i32 = 6;
 /// Both ends of a socket, for the rehearsal: of the zygote's own, and of each child's.
 pub(crate) const REHEARSAL_FDS: [i32; 2] = [8, 9];
+/// The end of the pipe that its standard output leads to, which nobody reads: kept open, so that writing is no error.
+pub(crate) const NOWHERE_FD: i32 = 10;
+
+/// What a zygote is called in a list of processes, and what its spare is until it makes children.
+const NAME: &CStr = c"skillgate-warm";
+const SPARE_NAME: &CStr = c"skillgate-spare";
 
 /// The longest [`Order`]: it has no mounts.
 const ORDER_BYTES_MAX: usize = 4096;
@@ -47,6 +55,13 @@ pub(crate) struct Settings {
     pub(crate) user_namespace: bool,
     pub(crate) drops_groups: bool,
     pub(crate) memory_by_cgroup: bool,
+}
+
+/// A zygote's first word: it is warm. The spare's pidfd comes with it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Warm {
+    pub(crate) memory: Memory,
+    pub(crate) spare: libc::pid_t,
 }
 
 /// One child to make. Its descriptors, in order: network and ipc namespace, user namespace (if `user`), orders, channel,
@@ -148,16 +163,14 @@ impl Trial {
     }
 }
 
-/// On which side of [`copy_ahead`] this is.
+/// On which side of [`try_out`] this is.
 enum Tried {
     Here(Trial),
-    /// So many bytes.
-    Copied(u64),
+    Written(Vec<Pages>),
 }
 
-/// Has children get copies, at their birth, of what each of them will write to. Returns in the copy of the zygote that finds
-/// out what that is, too; an error is the zygote's alone.
-fn copy_ahead() -> io::Result<Tried> {
+/// Finds out what each child will write to. Returns in the copy of the zygote that does, too; an error is the zygote's alone.
+fn try_out() -> io::Result<Tried> {
     let proc = proc()?;
     let places = sys::writable_places(&own_maps(proc.as_fd())?);
     let (said, told) = sys::pipe()?;
@@ -173,15 +186,23 @@ fn copy_ahead() -> io::Result<Tried> {
     }
     let pid = match made? {
         Fork::Child => {
-            return Ok(Tried::Here(Trial { places, proc, told }));
+            return Ok(Tried::Here(Trial {
+                places,
+                proc: above(proc)?,
+                told: above(told)?,
+            }));
         }
         Fork::Parent { pid, .. } => pid,
     };
     drop(told);
     let pages = io::read_to_string(File::from(said));
     // It has said all only if it says so.
-    if sys::wait(pid)?.is_none_or(|(_, exit)| exit.code != 0) {
-        return Err(io::Error::other("the trial has ended before it was over"));
+    let exit = sys::wait(pid)?.map(|(_, exit)| exit).unwrap_or_default();
+    if (exit.code, exit.signal) != (0, 0) {
+        return Err(io::Error::other(format!(
+            "the trial has ended before it was over: code {}, signal {}",
+            exit.code, exit.signal
+        )));
     }
     let pages: Vec<Pages> = pages?
         .lines()
@@ -191,15 +212,57 @@ fn copy_ahead() -> io::Result<Tried> {
         })
         .collect::<Option<_>>()
         .ok_or(io::ErrorKind::InvalidData)?;
-    sys::have_forks_copy(&pages)?;
-    let bytes = pages.iter().map(|pages| pages.len() as u64).sum();
-    Ok(Tried::Copied(bytes))
+    Ok(Tried::Written(pages))
+}
+
+/// Has children get copies, at their birth, of what each of them will write to. Gives how many bytes.
+fn copy_ahead(pages: &[Pages]) -> io::Result<u64> {
+    sys::have_forks_copy(pages)?;
+    Ok(pages.iter().map(|pages| pages.len() as u64).sum())
+}
+
+/// On which side of [`stand_by`] this is.
+enum Side {
+    Zygote { spare: libc::pid_t, pidfd: OwnedFd },
+    Spare,
+}
+
+/// Makes the spare: a copy of the zygote that does nothing until the zygote is gone, and then what it did, until the launcher
+/// has another. To start that takes an interpreter's start, a copy nothing. It has the zygote's layout, which is why it
+/// makes children no longer than that. Returns on both sides, each with its own control socket.
+fn stand_by(launcher: BorrowedFd<'_>) -> io::Result<(Side, OwnedFd)> {
+    let [control, spares] = [CONTROL_FD, SPARE_FD].map(sys::inherited);
+    let (control, spares) = (control?, spares?);
+    python::before_fork();
+    // A brother, as children are.
+    match sys::clone_process(libc::CLONE_PARENT, None) {
+        Ok(Fork::Child) => {
+            python::after_fork_child();
+            sys::set_process_name(SPARE_NAME);
+            // In the zygote's own place: where it is free the descriptors of an order would come to lie in a child's way.
+            sys::dup_to_own(spares.as_raw_fd(), CONTROL_FD)?;
+            // A fork does not inherit it, and the launcher may have ended before.
+            sys::set_parent_death_signal(libc::SIGKILL)?;
+            if !sys::is_alive(launcher)? {
+                return Err(io::Error::other("the launcher has ended"));
+            }
+            Ok((Side::Spare, control))
+        }
+        Ok(Fork::Parent { pid, pidfd }) => {
+            python::after_fork_parent();
+            Ok((Side::Zygote { spare: pid, pidfd }, control))
+        }
+        Err(e) => {
+            python::after_fork_parent();
+            Err(e)
+        }
+    }
 }
 
 fn try_tend() -> io::Result<Option<Born>> {
     // The file has done its service; nobody who is born here has a name for it.
     sys::detach(c"/.run")?;
-    sys::set_process_name(c"skillgate-warm");
+    sys::set_process_name(NAME);
     let ground = ground()?;
     let inside: &'static Inside = Box::leak(Box::new(Inside::prepare(ground)?));
     // The program's code; and for the rest, where what follows finds no large pages.
@@ -216,15 +279,20 @@ fn try_tend() -> io::Result<Option<Born>> {
             .map_or("the kernel has none".into(), |e| e.to_string());
         lacks.push(format!("large pages for a zygote's memory: {why}"));
     }
-    let copied_bytes = match copy_ahead() {
+    let written = match try_out() {
         Ok(Tried::Here(trial)) => return Ok(Some(Born::Trial(trial))),
-        Ok(Tried::Copied(bytes)) => bytes,
-        Err(e) => {
-            lacks.push(format!("copies ahead of what its children write to: {e}"));
-            0
-        }
+        Ok(Tried::Written(pages)) => Ok(pages),
+        Err(e) => Err(e),
     };
-    let control = sys::inherited(CONTROL_FD)?;
+    let (side, control) = stand_by(inside.launcher())?;
+    let mut copied_bytes = 0;
+    // The memory that a user may lock is for zygotes; a spare may never make a child.
+    if let Side::Zygote { .. } = side {
+        match written.and_then(|pages| copy_ahead(&pages)) {
+            Ok(bytes) => copied_bytes = bytes,
+            Err(e) => lacks.push(format!("copies ahead of what its children write to: {e}")),
+        }
+    }
     sys::install_filter(&seccomp::of_zygote())?;
     // A child is process 2 of its namespace: what looks at process ids to see a fork must see one.
     if std::process::id() <= 2 {
@@ -232,18 +300,30 @@ fn try_tend() -> io::Result<Option<Born>> {
             "the zygote has a process id that children have",
         ));
     }
-    let warm = serde_json::to_vec(&Memory {
-        in_large_pages,
-        copied_bytes,
-        lacks,
-    })?;
-    sys::send_message(control.as_fd(), &warm, &[])?;
+    let mut is_spare = matches!(side, Side::Spare);
+    // By value: a child has closed what it inherits, and must own none of it.
+    if let Side::Zygote { spare, pidfd } = side {
+        let warm = Warm {
+            memory: Memory {
+                in_large_pages,
+                copied_bytes,
+                lacks,
+            },
+            spare,
+        };
+        let word = serde_json::to_vec(&warm)?;
+        sys::send_message(control.as_fd(), &word, &[pidfd.as_fd()])?;
+    }
     // Nothing is given back in a child: that would be work, and touch pages that it shares.
     let buf = vec![0; ORDER_BYTES_MAX].leak();
     loop {
         let Some((n, fds)) = sys::receive_message(control.as_fd(), buf)? else {
             return Ok(None);
         };
+        if is_spare {
+            is_spare = false;
+            sys::set_process_name(NAME);
+        }
         let order: Order = serde_json::from_slice(&buf[..n])?;
         let (child, leased, born_in) = take_apart(inside, order, fds)?;
         python::before_fork();

@@ -52,6 +52,11 @@ impl Inside {
         })
     }
 
+    /// The launcher's pidfd.
+    pub(crate) fn launcher(&self) -> BorrowedFd<'_> {
+        self.ground.launcher.as_fd()
+    }
+
     /// What a child is born in. Its network, ipc and user namespaces are leased, and its mount namespace it makes itself, once
     /// it is in that user namespace: to have one before and leave it would wait for every processor of the host.
     pub(crate) fn born_in(&self) -> libc::c_int {
@@ -277,8 +282,8 @@ pub(crate) fn place_rehearsal() -> io::Result<()> {
     Ok(())
 }
 
-/// The same descriptor, out of the way.
-fn above(fd: OwnedFd) -> io::Result<OwnedFd> {
+/// The same descriptor, out of the way of those with fixed numbers.
+pub(crate) fn above(fd: OwnedFd) -> io::Result<OwnedFd> {
     sys::dup_above(fd.as_fd(), KEPT_FD_MIN)
 }
 

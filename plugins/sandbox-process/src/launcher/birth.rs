@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::nursery::Zygote;
+use super::nursery::Maker;
 use super::zygotes::Ordered;
 use crate::cgroup::RunGroup;
 use crate::sys;
@@ -52,7 +52,7 @@ impl Theirs {
     }
 
     /// Orders it.
-    pub(super) fn send(&self, zygote: &Zygote, child: &Ordered) -> io::Result<()> {
+    pub(super) fn send(&self, maker: &Maker, child: &Ordered) -> io::Result<()> {
         let group = child.group.as_ref();
         let entrance = group.map(RunGroup::entrance).unwrap_or_default();
         let order = Order {
@@ -68,6 +68,6 @@ impl Theirs {
         fds.extend([&self.orders, &self.channel, &self.output, &self.report].map(AsFd::as_fd));
         fds.extend(entrance.born_in);
         fds.extend(entrance.tasks);
-        sys::send_message(zygote.control.as_fd(), &serde_json::to_vec(&order)?, &fds)
+        sys::send_message(maker.control.as_fd(), &serde_json::to_vec(&order)?, &fds)
     }
 }

@@ -1,5 +1,5 @@
 //! How a zygote comes to be: a Python in a mount namespace of its own whose root is the template, with nothing of the
-//! host in sight, an environment of four constants and six descriptors. It keeps the launcher's rights, since it gives
+//! host in sight, an environment of four constants and seven descriptors. It keeps the launcher's rights, since it gives
 //! its children what they need of them, and dies with the launcher.
 
 use std::ffi::CString;
@@ -12,24 +12,71 @@ use crate::root::{GUEST, STAGING};
 use crate::sys::{self, Fork, NODEV, NOSUID, RDONLY};
 use crate::wire::Memory;
 use crate::zygote::{
-    CONTROL_FD, LAUNCHER_FD, MODULE, REHEARSAL_FDS, SCRIPT, SETTINGS_FD, Settings,
+    CONTROL_FD, LAUNCHER_FD, MODULE, NOWHERE_FD, REHEARSAL_FDS, SCRIPT, SETTINGS_FD, SPARE_FD,
+    Settings, Warm,
 };
+
+/// A process that makes children, or may have to.
+#[derive(Debug)]
+pub(super) struct Maker {
+    pub(super) pid: libc::pid_t,
+    pub(super) pidfd: OwnedFd,
+    pub(super) control: OwnedFd,
+}
 
 /// A zygote that may not be warm yet.
 #[derive(Debug)]
 pub(super) struct Zygote {
-    pub(super) pid: libc::pid_t,
-    pub(super) pidfd: OwnedFd,
-    pub(super) control: OwnedFd,
+    pub(super) maker: Maker,
+    /// For the spare, until there is one.
+    pub(super) spares_control: Option<OwnedFd>,
+    /// Takes the maker's place if that dies: a copy of it. `None` in a warm one: it has taken it, or has died.
+    pub(super) spare: Option<Maker>,
     pub(super) number: u64,
     pub(super) born_ns: u64,
     /// What it says when it is warm.
-    pub(super) warm: Option<Memory>,
+    pub(super) memory: Option<Memory>,
     pub(super) children: u64,
 }
 
-/// The end of the pipe that its standard output leads to, which nobody reads: kept open, so that writing is no error.
-const NOWHERE_FD: i32 = 10;
+impl Zygote {
+    /// Its first word has been heard.
+    pub(super) fn becomes_warm(&mut self, Warm { memory, spare }: Warm, pidfd: OwnedFd) {
+        self.spare = self.spares_control.take().map(|control| Maker {
+            pid: spare,
+            pidfd,
+            control,
+        });
+        self.memory = Some(memory);
+    }
+
+    /// Its processes.
+    pub(super) fn makers(&self) -> impl Iterator<Item = &Maker> {
+        [Some(&self.maker), self.spare.as_ref()]
+            .into_iter()
+            .flatten()
+    }
+
+    pub(super) fn into_makers(self) -> impl Iterator<Item = Maker> {
+        [Some(self.maker), self.spare].into_iter().flatten()
+    }
+
+    /// Without its maker, if it has a spare.
+    pub(super) fn with_spare(mut self) -> (Maker, Option<Self>) {
+        match self.spare.take() {
+            Some(spare) => {
+                let gone = std::mem::replace(&mut self.maker, spare);
+                if let Some(memory) = &mut self.memory {
+                    // The copies were the other's.
+                    memory.copied_bytes = 0;
+                }
+                (gone, Some(self))
+            }
+            None => (self.maker, None),
+        }
+    }
+}
+
 const OUT_OF_THE_WAY: i32 = 16;
 /// The kernel would write into the C library's thread record for each of the two processes that a child becomes
 /// ([`sys::divide`]), and there is one. Taken out of the environment by the script.
@@ -41,7 +88,10 @@ const BIND_NOW: &str = "LD_BIND_NOW=1";
 /// Starts one. Its first word on the control socket says that it is warm.
 pub(super) fn start(ground: &Ground, preload: &[String], number: u64) -> io::Result<Zygote> {
     let (control, theirs) = sys::socketpair(libc::SOCK_SEQPACKET)?;
-    sys::set_nonblocking(control.as_fd())?;
+    let (spares_control, spares) = sys::socketpair(libc::SOCK_SEQPACKET)?;
+    for ours in [&control, &spares_control] {
+        sys::set_nonblocking(ours.as_fd())?;
+    }
     let settings = sys::memfd(c"skillgate-zygote")?;
     let mut writer = std::fs::File::from(settings.try_clone()?);
     writer.write_all(&serde_json::to_vec(&Settings {
@@ -57,19 +107,24 @@ pub(super) fn start(ground: &Ground, preload: &[String], number: u64) -> io::Res
     let born_in = libc::CLONE_NEWNS | libc::CLONE_NEWUTS;
     match sys::clone_process(born_in, None)? {
         Fork::Child => {
-            let become_zygote =
-                std::panic::AssertUnwindSafe(|| become_zygote(ground, preload, theirs, settings));
+            let become_zygote = std::panic::AssertUnwindSafe(|| {
+                become_zygote(ground, preload, [theirs, spares], settings)
+            });
             // Whatever it was: the launcher sees it end, and has nobody to tell more.
             let _ = std::panic::catch_unwind(become_zygote);
             sys::exit_now(126)
         }
         Fork::Parent { pid, pidfd } => Ok(Zygote {
-            pid,
-            pidfd,
-            control,
+            maker: Maker {
+                pid,
+                pidfd,
+                control,
+            },
+            spares_control: Some(spares_control),
+            spare: None,
             number,
             born_ns: sys::now_ns(),
-            warm: None,
+            memory: None,
             children: 0,
         }),
     }
@@ -79,11 +134,12 @@ pub(super) fn start(ground: &Ground, preload: &[String], number: u64) -> io::Res
 fn become_zygote(
     ground: &Ground,
     preload: &[String],
-    control: OwnedFd,
+    controls: [OwnedFd; 2],
     settings: OwnedFd,
 ) -> io::Result<std::convert::Infallible> {
     let keep = [
-        control.as_raw_fd(),
+        controls[0].as_raw_fd(),
+        controls[1].as_raw_fd(),
         settings.as_raw_fd(),
         ground.launcher.as_raw_fd(),
     ];
@@ -114,7 +170,7 @@ fn become_zygote(
         return Err(io::Error::other("the launcher has ended"));
     }
     sys::reset_signals()?;
-    place_descriptors(ground, control, settings)?;
+    place_descriptors(ground, controls, settings)?;
     let program = sys::cstr(&ground.interpreter.program)?;
     let arguments = [
         ground.interpreter.program.as_str(),
@@ -139,10 +195,14 @@ fn become_zygote(
 }
 
 /// 0 is /dev/null as in the launcher; the rest is where `zygote.rs` looks for it.
-fn place_descriptors(ground: &Ground, control: OwnedFd, settings: OwnedFd) -> io::Result<()> {
+fn place_descriptors(
+    ground: &Ground,
+    [control, spares]: [OwnedFd; 2],
+    settings: OwnedFd,
+) -> io::Result<()> {
     // By value: what it was before is closed before anything is placed there.
     let away = |fd: OwnedFd| sys::dup_above(fd.as_fd(), OUT_OF_THE_WAY);
-    let (control, settings) = (away(control)?, away(settings)?);
+    let (control, spares, settings) = (away(control)?, away(spares)?, away(settings)?);
     let launcher = away(ground.launcher.try_clone()?)?;
     let (nowhere, to_nowhere) = sys::pipe()?;
     let (nowhere, to_nowhere) = (away(nowhere)?, away(to_nowhere)?);
@@ -154,15 +214,18 @@ fn place_descriptors(ground: &Ground, control: OwnedFd, settings: OwnedFd) -> io
         (&control, CONTROL_FD),
         (&launcher, LAUNCHER_FD),
         (&settings, SETTINGS_FD),
+        (&spares, SPARE_FD),
         (&one, REHEARSAL_FDS[0]),
         (&other, REHEARSAL_FDS[1]),
         (&nowhere, NOWHERE_FD),
     ] {
         sys::dup_to(fd.as_raw_fd(), place)?;
     }
-    sys::close_all_from(6, &[REHEARSAL_FDS[0], REHEARSAL_FDS[1], NOWHERE_FD])?;
+    sys::close_all_from(7, &[REHEARSAL_FDS[0], REHEARSAL_FDS[1], NOWHERE_FD])?;
     // Their descriptors are closed above.
-    std::mem::forget([control, settings, launcher, nowhere, to_nowhere, one, other]);
+    std::mem::forget([
+        control, spares, settings, launcher, nowhere, to_nowhere, one, other,
+    ]);
     Ok(())
 }
 

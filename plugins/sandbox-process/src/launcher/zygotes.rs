@@ -11,12 +11,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::birth::{Sockets, Theirs};
 use super::lacking::{Kind, There, lacks};
 use super::leases::Lease;
-use super::nursery::{self, Zygote};
+use super::nursery::{self, Maker, Zygote};
 use super::run::Process;
 use crate::cgroup::{GroupLimits, RunGroup};
 use crate::isolate::Ground;
 use crate::sys;
-use crate::wire::{Furnishing, Memory, PoolNeeds, RunSpec, Word, ZygoteRules};
+use crate::wire::{Furnishing, PoolNeeds, RunSpec, Word, ZygoteRules};
 
 /// How long a zygote may take to become warm, from a cold disk.
 const WARM_WAIT_NS: u64 = 30_000_000_000;
@@ -93,7 +93,7 @@ pub(super) struct Zygotes {
     domains: BTreeMap<String, Domain>,
     number: u64,
     /// Have been told to go, or killed.
-    leaving: Vec<Zygote>,
+    leaving: Vec<Maker>,
 }
 
 impl Zygotes {
@@ -127,12 +127,10 @@ impl Zygotes {
         let Some(mut domain) = self.domains.remove(name) else {
             return Vec::new();
         };
-        self.leaving.extend(
-            [domain.current.take(), domain.next.take()]
-                .into_iter()
-                .flatten()
-                .map(ended),
-        );
+        let zygotes = [domain.current.take(), domain.next.take()];
+        for zygote in zygotes.into_iter().flatten() {
+            end(zygote, &mut self.leaving);
+        }
         let lost = domain
             .pending
             .take()
@@ -143,13 +141,14 @@ impl Zygotes {
         lost.into_iter().chain([Event::Tell(word)]).collect()
     }
 
-    /// What to wait for: each zygote's socket, which ends with it.
+    /// What to wait for: the socket of each maker, which ends with it.
     pub(super) fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.domains
             .values()
             .flat_map(|d| [&d.current, &d.next])
             .flatten()
-            .map(|z| z.control.as_fd())
+            .flat_map(Zygote::makers)
+            .map(|maker| maker.control.as_fd())
             .chain(self.leaving.iter().map(|z| z.pidfd.as_fd()))
     }
 
@@ -164,19 +163,17 @@ impl Zygotes {
                     ORDER_LOOK_NS
                 }
             });
-            let age = d
-                .current
-                .as_ref()
-                .filter(|_| d.next.is_none())
-                .map(|z| (z.born_ns + self.rules.age_max_ns).saturating_sub(now));
-            let start = d.current.is_none().then(|| {
-                if d.next.is_some() {
-                    WARM_WAIT_NS
-                } else {
-                    d.not_before_ns.saturating_sub(now)
+            let zygote = match (&d.current, &d.next) {
+                (_, Some(next)) if next.memory.is_some() => None,
+                (_, Some(next)) => Some(next.born_ns + WARM_WAIT_NS),
+                (Some(z), None) if z.spare.is_some() => {
+                    let old_ns = z.born_ns.saturating_add(self.rules.age_max_ns);
+                    Some(old_ns.max(d.not_before_ns))
                 }
-            });
-            [pending, age, start].into_iter().flatten().min()
+                _ => Some(d.not_before_ns),
+            };
+            let zygote = zygote.map(|at| at.saturating_sub(now));
+            [pending, zygote].into_iter().flatten().min()
         };
         self.domains.values().filter_map(wait).min()
     }
@@ -186,7 +183,7 @@ impl Zygotes {
         let now = sys::now_ns();
         let mut events = Vec::new();
         let before = self.leaving.len();
-        self.leaving.retain(|zygote| !reaped(zygote));
+        self.leaving.retain(|maker| !reaped(maker));
         let swept = self.leaving.len() < before;
         let names: Vec<String> = self.domains.keys().cloned().collect();
         for name in names {
@@ -195,8 +192,10 @@ impl Zygotes {
             };
             domain.hear(&name, &mut self.leaving, &mut events);
             domain.look_after(&name, now, &mut self.leaving, &mut events);
+            // One without a spare has lost its own, or is it: whoever has made it be so may know its layout.
             let old = domain.current.as_ref().is_some_and(|z| {
-                z.children >= self.rules.children_max
+                z.spare.is_none()
+                    || z.children >= self.rules.children_max
                     || now >= z.born_ns.saturating_add(self.rules.age_max_ns)
             });
             let wanted = domain.next.is_none() && (domain.current.is_none() || old);
@@ -240,7 +239,7 @@ impl Zygotes {
         let domain = self.domains.get_mut(name)?;
         // What is ordered takes the place of what was used.
         domain.used_ns = sys::now_ns();
-        let memory = domain.current.as_ref()?.warm.as_ref();
+        let memory = domain.current.as_ref()?.memory.as_ref();
         Some((&domain.needs, memory.map_or(0, |m| m.copied_bytes)))
     }
 
@@ -265,7 +264,7 @@ impl Zygotes {
         else {
             return Err((Box::new(child), io::ErrorKind::NotFound.into()));
         };
-        if let Err(e) = theirs.send(zygote, &child) {
+        if let Err(e) = theirs.send(&zygote.maker, &child) {
             return Err((Box::new(child), e));
         }
         *pending = Some(Pending {
@@ -281,6 +280,10 @@ impl Zygotes {
         let mut events = Vec::new();
         if let Some(domain) = self.domains.get_mut(name) {
             domain.back_off();
+            if let Some(zygote) = &mut domain.current {
+                // What is lacking lacks with its spare too.
+                self.leaving.extend(zygote.spare.take().map(ended));
+            }
             domain.lose(name, why, &mut self.leaving, &mut events);
         }
         events
@@ -289,7 +292,8 @@ impl Zygotes {
     /// The processes that are known here.
     pub(super) fn pids(&self) -> impl Iterator<Item = libc::pid_t> {
         let zygotes = self.domains.values().flat_map(|d| [&d.current, &d.next]);
-        zygotes.flatten().chain(&self.leaving).map(|z| z.pid)
+        let makers = zygotes.flatten().flat_map(Zygote::makers);
+        makers.chain(&self.leaving).map(|maker| maker.pid)
     }
 
     /// The launcher goes: every zygote is killed and reaped. Gives what they had been ordered.
@@ -297,13 +301,14 @@ impl Zygotes {
         let mut ordered = Vec::new();
         for domain in self.domains.values_mut() {
             let zygotes = [domain.current.take(), domain.next.take()];
-            self.leaving.extend(zygotes.into_iter().flatten());
+            let makers = zygotes.into_iter().flatten().flat_map(Zygote::into_makers);
+            self.leaving.extend(makers);
             ordered.extend(domain.pending.take().map(|p| p.child));
         }
-        for zygote in self.leaving.drain(..) {
+        for maker in self.leaving.drain(..) {
             // Ours to kill; its end is waited for next.
-            let _ = sys::kill_by_pidfd(zygote.pidfd.as_fd());
-            let _ = sys::wait(zygote.pid);
+            let _ = sys::kill_by_pidfd(maker.pidfd.as_fd());
+            let _ = sys::wait(maker.pid);
         }
         ordered
     }
@@ -311,28 +316,10 @@ impl Zygotes {
 
 impl Domain {
     /// What its zygotes have said.
-    fn hear(&mut self, name: &str, leaving: &mut Vec<Zygote>, events: &mut Vec<Event>) {
-        match self.next.as_ref().map(heard) {
-            Some(Heard::Said(word, _)) if is_warm(&word).is_some() => {
-                if let Some(next) = &mut self.next {
-                    next.warm = is_warm(&word);
-                }
-                // Not in the middle of an order of the other's, which is short.
-                if self.pending.is_none() {
-                    self.succeed(name, leaving, events);
-                }
-            }
-            Some(Heard::Nothing) | None => {
-                if self.pending.is_none() && self.next.as_ref().is_some_and(|z| z.warm.is_some()) {
-                    self.succeed(name, leaving, events);
-                }
-            }
-            Some(_) => {
-                leaving.extend(self.next.take().map(ended));
-                self.failed(name, "it ended before it was warm", events);
-            }
-        }
-        match self.current.as_ref().map(heard) {
+    fn hear(&mut self, name: &str, leaving: &mut Vec<Maker>, events: &mut Vec<Event>) {
+        self.hear_next(name, leaving, events);
+        self.hear_spare(leaving);
+        match self.current.as_ref().map(|z| heard(&z.maker)) {
             Some(Heard::Nothing) | None => {}
             Some(Heard::Said(word, mut fds)) => {
                 let pid = std::str::from_utf8(&word).ok().and_then(|w| w.parse().ok());
@@ -357,47 +344,102 @@ impl Domain {
         }
     }
 
+    /// Whether the next one is warm.
+    fn hear_next(&mut self, name: &str, leaving: &mut Vec<Maker>, events: &mut Vec<Event>) {
+        let Some(next) = &mut self.next else {
+            return;
+        };
+        match heard(&next.maker) {
+            Heard::Nothing => {}
+            Heard::Said(word, mut fds) => match (serde_json::from_slice(&word), fds.pop()) {
+                (Ok(warm), Some(spare)) if next.memory.is_none() => next.becomes_warm(warm, spare),
+                _ => return self.fail_next("it says what makes no sense", name, leaving, events),
+            },
+            Heard::End => {
+                return self.fail_next("it ended before it was warm", name, leaving, events);
+            }
+        }
+        // Not in the middle of an order of the other's, which is short.
+        if next.memory.is_some() && self.pending.is_none() {
+            self.succeed(name, leaving, events);
+        }
+    }
+
+    fn fail_next(
+        &mut self,
+        why: &str,
+        name: &str,
+        leaving: &mut Vec<Maker>,
+        events: &mut Vec<Event>,
+    ) {
+        if let Some(next) = self.next.take() {
+            end(next, leaving);
+        }
+        self.failed(name, why, events);
+    }
+
+    /// A spare says nothing as long as it is one: it has died. Another comes with another zygote.
+    fn hear_spare(&mut self, leaving: &mut Vec<Maker>) {
+        if let Some(zygote) = &mut self.current
+            && let Some(spare) = zygote
+                .spare
+                .take_if(|s| !matches!(heard(s), Heard::Nothing))
+        {
+            leaving.push(ended(spare));
+        }
+    }
+
     /// The one that is warm takes the place of the one before.
-    fn succeed(&mut self, name: &str, leaving: &mut Vec<Zygote>, events: &mut Vec<Event>) {
+    fn succeed(&mut self, name: &str, leaving: &mut Vec<Maker>, events: &mut Vec<Event>) {
         let Some(next) = self.next.take() else {
             return;
         };
         events.push(Event::Tell(Word::Warm {
             domain: name.to_owned(),
             zygote: next.number,
-            memory: next.warm.clone().unwrap_or_default(),
+            memory: next.memory.clone().unwrap_or_default(),
         }));
         self.told_cold = false;
-        leaving.extend(self.current.replace(next).map(ended));
+        if let Some(before) = self.current.replace(next) {
+            end(before, leaving);
+        }
     }
 
-    /// Gives the current one up.
-    fn lose(&mut self, name: &str, why: &str, leaving: &mut Vec<Zygote>, events: &mut Vec<Event>) {
+    /// Gives up the one that makes children at the moment.
+    fn lose(&mut self, name: &str, why: &str, leaving: &mut Vec<Maker>, events: &mut Vec<Event>) {
         if let Some(zygote) = self.current.take() {
             if zygote.children == 0 {
                 self.back_off();
             }
-            leaving.push(ended(zygote));
+            let (gone, with_spare) = zygote.with_spare();
+            leaving.push(ended(gone));
+            self.current = with_spare;
         }
         events.extend(self.pending.take().map(|p| Event::Lost(Box::new(p.child))));
-        self.say_cold(name, why, events);
+        if self.current.is_some() {
+            events.push(Event::Tell(Word::Replaced {
+                domain: name.to_owned(),
+                why: why.to_owned(),
+            }));
+        } else {
+            self.say_cold(name, why, events);
+        }
     }
 
     fn look_after(
         &mut self,
         name: &str,
         now: u64,
-        leaving: &mut Vec<Zygote>,
+        leaving: &mut Vec<Maker>,
         events: &mut Vec<Event>,
     ) {
-        let late = |z: &Zygote| z.warm.is_none() && now >= z.born_ns + WARM_WAIT_NS;
+        let late = |z: &Zygote| z.memory.is_none() && now >= z.born_ns + WARM_WAIT_NS;
         if self.next.as_ref().is_some_and(late) {
-            leaving.extend(self.next.take().map(ended));
-            self.failed(name, "it does not become warm", events);
+            self.fail_next("it does not become warm", name, leaving, events);
         }
         if let (Some(pending), Some(zygote)) = (&mut self.pending, &self.current)
             && now >= pending.since_ns + ORDER_LOOK_NS
-            && (now >= pending.since_ns + ORDER_WAIT_NS || pending.is_stuck(zygote.pid))
+            && (now >= pending.since_ns + ORDER_WAIT_NS || pending.is_stuck(zygote.maker.pid))
         {
             self.lose(name, "it does not answer", leaving, events);
         }
@@ -437,34 +479,33 @@ enum Heard {
     End,
 }
 
-fn heard(zygote: &Zygote) -> Heard {
+fn heard(maker: &Maker) -> Heard {
     let mut buf = [0; WORD_BYTES_MAX];
-    match sys::receive_message(zygote.control.as_fd(), &mut buf) {
+    match sys::receive_message(maker.control.as_fd(), &mut buf) {
         Ok(Some((n, fds))) => Heard::Said(buf[..n].to_vec(), fds),
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,
         Ok(None) | Err(_) => Heard::End,
     }
 }
 
-/// What a zygote's first word says.
-fn is_warm(word: &[u8]) -> Option<Memory> {
-    serde_json::from_slice(word).ok()
+/// It is to go, however it is, and its spare with it.
+fn end(zygote: Zygote, leaving: &mut Vec<Maker>) {
+    leaving.extend(zygote.into_makers().map(ended));
 }
 
-/// It is to go, however it is.
-fn ended(zygote: Zygote) -> Zygote {
+fn ended(maker: Maker) -> Maker {
     // Both fail only for one that is gone already.
-    let _ = sys::shut_down(zygote.control.as_fd());
-    let _ = sys::kill_by_pidfd(zygote.pidfd.as_fd());
-    zygote
+    let _ = sys::shut_down(maker.control.as_fd());
+    let _ = sys::kill_by_pidfd(maker.pidfd.as_fd());
+    maker
 }
 
-fn reaped(zygote: &Zygote) -> bool {
-    if sys::is_alive(zygote.pidfd.as_fd()).unwrap_or(true) {
+fn reaped(maker: &Maker) -> bool {
+    if sys::is_alive(maker.pidfd.as_fd()).unwrap_or(true) {
         return false;
     }
     // Dead: this does not wait.
-    let _ = sys::wait(zygote.pid);
+    let _ = sys::wait(maker.pid);
     true
 }
 
@@ -491,63 +532,4 @@ impl Pending {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn zygote() -> Zygote {
-        let pid = std::process::id() as libc::pid_t;
-        Zygote {
-            pid,
-            pidfd: sys::pidfd_open(pid).unwrap(),
-            control: sys::socketpair(libc::SOCK_SEQPACKET).unwrap().0,
-            number: 1,
-            born_ns: 0,
-            warm: Some(Memory::default()),
-            children: 0,
-        }
-    }
-
-    #[test]
-    fn domains_that_lack_children_take_turns() {
-        let mut zygotes = Zygotes::new(ZygoteRules {
-            preload: Vec::new(),
-            children_max: 1000,
-            age_max_ns: u64::MAX,
-            domains_max: 3,
-            kept_max: 0,
-        });
-        for (name, waiting) in [("flood", 1000), ("idle", 0), ("other", 1)] {
-            let needs = PoolNeeds {
-                domain: name.to_owned(),
-                waiting: [waiting, 0],
-                ..PoolNeeds::default()
-            };
-            let domain = Domain {
-                needs,
-                current: Some(zygote()),
-                ..Domain::default()
-            };
-            zygotes.domains.insert(name.to_owned(), domain);
-        }
-        let ordered = || {
-            let (name, ..) = zygotes.lacking(u32::MAX, |_| There::default())?;
-            zygotes.needs(&name).map(|_| name)
-        };
-        let turns: Vec<String> = std::iter::from_fn(ordered).take(4).collect();
-        assert_eq!(turns, ["flood", "other", "flood", "other"]);
-    }
-
-    /// One that is killed is missed for as long as it takes to start another; those that fail in a row do not take the host.
-    #[test]
-    fn the_first_failure_costs_no_wait_and_the_next_ones_do() {
-        let mut domain = Domain::default();
-        let mut waits = (0..12).map(|_| {
-            let before = sys::now_ns();
-            domain.back_off();
-            domain.not_before_ns.saturating_sub(before) / BACK_OFF_FIRST_NS
-        });
-        let begin: Vec<u64> = waits.by_ref().take(4).collect();
-        assert_eq!(begin, [0, 1, 2, 4]);
-        assert_eq!(waits.last(), Some(BACK_OFF_MAX_NS / BACK_OFF_FIRST_NS));
-    }
-}
+mod tests;

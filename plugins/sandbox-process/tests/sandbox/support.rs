@@ -464,12 +464,14 @@ pub(crate) fn name_of(pid: u32) -> String {
     name.trim().to_owned()
 }
 
-/// What is below a launcher but for what waits: zygotes, what keeps the pace, and children that have no run (an init and a waiting process).
+/// What is below a launcher but for what waits: zygotes, their spares, what keeps the pace, and children that have no run (an init and a waiting process).
 pub(crate) fn processes_of_runs(launcher: u32) -> Vec<u32> {
     let named: Vec<(u32, String)> = descendants(launcher)
         .into_iter()
         .map(|pid| (pid, name_of(pid)))
-        .filter(|(_, name)| !["", "skillgate-warm", "skillgate-pace"].contains(&&**name))
+        .filter(|(_, name)| {
+            !["", "skillgate-warm", "skillgate-spare", "skillgate-pace"].contains(&&**name)
+        })
         .collect();
     let mut waiting = named.iter().filter(|(_, n)| n == "skillgate-idle").count();
     named

@@ -1,0 +1,171 @@
+use super::*;
+use crate::wire::Memory;
+
+/// A zygote of processes that do nothing, and the other ends of their sockets, which keep them from having ended.
+fn zygote() -> (Zygote, [OwnedFd; 2]) {
+    let maker = || {
+        let (control, theirs) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        sys::set_nonblocking(control.as_fd()).unwrap();
+        let (pid, pidfd) = loiterer();
+        (
+            Maker {
+                pid,
+                pidfd,
+                control,
+            },
+            theirs,
+        )
+    };
+    let ((maker, its), (spare, spares)) = (maker(), maker());
+    let zygote = Zygote {
+        maker,
+        spares_control: None,
+        spare: Some(spare),
+        number: 1,
+        born_ns: 0,
+        memory: Some(Memory {
+            copied_bytes: 4096,
+            ..Memory::default()
+        }),
+        children: 1,
+    };
+    (zygote, [its, spares])
+}
+
+/// A process that ends when it is killed, or with this test, and is reaped then.
+fn loiterer() -> (libc::pid_t, OwnedFd) {
+    let mut command = std::process::Command::new("cat");
+    command.stdin(std::process::Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let pid = child.id() as libc::pid_t;
+    let pidfd = sys::pidfd_open(pid).unwrap();
+    let stays_open = child.stdin.take();
+    std::thread::spawn(move || drop((child.wait(), stays_open)));
+    (pid, pidfd)
+}
+
+#[test]
+fn domains_that_lack_children_take_turns() {
+    let mut zygotes = Zygotes::new(ZygoteRules {
+        preload: Vec::new(),
+        children_max: 1000,
+        age_max_ns: u64::MAX,
+        domains_max: 3,
+        kept_max: 0,
+    });
+    for (name, waiting) in [("flood", 1000), ("idle", 0), ("other", 1)] {
+        let needs = PoolNeeds {
+            domain: name.to_owned(),
+            waiting: [waiting, 0],
+            ..PoolNeeds::default()
+        };
+        let domain = Domain {
+            needs,
+            current: Some(zygote().0),
+            ..Domain::default()
+        };
+        zygotes.domains.insert(name.to_owned(), domain);
+    }
+    let ordered = || {
+        let (name, ..) = zygotes.lacking(u32::MAX, |_| There::default())?;
+        zygotes.needs(&name).map(|_| name)
+    };
+    let turns: Vec<String> = std::iter::from_fn(ordered).take(4).collect();
+    assert_eq!(turns, ["flood", "other", "flood", "other"]);
+}
+
+/// A domain with a zygote, and what keeps that one's sockets open.
+fn domain() -> (Domain, [OwnedFd; 2]) {
+    let (zygote, theirs) = zygote();
+    let domain = Domain {
+        current: Some(zygote),
+        ..Domain::default()
+    };
+    (domain, theirs)
+}
+
+fn words(events: &[Event]) -> Vec<&Word> {
+    let mut said = Vec::new();
+    for event in events {
+        if let Event::Tell(word) = event {
+            said.push(word);
+        }
+    }
+    said
+}
+
+#[test]
+fn the_spare_takes_the_place_of_one_that_dies_and_nobody_the_spares() {
+    let (mut domain, [its, spares]) = domain();
+    let (mut leaving, mut events) = (Vec::new(), Vec::new());
+    domain.hear("", &mut leaving, &mut events);
+    assert!(leaving.is_empty() && events.is_empty(), "both live");
+
+    sys::shut_down(its.as_fd()).unwrap();
+    domain.hear("", &mut leaving, &mut events);
+    assert!(matches!(words(&events)[..], [Word::Replaced { .. }]));
+    let zygote = domain.current.as_ref().unwrap();
+    assert!(zygote.spare.is_none() && leaving.len() == 1);
+    assert_eq!(zygote.number, 1, "children of either are the same");
+    let copied = zygote.memory.as_ref().unwrap().copied_bytes;
+    assert_eq!(copied, 0, "what the other had pinned");
+
+    sys::shut_down(spares.as_fd()).unwrap();
+    domain.hear("", &mut leaving, &mut events);
+    assert!(matches!(words(&events)[1..], [Word::Cold { .. }]));
+    assert!(domain.current.is_none() && leaving.len() == 2);
+}
+
+#[test]
+fn a_spare_that_dies_changes_nothing_for_runs() {
+    let (mut domain, [_its, spares]) = domain();
+    let (mut leaving, mut events) = (Vec::new(), Vec::new());
+    sys::shut_down(spares.as_fd()).unwrap();
+    domain.hear("", &mut leaving, &mut events);
+    assert!(events.is_empty());
+    assert!(domain.current.unwrap().spare.is_none() && leaving.len() == 1);
+}
+
+/// Whatever the time is for, until it has come nobody wakes for it again and again.
+#[test]
+fn the_launcher_sleeps_until_another_zygote_is_to_be_started() {
+    const BACK_OFF_NS: u64 = 5_000;
+    for (age_max_ns, has_spare, wait_ns) in [
+        (1_000_000, true, 1_000_000),
+        (1_000, true, BACK_OFF_NS),
+        (1_000_000, false, BACK_OFF_NS),
+    ] {
+        let mut zygotes = Zygotes::new(ZygoteRules {
+            preload: Vec::new(),
+            children_max: 1000,
+            age_max_ns,
+            domains_max: 1,
+            kept_max: 0,
+        });
+        let (mut domain, _theirs) = domain();
+        domain.not_before_ns = BACK_OFF_NS;
+        if !has_spare {
+            domain.current.as_mut().unwrap().spare = None;
+        }
+        zygotes.domains.insert(String::new(), domain);
+        assert_eq!(
+            zygotes.patience(0),
+            Some(wait_ns),
+            "{age_max_ns} {has_spare}"
+        );
+    }
+}
+
+/// One that is killed is missed for as long as it takes to start another; those that fail in a row do not take the host.
+#[test]
+fn the_first_failure_costs_no_wait_and_the_next_ones_do() {
+    let mut domain = Domain::default();
+    let mut waits = (0..12).map(|_| {
+        let before = sys::now_ns();
+        domain.back_off();
+        domain.not_before_ns.saturating_sub(before) / BACK_OFF_FIRST_NS
+    });
+    let begin: Vec<u64> = waits.by_ref().take(4).collect();
+    assert_eq!(begin, [0, 1, 2, 4]);
+    assert_eq!(waits.last(), Some(BACK_OFF_MAX_NS / BACK_OFF_FIRST_NS));
+}
