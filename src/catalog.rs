@@ -5,6 +5,7 @@
 //! version of it, and what a store has under it is not seen.
 
 mod builtin;
+mod content;
 mod cursor;
 mod error;
 mod kept;
@@ -14,7 +15,6 @@ mod trees;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
-use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -426,29 +426,19 @@ impl Catalog {
         record: &model::Skill,
         path: &str,
     ) -> Result<Vec<u8>, Error> {
-        match source
+        let given = source
             .skill_read(tenant, &record.name, &record.version, path)
             .await
-            .map_err(Error::Store)?
-        {
-            Content::Data(bytes) => Ok(bytes),
-            Content::File(fd, size) => {
-                let read = move || {
-                    let mut bytes = Vec::new();
-                    std::fs::File::from(fd)
-                        .take(size)
-                        .read_to_end(&mut bytes)
-                        .map(|_| bytes)
-                };
-                let outcome = tokio::task::spawn_blocking(read).await;
-                outcome
-                    .map_err(|_| broken(record, "a reader ended early"))?
-                    .map_err(|error| broken(record, &format!("{path} cannot be read: {error}")))
-            }
-            Content::Dir(_) | Content::Tar(..) => {
-                Err(broken(record, "the store answered a file with a directory"))
-            }
-        }
+            .map_err(Error::Store)?;
+        let is_file = matches!(given, Content::File(..));
+        let read = move || content::read(given, content::BYTES_MAX);
+        let outcome = if is_file {
+            let outcome = tokio::task::spawn_blocking(read).await;
+            outcome.map_err(|_| broken(record, "a reader ended early"))?
+        } else {
+            read()
+        };
+        outcome.map_err(|why| broken(record, &format!("{path}: {why}")))
     }
 
     /// The skill's directory, as a sandbox mounts it.
