@@ -70,6 +70,8 @@ fn each_line(log: &LogFiles, mut take: impl FnMut(&str)) -> Result<(), Failure> 
 
 const BROKEN: &str = "note: the hash chain of this log is broken, so its records may not be what the gateway wrote; see `skillgate audit verify`";
 
+const LATE: &str = "  note: the log hung while this was written, so the call was refused, whatever was decided; a record behind it says so (`late`)";
+
 pub(super) fn explain(args: &ExplainArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let (path, config) = args.bundle.resolve()?;
     let log = files(args.audit.as_ref().unwrap_or(&config.audit.path))?;
@@ -97,7 +99,7 @@ pub(super) fn explain(args: &ExplainArgs, out: &mut dyn Write) -> Result<Exit, F
         Output::Json => print_json(
             out,
             &json!({
-                "record": record, "chain_ok": !log.broken, "same_bundle": same,
+                "record": record, "chain_ok": !log.broken, "late": search.is_late(), "same_bundle": same,
                 "now": again.as_ref().map(|(opinion, _)| opinion),
                 "guards": again.as_ref().map(|(_, guards)| guards),
             }),
@@ -107,6 +109,9 @@ pub(super) fn explain(args: &ExplainArgs, out: &mut dyn Write) -> Result<Exit, F
                 writeln!(out, "{BROKEN}")?;
             }
             print_record(record, out)?;
+            if search.is_late() {
+                writeln!(out, "{LATE}")?;
+            }
             let revision = plain(candidate.revision());
             let which = if same {
                 "the same bundle"

@@ -348,6 +348,7 @@ pub struct Search {
     wanted: String,
     decision: Option<Value>,
     is_run: bool,
+    is_late: bool,
 }
 
 impl Search {
@@ -357,13 +358,15 @@ impl Search {
             wanted: id.to_owned(),
             decision: None,
             is_run: id.starts_with("run_"),
+            is_late: false,
         }
     }
 
     /// Looks at one line of a log. A run's record comes after its decision's, so the log is read twice for a run.
     pub fn add(&mut self, line: &str) {
         // Most lines are about something else: no need to parse them.
-        if !line.contains(&self.wanted) {
+        let may_be_resumed = self.decision.is_some() && line.contains("\"late\":");
+        if !line.contains(&self.wanted) && !may_be_resumed {
             return;
         }
         let Ok(record) = serde_json::from_str::<Value>(line) else {
@@ -376,11 +379,44 @@ impl Search {
             }
         } else if record["kind"] == "decision" && record["decision_id"] == *self.wanted {
             self.decision = Some(record);
+        } else if record["kind"] == "log" && record["event"] == "resumed" {
+            let late = record["late"].as_array().into_iter().flatten();
+            let decision = self.decision.as_ref().map(|decision| &decision["sequence"]);
+            self.is_late |= late.map(Some).any(|sequence| sequence == decision);
         }
+    }
+
+    /// Whether a record behind it says that the log hung and the call was refused, whatever was decided.
+    pub fn is_late(&self) -> bool {
+        self.is_late
     }
 
     /// The decision, if it is found.
     pub fn found(&self) -> Option<&Value> {
         self.decision.as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Search;
+
+    #[test]
+    fn a_decision_whose_call_was_given_up_is_found_to_be_so() {
+        let log = [
+            r#"{"sequence":3,"kind":"log","event":"resumed","late":[2]}"#,
+            r#"{"sequence":4,"kind":"decision","decision_id":"dec_a","result":{"allow":true}}"#,
+            r#"{"sequence":5,"kind":"decision","decision_id":"dec_b","input":{"late":[5]}}"#,
+            r#"{"sequence":6,"kind":"run","run_id":"run_a","decision_id":"dec_a"}"#,
+            r#"{"sequence":7,"kind":"log","event":"resumed","unwritten":1,"late":[4]}"#,
+            r#"{"sequence":8,"kind":"log","event":"resumed","unwritten":2}"#,
+        ];
+        for (id, is_late) in [("dec_a", true), ("run_a", true), ("dec_b", false)] {
+            let mut search = Search::new(id);
+            // Twice, as for a run.
+            log.iter().chain(&log).for_each(|line| search.add(line));
+            assert!(search.found().is_some(), "{id}");
+            assert_eq!(search.is_late(), is_late, "{id}");
+        }
     }
 }
