@@ -66,6 +66,8 @@ pub struct Config {
     pub log: Log,
     /// The file that was read; none when only the defaults (and the environment) count.
     pub file: Option<PathBuf>,
+    /// Where one was looked for, up to the one that was read: whatever comes to lie there counts from then on.
+    pub looked_for: Vec<PathBuf>,
     effective: show::Effective,
 }
 
@@ -438,8 +440,12 @@ impl Config {
     pub fn load(sources: &Sources, flags: &Flags) -> Result<Config, ConfigErrors> {
         let mut tree = raw::parse(&Document::Default, DEFAULT_TOML).map_err(ConfigErrors::new)?;
         find_bundled(&mut tree, sources);
-        let (layers, file) = sources.layers(flags)?;
-        for layer in layers {
+        let sources::Layers {
+            tables,
+            looked_for,
+            file,
+        } = sources.layers(flags)?;
+        for layer in tables {
             forget_replaced_plugins(&mut tree, &layer);
             raw::overlay(&mut tree, layer);
         }
@@ -455,6 +461,7 @@ impl Config {
             return Err(ConfigErrors::new(problems));
         }
         config.file = file;
+        config.looked_for = looked_for;
         config.secret_variables = sources.secrets.clone();
         config.effective = show::Effective::new(tree, &notes.known.into_inner());
         Ok(config)

@@ -174,7 +174,7 @@ impl Source {
 
     /// What the files of a configuration look like now, without reading them.
     fn looks(&self, config: &Config) -> u64 {
-        let mut paths: Vec<PathBuf> = config.file.iter().cloned().collect();
+        let mut paths = config.looked_for.clone();
         paths.extend((self.watched)(config));
         fingerprint(&paths)
     }

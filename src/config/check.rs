@@ -134,6 +134,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
         }),
         secret_variables: SecretVariables::default(),
         file: None,
+        looked_for: Vec::new(),
         effective: show::Effective::default(),
     }
 }

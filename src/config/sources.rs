@@ -19,6 +19,21 @@ pub const SECRET_PREFIX: &str = "SKILLGATE_SECRET_";
 /// A larger configuration file is a mistake.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
+/// What lies above the defaults, lowest first, and where it comes from.
+pub(super) struct Layers {
+    pub(super) tables: Vec<Table>,
+    /// Where a file was looked for, up to the one that was read.
+    pub(super) looked_for: Vec<PathBuf>,
+    /// The file that was read.
+    pub(super) file: Option<PathBuf>,
+}
+
+/// The configuration file that counts, with its text, and where it was looked for.
+struct Found {
+    looked_for: Vec<PathBuf>,
+    file: Option<(PathBuf, String)>,
+}
+
 /// Reads a file as text.
 pub(super) type ReadFile = Box<dyn Fn(&Path) -> io::Result<String>>;
 
@@ -103,14 +118,11 @@ impl Sources {
         }
     }
 
-    /// The layers above the defaults, lowest first, and the file that was read.
-    pub(super) fn layers(
-        &self,
-        flags: &Flags,
-    ) -> Result<(Vec<Table>, Option<PathBuf>), ConfigErrors> {
+    /// The layers above the defaults.
+    pub(super) fn layers(&self, flags: &Flags) -> Result<Layers, ConfigErrors> {
         let mut problems = Vec::new();
         let mut layers = Vec::new();
-        let file = self.file(flags)?;
+        let Found { looked_for, file } = self.file(flags)?;
         if let Some((path, text)) = &file {
             match raw::parse(&Document::File(path.to_string_lossy().into()), text) {
                 Ok(table) => layers.push(table),
@@ -127,14 +139,18 @@ impl Sources {
             ));
         }
         if problems.is_empty() {
-            Ok((layers, file.map(|(path, _)| path)))
+            Ok(Layers {
+                tables: layers,
+                looked_for,
+                file: file.map(|(path, _)| path),
+            })
         } else {
             Err(ConfigErrors::new(problems))
         }
     }
 
-    /// The configuration file that counts, and its text. A file that was named must be there.
-    fn file(&self, flags: &Flags) -> Result<Option<(PathBuf, String)>, ConfigErrors> {
+    /// A file that was named must be there.
+    fn file(&self, flags: &Flags) -> Result<Found, ConfigErrors> {
         let variable = self
             .env
             .get("SKILLGATE_CONFIG")
@@ -154,17 +170,30 @@ impl Sources {
         if let Some((path, by)) = named {
             let text =
                 (self.read)(&path).map_err(|e| wrong(&path, e, &format!(", named by {by}")))?;
-            return Ok(Some((path, text)));
+            return Ok(Found {
+                looked_for: vec![path.clone()],
+                file: Some((path, text)),
+            });
         }
+        let mut looked_for = Vec::new();
         for path in ["./skillgate.toml", "/etc/skillgate/skillgate.toml"].map(PathBuf::from) {
+            looked_for.push(path.clone());
             match (self.read)(&path) {
-                Ok(text) => return Ok(Some((path, text))),
+                Ok(text) => {
+                    return Ok(Found {
+                        looked_for,
+                        file: Some((path, text)),
+                    });
+                }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 // There, but unreadable: going on with the defaults would not be what its author wants.
                 Err(error) => return Err(wrong(&path, error, "")),
             }
         }
-        Ok(None)
+        Ok(Found {
+            looked_for,
+            file: None,
+        })
     }
 
     /// The variables as one layer.

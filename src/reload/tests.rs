@@ -186,6 +186,17 @@ impl Files {
         Config::load(&sources, &flags)
     }
 
+    /// As where none is named: one may be there or not.
+    fn find(&self) -> Result<Config, ConfigErrors> {
+        if self.at("gate.toml").exists() {
+            return self.load();
+        }
+        let mut config = config();
+        config.looked_for = vec![self.at("gate.toml")];
+        config.policy.path = self.at("rules");
+        Ok(config)
+    }
+
     fn source(&self) -> Source {
         let files = self.clone();
         Source::new(Box::new(move || files.load()), Text::watched)
@@ -294,6 +305,23 @@ async fn what_was_missing_when_it_was_named_is_taken_when_it_comes() {
     assert_eq!(following.next().await, None);
     files.put("later", "later rules");
     assert_eq!(following.next().await.as_deref(), Some("later rules"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_configuration_that_comes_where_none_was_is_taken() {
+    let files = Files::new();
+    fs::remove_file(files.at("gate.toml")).unwrap();
+    let at = files.clone();
+    let source = Source::new(Box::new(move || at.find()), Text::watched);
+    let mut following = Following::new(source.read().unwrap(), source);
+    assert_eq!(following.next().await, None, "nothing has changed");
+
+    files.put("others", "other rules");
+    files.name("others");
+    assert_eq!(following.next().await.as_deref(), Some("other rules"));
+    fs::remove_file(files.at("gate.toml")).unwrap();
+    let next = following.next().await;
+    assert_eq!(next.as_deref(), Some("old"), "the defaults again");
 }
 
 #[tokio::test(start_paused = true)]
