@@ -26,6 +26,7 @@ mod files;
 mod floor;
 mod inside;
 mod jwt;
+mod keys;
 mod limits;
 mod load;
 mod operator;

@@ -8,7 +8,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::alone;
-use crate::jwt::{Issuer, ask, auth};
+use crate::jwt::{ask, auth};
+use crate::keys::Issuer;
 use crate::operator::{metrics, value};
 use crate::policy::{narrow, policy_in};
 use crate::stopping::{SLEEPS, begun};
