@@ -253,6 +253,7 @@ impl App {
                 batch_max: config.server.max_batch,
                 large_bodies_max: config.server.max_large_bodies,
             },
+            transfers_max: config.blobs.max_transfers,
             door: DoorLayer::new(&config.server.allowed_hosts),
             readiness,
             metrics,

@@ -371,6 +371,8 @@ pub struct Blobs {
     pub max_bytes: u64,
     /// 0: until it is deleted.
     pub ttl_s: u64,
+    /// Over `/blobs` at the same time, in either direction.
+    pub max_transfers: usize,
 }
 
 /// `[secrets]`

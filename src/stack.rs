@@ -33,6 +33,8 @@ pub struct Parts {
     pub limits: Limits,
     /// JSON-RPC's limits.
     pub rpc: rpc::Limits,
+    /// `blobs.max_transfers`
+    pub transfers_max: usize,
     /// Which `Host` a request may name.
     pub door: DoorLayer,
     /// Whether the gateway takes work.

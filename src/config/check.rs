@@ -115,6 +115,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
         blobs: root.section("blobs", |s| Blobs {
             max_bytes: s.integer("max_bytes", 1..=TIB),
             ttl_s: s.integer("ttl_s", 0..=315_360_000),
+            max_transfers: s.count("max_transfers", 1..=10_000),
         }),
         secrets: root.section("secrets", secrets),
         plugins: root.section("plugins", plugins::read),

@@ -132,8 +132,13 @@ fn the_defaults_are_the_documented_ones() {
         ([PathBuf::from("skills")].as_slice(), 1000)
     );
     assert_eq!(
-        (skills.max_bytes, blobs.max_bytes, blobs.ttl_s),
-        (16_777_216, 1_073_741_824, 0)
+        (
+            skills.max_bytes,
+            blobs.max_bytes,
+            blobs.ttl_s,
+            blobs.max_transfers
+        ),
+        (16_777_216, 1_073_741_824, 0, 512)
     );
     assert_eq!(secrets, &Secrets::Env);
     assert_eq!(audit.path, Path::new(".skillgate/audit.jsonl"));

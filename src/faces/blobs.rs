@@ -2,6 +2,7 @@
 //! `read_blob`. Bound by `blobs.max_bytes`, not by `max_body_bytes`.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,7 +12,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use tower::{ServiceBuilder, ServiceExt};
 
-use crate::auth::Authenticated;
+use crate::auth::{Authenticated, Caller};
 use crate::blobs::{self, CHUNK_BYTES, Kind};
 use crate::limit::{CallLimitLayer, Limits};
 use crate::methods::blob_transfer::{self, Download};
@@ -20,6 +21,7 @@ use crate::policy::{Policy, PolicyLayer};
 use crate::rescue::Refusal;
 use crate::rpc::ErrorObject;
 use crate::server::{Body, BodyError, Broken, full, next_piece};
+use crate::slots::{Slot, Slots};
 use crate::stack::Parts;
 use crate::telemetry::trace::Trace;
 
@@ -30,6 +32,8 @@ pub(super) struct Transfer {
     policy: Policy,
     limits: Limits,
     idle_timeout: Duration,
+    /// Of the store's open blobs, so many are for those who come this way: the rest is for runs.
+    places: Arc<Slots>,
 }
 
 impl Transfer {
@@ -39,7 +43,21 @@ impl Transfer {
             policy: parts.policy.clone(),
             limits: parts.limits.clone(),
             idle_timeout: parts.rpc.body_timeout,
+            places: Slots::new(parts.transfers_max),
         }
+    }
+
+    /// For a blob on its way, until it has arrived. Whoever sends or reads as slowly as he may keeps it from others of his own
+    /// tenant.
+    fn place(&self, caller: &Caller) -> Result<Slot, Refusal> {
+        self.places.take(caller.tenant()).ok_or_else(|| {
+            Refusal::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "unavailable",
+                "too many blobs are on their way (blobs.max_transfers): ask again when some have arrived",
+            )
+            .with(header::RETRY_AFTER, "1")
+        })
     }
 
     async fn permitted<R: Send + 'static>(
@@ -81,6 +99,7 @@ impl Transfer {
                 "a Content-Encoding is not accepted: send the bytes as they are",
             ));
         }
+        let _place = self.place(&caller)?;
         let bytes = http_body::Body::size_hint(request.body()).exact();
         let trace = traced(&request);
         let content = pieces(request.into_body(), self.idle_timeout);
@@ -111,6 +130,7 @@ impl Transfer {
         let Authenticated {
             caller, request, ..
         } = request;
+        let place = self.place(&caller)?;
         let stat = blob_transfer::stat(&self.rooms, &caller, id)
             .await
             .map_err(ErrorObject::from)?;
@@ -145,7 +165,7 @@ impl Transfer {
             return Err(refusal);
         };
         let body = match download {
-            Some(download) if !head => streamed(download),
+            Some(download) if !head => streamed(download, place),
             _ => full(""),
         };
         let mut response = Response::new(body);
@@ -220,13 +240,13 @@ fn pieces(
     })
 }
 
-fn streamed(download: Download) -> Body {
-    let pieces = stream::unfold(Some(download.reader), |reader| async move {
-        let mut reader = reader?;
+fn streamed(download: Download, place: Slot) -> Body {
+    let pieces = stream::unfold(Some((download.reader, place)), |on_its_way| async move {
+        let (mut reader, place) = on_its_way?;
         match reader.read(CHUNK_BYTES).await {
             Ok((piece, end)) => Some((
                 Ok(Frame::data(Bytes::from(piece))),
-                (!end).then_some(reader),
+                (!end).then_some((reader, place)),
             )),
             Err(error) => {
                 // The status line is gone already: the connection breaks off, so that nobody takes a part for the whole.

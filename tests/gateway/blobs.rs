@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use skillgate::auth::DevelopmentKey;
 
+use crate::jwt::{auth, claims};
+use crate::policy::policy_in;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::{Answer, Client};
 use crate::support::random::Random;
@@ -253,5 +256,100 @@ fn what_is_broken_off_or_too_large_leaves_nothing() {
         || house.unfinished() == 0,
     );
     assert_eq!(house.blobs().len(), 1, "only the first is there");
+    gateway.stop();
+}
+
+/// Who sends or reads nothing holds what has begun, and no more than his tenant's part.
+#[test]
+fn transfers_that_do_not_go_on_are_their_tenants_alone() {
+    let _alone = alone();
+    let key = DevelopmentKey::generate("ES256").unwrap();
+    let house = House::new(Settings::default());
+    let jwks = house.path().join("jwks.json");
+    std::fs::write(&jwks, key.jwks().to_string()).unwrap();
+    policy_in(&house, |data| {
+        for tenant in ["north", "south"] {
+            data["tenants"][tenant] = json!({ "source_cidrs": [], "limits": {} });
+        }
+    });
+    let auth = auth(&format!("jwks_file = {jwks:?}"), r#"["ES256"]"#);
+    house.configure(Settings {
+        blobs: "max_transfers = 4",
+        extra: &format!("{auth}[policy]\npath = \"policies\"\n"),
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let [north, south] = [("alice", "north"), ("bob", "south")].map(|(subject, tenant)| {
+        format!("Bearer {}", key.token(&claims(subject, tenant)).unwrap())
+    });
+    let begin = |token: &str, method: &str, path: &str, bytes: usize| {
+        let mut client = gateway.client();
+        let length = bytes.to_string();
+        let mut headers = vec![
+            ("Authorization", token),
+            ("Content-Type", "application/octet-stream"),
+            ("Content-Length", &length),
+        ];
+        if method == "POST" {
+            headers.push(("Expect", "100-continue"));
+        }
+        client.head(method, path, &headers).unwrap();
+        let head = client.answer_head().unwrap();
+        (client, head)
+    };
+    let put = |token: &str, bytes: usize| {
+        let (mut client, mut head) = begin(token, "POST", "/blobs", bytes);
+        if head.status == 100 {
+            client.write(&vec![b'x'; bytes]).unwrap();
+            return client.answer().unwrap();
+        }
+        let mut body = Vec::new();
+        client
+            .body(&head, |piece| body.extend_from_slice(piece))
+            .unwrap();
+        head.body = body;
+        head
+    };
+    // More than a connection holds on its way.
+    let large = format!("/blobs/{}", id_of(&put(&north, 32 << 20)));
+
+    for (method, path, goes_on) in [
+        ("POST", "/blobs", 100),
+        ("GET", &*large, 200),
+        ("POST", "/blobs", 100),
+    ] {
+        let bytes = usize::from(method == "POST");
+        let mut held: Vec<(Client, Answer)> = Vec::new();
+        // As soon as what was let go of before is noticed.
+        eventually("three are on their way", Duration::from_secs(10), || {
+            held.drain(..).for_each(|(client, _)| client.hang_up());
+            held.extend((0..3).map(|_| begin(&north, method, path, bytes)));
+            held.iter().all(|(_, head)| head.status == goes_on)
+        });
+        let answer = put(&north, 1);
+        let error = answer.json().unwrap()["error"].clone();
+        let message = error["message"].as_str().unwrap();
+        assert_eq!(
+            (answer.status, &error["data"]["kind"]),
+            (503, &json!("unavailable"))
+        );
+        assert!(message.contains("blobs.max_transfers"), "{message}");
+        assert_eq!(answer.header("retry-after"), Some("1"));
+        assert_eq!(begin(&north, "GET", &large, 0).1.status, 503, "either way");
+        id_of(&put(&south, 1));
+
+        let (mut first, head) = held.pop().unwrap();
+        if method == "POST" {
+            first.write(b"x").unwrap();
+            id_of(&first.answer().unwrap());
+        } else {
+            first.body(&head, |_| {}).unwrap();
+        }
+        let what = "what has arrived makes room";
+        eventually(what, Duration::from_secs(10), || {
+            put(&north, 1).status == 201
+        });
+        held.into_iter().for_each(|(client, _)| client.hang_up());
+    }
     gateway.stop();
 }
