@@ -23,6 +23,8 @@
 //! runs have mounted is there before it waits, in most of the children: those are for a run that has just that mounted. The
 //! answer is given when the result is there; that the processes are gone is the launcher's to see.
 //!
+//! A warm zygote has a spare: a copy that waits, and makes children while there is none but it.
+//!
 //! While a run lasts, a process for each processor wakes there every millisecond (`launcher::pace`), so that the kernel looks
 //! who is next: short runs do not wait for the ticks of its clock.
 //!
