@@ -5,6 +5,7 @@
 
 mod census;
 mod expiry;
+mod quota;
 mod reader;
 mod writer;
 
@@ -25,6 +26,7 @@ use crate::seal::{self, META_FILE};
 
 use census::Census;
 use expiry::Sweeper;
+use quota::Quota;
 use reader::{KeptChunks, Reader, Verified};
 use writer::Writer;
 
@@ -83,6 +85,7 @@ pub(crate) struct Blobs {
     verified: Verified,
     sweeper: Sweeper,
     census: Census,
+    quota: Option<Arc<Quota>>,
 }
 
 /// Where a blob of a tenant is: the directory above it, and the whole path.
@@ -106,9 +109,17 @@ impl Blobs {
     /// Blobs being written at once. Each holds two descriptors or three.
     pub(crate) const MAX_WRITERS: usize = 1024;
 
-    pub(crate) fn new(ground: Arc<Ground>, clock: Clock, sweep_every: Duration) -> Result<Blobs> {
+    /// `tenant_bytes`: what the blobs of one tenant may take, and 0 for any amount.
+    pub(crate) fn new(
+        ground: Arc<Ground>,
+        clock: Clock,
+        sweep_every: Duration,
+        tenant_bytes: u64,
+    ) -> Result<Blobs> {
         let sweeper = Sweeper::start(Arc::clone(&ground), Arc::clone(&clock), sweep_every)?;
+        let quota = Quota::new(Arc::clone(&ground), Arc::clone(&clock), tenant_bytes);
         Ok(Blobs {
+            quota,
             ground,
             clock,
             writers: Handles::new("the blob's writer is not open", Self::MAX_WRITERS),
@@ -123,7 +134,9 @@ impl Blobs {
     pub(crate) fn create(&self, create: &BlobCreate) -> Result<u64> {
         let tenant = TenantDir::new(&create.tenant)?;
         self.writers.check_room()?;
-        let writer = Writer::new(self.ground.stage(0)?, tenant, create)?;
+        let quota = self.quota.as_ref();
+        let part = quota.map(|quota| quota.begin(&tenant)).transpose()?;
+        let writer = Writer::new(self.ground.stage(0)?, tenant, create, part)?;
         self.writers.insert(writer)
     }
 
@@ -132,7 +145,7 @@ impl Blobs {
     }
 
     pub(crate) fn commit(&self, writer: u64) -> Result<BlobStat> {
-        let (mut staging, tenant, mut meta) = self.writers.take(writer)?.finish()?;
+        let (mut staging, tenant, mut meta, part) = self.writers.take(writer)?.finish()?;
         let name = BlobName::random()?;
         let now = (self.clock)();
         meta.id = name.id();
@@ -145,14 +158,16 @@ impl Blobs {
             0 => None,
             at => Some(expiry::Marker::set(&self.ground, at, &tenant, &name)?),
         };
-        match staging.publish(&place(&tenant, &name).parent, name.as_str())? {
-            Published::Done => {}
+        let publish = || match staging.publish(&place(&tenant, &name).parent, name.as_str())? {
+            Published::Done => Ok(()),
             // 130 random bits do not repeat; if they do, randomness is broken and nothing is overwritten.
-            Published::Exists => {
-                return Err(Fault::Unavailable(
-                    "a new blob's random name was taken".to_owned(),
-                ));
-            }
+            Published::Exists => Err(Fault::Unavailable(
+                "a new blob's random name was taken".to_owned(),
+            )),
+        };
+        match part {
+            Some(part) => part.publish(publish)?,
+            None => publish()?,
         }
         if let Some(marker) = marker {
             marker.keep();

@@ -28,6 +28,10 @@ pub const CONFIG_SCHEMA: &str = r#"{
     "reserve_bytes": {
       "type": "integer", "minimum": 0, "default": 268435456,
       "description": "what the file system of `root` keeps free for others, the gateway's records above all: a blob or a skill that would leave less is refused; 0: none"
+    },
+    "tenant_blob_bytes": {
+      "type": "integer", "minimum": 0, "default": 0,
+      "description": "what the blobs of one tenant may take together, each of them counted with 4096 at least: one that would take more is refused; 0: any amount"
     }
   },
   "anyOf": [{"required": ["root"]}, {"required": ["read_only_skills"]}]
@@ -44,6 +48,8 @@ struct Raw {
     fsync: bool,
     #[serde(default = "reserve_bytes")]
     reserve_bytes: u64,
+    #[serde(default)]
+    tenant_blob_bytes: u64,
 }
 
 fn yes() -> bool {
@@ -62,6 +68,8 @@ pub(crate) struct Config {
     pub(crate) fsync: bool,
     /// 0: none.
     pub(crate) reserve_bytes: u64,
+    /// 0: none.
+    pub(crate) tenant_blob_bytes: u64,
 }
 
 impl Config {
@@ -92,6 +100,7 @@ impl Config {
             read_only_skills: raw.read_only_skills.unwrap_or_default(),
             fsync: raw.fsync,
             reserve_bytes: raw.reserve_bytes,
+            tenant_blob_bytes: raw.tenant_blob_bytes,
         })
     }
 }
@@ -108,6 +117,7 @@ mod tests {
         let schema: serde_json::Value = serde_json::from_str(CONFIG_SCHEMA).unwrap();
         let said = &schema["properties"]["reserve_bytes"]["default"];
         assert_eq!(*said, store.reserve_bytes);
+        assert_eq!(store.tenant_blob_bytes, 0);
         let none = Config::parse(br#"{"root": "store", "reserve_bytes": 0}"#).unwrap();
         assert_eq!(none.reserve_bytes, 0);
         let shelf = Config::parse(br#"{"read_only_skills": ["a", "b"], "fsync": false}"#).unwrap();
@@ -133,6 +143,6 @@ mod tests {
             assert!(text.contains(expected), "{text}");
         }
         let schema: serde_json::Value = serde_json::from_str(CONFIG_SCHEMA).unwrap();
-        assert_eq!(schema["properties"].as_object().unwrap().len(), 4);
+        assert_eq!(schema["properties"].as_object().unwrap().len(), 5);
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{
@@ -50,6 +50,8 @@ pub(crate) struct Ground {
     /// An fsync of a directory has failed: what the kernel holds and what the disk holds may differ from now on, and a
     /// second fsync would report success without having written the pages.
     broken: AtomicBool,
+    /// How many things have been retired in this life.
+    removals: AtomicU64,
     floor: Arc<Floor>,
     host: Host,
 }
@@ -84,6 +86,7 @@ impl Ground {
             fsync,
             settled: Mutex::new(HashSet::new()),
             broken: AtomicBool::new(false),
+            removals: AtomicU64::new(0),
             floor: Arc::new(floor),
             host,
         };
@@ -247,6 +250,7 @@ impl Ground {
             Err(Errno::NOENT) => return Ok(false),
             Err(errno) => return Err(Fault::os("remove", &format!("{parent}/{name}"))(errno)),
         }
+        self.removals.fetch_add(1, Ordering::Release);
         let synced = if durably {
             self.sync_shared(&dir, parent)
         } else {
@@ -256,6 +260,11 @@ impl Ground {
             self.warn_leftover(&grave, &fault);
         }
         synced.map(|()| true)
+    }
+
+    /// Changes with everything that is taken out of sight.
+    pub(crate) fn removals(&self) -> u64 {
+        self.removals.load(Ordering::Acquire)
     }
 
     /// Removes `parent/name` when nothing is in it.

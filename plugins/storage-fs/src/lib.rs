@@ -125,7 +125,12 @@ impl StorageFs {
             Some(root) => {
                 let floor = Floor::new(config.reserve_bytes, world.space);
                 let ground = Arc::new(Ground::open(root, config.fsync, floor, host.clone())?);
-                let blobs = Blobs::new(Arc::clone(&ground), world.clock, world.sweep_every)?;
+                let blobs = Blobs::new(
+                    Arc::clone(&ground),
+                    world.clock,
+                    world.sweep_every,
+                    config.tenant_blob_bytes,
+                )?;
                 Some(Writable { ground, blobs })
             }
         };

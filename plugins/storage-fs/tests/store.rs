@@ -22,6 +22,8 @@ mod order;
 mod planted;
 #[path = "store/power.rs"]
 mod power;
+#[path = "store/quota.rs"]
+mod quota;
 #[path = "store/shelf.rs"]
 mod shelf;
 #[path = "store/skills.rs"]

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use sha2::{Digest, Sha256};
 use skillgate_plugin_sdk::model::BlobCreate;
 
+use super::quota::Part;
 use super::{BlobMeta, CHUNK_BYTES, CHUNKS_FILE, DATA_FILE, DIGEST_BYTES};
 use crate::beneath;
 use crate::fault::{Fault, Result};
@@ -30,6 +31,8 @@ pub(super) struct Writer {
     in_chunk: usize,
     /// After a refused or failed write the content is not what the caller meant: it is never committed.
     failed: bool,
+    /// Where tenants have a quota.
+    part: Option<Part>,
     /// The last: what is open in it is closed before it is removed.
     staging: Staging,
 }
@@ -39,6 +42,7 @@ impl Writer {
         mut staging: Staging,
         tenant: TenantDir,
         create: &BlobCreate,
+        part: Option<Part>,
     ) -> Result<Writer> {
         let data = staging.create(DATA_FILE)?;
         Ok(Writer {
@@ -63,6 +67,7 @@ impl Writer {
             chunk: Sha256::new(),
             in_chunk: 0,
             failed: false,
+            part,
         })
     }
 
@@ -76,6 +81,9 @@ impl Writer {
                 "the blob would be larger than the {} bytes that it may have",
                 self.max_bytes
             )));
+        }
+        if let Some(part) = &mut self.part {
+            part.grow(size)?;
         }
         self.staging.expect(data.len() as u64)?;
         beneath::write_all(&self.data, DATA_FILE, data)?;
@@ -96,7 +104,7 @@ impl Writer {
     }
 
     /// Everything but `meta.json` is in place.
-    pub(super) fn finish(mut self) -> Result<(Staging, TenantDir, BlobMeta)> {
+    pub(super) fn finish(mut self) -> Result<(Staging, TenantDir, BlobMeta, Option<Part>)> {
         self.refuse_failed()?;
         if self.in_chunk > 0 {
             self.end_chunk()?;
@@ -109,7 +117,7 @@ impl Writer {
         if let Some(chunks) = self.chunks {
             self.staging.close(chunks, CHUNKS_FILE)?;
         }
-        Ok((self.staging, self.tenant, self.meta))
+        Ok((self.staging, self.tenant, self.meta, self.part))
     }
 
     fn end_chunk(&mut self) -> Result<()> {

@@ -1,0 +1,135 @@
+//! What one tenant's blobs may take together.
+
+use std::sync::Mutex;
+
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Storage;
+use skillgate_plugin_sdk::model::Error;
+use skillgate_storage_fs::StorageFs;
+
+use crate::support::*;
+
+const KIB: usize = 1024;
+const QUOTA: usize = 64 * KIB;
+/// A blob counts for so much at least.
+const LEAST: usize = 4 * KIB;
+
+fn store(bench: &Bench) -> StorageFs {
+    let root = bench.root();
+    bench
+        .create(&format!(
+            r#"{{"root": {root:?}, "fsync": false, "tenant_blob_bytes": {QUOTA}}}"#
+        ))
+        .unwrap()
+}
+
+fn put(store: &StorageFs, tenant: &str, size: usize) -> Result<String, Error> {
+    store_blob(store, &blob_of(tenant), &bytes(1, size)).map(|stat| stat.id)
+}
+
+fn assert_full(error: &Error) {
+    assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
+    assert!(
+        error.retryable && error.retry_after_ms >= 10_000,
+        "{error:?}"
+    );
+    let words = format!("more than the {QUOTA} bytes");
+    assert!(
+        error.message.contains(&words) && error.message.contains("tenant_blob_bytes"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_tenant_has_its_part_and_takes_nothing_from_others() {
+    let bench = Bench::new();
+    let first = {
+        let store = store(&bench);
+        let first = put(&store, "acme", 40 * KIB).unwrap();
+        assert_full(&put(&store, "acme", 24 * KIB + 1).unwrap_err());
+        assert_eq!(bench.in_tmp(), 0, "nothing of it is left");
+        put(&store, "acme", 24 * KIB).unwrap();
+        assert_full(&store.blob_create(&blob_of("acme")).unwrap_err());
+        put(&store, "other", QUOTA).unwrap();
+        first
+    };
+    // In another life: by what is there.
+    let store = store(&bench);
+    assert_full(&put(&store, "acme", 1).unwrap_err());
+    assert_eq!(read_blob(&store, "acme", &first).unwrap().len(), 40 * KIB);
+    store.blob_delete("acme", &first).unwrap();
+    put(&store, "acme", 40 * KIB).unwrap();
+    assert_full(&put(&store, "acme", 1).unwrap_err());
+}
+
+#[test]
+fn what_is_being_written_counts_until_it_is_given_up() {
+    let bench = Bench::new();
+    let store = store(&bench);
+    let [one, other] = [(); 2].map(|()| store.blob_create(&blob_of("acme")).unwrap());
+    store.blob_write(one, &bytes(1, 40 * KIB)).unwrap();
+    assert_full(&store.blob_write(other, &bytes(1, 40 * KIB)).unwrap_err());
+    store.blob_abort(other);
+    assert_full(&put(&store, "acme", 40 * KIB).unwrap_err());
+    store.blob_abort(one);
+    put(&store, "acme", QUOTA).unwrap();
+}
+
+/// Of small ones there may not be any number: each takes a directory and its record.
+#[test]
+fn a_blob_of_nothing_counts_too() {
+    let bench = Bench::new();
+    let store = store(&bench);
+    for _ in 0..QUOTA / LEAST {
+        put(&store, "acme", 0).unwrap();
+    }
+    assert_full(&put(&store, "acme", 0).unwrap_err());
+}
+
+/// Nobody tells the store: when a minute has passed it looks.
+#[test]
+fn what_somebody_else_removes_makes_room() {
+    let bench = Bench::new();
+    let store = store(&bench);
+    let id = put(&store, "acme", QUOTA).unwrap();
+    std::fs::remove_dir_all(bench.blob_dir("acme", &id)).unwrap();
+    assert_full(&put(&store, "acme", 1).unwrap_err());
+    bench.pass_ms(60_000);
+    put(&store, "acme", 1).unwrap();
+}
+
+/// Never more than fit, however often it is counted meanwhile; and in the end as many.
+#[test]
+fn those_who_come_at_once_share_it() {
+    const EACH: usize = 8 * KIB;
+    const FIT: usize = QUOTA / EACH;
+    const ROUNDS: usize = 20;
+    let bench = Bench::new();
+    let store = store(&bench);
+    for round in 0..ROUNDS {
+        let kept = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..3 {
+                        match put(&store, "acme", EACH) {
+                            Ok(id) => kept.lock().unwrap().push(id),
+                            Err(error) => assert_full(&error),
+                        }
+                    }
+                    // Has whoever is refused next count.
+                    let gone = put(&store, "other", 1).unwrap();
+                    store.blob_delete("other", &gone).unwrap();
+                });
+            }
+        });
+        let mut kept = kept.into_inner().unwrap();
+        assert!(kept.len() <= FIT, "round {round}");
+        // Two that are begun at once may both be in the way of the other.
+        kept.extend(std::iter::from_fn(|| put(&store, "acme", EACH).ok()));
+        assert_eq!(kept.len(), FIT, "round {round}");
+        for id in kept {
+            store.blob_delete("acme", &id).unwrap();
+        }
+    }
+}
