@@ -7,8 +7,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use skillgate::auth::DevelopmentKey;
 
-use crate::jwt::{auth, claims};
-use crate::policy::policy_in;
+use crate::jwt::{claims, house_of};
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::{Answer, Client};
 use crate::support::random::Random;
@@ -264,18 +263,10 @@ fn what_is_broken_off_or_too_large_leaves_nothing() {
 fn transfers_that_do_not_go_on_are_their_tenants_alone() {
     let _alone = alone();
     let key = DevelopmentKey::generate("ES256").unwrap();
-    let house = House::new(Settings::default());
-    let jwks = house.path().join("jwks.json");
-    std::fs::write(&jwks, key.jwks().to_string()).unwrap();
-    policy_in(&house, |data| {
-        for tenant in ["north", "south"] {
-            data["tenants"][tenant] = json!({ "source_cidrs": [], "limits": {} });
-        }
-    });
-    let auth = auth(&format!("jwks_file = {jwks:?}"), r#"["ES256"]"#);
+    let (house, sections) = house_of(&key, &["north", "south"]);
     house.configure(Settings {
         blobs: "max_transfers = 4",
-        extra: &format!("{auth}[policy]\npath = \"policies\"\n"),
+        extra: &sections,
         ..Settings::default()
     });
     let gateway = house.start();

@@ -10,10 +10,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use skillgate::auth::DevelopmentKey;
 
-use crate::jwt::{ask, auth, claims};
-use crate::policy::policy_in;
+use crate::jwt::{ask, claims, house_of};
 use crate::support::eventually;
-use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::gateway::{Gateway, Settings};
 use crate::{alone, count};
 
 /// `runs.max_concurrent`
@@ -81,20 +80,10 @@ fn before(log: &str, trace: &str) -> usize {
 fn a_flood_delays_others_by_their_turn_and_no_more() {
     let _alone = alone();
     let key = DevelopmentKey::generate("ES256").unwrap();
-    let house = House::new(Settings::default());
-    let jwks = house.path().join("jwks.json");
-    std::fs::write(&jwks, key.jwks().to_string()).unwrap();
-    policy_in(&house, |data| {
-        for tenant in ["north", "south"] {
-            data["tenants"][tenant] = json!({ "source_cidrs": [], "limits": {} });
-        }
-    });
-    let auth = auth(&format!("jwks_file = {jwks:?}"), r#"["ES256"]"#);
+    let (house, sections) = house_of(&key, &["north", "south"]);
     house.configure(Settings {
         runs: &format!("max_concurrent = {PLACES}\nmax_queued = {QUEUE}"),
-        extra: &format!(
-            "{auth}[policy]\npath = \"policies\"\n[log]\nfilter = \"info,skillgate::policy=debug\"\n"
-        ),
+        extra: &format!("{sections}[log]\nfilter = \"info,skillgate::policy=debug\"\n"),
         ..Settings::default()
     });
     let gateway = house.start();

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use skillgate::auth::DevelopmentKey;
 
 use crate::operator::{metrics, value};
+use crate::policy::policy_in;
 use crate::stopping::SLEEPS;
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
@@ -41,6 +42,20 @@ pub(crate) fn auth(source: &str, algorithms: &str) -> String {
         "[auth]\nmode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{ISSUER}\"\naudiences = [\"skillgate\"]\n{source}\n\
          algorithms = {algorithms}\n"
     )
+}
+
+/// A house for tokens of this key, whose policy knows these tenants; and the sections that its configuration needs for it.
+pub(crate) fn house_of(key: &DevelopmentKey, tenants: &[&str]) -> (House, String) {
+    let house = House::new(Settings::default());
+    let jwks = house.path().join("jwks.json");
+    std::fs::write(&jwks, key.jwks().to_string()).unwrap();
+    policy_in(&house, |data| {
+        for tenant in tenants {
+            data["tenants"][tenant] = json!({ "source_cidrs": [], "limits": {} });
+        }
+    });
+    let auth = auth(&format!("jwks_file = {jwks:?}"), r#"["ES256"]"#);
+    (house, format!("{auth}[policy]\npath = \"policies\"\n"))
 }
 
 pub(crate) fn house(auth: &str) -> House {
