@@ -84,11 +84,20 @@ def main(args):
     return [ssl.RAND_bytes(8).hex(), random.random(), secrets.token_hex(8), str(uuid.uuid4()), os.urandom(8).hex(), tempfile.mktemp()]
 ";
         let mut seen = BTreeSet::new();
-        for _ in 0..6 {
-            for value in instance.output(code).as_array().unwrap() {
-                assert!(seen.insert(value.to_string()), "{value} came twice");
+        let mut draw = |runs| {
+            for _ in 0..runs {
+                for value in instance.output(code).as_array().unwrap() {
+                    assert!(seen.insert(value.to_string()), "{value} came twice");
+                }
             }
-        }
+        };
+        draw(6);
+        // The spare was made of the same memory.
+        let pair = settled(&instance, &[]);
+        signal(pair[0], "-9");
+        draw(6);
+        settled(&instance, &pair);
+        draw(2);
         assert_eq!(metric(&instance, "runs_fresh"), 0);
     }
 }
