@@ -186,6 +186,7 @@ fn try_out() -> io::Result<Tried> {
     }
     let pid = match made? {
         Fork::Child => {
+            // Its rehearsal puts descriptors of its own where these may be.
             return Ok(Tried::Here(Trial {
                 places,
                 proc: above(proc)?,
@@ -228,8 +229,8 @@ enum Side {
 }
 
 /// Makes the spare: a copy of the zygote that does nothing until the zygote is gone, and then what it did, until the launcher
-/// has another. To start that takes an interpreter's start, a copy nothing. It has the zygote's layout, which is why it
-/// makes children no longer than that. Returns on both sides, each with its own control socket.
+/// has another: to warm that takes some starts of an interpreter, and the copy is there. It has the zygote's layout, which is
+/// why it makes children no longer than that. Returns on both sides, each with its own control socket.
 fn stand_by(launcher: BorrowedFd<'_>) -> io::Result<(Side, OwnedFd)> {
     let [control, spares] = [CONTROL_FD, SPARE_FD].map(sys::inherited);
     let (control, spares) = (control?, spares?);

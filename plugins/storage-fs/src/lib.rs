@@ -26,7 +26,7 @@
 //! without replacing, fsync the directory that it appeared in. A kill or a power cut at any point leaves a whole thing or none.
 //!
 //! What would leave less than `reserve_bytes` free on the file system is refused, at the beginning and while it is written;
-//! what is there is read and deleted as ever.
+//! what is there is read and deleted as ever. A blob that would take its tenant's over `tenant_blob_bytes` is refused too.
 //!
 //! # The read-only shelf
 //!
