@@ -16,7 +16,7 @@ mod lent;
 mod used;
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -99,6 +99,41 @@ impl Place {
             at,
             tasks,
         })
+    }
+
+    /// Writes one of its files.
+    fn put(&self, file: &str, value: &str) -> io::Result<()> {
+        let write = || {
+            let file = sys::open_at(self.at.as_fd(), file, libc::O_WRONLY)?;
+            sys::write(file.as_fd(), value.as_bytes())
+        };
+        let named = |e| cannot_write(&self.dir.join(file), value, e);
+        write().map(drop).map_err(named)
+    }
+
+    /// What a run may use.
+    fn limit(&self, cpus: f64, limits: GroupLimits) -> io::Result<()> {
+        let v2 = self.hierarchy.v2;
+        let (quota, period) = quota(cpus);
+        for controller in &self.hierarchy.controllers {
+            match (*controller, v2) {
+                ("cpu", true) => self.put("cpu.max", &format!("{quota} {period}"))?,
+                ("cpu", false) => {
+                    self.put("cpu.cfs_period_us", &period.to_string())?;
+                    self.put("cpu.cfs_quota_us", &quota.to_string())?;
+                }
+                _ => {
+                    for (file, value, needed) in limit_files(v2, controller, limits) {
+                        match self.put(file, &value) {
+                            // A kernel without swap accounting, or an older one, does not have it.
+                            Err(e) if !needed && e.kind() == io::ErrorKind::NotFound => {}
+                            other => other?,
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Nobody can enter it any more. The kernel remembers a file that was open when its directory went, and with it the
@@ -267,9 +302,10 @@ impl Groups {
                 continue;
             }
             let dir = parent.join(format!("run-{}", self.made));
-            group.own.push(Place::make(h.clone(), dir.clone())?);
-            for controller in &h.controllers {
-                self.limit(h.v2, controller, &dir, limits)?;
+            // With its directory before anything can fail: it is removed with the group.
+            group.own.push(Place::make(h.clone(), dir)?);
+            if let Some(place) = group.own.last() {
+                place.limit(self.cpus, limits)?;
             }
         }
         if group.lent.is_none() {
@@ -295,26 +331,6 @@ impl Groups {
                 .extend(group.lent.take_if(|lent| lent.is_as_new()));
         }
         group.try_remove()
-    }
-
-    fn limit(&self, v2: bool, controller: &str, dir: &Path, limits: GroupLimits) -> io::Result<()> {
-        let (quota, period) = quota(self.cpus);
-        match (controller, v2) {
-            ("cpu", true) => put(dir, "cpu.max", &format!("{quota} {period}")),
-            ("cpu", false) => {
-                put(dir, "cpu.cfs_period_us", &period.to_string())?;
-                put(dir, "cpu.cfs_quota_us", &quota.to_string())
-            }
-            _ => limit_files(v2, controller, limits)
-                .into_iter()
-                .try_for_each(|(file, value, needed)| {
-                    if needed {
-                        put(dir, file, &value)
-                    } else {
-                        put_if_there(dir, file, &value)
-                    }
-                }),
-        }
     }
 
     /// Removes the parent groups, when every run's is gone.
@@ -385,7 +401,7 @@ impl RunGroup {
         let of_cpu = |place: &&Place| place.hierarchy.controllers.contains(&"cpu");
         self.places().find(of_cpu).map_or(Ok(()), |place| {
             let (file, share) = LASTING[usize::from(place.hierarchy.v2)];
-            put(&place.dir, file, share)
+            place.put(file, share)
         })
     }
 
@@ -440,29 +456,11 @@ fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-fn put(dir: &Path, file: &str, value: &str) -> io::Result<()> {
-    let path = dir.join(file);
-    let write = || {
-        fs::OpenOptions::new()
-            .write(true)
-            .open(&path)?
-            .write_all(value.as_bytes())
-    };
-    write().map_err(|e| {
-        io::Error::new(
-            e.kind(),
-            format!("cannot write {value} to {}: {e}", path.display()),
-        )
-    })
-}
-
-/// For files that a kernel without swap accounting, or an older one, does not have.
-fn put_if_there(dir: &Path, file: &str, value: &str) -> io::Result<()> {
-    if dir.join(file).exists() {
-        put(dir, file, value)
-    } else {
-        Ok(())
-    }
+fn cannot_write(path: &Path, value: &str, e: io::Error) -> io::Error {
+    io::Error::new(
+        e.kind(),
+        format!("cannot write {value} to {}: {e}", path.display()),
+    )
 }
 
 fn remove_if_there(dir: &Path) -> io::Result<()> {
@@ -483,7 +481,8 @@ fn enable(dir: &Path, controllers: &[&str]) -> io::Result<()> {
     if missing.is_empty() {
         Ok(())
     } else {
-        put(dir, "cgroup.subtree_control", &missing.join(" "))
+        let (path, all) = (dir.join("cgroup.subtree_control"), missing.join(" "));
+        fs::write(&path, &all).map_err(|e| cannot_write(&path, &all, e))
     }
 }
 

@@ -18,6 +18,8 @@ pub(super) struct Lent {
     pub(super) places: Vec<Place>,
     /// Processor time so far, which is set back.
     usage: Option<OwnedFd>,
+    /// How many processes a run may have: the only limit that differs between runs.
+    pids_max: Option<OwnedFd>,
     /// Counters that cannot be: the file, and the field that says 0 as long as a limit was not met.
     counters: Vec<(OwnedFd, &'static str)>,
     /// Its share of the processors is another than at first.
@@ -29,6 +31,7 @@ impl Lent {
         Lent {
             places,
             usage: None,
+            pids_max: None,
             counters: Vec::new(),
             is_changed: false,
         }
@@ -41,9 +44,11 @@ impl Lent {
                 let open = |file, flags| sys::open_at(place.at.as_fd(), file, flags);
                 match *controller {
                     "cpuacct" => self.usage = Some(open("cpuacct.usage", libc::O_WRONLY)?),
-                    "pids" => self
-                        .counters
-                        .push((open("pids.events", libc::O_RDONLY)?, "max")),
+                    "pids" => {
+                        self.pids_max = Some(open("pids.max", libc::O_WRONLY)?);
+                        self.counters
+                            .push((open("pids.events", libc::O_RDONLY)?, "max"));
+                    }
                     "cpu" => self
                         .counters
                         .push((open("cpu.stat", libc::O_RDONLY)?, "nr_throttled")),
@@ -71,6 +76,7 @@ impl Lent {
         self.is_changed = true;
         // See `Place::remove`.
         self.usage = None;
+        self.pids_max = None;
         self.counters.clear();
         self.places.retain_mut(|place| place.remove().is_err());
         self.places.is_empty()
@@ -81,12 +87,9 @@ impl Lent {
         if let Some(usage) = &self.usage {
             sys::write(usage.as_fd(), b"0")?;
         }
-        for place in &self.places {
-            for controller in &place.hierarchy.controllers {
-                for (file, value, _) in limit_files(false, controller, limits) {
-                    let file = sys::open_at(place.at.as_fd(), file, libc::O_WRONLY)?;
-                    sys::write(file.as_fd(), value.as_bytes())?;
-                }
+        if let Some(file) = &self.pids_max {
+            for (_, value, _) in limit_files(false, "pids", limits) {
+                sys::write(file.as_fd(), value.as_bytes())?;
             }
         }
         Ok(())
