@@ -19,6 +19,7 @@ use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID};
 use crate::wire::{Notice, Report, RunSpec};
 use crate::{landlock, seccomp};
 use interior::Interior;
+pub(crate) use interior::set_common_limits;
 
 /// Namespaces that a run is born in. Its cgroup namespace comes a step later, when it is in its group, and its user
 /// namespace last, so that the others belong to the launcher's and nothing inside has rights over them.
@@ -203,7 +204,7 @@ impl Isolation<'_> {
         // on top and cannot be hidden by it.
         sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
         self.interior()
-            .mount_writable(self.outer_id)
+            .mount_writable(Some(self.outer_id))
             .at(Step::Writable)?;
         self.interior()
             .attach_mounts(self.mounts)
@@ -221,7 +222,7 @@ impl Isolation<'_> {
         .at(Step::Identity)?;
         // In the new user namespace: processes are counted per user and namespace.
         if self.ground.keeps(Guard::ResourceLimits) {
-            self.interior().set_common_limits().at(Step::Limits)?;
+            set_common_limits().at(Step::Limits)?;
             self.interior().set_limits().at(Step::Limits)?;
         }
         // Needed by the two filters below, and it makes a set-user-id file worth nothing.

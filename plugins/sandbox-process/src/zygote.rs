@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::guard::Without;
 use crate::interpreter::Interpreter;
-use crate::isolate::Ground;
 use crate::isolate::pooled::{Child, Inside, Leased, above, place_rehearsal};
+use crate::isolate::{Ground, set_common_limits};
 use crate::seccomp;
 use crate::sys::{self, Fork, Pages, python};
 use crate::wire::{Memory, RunSpec};
@@ -294,6 +294,8 @@ fn try_tend() -> io::Result<Option<Born>> {
             Err(e) => lacks.push(format!("copies ahead of what its children write to: {e}")),
         }
     }
+    // Each child's from its birth; after the copies, which count against one of them.
+    set_common_limits()?;
     sys::install_filter(&seccomp::of_zygote())?;
     // A child is process 2 of its namespace: what looks at process ids to see a fork must see one.
     if std::process::id() <= 2 {

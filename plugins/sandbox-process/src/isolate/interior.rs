@@ -36,9 +36,9 @@ impl Interior<'_> {
     }
 
     /// One tmpfs for all that a run can write, so that one size and one count of files bound it. Its directories are
-    /// `owner`'s. The tmpfs itself stays where it was put together, read-only and closed: to take it away again would
+    /// `owner`'s, or the maker's. The tmpfs itself stays where it was put together, read-only and closed: to take it away again would
     /// wait for every processor of the host.
-    pub(super) fn mount_writable(&self, owner: u32) -> io::Result<()> {
+    pub(super) fn mount_writable(&self, owner: Option<u32>) -> io::Result<()> {
         let spec = self.spec;
         let [size, inodes] = writable_bounds(spec);
         let limited = self.ground.keeps(Guard::DiskLimits);
@@ -54,8 +54,11 @@ impl Interior<'_> {
         for (inside, part) in WRITABLE {
             let path = format!("{STAGING}/{part}");
             fs::DirBuilder::new().mode(0o700).create(&path)?;
-            chown(&path, Some(owner), Some(owner))?;
-            attach_part(&path, inside)?;
+            if owner.is_some() {
+                chown(&path, owner, owner)?;
+            }
+            // In two places: there, and where it was put together.
+            sys::attach(sys::clone_mount_at(&path)?.as_fd(), inside)?;
         }
         fs::set_permissions(STAGING, fs::Permissions::from_mode(0o000))?;
         sys::restrict(whole.as_fd(), RDONLY)
@@ -105,25 +108,6 @@ impl Interior<'_> {
         Ok(())
     }
 
-    /// Limits that are the same for every run.
-    pub(super) fn set_common_limits(&self) -> io::Result<()> {
-        let limits = [
-            (libc::RLIMIT_NOFILE as i32, OPEN_FILES_MAX),
-            (libc::RLIMIT_STACK as i32, STACK_BYTES),
-            (libc::RLIMIT_MEMLOCK as i32, LOCKED_BYTES_MAX),
-            (libc::RLIMIT_SIGPENDING as i32, PENDING_SIGNALS_MAX),
-            // 1, not 0: for a core handler behind a pipe, which runs as root on the host, 0 means "no limit of mine".
-            (libc::RLIMIT_CORE as i32, 1),
-            (libc::RLIMIT_MSGQUEUE as i32, 0),
-            (libc::RLIMIT_NICE as i32, 0),
-            (libc::RLIMIT_RTPRIO as i32, 0),
-        ];
-        for (resource, value) in limits {
-            sys::set_limit(resource, value.min(sys::hard_limit(resource)?))?;
-        }
-        Ok(())
-    }
-
     /// The run's own.
     pub(super) fn set_limits(&self) -> io::Result<()> {
         let memory = self.spec.memory_bytes;
@@ -156,6 +140,25 @@ impl Interior<'_> {
     }
 }
 
+/// Limits that are the same for every run.
+pub(crate) fn set_common_limits() -> io::Result<()> {
+    let limits = [
+        (libc::RLIMIT_NOFILE as i32, OPEN_FILES_MAX),
+        (libc::RLIMIT_STACK as i32, STACK_BYTES),
+        (libc::RLIMIT_MEMLOCK as i32, LOCKED_BYTES_MAX),
+        (libc::RLIMIT_SIGPENDING as i32, PENDING_SIGNALS_MAX),
+        // 1, not 0: for a core handler behind a pipe, which runs as root on the host, 0 means "no limit of mine".
+        (libc::RLIMIT_CORE as i32, 1),
+        (libc::RLIMIT_MSGQUEUE as i32, 0),
+        (libc::RLIMIT_NICE as i32, 0),
+        (libc::RLIMIT_RTPRIO as i32, 0),
+    ];
+    for (resource, value) in limits {
+        sys::set_limit(resource, value.min(sys::hard_limit(resource)?))?;
+    }
+    Ok(())
+}
+
 /// Bytes and files of the run's tmpfs, as its options have them; its own directories are not the run's.
 fn writable_bounds(spec: &RunSpec) -> [String; 2] {
     let inodes = match spec.disk_inodes {
@@ -163,11 +166,4 @@ fn writable_bounds(spec: &RunSpec) -> [String; 2] {
         files => files.saturating_add(WRITABLE.len() as u64 + 1),
     };
     [spec.disk_bytes.to_string(), inodes.to_string()]
-}
-
-/// Shows a directory of a mount that is attached at the moment somewhere else too.
-fn attach_part(from: &str, to: &str) -> io::Result<()> {
-    let at = sys::open(from, libc::O_PATH | libc::O_DIRECTORY)?;
-    let mount = sys::clone_mount(at.as_fd())?;
-    sys::attach(mount.as_fd(), to)
 }

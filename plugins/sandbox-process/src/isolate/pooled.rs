@@ -124,7 +124,8 @@ impl Child {
         sys::unshare(libc::CLONE_NEWCGROUP).at(Step::CgroupNamespace)?;
         sys::enter_namespace(leased.network.as_fd(), libc::CLONE_NEWNET).at(Step::Network)?;
         sys::enter_namespace(leased.ipc.as_fd(), libc::CLONE_NEWIPC).at(Step::Network)?;
-        sys::new_session().at(Step::Session)?;
+        // The session is the zygote's, which has no terminal; that of the program is its own (`wait_ready`).
+        sys::new_process_group().at(Step::Session)?;
         sys::set_hostname("sandbox").at(Step::Hostname)?;
         let proc = new_proc(true).at(Step::Proc)?;
         if !ground.drops_groups {
@@ -133,8 +134,8 @@ impl Child {
         }
         leave_rights(self.inside, &leased).at(Step::Identity)?;
         sys::attach(proc.as_fd(), "/proc").at(Step::Proc)?;
-        let owner = become_user(leased.user.is_some(), self.outer_id).at(Step::Identity)?;
-        self.interior().mount_writable(owner).at(Step::Writable)
+        become_user(leased.user.is_some(), self.outer_id).at(Step::Identity)?;
+        self.interior().mount_writable(None).at(Step::Writable)
     }
 
     /// The last steps. The launcher opens the gate of a run with network, and puts up what else a run is given.
@@ -142,7 +143,6 @@ impl Child {
         let (ground, network) = (&self.inside.ground, self.spec.network);
         // Who has this may enter it, whoever may look into this process.
         let mounts = sys::open("/proc/self/ns/mnt", libc::O_RDONLY).at(Step::Mounts)?;
-        self.interior().set_common_limits().at(Step::Limits)?;
         sys::set_no_new_privs().at(Step::NoNewPrivileges)?;
         if let Some(abi) = ground.landlock_abi {
             let rules = own_rules(ground, abi, network).at(Step::Landlock)?;
@@ -302,8 +302,8 @@ fn leave_rights(inside: &Inside, leased: &Leased) -> io::Result<()> {
     Ok(())
 }
 
-/// In the run's user namespace, if it has one: becomes its user. Gives the id.
-fn become_user(namespace: bool, outer_id: u32) -> io::Result<u32> {
+/// In the run's user namespace, if it has one: becomes its user.
+fn become_user(namespace: bool, outer_id: u32) -> io::Result<()> {
     // Again: what was said in the namespace that has been left does not count here.
     sys::set_securebits(sys::SECURE_NO_SETUID_FIXUP)?;
     let id = if namespace { INSIDE_ID } else { outer_id };
@@ -312,8 +312,7 @@ fn become_user(namespace: bool, outer_id: u32) -> io::Result<u32> {
     // Dumpable, since else /proc/self is not one's own.
     sys::set_dumpable(true)?;
     // The run's processes are the first to be killed when the host is out of memory.
-    std::fs::write("/proc/self/oom_score_adj", "900")?;
-    Ok(id)
+    std::fs::write("/proc/self/oom_score_adj", "900")
 }
 
 #[cfg(test)]

@@ -120,6 +120,14 @@ pub(crate) fn clone_mount(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     open_tree(at, 0)
 }
 
+/// The same of what is at a path; a link is not followed.
+pub(crate) fn clone_mount_at(path: &str) -> io::Result<OwnedFd> {
+    let path = cstr(path)?;
+    let flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | libc::AT_SYMLINK_NOFOLLOW as u32;
+    // SAFETY: the path is NUL-terminated.
+    own_fd(unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags) })
+}
+
 /// The same with everything that is mounted below.
 pub(crate) fn clone_mounts(at: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     open_tree(at, AT_RECURSIVE)

@@ -172,6 +172,14 @@ pub(crate) fn new_session() -> io::Result<()> {
     check(unsafe { libc::setsid() }.into()).map(drop)
 }
 
+/// A process group of its own in the session it was born in: no signal to a group reaches it from outside, and none leaves.
+/// In a session without a terminal, that is all that a session of its own would give to a process that nobody looks for; and
+/// the kernel makes a scheduling group with each session, of as many parts as the host has processors (sched(7), "autogroup").
+pub(crate) fn new_process_group() -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::setpgid(0, 0) }.into()).map(drop)
+}
+
 /// Every signal as a new program expects it: default action, nothing blocked. By raw calls, since the C library refuses
 /// to touch the two that it uses itself, and whoever has started the gateway may have ignored those too.
 pub(crate) fn reset_signals() -> io::Result<()> {

@@ -11,14 +11,7 @@ use skillgate_plugin_sdk::blocking::Sandbox;
 
 /// Processor time of a process and the children that it has reaped, in milliseconds.
 fn cpu_ms(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let (_, after_name) = stat.rsplit_once(") ").unwrap();
-    let ticks: u64 = after_name
-        .split_whitespace()
-        .skip(11)
-        .take(2)
-        .map(|field| field.parse::<u64>().unwrap())
-        .sum();
+    let ticks: u64 = [14, 15].map(|field| stat_field(pid, field)).iter().sum();
     // USER_HZ is 100 on every machine that Linux has.
     ticks * 10
 }

@@ -110,18 +110,8 @@ fn signals_for_the_gateway_do_not_end_runs() {
         }
         assert!(run.join().unwrap().completed);
     });
-    let session = |pid: &str| {
-        std::fs::read_to_string(format!("/proc/{pid}/stat"))
-            .unwrap()
-            .rsplit(')')
-            .next()
-            .unwrap()
-            .split_whitespace()
-            .nth(3)
-            .unwrap()
-            .to_owned()
-    };
-    assert_ne!(session("self"), session(&launcher.to_string()));
+    let session = |pid| stat_field(pid, 6);
+    assert_ne!(session(std::process::id()), session(launcher));
 }
 
 #[test]

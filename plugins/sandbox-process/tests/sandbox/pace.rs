@@ -34,12 +34,8 @@ fn slept(pacers: &[u32]) -> Vec<u64> {
     pacers.iter().map(times).collect()
 }
 
-/// proc_pid_stat(5), field 41.
 fn is_real_time(pid: u32) -> bool {
-    let all = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    let from_state = all.rsplit_once(')').unwrap().1;
-    let policy = from_state.split_whitespace().nth(41 - 3).unwrap();
-    policy == libc::SCHED_FIFO.to_string()
+    stat_field(pid, 41) == libc::SCHED_FIFO as u64
 }
 
 fn last(instance: &Instance) {

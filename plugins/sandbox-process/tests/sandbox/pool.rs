@@ -39,6 +39,23 @@ fn children_wait_and_each_has_one_run() {
     }
 }
 
+/// Groups are what a terminal and kill(2) send signals to.
+#[test]
+fn signals_to_a_group_stay_in_a_run() {
+    let instance = warm(json!({"pool_min": 3}));
+    let named = |name: &str| waiting(&instance, name);
+    eventually("three wait", || named("skillgate-idle").len() == 3);
+    let [group, session, terminal] = [5, 6, 7];
+    for init in named("skillgate-init") {
+        assert_eq!(stat_field(init, group), u64::from(init), "process 1");
+        assert_eq!(stat_field(init, terminal), 0, "process 1");
+    }
+    for program in named("skillgate-idle") {
+        let own = [group, session].map(|field| stat_field(program, field));
+        assert_eq!(own, [u64::from(program); 2], "process 2");
+    }
+}
+
 #[test]
 fn a_child_that_dies_while_it_waits_loses_no_run() {
     let instance = warm(json!({"pool_min": 4}));

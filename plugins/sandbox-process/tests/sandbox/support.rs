@@ -464,6 +464,15 @@ pub(crate) fn name_of(pid: u32) -> String {
     name.trim().to_owned()
 }
 
+/// A number of proc_pid_stat(5), by that of its field, from the fourth on.
+pub(crate) fn stat_field(pid: u32, field: usize) -> u64 {
+    let all = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The name is the second, and may have spaces and brackets; the state is the third.
+    let from_state = all.rsplit_once(')').unwrap().1;
+    let text = from_state.split_whitespace().nth(field - 3).unwrap();
+    text.parse().unwrap()
+}
+
 /// What is below a launcher but for what waits: zygotes, their spares, what keeps the pace, and children that have no run (an init and a waiting process).
 pub(crate) fn processes_of_runs(launcher: u32) -> Vec<u32> {
     let named: Vec<(u32, String)> = descendants(launcher)
