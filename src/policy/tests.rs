@@ -2,6 +2,7 @@
 
 mod layer;
 mod nobody;
+mod recorded;
 mod traps;
 
 use std::path::Path;
@@ -87,4 +88,10 @@ fn codes(denied: &Denied) -> Vec<&str> {
         .iter()
         .filter_map(|reason| reason["code"].as_str())
         .collect()
+}
+
+/// The codes of a denial, and whether to try again.
+async fn fault(policy: &Policy, facts: &Facts) -> (String, bool) {
+    let denied = policy.decide(facts).await.unwrap_err();
+    (codes(&denied).join(","), denied.retryable)
 }

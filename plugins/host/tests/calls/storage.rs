@@ -1,0 +1,166 @@
+//! Stores, through the SDK.
+
+use super::*;
+
+#[tokio::test]
+async fn skills_cross_in_both_directions() {
+    let store = store().await;
+    assert_eq!(
+        store.caps(),
+        abi::ST_SKILLS | abi::ST_BLOBS | abi::ST_BLOB_FD
+    );
+    let query = SkillQuery {
+        limit: 3,
+        tenant: "acme".into(),
+        ..SkillQuery::default()
+    };
+    let page = store.skill_list(query).await.unwrap();
+    assert!(page.more);
+    let names: Vec<_> = page.skills.iter().map(|s| s.name.as_str()).collect();
+    assert_eq!(names, ["acme.s0", "acme.s1", "acme.s2"]);
+    assert_eq!(page.skills[0].description, "äää");
+
+    let skill = store.skill_get("acme", "x", "").await.unwrap();
+    assert!(skill.read_only);
+    assert_eq!(
+        (
+            skill.version.as_str(),
+            skill.publisher.as_str(),
+            skill.files.len()
+        ),
+        ("", "acme", 2)
+    );
+    assert_eq!(
+        (skill.files[0].path.as_str(), skill.files[0].size_bytes),
+        ("SKILL.md", 3)
+    );
+    assert_eq!(skill.files[1].path, "");
+
+    let files = vec![("a".to_owned(), vec![0, 255]), ("b".to_owned(), vec![])];
+    let put = PutSkill {
+        name: "new".into(),
+        manifest_json: b"{}".to_vec(),
+        files,
+        ..PutSkill::default()
+    };
+    let skill = store.skill_put(put).await.unwrap();
+    let sizes: Vec<_> = skill
+        .files
+        .iter()
+        .map(|f| (f.path.as_str(), f.size_bytes))
+        .collect();
+    assert_eq!(
+        (skill.name.as_str(), sizes),
+        ("new", vec![("a", 2), ("b", 0)])
+    );
+}
+
+#[tokio::test]
+async fn errors_keep_their_meaning_and_the_next_call_works() {
+    let store = store().await;
+    let error = store.skill_get("acme", "missing", "").await.unwrap_err();
+    assert_eq!(
+        (error.code, error.retryable, error.retry_after_ms),
+        (abi::E_NOT_FOUND, true, 7)
+    );
+    assert_eq!(error.message, "no skill missing of acme");
+    let error = store.skill_get("acme", "panic", "").await.unwrap_err();
+    assert_eq!(error.code, abi::E_PANIC);
+    assert_eq!(
+        error.message,
+        "the plugin panicked: skill_get panics, as asked"
+    );
+    let error = store.blob_fd("acme", "blob:1").await.unwrap_err();
+    assert_eq!(error.code, abi::E_UNIMPLEMENTED);
+    store.skill_get("acme", "x", "").await.unwrap();
+}
+
+#[tokio::test]
+async fn content_by_value_and_by_descriptor() {
+    let store = store().await;
+    match store.skill_read("t", "n", "v", "hello").await.unwrap() {
+        Content::Data(data) => assert_eq!(data, b"hello"),
+        other => panic!("{other:?}"),
+    }
+    match store.skill_read("t", "n", "v", "").await.unwrap() {
+        Content::Data(data) => assert!(data.is_empty()),
+        other => panic!("{other:?}"),
+    }
+    match store.skill_read("t", "n", "v", "file").await.unwrap() {
+        Content::File(fd, 5) => {
+            let mut text = String::new();
+            std::io::Read::read_to_string(&mut std::fs::File::from(fd), &mut text).unwrap();
+            assert!(!text.is_empty());
+        }
+        other => panic!("{other:?}"),
+    }
+    match store.skill_tree("t", "n", "v").await.unwrap() {
+        Content::Dir(fd) => assert!(std::fs::File::from(fd).metadata().unwrap().is_dir()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn many_calls_at_once() {
+    let store = store().await;
+    let calls = (0..256).map(|i| {
+        let store = Arc::clone(&store);
+        tokio::spawn(async move {
+            store
+                .skill_get("t", &format!("s{i}"), "")
+                .await
+                .unwrap()
+                .name
+        })
+    });
+    let calls: Vec<_> = calls.collect();
+    for (i, call) in calls.into_iter().enumerate() {
+        assert_eq!(call.await.unwrap(), format!("s{i}"));
+    }
+}
+
+#[tokio::test]
+async fn a_refused_instance_says_why() {
+    let plugin = load(&sdk_plugin());
+    let error = plugin.sandbox(config("refuse")).await.unwrap_err();
+    assert_eq!(error.code, abi::E_PRECONDITION);
+    assert!(
+        error.message.contains("org.skillgate.test") && error.message.ends_with("asked to refuse"),
+        "{error}"
+    );
+    assert!(error.detail_json.contains("missing"));
+    let error = plugin.storage(config("panic")).await.unwrap_err();
+    assert_eq!(error.code, abi::E_PANIC);
+    assert!(
+        error.message.ends_with("create panics, as asked"),
+        "{error}"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let plugin = load(&probe(dir.path(), "refusing", &[]));
+    assert!(
+        plugin
+            .sandbox(config("refuse"))
+            .await
+            .unwrap_err()
+            .message
+            .ends_with("told to")
+    );
+    assert_eq!(
+        plugin.sandbox(config("null")).await.unwrap_err().code,
+        abi::E_PROTOCOL
+    );
+    assert_eq!(
+        plugin.storage(config("{}")).await.unwrap_err().code,
+        abi::E_UNIMPLEMENTED
+    );
+}
+
+#[tokio::test]
+async fn a_plugin_can_open_the_file_that_was_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = probe(dir.path(), "myself", &[]);
+    let plugin = load(&file);
+    // What it opens is the checked copy: the file may be gone.
+    std::fs::remove_file(file).unwrap();
+    plugin.sandbox(config("myself")).await.unwrap();
+}
