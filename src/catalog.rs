@@ -455,7 +455,10 @@ impl Catalog {
             .await
             .map_err(Error::Store)?
         {
-            Content::Dir(fd) => Ok(Source::Fd(self.0.trees.keep(skill, fd))),
+            Content::Dir(fd) => {
+                let owner = self.owner(tenant, skill.name());
+                Ok(Source::Fd(self.0.trees.keep(owner, skill, fd)))
+            }
             Content::Tar(fd, _) => Ok(Source::Tar(fd)),
             Content::Data(_) | Content::File(..) => Err(broken(
                 &skill.record,

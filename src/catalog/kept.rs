@@ -9,9 +9,9 @@ use skillgate_plugin_sdk::model::SkillFile;
 
 use super::Skill;
 
-/// Skills that are kept; at the next one the cache starts anew.
+/// Skills that are kept. For one more, all of the tenant with the most are forgotten: who reads many costs himself the most.
 const SKILLS_MAX: usize = 4096;
-/// Bytes of memory that they may take together: what a tenant writes into a manifest and front matter can take a hundred times
+/// Bytes of memory that they may take together, with the same rule: what a tenant writes into a manifest and front matter can take a hundred times
 /// its size, as small maps in a list do.
 const BYTES_MAX: usize = 64 << 20;
 
@@ -27,8 +27,33 @@ pub(super) struct Kept {
 
 #[derive(Debug, Default)]
 struct State {
+    tenants: HashMap<String, Share>,
+    /// Of all tenants.
+    number: usize,
+    bytes: usize,
+}
+
+/// What is kept of one tenant.
+#[derive(Debug, Default)]
+struct Share {
     skills: HashMap<Key, Arc<Skill>>,
     bytes: usize,
+}
+
+impl State {
+    fn get(&self, key: &Key) -> Option<&Arc<Skill>> {
+        self.tenants.get(&key.0)?.skills.get(key)
+    }
+
+    /// Forgets the tenant who has the most.
+    fn forget_one(&mut self, how_much: impl Fn(&Share) -> usize) {
+        let most = self.tenants.iter().max_by_key(|(_, share)| how_much(share));
+        let tenant = most.map(|(tenant, _)| tenant.clone());
+        if let Some(share) = tenant.and_then(|tenant| self.tenants.remove(&tenant)) {
+            self.number -= share.skills.len();
+            self.bytes -= share.bytes;
+        }
+    }
 }
 
 impl Default for Kept {
@@ -46,7 +71,7 @@ impl Kept {
     }
 
     pub(super) fn get(&self, key: &Key) -> Option<Arc<Skill>> {
-        self.state().skills.get(key).cloned()
+        self.state().get(key).cloned()
     }
 
     pub(super) fn put(&self, key: Key, skill: &Arc<Skill>) {
@@ -55,14 +80,21 @@ impl Kept {
             return; // read anew each time, rather than in the place of all others
         }
         let mut state = self.state();
-        if state.skills.contains_key(&key) {
+        if state.get(&key).is_some() {
             return; // somebody else has read it meanwhile
         }
-        if state.skills.len() >= SKILLS_MAX || state.bytes + bytes > self.bytes_max {
-            *state = State::default();
+        if state.number >= SKILLS_MAX {
+            state.forget_one(|share| share.skills.len());
         }
+        // It fits when nothing else is there.
+        while state.bytes + bytes > self.bytes_max {
+            state.forget_one(|share| share.bytes);
+        }
+        state.number += 1;
         state.bytes += bytes;
-        state.skills.insert(key, skill.clone());
+        let share = state.tenants.entry(key.0.clone()).or_default();
+        share.bytes += bytes;
+        share.skills.insert(key, skill.clone());
     }
 
     pub(super) fn forget(&self) {
@@ -118,8 +150,26 @@ mod tests {
         Arc::new(Skill::unstored(&manifest, false).unwrap())
     }
 
+    fn key_of(tenant: &str, number: usize) -> Key {
+        (tenant.into(), format!("acme.s{number}"), "1.0.0".into())
+    }
+
     fn key(number: usize) -> Key {
-        ("t".into(), format!("acme.s{number}"), "1.0.0".into())
+        key_of("t", number)
+    }
+
+    /// That the sums are those of what is there. Gives how many there are, and their bytes.
+    fn counted(kept: &Kept) -> (usize, usize) {
+        let state = kept.state();
+        let of =
+            |share: &Share| -> usize { share.skills.values().map(|skill| weight(skill)).sum() };
+        for share in state.tenants.values() {
+            assert_eq!(share.bytes, of(share));
+        }
+        assert_eq!(state.bytes, state.tenants.values().map(of).sum::<usize>());
+        let numbers = state.tenants.values().map(|share| share.skills.len());
+        assert_eq!(state.number, numbers.sum::<usize>());
+        (state.number, state.bytes)
     }
 
     #[test]
@@ -130,28 +180,43 @@ mod tests {
         for number in 0..10 {
             kept.put(key(number), &skill(number, 1000));
             assert!(kept.get(&key(number)).is_some());
-            let state = kept.state();
-            let counted: usize = state.skills.values().map(|skill| weight(skill)).sum();
-            assert_eq!(state.bytes, counted);
-            assert!(state.bytes <= 3 * large && state.skills.len() <= 3);
+            let (number, bytes) = counted(&kept);
+            assert!(bytes <= 3 * large && number <= 3);
         }
         // What has no room at all takes nobody's.
-        let before = kept.state().skills.len();
+        let before = counted(&kept);
         kept.put(key(10), &skill(10, 5000));
-        assert_eq!(kept.state().skills.len(), before);
+        assert_eq!(counted(&kept), before);
         assert!(kept.get(&key(10)).is_none() && kept.get(&key(9)).is_some());
         // Once more: counted once.
-        let bytes = kept.state().bytes;
         kept.put(key(9), &skill(9, 1000));
-        assert_eq!(kept.state().bytes, bytes);
+        assert_eq!(counted(&kept), before);
         kept.forget();
-        assert!(kept.get(&key(9)).is_none() && kept.state().bytes == 0);
+        assert!(kept.get(&key(9)).is_none() && counted(&kept) == (0, 0));
 
         let (many, small) = (Kept::default(), skill(0, 0));
         for number in 0..=SKILLS_MAX {
             many.put(key(number), &small);
-            assert!(many.state().skills.len() <= SKILLS_MAX);
+            assert!(many.state().number <= SKILLS_MAX);
         }
         assert!(many.get(&key(SKILLS_MAX)).is_some() && many.get(&key(0)).is_none());
+    }
+    #[test]
+    fn who_reads_much_or_many_takes_no_place_of_another() {
+        let large = weight(&skill(0, 1000));
+        let kept = Kept::new(3 * large);
+        kept.put(key_of("quiet", 0), &skill(0, 1000));
+        for number in 0..10 {
+            kept.put(key(number), &skill(number, 1000));
+            assert!(kept.get(&key_of("quiet", 0)).is_some());
+            counted(&kept);
+        }
+        let (many, small) = (Kept::default(), skill(0, 0));
+        many.put(key_of("quiet", 0), &small);
+        for number in 0..2 * SKILLS_MAX {
+            many.put(key(number), &small);
+        }
+        assert!(many.get(&key_of("quiet", 0)).is_some());
+        assert!(counted(&many).0 <= SKILLS_MAX);
     }
 }

@@ -8,42 +8,59 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::Skill;
 
-/// Directories that are kept; at the next one all are let go.
+/// Directories that are kept. For one more, the oldest of the tenant with the most is let go.
 const TREES_MAX: usize = 64;
 
 /// Of skills as they were read, each the one that its store gave then: nobody else's, and of no other store. It does not keep
 /// a skill in memory that nobody else does.
 #[derive(Debug, Default)]
-pub(super) struct Trees(Mutex<Vec<(Weak<Skill>, Arc<OwnedFd>)>>);
+pub(super) struct Trees(Mutex<Vec<Open>>);
+
+#[derive(Debug)]
+struct Open {
+    /// Empty for the shelf.
+    tenant: String,
+    of: Weak<Skill>,
+    dir: Arc<OwnedFd>,
+}
 
 impl Trees {
-    fn kept(&self) -> MutexGuard<'_, Vec<(Weak<Skill>, Arc<OwnedFd>)>> {
+    fn kept(&self) -> MutexGuard<'_, Vec<Open>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The directory of a skill; `None`: its store has to be asked.
     pub(super) fn open(&self, skill: &Arc<Skill>) -> Option<OwnedFd> {
         // The place of a skill that is gone is nobody else's while this knows of it.
-        let is_it = |(of, _): &&(Weak<Skill>, _)| Weak::as_ptr(of) == Arc::as_ptr(skill);
-        let kept = self.kept().iter().find(is_it).map(|(_, dir)| dir.clone())?;
+        let is_it = |open: &&Open| Weak::as_ptr(&open.of) == Arc::as_ptr(skill);
+        let kept = self.kept().iter().find(is_it)?.dir.clone();
         let opened = again(&kept);
         if opened.is_none() {
-            self.kept().retain(|(_, dir)| !Arc::ptr_eq(dir, &kept));
+            self.kept().retain(|open| !Arc::ptr_eq(&open.dir, &kept));
         }
         opened
     }
 
-    /// Keeps what a store has given of a skill. Gives what is for who asked.
-    pub(super) fn keep(&self, skill: &Arc<Skill>, dir: OwnedFd) -> OwnedFd {
+    /// Keeps what a store has given of a tenant's skill. Gives what is for who asked.
+    pub(super) fn keep(&self, tenant: &str, skill: &Arc<Skill>, dir: OwnedFd) -> OwnedFd {
         let Some(opened) = again(&dir) else {
             return dir;
         };
         let mut kept = self.kept();
-        kept.retain(|(of, _)| of.strong_count() > 0);
+        kept.retain(|open| open.of.strong_count() > 0);
         if kept.len() >= TREES_MAX {
-            kept.clear();
+            let of = |open: &Open| kept.iter().filter(|o| o.tenant == open.tenant).count();
+            // Of several that are equal it takes the last it sees: the oldest.
+            let oldest = (0..kept.len()).rev().max_by_key(|at| of(&kept[*at]));
+            if let Some(at) = oldest {
+                kept.remove(at);
+            }
         }
-        kept.push((Arc::downgrade(skill), Arc::new(dir)));
+        kept.push(Open {
+            tenant: tenant.to_owned(),
+            of: Arc::downgrade(skill),
+            dir: Arc::new(dir),
+        });
         opened
     }
 
@@ -83,7 +100,7 @@ mod tests {
         let dir = place.path().join("x");
         std::fs::create_dir(&dir).unwrap();
         assert!(trees.open(&of).is_none());
-        let given = trees.keep(&of, File::open(&dir).unwrap().into());
+        let given = trees.keep("t", &of, File::open(&dir).unwrap().into());
         let later = trees.open(&of).unwrap();
         assert_eq!(inode(&given), inode(&later));
         // Who reads in the one does not move the other.
@@ -103,18 +120,35 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let skills: Vec<_> = (0..=TREES_MAX).map(|_| skill()).collect();
         for skill in &skills {
-            trees.keep(skill, File::open(place.path()).unwrap().into());
+            trees.keep("t", skill, File::open(place.path()).unwrap().into());
             assert!(trees.kept().len() <= TREES_MAX);
         }
         assert!(trees.open(&skills[0]).is_none());
+        assert!(trees.open(&skills[1]).is_some());
         assert!(trees.open(&skills[TREES_MAX]).is_some());
         trees.forget();
         assert!(trees.open(&skills[TREES_MAX]).is_none());
         // Those that nobody has in memory any more are let go.
-        trees.keep(&skills[0], File::open(place.path()).unwrap().into());
+        trees.keep("t", &skills[0], File::open(place.path()).unwrap().into());
         drop(skills);
         let last = skill();
-        trees.keep(&last, File::open(place.path()).unwrap().into());
+        trees.keep("t", &last, File::open(place.path()).unwrap().into());
         assert!(trees.kept().len() == 1 && trees.open(&last).is_some());
+    }
+    #[test]
+    fn who_runs_many_has_nobody_elses_let_go() {
+        let trees = Trees::default();
+        let place = tempfile::tempdir().unwrap();
+        let keep =
+            |tenant, skill| trees.keep(tenant, skill, File::open(place.path()).unwrap().into());
+        let quiet = skill();
+        let many: Vec<_> = (0..2 * TREES_MAX).map(|_| skill()).collect();
+        keep("loud", &many[0]);
+        keep("quiet", &quiet);
+        many.iter()
+            .skip(1)
+            .for_each(|skill| drop(keep("loud", skill)));
+        assert!(trees.open(&quiet).is_some());
+        assert!(trees.kept().len() <= TREES_MAX);
     }
 }
