@@ -339,26 +339,26 @@ impl Runs {
         let outcome =
             tokio::time::timeout(wall + OVERTIME, sandbox.run(request, services.clone())).await;
         let wall_ms = began.elapsed().as_millis() as u64;
-        let result = match outcome {
-            Ok(Ok(result)) => result,
+        let ended = match outcome {
+            Ok(Ok(result)) => Ok(result),
             Ok(Err(error)) if error.not_executed => {
                 watch.not_started();
                 ending.not_started().await;
                 return Err(Error::Sandbox(error));
             }
-            Ok(Err(error)) => sandbox_failure(&run_id, &error, &services),
+            Ok(Err(error)) => Err(sandbox_failure(&run_id, &error, &services)),
             Err(_) => {
                 tracing::error!(run_id, "the sandbox did not keep the deadline");
-                failure(
+                Err(failure(
                     abi::RUN_TIMEOUT,
                     format!(
                         "the run was ended: it took longer than {} ms",
                         wall.as_millis()
                     ),
-                )
+                ))
             }
         };
-        let answer = answer(run_id, &label, result, &services, wall_ms);
+        let answer = answer(run_id, &label, ended, &services, wall_ms);
         tracing::info!(
             run_id = answer.run_id,
             status = answer.status,

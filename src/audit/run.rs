@@ -41,7 +41,7 @@ pub(crate) struct Outcome<'a> {
     pub(crate) status: &'a str,
     pub(crate) error_type: Option<&'a str>,
     pub(crate) wall_ms: u64,
-    /// Not known of a run that nobody waited for: then the record does not have it.
+    /// Not known of a run that nobody waited for, or that its sandbox lost: then the record does not have it.
     pub(crate) cpu_ms: Option<u64>,
     /// As `cpu_ms`.
     pub(crate) peak_memory_bytes: Option<u64>,

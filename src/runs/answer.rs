@@ -60,8 +60,12 @@ pub(super) struct Failure {
 #[derive(Debug, Serialize)]
 pub(super) struct Usage {
     pub(super) wall_ms: u64,
-    pub(super) cpu_ms: u64,
-    pub(super) peak_memory_bytes: u64,
+    /// Not known of a run that its sandbox gave no result of: then the answer does not have it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) cpu_ms: Option<u64>,
+    /// As `cpu_ms`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) peak_memory_bytes: Option<u64>,
 }
 
 pub(super) fn failure(kind: &str, message: String) -> RunResult {
@@ -72,13 +76,16 @@ pub(super) fn failure(kind: &str, message: String) -> RunResult {
     }
 }
 
+/// `ended`: what the sandbox says of the run, or what the gateway says of one that the sandbox gave no result of.
 pub(super) fn answer(
     run_id: String,
     label: &str,
-    mut result: RunResult,
+    ended: Result<RunResult, RunResult>,
     services: &Services,
     wall_ms: u64,
 ) -> Answer {
+    let is_counted = ended.is_ok();
+    let mut result = ended.unwrap_or_else(|lost| lost);
     let (logs_preview, logs_truncated) = services.logs();
     // Before anything is read from them, cut or logged.
     for text in [
@@ -157,8 +164,8 @@ pub(super) fn answer(
         error,
         usage: Usage {
             wall_ms,
-            cpu_ms: result.cpu_us / 1000,
-            peak_memory_bytes: result.peak_memory_bytes,
+            cpu_ms: is_counted.then_some(result.cpu_us / 1000),
+            peak_memory_bytes: is_counted.then_some(result.peak_memory_bytes),
         },
     }
 }

@@ -65,8 +65,8 @@ impl Ending {
             status: answer.status,
             error_type: answer.error.as_ref().map(|error| error.r#type.as_str()),
             wall_ms: answer.usage.wall_ms,
-            cpu_ms: Some(answer.usage.cpu_ms),
-            peak_memory_bytes: Some(answer.usage.peak_memory_bytes),
+            cpu_ms: answer.usage.cpu_ms,
+            peak_memory_bytes: answer.usage.peak_memory_bytes,
             output_blobs: &answer.output_blobs,
         };
         self.record(&outcome).await

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::alone;
+use crate::audit;
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::Client;
@@ -147,6 +148,15 @@ fn a_sandbox_that_is_killed_costs_its_runs_and_nothing_else() {
         (&json!("failed"), &json!("WorkerLost")),
         "{answer}"
     );
+    // Nobody has counted what it used: no number is better than a wrong one.
+    let recorded = audit::lines(&audit::path(&house));
+    let lost = recorded.iter().find(|line| line["kind"] == "run");
+    let lost = lost.expect("its end is recorded");
+    assert_eq!(lost["error_type"], "WorkerLost");
+    for usage in [&result["usage"], &lost["usage"]] {
+        let known: Vec<&String> = usage.as_object().unwrap().keys().collect();
+        assert_eq!(known, ["wall_ms"], "{answer}");
+    }
     let mut client = gateway.client();
     eventually("the sandbox is back", Duration::from_secs(20), || {
         let answer = client.call(
