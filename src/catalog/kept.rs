@@ -9,10 +9,10 @@ use skillgate_plugin_sdk::model::SkillFile;
 
 use super::Skill;
 
-/// Skills that are kept. For one more, all of the tenant with the most are forgotten: who reads many costs himself the most.
+/// Skills that are kept. For one more, all of the tenant with the most are forgotten.
 const SKILLS_MAX: usize = 4096;
-/// Bytes of memory that they may take together, with the same rule: what a tenant writes into a manifest and front matter can take a hundred times
-/// its size, as small maps in a list do.
+/// Bytes of memory that they may take together, with the same rule: what a tenant writes into a manifest and front matter can
+/// take a hundred times its size, as small maps in a list do.
 const BYTES_MAX: usize = 64 << 20;
 
 /// Tenant (empty for the shelf), name, version.
@@ -201,6 +201,7 @@ mod tests {
         }
         assert!(many.get(&key(SKILLS_MAX)).is_some() && many.get(&key(0)).is_none());
     }
+
     #[test]
     fn who_reads_much_or_many_takes_no_place_of_another() {
         let large = weight(&skill(0, 1000));

@@ -135,6 +135,7 @@ mod tests {
         trees.keep("t", &last, File::open(place.path()).unwrap().into());
         assert!(trees.kept().len() == 1 && trees.open(&last).is_some());
     }
+
     #[test]
     fn who_runs_many_has_nobody_elses_let_go() {
         let trees = Trees::default();

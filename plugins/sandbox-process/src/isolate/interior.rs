@@ -36,8 +36,8 @@ impl Interior<'_> {
     }
 
     /// One tmpfs for all that a run can write, so that one size and one count of files bound it. Its directories are
-    /// `owner`'s, or the maker's. The tmpfs itself stays where it was put together, read-only and closed: to take it away again would
-    /// wait for every processor of the host.
+    /// `owner`'s, or the maker's. The tmpfs itself stays where it was put together, read-only and closed: to take it
+    /// away again would wait for every processor of the host.
     pub(super) fn mount_writable(&self, owner: Option<u32>) -> io::Result<()> {
         let spec = self.spec;
         let [size, inodes] = writable_bounds(spec);
