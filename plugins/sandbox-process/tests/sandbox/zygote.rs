@@ -340,14 +340,13 @@ def main(args):
             args_json: json!({ "byte": byte }).to_string().into_bytes(),
             ..request(code)
         });
-        // It comes back from its wait to an address that is none; or the compiler has left nothing there that it needs, and it
+        // It comes back from its wait to an address that is none. An optimized one may have nothing there that it needs, and
         // says how the program has ended, which had found the one place.
-        let ends = [(-1, libc::SIGSEGV), (1, 0)];
-        assert_eq!(result.error_type, "SandboxError", "{result:?}");
-        assert!(
-            ends.contains(&(result.exit_code, result.signal)),
-            "{result:?}"
-        );
+        let seen = (result.error_type.as_str(), result.exit_code, result.signal);
+        let survives = !cfg!(debug_assertions) && seen == ("SandboxError", 1, 0);
+        if !survives {
+            assert_eq!(seen, ("SandboxError", -1, libc::SIGSEGV), "{result:?}");
+        }
         crate::hostile::assert_gone(&instance);
         assert_eq!(instance.output("def main(args): return 1\n"), 1);
     }
