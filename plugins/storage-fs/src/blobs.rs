@@ -19,6 +19,7 @@ use skillgate_plugin_sdk::model::{BlobCreate, BlobStat};
 use crate::beneath;
 use crate::clock::Clock;
 use crate::fault::{Fault, Result};
+use crate::floor::Size;
 use crate::ground::{Ground, Published};
 use crate::handles::Handles;
 use crate::names::{BlobName, TenantDir};
@@ -38,6 +39,12 @@ pub(crate) const CHUNK_BYTES: usize = 1024 * 1024;
 /// Blobs being read at once. Each holds one descriptor or two.
 const MAX_READERS: usize = 1024;
 
+/// A blob of which nothing is known: its directory and three files, the marker of its end, and the directories above both, which
+/// may not be there.
+const SIZE_BEFORE: Size = Size {
+    bytes: 0,
+    inodes: 12,
+};
 const DATA_FILE: &str = "data";
 const CHUNKS_FILE: &str = "chunks";
 const DIGEST_BYTES: usize = 32;
@@ -136,7 +143,7 @@ impl Blobs {
         self.writers.check_room()?;
         let quota = self.quota.as_ref();
         let part = quota.map(|quota| quota.begin(&tenant)).transpose()?;
-        let writer = Writer::new(self.ground.stage(0)?, tenant, create, part)?;
+        let writer = Writer::new(self.ground.stage(SIZE_BEFORE)?, tenant, create, part)?;
         self.writers.insert(writer)
     }
 

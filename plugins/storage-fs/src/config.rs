@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::fault::{Fault, Result};
+use crate::floor::Size;
 
 /// What an operator may write, as a JSON Schema.
 pub const CONFIG_SCHEMA: &str = r#"{
@@ -29,6 +30,10 @@ pub const CONFIG_SCHEMA: &str = r#"{
       "type": "integer", "minimum": 0, "default": 268435456,
       "description": "what the file system of `root` keeps free for others, the gateway's records above all: a blob or a skill that would leave less is refused; 0: none"
     },
+    "reserve_inodes": {
+      "type": "integer", "minimum": 0, "default": 4096,
+      "description": "how many files the file system of `root` keeps room for in the same way, where it can have only so many; 0: none"
+    },
     "tenant_blob_bytes": {
       "type": "integer", "minimum": 0, "default": 0,
       "description": "what the blobs of one tenant may take together, each of them counted with 4096 at least: one that would take more is refused; 0: any amount"
@@ -48,6 +53,8 @@ struct Raw {
     fsync: bool,
     #[serde(default = "reserve_bytes")]
     reserve_bytes: u64,
+    #[serde(default = "reserve_inodes")]
+    reserve_inodes: u64,
     #[serde(default)]
     tenant_blob_bytes: u64,
 }
@@ -60,14 +67,18 @@ fn reserve_bytes() -> u64 {
     256 * 1024 * 1024
 }
 
+fn reserve_inodes() -> u64 {
+    4096
+}
+
 /// Checked and ready.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) root: Option<PathBuf>,
     pub(crate) read_only_skills: Vec<PathBuf>,
     pub(crate) fsync: bool,
-    /// 0: none.
-    pub(crate) reserve_bytes: u64,
+    /// What is kept free; 0: none.
+    pub(crate) reserve: Size,
     /// 0: none.
     pub(crate) tenant_blob_bytes: u64,
 }
@@ -99,7 +110,10 @@ impl Config {
             root: raw.root,
             read_only_skills: raw.read_only_skills.unwrap_or_default(),
             fsync: raw.fsync,
-            reserve_bytes: raw.reserve_bytes,
+            reserve: Size {
+                bytes: raw.reserve_bytes,
+                inodes: raw.reserve_inodes,
+            },
             tenant_blob_bytes: raw.tenant_blob_bytes,
         })
     }
@@ -115,11 +129,12 @@ mod tests {
         assert_eq!(store.root, Some(PathBuf::from("store")));
         assert!(store.fsync && store.read_only_skills.is_empty());
         let schema: serde_json::Value = serde_json::from_str(CONFIG_SCHEMA).unwrap();
-        let said = &schema["properties"]["reserve_bytes"]["default"];
-        assert_eq!(*said, store.reserve_bytes);
+        let said = |key: &str| &schema["properties"][key]["default"];
+        assert_eq!(*said("reserve_bytes"), store.reserve.bytes);
+        assert_eq!(*said("reserve_inodes"), store.reserve.inodes);
         assert_eq!(store.tenant_blob_bytes, 0);
-        let none = Config::parse(br#"{"root": "store", "reserve_bytes": 0}"#).unwrap();
-        assert_eq!(none.reserve_bytes, 0);
+        let none = Config::parse(br#"{"root": "x", "reserve_bytes": 0, "reserve_inodes": 0}"#);
+        assert_eq!(none.unwrap().reserve, Size::default());
         let shelf = Config::parse(br#"{"read_only_skills": ["a", "b"], "fsync": false}"#).unwrap();
         assert_eq!(shelf.root, None);
         assert_eq!(shelf.read_only_skills.len(), 2);
@@ -128,7 +143,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        let cases: [(&[u8], &str); 8] = [
+        let cases: [(&[u8], &str); 9] = [
             (b"", "nothing to serve"),
             (b"{}", "nothing to serve"),
             (br#"{"rooot": "x"}"#, "unknown field `rooot`"),
@@ -137,12 +152,13 @@ mod tests {
             (br#"{"read_only_skills": [""]}"#, "empty entry"),
             (br#"{"root": "x", "fsync": "no"}"#, "expected a boolean"),
             (br#"{"root": "x", "reserve_bytes": -1}"#, "expected u64"),
+            (br#"{"root": "x", "reserve_inodes": -1}"#, "expected u64"),
         ];
         for (json, expected) in cases {
             let text = Config::parse(json).unwrap_err().to_string();
             assert!(text.contains(expected), "{text}");
         }
         let schema: serde_json::Value = serde_json::from_str(CONFIG_SCHEMA).unwrap();
-        assert_eq!(schema["properties"].as_object().unwrap().len(), 5);
+        assert_eq!(schema["properties"].as_object().unwrap().len(), 6);
     }
 }

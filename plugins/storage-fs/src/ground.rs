@@ -16,7 +16,7 @@ use skillgate_plugin_sdk::{Host, Level};
 
 use crate::beneath;
 use crate::fault::{Fault, Result};
-use crate::floor::{Floor, Promise, Room};
+use crate::floor::{Floor, Promise, Room, Size};
 use crate::names::random_name;
 
 /// Log target of this plugin.
@@ -173,9 +173,9 @@ impl Ground {
 
     /// A new private directory to build something in. What is known of its size is kept free for it until it is written;
     /// what comes on top says so with [`Staging::expect`].
-    pub(crate) fn stage(self: &Arc<Ground>, bytes: u64) -> Result<Staging> {
+    pub(crate) fn stage(self: &Arc<Ground>, size: Size) -> Result<Staging> {
         self.refuse_when_broken()?;
-        let promise = self.floor.begin(&self.root, &self.host, bytes)?;
+        let promise = self.floor.begin(&self.root, &self.host, size)?;
         let name = random_name()?;
         mkdirat(&self.tmp, &name, Mode::from_raw_mode(beneath::DIR_MODE))
             .map_err(Fault::os("make", "tmp/"))?;

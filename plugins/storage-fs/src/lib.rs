@@ -25,8 +25,9 @@
 //! Publishing is one function, [`ground::Staging::publish`]: build in `tmp/`, fsync every file and directory, rename
 //! without replacing, fsync the directory that it appeared in. A kill or a power cut at any point leaves a whole thing or none.
 //!
-//! What would leave less than `reserve_bytes` free on the file system is refused, at the beginning and while it is written;
-//! what is there is read and deleted as ever. A blob that would take its tenant's over `tenant_blob_bytes` is refused too.
+//! What would leave less than `reserve_bytes` or `reserve_inodes` free on the file system is refused, at the beginning and
+//! while it is written; what is there is read and deleted as ever. A blob that would take its tenant's over
+//! `tenant_blob_bytes` is refused too.
 //!
 //! # The read-only shelf
 //!
@@ -67,7 +68,7 @@ use skills::Skills;
 
 pub use clock::Clock;
 pub use config::CONFIG_SCHEMA;
-pub use floor::Space;
+pub use floor::{Free, Space};
 
 skillgate_plugin_sdk::export_plugin! {
     id: "org.skillgate.storage-fs",
@@ -123,7 +124,7 @@ impl StorageFs {
         let writable = match &config.root {
             None => None,
             Some(root) => {
-                let floor = Floor::new(config.reserve_bytes, world.space);
+                let floor = Floor::new(config.reserve, world.space);
                 let ground = Arc::new(Ground::open(root, config.fsync, floor, host.clone())?);
                 let blobs = Blobs::new(
                     Arc::clone(&ground),
@@ -184,9 +185,14 @@ impl Storage for StorageFs {
             .bytes()
             .map_or_else(String::new, |n| format!(r#","blob_bytes":{n}"#));
         let room = ground.room();
-        let free = room
-            .free_bytes
-            .map_or_else(String::new, |n| format!(r#","free_bytes":{n}"#));
+        let free = [
+            ("free_bytes", room.free.bytes),
+            ("free_inodes", room.free.inodes),
+        ];
+        let free: String = free
+            .into_iter()
+            .filter_map(|(name, n)| Some(format!(r#","{name}":{}"#, n?)))
+            .collect();
         let (state, message) = match (ground.broken(), room.low) {
             (Some(why), _) => (abi::HEALTH_DOWN, why.to_owned()),
             (None, Some(why)) => (abi::HEALTH_DEGRADED, why),

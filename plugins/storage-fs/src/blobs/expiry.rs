@@ -343,13 +343,13 @@ fn open_if_there(ground: &Ground, path: &str) -> Result<Option<OwnedFd>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::floor::{self, Floor};
+    use crate::floor::{self, Floor, Size};
     use skillgate_plugin_sdk::Host;
 
     #[test]
     fn a_sweep_that_is_over_stops_and_the_next_one_goes_on() {
         let dir = tempfile::tempdir().unwrap();
-        let floor = Floor::new(0, floor::of_the_file_system());
+        let floor = Floor::new(Size::default(), floor::of_the_file_system());
         let host = Host::for_tests(|_, _, _, _| {});
         let ground = Ground::open(dir.path(), false, floor, host).unwrap();
         let blobs = dir.path().join("tenants/acme/blobs/aa");

@@ -5,7 +5,7 @@ use skillgate_plugin_sdk::Host;
 
 use super::{Ground, take_lock};
 use crate::fault::{Fault, Result};
-use crate::floor::Floor;
+use crate::floor::{Floor, Free, Size};
 
 #[test]
 fn what_is_being_built_counts_before_it_is_on_the_disk() {
@@ -13,9 +13,15 @@ fn what_is_being_built_counts_before_it_is_on_the_disk() {
     let dir = tempfile::tempdir().unwrap();
     let free = Arc::new(AtomicU64::new(RESERVE + 10));
     let said = Arc::clone(&free);
+    let of = |bytes| Size { bytes, inodes: 0 };
     let floor = Floor::new(
-        RESERVE,
-        Arc::new(move |_| Ok(Some(said.load(Ordering::Relaxed)))),
+        of(RESERVE),
+        Arc::new(move |_| {
+            Ok(Free {
+                bytes: Some(said.load(Ordering::Relaxed)),
+                inodes: None,
+            })
+        }),
     );
     let host = Host::for_tests(|_, _, _, _| {});
     let ground = Arc::new(Ground::open(dir.path(), false, floor, host).unwrap());
@@ -23,22 +29,22 @@ fn what_is_being_built_counts_before_it_is_on_the_disk() {
     let full = |result: Result<()>| matches!(result, Err(Fault::Full(_)));
 
     // Nothing of it is written, and the file system says the same as before.
-    let mut first = ground.stage(6).unwrap();
-    assert!(full(ground.stage(5).map(drop)));
-    let second = ground.stage(4).unwrap();
+    let mut first = ground.stage(of(6)).unwrap();
+    assert!(full(ground.stage(of(5)).map(drop)));
+    let second = ground.stage(of(4)).unwrap();
     assert!(full(second.expect(1)), "for who goes on as well");
     assert_eq!(in_tmp(), 2);
     drop(second);
-    assert!(ground.stage(4).is_ok(), "given up is given back");
+    assert!(ground.stage(of(4)).is_ok(), "given up is given back");
 
     // From here on the file system knows.
     first.write("a", b"12345").unwrap();
     free.store(RESERVE + 5, Ordering::Relaxed);
-    assert!(full(ground.stage(5).map(drop)));
-    assert!(ground.stage(4).is_ok());
+    assert!(full(ground.stage(of(5)).map(drop)));
+    assert!(ground.stage(of(4)).is_ok());
     drop(first);
     free.store(RESERVE + 10, Ordering::Relaxed);
-    assert!(ground.stage(10).is_ok());
+    assert!(ground.stage(of(10)).is_ok());
     assert_eq!(in_tmp(), 0);
 }
 

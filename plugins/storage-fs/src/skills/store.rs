@@ -15,6 +15,7 @@ use super::index::{Entry, Index};
 use super::{MAX_FILE_BYTES, MAX_SKILL_BYTES, check, check_path, no_file};
 use crate::beneath;
 use crate::fault::{Fault, Result};
+use crate::floor::Size;
 use crate::ground::{Ground, Published, TARGET};
 use crate::names::TenantDir;
 use crate::seal::{self, META_FILE};
@@ -33,6 +34,10 @@ struct Head {
     publisher: String,
     tree_sha256: String,
 }
+
+/// Of a skill beside its files and what they are in: two directories and one file, and four directories above them, which may
+/// not be there.
+const INODES_BESIDE: u64 = 7;
 
 /// `meta.json` of a skill version.
 #[derive(Debug, Serialize, Deserialize)]
@@ -218,7 +223,13 @@ impl Stored {
         }
         let sealed = seal::seal(&meta)?;
         let bytes: u64 = meta.files.iter().map(|file| file.size_bytes).sum();
-        let mut staging = self.ground.stage(bytes + sealed.len() as u64)?;
+        // Each file as if no other were in its directories.
+        let parts = |file: &File| file.path.split('/').count() as u64;
+        let inodes: u64 = meta.files.iter().map(parts).sum();
+        let mut staging = self.ground.stage(Size {
+            bytes: bytes + sealed.len() as u64,
+            inodes: inodes + INODES_BESIDE,
+        })?;
         staging.make_dir(FILES)?;
         for (path, data) in &put.files {
             staging.write(&format!("{FILES}/{path}"), data)?;

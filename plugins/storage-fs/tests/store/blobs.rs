@@ -7,7 +7,7 @@ use std::time::Duration;
 use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{BlobCreate, CreateRequest, Error};
 use skillgate_plugin_sdk::{Host, abi};
-use skillgate_storage_fs::{StorageFs, World};
+use skillgate_storage_fs::{Free, StorageFs, World};
 
 use crate::support::*;
 
@@ -369,7 +369,7 @@ fn with_the_store_its_thread_ends() {
             it_knows.store(true, Ordering::Relaxed);
             0
         }),
-        space: Arc::new(|_| Ok(None)),
+        space: Arc::new(|_| Ok(Free::default())),
         sweep_every: bench.sweep_every,
     };
     let request = CreateRequest {

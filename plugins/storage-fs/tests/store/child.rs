@@ -63,7 +63,7 @@ fn ack(what: &str) {
 fn open(root: &str) -> Result<StorageFs, Error> {
     let host = skillgate_plugin_sdk::Host::for_tests(|_, _, _, _| {});
     // Some work on file systems that are small.
-    let config = format!(r#"{{"root": {root:?}, "reserve_bytes": 0}}"#);
+    let config = format!(r#"{{"root": {root:?}, "reserve_bytes": 0, "reserve_inodes": 0}}"#);
     StorageFs::create(
         host,
         CreateRequest {

@@ -7,12 +7,13 @@ use std::sync::{Arc, Barrier};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::Error;
-use skillgate_storage_fs::StorageFs;
+use skillgate_storage_fs::{Free, StorageFs};
 
 use crate::support::*;
 
 const MIB: u64 = 1024 * 1024;
 const RESERVE: u64 = 100 * MIB;
+const RESERVE_INODES: u64 = 500;
 const PIECE: usize = 256 * 1024;
 
 /// `LOOK_EVERY_BYTES` of the store.
@@ -22,7 +23,7 @@ fn store(bench: &Bench) -> StorageFs {
     let root = bench.root();
     bench
         .create(&format!(
-            r#"{{"root": {root:?}, "fsync": false, "reserve_bytes": {RESERVE}}}"#
+            r#"{{"root": {root:?}, "fsync": false, "reserve_bytes": {RESERVE}, "reserve_inodes": {RESERVE_INODES}}}"#
         ))
         .unwrap()
 }
@@ -36,12 +37,16 @@ fn looks(bench: &Bench) -> u64 {
 }
 
 fn assert_full(bench: &Bench, error: &Error) {
+    assert_less(bench, error, &format!("{RESERVE} bytes"));
+}
+
+fn assert_less(bench: &Bench, error: &Error, what: &str) {
     assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
     assert!(
         error.retryable && error.retry_after_ms >= 10_000,
         "{error:?}"
     );
-    let words = format!("less than {RESERVE} bytes free");
+    let words = format!("less than {what} free");
     assert!(
         error.message.contains(&words) && error.message.contains("store less"),
         "{error}"
@@ -127,7 +132,10 @@ fn skills_that_come_at_once_leave_the_floor() {
     // What is being moved counts twice, as it is looked for first where it comes from.
     let space = move |_: std::os::fd::BorrowedFd<'_>| {
         let taken = taken(&tmp) + taken(&tenants);
-        Ok(Some((RESERVE + room).saturating_sub(taken)))
+        Ok(Free {
+            bytes: Some((RESERVE + room).saturating_sub(taken)),
+            inodes: None,
+        })
     };
     let store = bench.create_on(&config, Arc::new(space)).unwrap();
     let (store, ready) = (&store, &Barrier::new(SKILLS));
@@ -147,6 +155,59 @@ fn skills_that_come_at_once_leave_the_floor() {
     }
     assert!((1..=FIT).contains(&stored), "{stored}");
     assert!(taken(&root.join("tenants")) <= room);
+    assert_eq!(bench.in_tmp(), 0);
+}
+
+/// So many files and directories below a directory.
+fn inodes(dir: &Path) -> u64 {
+    let below = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => 1 + inodes(&entry.path()),
+        _ => 1,
+    };
+    std::fs::read_dir(dir)
+        .unwrap()
+        .map(|e| below(e.unwrap()))
+        .sum()
+}
+
+/// A million empty files fill a disk as well.
+#[test]
+fn inodes_have_a_floor_too() {
+    let bench = Bench::new();
+    let store = store(&bench);
+    let free = |inodes| bench.free_inodes.store(inodes, Ordering::Relaxed);
+    let assert_full =
+        |error: &Error| assert_less(&bench, error, &format!("{RESERVE_INODES} inodes"));
+    let before = inodes(&bench.root());
+    let mut ends = blob_of("acme");
+    ends.ttl_s = 600;
+    // Of more than one chunk, and with an end: as many as a blob can have.
+    store_blob(&store, &ends, &bytes(1, 2 * PIECE * 4 + 1)).unwrap();
+    let of_a_blob = inodes(&bench.root()) - before;
+    let files = [("a/b/c", &b""[..]), ("a/b/d", b""), ("e", b"")];
+    let put = |version| put_of("acme", "a.b", version, &files);
+    let before = inodes(&bench.root());
+    store.skill_put(&put("1.0.0")).unwrap();
+    let of_a_skill = inodes(&bench.root()) - before;
+
+    free(RESERVE_INODES + of_a_blob - 1);
+    assert_full(&store.blob_create(&blob_of("acme")).unwrap_err());
+    free(RESERVE_INODES + of_a_blob);
+    let first = store.blob_create(&blob_of("acme")).unwrap();
+    // Nothing of it is on the disk yet.
+    assert_full(&store.blob_create(&blob_of("acme")).unwrap_err());
+    store.blob_abort(first);
+    store_blob(&store, &blob_of("acme"), b"").unwrap();
+    free(RESERVE_INODES + of_a_skill - 1);
+    assert_full(&store.skill_put(&put("2.0.0")).unwrap_err());
+    assert_eq!(store.skill_put(&put("1.0.0")).unwrap().version, "1.0.0");
+
+    free(RESERVE_INODES - 1);
+    let health = store.health().unwrap();
+    assert_eq!(health.state, abi::HEALTH_DEGRADED);
+    assert!(health.message.contains("reserve_inodes"), "{health:?}");
+    let metrics: serde_json::Value = serde_json::from_str(&health.metrics_json).unwrap();
+    assert_eq!(metrics["free_inodes"], RESERVE_INODES - 1);
     assert_eq!(bench.in_tmp(), 0);
 }
 
@@ -253,7 +314,7 @@ fn without_a_floor_nobody_asks() {
     let root = bench.root();
     let store = bench
         .create(&format!(
-            r#"{{"root": {root:?}, "fsync": false, "reserve_bytes": 0}}"#
+            r#"{{"root": {root:?}, "fsync": false, "reserve_bytes": 0, "reserve_inodes": 0}}"#
         ))
         .unwrap();
     free(&bench, 0);

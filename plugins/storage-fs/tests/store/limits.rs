@@ -15,7 +15,8 @@ const MIB: usize = 1024 * 1024;
 
 fn open(root: &Path) -> StorageFs {
     let host = skillgate_plugin_sdk::Host::for_tests(|_, _, _, _| {});
-    let config = format!(r#"{{"root": {root:?}, "fsync": false, "reserve_bytes": 0}}"#);
+    let config =
+        format!(r#"{{"root": {root:?}, "fsync": false, "reserve_bytes": 0, "reserve_inodes": 0}}"#);
     StorageFs::create(
         host,
         CreateRequest {

@@ -12,7 +12,7 @@ use skillgate_plugin_sdk::model::{
     BlobCreate, BlobStat, Content, CreateRequest, Error, PutSkill, Skill,
 };
 use skillgate_plugin_sdk::{Host, abi};
-use skillgate_storage_fs::{Space, StorageFs, World};
+use skillgate_storage_fs::{Free, Space, StorageFs, World};
 
 /// A place of its own for a test's store, its log records, and its clock.
 pub(crate) struct Bench {
@@ -23,6 +23,7 @@ pub(crate) struct Bench {
     pub(crate) now_ms: Arc<AtomicU64>,
     /// What the file system says is free.
     pub(crate) free_bytes: Arc<AtomicU64>,
+    pub(crate) free_inodes: Arc<AtomicU64>,
     /// How often it was asked.
     pub(crate) looks: Arc<AtomicU64>,
     /// So long that a test's store sweeps at its start alone, unless the test says otherwise.
@@ -55,6 +56,7 @@ impl Bench {
             logged: Arc::default(),
             now_ms: Arc::new(AtomicU64::new(1_700_000_000_000)),
             free_bytes: Arc::new(AtomicU64::new(u64::MAX)),
+            free_inodes: Arc::new(AtomicU64::new(u64::MAX)),
             looks: Arc::default(),
             sweep_every: Duration::from_secs(3600),
         }
@@ -85,10 +87,12 @@ impl Bench {
     }
 
     pub(crate) fn create(&self, config: &str) -> Result<StorageFs, Error> {
-        let (free, looks) = (Arc::clone(&self.free_bytes), Arc::clone(&self.looks));
+        let free = [&self.free_bytes, &self.free_inodes].map(Arc::clone);
+        let looks = Arc::clone(&self.looks);
         let space: Space = Arc::new(move |_| {
             looks.fetch_add(1, Ordering::Relaxed);
-            Ok(Some(free.load(Ordering::Relaxed)))
+            let [bytes, inodes] = free.each_ref().map(|n| Some(n.load(Ordering::Relaxed)));
+            Ok(Free { bytes, inodes })
         });
         self.create_on(config, space)
     }
