@@ -45,6 +45,7 @@ const SIZE_BEFORE: Size = Size {
     bytes: 0,
     inodes: 12,
 };
+
 const DATA_FILE: &str = "data";
 const CHUNKS_FILE: &str = "chunks";
 const DIGEST_BYTES: usize = 32;
