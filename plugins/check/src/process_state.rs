@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, getpid, set_child_subreaper};
 
@@ -15,15 +15,56 @@ use crate::run::WRITTEN;
 /// Instances that are made to see whether something of each stays.
 const LIVES: usize = 4;
 
-/// Ids and names of this process's threads.
+/// PF_EXITING of linux/sched.h: set before the kernel tells pthread_join(3) that the thread is gone, and it runs nothing of
+/// its process any more; yet it stays in /proc until the kernel has put it away, on a busy machine for milliseconds.
+const EXITING: u32 = 0x4;
+
+/// What a stat file of /proc says of a process or thread (proc_pid_stat(5)).
+#[derive(Debug)]
+pub(crate) struct Stat {
+    pub(crate) name: String,
+    /// A letter; `Z` of a zombie.
+    pub(crate) state: String,
+    pub(crate) parent: String,
+    flags: u32,
+    /// When it has started, in ticks since the system has.
+    pub(crate) start: String,
+}
+
+impl Stat {
+    /// Of a directory of /proc. Nothing of what has ended and is put away.
+    pub(crate) fn read(dir: &Path) -> Option<Stat> {
+        // The kernel cuts a name off at a byte, in the middle of a character too.
+        let stat = std::fs::read(dir.join("stat")).ok()?;
+        Stat::parse(&String::from_utf8_lossy(&stat))
+    }
+
+    fn parse(stat: &str) -> Option<Stat> {
+        // A name may hold anything, brackets too.
+        let (front, behind) = stat.rsplit_once(')')?;
+        let fields: Vec<_> = behind.split_whitespace().collect();
+        // The first behind the name is the third of all.
+        let field = |number: usize| fields.get(number - 3).copied();
+        Some(Stat {
+            name: front.split_once('(')?.1.to_owned(),
+            state: field(3)?.to_owned(),
+            parent: field(4)?.to_owned(),
+            flags: field(9)?.parse().ok()?,
+            start: field(22)?.to_owned(),
+        })
+    }
+}
+
+/// Ids and names of this process's threads that run, or may.
 pub(crate) fn threads() -> io::Result<BTreeMap<String, String>> {
     let mut threads = BTreeMap::new();
     for entry in std::fs::read_dir("/proc/self/task")? {
         let entry = entry?;
-        // One that ends just now is none.
-        if let Ok(name) = std::fs::read_to_string(entry.path().join("comm")) {
+        if let Some(stat) = Stat::read(&entry.path())
+            && stat.flags & EXITING == 0
+        {
             let id = entry.file_name().to_string_lossy().into_owned();
-            threads.insert(id, name.trim().to_owned());
+            threads.insert(id, stat.name);
         }
     }
     Ok(threads)
@@ -62,19 +103,11 @@ pub(crate) fn children() -> io::Result<Vec<(Pid, String)>> {
         let Some(pid) = name.parse().ok().and_then(Pid::from_raw) else {
             continue;
         };
-        // One that ends just now is none.
-        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else {
+        let Some(stat) = Stat::read(&entry.path()) else {
             continue;
         };
-        let mut rest = stat
-            .rsplit(')')
-            .next()
-            .unwrap_or_default()
-            .split_whitespace();
-        // A zombie is none.
-        if rest.next() != Some("Z") && rest.next() == Some(&this) {
-            let comm = stat.split(['(', ')']).nth(1).unwrap_or_default();
-            found.push((pid, comm.to_owned()));
+        if stat.state != "Z" && stat.parent == this {
+            found.push((pid, stat.name));
         }
     }
     Ok(found)
@@ -267,4 +300,64 @@ pub(crate) fn streams(bench: &Bench) -> Done {
         }
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
+
+    use super::*;
+
+    /// Each has a table of descriptors of its own, which the kernel empties when the joiner knows already that the thread is
+    /// gone.
+    #[test]
+    #[allow(unsafe_code)]
+    fn a_joined_thread_is_none() {
+        for _ in 0..20 {
+            let (tell, told) = std::sync::mpsc::channel();
+            let (end, ended) = std::sync::mpsc::channel::<()>();
+            let thread = std::thread::spawn(move || {
+                // SAFETY: no other thread sees a descriptor of this table; this one closes none of those copied to it.
+                unsafe { unshare_unsafe(UnshareFlags::FILES) }.unwrap();
+                let open = || File::open("/dev/null").unwrap();
+                let files: Vec<_> = std::iter::repeat_with(open).take(500).collect();
+                std::mem::forget(files);
+                tell.send(gettid().to_string()).unwrap();
+                ended.recv().unwrap_err();
+            });
+            let id = told.recv().unwrap();
+            assert!(threads().unwrap().contains_key(&id));
+            drop(end);
+            thread.join().unwrap();
+            assert!(!threads().unwrap().contains_key(&id));
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_cut_off_hides_no_thread() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        // Of its 16 bytes the kernel keeps 15.
+        let thread = std::thread::Builder::new().name("ääääääää".into());
+        let thread = thread.spawn(move || {
+            tell.send(gettid().to_string()).unwrap();
+            ended.recv().unwrap_err();
+        });
+        let id = told.recv().unwrap();
+        assert!(threads().unwrap()[&id].starts_with("äääääää"));
+        drop(end);
+        thread.unwrap().join().unwrap();
+    }
+
+    #[test]
+    fn a_name_may_hold_brackets_and_spaces() {
+        let stat = "12 (a) Z (b) S 7 12 12 0 -1 4194308 1 2 3 4 5 6 7 8 20 0 1 0 99 0";
+        let stat = Stat::parse(stat).unwrap();
+        assert_eq!((stat.name.as_str(), stat.state.as_str()), ("a) Z (b", "S"));
+        assert_eq!((stat.parent.as_str(), stat.start.as_str()), ("7", "99"));
+        assert_eq!(stat.flags & EXITING, EXITING);
+        assert!(Stat::parse("12 (a) S 7").is_none());
+    }
 }

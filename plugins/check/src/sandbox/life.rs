@@ -1,6 +1,7 @@
 //! What is left of runs: nothing, also when the plugin's process was killed.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use skillgate_plugin_sdk::abi;
 
 use super::{Services, request, run};
 use crate::bench::{Bench, CALL_LIMIT, Done, demand, failed, failed_at};
+use crate::process_state::Stat;
 use crate::raw::Kind;
 use crate::storage::life::{kill, until_back};
 
@@ -82,13 +84,10 @@ fn end(pids: &[String]) {
     }
 }
 
-/// Parent and moment of start, from /proc/PID/stat (proc(5)). Nothing of one that has ended, reaped or not.
+/// Parent and moment of start. Nothing of one that has ended, reaped or not.
 fn parent_and_start(pid: &str) -> Option<(String, String)> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Behind the name, which may hold anything: state, parent, ...; the start is the 22nd of all.
-    let fields: Vec<_> = stat.rsplit(')').next()?.split_whitespace().collect();
-    let (state, parent, start) = (fields.first()?, fields.get(1)?, fields.get(19)?);
-    (*state != "Z").then(|| ((*parent).to_owned(), (*start).to_owned()))
+    let stat = Stat::read(&Path::new("/proc").join(pid))?;
+    (stat.state != "Z").then_some((stat.parent, stat.start))
 }
 
 /// Every process below this one, with the moment of its start.
