@@ -9,7 +9,11 @@ use crate::cgroup::GroupUse;
 /// interpreter's first thread and of the processes that it has waited for; the largest resident set of the interpreter,
 /// which is the first child of the run's process 1.
 pub(crate) fn of_run(process_1: u32) -> Option<GroupUse> {
-    let read = |path: String| fs::read_to_string(path).ok();
+    // A run chooses the name that these files give it, which need not be text.
+    let read = |path: String| {
+        let bytes = fs::read(path).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    };
     let children = read(format!("/proc/{process_1}/task/{process_1}/children"))?;
     let pid: u32 = children.split_whitespace().next()?.parse().ok()?;
     let thread = read(format!("/proc/{pid}/schedstat"))?;

@@ -371,7 +371,15 @@ def main(args):
 fn what_a_killed_run_has_used_is_known() {
     for mode in modes() {
         let instance = Instance::with(&mode.config, None);
-        let mut busy = request("def main(args):\n    while True: pass\n");
+        // A name of bytes that are no text hides nothing.
+        let mut busy = request(
+            "\
+import ctypes
+def main(args):
+    ctypes.CDLL(None).prctl(15, b'\\xff')
+    while True: pass
+",
+        );
         busy.limits.wall_ms = 800;
         let (result, _) = instance.run(busy);
         assert_eq!(result.error_type, "Timeout", "{}: {result:?}", mode.name);
