@@ -195,7 +195,12 @@ impl Floor {
             (self.space)(root.as_fd()).map_err(Fault::os("ask for the free space of", "."))?;
         // What is just being written counts twice until its file is complete: too little is the safe side.
         let unpromised = free.without(state.promised);
-        let left = self.left(unpromised, adding);
+        let mut there_is = unpromised;
+        if adding.inodes == 0 {
+            // What goes on takes no more than it was promised: it stops only when somebody else has taken of the floor.
+            there_is.inodes = free.inodes;
+        }
+        let left = self.left(there_is, adding);
         self.note(state, host, unpromised, left.is_err());
         let left_bytes = left.map_err(|what| {
             Fault::Full(format!(
