@@ -194,8 +194,8 @@ impl Groups {
 
     fn make_parents(&mut self, name: &str, configured: Option<&str>) -> io::Result<()> {
         for h in hierarchies(
-            &fs::read_to_string("/proc/self/mountinfo")?,
-            &fs::read_to_string("/proc/self/cgroup")?,
+            &sys::proc_text("/proc/self/mountinfo")?,
+            &sys::proc_text("/proc/self/cgroup")?,
             configured,
         ) {
             sweep(&h.base, name);

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::root::GUEST;
+use crate::sys;
 
 /// An interpreter, ready to be laid out in a root.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -188,7 +189,7 @@ impl Interpreter {
             .find(|i| name(i) == "libc.so.6" || name(i).starts_with("libc.musl-"))
             .and_then(|i| i.rsplit_once('/'))
             .map_or("/usr/lib".to_owned(), |(directory, _)| directory.to_owned());
-        let maps = std::fs::read_to_string("/proc/self/maps")?;
+        let maps = sys::proc_text("/proc/self/maps")?;
         let mapped: BTreeSet<&str> = maps
             .lines()
             .filter_map(|line| line.split_whitespace().nth(5))

@@ -30,6 +30,7 @@ pub(crate) use scheduling::*;
 
 use std::ffi::CString;
 use std::io;
+use std::path::Path;
 
 /// The result of a system call that gives a count, an id or zero.
 fn check(ret: libc::c_long) -> io::Result<libc::c_long> {
@@ -44,6 +45,11 @@ fn check(ret: libc::c_long) -> io::Result<libc::c_long> {
 pub(crate) fn cstr(s: impl AsRef<[u8]>) -> io::Result<CString> {
     CString::new(s.as_ref())
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "a NUL byte in a path"))
+}
+
+/// A file of /proc: the names in it are whoever's who gave them, any bytes, and must not hide the rest.
+pub(crate) fn proc_text(path: impl AsRef<Path>) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&std::fs::read(path)?).into_owned())
 }
 
 /// The kernel's unit of memory.

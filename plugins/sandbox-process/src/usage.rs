@@ -3,17 +3,14 @@
 use std::fs;
 
 use crate::cgroup::GroupUse;
+use crate::sys;
 
 /// Nothing where /proc does not tell (one that hides processes): then only the end of the run tells, and not all if it is
 /// killed, since the kernel then reaps in place of process 1, and counts for nobody (zap_pid_ns_processes). Time of the
 /// interpreter's first thread and of the processes that it has waited for; the largest resident set of the interpreter,
 /// which is the first child of the run's process 1.
 pub(crate) fn of_run(process_1: u32) -> Option<GroupUse> {
-    // A run chooses the name that these files give it, which need not be text.
-    let read = |path: String| {
-        let bytes = fs::read(path).ok()?;
-        Some(String::from_utf8_lossy(&bytes).into_owned())
-    };
+    let read = |path: String| sys::proc_text(path).ok();
     let children = read(format!("/proc/{process_1}/task/{process_1}/children"))?;
     let pid: u32 = children.split_whitespace().next()?.parse().ok()?;
     let thread = read(format!("/proc/{pid}/schedstat"))?;

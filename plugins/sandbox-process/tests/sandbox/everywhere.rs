@@ -1,6 +1,8 @@
 //! This very binary again: as an ordinary user, and with the checks that know one way at a time in the ways that are not
 //! the default.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::process::Command;
 
 use crate::support::*;
@@ -80,4 +82,27 @@ fn fresh() {
 #[test]
 fn fresh_as_user() {
     again(ORDINARY, Some("fresh"), &ONE_WAY_AT_A_TIME);
+}
+
+/// Whoever may mount chooses the name, any bytes: fusermount(1) does so for every user.
+#[test]
+fn beside_a_mount_whose_name_is_no_text() {
+    if !is_root() {
+        return; // who has no control groups to find
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mount = r#"mkdir "$0" && mount -t tmpfs none "$0" && exec "$@""#;
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", mount])
+        .arg(dir.path().join(OsStr::from_bytes(b"caf\xe9")))
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "basics::hello"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
 }
