@@ -64,19 +64,20 @@ impl Resolver for SystemResolver {
     }
 }
 
-fn read_hosts() -> String {
+fn read_hosts() -> Vec<u8> {
     let fits = std::fs::metadata(HOSTS).is_ok_and(|m| m.is_file() && m.len() <= HOSTS_BYTES_MAX);
     // Without the file there is DNS.
     if fits {
-        std::fs::read_to_string(HOSTS).unwrap_or_default()
+        std::fs::read(HOSTS).unwrap_or_default()
     } else {
-        String::new()
+        Vec::new()
     }
 }
 
-/// The addresses that hosts(5) gives to a name.
-fn in_hosts(text: &str, host: &str) -> Vec<IpAddr> {
-    text.lines()
+/// The addresses that hosts(5) gives to a name. A comment in another encoding costs no line.
+fn in_hosts(file: &[u8], host: &str) -> Vec<IpAddr> {
+    String::from_utf8_lossy(file)
+        .lines()
         .filter_map(|line| {
             let mut words = line.split('#').next()?.split_whitespace();
             let address = words.next()?.parse().ok()?;
@@ -95,7 +96,7 @@ mod tests {
 
     #[test]
     fn hosts_file() {
-        let text = "127.0.0.1 localhost # x.test\n\n# 9.9.9.9 x.test\n10.0.0.1\tX.test  y.test\n::1 localhost x.test\nfe80::1%lo z.test\n10.0.0.2 x.test.evil\nx.test 1.1.1.1\n";
+        let text = b"# caf\xe9\n127.0.0.1 localhost # x.test\n\n# 9.9.9.9 x.test\n10.0.0.1\tX.test  y.test\n::1 localhost x.test\nfe80::1%lo z.test\n10.0.0.2 x.test.evil\nx.test 1.1.1.1\n";
         let of = |host| {
             in_hosts(text, host)
                 .iter()
