@@ -22,7 +22,7 @@
 //! ```
 //!
 //! Beside the way: `reload` changes keys, policies, limits, secrets and plugins while it is in use; `slots` divides what there
-//! are only so many of between tenants.
+//! are only so many of between tenants, or addresses.
 //!
 //! Every step takes one type and gives the next; a step never calls back up. Two types carry the security:
 //! [`auth::Caller`] (only `auth` makes one) and [`policy::Permitted`] (only `policy` makes one).

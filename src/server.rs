@@ -4,8 +4,7 @@
 mod write_timeout;
 
 use std::error::Error as _;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,12 +16,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tower::ServiceExt;
 use tower::util::BoxCloneSyncService;
 use write_timeout::WriteTimeout;
+
+use crate::slots::Slots;
 
 /// What can go wrong while a body is read or written.
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +51,14 @@ pub struct Peer(pub SocketAddr);
 pub fn peer_ip<B>(request: &Request<B>) -> IpAddr {
     let peer = request.extensions().get::<Peer>();
     peer.map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0.ip())
+}
+
+/// What an address counts as: an IPv6 host owns its /64 (RFC 6177), so it could have a new address for every connection.
+pub(crate) fn network(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX))),
+        v4 => v4,
+    }
 }
 
 /// A body that is there already.
@@ -92,7 +100,7 @@ pub struct Settings {
     pub header_timeout: Duration,
     /// `server.write_timeout_ms`
     pub write_timeout: Duration,
-    /// `server.max_connections`
+    /// `server.max_connections`; addresses share them.
     pub connections_max: usize,
     /// `server.drain_timeout_ms`
     pub drain_timeout: Duration,
@@ -106,7 +114,7 @@ pub async fn serve(
     settings: Settings,
     stop: impl Future<Output = ()>,
 ) -> Instant {
-    let places = Arc::new(Semaphore::new(settings.connections_max));
+    let places = Slots::new(settings.connections_max);
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
@@ -124,8 +132,9 @@ pub async fn serve(
                 continue;
             }
         };
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            tracing::warn!(%peer, "connection refused: server.max_connections is reached");
+        // Whoever holds many before a word is said leaves some to others.
+        let Some(place) = places.take(&network(peer.ip()).to_string()) else {
+            tracing::warn!(%peer, "connection refused: server.max_connections is reached, or its address's share of them");
             tokio::spawn(turn_away(stream));
             continue;
         };
@@ -187,7 +196,7 @@ fn named(mut request: Request<Incoming>, peer: SocketAddr) -> Request<Body> {
 
 /// The answer when there is no place left, without reading anything.
 async fn turn_away(stream: TcpStream) {
-    let text = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32007,"message":"too many connections","data":{"kind":"unavailable","request_id":""}}}"#;
+    let text = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32007,"message":"too many connections are open, or too many from this address: use one for many calls, or try again later","data":{"kind":"unavailable","request_id":""}}}"#;
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
         text.len()
@@ -203,9 +212,10 @@ async fn turn_away(stream: TcpStream) {
 mod tests {
     use super::{Settings, Stack, full, serve};
     use http::Response;
+    use std::net::SocketAddr;
     use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::net::{TcpListener, TcpStream};
+    use tokio::net::{TcpListener, TcpSocket, TcpStream};
     use tower::service_fn;
 
     /// Says when it is dropped.
@@ -252,6 +262,51 @@ mod tests {
         server.await.unwrap();
         dropped.try_recv().expect("its request is gone");
         assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "no answer");
+    }
+
+    /// A connection from an address, and what comes of a request for it.
+    async fn ask(from: &str, to: SocketAddr) -> (TcpStream, String) {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(from.parse().unwrap()).unwrap();
+        let mut client = socket.connect(to).await.unwrap();
+        client
+            .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            .await
+            .unwrap();
+        let mut answer = [0; 1024];
+        let read = client.read(&mut answer).await.unwrap();
+        (client, String::from_utf8_lossy(&answer[..read]).into())
+    }
+
+    #[tokio::test]
+    async fn one_address_leaves_places_to_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let settings = Settings {
+            header_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
+            connections_max: 4,
+            drain_timeout: Duration::from_secs(5),
+        };
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let server = tokio::spawn(serve(listener, constant("hello"), settings, async move {
+            stopped.await.unwrap_or(())
+        }));
+        let mut held = Vec::new();
+        for _ in 0..3 {
+            let (client, answer) = ask("127.0.0.2:0", address).await;
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+            held.push(client);
+        }
+        let (_refused, answer) = ask("127.0.0.2:0", address).await;
+        assert!(
+            answer.starts_with("HTTP/1.1 503 ") && answer.contains("from this address"),
+            "{answer}"
+        );
+        let (_other, answer) = ask("127.0.0.3:0", address).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        stop.send(()).unwrap();
+        server.await.unwrap();
     }
 
     fn constant(text: &'static str) -> Stack {

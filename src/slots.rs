@@ -1,7 +1,8 @@
 //! So many of something, divided between tenants as they come (`gate.max_tunnels`, `server.max_large_bodies`,
-//! `blobs.max_transfers`): a tenant that holds [`SHARE`] times as many as are free gets no more until some are given back (the
-//! dynamic thresholds of Choudhury and Hahne 1998, for shared buffers). So a tenant alone has three quarters of them, and
-//! whoever comes finds some, without a number for each tenant to be set.
+//! `blobs.max_transfers`; of `server.max_connections` an address is the tenant): a tenant that holds [`SHARE`] times as many
+//! as are free gets no more until some are given back (the dynamic thresholds of Choudhury and Hahne 1998, for shared
+//! buffers). So a tenant alone has three quarters of them, and whoever comes finds some, without a number for each tenant to
+//! be set.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +14,7 @@ use super::ledger::{Key, Ledger, Pace, Place};
 use crate::auth::Caller;
 use crate::config::{Config, RateKey, RateLimit};
 use crate::reload;
+use crate::server::network;
 
 /// Where time comes from.
 pub trait Clock: fmt::Debug + Send + Sync {
@@ -116,14 +117,6 @@ impl Rule {
             hasher.finish()
         };
         Key(hash(&self.secrets[0]), hash(&self.secrets[1]))
-    }
-}
-
-/// What an address counts as: an IPv6 host owns its /64 (RFC 6177), so it could have a new address for every call.
-fn network(ip: IpAddr) -> IpAddr {
-    match ip.to_canonical() {
-        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX))),
-        v4 => v4,
     }
 }
 

@@ -38,7 +38,8 @@ pub(crate) fn asks(gateway: &Gateway, path: &str) -> (Client, Answer) {
 fn who_does_not_read_is_let_go() {
     let _alone = alone();
     let house = House::new(Settings {
-        server: "max_connections = 4\nwrite_timeout_ms = 500\nheader_timeout_ms = 60000",
+        // Of which one address alone has four.
+        server: "max_connections = 5\nwrite_timeout_ms = 500\nheader_timeout_ms = 60000",
         extra: "[log]\nfilter = \"info,skillgate::server=debug\"",
         ..Settings::default()
     });
