@@ -284,7 +284,7 @@ impl Runs {
     async fn run_now(&self, job: Job) -> Result<Answer, Error> {
         let caller = &job.caller;
         let waits = Instant::now();
-        let _turn = self
+        let turn = self
             .queue
             .turn(caller.tenant(), &caller.subject().id)
             .await?;
@@ -326,6 +326,7 @@ impl Runs {
             granted,
             self.settings.output_blobs_max,
             gate,
+            turn,
         ));
         ending.watches(services.clone());
 
@@ -339,6 +340,8 @@ impl Runs {
         let outcome =
             tokio::time::timeout(wall + OVERTIME, sandbox.run(request, services.clone())).await;
         let wall_ms = began.elapsed().as_millis() as u64;
+        // Until the answer; one that has not ended keeps it.
+        let _turn = outcome.is_ok().then(|| services.turn_over());
         let ended = match outcome {
             Ok(Ok(result)) => Ok(result),
             Ok(Err(error)) if error.not_executed => {

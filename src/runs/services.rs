@@ -15,6 +15,7 @@ use skillgate_plugin_sdk::model::{Error, Result};
 
 use super::Job;
 use super::ending::Cancelled;
+use super::queue::Place;
 use super::redaction::Streams;
 use crate::auth::Caller;
 use crate::blobs::{self, Blobs, Kind};
@@ -41,6 +42,8 @@ pub(super) struct Services {
 
 #[derive(Debug)]
 struct State {
+    /// Until it has ended, also when nobody waits for that any more: the sandbox keeps this for as long.
+    turn: Option<Place>,
     logs: Streams,
     made: Made,
     writers: HashMap<i64, BlobWriter>,
@@ -97,6 +100,7 @@ impl Services {
         granted: Granted,
         created_max: usize,
         gate: Option<gate::Open>,
+        turn: Place,
     ) -> Self {
         Services {
             blobs,
@@ -106,6 +110,7 @@ impl Services {
             created_max,
             gate,
             state: Mutex::new(State {
+                turn: Some(turn),
                 logs: Streams::new(granted.redactor()),
                 made: Made::default(),
                 writers: HashMap::new(),
@@ -113,6 +118,11 @@ impl Services {
             }),
             granted,
         }
+    }
+
+    /// It has ended: what it was given to run is for whoever runs next.
+    pub(super) fn turn_over(&self) -> Option<Place> {
+        self.state().turn.take()
     }
 
     /// What it printed, without the secrets that it was given.

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::alone;
 use crate::audit;
 use crate::support::eventually;
-use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::gateway::{Gateway, House, Settings, signal};
 use crate::support::http::Client;
 use crate::support::look::{self, Process};
 
@@ -30,10 +30,7 @@ fn host(gateway: &Gateway) -> Option<Process> {
 }
 
 fn kill(process: &Process) {
-    let done = std::process::Command::new("kill")
-        .args(["-KILL", &process.pid.to_string()])
-        .status();
-    assert!(done.unwrap().success());
+    signal("KILL", process.pid);
 }
 
 fn blob(client: &mut Client, content: &str) -> std::io::Result<serde_json::Value> {

@@ -82,11 +82,7 @@ fn a_killed_gateway_has_recorded_what_it_answered() {
             eventually("some runs are answered", Duration::from_secs(20), || {
                 told.lock().unwrap().len() > before + 3 + random.below(10) as usize
             });
-            // Through the handle of the process: the threads above hold the gateway itself.
-            let killed = Command::new("kill")
-                .args(["-KILL", &gateway.pid.to_string()])
-                .status();
-            assert!(killed.unwrap().success());
+            gateway.signal("KILL");
         });
         gateway.end(Duration::from_secs(10));
         kills += 1;

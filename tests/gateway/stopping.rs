@@ -8,13 +8,14 @@ use serde_json::{Value, json};
 
 use crate::alone;
 use crate::audit;
+use crate::operator::{metrics, value};
 use crate::support::eventually;
-use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::gateway::{Gateway, House, Settings, signal};
 use crate::support::http::Client;
 use crate::support::look;
 
-/// Sends a run without waiting for its answer, and waits until it is under way.
-pub(crate) fn begun(gateway: &Gateway, code: &str) -> Client {
+/// Sends a run without waiting for its answer.
+fn asked(gateway: &Gateway, code: &str) -> Client {
     let mut client = gateway.client();
     let body = json!({ "jsonrpc": "2.0", "id": "run", "method": "run_code", "params": { "language": "python", "code": code } }).to_string();
     let length = body.len().to_string();
@@ -23,9 +24,15 @@ pub(crate) fn begun(gateway: &Gateway, code: &str) -> Client {
         ("Content-Length", length.as_str()),
     ];
     client.head("POST", "/rpc", &headers).unwrap();
+    client.write(body.as_bytes()).unwrap();
+    client
+}
+
+/// Sends a run without waiting for its answer, and waits until it is under way.
+pub(crate) fn begun(gateway: &Gateway, code: &str) -> Client {
     let started = || gateway.log().matches("run started").count();
     let before = started();
-    client.write(body.as_bytes()).unwrap();
+    let client = asked(gateway, code);
     eventually("the run is under way", Duration::from_secs(20), || {
         // The code says so by a second process: the first is there before the code is. One that is being made for a later
         // run looks like it for a moment.
@@ -55,6 +62,35 @@ fn a_run_ends_with_its_caller() {
         .client()
         .run("def main(args):\n    return 1\n", json!({}))
         .unwrap();
+    gateway.stop();
+}
+
+/// The sandbox cannot end it, since its launcher is stopped.
+#[test]
+fn a_cancelled_run_has_its_place_until_it_has_ended() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        runs: "max_concurrent = 1",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let client = begun(&gateway, SLEEPS);
+    let launcher = gateway.launcher().pid;
+    signal("STOP", launcher);
+    client.hang_up();
+    eventually("its end is recorded", Duration::from_secs(5), || {
+        let records = audit::lines(&audit::path(&house));
+        records.iter().any(|line| line["status"] == "cancelled")
+    });
+    let mut next = asked(&gateway, "def main(args):\n    return 1\n");
+    eventually("the next one waits", Duration::from_secs(5), || {
+        let page = metrics(&gateway);
+        ["skillgate_runs_in_flight ", "skillgate_run_queue_depth "].map(|name| value(&page, name))
+            == [1.0, 1.0]
+    });
+    signal("CONT", launcher);
+    let answer = next.answer().unwrap();
+    assert_eq!(answer.json().unwrap()["result"]["output"], 1);
     gateway.stop();
 }
 

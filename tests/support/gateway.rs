@@ -198,6 +198,15 @@ config = {sandbox}
     }
 }
 
+/// To one process.
+pub(crate) fn signal(name: &str, pid: u32) {
+    let status = Command::new("kill")
+        .args([&format!("-{name}"), &pid.to_string()])
+        .status()
+        .unwrap();
+    assert!(status.success(), "kill -{name} {pid}");
+}
+
 /// `  http://127.0.0.1:4567/rpc   POST …`
 fn address_in(line: &str, path: &str) -> Option<String> {
     let url = line.split_whitespace().next()?.strip_prefix("http://")?;
@@ -274,11 +283,7 @@ impl Gateway {
     }
 
     pub(crate) fn signal(&self, name: &str) {
-        let status = Command::new("kill")
-            .args([&format!("-{name}"), &self.pid.to_string()])
-            .status()
-            .unwrap();
-        assert!(status.success(), "kill -{name} {}", self.pid);
+        signal(name, self.pid);
     }
 
     /// SIGKILL, at once.
