@@ -218,6 +218,28 @@ mod tests {
     use tokio::net::{TcpListener, TcpSocket, TcpStream};
     use tower::service_fn;
 
+    const PATIENT: Settings = Settings {
+        header_timeout: Duration::from_secs(60),
+        write_timeout: Duration::from_secs(60),
+        connections_max: 8,
+        drain_timeout: Duration::from_secs(5),
+    };
+
+    /// A server: its address, and how to stop it and wait until it has.
+    async fn serving(stack: Stack, settings: Settings) -> (SocketAddr, impl AsyncFnOnce()) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let server = tokio::spawn(serve(listener, stack, settings, async move {
+            stopped.await.unwrap_or(())
+        }));
+        let stop = async move || {
+            stop.send(()).unwrap();
+            server.await.unwrap();
+        };
+        (address, stop)
+    }
+
     /// Says when it is dropped.
     struct Held(std::sync::mpsc::Sender<()>);
 
@@ -230,13 +252,10 @@ mod tests {
 
     #[tokio::test]
     async fn what_outlives_the_drain_is_dropped_before_it_is_over() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
         let settings = Settings {
-            header_timeout: Duration::from_secs(60),
-            write_timeout: Duration::from_secs(60),
             connections_max: 8,
             drain_timeout: Duration::from_millis(1),
+            ..PATIENT
         };
         let (held, dropped) = std::sync::mpsc::channel();
         let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
@@ -248,18 +267,14 @@ mod tests {
                 std::future::pending().await
             }
         }));
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let server = tokio::spawn(serve(listener, never, settings, async move {
-            stopped.await.unwrap_or(())
-        }));
+        let (address, stop) = serving(never, settings).await;
         let mut client = TcpStream::connect(address).await.unwrap();
         client
             .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             .await
             .unwrap();
         begins.recv().await.unwrap();
-        stop.send(()).unwrap();
-        server.await.unwrap();
+        stop().await;
         dropped.try_recv().expect("its request is gone");
         assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "no answer");
     }
@@ -280,18 +295,11 @@ mod tests {
 
     #[tokio::test]
     async fn one_address_leaves_places_to_others() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
         let settings = Settings {
-            header_timeout: Duration::from_secs(60),
-            write_timeout: Duration::from_secs(60),
             connections_max: 4,
-            drain_timeout: Duration::from_secs(5),
+            ..PATIENT
         };
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let server = tokio::spawn(serve(listener, constant("hello"), settings, async move {
-            stopped.await.unwrap_or(())
-        }));
+        let (address, stop) = serving(constant("hello"), settings).await;
         let mut held = Vec::new();
         for _ in 0..3 {
             let (client, answer) = ask("127.0.0.2:0", address).await;
@@ -305,8 +313,7 @@ mod tests {
         );
         let (_other, answer) = ask("127.0.0.3:0", address).await;
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-        stop.send(()).unwrap();
-        server.await.unwrap();
+        stop().await;
     }
 
     fn constant(text: &'static str) -> Stack {
@@ -317,18 +324,12 @@ mod tests {
 
     #[tokio::test]
     async fn slow_headers_are_cut_off_and_full_houses_turn_away() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
         let settings = Settings {
             header_timeout: Duration::from_millis(300),
-            write_timeout: Duration::from_secs(5),
             connections_max: 1,
-            drain_timeout: Duration::from_secs(5),
+            ..PATIENT
         };
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let server = tokio::spawn(serve(listener, constant("hello"), settings, async move {
-            stopped.await.unwrap_or(())
-        }));
+        let (address, stop) = serving(constant("hello"), settings).await;
 
         let mut slow = TcpStream::connect(address).await.unwrap();
         slow.write_all(b"POST /rpc HTTP/1.1\r\nHost: x\r\nX-Drip: ")
@@ -357,8 +358,7 @@ mod tests {
         third.read_to_string(&mut text).await.unwrap();
         assert!(text.ends_with("hello"), "the place is free again: {text}");
 
-        stop.send(()).unwrap();
-        server.await.unwrap();
+        stop().await;
         assert!(
             TcpStream::connect(address).await.is_err(),
             "no new connections after the end"

@@ -50,13 +50,7 @@ fn again(user: u32, mode: Option<&str>, tests: &[&str]) {
     if let Some(mode) = mode {
         command.env("SANDBOX_MODE", mode);
     }
-    let output = command.output().unwrap();
-    assert!(
-        output.status.success(),
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
+    succeeds(&mut command);
 }
 
 #[test]
@@ -92,17 +86,12 @@ fn beside_a_mount_whose_name_is_no_text() {
     }
     let dir = tempfile::tempdir().unwrap();
     let mount = r#"mkdir "$0" && mount -t tmpfs none "$0" && exec "$@""#;
-    let output = Command::new("unshare")
-        .args(["--mount", "sh", "-c", mount])
-        .arg(dir.path().join(OsStr::from_bytes(b"caf\xe9")))
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "basics::hello"])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned()
-        + &String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}"
+    let text = succeeds(
+        Command::new("unshare")
+            .args(["--mount", "sh", "-c", mount])
+            .arg(dir.path().join(OsStr::from_bytes(b"caf\xe9")))
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "basics::hello"]),
     );
+    assert!(text.contains("1 passed"), "{text}");
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -24,6 +25,15 @@ pub(crate) fn launcher() -> PathBuf {
 pub(crate) struct Instance {
     pub(crate) plugin: SandboxProcess,
     pub(crate) state: tempfile::TempDir,
+}
+
+/// A program that has to succeed, and all that it says.
+pub(crate) fn succeeds(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    let text = said.concat();
+    assert!(output.status.success(), "{text}");
+    text
 }
 
 /// What an instance is made from in these tests: an ordinary user has no delegated groups here. SANDBOX_MODE says which

@@ -161,23 +161,18 @@ fn the_same_where_the_gateway_is_process_1() {
         // Who may not make a pid namespace alone does not come to be process 1 of one.
         return;
     }
-    let output = Command::new("unshare")
-        .args(["--pid", "--fork", "--mount-proc"])
-        .arg(std::env::current_exe().unwrap())
-        .args([
-            "--ignored",
-            "--exact",
-            "tenants::as_process_1",
-            "--nocapture",
-        ])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned()
-        + &String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success() && text.contains("each once"),
-        "{text}"
+    let text = succeeds(
+        Command::new("unshare")
+            .args(["--pid", "--fork", "--mount-proc"])
+            .arg(std::env::current_exe().unwrap())
+            .args([
+                "--ignored",
+                "--exact",
+                "tenants::as_process_1",
+                "--nocapture",
+            ]),
     );
+    assert!(text.contains("each once"), "{text}");
     println!(
         "{}",
         text.lines()
