@@ -3,7 +3,7 @@
 //! A page on another site can make a browser talk to a local address, directly or by rebinding its own name to it.
 //! The `Host` of such a request is the page's, its `Origin` too, so both must be ours.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -75,7 +75,8 @@ impl<S> Door<S> {
                 .ok()
                 .and_then(|origin| origin.parse::<Uri>().ok())
                 .and_then(|uri| uri.authority().cloned());
-            if origins.next().is_some() || !theirs.is_some_and(|authority| self.ours(&authority)) {
+            let is_ours = theirs.is_some_and(|theirs| self.is_our_page(&theirs, &host));
+            if origins.next().is_some() || !is_ours {
                 return Err(Refusal::new(
                     StatusCode::FORBIDDEN,
                     "insufficient_scope",
@@ -87,15 +88,33 @@ impl<S> Door<S> {
     }
 
     fn ours(&self, authority: &Authority) -> bool {
-        let host = authority.host().to_ascii_lowercase();
-        let bare = host.trim_start_matches('[').trim_end_matches(']');
-        bare.parse::<IpAddr>().is_ok()
-            || self
-                .names
-                .iter()
-                .any(|name| *name == host || *name == authority.as_str().to_ascii_lowercase())
-            || authority.as_str().parse::<SocketAddr>().is_ok()
+        address(authority).is_some() || self.is_named(authority)
     }
+
+    /// A page from an address is another's, unless it is from this machine or from where the request goes: any web server
+    /// has one, and needs no name to be visited.
+    fn is_our_page(&self, origin: &Authority, host: &Authority) -> bool {
+        match address(origin) {
+            Some(ip) => ip.to_canonical().is_loopback() || Some(ip) == address(host),
+            None => self.is_named(origin),
+        }
+    }
+
+    fn is_named(&self, authority: &Authority) -> bool {
+        let host = authority.host().to_ascii_lowercase();
+        let whole = authority.as_str().to_ascii_lowercase();
+        let mut names = self.names.iter();
+        names.any(|name| *name == host || *name == whole)
+    }
+}
+
+/// Its host, if that is an address.
+fn address(authority: &Authority) -> Option<IpAddr> {
+    let host = authority.host();
+    host.trim_start_matches('[')
+        .trim_end_matches(']')
+        .parse()
+        .ok()
 }
 
 /// The one host that a request is for (RFC 9112 section 3.2).
@@ -210,12 +229,18 @@ mod tests {
         for (origin, expected) in [
             ("http://localhost:3000", 200),
             ("http://gate.example.com", 200),
+            ("http://127.0.0.1:3000", 200),
+            ("http://[::1]", 200),
+            ("http://10.0.0.7:3000", 200),
             ("https://evil.example", 403),
+            ("http://10.0.0.8", 403),
+            ("http://203.0.113.5", 403),
+            ("http://[2001:db8::1]:8080", 403),
             ("null", 403),
             ("", 403),
         ] {
             assert_eq!(
-                status(|b| b.header("host", "localhost").header("origin", origin)).await,
+                status(|b| b.header("host", "10.0.0.7:8080").header("origin", origin)).await,
                 expected,
                 "{origin}"
             );
