@@ -14,9 +14,15 @@ use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visit
 pub enum Refused {
     /// Not JSON that everybody reads alike: syntax, a lone surrogate, nesting deeper than 128 levels.
     Syntax(String),
-    /// JSON, but not to be taken: a member name twice in one object, a number that no double can hold.
+    /// JSON, but not to be taken: a member name twice in one object, one that [`RESERVED`] begins, a number that no double can
+    /// hold.
     Content(String),
 }
+
+/// What serde_json's own names begin with, by which it passes on numbers and texts that are to be read as they are. A reader
+/// that knows one of them (regorus does) reads an object of the caller's that has it as something else, or not at all: rules
+/// would see other arguments than the code that they are about.
+const RESERVED: &str = "$serde_json::private::";
 
 /// Checks a whole JSON text.
 ///
@@ -81,6 +87,12 @@ impl<'de> Visitor<'de> for Walk {
             if names.contains(&name) {
                 return Err(de::Error::custom(format_args!(
                     "member {:?} is there twice in one object",
+                    short(&name)
+                )));
+            }
+            if name.starts_with(RESERVED) {
+                return Err(de::Error::custom(format_args!(
+                    "member {:?} has a name that is reserved",
                     short(&name)
                 )));
             }
@@ -165,6 +177,8 @@ mod tests {
             r#"{"a":1,"a":2}"#,
             r#"{"a":1,"\u0061":2}"#,
             r#"{"x":[{"y":{"b":1,"b":1}}]}"#,
+            r#"{"a":{"$serde_json::private::Number":"1"}}"#,
+            r#"[{"b":1,"\u0024serde_json::private::RawValue":"{}"}]"#,
             "1e400",
             "[-1e999]",
         ] {

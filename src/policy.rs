@@ -379,7 +379,7 @@ impl Policy {
         let began = Instant::now();
         let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let args = input::args(facts, &active.include_args);
-        let shown = args.as_ref().ok().copied().flatten();
+        let shown = args.as_ref().ok().cloned().flatten();
         let input = self.0.inputs.build(facts, now_s, shown);
         let raw = match (&active.set, args) {
             (_, Err(fault)) => Err(fault),

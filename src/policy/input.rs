@@ -98,7 +98,7 @@ impl Inputs {
     }
 
     /// The document for one call. `now_s` counts from 1970; `args` are those of [`args`].
-    pub(super) fn build(&self, facts: &Facts, now_s: u64, args: Option<&str>) -> Value {
+    pub(super) fn build(&self, facts: &Facts, now_s: u64, args: Option<Value>) -> Value {
         let k = &*KEYS;
         let caller = &facts.caller;
         let mut request: BTreeMap<Value, Value> = facts
@@ -109,8 +109,7 @@ impl Inputs {
         request.insert(k.method.clone(), facts.method.into());
         request.insert(k.id.clone(), facts.id.as_str().into());
         request.insert(k.protocol.clone(), "skills/0.1".into());
-        // It was read as JSON when the call came in.
-        if let Some(args) = args.and_then(|args| Value::from_json_str(args).ok()) {
+        if let Some(args) = args {
             request.insert(k.args.clone(), args);
         }
         let mut limits = vec![(
@@ -208,15 +207,18 @@ impl Inputs {
 /// The arguments that the rules see of this call: those of the skills that the operator has named.
 ///
 /// # Errors
-/// [`Fault::Error`] where they are too long: a rule about them must not be got around by making them longer.
-pub(super) fn args<'a>(facts: &'a Facts, named: &[String]) -> Result<Option<&'a str>, Fault> {
+/// [`Fault::Error`] where they are too long, or no JSON to the engine: a rule about them must not be got around by keeping
+/// them from it.
+pub(super) fn args(facts: &Facts, named: &[String]) -> Result<Option<Value>, Fault> {
     let target = facts.skills.first().map(|skill| skill.name());
     let is_named = target.is_some_and(|target| named.iter().any(|name| name == target));
     if facts.method != "execute_skill" || !is_named {
         return Ok(None);
     }
     match &facts.args {
-        Some(args) => Ok(Some(args)),
+        Some(args) => Value::from_json_str(args).map(Some).map_err(|error| {
+            Fault::Error(format!("the arguments are no JSON to the engine: {error}"))
+        }),
         None => Err(Fault::Error(format!(
             "the arguments are longer than the {ARGS_BYTES_MAX} bytes that rules see (policy.include_args)"
         ))),

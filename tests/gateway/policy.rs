@@ -532,6 +532,14 @@ fn rules_about_arguments_cannot_be_got_around() {
     assert_eq!(greet(json!({ "name": "mallory-canary" })), "custom.name");
     let padded = json!({ "name": "mallory-canary", "padding": "x".repeat(65_536) });
     assert_eq!(greet(padded), "policy.error");
+    // What the engine would read as something else, or not at all.
+    for number in ["1", "no number"] {
+        let hidden =
+            json!({ "name": "mallory-canary", "z": { "$serde_json::private::Number": number } });
+        let params = json!({ "name": "hello.world", "args": hidden });
+        let reply = client.call("execute_skill", params).unwrap();
+        assert_eq!(reply["error"]["code"], -32602, "{reply}");
+    }
     gateway.stop();
     let audit = fs::read_to_string(house.path().join(".skillgate/audit.jsonl")).unwrap();
     assert!(!audit.contains("-canary"), "no record has arguments");
