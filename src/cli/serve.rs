@@ -25,8 +25,9 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
         listen: args.listen.clone(),
         insecure_no_auth: args.insecure_no_auth,
     };
+    let sources = Sources::of_process();
+    let read = move || Config::load(&sources, &flags);
     // It prints its addresses itself, as soon as they answer.
-    let read = move || Config::load(&Sources::of_process(), &flags);
     app::serve(Box::new(read))?;
     Ok(Exit::Fine)
 }

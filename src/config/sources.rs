@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use zeroize::Zeroizing;
 
@@ -35,7 +35,7 @@ struct Found {
 }
 
 /// Reads a file as text.
-pub(super) type ReadFile = Box<dyn Fn(&Path) -> io::Result<String>>;
+pub(super) type ReadFile = Box<dyn Fn(&Path) -> io::Result<String> + Send + Sync>;
 
 /// The outside world, as far as the configuration looks at it. Tests make their own.
 pub struct Sources {
@@ -46,7 +46,7 @@ pub struct Sources {
     /// Reads a configuration file.
     pub read: ReadFile,
     /// Whether there is a directory of this name.
-    pub is_dir: Box<dyn Fn(&Path) -> bool>,
+    pub is_dir: Box<dyn Fn(&Path) -> bool + Send + Sync>,
     /// The running program, links followed; absent where the system does not tell.
     pub exe: Option<PathBuf>,
 }
@@ -112,7 +112,7 @@ impl Sources {
         Sources {
             env: std::env::vars_os().filter_map(ours).collect(),
             secrets: SecretVariables::new(std::env::vars_os().filter_map(secret)),
-            read: Box::new(read_file),
+            read: Box::new(file_reader()),
             is_dir: Box::new(|path| path.is_dir()),
             exe: std::env::current_exe().ok(),
         }
@@ -263,10 +263,27 @@ fn is_service_link(name: &str) -> bool {
         || rest.strip_prefix("PORT").is_some_and(of_port)
 }
 
-/// The text of a configuration file, which has a limit and is UTF-8.
-fn read_file(path: &Path) -> io::Result<String> {
-    let file = std::fs::File::open(path)?;
-    // A named pipe is fine (`--config <(...)`); only a directory reads as an error by itself.
+/// Reads files as long as it lives, and remembers what a pipe has said (`--config <(...)`, `/dev/stdin`): it says it once, and
+/// nothing after that, which would be a configuration too, of defaults alone.
+fn file_reader() -> impl Fn(&Path) -> io::Result<String> {
+    let said: Mutex<BTreeMap<PathBuf, String>> = Mutex::default();
+    move |path| {
+        let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(text) = said.get(path) {
+            return Ok(text.clone());
+        }
+        let file = std::fs::File::open(path)?;
+        let is_file = file.metadata()?.is_file();
+        let text = read_text(file)?;
+        if !is_file {
+            said.insert(path.to_owned(), text.clone());
+        }
+        Ok(text)
+    }
+}
+
+/// The text of a configuration file, which has a limit and is UTF-8. A directory reads as an error by itself.
+fn read_text(file: std::fs::File) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_FILE_BYTES {

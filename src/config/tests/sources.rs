@@ -1,5 +1,8 @@
 //! Where a configuration comes from: which file counts, and what lies beside the program.
 
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
+
 use super::*;
 
 #[test]
@@ -140,4 +143,22 @@ fn the_bundled_directories_are_found_beside_the_program() {
         [PathBuf::from("skills")],
         "what is written counts"
     );
+}
+
+/// What looks at it twice, as the gateway does, would find nothing the second time: a configuration of defaults.
+#[test]
+fn what_a_pipe_has_said_is_kept() {
+    let (said, mut say) = std::io::pipe().unwrap();
+    say.write_all(b"auth.mode = \"off\"\nserver.listen = \"127.0.0.1:4711\"")
+        .unwrap();
+    drop(say);
+    let flags = Flags {
+        config: Some(format!("/dev/fd/{}", said.as_raw_fd()).into()),
+        ..Flags::default()
+    };
+    let sources = Sources::of_process();
+    for _ in 0..3 {
+        let config = Config::load(&sources, &flags).unwrap();
+        assert_eq!(config.server.listen.port(), 4711);
+    }
 }
