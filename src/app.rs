@@ -332,6 +332,9 @@ pub fn serve(read: Read) -> Result<(), AppError> {
     telemetry::start(&config.log).map_err(AppError::Log)?;
     let runtime = runtime(config)?;
     let outcome = runtime.block_on(async {
+        // Whoever asks for a reload during the start gets it after that: by default the signal would end the process.
+        let hangup =
+            signal(SignalKind::hangup()).map_err(AppError::io("cannot wait for SIGHUP"))?;
         // Before the plugins: a port that is taken should be known before a sandbox is built.
         let listen = config.server.listen;
         let listener = TcpListener::bind(listen)
@@ -352,8 +355,6 @@ pub fn serve(read: Read) -> Result<(), AppError> {
         // Before it says that it serves: from then on each of them has its meaning.
         let mut terminate =
             signal(SignalKind::terminate()).map_err(AppError::io("cannot wait for SIGTERM"))?;
-        let hangup =
-            signal(SignalKind::hangup()).map_err(AppError::io("cannot wait for SIGHUP"))?;
         let mut interrupt =
             signal(SignalKind::interrupt()).map_err(AppError::io("cannot wait for SIGINT"))?;
         let settings = server::Settings {

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::operator::{metrics, value};
 use crate::policy::{narrow, policy_in};
 use crate::stopping::{SLEEPS, begun};
 use crate::support::eventually;
-use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::gateway::{Gateway, House, Settings, signal};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -44,6 +45,32 @@ fn refusal(gateway: &Gateway) -> Value {
 
 const TAKEN: &str = "reloaded";
 const REFUSED: &str = "reload refused";
+
+/// While it makes itself ready, a service manager or a script may ask for a reload already.
+#[test]
+fn a_reload_that_is_asked_for_during_the_start_comes_after_it() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let serve = house.command();
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "echo $$ > pid; exec \"$@\"", "sh"])
+        .arg(serve.get_program())
+        .args(serve.get_args());
+    house.clean(&mut command);
+    std::thread::scope(|scope| {
+        let gateway = scope.spawn(|| house.start_as(command));
+        eventually("it has begun", PATIENCE, || {
+            let log = fs::read_to_string(house.path().join("stderr.log"));
+            log.is_ok_and(|log| log.contains("policy passed its trial"))
+        });
+        let pid = fs::read_to_string(house.path().join("pid")).unwrap();
+        signal("HUP", pid.trim().parse().unwrap());
+        let gateway = gateway.join().unwrap();
+        eventually(TAKEN, PATIENCE, || gateway.log().contains(TAKEN));
+        gateway.stop();
+    });
+}
 
 #[test]
 fn all_of_a_change_or_nothing_of_it() {
