@@ -239,6 +239,16 @@ impl Audit {
         }
     }
 
+    /// Whether something may begin whose end will be posted: half of the queue is for the ends of what has begun. Always, where
+    /// the operator wants things to go on without records.
+    pub fn can_post(&self) -> bool {
+        self.0.as_ref().is_none_or(|inner| {
+            let has_room = inner.room.available_permits() >= QUEUE_BYTES_MAX as usize / 2;
+            inner.on_failure == config::OnAuditFailure::Continue
+                || has_room && !inner.state.failing.load(Ordering::Acquire)
+        })
+    }
+
     /// How it is.
     pub fn health(&self) -> Health {
         let Some(inner) = &self.0 else {

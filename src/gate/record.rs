@@ -81,7 +81,7 @@ impl Ledger for Audit {
     }
 
     fn can_keep(&self) -> bool {
-        !self.health().denies
+        self.can_post()
     }
 }
 

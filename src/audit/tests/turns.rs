@@ -26,6 +26,43 @@ async fn who_cannot_wait_posts() {
     assert_eq!(off.health(), Health::default());
 }
 
+/// A disk that hangs is no failure for a while: what has begun by then is on record, however much of it.
+#[tokio::test]
+async fn nothing_begins_whose_end_would_find_no_room() {
+    for on_failure in [OnAuditFailure::Deny, OnAuditFailure::Continue] {
+        let mut place = Place::new();
+        place.settings.on_failure = on_failure;
+        let audit = place.open();
+        let works = hang(&audit);
+        let mut posted = 0;
+        let mut post = |count: u64| {
+            (0..count).for_each(|_| audit.post(record(1)));
+            posted += count;
+        };
+        let denies = on_failure == OnAuditFailure::Deny;
+        while audit.can_post() && audit.health().lost == 0 {
+            post(1);
+        }
+        assert_eq!(
+            (audit.can_post(), audit.health().lost == 0),
+            (!denies, denies)
+        );
+        if denies {
+            // As many as there are tunnels, many times.
+            post(10_000);
+            assert_eq!(audit.health().lost, 0);
+        }
+        drop(works);
+        audit.close().await;
+        let health = audit.health();
+        assert!(
+            health.records + health.lost >= posted,
+            "{posted}: {health:?}"
+        );
+        assert_eq!(health.lost == 0, denies);
+    }
+}
+
 #[tokio::test]
 async fn a_turn_that_does_not_come_is_left_to_the_thread() {
     let place = Place::new();
