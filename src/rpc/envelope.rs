@@ -9,8 +9,10 @@ use crate::json::short;
 
 /// Longest `id` that is echoed, in bytes of its JSON text.
 pub const ID_BYTES_MAX: usize = 256;
-/// Longest method name that is looked at, in bytes.
+/// Longest method name that is looked at, in bytes of its JSON text.
 pub const METHOD_BYTES_MAX: usize = 128;
+/// Most members of a request object that JSON-RPC does not know: each is kept, to see that none is there twice.
+pub const OTHER_MEMBERS_MAX: usize = 32;
 
 /// One request object that has the right form.
 #[derive(Debug)]
@@ -135,6 +137,10 @@ pub fn read(raw: &RawValue) -> Result<Envelope<'_>, NotARequest<'_>> {
     let Some(method) = seen.method else {
         return Err(refuse("\"method\" is missing".into()));
     };
+    if method.get().len() > METHOD_BYTES_MAX {
+        let message = format!("\"method\" is longer than {METHOD_BYTES_MAX} bytes");
+        return Err(refuse(message));
+    }
     let method: String = serde_json::from_str(method.get())
         .map_err(|_| refuse("\"method\" must be a string".into()))?;
     let params = match seen.params {
@@ -201,6 +207,11 @@ impl<'de> Visitor<'de> for Members {
                             short(&name)
                         )));
                     }
+                    if others.len() == OTHER_MEMBERS_MAX {
+                        return Err(de::Error::custom(format_args!(
+                            "a request has more than {OTHER_MEMBERS_MAX} members beside jsonrpc, id, method and params"
+                        )));
+                    }
                     others.insert(name);
                     continue;
                 }
@@ -218,7 +229,7 @@ impl<'de> Visitor<'de> for Members {
 
 #[cfg(test)]
 mod tests {
-    use super::{BadBody, Body, read, split};
+    use super::{BadBody, Body, METHOD_BYTES_MAX, OTHER_MEMBERS_MAX, read, split};
     use serde_json::value::RawValue;
 
     fn raw(text: &str) -> &RawValue {
@@ -252,7 +263,17 @@ mod tests {
             r#"{{"jsonrpc":"2.0","id":"{}","method":"m"}}"#,
             "x".repeat(300)
         );
+        let method = |bytes| "m".repeat(bytes);
+        let named = |method: &str| format!(r#"{{"jsonrpc":"2.0","method":"{method}"}}"#);
+        let others = |count: usize| {
+            let others: String = (0..count).map(|n| format!(r#","x{n}":1"#)).collect();
+            format!(r#"{{"jsonrpc":"2.0","method":"m"{others}}}"#)
+        };
+        assert!(read(raw(&named(&method(METHOD_BYTES_MAX - 2)))).is_ok());
+        assert!(read(raw(&others(OTHER_MEMBERS_MAX))).is_ok());
         for (text, word) in [
+            (named(&method(METHOD_BYTES_MAX - 1)).as_str(), "method"),
+            (&others(OTHER_MEMBERS_MAX + 1), "more than 32"),
             (r#"{"jsonrpc":"2.0","id":1.5,"method":"m"}"#, "id"),
             (r#"{"jsonrpc":"2.0","id":{},"method":"m"}"#, "id"),
             (r#"{"jsonrpc":"2.0","id":true,"method":"m"}"#, "id"),
