@@ -55,6 +55,8 @@ const RUN_LOOKUPS_MAX: usize = 4;
 /// Refused requests of one run that are recorded one by one. They cost the run nothing, so without an end a loop of them would
 /// fill the log; a connection that was made is always recorded.
 const REFUSALS_RECORDED_MAX: u64 = 1000;
+/// Listeners of one run, each of which keeps a descriptor of the gateway. A sandbox needs one.
+const LISTENERS_MAX: usize = 4;
 /// Wait before accepting again when there are no descriptors left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
@@ -238,8 +240,19 @@ impl Open {
     /// any thread.
     ///
     /// # Errors
-    /// When it is no such socket.
+    /// When it is no such socket, or the run has too many.
     pub fn serve(&self, listener: OwnedFd) -> io::Result<()> {
+        // One that does not listen would fail again and again, for as long as the run lasts.
+        if !rustix::net::sockopt::socket_acceptconn(&listener)? {
+            return Err(io::Error::other("the socket does not listen"));
+        }
+        // A panic while it was held leaves a list.
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        if tasks.len() == LISTENERS_MAX {
+            return Err(io::Error::other(format!(
+                "a run has no more than {LISTENERS_MAX} listeners"
+            )));
+        }
         let run = self.run.clone();
         let _runtime = self.run.gate.runtime.enter();
         let tcp = std::net::TcpListener::from(listener);
@@ -258,11 +271,7 @@ impl Open {
                 listener.poll_accept(cx).map_ok(|(stream, _)| stream)
             }))
         };
-        // A panic while it was held leaves a list.
-        self.tasks
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(task.abort_handle());
+        tasks.push(task.abort_handle());
         Ok(())
     }
 }

@@ -2,6 +2,8 @@
 
 use super::super::hello::tests::{hello, hello_with, message, record, sni};
 use super::*;
+use crate::gate::LISTENERS_MAX;
+use rustix::net::{AddressFamily, SocketType};
 
 async fn world() -> (World, Host, String) {
     let host = Host::new("127.0.0.2", b"SERVER").await;
@@ -279,6 +281,24 @@ async fn a_unix_listener_serves_too() {
     // Something that is no listener.
     let file = tempfile::tempfile().unwrap();
     assert!(world.open.as_ref().unwrap().serve(file.into()).is_err());
+}
+
+#[tokio::test]
+async fn a_run_has_a_few_listeners_and_nothing_else() {
+    let (world, _host, _authority) = world().await;
+    let open = world.open.as_ref().unwrap();
+    let (connected, _other) = unix::UnixStream::pair().unwrap();
+    let unbound = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    for no_listener in [connected.into(), unbound] {
+        let error = open.serve(no_listener).unwrap_err();
+        assert_eq!(error.to_string(), "the socket does not listen");
+    }
+    // It has one already.
+    for _ in 1..LISTENERS_MAX {
+        open.serve(listener().0).unwrap();
+    }
+    let error = open.serve(listener().0).unwrap_err();
+    assert!(error.to_string().contains("no more than 4"), "{error}");
 }
 
 #[tokio::test]
