@@ -12,6 +12,7 @@ use http::uri::Authority;
 use http::{HeaderMap, Response, StatusCode, Uri, Version, header};
 use tower::{Layer, Service, ServiceExt};
 
+use crate::json::short;
 use crate::rescue::{Named, Refusal};
 use crate::server::Body;
 
@@ -64,7 +65,7 @@ impl<S> Door<S> {
                 "bad_request",
                 format!(
                     "this server does not answer for the host {:?}; an operator adds it to server.allowed_hosts",
-                    host.as_str()
+                    short(host.as_str())
                 ),
             ));
         }

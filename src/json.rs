@@ -105,11 +105,15 @@ impl<'de> Visitor<'de> for Walk {
 
 /// At most 64 characters of a caller's word, for a message.
 pub fn short(text: &str) -> String {
-    let mut cut: String = text.chars().take(64).collect();
-    if cut.len() < text.len() {
-        cut.push('…');
+    cut(text, 64).into_owned()
+}
+
+/// At most so many characters of a caller's word, and a sign that there are more.
+pub fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(chars_max) {
+        None => Cow::Borrowed(text),
+        Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
     }
-    cut
 }
 
 /// A member name, borrowed where the text has it without escapes.
@@ -136,7 +140,14 @@ impl<'de> de::Deserialize<'de> for Name<'de> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Refused, walk};
+    use super::{Refused, cut, walk};
+
+    #[test]
+    fn what_is_cut_shows_it() {
+        assert_eq!(cut("äöü", 3), "äöü");
+        assert_eq!(cut("äöü", 2), "äö…");
+        assert_eq!(cut("", 0), "");
+    }
 
     #[test]
     fn takes_plain_json() {

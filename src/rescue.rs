@@ -18,6 +18,7 @@ use skillgate_plugin_sdk::abi;
 use tower::{Layer, Service, ServiceExt};
 use tracing::Instrument;
 
+use crate::json::cut;
 use crate::rpc::ErrorObject;
 use crate::rpc::code::Code;
 use crate::server::{Body, Broken, full};
@@ -28,6 +29,9 @@ use crate::{audit, blobs, catalog, methods, runs};
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id of a caller that is echoed, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
+/// Of a path and of an HTTP method so many characters are in the log: whoever has no token yet writes some lines with each.
+const LOGGED_PATH_CHARS_MAX: usize = 256;
+const LOGGED_METHOD_CHARS_MAX: usize = 16;
 
 /// The name of one HTTP request in logs and answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -240,8 +244,8 @@ where
             id = request_id.as_str(),
             trace_id = trace.trace_id(),
             span_id = trace.span_id(),
-            method = %request.method(),
-            path = request.uri().path(),
+            method = %cut(request.method().as_str(), LOGGED_METHOD_CHARS_MAX),
+            path = &*cut(request.uri().path(), LOGGED_PATH_CHARS_MAX),
         );
         let work = async move {
             let named = Named {

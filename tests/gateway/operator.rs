@@ -310,3 +310,27 @@ fn a_trace_goes_through() {
     let [own, _] = of("decision", "list_skills");
     assert!(own.len() == 32 && own != TRACE, "{own}");
 }
+
+/// A request may have a head of 64 KiB, and there are three lines in the log for one that is refused.
+#[test]
+fn nobody_writes_long_lines_to_the_log() {
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let long = "x".repeat(50_000);
+    let path = format!("/{long}");
+    for (method, path, host, status) in [
+        ("GET", path.as_str(), gateway.address.as_str(), 404),
+        (long.as_str(), "/rpc", gateway.address.as_str(), 405),
+        ("GET", "/rpc", long.as_str(), 400),
+    ] {
+        let mut client = gateway.client();
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        client.write(head.as_bytes()).unwrap();
+        assert_eq!(client.answer().unwrap().status, status);
+    }
+    let log = gateway.log();
+    let longest = log.lines().map(str::len).max().unwrap();
+    assert!(longest < 2048, "{longest}");
+    assert!(log.matches("request refused").count() >= 1, "{log}");
+    gateway.stop();
+}
