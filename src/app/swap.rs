@@ -30,6 +30,10 @@ use crate::reload::{Install, Part};
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long calls of a store wait for those under way to end before the exchange is given up.
 const HANDOVER_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the store before is made again and again when it does not come back at once, and how often. Longer than whatever
+/// has it may take to end.
+const COMEBACK_PATIENCE: Duration = Duration::from_secs(30);
+const COMEBACK_AGAIN: Duration = Duration::from_millis(250);
 /// How long a new instance may take to say how it is.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Sandboxes that exist at once: the one in use, and old ones whose runs go on.
@@ -447,7 +451,14 @@ async fn hand_over(
         let made = storage(&loaded.plugin, "store", &inner.state, &loaded.config)
             .await
             .map_err(|error| error.to_string())?;
-        well(made.health()).await.map(|()| made)
+        match well(made.health()).await {
+            Ok(()) => Ok(made),
+            Err(why) => {
+                // It may have the store, which the next one needs.
+                end(made.shutdown()).await;
+                Err(why)
+            }
+        }
     };
     let why = match make(next).await {
         Ok(made) => {
@@ -456,13 +467,26 @@ async fn hand_over(
         }
         Err(why) => why,
     };
-    match make(before).await {
+    match until_back(async || make(before).await).await {
         Ok(again) => {
             inner.storage.replace(again);
             waiting.over();
             Err(why)
         }
         Err(worse) => Err(format!("{why}; and the one before: {worse}")),
+    }
+}
+
+/// Tries again for [`COMEBACK_PATIENCE`]: what had the store last may be slow to let it go, on a disk that is slow itself.
+async fn until_back<T>(make: impl AsyncFn() -> Result<T, String>) -> Result<T, String> {
+    let until = tokio::time::Instant::now() + COMEBACK_PATIENCE;
+    loop {
+        match make().await {
+            Err(_) if tokio::time::Instant::now() < until => {
+                tokio::time::sleep(COMEBACK_AGAIN).await;
+            }
+            made => return made,
+        }
     }
 }
 
@@ -484,7 +508,23 @@ impl Drop for Waiting<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_store_before_has_some_time_to_come_back() {
+        let tries = AtomicU32::new(0);
+        let made = until_back(async || match tries.fetch_add(1, Ordering::Relaxed) {
+            0..5 => Err("it is in use".to_owned()),
+            _ => Ok("back"),
+        });
+        assert_eq!(made.await, Ok("back"));
+        let began = tokio::time::Instant::now();
+        let never = until_back(async || Err::<(), _>("it is in use".to_owned()));
+        assert_eq!(never.await, Err("it is in use".to_owned()));
+        assert!(began.elapsed() >= COMEBACK_PATIENCE);
+    }
 
     #[test]
     fn sandboxes_have_names_of_their_own_and_there_are_so_many() {

@@ -268,7 +268,8 @@ fn a_file_that_has_changed_is_taken_without_a_signal_and_runs_go_on() {
     let before = gateway.launcher().pid;
     std::thread::scope(|scope| {
         let run = scope.spawn(|| {
-            let code = "import time\n\ndef main(args):\n    time.sleep(3)\n    return 'from the old one'\n";
+            // Longer than a slow machine takes to load a plugin.
+            let code = "import time\n\ndef main(args):\n    time.sleep(8)\n    return 'from the old one'\n";
             gateway
                 .client()
                 .call("run_code", json!({ "language": "python", "code": code }))
