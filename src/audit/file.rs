@@ -198,16 +198,55 @@ pub(super) struct Tail {
 /// Bytes that were cut off.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Torn {
-    pub(super) bytes: usize,
+    pub(super) bytes: u64,
     pub(super) sha256: String,
+}
+
+impl Torn {
+    /// Some text and so many zeros behind it; nothing of nothing.
+    fn of(text: &[u8], zeros: u64) -> Option<Torn> {
+        let mut digest = Sha256::new_with_prefix(text);
+        let mut left = zeros;
+        while left > 0 {
+            let piece = left.min(ZEROS.len() as u64);
+            digest.update(&ZEROS[..piece as usize]);
+            left -= piece;
+        }
+        let bytes = text.len() as u64 + zeros;
+        (bytes > 0).then(|| Torn {
+            bytes,
+            sha256: hex::encode(digest.finalize()),
+        })
+    }
+}
+
+static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
+
+/// How many bytes at the end of a file are zero, of which no record has one. After a power cut a file may have the length that
+/// it had, and zeros for whatever had not come to the disk: of a busy log more than a record.
+fn zeros_at_end(file: &mut (impl Read + Seek), len: u64) -> io::Result<u64> {
+    let mut piece = Vec::new();
+    let mut zeros = 0;
+    while zeros < len {
+        let bytes = (len - zeros).min(ZEROS.len() as u64);
+        file.seek(SeekFrom::Start(len - zeros - bytes))?;
+        piece.clear();
+        file.take(bytes).read_to_end(&mut piece)?;
+        match piece.iter().rposition(|byte| *byte != 0) {
+            Some(last) => return Ok(zeros + (piece.len() - last - 1) as u64),
+            None => zeros += bytes,
+        }
+    }
+    Ok(zeros)
 }
 
 /// Reads the end of a file. The inner error says what is wrong with the last line.
 pub(super) fn tail(file: &mut (impl Read + Seek)) -> io::Result<Result<Tail, &'static str>> {
     let len = file.seek(SeekFrom::End(0))?;
+    let zeros = zeros_at_end(file, len)?;
     // The last whole line and a torn one behind it.
-    let window = len.min(2 * LINE_BYTES_MAX as u64);
-    file.seek(SeekFrom::Start(len - window))?;
+    let window = (len - zeros).min(2 * LINE_BYTES_MAX as u64);
+    file.seek(SeekFrom::Start(len - zeros - window))?;
     let mut bytes = Vec::new();
     file.take(window).read_to_end(&mut bytes)?;
     let end = bytes
@@ -220,11 +259,8 @@ pub(super) fn tail(file: &mut (impl Read + Seek)) -> io::Result<Result<Tail, &'s
     }
     let tail = |head| Tail {
         head,
-        whole_bytes: len - torn.len() as u64,
-        torn: (!torn.is_empty()).then(|| Torn {
-            bytes: torn.len(),
-            sha256: hex::encode(Sha256::digest(torn)),
-        }),
+        whole_bytes: len - zeros - torn.len() as u64,
+        torn: Torn::of(torn, zeros),
     };
     let Some(lines) = bytes[..end].strip_suffix(b"\n") else {
         return Ok(Ok(tail(None)));

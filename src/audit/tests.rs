@@ -307,6 +307,38 @@ async fn what_a_crash_tore_is_cut_off_and_said() {
     }
 }
 
+/// The file has its length, and zeros for what was not on the disk yet.
+#[tokio::test]
+async fn zeros_that_a_power_cut_left_are_cut_off_however_many() {
+    let place = Place::new();
+    let audit = place.open();
+    write(&audit, 0, 3).await;
+    audit.close().await;
+    let whole = fs::read(place.path()).unwrap();
+    for (torn, zeros) in [
+        (0, 1),
+        (0, 5 * super::LINE_BYTES_MAX),
+        (20, 65_536),
+        (20, 3 * super::LINE_BYTES_MAX + 7),
+    ] {
+        let left = [&whole[..torn], &vec![0; zeros]].concat();
+        fs::write(place.path(), [&whole[..], &left].concat()).unwrap();
+        assert!(!place.verify().ok);
+        place.open().close().await;
+        let started = &place.lines()[5];
+        assert_eq!(started["event"], "started");
+        assert_eq!(started["repaired"]["cut_bytes"], left.len());
+        let sha256 = hex::encode(<sha2::Sha256 as sha2::Digest>::digest(&left));
+        assert_eq!(started["repaired"]["cut_sha256"], sha256);
+        assert!(place.verify().ok);
+    }
+    // Nothing but zeros: no record has come to the disk.
+    fs::write(place.path(), vec![0; 2 * super::LINE_BYTES_MAX]).unwrap();
+    place.open().close().await;
+    assert_eq!(place.lines()[0]["sequence"], 1);
+    assert!(place.verify().ok);
+}
+
 /// Every way to tamper, and how it is named.
 #[tokio::test]
 async fn tampering_is_named() {
