@@ -16,8 +16,9 @@ use super::engine::Fault;
 use crate::auth::Subject;
 use crate::catalog::Skill;
 
-/// Prepared skills that are kept; at the next one the cache starts anew.
+/// Prepared skills that are kept, and about how many bytes of them; at the next one the cache starts anew.
 const SKILLS_MAX: usize = 4096;
+const SKILLS_BYTES_MAX: usize = 64 << 20;
 /// Prepared subjects that are kept; at the next one the cache starts anew.
 const SUBJECTS_MAX: usize = 1024;
 /// Longest arguments that rules see, in bytes of JSON.
@@ -36,9 +37,15 @@ pub struct Sandbox {
 #[derive(Debug)]
 pub(super) struct Inputs {
     sandbox: Value,
-    skills: Mutex<HashMap<String, Prepared>>,
+    skills: Mutex<Skills>,
     /// By the address of the subject, which is nobody else's while the reference beside the value keeps it taken.
     subjects: Mutex<HashMap<usize, (Weak<Subject>, Value)>>,
+}
+
+#[derive(Debug, Default)]
+struct Skills {
+    by_digest: HashMap<String, Prepared>,
+    bytes: usize,
 }
 
 /// What the digest does not say is kept beside the value, to be compared.
@@ -182,17 +189,19 @@ impl Inputs {
             return described(skill);
         }
         let mut known = self.skills.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(prepared) = known.get(skill.digest())
+        if let Some(prepared) = known.by_digest.get(skill.digest())
             && prepared.publisher == skill.publisher()
             && prepared.on_shelf == skill.on_shelf()
         {
             return prepared.value.clone();
         }
-        if known.len() >= SKILLS_MAX {
-            known.clear();
+        let bytes = weight(skill);
+        if known.by_digest.len() >= SKILLS_MAX || known.bytes + bytes > SKILLS_BYTES_MAX {
+            *known = Skills::default();
         }
         let value = described(skill);
-        known.insert(
+        known.bytes += bytes;
+        known.by_digest.insert(
             skill.digest().to_owned(),
             Prepared {
                 publisher: skill.publisher().to_owned(),
@@ -290,6 +299,23 @@ fn described(skill: &Skill) -> Value {
     ])
 }
 
+/// About how many bytes of memory [`described`] takes, rather too many: of two of the same digest the first counts too.
+fn weight(skill: &Skill) -> usize {
+    /// A value that is an object of some members, or a text beside its bytes.
+    const OBJECT: usize = 1024;
+    const TEXT: usize = 64;
+    let permissions = skill.manifest().permissions();
+    let network = permissions.network.iter().map(|pattern| {
+        let suffixes = pattern.suffixes().map(|suffix| TEXT + suffix.len());
+        OBJECT + suffixes.sum::<usize>()
+    });
+    let secrets = permissions
+        .secrets
+        .iter()
+        .map(|name| TEXT + name.as_str().len());
+    4 * OBJECT + network.sum::<usize>() + secrets.sum::<usize>()
+}
+
 fn pattern(pattern: &NetworkPattern) -> Value {
     let k = &*KEYS;
     object([
@@ -357,6 +383,29 @@ mod tests {
             }
         }
         assert!(inputs.subjects.lock().unwrap().len() <= SUBJECTS_MAX);
+    }
+
+    #[test]
+    fn prepared_skills_have_a_bound_in_bytes() {
+        let inputs = Inputs::new(&Sandbox {
+            plugin: "process".into(),
+        });
+        // As large as a manifest's permissions can be.
+        let host = vec!["a".repeat(14); 16].join(".");
+        let patterns: Vec<String> = (1..=64)
+            .map(|port| format!("\"https://{host}:{port}\""))
+            .collect();
+        let patterns = patterns.join(",");
+        let mut largest = 0;
+        for number in 0..2000 {
+            let skill = Skill::unstored(&format!("name = \"acme.s{number}\"\nversion = \"1.0.0\"\ndescription = \"d\"\nkind = \"action\"\n[runtime]\nlanguage = \"python\"\nentrypoint = \"code/main.py\"\nexport = \"main\"\n[permissions]\nnetwork = [{patterns}]\n"), false).unwrap();
+            inputs.skill(&skill, false);
+            largest = largest.max(inputs.skills.lock().unwrap().bytes);
+        }
+        assert!(
+            largest > SKILLS_BYTES_MAX / 2 && largest <= SKILLS_BYTES_MAX,
+            "{largest}"
+        );
     }
 
     #[test]

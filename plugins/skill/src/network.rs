@@ -16,6 +16,10 @@ pub const HOST_BYTES_MAX: usize = 253;
 /// Longest label, in bytes (RFC 1035).
 pub const LABEL_BYTES_MAX: usize = 63;
 
+/// Most labels of a host that a manifest declares. Whoever decides about it looks at every domain above it
+/// ([`NetworkPattern::suffixes`]), which for one-letter labels would be half a hundred times its text.
+pub const DECLARED_LABELS_MAX: usize = 16;
+
 /// The scheme of a pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scheme {
@@ -69,6 +73,20 @@ impl NetworkPattern {
             pattern: quoted(text),
             rule,
         })
+    }
+
+    /// Parses a pattern that a manifest declares.
+    pub fn parse_declared(text: &str) -> Result<Self, PatternError> {
+        let pattern = NetworkPattern::parse(text)?;
+        if pattern.suffixes().count() > DECLARED_LABELS_MAX {
+            return Err(PatternError {
+                pattern: quoted(text),
+                rule: format!(
+                    "has more than {DECLARED_LABELS_MAX} labels in its host; name a domain above it, with a wildcard"
+                ),
+            });
+        }
+        Ok(pattern)
     }
 
     /// `http` or `https`.
@@ -270,6 +288,20 @@ impl<'de> serde::Deserialize<'de> for NetworkPattern {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_declared_has_few_labels() {
+        let of_labels = |count| format!("https://*.{}", vec!["a"; count].join("."));
+        let (most, more) = (
+            of_labels(DECLARED_LABELS_MAX),
+            of_labels(DECLARED_LABELS_MAX + 1),
+        );
+        assert!(NetworkPattern::parse_declared(&most).is_ok());
+        let error = NetworkPattern::parse_declared(&more).unwrap_err();
+        assert!(error.rule.contains("more than 16 labels"), "{error}");
+        // Where a program connects to below the wildcard is its own affair.
+        assert!(NetworkPattern::parse(&more).is_ok());
+    }
 
     #[test]
     fn good() {

@@ -349,7 +349,7 @@ impl Reader {
             "/permissions",
             "network",
             NETWORK_PATTERNS_MAX,
-            NetworkPattern::parse,
+            NetworkPattern::parse_declared,
         );
         let secrets = self.list(
             table,

@@ -241,6 +241,11 @@ fn wrong_manifests() {
         ),
         ("network = [\"*\"]", Invalid, "/permissions/network/0"),
         (
+            "network = [\"https://a.b.c.d.e.f.g.h.i.j.k.l.m.n.o.p.q\"]",
+            Invalid,
+            "/permissions/network/0",
+        ),
+        (
             "network = [\"https://a.com\", \"https://*\"]",
             Invalid,
             "/permissions/network/1",
