@@ -166,12 +166,15 @@ impl Blobs {
             0 => None,
             at => Some(expiry::Marker::set(&self.ground, at, &tenant, &name)?),
         };
-        let publish = || match staging.publish(&place(&tenant, &name).parent, name.as_str())? {
-            Published::Done => Ok(()),
-            // 130 random bits do not repeat; if they do, randomness is broken and nothing is overwritten.
-            Published::Exists => Err(Fault::Unavailable(
-                "a new blob's random name was taken".to_owned(),
-            )),
+        let publish = || {
+            let parent = place(&tenant, &name).parent;
+            match staging.synced()?.publish(&parent, name.as_str())? {
+                Published::Done => Ok(()),
+                // 130 random bits do not repeat; if they do, randomness is broken and nothing is overwritten.
+                Published::Exists => Err(Fault::Unavailable(
+                    "a new blob's random name was taken".to_owned(),
+                )),
+            }
         };
         match part {
             Some(part) => part.publish(publish)?,

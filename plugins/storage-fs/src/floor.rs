@@ -32,11 +32,27 @@ pub(crate) fn of_the_file_system() -> Space {
     })
 }
 
+/// What a file or a directory may take beside its content, as on ext4: a directory its first block, a file the rest of its
+/// last.
+pub(crate) const BLOCK_BYTES: u64 = 4096;
+
 /// What something takes of a file system.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Size {
+    /// Of content. [`Floor::begin`] adds a block for each inode.
     pub(crate) bytes: u64,
     pub(crate) inodes: u64,
+}
+
+impl Size {
+    /// With a block for each inode: 16,000 directories of nothing take 65 MB.
+    fn with_blocks(self) -> Size {
+        let blocks = self.inodes.saturating_mul(BLOCK_BYTES);
+        Size {
+            bytes: self.bytes.saturating_add(blocks),
+            ..self
+        }
+    }
 }
 
 impl Free {
@@ -135,13 +151,15 @@ impl Floor {
     }
 
     /// Something new of this size: looks, whatever is granted yet. It stays promised until it is written: many who begin at
-    /// once see the same free space, and each of them alone would fit into it. Its inodes are for as long as the promise lives.
+    /// once see the same free space, and each of them alone would fit into it. Its inodes, and their blocks, are for as long
+    /// as the promise lives.
     pub(crate) fn begin(
         self: &Arc<Floor>,
         root: impl AsFd,
         host: &Host,
         adding: Size,
     ) -> Result<Promise> {
+        let adding = adding.with_blocks();
         let mut state = self.state();
         state.granted_bytes = 0;
         self.look(&mut state, root, host, adding)?;
@@ -193,7 +211,8 @@ impl Floor {
         }
         let free =
             (self.space)(root.as_fd()).map_err(Fault::os("ask for the free space of", "."))?;
-        // What is just being written counts twice until its file is complete: too little is the safe side.
+        // What is just being written counts twice until its file is complete, and blocks of inodes until all of it is: too
+        // little is the safe side.
         let unpromised = free.without(state.promised);
         let mut there_is = unpromised;
         if adding.inodes == 0 {

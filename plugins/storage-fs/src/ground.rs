@@ -60,7 +60,7 @@ pub(crate) struct Ground {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Published {
     Done,
-    /// Something of that name was there first; what was built is gone.
+    /// Something of that name was there first; what was built goes with its [`Durable`].
     Exists,
 }
 
@@ -320,7 +320,7 @@ impl Ground {
     }
 }
 
-/// Something that is being built and that nobody sees. Dropped without [`Staging::publish`], it is gone.
+/// Something that is being built and that nobody sees. Dropped without [`Durable::publish`], it is gone.
 #[derive(Debug)]
 pub(crate) struct Staging {
     ground: Arc<Ground>,
@@ -398,19 +398,33 @@ impl Staging {
         self.close(file, path)
     }
 
-    /// The one way in which anything appears in the store: everything that was built is durable first, then one rename
-    /// that replaces nothing makes it visible, then the directory that it appeared in is made durable. After an error
-    /// it is not visible.
-    pub(crate) fn publish(mut self, parent: &str, name: &str) -> Result<Published> {
-        let ground = Arc::clone(&self.ground);
+    /// All files are written: makes the directories durable, each after those below it. There may be very many, so this is
+    /// not for a caller that holds a lock.
+    pub(crate) fn synced(self) -> Result<Durable> {
         for path in self.dirs.iter().rev() {
-            ground.sync(beneath::open_dir(self.dir()?, path)?, path)?;
+            let dir = beneath::open_dir(self.dir()?, path)?;
+            self.ground.sync(dir, path)?;
         }
-        ground.sync(self.dir()?, "tmp/")?;
+        self.ground.sync(self.dir()?, "tmp/")?;
+        Ok(Durable(self))
+    }
+}
+
+/// Something that is whole and durable, and that nobody sees yet. It can only be published, or dropped and gone.
+#[derive(Debug)]
+pub(crate) struct Durable(Staging);
+
+impl Durable {
+    /// The one way in which anything appears in the store: everything that was built is durable already, one rename that
+    /// replaces nothing makes it visible, then the directory that it appeared in is made durable. After an error it is
+    /// not visible. What this costs does not depend on how much was built; what is not published is removed by the drop.
+    pub(crate) fn publish(&mut self, parent: &str, name: &str) -> Result<Published> {
+        let staging = &mut self.0;
+        let ground = &staging.ground;
         let target = ground.ensure_dir(parent)?;
         match renameat_with(
             &ground.tmp,
-            &self.name,
+            &staging.name,
             &target,
             name,
             RenameFlags::NOREPLACE,
@@ -420,12 +434,12 @@ impl Staging {
             Err(errno) => return Err(Fault::os("publish", &format!("{parent}/{name}"))(errno)),
         }
         if let Err(fault) = ground.sync_shared(&target, parent) {
-            // Not acknowledged, so it must not be seen; dropping `self` then removes it.
+            // Not acknowledged, so it must not be seen; dropping this then removes it.
             if let Err(errno) = renameat_with(
                 &target,
                 name,
                 &ground.tmp,
-                &self.name,
+                &staging.name,
                 RenameFlags::NOREPLACE,
             ) {
                 ground.warn_leftover(
@@ -435,7 +449,7 @@ impl Staging {
             }
             return Err(fault);
         }
-        self.published = true;
+        staging.published = true;
         Ok(Published::Done)
     }
 }

@@ -22,12 +22,13 @@
 //!   expires/<minute>/<tenant>/<id>     empty markers of blobs with an end, so that a sweep looks only at what is due
 //! ```
 //!
-//! Publishing is one function, [`ground::Staging::publish`]: build in `tmp/`, fsync every file and directory, rename
-//! without replacing, fsync the directory that it appeared in. A kill or a power cut at any point leaves a whole thing or none.
+//! Publishing is two steps of which neither can be left out: build in `tmp/` and fsync every file and directory
+//! ([`ground::Staging::synced`]); rename without replacing and fsync the directory that it appeared in
+//! ([`ground::Durable::publish`]). A kill or a power cut at any point leaves a whole thing or none.
 //!
 //! What would leave less than `reserve_bytes` or `reserve_inodes` free on the file system is refused, at the beginning and
-//! while it is written; what is there is read and deleted as ever. A blob that would take its tenant's over
-//! `tenant_blob_bytes` is refused too.
+//! while it is written; each file and directory counts with a block beside its content. What is there is read and deleted as
+//! ever. A blob that would take its tenant's over `tenant_blob_bytes` is refused too.
 //!
 //! # The read-only shelf
 //!

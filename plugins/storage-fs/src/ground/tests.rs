@@ -3,9 +3,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use skillgate_plugin_sdk::Host;
 
-use super::{Ground, take_lock};
+use super::{Ground, Published, take_lock};
 use crate::fault::{Fault, Result};
-use crate::floor::{Floor, Free, Size};
+use crate::floor::{self, Floor, Free, Size};
 
 #[test]
 fn what_is_being_built_counts_before_it_is_on_the_disk() {
@@ -46,6 +46,47 @@ fn what_is_being_built_counts_before_it_is_on_the_disk() {
     free.store(RESERVE + 10, Ordering::Relaxed);
     assert!(ground.stage(of(10)).is_ok());
     assert_eq!(in_tmp(), 0);
+}
+
+/// Callers hold a lock while they publish, and a tree may have very many directories.
+#[test]
+fn publishing_touches_nothing_of_what_was_built() {
+    let dir = tempfile::tempdir().unwrap();
+    let floor = Floor::new(Size::default(), floor::of_the_file_system());
+    let host = Host::for_tests(|_, _, _, _| {});
+    let ground = Arc::new(Ground::open(dir.path(), true, floor, host).unwrap());
+    let tmp = dir.path().join("tmp");
+    let in_tmp = || {
+        std::fs::read_dir(&tmp)
+            .unwrap()
+            .map(|one| one.unwrap().path())
+    };
+    let staging = || {
+        let mut staging = ground.stage(Size::default()).unwrap();
+        staging.write("a/b/c", b"c").unwrap();
+        staging
+    };
+    let lose = |lost: &str| {
+        let built = in_tmp().next().unwrap();
+        std::fs::remove_dir_all(built.join(lost)).unwrap();
+    };
+
+    // What is not there cannot be made durable: the one step asks for it, the other one does not.
+    let incomplete = staging();
+    lose("a/b");
+    assert!(incomplete.synced().unwrap_err().is_missing());
+    let mut durable = staging().synced().unwrap();
+    lose("a");
+    assert_eq!(durable.publish("x", "y").unwrap(), Published::Done);
+    drop(durable);
+    assert!(dir.path().join("x/y").exists());
+
+    // Nor is it removed meanwhile.
+    let mut late = staging().synced().unwrap();
+    assert_eq!(late.publish("x", "y").unwrap(), Published::Exists);
+    assert!(in_tmp().next().unwrap().join("a/b/c").exists());
+    drop(late);
+    assert_eq!(in_tmp().count(), 0);
 }
 
 #[test]

@@ -235,11 +235,14 @@ impl Stored {
             staging.write(&format!("{FILES}/{path}"), data)?;
         }
         staging.write(META_FILE, &sealed)?;
+        // Before the lock, which is one for all tenants: a large tree takes its time. So does its removal when it is not
+        // published, which comes after the lock because this is declared before it.
+        let mut durable = staging.synced()?;
         let _publishing = self
             .publishing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        match staging.publish(&above, &put.version)? {
+        match durable.publish(&above, &put.version)? {
             Published::Done => {
                 self.learn(&tenant, version, meta.head.skill());
                 Ok(meta.skill())

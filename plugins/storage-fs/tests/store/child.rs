@@ -24,6 +24,7 @@ fn entry() {
     match job {
         "round" => round(argument),
         "endless" => endless(argument),
+        "beside" => beside(argument),
         "full" => crate::limits::fill_the_disk(Path::new(argument)),
         "stream" => crate::limits::stream_much(Path::new(argument)),
         "power" => crate::power::cut_the_power(Path::new(argument)),
@@ -90,6 +91,36 @@ fn endless(root: &str) {
     for n in 0.. {
         work(&store, &format!("n{n}"));
     }
+}
+
+/// fsync calls of [`beside`]: the thread that puts the deep tree makes more of its directories alone, all else makes fewer.
+pub(crate) const BESIDE_FSYNCS: usize = 30;
+
+/// Somebody's small skill is put while somebody else's deep tree is being made durable.
+fn beside(root: &str) {
+    let store = open(root).unwrap();
+    let paths = [0, 1, 2, 3].map(|n| format!("{n}/{}x", "d/".repeat(10)));
+    let files = paths.each_ref().map(|path| (path.as_str(), &b"x"[..]));
+    let deep = put_of("deep", "a.b", "1.0.0", &files);
+    std::thread::scope(|scope| {
+        let putting = scope.spawn(|| {
+            store.skill_put(&deep).unwrap();
+            ack("deep");
+        });
+        // Its last file is there.
+        let is_written = |one: std::fs::DirEntry| one.path().join("meta.json").exists();
+        let in_tmp = || std::fs::read_dir(Path::new(root).join("tmp")).unwrap();
+        while !in_tmp().any(|one| is_written(one.unwrap())) && !putting.is_finished() {
+            std::thread::yield_now();
+        }
+        assert!(!putting.is_finished());
+        store
+            .skill_put(&skill("small", "a.b", "1.0.0", b"x"))
+            .unwrap();
+        ack("small");
+        // Nobody waits for the other one.
+        std::process::exit(0);
+    });
 }
 
 /// Names the seeds of what it stores in its acknowledgements.

@@ -128,8 +128,13 @@ pub(crate) fn run(mut command: Command) -> Vec<String> {
     said
 }
 
-/// `strace` of a child; `None` when there is no strace, or none that works here.
+/// `strace` of a round; `None` when there is no strace, or none that works here.
 pub(crate) fn strace(options: &[&str], trace: &Path, root: &Path) -> Option<Command> {
+    strace_of("round", options, trace, root)
+}
+
+/// The same with another job of a child.
+pub(crate) fn strace_of(job: &str, options: &[&str], trace: &Path, root: &Path) -> Option<Command> {
     let works = Command::new("strace")
         .args(["-f", "-o", "/dev/null", "true"])
         .stdin(Stdio::null())
@@ -143,7 +148,7 @@ pub(crate) fn strace(options: &[&str], trace: &Path, root: &Path) -> Option<Comm
     command
         .arg(std::env::current_exe().unwrap())
         .args(child::ARGS);
-    child::set_job(&mut command, "round", root);
+    child::set_job(&mut command, job, root);
     Some(command)
 }
 

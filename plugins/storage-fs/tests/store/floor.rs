@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier};
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Storage;
-use skillgate_plugin_sdk::model::Error;
+use skillgate_plugin_sdk::model::{Error, PutSkill};
 use skillgate_storage_fs::{Free, StorageFs};
 
 use crate::support::*;
@@ -15,6 +15,11 @@ const MIB: u64 = 1024 * 1024;
 const RESERVE: u64 = 100 * MIB;
 const RESERVE_INODES: u64 = 500;
 const PIECE: usize = 256 * 1024;
+
+/// What each file and directory is promised beside its content.
+const BLOCK: u64 = 4096;
+/// What a blob is promised before anything of it is known: all that it can have and be in.
+const BLOB_BEFORE: u64 = 12 * BLOCK;
 
 /// `LOOK_EVERY_BYTES` of the store.
 const LOOK_EVERY: u64 = 8 * MIB;
@@ -74,11 +79,13 @@ fn below_the_floor_nothing_is_made_and_the_rest_goes_on() {
     assert_eq!(read_blob(&store, "acme", &kept).unwrap(), b"kept");
     store.blob_delete("acme", &gone).unwrap();
 
-    free(&bench, RESERVE);
+    free(&bench, RESERVE + BLOB_BEFORE - 1);
+    assert_full(&bench, &store.blob_create(&blob_of("acme")).unwrap_err());
+    free(&bench, RESERVE + BLOB_BEFORE);
     let writer = store.blob_create(&blob_of("acme")).unwrap();
     assert_full(&bench, &store.blob_write(writer, b"x").unwrap_err());
     store.blob_abort(writer);
-    free(&bench, RESERVE + 1);
+    free(&bench, RESERVE + BLOB_BEFORE + 1);
     store_blob(&store, &blob_of("acme"), b"x").unwrap();
     assert_full(
         &bench,
@@ -105,7 +112,9 @@ fn a_skill_counts_with_all_its_files() {
     let store = store(&bench);
     let put = |version| skill("acme", "a.b", version, &bytes(1, 1000));
     store.skill_put(&put("1.0.0")).unwrap();
-    let size = taken(&bench.root().join("tenants"));
+    // Four files in directories, each as if no other were in them, and what is beside and above.
+    let inodes = 1 + 3 + 2 + 1 + 7;
+    let size = taken(&bench.root().join("tenants")) + inodes * BLOCK;
     free(&bench, RESERVE + size - 1);
     assert_full(&bench, &store.skill_put(&put("1.0.1")).unwrap_err());
     free(&bench, RESERVE + size);
@@ -127,6 +136,15 @@ fn skills_that_come_at_once_leave_the_floor() {
         .collect();
     let root = bench.root();
     let room = FIT * (PIECE as u64 + 4096);
+    let stored = put_at_once(&bench, &puts, room, taken);
+    assert!((1..=FIT).contains(&stored), "{stored}");
+    assert!(taken(&root.join("tenants")) <= room);
+    assert_eq!(bench.in_tmp(), 0);
+}
+
+/// With so much room above the floor, of which files and directories take what `taken` says. How many have been stored.
+fn put_at_once(bench: &Bench, puts: &[PutSkill], room: u64, taken: fn(&Path) -> u64) -> u64 {
+    let root = bench.root();
     let (tmp, tenants) = (root.join("tmp"), root.join("tenants"));
     let config = format!(r#"{{"root": {root:?}, "fsync": true, "reserve_bytes": {RESERVE}}}"#);
     // What is being moved counts twice, as it is looked for first where it comes from.
@@ -138,7 +156,7 @@ fn skills_that_come_at_once_leave_the_floor() {
         })
     };
     let store = bench.create_on(&config, Arc::new(space)).unwrap();
-    let (store, ready) = (&store, &Barrier::new(SKILLS));
+    let (store, ready) = (&store, &Barrier::new(puts.len()));
     let put = |put| {
         move || {
             ready.wait();
@@ -149,12 +167,41 @@ fn skills_that_come_at_once_leave_the_floor() {
         let threads: Vec<_> = puts.iter().map(|one| scope.spawn(put(one))).collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     });
-    let stored = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
     for refused in answers.iter().filter_map(|answer| answer.as_ref().err()) {
-        assert_full(&bench, refused);
+        assert_full(bench, refused);
     }
+    answers.iter().filter(|answer| answer.is_ok()).count() as u64
+}
+
+/// Bytes of all blocks below a directory, on a file system where a directory has one at least.
+fn blocks(dir: &Path) -> u64 {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let size = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(meta) if meta.is_dir() => BLOCK + blocks(&entry.path()),
+        Ok(meta) => meta.len().next_multiple_of(BLOCK),
+        Err(_) => 0,
+    };
+    entries.map(size).sum()
+}
+
+/// Of content they have next to nothing.
+#[test]
+fn deep_trees_that_come_at_once_leave_the_floor() {
+    const SKILLS: usize = 16;
+    const FIT: u64 = 4;
+    let bench = Bench::new();
+    let files: Vec<(String, Vec<u8>)> = (0..4)
+        .map(|n| (format!("{n}/{}x", "d/".repeat(10)), vec![n]))
+        .collect();
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(p, d)| (&**p, &**d)).collect();
+    let puts: Vec<_> = (0..SKILLS)
+        .map(|n| put_of("acme", &format!("a.s{n}"), "1.0.0", &files))
+        .collect();
+    // Of each the directories and the file, what is beside and above, and what `meta.json` has in it.
+    let room = FIT * (4 * 12 + 7 + 2) * BLOCK;
+    let stored = put_at_once(&bench, &puts, room, blocks);
     assert!((1..=FIT).contains(&stored), "{stored}");
-    assert!(taken(&root.join("tenants")) <= room);
+    assert!(blocks(&bench.root().join("tenants")) <= room);
     assert_eq!(bench.in_tmp(), 0);
 }
 
@@ -252,13 +299,13 @@ fn writers_that_are_open_stop_too() {
 fn the_last_room_above_the_floor_is_used_and_no_more() {
     let bench = Bench::new();
     let store = store(&bench);
-    free(&bench, RESERVE + MIB);
+    free(&bench, RESERVE + BLOB_BEFORE + MIB);
     let writer = store.blob_create(&blob_of("acme")).unwrap();
     let piece = bytes(1, PIECE);
     for _ in 0..MIB / PIECE as u64 {
         store.blob_write(writer, &piece).unwrap();
     }
-    free(&bench, RESERVE);
+    free(&bench, RESERVE + BLOB_BEFORE);
     assert_full(&bench, &store.blob_write(writer, b"x").unwrap_err());
     store.blob_abort(writer);
 }
@@ -299,9 +346,16 @@ fn health_and_log_say_it_once() {
     }
     assert_eq!(bench.count_logged(WARNED), 1);
     // To and fro around the floor is one change.
-    for at in [RESERVE + 1, RESERVE - 1, RESERVE + LOOK_EVERY - 1] {
+    for at in [
+        RESERVE + BLOB_BEFORE + 1,
+        RESERVE - 1,
+        RESERVE + LOOK_EVERY - 1,
+    ] {
         free(&bench, at);
-        let _either = store.blob_create(&blob_of("acme"));
+        // What it is promised is no longer when the next number is looked at.
+        if let Ok(writer) = store.blob_create(&blob_of("acme")) {
+            store.blob_abort(writer);
+        }
         assert_eq!(store.health().unwrap().state, abi::HEALTH_DEGRADED);
     }
     assert_eq!(

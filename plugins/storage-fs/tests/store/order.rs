@@ -2,6 +2,8 @@
 //! calls is checked instead, against the rules that make a power cut harmless.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
 
 use crate::child;
 use crate::crash;
@@ -125,4 +127,29 @@ fn everything_is_durable_before_it_is_seen_and_before_it_is_acknowledged() {
     // Two blobs, a skill, the format, and one blob's way out; five acknowledgements.
     assert_eq!((disk.renames, disk.acks), (5, 5), "{text}");
     assert!(text.lines().count() as u64 > child::PADDING_WRITES);
+}
+
+/// Each directory of a tree is made durable, and there may be very many: nobody else's skill waits for that.
+#[test]
+fn a_deep_tree_is_made_durable_while_others_publish() {
+    let bench = crash::bench_in_real_time();
+    // Long enough for whoever does not wait for it, and nobody waits for its end.
+    let inject = format!(
+        "inject=fsync:delay_enter=60000000:when={}",
+        child::BESIDE_FSYNCS
+    );
+    let options = ["-e", "trace=fsync", "-e", &inject];
+    let null = Path::new("/dev/null");
+    let Some(mut command) = crash::strace_of("beside", &options, null, &bench.root()) else {
+        return;
+    };
+    let mut strace = command.spawn().unwrap();
+    let said = BufReader::new(strace.stderr.take().unwrap()).lines();
+    let mut said = said.map_while(Result::ok);
+    let first = said.find(|line| line.starts_with("ack"));
+    strace.kill().unwrap();
+    strace.wait().unwrap();
+    // Its child goes on without it, and ends by itself.
+    assert!(said.all(|line| !line.contains("panicked")));
+    assert_eq!(first.as_deref(), Some("ack small"));
 }
