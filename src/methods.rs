@@ -15,17 +15,16 @@ mod load_guide;
 mod read_blob;
 mod read_skill_file;
 mod run_code;
+mod shape;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use futures_util::future::BoxFuture;
-use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
@@ -34,11 +33,13 @@ use tower::{Layer, Service, ServiceExt};
 use crate::audit;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
+use crate::json::cut;
 use crate::limit::Limited;
 use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
 use crate::rpc::{Call, Params, fits, to_raw};
 use crate::runs::{self, Runs};
 use crate::telemetry::trace::Trace;
+use shape::{First, Object};
 
 pub use discover::openrpc;
 
@@ -46,6 +47,8 @@ pub use discover::openrpc;
 pub const SAMPLE_BYTES_DEFAULT: u64 = 2000;
 /// Blobs that one run may be given.
 const INPUT_BLOBS_MAX: usize = 64;
+/// Of a caller's own word so many characters are told back to him.
+const TOLD_CHARS_MAX: usize = 512;
 /// Skills that one run may mount.
 const MOUNT_SKILLS_MAX: usize = 32;
 
@@ -357,6 +360,7 @@ fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
             .iter()
             .fold(String::new(), |pointer, segment| match segment {
                 serde_path_to_error::Segment::Map { key } => {
+                    let key = cut(key, TOLD_CHARS_MAX);
                     format!("{pointer}/{}", key.replace('~', "~0").replace('/', "~1"))
                 }
                 serde_path_to_error::Segment::Seq { index } => format!("{pointer}/{index}"),
@@ -367,6 +371,7 @@ fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
         let message = message
             .rsplit_once(" at line ")
             .map_or(message.as_str(), |(message, _)| message);
+        let message = &*cut(message, TOLD_CHARS_MAX);
         // REQUIREMENTS R2: null is absent, also where something must not be.
         match pointer.rsplit_once('/') {
             Some((above, name)) if message.starts_with("invalid type: null") => {
@@ -375,26 +380,6 @@ fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
             _ => Error::params(pointer, message),
         }
     })
-}
-
-/// A structure inside the parameters. serde would also take an array for it; the protocol takes an object.
-#[derive(Debug)]
-struct Object<T>(T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Members<T>(PhantomData<T>);
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Members<T> {
-            type Value = Object<T>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
-            }
-        }
-        deserializer.deserialize_map(Members(PhantomData))
-    }
 }
 
 /// Text, or bytes as base64 (REQUIREMENTS R11).
@@ -522,8 +507,9 @@ fn timeout(ms: Option<u64>, pointer: &str) -> Result<Option<u64>, Error> {
 async fn input_blobs(
     rooms: &Rooms,
     tenant: &str,
-    ids: Vec<String>,
+    ids: First<String, INPUT_BLOBS_MAX>,
 ) -> Result<Vec<skillgate_plugin_sdk::model::BlobStat>, Error> {
+    let First(ids) = ids;
     if ids.len() > INPUT_BLOBS_MAX {
         return Err(Error::params(
             "/input_blobs",

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use skillgate_skill::FILES_MAX;
 
-use super::{Encoding, Error, Method, Object, Prepared, Rooms, decode, read_params};
+use super::{Encoding, Error, First, Method, Object, Prepared, Rooms, decode, read_params};
 use crate::catalog::NewSkill;
 use crate::policy::Facts;
 use crate::rpc::Call;
@@ -26,7 +27,7 @@ pub(super) const METHOD: Method = Method {
 struct Params {
     manifest: Box<RawValue>,
     skill_md: String,
-    files: Option<Vec<Object<File>>>,
+    files: Option<First<Object<File>, FILES_MAX>>,
 }
 
 #[derive(Deserialize)]
@@ -47,7 +48,8 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
         let mut files = Vec::new();
-        for (index, Object(file)) in params.files.unwrap_or_default().into_iter().enumerate() {
+        let First(given) = params.files.unwrap_or_default();
+        for (index, Object(file)) in given.into_iter().enumerate() {
             let content = decode(
                 file.content,
                 file.encoding,

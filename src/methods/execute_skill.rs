@@ -7,7 +7,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
-    Error, Method, Prepared, Rooms, find, input_blobs, keys, later, object, read_params, timeout,
+    Error, First, INPUT_BLOBS_MAX, Method, Prepared, Rooms, find, input_blobs, keys, later, object,
+    read_params, timeout,
 };
 use crate::policy::{ARGS_BYTES_MAX, Facts};
 use crate::rpc::Call;
@@ -28,7 +29,7 @@ struct Params {
     name: String,
     version: Option<String>,
     args: Option<Box<RawValue>>,
-    input_blobs: Option<Vec<String>>,
+    input_blobs: Option<First<String, INPUT_BLOBS_MAX>>,
     timeout_ms: Option<u64>,
 }
 

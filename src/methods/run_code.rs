@@ -8,8 +8,8 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
 use super::{
-    Error, MOUNT_SKILLS_MAX, Method, Object, Prepared, Rooms, find, input_blobs, keys, later,
-    mountable, object, read_params, timeout,
+    Error, First, INPUT_BLOBS_MAX, MOUNT_SKILLS_MAX, Method, Object, Prepared, Rooms, find,
+    input_blobs, keys, later, mountable, object, read_params, timeout,
 };
 use crate::catalog;
 use crate::policy::Facts;
@@ -35,8 +35,8 @@ struct Params {
     code: String,
     entrypoint: Option<String>,
     args: Option<Box<RawValue>>,
-    mount_skills: Option<Vec<String>>,
-    input_blobs: Option<Vec<String>>,
+    mount_skills: Option<First<String, MOUNT_SKILLS_MAX>>,
+    input_blobs: Option<First<String, INPUT_BLOBS_MAX>>,
     limits: Option<Object<Limits>>,
 }
 
@@ -72,7 +72,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             params.limits.and_then(|limits| limits.0.timeout_ms),
             "/limits/timeout_ms",
         )?;
-        let names = params.mount_skills.unwrap_or_default();
+        let First(names) = params.mount_skills.unwrap_or_default();
         if names.len() > MOUNT_SKILLS_MAX {
             return Err(Error::params(
                 "/mount_skills",

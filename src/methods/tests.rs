@@ -101,6 +101,29 @@ fn parameters_that_do_not_fit_say_where() {
 }
 
 #[test]
+fn what_a_body_has_too_much_of_is_not_kept() {
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(deny_unknown_fields, default)]
+    struct Shape {
+        list: super::First<String, 3>,
+    }
+    let read = |text: String| read_params::<Shape>(&Params::from_text(text.into()).unwrap());
+    for (count, kept) in [(0, 0), (3, 3), (4, 4), (5, 4), (100_000, 4)] {
+        let text = format!(r#"{{"list":{}}}"#, json!(vec!["x"; count]));
+        assert_eq!(read(text).unwrap().list.0.len(), kept);
+    }
+    // Nor told back.
+    let name = "x".repeat(100_000);
+    match read(format!(r#"{{"{name}":1}}"#)).unwrap_err() {
+        super::Error::Params { pointer, message } => {
+            assert!(pointer.len() < 600 && pointer.ends_with('…'), "{pointer}");
+            assert!(message.len() < 600 && message.ends_with('…'), "{message}");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
 fn small_helpers() {
     let raw = |text: &str| Some(serde_json::value::RawValue::from_string(text.to_owned()).unwrap());
     assert_eq!(object(None, "/args").unwrap().get(), "{}");
