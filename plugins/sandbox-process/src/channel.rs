@@ -3,6 +3,10 @@
 //! A frame is a u32 (little-endian) length of what follows, one byte of type and the payload. The length is checked
 //! before anything is kept for it; a frame that breaks a rule ends the run; only the first result counts.
 
+#[cfg(test)]
+pub(crate) mod fake;
+mod received;
+
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,15 +18,18 @@ use skillgate_plugin_sdk::{RunServices, abi};
 
 use crate::job::Frames;
 use crate::sys::{self, Poll};
+use received::{LENGTH_BYTES, Received};
 
 /// The longest frame from the guest: 1 MiB of data and its head, or a result.
 pub(crate) const FRAME_BYTES_MAX: usize = (1 << 20) + (64 << 10);
 /// The longest job.
 pub(crate) const JOB_BYTES_MAX: usize = 24 << 20;
+/// What is read after a run's end: a request that it had just sent and its result, each of the longest. More is in the socket
+/// of a run that has made it larger, or that is written to while it is read.
+const LAST_BYTES_MAX: usize = 2 * (LENGTH_BYTES + FRAME_BYTES_MAX);
 const DATA_BYTES_MAX: u64 = 1 << 20;
-const READ_BYTES: usize = 64 << 10;
 /// Of a frame: its length and its type.
-const HEAD_BYTES: usize = 5;
+const HEAD_BYTES: usize = LENGTH_BYTES + 1;
 const OPEN_WRITERS_MAX: usize = 16;
 const KIND_BYTES_MAX: usize = 255;
 const ID_BYTES_MAX: usize = 255;
@@ -61,10 +68,13 @@ pub(crate) struct GuestError {
 pub(crate) struct Channel<'a> {
     socket: OwnedFd,
     services: &'a dyn RunServices,
-    received: Vec<u8>,
+    received: Received,
     to_send: Vec<u8>,
     sent: usize,
+    /// The other end has gone, or hears nothing any more: nothing is answered, and nothing waited for.
     closed: bool,
+    /// Nothing more can be read.
+    at_end: bool,
     /// The other end has gone without reading all that was sent.
     unread: bool,
     heard: bool,
@@ -91,10 +101,11 @@ impl<'a> Channel<'a> {
         let mut channel = Channel {
             socket,
             services,
-            received: Vec::new(),
+            received: Received::default(),
             to_send: Vec::new(),
             sent: 0,
             closed: false,
+            at_end: false,
             unread: false,
             heard: false,
             readable,
@@ -112,15 +123,21 @@ impl<'a> Channel<'a> {
         Ok(channel)
     }
 
-    /// What to wait for: an answer is sent before the next request is read.
+    /// What to wait for: an answer is sent before the next request is read, and what is here is served before more is read. Behind
+    /// a result comes nothing.
     pub(crate) fn interest(&self) -> Poll {
         let mut poll = Poll::readable(self.socket.as_fd());
-        match (self.closed, self.is_sending()) {
-            (true, _) => poll.fd = -1,
-            (_, true) => poll.events = libc::POLLOUT,
-            _ => {}
+        if self.closed || self.result.is_some() || self.has_frame() {
+            poll.fd = -1;
+        } else if self.is_sending() {
+            poll.events = libc::POLLOUT;
         }
         poll
+    }
+
+    /// Whether there is something to attend to already, with nothing to wait for.
+    pub(crate) fn has_frame(&self) -> bool {
+        self.result.is_none() && !self.is_sending() && self.received.has_frame()
     }
 
     fn is_sending(&self) -> bool {
@@ -137,28 +154,42 @@ impl<'a> Channel<'a> {
         self.unread && !self.heard
     }
 
-    /// Something can be read or written. An error is a rule that the run has broken.
-    pub(crate) fn attend(&mut self) -> Result<(), String> {
+    /// Whether the run has said anything, and so has begun.
+    pub(crate) fn has_heard(&self) -> bool {
+        self.heard
+    }
+
+    /// Something can be read or written, or [`Channel::has_frame`]. One request is served at most: what it costs the store is the
+    /// run's time, so whether that is over is looked at in between. `asked` comes before it. An error is a rule that the run has
+    /// broken.
+    pub(crate) fn attend(&mut self, asked: impl FnOnce()) -> Result<(), String> {
         if self.is_sending() {
             self.send();
-        } else if self.receive() {
-            self.serve()?;
+        } else if self.has_frame() || self.receive() > 0 {
+            self.serve(asked)?;
         }
         Ok(())
     }
 
     /// After the run's end: what it had sent before. Requests are not served any more.
     pub(crate) fn drain(&mut self) -> Result<(), String> {
-        self.to_send.clear();
-        self.sent = 0;
-        while !self.closed && self.result.is_none() && self.receive() {
-            while let Some(frame) = self.next_frame()? {
-                if frame[0] == b'R' {
-                    self.keep_result(&frame[1..])?;
-                }
+        self.drain_at_most(LAST_BYTES_MAX)
+    }
+
+    fn drain_at_most(&mut self, bytes_max: usize) -> Result<(), String> {
+        self.wipe();
+        self.closed = true;
+        let mut left = bytes_max;
+        loop {
+            self.serve(|| ())?;
+            if self.result.is_some() || self.at_end || left == 0 {
+                return Ok(());
+            }
+            match self.receive() {
+                0 => return Ok(()),
+                n => left = left.saturating_sub(n),
             }
         }
-        Ok(())
     }
 
     /// Throws away what was never finished. The host would too; sooner is better.
@@ -171,11 +202,15 @@ impl<'a> Channel<'a> {
     }
 
     fn queue(&mut self, kind: u8, parts: &[&[u8]]) {
-        // The last thing sent may have been the job with its secrets.
+        self.wipe();
+        self.add(kind, parts);
+    }
+
+    /// What was to be sent may be the job with its secrets.
+    fn wipe(&mut self) {
         self.to_send.fill(0);
         self.to_send.clear();
         self.sent = 0;
-        self.add(kind, parts);
     }
 
     /// Behind what is to be sent already.
@@ -200,19 +235,17 @@ impl<'a> Channel<'a> {
                 }
             }
         }
-        self.to_send.fill(0);
-        self.to_send.clear();
+        self.wipe();
         self.to_send.shrink_to(2 * FRAME_BYTES_MAX);
-        self.sent = 0;
     }
 
-    /// Reads once. `false`: nothing came.
-    fn receive(&mut self) -> bool {
-        match sys::read_more(self.socket.as_fd(), &mut self.received, READ_BYTES) {
-            Ok(0) => self.closed = true,
-            Ok(_) => {
+    /// Reads once. 0: nothing came.
+    fn receive(&mut self) -> usize {
+        match self.received.read(self.socket.as_fd()) {
+            Ok(0) => self.close(),
+            Ok(n) => {
                 self.heard = true;
-                return true;
+                return n;
             }
             Err(e)
                 if matches!(
@@ -222,46 +255,49 @@ impl<'a> Channel<'a> {
             Err(e) => {
                 // What the kernel says when the other end is closed with something unread in it.
                 self.unread = e.kind() == io::ErrorKind::ConnectionReset;
-                self.closed = true;
+                self.close();
             }
         }
-        false
+        0
     }
 
-    fn serve(&mut self) -> Result<(), String> {
-        while !self.is_sending() {
-            let Some(frame) = self.next_frame()? else {
-                return Ok(());
-            };
-            self.answer(frame[0], &frame[1..])?;
-            self.send();
+    fn close(&mut self) {
+        self.closed = true;
+        self.at_end = true;
+    }
+
+    fn serve(&mut self, asked: impl FnOnce()) -> Result<(), String> {
+        // Apart for as long, so that no frame is copied.
+        let mut received = std::mem::take(&mut self.received);
+        let served = self.serve_from(&mut received, asked);
+        if !received.has_frame() {
+            received.make_room();
+        }
+        self.received = received;
+        served
+    }
+
+    /// Until a request is answered, or the result is there: only the first counts, and nothing comes after it.
+    fn serve_from(&mut self, received: &mut Received, asked: impl FnOnce()) -> Result<(), String> {
+        while self.result.is_none()
+            && let Some((kind, payload)) = received.next_frame()?
+        {
+            match kind {
+                b'R' => self.result = Some(parse(payload)?),
+                // Nobody would hear the answer.
+                b'C' | b'W' | b'F' | b'G' if self.closed => {}
+                _ => {
+                    asked();
+                    self.answer(kind, payload)?;
+                    self.send();
+                    break;
+                }
+            }
         }
         Ok(())
     }
 
-    /// A whole frame, type first.
-    fn next_frame(&mut self) -> Result<Option<Vec<u8>>, String> {
-        let Some(head) = self.received.first_chunk::<4>() else {
-            return Ok(None);
-        };
-        let length = u32::from_le_bytes(*head) as usize;
-        if !(1..=FRAME_BYTES_MAX).contains(&length) {
-            return Err(format!("a frame of {length} bytes on the run's channel"));
-        }
-        if self.received.len() < 4 + length {
-            return Ok(None);
-        }
-        let rest = self.received.split_off(4 + length);
-        let mut frame = std::mem::replace(&mut self.received, rest);
-        frame.drain(..4);
-        Ok(Some(frame))
-    }
-
     fn answer(&mut self, kind: u8, payload: &[u8]) -> Result<(), String> {
-        if self.result.is_some() {
-            // Only the first result counts, and nothing comes after it.
-            return Ok(());
-        }
         match kind {
             b'C' => {
                 let request: Create = parse(payload)?;
@@ -293,14 +329,8 @@ impl<'a> Channel<'a> {
                     Err(e) => self.reply(Err(e)),
                 }
             }
-            b'R' => self.keep_result(payload)?,
             other => return Err(format!("a frame of type {other:#04x} on the run's channel")),
         }
-        Ok(())
-    }
-
-    fn keep_result(&mut self, payload: &[u8]) -> Result<(), String> {
-        self.result = Some(parse(payload)?);
         Ok(())
     }
 
@@ -425,22 +455,4 @@ impl From<Error> for Refusal {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::job::Wiped;
-
-    /// No copy of a job is left behind where its bytes have moved away.
-    #[test]
-    fn what_comes_with_a_job_finds_its_room_there() {
-        let (socket, _theirs) = sys::socketpair(libc::SOCK_STREAM).unwrap();
-        let first = Frames {
-            job: Wiped(vec![b'j'; 100]),
-            code: vec![b'c'; 50],
-        };
-        let services = skillgate_plugin_sdk::testing::Run::new();
-        let channel = Channel::new(socket, &first, BTreeSet::new(), &services).unwrap();
-        let bytes = 100 + 50 + 2 * HEAD_BYTES;
-        assert_eq!(channel.to_send.len(), bytes);
-        assert_eq!(channel.to_send.capacity(), bytes);
-    }
-}
+mod tests;

@@ -274,6 +274,9 @@ impl<'a> Running<'a> {
                 );
                 break Outcome::Stuck;
             }
+            // Then nothing is waited for, but first it is looked whether the run is over.
+            let at_once = self.verdict.is_none() && self.channel.has_frame();
+            let patience = if at_once { 0 } else { self.patience(now) };
             let mut polls = [
                 Poll::readable(self.notice.as_fd()),
                 if self.output_open && now >= self.output_ns() {
@@ -292,7 +295,7 @@ impl<'a> Running<'a> {
                     Poll::readable(self.cancel)
                 },
             ];
-            if let Err(e) = sys::poll(&mut polls, Some(self.patience(now))) {
+            if let Err(e) = sys::poll(&mut polls, Some(patience)) {
                 self.kill(Verdict::Broken(format!(
                     "the plugin cannot wait for a run: {e}"
                 )));
@@ -300,11 +303,10 @@ impl<'a> Running<'a> {
             if polls[1].is_ready() {
                 self.take_output();
             }
-            if polls[2].is_ready() {
-                self.serve();
-                if let Some(outcome) = self.settle() {
-                    break outcome;
-                }
+            if polls[2].is_ready()
+                && let Some(outcome) = self.serve()
+            {
+                break outcome;
             }
             if polls[3].is_ready() {
                 // The host cancels at the same deadline; then the reason is the deadline.
@@ -317,6 +319,12 @@ impl<'a> Running<'a> {
             }
             if polls[0].is_ready()
                 && let Some(outcome) = self.listen()
+            {
+                break outcome;
+            }
+            if at_once
+                && self.verdict.is_none()
+                && let Some(outcome) = self.serve()
             {
                 break outcome;
             }
@@ -406,13 +414,17 @@ impl<'a> Running<'a> {
         false
     }
 
-    fn serve(&mut self) {
-        if let Err(broken) = self.channel.attend() {
+    fn serve(&mut self) -> Option<Outcome> {
+        let untold = self.child.as_mut().filter(|child| !child.told);
+        // However long the store takes, somebody watches the run meanwhile.
+        let asked = || untold.into_iter().for_each(Child::tell);
+        if let Err(broken) = self.channel.attend(asked) {
             self.kill(Verdict::Broken(broken));
         }
         if self.channel.result.is_some() {
             self.result_ns.get_or_insert_with(sys::now_ns);
         }
+        self.settle()
     }
 
     /// What the launcher says; the last word is an outcome.
@@ -466,6 +478,11 @@ impl<'a> Running<'a> {
     }
 
     fn answer(&mut self, outcome: Outcome, request: &RunRequest) -> Result<RunResult, Error> {
+        // What has asked for blobs, or given a result, has run, whatever the launcher could still say of it.
+        let unless_heard = |error: Error| match self.channel.has_heard() {
+            true => error,
+            false => error.not_executed(),
+        };
         let end = match outcome {
             Outcome::Ended(end) => end,
             Outcome::Stuck => End {
@@ -478,12 +495,11 @@ impl<'a> Running<'a> {
                 ..End::default()
             },
             Outcome::Failed(message) => {
-                return Err(Error::new(
+                let error = Error::new(
                     abi::E_UNAVAILABLE,
                     format!("cannot isolate a run: {message}"),
-                )
-                .not_executed()
-                .retryable(100));
+                );
+                return Err(unless_heard(error.retryable(100)));
             }
             Outcome::LauncherLost => {
                 let error = Error::new(
@@ -491,10 +507,9 @@ impl<'a> Running<'a> {
                     "the launcher of runs has died, or had no descriptors left for this run",
                 )
                 .retryable(100);
-                return Err(if self.ready_ns.is_none() {
-                    error.not_executed()
-                } else {
-                    error
+                return Err(match self.ready_ns {
+                    None => unless_heard(error),
+                    Some(_) => error,
                 });
             }
         };
@@ -539,3 +554,6 @@ impl<'a> Running<'a> {
         Ok(result)
     }
 }
+
+#[cfg(test)]
+mod tests;

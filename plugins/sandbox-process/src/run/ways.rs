@@ -57,6 +57,23 @@ pub(super) struct Child<'a> {
     pub(super) told: bool,
 }
 
+#[cfg(test)]
+impl<'a> Child<'a> {
+    /// One of which there is no process.
+    pub(super) fn of_nothing(pool: &'a Pool, taken: Taken) -> Self {
+        pool.taken("", taken);
+        Child {
+            pool,
+            domain: "",
+            number: taken.number,
+            process_1: u32::MAX,
+            group: Held::new(Vec::new(), Default::default()),
+            cpu_before_us: 0,
+            told: false,
+        }
+    }
+}
+
 impl Child<'_> {
     /// The launcher keeps it until the plugin has put this away, and so what it counts.
     pub(super) fn has_group(&self) -> bool {

@@ -1,5 +1,6 @@
 //! Runs that misbehave, and what the gateway is told of them.
 
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -14,20 +15,41 @@ const LATE_MAX: Duration = Duration::from_millis(100);
 /// A run with a wall clock of `wall_ms`: the answer and how long it took.
 fn timed(
     instance: &Instance,
-    mut request: RunRequest,
+    request: RunRequest,
     wall_ms: u64,
 ) -> (RunResult, Services, Duration) {
+    let services = Services::default();
+    let (result, took) = timed_with(instance, request, wall_ms, &services);
+    (result, services, took)
+}
+
+fn timed_with(
+    instance: &Instance,
+    mut request: RunRequest,
+    wall_ms: u64,
+    services: &Services,
+) -> (RunResult, Duration) {
     request.limits.wall_ms = wall_ms;
     let started = Instant::now();
-    let (result, services) = instance.run(request);
-    (result, services, started.elapsed())
+    let result = instance.plugin.run(request, services);
+    (result.unwrap_or_else(|e| panic!("{e}")), started.elapsed())
 }
 
 /// A run that is ended at its deadline, and in time. The machine of a test may be busy with others: three tries.
 fn ended_in_time(instance: &Instance, code: &str, wall_ms: u64) -> (RunResult, Services) {
+    ended_in_time_with(instance, code, wall_ms, Services::default)
+}
+
+fn ended_in_time_with(
+    instance: &Instance,
+    code: &str,
+    wall_ms: u64,
+    services: impl Fn() -> Services,
+) -> (RunResult, Services) {
     let mut took = Vec::new();
     for _ in 0..3 {
-        let (result, services, t) = timed(instance, request(code), wall_ms);
+        let services = services();
+        let (result, t) = timed_with(instance, request(code), wall_ms, &services);
         let wall = Duration::from_millis(wall_ms);
         assert!(t >= wall, "{t:?}");
         if t < wall + LATE_MAX {
@@ -520,4 +542,36 @@ while True: frame(b'G', ask)
     let instance = Instance::with(&config(), Some(&guest(body)));
     let (result, _) = ended_in_time(&instance, "", 1000);
     assert_eq!(result.error_type, "Timeout", "{result:?}");
+}
+
+/// Each of what it asks for costs the store a whole blob, and all of them many times what the run may take.
+#[test]
+fn a_guest_that_asks_for_much_at_once_is_ended_at_the_deadline() {
+    const ASKED: u64 = 700;
+    let body = format!(
+        "\
+frame(b'C', b'{{\"kind\":\"a/b\"}}'); answer()
+frame(b'W', struct.pack('<Q', 1) + b'x' * (1 << 20)); answer()
+frame(b'F', b'{{\"writer\":1,\"commit\":true}}'); id = answer()[1:]
+import json
+ask = b'G' + json.dumps({{'id': json.loads(id)['id'], 'offset': 0, 'len': 1}}).encode()
+ask = (struct.pack('<I', len(ask)) + ask) * {ASKED}
+assert len(ask) < 1 << 16
+s.sendall(ask)
+while True: answer()
+"
+    );
+    let instance = Instance::with(&config(), Some(&guest(&body)));
+    // As a store that checks what it reads.
+    let on_read = |blob: &[u8]| {
+        let sum = |sum: u8, byte: &u8| sum.wrapping_mul(31) ^ byte;
+        black_box(blob.iter().fold(0, sum));
+    };
+    let (result, services) = ended_in_time_with(&instance, "", 1000, || Services {
+        on_read: Some(on_read),
+        ..Services::default()
+    });
+    assert_eq!(result.error_type, "Timeout", "{result:?}");
+    let reads = services.reads.into_inner();
+    assert!((1..ASKED).contains(&reads), "{reads} of {ASKED}");
 }

@@ -295,6 +295,9 @@ pub(crate) struct Services {
     pub(crate) next: AtomicU64,
     /// Takes a run's listener. Without it there is no gate.
     pub(crate) gate: Option<Box<dyn Fn(OwnedFd) + Send + Sync>>,
+    /// Happens to a whole blob before a part of it is read.
+    pub(crate) on_read: Option<fn(&[u8])>,
+    pub(crate) reads: AtomicU64,
     /// Happens before a blob is kept.
     pub(crate) on_commit: Option<Box<dyn Fn() + Send + Sync>>,
 }
@@ -333,11 +336,12 @@ impl RunServices for Services {
     }
     fn blob_read(&self, id: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let blobs = self.blobs.lock().unwrap();
-        let rest = blobs
-            .get(id)
-            .ok_or_else(not_found)?
-            .get(offset as usize..)
-            .unwrap_or_default();
+        let blob = blobs.get(id).ok_or_else(not_found)?;
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        if let Some(happens) = self.on_read {
+            happens(blob);
+        }
+        let rest = blob.get(offset as usize..).unwrap_or_default();
         let n = rest.len().min(buf.len());
         buf[..n].copy_from_slice(&rest[..n]);
         Ok(n)

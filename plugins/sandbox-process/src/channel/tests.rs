@@ -1,0 +1,152 @@
+use std::sync::Mutex;
+
+use super::fake::{Store, channel, frame, get, result, say};
+use super::received::READ_BYTES;
+use super::*;
+use crate::job::Wiped;
+
+/// No copy of a job is left behind where its bytes have moved away.
+#[test]
+fn what_comes_with_a_job_finds_its_room_there() {
+    let (socket, _theirs) = sys::socketpair(libc::SOCK_STREAM).unwrap();
+    let first = Frames {
+        job: Wiped(vec![b'j'; 100]),
+        code: vec![b'c'; 50],
+    };
+    let services = skillgate_plugin_sdk::testing::Run::new();
+    let channel = Channel::new(socket, &first, BTreeSet::new(), &services).unwrap();
+    let bytes = 100 + 50 + 2 * HEAD_BYTES;
+    assert_eq!(channel.to_send.len(), bytes);
+    assert_eq!(channel.to_send.capacity(), bytes);
+}
+
+#[test]
+fn one_request_is_served_at_a_time() {
+    let told = Mutex::new(0);
+    let store = Store::new(|| assert!(*told.lock().unwrap() > 0, "told before it is asked"));
+    let (mut channel, theirs) = channel(&store);
+    let create = frame(b'C', br#"{"kind":"a/b"}"#);
+    let finish = frame(b'F', br#"{"writer":1,"commit":true}"#);
+    say(&theirs, &[get(), create, finish, get(), result()]);
+    assert!(!channel.has_frame(), "nothing was read");
+    for served in 1..=4 {
+        channel.attend(|| *told.lock().unwrap() += 1).unwrap();
+        assert_eq!((store.asked(), *told.lock().unwrap()), (served, served));
+        assert!(channel.has_frame() && channel.result.is_none());
+        assert_eq!(
+            channel.interest().fd,
+            -1,
+            "more is read when these are served"
+        );
+    }
+    channel
+        .attend(|| panic!("a result asks for nothing"))
+        .unwrap();
+    assert!(channel.result.is_some() && !channel.has_frame());
+}
+
+/// An answer that finds no room ends no run, and what was asked behind it is answered after it.
+#[test]
+fn what_waits_behind_an_answer_is_served_when_that_is_sent() {
+    let store = Store::new(|| ());
+    let (mut channel, theirs) = channel(&store);
+    say(&theirs, &[get(), get()]);
+    channel.attend(|| ()).unwrap();
+    let bytes = 1 << 20;
+    channel.queue(b'D', &[&vec![b'x'; bytes]]);
+    channel.attend(|| ()).unwrap();
+    assert!(channel.is_sending() && !channel.has_frame());
+    assert_eq!(channel.interest().events, libc::POLLOUT);
+    let mut buf = vec![0; bytes];
+    while channel.is_sending() {
+        sys::read(theirs.as_fd(), &mut buf).unwrap();
+        channel.attend(|| ()).unwrap();
+    }
+    assert!(channel.has_frame());
+    channel.attend(|| ()).unwrap();
+    assert_eq!(store.asked(), 2);
+}
+
+#[test]
+fn a_run_that_has_gone_is_not_answered() {
+    let store = Store::new(|| ());
+    let (mut channel, theirs) = channel(&store);
+    say(&theirs, &[get(), get(), get(), result()]);
+    drop(theirs);
+    while channel.result.is_none() {
+        channel.attend(|| ()).unwrap();
+    }
+    assert_eq!(store.asked(), 1, "it was not known before");
+}
+
+#[test]
+fn a_result_counts_that_is_said_while_the_store_is_asked() {
+    let ours = Mutex::new(None);
+    let store = Store::new(|| {
+        let theirs = ours.lock().unwrap().take().unwrap();
+        say(&theirs, &[result()]);
+    });
+    let (mut channel, theirs) = channel(&store);
+    say(&theirs, &[get()]);
+    *ours.lock().unwrap() = Some(theirs);
+    channel.attend(|| ()).unwrap();
+    assert_eq!(channel.interest().fd, -1, "it has gone");
+    channel.drain().unwrap();
+    assert!(channel.result.is_some());
+}
+
+#[test]
+fn nothing_counts_behind_a_result() {
+    for behind in [frame(b'R', b"{"), frame(b'Z', b""), vec![0; 4]] {
+        let store = Store::new(|| ());
+        for drains in [false, true] {
+            let (mut channel, theirs) = channel(&store);
+            say(&theirs, &[get(), result(), behind.clone(), get()]);
+            if drains {
+                channel.drain().unwrap();
+            } else {
+                channel.attend(|| ()).unwrap();
+                channel.attend(|| ()).unwrap();
+            }
+            assert!(channel.result.is_some() && !channel.has_frame());
+            assert_eq!(channel.interest().fd, -1, "and nothing is read");
+        }
+        assert_eq!(store.asked(), 1, "none after the end");
+    }
+}
+
+#[test]
+fn a_frame_that_breaks_a_rule_does_so_in_the_end_too() {
+    for broken in [
+        frame(b'Z', b""),
+        frame(b'J', b"{}"),
+        frame(b'R', b"{"),
+        vec![0; 4],
+    ] {
+        let store = Store::new(|| ());
+        for drains in [false, true] {
+            let (mut channel, theirs) = channel(&store);
+            say(&theirs, &[broken.clone(), result()]);
+            let ends = match drains {
+                true => channel.drain(),
+                false => channel.attend(|| ()),
+            };
+            assert!(ends.is_err() && channel.result.is_none(), "{broken:?}");
+        }
+    }
+}
+
+#[test]
+fn what_is_read_after_the_end_is_bounded() {
+    let longest = HEAD_BYTES - 1 + FRAME_BYTES_MAX;
+    assert_eq!(LAST_BYTES_MAX, 2 * longest, "a request and a result");
+    let store = Store::new(|| ());
+    let (mut channel, theirs) = channel(&store);
+    let request = frame(b'W', &vec![0; READ_BYTES]);
+    say(&theirs, &[request.clone(), request, result()]);
+    channel.drain_at_most(READ_BYTES).unwrap();
+    assert!(channel.result.is_none(), "there is more than may be read");
+    channel.drain().unwrap();
+    assert!(channel.result.is_some());
+    assert_eq!(store.asked(), 0);
+}

@@ -1,0 +1,196 @@
+use super::*;
+use crate::channel::fake::{Store, channel, get, result, say};
+use crate::pool::{Pool, PoolRules};
+use crate::wire::{Request, Taken};
+
+const HOUR_NS: u64 = 3_600_000_000_000;
+const NUMBER: u64 = 7;
+
+/// One with a channel and nothing else that would say anything, and what is the run's and the launcher's of it.
+struct Begun<'a> {
+    running: Running<'a>,
+    theirs: OwnedFd,
+    _output: OwnedFd,
+}
+
+fn begun<'a>(
+    host: &'a Host,
+    store: &'a Store<'a>,
+    handle: &'a Handle,
+    notice: OwnedFd,
+) -> Begun<'a> {
+    let (channel, theirs) = channel(store);
+    let (output, output_in) = sys::pipe().unwrap();
+    sys::set_nonblocking(output.as_fd()).unwrap();
+    let running = Running {
+        host,
+        services: store,
+        cancel: handle.wake.as_fd(),
+        channel,
+        output,
+        output_open: true,
+        output_wanted: true,
+        output_bytes: 0,
+        slow_ns: 0,
+        place: None,
+        child: None,
+        notice,
+        pidfd: None,
+        is_counted: false,
+        started_ns: 0,
+        ready_ns: None,
+        deadline_ns: sys::now_ns() + HOUR_NS,
+        result_ns: None,
+        verdict: None,
+        killed_ns: None,
+        buffer: Vec::new(),
+    };
+    Begun {
+        running,
+        theirs,
+        _output: output_in,
+    }
+}
+
+fn tell(launcher: &OwnedFd, notice: &Notice) {
+    let text = serde_json::to_vec(notice).unwrap();
+    sys::send_message(launcher.as_fd(), &text, &[]).unwrap();
+}
+
+/// Tells the launcher that nobody listens any more, though a test may have failed.
+struct Over(OwnedFd);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        let _ = sys::shut_down_writing(self.0.as_fd());
+    }
+}
+
+/// Until the run is over, with a launcher that ends it when it is told to.
+fn attend(running: &mut Running<'_>, launcher: &OwnedFd) -> Outcome {
+    std::thread::scope(|scope| {
+        let _over = Over(running.notice.try_clone().unwrap());
+        scope.spawn(|| {
+            let told = sys::receive_message(launcher.as_fd(), &mut [0; 16]);
+            if matches!(told, Ok(None)) {
+                // Who has heard of the end already does not listen any more.
+                let end = serde_json::to_vec(&Notice::Ended(End::default())).unwrap();
+                let _ = sys::send_message(launcher.as_fd(), &end, &[]);
+            }
+        });
+        running.attend()
+    })
+}
+
+#[test]
+fn what_ends_a_run_is_looked_at_between_two_requests() {
+    let host = Host::for_tests(|_, _, _, _| {});
+    for (what, verdict) in [
+        ("cancelled", Some(Verdict::Cancelled)),
+        ("timeout", Some(Verdict::Timeout)),
+        ("ended", None),
+        ("lost", None),
+    ] {
+        let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        let handle = Handle::new().unwrap();
+        let deadline_ns = match what {
+            "timeout" => sys::now_ns() + 20_000_000,
+            _ => sys::now_ns() + HOUR_NS,
+        };
+        let store = Store::new(|| match what {
+            "cancelled" => handle.cancel(),
+            "ended" => tell(&launcher, &Notice::Ended(End::default())),
+            "lost" => sys::shut_down(launcher.as_fd()).unwrap(),
+            // What it is asked for takes as long as the run may.
+            _ => while sys::now_ns() < deadline_ns {},
+        });
+        let mut begun = begun(&host, &store, &handle, notice);
+        begun.running.deadline_ns = deadline_ns;
+        say(&begun.theirs, &vec![get(); 100]);
+        let outcome = attend(&mut begun.running, &launcher);
+        assert_eq!(begun.running.verdict, verdict, "{what}");
+        assert_eq!(matches!(outcome, Outcome::LauncherLost), what == "lost");
+        // On a machine that is too busy the time may be over before the first.
+        let least = usize::from(what != "timeout");
+        assert!(
+            (least..=1).contains(&store.asked()),
+            "{what}: {}",
+            store.asked()
+        );
+    }
+}
+
+/// A short run costs the launcher no message; one that asks the store for something is watched while it is asked.
+#[test]
+fn the_launcher_hears_of_a_run_before_its_first_request() {
+    let host = Host::for_tests(|_, _, _, _| {});
+    for asks in [false, true] {
+        let (control, heard) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        let rules = PoolRules {
+            min: 0,
+            max: 9,
+            per_tenant: false,
+        };
+        let pool = Pool::new(control, rules);
+        let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        let handle = Handle::new().unwrap();
+        let words = || {
+            let mut buf = [0; 8192];
+            let word = sys::take_message(heard.as_fd(), &mut buf).ok()?;
+            let (n, _) = word.unwrap();
+            match serde_json::from_slice(&buf[..n]).unwrap() {
+                Request::Pool(needs) => Some(needs.taken),
+                other => panic!("{other:?}"),
+            }
+        };
+        let store = Store::new(|| {
+            let taken = words().expect("it was told before");
+            assert_eq!(taken.iter().map(|t| t.number).collect::<Vec<_>>(), [NUMBER]);
+        });
+        let mut begun = begun(&host, &store, &handle, notice);
+        let taken = Taken {
+            number: NUMBER,
+            deadline_ns: 0,
+            cpu_ms: 0,
+            cpu_before_us: 0,
+        };
+        begun.running.child = Some(Child::of_nothing(&pool, taken));
+        // So that it is not told because of the time that is over.
+        begun.running.ready_ns = Some(begun.running.deadline_ns);
+        let requests = if asks { 1 } else { 0 };
+        let said = [vec![get(); requests], vec![result()]].concat();
+        say(&begun.theirs, &said);
+        attend(&mut begun.running, &launcher);
+        assert_eq!(store.asked(), requests);
+        assert!(begun.running.channel.result.is_some());
+        assert!(words().is_none(), "and once");
+    }
+}
+
+/// The host may make such a run again, and so must not if it has done something.
+#[test]
+fn what_has_said_something_was_executed() {
+    let host = Host::for_tests(|_, _, _, _| {});
+    let said = [vec![], vec![get()], vec![get()[..9].to_vec()]];
+    for (said, fails) in said
+        .into_iter()
+        .flat_map(|s| [(s.clone(), false), (s, true)])
+    {
+        let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        let handle = Handle::new().unwrap();
+        let store = Store::new(|| ());
+        let mut begun = begun(&host, &store, &handle, notice);
+        say(&begun.theirs, &said);
+        if fails {
+            let message = "no words".to_owned();
+            tell(&launcher, &Notice::Failed { message });
+        } else {
+            sys::shut_down(launcher.as_fd()).unwrap();
+        }
+        let outcome = attend(&mut begun.running, &launcher);
+        let error = begun.running.answer(outcome, &RunRequest::default());
+        let error = error.unwrap_err();
+        assert!(error.retryable, "{error:?}");
+        assert_eq!(error.not_executed, said.is_empty(), "{error:?}");
+    }
+}
