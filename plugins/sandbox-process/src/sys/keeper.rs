@@ -21,6 +21,17 @@ use super::process::{code_and_signal, tid_address};
 
 const STACK_BYTES: usize = 16 << 10;
 static ALL_SIGNALS: u64 = u64::MAX;
+static NOTHING: libc::rlimit64 = libc::rlimit64 {
+    rlim_cur: 0,
+    rlim_max: 0,
+};
+/// Of which process 1 needs none, and a run that has made it its own gets none. Those of the run are set in process 2, for itself.
+static UNUSED: [usize; 4] = [
+    libc::RLIMIT_NPROC as usize,
+    libc::RLIMIT_AS as usize,
+    libc::RLIMIT_DATA as usize,
+    libc::RLIMIT_FSIZE as usize,
+];
 
 #[repr(C, align(16))]
 struct Stack(UnsafeCell<[u8; STACK_BYTES]>);
@@ -173,6 +184,12 @@ unsafe extern "C" fn keep(report: usize, program: usize) -> ! {
             || call(libc::SYS_close_range, above) != 0
         {
             end()
+        }
+        for resource in &UNUSED {
+            let none = [0, *resource, &raw const NOTHING as usize, 0];
+            if call(libc::SYS_prlimit64, none) != 0 {
+                end()
+            }
         }
         loop {
             let mut status = 0i32;

@@ -65,24 +65,13 @@ def main(args):
     }
 }
 
-/// Process 1 of a forked run has the memory of the run, and the pipe on which it says how the run has ended.
-#[test]
+/// Process 1 of a forked run has the memory of the run: a program that makes it do something else.
 #[cfg(target_arch = "x86_64")]
-fn what_process_1_is_made_to_say_is_not_listened_to_for_long() {
-    let code = "\
+const TAKES_PROCESS_1: &str = "\
 import ctypes, mmap, os, struct, time
-BYTES = 1 << 20
-def main(args):
-    rwx = dict(prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    text, shell = mmap.mmap(-1, BYTES), mmap.mmap(-1, 4096, **rwx)
-    text.write(b'\\n' * BYTES)
-    address = lambda m: ctypes.addressof(ctypes.c_char.from_buffer(m))
-    # For each descriptor: room for a megabyte, a megabyte of empty lines. Then the end.
-    shell.write(
-        bytes.fromhex('31db' 'b848000000' '89df' 'be07040000') + b'\\xba' + struct.pack('<I', BYTES) + bytes.fromhex('0f05' 'b801000000' '89df' '48be')
-        + struct.pack('<Q', address(text)) + b'\\xba' + struct.pack('<I', BYTES - 8192)
-        + bytes.fromhex('0f05' 'ffc3' '83fb40' '7cce' 'b8e7000000' '31ff' '0f05')
-    )
+shell = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+address = lambda m: ctypes.addressof(ctypes.c_char.from_buffer(m))
+def take():
     # Process 1 waits in a call of the launcher's: wherever one comes back to, but for those of the C library.
     jump, libc = b'\\x48\\xb8' + struct.pack('<Q', address(shell)) + b'\\xff\\xe0', ctypes.CDLL(None)
     library = ctypes.cast(libc.getpid, ctypes.c_void_p).value
@@ -102,11 +91,29 @@ def main(args):
         if os.fork() == 0:
             os._exit(0)
         os._exit(0)
+";
+
+/// It has the pipe on which it says how the run has ended.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn what_process_1_is_made_to_say_is_not_listened_to_for_long() {
+    let code = "\
+BYTES = 1 << 20
+def main(args):
+    text = mmap.mmap(-1, BYTES)
+    text.write(b'\\n' * BYTES)
+    # For each descriptor: room for a megabyte, a megabyte of empty lines. Then the end.
+    shell.write(
+        bytes.fromhex('31db' 'b848000000' '89df' 'be07040000') + b'\\xba' + struct.pack('<I', BYTES) + bytes.fromhex('0f05' 'b801000000' '89df' '48be')
+        + struct.pack('<Q', address(text)) + b'\\xba' + struct.pack('<I', BYTES - 8192)
+        + bytes.fromhex('0f05' 'ffc3' '83fb40' '7cce' 'b8e7000000' '31ff' '0f05')
+    )
+    take()
     time.sleep(100)
 ";
     let instance = warm(json!({}));
     let took = launcher_ms(&instance, || {
-        let mut request = request(code);
+        let mut request = request(&[TAKES_PROCESS_1, code].concat());
         request.limits.wall_ms = 5000;
         let (result, _) = instance.run(request);
         assert_ne!(
@@ -115,6 +122,30 @@ def main(args):
         );
     });
     assert!(took < 200, "{took} ms");
+}
+
+/// Where no control group counts processes and memory, limits of each process do.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn process_1_has_no_use_for_a_run() {
+    let code = "\
+def main(args):
+    mark = mmap.mmap(-1, 4096)
+    struct.pack_into('<q', mark, 0, 1 << 40)
+    # A fork, whose result is kept; then it waits for ever.
+    shell.write(
+        bytes.fromhex('b838000000' 'bf11000000' '31f6' '31d2' '4d31d2' '4d31c0' '0f05' '48be') + struct.pack('<Q', address(mark))
+        + bytes.fromhex('488906' 'b807000000' '31ff' '31f6' 'baffffffff' '0f05' 'ebee')
+    )
+    take()
+    kept = lambda: struct.unpack_from('<q', mark)[0]
+    while kept() == 1 << 40:
+        time.sleep(0.001)
+    return kept()
+";
+    let instance = warm(json!({}));
+    let forked = instance.output(&[TAKES_PROCESS_1, code].concat());
+    assert_eq!(forked, -libc::EAGAIN, "a fork is refused");
 }
 
 /// It has given its result and is gone, while the thread of the run still keeps a blob of its.
