@@ -168,6 +168,48 @@ async fn a_child_that_goes_on_writing_does_not_keep_its_dead_plugin() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_child_that_goes_on_beginning_does_not_keep_its_dead_plugin() {
+    let sandbox = echo().await;
+    let gateway = Gateway::new();
+    let (pid, error) = lost(&sandbox, "leave a child that begins", gateway.clone()).await;
+    // What the plugin had said before counts.
+    assert_eq!((error.code, error.not_executed), (abi::E_CRASHED, false));
+    assert_ne!(again(&sandbox, "pid").await, pid);
+    let (_, child) = gateway.output.lock().unwrap().pop().unwrap();
+    until_gone(std::str::from_utf8(&child).unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_says_no_more_and_goes_on_beginning_is_ended() {
+    let sandbox = echo().await;
+    let (pid, error) = lost(&sandbox, "say no more and begin", Gateway::new()).await;
+    assert_eq!((error.code, error.not_executed), (abi::E_CRASHED, false));
+    until_gone(&pid).await;
+    assert_ne!(again(&sandbox, "pid").await, pid);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_asks_and_does_not_read_is_ended() {
+    let sandbox = echo().await;
+    let (pid, error) = lost(&sandbox, "ask and do not read", Gateway::new()).await;
+    assert_eq!(error.code, abi::E_CRASHED);
+    until_gone(&pid).await;
+    assert_ne!(again(&sandbox, "pid").await, pid);
+}
+
+/// A run that does not survive its process, with that one's number.
+async fn lost(sandbox: &SandboxInstance, function: &str, gateway: Arc<Gateway>) -> (String, Error) {
+    let pid = ask(sandbox, "pid").await.unwrap();
+    let began = Instant::now();
+    let running = sandbox.run(run(function), gateway);
+    let ended = tokio::time::timeout(PATIENCE, running).await;
+    let waited = began.elapsed();
+    // A thread of the event loop that does not come back may be the one that has the clock.
+    assert!(ended.is_ok() && waited < PATIENCE, "{pid}: {waited:?}");
+    (pid, ended.unwrap().unwrap_err())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_the_plugin_had_not_begun_was_not_executed() {
     let settings = ProcessSettings {
         // One that works and one that reads.
@@ -379,6 +421,16 @@ async fn much_output_arrives_whole_and_in_order() {
         .collect();
     let expected: Vec<u8> = (0..64_u8).flat_map(|i| vec![i; 100_000]).collect();
     assert!(all == expected, "{} bytes", all.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn much_output_in_small_pieces_does_not_wait_for_ever() {
+    let gateway = Gateway::new();
+    let sandbox = echo().await;
+    let running = sandbox.run(run("drizzle"), gateway.clone());
+    let result = tokio::time::timeout(PATIENCE, running).await.unwrap();
+    assert_eq!(output(&result.unwrap()), "drizzled");
+    assert_eq!(gateway.output.lock().unwrap().len(), 2560);
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub(crate) const FDS_MAX: usize = 253;
 const BUFFER_BYTES: usize = 64 << 10;
 /// A buffer that has become larger than this is given back when it is empty.
 const BUFFER_KEEP_BYTES: usize = 1 << 20;
+/// Room that a packet may have beyond its bytes. What is written in pieces may have as much again.
+const SPARE_BYTES_MAX: usize = 4 << 10;
 
 /// What a frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,9 +134,16 @@ pub(crate) struct Packet {
     pub(crate) begins: u64,
     /// It holds a secret: wiped when it has left.
     pub(crate) secret: bool,
+    /// It answers a frame of the process's own.
+    pub(crate) reply: bool,
 }
 
 impl Packet {
+    /// Memory that it holds while it waits.
+    pub(crate) fn holds(&self) -> usize {
+        size_of::<Packet>() + self.bytes.capacity() + self.fds.capacity() * size_of::<OwnedFd>()
+    }
+
     /// `Err`: what keeps it from being sent.
     pub(crate) fn new(kind: Kind, call: u64, write: impl FnOnce(&mut Out)) -> io::Result<Packet> {
         let mut out = Out {
@@ -142,7 +151,11 @@ impl Packet {
             ..Out::default()
         };
         write(&mut out);
-        let Out { bytes, fds, broken } = out;
+        let Out {
+            mut bytes,
+            fds,
+            broken,
+        } = out;
         if let Some(error) = broken {
             return Err(error);
         }
@@ -153,11 +166,15 @@ impl Packet {
                 fds.len()
             )));
         }
+        if bytes.capacity() - bytes.len() > SPARE_BYTES_MAX {
+            bytes.shrink_to_fit();
+        }
         let mut packet = Packet {
             bytes,
             fds,
             begins: 0,
             secret: false,
+            reply: false,
         };
         packet.bytes[..4].copy_from_slice(&u32::try_from(len).unwrap_or(u32::MAX).to_le_bytes());
         packet.bytes[4] = kind as u8;

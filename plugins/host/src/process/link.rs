@@ -1,14 +1,19 @@
 //! One life of a plugin's process: what is sent to it, the calls that it has, and what it sends.
 
-use std::collections::{HashMap, VecDeque};
+mod outgoing;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
 use std::io::{self, PipeReader, Read as _};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{Error, Result};
-use skillgate_plugin_sdk::wire::{self, Malformed};
+use skillgate_plugin_sdk::wire::Malformed;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
@@ -20,15 +25,17 @@ use super::start::{Fresh, Process};
 use crate::sandbox::RunContext;
 use crate::wire::{In, Read};
 use crate::written::take_error;
+use outgoing::Outgoing;
 
-/// Bytes that wait for a process to read them. More: a call is refused.
-const WAITING_BYTES_MAX: usize = 1 << 30;
 /// Frames that are handled before others get their turn on this thread.
 const FRAMES_AT_ONCE: usize = 64;
 /// After so many answers the pipe of begun runs is read, long before it is full.
 const ANSWERS_BEFORE_BEGUN: usize = 1024;
 /// Bytes of a run's number in that pipe.
 const BEGUN_BYTES: usize = 8;
+/// How long the death of a process that was killed is waited for, before its calls are answered all the same. It takes
+/// longer only when the system cannot end it at once; of the plugin nothing goes on by then.
+const DEATH_MAX: Duration = Duration::from_secs(1);
 
 /// Reads the answer and hands it to the caller, or says why there is none.
 pub(super) type Done = Box<dyn FnOnce(Result<&mut In<'_>>) -> Read<()> + Send>;
@@ -39,6 +46,8 @@ pub(super) struct Pending {
     pub(super) run: Option<Arc<RunContext>>,
     /// The plugin may have begun with it.
     pub(super) started: bool,
+    /// Of its output, when it is a run.
+    pub(super) taken: services::Taken,
     pub(super) done: Done,
 }
 
@@ -48,16 +57,6 @@ struct Calls {
     over: bool,
     last: u64,
     pending: HashMap<u64, Pending>,
-}
-
-#[derive(Default)]
-struct Outgoing {
-    packets: VecDeque<Packet>,
-    /// Bytes of the first packet that have left.
-    sent: usize,
-    bytes: usize,
-    /// The socket is full: who waits for it goes on.
-    full: bool,
 }
 
 /// How a life ended.
@@ -157,6 +156,12 @@ impl Link {
         self.calls().pending.get(&call)?.run.clone()
     }
 
+    /// Of a run's output so many bytes were taken: how many the process is to be told of now, and whether more are wanted.
+    pub(super) fn taken(&self, call: u64, bytes: usize, more: bool) -> Option<(u32, bool)> {
+        let mut calls = self.calls();
+        calls.pending.get_mut(&call)?.taken.add(bytes, more)
+    }
+
     /// Is there a run of this name?
     fn has_run(&self, run_id: &str) -> bool {
         let calls = self.calls();
@@ -167,11 +172,9 @@ impl Link {
     /// Sends a packet, or lets it wait for its turn. `false`: too much is waiting.
     pub(super) fn send(&self, packet: Packet) -> bool {
         let mut outgoing = self.outgoing();
-        if outgoing.bytes + packet.bytes.len() > WAITING_BYTES_MAX {
+        if !outgoing.push(packet) {
             return false;
         }
-        outgoing.bytes += packet.bytes.len();
-        outgoing.packets.push_back(packet);
         if !outgoing.full {
             // An error here is the end of the process, which whoever reads hears of.
             let _ = self.flush(&mut outgoing);
@@ -180,6 +183,15 @@ impl Link {
             }
         }
         true
+    }
+
+    /// Sends what answers a frame of the process's own. One that goes on sending and does not read its answers is ended:
+    /// they would fill the gateway's memory, and whoever waits for one that is not sent would wait for ever.
+    pub(super) fn reply(&self, mut packet: Packet) {
+        packet.reply = true;
+        if !self.send(packet) {
+            self.kill("it sends and does not read: too many replies wait for it".to_owned());
+        }
     }
 
     /// Sends as much as the socket takes, without waiting.
@@ -238,12 +250,10 @@ impl Link {
         let Some(mut incoming) = incoming else {
             return End::Died("it was served before".to_owned());
         };
-        let pidfd = socket::pidfd(self.process.pid).and_then(socket::watched);
         let gone = async {
-            match &pidfd {
-                Ok(pidfd) => drop(pidfd.readable().await),
+            if self.gone().await.is_err() {
                 // Then the socket alone says when it ends.
-                Err(_) => std::future::pending().await,
+                std::future::pending().await
             }
         };
         let end = tokio::select! {
@@ -264,6 +274,21 @@ impl Link {
             (End::Died(_), Some(reason)) => End::Died(reason),
             (end, _) => end,
         }
+    }
+
+    /// Waits until the process is dead. An error: that cannot be seen here.
+    async fn gone(&self) -> io::Result<()> {
+        let pidfd = socket::watched(socket::pidfd(self.process.pid)?)?;
+        pidfd.readable().await.map(drop)
+    }
+
+    /// No call is added any more, and the process is killed when it is not dead. Waits for its death: until then a thread
+    /// of it may still begin with a run, which must not be called "not executed".
+    pub(super) async fn end(&self) {
+        self.calls().over = true;
+        self.process.kill();
+        // Whatever comes of it: its calls are answered now.
+        let _ = tokio::time::timeout(DEATH_MAX, self.gone()).await;
     }
 
     async fn read(self: &Arc<Self>, incoming: &mut Incoming, shared: &Arc<Shared>) -> End {
@@ -378,11 +403,17 @@ impl Link {
         Ok(None)
     }
 
-    /// Hears of the runs that the plugin has begun with.
+    /// Hears of the runs that the plugin has begun with: what has been said by now. More may come for ever, from the
+    /// plugin or from a child that it has forked.
     fn hear_begun(&self) {
         let mut numbers = [0; BEGUN_BYTES * 512];
-        // There is nothing more, for now or for ever: either way what was said has been read.
-        while let Ok(n @ 1..) = (&self.begun).read(&mut numbers) {
+        let mut left = socket::holds(&self.begun).unwrap_or(0);
+        while left > 0 {
+            let at_once = left.min(numbers.len());
+            let Ok(n @ 1..) = (&self.begun).read(&mut numbers[..at_once]) else {
+                return;
+            };
+            left -= n;
             let mut calls = self.calls();
             for number in numbers[..n].as_chunks::<BEGUN_BYTES>().0 {
                 if let Some(pending) = calls.pending.get_mut(&u64::from_le_bytes(*number)) {
@@ -417,7 +448,8 @@ impl Link {
         outcome.map_err(|Malformed(why)| Malformed(format!("{name}: {why}")))
     }
 
-    /// It has ended: answers all that it had. How many calls that were, and how many of them the plugin had not begun.
+    /// It has ended, or was killed just now: answers all that it had. How many calls that were, and how many of them the
+    /// plugin had not begun.
     pub(super) fn bury(&self) -> (usize, usize) {
         self.hear_begun();
         let mut calls = self.calls();
@@ -437,6 +469,7 @@ impl Link {
                 run,
                 started,
                 done,
+                ..
             },
         ) in pending
         {
@@ -461,29 +494,6 @@ impl Link {
             drop(run);
         }
         (all, not_begun)
-    }
-}
-
-impl Outgoing {
-    /// So many bytes have left.
-    fn left(&mut self, n: usize) {
-        self.bytes -= n;
-        self.sent += n;
-        while let Some(first) = self.packets.front_mut() {
-            // Those of the first byte are with the kernel now.
-            first.fds.clear();
-            if self.sent < first.bytes.len() {
-                break;
-            }
-            self.sent -= first.bytes.len();
-            if first.secret {
-                wire::wipe(&mut first.bytes);
-            }
-            self.packets.pop_front();
-            if self.sent == 0 {
-                break;
-            }
-        }
     }
 }
 

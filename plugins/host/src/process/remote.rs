@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use super::backoff::Restarts;
 use super::frame::{Kind as FrameKind, Packet};
 use super::link::{Asked, End, Link, Pending, Ready};
+use super::services::Taken;
 use super::start::{Fresh, Image, Kind};
 use crate::ask::{Ask, Handle};
 use crate::blobs::Which;
@@ -172,6 +173,7 @@ impl Remote {
             name: A::NAME,
             started: run.is_none(),
             run,
+            taken: Taken::default(),
             done: Box::new(done),
         };
         Ok(Asked {
@@ -304,6 +306,8 @@ impl Shared {
                 end = link.serve(&self) => end,
                 () = self.stop_it(&link, stop.clone()) => End::Asked,
             };
+            // Before the state says that there is no link: whoever ends this task buries the one that there is.
+            link.end().await;
             self.set(State::Down {
                 again: Instant::now(),
             });

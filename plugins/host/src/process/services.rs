@@ -23,6 +23,12 @@ use crate::written::{file, put_error};
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 /// Bytes of a run's output that may be under way. More: the plugin waits until they were taken.
 pub(super) const WINDOW_BYTES: usize = 256 << 10;
+/// Bytes that the plugin's process sends of it at once.
+pub(super) const OUTPUT_BYTES: usize = WINDOW_BYTES / 2;
+/// Bytes of it that were taken and that the process is not told of yet: not a frame for each line that a run prints.
+const UNTOLD_BYTES: usize = WINDOW_BYTES / 4;
+// What waits for room has it when all that was sent has been taken.
+const _: () = assert!(UNTOLD_BYTES + OUTPUT_BYTES <= WINDOW_BYTES);
 /// Services about blobs that a process may have at the same time.
 const BLOB_SERVICES_MAX: usize = 256;
 
@@ -93,7 +99,30 @@ pub(super) fn log(
     Ok(())
 }
 
-/// Output of a run that goes on; of one that has ended it is thrown away.
+/// What has been taken of a run's output.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    untold: usize,
+    /// Its process knows that no more is wanted.
+    enough: bool,
+}
+
+impl Taken {
+    /// So much more. What the process is to be told now, if anything: how much was taken, and whether more is wanted.
+    pub(super) fn add(&mut self, bytes: usize, more: bool) -> Option<(u32, bool)> {
+        self.untold += bytes;
+        let news = !more && !self.enough;
+        self.enough |= news;
+        if self.untold < UNTOLD_BYTES && !news {
+            return None;
+        }
+        let bytes = u32::try_from(std::mem::take(&mut self.untold)).unwrap_or(u32::MAX);
+        Some((bytes, !self.enough))
+    }
+}
+
+/// Output of a run that goes on. Of one that has ended it is thrown away and not answered: its process lets nobody wait
+/// for that ([`super::serve`]).
 pub(super) fn output(link: &Link, frame: &mut Frame) -> Read<()> {
     let call = frame.call;
     let mut from = frame.reader();
@@ -103,16 +132,18 @@ pub(super) fn output(link: &Link, frame: &mut Frame) -> Read<()> {
     if !matches!(u32::from(stream), abi::STDOUT | abi::STDERR | abi::RUNLOG) {
         return Err(Malformed(format!("stream: {stream}")));
     }
-    let more = link.run(call).is_some_and(|run| {
-        guarded(|| Ok(run.host.output(u32::from(stream), data))).unwrap_or(false)
-    });
-    let taken = u32::try_from(data.len()).unwrap_or(u32::MAX);
-    let packet = Packet::new(Kind::Taken, call, |out| {
-        out.u32(taken);
-        out.u8(u8::from(more));
-    });
-    if let Ok(packet) = packet {
-        link.send(packet);
+    let Some(run) = link.run(call) else {
+        return Ok(());
+    };
+    let more = guarded(|| Ok(run.host.output(u32::from(stream), data))).unwrap_or(false);
+    if let Some((bytes, more)) = link.taken(call, data.len(), more) {
+        let packet = Packet::new(Kind::Taken, call, |out| {
+            out.u32(bytes);
+            out.u8(u8::from(more));
+        });
+        if let Ok(packet) = packet {
+            link.reply(packet);
+        }
     }
     Ok(())
 }
@@ -141,22 +172,20 @@ pub(super) fn service(
     let run = link.run(frame.call);
     if matches!(service, Service::Secret | Service::GateServe) {
         let packet = serve(service, number, run, &mut frame)?;
-        link.send(packet);
+        link.reply(packet);
         return Ok(());
     }
     if link.services.fetch_add(1, Ordering::AcqRel) >= BLOB_SERVICES_MAX {
         link.services.fetch_sub(1, Ordering::AcqRel);
         let many = format!("{BLOB_SERVICES_MAX} services at the same time");
         let many = Error::new(abi::E_EXHAUSTED, many);
-        link.send(reply(number, Err::<fn(&mut Out), _>(many)));
+        link.reply(reply(number, Err::<fn(&mut Out), _>(many)));
         return Ok(());
     }
     let link = Arc::clone(link);
     runtime.spawn_blocking(move || {
         match serve(service, number, run, &mut frame) {
-            Ok(packet) => {
-                link.send(packet);
-            }
+            Ok(packet) => link.reply(packet),
             Err(Malformed(why)) => link.kill(format!("what it sent makes no sense: {why}")),
         }
         link.services.fetch_sub(1, Ordering::AcqRel);
@@ -191,6 +220,7 @@ fn reply(number: u64, answer: Result<impl FnOnce(&mut Out)>) -> Packet {
         fds: Vec::new(),
         begins: 0,
         secret: false,
+        reply: false,
     })
 }
 

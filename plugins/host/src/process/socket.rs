@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use tokio::io::unix::AsyncFd;
@@ -55,11 +55,11 @@ pub(crate) fn receive(
     }
 }
 
-/// Bytes that have been sent and not been received yet.
-pub(crate) fn holds(socket: &UnixStream) -> io::Result<usize> {
+/// Bytes that have been sent to this end of a socket or of a pipe and not been received yet.
+pub(crate) fn holds(end: &impl AsFd) -> io::Result<usize> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: an open descriptor, and a number that the kernel writes.
-    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::FIONREAD, &raw mut bytes) } < 0 {
+    if unsafe { libc::ioctl(end.as_fd().as_raw_fd(), libc::FIONREAD, &raw mut bytes) } < 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(usize::try_from(bytes).unwrap_or(0))

@@ -174,7 +174,7 @@ impl Image {
         let path = &self.checked.inspection.path;
         let refuse = |why| LoadError::new(path, why);
         let failed = |why: String| refuse(Refusal::Process(why));
-        let (mut fresh, begins) = self.spawn().map_err(|error| {
+        let (mut fresh, begins) = Self::spawn(&self.settings, self.id()).map_err(|error| {
             failed(format!(
                 "{error}: it needs memory, a process and descriptors"
             ))
@@ -197,15 +197,15 @@ impl Image {
     }
 
     /// With the end of a pipe that is the process's.
-    fn spawn(&self) -> io::Result<(Fresh, OwnedFd)> {
+    pub(super) fn spawn(settings: &ProcessSettings, id: &str) -> io::Result<(Fresh, OwnedFd)> {
         let (ours, theirs) = UnixStream::pair()?;
         let (begun, begins) = io::pipe()?;
         socket::set_nonblocking(begun.as_fd())?;
         socket::set_nonblocking(begins.as_fd())?;
-        let mut child = Command::new(&self.settings.program)
-            .args(&self.settings.args)
+        let mut child = Command::new(&settings.program)
+            .args(&settings.args)
             // What `ps` shows.
-            .arg0(format!("skillgate: plugin {}", self.id()))
+            .arg0(format!("skillgate: plugin {id}"))
             .env_clear()
             // The socket takes the place of standard input: no number to agree on, nothing else inherited.
             .stdin(OwnedFd::from(theirs))
@@ -227,7 +227,7 @@ impl Image {
             incoming: Incoming::new(FROM_PLUGIN_BYTES_MAX),
             info: Info::default(),
             offers: 0,
-            deadline: Instant::now() + self.settings.start_timeout,
+            deadline: Instant::now() + settings.start_timeout,
         };
         Ok((fresh, begins.into()))
     }

@@ -6,6 +6,8 @@
     reason = "a test that cannot go on says so by panicking"
 )]
 
+mod hostile;
+
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -429,6 +431,17 @@ impl Sandbox for Echo {
             "made from" => done(self.made_from.clone().into_bytes()),
             "surroundings" => done(surroundings().into_bytes()),
             "leave a child" => leave_a_child(services),
+            "leave a child that begins" => hostile::leave_a_child_that_begins(services),
+            "say no more and begin" => hostile::say_no_more_and_begin(),
+            "ask and do not read" => hostile::ask_and_do_not_read(),
+            "drizzle" => {
+                for i in 0..=255_u8 {
+                    for _ in 0..10 {
+                        services.output(abi::STDOUT, &[i; 1000]);
+                    }
+                }
+                done(b"drizzled".to_vec())
+            }
             "flood" => {
                 for i in 0..64_u8 {
                     services.output(abi::STDOUT, &[i; 100_000]);

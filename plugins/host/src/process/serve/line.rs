@@ -110,7 +110,16 @@ impl Line {
 
     // === output ===
 
+    /// The window of a run. Of one that has ended, beside a thread that is still at it, it is closed: the gateway does
+    /// not say any more what it has taken.
     pub(super) fn window(&self, call: u64) -> Arc<Window> {
+        // Held until there is a window: the end of a call takes it from here first.
+        let ops = lock(&self.ops);
+        if !ops.contains_key(&call) {
+            let closed = Window::default();
+            closed.close();
+            return Arc::new(closed);
+        }
         Arc::clone(lock(&self.windows).entry(call).or_default())
     }
 
@@ -224,6 +233,20 @@ mod tests {
         incoming.receive(&theirs, 0).unwrap();
         let frame = incoming.frame().unwrap().unwrap();
         assert_eq!((frame.kind, frame.call), (Kind::Started, 2));
+    }
+
+    #[test]
+    fn output_after_the_end_of_its_run_waits_for_nothing() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let line = Line::new(ours, tempfile::tempfile().unwrap());
+        line.begun(1, 7);
+        let before = line.window(1);
+        assert!(before.enter(1));
+        line.ended(1);
+        // A thread that has found the run just before its end.
+        let after = line.window(1);
+        assert!(!before.enter(1) && !after.enter(1));
+        assert!(!after.more() && lock(&line.windows).is_empty());
     }
 
     #[test]

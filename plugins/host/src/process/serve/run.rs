@@ -8,7 +8,7 @@ use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{Error, Result};
 
 use super::super::frame::{Kind, Packet};
-use super::super::services::{PIECE_BYTES, Service, WINDOW_BYTES, replied};
+use super::super::services::{OUTPUT_BYTES, PIECE_BYTES, Service, replied};
 use super::line::Line;
 use crate::answer::NAME_BYTES;
 use crate::instance::on_event_loop;
@@ -55,7 +55,7 @@ impl RunHost for RemoteRun {
         let Ok(stream) = u8::try_from(stream) else {
             return false;
         };
-        for piece in data.chunks(WINDOW_BYTES / 2) {
+        for piece in data.chunks(OUTPUT_BYTES) {
             // A call that promises not to block does not wait for room; there is a millisecond of this (contract).
             let enters = match on_event_loop() {
                 true => window.enter_at_once(piece.len()),

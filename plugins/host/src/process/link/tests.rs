@@ -1,0 +1,271 @@
+//! A link whose process is a program that neither reads nor says anything; the other end is the test's.
+
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+
+use skillgate_plugin_sdk::model::RunRequest;
+
+use super::*;
+use crate::process::ProcessSettings;
+use crate::process::services::{PIECE_BYTES, Service, WINDOW_BYTES};
+use crate::sandbox::RunHost;
+use crate::wire::Out;
+
+/// Only there to fail.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// As many frames as no process that reads has replies to wait for.
+const MANY: usize = 1_000_000;
+
+/// Takes output until it has had enough.
+struct Taker {
+    enough: bool,
+}
+
+impl RunHost for Taker {
+    fn output(&self, _: u32, _: &[u8]) -> bool {
+        !self.enough
+    }
+    fn secret(&self, name: &str) -> Result<Vec<u8>> {
+        Err(Error::new(abi::E_NOT_FOUND, name))
+    }
+    fn blob_fd(&self, id: &str) -> Result<OwnedFd> {
+        Err(Error::new(abi::E_NOT_FOUND, id))
+    }
+    fn blob_read(&self, _: &str, _: u64, buf: &mut [u8]) -> Result<usize> {
+        Ok(buf.len())
+    }
+    fn blob_create(&self, kind: &str) -> Result<i64> {
+        Err(Error::new(abi::E_NOT_FOUND, kind))
+    }
+    fn blob_write(&self, _: i64, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+    fn blob_finish(&self, _: i64, _: bool) -> Result<Option<String>> {
+        Ok(None)
+    }
+    fn gate_serve(&self, _: OwnedFd) -> Result<()> {
+        Ok(())
+    }
+}
+
+struct Other {
+    link: Arc<Link>,
+    /// The process's end of the socket, and of the pipe for begun runs.
+    socket: UnixStream,
+    begins: std::fs::File,
+}
+
+fn other() -> Other {
+    let settings = ProcessSettings {
+        program: "/bin/sleep".into(),
+        ..ProcessSettings::this_program(&["1000"])
+    };
+    let (mut fresh, begins) = super::super::start::Image::spawn(&settings, "test").unwrap();
+    let (ours, socket) = UnixStream::pair().unwrap();
+    fresh.socket = ours;
+    Other {
+        link: Link::new(fresh, 1).unwrap(),
+        socket,
+        begins: begins.into(),
+    }
+}
+
+type Answered = tokio::sync::oneshot::Receiver<Error>;
+
+impl Other {
+    fn begin(&self, run: Option<Taker>) -> (u64, Answered) {
+        let (tell, answered) = tokio::sync::oneshot::channel();
+        let run = run.map(|host| {
+            Arc::new(RunContext {
+                host: Arc::new(host),
+                request: Arc::new(RunRequest::default()),
+            })
+        });
+        let pending = Pending {
+            name: "run",
+            started: run.is_none(),
+            run,
+            taken: services::Taken::default(),
+            done: Box::new(|answer| {
+                drop(tell.send(answer.map(drop).unwrap_err()));
+                Ok(())
+            }),
+        };
+        let packet = Packet::new(Kind::Call, 0, |_| {}).unwrap();
+        let call = self.link.begin(packet, pending);
+        (call.map_err(|_| "refused").unwrap(), answered)
+    }
+
+    /// What it has been sent since.
+    fn received(&self) -> Vec<Frame> {
+        let mut incoming = Incoming::new(1 << 20);
+        let mut frames = Vec::new();
+        while socket::holds(&self.socket).unwrap() > 0 {
+            incoming.receive(&self.socket, 0).unwrap();
+            while let Some(frame) = incoming.frame().unwrap() {
+                frames.push(frame);
+            }
+        }
+        frames
+    }
+
+    fn output(&self, call: u64, data: &[u8]) {
+        let mut frame = frame(Kind::Output, call, |out| {
+            out.u8(1);
+            out.data(data);
+        });
+        services::output(&self.link, &mut frame).unwrap();
+    }
+
+    fn why_killed(&self) -> Option<String> {
+        self.link.why_killed.lock().unwrap().clone()
+    }
+
+    fn is_dead(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.link.process.pid));
+        stat.unwrap().rsplit(')').next().unwrap().starts_with(" Z")
+    }
+}
+
+/// As the process would send it.
+fn frame(kind: Kind, call: u64, write: impl FnOnce(&mut Out)) -> Frame {
+    let mut out = Out::default();
+    write(&mut out);
+    Frame {
+        kind,
+        call,
+        body: out.bytes,
+        fds: out.fds.into(),
+    }
+}
+
+#[tokio::test]
+async fn its_end_is_its_death_and_what_it_has_begun_by_then_counts() {
+    let mut other = other();
+    let ((begun, crashed), (_, never_begun)) = (
+        other.begin(Some(Taker { enough: false })),
+        other.begin(Some(Taker { enough: false })),
+    );
+    assert!(!other.is_dead());
+    tokio::time::timeout(PATIENCE, other.link.end())
+        .await
+        .unwrap();
+    assert!(other.is_dead(), "nothing of it goes on");
+    // There before the pipe is read.
+    other.begins.write_all(&begun.to_le_bytes()).unwrap();
+    assert_eq!(other.link.bury(), (2, 1));
+    let error = crashed.await.unwrap();
+    assert_eq!((error.code, error.not_executed), (abi::E_CRASHED, false));
+    let error = never_begun.await.unwrap();
+    assert_eq!((error.code, error.not_executed), (abi::E_UNAVAILABLE, true));
+}
+
+#[tokio::test]
+async fn output_of_a_call_without_a_run_is_not_answered() {
+    let other = other();
+    let (call, _answered) = other.begin(None);
+    assert_eq!(other.received().len(), 1);
+    for call in [call, call + 1, 0] {
+        other.output(call, &[0; 1 << 20]);
+        assert_eq!(other.received().len(), 0, "call {call}");
+    }
+}
+
+#[tokio::test]
+async fn small_output_is_answered_before_whoever_sends_it_waits() {
+    const LINE_BYTES: usize = 64;
+    let other = other();
+    let (call, _answered) = other.begin(Some(Taker { enough: false }));
+    other.received();
+    let (mut told, mut answers) = (0, 0);
+    for sent in (0..WINDOW_BYTES * 2).step_by(LINE_BYTES) {
+        other.output(call, &[0; LINE_BYTES]);
+        for mut frame in other.received() {
+            let read = |from: &mut In<'_>| Ok((from.u32("bytes")?, from.flag("more")?));
+            let (bytes, more) = frame.read(read).unwrap();
+            assert_eq!((frame.kind, more), (Kind::Taken, true));
+            told += bytes as usize;
+            answers += 1;
+        }
+        let sent = sent + LINE_BYTES;
+        assert!(sent - told < WINDOW_BYTES / 2, "{told} of {sent}");
+    }
+    assert!((1..=8).contains(&answers), "{answers}");
+}
+
+#[tokio::test]
+async fn one_that_has_sent_enough_is_told_once_and_at_once() {
+    let other = other();
+    let (call, _answered) = other.begin(Some(Taker { enough: true }));
+    other.received();
+    for answers in [1, 0, 0] {
+        other.output(call, b"one");
+        let received = other.received();
+        assert_eq!(received.len(), answers);
+        assert!(received.iter().all(|frame| frame.body.last() == Some(&0)));
+    }
+}
+
+#[tokio::test]
+async fn one_that_sends_and_does_not_read_is_ended() {
+    let other = other();
+    let ask = |_: &usize| {
+        let asked = frame(Kind::Service, 99, |out| {
+            out.u8(Service::Secret as u8);
+            out.u64(7);
+            out.text("TOKEN");
+        });
+        services::service(&other.link, asked, &tokio::runtime::Handle::current()).unwrap();
+        other.why_killed().is_some()
+    };
+    let asked = (0..MANY).find(ask);
+    assert!(asked.is_some_and(|asked| asked > 10_000), "{asked:?}");
+    let why = other.why_killed().unwrap();
+    assert!(why.starts_with("it sends and does not read"), "{why}");
+    let dead = tokio::time::timeout(PATIENCE, other.link.gone()).await;
+    dead.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pieces_of_blobs_may_wait_for_a_process_that_reads_later() {
+    const PIECES: usize = 64;
+    let other = other();
+    let (call, _answered) = other.begin(Some(Taker { enough: false }));
+    other.received();
+    for number in 0..PIECES {
+        let asked = frame(Kind::Service, call, |out| {
+            out.u8(Service::BlobRead as u8);
+            out.u64(number as u64);
+            out.text("blob:a");
+            out.u64(0);
+            out.u64(PIECE_BYTES as u64);
+        });
+        services::service(&other.link, asked, &tokio::runtime::Handle::current()).unwrap();
+    }
+    let served = async {
+        while other.link.services.load(Ordering::Acquire) > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, served).await.unwrap();
+    let reading = std::thread::spawn(move || {
+        other.socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut incoming = Incoming::new(2 * PIECE_BYTES);
+        let mut whole = 0;
+        while whole < PIECES {
+            // As the task that serves the link does when there is room again.
+            let mut outgoing = other.link.outgoing();
+            other.link.flush(&mut outgoing).unwrap();
+            drop(outgoing);
+            incoming.receive(&other.socket, 0).unwrap();
+            while let Some(frame) = incoming.frame().unwrap() {
+                assert_eq!(frame.kind, Kind::Reply);
+                assert!(frame.body.len() > PIECE_BYTES);
+                whole += 1;
+            }
+        }
+        other.why_killed()
+    });
+    let why = tokio::task::spawn_blocking(|| reading.join().unwrap()).await;
+    assert_eq!(why.unwrap(), None);
+}
