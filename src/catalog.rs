@@ -84,6 +84,12 @@ impl Skill {
     pub fn digest(&self) -> &str {
         &self.record.tree_sha256
     }
+    /// Of one of its files; 0 of one that it does not have.
+    pub fn file_bytes(&self, path: &SkillPath) -> u64 {
+        let mut files = self.record.files.iter();
+        let file = files.find(|file| file.path == path.as_str());
+        file.map_or(0, |file| file.size_bytes)
+    }
     /// As Python imports it below `skills.`; `-` reads as `_` (REQUIREMENTS R1).
     pub fn import_name(&self) -> String {
         self.manifest.name().import_name()

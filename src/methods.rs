@@ -36,7 +36,7 @@ use crate::catalog::{self, Catalog, Skill};
 use crate::json::cut;
 use crate::limit::Limited;
 use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
-use crate::rpc::{Call, Params, fits, to_raw};
+use crate::rpc::{Call, NoSpace, Params, fits, to_raw};
 use crate::runs::{self, Runs};
 use crate::telemetry::trace::Trace;
 use shape::{First, Object};
@@ -109,6 +109,9 @@ pub enum Error {
     /// Runs.
     #[error(transparent)]
     Runs(#[from] runs::Error),
+    /// A large answer, and no room for it.
+    #[error(transparent)]
+    NoSpace(#[from] NoSpace),
     /// An answer of ours that is no JSON.
     #[error("an answer could not be serialized")]
     Serialize(#[source] Arc<serde_json::Error>),

@@ -19,8 +19,8 @@ use tower::{Layer, Service, ServiceExt};
 use tracing::Instrument;
 
 use crate::json::cut;
-use crate::rpc::ErrorObject;
 use crate::rpc::code::Code;
+use crate::rpc::{ErrorObject, NoSpace};
 use crate::server::{Body, Broken, full};
 use crate::telemetry::trace::Trace;
 use crate::{audit, blobs, catalog, methods, runs};
@@ -313,6 +313,7 @@ impl From<methods::Error> for ErrorObject {
             Error::Blobs(error) => error.into(),
             Error::Audit(error) => error.into(),
             Error::Runs(error) => error.into(),
+            Error::NoSpace(error) => error.into(),
             Error::Serialize(error) => ours("an answer could not be serialized", &error),
         }
     }
@@ -363,6 +364,13 @@ impl From<blobs::Error> for ErrorObject {
             Error::TooLarge { .. } => ErrorObject::new(Code::TooLarge, "too_large", message),
             Error::Store(error) => plugin("blob store", "store less", &error),
         }
+    }
+}
+
+impl From<NoSpace> for ErrorObject {
+    fn from(error: NoSpace) -> Self {
+        ErrorObject::new(Code::Unavailable, "unavailable", error.to_string())
+            .with("retry_after_ms", 1000.into())
     }
 }
 

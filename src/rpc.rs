@@ -6,6 +6,7 @@
 
 pub mod code;
 pub mod envelope;
+mod space;
 
 use std::io;
 use std::panic::AssertUnwindSafe;
@@ -33,12 +34,14 @@ use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::Trace;
 use code::Code;
 use envelope::{BadBody, Envelope};
+pub use space::{NoSpace, Space};
 
 /// A body may take so many times `server.body_timeout_ms` in all. Without a bound one that comes drop by drop, each in time,
 /// would keep its connection and its part of the memory for as long as it likes.
 const BODY_TIMEOUTS_MAX: u32 = 10;
 
-/// A body of more bytes is a large one: it takes a place while it is here, and is not walked on a thread that others need.
+/// A body of more bytes is a large one: it takes a place while it is here, and is not walked on a thread that others need. So
+/// does an answer, until it has left.
 const SMALL_BYTES_MAX: usize = 256 << 10;
 
 /// One method call, as it leaves this layer.
@@ -58,6 +61,8 @@ pub struct Call {
     pub counted: bool,
     /// Where it is in its trace.
     pub trace: Trace,
+    /// For what is large in its answer.
+    pub space: Space,
 }
 
 /// The text of a parameters object, a slice of the body it came in.
@@ -315,17 +320,19 @@ where
         let trace = request.extensions().get::<Trace>().copied();
         let trace = trace.unwrap_or_default();
         let (body, place) = self.read_body(request.into_body(), caller.tenant()).await?;
+        let patience = self.limits.body_timeout;
+        let space = Space::new(&self.places, caller.tenant(), patience, place);
         let turn = Turn {
             rpc: self,
             caller,
             request_id,
             trace,
             body,
-            _place: place,
+            space,
             counted: AtomicBool::new(false),
         };
         Ok(match turn.whole().await {
-            Some(text) => json_response(text),
+            Some(text) => json_response(turn.space.leave(text)),
             None => no_content(),
         })
     }
@@ -338,8 +345,7 @@ struct Turn<S> {
     request_id: RequestId,
     trace: Trace,
     body: Bytes,
-    /// Of a large one.
-    _place: Option<Slot>,
+    space: Space,
     /// A call has been made already.
     counted: AtomicBool,
 }
@@ -475,6 +481,7 @@ where
             request_id: self.request_id.clone(),
             counted: !self.counted.swap(true, Ordering::Relaxed),
             trace: self.trace,
+            space: self.space.clone(),
         };
         let span = tracing::info_span!("call", method);
         let answer = AssertUnwindSafe(self.rpc.inner.clone().oneshot(call))
@@ -523,7 +530,7 @@ fn require_json(headers: &http::HeaderMap) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn json_response(text: String) -> Response<Body> {
+fn json_response(text: Bytes) -> Response<Body> {
     let mut response = Response::new(full(text));
     response.headers_mut().insert(
         header::CONTENT_TYPE,

@@ -15,7 +15,7 @@ use crate::audit::Audit;
 use crate::catalog;
 use crate::config::{Config, PluginSource};
 use crate::rescue::RequestId;
-use crate::rpc::{Call, ErrorObject, Params};
+use crate::rpc::{Call, ErrorObject, Params, Space};
 use crate::telemetry::trace::Trace;
 use crate::{stack, telemetry};
 
@@ -124,6 +124,7 @@ async fn call(app: &App, method: &str, params: Value) -> Result<Value, AppError>
         request_id: RequestId::new(),
         counted: true,
         trace: Trace::new(),
+        space: Space::unlimited(),
     };
     let answer = stack::calls(&app.parts)
         .oneshot(call)

@@ -49,6 +49,11 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         let mut facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
             .with("mode", mode.name())
             .with("max_bytes", params.max_bytes);
+        let most = match mode {
+            Mode::Full => u64::MAX,
+            Mode::SampleHead | Mode::SampleTail => super::SAMPLE_BYTES_DEFAULT,
+        };
+        let bytes = params.max_bytes.unwrap_or(most).min(stat.size_bytes);
         facts.blobs = vec![stat];
         let instead = "read less with max_bytes, stream GET /blobs/{id}, or work on it in a run with input_blobs";
         let bytes_max = rooms.answer_bytes_max;
@@ -57,6 +62,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             bytes_max,
             instead,
             move |_permit| async move {
+                call.space.enter(bytes).await?;
                 let preview = rooms
                     .blobs
                     .preview(

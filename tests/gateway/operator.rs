@@ -47,14 +47,9 @@ fn health_part_by_part() {
     }
     // While a run keeps it from ending, the gateway says that it stops.
     let mut caller = gateway.client();
-    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": "run_code", "params": { "language": "python", "code": "import time\ndef main(args):\n    time.sleep(2)\n" } }).to_string();
-    let length = body.len().to_string();
-    let headers = [
-        ("Content-Type", "application/json"),
-        ("Content-Length", length.as_str()),
-    ];
-    caller.head("POST", "/rpc", &headers).unwrap();
-    caller.write(body.as_bytes()).unwrap();
+    let code = "import time\ndef main(args):\n    time.sleep(2)\n";
+    let params = json!({ "language": "python", "code": code });
+    caller.ask("run_code", params).unwrap();
     eventually("the run is under way", Duration::from_secs(20), || {
         value(&metrics(&gateway), "skillgate_runs_in_flight ") == 1.0
     });

@@ -17,14 +17,8 @@ use crate::support::look;
 /// Sends a run without waiting for its answer.
 fn asked(gateway: &Gateway, code: &str) -> Client {
     let mut client = gateway.client();
-    let body = json!({ "jsonrpc": "2.0", "id": "run", "method": "run_code", "params": { "language": "python", "code": code } }).to_string();
-    let length = body.len().to_string();
-    let headers = [
-        ("Content-Type", "application/json"),
-        ("Content-Length", length.as_str()),
-    ];
-    client.head("POST", "/rpc", &headers).unwrap();
-    client.write(body.as_bytes()).unwrap();
+    let params = json!({ "language": "python", "code": code });
+    client.ask("run_code", params).unwrap();
     client
 }
 

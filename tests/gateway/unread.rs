@@ -89,3 +89,28 @@ fn who_does_not_read_is_let_go() {
     });
     gateway.stop();
 }
+
+/// An answer is small to ask for and large to keep: it has a place until it has been read.
+#[test]
+fn large_answers_have_places() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        server: "max_large_bodies = 1\nbody_timeout_ms = 300",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let mut other = gateway.client();
+    let path = large_blob(&mut other);
+    let id = path.trim_start_matches("/blobs/");
+    let large = json!({ "blob_id": id, "mode": "full", "max_bytes": 12 * MIB });
+    let mut unread = gateway.client();
+    unread.ask("read_blob", large.clone()).unwrap();
+    let head = unread.answer_head().unwrap();
+    let refused = other.call("read_blob", large.clone()).unwrap();
+    assert_eq!(refused["error"]["code"], -32007, "{refused}");
+    assert_eq!(refused["error"]["data"]["kind"], "unavailable");
+    other.result("read_blob", json!({ "blob_id": id })).unwrap();
+    unread.body(&head, |_| ()).unwrap();
+    other.result("read_blob", large).unwrap();
+    gateway.stop();
+}
