@@ -311,6 +311,8 @@ fn run_settings(config: &Config) -> runs::Settings {
 fn runtime(config: &Config) -> Result<tokio::runtime::Runtime, AppError> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        // One may be held up by a disk that hangs, as whoever writes a record is at first; the others still answer.
+        .worker_threads(std::thread::available_parallelism().map_or(2, |n| n.get().max(2)))
         // A run keeps one thread of its plugin busy from beginning to end; the store needs some beside them.
         .max_blocking_threads(config.runs.max_concurrent + STORE_THREADS_MAX)
         .build()

@@ -14,6 +14,7 @@ mod services;
 mod watch;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -133,7 +134,12 @@ pub struct Job {
     pub input_blobs: Vec<BlobStat>,
     /// As asked for.
     pub timeout_ms: Option<u64>,
+    /// What keeps the room of its code and arguments, which may be large, until it has ended: its request may be gone by then.
+    pub room: Room,
 }
+
+/// Kept, and no more.
+pub type Room = Box<dyn fmt::Debug + Send + Sync>;
 
 /// What the configuration's `[runs]` says.
 #[derive(Debug, Clone)]

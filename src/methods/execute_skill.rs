@@ -69,6 +69,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
                 args,
                 input_blobs: blobs,
                 timeout_ms,
+                room: Box::new(call.space),
             };
             Ok(rooms.runs.run(job).await?)
         }))

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::alone;
+use crate::stopping::begun;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::{Answer, Client};
 use crate::support::{MIB, eventually};
@@ -112,5 +113,29 @@ fn large_answers_have_places() {
     other.result("read_blob", json!({ "blob_id": id })).unwrap();
     unread.body(&head, |_| ()).unwrap();
     other.result("read_blob", large).unwrap();
+    gateway.stop();
+}
+
+/// Nobody waits for the run any more, and it has the request's code all the same.
+#[test]
+fn a_large_request_has_its_place_until_its_run_has_ended() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        server: "max_large_bodies = 1\nbody_timeout_ms = 300",
+        runs: "on_disconnect = \"finish\"",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let large = "#".repeat(300_000);
+    let sleeps = "import os, time\ndef main(args):\n    if os.fork() == 0:\n        time.sleep(1000)\n    time.sleep(8)\n";
+    let code = format!("{sleeps}{large}\n");
+    begun(&gateway, &code).hang_up();
+    let mut other = gateway.client();
+    let code = format!("def main(args):\n    return 1\n{large}\n");
+    let refused = other.run(&code, json!({})).unwrap_err();
+    assert!(refused.to_string().contains("HTTP 503"), "{refused}");
+    eventually("the run has ended", PATIENCE, || {
+        gateway.client().run(&code, json!({})).is_ok()
+    });
     gateway.stop();
 }
