@@ -73,6 +73,8 @@ pub(crate) struct Channel<'a> {
     sent: usize,
     /// The other end has gone, or hears nothing any more: nothing is answered, and nothing waited for.
     closed: bool,
+    /// The run was ended, or what it had asked for before it ended is done: nothing more is done for it.
+    over: bool,
     /// Nothing more can be read.
     at_end: bool,
     /// The other end has gone without reading all that was sent.
@@ -105,6 +107,7 @@ impl<'a> Channel<'a> {
             to_send: Vec::new(),
             sent: 0,
             closed: false,
+            over: false,
             at_end: false,
             unread: false,
             heard: false,
@@ -171,6 +174,12 @@ impl<'a> Channel<'a> {
         Ok(())
     }
 
+    /// The run has ended: nobody hears an answer.
+    pub(crate) fn hears_nothing(&mut self) {
+        self.wipe();
+        self.closed = true;
+    }
+
     /// After the run's end: what it had sent before. Requests are not served any more.
     pub(crate) fn drain(&mut self) -> Result<(), String> {
         self.drain_at_most(LAST_BYTES_MAX)
@@ -178,7 +187,7 @@ impl<'a> Channel<'a> {
 
     fn drain_at_most(&mut self, bytes_max: usize) -> Result<(), String> {
         self.wipe();
-        self.closed = true;
+        (self.closed, self.over) = (true, true);
         let mut left = bytes_max;
         loop {
             self.serve(|| ())?;
@@ -222,6 +231,9 @@ impl<'a> Channel<'a> {
     }
 
     fn send(&mut self) {
+        if self.closed {
+            self.wipe();
+        }
         while self.is_sending() {
             match sys::send(self.socket.as_fd(), &self.to_send[self.sent..]) {
                 Ok(n) => self.sent += n,
@@ -284,8 +296,9 @@ impl<'a> Channel<'a> {
         {
             match kind {
                 b'R' => self.result = Some(parse(payload)?),
-                // Nobody would hear the answer.
-                b'C' | b'W' | b'F' | b'G' if self.closed => {}
+                // Of what is only read nobody would hear. What was stored is there all the same, though nobody waits for it.
+                b'G' if self.closed => {}
+                b'C' | b'W' | b'F' if self.over => {}
                 _ => {
                     asked();
                     self.answer(kind, payload)?;

@@ -329,6 +329,9 @@ impl<'a> Running<'a> {
                 break outcome;
             }
         };
+        if matches!(outcome, Outcome::Ended(_)) && self.verdict.is_none() {
+            self.serve_rest();
+        }
         // Every writer is dead, or has said its last word: what is in the pipe and in the socket is all that counts.
         let mut left = LAST_OUTPUT_BYTES_MAX;
         while self.output_open && left > 0 && self.take_output() {
@@ -425,6 +428,21 @@ impl<'a> Running<'a> {
             self.result_ns.get_or_insert_with(sys::now_ns);
         }
         self.settle()
+    }
+
+    /// What it had asked the store for when it ended by itself, as far as that is here: while it might have gone on.
+    fn serve_rest(&mut self) {
+        self.channel.hears_nothing();
+        while self.channel.has_frame() && sys::now_ns() < self.deadline_ns {
+            let mut cancel = [Poll::readable(self.cancel)];
+            if sys::poll(&mut cancel, Some(0)).is_err() || cancel[0].is_ready() {
+                return;
+            }
+            if let Err(broken) = self.channel.attend(|| ()) {
+                self.verdict = Some(Verdict::Broken(broken));
+                return;
+            }
+        }
     }
 
     /// What the launcher says; the last word is an outcome.

@@ -150,3 +150,26 @@ fn what_is_read_after_the_end_is_bounded() {
     assert!(channel.result.is_some());
     assert_eq!(store.asked(), 0);
 }
+
+#[test]
+fn what_a_run_has_stored_is_there_though_it_has_gone() {
+    let store = Store::new(|| ());
+    let (mut channel, theirs) = channel(&store);
+    let write = [&1_u64.to_le_bytes()[..], b"x"].concat();
+    let finish = br#"{"writer":1,"commit":true}"#;
+    say(
+        &theirs,
+        &[
+            frame(b'C', br#"{"kind":"a/b"}"#),
+            frame(b'W', &write),
+            get(),
+            frame(b'F', finish),
+            result(),
+        ],
+    );
+    drop(theirs);
+    while channel.result.is_none() {
+        channel.attend(|| ()).unwrap();
+    }
+    assert_eq!(store.asked(), 3, "all but what it would have read");
+}
