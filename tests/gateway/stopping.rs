@@ -59,6 +59,22 @@ fn a_run_ends_with_its_caller() {
     gateway.stop();
 }
 
+/// A launcher that does nothing. It goes on when this ends, also with a test that fails: else it would stay for ever.
+struct Stopped(u32);
+
+impl Stopped {
+    fn new(launcher: u32) -> Stopped {
+        signal("STOP", launcher);
+        Stopped(launcher)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        signal("CONT", self.0);
+    }
+}
+
 /// The sandbox cannot end it, since its launcher is stopped.
 #[test]
 fn a_cancelled_run_has_its_place_until_it_has_ended() {
@@ -69,8 +85,7 @@ fn a_cancelled_run_has_its_place_until_it_has_ended() {
     });
     let gateway = house.start();
     let client = begun(&gateway, SLEEPS);
-    let launcher = gateway.launcher().pid;
-    signal("STOP", launcher);
+    let stopped = Stopped::new(gateway.launcher().pid);
     client.hang_up();
     eventually("its end is recorded", Duration::from_secs(5), || {
         let records = audit::lines(&audit::path(&house));
@@ -82,7 +97,7 @@ fn a_cancelled_run_has_its_place_until_it_has_ended() {
         ["skillgate_runs_in_flight ", "skillgate_run_queue_depth "].map(|name| value(&page, name))
             == [1.0, 1.0]
     });
-    signal("CONT", launcher);
+    drop(stopped);
     let answer = next.answer().unwrap();
     assert_eq!(answer.json().unwrap()["result"]["output"], 1);
     gateway.stop();
