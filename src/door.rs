@@ -26,7 +26,7 @@ impl DoorLayer {
     /// Lets requests in that name the listen address, a loopback name, an IP address, or one of
     /// `server.allowed_hosts`.
     ///
-    /// An IP address is safe whatever it is: rebinding needs a name.
+    /// As a `Host` an IP address is safe whatever it is: rebinding needs a name. As an `Origin` it is not.
     pub fn new(allowed_hosts: &[String]) -> Self {
         DoorLayer {
             names: allowed_hosts
@@ -92,13 +92,11 @@ impl<S> Door<S> {
         address(authority).is_some() || self.is_named(authority)
     }
 
-    /// A page from an address is another's, unless it is from this machine or from where the request goes: any web server
-    /// has one, and needs no name to be visited.
+    /// A page from an address is another's, unless the operator names it, or it is from this machine or from where the
+    /// request goes: any web server has one, and needs no name to be visited.
     fn is_our_page(&self, origin: &Authority, host: &Authority) -> bool {
-        match address(origin) {
-            Some(ip) => ip.to_canonical().is_loopback() || Some(ip) == address(host),
-            None => self.is_named(origin),
-        }
+        let is_here = |ip: IpAddr| ip.to_canonical().is_loopback() || Some(ip) == address(host);
+        self.is_named(origin) || address(origin).is_some_and(is_here)
     }
 
     fn is_named(&self, authority: &Authority) -> bool {
@@ -182,7 +180,7 @@ mod tests {
     use tower::{Layer, ServiceExt, service_fn};
 
     async fn status(build: impl Fn(http::request::Builder) -> http::request::Builder) -> u16 {
-        let layer = DoorLayer::new(&["gate.example.com".into()]);
+        let layer = DoorLayer::new(&["gate.example.com".into(), "192.0.2.9:3000".into()]);
         let door = layer.layer(service_fn(|_: Named| async {
             Ok(Response::new(full("in")))
         }));
@@ -234,6 +232,8 @@ mod tests {
             ("http://[::1]", 200),
             ("http://10.0.0.7:3000", 200),
             ("https://evil.example", 403),
+            ("http://192.0.2.9:3000", 200),
+            ("http://192.0.2.9", 403),
             ("http://10.0.0.8", 403),
             ("http://203.0.113.5", 403),
             ("http://[2001:db8::1]:8080", 403),
