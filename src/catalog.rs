@@ -86,9 +86,11 @@ impl Skill {
     }
     /// Of one of its files; 0 of one that it does not have.
     pub fn file_bytes(&self, path: &SkillPath) -> u64 {
+        self.file(path).map_or(0, |file| file.size_bytes)
+    }
+    fn file(&self, path: &SkillPath) -> Option<&model::SkillFile> {
         let mut files = self.record.files.iter();
-        let file = files.find(|file| file.path == path.as_str());
-        file.map_or(0, |file| file.size_bytes)
+        files.find(|file| file.path == path.as_str())
     }
     /// As Python imports it below `skills.`; `-` reads as `_` (REQUIREMENTS R1).
     pub fn import_name(&self) -> String {
@@ -387,12 +389,7 @@ impl Catalog {
         path: &SkillPath,
         bytes_max: u64,
     ) -> Result<Vec<u8>, Error> {
-        let Some(file) = skill
-            .record
-            .files
-            .iter()
-            .find(|file| file.path == path.as_str())
-        else {
+        let Some(file) = skill.file(path) else {
             let names: Vec<&str> = skill
                 .record
                 .files

@@ -186,8 +186,8 @@ impl<'a> Channel<'a> {
     }
 
     fn drain_at_most(&mut self, bytes_max: usize) -> Result<(), String> {
-        self.wipe();
-        (self.closed, self.over) = (true, true);
+        self.hears_nothing();
+        self.over = true;
         let mut left = bytes_max;
         loop {
             self.serve(|| ())?;
