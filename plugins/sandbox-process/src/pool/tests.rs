@@ -93,11 +93,16 @@ fn a_child_with_mounts_is_for_runs_that_want_just_these() {
     ] {
         domain.idle.push_back(child);
     }
+    domain.idle.push_back(Waiting {
+        ready: start + Duration::from_secs(1),
+        ..of(7, number, [0, 0])
+    });
     let mut take = |spec: &RunSpec| Some(domain.take(spec, start)?.number);
     assert_eq!(take(&a), Some(2));
     assert_eq!(take(&b), Some(6));
     assert_eq!(take(&a), Some(1));
-    assert_eq!(take(&a), Some(3), "any will do");
+    assert_eq!(take(&a), Some(3), "any that has rehearsed will do");
+    assert_eq!(take(&a), Some(7), "better than none");
     // What is left has other mounts, or another disk.
     assert_eq!([&a, &b, &spec()].map(take), [None; 3]);
     let idle = |domain: &Domain| domain.idle.iter().map(|c| c.number).collect::<Vec<_>>();
