@@ -11,7 +11,6 @@ mod writer;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use skillgate_plugin_sdk::model::{BlobCreate, BlobStat};
@@ -31,7 +30,7 @@ use quota::Quota;
 use reader::{KeptChunks, Reader, Verified};
 use writer::Writer;
 
-pub(crate) use expiry::SWEEP_EVERY;
+pub use expiry::Sweeps;
 
 /// What one digest in `chunks` is about, and the most that a reader holds in memory.
 pub(crate) const CHUNK_BYTES: usize = 1024 * 1024;
@@ -121,10 +120,10 @@ impl Blobs {
     pub(crate) fn new(
         ground: Arc<Ground>,
         clock: Clock,
-        sweep_every: Duration,
+        sweeps: Sweeps,
         tenant_bytes: u64,
     ) -> Result<Blobs> {
-        let sweeper = Sweeper::start(Arc::clone(&ground), Arc::clone(&clock), sweep_every)?;
+        let sweeper = Sweeper::start(Arc::clone(&ground), Arc::clone(&clock), sweeps)?;
         let quota = Quota::new(Arc::clone(&ground), Arc::clone(&clock), tenant_bytes);
         Ok(Blobs {
             quota,

@@ -51,7 +51,6 @@ mod skills;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{
@@ -67,6 +66,7 @@ use floor::Floor;
 use ground::Ground;
 use skills::Skills;
 
+pub use blobs::Sweeps;
 pub use clock::Clock;
 pub use config::CONFIG_SCHEMA;
 pub use floor::{Free, Space};
@@ -104,8 +104,8 @@ pub struct World {
     pub clock: Clock,
     /// What is free.
     pub space: Space,
-    /// From the end of one look for expired blobs to the next. The first one is at the start.
-    pub sweep_every: Duration,
+    /// When expired blobs are looked for.
+    pub sweeps: Sweeps,
 }
 
 impl std::fmt::Debug for World {
@@ -130,7 +130,7 @@ impl StorageFs {
                 let blobs = Blobs::new(
                     Arc::clone(&ground),
                     world.clock,
-                    world.sweep_every,
+                    world.sweeps,
                     config.tenant_blob_bytes,
                 )?;
                 Some(Writable { ground, blobs })
@@ -158,7 +158,7 @@ impl Storage for StorageFs {
         let world = World {
             clock: clock::system(),
             space: floor::of_the_file_system(),
-            sweep_every: blobs::SWEEP_EVERY,
+            sweeps: Sweeps::default(),
         };
         Ok(Self::open(host, &request, world)?)
     }

@@ -24,8 +24,26 @@ use crate::names::{BlobName, TenantDir};
 const EXPIRES: &str = "expires";
 const MINUTE_MS: u64 = 60_000;
 
-/// From the end of a sweep to the next. What has expired is free within two minutes: a minute's blobs are due at its end.
-pub(crate) const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// When a store looks for what has expired: by default after a minute, and again a minute after each sweep has ended. What
+/// expires while the store serves is free within three minutes: a minute's blobs are due at its end, and by two looks at the
+/// clock.
+#[derive(Debug, Clone, Copy)]
+pub struct Sweeps {
+    /// From the start to the first one.
+    pub after: Duration,
+    /// From the end of one to the next.
+    pub every: Duration,
+}
+
+impl Default for Sweeps {
+    fn default() -> Self {
+        let minute = Duration::from_millis(MINUTE_MS);
+        Sweeps {
+            after: minute,
+            every: minute,
+        }
+    }
+}
 
 /// Blobs of a tenant that go before the directories that they were in are made durable, each of them once.
 const SETTLED_TOGETHER: usize = 1000;
@@ -116,18 +134,21 @@ impl Shared {
 }
 
 impl Sweeper {
-    /// The first sweep is at once: what has expired while nobody was here.
-    pub(super) fn start(ground: Arc<Ground>, clock: Clock, every: Duration) -> Result<Sweeper> {
+    /// The first sweep takes what has expired while nobody was here.
+    ///
+    /// What is removed is gone for good, and a clock may be ahead: a machine has started, and its time is about to be set.
+    /// So a sweep believes the earlier of two looks, this one and the one before, a pause ago.
+    pub(super) fn start(ground: Arc<Ground>, clock: Clock, sweeps: Sweeps) -> Result<Sweeper> {
         let shared = Arc::<Shared>::default();
         let its = Arc::clone(&shared);
         let work = move || {
-            loop {
-                let swept = sweep(&ground, clock(), &|| *its.ended());
+            let (mut before, mut pause) = (clock(), sweeps.after);
+            while !its.ends_within(pause) {
+                let now = clock();
+                let swept = sweep(&ground, now.min(before), &|| *its.ended());
                 its.stuck.store(swept.stuck, Ordering::Relaxed);
                 swept.tell(&ground);
-                if its.ends_within(every) {
-                    break;
-                }
+                (before, pause) = (now, sweeps.every);
             }
         };
         let thread = std::thread::Builder::new().name("skillgate-sweep".into());
@@ -342,23 +363,61 @@ fn open_if_there(ground: &Ground, path: &str) -> Result<Option<OwnedFd>> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::{Path, PathBuf};
+
     use super::*;
     use crate::floor::{self, Floor, Size};
     use skillgate_plugin_sdk::Host;
 
+    /// Blobs with these ends of their names, each to be removed when so many minutes have passed.
+    fn blobs_that_end(root: &Path, all: &[(&str, u64)]) -> (Ground, Vec<PathBuf>) {
+        let floor = Floor::new(Size::default(), floor::of_the_file_system());
+        let host = Host::for_tests(|_, _, _, _| {});
+        let ground = Ground::open(root, false, floor, host).unwrap();
+        let put = |&(last, minute): &(&str, u64)| {
+            let name = format!("{}{last}", "a".repeat(25));
+            let markers = ground.ensure_dir(&format!("expires/{minute}/acme"));
+            beneath::create_file(markers.unwrap(), &name).unwrap();
+            let dir = root.join("tenants/acme/blobs/aa").join(name);
+            std::fs::create_dir_all(&dir).unwrap();
+            dir
+        };
+        let dirs = all.iter().map(put).collect();
+        (ground, dirs)
+    }
+
+    /// As a machine's is that has started, until its time is set.
+    #[test]
+    fn a_clock_that_is_ahead_at_every_second_look_removes_nothing_early() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ground, dirs) = blobs_that_end(dir.path(), &[("b", 2), ("c", 9)]);
+        let (looks, seen) = std::sync::mpsc::sync_channel(0);
+        let looks = Mutex::new((0, looks));
+        let clock = move || {
+            let (count, looks) = &mut *looks.lock().unwrap();
+            *count += 1;
+            // Until the test has seen enough.
+            let _ = looks.send(());
+            [5, 1000][*count % 2] * MINUTE_MS
+        };
+        let sweeps = Sweeps {
+            after: Duration::ZERO,
+            every: Duration::ZERO,
+        };
+        let sweeper = Sweeper::start(Arc::new(ground), Arc::new(clock), sweeps).unwrap();
+        seen.iter().take(6).for_each(drop);
+        drop(seen);
+        drop(sweeper);
+        let there = dirs.iter().map(|dir| dir.exists());
+        assert_eq!(there.collect::<Vec<_>>(), [false, true]);
+    }
+
     #[test]
     fn a_sweep_that_is_over_stops_and_the_next_one_goes_on() {
         let dir = tempfile::tempdir().unwrap();
-        let floor = Floor::new(Size::default(), floor::of_the_file_system());
-        let host = Host::for_tests(|_, _, _, _| {});
-        let ground = Ground::open(dir.path(), false, floor, host).unwrap();
+        let names = [("b", 1), ("c", 1), ("d", 1)];
+        let (ground, _) = blobs_that_end(dir.path(), &names);
         let blobs = dir.path().join("tenants/acme/blobs/aa");
-        let names = ["b", "c", "d"].map(|last| format!("{}{last}", "a".repeat(25)));
-        for name in &names {
-            let marker = ground.ensure_dir("expires/1/acme").unwrap();
-            beneath::create_file(marker, name).unwrap();
-            std::fs::create_dir_all(blobs.join(name)).unwrap();
-        }
         let left = || std::fs::read_dir(&blobs).unwrap().count();
         let one_is_gone = || left() < names.len();
         assert_eq!(sweep(&ground, MINUTE_MS, &one_is_gone).removed, 1);

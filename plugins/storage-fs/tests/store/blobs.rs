@@ -7,7 +7,7 @@ use std::time::Duration;
 use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{BlobCreate, CreateRequest, Error};
 use skillgate_plugin_sdk::{Host, abi};
-use skillgate_storage_fs::{Free, StorageFs, World};
+use skillgate_storage_fs::{Free, StorageFs, Sweeps, World};
 
 use crate::support::*;
 
@@ -256,7 +256,7 @@ fn mortal(tenant: &str, ttl_s: u64) -> BlobCreate {
 #[test]
 fn expired_blobs_go_and_nobody_asks_for_it() {
     let mut bench = Bench::new();
-    bench.sweep_every = Duration::from_millis(1);
+    bench.sweeps.every = Duration::from_millis(1);
     let store = bench.store();
     let short = store_blob(&store, &mortal("acme", 1), b"1").unwrap().id;
     let later = store_blob(&store, &mortal("acme", 400), b"2").unwrap().id;
@@ -370,7 +370,10 @@ fn with_the_store_its_thread_ends() {
             0
         }),
         space: Arc::new(|_| Ok(Free::default())),
-        sweep_every: bench.sweep_every,
+        sweeps: Sweeps {
+            after: bench.sweeps.every,
+            ..bench.sweeps
+        },
     };
     let request = CreateRequest {
         config_json: format!(r#"{{"root": {:?}}}"#, bench.root()).into_bytes(),

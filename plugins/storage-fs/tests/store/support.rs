@@ -12,7 +12,7 @@ use skillgate_plugin_sdk::model::{
     BlobCreate, BlobStat, Content, CreateRequest, Error, PutSkill, Skill,
 };
 use skillgate_plugin_sdk::{Host, abi};
-use skillgate_storage_fs::{Free, Space, StorageFs, World};
+use skillgate_storage_fs::{Free, Space, StorageFs, Sweeps, World};
 
 /// A place of its own for a test's store, its log records, and its clock.
 pub(crate) struct Bench {
@@ -26,8 +26,8 @@ pub(crate) struct Bench {
     pub(crate) free_inodes: Arc<AtomicU64>,
     /// How often it was asked.
     pub(crate) looks: Arc<AtomicU64>,
-    /// So long that a test's store sweeps at its start alone, unless the test says otherwise.
-    pub(crate) sweep_every: Duration,
+    /// A test's store sweeps at its start alone, unless the test says otherwise.
+    pub(crate) sweeps: Sweeps,
 }
 
 /// Waiting beyond this is a failure, also on a machine that is busy.
@@ -58,7 +58,10 @@ impl Bench {
             free_bytes: Arc::new(AtomicU64::new(u64::MAX)),
             free_inodes: Arc::new(AtomicU64::new(u64::MAX)),
             looks: Arc::default(),
-            sweep_every: Duration::from_secs(3600),
+            sweeps: Sweeps {
+                after: Duration::ZERO,
+                every: Duration::from_secs(3600),
+            },
         }
     }
 
@@ -120,7 +123,7 @@ impl Bench {
                 now
             }),
             space,
-            sweep_every: self.sweep_every,
+            sweeps: self.sweeps,
         };
         let store = StorageFs::within(host, &request, world)?;
         if store.caps() & abi::ST_BLOBS != 0 {
