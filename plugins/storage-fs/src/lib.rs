@@ -194,9 +194,16 @@ impl Storage for StorageFs {
             .into_iter()
             .filter_map(|(name, n)| Some(format!(r#","{name}":{}"#, n?)))
             .collect();
+        let unread = self.skills.unread();
         let (state, message) = match (ground.broken(), room.low) {
             (Some(why), _) => (abi::HEALTH_DOWN, why.to_owned()),
             (None, Some(why)) => (abi::HEALTH_DEGRADED, why),
+            (None, None) if unread > 0 => (
+                abi::HEALTH_DEGRADED,
+                format!(
+                    "{unread} skills could not be read at the start, and are missing: see the log"
+                ),
+            ),
             (None, None) => (abi::HEALTH_OK, format!("{skills} skills")),
         };
         Ok(Health {
@@ -205,7 +212,7 @@ impl Storage for StorageFs {
             capacity: clamp(Blobs::MAX_WRITERS.saturating_sub(writers)),
             message,
             metrics_json: format!(
-                r#"{{"skills":{skills},"open_writers":{writers},"open_readers":{readers},"expired_stuck":{stuck}{bytes}{free}}}"#
+                r#"{{"skills":{skills},"skills_unread":{unread},"open_writers":{writers},"open_readers":{readers},"expired_stuck":{stuck}{bytes}{free}}}"#
             ),
             report_json: String::new(),
         })

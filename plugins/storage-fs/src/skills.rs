@@ -54,6 +54,11 @@ impl Skills {
         })
     }
 
+    /// What the writable store could not read at its start.
+    pub(crate) fn unread(&self) -> usize {
+        self.stored.as_ref().map_or(0, Stored::unread)
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.stored.as_ref().map_or(0, Stored::count) + self.shelf.index().len()
     }

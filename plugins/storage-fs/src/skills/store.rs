@@ -98,6 +98,7 @@ impl Meta {
 pub(crate) struct Stored {
     ground: Arc<Ground>,
     tenants: RwLock<HashMap<TenantDir, Index<()>>>,
+    unread: usize,
     /// Held from the rename to the index: a second put of the same version must neither find one that is visible but may
     /// yet be taken back, nor answer before it is durable.
     publishing: Mutex<()>,
@@ -108,10 +109,10 @@ fn parent(tenant: &TenantDir, name: &str) -> String {
 }
 
 impl Stored {
-    /// Reads the `meta.json` of every version. One that cannot be read is left out and named in the log.
+    /// Reads the `meta.json` of every version. One that cannot be read is left out, named in the log, and counted.
     pub(crate) fn load(ground: Arc<Ground>) -> Result<Stored> {
-        let mut tenants = HashMap::new();
-        for tenant in directories(&ground, "tenants")? {
+        let (mut tenants, mut unread) = (HashMap::new(), 0);
+        for tenant in directories(&ground, "tenants", &mut unread)? {
             let Some(dir) = TenantDir::from_entry(&tenant) else {
                 skip(
                     &ground,
@@ -122,16 +123,19 @@ impl Stored {
             };
             let mut index = Index::default();
             let skills = format!("tenants/{tenant}/skills");
-            for name in directories(&ground, &skills)? {
+            for name in directories(&ground, &skills, &mut unread)? {
                 let above = parent(&dir, &name);
-                for version in directories(&ground, &above)? {
+                for version in directories(&ground, &above, &mut unread)? {
                     let path = format!("{above}/{version}");
                     match load_one(&ground, &dir, &name, &version, &path) {
                         Ok((parsed, skill)) => {
                             index.insert(parsed, skill, ());
                         }
                         Err(fault) if fault.is_shortage() => return Err(fault),
-                        Err(fault) => skip(&ground, &path, &fault.to_string()),
+                        Err(fault) => {
+                            unread += 1;
+                            skip(&ground, &path, &fault.to_string());
+                        }
                     }
                 }
             }
@@ -142,6 +146,7 @@ impl Stored {
         Ok(Stored {
             ground,
             tenants: RwLock::new(tenants),
+            unread,
             publishing: Mutex::new(()),
         })
     }
@@ -163,6 +168,12 @@ impl Stored {
     pub(crate) fn count(&self) -> usize {
         let tenants = self.tenants.read().unwrap_or_else(PoisonError::into_inner);
         tenants.values().map(Index::len).sum()
+    }
+
+    /// Versions, and directories of them, that are there and could not be read at the start: to whoever asks for them they are
+    /// not there until the next one.
+    pub(crate) fn unread(&self) -> usize {
+        self.unread
     }
 
     pub(crate) fn get(&self, tenant: &TenantDir, entry: &Entry<()>) -> Result<Skill> {
@@ -386,14 +397,15 @@ fn load_one(
     Ok((parsed, head.skill()))
 }
 
-/// The names of the directories in `path`; none when it is not there.
-fn directories(ground: &Ground, path: &str) -> Result<Vec<String>> {
+/// The names of the directories in `path`; none when it is not there, or cannot be read, which counts.
+fn directories(ground: &Ground, path: &str, unread: &mut usize) -> Result<Vec<String>> {
     let dir = match beneath::open_dir(ground.root(), path) {
         Ok(dir) => dir,
         Err(fault) if fault.is_missing() => return Ok(Vec::new()),
         // A start that does not see what is there must not go on as if it were not.
         Err(fault) if fault.is_shortage() => return Err(fault),
         Err(fault) => {
+            *unread += 1;
             skip(ground, path, &fault.to_string());
             return Ok(Vec::new());
         }

@@ -426,6 +426,11 @@ fn what_is_damaged_is_left_out_named_and_not_fatal() {
     ] {
         assert!(bench.logged(part), "{part}");
     }
+    // 1.1.0, 1.2.0, 9.9.9 and NOT-A-NAME's; a file beside the skills is none of them.
+    let health = store.health().unwrap();
+    assert_eq!(health.state, abi::HEALTH_DEGRADED);
+    assert!(health.message.starts_with("4 "), "{}", health.message);
+    assert!(health.metrics_json.contains(r#""skills_unread":4"#));
     // Its place is taken, and nothing is put over it.
     assert_eq!(
         code(store.skill_put(&skill("acme", "a.b", "1.1.0", b"x"))),
