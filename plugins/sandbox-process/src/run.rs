@@ -340,7 +340,7 @@ impl<'a> Running<'a> {
         if !matches!(self.verdict, Some(Verdict::Broken(_)))
             && let Err(broken) = self.channel.drain()
         {
-            self.verdict = Some(Verdict::Broken(broken));
+            self.verdict.get_or_insert(Verdict::Broken(broken));
         }
         outcome
     }

@@ -544,6 +544,30 @@ while True: frame(b'G', ask)
     assert_eq!(result.error_type, "Timeout", "{result:?}");
 }
 
+/// The store is slow, and what breaks a rule waits behind what it is asked for until the run has been ended.
+#[test]
+fn what_is_said_past_the_deadline_is_not_why_a_run_was_ended() {
+    const WALL_MS: u64 = 1000;
+    let body = "\
+frame(b'C', b'{\"kind\":\"a/b\"}'); answer()
+frame(b'W', struct.pack('<Q', 1) + b'x'); answer()
+commit = b'F' + b'{\"writer\":1,\"commit\":true}'
+s.sendall(struct.pack('<I', len(commit)) + commit + struct.pack('<I', 0))
+time.sleep(100)
+";
+    let instance = Instance::with(&config(), Some(&guest(body)));
+    let services = Services {
+        // The run has begun already: this ends past its deadline.
+        on_commit: Some(Box::new(|| {
+            std::thread::sleep(Duration::from_millis(WALL_MS))
+        })),
+        ..Services::default()
+    };
+    let (result, _) = timed_with(&instance, request(""), WALL_MS, &services);
+    assert_eq!(result.error_type, "Timeout", "{result:?}");
+    assert_gone(&instance);
+}
+
 /// Each of what it asks for costs the store a whole blob, and all of them many times what the run may take.
 #[test]
 fn a_guest_that_asks_for_much_at_once_is_ended_at_the_deadline() {
