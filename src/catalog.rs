@@ -85,12 +85,11 @@ impl Skill {
         &self.record.tree_sha256
     }
     /// Of one of its files; 0 of one that it does not have.
-    pub fn file_bytes(&self, path: &SkillPath) -> u64 {
+    pub fn file_bytes(&self, path: &str) -> u64 {
         self.file(path).map_or(0, |file| file.size_bytes)
     }
-    fn file(&self, path: &SkillPath) -> Option<&model::SkillFile> {
-        let mut files = self.record.files.iter();
-        files.find(|file| file.path == path.as_str())
+    fn file(&self, path: &str) -> Option<&model::SkillFile> {
+        self.record.files.iter().find(|file| file.path == path)
     }
     /// As Python imports it below `skills.`; `-` reads as `_` (REQUIREMENTS R1).
     pub fn import_name(&self) -> String {
@@ -389,7 +388,7 @@ impl Catalog {
         path: &SkillPath,
         bytes_max: u64,
     ) -> Result<Vec<u8>, Error> {
-        let Some(file) = skill.file(path) else {
+        let Some(file) = skill.file(path.as_str()) else {
             let names: Vec<&str> = skill
                 .record
                 .files

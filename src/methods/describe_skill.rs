@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use skillgate_skill::SKILL_MD;
 
 use super::{Error, Method, Prepared, Rooms, bounded, find, read_params};
 use crate::policy::Facts;
@@ -66,8 +67,11 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         Ok(Prepared::new(facts, move |_permit| async move {
             late.map_or(Ok(()), Err)?;
             let skill_md = match detail {
-                Detail::Full => Some(rooms.catalog.skill_md(call.caller.tenant(), &skill).await?),
-                _ => None,
+                Detail::Full => {
+                    call.space.enter(skill.file_bytes(SKILL_MD)).await?;
+                    Some(rooms.catalog.skill_md(call.caller.tenant(), &skill).await?)
+                }
+                Detail::Manifest | Detail::Summary => None,
             };
             let skill = Described {
                 manifest: skill.manifest_json(),

@@ -49,7 +49,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             instead,
             move |_permit| async move {
                 late.map_or(Ok(()), Err)?;
-                call.space.enter(skill.file_bytes(&path)).await?;
+                call.space.enter(skill.file_bytes(path.as_str())).await?;
                 let bytes = rooms
                     .catalog
                     .read(call.caller.tenant(), &skill, &path, bytes_max)

@@ -103,16 +103,44 @@ fn large_answers_have_places() {
     let mut other = gateway.client();
     let path = large_blob(&mut other);
     let id = path.trim_start_matches("/blobs/");
-    let large = json!({ "blob_id": id, "mode": "full", "max_bytes": 12 * MIB });
+    let skill = json!({
+        "manifest": { "name": "user.x", "version": "1.0.0", "description": "x", "kind": "instruction", "namespace": "user" },
+        "skill_md": format!("---\nname: user.x\ndescription: x\n---\n{}\n", "x".repeat(300_000)),
+    });
+    other.result("create_skill", skill).unwrap();
+    let large = [
+        (
+            "read_blob",
+            json!({ "blob_id": id, "mode": "full", "max_bytes": 12 * MIB }),
+        ),
+        (
+            "read_skill_file",
+            json!({ "name": "user.x", "path": "SKILL.md" }),
+        ),
+        (
+            "describe_skill",
+            json!({ "name": "user.x", "detail": "full" }),
+        ),
+    ];
+    let small = [
+        ("read_blob", json!({ "blob_id": id })),
+        ("describe_skill", json!({ "name": "user.x" })),
+    ];
     let mut unread = gateway.client();
-    unread.ask("read_blob", large.clone()).unwrap();
+    unread.ask("read_blob", large[0].1.clone()).unwrap();
     let head = unread.answer_head().unwrap();
-    let refused = other.call("read_blob", large.clone()).unwrap();
-    assert_eq!(refused["error"]["code"], -32007, "{refused}");
-    assert_eq!(refused["error"]["data"]["kind"], "unavailable");
-    other.result("read_blob", json!({ "blob_id": id })).unwrap();
+    for (method, params) in large.clone() {
+        let refused = other.call(method, params).unwrap();
+        assert_eq!(refused["error"]["code"], -32007, "{method}: {refused}");
+        assert_eq!(refused["error"]["data"]["kind"], "unavailable");
+    }
+    for (method, params) in small {
+        other.result(method, params).unwrap();
+    }
     unread.body(&head, |_| ()).unwrap();
-    other.result("read_blob", large).unwrap();
+    for (method, params) in large {
+        other.result(method, params).unwrap();
+    }
     gateway.stop();
 }
 
