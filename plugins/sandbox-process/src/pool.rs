@@ -240,8 +240,9 @@ impl Pool {
     /// The run lasts: the launcher should know of it.
     pub(crate) fn lasts(&self, name: &str, number: u64) {
         let mut state = self.state();
-        let domain = domain_of(&mut state, name, self.rules);
-        if domain.untold.iter().any(|t| t.number == number) {
+        if let Some(domain) = state.domains.get_mut(name)
+            && domain.untold.iter().any(|t| t.number == number)
+        {
             self.tell(domain, name);
         }
     }
@@ -249,10 +250,12 @@ impl Pool {
     /// The run is over.
     pub(crate) fn over(&self, name: &str, number: u64) {
         let mut state = self.state();
-        let domain = domain_of(&mut state, name, self.rules);
-        // It may have begun with a domain that has made room since.
-        domain.in_hand = domain.in_hand.saturating_sub(1);
-        domain.untold.retain(|t| t.number != number);
+        // It may have begun with a domain that has made room since: for another tenant's, and not to come back by this. One
+        // that is there again does not know of it.
+        if let Some(domain) = state.domains.get_mut(name) {
+            domain.in_hand = domain.in_hand.saturating_sub(1);
+            domain.untold.retain(|t| t.number != number);
+        }
     }
 
     /// What is there now.

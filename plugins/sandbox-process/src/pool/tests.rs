@@ -20,6 +20,15 @@ fn waiting(number: u64, built: Instant, ready: Instant) -> Waiting {
     }
 }
 
+fn taken(number: u64) -> Taken {
+    Taken {
+        number,
+        deadline_ns: u64::MAX,
+        cpu_ms: 0,
+        cpu_before_us: 0,
+    }
+}
+
 #[test]
 fn the_last_that_has_rehearsed_is_first_and_then_under_load_the_last_that_was_built() {
     let (start, ms) = (Instant::now(), Duration::from_millis);
@@ -153,6 +162,23 @@ fn a_child_that_has_died_makes_way_for_the_one_that_replaces_it() {
     );
 }
 
+/// A new one would be told to the launcher, which would warm a zygote for it in the place of one that is used.
+#[test]
+fn a_domain_that_has_made_room_does_not_come_back_when_its_last_run_ends() {
+    let rules = PoolRules {
+        min: 2,
+        max: 9,
+        per_tenant: true,
+    };
+    let (pool, host, _launcher) = warm(rules);
+    let domain = String::new();
+    pool.taken("", taken(1));
+    pool.hear_word(Word::Gone { domain }, Vec::new(), &host);
+    pool.lasts("", 1);
+    pool.over("", 1);
+    assert!(pool.state().domains.is_empty());
+}
+
 /// A child of the domain's last life may come yet.
 #[test]
 fn a_number_is_not_given_again_when_a_domain_has_been_forgotten() {
@@ -267,12 +293,6 @@ fn twice_as_many_are_made_ahead_as_were_wanted_at_once() {
         max: 60,
         per_tenant: false,
     });
-    let taken = |number| Taken {
-        number,
-        deadline_ns: u64::MAX,
-        cpu_ms: 0,
-        cpu_before_us: 0,
-    };
     let in_turn = [(0, 4), (0, 7), (0, 11), (0, 16), (0, 16)];
     let at_once = [(7, 16), (19, 40), (1, 40), (39, 60), (60, 60)];
     for (in_hand, ahead) in in_turn.into_iter().chain(at_once) {
