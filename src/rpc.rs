@@ -1,7 +1,8 @@
 //! JSON-RPC 2.0 over one HTTP endpoint: bytes in, calls out, answers back. Knows no skills.
 //!
 //! A body is taken apart twice: [`envelope`] splits it into requests without reading `params`; [`json`] then checks
-//! each `params` text once (nesting, duplicate members, numbers), so that every later reader sees the same value.
+//! each `params` text once (nesting, duplicate members, numbers), so that every later reader sees the same value. What is
+//! large is walked on a thread of its own both times.
 //! Requests of a batch run one after the other and each is authorized and limited by itself.
 
 pub mod code;
@@ -33,7 +34,7 @@ use crate::slots::{Slot, Slots};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::Trace;
 use code::Code;
-use envelope::{BadBody, Envelope};
+use envelope::{BadBody, Envelope, NotARequest};
 pub use space::{NoSpace, Space};
 
 /// A body may take so many times `server.body_timeout_ms` in all. Without a bound one that comes drop by drop, each in time,
@@ -358,38 +359,35 @@ where
 {
     /// The answer's text; `None` when there were only notifications.
     async fn whole(&self) -> Option<String> {
-        let text = match std::str::from_utf8(&self.body) {
-            Ok(text) => text,
-            Err(error) => {
-                return Some(self.refuse(
-                    Code::Parse,
-                    "parse_error",
-                    &format!("parse error: the body is not UTF-8: {error}"),
-                ));
+        let batch_max = self.rpc.limits.batch_max;
+        let opened = self.walk(self.body.clone(), move |body| {
+            envelope::open(&body, batch_max)
+        });
+        let opened = match opened.await {
+            Ok(Ok(opened)) => opened,
+            Ok(Err(BadBody::Parse(message))) => {
+                let message = format!("parse error: {message}");
+                return Some(self.refuse(ErrorObject::new(Code::Parse, "parse_error", message)));
             }
+            Ok(Err(BadBody::Request(message))) => {
+                let code = Code::InvalidRequest;
+                return Some(self.refuse(ErrorObject::new(code, "invalid_request", message)));
+            }
+            Err(error) => return Some(self.refuse(error)),
         };
-        match envelope::split(text, self.rpc.limits.batch_max) {
-            Err(BadBody::Parse(message)) => Some(self.refuse(
-                Code::Parse,
-                "parse_error",
-                &format!("parse error: {message}"),
-            )),
-            Err(BadBody::Request(message)) => {
-                Some(self.refuse(Code::InvalidRequest, "invalid_request", &message))
+        let mut answers = String::new();
+        for request in opened.requests {
+            let is_full = answers.len() > self.rpc.limits.body_bytes_max;
+            let Some(answer) = self.single(request, is_full).await else {
+                continue;
+            };
+            if !opened.is_batch {
+                return Some(answer);
             }
-            Ok(envelope::Body::Single(raw)) => self.single(raw, false).await,
-            Ok(envelope::Body::Batch(items)) => {
-                let mut answers = String::new();
-                for raw in items {
-                    let is_full = answers.len() > self.rpc.limits.body_bytes_max;
-                    if let Some(answer) = self.single(raw, is_full).await {
-                        answers.push(if answers.is_empty() { '[' } else { ',' });
-                        answers.push_str(&answer);
-                    }
-                }
-                (!answers.is_empty()).then(|| answers + "]")
-            }
+            answers.push(if answers.is_empty() { '[' } else { ',' });
+            answers.push_str(&answer);
         }
+        (!answers.is_empty()).then(|| answers + "]")
     }
 
     /// Of a call that is not made: its answer would have no place beside those before it.
@@ -404,22 +402,27 @@ where
         )
     }
 
-    fn refuse(&self, code: Code, kind: &'static str, message: &str) -> String {
-        self.rpc.metrics.rpc_refused(kind);
-        ErrorObject::new(code, kind, message).answer(None, &self.request_id)
+    /// The whole body.
+    fn refuse(&self, error: ErrorObject) -> String {
+        self.rpc.metrics.rpc_refused(error.kind);
+        error.answer(None, &self.request_id)
     }
 
     /// `is_full`: there is no place for more answers beside it.
-    async fn single(&self, raw: &RawValue, is_full: bool) -> Option<String> {
-        let envelope = match envelope::read(raw) {
+    async fn single(
+        &self,
+        request: Result<Envelope, NotARequest>,
+        is_full: bool,
+    ) -> Option<String> {
+        let envelope = match request {
             Ok(envelope) => envelope,
             Err(bad) => {
                 let error = ErrorObject::new(Code::InvalidRequest, "invalid_request", bad.message);
                 self.rpc.metrics.rpc_refused(error.kind);
-                return Some(error.answer(bad.id.map(RawValue::get), &self.request_id));
+                return Some(error.answer(bad.id.as_deref(), &self.request_id));
             }
         };
-        let id = envelope.id.map(RawValue::get);
+        let id = envelope.id.as_deref();
         let began = Instant::now();
         let outcome = if is_full && id.is_some() {
             Err(self.has_no_place())
@@ -438,23 +441,28 @@ where
         })
     }
 
-    /// To walk a megabyte of short names takes some hundredths of a second.
-    async fn params(&self, text: Bytes) -> Result<Params, ErrorObject> {
+    /// To walk a megabyte of short names takes some hundredths of a second: a large text is walked on a thread that nobody
+    /// else waits for.
+    async fn walk<T: Send + 'static>(
+        &self,
+        text: Bytes,
+        walk: impl FnOnce(Bytes) -> T + Send + 'static,
+    ) -> Result<T, ErrorObject> {
         if text.len() <= SMALL_BYTES_MAX {
-            return Params::from_text(text);
+            return Ok(walk(text));
         }
         let turn = self.rpc.walks.wait(self.caller.tenant()).await;
         let walk = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            Params::from_text(text)
+            walk(text)
         });
-        walk.await.unwrap_or_else(|error| {
-            tracing::error!(%error, "walking parameters");
-            Err(ErrorObject::internal())
+        walk.await.map_err(|error| {
+            tracing::error!(%error, "walking a body");
+            ErrorObject::internal()
         })
     }
 
-    async fn call(&self, envelope: &Envelope<'_>) -> Result<Box<RawValue>, ErrorObject> {
+    async fn call(&self, envelope: &Envelope) -> Result<Box<RawValue>, ErrorObject> {
         if self.caller.has_expired() {
             return Err(ErrorObject::new(
                 Code::Unauthenticated,
@@ -462,21 +470,15 @@ where
                 "the token expired before this call began; get a new one and send it again",
             ));
         }
-        let params = match envelope.params {
+        let params = match &envelope.params {
             None => Params::empty(),
-            Some(raw) => {
-                self.params(self.body.slice_ref(raw.get().as_bytes()))
-                    .await?
-            }
+            Some(text) => self.walk(text.clone(), Params::from_text).await??,
         };
         let method = json::short(&envelope.method);
         let call = Call {
             caller: self.caller.clone(),
             method: envelope.method.clone(),
-            id: envelope
-                .id
-                .map(|raw| raw.get().to_owned())
-                .unwrap_or_default(),
+            id: envelope.id.clone().unwrap_or_default(),
             params,
             request_id: self.request_id.clone(),
             counted: !self.counted.swap(true, Ordering::Relaxed),

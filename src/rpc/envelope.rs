@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use bytes::Bytes;
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -16,31 +17,31 @@ pub const OTHER_MEMBERS_MAX: usize = 32;
 
 /// One request object that has the right form.
 #[derive(Debug)]
-pub struct Envelope<'a> {
+pub struct Envelope {
     /// The exact text of the id; `None` for a notification.
-    pub id: Option<&'a RawValue>,
+    pub id: Option<String>,
     /// The method's name.
     pub method: String,
-    /// The text of the parameters, an object; `None` when absent.
-    pub params: Option<&'a RawValue>,
+    /// The text of the parameters, JSON and UTF-8: a part of the body; `None` when absent.
+    pub params: Option<Bytes>,
 }
 
 /// Why a request object was refused; the id is echoed where it could be read.
 #[derive(Debug)]
-pub struct NotARequest<'a> {
-    /// The id, when it was of a form that may be echoed.
-    pub id: Option<&'a RawValue>,
+pub struct NotARequest {
+    /// The text of the id, when it was of a form that may be echoed.
+    pub id: Option<String>,
     /// What was wrong.
     pub message: String,
 }
 
-/// A body: one request or a batch of texts.
+/// What is in a body.
 #[derive(Debug)]
-pub enum Body<'a> {
-    /// One.
-    Single(&'a RawValue),
-    /// Several, not yet looked at.
-    Batch(Vec<&'a RawValue>),
+pub struct Opened {
+    /// Whether the answer is an array too.
+    pub is_batch: bool,
+    /// One, or those of the batch, which has at least one.
+    pub requests: Vec<Result<Envelope, NotARequest>>,
 }
 
 /// Why a body was refused as a whole.
@@ -52,15 +53,17 @@ pub enum BadBody {
     Request(String),
 }
 
-/// Splits a body into requests.
+/// Takes a body apart. It walks all of it twice: a large one is not for a thread that others need.
 ///
 /// # Errors
 /// [`BadBody`] when it is not JSON, an empty batch, or longer than `batch_max`.
-pub fn split(text: &str, batch_max: usize) -> Result<Body<'_>, BadBody> {
-    if text
+pub fn open(body: &Bytes, batch_max: usize) -> Result<Opened, BadBody> {
+    let text = std::str::from_utf8(body)
+        .map_err(|error| BadBody::Parse(format!("the body is not UTF-8: {error}")))?;
+    let is_batch = text
         .trim_start_matches([' ', '\t', '\r', '\n'])
-        .starts_with('[')
-    {
+        .starts_with('[');
+    let texts = if is_batch {
         let mut reader = serde_json::Deserializer::from_str(text);
         let items = reader
             .deserialize_seq(Items { max: batch_max })
@@ -75,12 +78,15 @@ pub fn split(text: &str, batch_max: usize) -> Result<Body<'_>, BadBody> {
         if items.is_empty() {
             return Err(BadBody::Request("the batch is empty".into()));
         }
-        Ok(Body::Batch(items))
+        items
     } else {
-        serde_json::from_str(text)
-            .map(Body::Single)
-            .map_err(|error| BadBody::Parse(error.to_string()))
-    }
+        let one = serde_json::from_str(text);
+        vec![one.map_err(|error| BadBody::Parse(error.to_string()))?]
+    };
+    Ok(Opened {
+        is_batch,
+        requests: texts.into_iter().map(|text| read(text, body)).collect(),
+    })
 }
 
 struct Items {
@@ -108,11 +114,11 @@ impl<'de> Visitor<'de> for Items {
     }
 }
 
-/// Reads one request object (JSON-RPC 2.0 section 4).
+/// Reads one request object (JSON-RPC 2.0 section 4), which is a part of the body.
 ///
 /// # Errors
 /// [`NotARequest`], -32600: wrong version, no method, an id or parameters of the wrong type, a member twice.
-pub fn read(raw: &RawValue) -> Result<Envelope<'_>, NotARequest<'_>> {
+fn read(raw: &RawValue, body: &Bytes) -> Result<Envelope, NotARequest> {
     let mut reader = serde_json::Deserializer::from_str(raw.get());
     let seen = reader
         .deserialize_map(Members)
@@ -128,7 +134,11 @@ pub fn read(raw: &RawValue) -> Result<Envelope<'_>, NotARequest<'_>> {
         Ok(id) => id,
         Err(message) => return Err(NotARequest { id: None, message }),
     };
-    let refuse = |message: String| NotARequest { id, message };
+    let id = id.map(|raw| raw.get().to_owned());
+    let refuse = |message: String| NotARequest {
+        id: id.clone(),
+        message,
+    };
     match seen.version.map(|raw| raw.get()) {
         Some("\"2.0\"") => {}
         Some(_) => return Err(refuse("\"jsonrpc\" must be the string \"2.0\"".into())),
@@ -153,7 +163,11 @@ pub fn read(raw: &RawValue) -> Result<Envelope<'_>, NotARequest<'_>> {
             _ => return Err(refuse("\"params\" must be an object".into())),
         },
     };
-    Ok(Envelope { id, method, params })
+    Ok(Envelope {
+        id,
+        method,
+        params: params.map(|raw| body.slice_ref(raw.get().as_bytes())),
+    })
 }
 
 fn check_id(raw: &RawValue) -> Result<&RawValue, String> {
@@ -229,11 +243,18 @@ impl<'de> Visitor<'de> for Members {
 
 #[cfg(test)]
 mod tests {
-    use super::{BadBody, Body, METHOD_BYTES_MAX, OTHER_MEMBERS_MAX, read, split};
-    use serde_json::value::RawValue;
+    use super::{
+        BadBody, Envelope, METHOD_BYTES_MAX, NotARequest, OTHER_MEMBERS_MAX, Opened, open,
+    };
+    use bytes::Bytes;
 
-    fn raw(text: &str) -> &RawValue {
-        serde_json::from_str(text).unwrap()
+    fn split(text: &str) -> Result<Opened, BadBody> {
+        open(&Bytes::copy_from_slice(text.as_bytes()), 3)
+    }
+
+    /// The first of a body.
+    fn read(text: &str) -> Result<Envelope, NotARequest> {
+        split(text).unwrap().requests.remove(0)
     }
 
     #[test]
@@ -247,14 +268,22 @@ mod tests {
             "\"\\u0041\"",
         ] {
             let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"m"}}"#);
-            assert_eq!(read(raw(&text)).unwrap().id.unwrap().get(), id);
+            assert_eq!(read(&text).unwrap().id.unwrap(), id);
         }
-        assert!(
-            read(raw(r#"{"jsonrpc":"2.0","method":"m"}"#))
-                .unwrap()
-                .id
-                .is_none()
-        );
+        let notification = read(r#"{"jsonrpc":"2.0","method":"m"}"#).unwrap();
+        assert_eq!(notification.id, None);
+    }
+
+    #[test]
+    fn parameters_are_a_part_of_the_body() {
+        let text = r#"[{"jsonrpc":"2.0","method":"m","params": {"a": [1]}}, 7]"#;
+        let body = Bytes::from_static(text.as_bytes());
+        let opened = open(&body, 3).unwrap();
+        assert!(opened.is_batch && opened.requests[1].is_err());
+        let params = opened.requests[0].as_ref().unwrap().params.as_ref();
+        let params = params.unwrap();
+        assert_eq!(params, r#"{"a": [1]}"#);
+        assert!(body.as_ptr_range().contains(&params.as_ptr()));
     }
 
     #[test]
@@ -269,8 +298,8 @@ mod tests {
             let others: String = (0..count).map(|n| format!(r#","x{n}":1"#)).collect();
             format!(r#"{{"jsonrpc":"2.0","method":"m"{others}}}"#)
         };
-        assert!(read(raw(&named(&method(METHOD_BYTES_MAX - 2)))).is_ok());
-        assert!(read(raw(&others(OTHER_MEMBERS_MAX))).is_ok());
+        assert!(read(&named(&method(METHOD_BYTES_MAX - 2))).is_ok());
+        assert!(read(&others(OTHER_MEMBERS_MAX)).is_ok());
         for (text, word) in [
             (named(&method(METHOD_BYTES_MAX - 1)).as_str(), "method"),
             (&others(OTHER_MEMBERS_MAX + 1), "more than 32"),
@@ -296,14 +325,14 @@ mod tests {
                 "twice",
             ),
             ("1", "object"),
-            ("[]", "object"),
+            ("[[]]", "object"),
         ] {
-            let error = read(raw(text)).unwrap_err();
+            let error = read(text).unwrap_err();
             assert!(error.message.contains(word), "{text}: {}", error.message);
         }
-        let error = read(raw(r#"{"id":7,"method":"m"}"#)).unwrap_err();
+        let error = read(r#"{"id":7,"method":"m"}"#).unwrap_err();
         assert_eq!(
-            error.id.unwrap().get(),
+            error.id.unwrap(),
             "7",
             "a readable id is echoed with the error"
         );
@@ -311,16 +340,20 @@ mod tests {
 
     #[test]
     fn bodies() {
-        assert!(matches!(split(" {\"a\":1} ", 3), Ok(Body::Single(_))));
-        assert!(matches!(split("[1,2,3]", 3), Ok(Body::Batch(items)) if items.len() == 3));
-        assert!(matches!(split("[]", 3), Err(BadBody::Request(_))));
+        for (text, form) in [(" {\"a\":1} ", (false, 1)), ("[1,2,3]", (true, 3))] {
+            let opened = split(text).unwrap();
+            assert_eq!((opened.is_batch, opened.requests.len()), form, "{text}");
+        }
+        assert!(matches!(split("[]"), Err(BadBody::Request(_))));
         assert!(
-            matches!(split("[1,2,3,4]", 3), Err(BadBody::Request(message)) if message.contains("max_batch"))
+            matches!(split("[1,2,3,4]"), Err(BadBody::Request(message)) if message.contains("max_batch"))
         );
+        let no_text = open(&Bytes::from_static(b"\"\xff\""), 3);
+        assert!(matches!(no_text, Err(BadBody::Parse(message)) if message.contains("UTF-8")));
         for text in ["", "{", "[1,", "[1]x", "{} {}"] {
-            assert!(matches!(split(text, 3), Err(BadBody::Parse(_))), "{text}");
+            assert!(matches!(split(text), Err(BadBody::Parse(_))), "{text}");
         }
         let deep = "[".repeat(200_000);
-        assert!(matches!(split(&deep, 3), Err(BadBody::Parse(_))));
+        assert!(matches!(split(&deep), Err(BadBody::Parse(_))));
     }
 }

@@ -1,5 +1,6 @@
 //! JSON-RPC over a stub of methods: every rule of the envelope, with literal bodies and answers.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,6 +17,7 @@ use super::{Call, ErrorObject, Limits, Rpc, SMALL_BYTES_MAX};
 use crate::auth::{Authenticated, Authenticator, Caller};
 use crate::rescue::{Refusal, RequestId};
 use crate::server::{Body, full};
+use crate::slots::Slots;
 
 /// Echoes its parameters; `boom` panics, `long` answers 6,000 letters, `no` is refused.
 async fn stub(call: Call) -> Result<Box<RawValue>, ErrorObject> {
@@ -355,6 +357,30 @@ async fn large_bodies_are_here_in_turn() {
         let (status, text) = answered.await.unwrap().unwrap();
         assert!(status == 200 && text.len() > SMALL_BYTES_MAX, "{status}");
     }
+}
+
+/// Text that is no request at all costs as much to look at.
+#[tokio::test(start_paused = true)]
+async fn large_bodies_are_looked_at_in_turn() {
+    let limits = Limits {
+        body_bytes_max: 1 << 20,
+        ..LIMITS
+    };
+    let mut rpc = Rpc::new(service_fn(stub), limits);
+    rpc.walks = Slots::new(1);
+    let turn = rpc.walks.wait("another").await;
+    let post = |bytes: usize| {
+        let body = full(format!("[{}", "1,".repeat(bytes / 2)));
+        let caller = Authenticator::off().local();
+        post_to(rpc.clone(), caller, body, "application/json")
+    };
+    let is_refused = |(_, text): (u16, String)| text.contains("-32600");
+    assert!(is_refused(post(1000).await.unwrap()), "a small one");
+    let mut large = pin!(post(SMALL_BYTES_MAX));
+    let within = tokio::time::timeout(Duration::from_secs(60), &mut large);
+    assert!(within.await.is_err(), "another's turn is not over");
+    drop(turn);
+    assert!(is_refused(large.await.unwrap()));
 }
 
 /// A batch that takes long does not outlive the token that it came with.
