@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::signal::unix::Signal;
+use tokio::time::Instant;
 
 use crate::config::{Config, ConfigErrors};
 use crate::telemetry::health::State;
@@ -26,6 +27,8 @@ use crate::telemetry::metrics::Page;
 
 /// Files that are looked at to see whether something has changed; what is beyond is reloaded on SIGHUP only.
 const WATCHED_FILES_MAX: usize = 10_000;
+/// How long after a try a part that is lost is tried again.
+const LOST_AGAIN: Duration = Duration::from_secs(60);
 /// What these sections say beyond the parts' own is read once, at the start.
 const RELOADED: [&str; 5] = ["auth", "plugins", "policy", "rate_limit", "secrets"];
 
@@ -42,6 +45,11 @@ pub trait Part: Send + Sync {
     /// # Errors
     /// What is wrong, with file and line where there is one.
     fn prepare(&self, config: &Config) -> Result<Install, String>;
+
+    /// Whether it has nothing in force any more, and is to be tried again although no file has changed.
+    fn is_lost(&self) -> bool {
+        false
+    }
 
     /// The files and directories that it reads. Asked before there is a part: the start looks at them before it reads.
     fn watched(config: &Config) -> Vec<PathBuf>
@@ -265,18 +273,24 @@ impl Reload {
     }
 
     /// Reloads on every SIGHUP, and when the watched files have changed and then stood still for `interval`: a
-    /// half-written change is not taken. `interval` zero: on SIGHUP only. Never ends.
+    /// half-written change is not taken. So it does every [`LOST_AGAIN`] while a part is lost. `interval` zero: on SIGHUP
+    /// only. Never ends.
     pub async fn follow(self, mut hangup: Signal, interval: Duration) {
-        let mut before = None;
+        let (mut before, mut tried) = (None, Instant::now());
         loop {
             let asked = tokio::select! {
                 _ = hangup.recv() => true,
                 () = tokio::time::sleep(interval), if !interval.is_zero() => false,
             };
             let changed = self.blocking(Reload::changed).await.flatten();
-            if asked || (changed.is_some() && changed == before) {
+            let is_time = match changed {
+                Some(_) => changed == before,
+                None => tried.elapsed() >= LOST_AGAIN && self.0.parts.iter().any(|p| p.is_lost()),
+            };
+            if asked || is_time {
                 // Said in the log and in the status.
                 let _ = self.blocking(Reload::now).await;
+                tried = Instant::now();
             }
             before = changed;
         }

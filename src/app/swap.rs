@@ -423,6 +423,10 @@ impl Part for OfStorage {
         }))
     }
 
+    fn is_lost(&self) -> bool {
+        self.plugins.0.storage.gone().is_some()
+    }
+
     fn watched(config: &Config) -> Vec<PathBuf> {
         watched(config, Role::Storage)
     }

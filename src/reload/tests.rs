@@ -337,3 +337,48 @@ async fn a_broken_configuration_is_refused_once() {
     files.name("rules");
     assert_eq!(following.next().await.as_deref(), Some("old"));
 }
+
+/// Tells when it is tried, and is lost until it has been three times.
+struct Lost(mpsc::UnboundedSender<tokio::time::Instant>, AtomicU64);
+
+impl Part for Lost {
+    fn name(&self) -> &'static str {
+        "lost"
+    }
+    fn prepare(&self, _: &Config) -> Result<Install, String> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.send(tokio::time::Instant::now()).unwrap();
+        Err("still lost".into())
+    }
+    fn is_lost(&self) -> bool {
+        self.1.load(Ordering::Relaxed) < 3
+    }
+    fn watched(_: &Config) -> Vec<PathBuf> {
+        Vec::new()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_lost_is_tried_again_until_it_is_back() {
+    let (say, mut said) = mpsc::unbounded_channel();
+    let reload = started(
+        Box::new(|| Ok(config())),
+        vec![Box::new(Lost(say, AtomicU64::new(0)))],
+    );
+    // Files that have not changed since.
+    let _ = reload.now();
+    let mut before = said.recv().await.unwrap();
+    let hangup = signal(SignalKind::hangup()).unwrap();
+    let following = tokio::spawn(reload.follow(hangup, Duration::from_secs(1)));
+    let patience = Duration::from_secs(600);
+    for _ in 0..2 {
+        let tried = tokio::time::timeout(patience, said.recv()).await;
+        let tried = tried.unwrap().unwrap();
+        let after = tried.duration_since(before).as_secs();
+        assert!((60..65).contains(&after), "{after} s");
+        before = tried;
+    }
+    let never = tokio::time::timeout(patience, said.recv());
+    assert!(never.await.is_err(), "it is back");
+    following.abort();
+}
