@@ -223,11 +223,23 @@ impl Run {
     /// Looks at it when it is time to. If it lasts, what there is of the processors goes to short runs first. Gives whether it
     /// takes them.
     pub(super) fn look(&mut self, now: u64) -> bool {
-        if now < self.lasting.next_ns || self.is_over() {
+        if now < self.lasting.next_ns || self.killed {
             return false;
         }
         let used = self.cpu_us();
+        self.looked(now, used)
+    }
+
+    fn looked(&mut self, now: u64, used: Option<u64>) -> bool {
         let found = self.lasting.look(now, used);
+        if self.ends_ns.is_some() {
+            // It may stay so that its end takes the processors from nobody. It must not take them itself: it has no place any
+            // more, and there could be as many as have answered in that time.
+            if found.is_hungry && used.is_some() {
+                self.kill();
+            }
+            return false;
+        }
         if found.makes_way {
             // One whose group has gone under its hands is ending.
             let _ = self.group.as_mut().map(RunGroup::make_way);
@@ -236,7 +248,8 @@ impl Run {
         found.is_hungry && (used.is_some() || usage::running() > 1)
     }
 
-    /// When there is something to do for it if nothing happens.
+    /// When there is something to do for it if nothing happens. Of one that has been let go of that is its end: if it is in
+    /// somebody's way, something happens.
     pub(super) fn next_ns(&self) -> u64 {
         match self.ends_ns {
             Some(ends) => ends.min(self.deadline_ns),
@@ -401,6 +414,36 @@ mod tests {
             let run = heard(format!("\"Begun\"\n{lie}\n{exited}\n{lie}\n").as_bytes());
             assert_eq!((run.failed, run.exited), (None, Some((3, 0))), "{lie}");
         }
+    }
+
+    /// Whether it is ended before its time when it has been let go of, and has used so many microseconds then.
+    fn ends_early(used_us: Option<u64>) -> bool {
+        const MS: u64 = 1_000_000;
+        let mut child = std::process::Command::new("sleep")
+            .arg("100")
+            .spawn()
+            .unwrap();
+        let pid = child.id() as libc::pid_t;
+        let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
+        let init = Process {
+            pid,
+            pidfd: sys::pidfd_open(pid).unwrap(),
+        };
+        let mut run = Run::new(init, nothing(), nothing());
+        run.begin(20 * MS);
+        let began = run.lasting.began_ns();
+        run.ends_ns = Some(began + 50 * MS);
+        assert!(!run.looked(began + 4 * MS, used_us), "it lasts no more");
+        let killed = run.killed;
+        child.kill().unwrap();
+        child.wait().unwrap();
+        killed
+    }
+
+    #[test]
+    fn what_has_answered_and_takes_the_processors_is_ended_before_its_time() {
+        let used = [Some(300), Some(1900), Some(2100), Some(4000), None];
+        assert_eq!(used.map(ends_early), [false, false, true, true, false]);
     }
 
     /// A pipe takes a megabyte of it, and the launcher has other runs to see to.
