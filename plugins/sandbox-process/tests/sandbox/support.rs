@@ -1,6 +1,7 @@
 //! An instance with its own state directory, and a host that keeps what it is told.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::Command;
@@ -392,9 +393,20 @@ impl RunServices for Services {
 
 /// Waits until something is so; what it is in the message.
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    eventually_there(what, || if so() { Ok(()) } else { Err("it is not so") });
+}
+
+/// Waits until something is there, and gives it; what it is in the message, and what there was instead.
+pub(crate) fn eventually_there<T, E: Display>(
+    what: &str,
+    mut there: impl FnMut() -> Result<T, E>,
+) -> T {
     let until = Instant::now() + Duration::from_secs(10);
-    while !so() {
-        assert!(Instant::now() < until, "{what}");
+    loop {
+        match there() {
+            Ok(found) => return found,
+            Err(instead) => assert!(Instant::now() < until, "{what}: {instead}"),
+        }
         std::thread::sleep(Duration::from_millis(5));
     }
 }

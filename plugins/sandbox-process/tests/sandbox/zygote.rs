@@ -40,16 +40,21 @@ pub(crate) fn spares(instance: &Instance) -> Vec<u32> {
 
 /// The one zygote and its spare, when there is nobody else any more, and none of those that there were `before`.
 pub(crate) fn settled(instance: &Instance, before: &[u32]) -> [u32; 2] {
-    let mut pair = None;
-    eventually("there is a zygote with its spare, and no other", || {
-        pair = match (&zygotes(instance)[..], &spares(instance)[..]) {
-            ([zygote], [spare]) => Some([*zygote, *spare]),
-            _ => None,
-        };
-        let is_new = |pair: [u32; 2]| pair.iter().all(|pid| !before.contains(pid));
-        pair.is_some_and(is_new) && metric(instance, "zygotes") == 1
-    });
-    pair.unwrap()
+    eventually_there("there is a zygote with its spare, and no other", || {
+        let (zygotes, spares) = (zygotes(instance), spares(instance));
+        match (&zygotes[..], &spares[..]) {
+            ([zygote], [spare])
+                if ![zygote, spare].iter().any(|pid| before.contains(pid))
+                    && metric(instance, "zygotes") == 1 =>
+            {
+                Ok([*zygote, *spare])
+            }
+            _ => Err(format!(
+                "zygotes {zygotes:?}, spares {spares:?}, before {before:?}, {:?}",
+                instance.plugin.health().unwrap()
+            )),
+        }
+    })
 }
 
 /// A child bears the zygote's name until it has one of its own.

@@ -116,6 +116,56 @@ fn the_spare_takes_the_place_of_one_that_dies_and_nobody_the_spares() {
     assert!(domain.current.is_none() && leaving.len() == 2);
 }
 
+/// A child that has been ordered of a domain's zygote.
+fn pending() -> Pending {
+    let null = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
+    let child = Ordered {
+        lease: Lease {
+            slot: 0,
+            outer_id: 0,
+            network: null(),
+            ipc: null(),
+            user: None,
+        },
+        group: None,
+        spec: RunSpec::default(),
+        limits: GroupLimits::default(),
+        furnishing: None,
+        idle_ns: 0,
+        sockets: Theirs::make().unwrap().0,
+    };
+    Pending {
+        child,
+        since_ns: sys::now_ns(),
+        ticks_seen: None,
+    }
+}
+
+/// Under load the next child is ordered as soon as one is born: there is never a look at a zygote that has no order.
+#[test]
+fn one_that_is_warm_takes_over_between_two_orders() {
+    let (mut domain, [its, _spares]) = domain();
+    let (next, _nexts) = zygote();
+    domain.next = Some(Zygote { number: 2, ..next });
+    domain.pending = Some(pending());
+    let (mut leaving, mut events) = (Vec::new(), Vec::new());
+    domain.hear("", &mut leaving, &mut events);
+    assert!(events.is_empty() && domain.next.is_some(), "one is ordered");
+
+    let pidfd = sys::pidfd_open(std::process::id() as libc::pid_t).unwrap();
+    sys::send_message(its.as_fd(), b"7", &[pidfd.as_fd()]).unwrap();
+    domain.hear("", &mut leaving, &mut events);
+    assert!(matches!(
+        events[..],
+        [
+            Event::Born { zygote: 1, .. },
+            Event::Tell(Word::Warm { zygote: 2, .. })
+        ]
+    ));
+    assert_eq!(domain.current.unwrap().number, 2);
+    assert_eq!(leaving.len(), 2, "the one before, and its spare");
+}
+
 #[test]
 fn a_spare_that_dies_changes_nothing_for_runs() {
     let (mut domain, [_its, spares]) = domain();
