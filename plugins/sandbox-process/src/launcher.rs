@@ -15,6 +15,7 @@ mod pace;
 mod restraint;
 mod run;
 mod start;
+mod strays;
 mod zygotes;
 
 use std::collections::BTreeMap;
@@ -37,6 +38,7 @@ use pace::Pace;
 use restraint::Restraint;
 use run::{Happened, LINGER_LONG_NS, LINGER_NS, Returning, Run, tell};
 pub(crate) use start::enter;
+use strays::Strays;
 use zygotes::{Ordered, Zygotes};
 
 /// How often the CPU time of runs with such a limit is looked at.
@@ -140,6 +142,8 @@ struct Launcher {
     home: OwnedFd,
     /// Have been ordered and did not come. Their namespaces are nobody else's until it is known that nothing of them lives.
     lost: Vec<Ordered>,
+    /// May be what is left of them.
+    strays: Vec<Strays>,
     /// Until then one child at most is made ahead.
     hold_ns: u64,
     /// When it was last looked for children that lack.
@@ -214,6 +218,7 @@ impl Launcher {
         let mut launcher = Launcher {
             home,
             lost: Vec::new(),
+            strays: Vec::new(),
             ground,
             standing,
             uid_base: hello.uid_base,
@@ -477,8 +482,7 @@ impl Launcher {
         }
         let ordered = self.zygotes.as_mut().map(Zygotes::finish);
         self.lost.extend(ordered.unwrap_or_default());
-        self.sweep_strays();
-        self.forget_lost();
+        self.end_all_strays();
         while let Some((_, run)) = self.runs.pop_first() {
             let (group, returning) = run.finish();
             self.leaving.extend(group);

@@ -1,5 +1,6 @@
 //! The launcher's part in zygotes' children: ordering them, handing them to the plugin, and what only it can give them.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -9,7 +10,8 @@ use super::lacking::{Kind, There};
 use super::restraint::{Restraint, Seen};
 use super::run::{Happened, Pooled, Process, Run, Untold, tell};
 use super::start::detached;
-use super::zygotes::{Event, Ordered};
+use super::strays::Strays;
+use super::zygotes::{Event, Ordered, Zygotes};
 use crate::cgroup::{GroupLimits, RunGroup};
 use crate::guard::Without;
 use crate::isolate::{self, Ground};
@@ -62,6 +64,7 @@ impl Launcher {
         };
         let events = zygotes.attend(&self.ground);
         self.act(control, events);
+        self.end_strays();
         while self.order(control) {}
     }
 
@@ -225,12 +228,7 @@ impl Launcher {
         for event in events {
             match event {
                 Event::Tell(word) => say(control, &word, &[]),
-                Event::Sweep { all } => {
-                    self.sweep_strays();
-                    if all {
-                        self.forget_lost();
-                    }
-                }
+                Event::Sweep { all } => self.look_for_strays(all),
                 Event::Lost(child) => self.lost.push(*child),
                 Event::Born {
                     domain,
@@ -353,10 +351,31 @@ impl Launcher {
         (run, child.sockets.plugins, child.furnishing)
     }
 
-    /// What had been given to children that were ordered and did not come, as far as is known: [`Self::sweep_strays`] has
-    /// ended what there was of them. What they have left in their namespaces is not known.
-    pub(super) fn forget_lost(&mut self) {
-        for child in self.lost.drain(..) {
+    /// Looks for what dead zygotes have made and could not tell of. `all`: every one that was to end has, so that nothing more
+    /// comes of what was lost before.
+    fn look_for_strays(&mut self, all: bool) {
+        let lost = if all {
+            std::mem::take(&mut self.lost)
+        } else {
+            Vec::new()
+        };
+        let births = self.zygotes.as_ref().map(Zygotes::births);
+        let found = Strays::find(&self.known(), births.unwrap_or_default(), lost);
+        self.strays.push(found);
+    }
+
+    /// Ends those of which it is certain by now that nobody tells of them.
+    fn end_strays(&mut self) {
+        if self.strays.is_empty() {
+            return;
+        }
+        let births = self.zygotes.as_ref().map(Zygotes::births);
+        let births = births.unwrap_or_default();
+        let known = self.known();
+        let certain = self.strays.extract_if(.., |s| s.are_certain(&births));
+        let lost: Vec<Ordered> = certain.flat_map(|s| s.end(&known)).collect();
+        for child in lost {
+            // What they have left in their namespaces is not known.
             if let Some(leases) = &mut self.leases {
                 leases.give_back(child.lease, false);
             }
@@ -364,34 +383,20 @@ impl Launcher {
         }
     }
 
-    /// Kills and reaps the launcher's children that it has not been told of.
-    pub(super) fn sweep_strays(&mut self) {
-        let own = std::process::id();
-        let list = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
-        let known: Vec<libc::pid_t> = self
-            .zygotes
+    /// The launcher goes, and its zygotes are dead: whatever is there and not known is a stray.
+    pub(super) fn end_all_strays(&mut self) {
+        self.look_for_strays(true);
+        self.end_strays();
+    }
+
+    /// The launcher's children that it has made or been told of.
+    fn known(&self) -> BTreeSet<libc::pid_t> {
+        self.zygotes
             .iter()
-            .flat_map(|z| z.pids())
+            .flat_map(Zygotes::pids)
             .chain(self.runs.values().map(|r| r.init.pid))
             .chain(self.pace.pids())
-            .collect();
-        // They are this process's own children and not reaped: the numbers are nobody else's.
-        let strays: Vec<Process> = list
-            .unwrap_or_default()
-            .split_whitespace()
-            .filter_map(|p| p.parse().ok())
-            .filter(|p| !known.contains(p))
-            .filter_map(|pid| {
-                let pidfd = sys::pidfd_open(pid).ok()?;
-                Some(Process { pid, pidfd })
-            })
-            .collect();
-        for stray in &strays {
-            let _ = sys::kill_by_pidfd(stray.pidfd.as_fd());
-        }
-        for stray in strays {
-            stray.reap();
-        }
+            .collect()
     }
 
     /// A child has a run that needs what the plugin cannot give it.

@@ -4,7 +4,7 @@
 //! one; the launcher compares that with the children that have no run yet and orders the difference, one after the
 //! other. So a lost or failed child needs no bookkeeping: the next comparison sees that it is not there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -44,9 +44,19 @@ pub(super) struct Domain {
     told_cold: bool,
 }
 
+/// What a zygote is at, until it tells of the process that it has made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Birth {
+    /// The number of the order.
+    Child(u64),
+    /// The number of the zygote, which is not warm yet.
+    Spare(u64),
+}
+
 /// A child that has been ordered.
 #[derive(Debug)]
 struct Pending {
+    number: u64,
     child: Ordered,
     since_ns: u64,
     /// The zygote's processor time when it was looked at first.
@@ -92,6 +102,8 @@ pub(super) struct Zygotes {
     pub(super) rules: ZygoteRules,
     domains: BTreeMap<String, Domain>,
     number: u64,
+    /// How many children have been ordered.
+    orders: u64,
     /// Have been told to go, or killed.
     leaving: Vec<Maker>,
 }
@@ -102,6 +114,7 @@ impl Zygotes {
             rules,
             domains: BTreeMap::new(),
             number: 0,
+            orders: 0,
             leaving: Vec::new(),
         }
     }
@@ -267,7 +280,9 @@ impl Zygotes {
         if let Err(e) = theirs.send(&zygote.maker, &child) {
             return Err((Box::new(child), e));
         }
+        self.orders += 1;
         *pending = Some(Pending {
+            number: self.orders,
             child,
             since_ns: sys::now_ns(),
             ticks_seen: None,
@@ -294,6 +309,16 @@ impl Zygotes {
         let zygotes = self.domains.values().flat_map(|d| [&d.current, &d.next]);
         let makers = zygotes.flatten().flat_map(Zygote::makers);
         makers.chain(&self.leaving).map(|maker| maker.pid)
+    }
+
+    /// What they are at.
+    pub(super) fn births(&self) -> BTreeSet<Birth> {
+        let of = |d: &Domain| {
+            let child = d.pending.as_ref().map(|p| Birth::Child(p.number));
+            let cold = d.next.as_ref().filter(|z| z.memory.is_none());
+            [child, cold.map(|z| Birth::Spare(z.number))]
+        };
+        self.domains.values().flat_map(of).flatten().collect()
     }
 
     /// The launcher goes: every zygote is killed and reaped. Gives what they had been ordered.

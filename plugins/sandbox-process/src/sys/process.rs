@@ -139,6 +139,21 @@ pub(super) fn code_and_signal(status: i32) -> (i32, i32) {
     }
 }
 
+/// Waits for the end of a child and reaps it. One that has been reaped is no error: its number may be another's (waitid(2)).
+pub(crate) fn reap(pidfd: BorrowedFd<'_>) -> io::Result<()> {
+    let options = libc::WEXITED | libc::__WALL;
+    loop {
+        let fd = pidfd.as_raw_fd() as libc::id_t;
+        // SAFETY: a null siginfo is allowed.
+        let ret = unsafe { libc::waitid(libc::P_PIDFD, fd, std::ptr::null_mut(), options) };
+        match check(ret.into()) {
+            Err(e) if e.raw_os_error() == Some(libc::EINTR) => continue,
+            Err(e) if e.raw_os_error() == Some(libc::ECHILD) => return Ok(()),
+            other => return other.map(drop),
+        }
+    }
+}
+
 /// Waits for a child, or for any (-1), and reaps it. `None`: no child.
 pub(crate) fn wait(pid: libc::pid_t) -> io::Result<Option<(libc::pid_t, Exit)>> {
     let mut status = 0;

@@ -135,6 +135,7 @@ fn pending() -> Pending {
         sockets: Theirs::make().unwrap().0,
     };
     Pending {
+        number: 1,
         child,
         since_ns: sys::now_ns(),
         ticks_seen: None,
@@ -164,6 +165,35 @@ fn one_that_is_warm_takes_over_between_two_orders() {
     ));
     assert_eq!(domain.current.unwrap().number, 2);
     assert_eq!(leaving.len(), 2, "the one before, and its spare");
+}
+
+/// What has been made and not told of yet is no stray.
+#[test]
+fn a_zygote_is_at_a_birth_until_it_tells_of_it() {
+    let mut zygotes = Zygotes::new(ZygoteRules {
+        preload: Vec::new(),
+        children_max: 1000,
+        age_max_ns: u64::MAX,
+        domains_max: 1,
+        kept_max: 0,
+    });
+    let (mut domain, [its, _spares]) = domain();
+    let (next, _nexts) = zygote();
+    domain.pending = Some(pending());
+    domain.next = Some(Zygote {
+        number: 2,
+        memory: None,
+        ..next
+    });
+    zygotes.domains.insert(String::new(), domain);
+    let both = BTreeSet::from([Birth::Child(1), Birth::Spare(2)]);
+    assert_eq!(zygotes.births(), both);
+
+    let pidfd = sys::pidfd_open(std::process::id() as libc::pid_t).unwrap();
+    sys::send_message(its.as_fd(), b"7", &[pidfd.as_fd()]).unwrap();
+    let domain = zygotes.domains.get_mut("").unwrap();
+    domain.hear("", &mut Vec::new(), &mut Vec::new());
+    assert_eq!(zygotes.births(), BTreeSet::from([Birth::Spare(2)]));
 }
 
 #[test]
