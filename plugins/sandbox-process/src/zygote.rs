@@ -334,7 +334,8 @@ fn try_tend() -> io::Result<Option<Born>> {
         let flags = libc::CLONE_PARENT | inside.born_in();
         match sys::clone_process(flags, born_in.as_ref().map(AsFd::as_fd)) {
             Ok(Fork::Child) => {
-                drop(control);
+                // Before it closes what it inherits: it must own none of it then.
+                drop((control, born_in));
                 return Ok(Some(Born::Run(child.be_born(leased))));
             }
             Ok(Fork::Parent { pid, pidfd }) => {
