@@ -484,6 +484,19 @@ pub(crate) fn metric(instance: &Instance, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no {name} in {metrics}"))
 }
 
+/// What the sandbox says of one layer.
+pub(crate) fn layer(instance: &Instance, name: &str) -> serde_json::Value {
+    let health = instance.plugin.health().unwrap();
+    let report: Vec<serde_json::Value> = serde_json::from_str(&health.report_json).unwrap();
+    let line = report.into_iter().find(|line| line["layer"] == name);
+    line.unwrap_or_else(|| panic!("no {name} in {}", health.report_json))
+}
+
+/// Whether the kernel is older than Linux 6.12, whose Landlock is the first with all that is wanted of it.
+pub(crate) fn has_old_landlock(instance: &Instance) -> bool {
+    layer(instance, "landlock")["state"] == "degraded"
+}
+
 /// The process's name, as `ps` shows it.
 pub(crate) fn name_of(pid: u32) -> String {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();

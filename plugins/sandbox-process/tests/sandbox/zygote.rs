@@ -256,11 +256,7 @@ fn without_a_zygote_runs_start_their_own_interpreter() {
         keys["downgrades"] = json!(["cgroup"]);
     }
     let instance = Instance::cold(&keys.to_string());
-    let line = || {
-        let health = instance.plugin.health().unwrap();
-        let report: Vec<Value> = serde_json::from_str(&health.report_json).unwrap();
-        report.into_iter().find(|l| l["layer"] == "zygote").unwrap()
-    };
+    let line = || layer(&instance, "zygote");
     eventually("it has been tried", || line()["state"] == "degraded");
     assert_eq!(instance.output("def main(args): return 1\n"), 1);
     assert_eq!(
