@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::support::*;
+#[cfg(target_arch = "x86_64")]
 use crate::zygote::warm;
 use skillgate_plugin_sdk::blocking::Sandbox;
 

@@ -28,6 +28,9 @@ struct About {
     covers: Vec<String>,
     sure: bool,
     known: Option<String>,
+    /// This host's may not do yet what is said of it, see [`has_old_landlock`].
+    #[serde(skip)]
+    landlock_is_old: bool,
 }
 
 impl About {
@@ -37,12 +40,19 @@ impl About {
             return Some(true);
         }
         let left_out: Vec<String> = without.iter().map(|guard| format!("{guard:?}")).collect();
-        let gone = |cover: &String| match cover.as_str() {
-            "Execution" => mode.forks,
-            _ => left_out.contains(cover),
+        let holds = |cover: &&String| match cover.as_str() {
+            "Execution" => !mode.forks,
+            _ => !left_out.contains(*cover),
         };
-        let open = !self.covers.is_empty() && self.covers.iter().all(gone);
-        (!open || self.sure).then_some(open)
+        let held_by: Vec<&str> = (self.covers.iter().filter(holds))
+            .map(String::as_str)
+            .collect();
+        match held_by[..] {
+            [] if self.covers.is_empty() => Some(false),
+            [] => self.sure.then_some(true),
+            ["Landlock"] if self.landlock_is_old => None,
+            _ => Some(false),
+        }
     }
 
     /// The guards among its covers.
@@ -85,7 +95,13 @@ fn run<T: serde::de::DeserializeOwned>(
 /// What there is to attempt.
 fn attempts() -> Attempts {
     let args = json!({ "list": true });
-    run(&Instance::new(), &World::new(), MOUNTED, &args)
+    let instance = Instance::new();
+    let mut attempts: Attempts = run(&instance, &World::new(), MOUNTED, &args);
+    let landlock_is_old = has_old_landlock(&instance);
+    for about in attempts.values_mut() {
+        about.landlock_is_old = landlock_is_old;
+    }
+    attempts
 }
 
 /// Runs that want the skill alone, until every child that waits has it, as in a pool of fewer than four.
@@ -175,7 +191,6 @@ fn wrong(mode: &Mode, without: &[Guard], attempts: &Attempts, outcomes: &Outcome
 }
 
 #[test]
-#[cfg(target_arch = "x86_64")]
 fn nothing_gets_out() {
     let attempts = attempts();
     let modes = modes();
@@ -235,7 +250,6 @@ fn combinations(attempts: &Attempts) -> BTreeSet<Vec<Guard>> {
 /// Of runs with an interpreter of their own: a forked one is under more rules of the kernel's (its memory is closed by
 /// the change of user alone) and has executed nothing (rights that it had it would keep).
 #[test]
-#[cfg(target_arch = "x86_64")]
 fn each_guard_stops_what_it_is_said_to_stop() {
     if !is_root() {
         // What succeeds then depends on what else an ordinary user may do on this host; `nothing_gets_out` is for both.

@@ -1,4 +1,4 @@
-//! System calls that must not work inside (x86-64 numbers), each tried from a run.
+//! System calls that must not work inside, by their numbers on x86-64, each tried from a run.
 
 #[rustfmt::skip]
 pub(crate) const RED_LIST: &[(&str, u32)] = &[

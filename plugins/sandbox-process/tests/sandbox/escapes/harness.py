@@ -52,9 +52,28 @@ def attempt(name, kind, *covers, sure=True, known=None):
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 
+IS_AARCH64 = os.uname().machine == "aarch64"
+# System calls are named by their numbers on x86-64. These are others on aarch64 (asm-generic/unistd.h); from 424 on they are
+# the same everywhere.
+ON_AARCH64 = {
+    16: 29, 27: 232, 29: 194, 31: 195, 41: 198, 53: 199, 56: 220, 64: 190, 68: 186, 101: 117, 103: 116, 116: 159,
+    117: 147, 119: 149, 122: 151, 126: 91, 129: 138, 135: 92, 141: 140, 144: 119, 153: 58, 155: 41, 157: 167, 159: 171,
+    160: 164, 161: 51, 163: 89, 164: 170, 165: 40, 166: 39, 167: 224, 168: 225, 169: 142, 170: 161, 171: 162, 175: 105,
+    176: 106, 179: 60, 203: 122, 206: 0, 212: 18, 222: 107, 227: 112, 237: 235, 238: 237, 240: 180, 241: 181, 246: 104,
+    248: 217, 249: 218, 250: 219, 251: 30, 256: 238, 259: 33, 272: 97, 275: 76, 276: 77, 278: 75, 279: 239, 289: 74,
+    298: 241, 300: 262, 302: 261, 303: 264, 304: 265, 305: 266, 308: 268, 310: 270, 311: 271, 312: 272, 313: 273,
+    314: 274, 317: 277, 319: 279, 320: 294, 321: 280, 322: 281, 323: 282, 325: 284, 330: 289,
+}
+
+
+def is_here(number):
+    """Whether this machine has that system call at all."""
+    return not IS_AARCH64 or number >= 424 or number in ON_AARCH64
+
 
 def call(number, *args):
-    """A system call by its number, for x86-64. Fails with OSError."""
+    """A system call by its number on x86-64. Fails with OSError."""
+    number = ON_AARCH64.get(number, number) if IS_AARCH64 else number
     ctypes.set_errno(0)
     words = [a if isinstance(a, (ctypes.Array, ctypes.c_char_p, bytes)) else ctypes.c_long(a) for a in args]
     words += [ctypes.c_long(0)] * (6 - len(words))
