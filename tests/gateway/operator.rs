@@ -42,8 +42,14 @@ fn health_part_by_part() {
     for part in [
         "draining", "audit", "policy", "issuers", "storage", "shelf", "sandbox", "reload",
     ] {
-        let line = format!("[+]{part} ok");
-        assert!(verbose.text().contains(&line), "{part}: {}", verbose.text());
+        let said = verbose.text();
+        let is_well = said.contains(&format!("[+]{part} ok"));
+        // A host with a Landlock before Linux 6.12.
+        let lacks_rules = part == "sandbox"
+            && said.contains(
+                "[!]sandbox impaired: runs are isolated with less than every layer: landlock: ABI ",
+            );
+        assert!(is_well || lacks_rules, "{part}: {said}");
     }
     // While a run keeps it from ending, the gateway says that it stops.
     let mut caller = gateway.client();

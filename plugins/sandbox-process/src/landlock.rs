@@ -16,6 +16,19 @@ const CONNECT_TCP: u64 = 1 << 1;
 const SCOPE_ABSTRACT_UNIX_SOCKET: u64 = 1;
 const SCOPE_SIGNAL: u64 = 1 << 1;
 
+/// What an ABI has no rule for, of what is wanted: each came with the ABI beside it (landlock(7)).
+pub(crate) fn lacks(abi: u32) -> Vec<&'static str> {
+    let wanted = [
+        (2, "moves between directories"),
+        (3, "truncation"),
+        (4, "TCP"),
+        (5, "ioctls of devices"),
+        (6, "signals and abstract sockets"),
+    ];
+    let later = wanted.into_iter().filter(|(since, _)| abi < *since);
+    later.map(|(_, what)| what).collect()
+}
+
 /// Every file right that an ABI knows: REFER came with 2, TRUNCATE with 3, IOCTL_DEV with 5.
 fn all_file_rights(abi: u32) -> u64 {
     let count = match abi {
@@ -72,4 +85,27 @@ pub(crate) fn rules(
 fn allow(rules: BorrowedFd<'_>, path: &str, access: u64) -> io::Result<()> {
     let at = sys::open(path, libc::O_PATH)?;
     sys::landlock_allow(rules, at.as_fd(), access)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_ruled_is_what_later_versions_have_brought() {
+        for abi in 1..8 {
+            let rights = all_file_rights(abi + 1).count_ones() - all_file_rights(abi).count_ones();
+            let brought = match abi + 1 {
+                4 | 6 => 1,
+                _ => rights as usize,
+            };
+            assert_eq!(lacks(abi).len() - lacks(abi + 1).len(), brought, "{abi}");
+        }
+        assert_eq!(
+            lacks(5).join(", "),
+            "signals and abstract sockets",
+            "Linux 6.10"
+        );
+        assert!(lacks(6).is_empty(), "Linux 6.12");
+    }
 }

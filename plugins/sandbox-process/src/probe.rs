@@ -340,12 +340,13 @@ fn landlock(abi: Option<u32>) -> LayerReport {
         }
     });
     match result {
-        Ok(()) if abi >= 6 => ok(Layer::Landlock, format!("ABI {abi}")),
+        Ok(()) if landlock::lacks(abi).is_empty() => ok(Layer::Landlock, format!("ABI {abi}")),
         Ok(()) => LayerReport {
             layer: Layer::Landlock,
             state: LayerState::Degraded,
             detail: format!(
-                "ABI {abi}: no scopes for signals and abstract sockets; the pid and network namespaces cover them"
+                "ABI {abi}: no rule yet for {}; other layers say no to them",
+                landlock::lacks(abi).join(", ")
             ),
             advice: "Linux 6.12 or later".into(),
         },
