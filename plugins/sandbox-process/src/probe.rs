@@ -360,7 +360,7 @@ fn cgroup(groups: Result<Groups, String>, standing: Standing) -> (LayerReport, O
             "mount cgroup v2 with the memory, pids and cpu controllers (or v1), or name a delegated group in `cgroup_parent`; or write `cgroup` into `downgrades`: then there is no limit on the memory of a run as a whole"
         }
         Standing::User => {
-            "delegate a cgroup v2 subtree (systemd: `Delegate=yes` and `DelegateSubgroup=gateway`) or name one in `cgroup_parent`; or write `cgroup` into `downgrades`: then there is no limit on the memory of a run as a whole"
+            "delegate a cgroup v2 subtree (systemd: `Delegate=yes`, and `DelegateSubgroup=gateway` or what OPERATING.md has for systemd before 254) or name one in `cgroup_parent`; or write `cgroup` into `downgrades`: then there is no limit on the memory of a run as a whole"
         }
     };
     let mut groups = match groups {
