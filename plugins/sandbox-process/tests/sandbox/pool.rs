@@ -450,5 +450,11 @@ fn what_a_run_does_first_has_been_rehearsed() {
         faults_of(answer.as_str().unwrap()) - faults_of(&before)
     });
     let least = new.min().unwrap();
-    assert!(least <= 5, "{least} page faults");
+    // Where there are no large pages for a zygote's memory, some of its own tables are found one by one.
+    let most = if metric(&instance, "zygotes_in_large_pages") == 0 {
+        12
+    } else {
+        5
+    };
+    assert!(least <= most, "{least} page faults");
 }
