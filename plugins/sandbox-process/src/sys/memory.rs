@@ -171,8 +171,15 @@ fn become_large(file: &File, bytes: usize) -> io::Result<bool> {
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
     // SAFETY: within the new mapping, which is taken away again.
     let is_large = unsafe {
-        libc::mmap(view, bytes, libc::PROT_READ, flags, file.as_raw_fd(), 0) != libc::MAP_FAILED
-            && libc::madvise(view, bytes, MADV_COLLAPSE) == 0
+        let fd = file.as_raw_fd();
+        let is_there = libc::mmap(view, bytes, libc::PROT_READ, flags, fd, 0) != libc::MAP_FAILED;
+        if is_there {
+            // Linux 6.1 says EINVAL where nobody has looked.
+            for at in (0..bytes).step_by(LARGE_PAGE) {
+                view.cast::<u8>().add(at).read_volatile();
+            }
+        }
+        is_there && libc::madvise(view, bytes, MADV_COLLAPSE) == 0
     };
     // SAFETY: as above.
     unsafe { libc::munmap(room, room_bytes) };

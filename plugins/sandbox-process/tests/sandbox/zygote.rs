@@ -507,7 +507,7 @@ def main(args):
 /// As above. Nobody can write to the file in which lies what a zygote has.
 #[test]
 fn what_a_zygote_has_is_mapped_by_its_children() {
-    let asked = "import mmap, os; f = os.memfd_create('x'); os.write(f, bytes(4 << 20)); m = mmap.mmap(f, 4 << 20); m.madvise(25)";
+    let asked = "import mmap, os; f = os.memfd_create('x'); os.write(f, bytes(4 << 20)); m = mmap.mmap(f, 4 << 20); m[0], m[2 << 20]; m.madvise(25)";
     let could = is_given(asked);
     let instance = warm(json!({}));
     let zygote = zygote_of(&instance);
