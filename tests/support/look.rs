@@ -4,6 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// The kernel's version: the first two numbers of it.
+pub(crate) fn linux() -> (u32, u32) {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-', '\n']).map(str::parse::<u32>);
+    let mut next = || numbers.next().unwrap().unwrap();
+    (next(), next())
+}
+
 /// A process: an id alone may be another's by the time it is looked at.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Process {

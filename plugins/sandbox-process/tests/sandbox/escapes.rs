@@ -95,9 +95,8 @@ fn run<T: serde::de::DeserializeOwned>(
 /// What there is to attempt.
 fn attempts() -> Attempts {
     let args = json!({ "list": true });
-    let instance = Instance::new();
-    let mut attempts: Attempts = run(&instance, &World::new(), MOUNTED, &args);
-    let landlock_is_old = has_old_landlock(&instance);
+    let mut attempts: Attempts = run(&Instance::new(), &World::new(), MOUNTED, &args);
+    let landlock_is_old = has_old_landlock();
     for about in attempts.values_mut() {
         about.landlock_is_old = landlock_is_old;
     }
