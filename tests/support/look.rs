@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 /// The kernel's version: the first two numbers of it.
 pub(crate) fn linux() -> (u32, u32) {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(['.', '-', '\n']).map(str::parse::<u32>);
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(str::parse::<u32>);
     let mut next = || numbers.next().unwrap().unwrap();
     (next(), next())
 }

@@ -169,7 +169,7 @@ fn become_large(file: &File, bytes: usize) -> io::Result<bool> {
     }
     let view = (room as usize).next_multiple_of(LARGE_PAGE) as *mut c_void;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    // SAFETY: within the new mapping, which is taken away again.
+    // SAFETY: within the new mapping, which is taken away again; the file has the byte that is looked at, see above.
     let is_large = unsafe {
         let fd = file.as_raw_fd();
         let is_there = libc::mmap(view, bytes, libc::PROT_READ, flags, fd, 0) != libc::MAP_FAILED;

@@ -495,7 +495,9 @@ pub(crate) fn layer(instance: &Instance, name: &str) -> serde_json::Value {
 /// Whether the kernel is older than Linux 6.12, whose Landlock is the first with all that is wanted of it.
 pub(crate) fn has_old_landlock() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(['.', '-', '\n']).map(str::parse::<u32>);
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .map(str::parse::<u32>);
     let mut next = || numbers.next().unwrap().unwrap();
     (next(), next()) < (6, 12)
 }
