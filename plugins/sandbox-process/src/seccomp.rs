@@ -43,8 +43,14 @@ enum Rule {
     },
     /// All tests of one of these lists hold.
     AnyOf(&'static [&'static [Test]]),
-    /// Never, with this error instead of EPERM.
-    Refuse(i32),
+    /// The argument is one of `values`. If it is one of `done` the call is answered as if it had been made.
+    OrDone {
+        arg: u32,
+        values: &'static [u32],
+        done: &'static [u32],
+    },
+    /// Never: this is the answer, an error or 0 as if it had been made, instead of EPERM.
+    Answer(i32),
 }
 
 /// Of the argument, the bits of the mask are one of these values.
@@ -98,7 +104,7 @@ pub(crate) fn last_of_child(network: bool) -> Vec<sock_filter> {
     let entries = entries(network);
     let rule = |number| {
         let entry = entries.iter().find(|e| native_number(e) == Some(number));
-        (number, entry.map_or(Rule::Refuse(libc::EPERM), |e| e.rule))
+        (number, entry.map_or(Rule::Answer(libc::EPERM), |e| e.rule))
     };
     assemble(changed().map(rule), Some(Rule::Always))
 }
@@ -193,7 +199,7 @@ fn leaf(rule: Option<Rule>) -> Vec<sock_filter> {
     match rule {
         None => vec![refuse],
         Some(Rule::Always) => vec![allow],
-        Some(Rule::Refuse(errno)) => vec![op(RETURN, RET_ERRNO | errno as u32, 0, 0)],
+        Some(Rule::Answer(errno)) => vec![op(RETURN, RET_ERRNO | errno as u32, 0, 0)],
         Some(Rule::NoneOf { arg, mask }) => vec![
             op(LOAD, ARGS + 8 * arg, 0, 0),
             op(JUMP_ANY_BIT, mask, 0, 1),
@@ -211,6 +217,17 @@ fn leaf(rule: Option<Rule>) -> Vec<sock_filter> {
                 out.push(op(JUMP_EQUAL, *value, (values.len() - i) as u8, 0));
             }
             out.extend([refuse, allow]);
+            out
+        }
+        Some(Rule::OrDone { arg, values, done }) => {
+            let mut out = vec![op(LOAD, ARGS + 8 * arg, 0, 0)];
+            let all = values.len() + done.len();
+            for (i, value) in values.iter().chain(done).enumerate() {
+                // Behind the refusal, and for those that are done one further.
+                let to = all - i + usize::from(i >= values.len());
+                out.push(op(JUMP_EQUAL, *value, to as u8, 0));
+            }
+            out.extend([refuse, allow, op(RETURN, RET_ERRNO, 0, 0)]);
             out
         }
     }
@@ -269,6 +286,17 @@ mod tests {
         }
     }
 
+    /// `answer` for each of the values and for nothing that is far from them.
+    fn one_of(got: &impl Fn([u32; 6]) -> u32, number: u32, arg: u32, values: &[u32], answer: u32) {
+        for v in values {
+            let mut args = [u32::MAX - 1; 6];
+            args[arg as usize] = *v;
+            assert_eq!(got(args), answer, "{number} {v}");
+            args[arg as usize] = v.wrapping_sub(0x1000);
+            assert_eq!(got(args), RET_ERRNO | libc::EPERM as u32, "{number} {v}");
+        }
+    }
+
     #[test]
     fn every_number_gets_what_the_list_says() {
         let eperm = RET_ERRNO | libc::EPERM as u32;
@@ -283,15 +311,13 @@ mod tests {
             match entry.map(|e| e.rule) {
                 None => assert_eq!(got([0; 6]), eperm, "{number}"),
                 Some(Rule::Always) => assert_eq!(got([u32::MAX; 6]), RET_ALLOW, "{number}"),
-                Some(Rule::Refuse(e)) => assert_eq!(got([0; 6]), RET_ERRNO | e as u32, "{number}"),
+                Some(Rule::Answer(e)) => assert_eq!(got([0; 6]), RET_ERRNO | e as u32, "{number}"),
                 Some(Rule::OneOf { arg, values }) => {
-                    for v in values {
-                        let mut args = [u32::MAX - 1; 6];
-                        args[arg as usize] = *v;
-                        assert_eq!(got(args), RET_ALLOW, "{number} {v}");
-                        args[arg as usize] = v.wrapping_sub(0x1000);
-                        assert_eq!(got(args), eperm, "{number} {v}");
-                    }
+                    one_of(&got, number, arg, values, RET_ALLOW);
+                }
+                Some(Rule::OrDone { arg, values, done }) => {
+                    one_of(&got, number, arg, values, RET_ALLOW);
+                    one_of(&got, number, arg, done, RET_ERRNO);
                 }
                 // `sockets` below has their arguments.
                 Some(Rule::AnyOf(_)) => assert_eq!(got([u32::MAX; 6]), eperm, "{number}"),

@@ -3,7 +3,7 @@
 //! Numbers are those of `asm/unistd_64.h` (x86-64) and `asm-generic/unistd.h` (aarch64); `None`: not on that machine.
 
 use super::Entry;
-use super::Rule::{Always, AnyOf, NoneOf, OneOf, Refuse};
+use super::Rule::{Always, Answer, AnyOf, NoneOf, OneOf, OrDone};
 use super::Test;
 
 /// Any CLONE_NEW* flag: time, mount, cgroup, uts, ipc, user, pid and network namespaces.
@@ -27,9 +27,27 @@ const TCP_OPTIONS: &[u32] = &[1, 4, 5, 6, 12, 18];
 /// The same and TCP_INFO.
 const TCP_QUESTIONS: &[u32] = &[1, 4, 5, 6, 11, 12, 18];
 
-/// DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, SETLK, SETLKW, OFD_GETLK, OFD_SETLK, OFD_SETLKW, DUPFD_CLOEXEC, SETPIPE_SZ and
-/// GETPIPE_SZ.
-const FCNTL_COMMANDS: &[u32] = &[0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1031, 1032];
+/// DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, OFD_GETLK, DUPFD_CLOEXEC, SETPIPE_SZ and GETPIPE_SZ.
+const FCNTL_COMMANDS: &[u32] = &[0, 1, 2, 3, 4, 5, 36, 1030, 1031, 1032];
+/// SETLK, SETLKW, OFD_SETLK and OFD_SETLKW. A lock of a range of bytes is memory of the kernel that no control group counts
+/// (`file_lock_cache`) and no limit bounds, any number of them for one file that can be read; and each that lies on a file
+/// which others read too is passed by each of their closes. Within one process such a lock excludes nothing.
+const RECORD_LOCKS: &[u32] = &[6, 7, 37, 38];
+
+/// Without MS_SYNC: nothing is written, but whether something is mapped there is told.
+const MSYNC_FLAGS: &[u32] = &[0, 1, 2, 3];
+/// MS_SYNC, and with MS_INVALIDATE.
+const MSYNC_WAITS: &[u32] = &[4, 6];
+
+/// Pages that the host has set aside, which the control group of memory does not count.
+const MAP_HUGETLB: u32 = 0x40000;
+
+/// SO_REUSEADDR, TYPE, ERROR, SNDBUF, RCVBUF, KEEPALIVE, OOBINLINE, LINGER, REUSEPORT, PASSCRED, PEERCRED, RCVLOWAT, SNDLOWAT,
+/// RCVTIMEO and SNDTIMEO of both kinds, ACCEPTCONN, PROTOCOL and DOMAIN; never PEERPIDFD, which is a descriptor of whoever made
+/// the socket, outside of the run's pid namespace.
+const SOCKET_QUESTIONS: &[u32] = &[
+    2, 3, 4, 7, 8, 9, 10, 13, 15, 16, 17, 18, 19, 20, 21, 30, 38, 39, 66, 67,
+];
 
 /// SO_REUSEADDR, SNDBUF, RCVBUF, KEEPALIVE, OOBINLINE, REUSEPORT, PASSCRED, RCVLOWAT, SNDLOWAT, and RCVTIMEO and SNDTIMEO of
 /// both kinds; never ATTACH_FILTER and its like, which are programs for the kernel, nor LINGER, by which whoever closes a
@@ -53,8 +71,9 @@ const MEMORY_ADVICE: &[u32] = &[
 /// NORMAL, RANDOM, SEQUENTIAL, WILLNEED and NOREUSE; never DONTNEED, which takes files from the memory of all.
 const FILE_ADVICE: &[u32] = &[0, 1, 2, 3, 5];
 
-/// Reads only what is in memory already, and so tells whether others have read it.
-const RWF_NOWAIT: u32 = 8;
+/// NOWAIT reads only what is in memory already, and so tells whether others have read it; DONTCACHE puts out of memory what it
+/// has read.
+const RWF_OF_OTHERS: u32 = 0x8 | 0x80;
 
 #[rustfmt::skip]
 pub(super) const ALLOWED: &[Entry] = &[
@@ -67,7 +86,7 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "pwrite64", x86_64: Some(18), aarch64: Some(68), rule: Always, reason: "reads, writes and moves within open files" },
     Entry { name: "preadv", x86_64: Some(295), aarch64: Some(69), rule: Always, reason: "reads, writes and moves within open files" },
     Entry { name: "pwritev", x86_64: Some(296), aarch64: Some(70), rule: Always, reason: "reads, writes and moves within open files" },
-    Entry { name: "preadv2", x86_64: Some(327), aarch64: Some(286), rule: NoneOf { arg: 5, mask: RWF_NOWAIT }, reason: "reads within open files, whoever else has read them" },
+    Entry { name: "preadv2", x86_64: Some(327), aarch64: Some(286), rule: NoneOf { arg: 5, mask: RWF_OF_OTHERS }, reason: "reads within open files, whoever else has read them" },
     Entry { name: "pwritev2", x86_64: Some(328), aarch64: Some(287), rule: Always, reason: "reads, writes and moves within open files" },
     Entry { name: "lseek", x86_64: Some(8), aarch64: Some(62), rule: Always, reason: "reads, writes and moves within open files" },
     Entry { name: "sendfile", x86_64: Some(40), aarch64: Some(71), rule: Always, reason: "reads, writes and moves within open files" },
@@ -122,10 +141,10 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "ftruncate", x86_64: Some(77), aarch64: Some(46), rule: Always, reason: "sizes of one's own files; bounded by the tmpfs" },
     Entry { name: "fallocate", x86_64: Some(285), aarch64: Some(47), rule: Always, reason: "sizes of one's own files; bounded by the tmpfs" },
     Entry { name: "fadvise64", x86_64: Some(221), aarch64: Some(223), rule: OneOf { arg: 3, values: FILE_ADVICE }, reason: "advice for one's own reading" },
-    Entry { name: "fsync", x86_64: Some(74), aarch64: Some(82), rule: Always, reason: "flushing of one's own files; on tmpfs nothing to wait for" },
-    Entry { name: "fdatasync", x86_64: Some(75), aarch64: Some(83), rule: Always, reason: "flushing of one's own files; on tmpfs nothing to wait for" },
+    Entry { name: "fsync", x86_64: Some(74), aarch64: Some(82), rule: Answer(0), reason: "flushing of one's own files, which are in memory: there is nothing to do. Files that can only be read lie on the host's disk, which would flush for each call" },
+    Entry { name: "fdatasync", x86_64: Some(75), aarch64: Some(83), rule: Answer(0), reason: "flushing of one's own files, which are in memory: there is nothing to do. Files that can only be read lie on the host's disk, which would flush for each call" },
     Entry { name: "flock", x86_64: Some(73), aarch64: Some(32), rule: Always, reason: "locks between one's own processes; sqlite and tempfile use them" },
-    Entry { name: "fcntl", x86_64: Some(72), aarch64: Some(25), rule: OneOf { arg: 1, values: FCNTL_COMMANDS }, reason: "file locks, flags, duplicates and sizes of pipes; never F_NOTIFY and F_SETLEASE, which tell of what other runs do with shared files" },
+    Entry { name: "fcntl", x86_64: Some(72), aarch64: Some(25), rule: OrDone { arg: 1, values: FCNTL_COMMANDS, done: RECORD_LOCKS }, reason: "flags, duplicates and sizes of pipes; sqlite asks for locks of ranges and gives up without; never F_NOTIFY and F_SETLEASE, which tell of what other runs do with shared files" },
     Entry { name: "getcwd", x86_64: Some(79), aarch64: Some(17), rule: Always, reason: "where am I" },
     Entry { name: "chdir", x86_64: Some(80), aarch64: Some(49), rule: Always, reason: "where am I" },
     Entry { name: "fchdir", x86_64: Some(81), aarch64: Some(50), rule: Always, reason: "where am I" },
@@ -136,17 +155,17 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "pipe2", x86_64: Some(293), aarch64: Some(59), rule: Always, reason: "duplicates and pipes" },
     // memory; bounded by the cgroup
     Entry { name: "brk", x86_64: Some(12), aarch64: Some(214), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
-    Entry { name: "mmap", x86_64: Some(9), aarch64: Some(222), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
+    Entry { name: "mmap", x86_64: Some(9), aarch64: Some(222), rule: NoneOf { arg: 3, mask: MAP_HUGETLB }, reason: "the allocator, threads' stacks, files in memory, ctypes" },
     Entry { name: "munmap", x86_64: Some(11), aarch64: Some(215), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
     Entry { name: "mprotect", x86_64: Some(10), aarch64: Some(226), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
     Entry { name: "mremap", x86_64: Some(25), aarch64: Some(216), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
     Entry { name: "madvise", x86_64: Some(28), aarch64: Some(233), rule: OneOf { arg: 2, values: MEMORY_ADVICE }, reason: "the allocator and threads' stacks, about one's own memory" },
-    Entry { name: "msync", x86_64: Some(26), aarch64: Some(227), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
+    Entry { name: "msync", x86_64: Some(26), aarch64: Some(227), rule: OrDone { arg: 2, values: MSYNC_FLAGS, done: MSYNC_WAITS }, reason: "flushing of one's own files, as with fsync" },
     // processes and threads; bounded by the cgroup
     Entry { name: "fork", x86_64: Some(57), aarch64: None, rule: Always, reason: "new processes without new namespaces: the flags are in plain sight" },
     Entry { name: "vfork", x86_64: Some(58), aarch64: None, rule: Always, reason: "new processes without new namespaces: the flags are in plain sight" },
     Entry { name: "clone", x86_64: Some(56), aarch64: Some(220), rule: NoneOf { arg: 0, mask: CLONE_NEW_ANY }, reason: "threads and processes, never with a new namespace" },
-    Entry { name: "clone3", x86_64: Some(435), aarch64: Some(435), rule: Refuse(libc::ENOSYS), reason: "its flags are in memory, where a filter cannot look: the C library falls back to clone" },
+    Entry { name: "clone3", x86_64: Some(435), aarch64: Some(435), rule: Answer(libc::ENOSYS), reason: "its flags are in memory, where a filter cannot look: the C library falls back to clone" },
     Entry { name: "execve", x86_64: Some(59), aarch64: Some(221), rule: Always, reason: "runs what may be run: the mounts and landlock leave the interpreter alone" },
     Entry { name: "exit", x86_64: Some(60), aarch64: Some(93), rule: Always, reason: "ends and waits" },
     Entry { name: "exit_group", x86_64: Some(231), aarch64: Some(94), rule: Always, reason: "ends and waits" },
@@ -237,7 +256,9 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "connect", x86_64: Some(42), aarch64: Some(203), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
     Entry { name: "getsockname", x86_64: Some(51), aarch64: Some(204), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
     Entry { name: "getpeername", x86_64: Some(52), aarch64: Some(205), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
-    Entry { name: "getsockopt", x86_64: Some(55), aarch64: Some(209), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
+    Entry { name: "getsockopt", x86_64: Some(55), aarch64: Some(209), rule: AnyOf(&[
+        &[Test { arg: 1, mask: ALL_BITS, values: &[SOL_SOCKET] }, Test { arg: 2, mask: ALL_BITS, values: SOCKET_QUESTIONS }],
+    ]), reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
     Entry { name: "setsockopt", x86_64: Some(54), aarch64: Some(208), rule: AnyOf(&[
         &[Test { arg: 1, mask: ALL_BITS, values: &[SOL_SOCKET] }, Test { arg: 2, mask: ALL_BITS, values: SOCKET_OPTIONS }],
     ]), reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
@@ -269,7 +290,7 @@ pub(super) const NETWORK: &[Entry] = &[
         &[Test { arg: 1, mask: ALL_BITS, values: &[IPPROTO_TCP] }, Test { arg: 2, mask: ALL_BITS, values: TCP_OPTIONS }],
     ]), reason: "what HTTP clients set" },
     Entry { name: "getsockopt", x86_64: Some(55), aarch64: Some(209), rule: AnyOf(&[
-        &[Test { arg: 1, mask: ALL_BITS, values: &[SOL_SOCKET] }],
+        &[Test { arg: 1, mask: ALL_BITS, values: &[SOL_SOCKET] }, Test { arg: 2, mask: ALL_BITS, values: SOCKET_QUESTIONS }],
         &[Test { arg: 1, mask: ALL_BITS, values: &[IPPROTO_TCP] }, Test { arg: 2, mask: ALL_BITS, values: TCP_QUESTIONS }],
     ]), reason: "what HTTP clients ask" },
     Entry { name: "sendto", x86_64: Some(44), aarch64: Some(206), rule: NoneOf { arg: 3, mask: MSG_FASTOPEN }, reason: "a connection is made by connect() alone" },

@@ -25,6 +25,7 @@ mod lifecycle;
 mod many;
 mod pace;
 mod pool;
+mod programs;
 mod red_list;
 mod support;
 mod tenants;

@@ -288,6 +288,38 @@ attempt("ask whether others have read a file", LATERAL, SECCOMP, sure=False)(
 )
 
 
+attempt("a descriptor of whoever made a socket", HOST_LEAK, SECCOMP)(lambda w: reaches(55, 3, 1, 77, 0, 0))
+attempt("a file that all read, out of memory (by reading)", PEER_DOS, SECCOMP)(lambda w: reaches(327, -1, 0, 0, 0, 0, 0x80))
+
+
+@attempt("a lock that no control group counts", HOST_DOS, SECCOMP)
+def _(w):
+    import fcntl
+
+    one, other = (os.open(os.__file__, os.O_RDONLY) for _ in range(2))
+    fcntl.lockf(one, fcntl.LOCK_SH, 1, 7)
+    # Asked by an owner of another kind (F_OFD_GETLK), who would meet it.
+    asked = fcntl.fcntl(other, 36, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 100, 0))
+    return struct.unpack_from("h", asked)[0] != fcntl.F_UNLCK
+
+
+attempt("pages that the host has set aside", HOST_DOS, SECCOMP)(lambda w: reaches(9, 0, 2 << 20, 3, 0x40022, -1, 0))
+
+
+def _is_made(*words):
+    """A call that can only fail: without an error it was answered and not made."""
+    try:
+        call(*words)
+    except OSError as e:
+        return errno.errorcode[e.errno]
+
+
+# What can only be read lies on the host's disk, which flushes each time.
+attempt("flush the host's disk", HOST_DOS, SECCOMP)(lambda w: _is_made(74, -1))
+attempt("flush the host's disk (data alone)", HOST_DOS, SECCOMP)(lambda w: _is_made(75, -1))
+attempt("flush the host's disk (a mapping)", HOST_DOS, SECCOMP)(lambda w: _is_made(26, 0, 4096, 4))
+
+
 def _advise(advice):
     import mmap
 

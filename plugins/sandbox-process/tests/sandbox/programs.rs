@@ -1,0 +1,76 @@
+//! What honest programs find: the standard library at work, and what is answered without being done.
+
+use crate::support::*;
+
+#[test]
+fn the_standard_library_works() {
+    let instance = Instance::new();
+    let code = "\
+import asyncio, concurrent.futures, csv, ctypes, datetime, decimal, hashlib, io, json, lzma, math, multiprocessing, os, pathlib, pwd, random, re
+import shutil, socket, sqlite3, ssl, statistics, subprocess, sys, tempfile, threading, time, unittest, urllib.request, uuid, xml.etree.ElementTree, zipfile, zlib, zoneinfo
+def square(x): return x * x
+async def later(): 
+    await asyncio.sleep(0.01)
+    p = await asyncio.create_subprocess_exec(sys.executable, '-I', '-S', '-c', 'print(1)', stdout=asyncio.subprocess.PIPE)
+    return (await p.communicate())[0].decode()
+def main(args):
+    out = {}
+    with tempfile.NamedTemporaryFile('w+') as f:
+        f.write('x'); f.flush(); shutil.copy2(f.name, '/workspace/copy')
+    db = sqlite3.connect('/workspace/db'); db.execute('create table t(a)'); db.execute('insert into t values (1)'); db.commit()
+    out['sqlite'] = db.execute('select count(*) from t').fetchone()[0]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool: out['threads'] = sum(pool.map(square, range(5)))
+    out['async'] = asyncio.run(later())
+    ctx = multiprocessing.get_context('fork')
+    q = ctx.SimpleQueue(); p = ctx.Process(target=lambda: q.put(7)); p.start(); out['fork'] = q.get(); p.join()
+    out['ssl'] = len(ssl.RAND_bytes(8)); out['sha'] = hashlib.sha256(b'').hexdigest()[:4]
+    out['user'] = pwd.getpwuid(os.getuid()).pw_name
+    out['zip'] = zlib.decompress(lzma.decompress(lzma.compress(zlib.compress(b'ok')))).decode()
+    return out
+";
+    let s = instance.output(code);
+    assert_eq!(
+        s,
+        serde_json::json!({"sqlite": 1, "threads": 30, "async": "1\n", "fork": 7, "ssl": 8, "sha": "e3b0", "user": "sandbox", "zip": "ok"})
+    );
+}
+
+/// Locks of ranges, and waiting for the disk, are answered without being made (`seccomp/allow.rs` says why): who asks for them
+/// gets on, and a lock that is a file's own still excludes.
+#[test]
+fn programs_get_on_with_what_is_answered_and_not_made() {
+    let instance = Instance::new();
+    let code = "\
+import fcntl, mmap, os, sqlite3
+def excludes(call, *how):
+    with open('/workspace/lock', 'w') as one, open('/workspace/lock', 'w') as other:
+        call(one, fcntl.LOCK_EX, *how)
+        try: call(other, fcntl.LOCK_EX | fcntl.LOCK_NB, *how)
+        except BlockingIOError: return True
+    return False
+def journal(mode):
+    db = sqlite3.connect('/workspace/' + mode)
+    got = [db.execute('pragma journal_mode = ' + mode).fetchone()[0]]
+    db.execute('create table t(a)')
+    for n in range(3):
+        with db: db.execute('insert into t values (?)', (n,))
+    # What another connection sees has been committed.
+    got += sqlite3.connect('/workspace/' + mode).execute('select sum(a) from t').fetchone()
+    return got + list(db.execute('pragma integrity_check').fetchone())
+def main(args):
+    out = {'flock': excludes(fcntl.flock), 'delete': journal('delete'), 'wal': journal('wal')}
+    with open('/workspace/mapped', 'wb+') as f:
+        f.truncate(4096); os.fsync(f); os.fdatasync(f)
+        with mmap.mmap(f.fileno(), 4096) as m:
+            m[0:2] = b'ok'; m.flush()
+        out['mapped'] = os.pread(f.fileno(), 2, 0).decode()
+    fd = os.open(os.__file__, os.O_RDONLY)
+    os.fsync(fd); os.fdatasync(fd)
+    for n in range(5000): fcntl.lockf(fd, fcntl.LOCK_SH, 1, 2 * n)
+    return out
+";
+    assert_eq!(
+        instance.output(code),
+        serde_json::json!({"flock": true, "delete": ["delete", 3, "ok"], "wal": ["wal", 3, "ok"], "mapped": "ok"})
+    );
+}
