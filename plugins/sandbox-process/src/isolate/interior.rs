@@ -125,6 +125,10 @@ impl Interior<'_> {
             (libc::RLIMIT_AS as i32, address_space),
             (libc::RLIMIT_DATA as i32, data),
             (libc::RLIMIT_FSIZE as i32, file),
+            // Not before: who makes and seals it is the same user to the kernel where the gateway is an ordinary one, and may
+            // send no descriptor while that user's runs have more under way than the sender may have open (unix(7),
+            // ETOOMANYREFS).
+            (libc::RLIMIT_NOFILE as i32, OPEN_FILES_MAX),
             // Init and the program are there already.
             (libc::RLIMIT_NPROC as i32, u64::from(self.spec.max_pids) + 2),
         ];
@@ -143,7 +147,6 @@ impl Interior<'_> {
 /// Limits that are the same for every run.
 pub(crate) fn set_common_limits() -> io::Result<()> {
     let limits = [
-        (libc::RLIMIT_NOFILE as i32, OPEN_FILES_MAX),
         (libc::RLIMIT_STACK as i32, STACK_BYTES),
         (libc::RLIMIT_MEMLOCK as i32, LOCKED_BYTES_MAX),
         (libc::RLIMIT_SIGPENDING as i32, PENDING_SIGNALS_MAX),

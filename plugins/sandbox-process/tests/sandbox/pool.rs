@@ -56,6 +56,41 @@ fn signals_to_a_group_stay_in_a_run() {
     }
 }
 
+/// The kernel counts for each user what is under way between sockets, and where the gateway is an ordinary user's that is one
+/// with those of its runs.
+#[test]
+fn descriptors_that_a_run_has_under_way_keep_nobody_from_work() {
+    let instance = warm(json!({"pool_min": 3}));
+    let mut hoard = request(
+        "import os, socket, time\ndef main(args):\n    a, b = socket.socketpair()\n    sent = 0\n    try:\n        while True: socket.send_fds(a, [b'x'], [0] * 253); sent += 253\n    except OSError: pass\n    print('under way', sent > 1000, flush=True)\n    time.sleep(100)\n",
+    );
+    hoard.run_id = "run-hoards".into();
+    let id = hoard.run_id.clone();
+    let services = Services::default();
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| instance.plugin.run(hoard, &services).unwrap());
+        eventually("it has them", || services.text().contains("under way"));
+        let made = [
+            metric(&instance, "zygotes_lost"),
+            metric(&instance, "runs_fresh"),
+        ];
+        for n in 0..20 {
+            assert_eq!(instance.output(&format!("def main(args): return {n}\n")), n);
+        }
+        let now = [
+            metric(&instance, "zygotes_lost"),
+            metric(&instance, "runs_fresh"),
+        ];
+        instance.plugin.cancel(&id);
+        assert_eq!(run.join().unwrap().error_type, "Cancelled");
+        assert!(services.text().contains("True"), "{}", services.text());
+        assert_eq!(
+            now, made,
+            "zygotes lost and runs with an interpreter of their own"
+        );
+    });
+}
+
 #[test]
 fn a_child_that_dies_while_it_waits_loses_no_run() {
     let instance = warm(json!({"pool_min": 4}));
