@@ -13,6 +13,7 @@
 mod held;
 mod hierarchy;
 mod lent;
+mod swept;
 mod used;
 
 use std::fs;
@@ -25,6 +26,7 @@ use crate::sys;
 pub(crate) use held::{Held, Part};
 use hierarchy::{Hierarchy, hierarchies};
 use lent::Lent;
+use swept::sweep;
 pub(crate) use used::GroupUse;
 use used::count;
 
@@ -193,12 +195,16 @@ impl Groups {
     }
 
     fn make_parents(&mut self, name: &str, configured: Option<&str>) -> io::Result<()> {
-        for h in hierarchies(
+        let all = hierarchies(
             &sys::proc_text("/proc/self/mountinfo")?,
             &sys::proc_text("/proc/self/cgroup")?,
             configured,
-        ) {
+        );
+        // Before there is anything of this life: an earlier one may have had the same process id, in a namespace of those.
+        for h in &all {
             sweep(&h.base, name);
+        }
+        for h in all {
             let parent = h.base.join(format!("{name}-{}", std::process::id()));
             match fs::create_dir(&parent) {
                 Ok(()) => {}
@@ -483,63 +489,6 @@ fn enable(dir: &Path, controllers: &[&str]) -> io::Result<()> {
     } else {
         let (path, all) = (dir.join("cgroup.subtree_control"), missing.join(" "));
         fs::write(&path, &all).map_err(|e| cannot_write(&path, &all, e))
-    }
-}
-
-/// Kills and removes what earlier lives have left: only `<name>-<digits>`, so another instance's groups stay.
-fn sweep(base: &Path, name: &str) {
-    let Ok(entries) = fs::read_dir(base) else {
-        return;
-    };
-    for dir in entries.flatten().map(|e| e.path()) {
-        let file_name = dir
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        let ours = file_name
-            .strip_prefix(name)
-            .and_then(|r| r.strip_prefix('-'))
-            .is_some_and(|r| !r.is_empty() && r.bytes().all(|b| b.is_ascii_digit()));
-        if !ours || file_name.ends_with(&format!("-{}", std::process::id())) {
-            continue;
-        }
-        let runs: Vec<PathBuf> = fs::read_dir(&dir)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|e| e.path())
-            .filter(|p| p.is_dir())
-            .collect();
-        for _ in 0..200 {
-            for group in runs.iter().chain([&dir]) {
-                end_members(group);
-            }
-            // What cannot be removed yet is tried again; after two seconds it is left for the next start.
-            if runs
-                .iter()
-                .chain([&dir])
-                .filter(|g| remove_if_there(g).is_err())
-                .count()
-                == 0
-            {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-    }
-}
-
-fn end_members(group: &Path) {
-    let members = || fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
-    for pid in members().lines().filter_map(|l| l.parse().ok()) {
-        // Opened first, looked up again, then killed: a number that has gone to somebody else is not in the group.
-        if let Ok(pidfd) = sys::pidfd_open(pid)
-            && members().lines().any(|l| l.parse() == Ok(pid))
-        {
-            // A failure shows as a group that cannot be removed.
-            let _ = sys::kill_by_pidfd(pidfd.as_fd());
-        }
     }
 }
 
