@@ -299,7 +299,7 @@ impl Launcher {
             polls.extend(
                 self.returning
                     .iter()
-                    .map(|r| Poll::readable(r.notice.as_fd())),
+                    .map(|r| Poll::hung_up(r.notice.as_fd())),
             );
             if let Some(zygotes) = &self.zygotes {
                 polls.extend(zygotes.sockets().map(Poll::readable));

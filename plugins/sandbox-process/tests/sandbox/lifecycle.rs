@@ -189,6 +189,33 @@ fn a_run_is_answered_before_what_it_leaves_is_put_away() {
     });
 }
 
+/// What was the run's may hold something of it, or be read by who answers for it, until all of that is closed.
+#[test]
+fn what_is_lent_to_a_run_is_no_others_until_it_is_put_away() {
+    let instance = Instance::with(r#"{"pool_max":0}"#, None);
+    let network = "print(os.stat('/proc/self/ns/net').st_ino, flush=True)\n";
+    let code = |then: &str| format!("import os\ndef main(args):\n    {network}    {then}\n");
+    let (tell, answered) = channel();
+    let (go, goes) = channel::<()>();
+    let reply = testing::reply_to(move |answer| {
+        tell.send(answer).unwrap();
+        // Until the other end has gone.
+        let _ = goes.recv();
+    });
+    let mut first = request(&code("while True: pass"));
+    first.limits.wall_ms = 300;
+    let services = Services::default();
+    std::thread::scope(|scope| {
+        let _go = go; // goes with what fails here, and nobody waits for it
+        scope.spawn(|| instance.plugin.run_and_clear(first, &services, reply));
+        let result = answered.recv().unwrap().unwrap();
+        assert_eq!(result.error_type, "Timeout", "{result:?}");
+        let (result, second) = instance.code(&code("return 1"));
+        assert!(result.completed, "{result:?}");
+        assert_ne!(services.text(), second.text());
+    });
+}
+
 #[test]
 #[ignore = "the process that `a_killed_gateway_leaves_nothing` kills"]
 fn gateway_to_be_killed() {
