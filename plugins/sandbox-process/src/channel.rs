@@ -185,6 +185,22 @@ impl<'a> Channel<'a> {
         self.drain_at_most(LAST_BYTES_MAX)
     }
 
+    /// Waits until nobody has the other end any more, for so long at most, and hears whether the job was read.
+    pub(crate) fn hear_its_end(&mut self, wait_ns: u64) {
+        let until = sys::now_ns().saturating_add(wait_ns);
+        loop {
+            let mut gone = [Poll::hung_up(self.socket.as_fd())];
+            let left = until.saturating_sub(sys::now_ns());
+            // Interrupted, or the time is over: then it is looked at once more.
+            let waited = sys::poll(&mut gone, Some(left));
+            if (waited.is_ok() && gone[0].is_ready()) || left == 0 {
+                break;
+            }
+        }
+        // Whatever else it says is not its result any more.
+        let _ = self.drain();
+    }
+
     fn drain_at_most(&mut self, bytes_max: usize) -> Result<(), String> {
         self.hears_nothing();
         self.over = true;

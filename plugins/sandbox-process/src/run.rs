@@ -30,6 +30,8 @@ const GRACE_NS: u64 = 100_000_000;
 const DEADLINE_WAIT_NS: u64 = 90_000_000;
 /// The same for a run that is ended for another reason: nobody has been promised a time.
 const END_WAIT_NS: u64 = 5_000_000_000;
+/// For the end of a run whose launcher has died, so that it is known whether it had begun.
+const LOST_WAIT_NS: u64 = 100_000_000;
 const OUTPUT_BYTES: usize = 64 << 10;
 /// What a run says is first looked for so long after its begin: most runs have their result by then, and to be woken for
 /// a line before it would take the processor from the run. A run that fills the pipe sooner waits.
@@ -205,6 +207,8 @@ impl<'a> Running<'a> {
             if let Some(pidfd) = &self.pidfd {
                 let _ = sys::kill_by_pidfd(pidfd.as_fd());
             }
+            // Only then is it known whether it had read its job.
+            self.channel.hear_its_end(LOST_WAIT_NS);
             launcher.has_lost_a_run();
         }
         Ok((self.answer(outcome, request)?, self))
@@ -266,6 +270,10 @@ impl<'a> Running<'a> {
                 self.kill(Verdict::Lingering);
             }
             if self.stuck_ns().is_some_and(|t| now >= t) {
+                // Whoever was held up here may have been told long ago.
+                if let Some(outcome) = self.listen_to_all() {
+                    break outcome;
+                }
                 self.host.log(
                     Level::Error,
                     TARGET,
@@ -445,6 +453,19 @@ impl<'a> Running<'a> {
         }
     }
 
+    /// What the launcher has said already.
+    fn listen_to_all(&mut self) -> Option<Outcome> {
+        loop {
+            let mut said = [Poll::readable(self.notice.as_fd())];
+            if sys::poll(&mut said, Some(0)).is_err() || !said[0].is_ready() {
+                return None;
+            }
+            if let Some(outcome) = self.listen() {
+                return Some(outcome);
+            }
+        }
+    }
+
     /// What the launcher says; the last word is an outcome.
     fn listen(&mut self) -> Option<Outcome> {
         let mut buf = [0; 8192];
@@ -525,9 +546,10 @@ impl<'a> Running<'a> {
                     "the launcher of runs has died, or had no descriptors left for this run",
                 )
                 .retryable(100);
-                return Err(match self.ready_ns {
-                    None => unless_heard(error),
-                    Some(_) => error,
+                // It may have begun without a word: it had its job in any case, and who says that it has not is gone.
+                return Err(match self.channel.is_unread() {
+                    true => error.not_executed(),
+                    false => error,
                 });
             }
         };

@@ -173,3 +173,23 @@ fn what_a_run_has_stored_is_there_though_it_has_gone() {
     }
     assert_eq!(store.asked(), 3, "all but what it would have read");
 }
+
+/// A run whose launcher has died, which takes a moment to end.
+#[test]
+fn a_job_that_nobody_read_is_known_when_the_last_who_could_has_gone() {
+    for reads in [false, true] {
+        let store = Store::new(|| ());
+        let (mut channel, theirs) = channel(&store);
+        channel.hear_its_end(0);
+        assert!(!channel.is_unread(), "it may be read yet");
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                if reads {
+                    assert_ne!(sys::read(theirs.as_fd(), &mut [0; 100]).unwrap(), 0);
+                }
+            });
+            channel.hear_its_end(u64::MAX);
+        });
+        assert_eq!(channel.is_unread(), !reads);
+    }
+}

@@ -172,15 +172,19 @@ fn the_launcher_hears_of_a_run_before_its_first_request() {
 fn what_has_said_something_was_executed() {
     let host = Host::for_tests(|_, _, _, _| {});
     let said = [vec![], vec![get()], vec![get()[..9].to_vec()]];
-    for (said, fails) in said
-        .into_iter()
-        .flat_map(|s| [(s.clone(), false), (s, true)])
-    {
+    for (said, reads, fails) in said.into_iter().flat_map(|s| {
+        let ways = [(false, false), (true, false), (false, true)];
+        ways.map(|(reads, fails)| (s.clone(), reads, fails))
+    }) {
         let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
         let handle = Handle::new().unwrap();
         let store = Store::new(|| ());
         let mut begun = begun(&host, &store, &handle, notice);
         say(&begun.theirs, &said);
+        if reads {
+            assert_ne!(sys::read(begun.theirs.as_fd(), &mut [0; 100]).unwrap(), 0);
+        }
+        drop(begun.theirs);
         if fails {
             let message = "no words".to_owned();
             tell(&launcher, &Notice::Failed { message });
@@ -191,6 +195,27 @@ fn what_has_said_something_was_executed() {
         let error = begun.running.answer(outcome, &RunRequest::default());
         let error = error.unwrap_err();
         assert!(error.retryable, "{error:?}");
-        assert_eq!(error.not_executed, said.is_empty(), "{error:?}");
+        assert_eq!(error.not_executed, said.is_empty() && !reads, "{error:?}");
     }
+}
+
+/// Whoever was held up reads what was said to it meanwhile, and not what may be another's by now.
+#[test]
+fn an_end_that_was_told_counts_however_late_it_is_heard() {
+    let host = Host::for_tests(|_, _, _, _| {});
+    let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    let handle = Handle::new().unwrap();
+    let store = Store::new(|| ());
+    let mut begun = begun(&host, &store, &handle, notice);
+    begun.running.verdict = Some(Verdict::Timeout);
+    begun.running.killed_ns = Some(0);
+    assert!(matches!(begun.running.attend(), Outcome::Stuck));
+    let ended = End {
+        cpu_us: 5,
+        ..End::default()
+    };
+    tell(&launcher, &Notice::Ready);
+    tell(&launcher, &Notice::Ended(ended));
+    let outcome = begun.running.attend();
+    assert!(matches!(outcome, Outcome::Ended(end) if end.cpu_us == 5));
 }
