@@ -97,9 +97,8 @@ impl Launcher {
         for child in self
             .runs
             .values()
-            .filter(|r| !r.killed)
-            .filter_map(|r| r.pooled.as_ref())
-            .filter(|p| !p.taken && p.domain == needs.domain)
+            .filter_map(Run::waiting)
+            .filter(|p| p.domain == needs.domain)
         {
             if child.spec.network {
                 there.connected += 1;
@@ -283,20 +282,15 @@ impl Launcher {
             }
             _ => introduce(control, &run, &word, &plugins),
         }
-        if let Err(e) = self.watch(&run) {
-            // Nobody would see its end.
-            let message = format!("it cannot be watched: {e}");
-            tell(run.notice.as_fd(), &Notice::Failed { message }, None);
-            run.kill();
-            let (group, returning) = run.finish();
-            self.leaving.extend(group);
-            self.returning.extend(returning);
-            return;
+        let is_watched = self.watch(&run).is_ok();
+        if let Some(pooled) = &mut run.pooled {
+            pooled.is_watched = is_watched;
         }
         self.runs.insert(slot, run);
     }
 
-    /// Has the end of a child seen, and that the plugin lets go of it.
+    /// Has the end of a child seen, and that the plugin lets go of it. Fails when the user has as many watches as the kernel
+    /// gives one (epoll(7), max_user_watches): for an ordinary user's gateway its runs' are among them.
     fn watch(&self, run: &Run) -> io::Result<()> {
         let watch = &self.children_watch;
         watch.add(run.init.pidfd.as_fd(), self.children << 1)?;
@@ -339,6 +333,7 @@ impl Launcher {
                 domain,
                 lease: child.lease,
                 orders: child.sockets.orders,
+                is_watched: false,
                 taken: false,
                 spec: child.spec,
                 furnishing: child.furnishing.as_ref().map_or(0, |f| f.number),
@@ -430,8 +425,14 @@ impl Launcher {
             return;
         }
         let Some(place) = place_of(pooled.orders.as_fd()) else {
-            // It has ended instead, or is let go of, and will be seen to.
-            (pooled.activation, pooled.untold) = (None, None);
+            // It has ended instead, or is let go of, and will be seen to; or there was no descriptor left for it, and then its
+            // run would wait for ever.
+            pooled.untold = None;
+            if pooled.activation.take().is_some() {
+                let message = "it could not be given what its run needs".to_owned();
+                tell(run.notice.as_fd(), &Notice::Failed { message }, None);
+                run.kill();
+            }
             return;
         };
         let give = |spec: &RunSpec, pooled: &Pooled| {

@@ -40,7 +40,7 @@ impl Process {
 }
 
 /// What a launcher hears of a run.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Happened {
     /// Init has said something, or has closed its report.
     Said,
@@ -92,6 +92,8 @@ pub(super) struct Pooled {
     pub(super) lease: Lease,
     /// Where it is told for which run it is.
     pub(super) orders: OwnedFd,
+    /// Its end, and that the plugin lets go of it, is heard from the launcher's watch. Otherwise it is asked each time.
+    pub(super) is_watched: bool,
     /// It has a run.
     pub(super) taken: bool,
     /// What it was made for.
@@ -149,7 +151,7 @@ impl Run {
     }
 
     /// What to listen to, each time. The end of a zygote's child, and that the plugin lets go of it, is watched for from its
-    /// birth on, and what it reports is asked for when it has ended.
+    /// birth on where the kernel has a watch for it, and what it reports is asked for when it has ended.
     pub(super) fn to_be_asked(&self) -> [Option<(Happened, BorrowedFd<'_>)>; 3] {
         // An end that has been seen says nothing more, and would be said again and again.
         let unless = |seen: bool, what| (!seen).then_some(what);
@@ -164,8 +166,14 @@ impl Run {
                     pooled.activation.is_none() && pooled.untold.is_none(),
                     (Happened::Ready, pooled.orders.as_fd()),
                 ),
-                None,
-                None,
+                unless(
+                    pooled.is_watched,
+                    (Happened::Ended, self.init.pidfd.as_fd()),
+                ),
+                unless(
+                    pooled.is_watched || self.is_over(),
+                    (Happened::LetGo, self.notice.as_fd()),
+                ),
             ],
         }
     }
@@ -182,6 +190,13 @@ impl Run {
             }
             _ => 0,
         }
+    }
+
+    /// Of a zygote's child that waits for a run. One that is over has had one, whether or not that was ever said: of a short one
+    /// it is not.
+    pub(super) fn waiting(&self) -> Option<&Pooled> {
+        let pooled = self.pooled.as_ref()?;
+        (!pooled.taken && !self.is_over()).then_some(pooled)
     }
 
     /// Of a zygote's child: it has a run, whose answer has not been given.
@@ -472,24 +487,9 @@ mod tests {
         );
     }
 
-    /// Its lease comes back when the plugin has closed its ends: of one that it has never heard of they are the launcher's.
-    #[test]
-    fn a_child_that_ends_before_the_plugin_hears_of_it_keeps_no_end_of_its_own_sockets() {
+    /// A zygote's child.
+    fn child(init: Process, notice: OwnedFd, untold: Option<Box<Untold>>) -> Run {
         let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let pid = child.id() as libc::pid_t;
-        let init = Process {
-            pid,
-            pidfd: sys::pidfd_open(pid).unwrap(),
-        };
-        let (notice, plugins_notice) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
-        let untold = Untold {
-            mounts: Vec::new(),
-            word: Word::Gone {
-                domain: String::new(),
-            },
-            plugins: [nothing(), nothing(), nothing(), plugins_notice],
-        };
         let mut run = Run::new(init, notice, nothing());
         run.pooled = Some(Pooled {
             number: 1,
@@ -502,15 +502,79 @@ mod tests {
                 user: None,
             },
             orders: nothing(),
+            is_watched: true,
             taken: false,
             spec: RunSpec::default(),
             furnishing: 1,
-            untold: Some(Box::new(untold)),
+            untold,
             activation: None,
             cpu_before_us: 0,
         });
+        run
+    }
+
+    /// Otherwise none would be made in its place for as long as it stays.
+    #[test]
+    fn a_child_that_has_answered_before_its_run_was_told_of_waits_no_more() {
+        let pid = std::process::id() as i32;
+        let made = || {
+            let pidfd = sys::pidfd_open(pid).unwrap();
+            let (notice, _plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+            child(Process { pid, pidfd }, notice, None)
+        };
+        let (waits, mut stays, mut taken) = (made(), made(), made());
+        assert!(waits.waiting().is_some());
+        stays.ends_ns = Some(u64::MAX);
+        assert!(stays.waiting().is_none());
+        taken.take(
+            &Taken {
+                number: 1,
+                deadline_ns: 0,
+                cpu_ms: 0,
+                cpu_before_us: 0,
+            },
+            0,
+        );
+        assert!(taken.waiting().is_none());
+    }
+
+    /// The kernel has so many watches for a user, whose runs may have taken them all.
+    #[test]
+    fn a_child_without_a_watch_is_asked() {
+        let pid = std::process::id() as i32;
+        let pidfd = sys::pidfd_open(pid).unwrap();
+        let (notice, _plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        let mut run = child(Process { pid, pidfd }, notice, None);
+        let asked = |run: &Run| run.to_be_asked().map(|asked| asked.map(|(what, _)| what));
+        assert_eq!(asked(&run), [None, None, None]);
+        run.pooled.as_mut().unwrap().is_watched = false;
+        let [ended, let_go] = [Happened::Ended, Happened::LetGo].map(Some);
+        assert_eq!(asked(&run), [None, ended, let_go]);
+        run.ends_ns = Some(u64::MAX);
+        assert_eq!(asked(&run), [None, ended, None]);
+    }
+
+    /// Its lease comes back when the plugin has closed its ends: of one that it has never heard of they are the launcher's.
+    #[test]
+    fn a_child_that_ends_before_the_plugin_hears_of_it_keeps_no_end_of_its_own_sockets() {
+        let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
+        let mut process = std::process::Command::new("true").spawn().unwrap();
+        let pid = process.id() as libc::pid_t;
+        let init = Process {
+            pid,
+            pidfd: sys::pidfd_open(pid).unwrap(),
+        };
+        let (notice, plugins_notice) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        let untold = Untold {
+            mounts: Vec::new(),
+            word: Word::Gone {
+                domain: String::new(),
+            },
+            plugins: [nothing(), nothing(), nothing(), plugins_notice],
+        };
+        let run = child(init, notice, Some(Box::new(untold)));
         let (_, returning) = run.finish();
-        assert!(child.wait().is_err(), "it has been reaped");
+        assert!(process.wait().is_err(), "it has been reaped");
         let mut gone = [Poll::hung_up(returning.as_ref().unwrap().notice.as_fd())];
         // What another test forks has a copy of the other end for a moment, until it executes something or is killed.
         sys::poll(&mut gone, Some(10_000_000_000)).unwrap();
