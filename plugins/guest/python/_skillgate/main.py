@@ -187,6 +187,8 @@ def refresh_randomness() -> None:
     if loaded("uuid"):
         loaded("uuid")._node = None
         loaded("uuid")._last_timestamp = None
+    if loaded("multiprocessing.process"):
+        loaded("multiprocessing.process").current_process().authkey = os.urandom(32)
 
 
 def prepare(fd: int, layout: Layout = Layout(), settled: bool = False) -> list:

@@ -81,12 +81,19 @@ fn completed(instance: &Instance, request: RunRequest) -> Value {
 fn no_two_children_have_the_same_randomness() {
     for keys in [json!({}), json!({"pool_max": 0})] {
         let mut keys = keys;
-        keys["preload"] = json!(["random", "secrets", "ssl", "tempfile", "uuid"]);
+        keys["preload"] = json!([
+            "multiprocessing",
+            "random",
+            "secrets",
+            "ssl",
+            "tempfile",
+            "uuid"
+        ]);
         let instance = warm(keys);
         let code = "\
-import os, random, secrets, ssl, tempfile, uuid
+import multiprocessing, os, random, secrets, ssl, tempfile, uuid
 def main(args):
-    return [ssl.RAND_bytes(8).hex(), random.random(), secrets.token_hex(8), str(uuid.uuid4()), os.urandom(8).hex(), tempfile.mktemp()]
+    return [bytes(multiprocessing.current_process().authkey).hex(), ssl.RAND_bytes(8).hex(), random.random(), secrets.token_hex(8), str(uuid.uuid4()), os.urandom(8).hex(), tempfile.mktemp()]
 ";
         let mut seen = BTreeSet::new();
         let mut draw = |runs| {
