@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 use skillgate_plugin_sdk::model::{Error, RunRequest};
 use skillgate_plugin_sdk::{RunServices, abi};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
 
 use crate::channel::JOB_BYTES_MAX;
@@ -23,6 +24,9 @@ const PROXY: [&str; 6] = [
 const NO_PROXY: [&str; 2] = ["NO_PROXY", "no_proxy"];
 /// The run's gate: `isolate::GATE_PORT`.
 const PROXY_URL: &str = "http://127.0.0.1:3128";
+
+/// What a job's text begins with room for.
+const TEXT_BYTES: usize = 4096;
 
 #[derive(Serialize)]
 struct Job<'a> {
@@ -59,6 +63,27 @@ impl Drop for Wiped {
         self.0.fill(0);
         // Without this the compiler may leave the line above out.
         std::hint::black_box(&self.0);
+    }
+}
+
+/// A text that grows and leaves no copy of itself behind, as a vector does where it lay before.
+struct Growing(Wiped);
+
+impl io::Write for Growing {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let text = &self.0.0;
+        let needed = text.len() + data.len();
+        if needed > text.capacity() {
+            let mut larger = Vec::with_capacity(needed.max(2 * text.capacity()));
+            larger.extend_from_slice(text);
+            self.0 = Wiped(larger);
+        }
+        self.0.0.extend_from_slice(data);
+        Ok(data.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -169,7 +194,9 @@ pub(crate) fn frames(
         compile: matches!(work, Work::Compile),
         compiled,
     };
-    let text = Wiped(serde_json::to_vec(&job).map_err(|e| invalid(e.to_string()))?);
+    let mut text = Growing(Wiped(Vec::with_capacity(TEXT_BYTES)));
+    serde_json::to_writer(&mut text, &job).map_err(|e| invalid(e.to_string()))?;
+    let text = text.0;
     if text.0.len() >= JOB_BYTES_MAX {
         return Err(Error::new(abi::E_OUT_OF_RANGE, format!("code, arguments and environment together are {} bytes, where {JOB_BYTES_MAX} are possible", text.0.len())).not_executed());
     }
@@ -220,4 +247,24 @@ fn check_variable(name: &str, value: &str) -> Result<(), Error> {
 
 fn invalid(message: String) -> Error {
     Error::new(abi::E_INVALID_ARGUMENT, message).not_executed()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn a_text_grows_by_being_made_anew() {
+        let mut text = Growing(Wiped(Vec::with_capacity(4)));
+        let mut rooms = BTreeSet::new();
+        for n in 0..100 {
+            text.write_all(&[n; 7]).unwrap();
+            rooms.insert(text.0.0.capacity());
+        }
+        let expected: Vec<u8> = (0..100).flat_map(|n| [n; 7]).collect();
+        assert_eq!(text.0.0, expected);
+        assert!(rooms.len() < 10, "{rooms:?}");
+    }
 }
