@@ -5,11 +5,10 @@
     reason = "a test that cannot go on says so by panicking"
 )]
 
+mod killed;
 mod support;
 
-use std::io::BufRead as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
@@ -501,45 +500,4 @@ fn plugins_that_must_have_a_process_get_one() {
         let plugin = Plugin::open(file, &Pin::default(), Isolation::Gateway, &settings());
         assert_eq!(plugin.unwrap().isolation(), expected, "{options}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_left_when_the_host_is_killed() {
-    let exe = std::env::current_exe().unwrap();
-    let mut host = Command::new(exe)
-        .args([
-            "--exact",
-            "child_with_a_busy_plugin",
-            "--ignored",
-            "--nocapture",
-        ])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = std::io::BufReader::new(host.stdout.take().unwrap()).lines();
-    let pids: Vec<String> = lines
-        .map_while(Result::ok)
-        .filter_map(|line| line.strip_prefix("plugin ").map(str::to_owned))
-        .take(2)
-        .collect();
-    assert!(
-        pids.len() == 2 && pids.iter().all(|pid| is_there(pid)),
-        "{pids:?}"
-    );
-    host.kill().unwrap();
-    host.wait().unwrap();
-    for pid in &pids {
-        until_gone(pid).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "run by nothing_is_left_when_the_host_is_killed, in a process of its own"]
-async fn child_with_a_busy_plugin() {
-    // One whose plugin hangs and one that is idle.
-    let (busy, idle) = (echo().await, echo().await);
-    for sandbox in [&busy, &idle] {
-        println!("plugin {}", ask(sandbox, "pid").await.unwrap());
-    }
-    drop(ask(&busy, "hang").await);
 }

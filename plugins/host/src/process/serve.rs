@@ -5,6 +5,7 @@ mod line;
 mod pool;
 mod run;
 mod wait;
+mod watch;
 
 use std::fs::File;
 use std::io;
@@ -61,6 +62,8 @@ pub fn serve_plugin() -> std::result::Result<std::convert::Infallible, String> {
         harden::no_new_privs().map_err(broken)?;
     }
     let line = Arc::new(Line::new(socket, hello.begins));
+    // Before the plugin's first code, which may not come back.
+    watch::begin(Arc::clone(&line)).map_err(broken)?;
     let loaded = match load_copy(&hello.copy, Some(&hello.note)) {
         Ok(loaded) => loaded,
         Err(why) => {

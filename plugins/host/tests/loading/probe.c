@@ -5,10 +5,13 @@
  *   -DVERSION="..." of the plugin     -DANY_FACTORY: gives its factory for every id
  *   -DGO: has the build id of a program in Go     -DTEXTREL: an address in its code
  *   -DSTATIC_TLS: reserves thread-local storage at program start
- *   -DCONSTRUCTOR: creates the file that $SKG_PROBE names as soon as any of its code runs */
+ *   -DCONSTRUCTOR: creates the file that $SKG_PROBE names as soon as any of its code runs
+ *   -DHANG_IN_CREATE: writes its process's number to the file that config_json names, and does not come back
+ *   -DHANG_IN_GET: a store that does the same in skill_get */
 #include "skillgate_plugin.h"
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -63,6 +66,22 @@ __attribute__((constructor)) static void ran(void) {
     const char *path = getenv("SKG_PROBE");
     int fd = path ? open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600) : -1;
     if (fd >= 0) close(fd);
+}
+#endif
+
+#if defined(HANG_IN_CREATE) || defined(HANG_IN_GET)
+static char told[4096];
+static void tell(skg_bytes path) {
+    if (path.len >= sizeof told) abort();
+    memcpy(told, path.ptr, path.len);
+}
+static void hang(void) {
+    char line[32];
+    int n = snprintf(line, sizeof line, "%ld\n", (long)getpid());
+    int fd = open(told, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    if (fd < 0 || write(fd, line, (size_t)n) != n) abort();
+    alarm(45); /* when nobody ends it */
+    for (;;) pause();
 }
 #endif
 
@@ -359,6 +378,10 @@ static int32_t create(const skg_host *host, const skg_create_request *req, const
     static const char words[] = "create has no future\n";
     if (write(2, words, sizeof words - 1) > 0) abort();
 #endif
+#ifdef HANG_IN_CREATE
+    tell(req->config_json);
+    hang();
+#endif
 
     struct instance *s;
     if (req->config_json.len == 6 && memcmp(req->config_json.ptr, "refuse", 6) == 0) {
@@ -391,7 +414,32 @@ static int32_t create(const skg_host *host, const skg_create_request *req, const
 }
 
 static const skg_sandbox_factory factory = { sizeof(skg_sandbox_factory), 0, create };
-#ifdef ANY_FACTORY
+#ifdef HANG_IN_GET
+static int32_t get(void *self, skg_op op, skg_str tenant, const skg_skill_ref *r) {
+    (void)self, (void)op, (void)tenant, (void)r;
+    hang();
+    return SKG_OK;
+}
+static int32_t store_caps(void *self, uint32_t *flags) {
+    (void)self;
+    *flags = SKG_ST_SKILLS;
+    return SKG_OK;
+}
+static void store_destroy(void *self) { (void)self; }
+static int32_t store_create(const skg_host *host, const skg_create_request *req, const skg_storage **out, skg_error *err) {
+    static skg_storage table;
+    (void)host, (void)err;
+    tell(req->config_json);
+    table.struct_size = sizeof table;
+    table.caps = store_caps;
+    table.destroy = store_destroy;
+    table.skill_get = get;
+    *out = &table;
+    return SKG_OK;
+}
+static const skg_storage_factory store_factory = { sizeof(skg_storage_factory), 0, store_create };
+static const void *get_factory(const char *id) { return strcmp(id, SKG_STORAGE_ID) == 0 ? &store_factory : NULL; }
+#elif defined(ANY_FACTORY)
 static const void *get_factory(const char *id) { (void)id; return &factory; }
 #else
 static const void *get_factory(const char *id) { return strcmp(id, SKG_SANDBOX_ID) == 0 ? &factory : NULL; }
