@@ -9,7 +9,7 @@ use rustix::fs::Stat;
 use sha2::{Digest, Sha256};
 use skillgate_plugin_sdk::model::BlobStat;
 
-use super::{CHUNK_BYTES, CHUNKS_FILE, DATA_FILE, DIGEST_BYTES};
+use super::{CHUNK_BYTES, CHUNKS_FILE, DATA_FILE, DIGEST_BYTES, no_blob};
 use crate::beneath;
 use crate::fault::{Fault, Result};
 use crate::ground::Ground;
@@ -61,13 +61,11 @@ impl Reader {
         let digests = if size <= CHUNK_BYTES as u64 {
             Digests::Whole(stat.sha256.clone())
         } else {
-            let chunks = format!("{path}/{CHUNKS_FILE}");
-            let (fd, stat) =
-                beneath::open_file(ground.root(), &chunks).map_err(damaged(&chunks))?;
+            let (fd, stat) = open_part(ground, path, CHUNKS_FILE)?;
             let expected = size.div_ceil(CHUNK_BYTES as u64) * DIGEST_BYTES as u64;
             if u64::try_from(stat.st_size) != Ok(expected) {
                 return Err(Fault::Corrupt(format!(
-                    "{chunks}: not {expected} bytes long"
+                    "{path}/{CHUNKS_FILE}: not {expected} bytes long"
                 )));
             }
             Digests::File(fd)
@@ -224,7 +222,12 @@ impl Verified {
             }
         }
         let after = rustix::fs::fstat(&fd).map_err(Fault::os("stat", path))?;
-        if hex::encode(whole.finalize()) != stat.sha256 || fingerprint(&after) != before {
+        let is_sound = hex::encode(whole.finalize()) == stat.sha256;
+        let is_same = fingerprint(&after) == before;
+        if is_sound && !is_same && is_gone(ground, path)? {
+            return Err(no_blob());
+        }
+        if !is_sound || !is_same {
             return Err(Fault::Corrupt(format!(
                 "{path}: the content is not what was stored: restore it from a backup"
             )));
@@ -253,15 +256,33 @@ impl Verified {
 }
 
 fn open_data(ground: &Ground, path: &str, size: u64) -> Result<(OwnedFd, Stat)> {
-    let data = format!("{path}/{DATA_FILE}");
-    let (fd, stat) = beneath::open_file(ground.root(), &data).map_err(damaged(&data))?;
+    let (fd, stat) = open_part(ground, path, DATA_FILE)?;
     if u64::try_from(stat.st_size) != Ok(size) {
         return Err(Fault::Corrupt(format!(
-            "{data}: {} bytes long and not {size}: restore it from a backup",
+            "{path}/{DATA_FILE}: {} bytes long and not {size}: restore it from a backup",
             stat.st_size
         )));
     }
     Ok((fd, stat))
+}
+
+/// One of a blob's files.
+fn open_part(ground: &Ground, blob: &str, file: &str) -> Result<(OwnedFd, Stat)> {
+    let path = format!("{blob}/{file}");
+    match beneath::open_file(ground.root(), &path) {
+        Err(fault) if fault.is_missing() && is_gone(ground, blob)? => Err(no_blob()),
+        opened => opened.map_err(damaged(&path)),
+    }
+}
+
+/// Was the blob deleted, or has it expired and been swept, since its meta.json was read? Its directory goes with all that
+/// is in it, by one rename; what is missing or has changed after that is no damage.
+fn is_gone(ground: &Ground, blob: &str) -> Result<bool> {
+    match beneath::open_dir(ground.root(), blob) {
+        Ok(_) => Ok(false),
+        Err(fault) if fault.is_missing() => Ok(true),
+        Err(fault) => Err(fault),
+    }
 }
 
 /// A blob whose meta.json is fine has its other files too: a missing one, a directory in its place or a disk that
@@ -275,5 +296,48 @@ fn damaged(path: &str) -> impl FnOnce(Fault) -> Fault {
         }
         | Fault::Invalid(_) => Fault::Corrupt(format!("{path}: {fault}")),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::floor::{self, Floor, Size};
+    use skillgate_plugin_sdk::Host;
+
+    /// As open() and fd() find a blob whose meta.json they have read.
+    #[test]
+    fn a_blob_that_was_deleted_since_it_was_found_is_not_there_and_a_lost_file_is_damage() {
+        const BLOB: &str = "tenants/acme/blobs/aa/gone";
+        let dir = tempfile::tempdir().unwrap();
+        let floor = Floor::new(Size::default(), floor::of_the_file_system());
+        let host = Host::for_tests(|_, _, _, _| {});
+        let ground = Ground::open(dir.path(), false, floor, host).unwrap();
+        let stat = BlobStat {
+            size_bytes: CHUNK_BYTES as u64 + 1,
+            ..BlobStat::default()
+        };
+        let opened = || {
+            let reader = Reader::open(&ground, BLOB, &stat, 0, 0, &Arc::default()).map(drop);
+            let fd = Verified::default().open(&ground, BLOB, &stat).map(drop);
+            [reader.unwrap_err(), fd.unwrap_err()]
+        };
+        for fault in opened() {
+            assert!(matches!(&fault, Fault::NotFound(_)), "{fault:?}");
+        }
+        let place = dir.path().join(BLOB);
+        std::fs::create_dir_all(&place).unwrap();
+        for fault in opened() {
+            assert!(matches!(&fault, Fault::Corrupt(_)), "{fault:?}");
+            assert!(fault.to_string().starts_with(&format!("{BLOB}/data: ")));
+        }
+        // Its other file is looked for in the same way.
+        let data = std::fs::File::create(place.join(DATA_FILE)).unwrap();
+        data.set_len(stat.size_bytes).unwrap();
+        let [lost, _] = opened();
+        assert!(lost.to_string().starts_with(&format!("{BLOB}/chunks: ")));
+        std::fs::remove_dir_all(&place).unwrap();
+        let gone = open_part(&ground, BLOB, CHUNKS_FILE).map(drop);
+        assert!(matches!(gone, Err(Fault::NotFound(_))), "{gone:?}");
     }
 }

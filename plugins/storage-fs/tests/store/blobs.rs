@@ -216,6 +216,35 @@ fn a_deleted_blob_is_read_to_its_end_by_who_has_it_open() {
 }
 
 #[test]
+fn whoever_opens_a_blob_that_is_deleted_meanwhile_has_it_or_finds_none() {
+    let bench = Bench::new();
+    let store = bench.store();
+    let both = Barrier::new(2);
+    for round in 0..300 {
+        let id = store_blob(&store, &blob_of("acme"), b"soon gone")
+            .unwrap()
+            .id;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                both.wait();
+                store.blob_delete("acme", &id).unwrap();
+            });
+            both.wait();
+            loop {
+                let opened = store.blob_open("acme", &id, 0, 0);
+                let opened = opened.map(|(reader, _)| store.blob_close(reader));
+                let given = store.blob_fd("acme", &id).map(drop);
+                let Err(error) = opened.and(given) else {
+                    continue;
+                };
+                assert_eq!(error.code, abi::E_NOT_FOUND, "round {round}: {error}");
+                break;
+            }
+        });
+    }
+}
+
+#[test]
 fn the_bytes_of_blobs_are_counted_with_health_a_part_at_a_time() {
     let bench = Bench::new();
     let store = bench.store();
