@@ -3,6 +3,7 @@
 pub(crate) mod blobs;
 pub(crate) mod life;
 pub(crate) mod skills;
+mod tree;
 
 use std::io::Read;
 

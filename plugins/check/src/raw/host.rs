@@ -1,5 +1,8 @@
 //! A host table that gives nothing and counts everything.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::io;
@@ -64,6 +67,8 @@ struct OpState {
     cancelled: bool,
     refused: bool,
     output: usize,
+    /// Whoever completes it first has it; its answer may still be being read.
+    completed: bool,
     ended: Option<End>,
 }
 
@@ -135,6 +140,7 @@ impl RawHost {
             cancelled,
             refused: false,
             output: 0,
+            completed: false,
             ended: None,
         };
         state.ops.insert(op, new);
@@ -153,7 +159,7 @@ impl RawHost {
             return;
         };
         of.refused = true;
-        if of.ended.is_some() {
+        if of.completed {
             let wrong = format!(
                 "{} was refused with {code}, and completed all the same",
                 of.name
@@ -258,16 +264,17 @@ unsafe extern "C" fn complete(ctx: *mut c_void, op: abi::Op, c: *const abi::Comp
         return abi::E_STALE;
     }
     let mut state = host.lock();
-    let (answer, wrong) = match state.ops.get(&op) {
+    let (answer, wrong) = match state.ops.get_mut(&op) {
         None => (
             None,
             format!("complete was called with the op {op:#x}, which nobody gave"),
         ),
-        Some(of) if of.ended.is_some() => {
-            (None, format!("{} was completed a second time", of.name))
-        }
+        Some(of) if of.completed => (None, format!("{} was completed a second time", of.name)),
         Some(of) if of.refused => (None, format!("{} was refused and completed later", of.name)),
-        Some(of) => (Some((of.name, of.answer)), String::new()),
+        Some(of) => {
+            of.completed = true;
+            (Some((of.name, of.answer)), String::new())
+        }
     };
     let Some((name, answer)) = answer else {
         state.wrongs.push(wrong);

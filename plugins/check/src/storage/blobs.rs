@@ -34,10 +34,18 @@ const GIVEN_UP: usize = 1500;
 /// How late the end of those may be.
 const ABORT_LIMIT: Duration = Duration::from_secs(3);
 const ABORT_PAUSE: Duration = Duration::from_millis(5);
+/// The shortest life that a blob can be given, and one that is not over while the kit looks.
+const SHORT_TTL_S: u64 = 1;
+const LONG_TTL_S: u64 = 3600;
+/// How much longer the blob may be there: clocks are coarse. It is no time for a sweep to come by.
+const TTL_LATE_MAX: Duration = Duration::from_secs(10);
+const TTL_PAUSE: Duration = Duration::from_millis(20);
 /// Of an id: "blob:" and at least 128 random bits, in letters of 6 bits at most.
 const ID_LETTERS_MIN: usize = 22;
 /// As the host bounds it.
 const ID_BYTES_MAX: usize = 128;
+
+const EXPIRED: &str = "a blob whose ttl_s has passed";
 
 /// Bytes without a pattern that a mistake could hit by chance.
 fn bytes(len: usize) -> Vec<u8> {
@@ -266,6 +274,50 @@ pub(crate) fn delete(bench: &Bench) -> Done {
         abi::E_NOT_FOUND,
         delete(TENANT, id),
     )
+}
+
+pub(crate) fn ttl(bench: &Bench) -> Done {
+    let store = store(bench)?;
+    let blob = |ttl_s| {
+        let create = BlobCreate {
+            ttl_s,
+            ..blob_of(TENANT)
+        };
+        store.call(
+            format!("a blob that lives for {ttl_s} s (0: for ever)"),
+            |store| async move {
+                let mut writer = store.blob_create(create).await?;
+                writer.write("mortal").await?;
+                writer.commit().await
+            },
+        )
+    };
+    let stay = [blob(0)?, blob(LONG_TTL_S)?];
+    let id = blob(SHORT_TTL_S)?.id;
+    let until = Instant::now() + Duration::from_secs(SHORT_TTL_S) + TTL_LATE_MAX;
+    loop {
+        match store.stat(TENANT, &id) {
+            Ok(_) if Instant::now() < until => std::thread::sleep(TTL_PAUSE),
+            ended => break refused("blob_stat", EXPIRED, abi::E_NOT_FOUND, ended)?,
+        }
+    }
+    refused(
+        "blob_open",
+        EXPIRED,
+        abi::E_NOT_FOUND,
+        store.range(TENANT, &id, 0, 0),
+    )?;
+    let deleted = store.call("blob_delete of what has expired", |store| async move {
+        store.blob_delete(TENANT, &id).await
+    });
+    refused("blob_delete", EXPIRED, abi::E_NOT_FOUND, deleted)?;
+    for stat in stay {
+        let read = store.range(TENANT, &stat.id, 0, 0)?;
+        demand(read == b"mortal", || {
+            format!("a blob that lives on is read as {} bytes", read.len())
+        })?;
+    }
+    Ok(())
 }
 
 pub(crate) fn delete_while_open(bench: &Bench) -> Done {

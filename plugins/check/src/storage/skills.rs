@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use skillgate_plugin_sdk::abi;
-use skillgate_plugin_sdk::model::{Content, SkillKey, SkillQuery};
+use skillgate_plugin_sdk::model::{SkillKey, SkillQuery};
 
-use super::{OTHER, TENANT, digest, refused, same, skill, skill_of};
+use super::{OTHER, TENANT, digest, refused, same, skill, skill_of, tree};
 use crate::bench::{Bench, Done, Store, demand, failed, failed_at};
 
 /// Publishers of one version at the same time.
@@ -51,26 +51,7 @@ pub(crate) fn publish_and_read(bench: &Bench) -> Done {
     let tree = store.call("skill_tree", |store| async move {
         store.skill_tree(TENANT, "check.whole", "1.0.0").await
     })?;
-    match tree {
-        Content::Dir(fd) => {
-            // By its descriptor, as a mount would.
-            let path = format!(
-                "/proc/self/fd/{}/code/main.py",
-                std::os::fd::AsRawFd::as_raw_fd(&fd)
-            );
-            let read = std::fs::read(path)?;
-            if read != b"\0\xff\r\n" {
-                return Err(failed_at(
-                    "skill_tree",
-                    "a file in the directory has other bytes",
-                ));
-            }
-        }
-        Content::Tar(..) => {}
-        Content::Data(_) | Content::File(..) => {
-            return Err(failed_at("skill_tree", "it is answered with a file"));
-        }
-    }
+    tree::same(&put, tree)?;
     for (name, version) in [("check.none", "1.0.0"), ("check.whole", "9.0.0")] {
         refused(
             "skill_get",
@@ -117,6 +98,7 @@ fn query(namespace: &str, limit: u32) -> SkillQuery {
 /// Follows the pages to the end. More pages than there are skills is a loop.
 fn walk(store: &Store<'_>, mut query: SkillQuery) -> Done<Vec<(String, String)>> {
     let mut all: Vec<(String, String)> = Vec::new();
+    let mut promised = false;
     loop {
         let page = store.list(query.clone())?;
         demand(page.skills.len() <= query.limit as usize, || {
@@ -130,8 +112,15 @@ fn walk(store: &Store<'_>, mut query: SkillQuery) -> Done<Vec<(String, String)>>
             demand(!page.more, || {
                 "an empty page says that there is more".into()
             })?;
+            demand(!promised, || {
+                format!(
+                    "after {} {} there is said to be more, and the next page is empty",
+                    query.after.name, query.after.version
+                )
+            })?;
             return Ok(all);
         };
+        promised = page.more;
         query.after = SkillKey {
             namespace: last.namespace.clone(),
             name: last.name.clone(),

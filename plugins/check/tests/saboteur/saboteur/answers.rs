@@ -37,6 +37,41 @@ fn later(ctx: *mut c_void, op: abi::Op) {
     });
 }
 
+/// Two threads with the same completion; what the one that came first was told.
+///
+/// # Safety
+/// As complete().
+unsafe fn at_once(ctx: *mut c_void, op: abi::Op, c: *const abi::Completion) -> i32 {
+    let (ctx, c) = (ctx as usize, c as usize);
+    let both = std::sync::Barrier::new(2);
+    let one = || {
+        both.wait();
+        // SAFETY: the caller's promise: it is readable until both are back.
+        unsafe { complete(ctx as *mut c_void, op, c as *const abi::Completion) }
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(one);
+        let code = one();
+        code.max(other.join().unwrap())
+    })
+}
+
+/// A tar of these files, as a descriptor, and its size.
+fn tar_of(files: &[(&str, &[u8])]) -> (abi::Fd, u64) {
+    let mut tar = tar::Builder::new(Vec::new());
+    for (path, data) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(data.len() as u64);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, path, *data).unwrap();
+    }
+    let bytes = tar.into_inner().unwrap();
+    let mut file = tempfile::tempfile().unwrap();
+    std::io::Write::write_all(&mut file, &bytes).unwrap();
+    let fd = std::os::fd::IntoRawFd::into_raw_fd(file);
+    (fd, bytes.len() as u64)
+}
+
 /// What the good plugin calls to end an op.
 pub(super) unsafe extern "C" fn completed(
     ctx: *mut c_void,
@@ -50,6 +85,9 @@ pub(super) unsafe extern "C" fn completed(
         }
         if asked("completes an op that nobody gave") && !ONCE.swap(true, Ordering::SeqCst) {
             complete(ctx, op + 1, c);
+        }
+        if asked("completes twice at once") {
+            return at_once(ctx, op, c);
         }
         let code = match changed(&*c) {
             Some(mut changed) => complete(ctx, op, changed.point()),
@@ -79,6 +117,7 @@ enum Answer {
     Stat(abi::BlobStat),
     Run(abi::RunResult),
     Opened(abi::BlobOpened),
+    Content(abi::Content),
 }
 
 impl Changed {
@@ -95,6 +134,7 @@ impl Changed {
             Answer::Stat(stat) => (&raw const *stat).cast(),
             Answer::Run(run) => (&raw const *run).cast(),
             Answer::Opened(opened) => (&raw const *opened).cast(),
+            Answer::Content(content) => (&raw const *content).cast(),
         };
         &raw const self.completion
     }
@@ -172,13 +212,33 @@ unsafe fn changed(c: &abi::Completion) -> Option<Changed> {
                 skill.struct_size = size_of_u32::<abi::Skill>();
                 made(Answer::Skill(skill))
             }
-            "skill_list" if ok && asked("lists in another order") => {
-                let page = c.result.cast::<abi::SkillPage>().read();
-                let skills = (0..page.skills.len)
-                    .rev()
+            "skill_list" if ok => {
+                let mut page = c.result.cast::<abi::SkillPage>().read();
+                let mut skills: Vec<_> = (0..page.skills.len)
                     .map(|i| page.skills.at::<abi::Skill>(i).read())
                     .collect();
+                if asked("lists in another order") {
+                    skills.reverse();
+                } else if asked("promises more than there is") {
+                    page.more = u32::from(!skills.is_empty());
+                } else {
+                    return None;
+                }
                 made(Answer::Page(page, skills))
+            }
+            "skill_tree" if ok => {
+                let files: &[(&str, &[u8])] = if asked("gives an empty tar for a tree") {
+                    &[]
+                } else if asked("gives another tree") {
+                    &[("SKILL.md", b"# another\n"), ("more.py", b"")]
+                } else {
+                    return None;
+                };
+                let mut content = c.result.cast::<abi::Content>().read();
+                libc::close(content.fd);
+                content.kind = abi::CONTENT_TAR;
+                (content.fd, content.size_bytes) = tar_of(files);
+                made(Answer::Content(content))
             }
             "blob_commit" if ok && asked("gives a wrong digest") => {
                 let mut stat = c.result.cast::<abi::BlobStat>().read();

@@ -29,6 +29,7 @@ pub(super) fn wrap(inner: abi::Storage) -> abi::Storage {
         skill_list: Some(skill_list),
         skill_get: Some(skill_get),
         skill_put: Some(skill_put),
+        skill_tree: Some(skill_tree),
         blob_create: Some(blob_create),
         blob_write: Some(blob_write),
         blob_commit: Some(blob_commit),
@@ -206,6 +207,18 @@ unsafe extern "C" fn skill_get(
     }
 }
 
+unsafe extern "C" fn skill_tree(
+    this: *mut c_void,
+    op: abi::Op,
+    tenant: abi::Str,
+    r: *const abi::SkillRef,
+) -> i32 {
+    // SAFETY: as above.
+    under("skill_tree", || unsafe {
+        STORES.get(this).skill_tree.unwrap()(this, op, tenant, r)
+    })
+}
+
 /// The tenant that is asked for, or the one that was last written for.
 ///
 /// # Safety
@@ -268,6 +281,9 @@ unsafe extern "C" fn blob_create(
         request.struct_size = wire::size_of_u32::<abi::BlobCreateRequest>();
         if asked("takes more than max_bytes") {
             request.max_bytes = u64::MAX >> 1;
+        }
+        if asked("keeps what has expired") {
+            request.ttl_s = 0;
         }
         STORES.get(this).blob_create.unwrap()(this, op, &raw const request)
     }
