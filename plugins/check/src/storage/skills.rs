@@ -31,6 +31,8 @@ const ORDER: [(&str, &str); 14] = [
     ("check.aa", "1.0.0"),
     ("check.b", "0.0.1"),
 ];
+/// What is not in the namespace "check" itself.
+const AROUND: [(&str, &str); 2] = [("checker.z", "1.0.0"), ("check.deep.c", "1.0.0")];
 const CODE: &[u8] = b"def main(args):\n    return 1\n";
 
 pub(crate) fn publish_and_read(bench: &Bench) -> Done {
@@ -152,8 +154,9 @@ fn fill(store: &Store<'_>) -> Done {
             store.put(skill(TENANT, name, version, CODE))?;
         }
     }
-    store.put(skill(TENANT, "checker.z", "1.0.0", CODE))?;
-    store.put(skill(TENANT, "check.deep.c", "1.0.0", CODE))?;
+    for (name, version) in AROUND {
+        store.put(skill(TENANT, name, version, CODE))?;
+    }
     Ok(())
 }
 
@@ -195,8 +198,22 @@ pub(crate) fn cursors(bench: &Bench) -> Done {
     store.needs_publishing()?;
     fill(&store)?;
     let whole = walk(&store, query("", 1000))?;
-    demand(whole.len() == ORDER.len() + 2, || {
-        format!("{} skills are listed", whole.len())
+    let put = || ORDER.iter().chain(&AROUND);
+    let missing = put().find(|(name, version)| {
+        let mut listed = whole.iter();
+        !listed.any(|(n, v)| n == name && v == version)
+    });
+    demand(missing.is_none(), || {
+        format!("{missing:?} was published and is not listed")
+    })?;
+    // There may be others, of the operator's.
+    let page = store.list(query("", 1000))?;
+    let stranger = page.skills.iter().find(|skill| {
+        !skill.read_only && !put().any(|(n, v)| *n == skill.name && *v == skill.version)
+    });
+    demand(stranger.is_none(), || {
+        let skill = stranger.map(|skill| (&skill.name, &skill.version));
+        format!("{skill:?} is listed; it was not published, and is not read-only")
     })?;
     for limit in [1, 2, 5] {
         let pages = walk(&store, query("", limit))?;

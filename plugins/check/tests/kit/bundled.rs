@@ -44,6 +44,18 @@ fn storage_fs_passes_in_a_process_of_its_own() {
     );
 }
 
+/// A store may have skills that nobody has published: the operator's.
+#[test]
+fn storage_fs_passes_beside_read_only_skills() {
+    let shelf = concat!(env!("CARGO_MANIFEST_DIR"), "/../../skills");
+    let config = serde_json::json!({"root": "${scratch}/store", "read_only_skills": [shelf]});
+    let settings = Settings {
+        only: vec!["storage".to_owned()],
+        ..settings(&bundled("storage_fs"), &config)
+    };
+    all_pass(&settings, &["storage/blob-large"]);
+}
+
 #[test]
 fn sandbox_process_passes() {
     passes("sandbox_process", Isolation::Gateway, &[], not_enforced());
