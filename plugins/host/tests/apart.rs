@@ -6,6 +6,7 @@
 )]
 
 mod killed;
+mod shortage;
 mod support;
 
 use std::path::Path;

@@ -8,6 +8,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 
+use skillgate_plugin_abi as abi;
+use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::wire::Malformed;
 
 use super::socket;
@@ -109,11 +111,21 @@ pub(crate) struct Frame {
     pub(crate) call: u64,
     pub(crate) body: Vec<u8>,
     pub(crate) fds: VecDeque<OwnedFd>,
+    /// Descriptors came with it, and this process had no room for all of them: it has none of them.
+    pub(crate) lost: bool,
 }
 
 impl Frame {
     pub(crate) fn reader(&mut self) -> In<'_> {
         In::new(&self.body, &mut self.fds)
+    }
+
+    /// The error of what cannot go on without the descriptors that were lost. `whose`: the process that has no room.
+    pub(crate) fn lost(whose: &str) -> Error {
+        let message = format!(
+            "descriptors that came with it were lost: {whose} has as many open as it may have (RLIMIT_NOFILE)"
+        );
+        Error::new(abi::E_EXHAUSTED, message)
     }
 
     /// Reads all of it with `f`.
@@ -194,7 +206,8 @@ pub(crate) struct Incoming {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    fds: VecDeque<OwnedFd>,
+    /// `None`: those of one frame, some of which were lost.
+    fds: VecDeque<Option<OwnedFd>>,
     body_bytes_max: usize,
 }
 
@@ -231,17 +244,21 @@ impl Incoming {
         let Some(body) = rest.get(..len) else {
             return Ok(None);
         };
-        if fds > self.fds.len() {
-            let there = self.fds.len();
+        // Descriptors of two frames are never received at once (unix(7)), so one `None` stands for those of one frame.
+        let lost = fds > 0 && matches!(self.fds.front(), Some(None));
+        let there = self.fds.iter().take_while(|fd| fd.is_some()).count();
+        if !lost && fds > there {
             return Err(Malformed(format!(
                 "frame: {fds} descriptors announced, {there} there"
             )));
         }
+        let taken = if lost { 1 } else { fds };
         let frame = Frame {
             kind,
             call,
             body: body.to_vec(),
-            fds: self.fds.drain(..fds).collect(),
+            fds: self.fds.drain(..taken).flatten().collect(),
+            lost,
         };
         let end = self.start + HEADER_BYTES + len;
         if kind == Kind::Reply {
@@ -333,6 +350,32 @@ mod tests {
             fds.push(frame.fds.len());
         }
         assert_eq!(fds, [0, 2, 0]);
+    }
+
+    /// That they are lost is shown where a limit can be a whole process's: tests/shortage.
+    #[test]
+    fn descriptors_that_were_lost_are_missed_by_their_own_frame() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let with_fd = || {
+            Packet::new(Kind::Log, 1, |out| {
+                out.fd(&theirs.try_clone().unwrap().into())
+            })
+        };
+        let mut incoming = Incoming::new(1 << 20);
+        let mut next = |packet: Packet, loses: bool| {
+            socket::send(&theirs, &[&packet.bytes], &packet.fds, 0).unwrap();
+            incoming.receive(&ours, 0).unwrap();
+            if loses {
+                incoming.fds.clear();
+                incoming.fds.push_back(None);
+            }
+            let frame = incoming.frame().unwrap().unwrap();
+            (frame.lost, frame.fds.len())
+        };
+        assert_eq!(next(with_fd().unwrap(), true), (true, 0));
+        assert_eq!(next(packet(b"between"), false), (false, 0));
+        assert_eq!(next(with_fd().unwrap(), false), (false, 1));
+        assert!(incoming.fds.is_empty());
     }
 
     #[test]

@@ -385,6 +385,10 @@ impl Link {
     }
 
     fn handle(self: &Arc<Self>, mut frame: Frame, shared: &Arc<Shared>) -> Read<Option<End>> {
+        if frame.lost && !matches!(frame.kind, Kind::Answer | Kind::Service) {
+            let kind = frame.kind;
+            return Err(Malformed(format!("frame: {kind:?} with descriptors")));
+        }
         match frame.kind {
             Kind::Answer | Kind::Failed => self.answer(frame)?,
             Kind::Started => {
@@ -440,6 +444,10 @@ impl Link {
         };
         let outcome = if frame.kind == Kind::Failed {
             frame.read(take_error).and_then(|error| done(Err(error)))
+        } else if frame.lost {
+            let mut error = Frame::lost("the gateway");
+            error.message = format!("{name}: {}", error.message);
+            done(Err(error))
         } else {
             done(Ok(&mut frame.reader()))
         };

@@ -56,6 +56,9 @@ pub fn serve_plugin() -> std::result::Result<std::convert::Infallible, String> {
     let mut wait = Wait::default();
     let mut hello = next(&socket, &mut incoming, &mut wait).map_err(broken)?;
     let wrong = |Malformed(why): Malformed| why;
+    if hello.lost {
+        return Err(Frame::lost("this process").message);
+    }
     let hello = hello.read(Hello::take).map_err(wrong)?;
     if hello.no_new_privs {
         // Before there is another thread: each thread has its own.
@@ -212,6 +215,12 @@ impl<T: Served> Server<T> {
     /// What is done about a frame that is more than a moment's work.
     fn handle(self: &Arc<Self>, mut frame: Frame) -> Read<Option<Job>> {
         match frame.kind {
+            FrameKind::Call if frame.lost => {
+                // The plugin has not heard of it.
+                let lost = Frame::lost("the plugin's process").not_executed();
+                self.line.answer::<()>(frame.call, Err(lost));
+                Ok(None)
+            }
             FrameKind::Call => {
                 let call = frame.call;
                 let mut from = frame.reader();

@@ -169,6 +169,14 @@ pub(super) fn service(
         let mut from = frame.reader();
         (Service::of(from.u8("service")?)?, from.u64("number")?)
     };
+    if frame.lost {
+        if service != Service::GateServe {
+            return Err(Malformed(format!("service: {service:?} with descriptors")));
+        }
+        let lost = Frame::lost("the gateway");
+        link.reply(reply(number, Err::<fn(&mut Out), _>(lost)));
+        return Ok(());
+    }
     let run = link.run(frame.call);
     if matches!(service, Service::Secret | Service::GateServe) {
         let packet = serve(service, number, run, &mut frame)?;
@@ -350,6 +358,9 @@ impl Answer {
 
 /// A reply as the plugin's process reads it.
 pub(super) fn replied<T>(mut frame: Frame, read: impl FnOnce(&mut In<'_>) -> Read<T>) -> Result<T> {
+    if frame.lost {
+        return Err(Frame::lost("the plugin's process"));
+    }
     let mut nothing = VecDeque::new();
     let answer = (|| {
         let mut from = In::new(&frame.body, &mut frame.fds);
@@ -432,6 +443,7 @@ mod tests {
             call: 1,
             body: out.bytes,
             fds: out.fds.into(),
+            lost: false,
         }
     }
 
@@ -446,6 +458,7 @@ mod tests {
             call: 7,
             body: packet.bytes[super::super::frame::HEADER_BYTES..].to_vec(),
             fds: packet.fds.into(),
+            lost: false,
         };
         replied(frame, |from| {
             from.data("value", PIECE_BYTES).map(<[u8]>::to_vec)

@@ -15,11 +15,12 @@ pub(crate) const PARTS_MAX: usize = 32;
 /// Room for the control message of [`FDS_MAX`] descriptors, aligned as a `cmsghdr`.
 type Control = [u64; 160];
 
-/// Receives bytes, and the descriptors that come with them. 0: the other side has closed.
+/// Receives bytes, and the descriptors that come with them; `None` in their place: this process may have no more, and some
+/// were lost. 0: the other side has closed.
 pub(crate) fn receive(
     socket: &UnixStream,
     buffer: &mut [u8],
-    fds: &mut VecDeque<OwnedFd>,
+    fds: &mut VecDeque<Option<OwnedFd>>,
     flags: i32,
 ) -> io::Result<usize> {
     let mut control: Control = [0; 160];
@@ -44,12 +45,13 @@ pub(crate) fn receive(
             }
             return Err(error);
         }
+        let before = fds.len();
         // SAFETY: filled by recvmsg just now.
         unsafe { collect(&message, fds) };
         if message.msg_flags & libc::MSG_CTRUNC != 0 {
-            return Err(io::Error::other(
-                "descriptors were lost: this process has too many open",
-            ));
+            // A part of them is of no use to anybody, and room for others.
+            fds.truncate(before);
+            fds.push_back(None);
         }
         return Ok(n.unsigned_abs());
     }
@@ -67,7 +69,7 @@ pub(crate) fn holds(end: &impl AsFd) -> io::Result<usize> {
 
 /// # Safety
 /// `message` was filled by recvmsg, and nobody has taken its descriptors.
-unsafe fn collect(message: &libc::msghdr, fds: &mut VecDeque<OwnedFd>) {
+unsafe fn collect(message: &libc::msghdr, fds: &mut VecDeque<Option<OwnedFd>>) {
     // SAFETY: a message with a control buffer, which the macros walk within its length.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !header.is_null() {
@@ -88,7 +90,7 @@ unsafe fn collect(message: &libc::msghdr, fds: &mut VecDeque<OwnedFd>) {
                 // SAFETY: within the length that the kernel wrote.
                 let fd = unsafe { data.add(i).read_unaligned() };
                 // SAFETY: the kernel made it for us just now.
-                fds.push_back(unsafe { OwnedFd::from_raw_fd(fd) });
+                fds.push_back(Some(unsafe { OwnedFd::from_raw_fd(fd) }));
             }
         }
         // SAFETY: as CMSG_FIRSTHDR.

@@ -342,6 +342,9 @@ impl Fresh {
     fn next(&mut self) -> Result<Frame, String> {
         loop {
             if let Some(frame) = self.incoming.frame().map_err(|Malformed(why)| why)? {
+                if frame.lost {
+                    return Err(format!("it sent {:?} with descriptors", frame.kind));
+                }
                 return Ok(frame);
             }
             let left = self.left()?;

@@ -130,6 +130,27 @@ fn surroundings() -> String {
     )
 }
 
+/// Lets this process open so many descriptors more.
+fn make_room_for(count: &str) {
+    let count: u64 = count.parse().unwrap();
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let set = |limit: &libc::rlimit| {
+        // SAFETY: a struct that the kernel reads.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) }, 0);
+    };
+    // SAFETY: a struct that the kernel fills.
+    let got = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    assert_eq!(got, 0);
+    limit.rlim_cur = limit.rlim_max;
+    set(&limit);
+    let lowest = std::fs::File::open("/dev/null").unwrap();
+    limit.rlim_cur = std::os::fd::AsRawFd::as_raw_fd(&lowest) as u64 + count;
+    set(&limit);
+}
+
 /// Before the size of a blob that is made up while it is read; `-N` after it: N bytes come, `-`: never any, and no end.
 const MADE_UP: &str = "blob:made-up-";
 /// The kind of a blob whose bytes are counted and not kept.
@@ -479,6 +500,14 @@ impl Sandbox for Echo {
                         .unwrap()
                 });
                 done(format!("{n:?}").into_bytes())
+            }
+            "make room for" => {
+                make_room_for(&request.code);
+                done(Vec::new())
+            }
+            "blob by descriptor" => {
+                services.blob_fd("blob:null")?;
+                done(b"given".to_vec())
             }
             "gate" => {
                 let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

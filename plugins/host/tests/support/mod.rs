@@ -145,6 +145,9 @@ impl RunHost for Gateway {
         }
     }
     fn blob_fd(&self, id: &str) -> Result<std::os::fd::OwnedFd> {
+        if id == "blob:null" {
+            return Ok(std::fs::File::open("/dev/null").unwrap().into());
+        }
         Err(Error::new(abi::E_UNIMPLEMENTED, id))
     }
     fn blob_read(&self, id: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {

@@ -136,6 +136,7 @@ fn frame(kind: Kind, call: u64, write: impl FnOnce(&mut Out)) -> Frame {
         call,
         body: out.bytes,
         fds: out.fds.into(),
+        lost: false,
     }
 }
 

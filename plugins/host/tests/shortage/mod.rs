@@ -1,0 +1,120 @@
+//! Descriptors for which the one that receives them has no room: one call ends, and no process.
+
+use std::process::Command;
+
+use skillgate_plugin_host::model::{BlobCreate, Error, Mount, RunRequest, Source};
+use skillgate_plugin_host::{Isolation, SandboxInstance};
+use skillgate_plugin_sdk::abi;
+
+use super::{ask, echo};
+use crate::support::{Gateway, config, open, run, sdk_plugin};
+
+fn is_exhausted(error: &Error) {
+    assert_eq!(error.code, abi::E_EXHAUSTED, "{error:?}");
+    let lost = error
+        .message
+        .contains("descriptors that came with it were lost");
+    assert!(lost, "{error}");
+}
+
+/// Lets the plugin's process open so many descriptors more.
+async fn make_room_for(sandbox: &SandboxInstance, count: &str) {
+    let request = RunRequest {
+        code: count.into(),
+        ..run("make room for")
+    };
+    sandbox.run(request, Gateway::new()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_plugin_has_no_room_for_is_one_error() {
+    let sandbox = echo().await;
+    let before = ask(&sandbox, "pid").await.unwrap();
+    let open_before = ask(&sandbox, "surroundings").await.unwrap();
+    let with_mounts = || {
+        let mount = |target: &str| Mount {
+            target: target.into(),
+            read_only: true,
+            source: Source::Fd(std::fs::File::open("/").unwrap().into()),
+            sha256: String::new(),
+            size_bytes: 0,
+        };
+        RunRequest {
+            mounts: vec![mount("/skills/a"), mount("/skills/b")],
+            ..run("mounts")
+        }
+    };
+    // None of the two comes, or one of them.
+    for room in ["0", "1"] {
+        make_room_for(&sandbox, room).await;
+        let refused = sandbox
+            .run(with_mounts(), Gateway::new())
+            .await
+            .unwrap_err();
+        is_exhausted(&refused);
+        assert!(refused.not_executed, "the plugin has not heard of it");
+    }
+    make_room_for(&sandbox, "0").await;
+    // What the host says of a service reaches the plugin as a code.
+    let refused = ask(&sandbox, "blob by descriptor").await.unwrap_err();
+    assert_eq!(refused.code, abi::E_EXHAUSTED, "{refused}");
+    make_room_for(&sandbox, "100").await;
+    sandbox.run(with_mounts(), Gateway::new()).await.unwrap();
+    assert_eq!(ask(&sandbox, "blob by descriptor").await.unwrap(), "given");
+    assert_eq!(ask(&sandbox, "pid").await.unwrap(), before);
+    let open_now = ask(&sandbox, "surroundings").await.unwrap();
+    assert_eq!(open_now, open_before, "what came in part is closed");
+}
+
+/// The limit is the whole process's.
+#[test]
+fn what_the_gateway_has_no_room_for_is_one_error() {
+    let mut host = Command::new(std::env::current_exe().unwrap());
+    host.args(["--exact", "shortage::child_without_room", "--ignored"]);
+    let output = host.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}\n{errors}");
+}
+
+/// Sets how many descriptors this process may have, and gives what it could before.
+fn limit_to(count: u64) -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: a struct that the kernel fills, and reads.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        let before = std::mem::replace(&mut limit.rlim_cur, count);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        before
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "run by what_the_gateway_has_no_room_for_is_one_error, in a process of its own"]
+async fn child_without_room() {
+    let store = open(&sdk_plugin(), Isolation::Process);
+    let store = store.storage(config("{}")).await.unwrap();
+    let sandbox = echo().await;
+    let pid = ask(&sandbox, "pid").await.unwrap();
+    // Of a process that ends, it would be stale.
+    let mut blob = store.blob_create(BlobCreate::default()).await.unwrap();
+
+    let lowest = std::fs::File::open("/dev/null").unwrap();
+    let lowest_free = std::os::fd::AsRawFd::as_raw_fd(&lowest);
+    drop(lowest);
+    let all = limit_to(u64::try_from(lowest_free).unwrap());
+    is_exhausted(&store.skill_tree("t", "s", "1.0.0").await.unwrap_err());
+    let file = store.skill_read("t", "s", "1.0.0", "file").await;
+    is_exhausted(&file.unwrap_err());
+    let refused = ask(&sandbox, "gate").await.unwrap_err();
+    assert_eq!(refused.code, abi::E_EXHAUSTED, "{refused}");
+    limit_to(all);
+
+    store.skill_tree("t", "s", "1.0.0").await.unwrap();
+    blob.write("goes on").await.unwrap();
+    assert_eq!(ask(&sandbox, "gate").await.unwrap(), "served");
+    assert_eq!(ask(&sandbox, "pid").await.unwrap(), pid);
+}
