@@ -36,7 +36,7 @@ use crate::catalog::{self, Catalog, Skill};
 use crate::json::cut;
 use crate::limit::Limited;
 use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
-use crate::rpc::{Call, NoSpace, Params, fits, to_raw};
+use crate::rpc::{Call, NoSpace, Params, Space, fits, to_raw};
 use crate::runs::{self, Runs};
 use crate::telemetry::trace::Trace;
 use shape::{First, Object};
@@ -193,37 +193,42 @@ impl Prepared {
     }
 
     /// The same for one that gives what is stored and changes nothing: an answer of more than `bytes_max` bytes is refused
-    /// with `instead`, what to do then.
+    /// with `instead`, what to do then, and a large one has its place before it is made.
     fn reading<T, F>(
         facts: Facts,
+        space: Space,
         bytes_max: u64,
         instead: &'static str,
         act: impl FnOnce(Permit) -> F + Send + 'static,
     ) -> Self
     where
-        T: Serialize,
+        T: Serialize + Send,
         F: Future<Output = Result<T, Error>> + Send + 'static,
     {
         Prepared::new(facts, move |permit| {
             let work = act(permit);
-            async move { bounded(&work.await?, bytes_max, instead) }
+            async move { bounded(work.await?, &space, bytes_max, instead).await }
         })
     }
 }
 
 /// An answer of at most so many bytes; see [`Prepared::reading`].
-fn bounded(
-    answer: &impl Serialize,
+async fn bounded(
+    answer: impl Serialize + Send,
+    space: &Space,
     bytes_max: u64,
     instead: &'static str,
 ) -> Result<Box<RawValue>, Error> {
-    if !fits(answer, bytes_max) {
+    if !fits(&answer, bytes_max) {
         let message = format!(
             "as JSON this has over {bytes_max} bytes, and an answer holds no more (server.max_body_bytes): {instead}"
         );
         return Err(Error::TooLarge { message });
     }
-    to_raw(answer).map_err(Error::Serialize)
+    if space.lacks(&answer) {
+        space.wait().await?;
+    }
+    to_raw(&answer).map_err(Error::Serialize)
 }
 
 impl<R> fmt::Debug for Prepared<R> {

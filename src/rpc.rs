@@ -376,9 +376,12 @@ where
             Err(error) => return Some(self.refuse(error)),
         };
         let mut answers = String::new();
+        let mut room = Ok(());
         for request in opened.requests {
-            let is_full = answers.len() > self.rpc.limits.body_bytes_max;
-            let Some(answer) = self.single(request, is_full).await else {
+            if room.is_ok() {
+                room = self.room_beside(answers.len()).await;
+            }
+            let Some(answer) = self.single(request, &room).await else {
                 continue;
             };
             if !opened.is_batch {
@@ -390,16 +393,17 @@ where
         (!answers.is_empty()).then(|| answers + "]")
     }
 
-    /// Of a call that is not made: its answer would have no place beside those before it.
-    fn has_no_place(&self) -> ErrorObject {
-        ErrorObject::new(
-            Code::TooLarge,
-            "too_large",
-            format!(
-                "this call was not made: the answers before it in the batch have over {} bytes (server.max_body_bytes); send it in a request of its own",
-                self.rpc.limits.body_bytes_max
-            ),
-        )
+    /// For an answer beside so many bytes of those before it: before its call is made, so that nothing is done that nobody is
+    /// told of.
+    async fn room_beside(&self, bytes: usize) -> Result<(), ErrorObject> {
+        let max = self.rpc.limits.body_bytes_max;
+        if bytes > max {
+            let message = format!(
+                "this call was not made: the answers before it in the batch have over {max} bytes (server.max_body_bytes); send it in a request of its own"
+            );
+            return Err(ErrorObject::new(Code::TooLarge, "too_large", message));
+        }
+        Ok(self.space.enter(bytes as u64).await?)
     }
 
     /// The whole body.
@@ -408,11 +412,11 @@ where
         error.answer(None, &self.request_id)
     }
 
-    /// `is_full`: there is no place for more answers beside it.
+    /// `room`: what it is answered when there is none for its answer.
     async fn single(
         &self,
         request: Result<Envelope, NotARequest>,
-        is_full: bool,
+        room: &Result<(), ErrorObject>,
     ) -> Option<String> {
         let envelope = match request {
             Ok(envelope) => envelope,
@@ -424,10 +428,9 @@ where
         };
         let id = envelope.id.as_deref();
         let began = Instant::now();
-        let outcome = if is_full && id.is_some() {
-            Err(self.has_no_place())
-        } else {
-            self.call(&envelope).await
+        let outcome = match room {
+            Err(none) if id.is_some() => Err(none.clone()),
+            _ => self.call(&envelope).await,
         };
         let kind = outcome.as_ref().err().map(|error| error.kind);
         self.rpc
@@ -491,7 +494,12 @@ where
             .instrument(span)
             .await;
         match answer {
-            Ok(outcome) => outcome.map_err(Into::into),
+            Ok(outcome) => {
+                let result = outcome.map_err(Into::into)?;
+                // A method that knows how large its answer gets has the place already.
+                self.space.enter(result.get().len() as u64).await?;
+                Ok(result)
+            }
             Err(panic) => {
                 let text = panic
                     .downcast_ref::<String>()

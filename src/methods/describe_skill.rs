@@ -79,7 +79,8 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
                 skill_md,
             };
             let instead = "leave detail out, and read SKILL.md in a run that mounts the skill (run_code with mount_skills)";
-            bounded(&Answer { skill }, rooms.answer_bytes_max, instead)
+            let answer = Answer { skill };
+            bounded(answer, &call.space, rooms.answer_bytes_max, instead).await
         }))
     })
 }

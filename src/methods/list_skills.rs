@@ -78,13 +78,22 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         let instead = "ask for fewer with limit";
         Ok(Prepared::reading(
             facts,
+            call.space.clone(),
             rooms.answer_bytes_max,
             instead,
             move |permit| async move {
-                let page: Page = rooms
-                    .catalog
-                    .list(call.caller.tenant(), &listing, &|name| permit.shows(name))
-                    .await?;
+                let shows = |name: &str| permit.shows(name);
+                let list = || {
+                    let tenant = call.caller.tenant();
+                    rooms.catalog.list(tenant, &listing, &shows)
+                };
+                let page: Page = list().await?;
+                if call.space.lacks(&page) && !call.space.take() {
+                    // As large as its answer: it does not wait in memory.
+                    drop(page);
+                    call.space.wait().await?;
+                    return Ok(list().await?);
+                }
                 Ok(page)
             },
         ))

@@ -45,6 +45,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         let bytes_max = rooms.answer_bytes_max;
         Ok(Prepared::reading(
             facts,
+            call.space.clone(),
             bytes_max,
             instead,
             move |_permit| async move {

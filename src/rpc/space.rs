@@ -1,12 +1,13 @@
 //! Room for large content, in and out: there is so much of it, and tenants share it.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde::Serialize;
 
-use super::SMALL_BYTES_MAX;
+use super::{SMALL_BYTES_MAX, fits};
 use crate::slots::{Slot, Slots};
 
 /// The place of one body and of its answers: one for all that is large in them, taken with the first that is.
@@ -17,7 +18,8 @@ pub struct Space(Option<Arc<Shared>>);
 struct Shared {
     places: Arc<Slots>,
     tenant: String,
-    patience: Duration,
+    /// How long to wait for a place; none once that was in vain, else each call of a batch would wait anew.
+    patience: Mutex<Duration>,
     place: Mutex<Option<Slot>>,
 }
 
@@ -44,7 +46,7 @@ impl Space {
         Space(Some(Arc::new(Shared {
             places: places.clone(),
             tenant: tenant.to_owned(),
-            patience,
+            patience: Mutex::new(patience),
             place: Mutex::new(place),
         })))
     }
@@ -54,23 +56,61 @@ impl Space {
     /// # Errors
     /// [`NoSpace`]
     pub async fn enter(&self, bytes: u64) -> Result<(), NoSpace> {
+        if bytes <= SMALL_BYTES_MAX as u64 {
+            return Ok(());
+        }
+        self.wait().await
+    }
+
+    /// Whether an answer is a large one as JSON, which what it was made of need not have been, and has no place yet.
+    pub fn lacks(&self, answer: &impl Serialize) -> bool {
+        let is_without = |shared: &Arc<Shared>| shared.place().is_none();
+        self.0.as_ref().is_some_and(is_without) && !fits(answer, SMALL_BYTES_MAX as u64)
+    }
+
+    /// For what would be large in memory while it waits: the place, if there is one now.
+    pub fn take(&self) -> bool {
+        let Some(shared) = &self.0 else {
+            return true;
+        };
+        let mut place = shared.place();
+        if place.is_none() {
+            *place = shared.places.take(&shared.tenant);
+        }
+        place.is_some()
+    }
+
+    /// For what is large, the place.
+    ///
+    /// # Errors
+    /// [`NoSpace`]
+    pub async fn wait(&self) -> Result<(), NoSpace> {
+        if self.take() {
+            return Ok(());
+        }
         let Some(shared) = &self.0 else {
             return Ok(());
         };
-        if bytes <= SMALL_BYTES_MAX as u64 || shared.place().is_some() {
-            return Ok(());
-        }
-        let place = shared.places.wait(&shared.tenant);
-        let place = tokio::time::timeout(shared.patience, place).await;
-        *shared.place() = Some(place.map_err(|_| NoSpace)?);
+        let patience = *shared.patience();
+        let place = tokio::time::timeout(patience, shared.places.wait(&shared.tenant)).await;
+        let Ok(place) = place else {
+            *shared.patience() = Duration::ZERO;
+            return Err(NoSpace);
+        };
+        *shared.place() = Some(place);
         Ok(())
     }
 
     /// An answer on its way: a large one keeps the place until all of it has left, or nobody wants it any more.
     pub(super) fn leave(&self, answer: String) -> Bytes {
+        let is_large = answer.len() > SMALL_BYTES_MAX;
+        // What became large with a batch's last call, whose work is done, is counted where it can be.
+        if is_large {
+            self.take();
+        }
         let place = self.0.as_ref().and_then(|shared| shared.place().take());
         match place {
-            Some(place) if answer.len() > SMALL_BYTES_MAX => Bytes::from_owner(Leaving {
+            Some(place) if is_large => Bytes::from_owner(Leaving {
                 answer,
                 _place: place,
             }),
@@ -80,9 +120,13 @@ impl Space {
 }
 
 impl Shared {
-    fn place(&self) -> std::sync::MutexGuard<'_, Option<Slot>> {
-        // A panic while it was held leaves a place or none.
+    // A panic while one of them was held leaves a whole value.
+    fn place(&self) -> MutexGuard<'_, Option<Slot>> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn patience(&self) -> MutexGuard<'_, Duration> {
+        self.patience.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -138,5 +182,32 @@ mod tests {
         drop(answer);
         drop(third);
         Space::unlimited().enter(u64::MAX).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_an_answer_is_as_json_counts() {
+        let places = Slots::new(1);
+        let patience = Duration::from_secs(5);
+        let space = || Space::new(&places, "acme", patience, None);
+        let plain = "x".repeat(SMALL_BYTES_MAX / 2);
+        let escaped = "\u{1}".repeat(SMALL_BYTES_MAX / 2);
+        let (first, second) = (space(), space());
+        assert!(!first.lacks(&plain) && first.lacks(&escaped));
+        assert!(first.take() && !first.lacks(&escaped), "it has one");
+        assert!(!second.take());
+        let began = tokio::time::Instant::now();
+        for _ in 0..20 {
+            assert!(second.wait().await.is_err());
+        }
+        assert_eq!(began.elapsed().as_secs(), 5, "it waits once for all calls");
+        let answer = first.leave("x".repeat(SMALL_BYTES_MAX + 1));
+        assert!(!second.take());
+        drop(answer);
+        // What is large all the same when it leaves has one if there is one.
+        let answer = second.leave("x".repeat(SMALL_BYTES_MAX + 1));
+        assert!(!first.take());
+        drop(answer);
+        assert!(first.take());
+        assert!(!Space::unlimited().lacks(&plain.repeat(10)));
     }
 }

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::alone;
 use crate::stopping::begun;
@@ -140,6 +140,77 @@ fn large_answers_have_places() {
     unread.body(&head, |_| ()).unwrap();
     for (method, params) in large {
         other.result(method, params).unwrap();
+    }
+    gateway.stop();
+}
+
+/// What is small by itself, or small as it is stored, is large in a batch or as JSON.
+#[test]
+fn large_answers_of_small_content_have_places() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        server: "max_large_bodies = 1\nbody_timeout_ms = 300\nmax_batch = 60",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let mut other = gateway.client();
+    let blob = |client: &mut Client, content: &[u8]| {
+        let headers = [("Content-Type", "application/octet-stream")];
+        let answer = client.request("POST", "/blobs", &headers, content);
+        answer.unwrap().json().unwrap()["blob_id"].take()
+    };
+    let read = |id: &Value| ("read_blob", json!({ "blob_id": id, "mode": "full" }));
+    // As JSON each byte has six.
+    let control = read(&blob(&mut other, &[1; 256 << 10]));
+    let plain = read(&blob(&mut other, &[b'x'; 250_000]));
+    for n in 0..80 {
+        let name = format!("user.x{n}");
+        let text = "x".repeat(1000);
+        let tags: Vec<String> = (0..40).map(|n| format!("{}{n}", "x".repeat(60))).collect();
+        let skill = json!({
+            "manifest": { "name": name, "version": "1.0.0", "description": text, "kind": "instruction", "namespace": "user", "tags": tags },
+            "skill_md": format!("---\nname: {name}\ndescription: {text}\n---\n"),
+        });
+        other.result("create_skill", skill).unwrap();
+    }
+    let list = (
+        "list_skills",
+        json!({ "detail": "summary", "limit": 1000, "namespace": "user" }),
+    );
+    let batch = |(method, params): &(&str, Value), calls: usize| {
+        let calls = (0..calls)
+            .map(|id| json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }));
+        Value::from_iter(calls).to_string()
+    };
+    // How many of the calls are answered before there is no more room.
+    for (call, calls, alone) in [(&control, 20, 0), (&plain, 60, 2), (&list, 60, 0)] {
+        let body = batch(call, calls);
+        let mut unread = gateway.client();
+        let length = body.len().to_string();
+        let headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", length.as_str()),
+        ];
+        unread.head("POST", "/rpc", &headers).unwrap();
+        unread.write(body.as_bytes()).unwrap();
+        let head = unread.answer_head().unwrap();
+        let answers = other.post(body.as_bytes()).unwrap().json().unwrap();
+        let answers = answers.as_array().unwrap();
+        assert_eq!(answers.len(), calls);
+        for (n, answer) in answers.iter().enumerate() {
+            let expected = (n >= alone).then_some(-32007);
+            assert_eq!(
+                answer["error"]["code"].as_i64(),
+                expected,
+                "{n} of {}",
+                call.0
+            );
+        }
+        // One whose answer is small has room.
+        other.result(plain.0, plain.1.clone()).unwrap();
+        unread.body(&head, |_| ()).unwrap();
+        let answers = other.post(body.as_bytes()).unwrap().json().unwrap();
+        assert!(answers[alone].get("result").is_some(), "{}", answers[alone]);
     }
     gateway.stop();
 }
