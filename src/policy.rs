@@ -17,6 +17,7 @@ pub(crate) mod child;
 mod confirm;
 mod decision;
 mod engine;
+mod hidden;
 mod input;
 pub mod inspect;
 mod load;
@@ -76,6 +77,9 @@ pub struct Facts {
     pub request: Map<String, Value>,
     /// The resolved skills: the target, or all that are mounted.
     pub skills: Vec<Arc<Skill>>,
+    /// A skill named beside those that is not there. Where the call is refused it is answered with that, as one is that is there
+    /// and hidden.
+    pub missing: Option<String>,
     /// The skill is to be published by this call, so it is nobody's yet.
     pub publishes: bool,
     /// The blobs that are read.
@@ -99,6 +103,7 @@ impl Facts {
             id: id.into(),
             request: Map::new(),
             skills: Vec::new(),
+            missing: None,
             publishes: false,
             blobs: Vec::new(),
             blob_bytes: None,
@@ -475,7 +480,7 @@ impl Policy {
                 decision_id,
                 reasons: exposed(decision.reasons_json(), active.exposure),
                 retryable: false,
-                hidden: hidden(facts, &decision),
+                hidden: hidden::of_refused(facts, &decision),
             }),
             Err(fault) => Err(Denied {
                 decision_id,
@@ -484,7 +489,7 @@ impl Policy {
                     active.exposure,
                 ),
                 retryable: fault.is_retryable(),
-                hidden: None,
+                hidden: self.hidden_at_fault(active, facts, outcome.raw.as_ref()),
             }),
         }
     }
@@ -506,15 +511,6 @@ fn bare_permit(decision_id: String, generation: u64, trace: Option<Trace>) -> Pe
         fresh: false,
         visible: None,
     }
-}
-
-/// A skill of a refused call that the caller may not know of. Publishing names what the caller has brought itself.
-fn hidden(facts: &Facts, decision: &Decision) -> Option<String> {
-    let hidden = facts
-        .skills
-        .iter()
-        .find(|skill| !decision.shows(skill.name()))?;
-    (!facts.publishes).then(|| hidden.name().to_owned())
 }
 
 /// What callers are told of the reasons: `policy.exposure`.

@@ -38,6 +38,8 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         let params: Params = read_params(&call.params)?;
         let args = object(params.args, "/args")?;
         let timeout_ms = timeout(params.timeout_ms, "/timeout_ms")?;
+        // Before it is found: else the answer would tell a hidden skill from a missing one.
+        let arg_keys = keys(&args)?;
         let tenant = call.caller.tenant();
         let (skill, mut late) =
             find(&rooms, tenant, &params.name, params.version.as_deref()).await?;
@@ -53,7 +55,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         let blobs = later(&mut late, blobs);
         let mut facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
             .with("version_pinned", params.version.is_some())
-            .with("arg_keys", keys(&args)?)
+            .with("arg_keys", arg_keys)
             .with("arg_bytes", args.get().len());
         facts.skills = vec![skill.clone()];
         facts.blobs.clone_from(&blobs);

@@ -79,15 +79,32 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
                 format!("a run mounts at most {MOUNT_SKILLS_MAX} skills"),
             ));
         }
+        // What a request is by itself comes before what there is: else its answer would tell a hidden skill from a missing one.
+        let arg_keys = keys(&args)?;
+        let references = names.iter().enumerate().map(|(index, name)| {
+            catalog::reference(name)
+                .map_err(|message| Error::params(format!("/mount_skills/{index}"), message))
+        });
+        let references = references.collect::<Result<Vec<_>, _>>()?;
         let tenant = call.caller.tenant();
-        let mut mounts = Vec::with_capacity(names.len());
-        let mut late = None;
-        for (index, name) in names.iter().enumerate() {
-            let (name, version) = catalog::reference(name)
-                .map_err(|message| Error::params(format!("/mount_skills/{index}"), message))?;
-            let (skill, missing) = find(&rooms, tenant, &name, version.as_deref()).await?;
-            mounts.push(skill);
-            late = late.or(missing);
+        let mut mounts = Vec::with_capacity(references.len());
+        let (mut late, mut missing) = (None, None);
+        for (name, version) in references {
+            match find(&rooms, tenant, &name, version.as_deref()).await {
+                Ok((skill, error)) => {
+                    mounts.push(skill);
+                    late = late.or(error);
+                }
+                // One before it may be hidden, and that comes first.
+                Err(error @ Error::Catalog(catalog::Error::SkillNotFound { .. }))
+                    if !mounts.is_empty() =>
+                {
+                    late = Some(error);
+                    missing = Some(name);
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
         }
         later(&mut late, mountable(&mounts));
         let blobs = input_blobs(&rooms, tenant, params.input_blobs.unwrap_or_default()).await;
@@ -97,8 +114,9 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             .with("code_sha256", hex::encode(Sha256::digest(&params.code)))
             .with("code_bytes", params.code.len())
             .with("entrypoint", entrypoint.as_str())
-            .with("arg_keys", keys(&args)?)
+            .with("arg_keys", arg_keys)
             .with("arg_bytes", args.get().len());
+        facts.missing = missing;
         facts.skills.clone_from(&mounts);
         facts.blobs.clone_from(&blobs);
         facts.timeout_ms = timeout_ms;

@@ -84,7 +84,7 @@ fn error(client: &mut Client, method: &str, params: Value) -> Value {
 #[test]
 fn a_directory_of_rules_decides_what_is_done_and_what_is_seen() {
     let _alone = alone();
-    let house = house("[policy]\npath = \"policies\"");
+    let house = house("[policy]\npath = \"policies\"\ninclude_args = [\"csv.stats\"]");
     policy_in(&house, narrow);
     let gateway = house.start();
     let mut client = gateway.client();
@@ -112,6 +112,8 @@ fn a_directory_of_rules_decides_what_is_done_and_what_is_seen() {
 
     // A skill that is there and may not be known, beside one that is not there, in everything that could tell.
     let unknown = "csv.nothing";
+    let long = json!({ "a": "x".repeat(65_536) });
+    let of_all = |mounts: &[&str]| json!({ "language": "python", "code": "def main(args): return {}", "mount_skills": mounts });
     for (method, params) in [
         ("describe_skill", json!({ "name": "NAME" })),
         (
@@ -147,6 +149,11 @@ fn a_directory_of_rules_decides_what_is_done_and_what_is_seen() {
             "run_code",
             json!({ "language": "python", "code": "def main(args): return {}", "mount_skills": ["NAME@9.9.9"] }),
         ),
+        ("execute_skill", json!({ "name": "NAME", "args": long })),
+        ("run_code", of_all(&["NAME", "zz.none"])),
+        ("run_code", of_all(&["NAME", "zz.none", "NAME"])),
+        ("run_code", of_all(&["hello.world", "NAME", "zz.none"])),
+        ("run_code", of_all(&["hello.world@9.9.9", "NAME"])),
     ] {
         let of = |name: &str| {
             serde_json::from_str::<Value>(&params.to_string().replace("NAME", name)).unwrap()
@@ -162,6 +169,30 @@ fn a_directory_of_rules_decides_what_is_done_and_what_is_seen() {
             missing.to_string(),
             "{method} {params}"
         );
+    }
+    // What is wrong with a request by itself is wrong whatever there is.
+    let many: serde_json::Map<_, _> = (0..1001).map(|n| (n.to_string(), json!(0))).collect();
+    let mut crowded = of_all(&["NAME"]);
+    crowded["args"] = json!(many);
+    for (method, params, pointer) in [
+        (
+            "execute_skill",
+            json!({ "name": "NAME", "args": many }),
+            "/args",
+        ),
+        ("run_code", crowded, "/args"),
+        (
+            "run_code",
+            of_all(&["NAME", "Bad Name!"]),
+            "/mount_skills/1",
+        ),
+    ] {
+        for name in ["csv.stats", unknown] {
+            let params = params.to_string().replace("NAME", name);
+            let bad = error(&mut client, method, serde_json::from_str(&params).unwrap());
+            assert_eq!(bad["data"]["kind"], "invalid_params", "{method}: {bad}");
+            assert_eq!(bad["data"]["pointer"], pointer, "{bad}");
+        }
     }
 
     let denied = error(

@@ -151,6 +151,68 @@ async fn whatever_goes_wrong_is_a_denial() {
     }
 }
 
+/// A caller can bring a fault about, and learns nothing of a skill by that.
+#[tokio::test]
+async fn a_hidden_skill_is_hidden_without_a_decision_too() {
+    let listing = "decision := {\"allow\": true, \"visible\": {\"namespaces\": [\"mail\"]}} if input.request.method == \"list_skills\"\n";
+    let malformed = "decision := {\"allow\": 1} if input.request.method == \"execute_skill\"\n";
+    let refused = "decision := {\"allow\": false, \"visible\": {\"namespaces\": [\"mail\"]}} if input.request.method == \"execute_skill\"\n";
+    let (shown, hidden) = ("mail.send", "salesforce.leads.sync");
+    for (rules, names, missing, told) in [
+        (listing.to_owned(), vec![shown], None, None),
+        (listing.to_owned(), vec![hidden], None, Some(hidden)),
+        (listing.to_owned(), vec![shown, hidden], None, Some(hidden)),
+        (
+            listing.to_owned(),
+            vec![shown],
+            Some("z.none"),
+            Some("z.none"),
+        ),
+        (
+            listing.to_owned(),
+            vec![hidden],
+            Some("z.none"),
+            Some(hidden),
+        ),
+        (format!("{listing}{malformed}"), vec![shown], None, None),
+        (
+            format!("{listing}{malformed}"),
+            vec![hidden],
+            None,
+            Some(hidden),
+        ),
+        (
+            refused.to_owned(),
+            vec![shown],
+            Some("z.none"),
+            Some("z.none"),
+        ),
+        (
+            refused.to_owned(),
+            vec![hidden],
+            Some("z.none"),
+            Some(hidden),
+        ),
+        // Nothing is shown by rules that do not say what is.
+        (malformed.to_owned(), vec![shown], None, Some(shown)),
+    ] {
+        let skills = names.iter().map(|name| skill(name, "")).collect();
+        let mut ask = facts("execute_skill", skills);
+        ask.missing = missing.map(str::to_owned);
+        let denied = enforced(&rules).decide(&ask).await.unwrap_err();
+        assert_eq!(
+            denied.hidden.as_deref(),
+            told,
+            "{rules} {names:?} {missing:?}"
+        );
+        // What is published is the caller's own.
+        ask.publishes = true;
+        ask.missing = None;
+        let denied = enforced(&rules).decide(&ask).await.unwrap_err();
+        assert_eq!(denied.hidden, None);
+    }
+}
+
 #[tokio::test]
 async fn rules_see_arguments_of_named_skills_alone() {
     let rules = "decision := {\"allow\": true, \"log\": {\"level\": \"full\"}} if input.request.args.to == \"a@example.com\"";

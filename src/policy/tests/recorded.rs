@@ -1,5 +1,7 @@
 //! What of a decision is recorded, and what becomes of the call when that cannot be.
 
+use std::sync::atomic::AtomicBool;
+
 use super::*;
 use crate::config;
 
@@ -70,10 +72,10 @@ async fn what_cannot_be_recorded_is_denied_if_it_has_consequences() {
 
 #[tokio::test]
 async fn a_panic_is_a_denial_and_the_next_call_is_decided() {
-    fn one_in_two() -> SystemTime {
-        static CALLS: AtomicU64 = AtomicU64::new(0);
+    static PANICS: AtomicBool = AtomicBool::new(false);
+    fn once_told() -> SystemTime {
         assert!(
-            CALLS.fetch_add(1, Ordering::Relaxed) % 2 == 1,
+            !PANICS.swap(false, Ordering::Relaxed),
             "as the test wants it"
         );
         SystemTime::now()
@@ -83,10 +85,11 @@ async fn a_panic_is_a_denial_and_the_next_call_is_decided() {
     for mode in [PolicyMode::Enforce, PolicyMode::Shadow] {
         let audit = audit_at(&path, config::OnAuditFailure::Deny);
         let mut policy = recorded(mode, &audit);
-        Arc::get_mut(&mut policy.0).unwrap().clock = one_in_two;
+        Arc::get_mut(&mut policy.0).unwrap().clock = once_told;
         let mut ask = facts("execute_skill", vec![salesforce()]);
         ask.trace = Some(Trace::new());
         for _ in 0..3 {
+            PANICS.store(true, Ordering::Relaxed);
             match mode {
                 PolicyMode::Enforce => {
                     assert_eq!(fault(&policy, &ask).await, ("policy.panic".into(), false));
