@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::process::getpid;
+use serde::Deserialize;
 use serde_json::json;
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::RunRequest;
 
 use super::{Services, output_of, request};
-use crate::bench::{Bench, Done, Stop, demand, failed_at};
+use crate::bench::{Bench, Done, Stop, demand, failed, failed_at};
 
 struct Sentinels {
     tcp: Vec<TcpListener>,
@@ -113,7 +114,8 @@ impl Sentinels {
     }
 }
 
-/// Tries every way that there is; says what succeeded.
+/// Tries every way that there is; says what it could open, and which interfaces it has beside its loopback, which is the
+/// first of every network (`None`: it cannot know).
 const ATTEMPTS: &str = r"
 import socket
 def tries(told):
@@ -142,8 +144,46 @@ def tries(told):
     attempt('metadata service', lambda: stream(socket.AF_INET, ('169.254.169.254', 80)))
     attempt('raw socket', lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP).sendto(b'\x08\x00\xf7\xff\x00\x00\x00\x00', ('127.0.0.1', 0)))
     attempt('packet socket', lambda: socket.socket(17, socket.SOCK_RAW, 0x0300))
-    return done
+    try: beside = [name for index, name in socket.if_nameindex() if (index, name) != (1, 'lo')]
+    except OSError: beside = None
+    return {'opened': done, 'beside': beside}
 ";
+/// As it calls them.
+const RAW: &str = "raw socket";
+const PACKET: &str = "packet socket";
+
+#[derive(Debug, Deserialize)]
+struct Tried {
+    opened: Vec<String>,
+    beside: Option<Vec<String>>,
+}
+
+impl Tried {
+    /// What is a way out, or may be one. `host_has_others`: this machine's network is more than a loopback.
+    fn ways_out(&self, host_has_others: bool) -> Vec<&str> {
+        // Who may write packets reaches what there is an interface for. With nothing but a loopback that is nobody, if it is
+        // not this machine's own.
+        let is_alone = self.beside.as_ref().is_some_and(Vec::is_empty) && host_has_others;
+        let opened = self.opened.iter().map(String::as_str);
+        let is_out = |what: &&str| match *what {
+            RAW | PACKET => !is_alone,
+            // A datagram to an address of its own is not a way out; everything that is a connection is.
+            what => !what.starts_with("udp "),
+        };
+        opened.filter(is_out).collect()
+    }
+}
+
+/// Has this machine's network another interface than its loopback?
+fn host_has_others() -> std::io::Result<bool> {
+    let devices = std::fs::read_to_string("/proc/self/net/dev")?;
+    // Two lines of headings, then "name: counts".
+    let mut names = devices
+        .lines()
+        .skip(2)
+        .filter_map(|line| line.split_once(':'));
+    Ok(names.any(|(name, _)| name.trim() != "lo"))
+}
 
 pub(crate) fn none(bench: &Bench) -> Done {
     let sandbox = super::python(bench)?;
@@ -167,8 +207,10 @@ pub(crate) fn none(bench: &Bench) -> Done {
         request,
         &services,
     )?;
-    demand(done.is_array(), || {
-        format!("code that returns what it could open returns {done}")
+    let tried = Tried::deserialize(&done).map_err(|_| {
+        failed(format!(
+            "code that returns what it could open returns {done}"
+        ))
     })?;
     let reached = sentinels.reached()?;
     demand(reached.is_empty(), || {
@@ -177,18 +219,12 @@ pub(crate) fn none(bench: &Bench) -> Done {
             reached.join(", ")
         )
     })?;
-    // A datagram to an address of its own is not a way out; everything that is a connection is.
-    let out: Vec<_> = done
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(|what| what.as_str())
-        .filter(|what| !what.starts_with("udp "))
-        .collect();
+    let out = tried.ways_out(host_has_others()?);
     demand(out.is_empty(), || {
         format!(
-            "a run with mode SKG_NET_NONE could open: {}",
-            out.join(", ")
+            "a run with mode SKG_NET_NONE could open: {}; its interfaces beside a loopback: {:?}",
+            out.join(", "),
+            tried.beside
         )
     })
 }
@@ -238,4 +274,65 @@ pub(crate) fn gate(bench: &Bench) -> Done {
             reached.join(", ")
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    fn tried(opened: &[&str], beside: Option<&[&str]>) -> Tried {
+        let owned = |all: &[&str]| all.iter().map(|&text| text.to_owned()).collect();
+        Tried {
+            opened: owned(opened),
+            beside: beside.map(owned),
+        }
+    }
+
+    #[test]
+    fn packets_lead_nowhere_where_there_is_nothing_but_a_loopback_of_its_own() {
+        let all = ["udp 127.0.0.1", RAW, PACKET];
+        let alone = tried(&all, Some(&[]));
+        assert!(alone.ways_out(true).is_empty());
+        assert_eq!(alone.ways_out(false), [RAW, PACKET], "it may be the host's");
+        for beside in [Some(&["eth0"][..]), None] {
+            let out = tried(&all, beside);
+            assert_eq!(out.ways_out(true), [RAW, PACKET], "{beside:?}");
+        }
+        let through = tried(&["tcp 127.0.0.1"], Some(&[]));
+        assert_eq!(through.ways_out(true), ["tcp 127.0.0.1"]);
+    }
+
+    /// What a run is told to try, tried by Python here.
+    fn attempts(first: &str, program: &str, args: &[&str]) -> Tried {
+        let nobody = r#"{"tcp": [], "udp": [], "paths": [], "names": []}"#;
+        let code =
+            format!("{ATTEMPTS}\nimport json\n{first}\nprint(json.dumps(tries({nobody})))\n");
+        let output = Command::new(program)
+            .args(args)
+            .args(["-c", &code])
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    #[test]
+    fn a_network_of_its_own_is_told_from_this_machines() {
+        let here = attempts("", "python3", &[]);
+        let has_others = here.beside.map(|beside| !beside.is_empty());
+        assert_eq!(has_others, Some(host_has_others().unwrap()));
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not checked: only the superuser makes a network and sends packets");
+            return;
+        }
+        // With its loopback up a raw packet is sent, to nobody.
+        let up = "import fcntl, struct\nfcntl.ioctl(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0x8914, struct.pack('16sH14x', b'lo', 1))";
+        let there = attempts(up, "unshare", &["--net", "python3"]);
+        assert_eq!(there.opened, [RAW, PACKET]);
+        assert_eq!(there.beside.as_deref(), Some(&[][..]));
+        assert!(there.ways_out(true).is_empty());
+    }
 }
