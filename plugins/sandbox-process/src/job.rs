@@ -32,6 +32,8 @@ const TEXT_BYTES: usize = 4096;
 struct Job<'a> {
     run_id: &'a str,
     timeout_ms: u64,
+    /// When that is over, by CLOCK_MONOTONIC, in nanoseconds: it has begun before the job is read.
+    deadline_ns: u64,
     code: Option<&'a str>,
     skill: Option<&'a str>,
     function: &'a str,
@@ -109,6 +111,7 @@ pub(crate) fn frames(
     blobs: &BTreeSet<String>,
     services: &dyn RunServices,
     work: Work<'_>,
+    deadline_ns: u64,
 ) -> Result<Frames, Error> {
     let args: &RawValue = serde_json::from_slice(&request.args_json)
         .map_err(|e| invalid(format!("the arguments are not JSON: {e}")))?;
@@ -168,6 +171,7 @@ pub(crate) fn frames(
     let job = Job {
         run_id,
         timeout_ms: request.limits.wall_ms,
+        deadline_ns,
         // A run of a skill has no code; code may be empty, which defines nothing to call.
         code: if skill.is_some() {
             None

@@ -76,12 +76,16 @@ class Channel:
         """A request that is answered with bytes."""
         return self._exchange(kind, b"D", (_dumps(request).encode("utf-8"),))
 
-    def finish(self, payload: bytes) -> None:
-        """Sends the result. The channel can send nothing afterwards, from no thread."""
+    def keep(self) -> None:
+        """No other thread can send anything afterwards: the lock is never given back."""
         # A request of another thread may be under way; the sandbox answers it, so this wait is short.
         if not self._lock.acquire(True, _RESULT_WAIT_S):
             raise ChannelLost("another thread holds the channel")
-        # The lock is never given back: threads that still run must not speak after the result.
+
+    def finish(self, payload: bytes) -> None:
+        """Sends the result. The channel can send nothing afterwards, from no thread."""
+        # Threads that still run must not speak after the result.
+        self.keep()
         if self._state in (_WRITING, _CLOSED):
             raise ChannelLost("a request was interrupted half-way")
         self._send(b"R", (payload,))

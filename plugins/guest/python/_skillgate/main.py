@@ -217,7 +217,8 @@ def serve(prepared: list, layout: Layout = Layout(), lingers: bool = False) -> N
         _lost(exc)
     except BaseException as exc:  # SystemExit and KeyboardInterrupt are failures of the run like any other
         del reserve
-        _check_owner(channel)
+        if not channel.is_owner:
+            _end_child(exc)
         result = _failed(begun[0] if begun else None, exc)
     try:
         _finish(channel, result)
@@ -281,7 +282,7 @@ def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
     state.current = run
     if job.get("compiled"):
         compiled.keep(job["compiled"], channel.receive_code())
-    runtime.run._begin(job["run_id"], job.get("timeout_ms"), job.get("args"))
+    runtime.run._begin(job["run_id"], job.get("timeout_ms"), job.get("args"), job.get("deadline_ns"))
     return run
 
 
@@ -400,6 +401,8 @@ def _completed(run: state.Run, value, inline_bytes: int) -> bytes:
         spill.abort()
         raise
     if output is None:
+        # The last of the run's blobs is its output, whatever its threads still do.
+        run.channel.keep()
         spill.commit()
     summary = run.summary
     if summary is None and issubclass(type(value), dict):
@@ -449,6 +452,26 @@ def _check_owner(channel: Channel) -> None:
     if not channel.is_owner:
         _flush()
         _exit(0)
+
+
+def _end_child(exc: BaseException) -> None:
+    """Ends a child that the code has forked, as an interpreter ends by this: its parent asks how."""
+    status = 1
+    try:
+        if issubclass(type(exc), SystemExit):
+            code = exc.code
+            if code is None or type(code) is int:
+                status = (code or 0) & 0xFF
+            else:
+                print(code, file=sys.stderr)
+        else:
+            import traceback
+
+            traceback.print_exception(type(exc), exc, exc.__traceback__)
+    except BaseException:  # what the code has made may not let itself be said
+        pass
+    _flush()
+    _exit(status)
 
 
 def _lost(exc: BaseException) -> None:

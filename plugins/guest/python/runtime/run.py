@@ -23,10 +23,12 @@ def remaining() -> Optional[float]:
     return None if _ends is None else max(0.0, _ends - _monotonic())
 
 
-def _begin(run_id: str, timeout_ms: Optional[int], arguments: Optional[dict]) -> None:
+def _begin(run_id: str, timeout_ms: Optional[int], arguments: Optional[dict], deadline_ns: Optional[int] = None) -> None:
+    """`deadline_ns`: by the clock of `time.monotonic`. Without it the time begins now."""
     global id, args, deadline, _ends
     id = run_id
     args = {} if arguments is None else arguments
     if timeout_ms is not None:
-        deadline = _time() + timeout_ms / 1000
-        _ends = _monotonic() + timeout_ms / 1000
+        now = _monotonic()
+        _ends = now + timeout_ms / 1000 if deadline_ns is None else deadline_ns / 1e9
+        deadline = _time() + (_ends - now)

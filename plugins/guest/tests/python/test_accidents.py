@@ -104,6 +104,27 @@ class Accidents(unittest.TestCase):
         self.assertIn("not in a forked child", outcome.logs)
         self.assertEqual(outcome.blobs, {})
 
+    def test_forked_children_end_as_they_would_end_anywhere(self):
+        body = """
+            def status(end):
+                pid = os.fork()
+                if not pid:
+                    end()
+                    os._exit(99)
+                return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            def wrong(): raise ValueError("of the child")
+            class Hostile(SystemExit):
+                code = property(lambda self: 1 / 0)
+            def hostile(): raise Hostile()
+            ends = [sys.exit, lambda: sys.exit(3), lambda: sys.exit("a reason"), wrong, hostile]
+            got = [status(end) for end in ends]
+            assert got == [0, 3, 1, 1, 1], got
+            return 'fine'
+        """
+        outcome = self.unharmed(body)
+        for said in ("a reason\n", "ValueError: of the child\n"):
+            self.assertEqual(outcome.logs.count(said), 1, outcome.logs)
+
     def test_the_channel_is_not_inherited(self):
         body = """
             import subprocess

@@ -1,6 +1,7 @@
 """A run from the job to the result."""
 
 import os
+import time
 import unittest
 
 from support import Sandbox
@@ -136,6 +137,10 @@ class Code(Case):
         self.completed(self.sandbox.code(_dedent(code)), "run_0123456789abcdef")
         code = "from runtime import run\ndef main(args): return [run.deadline, run.remaining()]"
         self.completed(self.sandbox.code(code, timeout_ms=None), [None, None])
+        # A run may have waited before it has its job.
+        ends = time.monotonic_ns() + 20 * 10**9
+        remaining, deadline = self.sandbox.code(code.replace("deadline, run.remaining()", "remaining(), run.deadline"), deadline_ns=ends).output
+        self.assertTrue(10 < remaining <= 20 and 0 < deadline - time.time() <= 20, (remaining, deadline))
 
     def test_logs_keep_their_order_and_their_marks(self):
         code = """
@@ -238,6 +243,22 @@ layout = Layout(root + "/skills", root + "/blobs", root + "/workspace", root + "
 
 
 class Output(Case):
+    def test_the_last_blob_is_the_output_whatever_threads_do(self):
+        code = """
+            import threading
+            from runtime import blobs
+            def store():
+                while True: blobs.write_text("x")
+            def main(args):
+                first = blobs.write_text("x")
+                for _ in range(4): threading.Thread(target=store, daemon=True).start()
+                return "y" * 5000
+        """
+        for _ in range(10):
+            outcome = self.sandbox.code(_dedent(code))
+            self.assertTrue(outcome.result["spilled"])
+            self.assertEqual(list(outcome.blobs.values())[-1], ("application/json", b'"' + b"y" * 5000 + b'"'))
+
     def test_exactly_the_limit_is_inline_and_more_is_spilled(self):
         outcome = self.sandbox.code("def main(args): return 'x' * 4094")
         self.completed(outcome, "x" * 4094)

@@ -94,14 +94,15 @@ fn compile(
         ..RunRequest::default()
     };
     let no_blobs = Default::default();
-    let frames = job::frames(&compile, &no_blobs, &Nobody, Work::Compile).ok()?;
+    let deadline_ns = deadline_of(&compile);
+    let frames = job::frames(&compile, &no_blobs, &Nobody, Work::Compile, deadline_ns).ok()?;
     let attempt = Attempt {
         services: &Nobody,
         handle,
         launcher: around.launcher,
         host: around.host,
         tenant: &compile.tenant,
-        spec: &spec_of(&compile, vec![mount.clone()], deadline_of(&compile)),
+        spec: &spec_of(&compile, vec![mount.clone()], deadline_ns),
         frames: &frames,
         blobs: &no_blobs,
         started_ns: sys::now_ns(),

@@ -30,7 +30,13 @@ impl Ready {
         let deadline_ns = deadline_of(request);
         let codes = compile::codes_of(request, &mounts.specs, handle, around);
         Ok(Ready {
-            frames: job::frames(request, &mounts.blobs, services, Work::Run(&codes))?,
+            frames: job::frames(
+                request,
+                &mounts.blobs,
+                services,
+                Work::Run(&codes),
+                deadline_ns,
+            )?,
             spec: spec_of(request, mounts.specs.clone(), deadline_ns),
             mounts,
         })
