@@ -24,15 +24,23 @@ pub(super) struct There {
     pub(super) connected: u32,
 }
 
-/// Which kind of child is lacking. Runs that wait come before those that are still to come.
-pub(super) fn lacks(needs: &PoolNeeds, there: There, ahead_max: u32) -> Option<Kind> {
+/// Which kind of child is lacking. Runs that wait come before those that are still to come, with and without network in turns:
+/// whoever calls with network again and again, which always waits, keeps nobody else from a child. `connected_last`: what was
+/// ordered last was for one with network.
+pub(super) fn lacks(
+    needs: &PoolNeeds,
+    there: There,
+    ahead_max: u32,
+    connected_last: bool,
+) -> Option<Kind> {
     let [waiting, connected] = needs.waiting;
+    // One that has mounts may not be for those who wait.
+    let plain_waits = there.plain < waiting;
     // What a run with network needs is made for it.
-    if there.connected < connected {
+    if there.connected < connected && !(plain_waits && connected_last) {
         return Some(Kind::Connected);
     }
-    // One that has mounts may not be for those who wait.
-    if there.plain < waiting {
+    if plain_waits {
         return Some(Kind::Plain);
     }
     let wanted = needs.ahead.min(ahead_max).saturating_add(waiting);
@@ -81,7 +89,18 @@ mod tests {
             (needs(4, [1, 1], 3), there(0, 9, 0), Some(Kind::Connected)),
             (needs(9, [0, 0], 9), there(0, 5, 0), None),
         ] {
-            assert_eq!(lacks(&needs, there, 5), expected, "{needs:?} {there:?}");
+            for last in [false, true] {
+                // For one with network there is one of the other kind in between.
+                let expected = match expected {
+                    Some(Kind::Connected) if last => plain,
+                    other => other,
+                };
+                let lacking = lacks(&needs, there, 5, last);
+                assert_eq!(lacking, expected, "{needs:?} {there:?} {last}");
+            }
         }
+        // Where nobody else waits there are no turns.
+        let (needs, there) = (needs(9, [0, 2], 0), there(0, 0, 1));
+        assert_eq!(lacks(&needs, there, 5, true), Some(Kind::Connected));
     }
 }

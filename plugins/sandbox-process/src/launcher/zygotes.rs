@@ -38,6 +38,8 @@ pub(super) struct Domain {
     /// Warming, to take the other's place.
     next: Option<Zygote>,
     pending: Option<Pending>,
+    /// What was ordered last is for a run with network.
+    connected_last: bool,
     failures: u32,
     not_before_ns: u64,
     used_ns: u64,
@@ -208,7 +210,7 @@ impl Zygotes {
             // One without a spare has lost its own, or is it: whoever has made it be so may know its layout.
             let old = domain.current.as_ref().is_some_and(|z| {
                 z.spare.is_none()
-                    || z.children >= self.rules.children_max
+                    || z.children >= domain.children_max(&self.rules)
                     || now >= z.born_ns.saturating_add(self.rules.age_max_ns)
             });
             let wanted = domain.next.is_none() && (domain.current.is_none() || old);
@@ -241,7 +243,8 @@ impl Zygotes {
             .filter(|(_, d)| d.pending.is_none() && d.current.is_some())
             .filter_map(|(name, d)| {
                 let there = there(&d.needs);
-                Some((name, d.used_ns, lacks(&d.needs, there, ahead_max)?, there))
+                let kind = lacks(&d.needs, there, ahead_max, d.connected_last)?;
+                Some((name, d.used_ns, kind, there))
             })
             .min_by_key(|(_, used_ns, ..)| *used_ns)
             .map(|(name, _, kind, there)| (name.clone(), kind, there))
@@ -272,8 +275,8 @@ impl Zygotes {
         theirs: &Theirs,
     ) -> Result<(), (Box<Ordered>, io::Error)> {
         let found = self.domains.get_mut(name);
-        let Some((zygote, pending)) =
-            found.and_then(|d| Some((d.current.as_ref()?, &mut d.pending)))
+        let Some((zygote, pending, connected_last)) =
+            found.and_then(|d| Some((d.current.as_ref()?, &mut d.pending, &mut d.connected_last)))
         else {
             return Err((Box::new(child), io::ErrorKind::NotFound.into()));
         };
@@ -281,6 +284,7 @@ impl Zygotes {
             return Err((Box::new(child), e));
         }
         self.orders += 1;
+        *connected_last = child.spec.network;
         *pending = Some(Pending {
             number: self.orders,
             child,
@@ -340,6 +344,12 @@ impl Zygotes {
 }
 
 impl Domain {
+    /// So many children at least as wait, which are made anew with each zygote: else it would be time for the next as soon as they
+    /// are there, for ever and without a run.
+    fn children_max(&self, rules: &ZygoteRules) -> u64 {
+        rules.children_max.max(u64::from(self.needs.ahead) + 1)
+    }
+
     /// What its zygotes have said.
     fn hear(&mut self, name: &str, leaving: &mut Vec<Maker>, events: &mut Vec<Event>) {
         self.hear_next(name, leaving, events);

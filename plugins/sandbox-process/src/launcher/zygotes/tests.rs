@@ -167,6 +167,23 @@ fn one_that_is_warm_takes_over_between_two_orders() {
     assert_eq!(leaving.len(), 2, "the one before, and its spare");
 }
 
+/// Children that wait are made anew with each zygote.
+#[test]
+fn no_zygote_is_replaced_for_the_children_that_wait_alone() {
+    let mut domain = Domain::default();
+    domain.needs.ahead = 4;
+    for (configured, expected) in [(1, 5), (5, 5), (6, 6), (5000, 5000)] {
+        let rules = ZygoteRules {
+            preload: Vec::new(),
+            children_max: configured,
+            age_max_ns: 0,
+            domains_max: 1,
+            kept_max: 0,
+        };
+        assert_eq!(domain.children_max(&rules), expected);
+    }
+}
+
 /// What has been made and not told of yet is no stray.
 #[test]
 fn a_zygote_is_at_a_birth_until_it_tells_of_it() {
