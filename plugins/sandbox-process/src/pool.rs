@@ -163,10 +163,13 @@ impl Pool {
         cancelled: impl Fn() -> bool,
     ) -> Option<(Waiting, bool)> {
         let left = Duration::from_nanos(spec.deadline_ns.saturating_sub(sys::now_ns()));
-        let until = Instant::now() + CHILD_WAIT.min(left);
+        // What is left is for an interpreter of its own, if there is no other.
+        let until = Instant::now() + CHILD_WAIT.min(left / 2);
         let mut state = self.state();
         let rules = self.rules;
         let domain = domain_of(&mut state, name, rules);
+        // It comes back for this run.
+        domain.gone = false;
         let limits = limits_of(spec);
         let known = (domain.limits, domain.disk_bytes, domain.disk_inodes);
         if known != (limits, spec.disk_bytes, spec.disk_inodes) {
@@ -218,8 +221,10 @@ impl Pool {
                 if child.is_some() {
                     // Said with the rest when it has its run.
                     domain.unsent = true;
-                } else {
+                } else if !domain.gone {
                     self.tell(domain, name);
+                } else if !domain.is_awaited() {
+                    state.domains.remove(name);
                 }
                 return child.map(|child| (child, true));
             }
@@ -356,7 +361,6 @@ impl Pool {
     }
 
     fn hear_word(&self, word: Word, fds: Vec<OwnedFd>, host: &Host) {
-        let mut state = self.state();
         match word {
             Word::Child {
                 domain,
@@ -379,13 +383,7 @@ impl Pool {
                     return;
                 };
                 let group = Held::new(parts.into_iter().zip(fds).collect(), limits);
-                let of = domain_of(&mut state, &domain, self.rules);
-                let place = if network {
-                    &mut of.connected
-                } else {
-                    &mut of.idle
-                };
-                place.push_back(Waiting {
+                let child = Waiting {
                     number,
                     zygote,
                     process_1,
@@ -399,7 +397,19 @@ impl Pool {
                     notice,
                     pidfd,
                     group,
-                });
+                };
+                let mut state = self.state();
+                // Of one that has made room it comes too late, and is let go of: it must not bring the domain back.
+                let Some(of) = state.domains.get_mut(&domain).filter(|d| !d.gone) else {
+                    drop(state);
+                    return drop(child);
+                };
+                let place = if network {
+                    &mut of.connected
+                } else {
+                    &mut of.idle
+                };
+                place.push_back(child);
                 // A new one for an old one.
                 if of.waiting[0].is_empty() && of.drop_replaced() {
                     self.tell(of, &domain);
@@ -411,6 +421,7 @@ impl Pool {
                 zygote,
                 memory,
             } => {
+                let mut state = self.state();
                 state.cold.remove(&domain);
                 let of = domain_of(&mut state, &domain, self.rules);
                 of.warm = true;
@@ -420,6 +431,7 @@ impl Pool {
                 self.heard.notify_all();
             }
             Word::Replaced { domain, why } => {
+                let mut state = self.state();
                 let of = domain_of(&mut state, &domain, self.rules);
                 // The copies are gone with whoever had made them.
                 of.memory.copied_bytes = 0;
@@ -433,6 +445,7 @@ impl Pool {
                 );
             }
             Word::Cold { domain, why } => {
+                let mut state = self.state();
                 let of = domain_of(&mut state, &domain, self.rules);
                 let was_warm = std::mem::replace(&mut of.warm, false);
                 of.call_all();
@@ -448,16 +461,19 @@ impl Pool {
                 );
             }
             Word::Gone { domain } => {
+                let mut state = self.state();
                 state.cold.remove(&domain);
-                // Runs that wait there see that it is not warm.
+                // Runs that wait there see that it is not warm; the last of them puts it away.
                 if let Some(of) = state.domains.get_mut(&domain) {
                     of.warm = false;
+                    of.gone = true;
                     of.idle.clear();
                     of.connected.clear();
                     of.call_all();
                 }
-                let waits = |d: &Domain| d.waiting.iter().any(|seats| !seats.is_empty());
-                state.domains.retain(|name, d| *name != domain || waits(d));
+                state
+                    .domains
+                    .retain(|name, d| *name != domain || d.is_awaited());
             }
         }
     }

@@ -21,7 +21,7 @@ use crate::sys::{self, Poll};
 use crate::wire::{End, Notice};
 use ready::Ready;
 pub(crate) use ways::Ways;
-use ways::{Attempt, Child, Place};
+use ways::{Attempt, Child, Place, over_before_it_began, used_by_stuck};
 
 const TARGET: &str = "sandbox_process::run";
 /// After its result a run has this long to end by itself; then its namespace is ended.
@@ -169,7 +169,7 @@ fn complete<'a>(
     attempt: &Attempt<'a>,
     request: &RunRequest,
     ways: &Ways,
-) -> Result<(RunResult, Running<'a>), Error> {
+) -> Result<(RunResult, Option<Running<'a>>), Error> {
     let launcher = attempt.launcher;
     let children = if request.fresh { 0 } else { CHILDREN_MAX };
     for _ in 0..children {
@@ -181,6 +181,10 @@ fn complete<'a>(
             return running.end(outcome, request, launcher);
         }
         running.channel.abandon();
+    }
+    let (spec, wall_ms) = (attempt.spec, request.limits.wall_ms);
+    if let Some(result) = over_before_it_began(spec, attempt.handle, attempt.started_ns, wall_ms) {
+        return Ok((result, None));
     }
     let mut running = attempt.on_its_own(ways)?;
     let outcome = running.attend();
@@ -200,7 +204,7 @@ impl<'a> Running<'a> {
         outcome: Outcome,
         request: &RunRequest,
         launcher: &Launcher,
-    ) -> Result<(RunResult, Running<'a>), Error> {
+    ) -> Result<(RunResult, Option<Running<'a>>), Error> {
         self.channel.abandon();
         if matches!(outcome, Outcome::LauncherLost) {
             // The kernel ends it with the launcher, unless its code has found a way to be spared.
@@ -211,7 +215,7 @@ impl<'a> Running<'a> {
             self.channel.hear_its_end(LOST_WAIT_NS);
             launcher.has_lost_a_run();
         }
-        Ok((self.answer(outcome, request)?, self))
+        Ok((self.answer(outcome, request)?, Some(self)))
     }
 
     /// The result of a zygote's child is there: what it has said and used until now is the run's. What is left of it is
@@ -225,18 +229,6 @@ impl<'a> Running<'a> {
             return None;
         };
         Some(Outcome::Ended(end))
-    }
-
-    /// What a run has used whose end nobody waits for any more. Without a group, nothing if that has just come: what was asked may
-    /// be another's process by now.
-    fn used_by_stuck(&self) -> End {
-        let Some(child) = &self.child else {
-            return End::default();
-        };
-        let used = child.used_so_far(true);
-        let alive = |pidfd: &OwnedFd| sys::is_alive(pidfd.as_fd()).unwrap_or(false);
-        used.filter(|_| child.has_group() || self.pidfd.as_ref().is_some_and(alive))
-            .unwrap_or_default()
     }
 
     /// Without a verdict of its own.
@@ -527,7 +519,7 @@ impl<'a> Running<'a> {
             Outcome::Stuck => End {
                 exit_code: -1,
                 signal: libc::SIGKILL,
-                ..self.used_by_stuck()
+                ..used_by_stuck(self.child.as_ref(), self.pidfd.as_ref())
             },
             Outcome::Failed(_) if self.verdict.is_some() => End {
                 exit_code: -1,

@@ -57,6 +57,8 @@ pub(super) struct Domain {
     /// The number of the zygote that children come from.
     pub(super) zygote: u64,
     pub(super) warm: bool,
+    /// It has made room for another, and runs wait here that have not seen it yet.
+    pub(super) gone: bool,
     pub(super) memory: Memory,
     pub(super) ahead: u32,
     /// Runs without and with network.
@@ -85,6 +87,7 @@ impl Domain {
             connected: VecDeque::new(),
             zygote: 0,
             warm: false,
+            gone: false,
             memory: Memory::default(),
             ahead: rules.min.min(rules.max),
             waiting: Default::default(),
@@ -142,6 +145,11 @@ impl Domain {
         let in_turn = self.ahead + self.ahead / 2 + 1;
         let ahead = (wanted * 2).max(in_turn.min(IN_TURN_MAX));
         self.ahead = self.ahead.max(ahead).min(max);
+    }
+
+    /// Whether runs wait here.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.waiting.iter().any(|seats| !seats.is_empty())
     }
 
     /// Children that wait with what the usual run wants mounted.

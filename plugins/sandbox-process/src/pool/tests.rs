@@ -179,6 +179,86 @@ fn a_domain_that_has_made_room_does_not_come_back_when_its_last_run_ends() {
     assert!(pool.state().domains.is_empty());
 }
 
+#[test]
+fn who_waits_in_vain_has_time_left_for_an_interpreter_of_its_own() {
+    let rules = PoolRules {
+        min: 0,
+        max: 9,
+        per_tenant: false,
+    };
+    let (pool, _host, _launcher) = warm(rules);
+    let began = sys::now_ns();
+    let short = RunSpec {
+        deadline_ns: began + 1_000_000_000,
+        ..spec()
+    };
+    assert!(pool.take("", &short, || false).is_none());
+    let waited = sys::now_ns() - began;
+    assert!((450_000_000..1_000_000_000).contains(&waited), "{waited}");
+}
+
+/// A child that the launcher had in hand when the domain made room, and then a run that has waited there meanwhile.
+#[test]
+fn a_domain_that_has_made_room_does_not_come_back_by_what_comes_too_late() {
+    let rules = PoolRules {
+        min: 2,
+        max: 9,
+        per_tenant: true,
+    };
+    let (pool, host, launcher) = warm(rules);
+    let told = || sys::take_message(launcher.as_fd(), &mut [0; 8192]).is_ok();
+    while told() {}
+    let gone = || Word::Gone {
+        domain: String::new(),
+    };
+    let child = || {
+        let fds = (0..5).map(|_| sys::open("/dev/null", libc::O_RDONLY).unwrap());
+        let word = Word::Child {
+            domain: String::new(),
+            number: 1,
+            zygote: 1,
+            process_1: 0,
+            network: false,
+            idle_ns: 0,
+            parts: Vec::new(),
+            limits: GroupLimits::default(),
+            disk_bytes: 0,
+            disk_inodes: 0,
+            furnishing: 7,
+        };
+        (word, fds.collect::<Vec<_>>())
+    };
+    pool.hear_word(gone(), Vec::new(), &host);
+    let (word, fds) = child();
+    pool.hear_word(word, fds, &host);
+    assert!(pool.state().domains.is_empty() && !told());
+
+    // It is there again for a run, which waits when it makes room.
+    let (word, fds) = (
+        Word::Warm {
+            domain: String::new(),
+            zygote: 2,
+            memory: Memory::default(),
+        },
+        Vec::new(),
+    );
+    pool.hear_word(word, fds, &host);
+    while told() {}
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| pool.take("", &spec(), || false).is_none());
+        let awaited = || pool.state().domains.values().any(Domain::is_awaited);
+        while !awaited() {
+            std::thread::yield_now();
+        }
+        while !told() {}
+        pool.hear_word(gone(), Vec::new(), &host);
+        let (word, fds) = child();
+        pool.hear_word(word, fds, &host);
+        assert!(run.join().unwrap());
+    });
+    assert!(pool.state().domains.is_empty() && !told());
+}
+
 /// A child of the domain's last life may come yet.
 #[test]
 fn a_number_is_not_given_again_when_a_domain_has_been_forgotten() {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::channel::fake::{Store, channel, get, result, say};
 use crate::pool::{Pool, PoolRules};
-use crate::wire::{Request, Taken};
+use crate::wire::{Request, RunSpec, Taken};
 
 const HOUR_NS: u64 = 3_600_000_000_000;
 const NUMBER: u64 = 7;
@@ -218,4 +218,22 @@ fn an_end_that_was_told_counts_however_late_it_is_heard() {
     tell(&launcher, &Notice::Ended(ended));
     let outcome = begun.running.attend();
     assert!(matches!(outcome, Outcome::Ended(end) if end.cpu_us == 5));
+}
+
+/// It has waited for an interpreter, and nobody has told it.
+#[test]
+fn none_is_started_for_a_run_that_is_over() {
+    let handle = Handle::new().unwrap();
+    let of = |deadline_ns| {
+        let spec = RunSpec {
+            deadline_ns,
+            ..RunSpec::default()
+        };
+        over_before_it_began(&spec, &handle, 0, 7).map(|result| result.error_type)
+    };
+    let later = sys::now_ns() + HOUR_NS;
+    assert_eq!(of(later), None);
+    assert_eq!(of(sys::now_ns()).as_deref(), Some("Timeout"));
+    handle.cancel();
+    assert_eq!(of(later).as_deref(), Some("Cancelled"));
 }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use skillgate_plugin_sdk::model::Error;
+use skillgate_plugin_sdk::model::{Error, RunResult};
 use skillgate_plugin_sdk::{Host, RunServices, abi};
 
 use super::{CHILDREN_MAX, Handle, Running};
+use crate::answer::{self, Fill as _};
 use crate::cgroup::Held;
 use crate::channel::Channel;
 use crate::job::Frames;
@@ -287,4 +288,43 @@ impl<'a> Attempt<'a> {
             buffer: Vec::new(),
         }
     }
+}
+
+/// What a run has used whose end nobody waits for any more. Without a group, nothing if that has just come: what was asked may be
+/// another's process by now.
+pub(super) fn used_by_stuck(child: Option<&Child<'_>>, pidfd: Option<&OwnedFd>) -> End {
+    let Some(child) = child else {
+        return End::default();
+    };
+    let used = child.used_so_far(true);
+    let alive = |pidfd: &OwnedFd| sys::is_alive(pidfd.as_fd()).unwrap_or(false);
+    used.filter(|_| child.has_group() || pidfd.is_some_and(alive))
+        .unwrap_or_default()
+}
+
+/// The result of a run that nobody wants any more, or whose time is over, and that has waited for an interpreter until now: none
+/// is started for it.
+pub(super) fn over_before_it_began(
+    spec: &RunSpec,
+    handle: &Handle,
+    started_ns: u64,
+    wall_ms: u64,
+) -> Option<RunResult> {
+    let now = sys::now_ns();
+    let mut result = RunResult {
+        exit_code: -1,
+        create_us: now.saturating_sub(started_ns) / 1000,
+        ..RunResult::default()
+    };
+    if now >= spec.deadline_ns {
+        let why = format!(
+            "the run was stopped at its limit of {wall_ms} ms, in which there was no interpreter for it"
+        );
+        result.fail(answer::TIMEOUT, why);
+    } else if handle.is_cancelled() {
+        result.fail(answer::CANCELLED, "the run was cancelled".into());
+    } else {
+        return None;
+    }
+    Some(result)
 }

@@ -192,7 +192,7 @@ fn a_run_is_answered_before_what_it_leaves_is_put_away() {
 /// What was the run's may hold something of it, or be read by who answers for it, until all of that is closed.
 #[test]
 fn what_is_lent_to_a_run_is_no_others_until_it_is_put_away() {
-    let instance = Instance::with(r#"{"pool_max":0}"#, None);
+    let instance = crate::zygote::warm(serde_json::json!({"pool_max": 0}));
     let network = "print(os.stat('/proc/self/ns/net').st_ino, flush=True)\n";
     let code = |then: &str| format!("import os\ndef main(args):\n    {network}    {then}\n");
     let (tell, answered) = channel();
