@@ -13,7 +13,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) struct Drain(watch::Sender<bool>);
 
 /// One that goes on, until this is dropped.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Going(watch::Receiver<bool>);
 
 impl Drain {

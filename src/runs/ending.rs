@@ -1,14 +1,19 @@
 //! The end of a run in the audit log: each run that got its turn has exactly one, however it ends.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 use super::drain::Going;
 use super::services::Services;
 use super::{Answer, Job, Program};
-use crate::audit::{Audit, Outcome, RunEnd, Unavailable, What};
+use crate::audit::{Audit, Outcome, Record, RunEnd, Unavailable, What};
+
+/// How long the record of a run that is over waits for blobs that are on their way into the store.
+const ARRIVAL_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Owed to the log from a run's beginning on; a run that is dropped with its caller pays by that.
 #[derive(Debug)]
@@ -59,37 +64,36 @@ impl Ending {
         self.services = Some(services);
     }
 
-    /// The run has an answer, which may be given when this comes back.
+    /// The run has an answer, which may be given when this comes back. It does not wait for a blob that is still on its way
+    /// into the store: then the record is made when that has arrived.
     pub(super) async fn answered(self, answer: &Answer) -> Result<(), Unavailable> {
-        let outcome = Outcome {
+        let how = How {
             status: answer.status,
-            error_type: answer.error.as_ref().map(|error| error.r#type.as_str()),
+            error_type: answer.error.as_ref().map(|error| error.r#type.clone()),
             wall_ms: answer.usage.wall_ms,
             cpu_ms: answer.usage.cpu_ms,
             peak_memory_bytes: answer.usage.peak_memory_bytes,
-            output_blobs: &answer.output_blobs,
         };
-        self.record(&outcome).await
+        self.record(how).await
     }
 
     /// Nothing of it was executed; the caller gets the error that it is about, whether this can be recorded or not.
     pub(super) async fn not_started(self) {
-        let outcome = Outcome {
+        let how = How {
             status: "not_started",
             error_type: None,
             wall_ms: self.wall_ms(),
             cpu_ms: Some(0),
             peak_memory_bytes: Some(0),
-            output_blobs: &[],
         };
-        let _ = self.record(&outcome).await;
+        let _ = self.record(how).await;
     }
 
-    async fn record(mut self, outcome: &Outcome<'_>) -> Result<(), Unavailable> {
-        let Some(run) = self.run.take() else {
+    async fn record(mut self, how: How) -> Result<(), Unavailable> {
+        let Some((end, made)) = self.over(how) else {
             return Ok(());
         };
-        let (audit, going, record) = (self.audit.clone(), self.going.take(), run.record(outcome));
+        let (audit, record, going) = end.into_record(&made);
         // A task of its own: a caller that goes away now must not take the record along.
         let append = tokio::spawn(async move {
             let written = audit.append(record).await;
@@ -99,39 +103,90 @@ impl Ending {
         append.await.unwrap_or(Err(Unavailable))
     }
 
+    /// The end, and the blobs that belong to it; none when it is on record, or will be.
+    fn over(&mut self, how: How) -> Option<(End, Vec<String>)> {
+        let end = End {
+            audit: self.audit.clone(),
+            run: self.run.take()?,
+            how,
+            going: self.going.take(),
+        };
+        let Some(services) = self.services.take() else {
+            return Some((end, Vec::new()));
+        };
+        let going = end.going.clone();
+        match services.close(end) {
+            Ok(closed) => Some(closed),
+            Err(told) => {
+                // Without a runtime the gateway has ended, and a store that does not answer has nobody to answer.
+                if let Ok(runtime) = Handle::try_current() {
+                    runtime.spawn(arrives(services, told, going));
+                }
+                None
+            }
+        }
+    }
+
     fn wall_ms(&self) -> u64 {
         self.began.elapsed().as_millis() as u64
     }
 }
 
+/// Waits for the blobs of a run that is over, but not for ever: a record without one of them is better than none.
+async fn arrives(services: Arc<Services>, told: oneshot::Receiver<()>, going: Option<Going>) {
+    let gateway_ends = async move {
+        match going {
+            Some(mut going) => going.over().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        // Its sender is dropped with the end.
+        _ = told => return,
+        () = tokio::time::sleep(ARRIVAL_PATIENCE) => {}
+        () = gateway_ends => {}
+    }
+    tracing::error!(
+        "the store does not say whether it has a blob of a run that is over: its record is without it"
+    );
+    services.pay();
+}
+
 impl Drop for Ending {
     fn drop(&mut self) {
-        let Some(run) = self.run.take() else {
-            return;
-        };
-        let cancelled = Cancelled {
-            audit: self.audit.clone(),
-            run,
+        let how = How {
+            status: "cancelled",
+            error_type: None,
             wall_ms: self.wall_ms(),
-            _going: self.going.take(),
+            cpu_ms: None,
+            peak_memory_bytes: None,
         };
-        match self.services.take() {
-            Some(services) => services.cancel(cancelled),
-            None => cancelled.post(&[]),
+        if let Some((end, made)) = self.over(how) {
+            end.post(&made);
         }
     }
 }
 
-/// The end of a run that nobody waits for any more, all but the blobs that it has made.
+/// As [`Outcome`], without the blobs.
 #[derive(Debug)]
-pub(super) struct Cancelled {
-    audit: Audit,
-    run: RunEnd,
+struct How {
+    status: &'static str,
+    error_type: Option<String>,
     wall_ms: u64,
-    _going: Option<Going>,
+    cpu_ms: Option<u64>,
+    peak_memory_bytes: Option<u64>,
 }
 
-impl Cancelled {
+/// The end of a run, all but the blobs that it has made.
+#[derive(Debug)]
+pub(super) struct End {
+    audit: Audit,
+    run: RunEnd,
+    how: How,
+    going: Option<Going>,
+}
+
+impl End {
     #[cfg(test)]
     pub(super) fn for_tests(audit: Audit) -> Self {
         let run = RunEnd {
@@ -146,23 +201,36 @@ impl Cancelled {
             secrets: Vec::new(),
             network: Vec::new(),
         };
-        Cancelled {
+        let how = How {
+            status: "failed",
+            error_type: Some("Timeout".into()),
+            wall_ms: 1,
+            cpu_ms: None,
+            peak_memory_bytes: None,
+        };
+        End {
             audit,
             run,
-            wall_ms: 1,
-            _going: None,
+            how,
+            going: None,
         }
     }
 
-    pub(super) fn post(self, output_blobs: &[String]) {
+    fn into_record(self, output_blobs: &[String]) -> (Audit, Record, Option<Going>) {
         let outcome = Outcome {
-            status: "cancelled",
-            error_type: None,
-            wall_ms: self.wall_ms,
-            cpu_ms: None,
-            peak_memory_bytes: None,
+            status: self.how.status,
+            error_type: self.how.error_type.as_deref(),
+            wall_ms: self.how.wall_ms,
+            cpu_ms: self.how.cpu_ms,
+            peak_memory_bytes: self.how.peak_memory_bytes,
             output_blobs,
         };
-        self.audit.post(self.run.record(&outcome));
+        (self.audit, self.run.record(&outcome), self.going)
+    }
+
+    /// Nobody waits for the record.
+    pub(super) fn post(self, output_blobs: &[String]) {
+        let (audit, record, _going) = self.into_record(output_blobs);
+        audit.post(record);
     }
 }

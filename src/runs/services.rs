@@ -12,9 +12,10 @@ use bytes::Bytes;
 use skillgate_plugin_host::{BlobWriter, RunHost};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, Result};
+use tokio::sync::oneshot;
 
 use super::Job;
-use super::ending::Cancelled;
+use super::ending::End;
 use super::queue::Place;
 use super::redaction::Streams;
 use crate::auth::Caller;
@@ -50,21 +51,26 @@ struct State {
     next_writer: i64,
 }
 
-/// The blobs that a run has made. When it is cancelled its record lists them, and it makes no more.
+/// The blobs that a run has made. With its end it makes no more, whoever has ended it, and its record lists those that it has
+/// made.
 #[derive(Debug, Default)]
 struct Made {
     ids: Vec<String>,
     /// On their way into the store: from here on they cannot be held back.
     committing: usize,
-    cancelled: bool,
-    /// The end that is owed, until what is on its way has arrived.
-    owed: Option<Cancelled>,
+    over: bool,
+    /// The end that is owed, until what is on its way has arrived; and who waits for that, whom the drop of it tells.
+    owed: Option<(End, oneshot::Sender<()>)>,
 }
+
+/// An end that can be recorded, with the blobs that the run has made; or what tells that the last of them has arrived, with
+/// which it is recorded.
+pub(super) type Closed = std::result::Result<(End, Vec<String>), oneshot::Receiver<()>>;
 
 impl Made {
     fn begin(&mut self) -> Result<()> {
-        if self.cancelled {
-            return Err(Error::new(abi::E_CANCELLED, "the run was cancelled"));
+        if self.over {
+            return Err(Error::new(abi::E_CANCELLED, "the run is over"));
         }
         self.committing += 1;
         Ok(())
@@ -74,19 +80,23 @@ impl Made {
     fn arrived(&mut self, id: Option<String>) {
         self.committing -= 1;
         self.ids.extend(id);
-        self.pay();
+        if self.committing == 0 {
+            self.pay();
+        }
     }
 
-    fn cancel(&mut self, end: Cancelled) {
-        self.cancelled = true;
-        self.owed = Some(end);
-        self.pay();
+    fn close(&mut self, end: End) -> Closed {
+        self.over = true;
+        if self.committing == 0 {
+            return Ok((end, self.ids.clone()));
+        }
+        let (tells, told) = oneshot::channel();
+        self.owed = Some((end, tells));
+        Err(told)
     }
 
     fn pay(&mut self) {
-        if self.committing == 0
-            && let Some(end) = self.owed.take()
-        {
+        if let Some((end, _tells)) = self.owed.take() {
             end.post(&self.ids);
         }
     }
@@ -148,9 +158,14 @@ impl Services {
         self.state().made.ids.clone()
     }
 
-    /// Nobody waits for it any more: it makes no more blobs, and its end is recorded with those that it has made.
-    pub(super) fn cancel(&self, end: Cancelled) {
-        self.state().made.cancel(end);
+    /// It makes no more blobs.
+    pub(super) fn close(&self, end: End) -> Closed {
+        self.state().made.close(end)
+    }
+
+    /// An end that is owed is recorded now, whatever is still on its way.
+    pub(super) fn pay(&self) {
+        self.state().made.pay();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -272,8 +287,10 @@ impl RunHost for Services {
             return Ok(None);
         }
         self.state().made.begin()?;
+        let mut arrival = Arrival(self, None);
         let id = writer.commit_blocking().map(|stat| stat.id);
-        self.state().made.arrived(id.as_ref().ok().cloned());
+        arrival.1 = id.as_ref().ok().cloned();
+        drop(arrival);
         id.map(Some)
     }
 
@@ -293,6 +310,15 @@ impl RunHost for Services {
     }
 }
 
+/// A blob that is on its way, whatever becomes of that; with its id when it has arrived.
+struct Arrival<'a>(&'a Services, Option<String>);
+
+impl Drop for Arrival<'_> {
+    fn drop(&mut self) {
+        self.0.state().made.arrived(self.1.take());
+    }
+}
+
 fn unknown_writer() -> Error {
     Error::new(
         abi::E_STALE,
@@ -302,12 +328,14 @@ fn unknown_writer() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::oneshot::error::TryRecvError;
+
     use super::*;
     use crate::audit::Audit;
     use crate::config;
 
-    /// How a log of one cancelled run lists its blobs, while `run` does what it does between its beginning and its end.
-    async fn recorded(run: impl FnOnce(&mut Made, Cancelled)) -> Vec<String> {
+    /// How a log of one run lists its blobs, while `run` does what it does between its beginning and its end.
+    async fn recorded(run: impl FnOnce(&mut Made, End)) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.jsonl");
         let audit = Audit::open(&config::Audit {
@@ -317,7 +345,7 @@ mod tests {
             on_failure: config::OnAuditFailure::Deny,
         })
         .unwrap();
-        run(&mut Made::default(), Cancelled::for_tests(audit.clone()));
+        run(&mut Made::default(), End::for_tests(audit.clone()));
         audit.close().await;
         let text = std::fs::read_to_string(path).unwrap();
         let records = text
@@ -325,25 +353,42 @@ mod tests {
             .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         let of_runs: Vec<_> = records.filter(|record| record["kind"] == "run").collect();
         assert_eq!(of_runs.len(), 1, "{text}");
+        assert_eq!(
+            (&of_runs[0]["status"], &of_runs[0]["error_type"]),
+            (&"failed".into(), &"Timeout".into())
+        );
         serde_json::from_value(of_runs[0]["output_blobs"].clone()).unwrap()
     }
 
     #[tokio::test]
-    async fn a_cancelled_run_is_recorded_with_the_blob_that_was_on_its_way() {
+    async fn a_run_that_is_over_is_recorded_with_the_blob_that_was_on_its_way() {
         let listed = recorded(|made, end| {
             made.begin().unwrap();
             made.arrived(Some("blob:1".into()));
             made.begin().unwrap();
             made.begin().unwrap();
-            made.cancel(end);
+            assert!(made.close(end).is_err());
             assert_eq!(made.begin().unwrap_err().code, abi::E_CANCELLED);
             made.arrived(None);
             made.arrived(Some("blob:2".into()));
         });
         assert_eq!(listed.await, ["blob:1", "blob:2"]);
         let listed = recorded(|made, end| {
-            made.cancel(end);
+            made.begin().unwrap();
+            made.arrived(Some("blob:1".into()));
+            let (end, made_by_then) = made.close(end).unwrap();
             assert_eq!(made.begin().unwrap_err().code, abi::E_CANCELLED);
+            end.post(&made_by_then);
+        });
+        assert_eq!(listed.await, ["blob:1"]);
+        // Once, also when it was not waited for.
+        let listed = recorded(|made, end| {
+            made.begin().unwrap();
+            let mut told = made.close(end).unwrap_err();
+            assert_eq!(told.try_recv(), Err(TryRecvError::Empty));
+            made.pay();
+            assert_eq!(told.try_recv(), Err(TryRecvError::Closed));
+            made.arrived(Some("blob:1".into()));
         });
         assert_eq!(listed.await, [""; 0]);
     }

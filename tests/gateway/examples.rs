@@ -2,11 +2,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::alone;
+use crate::support::eventually;
 use crate::support::gateway::{House, Settings};
+
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Compiles one of `plugins/example-c` into the house; its section of the configuration.
 fn example(house: &House, name: &str) -> String {
@@ -33,7 +37,7 @@ fn compiled(house: &House, name: &str, source: &Path) -> String {
 }
 
 /// Puts it in the place of a bundled plugin, whose configuration is not its own.
-fn instead(text: &str, bundled: &str, section: &str) -> String {
+pub(crate) fn instead(text: &str, bundled: &str, section: &str) -> String {
     let begin = text.find(bundled).unwrap();
     let config = begin + text[begin..].find("config = ").unwrap();
     let end = config + text[config..].find('\n').unwrap();
@@ -115,6 +119,66 @@ fn a_sandbox_that_promises_no_containment_is_named_at_the_start() {
         line.contains("WARN") && line.contains("org.skillgate"),
         "{line}"
     );
+    gateway.stop();
+}
+
+/// The example's store, where a function waits until somebody has written into a pipe; its section, and that pipe.
+pub(crate) fn waiting_store(house: &House, function: &str) -> (String, PathBuf) {
+    let pipe = house.path().join("go");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let store = std::fs::read_to_string(plugins().join("example-c/store.c")).unwrap();
+    let begin = store.find(&format!(" {function}(void *self")).unwrap();
+    let body = begin + store[begin..].find("{\n").unwrap() + 2;
+    let waits = format!(
+        "    char go;\n    int pipe = open({pipe:?}, O_RDONLY);\n    if (read(pipe, &go, 1) >= 0) close(pipe);\n"
+    );
+    let source = house.path().join("waiting.c");
+    std::fs::write(&source, [&store[..body], &waits, &store[body..]].concat()).unwrap();
+    (compiled(house, "waiting", &source), pipe)
+}
+
+/// The run has its end and its caller an answer before the store has said that it has the blob.
+#[test]
+fn a_blob_that_arrives_after_the_end_of_its_run_is_on_record() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let text = std::fs::read_to_string(house.config()).unwrap();
+    let (store, pipe) = waiting_store(&house, "blob_commit");
+    let text = instead(&text, r#"name = "storage-fs""#, &store);
+    std::fs::write(house.config(), text).unwrap();
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let code = "from runtime import blobs\n\ndef main(args):\n    blobs.write_text('late')\n    blobs.write_text('later')\n";
+    let params = json!({ "language": "python", "code": code, "limits": { "timeout_ms": 1000 } });
+    let run = client.result("run_code", params).unwrap();
+    assert_eq!(run["error"]["type"], "Timeout", "{run}");
+    assert_eq!(run["output_blobs"], json!([]), "{run}");
+    let records = || -> Vec<Value> {
+        let log = std::fs::read_to_string(house.path().join(".skillgate/audit.jsonl")).unwrap();
+        let records = log
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .filter(|record: &Value| record["run_id"] == run["run_id"]);
+        records.collect()
+    };
+    assert_eq!(records(), [json!(null); 0], "it waits for its blob");
+    // Opens when the store has opened the other end.
+    std::fs::write(pipe, "x").unwrap();
+    eventually("the end of the run is on record", PATIENCE, || {
+        !records().is_empty()
+    });
+    let records = records();
+    let [record] = &records[..] else {
+        panic!("{records:?}")
+    };
+    assert_eq!(record["status"], "failed", "{record}");
+    assert_eq!(record["error_type"], "Timeout", "{record}");
+    let [id] = &record["output_blobs"].as_array().unwrap()[..] else {
+        panic!("{record}")
+    };
+    let read = client.result("read_blob", json!({ "blob_id": id }));
+    assert_eq!(read.unwrap()["content"], "late");
     gateway.stop();
 }
 
