@@ -7,14 +7,17 @@
 //! lets the second throw away what the first is writing). Calls wait until those under way have ended, the old instance is
 //! gone and the new one is there, which takes milliseconds. A call that does not end within [`HANDOVER_PATIENCE`], such as a
 //! slow upload, stops the exchange instead, and the old store serves on. So it does when the new one does not come up: then
-//! it is made anew.
+//! it is made anew. While an old one does not end no other is made, and in the end calls are refused.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use serde_json::json;
-use skillgate_plugin_host::{Current, Plugin, SandboxInstance, StorageInstance, inspect};
+use skillgate_plugin_host::{
+    Current, Destroyed, Plugin, SandboxInstance, StorageInstance, inspect,
+};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, Health};
 use tokio::runtime::Handle;
@@ -104,6 +107,8 @@ struct Inner {
     seats: Arc<Seats>,
     /// Old sandboxes whose runs go on.
     ending: Mutex<Vec<JoinHandle<()>>>,
+    /// The end of the store before, until it has been seen: no other one is made.
+    leaving: Mutex<Option<Destroyed>>,
     /// As policies know the sandbox.
     sandbox_name: String,
 }
@@ -179,6 +184,7 @@ impl Plugins {
             loaded_sandbox: Mutex::new((of_sandbox, seat)),
             seats,
             ending: Mutex::default(),
+            leaving: Mutex::default(),
             sandbox_name: sandbox_name(config),
         })))
     }
@@ -239,7 +245,12 @@ impl Plugins {
                 continue;
             }
             match sandbox(&loaded.plugin, &name, &self.0.state, &loaded.config).await {
-                Ok(made) => end(made.shutdown()).await,
+                Ok(made) => {
+                    // What does not end has its directory still.
+                    if !end(made.shutdown()).await {
+                        continue;
+                    }
+                }
                 Err(error) => {
                     tracing::warn!(instance = name, %error, "what an exchanged sandbox left is still there");
                     continue;
@@ -267,6 +278,11 @@ impl Plugins {
         if let Some(store) = self.0.storage.take() {
             end(store.shutdown()).await;
         }
+        let leaving = lock(&self.0.leaving).take();
+        if let Some(mut leaving) = leaving {
+            // That it does not end was said when it was exchanged.
+            let _ended = tokio::time::timeout(SHUTDOWN_TIMEOUT, leaving.wait()).await;
+        }
     }
 }
 
@@ -280,16 +296,19 @@ fn no_seat() -> AppError {
     }
 }
 
-/// Says in the log when a plugin did not end well, or in time: there is nobody left to answer for it.
-pub(super) async fn end(ending: impl Future<Output = model::Result<()>>) {
+/// Whether a plugin has ended in time. Says in the log when it did not, or not well: there is nobody left to answer for it.
+pub(super) async fn end(ending: impl Future<Output = model::Result<()>>) -> bool {
     match tokio::time::timeout(SHUTDOWN_TIMEOUT, ending).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(
-            code = error.code,
-            reason = error.message,
-            "a plugin did not end well"
-        ),
-        Err(_) => tracing::warn!("a plugin did not end in time"),
+        Ok(Ok(())) => true,
+        Ok(Err(error)) => {
+            let (code, reason) = (error.code, error.message);
+            tracing::warn!(code, reason, "a plugin did not end well");
+            true
+        }
+        Err(_) => {
+            tracing::warn!("a plugin did not end in time");
+            false
+        }
     }
 }
 
@@ -371,7 +390,10 @@ impl Part for OfSandbox {
             if let Some(old) = old {
                 let ending = handle.spawn(async move {
                     old.unused().await;
-                    end(old.shutdown()).await;
+                    let mut destroyed = old.destroyed();
+                    if !end(old.shutdown()).await {
+                        destroyed.wait().await;
+                    }
                     // Its name is free from here on.
                     drop(seat);
                     tracing::info!(part = "plugins.sandbox", "the old plugin has ended");
@@ -449,9 +471,11 @@ async fn hand_over(
                 HANDOVER_PATIENCE.as_secs()
             ));
         }
-        end(old.shutdown()).await;
+        inner.leave(old).await;
     }
+    inner.has_left(COMEBACK_PATIENCE).await?;
     let make = async |loaded: &Loaded| {
+        inner.has_left(COMEBACK_AGAIN).await?;
         let made = storage(&loaded.plugin, "store", &inner.state, &loaded.config)
             .await
             .map_err(|error| error.to_string())?;
@@ -459,7 +483,7 @@ async fn hand_over(
             Ok(()) => Ok(made),
             Err(why) => {
                 // It may have the store, which the next one needs.
-                end(made.shutdown()).await;
+                inner.leave(made).await;
                 Err(why)
             }
         }
@@ -478,6 +502,31 @@ async fn hand_over(
             Err(why)
         }
         Err(worse) => Err(format!("{why}; and the one before: {worse}")),
+    }
+}
+
+impl Inner {
+    /// Has a store end, in the time that a plugin has for that.
+    async fn leave(&self, store: Arc<StorageInstance>) {
+        *lock(&self.leaving) = Some(store.destroyed());
+        end(store.shutdown()).await;
+    }
+
+    /// Waits until no store before this one has the data, those included that an exchange before could not wait for.
+    async fn has_left(&self, patience: Duration) -> Result<(), String> {
+        let leaving = lock(&self.leaving).clone();
+        let Some(mut leaving) = leaving else {
+            return Ok(());
+        };
+        if leaving.wait().now_or_never().is_none() {
+            tracing::warn!("the store before has not ended yet: no other one is made");
+        }
+        let left = tokio::time::timeout(patience, leaving.wait()).await;
+        left.map_err(|_| {
+            "the store before has not ended, and two must not have its data: it ends by itself, or with the gateway"
+        })?;
+        *lock(&self.leaving) = None;
+        Ok(())
     }
 }
 

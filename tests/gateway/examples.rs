@@ -182,6 +182,70 @@ fn a_blob_that_arrives_after_the_end_of_its_run_is_on_record() {
     gateway.stop();
 }
 
+/// Two stores never have the same data: the next one is made when the one before has ended, however long that takes.
+#[test]
+fn a_store_that_is_slow_to_end_is_waited_for() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        server: "reload_watch_ms = 0",
+        ..Settings::default()
+    });
+    let usual = std::fs::read_to_string(house.config()).unwrap();
+    let (_, pipe) = waiting_store(&house, "destroy");
+    // It writes down when it begins and when it has ended.
+    let journal = house.path().join("journal");
+    let note = |what: &str| {
+        format!(
+            "    {{ int at = open({journal:?}, O_WRONLY | O_CREAT | O_APPEND, 0600); if (at >= 0 && write(at, \"{what}\\n\", {}) > 0) close(at); }}\n",
+            what.len() + 1
+        )
+    };
+    let source = house.path().join("waiting.c");
+    let mut store = std::fs::read_to_string(&source).unwrap();
+    for (before, what) in [
+        ("    s->host = host;\n", "made"),
+        ("    pthread_mutex_destroy(&s->budget);\n", "ended"),
+    ] {
+        assert!(store.contains(before));
+        store = store.replace(before, &format!("{}{before}", note(what)));
+    }
+    let release = |number: u32| {
+        std::fs::write(&source, format!("{store}\nint release{number};\n")).unwrap();
+        let section = compiled(&house, &format!("release{number}"), &source);
+        let section = format!("{section}\nisolation = \"gateway\"");
+        let text = instead(&usual, r#"name = "storage-fs""#, &section);
+        std::fs::write(house.config(), text).unwrap();
+    };
+    let written = || std::fs::read_to_string(&journal).unwrap();
+    release(0);
+    let gateway = house.start();
+    assert_eq!(written(), "made\n");
+    release(1);
+    gateway.signal("HUP");
+    let said = |text: &str| eventually(text, PATIENCE, || gateway.log().contains(text));
+    said("a plugin did not end in time");
+    said("the store before has not ended yet");
+    assert_eq!(written(), "made\n");
+    std::thread::scope(|scope| {
+        // A call waits meanwhile, and is answered by the next one.
+        let call = scope.spawn(|| {
+            let made = json!({ "content": "x", "kind": "text/plain" });
+            gateway.client().call("create_blob", made)
+        });
+        std::fs::write(&pipe, "x").unwrap();
+        said("the new plugin has the store");
+        assert_eq!(written(), "made\nended\nmade\n");
+        let made = call.join().unwrap().unwrap();
+        assert!(made["result"]["blob_id"].is_string(), "{made}");
+    });
+    // Whoever opens it after that need not wait either.
+    std::thread::scope(|scope| {
+        scope.spawn(|| std::fs::write(&pipe, "x"));
+        gateway.stop();
+    });
+    assert_eq!(written(), "made\nended\nmade\nended\n");
+}
+
 #[test]
 fn a_store_that_keeps_nothing_is_named_at_the_start() {
     let _alone = alone();

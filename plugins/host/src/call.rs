@@ -90,15 +90,30 @@ impl<T: Table> Place<T> {
     pub(crate) fn is_used(&self) -> bool {
         match self {
             Place::Here(instance) => Arc::strong_count(instance) > 1,
-            Place::There(remote) => Arc::strong_count(remote) > 1,
+            // A call that its caller has given up goes on without it.
+            Place::There(remote) => Arc::strong_count(remote) > 1 || remote.has_calls(),
         }
     }
 
     /// Resolves when destroy() has returned, or its process is gone.
-    pub(crate) fn destroyed(&self) -> watch::Receiver<bool> {
-        match self {
+    pub(crate) fn destroyed(&self) -> Destroyed {
+        Destroyed(match self {
             Place::Here(instance) => instance.destroyed(),
             Place::There(remote) => remote.destroyed(),
+        })
+    }
+}
+
+/// The end of an instance. Cheap to clone; keeps nothing alive.
+#[derive(Debug, Clone)]
+pub struct Destroyed(watch::Receiver<bool>);
+
+impl Destroyed {
+    /// Resolves when destroy() has returned, or the instance's process is gone.
+    pub async fn wait(&mut self) {
+        if self.0.wait_for(|done| *done).await.is_err() {
+            // There was no thread to destroy it: it stays.
+            std::future::pending::<()>().await;
         }
     }
 }

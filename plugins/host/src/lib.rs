@@ -41,6 +41,7 @@ mod wire;
 mod written;
 
 pub use blobs::{BlobReader, BlobWriter};
+pub use call::Destroyed;
 pub use counts::CallCounts;
 pub use current::{Current, WeakCurrent};
 pub use inspect::{Inspection, Note, inspect};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use skillgate_plugin_sdk::model::{Health, Result, RunRequest, RunResult, SandboxCaps};
 
 use crate::ask::{AskHealth, Drain, Run};
-use crate::call::Place;
+use crate::call::{Destroyed, Place};
 use crate::counts::CallCounts;
 use crate::instance::SandboxTable;
 
@@ -116,10 +116,15 @@ impl SandboxInstance {
     /// reference is gone too. Put a timeout around it.
     pub async fn shutdown(self: Arc<Self>) -> Result<()> {
         let drained = self.drain().await;
-        let mut destroyed = self.instance.destroyed();
+        let mut destroyed = self.destroyed();
         drop(self);
-        // An error says that the sender is gone, which is as good an end as any.
-        drop(destroyed.wait_for(|done| *done).await);
+        destroyed.wait().await;
         drained
+    }
+
+    /// Its end, for who waits longer than for a shutdown.
+    #[must_use]
+    pub fn destroyed(&self) -> Destroyed {
+        self.instance.destroyed()
     }
 }

@@ -14,7 +14,7 @@ use crate::ask::{
     SkillRead, SkillTree, Which,
 };
 use crate::blobs::{BlobReader, BlobWriter};
-use crate::call::{Call, Place};
+use crate::call::{Call, Destroyed, Place};
 use crate::counts::CallCounts;
 use crate::instance::StorageTable;
 
@@ -113,11 +113,16 @@ impl StorageInstance {
     /// reference, reader and writer is gone too. Put a timeout around it.
     pub async fn shutdown(self: Arc<Self>) -> Result<()> {
         let drained = self.drain().await;
-        let mut destroyed = self.store.destroyed();
+        let mut destroyed = self.destroyed();
         drop(self);
-        // An error says that the sender is gone, which is as good an end as any.
-        drop(destroyed.wait_for(|done| *done).await);
+        destroyed.wait().await;
         drained
+    }
+
+    /// Its end, for who waits longer than for a shutdown.
+    #[must_use]
+    pub fn destroyed(&self) -> Destroyed {
+        self.store.destroyed()
     }
 
     /// Waits until nobody else has it, neither for a call nor for what it began: readers, writers, runs. Who waits for that

@@ -258,6 +258,22 @@ async fn a_call_that_ignores_its_cancellation_ends_the_process() {
     assert_eq!(ask(&sandbox, "pid").await.unwrap(), pid);
 }
 
+/// Nobody waits for it any more, and the plugin is at it all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_its_caller_has_left_is_a_use_until_it_has_ended() {
+    let settings = ProcessSettings {
+        cancel_grace: Duration::from_millis(500),
+        ..settings()
+    };
+    let sandbox = echo_with(&settings, "{}").await;
+    sandbox.unused().await;
+    let began = std::time::Instant::now();
+    let hangs = tokio::time::timeout(Duration::from_millis(50), ask(&sandbox, "hang")).await;
+    assert!(hangs.is_err());
+    let unused = tokio::time::timeout(PATIENCE, sandbox.unused()).await;
+    assert!(unused.is_ok() && began.elapsed() >= settings.cancel_grace);
+}
+
 /// A call in the hands of whoever sends it, and leaves.
 type Caller<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
 

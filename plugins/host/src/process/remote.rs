@@ -101,6 +101,11 @@ impl Remote {
         self.0.counts.clone()
     }
 
+    /// Whether some have not been answered, whoever waits for that.
+    pub(crate) fn has_calls(&self) -> bool {
+        self.0.in_flight.load(Ordering::Acquire) > 0
+    }
+
     pub(crate) fn destroyed(&self) -> watch::Receiver<bool> {
         self.0.destroyed.subscribe()
     }
