@@ -43,11 +43,10 @@ enum Rule {
     },
     /// All tests of one of these lists hold.
     AnyOf(&'static [&'static [Test]]),
-    /// The argument is one of `values`. If it is one of `done` the call is answered as if it had been made.
+    /// All tests of one of the lists of `any` hold. If those of `done` do the call is answered as if it had been made.
     OrDone {
-        arg: u32,
-        values: &'static [u32],
-        done: &'static [u32],
+        any: &'static [&'static [Test]],
+        done: &'static [Test],
     },
     /// Never: this is the answer, an error or 0 as if it had been made, instead of EPERM.
     Answer(i32),
@@ -207,7 +206,13 @@ fn leaf(rule: Option<Rule>) -> Vec<sock_filter> {
             allow,
         ],
         Some(Rule::AnyOf(lists)) => {
-            let mut out: Vec<_> = lists.iter().flat_map(|tests| all_of(tests)).collect();
+            let mut out: Vec<_> = lists.iter().flat_map(|t| all_of(t, allow)).collect();
+            out.push(refuse);
+            out
+        }
+        Some(Rule::OrDone { any, done }) => {
+            let mut out: Vec<_> = any.iter().flat_map(|t| all_of(t, allow)).collect();
+            out.extend(all_of(done, op(RETURN, RET_ERRNO, 0, 0)));
             out.push(refuse);
             out
         }
@@ -219,23 +224,12 @@ fn leaf(rule: Option<Rule>) -> Vec<sock_filter> {
             out.extend([refuse, allow]);
             out
         }
-        Some(Rule::OrDone { arg, values, done }) => {
-            let mut out = vec![op(LOAD, ARGS + 8 * arg, 0, 0)];
-            let all = values.len() + done.len();
-            for (i, value) in values.iter().chain(done).enumerate() {
-                // Behind the refusal, and for those that are done one further.
-                let to = all - i + usize::from(i >= values.len());
-                out.push(op(JUMP_EQUAL, *value, to as u8, 0));
-            }
-            out.extend([refuse, allow, op(RETURN, RET_ERRNO, 0, 0)]);
-            out
-        }
     }
 }
 
-/// Allows when every test holds; goes on behind it when one does not.
-fn all_of(tests: &[Test]) -> Vec<sock_filter> {
-    let mut out = vec![op(RETURN, RET_ALLOW, 0, 0)];
+/// Answers so when every test holds; goes on behind it when one does not.
+fn all_of(tests: &[Test], answer: sock_filter) -> Vec<sock_filter> {
+    let mut out = vec![answer];
     for test in tests.iter().rev() {
         let mut block = vec![
             op(LOAD, ARGS + 8 * test.arg, 0, 0),
@@ -286,17 +280,6 @@ mod tests {
         }
     }
 
-    /// `answer` for each of the values and for nothing that is far from them.
-    fn one_of(got: &impl Fn([u32; 6]) -> u32, number: u32, arg: u32, values: &[u32], answer: u32) {
-        for v in values {
-            let mut args = [u32::MAX - 1; 6];
-            args[arg as usize] = *v;
-            assert_eq!(got(args), answer, "{number} {v}");
-            args[arg as usize] = v.wrapping_sub(0x1000);
-            assert_eq!(got(args), RET_ERRNO | libc::EPERM as u32, "{number} {v}");
-        }
-    }
-
     #[test]
     fn every_number_gets_what_the_list_says() {
         let eperm = RET_ERRNO | libc::EPERM as u32;
@@ -313,14 +296,18 @@ mod tests {
                 Some(Rule::Always) => assert_eq!(got([u32::MAX; 6]), RET_ALLOW, "{number}"),
                 Some(Rule::Answer(e)) => assert_eq!(got([0; 6]), RET_ERRNO | e as u32, "{number}"),
                 Some(Rule::OneOf { arg, values }) => {
-                    one_of(&got, number, arg, values, RET_ALLOW);
+                    for v in values {
+                        let mut args = [u32::MAX - 1; 6];
+                        args[arg as usize] = *v;
+                        assert_eq!(got(args), RET_ALLOW, "{number} {v}");
+                        args[arg as usize] = v.wrapping_sub(0x1000);
+                        assert_eq!(got(args), eperm, "{number} {v}");
+                    }
                 }
-                Some(Rule::OrDone { arg, values, done }) => {
-                    one_of(&got, number, arg, values, RET_ALLOW);
-                    one_of(&got, number, arg, done, RET_ERRNO);
+                // `sockets` and `what_is_answered_and_not_made` have their arguments.
+                Some(Rule::AnyOf(_) | Rule::OrDone { .. }) => {
+                    assert_eq!(got([u32::MAX; 6]), eperm, "{number}");
                 }
-                // `sockets` below has their arguments.
-                Some(Rule::AnyOf(_)) => assert_eq!(got([u32::MAX; 6]), eperm, "{number}"),
                 Some(Rule::NoneOf { arg, mask }) => {
                     for bit in 0..32 {
                         let mut args = [0; 6];
@@ -451,6 +438,35 @@ mod tests {
                 !call(true, number, args),
                 "a connection that connect() does not see"
             );
+        }
+    }
+
+    #[test]
+    fn what_is_answered_and_not_made() {
+        let eperm = RET_ERRNO | libc::EPERM as u32;
+        let call = |number: i64, args| run(&program(false), NATIVE_ARCH, number as u32, args);
+        let fcntl = |command, arg| call(libc::SYS_fcntl, [3, command, arg, 0, 0, 0]);
+        for command in [6, 7, 37, 38] {
+            assert_eq!(fcntl(command, 0), RET_ERRNO, "{command}");
+        }
+        for command in [0, 1, 2, 3, 5, 36, 1030, 1032] {
+            assert_eq!(fcntl(command, u32::MAX), RET_ALLOW, "{command}");
+        }
+        // SETOWN, SETSIG, SETLEASE, NOTIFY, SETPIPE_SZ, ADD_SEALS, SET_RW_HINT, SET_FILE_RW_HINT.
+        for command in [8, 10, 1024, 1026, 1031, 1033, 1036, 1038, 99] {
+            assert_eq!(fcntl(command, 0), eperm, "{command}");
+        }
+        let (append, nonblock) = (libc::O_APPEND as u32, libc::O_NONBLOCK as u32);
+        assert_eq!(fcntl(4, append | nonblock), RET_ALLOW);
+        for flag in [libc::O_ASYNC, libc::O_DIRECT] {
+            assert_eq!(fcntl(4, append | flag as u32), eperm, "{flag}");
+        }
+        let msync = |flags| call(libc::SYS_msync, [0, 4096, flags, 0, 0, 0]);
+        let answers = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(msync);
+        let (yes, done, no) = (RET_ALLOW, RET_ERRNO, eperm);
+        assert_eq!(answers, [yes, yes, yes, yes, done, no, done, no, no]);
+        for number in [libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_flock] {
+            assert_eq!(call(number, [3; 6]), RET_ERRNO, "{number}");
         }
     }
 

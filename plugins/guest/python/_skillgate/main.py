@@ -72,6 +72,10 @@ def warm(modules=()) -> None:
     for name in modules:
         importlib.import_module(name)
     _environment = dict(os.environ)  # with what those modules have changed
+    # It has tried here what it can use, and runs may not have all of that.
+    selectors = sys.modules.get("selectors")
+    if selectors and hasattr(selectors, "PollSelector"):
+        selectors.DefaultSelector = selectors.PollSelector
     imports.copy_builtins()
     names = {}
     exec(imports.compile_source("def main(args):\n    return {'a': [1, 2.5, None, 'é']}\n", "<warm>"), names)

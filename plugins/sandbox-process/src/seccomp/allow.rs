@@ -8,6 +8,7 @@ use super::Test;
 
 /// Any CLONE_NEW* flag: time, mount, cgroup, uts, ipc, user, pid and network namespaces.
 const CLONE_NEW_ANY: u32 = 0x7e02_0080;
+const CLONE_PIDFD: u32 = 0x1000;
 const ARCH_SET_FS: u32 = 0x1002;
 const ARCH_GET_FS: u32 = 0x1003;
 const AF_UNIX: u32 = 1;
@@ -27,9 +28,16 @@ const TCP_OPTIONS: &[u32] = &[1, 4, 5, 6, 12, 18];
 /// The same and TCP_INFO.
 const TCP_QUESTIONS: &[u32] = &[1, 4, 5, 6, 11, 12, 18];
 
-/// DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, OFD_GETLK, DUPFD_CLOEXEC, SETPIPE_SZ and GETPIPE_SZ.
-const FCNTL_COMMANDS: &[u32] = &[0, 1, 2, 3, 4, 5, 36, 1030, 1031, 1032];
-/// SETLK, SETLKW, OFD_SETLK and OFD_SETLKW. A lock of a range of bytes is memory of the kernel that no control group counts
+/// Reads the host's disk and not its memory, as fast as the disk can, and hardly uses a processor, which is all that is counted.
+const O_DIRECT: u32 = libc::O_DIRECT as u32;
+
+/// DUPFD, GETFD, SETFD, GETFL, GETLK, OFD_GETLK, DUPFD_CLOEXEC and GETPIPE_SZ; never SETPIPE_SZ: with a small pipe the gateway is
+/// woken, and wakes, for each page of a run's output.
+const FCNTL_COMMANDS: &[u32] = &[0, 1, 2, 3, 5, 36, 1030, 1032];
+/// SETFL. Not with O_ASYNC: signals are sent under a lock of the whole host.
+const F_SETFL: u32 = 4;
+const NOT_FOR_SETFL: u32 = libc::O_ASYNC as u32 | O_DIRECT;
+/// SETLK, SETLKW, OFD_SETLK and OFD_SETLKW. A lock of bytes is memory of the kernel that no control group counts
 /// (`file_lock_cache`) and no limit bounds, any number of them for one file that can be read; and each that lies on a file
 /// which others read too is passed by each of their closes. Within one process such a lock excludes nothing.
 const RECORD_LOCKS: &[u32] = &[6, 7, 37, 38];
@@ -91,8 +99,8 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "lseek", x86_64: Some(8), aarch64: Some(62), rule: Always, reason: "reads, writes and moves within open files" },
     Entry { name: "sendfile", x86_64: Some(40), aarch64: Some(71), rule: Always, reason: "reads, writes and moves within open files" },
     Entry { name: "copy_file_range", x86_64: Some(326), aarch64: Some(285), rule: Always, reason: "reads, writes and moves within open files" },
-    Entry { name: "open", x86_64: Some(2), aarch64: None, rule: Always, reason: "opens what the mounts show" },
-    Entry { name: "openat", x86_64: Some(257), aarch64: Some(56), rule: Always, reason: "opens what the mounts show" },
+    Entry { name: "open", x86_64: Some(2), aarch64: None, rule: NoneOf { arg: 1, mask: O_DIRECT }, reason: "opens what the mounts show" },
+    Entry { name: "openat", x86_64: Some(257), aarch64: Some(56), rule: NoneOf { arg: 2, mask: O_DIRECT }, reason: "opens what the mounts show" },
     Entry { name: "creat", x86_64: Some(85), aarch64: None, rule: Always, reason: "opens what the mounts show" },
     Entry { name: "close", x86_64: Some(3), aarch64: Some(57), rule: Always, reason: "closes; subprocess closes ranges" },
     Entry { name: "close_range", x86_64: Some(436), aarch64: Some(436), rule: Always, reason: "closes; subprocess closes ranges" },
@@ -143,8 +151,11 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "fadvise64", x86_64: Some(221), aarch64: Some(223), rule: OneOf { arg: 3, values: FILE_ADVICE }, reason: "advice for one's own reading" },
     Entry { name: "fsync", x86_64: Some(74), aarch64: Some(82), rule: Answer(0), reason: "flushing of one's own files, which are in memory: there is nothing to do. Files that can only be read lie on the host's disk, which would flush for each call" },
     Entry { name: "fdatasync", x86_64: Some(75), aarch64: Some(83), rule: Answer(0), reason: "flushing of one's own files, which are in memory: there is nothing to do. Files that can only be read lie on the host's disk, which would flush for each call" },
-    Entry { name: "flock", x86_64: Some(73), aarch64: Some(32), rule: Always, reason: "locks between one's own processes; sqlite and tempfile use them" },
-    Entry { name: "fcntl", x86_64: Some(72), aarch64: Some(25), rule: OrDone { arg: 1, values: FCNTL_COMMANDS, done: RECORD_LOCKS }, reason: "flags, duplicates and sizes of pipes; sqlite asks for locks of ranges and gives up without; never F_NOTIFY and F_SETLEASE, which tell of what other runs do with shared files" },
+    Entry { name: "flock", x86_64: Some(73), aarch64: Some(32), rule: Answer(0), reason: "as locks of ranges: nothing counts them, and each on a file that all read is passed by whoever closes that file" },
+    Entry { name: "fcntl", x86_64: Some(72), aarch64: Some(25), rule: OrDone { any: &[
+        &[Test { arg: 1, mask: ALL_BITS, values: FCNTL_COMMANDS }],
+        &[Test { arg: 1, mask: ALL_BITS, values: &[F_SETFL] }, Test { arg: 2, mask: NOT_FOR_SETFL, values: &[0] }],
+    ], done: &[Test { arg: 1, mask: ALL_BITS, values: RECORD_LOCKS }] }, reason: "flags and duplicates; sqlite asks for locks of ranges and gives up without; never F_NOTIFY and F_SETLEASE, which tell of what other runs do with shared files" },
     Entry { name: "getcwd", x86_64: Some(79), aarch64: Some(17), rule: Always, reason: "where am I" },
     Entry { name: "chdir", x86_64: Some(80), aarch64: Some(49), rule: Always, reason: "where am I" },
     Entry { name: "fchdir", x86_64: Some(81), aarch64: Some(50), rule: Always, reason: "where am I" },
@@ -160,11 +171,11 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "mprotect", x86_64: Some(10), aarch64: Some(226), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
     Entry { name: "mremap", x86_64: Some(25), aarch64: Some(216), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
     Entry { name: "madvise", x86_64: Some(28), aarch64: Some(233), rule: OneOf { arg: 2, values: MEMORY_ADVICE }, reason: "the allocator and threads' stacks, about one's own memory" },
-    Entry { name: "msync", x86_64: Some(26), aarch64: Some(227), rule: OrDone { arg: 2, values: MSYNC_FLAGS, done: MSYNC_WAITS }, reason: "flushing of one's own files, as with fsync" },
+    Entry { name: "msync", x86_64: Some(26), aarch64: Some(227), rule: OrDone { any: &[&[Test { arg: 2, mask: ALL_BITS, values: MSYNC_FLAGS }]], done: &[Test { arg: 2, mask: ALL_BITS, values: MSYNC_WAITS }] }, reason: "flushing of one's own files, as with fsync" },
     // processes and threads; bounded by the cgroup
     Entry { name: "fork", x86_64: Some(57), aarch64: None, rule: Always, reason: "new processes without new namespaces: the flags are in plain sight" },
     Entry { name: "vfork", x86_64: Some(58), aarch64: None, rule: Always, reason: "new processes without new namespaces: the flags are in plain sight" },
-    Entry { name: "clone", x86_64: Some(56), aarch64: Some(220), rule: NoneOf { arg: 0, mask: CLONE_NEW_ANY }, reason: "threads and processes, never with a new namespace" },
+    Entry { name: "clone", x86_64: Some(56), aarch64: Some(220), rule: NoneOf { arg: 0, mask: CLONE_NEW_ANY | CLONE_PIDFD }, reason: "threads and processes, never with a new namespace, nor with a descriptor" },
     Entry { name: "clone3", x86_64: Some(435), aarch64: Some(435), rule: Answer(libc::ENOSYS), reason: "its flags are in memory, where a filter cannot look: the C library falls back to clone" },
     Entry { name: "execve", x86_64: Some(59), aarch64: Some(221), rule: Always, reason: "runs what may be run: the mounts and landlock leave the interpreter alone" },
     Entry { name: "exit", x86_64: Some(60), aarch64: Some(93), rule: Always, reason: "ends and waits" },
@@ -209,8 +220,6 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "kill", x86_64: Some(62), aarch64: Some(129), rule: Always, reason: "sends within the run" },
     Entry { name: "tkill", x86_64: Some(200), aarch64: Some(130), rule: Always, reason: "sends within the run" },
     Entry { name: "tgkill", x86_64: Some(234), aarch64: Some(131), rule: Always, reason: "sends within the run" },
-    Entry { name: "pidfd_open", x86_64: Some(434), aarch64: Some(434), rule: Always, reason: "sends within the run" },
-    Entry { name: "pidfd_send_signal", x86_64: Some(424), aarch64: Some(424), rule: Always, reason: "sends within the run" },
     Entry { name: "rt_sigaction", x86_64: Some(13), aarch64: Some(134), rule: Always, reason: "handles signals" },
     Entry { name: "rt_sigprocmask", x86_64: Some(14), aarch64: Some(135), rule: Always, reason: "handles signals" },
     Entry { name: "rt_sigreturn", x86_64: Some(15), aarch64: Some(139), rule: Always, reason: "handles signals" },
@@ -231,20 +240,14 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "clock_nanosleep", x86_64: Some(230), aarch64: Some(115), rule: Always, reason: "reads clocks and sleeps" },
     Entry { name: "nanosleep", x86_64: Some(35), aarch64: Some(101), rule: Always, reason: "reads clocks and sleeps" },
     Entry { name: "times", x86_64: Some(100), aarch64: Some(153), rule: Always, reason: "reads clocks and sleeps" },
-    Entry { name: "timerfd_create", x86_64: Some(283), aarch64: Some(85), rule: Always, reason: "reads clocks and sleeps" },
-    Entry { name: "timerfd_settime", x86_64: Some(286), aarch64: Some(86), rule: Always, reason: "reads clocks and sleeps" },
-    Entry { name: "timerfd_gettime", x86_64: Some(287), aarch64: Some(87), rule: Always, reason: "reads clocks and sleeps" },
-    // waiting for descriptors
+    // Waiting for descriptors; selectors and asyncio use poll where there is no epoll. Each entry of an epoll is one more that a
+    // wake of what it waits for has to pass, with interrupts off, and there can be millions for one descriptor: what wakes it
+    // pays, which may be the gateway that reads from a pipe, the clock's interrupt (timerfd), or with a lock of the whole host
+    // whatever ends a process (pidfd).
     Entry { name: "poll", x86_64: Some(7), aarch64: None, rule: Always, reason: "asyncio, selectors, subprocess" },
     Entry { name: "ppoll", x86_64: Some(271), aarch64: Some(73), rule: Always, reason: "asyncio, selectors, subprocess" },
     Entry { name: "select", x86_64: Some(23), aarch64: None, rule: Always, reason: "asyncio, selectors, subprocess" },
     Entry { name: "pselect6", x86_64: Some(270), aarch64: Some(72), rule: Always, reason: "asyncio, selectors, subprocess" },
-    Entry { name: "epoll_create", x86_64: Some(213), aarch64: None, rule: Always, reason: "asyncio, selectors, subprocess" },
-    Entry { name: "epoll_create1", x86_64: Some(291), aarch64: Some(20), rule: Always, reason: "asyncio, selectors, subprocess" },
-    Entry { name: "epoll_ctl", x86_64: Some(233), aarch64: Some(21), rule: Always, reason: "asyncio, selectors, subprocess" },
-    Entry { name: "epoll_wait", x86_64: Some(232), aarch64: None, rule: Always, reason: "asyncio, selectors, subprocess" },
-    Entry { name: "epoll_pwait", x86_64: Some(281), aarch64: Some(22), rule: Always, reason: "asyncio, selectors, subprocess" },
-    Entry { name: "epoll_pwait2", x86_64: Some(441), aarch64: Some(441), rule: Always, reason: "asyncio, selectors, subprocess" },
     Entry { name: "eventfd", x86_64: Some(284), aarch64: None, rule: Always, reason: "asyncio, selectors, subprocess" },
     Entry { name: "eventfd2", x86_64: Some(290), aarch64: Some(19), rule: Always, reason: "asyncio, selectors, subprocess" },
     Entry { name: "ioctl", x86_64: Some(16), aarch64: Some(29), rule: OneOf { arg: 1, values: IOCTL_REQUESTS }, reason: "is it a terminal, how much is there to read, blocking or not; never TIOCSTI or TIOCLINUX" },

@@ -1,6 +1,9 @@
 //! What honest programs find: the standard library at work, and what is answered without being done.
 
+use serde_json::json;
+
 use crate::support::*;
+use crate::zygote::warm;
 
 #[test]
 fn the_standard_library_works() {
@@ -31,23 +34,19 @@ def main(args):
     let s = instance.output(code);
     assert_eq!(
         s,
-        serde_json::json!({"sqlite": 1, "threads": 30, "async": "1\n", "fork": 7, "ssl": 8, "sha": "e3b0", "user": "sandbox", "zip": "ok"})
+        json!({"sqlite": 1, "threads": 30, "async": "1\n", "fork": 7, "ssl": 8, "sha": "e3b0", "user": "sandbox", "zip": "ok"})
     );
 }
 
-/// Locks of ranges, and waiting for the disk, are answered without being made (`seccomp/allow.rs` says why): who asks for them
-/// gets on, and a lock that is a file's own still excludes.
+/// File locks, and waiting for the disk, are answered without being made (`seccomp/allow.rs` says why): who asks for them gets on.
 #[test]
 fn programs_get_on_with_what_is_answered_and_not_made() {
     let instance = Instance::new();
     let code = "\
 import fcntl, mmap, os, sqlite3
-def excludes(call, *how):
+def flock():
     with open('/workspace/lock', 'w') as one, open('/workspace/lock', 'w') as other:
-        call(one, fcntl.LOCK_EX, *how)
-        try: call(other, fcntl.LOCK_EX | fcntl.LOCK_NB, *how)
-        except BlockingIOError: return True
-    return False
+        return [fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB) for f in (one, other, one)]
 def journal(mode):
     db = sqlite3.connect('/workspace/' + mode)
     got = [db.execute('pragma journal_mode = ' + mode).fetchone()[0]]
@@ -58,7 +57,7 @@ def journal(mode):
     got += sqlite3.connect('/workspace/' + mode).execute('select sum(a) from t').fetchone()
     return got + list(db.execute('pragma integrity_check').fetchone())
 def main(args):
-    out = {'flock': excludes(fcntl.flock), 'delete': journal('delete'), 'wal': journal('wal')}
+    out = {'flock': flock(), 'delete': journal('delete'), 'wal': journal('wal')}
     with open('/workspace/mapped', 'wb+') as f:
         f.truncate(4096); os.fsync(f); os.fdatasync(f)
         with mmap.mmap(f.fileno(), 4096) as m:
@@ -71,6 +70,28 @@ def main(args):
 ";
     assert_eq!(
         instance.output(code),
-        serde_json::json!({"flock": true, "delete": ["delete", 3, "ok"], "wal": ["wal", 3, "ok"], "mapped": "ok"})
+        json!({"flock": [null, null, null], "delete": ["delete", 3, "ok"], "wal": ["wal", 3, "ok"], "mapped": "ok"})
     );
+}
+
+/// What waits for descriptors chooses how when it is imported, which may have been where more is allowed.
+#[test]
+fn asyncio_and_selectors_work_whoever_has_imported_them() {
+    let code = "\
+import asyncio, selectors, subprocess, sys
+async def both():
+    p = await asyncio.create_subprocess_exec(sys.executable, '-I', '-S', '-c', 'print(1)', stdout=asyncio.subprocess.PIPE)
+    async def later(n):
+        await asyncio.sleep(0.01 * n)
+        return n
+    return [(await p.communicate())[0].decode()] + await asyncio.gather(*map(later, range(3)))
+def main(args):
+    return [asyncio.run(both()), selectors.DefaultSelector.__name__, subprocess.run([sys.executable, '-I', '-S', '-c', 'print(2)'], capture_output=True).stdout.decode()]
+";
+    for preload in [json!([]), json!(["asyncio", "selectors", "subprocess"])] {
+        let instance = warm(json!({"preload": preload}));
+        let expected = json!([["1\n", 0, 1, 2], "PollSelector", "2\n"]);
+        assert_eq!(instance.output(code), expected, "{preload}");
+        assert_eq!(metric(&instance, "runs_fresh"), 0);
+    }
 }

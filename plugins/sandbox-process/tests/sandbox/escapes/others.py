@@ -9,13 +9,13 @@ for _who, _pid in PAIRS:
     attempt("group of " + _who, HOST_LEAK, PID_NAMESPACE)(lambda w, p=_pid: [os.getpgid(w[p])])
     attempt("priority of " + _who, HOST_LEAK, PID_NAMESPACE)(lambda w, p=_pid: [os.getpriority(os.PRIO_PROCESS, w[p])])
     attempt("processors of " + _who, HOST_LEAK, PID_NAMESPACE)(lambda w, p=_pid: os.sched_getaffinity(w[p]))
-    attempt("a descriptor of " + _who, HOST_LEAK, PID_NAMESPACE)(lambda w, p=_pid: os.pidfd_open(w[p]))
+    attempt("a descriptor of " + _who, HOST_LEAK, PID_NAMESPACE, SECCOMP)(lambda w, p=_pid: os.pidfd_open(w[p]))
     attempt("command line of " + _who, HOST_LEAK, PID_NAMESPACE, HIDDEN_PROC)(
         lambda w, p=_pid: (os.open("/proc/%d/cmdline" % w[p], os.O_RDONLY), "open")[1]
     )
     # A signal that does nothing to a process that runs; the right to send it is the right to send any.
     attempt("signal " + _who, LATERAL, PID_NAMESPACE, LANDLOCK, OWN_USER)(lambda w, p=_pid: os.kill(w[p], signal.SIGCONT) is None)
-    attempt("signal " + _who + " by descriptor", LATERAL, PID_NAMESPACE, LANDLOCK, OWN_USER)(
+    attempt("signal " + _who + " by descriptor", LATERAL, PID_NAMESPACE, SECCOMP, LANDLOCK, OWN_USER)(
         lambda w, p=_pid: signal.pidfd_send_signal(os.pidfd_open(w[p]), signal.SIGCONT) is None
     )
     attempt("limits of " + _who, LATERAL, PID_NAMESPACE, SECCOMP, OWN_USER, sure=_pid == "outside_pid")(
@@ -264,11 +264,17 @@ def _(w):
     return fd
 
 
-@attempt("a lock that another run of the same files meets", LATERAL, known="locks on files that all may read are a way to signal")
+@attempt("a lock that another run of the same files meets", LATERAL, SECCOMP)
 def _(w):
     import fcntl
 
-    return fcntl.flock(os.open("/skills/given/open", os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB) is None
+    # Another opening of the file is another owner, in whichever run.
+    one, other = (os.open("/skills/given/open", os.O_RDONLY) for _ in range(2))
+    fcntl.flock(one, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "the other one's"
 
 
 @attempt("be told what others read", LATERAL, SECCOMP)
@@ -312,6 +318,33 @@ def _is_made(*words):
         call(*words)
     except OSError as e:
         return errno.errorcode[e.errno]
+
+
+# What wakes one descriptor passes each entry for it, in the gateway, in an interrupt, or with a lock of the whole host.
+attempt("many entries for one descriptor", HOST_DOS, SECCOMP)(lambda w: [select.epoll().fileno()])
+attempt("the clock's interrupt", HOST_DOS, SECCOMP)(lambda w: [call(283, 1, 0)])
+attempt("the end of a process", HOST_DOS, SECCOMP)(lambda w: [os.pidfd_open(os.getpid())])
+attempt("the end of a process, from its birth", HOST_DOS, SECCOMP)(lambda w: reaches(56, 0x1000 | signal.SIGCHLD, 0, 0, 0, 0))
+
+
+@attempt("a wake for each page of the output", HOST_DOS, SECCOMP)
+def _(w):
+    import fcntl
+
+    return fcntl.fcntl(1, 1031, 4096)
+
+
+# Not every file system can do it.
+attempt("the host's disk, past its memory", HOST_DOS, SECCOMP, sure=False)(
+    lambda w: [os.open(os.__file__, os.O_RDONLY | os.O_DIRECT)]
+)
+
+
+@attempt("the host's disk, past its memory (later)", HOST_DOS, SECCOMP, sure=False)
+def _(w):
+    import fcntl
+
+    return fcntl.fcntl(os.open(os.__file__, os.O_RDONLY), fcntl.F_SETFL, os.O_DIRECT) == 0
 
 
 # What can only be read lies on the host's disk, which flushes each time.
