@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub(crate) use auth::is_tenant;
+pub use check::MEMORY_BYTES_MIN;
 use check::{check_together, read, unsupported_yet};
 pub use gate::Gate;
 use plugins::forget_replaced_plugins;

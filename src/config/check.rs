@@ -20,6 +20,8 @@ const MS_MAX: u64 = 3_600_000;
 const DAY_MS: u64 = 86_400_000;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
+/// An interpreter that has imported what it begins with has some ten MiB.
+pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
 
 pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
     Config {
@@ -89,7 +91,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
             max_concurrent: s.count("max_concurrent", 1..=10_000),
             max_concurrent_per_tenant: s.count("max_concurrent_per_tenant", 0..=10_000),
             max_queued: s.count("max_queued", 0..=1_000_000),
-            memory_bytes: s.integer("memory_bytes", (16 << 20)..=TIB),
+            memory_bytes: s.integer("memory_bytes", MEMORY_BYTES_MIN..=TIB),
             max_pids: s.integer("max_pids", 1..=32_768),
             workspace_bytes: s.integer("workspace_bytes", (1 << 20)..=TIB),
             workspace_inodes: s.integer("workspace_inodes", 64..=(1 << 24)),

@@ -11,6 +11,7 @@ use serde_json::json;
 use skillgate_skill::{NetworkPattern, SecretName};
 
 use super::engine::Fault;
+use crate::config::MEMORY_BYTES_MIN;
 
 /// Reasons of one decision that are read.
 const REASONS_MAX: usize = 32;
@@ -20,6 +21,9 @@ const REASON_CHARS_MAX: usize = 500;
 const CLAIMS_POINTER: &str = "/input/subject/claims";
 /// What a limit of this unit counts.
 const MIB: u64 = 1024 * 1024;
+/// What no run can begin with less of; and 0 would be none at all for a sandbox.
+const TIMEOUT_MS_MIN: u64 = 1;
+const MEMORY_MB_MIN: u64 = MEMORY_BYTES_MIN / MIB;
 
 /// What the rules said.
 #[derive(Debug, Clone, PartialEq)]
@@ -181,8 +185,10 @@ fn read(value: &Value) -> Read<Decision> {
             &["timeout_ms", "memory_mb", "max_blob_bytes"],
         )?;
         decision.limits = Limits {
-            timeout_ms: limits.number("timeout_ms")?,
-            memory_bytes: limits.number("memory_mb")?.map(|mb| mb.saturating_mul(MIB)),
+            timeout_ms: limits.at_least("timeout_ms", TIMEOUT_MS_MIN)?,
+            memory_bytes: limits
+                .at_least("memory_mb", MEMORY_MB_MIN)?
+                .map(|mb| mb.saturating_mul(MIB)),
             max_blob_bytes: limits.number("max_blob_bytes")?,
         };
     }
@@ -333,6 +339,15 @@ impl<'v> Members<'v> {
             Some(Value::Array(items)) => Ok(Box::new(items.iter())),
             Some(Value::Set(items)) => Ok(Box::new(items.iter())),
             Some(_) => Err(format!("`{name}` is no list")),
+        }
+    }
+
+    fn at_least(&self, name: &str, least: u64) -> Read<Option<u64>> {
+        match self.number(name)? {
+            Some(less) if less < least => {
+                Err(format!("`{name}` is {less}: a run needs at least {least}"))
+            }
+            number => Ok(number),
         }
     }
 

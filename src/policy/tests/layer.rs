@@ -312,6 +312,9 @@ fn decisions_are_read_strictly() {
         r#"{"allow": true, "grant": {}}"#,
         r#"{"allow": true, "limits": {"timeout": 1}}"#,
         r#"{"allow": true, "limits": {"timeout_ms": -1}}"#,
+        r#"{"allow": true, "limits": {"timeout_ms": 0}}"#,
+        r#"{"allow": true, "limits": {"memory_mb": 0}}"#,
+        r#"{"allow": true, "limits": {"memory_mb": 15}}"#,
         r#"{"allow": true, "limits": {"timeout_ms": 1.5}}"#,
         r#"{"allow": true, "limits": {"timeout_ms": "1"}}"#,
         r#"{"allow": true, "limits": []}"#,
@@ -455,7 +458,7 @@ async fn a_decision_is_of_one_revision_while_they_change() {
         prepared(&one(&rules), PolicyMode::Enforce, Confirm::Sample)
     };
     let policy = Policy::new(
-        revision(0),
+        revision(1),
         &Sandbox {
             plugin: "process".into(),
         },
@@ -465,7 +468,7 @@ async fn a_decision_is_of_one_revision_while_they_change() {
     let flipping = {
         let (policy, done) = (policy.clone(), done.clone());
         std::thread::spawn(move || {
-            let mut flips = 0_u64;
+            let mut flips = 1_u64;
             while !done.load(Ordering::Relaxed) {
                 flips += 1;
                 policy.install(revision(flips));
@@ -477,7 +480,7 @@ async fn a_decision_is_of_one_revision_while_they_change() {
         .map(|_| {
             let policy = policy.clone();
             tokio::spawn(async move {
-                let (mut last, mut seen) = (0, 0);
+                let (mut last, mut seen) = (1, 0);
                 for _ in 0..2_500 {
                     let permit = policy
                         .decide(&facts("list_skills", vec![]))
