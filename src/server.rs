@@ -1,6 +1,7 @@
 //! Connections: accept, read requests, answer, drain. HTTP/1.1 only: a gateway's callers are programs, and every
 //! protocol more is a surface more.
 
+mod connection;
 mod write_timeout;
 
 use std::error::Error as _;
@@ -8,17 +9,17 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use bytes::Bytes;
+use connection::Connection;
 use http::{Request, Response};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use tower::ServiceExt;
 use tower::util::BoxCloneSyncService;
 use write_timeout::WriteTimeout;
 
@@ -143,12 +144,13 @@ pub async fn serve(
             tracing::debug!(%peer, %error, "TCP_NODELAY");
         }
         // hyper has no time limit for writes.
-        let stream = WriteTimeout::new(stream, settings.write_timeout);
-        let service = TowerToHyperService::new(
-            stack
-                .clone()
-                .map_request(move |request: Request<Incoming>| named(request, peer)),
-        );
+        let ours = Connection::new(stream);
+        let stream = WriteTimeout::new(ours.clone(), settings.write_timeout);
+        let stack = stack.clone();
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(Peer(peer));
+            ours.clone().answer(stack.clone(), request)
+        });
         let connection = hyper::server::conn::http1::Builder::new()
             // Without a timer hyper's header timeout does nothing.
             .timer(TokioTimer::new())
@@ -184,14 +186,6 @@ pub async fn serve(
         }
     }
     until
-}
-
-fn named(mut request: Request<Incoming>, peer: SocketAddr) -> Request<Body> {
-    request.extensions_mut().insert(Peer(peer));
-    request.map(|body| {
-        body.map_err(|error| BodyError(error.to_string()))
-            .boxed_unsync()
-    })
 }
 
 /// The answer when there is no place left, without reading anything.
@@ -277,6 +271,33 @@ mod tests {
         stop().await;
         dropped.try_recv().expect("its request is gone");
         assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "no answer");
+    }
+
+    #[tokio::test]
+    async fn a_request_ends_with_its_caller_whatever_follows_it() {
+        for after in ["", "\r\n", "GET / HTTP/1.1\r\nHost: x\r\n\r\n"] {
+            let (held, mut dropped) = tokio::sync::mpsc::unbounded_channel::<()>();
+            let (begun, mut begins) = tokio::sync::mpsc::unbounded_channel();
+            let never = Stack::new(service_fn(move |_| {
+                let held = held.clone();
+                begun.send(()).unwrap();
+                async move {
+                    let _held = held;
+                    std::future::pending().await
+                }
+            }));
+            let (address, stop) = serving(never, PATIENT).await;
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let request = format!("GET / HTTP/1.1\r\nHost: x\r\n\r\n{after}");
+            client.write_all(request.as_bytes()).await.unwrap();
+            begins.recv().await.unwrap();
+            assert!(!dropped.is_closed());
+            drop(client);
+            // With the server, whose own one is dropped at its stop, no sender is left.
+            let stopped = tokio::time::timeout(Duration::from_secs(4), stop());
+            assert!(stopped.await.is_ok(), "its request goes on: {after:?}");
+            assert_eq!(dropped.recv().await, None);
+        }
     }
 
     /// A connection from an address, and what comes of a request for it.

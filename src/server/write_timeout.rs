@@ -6,9 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use rustix::net::{SendFlags, send};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
 /// What is asked of a stream whose peer seems to take nothing.
@@ -17,23 +15,6 @@ pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
     fn offer(&self, bytes: &[u8]) -> io::Result<usize>;
     /// What is not sent yet goes with the connection.
     fn discard_unsent(&self) -> io::Result<()>;
-}
-
-impl Socket for TcpStream {
-    // Linux says that there is room when a third of the send buffer is free, and that may be megabytes: who reads a few
-    // KiB a second has made progress long before. Whatever has left is room for this.
-    fn offer(&self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(send(
-            self,
-            bytes,
-            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
-        )?)
-    }
-
-    // Else the kernel keeps the send buffer for minutes after the close, in the hope that the peer reads.
-    fn discard_unsent(&self) -> io::Result<()> {
-        self.set_zero_linger()
-    }
 }
 
 /// A stream on which a write that waits for `timeout` without progress fails with `TimedOut`.
@@ -135,6 +116,7 @@ impl<S: Socket> AsyncWrite for WriteTimeout<S> {
 #[cfg(test)]
 mod tests {
     use super::{Socket, WriteTimeout};
+    use crate::server::connection::Connection;
     use std::io::{self, ErrorKind, IoSlice};
     use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -218,7 +200,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let (peer, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
         let (mut peer, ours) = (peer.unwrap(), accepted.unwrap().0);
-        let mut stream = WriteTimeout::new(ours, Duration::from_secs(1));
+        let mut stream = WriteTimeout::new(Connection::new(ours), Duration::from_secs(1));
         let piece = vec![0; 64 * 1024];
         let mut written = 0;
         while let Ok(n) = timeout(Duration::from_millis(100), stream.write(&piece)).await {

@@ -43,15 +43,19 @@ fn a_run_ends_with_its_caller() {
     let _alone = alone();
     let house = House::new(Settings::default());
     let gateway = house.start();
-    let client = begun(&gateway, SLEEPS);
-    client.hang_up();
-    let took = eventually("the run is gone", Duration::from_secs(2), || {
-        gateway.inside().is_empty()
-    });
-    println!(
-        "the caller went, everything inside was gone after {} ms",
-        took.as_millis()
-    );
+    // What follows the request is not looked at before that is answered.
+    for after in ["", "\r\n"] {
+        let mut client = begun(&gateway, SLEEPS);
+        client.write(after.as_bytes()).unwrap();
+        client.hang_up();
+        let took = eventually("the run is gone", Duration::from_secs(2), || {
+            gateway.inside().is_empty()
+        });
+        println!(
+            "the caller went, everything inside was gone after {} ms",
+            took.as_millis()
+        );
+    }
     gateway
         .client()
         .run("def main(args):\n    return 1\n", json!({}))

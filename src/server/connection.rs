@@ -1,0 +1,146 @@
+//! A connection that tells when the other end goes away, whatever hyper is at. hyper looks for that while it waits for an
+//! answer, but not with bytes in its buffer: one line end after a request, and a run would go on that nobody waits for.
+
+use std::io::{self, ErrorKind, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use rustix::net::{SendFlags, Shutdown, send, shutdown};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+use tower::ServiceExt as _;
+
+use super::write_timeout::Socket;
+use super::{Body, BodyError, Stack};
+
+/// hyper's half of it, or the half of who watches.
+#[derive(Debug, Clone)]
+pub(super) struct Connection(Arc<TcpStream>);
+
+/// The caller has gone: there is nobody to answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the client has gone away")]
+pub(super) struct Gone;
+
+impl Connection {
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Connection(Arc::new(stream))
+    }
+
+    /// The stack's answer to a request, unless the caller goes away before: then the request is dropped, with all that goes on
+    /// for it. Who ends its side has gone, here as for hyper.
+    pub(super) async fn answer(
+        self,
+        stack: Stack,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Gone> {
+        let request = request.map(|body| {
+            body.map_err(|error| BodyError(error.to_string()))
+                .boxed_unsync()
+        });
+        tokio::select! {
+            biased;
+            Ok(answer) = stack.oneshot(request) => Ok(answer),
+            () = self.hung_up() => Err(Gone),
+        }
+    }
+
+    async fn hung_up(&self) {
+        // What is readable may stay unread for long. The end is all that can come of this: nobody asks for urgent data.
+        match self.0.ready(Interest::PRIORITY).await {
+            Ok(ready) if ready.is_read_closed() => {}
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+// === as tokio's own stream, but shared ===
+
+impl Socket for Connection {
+    // Linux says that there is room when a third of the send buffer is free, and that may be megabytes: who reads a few
+    // KiB a second has made progress long before. Whatever has left is room for this.
+    fn offer(&self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(send(
+            &*self.0,
+            bytes,
+            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+        )?)
+    }
+
+    // Else the kernel keeps the send buffer for minutes after the close, in the hope that the peer reads.
+    fn discard_unsent(&self) -> io::Result<()> {
+        self.0.set_zero_linger()
+    }
+}
+
+/// Tries as soon as there may be something to do, and again when there was not.
+fn tried<T>(
+    cx: &mut Context<'_>,
+    is_ready: impl Fn(&mut Context<'_>) -> Poll<io::Result<()>>,
+    mut attempt: impl FnMut() -> io::Result<T>,
+) -> Poll<io::Result<T>> {
+    loop {
+        ready!(is_ready(cx))?;
+        match attempt() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            outcome => return Poll::Ready(outcome),
+        }
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let stream = &self.0;
+        let read = || stream.try_read_buf(buf).map(|_| ());
+        tried(cx, |cx| stream.poll_read_ready(cx), read)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let stream = &self.0;
+        tried(
+            cx,
+            |cx| stream.poll_write_ready(cx),
+            || stream.try_write(buf),
+        )
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let stream = &self.0;
+        let write = || stream.try_write_vectored(bufs);
+        tried(cx, |cx| stream.poll_write_ready(cx), write)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(match shutdown(&*self.0, Shutdown::Write) {
+            // The peer was first.
+            Err(rustix::io::Errno::NOTCONN) => Ok(()),
+            outcome => outcome.map_err(Into::into),
+        })
+    }
+}
