@@ -5,7 +5,9 @@ pub(crate) mod life;
 pub(crate) mod skills;
 mod tree;
 
-use std::io::Read;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
 
 use sha2::{Digest, Sha256};
 use skillgate_plugin_sdk::abi;
@@ -136,7 +138,7 @@ impl Store<'_> {
         let content = self.call(step, |store| async move {
             store.skill_read(tenant, name, version, path).await
         })?;
-        let io = |error: std::io::Error| {
+        let io = |error: io::Error| {
             Error::new(
                 abi::E_PROTOCOL,
                 format!("its descriptor cannot be read: {error}"),
@@ -145,11 +147,7 @@ impl Store<'_> {
         match content {
             Content::Data(data) => Ok(data),
             Content::File(fd, size) => {
-                let mut data = Vec::new();
-                let file = std::fs::File::from(fd);
-                file.take(FILE_BYTES_MAX)
-                    .read_to_end(&mut data)
-                    .map_err(io)?;
+                let data = from_its_beginning(&File::from(fd), FILE_BYTES_MAX).map_err(io)?;
                 if data.len() as u64 != size {
                     let text = format!("size_bytes is {size}, and its file has {}", data.len());
                     return Err(Error::new(abi::E_PROTOCOL, text));
@@ -358,4 +356,35 @@ pub(crate) fn plain_calls(store: &Store<'_>) -> Result<()> {
         async move { store.blob_fd(TENANT, &id).await }
     });
     fd.map(drop).or_else(malformed)
+}
+
+/// So many bytes at most, from offset 0 wherever the descriptor stands, as the header says: another may read the same one.
+fn from_its_beginning(file: &File, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let (mut data, mut piece) = (Vec::new(), vec![0; CHUNK_BYTES]);
+    while (data.len() as u64) < bytes_max {
+        match file.read_at(&mut piece, data.len() as u64)? {
+            0 => break,
+            n => data.extend_from_slice(&piece[..n]),
+        }
+    }
+    data.truncate(usize::try_from(bytes_max).unwrap_or(usize::MAX));
+    Ok(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_from_its_beginning_wherever_its_descriptor_stands() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[7; CHUNK_BYTES + 3]).unwrap();
+        for _ in 0..2 {
+            let data = from_its_beginning(&file, FILE_BYTES_MAX).unwrap();
+            assert_eq!(data, [7; CHUNK_BYTES + 3]);
+        }
+        assert_eq!(from_its_beginning(&file, 5).unwrap(), [7; 5]);
+    }
 }
