@@ -482,7 +482,7 @@ impl Pool {
     fn tidy(&self) {
         let mut state = self.state();
         let now = Instant::now();
-        for (name, domain) in &mut state.domains {
+        for (name, domain) in state.domains.iter_mut().filter(|(_, d)| !d.gone) {
             domain.shrink(self.rules.min.min(self.rules.max), now);
             if domain.unsent {
                 self.tell(domain, name);
