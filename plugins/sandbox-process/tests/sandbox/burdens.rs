@@ -99,13 +99,13 @@ def take():
 #[cfg(target_arch = "x86_64")]
 fn what_process_1_is_made_to_say_is_not_listened_to_for_long() {
     let code = "\
-BYTES = 1 << 20
+BYTES = 64 << 10
 def main(args):
     text = mmap.mmap(-1, BYTES)
     text.write(b'\\n' * BYTES)
-    # For each descriptor: room for a megabyte, a megabyte of empty lines. Then the end.
+    # For each descriptor: more room than a pipe has, which is refused, and as many empty lines as it has. Then the end.
     shell.write(
-        bytes.fromhex('31db' 'b848000000' '89df' 'be07040000') + b'\\xba' + struct.pack('<I', BYTES) + bytes.fromhex('0f05' 'b801000000' '89df' '48be')
+        bytes.fromhex('31db' 'b848000000' '89df' 'be07040000') + b'\\xba' + struct.pack('<I', 1 << 20) + bytes.fromhex('0f05' 'b801000000' '89df' '48be')
         + struct.pack('<Q', address(text)) + b'\\xba' + struct.pack('<I', BYTES - 8192)
         + bytes.fromhex('0f05' 'ffc3' '83fb40' '7cce' 'b8e7000000' '31ff' '0f05')
     )
