@@ -290,7 +290,7 @@ impl Launcher {
     }
 
     /// Has the end of a child seen, and that the plugin lets go of it. Fails when the user has as many watches as the kernel
-    /// gives one (epoll(7), max_user_watches): for an ordinary user's gateway its runs' are among them.
+    /// gives one, for all of its programs together (epoll(7), max_user_watches).
     fn watch(&self, run: &Run) -> io::Result<()> {
         let watch = &self.children_watch;
         watch.add(run.init.pidfd.as_fd(), self.children << 1)?;

@@ -538,7 +538,7 @@ mod tests {
         assert!(taken.waiting().is_none());
     }
 
-    /// The kernel has so many watches for a user, whose runs may have taken them all.
+    /// The kernel has so many watches for a user, whose other programs may have taken them all.
     #[test]
     fn a_child_without_a_watch_is_asked() {
         let pid = std::process::id() as i32;
