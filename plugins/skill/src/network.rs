@@ -120,11 +120,10 @@ impl NetworkPattern {
     /// spelling does not match.
     pub fn matches(&self, scheme: Scheme, host: &str, port: u16) -> bool {
         let host_is_within = if self.wildcard {
+            // The whole name, not what is below: a label there may be a number, the last one of the name may not.
             host.strip_suffix(&self.host)
-                .and_then(|below| below.strip_suffix('.'))
-                .is_some_and(|below| {
-                    canonical_host(below).is_ok_and(|canonical| canonical == below)
-                })
+                .is_some_and(|below| below.ends_with('.'))
+                && canonical_host(host).is_ok_and(|canonical| canonical == host)
         } else {
             host == self.host
         };
@@ -478,7 +477,13 @@ mod tests {
             ("https://*.a.com", Https, "x.a.com", 8443, false),
             ("https://*.a.com", Http, "x.a.com", 443, false),
             ("https://*.a.com", Https, &long, 443, false),
-            ("https://*.a.com", Https, "127.0.0.1.a.com", 443, false),
+            ("https://*.a.com", Https, "127.0.0.1.a.com", 443, true),
+            ("https://*.a.com", Https, "123456789012.a.com", 443, true),
+            ("https://*.a.com", Https, "a.2024.a.com", 443, true),
+            ("https://*.a.com", Https, "0x1f.a.com", 443, true),
+            ("https://*.a.com", Https, "-.a.com", 443, false),
+            ("https://*.a.com", Https, " .a.com", 443, false),
+            ("https://*.a.com", Https, ".x.a.com", 443, false),
             ("https://a.com", Https, "a.com", 443, true),
             ("https://a.com", Https, "x.a.com", 443, false),
             ("https://a.com", Https, "A.com", 443, false),
