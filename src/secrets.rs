@@ -36,7 +36,8 @@ pub const VALUE_BYTES_MIN: usize = 8;
 pub const VALUE_BYTES_MAX: usize = 8192;
 /// Secrets of one gateway.
 pub const SECRETS_MAX: usize = 1000;
-/// Bytes of all values that one run is given: what is looked for takes memory, about a hundred times as much.
+/// Bytes of all values that one run is given: what is looked for takes memory, about a hundred times as much, and twice that
+/// for values of several lines.
 pub const RUN_BYTES_MAX: usize = 32 << 10;
 /// Bytes of all values whose automata are kept for the next run with the same secrets.
 const KEPT_BYTES_MAX: usize = 64 << 10;

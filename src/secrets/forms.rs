@@ -1,15 +1,16 @@
 //! The forms in which a secret's value shows up in text: as it is, and as the usual encoders write it.
 //!
-//! Covered: the value; the value in lower case, as host names are written; base64, standard and URL-safe, padded and not, also from the middle of a longer text that was
-//! encoded as a whole; hex in lower or upper case; percent-encoding as `urllib.parse.quote` and `quote_plus`,
-//! `encodeURI` and `encodeURIComponent`, HTML forms, and of every byte, in both cases of the digits; JSON strings, with
-//! and without `\u` for what is not ASCII, `\/`, the characters that matter in HTML, once and twice; `\u` for every
-//! character; Python's `repr` and `ascii` of the text and of its bytes; `\x` for every byte; HTML entities.
+//! Covered: the value, with and without the white space around it, and each of its lines; the same in lower case, as host
+//! names are written; base64, standard and URL-safe, padded and not, also from the middle of a longer text that was encoded
+//! as a whole; hex in lower or upper case; percent-encoding as `urllib.parse.quote` and `quote_plus`, `encodeURI` and
+//! `encodeURIComponent`, HTML forms, and of every byte, in both cases of the digits; JSON strings, with and without `\u` for
+//! what is not ASCII, `\/`, the characters that matter in HTML, once and twice; `\u` for every character; Python's `repr`
+//! and `ascii` of the text and of its bytes; `\x` for every byte; HTML entities.
 //!
-//! Not covered, since no list could be: reversed, split up, one character a line, base64 in lines, compressed, encrypted,
-//! hashed, numbers in another notation. A program that wants to give away what it was given cannot be kept from it by
-//! looking at its text. A value in the middle of a base64 text may leave the two characters at its edges, which belong to
-//! its neighbours too: at most four bits of its first byte and four of its last.
+//! Not covered, since no list could be: reversed, split up, one character a line, the parts of a value that is JSON, base64
+//! in lines, compressed, encrypted, hashed, numbers in another notation. A program that wants to give away what it was given
+//! cannot be kept from it by looking at its text. A value in the middle of a base64 text may leave the two characters at its
+//! edges, which belong to its neighbours too: at most four bits of its first byte and four of its last.
 
 use std::fmt::Write as _;
 
@@ -17,7 +18,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use zeroize::Zeroizing;
 
-use super::VALUE_BYTES_MAX;
+use super::{VALUE_BYTES_MAX, VALUE_BYTES_MIN};
 
 /// Longest form, in bytes: `\u0041` for every character of the longest value. Longer ones, of a value that is made of
 /// control characters alone, are left out.
@@ -25,12 +26,30 @@ pub(super) const FORM_BYTES_MAX: usize = 6 * VALUE_BYTES_MAX;
 
 type Text = Zeroizing<String>;
 
-/// Every form, each once.
+/// Every form, each once: of the value, and of its lines, since whatever writes a text of several lines puts something before
+/// each (a log its level, a traceback its indentation), and many programs take the white space around a value away.
 pub(super) fn forms(value: &str) -> Vec<Zeroizing<Vec<u8>>> {
     let mut all: Vec<Text> = Vec::new();
+    add_forms(value, &mut all);
+    for part in std::iter::once(value).chain(value.lines()) {
+        let part = part.trim();
+        // `-----BEGIN PRIVATE KEY-----` is in every key.
+        if part != value && part.len() >= VALUE_BYTES_MIN && !part.starts_with("-----") {
+            add_forms(part, &mut all);
+        }
+    }
+    all.sort_unstable_by(|one, other| one.as_str().cmp(other));
+    all.dedup_by(|one, other| one.as_str() == other.as_str());
+    all.into_iter()
+        .filter(|form| form.len() <= FORM_BYTES_MAX)
+        .map(|mut form| Zeroizing::new(std::mem::take(&mut *form).into_bytes()))
+        .collect()
+}
+
+fn add_forms(value: &str, all: &mut Vec<Text>) {
     all.push(Zeroizing::new(value.to_owned()));
     all.push(Zeroizing::new(value.to_ascii_lowercase()));
-    base64_forms(value, &mut all);
+    base64_forms(value, all);
     for upper in [false, true] {
         let byte = |byte: u8, out: &mut String| hex(out, "", byte.into(), 2, upper);
         all.push(bytes(value, byte));
@@ -60,12 +79,6 @@ pub(super) fn forms(value: &str) -> Vec<Zeroizing<Vec<u8>>> {
     for quotes in [None, Some("&#x27;"), Some("&#39;")] {
         all.push(html(value, quotes));
     }
-    all.sort_unstable_by(|one, other| one.as_str().cmp(other));
-    all.dedup_by(|one, other| one.as_str() == other.as_str());
-    all.into_iter()
-        .filter(|form| form.len() <= FORM_BYTES_MAX)
-        .map(|mut form| Zeroizing::new(std::mem::take(&mut *form).into_bytes()))
-        .collect()
 }
 
 /// At each of the three places that the value can have in the groups of three bytes: what of the encoding is the value's

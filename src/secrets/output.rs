@@ -4,6 +4,9 @@ use std::collections::HashSet;
 
 use super::Redactor;
 
+/// Instead of an output that has a value which is JSON itself: what stands across strings and numbers cannot be replaced.
+const WITHHELD: &str = r#""[the output is withheld: the value of a secret stands in it as JSON]""#;
+
 /// The same JSON text without secrets: in strings and in member names, which stay different from each other, and for
 /// numbers, which become strings. `json` has been checked to be JSON without members of the same name. None: there is
 /// nothing to replace.
@@ -31,7 +34,8 @@ pub fn redact_json(redactor: &Redactor, json: &str) -> Option<String> {
         if first == '"' {
             let is_name = rest.trim_start().starts_with(':');
             let text: String = serde_json::from_str(token).unwrap_or_default();
-            let plain = redactor.text(&text);
+            // Nobody has cut it: an output that is too long is stored whole.
+            let plain = redactor.uncut(&text);
             changed |= plain != text;
             let mut said = plain.clone().into_owned();
             if is_name && let Some(names) = open.last_mut() {
@@ -53,6 +57,9 @@ pub fn redact_json(redactor: &Redactor, json: &str) -> Option<String> {
         } else {
             out.push_str(token);
         }
+    }
+    if redactor.is_in(&out) {
+        return Some(WITHHELD.to_owned());
     }
     changed.then_some(out)
 }

@@ -195,6 +195,9 @@ impl Redactor {
         let mut finds = Vec::new();
         for cut in cuts {
             let behind = &text.as_bytes()[cut..];
+            if behind.len() < PIECE_BYTES_MIN {
+                continue;
+            }
             let ends = self.forms.iter().map(|form| end_at(&form.bytes, behind));
             if let Some((len, form)) = ends.zip(0..).max()
                 && len >= PIECE_BYTES_MIN

@@ -14,6 +14,8 @@ use crate::support::http::Client;
 const VALUE: &str = "kanari-Voliere/\"q'+é=&%-trällert";
 /// A number, as a PIN or an account is one.
 const NUMBER: &str = "8049213377";
+/// Of several lines, as a key is.
+const LINES: &str = "-----BEGIN KEY-----\nkanariVoliere0001\n  8049213377träl\n-----END KEY-----";
 
 /// Gives its secrets away by the way that it is asked for.
 const LEAK: &str = r#"
@@ -62,6 +64,10 @@ def main(args):
             open("/workspace/" + n + v)
         except OSError as error:
             raise KeyError(v) from error
+    if way == "logged":
+        log.info(os.environ["LINES"])
+    if way == "group":
+        raise ExceptionGroup("several", [ValueError(os.environ["LINES"])])
     if way == "exit":
         os.write(2, v.encode())
         os._exit(3)
@@ -97,7 +103,7 @@ impl Place {
         copy(&source, &place.policies.join("skills"));
         let data = place.policies.join("skills/config/data.json");
         let mut rules: Value = serde_json::from_slice(&fs::read(&data).unwrap()).unwrap();
-        for name in ["API_KEY", "ACCOUNT", "GONE"] {
+        for name in ["API_KEY", "ACCOUNT", "LINES", "GONE"] {
             rules["secrets"][name] =
                 json!({ "roles": ["admin"], "skills": ["canary"], "hosts": [], "delivery": "env" });
         }
@@ -105,7 +111,8 @@ impl Place {
         fs::create_dir(place.secrets()).unwrap();
         place.secret("API_KEY", VALUE);
         place.secret("ACCOUNT", NUMBER);
-        place.skill("canary.leak", &["API_KEY", "ACCOUNT"]);
+        place.secret("LINES", LINES);
+        place.skill("canary.leak", &["API_KEY", "ACCOUNT", "LINES"]);
         place.skill("canary.gone", &["API_KEY", "GONE"]);
         place
     }
@@ -223,7 +230,7 @@ fn canaries_reach_no_text_that_leaves() {
     let mut answers = 0;
     let mut marks = 0;
     let mut ways: Vec<Value> = [
-        "output", "said", "printed", "raised", "class", "code", "chain", "exit",
+        "output", "said", "printed", "raised", "class", "code", "chain", "exit", "logged", "group",
     ]
     .iter()
     .map(|way| json!({ "way": way }))
@@ -261,7 +268,7 @@ fn canaries_reach_no_text_that_leaves() {
     let audit = fs::read_to_string(place.house.path().join(".skillgate/audit.jsonl")).unwrap();
     assert_clean("audit", &audit);
     assert!(
-        audit.contains(r#""secrets":["ACCOUNT","API_KEY"]"#),
+        audit.contains(r#""secrets":["ACCOUNT","API_KEY","LINES"]"#),
         "who was given what is on record"
     );
     println!(
