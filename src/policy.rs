@@ -259,6 +259,18 @@ struct Active {
     since: SystemTime,
 }
 
+impl Active {
+    /// Whether every call is decided alike by both. What callers are told of it is another matter.
+    fn decides_as(&self, other: &Active) -> bool {
+        let digest = |active: &Active| active.set.as_ref().map(|set| set.digest.clone());
+        self.mode == other.mode
+            && self.confirm == other.confirm
+            && self.include_args == other.include_args
+            && self.instructions_max == other.instructions_max
+            && digest(self) == digest(other)
+    }
+}
+
 /// The organisation's rules. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Policy(Arc<Inner>);
@@ -305,10 +317,17 @@ impl Policy {
     }
 
     /// Puts a prepared policy in force: calls that have begun keep the one that they began with.
+    /// The same rules once more are no new ones: what they have allowed is allowed still.
     pub fn install(&self, mut prepared: Prepared) {
-        tracing::info!(revision = prepared.revision(), "policy is in force");
-        prepared.remember();
-        prepared.active.generation = self.generation() + 1;
+        let before = self.0.active.load_full();
+        if prepared.active.decides_as(&before) {
+            prepared.active.generation = before.generation;
+            prepared.active.since = before.since;
+        } else {
+            tracing::info!(revision = prepared.revision(), "policy is in force");
+            prepared.remember();
+            prepared.active.generation = before.generation + 1;
+        }
         self.0.active.store(Arc::new(prepared.active));
     }
 

@@ -237,3 +237,35 @@ fn a_run_that_waits_is_not_begun_under_rules_that_are_gone() {
     assert_eq!(refusal(&gateway), "policy_denied");
     gateway.stop();
 }
+
+#[test]
+fn a_run_that_waits_outlasts_a_reload_of_something_else() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let settings = |limit| Settings {
+        server: "reload_watch_ms = 0",
+        runs: "max_concurrent = 1",
+        extra: limit,
+        ..Settings::default()
+    };
+    house.configure(settings(""));
+    let gateway = house.start();
+    let first = begun(&gateway, SLEEPS);
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| {
+            gateway
+                .client()
+                .run("def main(args):\n    return 7\n", json!({}))
+        });
+        eventually("the second waits", PATIENCE, || {
+            value(&metrics(&gateway), "skillgate_run_queue_depth ") == 1.0
+        });
+        house.configure(settings(
+            "[[rate_limit]]\nname = \"wide\"\nkey = [\"tenant\"]\nquota = 1000\nper_s = 1\nburst = 1000\n",
+        ));
+        reload(&gateway, TAKEN);
+        first.hang_up();
+        assert_eq!(second.join().unwrap().unwrap()["output"], 7);
+    });
+    gateway.stop();
+}

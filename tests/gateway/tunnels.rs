@@ -161,8 +161,16 @@ fn skill(dir: &Path, hosts: &[Host; 2]) {
 
 /// Rules that grant these ports of `localhost`.
 fn granting(house: &House, hosts: &[&Host]) {
+    granting_beside(house, hosts, 0);
+}
+
+/// With as many tenants that nobody here is of: other rules, which grant the same.
+fn granting_beside(house: &House, hosts: &[&Host], tenants: usize) {
     let ports: Vec<u16> = hosts.iter().map(|host| host.port).collect();
     policy_in(house, |data| {
+        for nth in 0..tenants {
+            data["tenants"][format!("other{nth}")] = json!({ "source_cidrs": [], "limits": {} });
+        }
         data["network"]["allow"]["localhost"] = json!({
             "exact": true, "subdomains": false, "schemes": ["https"], "ports": ports, "roles": ["*"], "skills": ["net"],
         });
@@ -233,17 +241,23 @@ fn a_reload_cuts_what_is_no_longer_granted_and_nothing_else() {
         json!({ "tunnels": ["ended", "PONG"], "again": ["403", "200"] })
     );
 
-    // A reload that changes nothing for a run cuts nothing of it; one that would refuse the run takes its whole network.
+    // A reload of the same rules asks nothing again, and one that changes nothing for a run cuts nothing of it; one that would
+    // refuse the run takes its whole network.
     granting(&house, &[lost, kept]);
     reload(&gateway, "both are granted again", || true);
     let (lost_before, kept_before) = (lost.gone(), kept.gone());
     let refused = held(&gateway, &hosts, 2, || {
+        let decided = || decisions(&house).len();
+        let before = decided();
+        reload(&gateway, "the rules are the same", || true);
         // Twice: when the second is on record, the first has long had its effect.
-        for _ in 0..2 {
-            let decided = || decisions(&house).len();
-            let before = decided();
-            reload(&gateway, "the run is decided again", || decided() > before);
+        for nth in 1..=2 {
+            granting_beside(&house, &[lost, kept], nth);
+            reload(&gateway, "the run is decided again", || {
+                decided() >= before + nth
+            });
         }
+        assert_eq!(decided(), before + 2);
         assert_eq!((lost.gone(), kept.gone()), (lost_before, kept_before));
         policy_in(&house, |data| data["roles"] = json!({}));
         reload(&gateway, "both are cut", || {

@@ -448,6 +448,38 @@ async fn a_shadow_refuses_nothing_and_gives_nothing() {
     assert!(permit.secrets.is_empty() && permit.timeout_ms.is_none() && permit.visible.is_none());
 }
 
+/// A reload brings every part anew, also those that it does not change.
+#[test]
+fn the_same_rules_once_more_are_no_new_ones() {
+    let rules = one("decision := {\"allow\": true}");
+    let policy = policy(&rules, PolicyMode::Enforce, Confirm::Off);
+    let again = |change: fn(&mut Active)| {
+        let mut prepared = prepared(&rules, PolicyMode::Enforce, Confirm::Off);
+        change(&mut prepared.active);
+        policy.install(prepared);
+        policy.generation()
+    };
+    let since = || policy.0.active.load().since;
+    let began = since();
+    assert_eq!(again(|active| active.since += Duration::from_secs(9)), 0);
+    assert_eq!(since(), began);
+    assert_eq!(again(|active| active.exposure = Exposure::Codes), 0);
+    assert_eq!(policy.0.active.load().exposure, Exposure::Codes);
+    for (nth, change) in [
+        (|active| active.mode = PolicyMode::Shadow) as fn(&mut Active),
+        |active| active.include_args = vec!["a".into()],
+        |active| active.instructions_max -= 1,
+        |active| active.confirm = Confirm::Always,
+        |active| active.set = None,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        // Each is another change than the one before, so both ways count.
+        assert_eq!(again(change), 1 + nth as u64);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_decision_is_of_one_revision_while_they_change() {
     // Both numbers of a permit are of the same revision, or the decision was made of two.
