@@ -164,6 +164,17 @@ pub(super) fn listener() -> (OwnedFd, SocketAddr) {
     (listener.into(), address)
 }
 
+impl Gate {
+    /// One that finds no host and records nothing.
+    pub(crate) fn for_tests() -> Self {
+        Gate::new(
+            settings(),
+            Arc::new(FakeResolver::default()),
+            Arc::new(NoLedger),
+        )
+    }
+}
+
 impl World {
     pub(super) fn new(settings: Settings, grant: Grant) -> World {
         let (sender, records) = mpsc::unbounded_channel();

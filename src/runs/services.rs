@@ -36,8 +36,6 @@ pub(super) struct Services {
     inputs: Vec<String>,
     granted: Granted,
     created_max: usize,
-    /// `None`: no network was granted. Ends with this.
-    gate: Option<gate::Open>,
     state: Mutex<State>,
 }
 
@@ -45,10 +43,35 @@ pub(super) struct Services {
 struct State {
     /// Until it has ended, also when nobody waits for that any more: the sandbox keeps this for as long.
     turn: Option<Place>,
+    /// `None`: no network was granted, or the run is over: the sandbox may keep this for longer.
+    gate: Option<gate::Open>,
     logs: Streams,
     made: Made,
     writers: HashMap<i64, BlobWriter>,
     next_writer: i64,
+}
+
+impl State {
+    fn close(&mut self, end: End) -> Closed {
+        self.gate = None;
+        self.made.close(end)
+    }
+
+    fn serve(&self, listener: OwnedFd) -> Result<()> {
+        let Some(gate) = &self.gate else {
+            return Err(if self.made.over {
+                Error::new(abi::E_CANCELLED, "the run is over")
+            } else {
+                Error::new(abi::E_PERMISSION, "no network is granted to this run")
+            });
+        };
+        gate.serve(listener).map_err(|error| {
+            Error::new(
+                abi::E_INVALID_ARGUMENT,
+                format!("the run's listener cannot be served: {error}"),
+            )
+        })
+    }
 }
 
 /// The blobs that a run has made. With its end it makes no more, whoever has ended it, and its record lists those that it has
@@ -118,9 +141,9 @@ impl Services {
             run_id: run_id.to_owned(),
             inputs: job.input_blobs.iter().map(|blob| blob.id.clone()).collect(),
             created_max,
-            gate,
             state: Mutex::new(State {
                 turn: Some(turn),
+                gate,
                 logs: Streams::new(granted.redactor()),
                 made: Made::default(),
                 writers: HashMap::new(),
@@ -158,9 +181,9 @@ impl Services {
         self.state().made.ids.clone()
     }
 
-    /// It makes no more blobs.
+    /// It makes no more blobs, and reaches nobody any more.
     pub(super) fn close(&self, end: End) -> Closed {
-        self.state().made.close(end)
+        self.state().close(end)
     }
 
     /// An end that is owed is recorded now, whatever is still on its way.
@@ -295,18 +318,7 @@ impl RunHost for Services {
     }
 
     fn gate_serve(&self, listener: OwnedFd) -> Result<()> {
-        let Some(gate) = &self.gate else {
-            return Err(Error::new(
-                abi::E_PERMISSION,
-                "no network is granted to this run",
-            ));
-        };
-        gate.serve(listener).map_err(|error| {
-            Error::new(
-                abi::E_INVALID_ARGUMENT,
-                format!("the run's listener cannot be served: {error}"),
-            )
-        })
+        self.state().serve(listener)
     }
 }
 
@@ -358,6 +370,31 @@ mod tests {
             (&"failed".into(), &"Timeout".into())
         );
         serde_json::from_value(of_runs[0]["output_blobs"].clone()).unwrap()
+    }
+
+    /// A sandbox that does not end a run in time keeps what serves it.
+    #[tokio::test]
+    async fn a_run_that_is_over_reaches_nobody() {
+        let network = ["https://api.example.com".to_owned()];
+        let grant = gate::Grant::new("run_1", "default", "dec_1", &network, &[]).unwrap();
+        let mut state = State {
+            turn: None,
+            gate: Some(gate::Gate::for_tests().open(grant)),
+            logs: Streams::new(None),
+            made: Made::default(),
+            writers: HashMap::new(),
+            next_writer: 0,
+        };
+        let listener = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let (served, late) = (listener(), listener());
+        let address = served.local_addr().unwrap();
+        state.serve(served.into()).unwrap();
+        assert!(state.close(End::for_tests(Audit::off())).is_ok());
+        assert_eq!(state.serve(late.into()).unwrap_err().code, abi::E_CANCELLED);
+        // Closed by the task that has it, when that is told.
+        while std::net::TcpStream::connect(address).is_ok() {
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]
