@@ -60,7 +60,7 @@ mod writer;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
@@ -80,6 +80,9 @@ const QUEUE_RECORD_BYTES_MIN: u32 = 256;
 /// How long a caller waits for its record to be written before it counts as failed: a disk that hangs must not hang
 /// every call.
 const APPEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a record waits, with nothing written meanwhile, before the log counts as failing. Less than a caller waits, so that
+/// nobody is refused by a gateway that says it is ready.
+const HUNG_AFTER: Duration = Duration::from_secs(2);
 
 /// The record could not be written, and `audit.on_failure` says that then nothing is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -89,7 +92,7 @@ pub struct Unavailable;
 /// How the log is; for readiness and metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Health {
-    /// Why the last write failed; none while it works.
+    /// Why the last write failed, or that one takes too long; none while it works.
     pub failing: Option<String>,
     /// The gateway refuses what has to be recorded, because of that.
     pub denies: bool,
@@ -122,6 +125,8 @@ struct Inner {
 struct State {
     failing: AtomicBool,
     reason: Mutex<String>,
+    /// When something was written last, or began to wait where nothing was waiting.
+    progress: Mutex<Option<Instant>>,
     records: AtomicU64,
     lost: AtomicU64,
     refused: AtomicU64,
@@ -139,6 +144,11 @@ impl State {
         self.failures.fetch_add(1, Ordering::Relaxed);
         *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason;
         self.failing.store(true, Ordering::Release);
+    }
+
+    fn progress(&self) {
+        let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        *progress = Some(Instant::now());
     }
 }
 
@@ -229,6 +239,7 @@ impl Audit {
             return;
         };
         let record = record.encode();
+        inner.begins_to_wait();
         let room = inner.room.clone();
         let sent = room
             .try_acquire_many_owned(queued_bytes(&record))
@@ -245,18 +256,28 @@ impl Audit {
         self.0.as_ref().is_none_or(|inner| {
             let has_room = inner.room.available_permits() >= QUEUE_BYTES_MAX as usize / 2;
             inner.on_failure == config::OnAuditFailure::Continue
-                || has_room && !inner.state.failing.load(Ordering::Acquire)
+                || has_room
+                    && !inner.state.failing.load(Ordering::Acquire)
+                    && !inner.hangs(Instant::now())
         })
     }
 
     /// How it is.
     pub fn health(&self) -> Health {
+        self.health_at(Instant::now())
+    }
+
+    fn health_at(&self, now: Instant) -> Health {
         let Some(inner) = &self.0 else {
             return Health::default();
         };
         let state = &inner.state;
         let failing = state.failing.load(Ordering::Acquire);
-        let failing = failing.then(|| state.reason());
+        let hangs = || format!("writing takes longer than {} s", HUNG_AFTER.as_secs());
+        let failing = match failing {
+            true => Some(state.reason()),
+            false => inner.hangs(now).then(hangs),
+        };
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Health {
             denies: failing.is_some() && inner.on_failure == config::OnAuditFailure::Deny,
@@ -289,6 +310,7 @@ impl Inner {
             return written;
         }
         let fate = Fate::default();
+        self.begins_to_wait();
         let written = async {
             let bytes = queued_bytes(&record);
             let room = self.room.clone().acquire_many_owned(bytes).await.ok()?;
@@ -298,6 +320,26 @@ impl Inner {
             Ok(written) => written == Some(true),
             Err(_) => is_void && fate.give_up(),
         }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.room.available_permits() == QUEUE_BYTES_MAX as usize
+    }
+
+    /// Before a record takes its room in the queue: nobody has waited since before this, where nobody was waiting.
+    fn begins_to_wait(&self) {
+        if self.is_idle() {
+            self.state.progress();
+        }
+    }
+
+    /// Whether records wait for a write that does not end. Looked at, and not set by who waited: a write that ends just then
+    /// would have to take it back.
+    fn hangs(&self, now: Instant) -> bool {
+        let progress = self.state.progress.lock();
+        let progress = *progress.unwrap_or_else(PoisonError::into_inner);
+        let waits = progress.is_some_and(|since| now.saturating_duration_since(since) > HUNG_AFTER);
+        waits && !self.is_idle()
     }
 
     fn send(

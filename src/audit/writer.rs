@@ -297,6 +297,7 @@ impl Writer {
         self.head = head;
         self.is_behind = false;
         self.late.clear();
+        self.state.progress();
         if self.state.failing.swap(false, Ordering::AcqRel) {
             tracing::warn!(path = %self.names.active.display(), "the audit log is written again");
         }

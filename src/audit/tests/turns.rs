@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
 use super::{Place, record, write};
 use crate::audit::writer::Fate;
-use crate::audit::{Audit, Health, Kind, Record, Unavailable};
+use crate::audit::{Audit, HUNG_AFTER, Health, Kind, Record, Unavailable};
 use crate::config::{Fsync, OnAuditFailure};
 
 #[tokio::test]
@@ -149,6 +149,35 @@ async fn the_decision_of_a_refused_call_is_not_written_later() {
         let health = audit.health();
         let refused = if denies { 2 } else { 0 };
         assert_eq!((health.refused, health.lost), (refused, 3 - refused));
+    }
+}
+
+/// Who asks whether it is ready learns it, and not only who is refused.
+#[tokio::test]
+async fn a_disk_that_hangs_is_a_failure() {
+    for on_failure in [OnAuditFailure::Deny, OnAuditFailure::Continue] {
+        let mut place = Place::new();
+        place.settings.on_failure = on_failure;
+        let denies = on_failure == OnAuditFailure::Deny;
+        let audit = place.open();
+        write(&audit, 1, 1).await;
+        let later = || Instant::now() + HUNG_AFTER * 2;
+        assert_eq!(audit.health_at(later()).failing, None, "nobody waits");
+        let works = hang(&audit);
+        tokio::time::pause();
+        assert_eq!(audit.append(record(2)).await.is_err(), denies);
+        tokio::time::resume();
+        let health = audit.health_at(later());
+        let reason = health.failing.as_deref();
+        assert_eq!(reason, Some("writing takes longer than 2 s"));
+        assert_eq!((health.denies, health.failures), (denies, 0));
+        drop(works);
+        while audit.health_at(later()).failing.is_some() {
+            tokio::task::yield_now().await;
+        }
+        write(&audit, 3, 1).await;
+        audit.close().await;
+        assert!(place.verify().ok);
     }
 }
 
