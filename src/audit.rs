@@ -307,6 +307,10 @@ impl Inner {
     async fn write(&self, record: Record, is_void: bool) -> bool {
         let record = record.encode();
         if let Some(written) = self.desk.write_at_once(&record) {
+            if !written {
+                // It may be waiting for the next entry, however long: now it has to try again. An error means that it is gone.
+                let _ = self.queue.send(Entry::Wake);
+            }
             return written;
         }
         let fate = Fate::default();

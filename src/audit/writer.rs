@@ -31,6 +31,8 @@ const LINE_OVERHEAD_BYTES: u64 = 4096;
 /// What is sent to the writer.
 pub(super) enum Entry {
     Record(Waiting),
+    /// Nothing to write: something has changed about when it must be looked at.
+    Wake,
     /// Ends the log.
     Close(oneshot::Sender<()>),
 }
@@ -452,6 +454,7 @@ impl Batch {
                 self.entries.push(waiting);
                 None
             }
+            Entry::Wake => None,
             Entry::Close(done) => Some(done),
         }
     }

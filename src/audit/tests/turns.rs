@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 
-use super::{Place, record, write};
+use super::{Place, block, record, unblock, write};
 use crate::audit::writer::Fate;
 use crate::audit::{Audit, HUNG_AFTER, Health, Kind, Record, Unavailable};
 use crate::config::{Fsync, OnAuditFailure};
@@ -178,6 +178,31 @@ async fn a_disk_that_hangs_is_a_failure() {
         write(&audit, 3, 1).await;
         audit.close().await;
         assert!(place.verify().ok);
+    }
+}
+
+/// The thread sleeps, and who has written is the only one who knows.
+#[tokio::test]
+async fn one_write_that_failed_is_tried_again_though_nobody_asks() {
+    for fsync in [Fsync::Never, Fsync::Interval(Duration::from_secs(3600))] {
+        let mut place = Place::new();
+        place.settings.fsync = fsync;
+        let audit = place.open();
+        audit.post(record(1));
+        while audit.health().records == 0 {
+            tokio::task::yield_now().await;
+        }
+        block(&place);
+        assert_eq!(audit.append(record(2)).await, Err(Unavailable));
+        unblock(&place);
+        let until = Instant::now() + Duration::from_secs(30);
+        while audit.health().failing.is_some() {
+            assert!(Instant::now() < until, "{fsync:?}: it is never tried");
+            tokio::task::yield_now().await;
+        }
+        audit.close().await;
+        assert!(place.verify().ok);
+        assert_eq!(resumed(&place)[0]["unwritten"], 1);
     }
 }
 
