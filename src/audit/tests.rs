@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::{Audit, Kind, Record, Report, Unavailable, verify};
 use crate::config::{self, Fsync, OnAuditFailure};
 
+mod outside;
 mod turns;
 
 /// A directory with a log's settings.

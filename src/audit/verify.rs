@@ -1,8 +1,9 @@
 //! Reads a log and says where its chain breaks. Needs no gateway, takes one line at a time.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Seek};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -62,48 +63,114 @@ pub struct Break {
 /// # Errors
 /// When something cannot be read at all, or there is no log.
 pub fn verify(path: &Path) -> io::Result<Report> {
-    let mut report = Report::default();
+    check(&find(path)?)
+}
+
+/// One file of a log.
+#[derive(Debug)]
+pub struct LogFile {
+    path: PathBuf,
+    /// The one that was written when it was looked for: its name may be another's at any time.
+    opened: Option<File>,
+}
+
+impl LogFile {
+    /// Where it is, or was.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// From its beginning.
+    pub(crate) fn reader(&self) -> io::Result<BufReader<File>> {
+        let opened = match &self.opened {
+            // One place for all that read it: one after the other.
+            Some(opened) => opened.try_clone().and_then(|mut file| {
+                file.rewind()?;
+                Ok(file)
+            }),
+            None => File::open(&self.path),
+        };
+        let file = opened.map_err(|error| unreadable(&self.path, &error))?;
+        Ok(BufReader::with_capacity(1 << 16, file))
+    }
+}
+
+/// The files of the logs that [`verify`] checks, in the order of their chains.
+///
+/// # Errors
+/// When something cannot be looked at, or there is no log.
+pub fn find(path: &Path) -> io::Result<Vec<Vec<LogFile>>> {
     let found = fs::metadata(path).map(|meta| meta.is_dir());
-    let logs = match found {
-        Ok(true) => logs_in(path)?,
-        Ok(false) => vec![log_of(path, true)?],
+    let paths = match found {
+        Ok(true) => logs_in(path)?.into_iter().collect(),
+        Ok(false) => vec![path.to_owned()],
         // The one that is written may be missing: after it was moved away, or between two files.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => vec![log_of(path, false)?],
+        Err(error) if error.kind() == io::ErrorKind::NotFound => vec![path.to_owned()],
         Err(error) => return Err(error),
     };
+    let logs = paths.iter().map(|path| log_of(path));
+    let logs = logs.collect::<io::Result<Vec<_>>>()?;
     if logs.iter().all(Vec::is_empty) {
         return Err(io::Error::new(
             io::ErrorKind::NotFound,
             "there is no audit log here",
         ));
     }
+    Ok(logs)
+}
+
+/// Checks what was found.
+///
+/// # Errors
+/// When something cannot be read at all.
+pub fn check(logs: &[Vec<LogFile>]) -> io::Result<Report> {
+    let mut report = Report::default();
     for files in logs {
         let mut chain = Chain {
             report: &mut report,
             head: None,
         };
-        for path in files {
-            chain.file(&path)?;
+        for file in files {
+            chain.file(file)?;
         }
     }
     report.ok = report.break_count == 0;
     Ok(report)
 }
 
-fn log_of(path: &Path, is_there: bool) -> io::Result<Vec<PathBuf>> {
-    let mut files = match Names::of(path) {
+/// The log that is written at `path`. That file is opened before the full ones are listed: a gateway may rename it at any time,
+/// and one that is opened after that has a file before it which the list does not have.
+fn log_of(path: &Path) -> io::Result<Vec<LogFile>> {
+    let mut opened = match File::open(path) {
+        Ok(file) => Some(file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(unreadable(path, &error)),
+    };
+    let full = match Names::of(path) {
         Some(names) if names.dir.is_dir() => names.full_files()?,
         _ => Vec::new(),
     };
-    if is_there {
-        files.push(path.to_owned());
+    let inode = |meta: fs::Metadata| (meta.dev(), meta.ino());
+    let active = opened.as_ref().map(File::metadata).transpose()?.map(inode);
+    let mut files = Vec::with_capacity(full.len() + 1);
+    for path in full {
+        // Renamed meanwhile: it has its place in the list, and is read once.
+        let is_active = active.is_some() && fs::metadata(&path).ok().map(inode) == active;
+        files.push(LogFile {
+            opened: if is_active { opened.take() } else { None },
+            path,
+        });
+    }
+    if opened.is_some() {
+        let path = path.to_owned();
+        files.push(LogFile { path, opened });
     }
     Ok(files)
 }
 
-/// Files `*.jsonl`, put together by what their names begin with.
-fn logs_in(dir: &Path) -> io::Result<Vec<Vec<PathBuf>>> {
-    let mut logs: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+/// What the files `*.jsonl` belong to: each the log that is written at its name, or, a full one, at the name without its number.
+fn logs_in(dir: &Path) -> io::Result<BTreeSet<PathBuf>> {
+    let mut logs = BTreeSet::new();
     for entry in fs::read_dir(dir)? {
         let name = entry?.file_name();
         let Some(stem) = name.to_str().and_then(|name| name.strip_suffix(".jsonl")) else {
@@ -117,13 +184,16 @@ fn logs_in(dir: &Path) -> io::Result<Vec<Vec<PathBuf>>> {
                 let is_full = Names::of(&active)?.sequence(name.to_str()?).is_some();
                 is_full.then_some(active)
             });
-        // Digits sort before letters, so the one that is written comes last.
-        let log = full.unwrap_or_else(|| dir.join(&name));
-        logs.entry(log).or_default().push(dir.join(&name));
+        logs.insert(full.unwrap_or_else(|| dir.join(&name)));
     }
-    let mut logs: Vec<Vec<PathBuf>> = logs.into_values().collect();
-    logs.iter_mut().for_each(|files| files.sort());
     Ok(logs)
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(
+        error.kind(),
+        format!("cannot read {}: {error}", path.display()),
+    )
 }
 
 /// One log on its way through its files.
@@ -134,14 +204,9 @@ struct Chain<'a> {
 }
 
 impl Chain<'_> {
-    fn file(&mut self, path: &Path) -> io::Result<()> {
-        let unreadable = |error: io::Error| {
-            io::Error::new(
-                error.kind(),
-                format!("cannot read {}: {error}", path.display()),
-            )
-        };
-        let mut reader = BufReader::with_capacity(1 << 16, File::open(path).map_err(unreadable)?);
+    fn file(&mut self, file: &LogFile) -> io::Result<()> {
+        let path = file.path();
+        let mut reader = file.reader()?;
         let mut checked = Checked {
             path: path.to_owned(),
             records: 0,
@@ -151,7 +216,8 @@ impl Chain<'_> {
         };
         let (mut line, mut number) = (Vec::new(), 0);
         loop {
-            let end = read_line(&mut reader, &mut line).map_err(unreadable)?;
+            let end =
+                read_line(&mut reader, &mut line).map_err(|error| unreadable(path, &error))?;
             if end == End::Nothing {
                 break;
             }

@@ -1,7 +1,6 @@
 //! `skillgate policy explain` and `simulate`: what the audit log says of decisions, asked again.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -10,7 +9,7 @@ use serde_json::{Value, json};
 use super::failure::Failure;
 use super::policy::{BundleArgs, load, print_grants, print_opinion, print_reasons};
 use super::{ConfigFile, Exit, Output, OutputFormat, plain, print_json};
-use crate::audit::verify;
+use crate::audit::{LogFile, check, find};
 use crate::policy::inspect::{Flip, Guard, Opinion, Replay, Search};
 
 /// Changes that a replay lists; the rest is counted.
@@ -42,23 +41,26 @@ pub(super) struct SimulateArgs {
 
 /// The files of a log, oldest first, and whether anybody has changed it.
 struct LogFiles {
-    files: Vec<PathBuf>,
+    files: Vec<LogFile>,
     broken: bool,
 }
 
 fn files(path: &Path) -> Result<LogFiles, Failure> {
-    let report = verify(path)
-        .map_err(|error| Failure::new(Exit::Runtime, format!("{}: {error}", path.display())))?;
+    let cannot = |error| Failure::new(Exit::Runtime, format!("{}: {error}", path.display()));
+    // The same are read afterwards, whatever a gateway renames meanwhile.
+    let logs = find(path).map_err(cannot)?;
+    let report = check(&logs).map_err(cannot)?;
     Ok(LogFiles {
-        files: report.files.into_iter().map(|file| file.path).collect(),
+        files: logs.into_iter().flatten().collect(),
         broken: !report.ok,
     })
 }
 
 fn each_line(log: &LogFiles, mut take: impl FnMut(&str)) -> Result<(), Failure> {
-    for path in &log.files {
+    for file in &log.files {
+        let path = file.path();
         let cannot = |error| Failure::new(Exit::Runtime, format!("{}: {error}", path.display()));
-        let mut reader = BufReader::new(File::open(path).map_err(cannot)?);
+        let mut reader = file.reader().map_err(cannot)?;
         let mut line = String::new();
         while reader.read_line(&mut line).map_err(cannot)? > 0 {
             take(&line);
