@@ -329,8 +329,8 @@ impl Active {
         Ok((active, tail.torn, tail.head))
     }
 
-    /// Opens it again while the gateway runs: after a failure, or when somebody has moved it away. Where the chain ends is
-    /// known, so what is in the file counts only for where to write.
+    /// Opens it again while the gateway runs: after a failure, or when somebody has moved it away or cut it. Where the
+    /// chain ends is known, so what is in the file counts only for where to write.
     pub(super) fn reopen(names: &Names) -> io::Result<Active> {
         let mut file = open_regular(&names.active)?;
         let bytes = match tail(&mut file)? {
@@ -349,10 +349,15 @@ impl Active {
         Ok(active)
     }
 
-    /// Another file is at its name, or none.
-    pub(super) fn was_moved(&self, names: &Names) -> bool {
-        fs::symlink_metadata(&names.active)
-            .map_or(true, |found| (found.dev(), found.ino()) != self.inode)
+    /// Why it is not the file at its name any more, or not what was written: where to write has to be found anew.
+    pub(super) fn is_gone(&self, names: &Names) -> Option<&'static str> {
+        match fs::symlink_metadata(&names.active) {
+            Ok(found) if (found.dev(), found.ino()) == self.inode => {
+                // To go on where it ended would leave zeros before it.
+                (found.len() < self.bytes).then_some("the file was cut")
+            }
+            _ => Some("the file was moved away"),
+        }
     }
 
     /// Appends whole records. When it fails nothing of them stays, as far as the system lets us.

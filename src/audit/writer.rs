@@ -254,12 +254,9 @@ impl Writer {
     ) -> std::io::Result<()> {
         let (mut head, mut out) = (self.head.clone(), Vec::new());
         let now = rfc3339((self.clock)());
-        if self
-            .active
-            .as_ref()
-            .is_some_and(|active| active.was_moved(&self.names))
-        {
-            tracing::warn!(path = %self.names.active.display(), "the audit log was moved away: a new file goes on with its chain");
+        let gone = self.active.as_ref().and_then(|it| it.is_gone(&self.names));
+        if let Some(why) = gone {
+            tracing::warn!(path = %self.names.active.display(), why, "the audit log is not what was written: its chain goes on in what is there now");
             self.active = None;
         }
         let is_new = self.active.is_none();
@@ -268,7 +265,7 @@ impl Writer {
             None => Active::reopen(&self.names)?,
         };
         if is_new || self.is_behind || !self.late.is_empty() {
-            seal(&mut head, &self.resumed(), &now, &mut out);
+            seal(&mut head, &self.resumed(gone), &now, &mut out);
         }
         for record in records {
             seal(&mut head, record, &now, &mut out);
@@ -280,7 +277,7 @@ impl Writer {
                     self.rotate_at_bytes = self.file_bytes_max;
                 }
                 // The name is ours still, and the file goes on being written: nothing is lost, it only grows.
-                Err(error) if !active.was_moved(&self.names) => {
+                Err(error) if active.is_gone(&self.names).is_none() => {
                     tracing::error!(path = %self.names.active.display(), %error, "the audit log is full and cannot be renamed: it goes on growing");
                     self.rotate_at_bytes = active.bytes + self.file_bytes_max;
                 }
@@ -307,13 +304,15 @@ impl Writer {
     }
 
     /// The first record after a failure: why, what the log lacks since the start, and what it has of refused calls.
-    fn resumed(&self) -> Encoded {
-        let reason = if self.state.failing.load(Ordering::Acquire) {
+    fn resumed(&self, gone: Option<&str>) -> Encoded {
+        let reason = if let Some(why) = gone {
+            why.to_owned()
+        } else if self.state.failing.load(Ordering::Acquire) {
             self.state.reason()
         } else if self.is_behind || !self.late.is_empty() {
             format!("writing took longer than {} s", APPEND_TIMEOUT.as_secs())
         } else {
-            "the file was moved away".to_owned()
+            "a write was broken off".to_owned()
         };
         let mut more = vec![("reason", Value::from(reason))];
         if !self.late.is_empty() {

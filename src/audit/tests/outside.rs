@@ -1,5 +1,9 @@
 //! What others do with the files while the gateway writes them.
 
+use std::fs;
+
+use serde_json::json;
+
 use super::{Place, write};
 use crate::audit::{check, find, verify};
 
@@ -33,4 +37,30 @@ async fn a_log_that_rotates_while_it_is_read_is_whole() {
     writes.await.unwrap();
     audit.close().await;
     assert!(place.verify().ok);
+}
+
+/// As `logrotate` does with `copytruncate`, or a shell with `>`.
+#[tokio::test]
+async fn a_file_that_is_cut_is_written_from_its_end() {
+    let mut place = Place::new();
+    place.settings.max_file_bytes = 2000;
+    let audit = place.open();
+    write(&audit, 0, 2).await;
+    let file = fs::OpenOptions::new().write(true).open(place.path());
+    file.unwrap().set_len(0).unwrap();
+    write(&audit, 2, 2).await;
+    let text = fs::read(place.path()).unwrap();
+    assert!(!text.contains(&0));
+    let first = &place.lines()[0];
+    assert_eq!(
+        (&first["event"], &first["sequence"], &first["reason"]),
+        (&json!("resumed"), &json!(4), &json!("the file was cut"))
+    );
+    let report = place.verify();
+    assert!(report.ok, "{report:?}");
+    assert_eq!(report.notes.len(), 1, "where it begins: {report:?}");
+    // And it rotates as ever.
+    write(&audit, 4, 20).await;
+    audit.close().await;
+    assert!(audit.health().rotations > 0 && place.verify().ok);
 }
