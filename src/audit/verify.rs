@@ -80,8 +80,26 @@ impl LogFile {
         &self.path
     }
 
+    /// Its lines without their ends, and without more of one in memory than a record can have; `None` for one that is no text,
+    /// or longer than any record.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn each_line(&self, mut take: impl FnMut(Option<&str>)) -> io::Result<()> {
+        let (mut reader, mut line) = (self.reader()?, Vec::new());
+        loop {
+            let end = read_line(&mut reader, &mut line)
+                .map_err(|error| unreadable(&self.path, &error))?;
+            match end {
+                End::Nothing => return Ok(()),
+                End::TooLong => take(None),
+                End::Whole | End::Torn => take(std::str::from_utf8(&line).ok()),
+            }
+        }
+    }
+
     /// From its beginning.
-    pub(crate) fn reader(&self) -> io::Result<BufReader<File>> {
+    fn reader(&self) -> io::Result<BufReader<File>> {
         let opened = match &self.opened {
             // One place for all that read it: one after the other.
             Some(opened) => opened.try_clone().and_then(|mut file| {

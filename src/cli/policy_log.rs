@@ -1,6 +1,6 @@
 //! `skillgate policy explain` and `simulate`: what the audit log says of decisions, asked again.
 
-use std::io::{BufRead, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -60,12 +60,9 @@ fn each_line(log: &LogFiles, mut take: impl FnMut(&str)) -> Result<(), Failure> 
     for file in &log.files {
         let path = file.path();
         let cannot = |error| Failure::new(Exit::Runtime, format!("{}: {error}", path.display()));
-        let mut reader = file.reader().map_err(cannot)?;
-        let mut line = String::new();
-        while reader.read_line(&mut line).map_err(cannot)? > 0 {
-            take(&line);
-            line.clear();
-        }
+        // Who reads it counts the empty one as one that cannot be read.
+        file.each_line(|line| take(line.unwrap_or_default()))
+            .map_err(cannot)?;
     }
     Ok(())
 }

@@ -7,6 +7,8 @@ use std::path::Path;
 use clap::CommandFactory as _;
 use serde_json::{Value, json};
 
+use crate::audit::LINE_BYTES_MAX;
+
 /// Runs one command line: exit code, stdout, stderr.
 fn skillgate(args: &[&str]) -> (Exit, String, String) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -415,8 +417,11 @@ fn a_replay_says_what_it_could_not_read() {
     let record =
         |more: &str| format!("{{\"kind\":\"decision\",\"decision_id\":\"dec_1\"{more}}}\n");
     let deep = format!(",\"input\":{}1{}", "[".repeat(130), "]".repeat(130));
-    let lines = [record(""), record(&deep), record(",")];
-    std::fs::write(&log, lines.concat()).unwrap();
+    // JSON, but no record is so long.
+    let long = record(&" ".repeat(LINE_BYTES_MAX));
+    let lines = [record(""), record(&deep), record(","), long];
+    let not_text = b"{\"kind\":\"decision\",\"decision_id\":\"\xff\"}\n";
+    std::fs::write(&log, [lines.concat().as_bytes(), not_text].concat()).unwrap();
     let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies");
     let replay = |more: &[&str]| {
         let args = [
@@ -430,12 +435,12 @@ fn a_replay_says_what_it_could_not_read() {
     };
     let (exit, out, err) = replay(&[]);
     assert_eq!(exit, Exit::Fine, "{err}");
-    let note = "note: 2 lines of the log could not be read and were left out\n";
+    let note = "note: 4 lines of the log could not be read and were left out\n";
     assert!(out.contains(note), "{out}");
     let (_, out, _) = replay(&["--output", "json"]);
     let replay = &serde_json::from_str::<Value>(&out).unwrap()["replay"];
     assert_eq!(
         (&replay["unreadable"], &replay["without_input"]),
-        (&json!(2), &json!(1))
+        (&json!(4), &json!(1))
     );
 }
