@@ -136,14 +136,15 @@ impl Transfer {
             .map_err(ErrorObject::from)?;
         let size = stat.size_bytes;
         let trace = traced(&request);
-        let range = range(request.headers(), size);
+        let etag = format!("\"{}\"", stat.sha256);
+        let range = range(request.method(), request.headers(), &etag, size);
         let (offset, len) = match range {
             Ok(Some(part)) => part,
             Ok(None) => (0, size),
             Err(Unsatisfiable) => (0, 0),
         };
         let head = request.method() == Method::HEAD;
-        let (kind, digest) = (stat.kind.clone(), stat.sha256.clone());
+        let kind = stat.kind.clone();
         // Also for a head and for a blob of no bytes: its type and its digest are somebody's.
         let download = self
             .permitted(
@@ -181,7 +182,7 @@ impl Transfer {
         set(header::CONTENT_TYPE, &kind);
         set(header::CONTENT_LENGTH, &len.to_string());
         set(header::ACCEPT_RANGES, "bytes");
-        set(header::ETAG, &format!("\"{digest}\""));
+        set(header::ETAG, &etag);
         // A blob is somebody's bytes: a browser must neither guess what it is nor show it as a page of ours.
         set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
         set(header::CONTENT_DISPOSITION, "attachment");
@@ -276,8 +277,18 @@ impl fmt::Display for Unsatisfiable {
 }
 
 /// One byte range as offset and length. Several ranges, other units and malformed ones are ignored, as RFC 9110
-/// section 14.2 lets a server do: the whole blob is the answer.
-fn range(headers: &HeaderMap, size: u64) -> Result<Option<(u64, u64)>, Unsatisfiable> {
+/// section 14.2 lets a server do: the whole blob is the answer. So are those of other methods than GET, for which it has
+/// no meaning, and of who has a part of something else (`If-Range`, section 13.1.5; a date is nothing that we gave).
+fn range(
+    method: &Method,
+    headers: &HeaderMap,
+    etag: &str,
+    size: u64,
+) -> Result<Option<(u64, u64)>, Unsatisfiable> {
+    let of_another = |value: &HeaderValue| value.as_bytes() != etag.as_bytes();
+    if method != Method::GET || headers.get_all(header::IF_RANGE).iter().any(of_another) {
+        return Ok(None);
+    }
     let number = |text: &str| {
         (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
             .then(|| text.parse::<u64>().unwrap_or(u64::MAX))
@@ -313,16 +324,18 @@ fn range(headers: &HeaderMap, size: u64) -> Result<Option<(u64, u64)>, Unsatisfi
 #[cfg(test)]
 mod tests {
     use super::{Unsatisfiable, range};
-    use http::{HeaderMap, HeaderValue, header};
+    use http::{HeaderMap, HeaderValue, Method, header};
+
+    const ETAG: &str = "\"abc\"";
 
     #[test]
     fn ranges() {
         let ask = |text: &'static str, size| {
             let mut headers = HeaderMap::new();
             headers.insert(header::RANGE, HeaderValue::from_static(text));
-            range(&headers, size)
+            range(&Method::GET, &headers, ETAG, size)
         };
-        assert_eq!(range(&HeaderMap::new(), 10), Ok(None));
+        assert_eq!(range(&Method::GET, &HeaderMap::new(), ETAG, 10), Ok(None));
         for (text, expected) in [
             ("bytes=0-3", Ok(Some((0, 4)))),
             ("bytes=4-", Ok(Some((4, 6)))),
@@ -341,5 +354,27 @@ mod tests {
             assert_eq!(ask(text, 10), expected, "{text}");
         }
         assert_eq!(ask("bytes=0-", 0), Err(Unsatisfiable));
+    }
+
+    #[test]
+    fn a_range_is_for_get_and_for_who_has_the_rest_of_the_same() {
+        for (method, if_range, expected) in [
+            (Method::GET, None, Ok(Some((4, 6)))),
+            (Method::GET, Some(ETAG), Ok(Some((4, 6)))),
+            (Method::GET, Some("W/\"abc\""), Ok(None)),
+            (Method::GET, Some("\"abd\""), Ok(None)),
+            (Method::GET, Some("abc"), Ok(None)),
+            (Method::GET, Some("Thu, 26 Nov 2026 18:00:00 GMT"), Ok(None)),
+            (Method::HEAD, None, Ok(None)),
+            (Method::HEAD, Some(ETAG), Ok(None)),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::RANGE, HeaderValue::from_static("bytes=4-"));
+            if let Some(value) = if_range {
+                headers.insert(header::IF_RANGE, HeaderValue::from_static(value));
+            }
+            let got = range(&method, &headers, ETAG, 10);
+            assert_eq!(got, expected, "{method} {if_range:?}");
+        }
     }
 }
