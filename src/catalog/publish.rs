@@ -7,7 +7,7 @@ use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, PutSkill};
 use skillgate_skill::{Bundle, Code, Manifest, PathError, Problem, SKILL_MD, SkillPath};
 
-use super::{Catalog, Error, Skill};
+use super::{Catalog, Error, Skill, content};
 use crate::auth::Caller;
 
 /// Problems that one refused `create_skill` names.
@@ -121,7 +121,7 @@ impl Catalog {
     ///
     /// # Errors
     /// [`Error::AlreadyExists`] for a name of the operator's and when the version is there with other content,
-    /// [`Error::Store`].
+    /// [`Error::TooLarge`] when the store says so, [`Error::Store`].
     pub async fn publish(&self, draft: Draft) -> Result<model::Skill, Error> {
         let (name, version) = (draft.put.name.clone(), draft.put.version.clone());
         // Not told by the draft: it would say to everybody which names the operator uses.
@@ -131,12 +131,22 @@ impl Catalog {
             return Err(Error::AlreadyExists { message });
         }
         let store = self.0.store.get().await.map_err(Error::Store)?;
-        store.skill_put(draft.put).await.map_err(|error| match error.code {
-            abi::E_ALREADY_EXISTS => Error::AlreadyExists {
-                message: format!("{name} {version} is published with other content, and a version never changes: choose a higher version"),
-            },
-            _ => Error::Store(error),
-        })
+        let put = store.skill_put(draft.put).await;
+        put.map_err(|error| not_stored(error, &name, &version))
+    }
+}
+
+fn not_stored(error: model::Error, name: &str, version: &str) -> Error {
+    match error.code {
+        abi::E_ALREADY_EXISTS => Error::AlreadyExists {
+            message: format!(
+                "{name} {version} is published with other content, and a version never changes: choose a higher version"
+            ),
+        },
+        abi::E_OUT_OF_RANGE => Error::TooLarge {
+            message: format!("{name} {version} is larger than what the store keeps of one skill"),
+        },
+        _ => Error::Store(error),
     }
 }
 
@@ -152,6 +162,13 @@ fn assemble(new: NewSkill, files_max: usize, bytes_max: u64) -> Result<Bundle, E
     for (index, (file, content)) in new.files.into_iter().enumerate() {
         let path = SkillPath::parse(&file)
             .map_err(|error| misplaced(error, &format!("/files/{index}/path")))?;
+        // Nobody could read it afterwards.
+        if content.len() as u64 > content::BYTES_MAX {
+            let (bytes, most) = (content.len(), content::BYTES_MAX);
+            let message =
+                format!("{path} has {bytes} bytes, and a file of a skill has at most {most}");
+            return Err(Error::TooLarge { message });
+        }
         files.push((path, content));
     }
     skillgate_skill::assemble(&manifest, &new.skill_md, files, bytes_max)
@@ -215,5 +232,33 @@ fn pointer(problem: &Problem) -> String {
         "manifest" => format!("/manifest{}", problem.pointer),
         SKILL_MD => "/skill_md".into(),
         _ => "/files".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_large_is_told_as_that() {
+        let new = |bytes: u64| NewSkill {
+            manifest: r#"{"name":"a","version":"1.0.0","description":"x","kind":"instruction"}"#
+                .into(),
+            skill_md: "---\nname: A\nshort_description: s\n---\n\n# A\n".into(),
+            files: vec![("resources/a".into(), vec![0; bytes as usize])],
+        };
+        let most = content::BYTES_MAX;
+        let message = "resources/a has 16777217 bytes, and a file of a skill has at most 16777216";
+        let error = assemble(new(most + 1), 10, 4 * most).map(drop).unwrap_err();
+        assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
+        assert_eq!(error.to_string(), message);
+        assemble(new(most), 10, 4 * most).map(drop).unwrap();
+
+        let store = |code| not_stored(model::Error::new(code, "of the store"), "a", "1.0.0");
+        let error = store(abi::E_OUT_OF_RANGE);
+        assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
+        let message = "a 1.0.0 is larger than what the store keeps of one skill";
+        assert_eq!(error.to_string(), message);
+        assert!(matches!(store(abi::E_INTERNAL), Error::Store(_)));
     }
 }

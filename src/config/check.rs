@@ -20,6 +20,8 @@ const MS_MAX: u64 = 3_600_000;
 const DAY_MS: u64 = 86_400_000;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
+/// What the bundled store keeps of one skill: who is let publish more would be told by the store that he is not.
+const SKILL_BYTES_MAX: u64 = 64 << 20;
 /// An interpreter that has imported what it begins with has some ten MiB.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
 
@@ -112,7 +114,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
                 .map(PathBuf::from)
                 .collect(),
             max_files: s.count("max_files", 2..=1000),
-            max_bytes: s.integer("max_bytes", 1024..=GIB),
+            max_bytes: s.integer("max_bytes", 1024..=SKILL_BYTES_MAX),
         }),
         blobs: root.section("blobs", |s| Blobs {
             max_bytes: s.integer("max_bytes", 1..=TIB),

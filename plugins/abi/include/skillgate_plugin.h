@@ -661,6 +661,7 @@ typedef struct skg_storage {
                                                          /* -> skg_content: DIR or TAR   */
     /* Publishes a version; the answer is what skill_get would say.
      * SKG_E_ALREADY_EXISTS: it is there with other content.
+     * SKG_E_OUT_OF_RANGE: it is larger than what is kept of one skill.
      * SKG_E_UNIMPLEMENTED: read-only (no SKG_ST_SKILLS_WRITE). */
     int32_t (*skill_put)(void *self, skg_op op, const skg_put_skill *r); /* -> skg_skill   */
 
