@@ -145,15 +145,15 @@ impl std::error::Error for ManifestError {}
 impl Manifest {
     /// Reads `skill.toml`. Problems carry line and column.
     pub fn from_toml(text: &str) -> Result<Manifest, ManifestError> {
-        check_size(SKILL_TOML, text)?;
+        check_bytes(SKILL_TOML, "", text.len())?;
         let (written, places) = toml_text::parse(text)?;
-        read::read(written, read::Source::Toml { places })
+        read::read(written, read::Source::Toml { places })?.fits(SKILL_TOML)
     }
 
     /// Reads a manifest that came as JSON, the form that `create_skill` takes. Null members count
     /// as absent. Problems carry a JSON pointer into the manifest.
     pub fn from_json(text: &str) -> Result<Manifest, ManifestError> {
-        check_size(read::JSON_FILE, text)?;
+        check_bytes(read::JSON_FILE, "", text.len())?;
         let value = json::parse(text, MANIFEST_DEPTH_MAX).map_err(|e| {
             ManifestError::one(
                 Problem::error(read::JSON_FILE, Code::Syntax, e.message).place((e.line, e.column)),
@@ -169,14 +169,15 @@ impl Manifest {
                 .help("send skill.toml as a JSON object"),
             ));
         };
-        let manifest = read::read(written, read::Source::Json)?;
-        // Escapes may make the TOML longer than the JSON; the file must be readable again.
-        let toml = manifest.to_toml();
-        if let Err(mut e) = check_size(SKILL_TOML, &toml) {
-            e.problems[0].file = read::JSON_FILE.to_owned();
-            return Err(e);
-        }
-        Ok(manifest)
+        read::read(written, read::Source::Json)?.fits(read::JSON_FILE)
+    }
+
+    /// Either form can be longer than what was read: escapes differ, and the namespace is filled in. Stores keep the one and
+    /// write the other; both must be readable again.
+    fn fits(self, file: &str) -> Result<Manifest, ManifestError> {
+        check_bytes(file, " as JSON", self.to_json().to_string().len())?;
+        check_bytes(file, " as TOML", self.to_toml().len())?;
+        Ok(self)
     }
 
     /// The same manifest as the text of `skill.toml`: known keys first, the rest by name. Equal
@@ -241,8 +242,8 @@ pub(crate) fn place_in_toml(text: &str, pointer: &str) -> Option<(u32, u32)> {
     toml_text::place_of(text, pointer)
 }
 
-fn check_size(file: &str, text: &str) -> Result<(), ManifestError> {
-    if text.len() <= MANIFEST_BYTES_MAX {
+fn check_bytes(file: &str, form: &str, bytes: usize) -> Result<(), ManifestError> {
+    if bytes <= MANIFEST_BYTES_MAX {
         return Ok(());
     }
     Err(ManifestError::one(
@@ -250,8 +251,7 @@ fn check_size(file: &str, text: &str) -> Result<(), ManifestError> {
             file,
             Code::TooLarge,
             format!(
-                "the manifest has {} bytes, at most {MANIFEST_BYTES_MAX} are allowed",
-                text.len()
+                "the manifest has {bytes} bytes{form}, at most {MANIFEST_BYTES_MAX} are allowed"
             ),
         )
         .help("move long texts to SKILL.md or resources/"),

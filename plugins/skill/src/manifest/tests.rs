@@ -392,6 +392,44 @@ fn json_manifests() {
 }
 
 #[test]
+fn what_is_accepted_can_be_read_again() {
+    let head = r#"{"name":"u.x","version":"0.1.0","description":"d","kind":"instruction","x":""#;
+    let namespace = r#""namespace":"u","#.len();
+    for bytes in MANIFEST_BYTES_MAX - 36..=MANIFEST_BYTES_MAX {
+        let text = format!("{head}{}\"}}", "A".repeat(bytes - head.len() - 2));
+        let read = Manifest::from_json(&text);
+        let fits = bytes + namespace <= MANIFEST_BYTES_MAX;
+        assert_eq!(read.is_ok(), fits, "{bytes}");
+        let Ok(m) = read else {
+            assert_eq!(read.unwrap_err().first().code, Code::TooLarge);
+            continue;
+        };
+        let json = m.to_json();
+        assert_eq!(
+            Manifest::from_json(&json.to_string()).unwrap().to_json(),
+            json
+        );
+    }
+    // In JSON a quote is two bytes; TOML is written without exponents.
+    for (x, fits) in [
+        (format!("'{}'", "\"".repeat(32_000)), true),
+        (format!("'{}'", "\"".repeat(40_000)), false),
+        (format!("[{}]", "1e300,".repeat(200)), true),
+        (format!("[{}]", "1e300,".repeat(400)), false),
+    ] {
+        let read = Manifest::from_toml(&with(&format!("x = {x}"), "", ""));
+        assert_eq!(read.is_ok(), fits, "{} bytes", x.len());
+        match read {
+            Ok(m) => {
+                Manifest::from_json(&m.to_json().to_string()).unwrap();
+                Manifest::from_toml(&m.to_toml()).unwrap();
+            }
+            Err(e) => assert_eq!(e.first().code, Code::TooLarge),
+        }
+    }
+}
+
+#[test]
 fn equal_manifests_write_equal_toml() {
     let a = Manifest::from_json(r#"{"name":"a","version":"1.0.0","zeta":1,"inputs":{"b":{"y":1,"x":2},"a":{}},"alpha":{"k":1},"description":"x","kind":"instruction"}"#).unwrap();
     let b = Manifest::from_json(r#"{"kind":"instruction","alpha":{"k":1},"inputs":{"a":{},"b":{"x":2,"y":1}},"description":"x","zeta":1,"version":"1.0.0","name":"a"}"#).unwrap();
