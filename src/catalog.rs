@@ -15,6 +15,7 @@ mod trees;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
+use std::error::Error as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -257,13 +258,7 @@ impl Catalog {
         let mut entries = Vec::with_capacity(skills.len());
         for skill in skills {
             let tags = match listing.with_tags {
-                true => Some(
-                    self.get(tenant, &skill.name, Some(&skill.version))
-                        .await?
-                        .manifest
-                        .tags()
-                        .to_vec(),
-                ),
+                true => self.tags(tenant, &skill).await?,
                 false => None,
             };
             let model::Skill {
@@ -287,6 +282,21 @@ impl Catalog {
             skills: entries,
             next_cursor,
         })
+    }
+
+    /// None when this one cannot be read: it must not hide all others.
+    async fn tags(&self, tenant: &str, of: &model::Skill) -> Result<Option<Vec<String>>, Error> {
+        match self.get(tenant, &of.name, Some(&of.version)).await {
+            Ok(skill) => Ok(Some(skill.manifest.tags().to_vec())),
+            Err(error) if error.is_of_one_skill() => {
+                tracing::error!(
+                    skill = of.name, version = of.version, tenant, %error, cause = error.source().map(ToString::to_string),
+                    "a skill is listed without its tags: it cannot be read"
+                );
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// A skill in a version, or in its latest (REQUIREMENTS R4).

@@ -1,6 +1,6 @@
 //! What can go wrong with a skill.
 
-use skillgate_plugin_sdk::model;
+use skillgate_plugin_sdk::{abi, model};
 
 /// What can go wrong with a skill.
 #[derive(Debug, thiserror::Error)]
@@ -81,4 +81,17 @@ pub enum Error {
     /// The store failed.
     #[error("skill store failed")]
     Store(#[source] model::Error),
+}
+
+impl Error {
+    /// What is stored of one skill cannot be read, which says nothing about another.
+    pub(super) fn is_of_one_skill(&self) -> bool {
+        match self {
+            Error::Broken { .. } => true,
+            Error::Store(error) => {
+                matches!(error.code, abi::E_CORRUPT | abi::E_NOT_FOUND)
+            }
+            _ => false,
+        }
+    }
 }

@@ -18,6 +18,7 @@ mod apart;
 mod audit;
 mod blobs;
 mod crash;
+mod damaged;
 mod disk;
 mod egress;
 mod examples;

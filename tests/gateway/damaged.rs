@@ -1,0 +1,57 @@
+//! What is damaged in the store: no other skill goes with it.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::alone;
+use crate::support::gateway::{House, Settings};
+use crate::support::http::Client;
+
+/// Publishes an instruction, and changes what is stored of it behind the gateway's back.
+fn publish_and_damage(house: &House, client: &mut Client, name: &str) {
+    let params = json!({
+        "manifest": { "name": name, "version": "0.1.0", "description": "One of many.", "kind": "instruction", "tags": ["t"] },
+        "skill_md": "# One of many\n",
+    });
+    let made = client.result("create_skill", params).unwrap();
+    assert_eq!(made["name"], name, "{made}");
+    let stored = house.store().join("tenants/default/skills").join(name);
+    let file = stored.join("0.1.0/files/SKILL.md");
+    fs::remove_file(&file).unwrap();
+    fs::write(file, "# One of none\n").unwrap();
+}
+
+#[test]
+fn a_damaged_skill_hides_no_other_in_a_listing() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let mut client = gateway.client();
+    publish_and_damage(&house, &mut client, "many.torn");
+    let page = client
+        .result("list_skills", json!({ "detail": "summary", "limit": 100 }))
+        .unwrap();
+    let listed = |name: &str| -> &Value {
+        let skills = page["skills"].as_array().unwrap();
+        let found = skills.iter().find(|skill| skill["name"] == name);
+        found.unwrap_or_else(|| panic!("no {name} in {page}"))
+    };
+    assert!(listed("hello.world")["tags"].is_array());
+    // All that the listing itself knows.
+    let torn = json!({
+        "name": "many.torn", "version": "0.1.0", "description": "One of many.", "namespace": "many", "kind": "instruction",
+    });
+    assert_eq!(*listed("many.torn"), torn);
+    let log = gateway.log();
+    assert!(
+        log.contains("a skill is listed without its tags") && log.contains("many.torn"),
+        "{log}"
+    );
+    // It is still an error where it is asked for by name.
+    let reply = client
+        .call("describe_skill", json!({ "name": "many.torn" }))
+        .unwrap();
+    assert_eq!(reply["error"]["data"]["kind"], "internal", "{reply}");
+    gateway.stop();
+}
