@@ -51,8 +51,7 @@ pub struct Skill {
 }
 
 impl Skill {
-    /// A skill of a manifest (skill.toml) that is in no store, with a digest of its own: for tests and measurements of
-    /// what decides about skills.
+    /// A skill of a manifest (skill.toml) that is in no store, with a digest of its own: to be decided about.
     ///
     /// # Errors
     /// What is wrong with the manifest.
@@ -356,6 +355,17 @@ impl Catalog {
         let skill = Arc::new(parse(record, &skill_md)?);
         self.0.kept.put(key(skill.version()), &skill);
         Ok(skill)
+    }
+
+    /// What can be decided about in the place of a skill that cannot be read: its name, and nothing that it asks for. None for
+    /// what cannot be the name of a skill.
+    pub fn stand_in(&self, name: &str, version: Option<&str>) -> Option<Arc<Skill>> {
+        let version = version.unwrap_or("0.0.0");
+        let manifest = format!(
+            "name = {name:?}\nversion = {version:?}\ndescription = \"cannot be read\"\nkind = \"instruction\"\n"
+        );
+        let on_shelf = self.0.shelf_latest.contains_key(name);
+        Skill::unstored(&manifest, on_shelf).ok().map(Arc::new)
     }
 
     /// Whose a name is in the cache.

@@ -433,20 +433,33 @@ impl From<Vec<u8>> for Content {
 /// caller that the skill is there at all.
 type Late = Option<Error>;
 
-/// The skill, to decide about; where its version is missing, the latest one, which is about the same name.
+/// The skill, to decide about; where its version is missing, the latest one, and where it cannot be read, one in its place:
+/// both are about the same name.
 async fn find(
     rooms: &Rooms,
     tenant: &str,
     name: &str,
     version: Option<&str>,
 ) -> Result<(Arc<Skill>, Late), Error> {
-    match rooms.catalog.get(tenant, name, version).await {
-        Ok(skill) => Ok((skill, None)),
+    let mut late = None;
+    let found = match rooms.catalog.get(tenant, name, version).await {
         Err(error @ catalog::Error::VersionNotFound { .. }) => {
-            let latest = rooms.catalog.get(tenant, name, None).await?;
-            Ok((latest, Some(error.into())))
+            late = Some(error.into());
+            rooms.catalog.get(tenant, name, None).await
         }
-        Err(error) => Err(error.into()),
+        found => found,
+    };
+    match found {
+        Ok(skill) => Ok((skill, late)),
+        Err(error @ (catalog::Error::SkillNotFound { .. } | catalog::Error::Invalid { .. })) => {
+            Err(error.into())
+        }
+        Err(error) => {
+            let Some(skill) = rooms.catalog.stand_in(name, version) else {
+                return Err(error.into());
+            };
+            Ok((skill, late.or(Some(error.into()))))
+        }
     }
 }
 

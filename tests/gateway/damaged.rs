@@ -5,6 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::alone;
+use crate::policy::{hidden_is_missing, narrow, policy_in};
 use crate::support::gateway::{House, Settings};
 use crate::support::http::Client;
 
@@ -53,5 +54,38 @@ fn a_damaged_skill_hides_no_other_in_a_listing() {
         .call("describe_skill", json!({ "name": "many.torn" }))
         .unwrap();
     assert_eq!(reply["error"]["data"]["kind"], "internal", "{reply}");
+    gateway.stop();
+}
+
+#[test]
+fn a_damaged_skill_is_as_hidden_as_a_whole_one() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let mut client = gateway.client();
+    publish_and_damage(&house, &mut client, "csv.torn");
+    publish_and_damage(&house, &mut client, "hello.torn");
+    gateway.stop();
+
+    house.configure(Settings {
+        extra: "[policy]\npath = \"policies\"",
+        ..Settings::default()
+    });
+    policy_in(&house, narrow);
+    let gateway = house.start();
+    let mut client = gateway.client();
+    hidden_is_missing(&mut client, "csv.torn");
+    // Whoever may see it learns that it is broken, and nothing is done.
+    for (method, params) in [
+        ("describe_skill", json!({ "name": "hello.torn" })),
+        (
+            "read_skill_file",
+            json!({ "name": "hello.torn", "path": "SKILL.md" }),
+        ),
+        ("execute_skill", json!({ "name": "hello.torn", "args": {} })),
+    ] {
+        let reply = client.call(method, params).unwrap();
+        assert_eq!(reply["error"]["data"]["kind"], "internal", "{reply}");
+    }
     gateway.stop();
 }

@@ -83,36 +83,8 @@ fn error(client: &mut Client, method: &str, params: Value) -> Value {
     error.take()
 }
 
-#[test]
-fn a_directory_of_rules_decides_what_is_done_and_what_is_seen() {
-    let _alone = alone();
-    let house = house("[policy]\npath = \"policies\"\ninclude_args = [\"csv.stats\"]");
-    policy_in(&house, narrow);
-    let gateway = house.start();
-    let mut client = gateway.client();
-
-    let page = client
-        .result("list_skills", json!({ "limit": 100 }))
-        .unwrap();
-    let names: Vec<&str> = page["skills"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(|skill| skill["name"].as_str())
-        .collect();
-    assert_eq!(
-        names,
-        ["hello.world", "skills.authoring", "skills.protocol.guide"]
-    );
-    let hello = client
-        .result(
-            "execute_skill",
-            json!({ "name": "hello.world", "args": {} }),
-        )
-        .unwrap();
-    assert_eq!(hello["status"], "completed", "{hello}");
-
-    // A skill that is there and may not be known, beside one that is not there, in everything that could tell.
+/// A skill that is there and may not be known ([`narrow`]), beside one that is not there, in everything that could tell.
+pub(crate) fn hidden_is_missing(client: &mut Client, hidden: &str) {
     let unknown = "csv.nothing";
     let long = json!({ "a": "x".repeat(65_536) });
     let of_all = |mounts: &[&str]| json!({ "language": "python", "code": "def main(args): return {}", "mount_skills": mounts });
@@ -160,18 +132,52 @@ fn a_directory_of_rules_decides_what_is_done_and_what_is_seen() {
         let of = |name: &str| {
             serde_json::from_str::<Value>(&params.to_string().replace("NAME", name)).unwrap()
         };
-        let hidden = error(&mut client, method, of("csv.stats"));
-        let missing = error(&mut client, method, of(unknown));
+        let of_hidden = error(client, method, of(hidden));
+        let missing = error(client, method, of(unknown));
         assert_eq!(
-            hidden["data"]["kind"], "skill_not_found",
-            "{method}: {hidden}"
+            of_hidden["data"]["kind"], "skill_not_found",
+            "{method}: {of_hidden}"
         );
         assert_eq!(
-            hidden.to_string().replace("csv.stats", unknown),
+            of_hidden.to_string().replace(hidden, unknown),
             missing.to_string(),
             "{method} {params}"
         );
     }
+}
+
+#[test]
+fn a_directory_of_rules_decides_what_is_done_and_what_is_seen() {
+    let _alone = alone();
+    let house = house("[policy]\npath = \"policies\"\ninclude_args = [\"csv.stats\"]");
+    policy_in(&house, narrow);
+    let gateway = house.start();
+    let mut client = gateway.client();
+
+    let page = client
+        .result("list_skills", json!({ "limit": 100 }))
+        .unwrap();
+    let names: Vec<&str> = page["skills"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|skill| skill["name"].as_str())
+        .collect();
+    assert_eq!(
+        names,
+        ["hello.world", "skills.authoring", "skills.protocol.guide"]
+    );
+    let hello = client
+        .result(
+            "execute_skill",
+            json!({ "name": "hello.world", "args": {} }),
+        )
+        .unwrap();
+    assert_eq!(hello["status"], "completed", "{hello}");
+
+    hidden_is_missing(&mut client, "csv.stats");
+    let unknown = "csv.nothing";
+    let of_all = |mounts: &[&str]| json!({ "language": "python", "code": "def main(args): return {}", "mount_skills": mounts });
     // What is wrong with a request by itself is wrong whatever there is.
     let many: serde_json::Map<_, _> = (0..1001).map(|n| (n.to_string(), json!(0))).collect();
     let mut crowded = of_all(&["NAME"]);
