@@ -248,7 +248,7 @@ impl Blobs {
 
     /// Bytes of content, as far as they have been counted.
     pub(crate) fn bytes(&self) -> Option<u64> {
-        self.census.bytes(&self.ground)
+        self.census.bytes(&self.ground, &self.clock)
     }
 
     pub(crate) fn open_writers(&self) -> usize {
