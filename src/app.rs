@@ -165,22 +165,7 @@ impl App {
         // Before the plugins: a policy that is refused should be known before a sandbox is built.
         let policy = prepared_policy(config).await?;
         let state = State::new(config)?;
-        let builtin = state.directory("builtin")?;
-        catalog::write_builtin(&builtin)
-            .map_err(AppError::io(format!("cannot write {}", builtin.display())))?;
-
-        // The operator's shelf is always the bundled plugin: a vendor's store need not know about directories.
-        let mut shelves = vec![builtin];
-        shelves.extend(config.skills.paths.iter().cloned());
-        let bundled = Plugin::load(bundled_plugin("storage-fs")?, &Pin::default())?;
-        let shelf = storage(
-            &bundled,
-            "shelf",
-            &state,
-            &json!({ "read_only_skills": shelves }),
-        )
-        .await?;
-
+        let shelf = shelf(config, &state).await?;
         let plugins = Plugins::start(config, state).await?;
         let (store, sandbox) = (plugins.storage(), plugins.sandbox());
         let catalog = Catalog::open(
@@ -280,6 +265,18 @@ impl App {
         // Last: a connection that was ended with its run is recorded too.
         audit.close().await;
     }
+}
+
+/// The operator's shelf, which is always the bundled plugin: a vendor's store need not know about directories.
+async fn shelf(config: &Config, state: &State) -> Result<Arc<StorageInstance>, AppError> {
+    let builtin = state.directory("builtin")?;
+    catalog::write_builtin(&builtin)
+        .map_err(AppError::io(format!("cannot write {}", builtin.display())))?;
+    let mut shelves = vec![builtin];
+    shelves.extend(config.skills.paths.iter().cloned());
+    let bundled = Plugin::load(bundled_plugin("storage-fs")?, &Pin::default())?;
+    let settings = json!({ "read_only_skills": shelves });
+    storage(&bundled, "shelf", state, &settings).await
 }
 
 /// A thread may wait for the trial of a policy; the runtime's may not.

@@ -42,6 +42,7 @@ use crate::telemetry::trace::Trace;
 use shape::{First, Object};
 
 pub use discover::openrpc;
+pub(crate) use list_skills::listing;
 
 /// `read_blob` without `max_bytes` (REQUIREMENTS P2).
 pub const SAMPLE_BYTES_DEFAULT: u64 = 2000;

@@ -3,17 +3,21 @@
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use skillgate_plugin_host::Plugin;
+use skillgate_plugin_host::{Current, Plugin};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, Health};
-use tower::ServiceExt;
+use tower::{Layer, ServiceExt};
 
-use super::plugins::{Role, State, load, sandbox, storage};
-use super::{App, AppError, runtime};
+use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
+use super::{App, AppError, prepared_policy, runtime, shelf};
 use crate::audit::Audit;
-use crate::catalog;
+use crate::auth::{Authenticator, Caller};
+use crate::catalog::{self, Catalog};
 use crate::config::{Config, PluginSource};
+use crate::methods::{self, Perform};
+use crate::policy::{self, Policy, PolicyLayer};
 use crate::rescue::RequestId;
 use crate::rpc::{Call, ErrorObject, Params, Space};
 use crate::telemetry::trace::Trace;
@@ -82,42 +86,92 @@ async fn run_in(
     call(app, "execute_skill", params).await
 }
 
-/// Every skill that the gateway would list.
+/// Every skill that the gateway would list, asked of the stores and of the policy alone: no sandbox is started. A store that is
+/// not to be had now, since a running gateway has it, is left out, and the log says so.
 ///
 /// # Errors
 /// [`AppError`] when a plugin does not start or the store fails.
 pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
     telemetry::start(&config.log).map_err(AppError::Log)?;
     runtime(config)?.block_on(async {
-        let app = App::build(config, Audit::off()).await?;
-        let mut skills = Vec::new();
-        let mut cursor = Value::Null;
-        loop {
-            let mut page = call(
-                &app,
-                "list_skills",
-                json!({ "limit": 1000, "detail": "summary", "cursor": cursor }),
-            )
-            .await?;
-            if let Some(list) = page["skills"].as_array_mut() {
-                skills.append(list);
+        let named = policy::Sandbox {
+            plugin: sandbox_name(config),
+        };
+        let policy = Policy::new(prepared_policy(config).await?, &named, Audit::off());
+        // Its own state: a gateway that runs beside keeps its own.
+        let scratch =
+            tempfile::tempdir().map_err(AppError::io("cannot make a temporary directory"))?;
+        let own = State {
+            root: scratch.path().to_owned(),
+        };
+        let shelf = shelf(config, &own).await?;
+        let of_store = load(config, Role::Storage)?;
+        let (state, settings) = (State::new(config)?, &config.plugins.storage.config);
+        let store = match storage(&of_store, "store", &state, settings).await {
+            Ok(store) => Some(store),
+            Err(AppError::Create { error, .. }) if error.code == abi::E_UNAVAILABLE => {
+                let why = error.message;
+                tracing::warn!(why, "published skills are left out: a gateway that runs lists them itself, with list_skills");
+                None
             }
-            cursor = page["next_cursor"].take();
-            if cursor.is_null() {
-                break;
-            }
+            Err(error) => return Err(error),
+        };
+        // What both have is listed once, as the shelf's.
+        let second = Current::new(store.clone().unwrap_or_else(|| shelf.clone()));
+        let (files_max, bytes_max) = (config.skills.max_files, config.skills.max_bytes);
+        let opened = Catalog::open(shelf.clone(), second, files_max, bytes_max).await;
+        let catalog = opened.map_err(|error| AppError::Create {
+            which: "storage",
+            error,
+        })?;
+        let skills = all_pages(config, &catalog, &policy).await;
+        drop(catalog);
+        for instance in store.into_iter().chain([shelf]) {
+            super::swap::end(instance.shutdown()).await;
         }
-        app.shutdown().await;
-        Ok(skills)
+        skills
     })
+}
+
+async fn all_pages(
+    config: &Config,
+    catalog: &Catalog,
+    policy: &Policy,
+) -> Result<Vec<Value>, AppError> {
+    let caller = Authenticator::off().local();
+    let bytes_max = config.server.max_body_bytes;
+    let mut skills = Vec::new();
+    let mut cursor = Value::Null;
+    loop {
+        let params = json!({ "limit": 1000, "detail": "summary", "cursor": cursor });
+        let call = asked(caller.clone(), "list_skills", params)?;
+        let listing = methods::listing(catalog.clone(), bytes_max, call)
+            .map_err(|error| refused(error.into()))?;
+        let answer = PolicyLayer(policy.clone())
+            .layer(Perform)
+            .oneshot(listing)
+            .await;
+        let mut page = read(answer)?;
+        if let Some(list) = page["skills"].as_array_mut() {
+            skills.append(list);
+        }
+        cursor = page["next_cursor"].take();
+        if cursor.is_null() {
+            return Ok(skills);
+        }
+    }
 }
 
 /// One call of the command line, through the same layers as any other.
 async fn call(app: &App, method: &str, params: Value) -> Result<Value, AppError> {
-    let refused = |error: ErrorObject| AppError::Call(Box::new(error));
+    let call = asked(app.parts.authenticator.local(), method, params)?;
+    read(stack::calls(&app.parts).oneshot(call).await)
+}
+
+fn asked(caller: Caller, method: &str, params: Value) -> Result<Call, AppError> {
     let params = Params::from_text(params.to_string().into_bytes().into()).map_err(refused)?;
-    let call = Call {
-        caller: app.parts.authenticator.local(),
+    Ok(Call {
+        caller,
         method: method.to_owned(),
         id: String::new(),
         params,
@@ -125,12 +179,16 @@ async fn call(app: &App, method: &str, params: Value) -> Result<Value, AppError>
         counted: true,
         trace: Trace::new(),
         space: Space::unlimited(),
-    };
-    let answer = stack::calls(&app.parts)
-        .oneshot(call)
-        .await
-        .map_err(|error| refused(error.into()))?;
+    })
+}
+
+fn read(answer: Result<Box<RawValue>, methods::Error>) -> Result<Value, AppError> {
+    let answer = answer.map_err(|error| refused(error.into()))?;
     serde_json::from_str(answer.get()).map_err(|_| refused(ErrorObject::internal()))
+}
+
+fn refused(error: ErrorObject) -> AppError {
+    AppError::Call(Box::new(error))
 }
 
 /// What this host can and cannot enforce.

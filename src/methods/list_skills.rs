@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use skillgate_skill::name::NAME_BYTES_MAX;
 
 use super::{Error, Method, Prepared, Rooms, read_params};
-use crate::catalog::{Listing, Page};
+use crate::catalog::{Catalog, Listing, Page};
 use crate::policy::Facts;
 use crate::rpc::Call;
 
@@ -43,59 +43,66 @@ enum Detail {
 }
 
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
-    Box::pin(async move {
-        let params: Params = read_params(&call.params)?;
-        let limit = params.limit.unwrap_or(LIMIT_DEFAULT);
-        if limit == 0 || limit > LIMIT_MAX {
-            return Err(Error::params("/limit", format!("must be 1 to {LIMIT_MAX}")));
-        }
-        let namespace = params.namespace.filter(|namespace| !namespace.is_empty());
-        if namespace
-            .as_ref()
-            .is_some_and(|text| text.len() > NAME_BYTES_MAX)
-        {
-            let message = format!("must be at most {NAME_BYTES_MAX} bytes, as names of skills are");
-            return Err(Error::params("/namespace", message));
-        }
-        let detail = params.detail.unwrap_or(Detail::Names);
-        let listing = Listing {
-            namespace,
-            limit,
-            cursor: params.cursor,
-            with_tags: detail == Detail::Summary,
-        };
-        let facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
-            .with("namespace", listing.namespace.clone())
-            .with(
-                "detail",
-                if listing.with_tags {
-                    "summary"
-                } else {
-                    "names"
-                },
-            )
-            .with("limit", limit);
-        let instead = "ask for fewer with limit";
-        Ok(Prepared::reading(
-            facts,
-            call.space.clone(),
-            rooms.answer_bytes_max,
-            instead,
-            move |permit| async move {
-                let shows = |name: &str| permit.shows(name);
-                let list = || {
-                    let tenant = call.caller.tenant();
-                    rooms.catalog.list(tenant, &listing, &shows)
-                };
-                let page: Page = list().await?;
-                if call.space.lacks(&page) && !call.space.take() {
-                    // As large as its answer: it does not wait in memory.
-                    drop(page);
-                    call.space.wait().await?;
-                    return Ok(list().await?);
-                }
-                Ok(page)
+    Box::pin(async move { listing(rooms.catalog.clone(), rooms.answer_bytes_max, call) })
+}
+
+/// The same for who has a catalog and no other room.
+pub(crate) fn listing(
+    catalog: Catalog,
+    answer_bytes_max: u64,
+    call: Call,
+) -> Result<Prepared, Error> {
+    let params: Params = read_params(&call.params)?;
+    let limit = params.limit.unwrap_or(LIMIT_DEFAULT);
+    if limit == 0 || limit > LIMIT_MAX {
+        return Err(Error::params("/limit", format!("must be 1 to {LIMIT_MAX}")));
+    }
+    let namespace = params.namespace.filter(|namespace| !namespace.is_empty());
+    if namespace
+        .as_ref()
+        .is_some_and(|text| text.len() > NAME_BYTES_MAX)
+    {
+        let message = format!("must be at most {NAME_BYTES_MAX} bytes, as names of skills are");
+        return Err(Error::params("/namespace", message));
+    }
+    let detail = params.detail.unwrap_or(Detail::Names);
+    let listing = Listing {
+        namespace,
+        limit,
+        cursor: params.cursor,
+        with_tags: detail == Detail::Summary,
+    };
+    let facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
+        .with("namespace", listing.namespace.clone())
+        .with(
+            "detail",
+            if listing.with_tags {
+                "summary"
+            } else {
+                "names"
             },
-        ))
-    })
+        )
+        .with("limit", limit);
+    let instead = "ask for fewer with limit";
+    Ok(Prepared::reading(
+        facts,
+        call.space.clone(),
+        answer_bytes_max,
+        instead,
+        move |permit| async move {
+            let shows = |name: &str| permit.shows(name);
+            let list = || {
+                let tenant = call.caller.tenant();
+                catalog.list(tenant, &listing, &shows)
+            };
+            let page: Page = list().await?;
+            if call.space.lacks(&page) && !call.space.take() {
+                // As large as its answer: it does not wait in memory.
+                drop(page);
+                call.space.wait().await?;
+                return Ok(list().await?);
+            }
+            Ok(page)
+        },
+    ))
 }

@@ -540,7 +540,7 @@ fn take_lock(root: &OwnedFd, shown: &str) -> Result<Lock> {
         Err(Errno::WOULDBLOCK) => {
             let mut holder = [0u8; 32];
             let n = beneath::fill_at(&lock, LOCK_FILE, &mut holder, 0).unwrap_or(0);
-            return Err(Fault::Precondition(format!(
+            return Err(Fault::Unavailable(format!(
                 "the store {shown} is in use by another skillgate (process {}): stop it, or give this one another root",
                 String::from_utf8_lossy(&holder[..n]).trim()
             )));
