@@ -1,12 +1,14 @@
 """Replaces personal data in a text or a blob by marks."""
 
+import json
 import os
 import tempfile
 
 import patterns
 from runtime import blobs, log
 
-INLINE_CHARS_MAX = 2000
+# Of the text as JSON. An output holds 4096, and the counts and the summary need some of them.
+INLINE_BYTES_MAX = 3072
 # No pattern crosses the end of a line, so lines are handled one by one; a longer one is cut, at a space if it has one.
 LINE_CHARS_MAX = 1024 * 1024
 
@@ -22,7 +24,8 @@ def main(args):
         answer, counts = _redact_blob(blob_id, kinds)
     else:
         text, counts = redact(text, kinds)
-        answer = {"text": text} if len(text) <= INLINE_CHARS_MAX else {"blob": blobs.write_text(text)}
+        said = json.dumps(text, ensure_ascii=False).encode()
+        answer = {"text": text} if len(said) <= INLINE_BYTES_MAX else {"blob": blobs.write_text(text)}
     total = sum(counts.values())
     log.info(f"replaced {total} pieces of personal data")
     return dict(answer, counts=counts, total=total, summary=f"Replaced {total} pieces of personal data.")

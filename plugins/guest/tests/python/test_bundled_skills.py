@@ -169,6 +169,15 @@ class TextRedact(Case):
         outcome = self.run_skill(text="a@b.de " * 1000)
         self.assertEqual(outcome.blobs[outcome.output["blob"]][1].decode(), "[email] " * 1000)
 
+    def test_a_text_is_inline_by_its_bytes(self):
+        room = 3072 - len('""')
+        for char, count in (("é", room // 2), ("語", room // 3), ('"', room // 2), ("x", room)):
+            self.assertEqual(self.redact(char * count), char * count)
+            text = char * (count + 1)
+            outcome = self.run_skill(text=text)
+            self.assertEqual(outcome.blobs[outcome.output["blob"]], ("text/plain", text.encode()))
+            self.assertNotIn("text", outcome.output)
+
     def test_one_endless_line(self):
         text = "word a@b.de " * 100000 + "y" * (2 << 20)
         outcome = self.run_skill(blob=self.sandbox.blob("line", text.encode()))
