@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import re
 import socket
 import tempfile
 import urllib.error
@@ -16,6 +17,9 @@ MAX_BYTES_MAX = 1024 * 1024 * 1024
 TIMEOUT_S_MAX = 600
 PREVIEW_CHARS = 300
 PIECE_BYTES = 64 * 1024
+# What may be a blob's kind: `type/subtype` and parameters.
+KIND = re.compile(r"(?=.{,255}$)[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+ *(;[ -~]*)?")
+KIND_DEFAULT = "application/octet-stream"
 
 
 def main(args):
@@ -32,7 +36,7 @@ def main(args):
         answer = {
             "status": response.status,
             "url": response.url,
-            "content_type": response.headers.get("Content-Type", "application/octet-stream"),
+            "content_type": check_kind(response.headers.get("Content-Type")),
         }
         if method == "GET":
             answer.update(_store(response, answer["content_type"], int(max_bytes)))
@@ -59,6 +63,11 @@ def check_number(name, value, low, high):
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
         raise ValueError(f"{name} is not a number from {low} to {high}: {value!r:.40}")
     return value
+
+
+def check_kind(said):
+    """A server may say anything."""
+    return said if said and KIND.fullmatch(said) else KIND_DEFAULT
 
 
 def check_network(url):
@@ -122,8 +131,7 @@ def _store(response, content_type, max_bytes):
                     break
             body.seek(0)
             head = body.read(PREVIEW_CHARS * 4)
-        kind = content_type if content_type.isprintable() and len(content_type) <= 200 else "application/octet-stream"
-        answer = {"bytes": size, "truncated": truncated, "blob": blobs.write_file(path, kind=kind)}
+        answer = {"bytes": size, "truncated": truncated, "blob": blobs.write_file(path, kind=content_type)}
     finally:
         os.unlink(path)
     media = content_type.split(";")[0].strip().lower()

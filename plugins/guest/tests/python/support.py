@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 LIBRARY = os.path.abspath(os.path.join(HERE, "..", "..", "python"))
 FRAME_BYTES_MAX = 1024 * 1024 + 64 * 1024
 TIMEOUT_S = 60
+# As the gateway wants it.
+_KIND = re.compile(r"(?=.{,255}$)[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+ *(;[ -~]*)?")
 
 _SERVE = (
     "import sys; sys.path.append(sys.argv[2])\n"
@@ -167,6 +170,8 @@ class Sandbox:
             if kind.decode() in self.refuse:
                 error = {"error": self.refuse[kind.decode()], "message": "refused by the test"}
                 _send(sock, b"E", json.dumps(error).encode())
+            elif kind == b"C" and not _KIND.fullmatch(json.loads(payload)["kind"]):
+                _send(sock, b"E", b'{"error":"invalid","message":"kind must be a MIME type"}')
             elif kind == b"C":
                 writers[len(writers) + 1] = (json.loads(payload)["kind"], bytearray())
                 _send(sock, b"O", json.dumps({"writer": len(writers)}).encode())

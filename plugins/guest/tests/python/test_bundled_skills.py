@@ -277,6 +277,16 @@ class HttpFetch(Case):
         self.assertEqual(self.fetch(url="http://example.com/no").output["status"], 404)
         output = self.fetch(url="http://example.com/moved").output
         self.assertEqual((output["url"], output["preview"] if "preview" in output else None), ("http://www.example.com/", None))
+        for said in ("", "html", "text/", "a b/c", "text/html\t; x", "é/x", "text/" + "x" * 251):
+            self.gate.answers["http://example.com/odd"] = (200, {"Content-Type": said}, b"odd")
+            outcome = self.fetch(url="http://example.com/odd")
+            self.assertEqual(outcome.status, "completed", (said, outcome.result))
+            self.assertEqual(outcome.output["content_type"], "application/octet-stream")
+            self.assertEqual(outcome.blobs[outcome.output["blob"]], ("application/octet-stream", b"odd"))
+        for said in ("text/html;charset=utf-8", "image/svg+xml", "text/" + "x" * 250):
+            self.gate.answers["http://example.com/good"] = (200, {"Content-Type": said}, b"good")
+            outcome = self.fetch(url="http://example.com/good")
+            self.assertEqual(outcome.blobs[outcome.output["blob"]], (said, b"good"))
         outcome = self.fetch(url="http://example.com/", method="HEAD")
         self.assertEqual((outcome.output["status"], outcome.blobs), (200, {}))
 
