@@ -12,8 +12,6 @@ from json.encoder import encode_basestring as _quote  # not the ASCII one: chara
 from .text import one_line, type_name
 
 DEPTH_MAX = 100
-INT_DIGITS_MAX = 4300
-_INT_BITS_MAX = 14285  # of the largest integer with 4300 digits
 _PATH_CHARS_MAX = 200
 _PIECE_BYTES = 64 * 1024
 
@@ -22,7 +20,7 @@ _dict_items = dict.items
 _list_iter = list.__iter__
 _tuple_iter = tuple.__iter__
 _int_repr = int.__repr__
-_int_bits = int.bit_length
+_int_float = int.__float__
 _float_repr = float.__repr__
 
 # What to do instead, by the name of the class.
@@ -158,12 +156,13 @@ class Encoder:
         return _quote(raw.decode("utf-8")).encode("utf-8")
 
     def _integer(self, value) -> bytes:
-        if _int_bits(value) <= _INT_BITS_MAX:
-            try:
-                return _int_repr(value).encode("ascii")
-            except ValueError:  # a lower sys.set_int_max_str_digits
-                pass
-        raise self._refusal("is an integer of more than %d digits: return it as a string" % INT_DIGITS_MAX)
+        # Most readers, the gateway among them, keep numbers as doubles. What one holds has fewer digits than Python's own
+        # least limit for a text of an integer.
+        try:
+            _int_float(value)
+        except OverflowError:
+            raise self._refusal("is an integer beyond 1.8e308, the end of a double: return it as a string") from None
+        return _int_repr(value).encode("ascii")
 
     def _flush(self) -> None:
         self._flushed = True
