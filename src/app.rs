@@ -120,7 +120,11 @@ impl fmt::Display for AppError {
                 write!(f, "there is no bundled plugin {name:?}; looked for")?;
                 looked
                     .iter()
-                    .try_for_each(|path| write!(f, " {}", path.display()))
+                    .try_for_each(|path| write!(f, " {}", path.display()))?;
+                write!(
+                    f,
+                    "; `cargo install` does not bring it: put it beside the program's directory, in lib/skillgate (OPERATING.md, Installation)"
+                )
             }
             AppError::Create { which, error } => {
                 write!(f, "the {which} plugin refused to start: {}", error.message)

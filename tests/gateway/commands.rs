@@ -1,6 +1,8 @@
 //! Commands of the operator, beside a gateway that serves and without one.
 
-use std::process::Output;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
@@ -8,7 +10,7 @@ use crate::alone;
 use crate::support::gateway::{House, Settings};
 
 fn skill_list(house: &House) -> (Vec<String>, String) {
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_skillgate"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
     command.args(["skill", "list", "--output", "json", "--config"]);
     command.arg(house.config());
     house.clean(&mut command);
@@ -61,4 +63,73 @@ fn skills_are_listed_beside_a_gateway_and_without_one() {
         assert!(names.contains(&name.to_owned()), "{names:?}: {said}");
     }
     assert!(!said.contains("left out"), "{said}");
+}
+
+/// As OPERATING.md says: the program, its plugins, skills and policies below one prefix, and nothing of the source tree.
+#[test]
+fn an_installation_finds_what_belongs_to_it() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let own_skills = |line: &&str| !line.starts_with("paths = ") && *line != "[skills]";
+    let text = fs::read_to_string(house.config()).unwrap();
+    let text: Vec<&str> = text.lines().filter(own_skills).collect();
+    fs::write(house.config(), text.join("\n")).unwrap();
+
+    let built = Path::new(env!("CARGO_BIN_EXE_skillgate"));
+    let prefix = house.path().join("prefix");
+    let [bin, lib, share] =
+        ["bin", "lib/skillgate", "share/skillgate"].map(|part| prefix.join(part));
+    for dir in [&bin, &lib, &share] {
+        fs::create_dir_all(dir).unwrap();
+    }
+    let program = bin.join("skillgate");
+    fs::copy(built, &program).unwrap();
+    for dir in ["skills", "policies"] {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join(dir);
+        std::os::unix::fs::symlink(from, share.join(dir)).unwrap();
+    }
+    let skillgate = |args: &[&str]| {
+        let mut command = Command::new(&program);
+        command.args(args).arg("--config").arg(house.config());
+        house.clean(&mut command);
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).unwrap(),
+            said,
+        )
+    };
+
+    // As after `cargo install`.
+    let (code, _, said) = skillgate(&["skill", "list"]);
+    assert_eq!(code, Some(3), "{said}");
+    for part in [
+        r#"no bundled plugin "storage-fs""#,
+        "bin/../lib/skillgate/libskillgate_storage_fs.so",
+        "OPERATING.md",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+
+    for plugin in ["storage_fs", "sandbox_process"] {
+        let file = format!("libskillgate_{plugin}.so");
+        let from = built.parent().unwrap().join("deps").join(&file);
+        fs::copy(from, lib.join(file)).unwrap();
+    }
+    let (code, listed, said) = skillgate(&["skill", "list"]);
+    assert!(
+        code == Some(0) && listed.contains("hello.world"),
+        "{listed}{said}"
+    );
+    let (code, shown, said) = skillgate(&["config", "show"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(shown.contains("share/skillgate/policies"), "{shown}");
+    let skill = share.join("skills/hello.world");
+    let (code, answer, said) =
+        skillgate(&["skill", "run", skill.to_str().unwrap(), "--args", "{}"]);
+    assert!(
+        code == Some(0) && answer.contains("Hello, world!"),
+        "{answer}{said}"
+    );
 }
