@@ -177,7 +177,9 @@ fn of_keys(authenticator: &Authenticator) -> State {
     match (issuers.len(), without.len()) {
         (0, _) => State::Well("auth.mode is off".into()),
         (all, 0) => State::Well(format!("keys of {all}")),
-        (all, none) if all == none => State::Failed("no issuer has given its keys yet".into()),
+        (all, none) if all == none => {
+            State::Failed("no issuer has given keys that can be used".into())
+        }
         _ => State::Impaired(format!("no keys of {}", without.join(", "))),
     }
 }

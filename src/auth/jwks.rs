@@ -2,7 +2,7 @@
 //!
 //! Who sends tokens must not be able to make us ask the issuer: an unknown `kid` leads to at most one fetch in
 //! [`REFETCH_INTERVAL`], however many ask, and all who ask meanwhile wait for that one. What was fetched is used while
-//! the issuer cannot be reached, up to a limit; a fetch that fails takes nothing away.
+//! the issuer cannot be reached, up to a limit; a fetch that fails takes nothing away, an answer without keys takes all.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -221,11 +221,11 @@ impl Remote {
         held
     }
 
-    /// The keys that may be used, as old as they are.
+    /// The keys that may be used, as old as they are; none where the issuer has taken back all.
     pub(super) fn usable(&self) -> Option<Arc<Held>> {
         self.held
             .load_full()
-            .filter(|held| self.age(held) < self.ages.stale)
+            .filter(|held| held.set.len() > 0 && self.age(held) < self.ages.stale)
     }
 
     /// Whether the last fetch failed.
@@ -295,26 +295,44 @@ impl Remote {
         count.fetch_add(1, Ordering::Relaxed);
         match outcome {
             Ok(set) => {
-                let changed = self
-                    .held
-                    .load()
-                    .as_ref()
-                    .is_none_or(|held| !held.set.same_as(&set));
                 let keys = set.len();
-                let fetched = self.clock.now().uptime;
-                self.held.store(Some(Arc::new(Held { set, fetched })));
+                let changed = self.hold(set);
                 self.failing.store(false, Ordering::Relaxed);
                 if changed {
-                    // After the new keys are in place: what is verified from here on is verified with them.
-                    self.generation.advance();
                     tracing::info!(issuer = self.name, keys, "keys of an issuer fetched");
                 }
+            }
+            // An answer, not a failure to get one: whoever withdraws all keys is not trusted by what he had before.
+            Err(GetError::Keys(error @ BadKeys::None(_))) => {
+                self.hold(KeySet::default());
+                self.failing.store(true, Ordering::Relaxed);
+                tracing::warn!(
+                    issuer = self.name,
+                    %error,
+                    "an issuer publishes no key that can be used: none of its tokens is taken"
+                );
             }
             Err(error) => {
                 self.failing.store(true, Ordering::Relaxed);
                 tracing::warn!(issuer = self.name, %error, "keys of an issuer cannot be fetched");
             }
         }
+    }
+
+    /// Puts these keys in the place of those before; gives whether they are others.
+    fn hold(&self, set: KeySet) -> bool {
+        let changed = self
+            .held
+            .load()
+            .as_ref()
+            .is_none_or(|held| !held.set.same_as(&set));
+        let fetched = self.clock.now().uptime;
+        self.held.store(Some(Arc::new(Held { set, fetched })));
+        if changed {
+            // After the new keys are in place: what is verified from here on is verified with them.
+            self.generation.advance();
+        }
+        changed
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Flight> {

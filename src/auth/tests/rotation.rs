@@ -199,6 +199,42 @@ async fn a_new_key_is_taken_at_once_and_a_withdrawn_one_no_more() {
     assert_eq!(idp.why(&own(&new)).await, "taken");
 }
 
+/// An answer without keys is one: the issuer has taken back all of them. It is asked again until it has some.
+#[tokio::test]
+async fn an_issuer_that_withdraws_all_its_keys_is_not_trusted_by_the_old_ones() {
+    for none in [
+        json!([]),
+        json!([{ "kty": "RSA", "n": "AQAB", "e": "AQAB" }]),
+    ] {
+        let (idp, old) = (Idp::new(Answer::Nothing), key());
+        idp.publishes(&[&old]);
+        let token = own(&old);
+        assert_eq!(idp.why(&token).await, "taken");
+        idp.answers(Answer::Keys(json!({ "keys": none }).to_string()));
+        idp.hands.pass(600);
+        idp.remote.refresh().expect("it is time").await;
+        assert_eq!(idp.why(&token).await, "keys_unavailable", "though cached");
+        assert!(idp.remote.failing(), "the operator is told");
+        assert!(idp.remote.usable().is_none());
+        // Neither a fetch that fails nor a later life brings them back.
+        idp.answers(Answer::Nothing);
+        idp.hands.pass(30);
+        assert_eq!(idp.why(&token).await, "keys_unavailable");
+        let later = Idp::new(Answer::Keys(json!({ "keys": [] }).to_string()));
+        assert_eq!(later.why(&token).await, "keys_unavailable");
+        let earlier = Idp::new(Answer::Nothing);
+        earlier.publishes(&[&old]);
+        assert_eq!(earlier.why(&token).await, "taken");
+        later.remote.inherit(&earlier.remote);
+        assert_eq!(later.why(&token).await, "keys_unavailable");
+
+        idp.publishes(&[&old]);
+        idp.hands.pass(30);
+        assert_eq!(idp.why(&token).await, "taken", "as soon as it has one");
+        assert!(!idp.remote.failing());
+    }
+}
+
 #[tokio::test]
 async fn keys_serve_while_the_issuer_is_away_but_not_for_ever() {
     let (idp, old) = (Idp::new(Answer::Nothing), key());
