@@ -105,6 +105,15 @@ pub(super) enum BadKeys {
     None(String),
     #[error("key {which}: {why}")]
     Key { which: String, why: &'static str },
+    #[error(
+        "{found} keys for {algorithm:?} {named}, of which only the first {CANDIDATES_MAX} would be tried; give each its own \
+         kid (in a JWKS; PEM has none), or take out those that sign no more"
+    )]
+    Crowd {
+        found: usize,
+        algorithm: Algorithm,
+        named: String,
+    },
     #[error("holds a private key; give the public one alone")]
     Private,
     #[error("holds a certificate; give its public key: openssl x509 -in FILE -pubkey -noout")]
@@ -196,7 +205,7 @@ impl KeySet {
                 decoding,
             });
         }
-        KeySet::of(keys, text, algorithms)
+        KeySet::of(keys, text, algorithms, Strictness::File)
     }
 
     /// A JWKS. `Strictness::Remote` leaves out what cannot be used and says so in the log.
@@ -237,7 +246,7 @@ impl KeySet {
                 }
             }
         }
-        KeySet::of(keys, text, algorithms)
+        KeySet::of(keys, text, algorithms, strictness)
     }
 
     /// A shared secret: the file as it is, without the line end that editors put there.
@@ -263,17 +272,47 @@ impl KeySet {
         })
     }
 
-    fn of(keys: Vec<Key>, text: &str, algorithms: &[Algorithm]) -> Result<Self, BadKeys> {
+    fn of(
+        keys: Vec<Key>,
+        text: &str,
+        algorithms: &[Algorithm],
+        strictness: Strictness,
+    ) -> Result<Self, BadKeys> {
         let usable = |key: &Key| algorithms.iter().any(|algorithm| key.fits(*algorithm));
         if !keys.iter().any(usable) {
             let wanted: Vec<String> = algorithms.iter().map(|a| format!("{a:?}")).collect();
             return Err(BadKeys::None(wanted.join(", ")));
+        }
+        // Counted as good and never tried: nobody would see why the tokens of such a key are refused.
+        if let Some(crowd) = crowd(&keys, algorithms) {
+            if strictness == Strictness::File {
+                return Err(crowd);
+            }
+            tracing::warn!(%crowd, "some keys of an issuer are never tried");
         }
         Ok(KeySet {
             keys,
             digest: Sha256::digest(text.as_bytes()).into(),
         })
     }
+}
+
+/// Keys that a token cannot tell apart, more of them than are tried.
+fn crowd(keys: &[Key], algorithms: &[Algorithm]) -> Option<BadKeys> {
+    algorithms.iter().find_map(|algorithm| {
+        let fitting = || keys.iter().filter(|key| key.fits(*algorithm));
+        fitting().find_map(|one| {
+            let found = fitting().filter(|key| key.kid == one.kid).count();
+            (found > CANDIDATES_MAX).then(|| BadKeys::Crowd {
+                found,
+                algorithm: *algorithm,
+                named: one.kid.as_ref().map_or_else(
+                    || "without a kid".to_owned(),
+                    |kid| format!("with the kid {:?}", json::short(kid)),
+                ),
+            })
+        })
+    })
 }
 
 // === one key of a JWKS ===

@@ -229,6 +229,54 @@ fn pem_files() {
     }
 }
 
+/// What a token cannot tell apart is tried one after the other, four at most: a fifth would be there and never count.
+#[test]
+fn no_more_keys_of_one_name_than_are_tried() {
+    // One more than a token is tried with, told apart by nothing, or by no name of their own.
+    let nameless = (0..5)
+        .map(|_| {
+            let mut key = jwk(&DevelopmentKey::generate("ES256").unwrap());
+            key.as_object_mut().unwrap().remove("kid");
+            key
+        })
+        .collect::<Vec<_>>();
+    let file = |keys: &[Value]| {
+        let text = json!({ "keys": keys }).to_string();
+        KeySet::from_jwks(&text, ALL, Strictness::File).map_err(|error| error.to_string())
+    };
+    let mut same = nameless.clone();
+    for key in &mut same {
+        key["kid"] = "k".into();
+    }
+    for (keys, named) in [(&nameless, "without a kid"), (&same, "with the kid \"k\"")] {
+        assert_eq!(file(&keys[..4]).unwrap().len(), 4);
+        let said = file(keys).unwrap_err();
+        let expected =
+            format!("5 keys for ES256 {named}, of which only the first 4 would be tried");
+        assert!(said.starts_with(&expected), "{said}");
+        assert!(said.contains("give each its own kid"), "{said}");
+        // Somebody else's document: the rest of it is good.
+        let text = json!({ "keys": keys }).to_string();
+        assert!(KeySet::from_jwks(&text, ALL, Strictness::Remote).is_ok());
+    }
+    // Other algorithms and other names are others.
+    let mut apart = nameless.clone();
+    apart[4]["kid"] = "k".into();
+    assert_eq!(file(&apart).unwrap().len(), 5);
+    apart[4] = jwk(&DevelopmentKey::generate("EdDSA").unwrap());
+    apart[4].as_object_mut().unwrap().remove("kid");
+    assert_eq!(file(&apart).unwrap().len(), 5);
+
+    let pem = fixture("p256.pub.pem");
+    assert_eq!(KeySet::from_file(&pem.repeat(4), ALL).unwrap().len(), 4);
+    let said = KeySet::from_file(&pem.repeat(5), ALL).unwrap_err();
+    assert!(
+        said.to_string()
+            .starts_with("5 keys for ES256 without a kid"),
+        "{said}"
+    );
+}
+
 #[test]
 fn secrets() {
     let said = |bytes: &[u8]| KeySet::from_secret(bytes).map(|set| set.len());
