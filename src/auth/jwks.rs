@@ -1,6 +1,6 @@
 //! The keys of one issuer over time: read once from a file, or fetched, kept, and fetched again.
 //!
-//! Who sends tokens must not be able to make us ask the issuer: an unknown `kid` leads to at most one fetch in
+//! Who sends tokens must not be able to make us ask the issuer: an unknown key leads to at most one fetch in
 //! [`REFETCH_INTERVAL`], however many ask, and all who ask meanwhile wait for that one. What was fetched is used while
 //! the issuer cannot be reached, up to a limit; a fetch that fails takes nothing away, an answer without keys takes all.
 
@@ -190,16 +190,8 @@ impl Remote {
         })
     }
 
-    /// The keys to check a token with. `has` says whether the right one is among them.
-    pub(super) async fn get(
-        self: &Arc<Self>,
-        has: impl Fn(&KeySet) -> bool,
-    ) -> Result<Arc<Held>, Refused> {
-        if let Some(held) = self.tend()
-            && has(&held.set)
-        {
-            return Ok(held);
-        }
+    /// The keys that may be used, after the issuer was asked for others unless it was just now.
+    pub(super) async fn ask(self: &Arc<Self>) -> Result<Arc<Held>, Refused> {
         if let Some(landed) = self.refresh() {
             // Longer than this is not worth a caller's time; the fetch itself goes on.
             let _too_late = tokio::time::timeout(WAIT_MAX, landed).await;

@@ -140,11 +140,7 @@ impl KeySet {
         kid: Option<&'a str>,
         algorithm: Algorithm,
     ) -> impl Iterator<Item = &'a Key> {
-        let any_named = kid.is_some_and(|kid| {
-            self.keys
-                .iter()
-                .any(|key| key.is(kid) && key.fits(algorithm))
-        });
+        let any_named = self.names(kid, algorithm);
         self.keys
             .iter()
             .filter(move |key| key.fits(algorithm))
@@ -154,6 +150,15 @@ impl KeySet {
                 None => true,
             })
             .take(CANDIDATES_MAX)
+    }
+
+    /// Whether a key has the name that a token gives.
+    pub(super) fn names(&self, kid: Option<&str>, algorithm: Algorithm) -> bool {
+        let is = |kid| {
+            let mut keys = self.keys.iter();
+            keys.any(|key| key.is(kid) && key.fits(algorithm))
+        };
+        kid.is_some_and(is)
     }
 
     /// How many.

@@ -159,14 +159,17 @@ impl Verifier {
         };
         let holds = match &issuer.keys {
             Keys::Fixed(set) => by(set),
-            Keys::Remote(remote) => {
-                let has = |set: &KeySet| {
-                    set.candidates(token.kid.as_deref(), token.algorithm)
-                        .next()
-                        .is_some()
-                };
-                by(&remote.get(has).await?.set)
-            }
+            Keys::Remote(remote) => match remote.tend() {
+                Some(held) if by(&held.set) => true,
+                // The key that it names is here, and has not signed it.
+                Some(held) if held.set.names(token.kid.as_deref(), token.algorithm) => false,
+                // It may be by a new key: one without a name that is here and fits says nothing against that.
+                before => {
+                    let after = remote.ask().await?;
+                    let same = before.is_some_and(|before| before.set.same_as(&after.set));
+                    !same && by(&after.set)
+                }
+            },
         };
         if !holds {
             return Err(Refused::Signature);

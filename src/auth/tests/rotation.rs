@@ -199,6 +199,60 @@ async fn a_new_key_is_taken_at_once_and_a_withdrawn_one_no_more() {
     assert_eq!(idp.why(&own(&new)).await, "taken");
 }
 
+/// A key without a name is tried for every token: that there is one does not mean that it is the right one.
+#[tokio::test]
+async fn a_new_key_is_looked_up_where_the_old_one_has_no_name() {
+    let nameless = |key: &DevelopmentKey| {
+        let mut jwk = key.jwks()["keys"][0].clone();
+        jwk.as_object_mut().unwrap().remove("kid");
+        Answer::Keys(json!({ "keys": [jwk] }).to_string())
+    };
+    let without_kid = |key: &DevelopmentKey| {
+        let mut claims = claims_of(A);
+        claims["exp"] = json!(NOW + 1_000_000);
+        signed(
+            key,
+            Algorithm::ES256,
+            r#"{"alg":"ES256","typ":"JWT"}"#,
+            &claims.to_string(),
+        )
+    };
+    let (old, new) = (key(), key());
+    for (published, token) in [
+        (Answer::Keys(new.jwks().to_string()), own(&new)),
+        (nameless(&new), without_kid(&new)),
+    ] {
+        let idp = Idp::new(nameless(&old));
+        assert_eq!(idp.why(&without_kid(&old)).await, "taken");
+        idp.answers(published);
+        idp.hands.pass(30);
+        assert_eq!(idp.why(&token).await, "taken");
+        assert_eq!(idp.asked(), 2);
+        assert_eq!(idp.why(&without_kid(&old)).await, "signature");
+
+        // Whoever sends what nobody has signed cannot make us ask more often, and a good token waits for nothing.
+        let forged = without_kid(&key());
+        let flood = || join_all((0..1000).map(|_| idp.why(&forged)));
+        assert!(flood().await.iter().all(|why| *why == "signature"));
+        assert_eq!(idp.asked(), 2);
+        idp.answers(Answer::Silence);
+        idp.hands.pass(30);
+        let waits = idp.verifier.verify(&forged).now_or_never();
+        assert!(waits.is_none(), "it waits for the answer");
+        tokio::task::yield_now().await;
+        assert_eq!(idp.asked(), 3);
+        let at_once = idp.verifier.verify(&token).now_or_never();
+        assert!(at_once.is_some_and(|outcome| outcome.is_ok()));
+    }
+    // One whose name is known is not by another key, whatever the issuer has by now.
+    let idp = Idp::new(Answer::Nothing);
+    idp.publishes(&[&old]);
+    assert_eq!(idp.why(&own(&old)).await, "taken");
+    idp.hands.pass(30);
+    assert_eq!(idp.why(&token(&new, old.kid())).await, "signature");
+    assert_eq!(idp.asked(), 1);
+}
+
 /// An answer without keys is one: the issuer has taken back all of them. It is asked again until it has some.
 #[tokio::test]
 async fn an_issuer_that_withdraws_all_its_keys_is_not_trusted_by_the_old_ones() {
