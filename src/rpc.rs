@@ -494,12 +494,9 @@ where
             .instrument(span)
             .await;
         match answer {
-            Ok(outcome) => {
-                let result = outcome.map_err(Into::into)?;
-                // A method that knows how large its answer gets has the place already.
-                self.space.enter(result.get().len() as u64).await?;
-                Ok(result)
-            }
+            // What has been done is told, with a place or without: whoever is to call again would do it twice. A method that
+            // only reads has taken the place itself.
+            Ok(outcome) => outcome.map_err(Into::into),
             Err(panic) => {
                 let text = panic
                     .downcast_ref::<String>()

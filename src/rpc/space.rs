@@ -104,7 +104,7 @@ impl Space {
     /// An answer on its way: a large one keeps the place until all of it has left, or nobody wants it any more.
     pub(super) fn leave(&self, answer: String) -> Bytes {
         let is_large = answer.len() > SMALL_BYTES_MAX;
-        // What became large with a batch's last call, whose work is done, is counted where it can be.
+        // What became large with a batch's last call, or with a call whose work is done, is counted where it can be.
         if is_large {
             self.take();
         }

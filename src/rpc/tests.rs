@@ -359,6 +359,41 @@ async fn large_bodies_are_here_in_turn() {
     }
 }
 
+/// Its caller would do it again.
+#[tokio::test]
+async fn what_has_been_done_is_answered_without_a_place_too() {
+    let done = |call: Call| async move {
+        match call.method.as_str() {
+            "do" => Ok(to_raw_value(&"x".repeat(300_000)).unwrap()),
+            _ => stub(call).await,
+        }
+    };
+    let limits = Limits {
+        body_bytes_max: 1 << 20,
+        body_timeout: Duration::from_millis(1),
+        ..LIMITS
+    };
+    let rpc = Rpc::new(service_fn(done), limits);
+    let _place = rpc.places.take("another").unwrap();
+    let call =
+        |id: u8, method: &str| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}"}}"#);
+    let (alone, batch) = (
+        call(1, "do"),
+        format!("[{},{}]", call(1, "do"), call(2, "do")),
+    );
+    for body in [alone, batch] {
+        let caller = Authenticator::off().local();
+        let answer = post_to(rpc.clone(), caller, full(body), "application/json").await;
+        let answer: Value = serde_json::from_str(&answer.unwrap().1).unwrap();
+        let first = answer.get(0).unwrap_or(&answer);
+        let result = first["result"].as_str().map(str::len);
+        assert_eq!(result, Some(300_000), "{}", first["error"]);
+        if let Some(second) = answer.get(1) {
+            assert_eq!(second["error"]["code"], -32007, "it was not made");
+        }
+    }
+}
+
 /// Text that is no request at all costs as much to look at.
 #[tokio::test(start_paused = true)]
 async fn large_bodies_are_looked_at_in_turn() {
