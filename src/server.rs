@@ -17,13 +17,13 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tower::util::BoxCloneSyncService;
-use write_timeout::WriteTimeout;
+use write_timeout::{Socket as _, WriteTimeout};
 
-use crate::slots::Slots;
+use crate::slots::{Slot, Slots};
 
 /// What can go wrong while a body is read or written.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +93,9 @@ const HEADERS_MAX: usize = 100;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long connections that are cut off may take to be gone: each ends where it waits next.
 const CUT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Connections without a place that stay until they have read why; addresses share these too. More of them are closed at
+/// once, and some of their peers see a reset.
+const TURNED_AWAY_MAX: usize = 128;
 
 /// What the configuration's `[server]` says of connections.
 #[derive(Debug, Clone, Copy)]
@@ -116,10 +119,12 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> Instant {
     let places = Slots::new(settings.connections_max);
+    let asides = Slots::new(TURNED_AWAY_MAX);
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
     loop {
+        while connections.try_join_next().is_some() {}
         let accepted = tokio::select! {
             () = &mut stop => break,
             accepted = listener.accept() => accepted,
@@ -134,9 +139,10 @@ pub async fn serve(
             }
         };
         // Whoever holds many before a word is said leaves some to others.
-        let Some(place) = places.take(&network(peer.ip()).to_string()) else {
+        let address = network(peer.ip()).to_string();
+        let Some(place) = places.take(&address) else {
             tracing::warn!(%peer, "connection refused: server.max_connections is reached, or its address's share of them");
-            tokio::spawn(turn_away(stream));
+            connections.spawn(turn_away(Connection::new(stream), asides.take(&address)));
             continue;
         };
         // An answer whose head and body are written one after the other must not wait for the peer's delayed ACK (40 ms).
@@ -146,6 +152,7 @@ pub async fn serve(
         // hyper has no time limit for writes.
         let ours = Connection::new(stream);
         let stream = WriteTimeout::new(ours.clone(), settings.write_timeout);
+        let last = ours.clone();
         let stack = stack.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(Peer(peer));
@@ -161,13 +168,18 @@ pub async fn serve(
             .serve_connection(TokioIo::new(stream), service);
         let connection = graceful.watch(connection);
         connections.spawn(async move {
-            if let Err(error) = connection.await {
+            let ended = connection.await;
+            if let Err(error) = &ended {
                 let cause = error.source().map(ToString::to_string);
                 tracing::debug!(%peer, %error, cause, "connection ended");
             }
+            // What cannot be read as a request has been answered too; of what ended otherwise nobody waits for an answer. The
+            // drain does not wait for this.
+            if ended.map_or_else(|error| error.is_parse(), |()| true) {
+                last.linger().await;
+            }
             drop(place);
         });
-        while connections.try_join_next().is_some() {}
     }
     drop(listener);
     tracing::info!("draining: no new connections");
@@ -179,17 +191,18 @@ pub async fn serve(
         tracing::warn!(
             "requests were still in flight when the drain timeout ended: they are cut off"
         );
-        // Each request is dropped with what it waits for: its run ends as if the caller had gone away.
-        let gone = tokio::time::timeout(CUT_TIMEOUT, connections.shutdown()).await;
-        if gone.is_err() {
-            tracing::warn!("connections that are cut off do not end");
-        }
+    }
+    // Each request that is left is dropped with what it waits for: its run ends as if the caller had gone away. So is what
+    // only stays for the rest of a request that has been answered.
+    let gone = tokio::time::timeout(CUT_TIMEOUT, connections.shutdown()).await;
+    if gone.is_err() {
+        tracing::warn!("connections that are cut off do not end");
     }
     until
 }
 
-/// The answer when there is no place left, without reading anything.
-async fn turn_away(stream: TcpStream) {
+/// The answer when there is no place left, whatever is asked.
+async fn turn_away(connection: Connection, aside: Option<Slot>) {
     let text = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32007,"message":"too many connections are open, or too many from this address: use one for many calls, or try again later","data":{"kind":"unavailable","request_id":""}}}"#;
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
@@ -197,13 +210,16 @@ async fn turn_away(stream: TcpStream) {
     );
     let answer = [head.as_bytes(), text].concat();
     // One small write into an empty socket buffer: it does not wait for the peer.
-    if let Err(error) = stream.try_write(&answer) {
+    if let Err(error) = connection.offer(&answer) {
         tracing::debug!(%error, "could not turn a connection away politely");
+    } else if aside.is_some() {
+        connection.linger().await;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::connection::LINGER_BYTES_MAX;
     use super::{Settings, Stack, full, serve};
     use http::Response;
     use std::net::SocketAddr;
@@ -341,6 +357,51 @@ mod tests {
         Stack::new(service_fn(
             move |_| async move { Ok(Response::new(full(text))) },
         ))
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_was_answered_takes_so_much_and_no_more() {
+        let (address, stop) = serving(constant("hello"), PATIENT).await;
+        let mut endless = TcpStream::connect(address).await.unwrap();
+        endless
+            .write_all(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000000\r\n\r\n")
+            .await
+            .unwrap();
+        let (piece, mut sent) = (vec![0; 64 * 1024], 0);
+        while let Ok(bytes) = endless.write(&piece).await {
+            sent += bytes;
+        }
+        // Beside what the two ends of a connection hold.
+        let expected = LINGER_BYTES_MAX..LINGER_BYTES_MAX + (32 << 20);
+        assert!(expected.contains(&sent), "{sent}");
+        stop().await;
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_was_answered_has_its_place_for_a_moment_only() {
+        let settings = Settings {
+            connections_max: 1,
+            ..PATIENT
+        };
+        let (address, stop) = serving(constant("hello"), settings).await;
+        let mut quiet = TcpStream::connect(address).await.unwrap();
+        quiet
+            .write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            .await
+            .unwrap();
+        let mut text = String::new();
+        quiet.read_to_string(&mut text).await.unwrap();
+        assert!(text.ends_with("hello"), "{text}");
+        let others = async {
+            let mut refused = 0;
+            while !ask("127.0.0.1:0", address).await.1.ends_with("hello") {
+                refused += 1;
+            }
+            refused
+        };
+        let refused = tokio::time::timeout(Duration::from_secs(8), others).await;
+        assert!(refused.expect("the place is free again") > 0);
+        stop().await;
     }
 
     #[tokio::test]

@@ -1,10 +1,12 @@
 //! A connection that tells when the other end goes away, whatever hyper is at. hyper looks for that while it waits for an
 //! answer, but not with bytes in its buffer: one line end after a request, and a run would go on that nobody waits for.
 
+use std::future::poll_fn;
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
@@ -16,6 +18,15 @@ use tower::ServiceExt as _;
 
 use super::write_timeout::Socket;
 use super::{Body, BodyError, Stack};
+
+/// How long a connection that has been answered stays for what its peer is still sending: in all, and without anything.
+/// Meanwhile it has its place, which whoever sends a request slowly has for longer.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(10);
+const LINGER_IDLE: Duration = Duration::from_secs(2);
+/// And for so much of it: four times the default of `server.max_body_bytes`.
+pub(super) const LINGER_BYTES_MAX: usize = 64 << 20;
+/// What is thrown away at once.
+const DISCARD_BYTES: usize = 16 << 10;
 
 /// hyper's half of it, or the half of who watches.
 #[derive(Debug, Clone)]
@@ -47,6 +58,36 @@ impl Connection {
             Ok(answer) = stack.oneshot(request) => Ok(answer),
             () = self.hung_up() => Err(Gone),
         }
+    }
+
+    /// After the last answer: takes what the peer is still sending, and throws it away. With bytes unread the close would be a
+    /// reset, which takes the answer from whoever has not read it yet (RFC 9112 section 9.6).
+    pub(super) async fn linger(mut self) {
+        let taken = async {
+            poll_fn(|cx| Pin::new(&mut self).poll_shutdown(cx)).await?;
+            let mut left = LINGER_BYTES_MAX;
+            while left > 0 {
+                let piece = poll_fn(|cx| self.poll_discard(cx));
+                match tokio::time::timeout(LINGER_IDLE, piece).await {
+                    Ok(Ok(bytes @ 1..)) => left = left.saturating_sub(bytes),
+                    // The peer has ended, or has nothing more to send.
+                    Ok(Ok(0)) | Err(_) => break,
+                    Ok(Err(error)) => return Err(error),
+                }
+            }
+            io::Result::Ok(())
+        };
+        if let Ok(Err(error)) = tokio::time::timeout(LINGER_TIMEOUT, taken).await {
+            tracing::debug!(%error, "the end of a connection");
+        }
+    }
+
+    /// The buffer is not kept while it waits.
+    fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut piece = [0; DISCARD_BYTES];
+        let mut buf = ReadBuf::new(&mut piece);
+        ready!(Pin::new(self).poll_read(cx, &mut buf))?;
+        Poll::Ready(Ok(buf.filled().len()))
     }
 
     async fn hung_up(&self) {

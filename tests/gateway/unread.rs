@@ -4,8 +4,10 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use skillgate::auth::DevelopmentKey;
 
 use crate::alone;
+use crate::jwt::{claims, house_of};
 use crate::stopping::begun;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::{Answer, Client};
@@ -236,5 +238,61 @@ fn a_large_request_has_its_place_until_its_run_has_ended() {
     eventually("the run has ended", PATIENCE, || {
         gateway.client().run(&code, json!({})).is_ok()
     });
+    gateway.stop();
+}
+
+/// An answer that comes before its request has been read is not lost with the connection, whatever is still being sent.
+#[test]
+fn who_sends_to_the_end_before_reading_is_told_why_it_was_refused() {
+    let _alone = alone();
+    let key = DevelopmentKey::generate("ES256").unwrap();
+    let (house, sections) = house_of(&key, &["default"]);
+    house.configure(Settings {
+        // Of which one address alone has one: whoever comes next is turned away.
+        server: "max_connections = 1",
+        extra: &sections,
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let good = key.token(&claims("ann", "default")).unwrap();
+    let length = BLOB_BYTES.to_string();
+    let sends = |mut client: Client, path: &str, token: &str, kind: &str| {
+        let token = format!("Bearer {token}");
+        let headers = [
+            ("Authorization", token.as_str()),
+            ("Content-Type", kind),
+            ("Content-Length", length.as_str()),
+        ];
+        client.head("POST", path, &headers).unwrap();
+        client.write(&vec![b'x'; BLOB_BYTES]).unwrap();
+        let answer = client.answer().unwrap();
+        let error = answer.json().unwrap()["error"]["data"].take();
+        assert!(error["request_id"].is_string(), "{error}");
+        answer
+    };
+    let open = || {
+        let mut held = None;
+        eventually("there is a place", PATIENCE, || {
+            let mut client = gateway.client();
+            let has_place = client.get("/livez").is_ok_and(|it| it.status == 200);
+            held = has_place.then_some(client);
+            held.is_some()
+        });
+        held.unwrap()
+    };
+    for (path, token, kind, status) in [
+        ("/rpc", good.as_str(), "text/plain", 415),
+        ("/rpc", good.as_str(), "application/json", 413),
+        ("/rpc", "bad", "application/json", 401),
+        ("/blobs", "bad", "text/plain", 401),
+    ] {
+        let answer = sends(open(), path, token, kind);
+        assert_eq!(answer.status, status, "{path}: {}", answer.text());
+        let challenged = answer.header("www-authenticate").is_some();
+        assert_eq!(challenged, status == 401);
+    }
+    let _held = open();
+    let answer = sends(gateway.client(), "/rpc", &good, "application/json");
+    assert_eq!(answer.status, 503, "{}", answer.text());
     gateway.stop();
 }
