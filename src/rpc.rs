@@ -5,6 +5,7 @@
 //! large is walked on a thread of its own both times.
 //! Requests of a batch run one after the other and each is authorized and limited by itself.
 
+mod body;
 pub mod code;
 pub mod envelope;
 mod space;
@@ -16,11 +17,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::{Response, StatusCode, header};
-use http_body::Body as _;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use tower::{Service, ServiceExt};
@@ -29,17 +29,14 @@ use tracing::Instrument;
 use crate::auth::{Authenticated, Caller};
 use crate::json::{self, Refused};
 use crate::rescue::{Refusal, RequestId};
-use crate::server::{Body, full, next_piece};
-use crate::slots::{Slot, Slots};
+use crate::server::{Body, full};
+use crate::slots::Slots;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::Trace;
+use body::SMALL_PLACES;
 use code::Code;
 use envelope::{BadBody, Envelope, NotARequest};
 pub use space::{NoSpace, Space};
-
-/// A body may take so many times `server.body_timeout_ms` in all. Without a bound one that comes drop by drop, each in time,
-/// would keep its connection and its part of the memory for as long as it likes.
-const BODY_TIMEOUTS_MAX: u32 = 10;
 
 /// A body of more bytes is a large one: it takes a place while it is here, and is not walked on a thread that others need. So
 /// does an answer, until it has left.
@@ -183,7 +180,7 @@ impl ErrorObject {
 pub struct Limits {
     /// `server.max_body_bytes`: of a body, and of the answers of a batch after which no more of its calls are made.
     pub body_bytes_max: usize,
-    /// `server.body_timeout_ms`: without progress, and [`BODY_TIMEOUTS_MAX`] times that in all.
+    /// `server.body_timeout_ms`: without progress, and [`body::BODY_TIMEOUTS_MAX`] times that in all.
     pub body_timeout: Duration,
     /// `server.max_batch`
     pub batch_max: usize,
@@ -198,6 +195,8 @@ pub struct Rpc<S> {
     limits: Limits,
     /// Large bodies that are here.
     places: Arc<Slots>,
+    /// Those of over [`body::FIRST_BYTES_MAX`] that are not large.
+    small_places: Arc<Slots>,
     /// Those that are being walked: as many as there are processors.
     walks: Arc<Slots>,
     metrics: Metrics,
@@ -211,6 +210,7 @@ impl<S> Rpc<S> {
             inner,
             limits,
             places: Slots::new(limits.large_bodies_max),
+            small_places: Slots::new(limits.large_bodies_max.saturating_mul(SMALL_PLACES)),
             walks: Slots::new(processors),
             metrics: Metrics::default(),
         }
@@ -220,68 +220,6 @@ impl<S> Rpc<S> {
     #[must_use]
     pub fn watched_by(self, metrics: Metrics) -> Self {
         Rpc { metrics, ..self }
-    }
-}
-
-impl<S> Rpc<S> {
-    async fn read_body(&self, body: Body, tenant: &str) -> Result<(Bytes, Option<Slot>), Refusal> {
-        let most = self.limits.body_timeout * BODY_TIMEOUTS_MAX;
-        let whole = tokio::time::timeout(most, self.read_pieces(body, tenant)).await;
-        whole.unwrap_or_else(|_| {
-            Err(Refusal::new(
-                StatusCode::REQUEST_TIMEOUT,
-                "timeout",
-                format!(
-                    "the body did not arrive in {BODY_TIMEOUTS_MAX} times server.body_timeout_ms"
-                ),
-            ))
-        })
-    }
-
-    async fn read_pieces(
-        &self,
-        mut body: Body,
-        tenant: &str,
-    ) -> Result<(Bytes, Option<Slot>), Refusal> {
-        let max = self.limits.body_bytes_max;
-        let (mut whole, mut place) = (BytesMut::new(), None);
-        while let Some(piece) = next_piece(&mut body, self.limits.body_timeout).await {
-            let piece = piece?;
-            if piece.len() > max - whole.len() {
-                return Err(Refusal::new(
-                    StatusCode::PAYLOAD_TOO_LARGE,
-                    "payload_too_large",
-                    format!(
-                        "the body is over {max} bytes (server.max_body_bytes); send large data to POST /blobs and pass its blob id"
-                    ),
-                ));
-            }
-            if place.is_none() && whole.len() + piece.len() > SMALL_BYTES_MAX {
-                place = Some(self.place(tenant).await?);
-            }
-            // Most come in one piece, which need not be copied.
-            if whole.is_empty() && body.is_end_stream() {
-                return Ok((piece, place));
-            }
-            whole.extend_from_slice(&piece);
-        }
-        Ok((whole.freeze(), place))
-    }
-
-    /// For a large body. Meanwhile the rest of it waits with its sender.
-    async fn place(&self, tenant: &str) -> Result<Slot, Refusal> {
-        let place = tokio::time::timeout(self.limits.body_timeout, self.places.wait(tenant)).await;
-        place.map_err(|_| {
-            Refusal::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "unavailable",
-                format!(
-                    "there are too many bodies of over {SMALL_BYTES_MAX} bytes here (server.max_large_bodies): send this one again later, \
-                     or its data to POST /blobs and pass the blob id"
-                ),
-            )
-            .with(header::RETRY_AFTER, "5")
-        })
     }
 }
 
@@ -320,9 +258,9 @@ where
         require_json(request.headers())?;
         let trace = request.extensions().get::<Trace>().copied();
         let trace = trace.unwrap_or_default();
-        let (body, place) = self.read_body(request.into_body(), caller.tenant()).await?;
+        let (body, held) = self.read_body(request.into_body(), caller.tenant()).await?;
         let patience = self.limits.body_timeout;
-        let space = Space::new(&self.places, caller.tenant(), patience, place);
+        let space = Space::new(&self.places, caller.tenant(), patience, held);
         let turn = Turn {
             rpc: self,
             caller,

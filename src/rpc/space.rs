@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Serialize;
 
+use super::body::Held;
 use super::{SMALL_BYTES_MAX, fits};
 use crate::slots::{Slot, Slots};
 
@@ -21,6 +22,8 @@ struct Shared {
     /// How long to wait for a place; none once that was in vain, else each call of a batch would wait anew.
     patience: Mutex<Duration>,
     place: Mutex<Option<Slot>>,
+    /// That of a body which is not large, for as long as anybody has the body.
+    _small: Option<Slot>,
 }
 
 /// There is none, and has been none for a while.
@@ -36,18 +39,14 @@ impl Space {
         Space(None)
     }
 
-    /// With the place that the body has already.
-    pub(super) fn new(
-        places: &Arc<Slots>,
-        tenant: &str,
-        patience: Duration,
-        place: Option<Slot>,
-    ) -> Self {
+    /// With what the body has already.
+    pub(super) fn new(places: &Arc<Slots>, tenant: &str, patience: Duration, held: Held) -> Self {
         Space(Some(Arc::new(Shared {
             places: places.clone(),
             tenant: tenant.to_owned(),
             patience: Mutex::new(patience),
-            place: Mutex::new(place),
+            place: Mutex::new(held.large),
+            _small: held.small,
         })))
     }
 
@@ -155,7 +154,7 @@ mod tests {
     async fn a_large_answer_has_a_place_until_it_has_left() {
         let places = Slots::new(1);
         let patience = Duration::from_secs(5);
-        let space = || Space::new(&places, "acme", patience, None);
+        let space = || Space::new(&places, "acme", patience, Held::default());
         let large = SMALL_BYTES_MAX + 1;
         let (first, second) = (space(), space());
         first.enter(SMALL_BYTES_MAX as u64).await.unwrap();
@@ -188,7 +187,7 @@ mod tests {
     async fn what_an_answer_is_as_json_counts() {
         let places = Slots::new(1);
         let patience = Duration::from_secs(5);
-        let space = || Space::new(&places, "acme", patience, None);
+        let space = || Space::new(&places, "acme", patience, Held::default());
         let plain = "x".repeat(SMALL_BYTES_MAX / 2);
         let escaped = "\u{1}".repeat(SMALL_BYTES_MAX / 2);
         let (first, second) = (space(), space());

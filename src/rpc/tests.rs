@@ -359,6 +359,51 @@ async fn large_bodies_are_here_in_turn() {
     }
 }
 
+/// Whoever sends most of many bodies and never their ends leaves places to others, and all have an end.
+#[tokio::test(start_paused = true)]
+async fn bodies_that_do_not_arrive_have_places_too() {
+    let limits = Limits {
+        body_bytes_max: 1 << 20,
+        ..LIMITS
+    };
+    let rpc = Rpc::new(service_fn(stub), limits);
+    let post = |body: Body| {
+        let caller = Authenticator::off().local();
+        tokio::spawn(post_to(rpc.clone(), caller, body, "application/json"))
+    };
+    let spaces = |bytes: usize| Ok(Frame::data(Bytes::from(vec![b' '; bytes])));
+    let dripping = |bytes: usize| {
+        let drips = stream::repeat(()).then(move |()| async move {
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            spaces(1)
+        });
+        StreamBody::new(stream::iter([spaces(bytes)]).chain(drips)).boxed_unsync()
+    };
+    // Of the 16 places one tenant has twelve.
+    let held: Vec<_> = (0..12).map(|_| post(dripping(20_000))).collect();
+    tokio::task::yield_now().await;
+    let began = Instant::now();
+    let call = r#"{"jsonrpc":"2.0","id":1,"method":"null"}"#;
+    let whole = |bytes: usize| full(" ".repeat(bytes) + call);
+    let refused = post(whole(20_000)).await.unwrap().unwrap_err();
+    assert_eq!(
+        (refused.status.as_u16(), refused.kind),
+        (503, "unavailable"),
+        "{}",
+        refused.message
+    );
+    assert_eq!(began.elapsed().as_secs(), 5);
+    assert!(refused.message.contains("server.max_large_bodies"));
+    assert_eq!(post(whole(16_000)).await.unwrap().unwrap().0, 200, "little");
+    let waiting = post(whole(20_000));
+    tokio::task::yield_now().await;
+    assert!(!waiting.is_finished());
+    held[0].abort();
+    assert_eq!(waiting.await.unwrap().unwrap().0, 200);
+    let other = post(whole(SMALL_BYTES_MAX));
+    assert_eq!(other.await.unwrap().unwrap().0, 200);
+}
+
 /// Its caller would do it again.
 #[tokio::test]
 async fn what_has_been_done_is_answered_without_a_place_too() {
