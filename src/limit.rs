@@ -1,7 +1,8 @@
 //! How much. Each rule of `[[rate_limit]]` counts as early as it can:
 //!
 //! - key `ip` alone: before authentication, so that it also holds back whoever tries tokens ([`AddressLimit`]);
-//! - key of `ip`, `tenant`, `subject`: before the body is read ([`Limit`]);
+//! - key of `ip`, `tenant`, `subject`: before the body is read ([`Limit`]); a caller without a token, on a path that needs
+//!   none, is counted by his address or not at all;
 //! - `method` or `skill` in the key, or a list of `methods`: each call, after the policy has allowed it, so that a
 //!   refused call costs nothing there (contract, section 4; [`CallLimit`]).
 //!

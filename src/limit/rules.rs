@@ -97,7 +97,11 @@ impl Rule {
     }
 
     fn counts(&self, asked: &Asked<'_>) -> bool {
-        let methods = &self.config.methods;
+        let RateLimit { key, methods, .. } = &self.config;
+        // All who are nobody would be one caller, whom any of them could lock out.
+        if asked.anonymous && !key.contains(&RateKey::Ip) {
+            return false;
+        }
         methods.is_empty() || methods.iter().any(|method| method == asked.method)
     }
 
@@ -126,6 +130,8 @@ pub(super) struct Asked<'a> {
     pub(super) ip: IpAddr,
     pub(super) tenant: &'a str,
     pub(super) subject: &'a str,
+    /// On a path that needs no token: tenant and subject tell such callers not apart, only their addresses do.
+    pub(super) anonymous: bool,
     pub(super) method: &'a str,
     /// A call that concerns several skills is counted for each of them, one that concerns none by no rule with `skill`
     /// in its key.
@@ -139,6 +145,7 @@ impl<'a> Asked<'a> {
             ip,
             tenant: "",
             subject: "",
+            anonymous: false,
             method: "",
             skills: &[],
         }
@@ -149,6 +156,7 @@ impl<'a> Asked<'a> {
         Asked {
             tenant: caller.tenant(),
             subject: &caller.subject().id,
+            anonymous: !caller.subject().authenticated,
             ..Asked::from(caller.ip())
         }
     }

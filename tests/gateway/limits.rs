@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
+use crate::jwt;
 use crate::policy;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::{Answer, Client};
@@ -155,6 +156,33 @@ fn what_a_caller_is_told() {
         let answer = client.get(path).unwrap();
         assert_eq!((answer.status, answer.header("ratelimit")), (200, None));
     }
+    gateway.stop();
+}
+
+/// Where to get a token is told to everybody: all who have none yet must not share what one of them can spend. Who is held
+/// back is held back by his address.
+#[test]
+fn nobody_spends_the_quota_of_those_without_a_token() {
+    const METADATA: &str = "/.well-known/oauth-protected-resource";
+    let key = jwt::key();
+    let (house, auth) = jwt::house_of(&key, &["default"]);
+    let rules = [
+        rule("caller", r#"["tenant", "subject"]"#, 2, ""),
+        rule("apart", r#"["ip", "subject"]"#, 5, ""),
+    ];
+    house.configure(Settings {
+        extra: &(auth + &rules.concat()),
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let statuses: Vec<u16> = (0..6)
+        .map(|_| client.get(METADATA).unwrap().status)
+        .collect();
+    assert_eq!(statuses, [200, 200, 200, 200, 200, 429]);
+    let token = key.token(&jwt::claims("alice", "default")).unwrap();
+    let mut asked = || jwt::with_token(&mut client, &token, jwt::LIST).status;
+    assert_eq!([asked(), asked(), asked()], [200, 200, 429]);
     gateway.stop();
 }
 
