@@ -20,7 +20,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 /// From the look-up of the name to the last byte.
-const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
+/// Addresses of one host that are tried.
+const ADDRESSES_MAX: usize = 8;
 /// Largest document, in bytes.
 const DOCUMENT_BYTES_MAX: usize = 256 * 1024;
 
@@ -31,6 +33,8 @@ pub(super) enum FetchError {
     Url,
     #[error("no answer within {} s", FETCH_TIMEOUT.as_secs())]
     Timeout,
+    #[error("its host has no address")]
+    NoAddress,
     #[error("cannot connect: {0}")]
     Connect(std::io::Error),
     #[error("cannot speak TLS: {0}")]
@@ -134,10 +138,20 @@ impl Fetcher {
     }
 }
 
-async fn connect(addresses: &[SocketAddr]) -> Result<TcpStream, FetchError> {
-    TcpStream::connect(addresses)
-        .await
-        .map_err(FetchError::Connect)
+/// To the first address that answers. Each but the last has its share of the time: one that says nothing, as where IPv6 is
+/// dropped on the way, must leave enough for the next one, TLS and the document.
+pub(super) async fn connect(addresses: &[SocketAddr]) -> Result<TcpStream, FetchError> {
+    let tried = &addresses[..addresses.len().min(ADDRESSES_MAX)];
+    let Some((last, others)) = tried.split_last() else {
+        return Err(FetchError::NoAddress);
+    };
+    let patience = FETCH_TIMEOUT / (tried.len() as u32 + 1);
+    for address in others {
+        if let Ok(Ok(stream)) = tokio::time::timeout(patience, TcpStream::connect(address)).await {
+            return Ok(stream);
+        }
+    }
+    TcpStream::connect(last).await.map_err(FetchError::Connect)
 }
 
 async fn request<S>(stream: S, uri: &Uri) -> Result<String, FetchError>

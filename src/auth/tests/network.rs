@@ -1,6 +1,6 @@
 //! Keys over the wire: real connections to servers of this test, good ones and bad ones.
 
-use super::super::fetch::{FetchError, Fetcher};
+use super::super::fetch::{FETCH_TIMEOUT, FetchError, Fetcher, connect};
 use super::*;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
@@ -8,7 +8,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
 /// What a server says to a path: an answer as it goes over the wire, or nothing for ever.
@@ -186,6 +186,24 @@ async fn a_server_that_says_nothing_is_given_up() {
     let said = get(&server.url("/keys")).await.unwrap_err();
     assert!(matches!(said, FetchError::Timeout), "{said}");
     assert!(began.elapsed() < Duration::from_secs(6));
+}
+
+/// A host with two addresses, the first of which says nothing: not even that nobody is there.
+#[tokio::test]
+async fn an_address_that_says_nothing_leaves_time_for_the_next() {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let full = socket.listen(0).unwrap();
+    let silent = full.local_addr().unwrap();
+    // One fits into a queue of none; whoever comes then gets no answer.
+    let _first = TcpStream::connect(silent).await.unwrap();
+    let server = Server::start(false, |_| ok("hello")).await;
+
+    let connected = tokio::time::timeout(FETCH_TIMEOUT, connect(&[silent, server.address])).await;
+    let stream = connected.expect("in time").unwrap();
+    assert_eq!(stream.peer_addr().unwrap(), server.address);
+    let none = connect(&[]).await.unwrap_err();
+    assert!(matches!(none, FetchError::NoAddress), "{none}");
 }
 
 #[tokio::test]
