@@ -37,6 +37,10 @@ pub const CONFIG_SCHEMA: &str = r#"{
     "tenant_blob_bytes": {
       "type": "integer", "minimum": 0, "default": 0,
       "description": "what the blobs of one tenant may take together, each of them counted with 4096 at least: one that would take more is refused; 0: any amount"
+    },
+    "tenant_skill_bytes": {
+      "type": "integer", "minimum": 0, "default": 0,
+      "description": "what the published skills of one tenant may take together, each file and directory counted with 4096 beside its content: a version that would take more is refused, and versions stay; 0: any amount"
     }
   },
   "anyOf": [{"required": ["root"]}, {"required": ["read_only_skills"]}]
@@ -57,6 +61,8 @@ struct Raw {
     reserve_inodes: u64,
     #[serde(default)]
     tenant_blob_bytes: u64,
+    #[serde(default)]
+    tenant_skill_bytes: u64,
 }
 
 fn yes() -> bool {
@@ -81,6 +87,8 @@ pub(crate) struct Config {
     pub(crate) reserve: Size,
     /// 0: none.
     pub(crate) tenant_blob_bytes: u64,
+    /// 0: none.
+    pub(crate) tenant_skill_bytes: u64,
 }
 
 impl Config {
@@ -115,6 +123,7 @@ impl Config {
                 inodes: raw.reserve_inodes,
             },
             tenant_blob_bytes: raw.tenant_blob_bytes,
+            tenant_skill_bytes: raw.tenant_skill_bytes,
         })
     }
 }
@@ -132,7 +141,7 @@ mod tests {
         let said = |key: &str| &schema["properties"][key]["default"];
         assert_eq!(*said("reserve_bytes"), store.reserve.bytes);
         assert_eq!(*said("reserve_inodes"), store.reserve.inodes);
-        assert_eq!(store.tenant_blob_bytes, 0);
+        assert_eq!((store.tenant_blob_bytes, store.tenant_skill_bytes), (0, 0));
         let none = Config::parse(br#"{"root": "x", "reserve_bytes": 0, "reserve_inodes": 0}"#);
         assert_eq!(none.unwrap().reserve, Size::default());
         let shelf = Config::parse(br#"{"read_only_skills": ["a", "b"], "fsync": false}"#).unwrap();
@@ -159,6 +168,6 @@ mod tests {
             assert!(text.contains(expected), "{text}");
         }
         let schema: serde_json::Value = serde_json::from_str(CONFIG_SCHEMA).unwrap();
-        assert_eq!(schema["properties"].as_object().unwrap().len(), 6);
+        assert_eq!(schema["properties"].as_object().unwrap().len(), 7);
     }
 }

@@ -46,7 +46,7 @@ pub(crate) struct Size {
 
 impl Size {
     /// With a block for each inode: 16,000 directories of nothing take 65 MB.
-    fn with_blocks(self) -> Size {
+    pub(crate) fn with_blocks(self) -> Size {
         let blocks = self.inodes.saturating_mul(BLOCK_BYTES);
         Size {
             bytes: self.bytes.saturating_add(blocks),

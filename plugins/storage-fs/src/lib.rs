@@ -28,7 +28,8 @@
 //!
 //! What would leave less than `reserve_bytes` or `reserve_inodes` free on the file system is refused, at the beginning and
 //! while it is written; each file and directory counts with a block beside its content. What is there is read and deleted as
-//! ever. A blob that would take its tenant's over `tenant_blob_bytes` is refused too.
+//! ever. A blob that would take its tenant's over `tenant_blob_bytes` is refused too, and a skill that would take them over
+//! `tenant_skill_bytes`.
 //!
 //! # The read-only shelf
 //!
@@ -139,7 +140,12 @@ impl StorageFs {
         let ground = writable
             .as_ref()
             .map(|writable| Arc::clone(&writable.ground));
-        let skills = Skills::open(ground, &config.read_only_skills, &host)?;
+        let skills = Skills::open(
+            ground,
+            &config.read_only_skills,
+            config.tenant_skill_bytes,
+            &host,
+        )?;
         Ok(StorageFs { skills, writable })
     }
 

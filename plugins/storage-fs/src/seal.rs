@@ -41,9 +41,15 @@ pub(crate) fn seal(meta: &impl Serialize) -> Result<Vec<u8>> {
 
 /// Reads `<dir>/meta.json` below `root`.
 pub(crate) fn read<T: DeserializeOwned>(root: impl AsFd, dir: &str) -> Result<T> {
+    read_sized(root, dir).map(|(meta, _)| meta)
+}
+
+/// The same, with the bytes of the file.
+pub(crate) fn read_sized<T: DeserializeOwned>(root: impl AsFd, dir: &str) -> Result<(T, u64)> {
     let path = format!("{dir}/{META_FILE}");
-    open(&beneath::read_file(root, &path, MAX_META_BYTES)?)
-        .map_err(|why| Fault::Corrupt(format!("{path}: {why}")))
+    let bytes = beneath::read_file(root, &path, MAX_META_BYTES)?;
+    let meta = open(&bytes).map_err(|why| Fault::Corrupt(format!("{path}: {why}")))?;
+    Ok((meta, bytes.len() as u64))
 }
 
 fn open<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {

@@ -1,6 +1,7 @@
 //! Skills of both kinds, those that tenants have published and those on the operator's shelf, as one.
 
 mod index;
+mod quota;
 mod shelf;
 mod store;
 
@@ -43,13 +44,17 @@ enum Found {
 }
 
 impl Skills {
+    /// `tenant_bytes`: what the published skills of one tenant may take, and 0 for any amount.
     pub(crate) fn open(
         ground: Option<Arc<Ground>>,
         shelf: &[PathBuf],
+        tenant_bytes: u64,
         host: &Host,
     ) -> Result<Skills> {
         Ok(Skills {
-            stored: ground.map(Stored::load).transpose()?,
+            stored: ground
+                .map(|ground| Stored::load(ground, tenant_bytes))
+                .transpose()?,
             shelf: Shelf::scan(shelf, host)?,
         })
     }

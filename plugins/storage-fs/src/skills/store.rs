@@ -12,6 +12,7 @@ use skillgate_plugin_sdk::model::{PutSkill, Skill, SkillFile};
 use skillgate_skill::{FileSet, Version, file_digest, tree_digest};
 
 use super::index::{Entry, Index};
+use super::quota::Quota;
 use super::{MAX_FILE_BYTES, MAX_SKILL_BYTES, check, check_path, no_file};
 use crate::beneath;
 use crate::fault::{Fault, Result};
@@ -54,10 +55,11 @@ struct File {
     size_bytes: u64,
 }
 
-/// `meta.json` again, when manifest and files are not wanted.
+/// `meta.json` again, when the manifest is not wanted.
 #[derive(Deserialize)]
-struct OnlyHead {
+struct Brief {
     head: Head,
+    files: Vec<File>,
 }
 
 impl Head {
@@ -102,6 +104,7 @@ pub(crate) struct Stored {
     /// Held from the rename to the index: a second put of the same version must neither find one that is visible but may
     /// yet be taken back, nor answer before it is durable.
     publishing: Mutex<()>,
+    quota: Quota,
 }
 
 fn parent(tenant: &TenantDir, name: &str) -> String {
@@ -110,8 +113,9 @@ fn parent(tenant: &TenantDir, name: &str) -> String {
 
 impl Stored {
     /// Reads the `meta.json` of every version. One that cannot be read is left out, named in the log, and counted.
-    pub(crate) fn load(ground: Arc<Ground>) -> Result<Stored> {
+    pub(crate) fn load(ground: Arc<Ground>, tenant_bytes: u64) -> Result<Stored> {
         let (mut tenants, mut unread) = (HashMap::new(), 0);
+        let quota = Quota::new(tenant_bytes);
         for tenant in directories(&ground, "tenants", &mut unread)? {
             let Some(dir) = TenantDir::from_entry(&tenant) else {
                 skip(
@@ -128,7 +132,8 @@ impl Stored {
                 for version in directories(&ground, &above, &mut unread)? {
                     let path = format!("{above}/{version}");
                     match load_one(&ground, &dir, &name, &version, &path) {
-                        Ok((parsed, skill)) => {
+                        Ok((parsed, skill, bytes)) => {
+                            quota.add(&dir, bytes);
                             index.insert(parsed, skill, ());
                         }
                         Err(fault) if fault.is_shortage() => return Err(fault),
@@ -148,6 +153,7 @@ impl Stored {
             tenants: RwLock::new(tenants),
             unread,
             publishing: Mutex::new(()),
+            quota,
         })
     }
 
@@ -233,14 +239,9 @@ impl Stored {
             return self.put_again(&tenant, &entry, &meta, &above);
         }
         let sealed = seal::seal(&meta)?;
-        let bytes: u64 = meta.files.iter().map(|file| file.size_bytes).sum();
-        // Each file as if no other were in its directories.
-        let parts = |file: &File| file.path.split('/').count() as u64;
-        let inodes: u64 = meta.files.iter().map(parts).sum();
-        let mut staging = self.ground.stage(Size {
-            bytes: bytes + sealed.len() as u64,
-            inodes: inodes + INODES_BESIDE,
-        })?;
+        let size = size_of(&meta.files, sealed.len() as u64);
+        let part = self.quota.take(&tenant, size.with_blocks().bytes)?;
+        let mut staging = self.ground.stage(size)?;
         staging.make_dir(FILES)?;
         for (path, data) in &put.files {
             staging.write(&format!("{FILES}/{path}"), data)?;
@@ -255,6 +256,7 @@ impl Stored {
             .unwrap_or_else(PoisonError::into_inner);
         match durable.publish(&above, &put.version)? {
             Published::Done => {
+                part.keep();
                 self.learn(&tenant, version, meta.head.skill());
                 Ok(meta.skill())
             }
@@ -262,7 +264,7 @@ impl Stored {
                 // Another call was faster, or what is there could not be read at the start.
                 let path = format!("{above}/{}", put.version);
                 let loaded = load_one(&self.ground, &tenant, &put.name, &put.version, &path);
-                let (version, skill) = loaded.map_err(|fault| match fault.is_missing() {
+                let (version, skill, bytes) = loaded.map_err(|fault| match fault.is_missing() {
                     true => Fault::Corrupt(format!(
                         "{path}: something that is no skill is in its place: remove it"
                     )),
@@ -273,7 +275,9 @@ impl Stored {
                     place: (),
                 };
                 let answer = self.put_again(&tenant, &entry, &meta, &above)?;
-                self.learn(&tenant, version, skill);
+                if self.learn(&tenant, version, skill) {
+                    self.quota.add(&tenant, bytes);
+                }
                 Ok(answer)
             }
         }
@@ -298,12 +302,13 @@ impl Stored {
         self.get(tenant, entry)
     }
 
-    fn learn(&self, tenant: &TenantDir, version: Version, skill: Skill) {
+    /// False: it was known.
+    fn learn(&self, tenant: &TenantDir, version: Version, skill: Skill) -> bool {
         let mut tenants = self.tenants.write().unwrap_or_else(PoisonError::into_inner);
         tenants
             .entry(tenant.clone())
             .or_default()
-            .insert(version, skill, ());
+            .insert(version, skill, ())
     }
 
     fn meta(&self, tenant: &TenantDir, entry: &Entry<()>) -> Result<Meta> {
@@ -380,21 +385,34 @@ fn meta_of(put: &PutSkill) -> Result<Meta> {
     })
 }
 
+/// What a version takes, each file as if no other were in its directories.
+fn size_of(files: &[File], sealed_bytes: u64) -> Size {
+    let bytes: u64 = files.iter().map(|file| file.size_bytes).sum();
+    let parts = |file: &File| file.path.split('/').count() as u64;
+    let inodes: u64 = files.iter().map(parts).sum();
+    Size {
+        bytes: bytes + sealed_bytes,
+        inodes: inodes + INODES_BESIDE,
+    }
+}
+
+/// With the bytes that it takes.
 fn load_one(
     ground: &Ground,
     tenant: &TenantDir,
     name: &str,
     version: &str,
     path: &str,
-) -> Result<(Version, Skill)> {
+) -> Result<(Version, Skill, u64)> {
     let parsed = check(name, version)?;
-    let OnlyHead { head } = seal::read(ground.root(), path)?;
+    let (Brief { head, files }, sealed_bytes) = seal::read_sized(ground.root(), path)?;
     if head.name != name || head.version != version || TenantDir::new(&head.tenant)? != *tenant {
         return Err(Fault::Corrupt(format!(
             "{path}: it is about another skill, version or tenant"
         )));
     }
-    Ok((parsed, head.skill()))
+    let size = size_of(&files, sealed_bytes).with_blocks();
+    Ok((parsed, head.skill(), size.bytes))
 }
 
 /// The names of the directories in `path`; none when it is not there, or cannot be read, which counts.

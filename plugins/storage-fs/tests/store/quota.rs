@@ -1,6 +1,7 @@
-//! What one tenant's blobs may take together.
+//! What one tenant's blobs, and its skills, may take together.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Storage;
@@ -132,4 +133,88 @@ fn those_who_come_at_once_share_it() {
             store.blob_delete("acme", &id).unwrap();
         }
     }
+}
+
+const SKILL_QUOTA: usize = 1024 * KIB;
+/// Of one file of a version. Three of them fit, with a block for each file and directory.
+const LARGE: usize = 250 * KIB;
+
+fn store_of_skills(bench: &Bench) -> StorageFs {
+    let root = bench.root();
+    bench
+        .create(&format!(
+            r#"{{"root": {root:?}, "fsync": false, "tenant_skill_bytes": {SKILL_QUOTA}}}"#
+        ))
+        .unwrap()
+}
+
+fn publish(store: &StorageFs, tenant: &str, version: usize, size: usize) -> Result<(), Error> {
+    let version = format!("{version}.0.0");
+    let put = skill(tenant, "acme.large", &version, &bytes(1, size));
+    store.skill_put(&put).map(drop)
+}
+
+fn assert_full_of_skills(error: &Error) {
+    assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
+    let words = format!("more than the {SKILL_QUOTA} bytes");
+    for part in [&words, "tenant_skill_bytes", "publish less"] {
+        assert!(error.message.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn the_skills_of_a_tenant_have_their_part_and_take_nothing_from_others() {
+    let bench = Bench::new();
+    let check = |store: &StorageFs| {
+        assert_full_of_skills(&publish(store, "acme", 4, LARGE).unwrap_err());
+        assert_eq!(bench.in_tmp(), 0, "nothing of it is left");
+        // What is there already takes nothing.
+        publish(store, "acme", 1, LARGE).unwrap();
+    };
+    {
+        let store = store_of_skills(&bench);
+        // What comes to nothing is given back.
+        let free = bench.free_bytes.swap(0, Ordering::Relaxed);
+        for _ in 0..5 {
+            let error = publish(&store, "acme", 1, LARGE).unwrap_err();
+            assert!(
+                error.message.contains("bytes free, which it keeps"),
+                "{error}"
+            );
+        }
+        bench.free_bytes.store(free, Ordering::Relaxed);
+        for version in 1..=3 {
+            publish(&store, "acme", version, LARGE).unwrap();
+        }
+        check(&store);
+        publish(&store, "other", 1, LARGE).unwrap();
+    }
+    // In another life: by what is there.
+    let store = store_of_skills(&bench);
+    check(&store);
+    publish(&store, "other", 2, LARGE).unwrap();
+    // Small ones count with their files and directories.
+    publish(&store, "acme", 5, 0).unwrap();
+    assert_full_of_skills(&publish(&store, "acme", 6, 0).unwrap_err());
+    // Blobs are others.
+    put(&store, "acme", 2 * SKILL_QUOTA).unwrap();
+}
+
+#[test]
+fn skills_that_come_at_once_share_it() {
+    let bench = Bench::new();
+    let store = store_of_skills(&bench);
+    let published = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for version in 0..8 {
+            let (store, published) = (&store, &published);
+            scope.spawn(move || match publish(store, "acme", version, LARGE) {
+                Ok(()) => {
+                    published.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(error) => assert_full_of_skills(&error),
+            });
+        }
+    });
+    assert_eq!(published.into_inner(), 3);
 }
