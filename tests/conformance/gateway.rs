@@ -67,10 +67,7 @@ impl Server {
         let said = receive.recv_timeout(PATIENCE);
         let mut server = Server {
             child,
-            endpoint: Endpoint {
-                host: String::new(),
-                path: String::new(),
-            },
+            endpoint: Endpoint::default(),
             stderr,
         };
         match said
@@ -114,13 +111,15 @@ impl Drop for Server {
     }
 }
 
-/// Which plugins the gateway under test has, and where.
+/// Which plugins the gateway under test has, and where; and whether it asks for tokens.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Plugins {
     /// "storage-fs", "example-c", or a plugin's file. Absent: the first.
     pub(crate) store: Option<String>,
     /// Where both plugins run: "gateway" or "process". Absent: as the gateway's defaults say.
     pub(crate) isolation: Option<String>,
+    /// Callers need a token. The endpoint then has one.
+    pub(crate) tokens: bool,
 }
 
 impl Plugins {
@@ -134,6 +133,7 @@ impl Plugins {
         Ok(Plugins {
             store: setting("SKILLS_STORE")?,
             isolation: setting("SKILLS_ISOLATION")?,
+            tokens: false,
         })
     }
 
@@ -185,6 +185,51 @@ fn example_c(repo: &Path, data: &Path) -> Result<PathBuf, String> {
     Ok(file)
 }
 
+/// The program, with no setting of whoever runs the tests.
+fn skillgate(data: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+    command.current_dir(data);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("SKILLGATE_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// What `skillgate token` prints.
+fn token(data: &Path, args: &[&str]) -> Result<String, String> {
+    let output = skillgate(data).arg("token").args(args).output();
+    let output = output.map_err(|e| format!("skillgate token: {e}"))?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// An issuer whose key is in `data`; none when callers need no token.
+fn issuer(data: &Path, plugins: &Plugins) -> Result<String, String> {
+    if !plugins.tokens {
+        return Ok(String::new());
+    }
+    let jwks = data.join("keys.json");
+    if !jwks.exists() {
+        token(data, &["keygen", "dev.pem", "--jwks", "keys.json"])?;
+    }
+    Ok(format!(
+        r#"
+[auth]
+mode = "jwt"
+
+[[auth.issuers]]
+issuer = "https://conformance.example"
+audiences = ["skillgate"]
+jwks_file = {jwks:?}
+algorithms = ["ES256"]
+"#
+    ))
+}
+
 fn start_with(
     repo: &Path,
     data: &Path,
@@ -214,27 +259,33 @@ paths = [{skills:?}]
 name = "sandbox-process"
 config = {sandbox}
 {isolation}
-"#,
+{issuer}"#,
+        issuer = issuer(data, plugins)?,
         skills = repo.join("skills"),
         store = plugins.storage(repo, data)?,
     );
     std::fs::write(&config, text).map_err(|e| format!("{}: {e}", config.display()))?;
-    let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
-    command
-        .args(["serve", "--config"])
-        .arg(&config)
-        .current_dir(data);
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("SKILLGATE_") {
-            command.env_remove(name);
-        }
-    }
+    let mut command = skillgate(data);
+    command.args(["serve", "--config"]).arg(&config);
     // A secret that the gateway has and that no run may see unless its skill names it and policy grants it.
     command.env(
         "SKILLGATE_SECRET_SALESFORCE_API_KEY",
         "conformance-secret-value-0451",
     );
-    Server::start(command, data.join("stderr.log"))
+    let mut server = Server::start(command, data.join("stderr.log"))?;
+    if plugins.tokens {
+        let caller = [
+            "--subject",
+            "conformance",
+            "--tenant",
+            "default",
+            "--role",
+            "admin",
+        ];
+        let mint = ["mint", "--key", "dev.pem", "--config", "skillgate.toml"];
+        server.endpoint.token = Some(token(data, &[&mint[..], &caller].concat())?);
+    }
+    Ok(server)
 }
 
 /// `… http://127.0.0.1:4567/rpc …`

@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Where the server is: `http://host:port/rpc`.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Endpoint {
     /// `127.0.0.1:8080`
     pub(crate) host: String,
     /// `/rpc`
     pub(crate) path: String,
+    /// A bearer token that goes with every request.
+    pub(crate) token: Option<String>,
 }
 
 /// What came back, undecoded.
@@ -42,6 +44,7 @@ impl Endpoint {
         Ok(Endpoint {
             host,
             path: format!("/{path}"),
+            token: None,
         })
     }
 
@@ -74,6 +77,9 @@ impl Endpoint {
         for (name, value) in headers {
             head.push_str(&format!("{name}: {value}\r\n"));
         }
+        if let Some(token) = &self.token {
+            head.push_str(&format!("Authorization: Bearer {token}\r\n"));
+        }
         if !body.is_empty() || method != "GET" {
             head.push_str(&format!("Content-Length: {}\r\n", body.len()));
         }
@@ -91,9 +97,16 @@ impl Endpoint {
         Ok(answer)
     }
 
-    /// Bytes as they are; everything that comes back until the server closes or falls silent.
-    pub(crate) fn raw(&self, bytes: &[u8]) -> Result<Answer, String> {
-        let (raw, took) = self.exchange(bytes, Duration::from_secs(3))?;
+    /// Text as it is, but for the token in each request; everything that comes back until the server closes or falls silent.
+    pub(crate) fn raw(&self, text: &str) -> Result<Answer, String> {
+        let text = match &self.token {
+            Some(token) => {
+                let begun = format!(" HTTP/1.1\r\nAuthorization: Bearer {token}\r\n");
+                text.replace(" HTTP/1.1\r\n", &begun)
+            }
+            None => text.to_owned(),
+        };
+        let (raw, took) = self.exchange(text.as_bytes(), Duration::from_secs(3))?;
         let status = parse(&raw).map_or(0, |a| a.status);
         Ok(Answer {
             status,

@@ -95,12 +95,109 @@ fn conformance() {
     keeps_every_row(foreign.as_deref(), &plugins);
 }
 
+/// A server that asks who is there is given what `SKILLS_TOKEN` says: here our own, with a few cases of each way to send.
+#[test]
+fn with_tokens() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let suite = suite();
+    let data = TempDir::new("skillgate-conformance").expect("a temporary directory can be made");
+    let plugins = Plugins {
+        tokens: true,
+        ..Plugins::default()
+    };
+    let repo = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let server = gateway::start(repo, &data.0, &plugins).unwrap_or_else(|why| panic!("{why}"));
+    let ways = [
+        "list.",
+        "batch",
+        "transport.",
+        "texts.client",
+        "sandbox.user",
+    ];
+    let cases: Vec<&Case> = ways
+        .iter()
+        .flat_map(|way| chosen(&suite, way).unwrap_or_else(|why| panic!("{why}")))
+        .filter(|case| !case.own_server)
+        .collect();
+    let mut target = Target {
+        endpoint: server.endpoint.clone(),
+        product: true,
+        sandbox: true,
+        data_dir: None,
+    };
+    let outcomes = run::run(&target, &suite, &here(), &cases, &[]);
+    let failed: Vec<String> = outcomes.iter().filter_map(failure).collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+
+    // With `SKILLS_SANDBOX=no` what needs isolation is left out, and only that.
+    target.sandbox = false;
+    let outcomes = run::run(&target, &suite, &here(), &cases, &[]);
+    let left_out = |outcome: &&Outcome| matches!(outcome.verdict, Verdict::Skipped(_));
+    let left_out: Vec<&str> = outcomes.iter().filter(left_out).map(|o| &*o.id).collect();
+    assert_eq!(left_out, ["sandbox.user"]);
+    assert!(report(&outcomes).contains("skipped 1: needs a sandbox"));
+
+    target.endpoint.token = None;
+    let outcomes = run::run(&target, &suite, &here(), &cases, &["D1", "K9"]);
+    for row in ["D1", "K9"] {
+        assert!(
+            run::red(&outcomes, row) > 0,
+            "{row} is green without a token"
+        );
+    }
+}
+
+#[test]
+fn a_selection_of_nothing_is_a_mistake() {
+    let suite = suite();
+    let why = chosen(&suite, "blobs.").expect_err("no case is called blobs.");
+    for word in ["SKILLS_CASES=blobs.", " blob.", " sandbox."] {
+        assert!(why.contains(word), "{why}");
+    }
+    assert_eq!(
+        chosen(&suite, "").map(|all| all.len()),
+        Ok(suite.cases.len())
+    );
+    assert_eq!(chosen(&suite, "sandbox.user").map(|all| all.len()), Ok(1));
+    assert_eq!(isolates(None), Ok(true));
+    assert_eq!(isolates(Some("no")), Ok(false));
+    assert!(isolates(Some("false")).is_err());
+}
+
+/// The cases whose id contains `wanted`.
+fn chosen<'s>(suite: &'s Suite, wanted: &str) -> Result<Vec<&'s Case>, String> {
+    let cases: Vec<&Case> = suite
+        .cases
+        .iter()
+        .filter(|case| case.id.contains(wanted))
+        .collect();
+    if cases.is_empty() {
+        let beginning = |case: &Case| case.id.split_inclusive('.').next().map(str::to_owned);
+        let known: BTreeSet<String> = suite.cases.iter().filter_map(beginning).collect();
+        let known: Vec<String> = known.into_iter().collect();
+        return Err(format!(
+            "SKILLS_CASES={wanted} names no case; their ids begin with {}",
+            known.join(" ")
+        ));
+    }
+    Ok(cases)
+}
+
+/// `SKILLS_SANDBOX`: are the cases asked that try what a run could break?
+fn isolates(said: Option<&str>) -> Result<bool, String> {
+    match said {
+        None | Some("yes") => Ok(true),
+        Some("no") => Ok(false),
+        Some(other) => Err(format!("SKILLS_SANDBOX is yes or no, not {other:?}")),
+    }
+}
+
 /// The bundled plugins keep to the gateway's own process unless somebody says otherwise: here somebody does.
 #[test]
 fn with_the_plugins_in_processes_of_their_own() {
     let plugins = Plugins {
-        store: None,
         isolation: Some("process".into()),
+        ..Plugins::default()
     };
     keeps_every_row(None, &plugins);
 }
@@ -111,6 +208,7 @@ fn with_the_store_in_c() {
     let plugins = Plugins {
         store: Some("example-c".into()),
         isolation: Some("gateway".into()),
+        ..Plugins::default()
     };
     keeps_every_row(None, &plugins);
 }
@@ -120,21 +218,21 @@ fn keeps_every_row(foreign: Option<&str>, plugins: &Plugins) {
     let _turn = ONE_AT_A_TIME.lock();
     let suite = suite();
     let wanted = std::env::var("SKILLS_CASES").unwrap_or_default();
-    let cases: Vec<&Case> = suite
-        .cases
-        .iter()
-        .filter(|case| case.id.contains(&wanted))
-        .collect();
+    let cases = chosen(&suite, &wanted).unwrap_or_else(|why| panic!("{why}"));
+    let sandbox = std::env::var("SKILLS_SANDBOX").ok();
+    let sandbox = isolates(sandbox.as_deref()).unwrap_or_else(|why| panic!("{why}"));
     let data = TempDir::new("skillgate-conformance").expect("a temporary directory can be made");
     let (target, server) = match foreign {
         Some(url) => {
-            let endpoint = Endpoint::parse(url).expect("SKILLS_ENDPOINT is http://host:port/rpc");
+            let mut endpoint =
+                Endpoint::parse(url).expect("SKILLS_ENDPOINT is http://host:port/rpc");
+            endpoint.token = std::env::var("SKILLS_TOKEN").ok();
             let product = std::env::var("SKILLS_PRODUCT").is_ok_and(|name| name == "skillgate");
             (
                 Target {
                     endpoint,
                     product,
-                    sandbox: true,
+                    sandbox,
                     data_dir: None,
                 },
                 None,
@@ -149,7 +247,7 @@ fn keeps_every_row(foreign: Option<&str>, plugins: &Plugins) {
                 Target {
                     endpoint: server.endpoint.clone(),
                     product: true,
-                    sandbox: true,
+                    sandbox,
                     data_dir,
                 },
                 Some(server),

@@ -192,7 +192,7 @@ impl Runner<'_> {
         let verdict = if case.product && !self.target.product {
             Verdict::Skipped("skillgate's own promise")
         } else if case.sandbox && !self.target.sandbox {
-            Verdict::Skipped("the server has no sandbox")
+            Verdict::Skipped("needs a sandbox: the server has none, or SKILLS_SANDBOX=no")
         } else if case.own_server && self.target.data_dir.is_none() {
             Verdict::Skipped("needs a server started by the suite")
         } else {
@@ -405,7 +405,7 @@ impl Runner<'_> {
             )
         } else {
             let raw = fill(step.raw.as_deref().unwrap_or_default(), vars, false);
-            (endpoint.raw(raw.as_bytes())?, raw)
+            (endpoint.raw(&raw)?, raw)
         };
         Ok((decode(&answer, None), request))
     }
@@ -441,7 +441,12 @@ impl Runner<'_> {
 
     /// The specification's Python client, as printed; its status is the exit code.
     fn printed_client(&self) -> Result<(Value, String), String> {
-        let out = Command::new("python3")
+        let mut client = Command::new("python3");
+        client.env_remove("SKILLS_TOKEN");
+        if let Some(token) = &self.target.endpoint.token {
+            client.env("SKILLS_TOKEN", token);
+        }
+        let out = client
             .arg("-B")
             .arg(self.dir.join("client/run_printed.py"))
             .arg(self.target.endpoint.url())

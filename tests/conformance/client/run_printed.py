@@ -1,7 +1,7 @@
 """Runs spec_client.py, the specification's own client, unchanged, against the endpoint given.
 
-The printed example talks to http://localhost:8080/rpc; only the address that `requests.post` is given is
-changed on its way out.
+The printed example talks to http://localhost:8080/rpc and has no token; only the address that `requests.post` is given
+is changed on its way out, and the token of $SKILLS_TOKEN added where there is one.
 """
 
 import os
@@ -26,6 +26,8 @@ post = requests.post
 
 
 def to_the_endpoint(url, *args, **kwargs):
+    if "SKILLS_TOKEN" in os.environ:
+        kwargs["headers"] = {**(kwargs.get("headers") or {}), "Authorization": "Bearer " + os.environ["SKILLS_TOKEN"]}
     return post(endpoint if url == PRINTED else url, *args, **kwargs)
 
 

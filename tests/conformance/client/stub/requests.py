@@ -13,9 +13,9 @@ class Response:
         return _json.loads(self._body)
 
 
-def post(url, json=None):
+def post(url, json=None, headers=None):
     request = urllib.request.Request(
-        url, data=_json.dumps(json).encode(), headers={"Content-Type": "application/json"})
+        url, data=_json.dumps(json).encode(), headers={"Content-Type": "application/json", **(headers or {})})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request) as answer:
