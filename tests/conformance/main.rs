@@ -333,6 +333,30 @@ fn the_suite_fails_on_a_wrong_server() {
     );
 }
 
+/// And a suite that takes our ways for the protocol's calls servers wrong that are not.
+#[test]
+fn the_suite_passes_servers_that_are_right_in_other_ways() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let suite = suite();
+    let data = TempDir::new("skillgate-toy").expect("a temporary directory can be made");
+    for way in toy::WAYS {
+        let server = toy::start(&here(), &data.0, way.name).unwrap_or_else(|why| panic!("{why}"));
+        let mut target = toy::target(&server);
+        target.sandbox = way.sandbox;
+        let sees = |case: &&Case| way.cases.iter().any(|id| case.id.starts_with(id));
+        let cases: Vec<&Case> = suite.cases.iter().filter(sees).collect();
+        let outcomes = run::run(&target, &suite, &here(), &cases, &[]);
+        let failed: Vec<String> = outcomes.iter().filter_map(failure).collect();
+        let (name, what) = (way.name, way.what);
+        assert!(
+            failed.is_empty(),
+            "{name}: a server is right that {what}, but:\n\n{}",
+            failed.join("\n\n")
+        );
+        println!("{name:<24} {what:<50} {} cases are green", cases.len());
+    }
+}
+
 /// The rows that do not notice a fault.
 fn still_green(suite: &Suite, data: &Path, fault: &toy::Fault) -> Vec<String> {
     let server = toy::start(&here(), data, fault.name).unwrap_or_else(|why| panic!("{why}"));

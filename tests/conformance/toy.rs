@@ -1,4 +1,4 @@
-//! Deliberately wrong servers: the toy of `toy/server.py`, wrong in one way each.
+//! Deliberately wrong servers, the toy of `toy/server.py`, wrong in one way each; and right ones that are not as ours is.
 
 use std::path::Path;
 use std::process::Command;
@@ -215,6 +215,36 @@ pub(crate) const FAULTS: &[Fault] = &[
         ..fault("none", "has no /tools and no /system-prompt", &["L2", "L3"])
     },
 ];
+
+/// One way to be right that is not skillgate's.
+#[derive(Debug)]
+pub(crate) struct Way {
+    pub(crate) name: &'static str,
+    pub(crate) what: &'static str,
+    /// How the ids of the cases begin that see it.
+    pub(crate) cases: &'static [&'static str],
+    /// Shown to the cases that need isolation.
+    pub(crate) sandbox: bool,
+}
+
+/// The protocol's rows must stay green on each of them: a demand that one of them fails is `product`.
+pub(crate) const WAYS: &[Way] = &[Way {
+    name: "container",
+    what: "runs see an ordinary container of their own",
+    cases: &[
+        "sandbox.user",
+        "sandbox.processes",
+        "sandbox.threads",
+        "sandbox.forks",
+        "sandbox.disk",
+        "sandbox.only-mounted",
+        "sandbox.own-skill",
+        "sandbox.workspace",
+        "sandbox.host-files",
+        "sandbox.environment",
+    ],
+    sandbox: true,
+}];
 
 /// Starts the toy with a fault; its state is below `data`.
 pub(crate) fn start(here: &Path, data: &Path, fault: &str) -> Result<Server, String> {

@@ -2,7 +2,8 @@
 
 It has no sandbox at all: the code of the cases runs as a plain child process, so it must never serve anybody
 but this suite. `server.py GUIDE STATE_DIR FAULT` listens on a free port of the loopback, prints its endpoint,
-and, when FAULT names one, is wrong in that one way. `faults` in `../toy.rs` says which rows must notice.
+and, when FAULT names one, is wrong in that one way. `FAULTS` in `../toy.rs` says which rows must notice, and `WAYS` which
+names are of other ways to be right.
 """
 
 import base64
@@ -416,6 +417,10 @@ def failed(kind, message, **more):
 
 OPEN_MACHINE = {"uid": 0, "gid": 0, "caps": "000001ffffffffff", "written": ["/etc", "/usr", "/skills"],
                 "reached": ["1.1.1.1:53"], "seen": ["/etc/shadow"], "left": ["marker"], "pids": 400, "env": dict(os.environ)}
+# What the same probes say in a container that somebody else would make.
+CONTAINER = {"uid": 1000, "euid": 1000, "gid": 0, "groups": [0], "pids": 12, "reached": [], "file": "/app/skill.py", "data": "mine",
+             "wrote": False, "cwd": "/app", "before": ["main.py"], "text": "é", "here": False, "seen": [], "ours": ["/var/lib/dpkg"],
+             "env": ["GPG_KEY"], "secret": [], "in-proc": False, "value": False}
 
 
 def job(code, skill, function, args, skills, blobs, timeout_ms):
@@ -427,6 +432,9 @@ def job(code, skill, function, args, skills, blobs, timeout_ms):
         blob(item)
     if FAULT == "no-sandbox":
         return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": OPEN_MACHINE}
+    if FAULT == "container":
+        output = dict(CONTAINER, skills=["__init__.py"] + [s.name for s in skills])
+        return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": output}
     base = tempfile.mkdtemp(dir=STATE)
     try:
         return in_process(base, code, skill, function, args, skills, blobs, timeout_ms)
