@@ -87,7 +87,7 @@ impl Endpoint {
         let mut bytes = head.into_bytes();
         bytes.extend_from_slice(body);
         let (raw, took) = self.exchange(&bytes, ANSWER_TIMEOUT)?;
-        let mut answer = parse(&raw).ok_or_else(|| {
+        let mut answer = parse(&raw, method == "HEAD").ok_or_else(|| {
             format!(
                 "not an HTTP answer: {:?}",
                 String::from_utf8_lossy(&raw[..raw.len().min(200)])
@@ -107,7 +107,7 @@ impl Endpoint {
             None => text.to_owned(),
         };
         let (raw, took) = self.exchange(text.as_bytes(), Duration::from_secs(3))?;
-        let status = parse(&raw).map_or(0, |a| a.status);
+        let status = parse(&raw, false).map_or(0, |a| a.status);
         Ok(Answer {
             status,
             headers: Vec::new(),
@@ -153,8 +153,8 @@ impl Endpoint {
     }
 }
 
-/// Splits an HTTP/1.1 answer; `None` when it is none.
-fn parse(raw: &[u8]) -> Option<Answer> {
+/// Splits an HTTP/1.1 answer, that to a HEAD, which has no body whatever its headers say, or another; `None` when it is none.
+fn parse(raw: &[u8], to_head: bool) -> Option<Answer> {
     let end = raw.windows(4).position(|w| w == b"\r\n\r\n")?;
     let head = std::str::from_utf8(&raw[..end]).ok()?;
     let mut lines = head.split("\r\n");
@@ -173,7 +173,9 @@ fn parse(raw: &[u8]) -> Option<Answer> {
     let chunked = headers
         .iter()
         .any(|(n, v)| n == "transfer-encoding" && v.eq_ignore_ascii_case("chunked"));
-    let body = if chunked {
+    let body = if to_head {
+        rest.to_vec()
+    } else if chunked {
         unchunk(rest)?
     } else {
         let said = headers.iter().find(|(n, _)| n == "content-length");
