@@ -129,12 +129,12 @@ impl Refusal {
         }
     }
 
-    fn response(self, request_id: &RequestId) -> Response<Body> {
+    fn response(self, request_id: &RequestId) -> Response<String> {
         let code = self.code();
         let mut error = ErrorObject::new(code, self.kind, self.message);
         error.data = self.data;
         let text = error.answer(None, request_id);
-        let mut response = Response::new(full(text));
+        let mut response = Response::new(text);
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(
@@ -150,6 +150,24 @@ impl Refusal {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
+    }
+
+    /// As it is sent, for a connection that ends with it and of which no service has seen a request.
+    pub(crate) fn last_answer(mut self, request_id: &RequestId) -> Vec<u8> {
+        self.close = true;
+        let (head, text) = self.response(request_id).into_parts();
+        let mut answer = format!(
+            "HTTP/1.1 {}\r\n{REQUEST_ID}: {}\r\ncontent-length: {}\r\n",
+            head.status,
+            request_id.as_str(),
+            text.len(),
+        )
+        .into_bytes();
+        for (name, value) in &head.headers {
+            answer.extend([name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+        }
+        answer.extend([b"\r\n", text.as_bytes()].concat());
+        answer
     }
 }
 
@@ -264,7 +282,7 @@ where
                     reason = refusal.message,
                     "request refused"
                 );
-                refusal.response(&request_id)
+                refusal.response(&request_id).map(full)
             });
             if let Ok(value) = HeaderValue::from_str(request_id.as_str()) {
                 response.headers_mut().insert(REQUEST_ID, value);

@@ -2,6 +2,7 @@
 //! protocol more is a surface more.
 
 mod connection;
+mod malformed;
 mod write_timeout;
 
 use std::error::Error as _;
@@ -10,19 +11,21 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use connection::Connection;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
+use malformed::{Due, Malformed};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tower::util::BoxCloneSyncService;
 use write_timeout::{Socket as _, WriteTimeout};
 
+use crate::rescue::{Refusal, RequestId};
 use crate::slots::{Slot, Slots};
 
 /// What can go wrong while a body is read or written.
@@ -85,7 +88,7 @@ pub async fn next_piece(body: &mut Body, idle: Duration) -> Option<Result<Bytes,
     }
 }
 
-/// Largest head of a request, request line and headers together. hyper answers 431 beyond it.
+/// Largest head of a request, request line and headers together; beyond it the answer is 431.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// Most headers of a request.
 const HEADERS_MAX: usize = 100;
@@ -141,8 +144,11 @@ pub async fn serve(
         // Whoever holds many before a word is said leaves some to others.
         let address = network(peer.ip()).to_string();
         let Some(place) = places.take(&address) else {
-            tracing::warn!(%peer, "connection refused: server.max_connections is reached, or its address's share of them");
-            connections.spawn(turn_away(Connection::new(stream), asides.take(&address)));
+            let request_id = RequestId::new();
+            let id = request_id.as_str();
+            tracing::warn!(%peer, id, "connection refused: server.max_connections is reached, or its address's share of them");
+            let (stream, aside) = (Connection::new(stream), asides.take(&address));
+            connections.spawn(turn_away(stream, request_id, aside));
             continue;
         };
         // An answer whose head and body are written one after the other must not wait for the peer's delayed ACK (40 ms).
@@ -152,11 +158,13 @@ pub async fn serve(
         // hyper has no time limit for writes.
         let ours = Connection::new(stream);
         let stream = WriteTimeout::new(ours.clone(), settings.write_timeout);
+        let due = Due::default();
+        let stream = Malformed::new(stream, due.clone());
         let last = ours.clone();
         let stack = stack.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(Peer(peer));
-            ours.clone().answer(stack.clone(), request)
+            ours.clone().answer(stack.clone(), request, due.answer())
         });
         let connection = hyper::server::conn::http1::Builder::new()
             // Without a timer hyper's header timeout does nothing.
@@ -202,13 +210,14 @@ pub async fn serve(
 }
 
 /// The answer when there is no place left, whatever is asked.
-async fn turn_away(connection: Connection, aside: Option<Slot>) {
-    let text = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32007,"message":"too many connections are open, or too many from this address: use one for many calls, or try again later","data":{"kind":"unavailable","request_id":""}}}"#;
-    let head = format!(
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
-        text.len()
-    );
-    let answer = [head.as_bytes(), text].concat();
+async fn turn_away(connection: Connection, request_id: RequestId, aside: Option<Slot>) {
+    let refusal = Refusal::new(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "unavailable",
+        "too many connections are open, or too many from this address: use one for many calls, or try again later",
+    )
+    .with(header::RETRY_AFTER, "1");
+    let answer = refusal.last_answer(&request_id);
     // One small write into an empty socket buffer: it does not wait for the peer.
     if let Err(error) = connection.offer(&answer) {
         tracing::debug!(%error, "could not turn a connection away politely");
@@ -248,6 +257,42 @@ mod tests {
             server.await.unwrap();
         };
         (address, stop)
+    }
+
+    /// Also one that comes after others, and while their answers have not been read.
+    #[tokio::test]
+    async fn what_is_no_request_is_refused_as_all_else() {
+        let (address, stop) = serving(constant("hello"), PATIENT).await;
+        let header = format!("X-Big: {}\r\n", "x".repeat(200_000));
+        let headers = "X-Many: 1\r\n".repeat(101);
+        let target = "x".repeat(200_000);
+        for (what, status) in [
+            (format!("GET / HTTP/1.1\r\n{header}\r\n"), "431"),
+            (format!("GET / HTTP/1.1\r\n{headers}\r\n"), "431"),
+            (format!("GET /{target} HTTP/1.1\r\n\r\n"), "431"),
+            ("\u{16}\u{3}\u{1} hello\r\n\r\n".to_owned(), "400"),
+        ] {
+            for before in [0, 1, 100] {
+                let mut client = TcpStream::connect(address).await.unwrap();
+                let good = "GET / HTTP/1.1\r\nHost: x\r\n\r\n".repeat(before);
+                client.write_all((good + &what).as_bytes()).await.unwrap();
+                let mut text = String::new();
+                client.read_to_string(&mut text).await.unwrap();
+                let answers: Vec<_> = text.split("HTTP/1.1 ").skip(1).collect();
+                let (last, others) = answers.split_last().unwrap();
+                assert_eq!(others.len(), before, "{text}");
+                assert!(others.iter().all(|it| it.ends_with("hello")), "{text}");
+                assert!(last.starts_with(status), "{last}");
+                let (head, body) = last.split_once("\r\n\r\n").unwrap();
+                let error: serde_json::Value = serde_json::from_str(body).unwrap();
+                assert_eq!(error["error"]["code"], -32600, "{last}");
+                assert_eq!(error["error"]["data"]["kind"], "bad_request");
+                let id = error["error"]["data"]["request_id"].as_str().unwrap();
+                assert!(head.contains(&format!("x-request-id: {id}")), "{head}");
+                assert!(head.contains(&format!("content-length: {}", body.len())));
+            }
+        }
+        stop().await;
     }
 
     /// Says when it is dropped.

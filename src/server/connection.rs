@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -16,8 +17,9 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tower::ServiceExt as _;
 
+use super::malformed::Answering;
 use super::write_timeout::Socket;
-use super::{Body, BodyError, Stack};
+use super::{BodyError, Stack};
 
 /// How long a connection that has been answered stays for what its peer is still sending: in all, and without anything.
 /// Meanwhile it has its place, which whoever sends a request slowly has for longer.
@@ -48,14 +50,20 @@ impl Connection {
         self,
         stack: Stack,
         request: Request<Incoming>,
-    ) -> Result<Response<Body>, Gone> {
+        due: Answering,
+    ) -> Result<Response<impl http_body::Body<Data = Bytes, Error = BodyError>>, Gone> {
         let request = request.map(|body| {
             body.map_err(|error| BodyError(error.to_string()))
                 .boxed_unsync()
         });
         tokio::select! {
             biased;
-            Ok(answer) = stack.oneshot(request) => Ok(answer),
+            Ok(answer) = stack.oneshot(request) => Ok(answer.map(|body| {
+                body.map_err(move |error| {
+                    let _until_its_end = &due;
+                    error
+                })
+            })),
             () = self.hung_up() => Err(Gone),
         }
     }

@@ -1,0 +1,158 @@
+//! What cannot be read as a request is refused as all else is. hyper has an answer of its own to it, which no service can
+//! change: a bare status. It is whatever hyper writes while nobody has been asked for an answer.
+
+use std::io::{self, ErrorKind, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf as _, Bytes};
+use http::StatusCode;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::{HEAD_BYTES_MAX, HEADERS_MAX};
+use crate::rescue::{Refusal, RequestId};
+
+/// All that was asked for has been written.
+const NOTHING: u8 = 0;
+/// A request has been read, and its answer goes on.
+const ANSWER: u8 = 1;
+/// hyper has all of the answer, and may have to write some of it yet.
+const REST: u8 = 2;
+
+/// What hyper writes now. Shared by who answers and who writes, which are one task.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Due(Arc<AtomicU8>);
+
+/// From a request until the end of its answer: the answer's body has it.
+#[derive(Debug)]
+pub(super) struct Answering(Due);
+
+impl Due {
+    pub(super) fn answer(&self) -> Answering {
+        self.0.store(ANSWER, Ordering::Relaxed);
+        Answering(self.clone())
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.0.store(REST, Ordering::Relaxed);
+    }
+}
+
+/// A stream on which hyper's own answer is replaced by ours.
+#[derive(Debug)]
+pub(super) struct Malformed<S> {
+    stream: S,
+    due: Due,
+    /// What is left of ours: hyper ends the connection with its own.
+    ours: Option<Bytes>,
+}
+
+impl<S: AsyncWrite + Unpin> Malformed<S> {
+    pub(super) fn new(stream: S, due: Due) -> Self {
+        Malformed {
+            stream,
+            due,
+            ours: None,
+        }
+    }
+
+    /// Writes ours instead of these bytes, or nothing when it is not hyper who answers.
+    fn instead(&mut self, cx: &mut Context<'_>, own: &[u8]) -> Option<Poll<io::Result<()>>> {
+        if self.ours.is_none() && self.due.0.load(Ordering::Relaxed) == NOTHING {
+            let (request_id, refusal) = (RequestId::new(), refusal(own));
+            tracing::info!(
+                id = request_id.as_str(),
+                reason = refusal.message,
+                "what came is no request"
+            );
+            self.ours = Some(refusal.last_answer(&request_id).into());
+        }
+        let ours = self.ours.as_mut()?;
+        while !ours.is_empty() {
+            match Pin::new(&mut self.stream).poll_write(cx, ours) {
+                Poll::Ready(Ok(0)) => return Some(Poll::Ready(Err(ErrorKind::WriteZero.into()))),
+                Poll::Ready(Ok(written)) => ours.advance(written),
+                Poll::Ready(Err(error)) => return Some(Poll::Ready(Err(error))),
+                Poll::Pending => return Some(Poll::Pending),
+            }
+        }
+        Some(Poll::Ready(Ok(())))
+    }
+}
+
+/// In the place of an answer that begins like this.
+fn refusal(own: &[u8]) -> Refusal {
+    let status = own.get("HTTP/1.1 ".len()..).and_then(|rest| rest.get(..3));
+    let status = status.and_then(|digits| StatusCode::from_bytes(digits).ok());
+    let (status, message) = match status {
+        Some(status @ (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE | StatusCode::URI_TOO_LONG)) => {
+            (
+                status,
+                format!(
+                    "the head of the request has over {HEAD_BYTES_MAX} bytes or over {HEADERS_MAX} headers: send less, and data in the body"
+                ),
+            )
+        }
+        _ => (
+            StatusCode::BAD_REQUEST,
+            "this is no request of HTTP/1.1".to_owned(),
+        ),
+    };
+    Refusal::new(status, "bad_request", message)
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Malformed<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Malformed<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.instead(cx, buf) {
+            Some(written) => written.map_ok(|()| buf.len()),
+            None => Pin::new(&mut self.stream).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.instead(cx, bufs.first().map_or(&[], |buf| buf)) {
+            Some(written) => written.map_ok(|()| bufs.iter().map(|buf| buf.len()).sum()),
+            None => Pin::new(&mut self.stream).poll_write_vectored(cx, bufs),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    /// hyper flushes when it has written all that it has.
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
+        let _an_answer_goes_on =
+            self.due
+                .0
+                .compare_exchange(REST, NOTHING, Ordering::Relaxed, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
