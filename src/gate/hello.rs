@@ -4,12 +4,19 @@
 //! (encrypted_client_hello). What cannot be read exactly is refused: a server might read it otherwise.
 
 use thiserror::Error;
+use tokio::sync::oneshot;
 
 const RECORD_HEADER: usize = 5;
 /// Longest plaintext of a record (RFC 8446, 5.1).
 const RECORD_BYTES_MAX: usize = 1 << 14;
 const HANDSHAKE: u8 = 22;
 const CLIENT_HELLO: u8 = 1;
+const SERVER_HELLO: u8 = 2;
+/// The random of a ServerHello that asks for another ClientHello (RFC 8446, 4.1.3).
+pub(super) const RETRY_RANDOM: [u8; 32] = [
+    0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8, 0x91,
+    0xc2, 0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8, 0x33, 0x9c,
+];
 const HOST_NAME: u8 = 0;
 const EXT_SERVER_NAME: u16 = 0;
 const EXT_EARLY_DATA: u16 = 42;
@@ -167,6 +174,63 @@ impl HelloReader {
         } else {
             Ok(None)
         }
+    }
+}
+
+/// Looks at what a server says first, and tells once whether it has taken the ClientHello: then no other one comes in the
+/// clear. Whatever else it says, it may be asking for another.
+#[derive(Debug)]
+pub(super) struct Answer {
+    raw: Vec<u8>,
+    tell: Option<oneshot::Sender<bool>>,
+}
+
+impl Answer {
+    pub(super) fn new(tell: oneshot::Sender<bool>) -> Self {
+        Answer {
+            raw: Vec::new(),
+            tell: Some(tell),
+        }
+    }
+
+    /// Takes the next bytes, of which few are kept: that much of any answer tells.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        if self.tell.is_none() {
+            return;
+        }
+        self.raw.extend_from_slice(bytes);
+        if let Some(taken) = taken(&self.raw)
+            && let Some(tell) = self.tell.take()
+        {
+            // Whoever asked may be gone.
+            let _ = tell.send(taken);
+            self.raw = Vec::new();
+        }
+    }
+}
+
+/// Whether a server that has said this has taken the ClientHello. `None`: it has not said enough.
+fn taken(mut rest: &[u8]) -> Option<bool> {
+    let mut message = Vec::new();
+    loop {
+        if *rest.first()? != HANDSHAKE {
+            return Some(false);
+        }
+        let (header, body) = rest.split_at_checked(RECORD_HEADER)?;
+        let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
+        if length == 0 {
+            return Some(false);
+        }
+        let (fragment, behind) = body.split_at(length.min(body.len()));
+        message.extend_from_slice(fragment);
+        if *message.first()? != SERVER_HELLO {
+            return Some(false);
+        }
+        // Its kind, its length, legacy_version, random.
+        if let Some(random) = message.get(1 + 3 + 2..1 + 3 + 2 + 32) {
+            return Some(random != RETRY_RANDOM);
+        }
+        rest = behind;
     }
 }
 

@@ -9,8 +9,9 @@ use std::net::SocketAddr;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 
-use super::hello::{BadHello, HelloReader};
+use super::hello::{Answer, BadHello, HelloReader};
 use super::meter::Meter;
 use super::record::Entry;
 use super::refusal::Refusal;
@@ -85,25 +86,32 @@ impl Tunnel {
         let mut say = None;
         let copied = async {
             let behind = hello.first(&mut from_run, &mut to_host, early).await?;
+            let (tell, taken) = oneshot::channel();
             let up = async {
-                hello.second(&mut from_run, &mut to_host, behind).await?;
+                hello
+                    .second(&mut from_run, &mut to_host, behind, taken)
+                    .await?;
                 copy(
                     &mut from_run,
                     &mut to_host,
                     &meter,
                     Meter::room_up,
                     Meter::up,
+                    |_| (),
                 )
                 .await?;
                 Ok::<(), End>(())
             };
             let down = async {
+                // Gone with this direction: then nobody waits for it.
+                let mut answer = Answer::new(tell);
                 copy(
                     &mut from_host,
                     &mut to_run,
                     &meter,
                     Meter::room_down,
                     Meter::down,
+                    |bytes| answer.push(bytes),
                 )
                 .await?;
                 Ok::<(), End>(())
@@ -223,17 +231,36 @@ impl Hello<'_> {
     /// A server may ask for another ClientHello (HelloRetryRequest): one that is checked like the first. Looks at the
     /// client's records, of which `held` are here, until one comes that can only follow when there was no such request.
     /// Records that may stand in between (RFC 8446, 5 and 6) are passed on.
-    async fn second<R, W>(&self, from: &mut R, to: &mut W, mut held: Vec<u8>) -> Result<(), End>
+    ///
+    /// After a ChangeCipherSpec a record may look like a ClientHello because it is encrypted: the end of a TLS 1.2 handshake
+    /// that resumes a session. `taken`, what the server has made of the first one, tells the two apart.
+    async fn second<R, W>(
+        &self,
+        from: &mut R,
+        to: &mut W,
+        mut held: Vec<u8>,
+        taken: oneshot::Receiver<bool>,
+    ) -> Result<(), End>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
     {
         let mut buf = vec![0; HELD_BYTES];
+        let mut taken = Some(taken);
+        let mut may_be_encrypted = false;
         loop {
             match held.as_slice() {
-                [CHANGE_CIPHER_SPEC | ALERT, _, _, high, low, rest @ ..] => {
+                [
+                    kind @ (CHANGE_CIPHER_SPEC | ALERT),
+                    _,
+                    _,
+                    high,
+                    low,
+                    rest @ ..,
+                ] => {
                     let length = usize::from(u16::from_be_bytes([*high, *low]));
                     if rest.len() >= length {
+                        may_be_encrypted |= *kind == CHANGE_CIPHER_SPEC;
                         let behind = held.split_off(RECORD_HEADER + length);
                         self.send(to, &held).await?;
                         held = behind;
@@ -242,6 +269,13 @@ impl Hello<'_> {
                 }
                 [HANDSHAKE, _, _, 0, 0, ..] => return Err(BadHello::Malformed.into()),
                 [HANDSHAKE, _, _, _, _, CLIENT_HELLO, ..] => {
+                    // Held until the server has answered: what is sent before that may be what it asks for.
+                    if may_be_encrypted
+                        && let Some(taken) = taken.take()
+                        && taken.await == Ok(true)
+                    {
+                        return self.send(to, &held).await;
+                    }
                     held = self.pass(from, to, held).await?;
                     continue;
                 }
@@ -275,6 +309,7 @@ async fn copy<R, W>(
     meter: &Meter,
     room: fn(&Meter) -> usize,
     count: fn(&Meter, usize),
+    mut look: impl FnMut(&[u8]),
 ) -> io::Result<()>
 where
     R: AsyncRead + Unpin,
@@ -289,6 +324,7 @@ where
         let passed = n.min(room(meter));
         to.write_all(&buf[..passed]).await?;
         count(meter, passed);
+        look(&buf[..passed]);
         if passed < n {
             return Err(meter.spend().into());
         }

@@ -1,5 +1,6 @@
 //! CONNECT: what is passed, what is held back, and how it ends.
 
+use super::super::hello::RETRY_RANDOM;
 use super::super::hello::tests::{hello, hello_with, message, record, sni};
 use super::*;
 use crate::gate::LISTENERS_MAX;
@@ -205,6 +206,91 @@ async fn a_second_hello_that_comes_too_early() {
         (record.reason, record.bytes_up),
         ("closed", all.len() as u64)
     );
+}
+
+/// The end of a resumed TLS 1.2 handshake is encrypted, and one in 256 begins like a ClientHello. What the server has
+/// answered says that it is none, however it comes in records; where it does not, the record is looked at.
+#[tokio::test]
+async fn an_encrypted_message_is_not_taken_for_a_second_hello() {
+    let server_hello = |random: &[u8; 32]| {
+        let rest = [0, 0xc0, 0x2f, 0]; // no session, a suite, no compression
+        [&[2, 0, 0, 38, 3, 3][..], random, &rest].concat()
+    };
+    let (whole, retry) = (server_hello(&[7; 32]), server_hello(&RETRY_RANDOM));
+    let finished = [
+        &[20, 3, 3, 0, 1, 1][..],
+        &record(&[&[1][..], &[0xff; 39]].concat()),
+    ]
+    .concat();
+    let cases = [
+        (record(&whole), "closed"),
+        (whole.chunks(5).flat_map(record).collect(), "closed"),
+        (record(&retry), "tls.hello_too_long"),
+        (
+            retry.chunks(5).flat_map(record).collect(),
+            "tls.hello_too_long",
+        ),
+        // Not one that could be read, nor one that says so much before.
+        (record(&[&[3], &whole[1..]].concat()), "tls.hello_too_long"),
+        (
+            [vec![21, 3, 3, 0, 2, 1, 112], record(&whole)].concat(),
+            "tls.hello_too_long",
+        ),
+        (
+            [vec![22, 3, 3, 0, 0], record(&whole)].concat(),
+            "tls.hello_too_long",
+        ),
+    ];
+    for (answer, reason) in cases {
+        let host = Host::new("127.0.0.2", answer.clone().leak()).await;
+        let authority = format!("api.example.com:{}", host.address.port());
+        let mut world = World::new(settings(), grant(&[format!("https://{authority}")], &[]));
+        world.resolver.say("api.example.com", &[&["127.0.0.2"]]);
+        let (mut client, _) = world.connect(&authority).await;
+        client.write_all(&hello("api.example.com")).await.unwrap();
+        let mut got = vec![0; answer.len()];
+        client.read_exact(&mut got).await.unwrap();
+        client.write_all(&finished).await.unwrap();
+        client.shutdown().await.unwrap();
+        let _ = rest(&mut client).await;
+        assert_eq!(world.record().await.reason, reason, "{answer:?}");
+        assert_eq!(
+            host.got.lock().unwrap().ends_with(&finished),
+            reason == "closed"
+        );
+
+        // In the clear there is no such excuse; nor for one that comes before the answer, which may ask for it.
+        for early in [&b""[..], &[20, 3, 3, 0, 1, 1]] {
+            let (mut client, _) = world.connect(&authority).await;
+            let all = [&hello("api.example.com")[..], early, &hello("evil.com")].concat();
+            client.write_all(&all).await.unwrap();
+            client.shutdown().await.unwrap();
+            let _ = rest(&mut client).await;
+            let refused = world.record().await.reason == "tls.other_name";
+            assert_eq!(refused, early.is_empty() || reason != "closed");
+        }
+    }
+}
+
+/// Then it has not taken the first one.
+#[tokio::test]
+async fn a_host_that_ends_without_an_answer() {
+    let host = TcpListener::bind("127.0.0.2:0").await.unwrap();
+    let authority = format!("api.example.com:{}", host.local_addr().unwrap().port());
+    let mut world = World::new(settings(), grant(&[format!("https://{authority}")], &[]));
+    world.resolver.say("api.example.com", &[&["127.0.0.2"]]);
+    let (mut client, _) = world.connect(&authority).await;
+    let (mut stream, _) = host.accept().await.unwrap();
+    stream.shutdown().await.unwrap();
+    let all = [
+        &hello("api.example.com")[..],
+        &[20, 3, 3, 0, 1, 1],
+        &hello("evil.com"),
+    ]
+    .concat();
+    client.write_all(&all).await.unwrap();
+    let _ = rest(&mut client).await;
+    assert_eq!(world.record().await.reason, "tls.other_name");
 }
 
 /// TLS 1.2 goes on with other handshake messages.
