@@ -59,6 +59,9 @@ const KINDS: &[(&str, i64)] = &[
     ("too_large", -32006),
 ];
 
+/// Followed of one listing. A server may have many skills of its own.
+const PAGES_MAX: usize = 100_000;
+
 type Vars = BTreeMap<String, Value>;
 
 /// Publishes the suite's skills, then runs the cases, four at a time.
@@ -271,7 +274,7 @@ impl Runner<'_> {
         let mut wrong = Vec::new();
         let mut lines = Vec::new();
         if step.call.is_some() || step.run.is_some() {
-            wrong.extend(envelope(seen));
+            wrong.extend(envelope(seen, self.target.product));
         }
         if self.target.product {
             wrong.extend(self.product_promises(seen));
@@ -415,7 +418,8 @@ impl Runner<'_> {
         let mut params: Value = serde_json::from_str(params).map_err(|e| e.to_string())?;
         let mut skills = Vec::new();
         let mut sizes = Vec::new();
-        for _ in 0..500 {
+        let mut followed = BTreeSet::new();
+        while sizes.len() < PAGES_MAX {
             let body =
                 json!({"jsonrpc": "2.0", "id": 1, "method": "list_skills", "params": params});
             let seen = decode(
@@ -433,10 +437,16 @@ impl Runner<'_> {
                     let result = json!({"skills": skills, "page_sizes": sizes});
                     return Ok((json!({"reply": {"result": result}}), params.to_string()));
                 }
+                cursor if !followed.insert(cursor.to_string()) => {
+                    let again = clip(&cursor.to_string(), 200);
+                    return Err(format!(
+                        "next_cursor {again} for the second time: there is no end"
+                    ));
+                }
                 cursor => params["cursor"] = cursor.clone(),
             }
         }
-        Err("500 pages and no end".into())
+        Err(format!("{PAGES_MAX} pages and no end"))
     }
 
     /// The specification's Python client, as printed; its status is the exit code.

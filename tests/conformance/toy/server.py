@@ -11,6 +11,7 @@ import gc
 import http.server
 import json
 import os
+import posixpath
 import re
 import secrets
 import shutil
@@ -27,6 +28,8 @@ NUMBER = r"(0|[1-9]\d*)"
 SEMVER = re.compile(rf"{NUMBER}\.{NUMBER}\.{NUMBER}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 KIND = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w-]+=[\w.-]+)*")
 REQUIRED = object()
+# Wherever the protocol leaves it open, not as skillgate does it.
+OTHERWISE = FAULT == "otherwise"
 
 
 class Refused(Exception):
@@ -48,7 +51,7 @@ class Twice(ValueError):
 
 def no_twins(pairs):
     members = dict(pairs)
-    if len(members) != len(pairs):
+    if len(members) != len(pairs) and not OTHERWISE:
         members[Twice] = True
     return members
 
@@ -64,7 +67,7 @@ def no_constant(name):
 
 
 def read_json(body):
-    text = body.decode("utf-8")
+    text = body.decode("utf-8-sig" if OTHERWISE else "utf-8")
     value = json.loads(text, object_pairs_hook=no_twins, parse_constant=no_constant)
     if "\\u" in text:
         json.dumps(list(strings(value)), ensure_ascii=False).encode("utf-8")  # lone surrogates
@@ -167,6 +170,8 @@ def from_text(item):
 
 
 def safe(path):
+    if OTHERWISE and path and not path.endswith(("/", "/.", "/..")):
+        path = posixpath.normpath(path.strip().replace("\\", "/"))
     parts = path.split("/")
     if not path or "\\" in path or any(p in ("", ".", "..") or ord(min(p)) < 32 or p[1:2] == ":" for p in parts):
         raise params_error("the path leaves the skill", "path_escape")
@@ -179,7 +184,7 @@ def take(params, **shape):
     """Checks types; null is absent."""
     out = {}
     for name in params:
-        if name not in shape:
+        if name not in shape and not OTHERWISE:
             raise params_error(f"unknown parameter {name}"[:100])
     for name, (kind, default) in shape.items():
         value = params.get(name)
@@ -232,6 +237,8 @@ def list_skills(params):
     for s in page:
         entry = {"name": s.name, "version": s.version, "description": s.manifest["description"],
                  "namespace": s.namespace, "kind": s.kind}
+        if OTHERWISE:
+            entry["published_at"] = "2026-01-01"
         if p["detail"] == "summary":
             entry["tags"] = s.manifest.get("tags", [])
         entries.append(entry)
@@ -354,7 +361,7 @@ def check_manifest(m):
         if not isinstance(m.get(name), str) or not m[name]:
             raise params_error(f"{name} is missing in the manifest")
     grammar = STRICT_NAME if FAULT == "strict-names" else NAME
-    if not grammar.fullmatch(m["name"]) or len(m["name"]) > 200 or m["name"] == "skills.protocol.guide":
+    if not grammar.fullmatch(m["name"]) or len(m["name"]) > 200 or (m["name"] == "skills.protocol.guide" and not OTHERWISE):
         raise params_error("the name does not follow the grammar")
     if not SEMVER.fullmatch(m["version"]):
         raise params_error("the version is not semantic")
@@ -569,6 +576,8 @@ def answer(request):
         if has_twins(params):
             raise params_error("a member is there twice")
         reply["result"] = METHODS[method](params or {})
+        if OTHERWISE:
+            reply["result"]["served_by"] = "toy"
         if FAULT == "both-result-and-error":
             reply["error"] = None
     except Refused as refusal:
@@ -581,26 +590,34 @@ def answer(request):
     return reply if known or FAULT == "notifications-answered" else None
 
 
+# The status of an answer that is none.
+NOTHING = 202 if OTHERWISE else 204
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.path != "/rpc":
+        path = posixpath.normpath(self.path).lower() if OTHERWISE else self.path
+        if path != "/rpc":
             return self.send(404, None)
         try:
             request = read_json(body)
         except (ValueError, RecursionError):
             code = -32600 if FAULT == "parse-error-code" else -32700
-            return self.send(200, {"jsonrpc": "2.0", "id": None, "error": Refused(code, "parse_error", "not JSON").error})
+            error = Refused(code, "parse_error", "not JSON").error
+            return self.send(400 if OTHERWISE else 200, {"jsonrpc": "2.0", "id": None, "error": error})
         if isinstance(request, list) and 0 < len(request) <= 20:
             replies = [r for r in map(answer, request) if r is not None]
             if FAULT == "batch-cut":
                 replies = replies[:1]
-            return self.send(200 if replies else 204, replies or None)
+            return self.send(200 if replies else NOTHING, replies or None)
         reply = [] if request == [] and FAULT == "empty-batch" else answer(request)
-        status = 500 if reply and "error" in reply and FAULT == "http-500" else 200
-        self.send(status if reply is not None else 204, reply)
+        status = 500 if reply and "result" in reply and FAULT == "http-500" else 200
+        if reply and "error" in reply and OTHERWISE:
+            status = {-32600: 400, -32601: 404, -32602: 422}.get(reply["error"]["code"], 409)
+        self.send(status if reply is not None else NOTHING, reply)
 
     def do_GET(self):
         self.send(405 if self.path == "/rpc" else 404, None)
