@@ -246,9 +246,14 @@ impl SandboxProcess {
         services: &dyn RunServices,
         answer: impl FnOnce(Result<RunResult>) -> T,
     ) -> T {
-        let begun = self
-            .enter(&request.run_id)
-            .and_then(|entered| Ok((entered, self.supervisor.launcher()?)));
+        let begun = self.enter(&request.run_id).and_then(|entered| {
+            // A cancel that came before has found nothing here, and does not come again.
+            if services.cancelled() {
+                let error = Error::new(abi::E_CANCELLED, "cancelled before it began");
+                return Err(error.not_executed());
+            }
+            Ok((entered, self.supervisor.launcher()?))
+        });
         let (entered, launcher) = match begun {
             Ok(begun) => begun,
             Err(e) => {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::support::*;
+use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{RunRequest, RunResult};
 
@@ -355,4 +356,18 @@ fn cancel_ends_a_run_soon() {
     assert_eq!(result.error_type, "Cancelled");
     instance.plugin.cancel(&id);
     assert_gone(&instance);
+}
+
+/// Before it could be found here, and nobody says it again.
+#[test]
+fn a_run_that_was_cancelled_just_before_it_began_does_not_begin() {
+    let instance = Instance::new();
+    let services = Services {
+        cancelled: true,
+        ..Services::default()
+    };
+    let sleeps = request("import time\ndef main(args): time.sleep(60)\n");
+    let error = instance.plugin.run(sleeps, &services).unwrap_err();
+    assert_eq!(error.code, abi::E_CANCELLED);
+    assert!(error.not_executed, "{error:?}");
 }

@@ -301,6 +301,8 @@ pub(crate) struct Services {
     pub(crate) reads: AtomicU64,
     /// Happens before a blob is kept.
     pub(crate) on_commit: Option<Box<dyn Fn() + Send + Sync>>,
+    /// What it says of the run when it is asked.
+    pub(crate) cancelled: bool,
 }
 
 impl Services {
@@ -387,7 +389,7 @@ impl RunServices for Services {
         Ok(())
     }
     fn cancelled(&self) -> bool {
-        false
+        self.cancelled
     }
 }
 
