@@ -163,10 +163,6 @@ impl SandboxProcess {
             .create(&state_dir)
             .map_err(broken)?;
         let state_dir = state_dir.canonicalize().map_err(broken)?;
-        match fs::remove_dir_all(mounts::copies_dir(&state_dir)) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(broken(e)),
-            _ => {}
-        }
         let guest = parts.guest.unwrap_or_else(guest_files);
         let interpreter = Interpreter::discover(config.interpreter.as_deref(), &guest)
             .map_err(|e| Error::new(abi::E_PRECONDITION, e.to_string()))?;
@@ -215,6 +211,11 @@ impl SandboxProcess {
         };
         let supervisor =
             Supervisor::start(program, hello, (!fresh).then_some(rules), host.clone())?;
+        // Not before the launcher has the directory to itself: until then they may be another's, whose runs need them.
+        match fs::remove_dir_all(mounts::copies_dir(&state_dir)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(broken(e)),
+            _ => {}
+        }
         Ok(SandboxProcess {
             host,
             state_dir,

@@ -446,9 +446,16 @@ fn a_wrong_configuration_is_named() {
 #[test]
 fn one_launcher_per_state_directory() {
     let instance = Instance::new();
+    let copy_of_a_run = instance.state.path().join("state/copies/run/blob");
+    std::fs::create_dir_all(&copy_of_a_run).unwrap();
     let error = create(instance.state.path(), &config(), None).unwrap_err();
     assert!(error.message.contains("launcher.lock"), "{error}");
+    assert!(copy_of_a_run.exists(), "it is not the second one's");
     assert_eq!(instance.output("def main(args): return 1\n"), 1);
+    let Instance { plugin, state } = instance;
+    drop(plugin);
+    let _next = create(state.path(), &config(), None).unwrap();
+    assert!(!copy_of_a_run.exists(), "an earlier life has left it");
 }
 
 #[test]
