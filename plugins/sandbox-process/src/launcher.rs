@@ -377,6 +377,7 @@ impl Launcher {
             Ok(Request::Run(spec)) => self.start(&spec, fds),
             Ok(Request::Pool(needs)) => self.pool(control, needs),
             Ok(Request::Activate { taken, spec }) => self.activate(control, &taken, spec),
+            Ok(Request::Taken(taken)) => self.taken(&taken),
             Err(e) => {
                 // Of a run its notice socket is the last: it must not wait for nothing.
                 if let Some(notice) = fds.last() {

@@ -80,11 +80,20 @@ pub(crate) struct Pool {
 #[derive(Debug, Default)]
 struct State {
     domains: HashMap<String, Domain>,
+    homeless: Vec<Homeless>,
     /// Why a domain has no zygote, where that is not for the moment of its start.
     cold: HashMap<String, String>,
     /// Zygotes that have died or been given up while runs came from them.
     lost: u64,
     closed: bool,
+}
+
+/// A run whose domain has made room, and of which the launcher does not know yet.
+#[derive(Debug)]
+struct Homeless {
+    taken: Taken,
+    /// The launcher should know of it.
+    lasts: bool,
 }
 
 /// What a pool looks like from outside.
@@ -106,6 +115,15 @@ pub(crate) struct PoolState {
     pub(crate) waiting: usize,
     /// Why runs start their own interpreter at the moment.
     pub(crate) cold: Option<String>,
+}
+
+impl Homeless {
+    fn new(taken: Taken) -> Self {
+        Homeless {
+            taken,
+            lasts: false,
+        }
+    }
 }
 
 impl Pool {
@@ -234,7 +252,10 @@ impl Pool {
     /// A child has its run. If runs have waited, the launcher hears at once that one does no more.
     pub(crate) fn taken(&self, name: &str, taken: Taken) {
         let mut state = self.state();
-        let domain = domain_of(&mut state, name, self.rules);
+        let Some(domain) = state.domains.get_mut(name).filter(|d| !d.gone) else {
+            // It has made room since, and is not to come back by this.
+            return state.homeless.push(Homeless::new(taken));
+        };
         domain.in_hand += 1;
         domain.untold.push(taken);
         if domain.unsent {
@@ -250,6 +271,10 @@ impl Pool {
         {
             self.tell(domain, name);
         }
+        if let Some(run) = state.homeless.iter_mut().find(|h| h.taken.number == number) {
+            run.lasts = true;
+            self.tell_of_homeless(&mut state);
+        }
     }
 
     /// The run is over.
@@ -261,6 +286,7 @@ impl Pool {
             domain.in_hand = domain.in_hand.saturating_sub(1);
             domain.untold.retain(|t| t.number != number);
         }
+        state.homeless.retain(|h| h.taken.number != number);
     }
 
     /// What is there now.
@@ -291,14 +317,23 @@ impl Pool {
 
     /// Sends what is needed. A launcher that does not read at the moment is told later: nobody waits here.
     fn tell(&self, domain: &mut Domain, name: &str) {
-        let sent = serde_json::to_vec(&Request::Pool(domain.needs(name)))
-            .map_err(io::Error::from)
-            .and_then(|text| sys::try_send_message(self.control.as_fd(), &text));
+        let sent = self.try_send(&Request::Pool(domain.needs(name)));
         // A launcher that is gone is noticed where its words are read.
         domain.unsent = sent.is_err();
         if sent.is_ok() {
             domain.untold.clear();
         }
+    }
+
+    /// The same of runs that last and have no domain that could say so.
+    fn tell_of_homeless(&self, state: &mut State) {
+        let is_said = |h: &Homeless| self.try_send(&Request::Taken(h.taken)).is_ok();
+        state.homeless.retain(|h| !h.lasts || !is_said(h));
+    }
+
+    fn try_send(&self, request: &Request) -> io::Result<()> {
+        let text = serde_json::to_vec(request)?;
+        sys::try_send_message(self.control.as_fd(), &text)
     }
 
     /// Hears the launcher until it goes. For a thread of its own.
@@ -357,7 +392,12 @@ impl Pool {
                 d.window_ends.saturating_duration_since(now)
             }
         };
-        state.domains.values().map(next).min().unwrap_or(WINDOW)
+        let homeless = state.homeless.iter().filter(|h| h.lasts);
+        let waits = state.domains.values().map(next);
+        waits
+            .chain(homeless.map(|_| TRY_AGAIN))
+            .min()
+            .unwrap_or(WINDOW)
     }
 
     fn hear_word(&self, word: Word, fds: Vec<OwnedFd>, host: &Host) {
@@ -461,7 +501,8 @@ impl Pool {
                 );
             }
             Word::Gone { domain } => {
-                let mut state = self.state();
+                let mut guard = self.state();
+                let state = &mut *guard;
                 state.cold.remove(&domain);
                 // Runs that wait there see that it is not warm; the last of them puts it away.
                 if let Some(of) = state.domains.get_mut(&domain) {
@@ -469,6 +510,8 @@ impl Pool {
                     of.gone = true;
                     of.idle.clear();
                     of.connected.clear();
+                    let untold = of.untold.drain(..).map(Homeless::new);
+                    state.homeless.extend(untold);
                     of.call_all();
                 }
                 state
@@ -481,6 +524,7 @@ impl Pool {
     /// Lets go of children that nobody has needed for a while, and says what could not be said.
     fn tidy(&self) {
         let mut state = self.state();
+        self.tell_of_homeless(&mut state);
         let now = Instant::now();
         for (name, domain) in state.domains.iter_mut().filter(|(_, d)| !d.gone) {
             domain.shrink(self.rules.min.min(self.rules.max), now);

@@ -67,6 +67,8 @@ pub(crate) enum Request {
     /// Tells a waiting child for which run it is, when it has what only the launcher can give it: mounts, a disk of another
     /// size, the listener of its gate.
     Activate { taken: Taken, spec: RunSpec },
+    /// A child has a run that lasts, and a domain no more.
+    Taken(Taken),
 }
 
 /// How many children of a domain's zygote there should be.

@@ -38,16 +38,19 @@ const IDLE_NS: u64 = 100_000_000;
 impl Launcher {
     /// What the plugin needs of a pool.
     pub(super) fn pool(&mut self, control: BorrowedFd<'_>, needs: PoolNeeds) {
-        for taken in &needs.taken {
-            if let Some((_, run)) = self.child(taken.number) {
-                run.take(taken, LASTS_NS);
-            }
-        }
+        needs.taken.iter().for_each(|taken| self.taken(taken));
         let Some(zygotes) = &mut self.zygotes else {
             return;
         };
         let events = zygotes.need(needs);
         self.act(control, events);
+    }
+
+    /// A child has a run. One that has died meanwhile has said so on its own socket.
+    pub(super) fn taken(&mut self, taken: &Taken) {
+        if let Some((_, run)) = self.child(taken.number) {
+            run.take(taken, LASTS_NS);
+        }
     }
 
     /// The child with this number, and its slot.

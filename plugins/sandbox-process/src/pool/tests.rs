@@ -170,13 +170,70 @@ fn a_domain_that_has_made_room_does_not_come_back_when_its_last_run_ends() {
         max: 9,
         per_tenant: true,
     };
-    let (pool, host, _launcher) = warm(rules);
+    for taken_first in [true, false] {
+        let (pool, host, launcher) = warm(rules);
+        assert!(matches!(told(&launcher), Some(Request::Pool(_))));
+        let gone = || Word::Gone {
+            domain: String::new(),
+        };
+        if taken_first {
+            pool.taken("", taken(1));
+            pool.hear_word(gone(), Vec::new(), &host);
+        } else {
+            pool.hear_word(gone(), Vec::new(), &host);
+            pool.taken("", taken(1));
+        }
+        assert!(pool.state().domains.is_empty() && told(&launcher).is_none());
+        // Of one that lasts the launcher hears: otherwise nobody but this process knew its limits.
+        pool.lasts("", 1);
+        let heard = told(&launcher);
+        assert!(
+            matches!(heard, Some(Request::Taken(Taken { number: 1, .. }))),
+            "{heard:?}"
+        );
+        pool.lasts("", 1);
+        pool.over("", 1);
+        assert!(pool.state().domains.is_empty() && told(&launcher).is_none());
+    }
+}
+
+/// ... whether or not the domain is there again, for another run.
+#[test]
+fn the_launcher_hears_of_a_run_that_lasts_longer_than_its_domain() {
+    let rules = PoolRules {
+        min: 2,
+        max: 9,
+        per_tenant: true,
+    };
+    let (pool, host, launcher) = warm(rules);
+    for number in [1, 2] {
+        pool.taken("", taken(number));
+    }
     let domain = String::new();
-    pool.taken("", taken(1));
     pool.hear_word(Word::Gone { domain }, Vec::new(), &host);
-    pool.lasts("", 1);
     pool.over("", 1);
-    assert!(pool.state().domains.is_empty());
+    pool.hear_word(is_warm(), Vec::new(), &host);
+    while told(&launcher).is_some() {}
+    // It does not read at the moment, and is told a little later.
+    while sys::try_send_message(pool.control.as_fd(), b"{}").is_ok() {}
+    pool.lasts("", 2);
+    while sys::take_message(launcher.as_fd(), &mut [0; 8192]).is_ok() {}
+    assert_eq!(pool.wait(), TRY_AGAIN);
+    pool.tidy();
+    let heard = told(&launcher);
+    assert!(
+        matches!(heard, Some(Request::Taken(Taken { number: 2, .. }))),
+        "{heard:?}"
+    );
+    pool.tidy();
+    assert!(told(&launcher).is_none() && pool.wait() > TRY_AGAIN);
+}
+
+/// What the launcher is told next.
+fn told(launcher: &OwnedFd) -> Option<Request> {
+    let mut buf = [0; 8192];
+    let (n, _) = sys::take_message(launcher.as_fd(), &mut buf).ok()??;
+    Some(serde_json::from_slice(&buf[..n]).unwrap())
 }
 
 #[test]
@@ -206,7 +263,7 @@ fn a_domain_that_has_made_room_does_not_come_back_by_what_comes_too_late() {
         per_tenant: true,
     };
     let (pool, host, launcher) = warm(rules);
-    let told = || sys::take_message(launcher.as_fd(), &mut [0; 8192]).is_ok();
+    let told = || told(&launcher).is_some();
     while told() {}
     let gone = || Word::Gone {
         domain: String::new(),

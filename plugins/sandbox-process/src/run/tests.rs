@@ -143,6 +143,8 @@ fn the_launcher_hears_of_a_run_before_its_first_request() {
                 other => panic!("{other:?}"),
             }
         };
+        pool.open();
+        assert!(words().is_some());
         let store = Store::new(|| {
             let taken = words().expect("it was told before");
             assert_eq!(taken.iter().map(|t| t.number).collect::<Vec<_>>(), [NUMBER]);
