@@ -224,8 +224,11 @@ impl Run {
         self.lasting = Lasting::begin(sys::now_ns(), lasts_ns);
     }
 
-    /// A zygote's child has a run.
+    /// A zygote's child has a run. Of one that was activated that is said a second time.
     pub(super) fn take(&mut self, taken: &Taken, lasts_ns: u64) {
+        if self.pooled.as_ref().is_some_and(|p| p.taken) {
+            return;
+        }
         self.deadline_ns = taken.deadline_ns;
         self.begin(lasts_ns);
         self.cpu_limit_us = taken.cpu_ms.saturating_mul(1000);
@@ -513,38 +516,48 @@ mod tests {
         run
     }
 
+    fn of_this_process() -> Run {
+        let pid = std::process::id() as i32;
+        let pidfd = sys::pidfd_open(pid).unwrap();
+        let (notice, _plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        child(Process { pid, pidfd }, notice, None)
+    }
+
+    const TAKEN: Taken = Taken {
+        number: 1,
+        deadline_ns: u64::MAX,
+        cpu_ms: 0,
+        cpu_before_us: 0,
+    };
+
     /// Otherwise none would be made in its place for as long as it stays.
     #[test]
     fn a_child_that_has_answered_before_its_run_was_told_of_waits_no_more() {
-        let pid = std::process::id() as i32;
-        let made = || {
-            let pidfd = sys::pidfd_open(pid).unwrap();
-            let (notice, _plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
-            child(Process { pid, pidfd }, notice, None)
-        };
-        let (waits, mut stays, mut taken) = (made(), made(), made());
+        let [waits, mut stays, mut taken] = [(); 3].map(|()| of_this_process());
         assert!(waits.waiting().is_some());
         stays.ends_ns = Some(u64::MAX);
         assert!(stays.waiting().is_none());
-        taken.take(
-            &Taken {
-                number: 1,
-                deadline_ns: 0,
-                cpu_ms: 0,
-                cpu_before_us: 0,
-            },
-            0,
-        );
+        taken.take(&TAKEN, 0);
         assert!(taken.waiting().is_none());
+    }
+
+    /// Otherwise what it had used by the second time would be what it takes now, and it would be young again.
+    #[test]
+    fn a_run_that_was_activated_begins_once() {
+        const MS: u64 = 1_000_000;
+        let mut run = of_this_process();
+        run.take(&TAKEN, 20 * MS);
+        let began = run.lasting.began_ns();
+        run.looked(began + 4 * MS, Some(3000));
+        run.take(&TAKEN, 20 * MS);
+        assert_eq!(run.lasting.began_ns(), began);
+        assert!(!run.looked(began + 8 * MS, Some(3100)), "it rests");
     }
 
     /// The kernel has so many watches for a user, whose other programs may have taken them all.
     #[test]
     fn a_child_without_a_watch_is_asked() {
-        let pid = std::process::id() as i32;
-        let pidfd = sys::pidfd_open(pid).unwrap();
-        let (notice, _plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
-        let mut run = child(Process { pid, pidfd }, notice, None);
+        let mut run = of_this_process();
         let asked = |run: &Run| run.to_be_asked().map(|asked| asked.map(|(what, _)| what));
         assert_eq!(asked(&run), [None, None, None]);
         run.pooled.as_mut().unwrap().is_watched = false;
