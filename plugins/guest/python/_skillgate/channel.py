@@ -44,7 +44,7 @@ class Channel:
 
     def __init__(self, fd: int):
         self._fd = fd
-        self._identity = self._identify()
+        self._identity = _identity(_fstat(fd))
         self._pid = _getpid()
         self._lock = RLock()
         self._state = _IDLE
@@ -130,6 +130,8 @@ class Channel:
             try:
                 sent = _writev(self._fd, parts)
             except OSError as cause:
+                if _is_of_a_handler(cause):
+                    raise
                 raise ChannelLost("the run's channel is closed: %s" % cause) from None
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.pop(0))
@@ -151,6 +153,8 @@ class Channel:
             try:
                 piece = _read(self._fd, count)
             except OSError as cause:
+                if _is_of_a_handler(cause):
+                    raise
                 raise ChannelLost("the run's channel is closed: %s" % cause) from None
             if not piece:
                 raise ChannelLost("the sandbox has closed the run's channel")
@@ -158,18 +162,25 @@ class Channel:
             count -= len(piece)
         return b"".join(pieces)  # the one piece itself, as a rule
 
-    def _identify(self):
-        status = _fstat(self._fd)
-        return status.st_dev, status.st_ino
-
     def _check(self) -> None:
         """Refuses when the number now names another file: user code closed the channel and opened something."""
         try:
-            same = self._identify() == self._identity
-        except OSError:
-            same = False
-        if not same:
+            found = _identity(_fstat(self._fd))
+        except OSError as cause:
+            if _is_of_a_handler(cause):
+                raise
+            found = None
+        if found != self._identity:
             raise ChannelLost("the code has closed the run's channel (descriptor %d)" % self._fd)
+
+
+def _identity(status):
+    return status.st_dev, status.st_ino
+
+
+def _is_of_a_handler(cause: OSError) -> bool:
+    """Whether a signal handler has raised it (TimeoutError, say): a call of the system's has no frame of its own."""
+    return cause.__traceback__.tb_next is not None
 
 
 def _value(payload: bytes):

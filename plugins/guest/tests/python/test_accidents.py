@@ -161,6 +161,28 @@ class Accidents(unittest.TestCase):
             else:
                 self.assertEqual(outcome.output, "fine")
 
+    def test_a_signal_handler_that_raises_what_a_broken_channel_would(self):
+        body = """
+            import signal
+            from runtime import blobs
+            def ring(*_): raise TimeoutError("late")
+            signal.signal(signal.SIGALRM, ring)
+            made = blobs.write_bytes(b"x" * (1 << 20))
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.01)
+                while True: blobs.read_bytes(made)
+            except TimeoutError:
+                return 'fine'
+        """
+        for _ in range(20):
+            outcome = self.run_main(body)
+            self.assertNotIn("channel is closed", outcome.logs)
+            if outcome.result is None:
+                self.assertEqual(outcome.exit, 70)
+                self.assertIn("a request was interrupted half-way", outcome.logs)
+            else:
+                self.assertEqual(outcome.output, "fine", outcome.result)
+
     def test_threads_after_the_result(self):
         body = """
             import threading
