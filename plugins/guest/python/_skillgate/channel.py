@@ -48,6 +48,8 @@ class Channel:
         self._pid = _getpid()
         self._lock = RLock()
         self._state = _IDLE
+        # The parts of the frame that is being sent, and how many bytes of it each write has sent.
+        self._leaving = (), []
 
     # -- requests ---------------------------------------------------------------------------------------------
 
@@ -86,8 +88,12 @@ class Channel:
         """Sends the result. The channel can send nothing afterwards, from no thread."""
         # Threads that still run must not speak after the result.
         self.keep()
-        if self._state in (_WRITING, _CLOSED):
-            raise ChannelLost("a request was interrupted half-way")
+        if self._state == _CLOSED:
+            raise ChannelLost("the result has been sent already")
+        if any(self._leaving[1]):
+            # A request was interrupted half-way: the sandbox takes the result when it has the whole of that.
+            self._check()
+            self._write_rest()
         self._send(b"R", (payload,))
         self._state = _CLOSED
 
@@ -125,18 +131,24 @@ class Channel:
         length = 1
         for part in parts:
             length += len(part)
-        parts = [length.to_bytes(4, "little") + kind, *parts]
-        while parts:
+        self._leaving = (length.to_bytes(4, "little") + kind, *parts), []
+        self._write_rest()
+
+    def _write_rest(self) -> None:
+        """Sends what is left of a frame."""
+        parts, sent = self._leaving
+        while True:
+            rest = _behind(parts, sum(sent))
+            if not rest:
+                break
             try:
-                sent = _writev(self._fd, parts)
+                # All in one call: a signal handler that raises right after it does not take the count with it.
+                sent.extend(map(_writev, (self._fd,), (rest,)))
             except OSError as cause:
                 if _is_of_a_handler(cause):
                     raise
                 raise ChannelLost("the run's channel is closed: %s" % cause) from None
-            while parts and sent >= len(parts[0]):
-                sent -= len(parts.pop(0))
-            if sent:
-                parts[0] = memoryview(parts[0])[sent:]
+        self._leaving = (), []
 
     def _receive(self, bytes_max: int):
         """Type and payload of the next frame."""
@@ -172,6 +184,16 @@ class Channel:
             found = None
         if found != self._identity:
             raise ChannelLost("the code has closed the run's channel (descriptor %d)" % self._fd)
+
+
+def _behind(parts, count: int) -> list:
+    """What comes after so many bytes."""
+    rest = []
+    for part in parts:
+        if count < len(part):
+            rest.append(memoryview(part)[count:] if count else part)
+        count = max(0, count - len(part))
+    return rest
 
 
 def _identity(status):
