@@ -22,7 +22,7 @@ import builtins
 import importlib
 import os
 import sys
-from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from io import FileIO
 from types import ModuleType
 from typing import Dict, Optional, Set
@@ -476,9 +476,22 @@ def _top_level_names(directory: str) -> frozenset:
     names = set()
     for file in os.listdir(directory):
         name = file[:-3] if file.endswith(".py") else file
-        if name.isidentifier() and (name != file or os.path.isdir("%s/%s" % (directory, file))):
+        if not name.isidentifier() or name in _RESERVED:
+            continue
+        if name != file or _is_package(name, "%s/%s" % (directory, file)):
             names.add(name)
-    return frozenset(names - _RESERVED)
+    return frozenset(names)
+
+
+def _is_package(name: str, path: str) -> bool:
+    """Whether `import name` beside a script means this directory. One without `__init__.py` (of data, often) does not come
+    before any module that there is further on: `html/page.tmpl` leaves `html` what it is."""
+    if os.path.isfile(path + "/__init__.py"):
+        return True
+    if not os.path.isdir(path):
+        return False
+    found = PathFinder.find_spec(name)
+    return found is None or found.origin is None  # without: a directory too
 
 
 def _name_as_written(fullname: str) -> str:

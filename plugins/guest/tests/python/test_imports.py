@@ -200,6 +200,19 @@ class Neighbours(Case):
         self.skill("c", main="from importlib.resources import files\ndef main(args): return files('email').name", email="")
         self.assertEqual(self.sandbox.execute("c").output, "email")
 
+    def test_directories_of_data_do_not_hide_the_library(self):
+        main = """
+            import html, json
+            import mail.text, email.own, util.sub
+            from importlib import import_module
+            from json import loads
+            assert import_module("html") is html and loads is json.loads
+            def main(args): return [html.escape("<a>"), json.dumps([1]), mail.text.x, email.own.x, util.sub.x]
+        """
+        self.skill("a", main=main, mail__text="x = 2", util__sub="x = 4", **{"email/__init__": "", "email/own": "x = 3"})
+        self.sandbox.skill("a", {"code/html/page.tmpl": "", "code/json/data.txt": "", "code/json/loads.py": ""})
+        self.assertEqual(self.sandbox.execute("a").output, ["&lt;a&gt;", "[1]", 2, 3, 4])
+
     def test_packages_of_a_skill(self):
         self.skill(
             "acme",
