@@ -105,9 +105,10 @@ class Channel:
     # -- frames -----------------------------------------------------------------------------------------------
 
     def _exchange(self, kind: bytes, expected: bytes, parts):
+        # Before the lock: a thread that had it at the fork is not in the child, which would wait for ever.
+        if not self.is_owner:
+            raise RuntimeError("runtime.blobs works in the first process of the run, not in a forked child")
         with self._lock:
-            if not self.is_owner:
-                raise RuntimeError("runtime.blobs works in the first process of the run, not in a forked child")
             if self._state != _IDLE:
                 raise RuntimeError(
                     "the run's channel cannot be used here: a signal handler interrupted or re-entered a runtime call"

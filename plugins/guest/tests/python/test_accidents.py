@@ -104,6 +104,32 @@ class Accidents(unittest.TestCase):
         self.assertIn("not in a forked child", outcome.logs)
         self.assertEqual(outcome.blobs, {})
 
+    def test_children_forked_while_another_thread_stores(self):
+        body = """
+            import signal, threading
+            from runtime import blobs
+            def store():
+                while True: blobs.write_bytes(bytes(1 << 20))
+            threading.Thread(target=store, daemon=True).start()
+            lock = sys.modules["_skillgate.state"].current.channel._lock
+            def child():
+                signal.alarm(5)
+                try:
+                    blobs.write_text("from the child")
+                except RuntimeError as exc:
+                    os._exit(0 if "not in a forked child" in str(exc) else 1)
+            ends = []
+            while len(ends) < 10:
+                if lock.acquire(False):  # at the fork it is to be the thread's
+                    lock.release()
+                    continue
+                pid = os.fork()
+                if not pid: child()
+                ends.append(os.waitpid(pid, 0)[1])
+            return ends
+        """
+        self.unharmed(body, [0] * 10)
+
     def test_forked_children_end_as_they_would_end_anywhere(self):
         body = """
             def status(end):
