@@ -9,6 +9,7 @@ import marshal
 import os
 import sys
 import time
+from io import StringIO
 from json import dumps as _dumps
 from types import FunctionType, ModuleType
 from typing import Optional
@@ -321,8 +322,10 @@ def _load_code(code: str) -> ModuleType:
             os.close(file)
     except OSError:
         pass  # a full or missing directory: tracebacks have the text below
+    # The lines as Python counts them: `splitlines` would end some at characters like \x0c and \u2028 too.
+    lines = StringIO(code, None).readlines()
     # No time of change (None): the text stays, whatever the code does to the file.
-    linecache.cache[path] = (len(code), None, code.splitlines(True), path)
+    linecache.cache[path] = (len(code), None, lines, path)
     sys.argv = [path]
     module = ModuleType(CODE_MODULE)
     module.__file__ = path

@@ -38,6 +38,13 @@ class Tracebacks(Case):
     def test_frames_of_the_standard_library_stay(self):
         self.check("import json\ndef main(args): json.loads('{')", "JSONDecodeError", "json/decoder.py", "json.decoder.JSONDecodeError: ")
 
+    def test_lines_are_counted_as_python_counts_them(self):
+        for ends in ("\n", "\r\n", "\r"):
+            lines = ["x = '\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029'", "\x0c", "import inspect"]
+            main = ["def main(args):", "    '\u2028'", "    raise ValueError(inspect.getsource(main))"]
+            message = self.check(ends.join(lines + main + ["y = 1"]), "ValueError", "line 6, in main\n" + main[2])
+            self.assertTrue(message.endswith("ValueError: " + "\n".join(main)), message)
+
     def test_at_import_time(self):
         self.check("import os\n1/0", "ZeroDivisionError", "line 2, in <module>", "    1/0")
 
