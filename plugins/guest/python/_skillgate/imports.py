@@ -120,6 +120,15 @@ class Finder:
     def exec_module(self, module):
         module.__dict__["__mounted__"] = frozenset(self._below.get(module.__name__, ()))
 
+    def get_resource_reader(self, fullname):
+        """For `importlib.resources`: the files of a directory without `__init__.py`."""
+        path = sys.modules[fullname].__path__
+        try:
+            from importlib.readers import FileReader
+        except ImportError:
+            return None  # Python 3.9, in which only packages with `__init__.py` have resources
+        return FileReader(SourceFileLoader(fullname, path[0] + "/__init__.py")) if path else None
+
     def load_first(self, full: str) -> ModuleType:
         """A skill whose file is there, when nothing below `skills` is loaded yet: as a script is, with no lock against
         other threads that import it meanwhile, since only its own code could start them. The way of an import takes as
@@ -196,12 +205,13 @@ class Finder:
             # A module that has mounted skills below its name must be a package for them to be found.
             return _source_spec(fullname, base + ".py", owner, [] if fullname in self._below else None)
         if os.path.isdir(base):
-            return self._virtual_spec(fullname)
+            return self._virtual_spec(fullname, base)
         return None
 
-    def _virtual_spec(self, fullname: str) -> ModuleSpec:
+    def _virtual_spec(self, fullname: str, *directory: str) -> ModuleSpec:
+        """`directory`: where who asks for the files of the package finds them. Nobody but this finder looks for modules."""
         spec = ModuleSpec(fullname, self, is_package=True)
-        spec.submodule_search_locations = []
+        spec.submodule_search_locations = list(directory)
         return spec
 
     def _owner_of(self, fullname: str) -> Optional["_Owner"]:

@@ -99,6 +99,28 @@ class Mounted(Case):
         self.assertEqual(self.output("from skills.a import x\nreturn x"), ["a", "data"])
 
 
+    def test_resources_of_its_packages(self):
+        main = """
+            import pkgutil, sys
+            from importlib import resources
+            import pkg, util, util.deep
+            def read(package): return resources.files(package).joinpath("d.txt").read_text()
+            def main(args):
+                found = [pkgutil.get_data(pkg.__name__, "d.txt").decode(), [m.name for m in pkgutil.iter_modules(util.__path__)]]
+                with open(util.__path__[0] + "/d.txt") as file:
+                    found += [file.read()]
+                if sys.version_info >= (3, 10):
+                    assert read("pkg") == read(pkg) == "of pkg" and read("util") == read(util) == "of util"
+                    assert read("util.deep") == read(util.deep) == "of deep"
+                    assert resources.read_text("util", "d.txt") == "of util"
+                    assert not list(resources.files("skills").iterdir())
+                return found
+        """
+        self.skill("a", main=main, util__sub="x = 1", **{"pkg/__init__": ""})
+        self.sandbox.skill("a", {"code/%s/d.txt" % path: "of " + path[-4:].strip("/") for path in ("pkg", "util", "util/deep")})
+        self.assertEqual(self.sandbox.execute("a").output, ["of pkg", ["sub"], "of util"])
+
+
 class NotMounted(Case):
     def test_the_whole_name_and_what_to_do(self):
         wanted = "skill 'salesforce.leads.sync' is not mounted: add it to mount_skills"
