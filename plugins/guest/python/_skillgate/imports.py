@@ -34,6 +34,7 @@ _OWN = "__own__"
 # A skill cannot take these names for its neighbours: they mean the same everywhere in a run, or are no modules.
 _RESERVED = frozenset((PACKAGE, "runtime", "__pycache__", "__init__")) | frozenset(sys.builtin_module_names)
 _LISTED_MAX = 20
+_CONTEXT = "multiprocessing.context"
 
 _import = builtins.__import__
 _import_module = importlib.import_module
@@ -73,7 +74,8 @@ def install(skills, root: str, untouched: bool) -> "Finder":
 
 
 class Finder:
-    """Finds everything below `skills`, where nothing else looks, and loads what is only a part of names."""
+    """Finds everything below `skills`, where nothing else looks, and loads what is only a part of names. Of the library it
+    finds `multiprocessing.context`, to change what that starts processes by."""
 
     def __init__(self, skills, root: str, copied_builtins: Optional[dict]):
         self._root = root
@@ -96,7 +98,7 @@ class Finder:
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != PACKAGE and not fullname.startswith(PACKAGE + "."):
-            return None
+            return _context_spec(path) if fullname == _CONTEXT else None
         skill = self._skills.get(fullname)
         if skill is not None:
             return self._skill_spec(fullname, skill)
@@ -404,6 +406,34 @@ class _SourceLoader(SourceFileLoader):
             if sys.modules.get(alias) is module:
                 del sys.modules[alias]
             raise
+
+
+class _ContextLoader(SourceFileLoader):
+    """Of `multiprocessing.context`."""
+
+    def exec_module(self, module):
+        super().exec_module(module)
+        _fork_by_default(module)
+
+
+def _context_spec(path) -> Optional[ModuleSpec]:
+    spec = PathFinder.find_spec(_CONTEXT, path)
+    if spec is not None and type(spec.loader) is SourceFileLoader:
+        spec.loader = _ContextLoader(_CONTEXT, spec.origin)
+    return spec
+
+
+def fork_by_default() -> None:
+    """For an interpreter that has imported `multiprocessing` perhaps, before there is a finder."""
+    context = sys.modules.get(_CONTEXT)
+    if context:
+        _fork_by_default(context)
+
+
+def _fork_by_default(context: ModuleType) -> None:
+    """Python 3.14 has another default, by which no process of a run could begin: in a new interpreter there is neither the
+    code nor a skill. The code may still choose for itself, which `set_start_method` would let nobody do again."""
+    context._default_context._default_context = context._concrete_contexts["fork"]
 
 
 def compile_source(source, path: str):

@@ -77,6 +77,7 @@ def warm(modules=()) -> None:
     selectors = sys.modules.get("selectors")
     if selectors and hasattr(selectors, "PollSelector"):
         selectors.DefaultSelector = selectors.PollSelector
+    imports.fork_by_default()
     imports.copy_builtins()
     names = {}
     exec(imports.compile_source("def main(args):\n    return {'a': [1, 2.5, None, 'é']}\n", "<warm>"), names)

@@ -171,6 +171,37 @@ class Code(Case):
         self.assertEqual((first.output[1], second.output[1]), ({"n": 1}, {"n": 2}))
         self.assertNotEqual(first.output[0], second.output[0])
 
+    def test_processes_are_forked_where_python_has_another_default(self):
+        import multiprocessing
+        import shutil
+
+        library = self.sandbox.path("library")
+        shutil.copytree(os.path.dirname(multiprocessing.__file__), library + "/multiprocessing")
+        with open(library + "/multiprocessing/context.py", "r+") as file:
+            text = file.read().replace("DefaultContext(_concrete_contexts['fork'])", "DefaultContext(_concrete_contexts['forkserver'])")
+            self.assertIn("DefaultContext(_concrete_contexts['forkserver'])", text)  # as Python 3.14 has it
+            file.seek(0)
+            file.write(text)
+        pool = """
+            import multiprocessing
+            def square(n): return n * n
+            def main(args):
+                assert multiprocessing.__file__.startswith(args["library"])
+                assert multiprocessing.get_start_method() == "fork"
+                with multiprocessing.Pool(2) as pool:
+                    return pool.map(square, [1, 2, 3])
+        """
+        chosen = """
+            import multiprocessing
+            def main(args):
+                multiprocessing.set_start_method("spawn")
+                return multiprocessing.get_start_method()
+        """
+        for warmed in ("", "; warm(['multiprocessing'])", "; warm(['multiprocessing.context'])", "; warm()"):
+            before = "sys.path.insert(0, root + '/library')" + warmed
+            self.completed(self.sandbox.code(_dedent(pool), {"library": library}, before=before), [1, 4, 9])
+            self.completed(self.sandbox.code(_dedent(chosen), before=before), "spawn")
+
     def test_children_of_a_warm_interpreter_share_no_randomness(self):
         # Two children of one parent, as a launcher makes them; each prints what it would have drawn.
         before = """
