@@ -4,6 +4,7 @@
 //! run, removes the groups, exits. The other way round, a run's init asks the kernel to be killed when the launcher
 //! dies. So whichever of the three dies, nothing is left but empty groups, which the next launcher sweeps.
 
+mod back_off;
 mod birth;
 mod children;
 mod lacking;
@@ -449,12 +450,13 @@ impl Launcher {
             }
             Happened::Ended => {
                 self.hold_ns = 0;
-                let Some(run) = self.runs.remove(&slot) else {
+                let Some(mut run) = self.runs.remove(&slot) else {
                     return;
                 };
                 if !run.is_over() {
                     self.load.has_ended(now);
                 }
+                self.judge_birth(control, &mut run, now);
                 let (group, returning) = run.finish();
                 self.leaving.extend(group);
                 self.returning.extend(returning);

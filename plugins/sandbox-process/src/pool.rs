@@ -484,19 +484,24 @@ impl Pool {
                     &[("why", &why), ("domain", &domain)],
                 );
             }
-            Word::Cold { domain, why } => {
+            Word::Cold { domain, why, lives } => {
                 let mut state = self.state();
                 let of = domain_of(&mut state, &domain, self.rules);
                 let was_warm = std::mem::replace(&mut of.warm, false);
                 of.call_all();
-                state.lost += u64::from(was_warm);
+                state.lost += u64::from(was_warm && !lives);
                 state.cold.insert(domain.clone(), why.clone());
                 drop(state);
                 self.heard.notify_all();
+                let what = if lives {
+                    "interpreters cannot be made ahead; runs start their own until one lives"
+                } else {
+                    "a warmed interpreter is lost; runs start their own until it is replaced"
+                };
                 host.log(
                     Level::Warn,
                     TARGET,
-                    "a warmed interpreter is lost; runs start their own until it is replaced",
+                    what,
                     &[("why", &why), ("domain", &domain)],
                 );
             }

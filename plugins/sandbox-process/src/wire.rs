@@ -141,8 +141,12 @@ pub(crate) enum Word {
     /// The process of it that made children is gone, for the reason said, and its spare makes them: they are as wanted as those
     /// before.
     Replaced { domain: String, why: String },
-    /// It has none, for the reason said: nobody should wait for a child.
-    Cold { domain: String, why: String },
+    /// It has none, for the reason said: nobody should wait for a child. `lives`: it has one, whose children die at their birth.
+    Cold {
+        domain: String,
+        why: String,
+        lives: bool,
+    },
     /// Its place has been taken by other domains'; its children are not wanted any more.
     Gone { domain: String },
 }

@@ -345,7 +345,8 @@ fn try_tend() -> io::Result<Option<Born>> {
             }
             Err(e) => {
                 python::after_fork_parent();
-                sys::send_message(control.as_fd(), format!("!{e}").as_bytes(), &[])?;
+                let code = e.raw_os_error().unwrap_or_default();
+                sys::send_message(control.as_fd(), format!("!{code}").as_bytes(), &[])?;
             }
         }
     }

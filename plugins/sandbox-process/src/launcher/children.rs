@@ -68,19 +68,57 @@ impl Launcher {
         let events = zygotes.attend(&self.ground);
         self.act(control, events);
         self.end_strays();
+        self.prove_births(control);
         while self.order(control) {}
+    }
+
+    /// What the end of a child says of births.
+    pub(super) fn judge_birth(&mut self, control: BorrowedFd<'_>, run: &mut Run, now: u64) {
+        if run.pooled.is_some() {
+            // All that it has said.
+            run.hear();
+        }
+        let (Some(pooled), Some(zygotes)) = (&run.pooled, &mut self.zygotes) else {
+            return;
+        };
+        let events = if run.begun {
+            zygotes.birth_succeeded(&pooled.domain)
+        } else if pooled.taken || run.is_over() {
+            // A run's limits may be what it has met, or nobody wanted it any more.
+            return;
+        } else {
+            let why = run.failed.as_deref().unwrap_or("killed");
+            zygotes.birth_failed(&pooled.domain, run.born_ns, why, now)
+        };
+        self.act(control, events);
+    }
+
+    /// Looks whether children live where births have failed.
+    fn prove_births(&mut self, control: BorrowedFd<'_>) {
+        let lives = |name: &str, since_ns, until_ns| {
+            let is_one = |run: &Run| run.waiting().is_some_and(|p| p.domain == name);
+            let mut born = self.runs.values().filter(|run| is_one(run));
+            born.any(|run| (since_ns..=until_ns).contains(&run.born_ns))
+        };
+        let zygotes = self.zygotes.as_ref();
+        let proven = zygotes.map(|z| z.proven(sys::now_ns(), lives));
+        for name in proven.unwrap_or_default() {
+            let events = self.zygotes.as_mut().map(|z| z.birth_succeeded(&name));
+            self.act(control, events.unwrap_or_default());
+        }
     }
 
     /// Orders one child, if one is lacking.
     fn order(&mut self, control: BorrowedFd<'_>) -> bool {
-        let seen = self.seen(sys::now_ns());
+        let now = sys::now_ns();
+        let seen = self.seen(now);
         self.restraint = Restraint::of(seen);
         let ahead_max = self.restraint.ahead_max;
         if ahead_max == 0 {
             return false;
         }
         let zygotes = self.zygotes.as_ref();
-        let lacking = zygotes.and_then(|z| z.lacking(ahead_max, |needs| self.there(needs)));
+        let lacking = zygotes.and_then(|z| z.lacking(ahead_max, now, |needs| self.there(needs)));
         let Some((name, kind, there)) = lacking else {
             return false;
         };
@@ -232,6 +270,12 @@ impl Launcher {
                 Event::Tell(word) => say(control, &word, &[]),
                 Event::Sweep { all } => self.look_for_strays(all),
                 Event::Lost(child) => self.lost.push(*child),
+                Event::Unborn(child) => {
+                    if let Some(leases) = &mut self.leases {
+                        leases.give_back(child.lease, true);
+                    }
+                    self.leaving.extend(child.group);
+                }
                 Event::Born {
                     domain,
                     zygote,

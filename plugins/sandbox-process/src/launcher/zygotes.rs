@@ -2,12 +2,16 @@
 //!
 //! One per trust domain. The plugin says how many children of a domain should wait (`ahead`) and how many runs wait for
 //! one; the launcher compares that with the children that have no run yet and orders the difference, one after the
-//! other. So a lost or failed child needs no bookkeeping: the next comparison sees that it is not there.
+//! other. So a lost or failed child needs no bookkeeping: the next comparison sees that it is not there. Where one after the
+//! other fails at its birth, the next waits ([`births`]).
+
+mod births;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::back_off::BackOff;
 use super::birth::{Sockets, Theirs};
 use super::lacking::{Kind, There, lacks};
 use super::leases::Lease;
@@ -24,9 +28,6 @@ const WARM_WAIT_NS: u64 = 30_000_000_000;
 const ORDER_LOOK_NS: u64 = 60_000_000;
 /// One that answers nothing for so long is given up, whatever it seems to be doing.
 const ORDER_WAIT_NS: u64 = 2_000_000_000;
-/// The wait after a second zygote that could not be started or made no child, doubled each time.
-const BACK_OFF_FIRST_NS: u64 = 100_000_000;
-const BACK_OFF_MAX_NS: u64 = 10_000_000_000;
 /// What a zygote says at once: a [`Memory`] with its reasons is the longest.
 const WORD_BYTES_MAX: usize = 4096;
 
@@ -40,8 +41,10 @@ pub(super) struct Domain {
     pending: Option<Pending>,
     /// What was ordered last is for a run with network.
     connected_last: bool,
-    failures: u32,
-    not_before_ns: u64,
+    /// Of zygotes that could not be started or made no child.
+    starts: BackOff,
+    /// Of children that died at their birth.
+    births: BackOff,
     used_ns: u64,
     told_cold: bool,
 }
@@ -90,6 +93,8 @@ pub(super) enum Event {
     },
     /// It was ordered and has not come.
     Lost(Box<Ordered>),
+    /// It was ordered, and there is no process of it.
+    Unborn(Box<Ordered>),
     Tell(Word),
     /// Zygotes are dead: one may have made a child that it could not tell of any more. `all`: every one that was to end, so
     /// that nothing more comes of what was lost before.
@@ -183,12 +188,13 @@ impl Zygotes {
                 (_, Some(next)) => Some(next.born_ns + WARM_WAIT_NS),
                 (Some(z), None) if z.spare.is_some() => {
                     let old_ns = z.born_ns.saturating_add(self.rules.age_max_ns);
-                    Some(old_ns.max(d.not_before_ns))
+                    Some(old_ns.max(d.starts.not_before_ns))
                 }
-                _ => Some(d.not_before_ns),
+                _ => Some(d.starts.not_before_ns),
             };
             let zygote = zygote.map(|at| at.saturating_sub(now));
-            [pending, zygote].into_iter().flatten().min()
+            let birth = d.births_patience(now);
+            [pending, zygote, birth].into_iter().flatten().min()
         };
         self.domains.values().filter_map(wait).min()
     }
@@ -214,7 +220,7 @@ impl Zygotes {
                     || now >= z.born_ns.saturating_add(self.rules.age_max_ns)
             });
             let wanted = domain.next.is_none() && (domain.current.is_none() || old);
-            if wanted && now >= domain.not_before_ns {
+            if wanted && now >= domain.starts.not_before_ns {
                 self.number += 1;
                 match nursery::start(ground, &self.rules.preload, self.number) {
                     Ok(zygote) => domain.next = Some(zygote),
@@ -236,14 +242,17 @@ impl Zygotes {
     pub(super) fn lacking(
         &self,
         ahead_max: u32,
+        now: u64,
         there: impl Fn(&PoolNeeds) -> There,
     ) -> Option<(String, Kind, There)> {
         self.domains
             .iter()
             .filter(|(_, d)| d.pending.is_none() && d.current.is_some())
+            .filter(|(_, d)| now >= d.births.not_before_ns)
             .filter_map(|(name, d)| {
                 let there = there(&d.needs);
-                let kind = lacks(&d.needs, there, ahead_max, d.connected_last)?;
+                let kind = lacks(&d.needs, there, ahead_max, d.connected_last)
+                    .or_else(|| d.lacks_proof(there))?;
                 Some((name, d.used_ns, kind, there))
             })
             .min_by_key(|(_, used_ns, ..)| *used_ns)
@@ -298,7 +307,7 @@ impl Zygotes {
     pub(super) fn give_up(&mut self, name: &str, why: &str) -> Vec<Event> {
         let mut events = Vec::new();
         if let Some(domain) = self.domains.get_mut(name) {
-            domain.back_off();
+            domain.starts.failed(sys::now_ns());
             if let Some(zygote) = &mut domain.current {
                 // What is lacking lacks with its spare too.
                 self.leaving.extend(zygote.spare.take().map(ended));
@@ -357,17 +366,21 @@ impl Domain {
         match self.current.as_ref().map(|z| heard(&z.maker)) {
             Some(Heard::Nothing) | None => {}
             Some(Heard::Said(word, mut fds)) => {
-                let pid = std::str::from_utf8(&word).ok().and_then(|w| w.parse().ok());
+                let word = std::str::from_utf8(&word).unwrap_or_default();
+                let pid = word.parse().ok();
                 match (self.pending.take(), pid, fds.pop(), &mut self.current) {
                     (Some(pending), Some(pid), Some(pidfd), Some(zygote)) => {
                         zygote.children += 1;
-                        self.failures = 0;
+                        self.starts.succeeded();
                         events.push(Event::Born {
                             domain: name.to_owned(),
                             zygote: zygote.number,
                             child: Box::new(pending.child),
                             init: Process { pid, pidfd },
                         });
+                    }
+                    (Some(pending), None, None, Some(_)) if births::is_shortage(word) => {
+                        self.unborn(name, pending, word, events);
                     }
                     (pending, ..) => {
                         events.extend(pending.map(|p| Event::Lost(Box::new(p.child))));
@@ -428,12 +441,7 @@ impl Domain {
         let Some(next) = self.next.take() else {
             return;
         };
-        events.push(Event::Tell(Word::Warm {
-            domain: name.to_owned(),
-            zygote: next.number,
-            memory: next.memory.clone().unwrap_or_default(),
-        }));
-        self.told_cold = false;
+        self.say_warm(name, &next, events);
         if let Some(before) = self.current.replace(next) {
             end(before, leaving);
         }
@@ -443,7 +451,7 @@ impl Domain {
     fn lose(&mut self, name: &str, why: &str, leaving: &mut Vec<Maker>, events: &mut Vec<Event>) {
         if let Some(zygote) = self.current.take() {
             if zygote.children == 0 {
-                self.back_off();
+                self.starts.failed(sys::now_ns());
             }
             let (gone, with_spare) = zygote.with_spare();
             leaving.push(ended(gone));
@@ -456,7 +464,7 @@ impl Domain {
                 why: why.to_owned(),
             }));
         } else {
-            self.say_cold(name, why, events);
+            self.say_cold(name, why, false, events);
         }
     }
 
@@ -481,27 +489,28 @@ impl Domain {
 
     /// It could not be started.
     fn failed(&mut self, name: &str, why: &str, events: &mut Vec<Event>) {
-        self.back_off();
+        self.starts.failed(sys::now_ns());
         if self.current.is_none() {
-            self.say_cold(name, why, events);
+            self.say_cold(name, why, false, events);
         }
     }
 
-    fn back_off(&mut self) {
-        // The first may have been an accident: another is begun at once.
-        let wait = match self.failures {
-            0 => 0,
-            before => BACK_OFF_FIRST_NS << (before - 1).min(10),
-        };
-        self.failures = self.failures.saturating_add(1);
-        self.not_before_ns = sys::now_ns() + wait.min(BACK_OFF_MAX_NS);
+    fn say_warm(&mut self, name: &str, zygote: &Zygote, events: &mut Vec<Event>) {
+        self.told_cold = false;
+        events.push(Event::Tell(Word::Warm {
+            domain: name.to_owned(),
+            zygote: zygote.number,
+            memory: zygote.memory.clone().unwrap_or_default(),
+        }));
     }
 
-    fn say_cold(&mut self, name: &str, why: &str, events: &mut Vec<Event>) {
+    /// `lives`: there is a zygote.
+    fn say_cold(&mut self, name: &str, why: &str, lives: bool, events: &mut Vec<Event>) {
         if !std::mem::replace(&mut self.told_cold, true) {
             events.push(Event::Tell(Word::Cold {
                 domain: name.to_owned(),
                 why: why.to_owned(),
+                lives,
             }));
         }
     }

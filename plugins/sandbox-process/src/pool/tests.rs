@@ -377,6 +377,7 @@ fn who_asks_early_hears_of_the_first_zygote() {
     let cold = Word::Cold {
         domain: String::new(),
         why: "it cannot be started".to_owned(),
+        lives: false,
     };
     for (word, zygotes) in [(is_warm(), 1), (cold, 0)] {
         let (pool, host, _launcher) = opened(rules);

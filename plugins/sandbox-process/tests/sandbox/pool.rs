@@ -119,6 +119,38 @@ fn a_child_that_dies_while_it_waits_loses_no_run() {
     });
 }
 
+/// As in a container whose limit leaves the gateway what it has and nothing more.
+#[test]
+fn where_no_process_is_left_children_are_not_made_again_and_again() {
+    let instance = warm(json!({"pool_min": 1, "pool_max": 1}));
+    let child = eventually_there("one waits", || {
+        let idle = waiting(&instance, "skillgate-idle");
+        idle.first().copied().ok_or("none")
+    });
+    let groups = std::fs::read_to_string(format!("/proc/{child}/cgroup")).unwrap();
+    let of_pids = groups.lines().find_map(|l| l.split(":pids:").nth(1));
+    let all = of_pids.and_then(|group| Some(group.rsplit_once('/')?.0));
+    let Some(all) = all.filter(|_| is_root()) else {
+        return; // there is no limit for all together
+    };
+    let file = |name: &str| format!("/sys/fs/cgroup/pids{all}/{name}");
+    std::fs::write(file("pids.max"), "1").unwrap();
+    let killed = Command::new("kill")
+        .args(["-9", &child.to_string()])
+        .status();
+    assert!(killed.unwrap().success());
+    let said = || instance.plugin.health().unwrap().report_json;
+    eventually("health says why", || {
+        said().contains("its children die at their birth: isolation step Init")
+    });
+    std::fs::write(file("pids.max"), "max").unwrap();
+    eventually("children live again", || metric(&instance, "zygotes") == 1);
+    assert!(!said().contains("die at their birth"));
+    assert_eq!(instance.output("def main(args): return 1\n"), 1);
+    let ways = ["runs_fresh", "zygotes_lost"].map(|name| metric(&instance, name));
+    assert_eq!(ways, [0, 0]);
+}
+
 #[test]
 fn the_pool_grows_with_what_is_needed_and_stays_in_its_bounds() {
     let instance = warm(json!({"pool_min": 1, "pool_max": 6}));

@@ -1,4 +1,5 @@
 use super::*;
+use crate::launcher::back_off::{FIRST_NS, MAX_NS};
 use crate::wire::Memory;
 
 /// A zygote of processes that do nothing, and the other ends of their sockets, which keep them from having ended.
@@ -67,7 +68,7 @@ fn domains_that_lack_children_take_turns() {
         zygotes.domains.insert(name.to_owned(), domain);
     }
     let ordered = || {
-        let (name, ..) = zygotes.lacking(u32::MAX, |_| There::default())?;
+        let (name, ..) = zygotes.lacking(u32::MAX, 0, |_| There::default())?;
         zygotes.needs(&name).map(|_| name)
     };
     let turns: Vec<String> = std::iter::from_fn(ordered).take(4).collect();
@@ -240,7 +241,7 @@ fn the_launcher_sleeps_until_another_zygote_is_to_be_started() {
             kept_max: 0,
         });
         let (mut domain, _theirs) = domain();
-        domain.not_before_ns = BACK_OFF_NS;
+        domain.starts.not_before_ns = BACK_OFF_NS;
         if !has_spare {
             domain.current.as_mut().unwrap().spare = None;
         }
@@ -256,13 +257,91 @@ fn the_launcher_sleeps_until_another_zygote_is_to_be_started() {
 /// One that is killed is missed for as long as it takes to start another; those that fail in a row do not take the host.
 #[test]
 fn the_first_failure_costs_no_wait_and_the_next_ones_do() {
-    let mut domain = Domain::default();
-    let mut waits = (0..12).map(|_| {
-        let before = sys::now_ns();
-        domain.back_off();
-        domain.not_before_ns.saturating_sub(before) / BACK_OFF_FIRST_NS
+    let mut starts = BackOff::default();
+    let mut waits = (0..12).map(|now| {
+        starts.failed(now);
+        (starts.not_before_ns - now) / FIRST_NS
     });
     let begin: Vec<u64> = waits.by_ref().take(4).collect();
     assert_eq!(begin, [0, 1, 2, 4]);
-    assert_eq!(waits.last(), Some(BACK_OFF_MAX_NS / BACK_OFF_FIRST_NS));
+    assert_eq!(waits.last(), Some(MAX_NS / FIRST_NS));
+}
+
+/// A host that has nothing left for another would be kept busy with them for as long as it has not.
+#[test]
+fn children_that_die_at_their_birth_are_not_made_as_fast_as_they_can_be() {
+    const LIFE_NS: u64 = 1_000_000_000;
+    let mut zygotes = Zygotes::new(ZygoteRules {
+        preload: Vec::new(),
+        children_max: 1000,
+        age_max_ns: u64::MAX,
+        domains_max: 1,
+        kept_max: 0,
+    });
+    let (mut domain, _theirs) = domain();
+    domain.needs.ahead = 2;
+    zygotes.domains.insert(String::new(), domain);
+    let is_lacking = |zygotes: &Zygotes, now| {
+        zygotes
+            .lacking(u32::MAX, now, |_| There::default())
+            .is_some()
+    };
+    let mut now = 1;
+    assert!(zygotes.birth_failed("", now, "none", now).is_empty());
+    assert!(is_lacking(&zygotes, now), "it may have been an accident");
+    let with_it = zygotes.birth_failed("", now - 1, "none", now);
+    assert!(with_it.is_empty() && is_lacking(&zygotes, now));
+    for wait_ns in [1, 2, 4, 8].map(|n| n * FIRST_NS) {
+        let events = zygotes.birth_failed("", now, "none", now);
+        match words(&events)[..] {
+            [Word::Cold { why, lives, .. }] if wait_ns == FIRST_NS => {
+                assert!(*lives && why.contains("none"), "{why}");
+            }
+            [] => {}
+            _ => panic!("said once in a row"),
+        }
+        let again = now + wait_ns;
+        assert_eq!(zygotes.patience(now), Some(wait_ns));
+        assert!(!is_lacking(&zygotes, again - 1));
+        assert!(is_lacking(&zygotes, again));
+        now = again;
+    }
+    // Where none is made ahead, one shows how it is.
+    zygotes.domains.get_mut("").unwrap().needs.ahead = 0;
+    assert!(is_lacking(&zygotes, now));
+    let lives = |at| move |_: &str, since, until| (since..=until).contains(&at);
+    let too_soon = zygotes.proven(now + LIFE_NS - 1, lives(now));
+    let born_before = zygotes.proven(now + LIFE_NS, lives(0));
+    assert!(too_soon.is_empty() && born_before.is_empty());
+    assert_eq!(zygotes.proven(now + LIFE_NS, lives(now)), [""]);
+
+    let events = zygotes.birth_succeeded("");
+    assert!(matches!(words(&events)[..], [Word::Warm { zygote: 1, .. }]));
+    assert!(!is_lacking(&zygotes, now));
+    assert!(zygotes.birth_failed("", now, "none", now).is_empty());
+}
+
+#[test]
+fn a_zygote_stays_that_has_no_process_for_a_child() {
+    for (code, stays) in [(libc::EAGAIN, true), (libc::EPERM, false)] {
+        let (mut domain, [its, _spares]) = domain();
+        let maker = domain.current.as_ref().unwrap().maker.pid;
+        for failures in 1..3 {
+            domain.pending = Some(pending());
+            let word = format!("!{code}");
+            sys::send_message(its.as_fd(), word.as_bytes(), &[]).unwrap();
+            let (mut leaving, mut events) = (Vec::new(), Vec::new());
+            domain.hear("", &mut leaving, &mut events);
+            let current = domain.current.as_ref().unwrap();
+            assert_eq!(current.maker.pid == maker, stays, "{code}");
+            let unborn = events.iter().any(|e| matches!(e, Event::Unborn(_)));
+            assert_eq!((unborn, leaving.is_empty()), (stays, stays), "{code}");
+            if !stays {
+                break;
+            }
+            assert_eq!(domain.births.failures, failures);
+            let said = matches!(words(&events)[..], [Word::Cold { lives: true, .. }]);
+            assert_eq!(said, failures == 2);
+        }
+    }
 }

@@ -1,0 +1,127 @@
+//! Children that die at their birth. On a host that has no process, namespace or memory to give one after the other would,
+//! hundreds in a second and for as long as it lasts: another is made at once, and the next ones wait.
+//!
+//! Meanwhile no run waits for one: the plugin hears that there is none to be had, and hears it taken back when a child has
+//! lived for a while or has begun a run. Which children have failed is for the caller to say; what a run does is no failure.
+
+use super::{Domain, Event, Kind, Pending, There, Zygotes};
+use std::io;
+
+/// A child that has lived for so long was born well.
+const LIVES_NS: u64 = 1_000_000_000;
+
+impl Zygotes {
+    /// A child of a domain that was born then has ended before it was anybody's run.
+    pub(in crate::launcher) fn birth_failed(
+        &mut self,
+        name: &str,
+        born_ns: u64,
+        why: &str,
+        now: u64,
+    ) -> Vec<Event> {
+        let mut events = Vec::new();
+        if let Some(domain) = self.domains.get_mut(name) {
+            domain.birth_failed(name, born_ns, why, now, &mut events);
+        }
+        events
+    }
+
+    /// A child of a domain has begun a run, or has lived long enough.
+    pub(in crate::launcher) fn birth_succeeded(&mut self, name: &str) -> Vec<Event> {
+        let mut events = Vec::new();
+        if let Some(domain) = self.domains.get_mut(name) {
+            domain.birth_succeeded(name, &mut events);
+        }
+        events
+    }
+
+    /// Domains where the last birth that is known of has failed, and another child lives that was born since, long enough.
+    /// `lives`: whether a child of this domain does that was born between the two.
+    pub(in crate::launcher) fn proven(
+        &self,
+        now: u64,
+        lives: impl Fn(&str, u64, u64) -> bool,
+    ) -> Vec<String> {
+        let until = now.saturating_sub(LIVES_NS);
+        self.domains
+            .iter()
+            .filter(|(name, d)| d.births.failures > 0 && lives(name, d.births.failed_ns, until))
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+}
+
+impl Domain {
+    fn birth_failed(
+        &mut self,
+        name: &str,
+        born_ns: u64,
+        why: &str,
+        now: u64,
+        events: &mut Vec<Event>,
+    ) {
+        // Those that were there already when one had failed have failed with it.
+        if self.births.failures > 0 && born_ns < self.births.failed_ns {
+            return;
+        }
+        self.births.failed(now);
+        if self.births_fail() {
+            let why = format!("its children die at their birth: {why}");
+            self.say_cold(name, &why, true, events);
+        }
+    }
+
+    fn birth_succeeded(&mut self, name: &str, events: &mut Vec<Event>) {
+        let failed = self.births_fail();
+        self.births.succeeded();
+        if failed
+            && self.told_cold
+            && let Some(zygote) = self.current.take()
+        {
+            self.say_warm(name, &zygote, events);
+            self.current = Some(zygote);
+        }
+    }
+
+    /// There was no process for a child. Its zygote has done what it could, and another would do no better.
+    pub(super) fn unborn(
+        &mut self,
+        name: &str,
+        pending: Pending,
+        word: &str,
+        events: &mut Vec<Event>,
+    ) {
+        let why = shortage(word).map_or_else(String::new, |e| e.to_string());
+        let now = crate::sys::now_ns();
+        self.birth_failed(name, pending.since_ns, &why, now, events);
+        events.push(Event::Unborn(Box::new(pending.child)));
+    }
+
+    /// More than one in a row.
+    fn births_fail(&self) -> bool {
+        self.births.failures > 1
+    }
+
+    /// No run waits while births fail, and there may be none to make ahead: then one is, to see whether it lives.
+    pub(super) fn lacks_proof(&self, there: There) -> Option<Kind> {
+        (self.births_fail() && there.ahead == 0).then_some(Kind::Plain)
+    }
+
+    /// How long the launcher may sleep.
+    pub(super) fn births_patience(&self, now: u64) -> Option<u64> {
+        let wait = self.births.not_before_ns.saturating_sub(now);
+        self.births_fail()
+            .then_some(if wait > 0 { wait } else { LIVES_NS })
+    }
+}
+
+/// Whether a zygote says that there was no process or namespace for a child, or no memory.
+pub(super) fn is_shortage(word: &str) -> bool {
+    shortage(word).is_some()
+}
+
+fn shortage(word: &str) -> Option<io::Error> {
+    let code = word.strip_prefix('!')?.parse().ok()?;
+    matches!(code, libc::EAGAIN | libc::ENOMEM | libc::ENOSPC)
+        .then(|| io::Error::from_raw_os_error(code))
+}
