@@ -42,7 +42,7 @@ impl Launcher {
         let Some(zygotes) = &mut self.zygotes else {
             return;
         };
-        let events = zygotes.need(needs);
+        let events = zygotes.need(needs, sys::now_ns());
         self.act(control, events);
     }
 
@@ -82,6 +82,8 @@ impl Launcher {
             return;
         };
         let events = if run.begun {
+            // Of a short run this is all that is ever heard.
+            zygotes.used(&pooled.domain, now);
             zygotes.birth_succeeded(&pooled.domain)
         } else if pooled.taken || run.is_over() {
             // A run's limits may be what it has met, or nobody wanted it any more.
@@ -443,6 +445,7 @@ impl Launcher {
 
     /// A child has a run that needs what the plugin cannot give it.
     pub(super) fn activate(&mut self, control: BorrowedFd<'_>, taken: &Taken, spec: RunSpec) {
+        let now = sys::now_ns();
         // One that has died meanwhile has said so on its own socket.
         let Some((slot, run)) = self.child(taken.number) else {
             return;
@@ -451,7 +454,11 @@ impl Launcher {
         if let Some(pooled) = &mut run.pooled {
             pooled.activation = Some(spec);
         }
-        self.hold_ns = sys::now_ns() + HOLD_NS;
+        let pooled = self.runs.get(&slot).and_then(|run| run.pooled.as_ref());
+        if let (Some(zygotes), Some(pooled)) = (&mut self.zygotes, pooled) {
+            zygotes.used(&pooled.domain, now);
+        }
+        self.hold_ns = now + HOLD_NS;
         self.furnish(control, slot);
     }
 

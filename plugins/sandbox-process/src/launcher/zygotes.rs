@@ -6,6 +6,7 @@
 //! other fails at its birth, the next waits ([`births`]).
 
 mod births;
+mod places;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -45,6 +46,9 @@ pub(super) struct Domain {
     starts: BackOff,
     /// Of children that died at their birth.
     births: BackOff,
+    /// When a child of it was ordered last.
+    ordered_ns: u64,
+    /// When a run last wanted, had or gave back one.
     used_ns: u64,
     told_cold: bool,
 }
@@ -124,41 +128,6 @@ impl Zygotes {
             orders: 0,
             leaving: Vec::new(),
         }
-    }
-
-    /// What a domain's pool needs from now on.
-    pub(super) fn need(&mut self, needs: PoolNeeds) -> Vec<Event> {
-        let mut events = Vec::new();
-        if !self.domains.contains_key(&needs.domain) && self.domains.len() >= self.rules.domains_max
-        {
-            // The one that has not been asked for anything for longest makes room.
-            let oldest = self.domains.iter().min_by_key(|(_, d)| d.used_ns);
-            if let Some(name) = oldest.map(|(name, _)| name.clone()) {
-                events.extend(self.end_domain(&name));
-            }
-        }
-        let domain = self.domains.entry(needs.domain.clone()).or_default();
-        domain.used_ns = sys::now_ns();
-        domain.needs = needs;
-        events
-    }
-
-    fn end_domain(&mut self, name: &str) -> Vec<Event> {
-        let Some(mut domain) = self.domains.remove(name) else {
-            return Vec::new();
-        };
-        let zygotes = [domain.current.take(), domain.next.take()];
-        for zygote in zygotes.into_iter().flatten() {
-            end(zygote, &mut self.leaving);
-        }
-        let lost = domain
-            .pending
-            .take()
-            .map(|p| Event::Lost(Box::new(p.child)));
-        let word = Word::Gone {
-            domain: name.to_owned(),
-        };
-        lost.into_iter().chain([Event::Tell(word)]).collect()
     }
 
     /// What to wait for: the socket of each maker, which ends with it.
@@ -253,17 +222,16 @@ impl Zygotes {
                 let there = there(&d.needs);
                 let kind = lacks(&d.needs, there, ahead_max, d.connected_last)
                     .or_else(|| d.lacks_proof(there))?;
-                Some((name, d.used_ns, kind, there))
+                Some((name, d.ordered_ns, kind, there))
             })
-            .min_by_key(|(_, used_ns, ..)| *used_ns)
+            .min_by_key(|(_, ordered_ns, ..)| *ordered_ns)
             .map(|(name, _, kind, there)| (name.clone(), kind, there))
     }
 
     /// What a domain's next child needs, and how many bytes are copied for it ahead; `None`: there is nobody to make it.
     pub(super) fn needs(&mut self, name: &str) -> Option<(&PoolNeeds, u64)> {
         let domain = self.domains.get_mut(name)?;
-        // What is ordered takes the place of what was used.
-        domain.used_ns = sys::now_ns();
+        domain.ordered_ns = sys::now_ns();
         let memory = domain.current.as_ref()?.memory.as_ref();
         Some((&domain.needs, memory.map_or(0, |m| m.copied_bytes)))
     }

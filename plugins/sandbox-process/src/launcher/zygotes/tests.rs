@@ -345,3 +345,41 @@ fn a_zygote_stays_that_has_no_process_for_a_child() {
         }
     }
 }
+
+fn gone(events: &[Event]) -> Vec<&str> {
+    let names = words(events).into_iter().map(|word| match word {
+        Word::Gone { domain } => domain.as_str(),
+        word => panic!("{word:?}"),
+    });
+    names.collect()
+}
+
+#[test]
+fn the_one_that_no_run_has_used_for_longest_makes_room() {
+    const MINUTE_NS: u64 = 60_000_000_000;
+    let mut zygotes = Zygotes::new(ZygoteRules {
+        preload: Vec::new(),
+        children_max: 1000,
+        age_max_ns: u64::MAX,
+        domains_max: 2,
+        kept_max: 0,
+    });
+    let of = |name: &str, waiting| PoolNeeds {
+        domain: name.to_owned(),
+        waiting,
+        ..PoolNeeds::default()
+    };
+    let mut at = (1..).map(|n| n * MINUTE_NS);
+    let mut now = || at.next().unwrap();
+    zygotes.need(of("a", [0; 2]), now());
+    zygotes.need(of("b", [0; 2]), now());
+    // Its children are replaced, and it shrinks.
+    zygotes.needs("a");
+    zygotes.need(of("a", [0; 2]), now());
+    assert_eq!(gone(&zygotes.need(of("c", [0; 2]), now())), ["a"]);
+    // Runs that wait, and those of which only the end is heard.
+    zygotes.need(of("b", [0, 1]), now());
+    assert_eq!(gone(&zygotes.need(of("d", [0; 2]), now())), ["c"]);
+    zygotes.used("b", now());
+    assert_eq!(gone(&zygotes.need(of("e", [0; 2]), now())), ["d"]);
+}
