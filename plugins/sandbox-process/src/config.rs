@@ -73,7 +73,7 @@ pub(crate) const SCHEMA: &str = r#"{
     "pool_max": {"type": "integer", "minimum": 0, "maximum": 1024, "default": 128, "description": "the most that wait, 1.5 to 2.5 MiB each; 0: each is made when its run is there"},
     "preload": {"type": "array", "items": {"type": "string"}, "default": ["base64", "collections", "datetime", "math", "re", "urllib.parse"], "description": "modules of the standard library that a warmed interpreter has imported"},
     "zygote_per": {"enum": ["gateway", "tenant"], "default": "gateway", "description": "whose runs are children of the same warmed interpreter, and so have the same address layout and hash seed"},
-    "zygotes_max": {"type": "integer", "minimum": 1, "maximum": 256, "default": 8, "description": "with one per tenant: how many live; the one that is longest unused makes room"},
+    "zygotes_max": {"type": "integer", "minimum": 1, "maximum": 256, "default": 8, "description": "with one per tenant: how many live; the one that is longest unused makes room, after 4 s at the earliest"},
     "zygote_runs": {"type": "integer", "minimum": 1, "default": 5000, "description": "a warmed interpreter is replaced after so many children"},
     "zygote_age_s": {"type": "integer", "minimum": 1, "maximum": 31536000, "default": 600, "description": "a warmed interpreter is replaced at this age"},
     "code_cache_bytes": {"type": "integer", "minimum": 0, "maximum": 1073741824, "default": 33554432, "description": "source and compiled code of skills that is kept for their next runs, 256 KiB of each at most; 0: every run compiles what it imports"}

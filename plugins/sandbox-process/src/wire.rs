@@ -147,7 +147,7 @@ pub(crate) enum Word {
         why: String,
         lives: bool,
     },
-    /// Its place has been taken by other domains'; its children are not wanted any more.
+    /// It has no place, or others have taken it; its children are not wanted any more.
     Gone { domain: String },
 }
 

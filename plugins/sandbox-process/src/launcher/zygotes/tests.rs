@@ -383,3 +383,35 @@ fn the_one_that_no_run_has_used_for_longest_makes_room() {
     zygotes.used("b", now());
     assert_eq!(gone(&zygotes.need(of("e", [0; 2]), now())), ["d"]);
 }
+
+/// Each would take the place of the one that comes next, for ever.
+#[test]
+fn tenants_that_have_runs_by_turns_do_not_push_each_other_out() {
+    const KEPT_NS: u64 = 4_000_000_000;
+    let mut zygotes = Zygotes::new(ZygoteRules {
+        preload: Vec::new(),
+        children_max: 1000,
+        age_max_ns: u64::MAX,
+        domains_max: 2,
+        kept_max: 0,
+    });
+    let mut need = |name: &str, now| {
+        let needs = PoolNeeds {
+            domain: name.to_owned(),
+            waiting: [1, 0],
+            ..PoolNeeds::default()
+        };
+        let events = zygotes.need(needs, now);
+        gone(&events).join(" ")
+    };
+    for round in 0..3 {
+        let at = round * 1000;
+        assert_eq!(need("a", at), "");
+        assert_eq!(need("b", at + 1), "");
+        assert_eq!(need("c", at + 2), "c", "it has no place");
+    }
+    assert_eq!(need("c", 2000 + KEPT_NS - 1), "c");
+    assert_eq!(need("c", 2000 + KEPT_NS), "a");
+    assert_eq!(need("c", 2001 + KEPT_NS), "");
+    assert_eq!(need("a", 2001 + KEPT_NS), "b");
+}
