@@ -40,6 +40,9 @@ const CPU_PERIOD_US_MAX: u64 = 100_000;
 /// The share of the processors of a run that lasts, beside one that does not: an eighth. The file and what to write, in
 /// version 1 (of 1024) and 2 (of 100).
 const LASTING: [(&str, &str); 2] = [("cpu.shares", "128"), ("cpu.weight", "12")];
+/// What connections of a run may hold in the kernel. Version 1 counts that for nobody where it has no limit of its own, and what
+/// all of a host's connections hold is bounded too: beyond that, every one of them suffers. Version 2 counts it as memory.
+const TCP_BYTES_MAX: u64 = 16 << 20;
 /// Groups that wait for their runs: to make one takes as long as the rest that a launcher does for a run.
 const AHEAD: usize = 2;
 
@@ -66,6 +69,8 @@ pub(crate) struct GroupLimits {
     pub(crate) copied_bytes: u64,
     /// Init included.
     pub(crate) pids: u32,
+    /// It has a network, and what its connections hold is limited too.
+    pub(crate) connects: bool,
 }
 
 /// One directory of a group.
@@ -447,10 +452,18 @@ fn limit_files(
             ("memory.swap.max", "0".into(), false),
             ("memory.oom.group", "1".into(), false),
         ],
-        ("memory", false) if limits.memory_bytes > 0 => vec![
-            ("memory.limit_in_bytes", memory.clone(), true),
-            ("memory.memsw.limit_in_bytes", memory, false),
-        ],
+        ("memory", false) if limits.memory_bytes > 0 => {
+            let mut files = vec![
+                ("memory.limit_in_bytes", memory.clone(), true),
+                ("memory.memsw.limit_in_bytes", memory, false),
+            ];
+            if limits.connects {
+                // A kernel without it counts none of it.
+                let tcp = TCP_BYTES_MAX.to_string();
+                files.push(("memory.kmem.tcp.limit_in_bytes", tcp, false));
+            }
+            files
+        }
         // A run has init at least: 0 is not known yet.
         ("pids", _) if limits.pids > 0 => vec![("pids.max", limits.pids.to_string(), true)],
         _ => Vec::new(),
@@ -524,7 +537,7 @@ mod tests {
             let limits = GroupLimits {
                 memory_bytes,
                 copied_bytes,
-                pids: 0,
+                ..GroupLimits::default()
             };
             for v2 in [false, true] {
                 let files = limit_files(v2, "memory", limits);

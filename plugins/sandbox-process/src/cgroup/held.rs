@@ -65,6 +65,7 @@ impl Held {
     pub(crate) fn limit(&mut self, limits: GroupLimits) -> io::Result<()> {
         let limits = GroupLimits {
             copied_bytes: self.limits.copied_bytes,
+            connects: self.limits.connects,
             ..limits
         };
         if limits.memory_bytes == 0 && self.limits.memory_bytes > 0 {

@@ -215,6 +215,7 @@ impl Launcher {
             let (needs, copied_bytes) = zygotes.needs(name).ok_or(io::ErrorKind::NotFound)?;
             let limits = GroupLimits {
                 copied_bytes,
+                connects: network,
                 ..needs.limits
             };
             // It is for a run that waits, or there are too few to last until it has rehearsed.

@@ -43,6 +43,7 @@ impl Launcher {
         let limits = GroupLimits {
             memory_bytes: spec.memory_bytes,
             pids: spec.max_pids.saturating_add(1),
+            connects: spec.network,
             ..GroupLimits::default()
         };
         let group = self

@@ -6,8 +6,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use super::check;
 use super::fds::own_fd;
 
-/// Connections that wait to be accepted. The kernel cuts it to net.core.somaxconn.
-const BACKLOG: libc::c_int = 1024;
+/// Connections that wait to be accepted: what is sent to them is the kernel's memory, counted for nobody before they are. The
+/// kernel cuts it to net.core.somaxconn.
+const BACKLOG: libc::c_int = 128;
+/// What one of the listener's connections keeps of what a run sends until it is read; the kernel takes twice that, for its own
+/// part. On a loopback interface it is read at once, so that more would make nothing faster.
+const RECEIVE_BYTES: libc::c_int = 128 << 10;
 
 /// Brings the loopback interface of this network namespace up (netdevice(7)).
 pub(crate) fn loopback_up() -> io::Result<()> {
@@ -35,6 +39,20 @@ pub(crate) fn listen_on_loopback(port: u16) -> io::Result<OwnedFd> {
     let address = std::ptr::from_ref(&address).cast();
     // SAFETY: the address is a sockaddr_in of the size given.
     check(unsafe { libc::bind(socket.as_raw_fd(), address, size) }.into())?;
+    let kept = RECEIVE_BYTES;
+    let bytes = size_of_val(&kept) as libc::socklen_t;
+    // SAFETY: the kernel reads one int.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUF,
+            (&raw const kept).cast(),
+            bytes,
+        )
+    };
+    // Before it listens: connections have what it has then.
+    check(set.into())?;
     // SAFETY: no pointers.
     check(unsafe { libc::listen(socket.as_raw_fd(), BACKLOG) }.into())?;
     Ok(socket)

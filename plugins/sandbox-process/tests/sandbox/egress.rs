@@ -14,7 +14,7 @@ use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Sandbox as _;
 use skillgate_plugin_sdk::model::RunRequest;
 
-use crate::support::{Instance, Services, request, returned};
+use crate::support::{Instance, Services, is_root, request, returned};
 
 /// A gate that keeps what it is asked and answers everything with `hello`.
 fn gate() -> (Services, Arc<Mutex<Vec<String>>>) {
@@ -401,4 +401,49 @@ fn the_gate_of_another_run_is_not_there() {
             });
         }
     });
+}
+
+/// What it sends and nobody reads lies in the kernel, where every connection of the host is counted together.
+#[test]
+fn what_connections_hold_is_bounded() {
+    const MOST: u64 = 128 << 20;
+    let code = format!(
+        "\
+import socket
+def main(args):
+    sockets, sent, idle = [], 0, 0
+    for _ in range(900):
+        s = socket.socket()
+        s.setblocking(False)
+        s.connect_ex(('127.0.0.1', 3128))
+        sockets.append(s)
+    chunk = bytes(1 << 16)
+    while idle < 3 and sent <= {MOST}:
+        before = sent
+        for s in sockets:
+            try:
+                while sent <= {MOST}: sent += s.send(chunk)
+            except OSError: pass
+        idle = idle + 1 if sent == before else 0
+    return sent
+"
+    );
+    let instance = Instance::new();
+    let kept: Mutex<Option<OwnedFd>> = Mutex::default();
+    let services = Services {
+        gate: Some(Box::new(move |listener| {
+            *kept.lock().unwrap() = Some(listener);
+        })),
+        ..Services::default()
+    };
+    let mut request = with_network(&code);
+    // Where what it sends is memory like any other.
+    request.limits.memory_bytes = MOST / 2;
+    let result = instance.plugin.run(request, &services).unwrap();
+    let sent: u64 = returned(&result, &services);
+    assert!(sent > 0, "{result:?}");
+    // Without control groups nothing bounds what is not accepted yet but how many there are.
+    if is_root() {
+        assert!(sent <= MOST, "{sent}");
+    }
 }
