@@ -73,7 +73,11 @@ impl Fill for RunResult {
                     kind.as_str(),
                     "BlockingIOError" | "RuntimeError" | "OSError"
                 ) && end.pids_refused > 0;
-                let full = kind == "OSError" && message.contains("[Errno 28]");
+                // ENOSPC, and EFBIG of a file that was to be longer than the disk.
+                let is_of_disk = ["[Errno 28]", "[Errno 27]"]
+                    .iter()
+                    .any(|e| message.contains(e));
+                let full = kind == "OSError" && is_of_disk;
                 if refused {
                     self.fail(
                         TOO_MANY_PROCESSES,

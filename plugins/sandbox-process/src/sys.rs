@@ -53,7 +53,7 @@ pub(crate) fn proc_text(path: impl AsRef<Path>) -> io::Result<String> {
 }
 
 /// The kernel's unit of memory.
-fn page_bytes() -> usize {
+pub(crate) fn page_bytes() -> usize {
     // SAFETY: no pointers.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }

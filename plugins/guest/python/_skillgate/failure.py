@@ -83,7 +83,11 @@ def _is_ours(exc) -> bool:
 
 def _known_limit(exc, kind):
     """The contract's word for a limit that Python reports in its own way."""
-    if issubclass(kind, OSError) and OSError.errno.__get__(exc) in (errno.ENOSPC, errno.EDQUOT):
+    full = (errno.ENOSPC, errno.EDQUOT)
+    if kind is OSError:
+        # A file that was made longer than the whole disk, by truncate() or seek(). A blob that is too large has it too.
+        full += (errno.EFBIG,)
+    if issubclass(kind, OSError) and OSError.errno.__get__(exc) in full:
         return "DiskFull"
     if kind is RuntimeError and exc.args == ("can't start new thread",):
         return "TooManyProcesses"

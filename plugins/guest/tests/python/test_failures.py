@@ -133,6 +133,7 @@ class Endings(Case):
 
     def test_limits_that_python_reports(self):
         self.check("import errno\ndef main(args): raise OSError(errno.ENOSPC, 'No space left on device')", "DiskFull", "OSError: [Errno 28]")
+        self.check("import errno\ndef main(args): raise OSError(errno.EFBIG, 'File too large')", "DiskFull", "OSError: [Errno 27]")
         self.check("def main(args): raise RuntimeError(\"can't start new thread\")", "TooManyProcesses")
         self.check("def main(args): raise MemoryError", "MemoryError")
         self.check(

@@ -119,7 +119,8 @@ impl Interior<'_> {
         } else {
             or_none(memory)
         };
-        let file = or_none(self.spec.disk_bytes);
+        // The tmpfs is the bound and answers first; this one only ends what has its size and no content.
+        let file = or_none(self.spec.disk_bytes).saturating_add(sys::page_bytes() as u64);
         let cpu = or_none(self.spec.cpu_ms.div_ceil(1000));
         let limits = [
             (libc::RLIMIT_AS as i32, address_space),

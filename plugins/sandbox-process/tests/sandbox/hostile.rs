@@ -217,6 +217,14 @@ fn the_disk_is_bounded_in_bytes_and_files() {
             "open('/workspace/big', 'wb').write(b'x' * (31 << 20)); open('/tmp/more', 'wb').write(b'x' * (8 << 20))",
         ),
         (
+            "bytes of one file, where there is no other",
+            "os.unlink('/tmp/run_code.py')\n    try: open('/workspace/big', 'wb').write(b'x' * (33 << 20))\n    except OSError as e:\n        assert e.errno == errno.ENOSPC, e\n        raise",
+        ),
+        (
+            "a file without content",
+            "open('/workspace/big', 'wb').truncate(64 << 20)",
+        ),
+        (
             "shared memory",
             "open('/dev/shm/big', 'wb').write(b'x' * (31 << 20)); open('/workspace/more', 'wb').write(b'x' * (8 << 20))",
         ),
@@ -235,7 +243,7 @@ fn the_disk_is_bounded_in_bytes_and_files() {
     ] {
         let (result, _, _) = timed(
             &instance,
-            request(&format!("import os\ndef main(args):\n    {body}\n")),
+            request(&format!("import errno, os\ndef main(args):\n    {body}\n")),
             20_000,
         );
         assert_eq!(result.error_type, "DiskFull", "{what}: {result:?}");
