@@ -43,10 +43,12 @@ enum Rule {
     },
     /// All tests of one of these lists hold.
     AnyOf(&'static [&'static [Test]]),
-    /// All tests of one of the lists of `any` hold. If those of `done` do the call is answered as if it had been made.
-    OrDone {
+    /// All tests of one of the lists of `any` hold. If those of `tests` do this is the answer, an error or 0 as if it had been
+    /// made, instead of EPERM.
+    OrAnswer {
         any: &'static [&'static [Test]],
-        done: &'static [Test],
+        tests: &'static [Test],
+        answer: i32,
     },
     /// Never: this is the answer, an error or 0 as if it had been made, instead of EPERM.
     Answer(i32),
@@ -210,9 +212,9 @@ fn leaf(rule: Option<Rule>) -> Vec<sock_filter> {
             out.push(refuse);
             out
         }
-        Some(Rule::OrDone { any, done }) => {
+        Some(Rule::OrAnswer { any, tests, answer }) => {
             let mut out: Vec<_> = any.iter().flat_map(|t| all_of(t, allow)).collect();
-            out.extend(all_of(done, op(RETURN, RET_ERRNO, 0, 0)));
+            out.extend(all_of(tests, op(RETURN, RET_ERRNO | answer as u32, 0, 0)));
             out.push(refuse);
             out
         }
@@ -305,7 +307,7 @@ mod tests {
                     }
                 }
                 // `sockets` and `what_is_answered_and_not_made` have their arguments.
-                Some(Rule::AnyOf(_) | Rule::OrDone { .. }) => {
+                Some(Rule::AnyOf(_) | Rule::OrAnswer { .. }) => {
                     assert_eq!(got([u32::MAX; 6]), eperm, "{number}");
                 }
                 Some(Rule::NoneOf { arg, mask }) => {
@@ -465,6 +467,11 @@ mod tests {
         let answers = [0, 1, 2, 3, 4, 5, 6, 7, 8].map(msync);
         let (yes, done, no) = (RET_ALLOW, RET_ERRNO, eperm);
         assert_eq!(answers, [yes, yes, yes, yes, done, no, done, no, no]);
+        let ioctl = |request| call(libc::SYS_ioctl, [3, request, 4, 0, 0, 0]);
+        let unknown = RET_ERRNO | libc::EOPNOTSUPP as u32;
+        // TCGETS, FIONBIO; FICLONE; FICLONERANGE, TIOCSTI, TIOCLINUX.
+        let answers = [0x5401, 0x5421, 0x4004_9409, 0x4020_940d, 0x5412, 0x541c].map(ioctl);
+        assert_eq!(answers, [yes, yes, unknown, no, no, no]);
         for number in [libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_flock] {
             assert_eq!(call(number, [3; 6]), RET_ERRNO, "{number}");
         }

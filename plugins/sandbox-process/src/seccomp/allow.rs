@@ -3,7 +3,7 @@
 //! Numbers are those of `asm/unistd_64.h` (x86-64) and `asm-generic/unistd.h` (aarch64); `None`: not on that machine.
 
 use super::Entry;
-use super::Rule::{Always, Answer, AnyOf, NoneOf, OneOf, OrDone};
+use super::Rule::{Always, Answer, AnyOf, NoneOf, OneOf, OrAnswer};
 use super::Test;
 
 /// Any CLONE_NEW* flag: time, mount, cgroup, uts, ipc, user, pid and network namespaces.
@@ -64,6 +64,9 @@ const SOCKET_OPTIONS: &[u32] = &[2, 7, 8, 9, 10, 15, 16, 18, 19, 20, 21, 66, 67]
 
 /// TCGETS, FIONREAD, TIOCGWINSZ, FIONCLEX, FIOCLEX, FIONBIO.
 const IOCTL_REQUESTS: &[u32] = &[0x5401, 0x541b, 0x5413, 0x5450, 0x5451, 0x5421];
+/// One file shares what another holds. Answered as a tmpfs answers it, where no file can: pathlib of Python 3.14 copies then, and
+/// takes any other error for the end of it.
+const FICLONE: u32 = 0x4004_9409;
 
 /// GET_PDEATHSIG, GET_DUMPABLE, SET_NAME, GET_NAME, CAPBSET_READ, GET_SECUREBITS, GET_NO_NEW_PRIVS and SET_VMA (the C library's
 /// allocator names its memory); never SET_PDEATHSIG, by which a run's process 1 would outlive the launcher.
@@ -152,10 +155,10 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "fsync", x86_64: Some(74), aarch64: Some(82), rule: Answer(0), reason: "flushing of one's own files, which are in memory: there is nothing to do. Files that can only be read lie on the host's disk, which would flush for each call" },
     Entry { name: "fdatasync", x86_64: Some(75), aarch64: Some(83), rule: Answer(0), reason: "flushing of one's own files, which are in memory: there is nothing to do. Files that can only be read lie on the host's disk, which would flush for each call" },
     Entry { name: "flock", x86_64: Some(73), aarch64: Some(32), rule: Answer(0), reason: "as locks of ranges: nothing counts them, and each on a file that all read is passed by whoever closes that file" },
-    Entry { name: "fcntl", x86_64: Some(72), aarch64: Some(25), rule: OrDone { any: &[
+    Entry { name: "fcntl", x86_64: Some(72), aarch64: Some(25), rule: OrAnswer { any: &[
         &[Test { arg: 1, mask: ALL_BITS, values: FCNTL_COMMANDS }],
         &[Test { arg: 1, mask: ALL_BITS, values: &[F_SETFL] }, Test { arg: 2, mask: NOT_FOR_SETFL, values: &[0] }],
-    ], done: &[Test { arg: 1, mask: ALL_BITS, values: RECORD_LOCKS }] }, reason: "flags and duplicates; sqlite asks for locks of ranges and gives up without; never F_NOTIFY and F_SETLEASE, which tell of what other runs do with shared files" },
+    ], tests: &[Test { arg: 1, mask: ALL_BITS, values: RECORD_LOCKS }], answer: 0 }, reason: "flags and duplicates; sqlite asks for locks of ranges and gives up without; never F_NOTIFY and F_SETLEASE, which tell of what other runs do with shared files" },
     Entry { name: "getcwd", x86_64: Some(79), aarch64: Some(17), rule: Always, reason: "where am I" },
     Entry { name: "chdir", x86_64: Some(80), aarch64: Some(49), rule: Always, reason: "where am I" },
     Entry { name: "fchdir", x86_64: Some(81), aarch64: Some(50), rule: Always, reason: "where am I" },
@@ -171,7 +174,7 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "mprotect", x86_64: Some(10), aarch64: Some(226), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
     Entry { name: "mremap", x86_64: Some(25), aarch64: Some(216), rule: Always, reason: "the allocator, threads' stacks, files in memory, ctypes" },
     Entry { name: "madvise", x86_64: Some(28), aarch64: Some(233), rule: OneOf { arg: 2, values: MEMORY_ADVICE }, reason: "the allocator and threads' stacks, about one's own memory" },
-    Entry { name: "msync", x86_64: Some(26), aarch64: Some(227), rule: OrDone { any: &[&[Test { arg: 2, mask: ALL_BITS, values: MSYNC_FLAGS }]], done: &[Test { arg: 2, mask: ALL_BITS, values: MSYNC_WAITS }] }, reason: "flushing of one's own files, as with fsync" },
+    Entry { name: "msync", x86_64: Some(26), aarch64: Some(227), rule: OrAnswer { any: &[&[Test { arg: 2, mask: ALL_BITS, values: MSYNC_FLAGS }]], tests: &[Test { arg: 2, mask: ALL_BITS, values: MSYNC_WAITS }], answer: 0 }, reason: "flushing of one's own files, as with fsync" },
     // processes and threads; bounded by the cgroup
     Entry { name: "fork", x86_64: Some(57), aarch64: None, rule: Always, reason: "new processes without new namespaces: the flags are in plain sight" },
     Entry { name: "vfork", x86_64: Some(58), aarch64: None, rule: Always, reason: "new processes without new namespaces: the flags are in plain sight" },
@@ -250,7 +253,7 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "pselect6", x86_64: Some(270), aarch64: Some(72), rule: Always, reason: "asyncio, selectors, subprocess" },
     Entry { name: "eventfd", x86_64: Some(284), aarch64: None, rule: Always, reason: "asyncio, selectors, subprocess" },
     Entry { name: "eventfd2", x86_64: Some(290), aarch64: Some(19), rule: Always, reason: "asyncio, selectors, subprocess" },
-    Entry { name: "ioctl", x86_64: Some(16), aarch64: Some(29), rule: OneOf { arg: 1, values: IOCTL_REQUESTS }, reason: "is it a terminal, how much is there to read, blocking or not; never TIOCSTI or TIOCLINUX" },
+    Entry { name: "ioctl", x86_64: Some(16), aarch64: Some(29), rule: OrAnswer { any: &[&[Test { arg: 1, mask: ALL_BITS, values: IOCTL_REQUESTS }]], tests: &[Test { arg: 1, mask: ALL_BITS, values: &[FICLONE] }], answer: libc::EOPNOTSUPP }, reason: "is it a terminal, how much is there to read, blocking or not; a file is copied where it cannot be cloned; never TIOCSTI or TIOCLINUX" },
     // sockets between one's own processes
     Entry { name: "bind", x86_64: Some(49), aarch64: Some(200), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
     Entry { name: "listen", x86_64: Some(50), aarch64: Some(201), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },

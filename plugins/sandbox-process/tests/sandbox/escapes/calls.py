@@ -244,7 +244,7 @@ def _(w):
 
 
 for _name, _request in (
-    ("flags of a file", 0x80086601), ("clone of a file", 0x40049409), ("map of blocks", 1), ("signals of a descriptor", 0x8901),
+    ("flags of a file", 0x80086601), ("map of blocks", 1), ("signals of a descriptor", 0x8901),
     ("TIOCLINUX", 0x541C), ("entropy of the kernel", 0x80045200),
 ):
     def _(w, request=_request):
@@ -252,3 +252,13 @@ for _name, _request in (
         return reaches(16, fd, request, ctypes.create_string_buffer(8))
 
     attempt("ioctl " + _name, ESCAPE, SECCOMP, *((LANDLOCK,) if _request == 0x80045200 else ()), sure=_request == 0x80045200)(_)
+
+
+@attempt("ioctl clone of a file", ESCAPE, SECCOMP)
+def _(w):
+    # The kernel itself would say that there is no such descriptor to clone from.
+    try:
+        call(16, os.open("/workspace", os.O_RDONLY), 0x40049409, 9999)
+    except OSError as e:
+        return None if e.errno == errno.EOPNOTSUPP else "it answers " + errno.errorcode[e.errno]
+    return "it works"
