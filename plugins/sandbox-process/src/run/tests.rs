@@ -1,10 +1,26 @@
+use std::io::{Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::process::{Command, Stdio};
+
 use super::*;
+use crate::cgroup::{Held, Part};
 use crate::channel::fake::{Store, channel, get, result, say};
 use crate::pool::{Pool, PoolRules};
 use crate::wire::{Request, RunSpec, Taken};
 
 const HOUR_NS: u64 = 3_600_000_000_000;
 const NUMBER: u64 = 7;
+const TAKEN: Taken = Taken {
+    number: NUMBER,
+    deadline_ns: 0,
+    cpu_ms: 0,
+    cpu_before_us: 0,
+};
+const RULES: PoolRules = PoolRules {
+    min: 0,
+    max: 9,
+    per_tenant: false,
+};
 
 /// One with a channel and nothing else that would say anything, and what is the run's and the launcher's of it.
 struct Begun<'a> {
@@ -126,12 +142,7 @@ fn the_launcher_hears_of_a_run_before_its_first_request() {
     let host = Host::for_tests(|_, _, _, _| {});
     for asks in [false, true] {
         let (control, heard) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
-        let rules = PoolRules {
-            min: 0,
-            max: 9,
-            per_tenant: false,
-        };
-        let pool = Pool::new(control, rules);
+        let pool = Pool::new(control, RULES);
         let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
         let handle = Handle::new().unwrap();
         let words = || {
@@ -150,13 +161,7 @@ fn the_launcher_hears_of_a_run_before_its_first_request() {
             assert_eq!(taken.iter().map(|t| t.number).collect::<Vec<_>>(), [NUMBER]);
         });
         let mut begun = begun(&host, &store, &handle, notice);
-        let taken = Taken {
-            number: NUMBER,
-            deadline_ns: 0,
-            cpu_ms: 0,
-            cpu_before_us: 0,
-        };
-        begun.running.child = Some(Child::of_nothing(&pool, taken));
+        begun.running.child = Some(Child::of_nothing(&pool, TAKEN));
         // So that it is not told because of the time that is over.
         begun.running.ready_ns = Some(begun.running.deadline_ns);
         let requests = if asks { 1 } else { 0 };
@@ -238,4 +243,57 @@ fn none_is_started_for_a_run_that_is_over() {
     assert_eq!(of(sys::now_ns()).as_deref(), Some("Timeout"));
     handle.cancel();
     assert_eq!(of(later).as_deref(), Some("Cancelled"));
+}
+
+/// Linux before 5.19 has no `memory.peak`.
+#[test]
+fn what_a_group_does_not_say_of_memory_its_process_says() {
+    let (control, _heard) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    let pool = Pool::new(control, RULES);
+    let mut shell = Command::new("sh")
+        .args(["-c", "cat; true"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Its child is there when that has said something back.
+    let mut cat = shell.stdin.take().unwrap();
+    cat.write_all(b"x").unwrap();
+    let mut said = [0];
+    shell
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut said)
+        .unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let group = |files: &[(&str, &str)]| {
+        for (name, text) in files {
+            std::fs::write(directory.path().join(name), text).unwrap();
+        }
+        let path = directory.path().as_os_str().as_bytes();
+        let at = sys::open(path, libc::O_PATH | libc::O_DIRECTORY).unwrap();
+        let part = Part {
+            v2: true,
+            controllers: vec!["memory".into()],
+        };
+        Held::new(vec![(part, at)], Default::default())
+    };
+    let of = |group| Child::of_nothing(&pool, TAKEN).with(shell.id(), group);
+    let pidfd = sys::pidfd_open(shell.id() as i32).unwrap();
+    let without = of(group(&[("cpu.stat", "usage_usec 7\n")]));
+    for used in [
+        without.used_so_far(false).unwrap(),
+        used_by_stuck(Some(&without), Some(&pidfd)),
+    ] {
+        assert_eq!(used.cpu_us, 7);
+        assert!(used.peak_memory_bytes > 4096, "{used:?}");
+    }
+    // The process may be another's by now.
+    let used = used_by_stuck(Some(&without), None);
+    assert_eq!((used.cpu_us, used.peak_memory_bytes), (7, 0));
+    let with = of(group(&[("memory.peak", "5\n")]));
+    assert_eq!(with.used_so_far(false).unwrap().peak_memory_bytes, 5);
+    drop(cat);
+    shell.wait().unwrap();
 }

@@ -13,7 +13,7 @@ use skillgate_plugin_sdk::{Host, RunServices, abi};
 
 use super::{CHILDREN_MAX, Handle, Running};
 use crate::answer::{self, Fill as _};
-use crate::cgroup::Held;
+use crate::cgroup::{GroupUse, Held};
 use crate::channel::Channel;
 use crate::job::Frames;
 use crate::pool::{Pool, Waiting, limits_of};
@@ -73,6 +73,12 @@ impl<'a> Child<'a> {
             told: false,
         }
     }
+
+    pub(super) fn with(mut self, process_1: u32, group: Held) -> Self {
+        self.process_1 = process_1;
+        self.group = group;
+        self
+    }
 }
 
 impl Child<'_> {
@@ -83,12 +89,26 @@ impl Child<'_> {
 
     /// What it has used so far, and no more of its end than that. `events`: also how often a limit was met.
     pub(super) fn used_so_far(&self, events: bool) -> Option<End> {
-        let used = if self.has_group() {
-            self.group.used(events)
-        } else {
-            usage::of_run(self.process_1)?
+        let seen = || usage::of_run(self.process_1);
+        let used = match self.counted(events) {
+            // Version 2 says it since Linux 5.19.
+            Some(used) if used.peak_memory_bytes.is_none() => GroupUse {
+                peak_memory_bytes: seen().and_then(|seen| seen.peak_memory_bytes),
+                ..used
+            },
+            Some(used) => used,
+            None => seen()?,
         };
-        Some(End {
+        Some(self.end(used))
+    }
+
+    /// What its group says.
+    fn counted(&self, events: bool) -> Option<GroupUse> {
+        self.has_group().then(|| self.group.used(events))
+    }
+
+    fn end(&self, used: GroupUse) -> End {
+        End {
             cpu_us: used
                 .cpu_us
                 .unwrap_or_default()
@@ -97,7 +117,7 @@ impl Child<'_> {
             oom_kills: used.oom_kills,
             pids_refused: used.pids_refused,
             ..End::default()
-        })
+        }
     }
 
     /// The launcher hears of it, once: from now on it watches the run's limits too.
@@ -290,16 +310,20 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// What a run has used whose end nobody waits for any more. Without a group, nothing if that has just come: what was asked may be
-/// another's process by now.
+/// What a run has used whose end nobody waits for any more. No more than its group says if that has just come: whatever else was
+/// asked may be another's process by now.
 pub(super) fn used_by_stuck(child: Option<&Child<'_>>, pidfd: Option<&OwnedFd>) -> End {
     let Some(child) = child else {
         return End::default();
     };
     let used = child.used_so_far(true);
     let alive = |pidfd: &OwnedFd| sys::is_alive(pidfd.as_fd()).unwrap_or(false);
-    used.filter(|_| child.has_group() || pidfd.is_some_and(alive))
-        .unwrap_or_default()
+    let used = if pidfd.is_some_and(alive) {
+        used
+    } else {
+        child.counted(true).map(|used| child.end(used))
+    };
+    used.unwrap_or_default()
 }
 
 /// The result of a run that nobody wants any more, or whose time is over, and that has waited for an interpreter until now: none
