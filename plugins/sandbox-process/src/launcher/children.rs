@@ -85,12 +85,11 @@ impl Launcher {
             // Of a short run this is all that is ever heard.
             zygotes.used(&pooled.domain, now);
             zygotes.birth_succeeded(&pooled.domain)
-        } else if pooled.taken || run.is_over() {
-            // A run's limits may be what it has met, or nobody wanted it any more.
-            return;
-        } else {
+        } else if run.was_stillborn() {
             let why = run.failed.as_deref().unwrap_or("killed");
             zygotes.birth_failed(&pooled.domain, run.born_ns, why, now)
+        } else {
+            return;
         };
         self.act(control, events);
     }
