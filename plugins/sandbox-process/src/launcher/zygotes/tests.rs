@@ -45,15 +45,20 @@ fn loiterer() -> (libc::pid_t, OwnedFd) {
     (pid, pidfd)
 }
 
-#[test]
-fn domains_that_lack_children_take_turns() {
-    let mut zygotes = Zygotes::new(ZygoteRules {
+/// Whose zygotes are never too old.
+fn with_places(domains_max: usize) -> Zygotes {
+    Zygotes::new(ZygoteRules {
         preload: Vec::new(),
         children_max: 1000,
         age_max_ns: u64::MAX,
-        domains_max: 3,
+        domains_max,
         kept_max: 0,
-    });
+    })
+}
+
+#[test]
+fn domains_that_lack_children_take_turns() {
+    let mut zygotes = with_places(3);
     for (name, waiting) in [("flood", 1000), ("idle", 0), ("other", 1)] {
         let needs = PoolNeeds {
             domain: name.to_owned(),
@@ -188,13 +193,7 @@ fn no_zygote_is_replaced_for_the_children_that_wait_alone() {
 /// What has been made and not told of yet is no stray.
 #[test]
 fn a_zygote_is_at_a_birth_until_it_tells_of_it() {
-    let mut zygotes = Zygotes::new(ZygoteRules {
-        preload: Vec::new(),
-        children_max: 1000,
-        age_max_ns: u64::MAX,
-        domains_max: 1,
-        kept_max: 0,
-    });
+    let mut zygotes = with_places(1);
     let (mut domain, [its, _spares]) = domain();
     let (next, _nexts) = zygote();
     domain.pending = Some(pending());
@@ -271,13 +270,7 @@ fn the_first_failure_costs_no_wait_and_the_next_ones_do() {
 #[test]
 fn children_that_die_at_their_birth_are_not_made_as_fast_as_they_can_be() {
     const LIFE_NS: u64 = 1_000_000_000;
-    let mut zygotes = Zygotes::new(ZygoteRules {
-        preload: Vec::new(),
-        children_max: 1000,
-        age_max_ns: u64::MAX,
-        domains_max: 1,
-        kept_max: 0,
-    });
+    let mut zygotes = with_places(1);
     let (mut domain, _theirs) = domain();
     domain.needs.ahead = 2;
     zygotes.domains.insert(String::new(), domain);
@@ -357,13 +350,7 @@ fn gone(events: &[Event]) -> Vec<&str> {
 #[test]
 fn the_one_that_no_run_has_used_for_longest_makes_room() {
     const MINUTE_NS: u64 = 60_000_000_000;
-    let mut zygotes = Zygotes::new(ZygoteRules {
-        preload: Vec::new(),
-        children_max: 1000,
-        age_max_ns: u64::MAX,
-        domains_max: 2,
-        kept_max: 0,
-    });
+    let mut zygotes = with_places(2);
     let of = |name: &str, waiting| PoolNeeds {
         domain: name.to_owned(),
         waiting,
@@ -388,13 +375,7 @@ fn the_one_that_no_run_has_used_for_longest_makes_room() {
 #[test]
 fn tenants_that_have_runs_by_turns_do_not_push_each_other_out() {
     const KEPT_NS: u64 = 4_000_000_000;
-    let mut zygotes = Zygotes::new(ZygoteRules {
-        preload: Vec::new(),
-        children_max: 1000,
-        age_max_ns: u64::MAX,
-        domains_max: 2,
-        kept_max: 0,
-    });
+    let mut zygotes = with_places(2);
     let mut need = |name: &str, now| {
         let needs = PoolNeeds {
             domain: name.to_owned(),
