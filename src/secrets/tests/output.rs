@@ -9,14 +9,14 @@ use crate::secrets::{VALUE_BYTES_MAX, redact_json};
 #[test]
 fn strings_of_an_output_are_not_pieces() {
     let redactor = redactor(&[
-        ("HOOK", "https://hooks.example.com/services/T0/B0/XXXX"),
+        ("HOOK", "https://hooks.example.com/services/T0/B0/abcd"),
         ("MAIL", "smtp://user:word@mail.example.com"),
     ]);
     for json in [
         r#"{"scheme":"https"}"#,
         r#"{"https":1}"#,
         r#"{"host":"mail.example.com"}"#,
-        r#"["smtp","XXXX","https://hooks.example.com/…"]"#,
+        r#"["smtp","abcd","https://hooks.example.com/…"]"#,
     ] {
         assert_eq!(redact_json(&redactor, json), None);
     }
