@@ -17,10 +17,12 @@ pub(crate) mod child;
 mod confirm;
 mod decision;
 mod engine;
+mod evaluate;
 mod hidden;
 mod input;
 pub mod inspect;
 mod load;
+mod memo;
 mod outcome;
 mod record;
 mod signature;
@@ -31,11 +33,10 @@ mod trial;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use futures_util::future::BoxFuture;
@@ -50,9 +51,10 @@ use crate::catalog::Skill;
 use crate::config::{Confirm, Exposure, PolicyMode};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::Trace;
-use decision::{Decision, Declared, Grant, Log};
+use decision::Declared;
 use engine::{Fault, PolicySet};
 use input::Inputs;
+use memo::Memo;
 use outcome::Outcome;
 
 pub use bundle::BundleError;
@@ -256,6 +258,7 @@ struct Active {
     generation: u64,
     /// None with `policy.mode = "off"`.
     set: Option<Arc<PolicySet>>,
+    memo: Memo,
     since: SystemTime,
 }
 
@@ -381,67 +384,6 @@ impl Policy {
             metrics.policy_decided(facts.method, decision, load::mode_name(active.mode), took);
         }
         self.conclude(&active, facts, decision_id, outcome)
-    }
-
-    /// A panic is a denial like every other: recorded, counted, told as `policy.panic`.
-    fn evaluate_guarded(&self, active: &Active, facts: &Facts) -> Outcome {
-        let evaluated = catch_unwind(AssertUnwindSafe(|| {
-            self.evaluate(active, facts, (self.0.clock)())
-        }));
-        evaluated.unwrap_or_else(|_| Outcome {
-            set: active.set.clone(),
-            input: regorus::Value::Null,
-            raw: None,
-            decision: Err(Fault::Panic),
-            log: Log::unsaid(),
-            grant: Grant::default(),
-            took_ns: 0,
-        })
-    }
-
-    fn evaluate(&self, active: &Active, facts: &Facts, now: SystemTime) -> Outcome {
-        let began = Instant::now();
-        let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let args = input::args(facts, &active.include_args);
-        let shown = args.as_ref().ok().cloned().flatten();
-        let input = self.0.inputs.build(facts, now_s, shown);
-        let raw = match (&active.set, args) {
-            (_, Err(fault)) => Err(fault),
-            (Some(set), Ok(_)) => set.decide(input.clone(), active.instructions_max),
-            (None, Ok(_)) => Err(Fault::Unavailable("there is no policy".into())),
-        };
-        let (raw, decision) = match raw {
-            Ok(raw) => {
-                let decision = Decision::parse(&raw);
-                (Some(raw), decision)
-            }
-            Err(fault) => (None, Err(fault)),
-        };
-        let log = match (&decision, &raw) {
-            // It says so itself.
-            (Ok(_), _) => Log::default(),
-            (Err(_), Some(raw)) => Log::of_malformed(raw),
-            (Err(_), None) => Log::unsaid(),
-        };
-        let granted = match &decision {
-            Ok(decision) if decision.allow => decision.grant(facts.method, &facts.declared()),
-            _ => Ok(Grant::default()),
-        };
-        let mut outcome = Outcome {
-            set: active.set.clone(),
-            input,
-            raw,
-            decision,
-            log,
-            grant: Grant::default(),
-            took_ns: 0,
-        };
-        match granted {
-            Ok(grant) => outcome.grant = grant,
-            Err(fault) => outcome.fail(fault),
-        }
-        outcome.took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        outcome
     }
 
     /// Writes the record. What has consequences does not happen without one.

@@ -17,6 +17,7 @@ use regorus::utils::limits::ExecutionTimerConfig;
 use regorus::{CompiledPolicy, Engine, Value};
 
 use super::bundle::Bundle;
+use super::memo;
 
 /// The one rule that is asked.
 pub(super) const ENTRY: &str = "data.skills.authz.decision";
@@ -119,6 +120,8 @@ pub(super) struct PolicySet {
     pub(super) digest: String,
     /// `metadata.sequence` of the manifest.
     pub(super) sequence: Option<u64>,
+    /// Whether a rule may see which call it is asked about.
+    pub(super) may_see_id: bool,
     program: Arc<Program>,
     compiled: CompiledPolicy,
     data: Value,
@@ -158,6 +161,9 @@ impl PolicySet {
             revision: bundle.revision().to_owned(),
             digest: bundle.digest().to_owned(),
             sequence: bundle.sequence(),
+            may_see_id: memo::may_see_id(
+                bundle.modules().iter().filter(|module| !module.is_test()),
+            ),
             program,
             compiled,
             data,

@@ -104,7 +104,7 @@ impl Inputs {
         }
     }
 
-    /// The document for one call. `now_s` counts from 1970; `args` are those of [`args`].
+    /// The document for one call, but for the call's id ([`with_id`]). `now_s` counts from 1970; `args` are those of [`args`].
     pub(super) fn build(&self, facts: &Facts, now_s: u64, args: Option<Value>) -> Value {
         let k = &*KEYS;
         let caller = &facts.caller;
@@ -114,7 +114,6 @@ impl Inputs {
             .map(|(name, value)| (Value::from(name.as_str()), Value::from(value.clone())))
             .collect();
         request.insert(k.method.clone(), facts.method.into());
-        request.insert(k.id.clone(), facts.id.as_str().into());
         request.insert(k.protocol.clone(), "skills/0.1".into());
         if let Some(args) = args {
             request.insert(k.args.clone(), args);
@@ -211,6 +210,20 @@ impl Inputs {
         );
         value
     }
+}
+
+/// The document with the id of its call, which makes it whole.
+pub(super) fn with_id(mut document: Value, id: &str) -> Value {
+    let k = &*KEYS;
+    let request = document
+        .as_object_mut()
+        .ok()
+        .and_then(|members| members.get_mut(&k.request))
+        .and_then(|request| request.as_object_mut().ok());
+    if let Some(request) = request {
+        request.insert(k.id.clone(), id.into());
+    }
+    document
 }
 
 /// The arguments that the rules see of this call: those of the skills that the operator has named.

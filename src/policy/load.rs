@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bundle::{self, Bundle, BundleError, Files};
 use super::engine::PolicySet;
+use super::memo::Memo;
 use super::trial::Report;
 use super::{Active, Policy, child, signature};
 use crate::config::{self, Config, PolicyMode};
@@ -130,6 +131,7 @@ pub fn prepare(config: &Config) -> Result<Prepared, BundleError> {
             include_args: policy.include_args.clone(),
             instructions_max: policy.instruction_budget,
             generation: 0,
+            memo: Memo::new(set.as_ref().is_none_or(|set| set.may_see_id)),
             set,
             since: SystemTime::now(),
         },

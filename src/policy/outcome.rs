@@ -14,6 +14,8 @@ pub(super) struct Outcome {
     /// What the log keeps where there is no decision.
     pub(super) log: Log,
     pub(super) grant: Grant,
+    /// The rules had been asked the same in this second.
+    pub(super) is_recalled: bool,
     pub(super) took_ns: u64,
 }
 

@@ -124,6 +124,7 @@ pub(super) fn record(
     };
     let metrics = Metrics {
         timer_policy_decision_ns: outcome.took_ns,
+        counter_policy_decision_recalled: u8::from(outcome.is_recalled),
     };
     record.with("metrics", &metrics).with("erased", &erased)
 }
@@ -149,6 +150,8 @@ struct Bundle<'a> {
 #[derive(Serialize)]
 struct Metrics {
     timer_policy_decision_ns: u64,
+    /// 1: the same was asked within the second, and this is what the rules said then.
+    counter_policy_decision_recalled: u8,
 }
 
 /// What came of it: what was granted after narrowing, not what was asked for.

@@ -1,6 +1,7 @@
 //! The engine, the layer and the trial, with the bundled policy and with wrong ones.
 
 mod layer;
+mod memo;
 mod nobody;
 mod recorded;
 mod traps;
@@ -45,6 +46,7 @@ fn policy(files: &Files, mode: PolicyMode, confirm: Confirm) -> Policy {
 }
 
 fn prepared(files: &Files, mode: PolicyMode, confirm: Confirm) -> Prepared {
+    let set = PolicySet::compile(&bundle(files)).unwrap();
     Prepared::of(Active {
         generation: 0,
         mode,
@@ -52,7 +54,8 @@ fn prepared(files: &Files, mode: PolicyMode, confirm: Confirm) -> Prepared {
         exposure: Exposure::Full,
         include_args: Vec::new(),
         instructions_max: BUDGET,
-        set: Some(Arc::new(PolicySet::compile(&bundle(files)).unwrap())),
+        memo: Memo::new(set.may_see_id),
+        set: Some(Arc::new(set)),
         since: SystemTime::now(),
     })
 }
