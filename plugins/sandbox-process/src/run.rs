@@ -235,15 +235,15 @@ impl<'a> Running<'a> {
     fn kill_now(&mut self) {
         // While the run still has it too: then it is the run that frees its files, with its own share of the processors.
         self.place = None;
+        // The launcher kills when this ends. It is the way where it has to see first what has been used, and while the pidfd
+        // is still to come. Before the rest, so that the launcher never takes that end for an accident.
+        let _ = sys::shut_down_writing(self.notice.as_fd());
         if self.is_counted
             && let Some(pidfd) = &self.pidfd
         {
             // It is ours to kill, and to be gone already is no error.
             let _ = sys::kill_by_pidfd(pidfd.as_fd());
         }
-        // The launcher kills when this ends. It is the way where it has to see first what has been used, and while the pidfd
-        // is still to come.
-        let _ = sys::shut_down_writing(self.notice.as_fd());
     }
 
     /// Until the run is over and everything that it said is here.

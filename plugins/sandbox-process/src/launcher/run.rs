@@ -374,11 +374,18 @@ impl Run {
     }
 
     /// Of a child that has ended: whether it has failed before it was anybody's run. Not where a run's limits may be what it has
-    /// met, nor where nobody wanted it any more: then it ends well, since its orders do, which may be heard of first.
+    /// met, nor where nobody wanted it any more: then it ends well, since its orders do, which may be heard of first. Nor where the
+    /// plugin has ended it, as it does with a run that is cancelled before that has begun.
     pub(super) fn was_stillborn(&self) -> bool {
         let is_idle = self.pooled.as_ref().is_some_and(|p| !p.taken);
         let ended_well = self.exited == Some((0, 0));
-        is_idle && !self.begun && !ended_well && !self.is_over() && self.is_awaited()
+        is_idle && !self.begun && !ended_well && !self.is_over() && !self.is_let_go()
+    }
+
+    /// Whether [`Happened::LetGo`] is still to be heard of: the plugin says nothing on this socket but its end.
+    fn is_let_go(&self) -> bool {
+        let mut over = [Poll::readable(self.notice.as_fd())];
+        sys::poll(&mut over, Some(0)).is_ok() && over[0].is_ready()
     }
 
     fn end(&self, init: Exit) -> End {

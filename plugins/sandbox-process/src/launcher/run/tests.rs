@@ -152,6 +152,8 @@ fn a_child_that_nobody_wanted_has_not_failed_at_its_birth() {
     }
     run.exited = Some((1, 0));
     assert!(run.was_stillborn());
+    sys::shut_down_writing(plugins.as_fd()).unwrap();
+    assert!(!run.was_stillborn(), "the plugin has killed it");
     drop(plugins);
     assert!(!run.was_stillborn());
 }
