@@ -410,6 +410,8 @@ impl Domain {
             return;
         };
         self.say_warm(name, &next, events);
+        // Runs wait for its children from now on: whether those live is to be found out at once.
+        self.births = BackOff::default();
         if let Some(before) = self.current.replace(next) {
             end(before, leaving);
         }

@@ -314,6 +314,30 @@ fn children_that_die_at_their_birth_are_not_made_as_fast_as_they_can_be() {
     assert!(zygotes.birth_failed("", now, "none", now).is_empty());
 }
 
+/// The plugin hears that there is one, and has runs wait for its children.
+#[test]
+fn whether_the_children_of_another_zygote_live_is_found_out_at_once() {
+    let mut zygotes = with_places(1);
+    let (mut domain, _theirs) = domain();
+    domain.needs.ahead = 1;
+    zygotes.domains.insert(String::new(), domain);
+    for now in 1..=9 {
+        zygotes.birth_failed("", now, "none", now);
+    }
+    let lacks = |zygotes: &Zygotes| zygotes.lacking(u32::MAX, 9, |_| There::default()).is_some();
+    assert!(!lacks(&zygotes), "it waits");
+    let (next, _nexts) = zygote();
+    let domain = zygotes.domains.get_mut("").unwrap();
+    domain.next = Some(Zygote { number: 2, ..next });
+    let mut events = Vec::new();
+    domain.hear("", &mut Vec::new(), &mut events);
+    assert!(matches!(words(&events)[..], [Word::Warm { zygote: 2, .. }]));
+    assert!(lacks(&zygotes));
+    assert!(zygotes.birth_failed("", 10, "none", 10).is_empty());
+    let events = zygotes.birth_failed("", 11, "none", 11);
+    assert!(matches!(words(&events)[..], [Word::Cold { .. }]));
+}
+
 #[test]
 fn a_zygote_stays_that_has_no_process_for_a_child() {
     for (code, stays) in [(libc::EAGAIN, true), (libc::EPERM, false)] {
