@@ -246,6 +246,10 @@ impl Pool {
                 }
                 return child.map(|child| (child, true));
             }
+            if domain.unsent {
+                // Who hears the launcher tries again too, but sleeps perhaps since before this could not be said.
+                self.tell(domain, name);
+            }
         }
     }
 

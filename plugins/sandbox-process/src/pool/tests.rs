@@ -254,6 +254,45 @@ fn who_waits_in_vain_has_time_left_for_an_interpreter_of_its_own() {
     assert!((450_000_000..1_000_000_000).contains(&waited), "{waited}");
 }
 
+/// Nothing wakes who hears the launcher when it could not be told: it has nothing to say.
+#[test]
+fn a_launcher_that_did_not_read_for_a_moment_hears_of_a_run_that_waits() {
+    let (pool, host, launcher) = warm(PoolRules {
+        min: 0,
+        max: 9,
+        per_tenant: false,
+    });
+    let pool = Arc::new(pool);
+    let hears = listen(&pool, &host).unwrap();
+    while sys::try_send_message(pool.control.as_fd(), &[b' '; 4096]).is_ok() {}
+    let over = AtomicU64::new(0);
+    let is_over = || over.load(Ordering::Relaxed) > 0;
+    std::thread::scope(|scope| {
+        let run = scope.spawn(|| pool.take("", &spec(), is_over));
+        while pool.look().waiting == 0 {
+            std::thread::yield_now();
+        }
+        let until = Instant::now() + CHILD_WAIT / 2;
+        let mut hears_of_it = false;
+        while !hears_of_it && Instant::now() < until {
+            let mut buf = [0; 4096];
+            let mut said = [Poll::readable(launcher.as_fd())];
+            sys::poll(&mut said, Some(50_000_000)).unwrap();
+            if let Ok(Some((n, _))) = sys::take_message(launcher.as_fd(), &mut buf) {
+                hears_of_it = matches!(
+                    serde_json::from_slice(&buf[..n]),
+                    Ok(Request::Pool(needs)) if needs.waiting == [1, 0]
+                );
+            }
+        }
+        over.store(1, Ordering::Relaxed);
+        assert!(run.join().unwrap().is_none());
+        assert!(hears_of_it);
+    });
+    drop(launcher);
+    hears.join().unwrap();
+}
+
 /// A child that the launcher had in hand when the domain made room, and then a run that has waited there meanwhile.
 #[test]
 fn a_domain_that_has_made_room_does_not_come_back_by_what_comes_too_late() {
