@@ -60,8 +60,9 @@ impl Domain {
         now: u64,
         events: &mut Vec<Event>,
     ) {
-        // Those that were there already when one had failed have failed with it.
-        if self.births.failures > 0 && born_ns < self.births.failed_ns {
+        // Those that were there already when one had failed have failed with it; what has ended one that lived is not its birth.
+        let is_known = self.births.failures > 0 && born_ns < self.births.failed_ns;
+        if is_known || now >= born_ns.saturating_add(LIVES_NS) {
             return;
         }
         self.births.failed(now);

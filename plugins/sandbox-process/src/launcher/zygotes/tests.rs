@@ -338,6 +338,22 @@ fn whether_the_children_of_another_zygote_live_is_found_out_at_once() {
     assert!(matches!(words(&events)[..], [Word::Cold { .. }]));
 }
 
+/// The host, short of memory, or somebody by hand ends one that waits, and later another: each was there for long.
+#[test]
+fn a_child_that_has_lived_was_born_well() {
+    const LIFE_NS: u64 = 1_000_000_000;
+    let mut zygotes = with_places(1);
+    zygotes.domains.insert(String::new(), domain().0);
+    for killed in [5, 9, 20].map(|s| s * LIFE_NS) {
+        let events = zygotes.birth_failed("", killed - LIFE_NS, "killed", killed);
+        assert!(events.is_empty(), "{killed}");
+    }
+    let failures = |zygotes: &Zygotes| zygotes.domains[""].births.failures;
+    assert_eq!(failures(&zygotes), 0);
+    zygotes.birth_failed("", 30 * LIFE_NS, "none", 31 * LIFE_NS - 1);
+    assert_eq!(failures(&zygotes), 1);
+}
+
 #[test]
 fn a_zygote_stays_that_has_no_process_for_a_child() {
     for (code, stays) in [(libc::EAGAIN, true), (libc::EPERM, false)] {
