@@ -383,6 +383,7 @@ impl Launcher {
                 lease: child.lease,
                 orders: child.sockets.orders,
                 is_watched: false,
+                is_mute: false,
                 taken: false,
                 spec: child.spec,
                 furnishing: child.furnishing.as_ref().map_or(0, |f| f.number),
@@ -479,15 +480,7 @@ impl Launcher {
             return;
         }
         let Some(place) = place_of(pooled.orders.as_fd()) else {
-            // It has ended instead, or is let go of, and will be seen to; or there was no descriptor left for it, and then its
-            // run would wait for ever.
-            pooled.untold = None;
-            if pooled.activation.take().is_some() {
-                let message = "it could not be given what its run needs".to_owned();
-                tell(run.notice.as_fd(), &Notice::Failed { message }, None);
-                run.kill();
-            }
-            return;
+            return run.has_no_place();
         };
         let give = |spec: &RunSpec, pooled: &Pooled| {
             let home = self.home.as_fd();

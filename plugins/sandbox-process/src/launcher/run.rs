@@ -94,6 +94,8 @@ pub(super) struct Pooled {
     pub(super) orders: OwnedFd,
     /// Its end, and that the plugin lets go of it, is heard from the launcher's watch. Otherwise it is asked each time.
     pub(super) is_watched: bool,
+    /// It has ended, and will not say that it can be given something.
+    pub(super) is_mute: bool,
     /// It has a run.
     pub(super) taken: bool,
     /// What it was made for.
@@ -163,7 +165,7 @@ impl Run {
             ],
             Some(pooled) => [
                 unless(
-                    pooled.activation.is_none() && pooled.untold.is_none(),
+                    pooled.is_mute || (pooled.activation.is_none() && pooled.untold.is_none()),
                     (Happened::Ready, pooled.orders.as_fd()),
                 ),
                 unless(
@@ -217,6 +219,25 @@ impl Run {
         // The kernel refuses only for a process that is not ours to kill, which this one is.
         let _ = sys::kill_by_pidfd(self.init.pidfd.as_fd());
         self.killed = true;
+    }
+
+    /// A zygote's child that was to be given something has no place for it. It has ended instead, or is let go of, and will be
+    /// seen to; or there was no descriptor left for it, and then its run would wait for ever.
+    pub(super) fn has_no_place(&mut self) {
+        let Some(pooled) = &mut self.pooled else {
+            return;
+        };
+        if pooled.activation.take().is_some() {
+            let message = "it could not be given what its run needs".to_owned();
+            tell(self.notice.as_fd(), &Notice::Failed { message }, None);
+            return self.kill();
+        }
+        let mut over = [Poll::hung_up(pooled.orders.as_fd())];
+        pooled.is_mute = sys::poll(&mut over, Some(0)).is_ok() && over[0].is_ready();
+        if !pooled.is_mute {
+            // Of one that ends by itself the plugin's part stays: it is none that the plugin has let go of.
+            pooled.untold = None;
+        }
     }
 
     /// It is a run from now on, and one that lasts when it has used so much of a processor.

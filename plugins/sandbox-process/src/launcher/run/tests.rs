@@ -101,6 +101,7 @@ fn child(init: Process, notice: OwnedFd, untold: Option<Box<Untold>>) -> Run {
         },
         orders: nothing(),
         is_watched: true,
+        is_mute: false,
         taken: false,
         spec: RunSpec::default(),
         furnishing: 1,
@@ -195,10 +196,46 @@ fn a_child_without_a_watch_is_asked() {
     assert_eq!(asked(&run), [None, ended, None]);
 }
 
+/// What the plugin gets of a child when it has mounted what the usual run wants.
+fn untold(plugins_notice: OwnedFd) -> Box<Untold> {
+    let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
+    Box::new(Untold {
+        mounts: Vec::new(),
+        word: Word::Gone {
+            domain: String::new(),
+        },
+        plugins: [nothing(), nothing(), nothing(), plugins_notice],
+    })
+}
+
+/// Most of those that are made ahead are for the usual run, and they fail as often as the others.
+#[test]
+fn a_child_that_dies_before_the_plugin_hears_of_it_has_failed_at_its_birth() {
+    for has_ended in [true, false] {
+        let (notice, plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        let (orders, its) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        let pid = std::process::id() as i32;
+        let pidfd = sys::pidfd_open(pid).unwrap();
+        let mut run = child(Process { pid, pidfd }, notice, Some(untold(plugins)));
+        run.pooled.as_mut().unwrap().orders = orders;
+        let is_asked = |run: &Run| run.to_be_asked()[0].is_some();
+        assert!(is_asked(&run));
+        // Otherwise there was no descriptor left for its place.
+        let _lives = (!has_ended).then_some(its);
+        run.has_no_place();
+        assert!(!is_asked(&run), "it would be asked again and again");
+        if !has_ended {
+            // What another test forks has a copy of the other end for a moment.
+            let mut gone = [Poll::hung_up(run.notice.as_fd())];
+            sys::poll(&mut gone, Some(10_000_000_000)).unwrap();
+        }
+        assert_eq!(run.was_stillborn(), has_ended);
+    }
+}
+
 /// Its lease comes back when the plugin has closed its ends: of one that it has never heard of they are the launcher's.
 #[test]
 fn a_child_that_ends_before_the_plugin_hears_of_it_keeps_no_end_of_its_own_sockets() {
-    let nothing = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
     let mut process = std::process::Command::new("true").spawn().unwrap();
     let pid = process.id() as libc::pid_t;
     let init = Process {
@@ -206,14 +243,7 @@ fn a_child_that_ends_before_the_plugin_hears_of_it_keeps_no_end_of_its_own_socke
         pidfd: sys::pidfd_open(pid).unwrap(),
     };
     let (notice, plugins_notice) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
-    let untold = Untold {
-        mounts: Vec::new(),
-        word: Word::Gone {
-            domain: String::new(),
-        },
-        plugins: [nothing(), nothing(), nothing(), plugins_notice],
-    };
-    let run = child(init, notice, Some(Box::new(untold)));
+    let run = child(init, notice, Some(untold(plugins_notice)));
     let (_, returning) = run.finish();
     assert!(process.wait().is_err(), "it has been reaped");
     let mut gone = [Poll::hung_up(returning.as_ref().unwrap().notice.as_fd())];
