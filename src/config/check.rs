@@ -97,7 +97,8 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
             max_pids: s.integer("max_pids", 1..=32_768),
             workspace_bytes: s.integer("workspace_bytes", (1 << 20)..=TIB),
             workspace_inodes: s.integer("workspace_inodes", 64..=(1 << 24)),
-            max_output_blobs: s.count("max_output_blobs", 0..=100_000),
+            // The host takes no result of a sandbox that names more.
+            max_output_blobs: s.count("max_output_blobs", 0..=10_000),
             on_disconnect: s.choice(
                 "on_disconnect",
                 &[
