@@ -519,8 +519,11 @@ impl Pool {
                     of.gone = true;
                     of.idle.clear();
                     of.connected.clear();
-                    let untold = of.untold.drain(..).map(Homeless::new);
-                    state.homeless.extend(untold);
+                    // What could not be said may have been that one of them lasts, which is not said again.
+                    let lasts = of.unsent;
+                    let untold = of.untold.drain(..);
+                    let homeless = untold.map(|taken| Homeless { taken, lasts });
+                    state.homeless.extend(homeless);
                     of.call_all();
                 }
                 state

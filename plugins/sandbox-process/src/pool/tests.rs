@@ -229,6 +229,28 @@ fn the_launcher_hears_of_a_run_that_lasts_longer_than_its_domain() {
     assert!(told(&launcher).is_none() && pool.wait() > TRY_AGAIN);
 }
 
+/// It did not read when that was to be said, and the domain has made room before it was said again.
+#[test]
+fn the_launcher_hears_of_a_run_that_lasted_before_its_domain_went() {
+    let (pool, host, launcher) = warm(PoolRules {
+        min: 2,
+        max: 9,
+        per_tenant: true,
+    });
+    pool.taken("", taken(1));
+    while sys::try_send_message(pool.control.as_fd(), b"{}").is_ok() {}
+    pool.lasts("", 1);
+    let domain = String::new();
+    pool.hear_word(Word::Gone { domain }, Vec::new(), &host);
+    while sys::take_message(launcher.as_fd(), &mut [0; 8192]).is_ok() {}
+    pool.tidy();
+    let heard = told(&launcher);
+    assert!(
+        matches!(heard, Some(Request::Taken(Taken { number: 1, .. }))),
+        "{heard:?}"
+    );
+}
+
 /// What the launcher is told next.
 fn told(launcher: &OwnedFd) -> Option<Request> {
     let mut buf = [0; 8192];
