@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings, is_root};
+use crate::support::tools;
 
 /// The one host that is granted, and what it is called.
 const HOST: &str = "93.184.216.34";
@@ -232,15 +233,15 @@ fn execute(gateway: &Gateway, args: Value) -> Value {
 
 #[test]
 fn nothing_but_what_is_granted_is_reached() {
-    let tools = ["ip", "unshare", "nsenter", "bash", "mount"];
-    let there = |tool: &&str| {
-        Command::new("sh")
-            .args(["-c", &format!("command -v {tool} >/dev/null")])
-            .status()
-            .is_ok_and(|s| s.success())
-    };
-    if !is_root() || !tools.iter().all(there) {
-        eprintln!("not run: it takes root and {tools:?}");
+    if !is_root() {
+        tools::left_out("it takes root");
+        return;
+    }
+    let tools = ["ip", "nsenter", "bash", "mount"];
+    if !tools
+        .iter()
+        .all(|tool| tools::there(tool, "a world of sentinels"))
+    {
         return;
     }
     let _alone = crate::alone();

@@ -6,6 +6,7 @@ pub(crate) mod gateway;
 pub(crate) mod http;
 pub(crate) mod look;
 pub(crate) mod random;
+pub(crate) mod tools;
 
 use std::time::{Duration, Instant};
 

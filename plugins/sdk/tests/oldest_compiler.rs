@@ -8,6 +8,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+#[path = "../../../tests/support/tools.rs"]
+mod tools;
+
 /// Names a rustc of that version, where it is not in the usual place.
 const COMPILER: &str = "SKILLGATE_TEST_OLDEST_RUSTC";
 /// Where Debian 12 has one, beside whichever is first in `PATH`. Other distributions have others there.
@@ -54,9 +57,9 @@ fn the_oldest_compiler_compiles_a_plugin() {
         "one promise for both"
     );
     let Some(compiler) = find(&oldest) else {
-        eprintln!(
-            "skipped: neither {USUAL} nor {COMPILER} is a rustc {oldest}; clippy's incompatible_msrv looks at the library's part"
-        );
+        tools::left_out(&format!(
+            "neither {USUAL} nor {COMPILER} is a rustc {oldest}; clippy's incompatible_msrv looks at the library's part"
+        ));
         return;
     };
     let dir = tempdir();

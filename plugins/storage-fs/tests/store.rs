@@ -28,3 +28,5 @@ mod quota;
 mod shelf;
 #[path = "store/skills.rs"]
 mod skills;
+#[path = "../../../tests/support/tools.rs"]
+mod tools;

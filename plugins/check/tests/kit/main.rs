@@ -10,3 +10,5 @@ mod later;
 mod sabotage;
 mod support;
 mod survival;
+#[path = "../../../../tests/support/tools.rs"]
+mod tools;

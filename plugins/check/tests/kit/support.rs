@@ -5,6 +5,8 @@ use std::process::Command;
 
 use skillgate_plugin_check::{Report, Settings, Status, check};
 
+use crate::tools;
+
 fn deps() -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     exe.parent().unwrap().to_owned()
@@ -72,16 +74,9 @@ pub(crate) fn example_c(dir: &Path) -> PathBuf {
 
 /// Compiles a plugin that throws; `None`: there is no compiler for C++.
 pub(crate) fn thrower(dir: &Path) -> Option<PathBuf> {
-    let there = Command::new("g++").arg("--version").output().is_ok();
-    there.then(|| {
-        compile(
-            "g++",
-            "tests/thrower/thrower.cpp",
-            dir,
-            "thrower",
-            &["-std=c++11"],
-        )
-    })
+    let source = "tests/thrower/thrower.cpp";
+    tools::there("c++", "a plugin that throws")
+        .then(|| compile("c++", source, dir, "thrower", &["-std=c++11"]))
 }
 
 fn compile(compiler: &str, source: &str, dir: &Path, name: &str, options: &[&str]) -> PathBuf {

@@ -12,6 +12,7 @@ use skillgate_plugin_sdk::model::SkillQuery;
 
 use crate::child;
 use crate::support::*;
+use crate::tools;
 
 /// What changes the disk. A kill between two of these leaves what a kill at the next one leaves.
 pub(crate) const SYSCALLS: [&str; 9] = [
@@ -135,12 +136,15 @@ pub(crate) fn strace(options: &[&str], trace: &Path, root: &Path) -> Option<Comm
 
 /// The same with another job of a child.
 pub(crate) fn strace_of(job: &str, options: &[&str], trace: &Path, root: &Path) -> Option<Command> {
+    if !tools::there("strace", "faults at the store's system calls") {
+        return None;
+    }
     let works = Command::new("strace")
         .args(["-f", "-o", "/dev/null", "true"])
         .stdin(Stdio::null())
         .output();
     if !works.is_ok_and(|output| output.status.success()) {
-        println!("skipped: strace is not there or may not trace");
+        tools::left_out("strace may not trace here");
         return None;
     }
     let mut command = Command::new("strace");

@@ -10,6 +10,7 @@ use skillgate_storage_fs::StorageFs;
 
 use crate::child::{self, say};
 use crate::support::*;
+use crate::tools;
 
 const MIB: usize = 1024 * 1024;
 
@@ -101,7 +102,7 @@ fn a_full_disk_is_an_answer_and_leaves_nothing() {
             return;
         }
     }
-    println!("skipped: no mount namespace to be had here");
+    tools::left_out("no mount namespace to be had here");
 }
 
 /// The most memory that this process has had in RAM, in KiB.

@@ -1,0 +1,43 @@
+//! Programs that tests use and that a machine with Rust, a C compiler and python3 may be without. Tests of several crates
+//! share this file by its path, so it needs the standard library alone.
+#![allow(dead_code, reason = "each of the programs that share this uses a part")]
+
+use std::io::Write;
+
+/// The programs and the Debian packages that bring them.
+const PACKAGES: [(&str, &str); 8] = [
+    ("bash", "bash"),
+    ("c++", "g++"),
+    ("ip", "iproute2"),
+    ("make", "make"),
+    ("mkfs.ext4", "e2fsprogs"),
+    ("mount", "mount"),
+    ("nsenter", "util-linux"),
+    ("strace", "strace"),
+];
+
+/// Whether `program` is there. Where it is not, says that the test leaves out `what`, and which package it takes; but a
+/// machine that tests for others (`CI`) has to have it, or something would never be tested and nobody would know.
+pub(crate) fn there(program: &str, what: &str) -> bool {
+    let package = PACKAGES.iter().find(|(name, _)| *name == program);
+    let package = package.map(|(_, package)| *package);
+    let package = package.unwrap_or_else(|| panic!("{program}: name its package in PACKAGES"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if std::env::split_paths(&path).any(|dir| dir.join(program).is_file()) {
+        return true;
+    }
+    let why = format!("{what}: there is no {program} here (Debian: apt install {package})");
+    let must = std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false");
+    assert!(!must, "{why}, and CI is set");
+    left_out(&why);
+    false
+}
+
+/// Says what the test that runs leaves out and why. What is printed in a test that passes is not shown, so this is
+/// written to standard error past that.
+pub(crate) fn left_out(why: &str) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test");
+    let line = format!("left out of {test}: {why}\n");
+    let _nobody_reads = std::io::stderr().write_all(line.as_bytes());
+}
