@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::http::Endpoint;
+use crate::own::{self, Hosts};
 
 /// How long a server may take to start, and to stop.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -40,13 +41,19 @@ impl Drop for TempDir {
 pub(crate) struct Server {
     child: Child,
     pub(crate) endpoint: Endpoint,
+    /// What its runs may try to reach.
+    pub(crate) hosts: Hosts,
     /// Where its standard error goes.
     pub(crate) stderr: PathBuf,
 }
 
 impl Server {
     /// Starts `command` and waits for the line that shows its endpoint.
-    pub(crate) fn start(mut command: Command, stderr: PathBuf) -> Result<Server, String> {
+    pub(crate) fn start(
+        mut command: Command,
+        stderr: PathBuf,
+        hosts: Hosts,
+    ) -> Result<Server, String> {
         let log = std::fs::File::create(&stderr).map_err(|e| e.to_string())?;
         let mut child = command
             .stdin(Stdio::null())
@@ -68,6 +75,7 @@ impl Server {
         let mut server = Server {
             child,
             endpoint: Endpoint::default(),
+            hosts,
             stderr,
         };
         match said
@@ -158,14 +166,22 @@ impl Plugins {
 /// An ordinary user has no cgroup of its own unless the host gives it one, and the gateway then refuses to start: the suite
 /// says so and takes the downgrade that the refusal names, since every row can be kept without it.
 pub(crate) fn start(repo: &Path, data: &Path, plugins: &Plugins) -> Result<Server, String> {
-    start_with(repo, data, plugins, "{}").or_else(|why| {
+    let hosts = Hosts::start()?;
+    own::policy(repo, data, &hosts)?;
+    start_with(repo, data, plugins, "{}", &hosts).or_else(|why| {
         if !why.contains("cgroup") {
             return Err(why);
         }
         println!(
             "this host gives its user no cgroup: runs have no limit on their memory as a whole"
         );
-        start_with(repo, data, plugins, r#"{ downgrades = ["cgroup"] }"#)
+        start_with(
+            repo,
+            data,
+            plugins,
+            r#"{ downgrades = ["cgroup"] }"#,
+            &hosts,
+        )
     })
 }
 
@@ -235,10 +251,12 @@ fn start_with(
     data: &Path,
     plugins: &Plugins,
     sandbox: &str,
+    hosts: &Hosts,
 ) -> Result<Server, String> {
     let isolation = plugins.isolation.as_ref();
     let isolation = isolation.map_or_else(String::new, |it| format!("isolation = {it:?}"));
     let config = data.join("skillgate.toml");
+    let own = repo.join("tests/conformance/own/skills");
     let text = format!(
         r#"rate_limit = []
 
@@ -249,7 +267,13 @@ listen = "127.0.0.1:0"
 listen = "127.0.0.1:0"
 
 [skills]
-paths = [{skills:?}]
+paths = [{skills:?}, {own:?}]
+
+[policy]
+path = {policy:?}
+
+[gate]
+allow_private = ["127.0.0.1", "::1"]
 
 [plugins.storage]
 {store}
@@ -262,6 +286,7 @@ config = {sandbox}
 {issuer}"#,
         issuer = issuer(data, plugins)?,
         skills = repo.join("skills"),
+        policy = data.join("policies"),
         store = plugins.storage(repo, data)?,
     );
     std::fs::write(&config, text).map_err(|e| format!("{}: {e}", config.display()))?;
@@ -272,7 +297,10 @@ config = {sandbox}
         "SKILLGATE_SECRET_SALESFORCE_API_KEY",
         "conformance-secret-value-0451",
     );
-    let mut server = Server::start(command, data.join("stderr.log"))?;
+    for (name, value) in own::SECRETS {
+        command.env(format!("SKILLGATE_SECRET_{name}"), value);
+    }
+    let mut server = Server::start(command, data.join("stderr.log"), hosts.clone())?;
     if plugins.tokens {
         let caller = [
             "--subject",

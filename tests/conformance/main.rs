@@ -11,6 +11,7 @@ mod case;
 mod expect;
 mod gateway;
 mod http;
+mod own;
 mod run;
 mod toy;
 
@@ -124,6 +125,7 @@ fn with_tokens() {
         product: true,
         sandbox: true,
         data_dir: None,
+        hosts: Some(server.hosts.clone()),
     };
     let outcomes = run::run(&target, &suite, &here(), &cases, &[]);
     let failed: Vec<String> = outcomes.iter().filter_map(failure).collect();
@@ -234,6 +236,7 @@ fn keeps_every_row(foreign: Option<&str>, plugins: &Plugins) {
                     product,
                     sandbox,
                     data_dir: None,
+                    hosts: None,
                 },
                 None,
             )
@@ -249,6 +252,7 @@ fn keeps_every_row(foreign: Option<&str>, plugins: &Plugins) {
                     product: true,
                     sandbox,
                     data_dir,
+                    hosts: Some(server.hosts.clone()),
                 },
                 Some(server),
             )
@@ -368,6 +372,7 @@ fn still_green(suite: &Suite, data: &Path, fault: &toy::Fault) -> Vec<String> {
             .iter()
             .any(|row| fault.rows.contains(&row.as_str()))
             && (!fault.sandbox || case.sandbox)
+            && fault.case.is_none_or(|id| case.id == id)
     };
     let cases: Vec<&Case> = suite.cases.iter().filter(concerned).collect();
     let outcomes = run::run(&target, suite, &here(), &cases, fault.rows);

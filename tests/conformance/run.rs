@@ -12,6 +12,7 @@ use crate::answer::{decode, envelope, picture, run_shape};
 use crate::case::{Case, Skill, Step, Suite};
 use crate::expect::{holds, value_at};
 use crate::http::Endpoint;
+use crate::own::Hosts;
 
 /// A server and what may be asked of it.
 #[derive(Debug, Clone)]
@@ -23,6 +24,8 @@ pub(crate) struct Target {
     pub(crate) sandbox: bool,
     /// Its data directory, when this suite started it.
     pub(crate) data_dir: Option<String>,
+    /// Hosts for its runs, when this suite configured it.
+    pub(crate) hosts: Option<Hosts>,
 }
 
 /// What became of one case.
@@ -136,6 +139,11 @@ fn first_vars(target: &Target) -> Vars {
         "data_dir".into(),
         target.data_dir.clone().unwrap_or_default().into(),
     );
+    if let Some(hosts) = &target.hosts {
+        vars.insert("granted_host".into(), hosts.granted.clone().into());
+        vars.insert("refused_host".into(), hosts.refused.clone().into());
+        vars.insert("unnamed_host".into(), hosts.unnamed.clone().into());
+    }
     vars
 }
 
@@ -196,7 +204,7 @@ impl Runner<'_> {
             Verdict::Skipped("skillgate's own promise")
         } else if case.sandbox && !self.target.sandbox {
             Verdict::Skipped("needs a sandbox: the server has none, or SKILLS_SANDBOX=no")
-        } else if case.own_server && self.target.data_dir.is_none() {
+        } else if case.own_server && self.target.hosts.is_none() {
             Verdict::Skipped("needs a server started by the suite")
         } else {
             self.steps(case)

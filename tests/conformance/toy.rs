@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::gateway::Server;
+use crate::own::Hosts;
 use crate::run::Target;
 
 /// One way to be wrong and the rows that must notice.
@@ -12,6 +13,8 @@ pub(crate) struct Fault {
     pub(crate) name: &'static str,
     pub(crate) what: &'static str,
     pub(crate) rows: &'static [&'static str],
+    /// Shown to this case alone, which has to notice by itself. Absent: whichever of the rows' cases does.
+    pub(crate) case: Option<&'static str>,
     /// Shown to the cases that need isolation, and only to them.
     pub(crate) sandbox: bool,
     /// Shown to the cases of skillgate's own promises too.
@@ -23,8 +26,22 @@ const fn fault(name: &'static str, what: &'static str, rows: &'static [&'static 
         name,
         what,
         rows,
+        case: None,
         sandbox: false,
         product: false,
+    }
+}
+
+/// One that this case of the row must notice.
+const fn seen_by(
+    case: &'static str,
+    name: &'static str,
+    what: &'static str,
+    rows: &'static [&'static str],
+) -> Fault {
+    Fault {
+        case: Some(case),
+        ..fault(name, what, rows)
     }
 }
 
@@ -202,6 +219,60 @@ pub(crate) const FAULTS: &[Fault] = &[
         &["R9"],
     ),
     fault("no-pinned-mounts", "name@version is no name", &["R10"]),
+    seen_by(
+        "granted.secret",
+        "no-secrets",
+        "no run gets a secret that it is granted",
+        &["E12"],
+    ),
+    seen_by(
+        "granted.secret",
+        "secrets-named",
+        "a skill gets what it names, granted or not",
+        &["E12"],
+    ),
+    seen_by(
+        "granted.secret",
+        "secrets-unnamed",
+        "a skill gets what it is granted, named or not",
+        &["E12"],
+    ),
+    seen_by(
+        "granted.host",
+        "no-network",
+        "no run reaches a host that it is granted",
+        &["E13"],
+    ),
+    seen_by(
+        "granted.refusal#1",
+        "refusal-is-a-run",
+        "who may not run a skill gets a failed run",
+        &["T2"],
+    ),
+    seen_by(
+        "granted.orphan",
+        "orphans-stay",
+        "what a run started goes on after it",
+        &["E19"],
+    ),
+    Fault {
+        sandbox: true,
+        ..seen_by(
+            "granted.no-other-host",
+            "any-host",
+            "runs reach any host",
+            &["E13"],
+        )
+    },
+    Fault {
+        sandbox: true,
+        ..seen_by(
+            "granted.orphan-with-a-session",
+            "sessions-stay",
+            "a session of its own keeps a process",
+            &["E19"],
+        )
+    },
     Fault {
         sandbox: true,
         ..fault(
@@ -262,7 +333,7 @@ pub(crate) fn start(here: &Path, data: &Path, fault: &str) -> Result<Server, Str
         .arg(here.join("toy/server.py"))
         .arg(here.join("texts/guide.md"));
     command.arg(data).arg(fault);
-    Server::start(command, data.join(format!("{fault}.log")))
+    Server::start(command, data.join(format!("{fault}.log")), Hosts::start()?)
 }
 
 /// What may be asked of the toy.
@@ -272,5 +343,6 @@ pub(crate) fn target(server: &Server) -> Target {
         product: false,
         sandbox: false,
         data_dir: None,
+        hosts: Some(server.hosts.clone()),
     }
 }

@@ -121,6 +121,26 @@ add(Skill({"name": "skills.protocol.guide", "version": "0.1.0", "kind": "instruc
           {"SKILL.md": GUIDE.encode(), "skill.toml": b"name = \"skills.protocol.guide\"\n"}))
 
 
+KEYS = os.path.join(os.path.dirname(GUEST), "../own/skills/conformance.keys/code/main.py")
+add(Skill({"name": "conformance.keys", "version": "1.0.0", "kind": "action",
+           "description": "Says which of the suite's secrets it has.",
+           "runtime": {"language": "python", "entrypoint": "code/main.py", "export": "main"},
+           "permissions": {"secrets": ["CONFORMANCE_GRANTED", "CONFORMANCE_REFUSED"]}},
+          {"SKILL.md": b"# Keys\n", "code/main.py": open(KEYS, "rb").read()}))
+SECRETS = {"CONFORMANCE_GRANTED": "conformance-granted-7731", "CONFORMANCE_REFUSED": "conformance-refused-5208",
+           "CONFORMANCE_UNNAMED": "conformance-unnamed-9164"}
+
+
+def secrets_of(skill):
+    """Of those that the skill names the granted."""
+    if skill is None or FAULT == "no-secrets":
+        return {}
+    named = skill.manifest.get("permissions", {}).get("secrets", [])
+    granted = ("CONFORMANCE_GRANTED", "CONFORMANCE_UNNAMED") if skill.name == "conformance.keys" else ()
+    return {name: value for name, value in SECRETS.items()
+            if (name in named or FAULT == "secrets-unnamed") and (name in granted or FAULT == "secrets-named")}
+
+
 def find(name, version=None):
     versions = SKILLS.get(name)
     if not versions:
@@ -437,8 +457,14 @@ def job(code, skill, function, args, skills, blobs, timeout_ms):
         if not isinstance(item, str):
             raise params_error("input_blobs is a list of ids")
         blob(item)
-    if FAULT == "no-sandbox":
-        return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": OPEN_MACHINE}
+    if any(s.name == "conformance.forbidden" for s in skills):
+        if FAULT == "refusal-is-a-run":
+            return failed("PermissionError", "you may not run it")
+        raise Refused(-32003, "policy_denied", "you may not run it")
+    open_machine = {"no-sandbox": OPEN_MACHINE, "any-host": {"reached": args.get("hosts")},
+                    "sessions-stay": "answered" if args.get("do") == "leave" else {"began": True, "more": 9}}
+    if FAULT in open_machine:
+        return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": open_machine[FAULT]}
     if FAULT == "container":
         output = dict(CONTAINER, skills=["__init__.py"] + [s.name for s in skills])
         return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": output}
@@ -475,6 +501,7 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
     env = {"PATH": os.environ.get("PATH", ""), "HOME": work, "LANG": "C.UTF-8"}
     if FAULT == "secrets-leak":
         env["SALESFORCE_API_KEY"] = "leaked"
+    env.update(secrets_of(skill))
     log_path = os.path.join(base, "log")
     began = time.monotonic()
     wait = 4 if FAULT == "no-timeout" else timeout_ms / 1000
@@ -488,7 +515,8 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
         except subprocess.TimeoutExpired:
             late = True
         try:
-            os.killpg(child.pid, 9)
+            if FAULT != "orphans-stay" or late:
+                os.killpg(child.pid, 9)
         except ProcessLookupError:
             pass
         child.wait()
