@@ -255,6 +255,12 @@ pub(crate) const FAULTS: &[Fault] = &[
         "what a run started goes on after it",
         &["E19"],
     ),
+    seen_by(
+        "publish.minimal#1",
+        "optional-required",
+        "refuses a manifest without tags",
+        &["K2", "K4", "K8"],
+    ),
     Fault {
         sandbox: true,
         ..seen_by(

@@ -387,7 +387,7 @@ def check_manifest(m):
         raise params_error("the version is not semantic")
     one_of(m["kind"], ("action", "instruction"), "kind")
     take(m, name=(str, 0), version=(str, 0), description=(str, 0), kind=(str, 0), namespace=(str, None),
-         tags=(list, []), runtime=(dict, None), inputs=(dict, {}), permissions=(dict, {}))
+         tags=(list, REQUIRED if FAULT == "optional-required" else []), runtime=(dict, None), inputs=(dict, {}), permissions=(dict, {}))
     if m["kind"] == "action":
         r = take(m.get("runtime") or {}, language=(str, REQUIRED), entrypoint=(str, REQUIRED), export=(str, REQUIRED))
         one_of(r["language"], ("python",), "language")
