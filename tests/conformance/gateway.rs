@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::http::Endpoint;
 use crate::own::{self, Hosts};
+use crate::tools;
 
 /// How long a server may take to start, and to stop.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -103,11 +104,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let asked = Command::new("kill")
-            .args(["-TERM", &self.child.id().to_string()])
-            .status();
+        let asked = tools::kill("-TERM", self.child.id());
         let began = Instant::now();
-        while asked.as_ref().is_ok_and(|status| status.success()) && began.elapsed() < PATIENCE {
+        while asked && began.elapsed() < PATIENCE {
             match self.child.try_wait() {
                 Ok(None) => std::thread::sleep(Duration::from_millis(20)),
                 _ => return,

@@ -13,6 +13,8 @@ mod gateway;
 mod http;
 mod own;
 mod run;
+#[path = "../support/tools.rs"]
+mod tools;
 mod toy;
 
 use std::collections::{BTreeMap, BTreeSet};

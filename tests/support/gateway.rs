@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::http::Client;
 use super::look::{self, Process};
-use super::{eventually, http};
+use super::{eventually, http, tools};
 
 /// How long a gateway may take to start, and to stop.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -200,11 +200,7 @@ config = {sandbox}
 
 /// To one process.
 pub(crate) fn signal(name: &str, pid: u32) {
-    let status = Command::new("kill")
-        .args([&format!("-{name}"), &pid.to_string()])
-        .status()
-        .unwrap();
-    assert!(status.success(), "kill -{name} {pid}");
+    assert!(tools::kill(&format!("-{name}"), pid), "kill -{name} {pid}");
 }
 
 /// `  http://127.0.0.1:4567/rpc   POST …`

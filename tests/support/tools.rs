@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each of the programs that share this uses a part")]
 
 use std::io::Write;
+use std::process::Command;
 
 /// The programs and the Debian packages that bring them.
 const PACKAGES: [(&str, &str); 8] = [
@@ -41,4 +42,16 @@ pub(crate) fn left_out(why: &str) {
     let test = thread.name().unwrap_or("a test");
     let line = format!("left out of {test}: {why}\n");
     let _nobody_reads = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Sends a signal, like `-TERM`, and says whether there was somebody to send it to. The shell does it: the program that is
+/// called kill is in a package of its own (Debian: procps), which small systems are without.
+pub(crate) fn kill(signal: &str, pid: u32) -> bool {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", r#"kill "$0" "$1""#, signal, &pid.to_string()]);
+    shell
+        .output()
+        .expect("every system has sh")
+        .status
+        .success()
 }

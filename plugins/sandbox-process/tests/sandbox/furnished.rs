@@ -1,13 +1,13 @@
 //! Children that wait with the mounts of a skill that is run again and again.
 
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::basics::{mount, open_to_all};
 use crate::pool::waiting;
 use crate::support::*;
+use crate::tools;
 use crate::zygote::warm;
 use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{RunRequest, Source};
@@ -176,7 +176,7 @@ fn where_the_usual_mounts_are_gone_children_wait_without() {
     let killed = idle();
     for pid in &killed {
         // One that has gone by itself is dead too.
-        let _ = Command::new("kill").args(["-9", &pid.to_string()]).output();
+        let _ = tools::kill("-9", *pid);
     }
     for _ in 0..3 {
         assert_eq!(world.look(&["b"])["seen"], json!({"acme.b": "b"}));

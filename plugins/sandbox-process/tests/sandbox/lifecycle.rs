@@ -9,17 +9,12 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::support::*;
+use crate::tools;
 use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::{abi, testing};
 
 fn kill_9(pid: u32) {
-    assert!(
-        Command::new("kill")
-            .args(["-9", &pid.to_string()])
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(tools::kill("-9", pid));
 }
 
 /// Control groups of instances whose state directory is this, anywhere.
@@ -102,13 +97,7 @@ fn signals_for_the_gateway_do_not_end_runs() {
         let run = scope.spawn(|| instance.plugin.run(request(code), &services).unwrap());
         eventually("it runs", || services.text().contains("here"));
         for signal in ["-INT", "-TERM", "-HUP"] {
-            assert!(
-                Command::new("kill")
-                    .args([signal, &launcher.to_string()])
-                    .status()
-                    .unwrap()
-                    .success()
-            );
+            assert!(tools::kill(signal, launcher));
         }
         assert!(run.join().unwrap().completed);
     });

@@ -29,4 +29,6 @@ mod programs;
 mod red_list;
 mod support;
 mod tenants;
+#[path = "../../../../tests/support/tools.rs"]
+mod tools;
 mod zygote;

@@ -1,13 +1,13 @@
 //! Children that wait, and the namespaces that they are lent.
 
 use std::collections::BTreeSet;
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use serde_json::json;
 
 use crate::support::*;
+use crate::tools;
 use crate::zygote::warm;
 use skillgate_plugin_sdk::blocking::Sandbox;
 
@@ -101,7 +101,7 @@ fn a_child_that_dies_while_it_waits_loses_no_run() {
         let killed = waiting(&instance, name);
         for pid in &killed {
             // One that has gone by itself is dead too.
-            let _ = Command::new("kill").args(["-9", &pid.to_string()]).output();
+            let _ = tools::kill("-9", *pid);
         }
         // On a busy host an init dies a little later, and takes what has begun by then with it.
         eventually("they are dead", || {
@@ -135,10 +135,7 @@ fn where_no_process_is_left_children_are_not_made_again_and_again() {
     };
     let file = |name: &str| format!("/sys/fs/cgroup/pids{all}/{name}");
     std::fs::write(file("pids.max"), "1").unwrap();
-    let killed = Command::new("kill")
-        .args(["-9", &child.to_string()])
-        .status();
-    assert!(killed.unwrap().success());
+    assert!(tools::kill("-9", child));
     let said = || instance.plugin.health().unwrap().report_json;
     eventually("health says why", || {
         said().contains("its children die at their birth: isolation step Init")

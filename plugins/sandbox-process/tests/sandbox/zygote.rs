@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::*;
+use crate::tools;
 use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::RunRequest;
 
@@ -65,10 +66,7 @@ fn is_being_born(pid: u32) -> bool {
 }
 
 pub(crate) fn signal(pid: u32, signal: &str) {
-    let status = Command::new("kill")
-        .args([signal, &pid.to_string()])
-        .status();
-    assert!(status.unwrap().success());
+    assert!(tools::kill(signal, pid));
 }
 
 fn completed(instance: &Instance, request: RunRequest) -> Value {

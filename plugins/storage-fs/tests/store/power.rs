@@ -122,9 +122,7 @@ fn mount(image: &Path, at: &Path) -> bool {
 }
 
 fn signal(process: u32, signal: &str) {
-    assert!(done(
-        Command::new("kill").args([signal, &process.to_string()])
-    ));
+    assert!(tools::kill(signal, process));
 }
 
 /// The process has stopped, all its threads: nothing more comes from it.
