@@ -267,18 +267,20 @@ impl Pool {
         }
     }
 
-    /// The run lasts: the launcher should know of it.
-    pub(crate) fn lasts(&self, name: &str, number: u64) {
+    /// The run lasts: the launcher should know of it. Whether it does; it may not read at the moment.
+    pub(crate) fn lasts(&self, name: &str, number: u64) -> bool {
         let mut state = self.state();
         if let Some(domain) = state.domains.get_mut(name)
             && domain.untold.iter().any(|t| t.number == number)
         {
             self.tell(domain, name);
+            return !domain.unsent;
         }
         if let Some(run) = state.homeless.iter_mut().find(|h| h.taken.number == number) {
             run.lasts = true;
             self.tell_of_homeless(&mut state);
         }
+        !state.homeless.iter().any(|h| h.taken.number == number)
     }
 
     /// The run is over.

@@ -380,7 +380,9 @@ impl<'a> Running<'a> {
     /// When the launcher hears of it.
     fn tell_ns(&self) -> u64 {
         match &self.child {
-            Some(child) if !child.told => self.ready_ns.unwrap_or(0) + LAUNCHER_TOLD_NS,
+            Some(child) if !child.told => {
+                (self.ready_ns.unwrap_or(0) + LAUNCHER_TOLD_NS).max(child.tell_again_ns)
+            }
             _ => u64::MAX,
         }
     }

@@ -1,6 +1,7 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
 use super::*;
 use crate::cgroup::{Held, Part};
@@ -172,6 +173,36 @@ fn the_launcher_hears_of_a_run_before_its_first_request() {
         assert!(begun.running.channel.result.is_some());
         assert!(words().is_none(), "and once");
     }
+}
+
+/// Who hears the launcher for the pool may sleep until it says something, and it has nothing to say.
+#[test]
+fn a_launcher_that_did_not_read_is_told_again_by_the_run() {
+    let host = Host::for_tests(|_, _, _, _| {});
+    let (control, heard) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    let fill = control.try_clone().unwrap();
+    let pool = Pool::new(control, RULES);
+    let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    let handle = Handle::new().unwrap();
+    pool.open();
+    while sys::try_send_message(fill.as_fd(), b"{}").is_ok() {}
+    let said = Mutex::new(Vec::new());
+    let store = Store::new(|| {
+        let mut buf = [0; 8192];
+        while let Ok(Some((n, _))) = sys::take_message(heard.as_fd(), &mut buf) {
+            if let Ok(Request::Pool(needs)) = serde_json::from_slice(&buf[..n]) {
+                said.lock()
+                    .unwrap()
+                    .extend(needs.taken.iter().map(|t| t.number));
+            }
+        }
+    });
+    let mut begun = begun(&host, &store, &handle, notice);
+    begun.running.child = Some(Child::of_nothing(&pool, TAKEN));
+    begun.running.ready_ns = Some(begun.running.deadline_ns);
+    say(&begun.theirs, &[vec![get(); 2], vec![result()]].concat());
+    attend(&mut begun.running, &launcher);
+    assert_eq!(*said.lock().unwrap(), [NUMBER]);
 }
 
 /// The host may make such a run again, and so must not if it has done something.

@@ -23,6 +23,9 @@ use crate::usage;
 use crate::wire::{End, MESSAGE_BYTES_MAX, Request, RunSpec, Taken};
 use crate::zygote::READY;
 
+/// After so long a launcher that did not read is told again.
+const TELL_AGAIN_NS: u64 = 20_000_000;
+
 /// A run that is to be, whichever way.
 pub(super) struct Attempt<'a> {
     pub(super) services: &'a dyn RunServices,
@@ -56,6 +59,8 @@ pub(super) struct Child<'a> {
     group: Held,
     cpu_before_us: u64,
     pub(super) told: bool,
+    /// When it is tried again to tell the launcher of it.
+    pub(super) tell_again_ns: u64,
 }
 
 #[cfg(test)]
@@ -71,6 +76,7 @@ impl<'a> Child<'a> {
             group: Held::new(Vec::new(), Default::default()),
             cpu_before_us: 0,
             told: false,
+            tell_again_ns: 0,
         }
     }
 
@@ -120,10 +126,11 @@ impl Child<'_> {
         }
     }
 
-    /// The launcher hears of it, once: from now on it watches the run's limits too.
+    /// The launcher hears of it, once: from now on it watches the run's limits too. Where it does not read at the moment, it is
+    /// told again: who hears it for the pool may sleep for seconds.
     pub(super) fn tell(&mut self) {
-        self.told = true;
-        self.pool.lasts(self.domain, self.number);
+        self.told = self.pool.lasts(self.domain, self.number);
+        self.tell_again_ns = sys::now_ns() + TELL_AGAIN_NS;
     }
 }
 
@@ -242,6 +249,7 @@ impl<'a> Attempt<'a> {
             group: waiting.group,
             cpu_before_us,
             told: by_launcher,
+            tell_again_ns: 0,
         };
         let mut running = self.running(channel, waiting.output, waiting.notice);
         running.place = (!by_launcher && waiting.furnishing == 0).then(|| Place(waiting.orders));
