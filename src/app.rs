@@ -386,7 +386,8 @@ pub fn serve(read: Read) -> Result<(), AppError> {
         tokio::spawn(app.parts.authenticator.clone().housekeeping());
         let interval = Duration::from_millis(config.server.reload_watch_ms);
         let reloads = tokio::spawn(reload.follow(hangup, interval));
-        let until = serve_connections(listener, stack::public(&app.parts), settings, stop).await;
+        let (stack, metrics) = (stack::public(&app.parts), app.parts.metrics.clone());
+        let until = serve_connections(listener, stack, settings, metrics, stop).await;
         // Those whose caller has gone are in no connection. They end before the plugins, which would wait for them.
         app.parts.rooms.runs.drain(until).await;
         reloads.abort();

@@ -27,6 +27,7 @@ use write_timeout::{Socket as _, WriteTimeout};
 
 use crate::rescue::{Refusal, RequestId};
 use crate::slots::{Slot, Slots};
+use crate::telemetry::metrics::Metrics;
 
 /// What can go wrong while a body is read or written.
 #[derive(Debug, thiserror::Error)]
@@ -99,6 +100,8 @@ const CUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connections without a place that stay until they have read why; addresses share these too. More of them are closed at
 /// once, and some of their peers see a reset.
 const TURNED_AWAY_MAX: usize = 128;
+/// What is counted of an answer to what no service has seen: its path was not read.
+const NO_ROUTE: &str = "other";
 
 /// What the configuration's `[server]` says of connections.
 #[derive(Debug, Clone, Copy)]
@@ -114,11 +117,13 @@ pub struct Settings {
 }
 
 /// Serves until `stop` resolves, then lets requests in flight finish for at most the drain timeout, and cuts off those that
-/// have not. Comes back with the moment until which what else is under way may go on.
+/// have not. Comes back with the moment until which what else is under way may go on. What is answered here, and not by the
+/// stack, is counted in `metrics`.
 pub async fn serve(
     listener: TcpListener,
     stack: Stack,
     settings: Settings,
+    metrics: Metrics,
     stop: impl Future<Output = ()>,
 ) -> Instant {
     let places = Slots::new(settings.connections_max);
@@ -148,6 +153,7 @@ pub async fn serve(
             let id = request_id.as_str();
             tracing::warn!(%peer, id, "connection refused: server.max_connections is reached, or its address's share of them");
             let (stream, aside) = (Connection::new(stream), asides.take(&address));
+            metrics.http_request(NO_ROUTE, StatusCode::SERVICE_UNAVAILABLE.as_u16());
             connections.spawn(turn_away(stream, request_id, aside));
             continue;
         };
@@ -159,7 +165,7 @@ pub async fn serve(
         let ours = Connection::new(stream);
         let stream = WriteTimeout::new(ours.clone(), settings.write_timeout);
         let due = Due::default();
-        let stream = Malformed::new(stream, due.clone());
+        let stream = Malformed::new(stream, due.clone(), metrics.clone());
         let last = ours.clone();
         let stack = stack.clone();
         let service = service_fn(move |mut request: Request<Incoming>| {
@@ -229,7 +235,7 @@ async fn turn_away(connection: Connection, request_id: RequestId, aside: Option<
 #[cfg(test)]
 mod tests {
     use super::connection::LINGER_BYTES_MAX;
-    use super::{Settings, Stack, full, serve};
+    use super::{Metrics, Settings, Stack, full, serve};
     use http::Response;
     use std::net::SocketAddr;
     use std::time::Duration;
@@ -246,12 +252,19 @@ mod tests {
 
     /// A server: its address, and how to stop it and wait until it has.
     async fn serving(stack: Stack, settings: Settings) -> (SocketAddr, impl AsyncFnOnce()) {
+        counted(stack, settings, Metrics::default()).await
+    }
+
+    async fn counted(
+        stack: Stack,
+        settings: Settings,
+        metrics: Metrics,
+    ) -> (SocketAddr, impl AsyncFnOnce()) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let server = tokio::spawn(serve(listener, stack, settings, async move {
-            stopped.await.unwrap_or(())
-        }));
+        let stopped = async move { stopped.await.unwrap_or(()) };
+        let server = tokio::spawn(serve(listener, stack, settings, metrics, stopped));
         let stop = async move || {
             stop.send(()).unwrap();
             server.await.unwrap();
@@ -259,10 +272,19 @@ mod tests {
         (address, stop)
     }
 
+    /// Of what was answered before there was a path.
+    fn counts(metrics: &Metrics, code: &str) -> usize {
+        let page = metrics.page().into_text();
+        let sample = format!(r#"skillgate_http_requests_total{{route="other",code="{code}"}} "#);
+        let count = page.lines().find_map(|line| line.strip_prefix(&sample));
+        count.map_or(0, |count| count.parse().unwrap())
+    }
+
     /// Also one that comes after others, and while their answers have not been read.
     #[tokio::test]
     async fn what_is_no_request_is_refused_as_all_else() {
-        let (address, stop) = serving(constant("hello"), PATIENT).await;
+        let metrics = Metrics::default();
+        let (address, stop) = counted(constant("hello"), PATIENT, metrics.clone()).await;
         let header = format!("X-Big: {}\r\n", "x".repeat(200_000));
         let headers = "X-Many: 1\r\n".repeat(101);
         let target = "x".repeat(200_000);
@@ -292,6 +314,7 @@ mod tests {
                 assert!(head.contains(&format!("content-length: {}", body.len())));
             }
         }
+        assert_eq!((counts(&metrics, "431"), counts(&metrics, "400")), (9, 3));
         stop().await;
     }
 
@@ -456,7 +479,8 @@ mod tests {
             connections_max: 1,
             ..PATIENT
         };
-        let (address, stop) = serving(constant("hello"), settings).await;
+        let metrics = Metrics::default();
+        let (address, stop) = counted(constant("hello"), settings, metrics.clone()).await;
 
         let mut slow = TcpStream::connect(address).await.unwrap();
         slow.write_all(b"POST /rpc HTTP/1.1\r\nHost: x\r\nX-Drip: ")
@@ -469,6 +493,7 @@ mod tests {
             text.starts_with("HTTP/1.1 503 ") && text.contains("unavailable"),
             "{text}"
         );
+        assert_eq!(counts(&metrics, "503"), 1);
 
         let mut rest = Vec::new();
         tokio::time::timeout(Duration::from_secs(5), slow.read_to_end(&mut rest))

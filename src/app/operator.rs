@@ -76,7 +76,9 @@ impl Operator {
         // It also ends when the sender is gone.
         let stopped = async { stopped.await.unwrap_or(()) };
         let stack = admin::stack(admin, self.door);
-        let serving = server::serve(self.listener, stack, self.settings, stopped);
+        // Of what is asked here nothing is counted.
+        let uncounted = Metrics::default();
+        let serving = server::serve(self.listener, stack, self.settings, uncounted, stopped);
         let task = tokio::spawn(async move {
             serving.await;
         });

@@ -11,8 +11,9 @@ use bytes::{Buf as _, Bytes};
 use http::StatusCode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{HEAD_BYTES_MAX, HEADERS_MAX};
+use super::{HEAD_BYTES_MAX, HEADERS_MAX, NO_ROUTE};
 use crate::rescue::{Refusal, RequestId};
+use crate::telemetry::metrics::Metrics;
 
 /// All that was asked for has been written.
 const NOTHING: u8 = 0;
@@ -47,15 +48,17 @@ impl Drop for Answering {
 pub(super) struct Malformed<S> {
     stream: S,
     due: Due,
+    metrics: Metrics,
     /// What is left of ours: hyper ends the connection with its own.
     ours: Option<Bytes>,
 }
 
 impl<S: AsyncWrite + Unpin> Malformed<S> {
-    pub(super) fn new(stream: S, due: Due) -> Self {
+    pub(super) fn new(stream: S, due: Due, metrics: Metrics) -> Self {
         Malformed {
             stream,
             due,
+            metrics,
             ours: None,
         }
     }
@@ -69,6 +72,8 @@ impl<S: AsyncWrite + Unpin> Malformed<S> {
                 reason = refusal.message,
                 "what came is no request"
             );
+            let status = refusal.status.as_u16();
+            self.metrics.http_request(NO_ROUTE, status);
             self.ours = Some(refusal.last_answer(&request_id).into());
         }
         let ours = self.ours.as_mut()?;

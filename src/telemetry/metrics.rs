@@ -88,7 +88,7 @@ impl Default for Inner {
             methods: Vec::new(),
             http_requests: Family::new(
                 "skillgate_http_requests_total",
-                "HTTP requests by path and status.",
+                "HTTP requests by path and status; what was refused before it had a path has the path other.",
                 ["route", "code"],
             ),
             rpc_requests: Family::new(
@@ -294,6 +294,7 @@ fn status_word(status: u16) -> &'static str {
         408 => "408",
         409 => "409",
         413 => "413",
+        414 => "414",
         415 => "415",
         416 => "416",
         429 => "429",
