@@ -243,9 +243,8 @@ impl Audit {
         let room = inner.room.clone();
         let sent = room
             .try_acquire_many_owned(queued_bytes(&record))
-            .ok()
-            .and_then(|room| inner.send(record, room, Fate::default()));
-        if sent.is_none() {
+            .is_ok_and(|room| inner.send(record, room, Fate::default(), None));
+        if !sent {
             inner.state.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -318,7 +317,9 @@ impl Inner {
         let written = async {
             let bytes = queued_bytes(&record);
             let room = self.room.clone().acquire_many_owned(bytes).await.ok()?;
-            self.send(record, room, fate.clone())?.await.ok()
+            let (answer, written) = oneshot::channel();
+            let sent = self.send(record, room, fate.clone(), Some(answer));
+            sent.then_some(written)?.await.ok()
         };
         match tokio::time::timeout(APPEND_TIMEOUT, written).await {
             Ok(written) => written == Some(true),
@@ -351,8 +352,8 @@ impl Inner {
         record: Encoded,
         room: OwnedSemaphorePermit,
         fate: Fate,
-    ) -> Option<oneshot::Receiver<bool>> {
-        let (answer, written) = oneshot::channel();
+        answer: Option<oneshot::Sender<bool>>,
+    ) -> bool {
         let entry = Entry::Record(Waiting {
             record,
             answer,
@@ -363,7 +364,7 @@ impl Inner {
         if sent.is_err() {
             self.state.fail("it is closed".into());
         }
-        sent.ok().map(|()| written)
+        sent.is_ok()
     }
 }
 

@@ -40,8 +40,8 @@ pub(super) enum Entry {
 /// A record that is to be written.
 pub(super) struct Waiting {
     pub(super) record: Encoded,
-    /// Says whether it is.
-    pub(super) answer: oneshot::Sender<bool>,
+    /// Says whether it is; none of one that was posted.
+    pub(super) answer: Option<oneshot::Sender<bool>>,
     /// Its place in the queue, freed with it.
     pub(super) room: OwnedSemaphorePermit,
     pub(super) fate: Fate,
@@ -231,8 +231,14 @@ impl Writer {
                 self.late.push(sequence);
             }
             drop(waiting.room);
-            // Whoever asked may have gone; the record stays.
-            let _ = waiting.answer.send(written.is_ok());
+            match waiting.answer {
+                // Whoever asked may have gone; the record stays.
+                Some(answer) => drop(answer.send(written.is_ok())),
+                None if written.is_err() => {
+                    self.state.lost.fetch_add(1, Ordering::Relaxed);
+                }
+                None => {}
+            }
         }
         // At once: nobody knows when the next record comes.
         if !self.late.is_empty()

@@ -26,6 +26,24 @@ async fn who_cannot_wait_posts() {
     assert_eq!(off.health(), Health::default());
 }
 
+/// In the numbers as in the log.
+#[tokio::test]
+async fn what_was_posted_and_could_not_be_written_is_lost() {
+    let place = Place::new();
+    let audit = place.open();
+    write(&audit, 1, 1).await;
+    block(&place);
+    audit.post(record(2));
+    while audit.health().failing.is_none() {
+        tokio::task::yield_now().await;
+    }
+    audit.note(record(3)).await;
+    assert_eq!(audit.health().lost, 2);
+    unblock(&place);
+    audit.close().await;
+    assert_eq!(resumed(&place)[0]["unwritten"], 2);
+}
+
 /// A disk that hangs is no failure for a while: what has begun by then is on record, however much of it.
 #[tokio::test]
 async fn nothing_begins_whose_end_would_find_no_room() {
