@@ -18,7 +18,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use malformed::{Due, Malformed};
+use malformed::{Due, Malformed, too_slow};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -26,7 +26,7 @@ use tower::util::BoxCloneSyncService;
 use write_timeout::{Socket as _, WriteTimeout};
 
 use crate::rescue::{Refusal, RequestId};
-use crate::slots::{Slot, Slots};
+use crate::slots::Slots;
 use crate::telemetry::metrics::Metrics;
 
 /// What can go wrong while a body is read or written.
@@ -153,8 +153,10 @@ pub async fn serve(
             let id = request_id.as_str();
             tracing::warn!(%peer, id, "connection refused: server.max_connections is reached, or its address's share of them");
             let (stream, aside) = (Connection::new(stream), asides.take(&address));
-            metrics.http_request(NO_ROUTE, StatusCode::SERVICE_UNAVAILABLE.as_u16());
-            connections.spawn(turn_away(stream, request_id, aside));
+            let metrics = metrics.clone();
+            connections.spawn(async move {
+                last_word(stream, no_place(), &request_id, &metrics, aside.is_some()).await;
+            });
             continue;
         };
         // An answer whose head and body are written one after the other must not wait for the peer's delayed ACK (40 ms).
@@ -166,8 +168,8 @@ pub async fn serve(
         let stream = WriteTimeout::new(ours.clone(), settings.write_timeout);
         let due = Due::default();
         let stream = Malformed::new(stream, due.clone(), metrics.clone());
-        let last = ours.clone();
-        let stack = stack.clone();
+        let (last, was_due) = (ours.clone(), due.clone());
+        let (stack, metrics) = (stack.clone(), metrics.clone());
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(Peer(peer));
             ours.clone().answer(stack.clone(), request, due.answer())
@@ -189,8 +191,15 @@ pub async fn serve(
             }
             // What cannot be read as a request has been answered too; of what ended otherwise nobody waits for an answer. The
             // drain does not wait for this.
-            if ended.map_or_else(|error| error.is_parse(), |()| true) {
-                last.linger().await;
+            match ended {
+                Err(error) if error.is_timeout() && was_due.is_to_a_part() => {
+                    let request_id = RequestId::new();
+                    let id = request_id.as_str();
+                    tracing::info!(%peer, id, "connection ended: server.header_timeout_ms");
+                    last_word(last, too_slow(), &request_id, &metrics, true).await;
+                }
+                Err(error) if !error.is_parse() => {}
+                _ => last.linger().await,
             }
             drop(place);
         });
@@ -216,18 +225,29 @@ pub async fn serve(
 }
 
 /// The answer when there is no place left, whatever is asked.
-async fn turn_away(connection: Connection, request_id: RequestId, aside: Option<Slot>) {
-    let refusal = Refusal::new(
+fn no_place() -> Refusal {
+    Refusal::new(
         StatusCode::SERVICE_UNAVAILABLE,
         "unavailable",
         "too many connections are open, or too many from this address: use one for many calls, or try again later",
     )
-    .with(header::RETRY_AFTER, "1");
-    let answer = refusal.last_answer(&request_id);
+    .with(header::RETRY_AFTER, "1")
+}
+
+/// Ends a connection with an answer to what no service has seen. `stays`: until its peer has read it.
+async fn last_word(
+    connection: Connection,
+    refusal: Refusal,
+    request_id: &RequestId,
+    metrics: &Metrics,
+    stays: bool,
+) {
+    metrics.http_request(NO_ROUTE, refusal.status.as_u16());
+    let answer = refusal.last_answer(request_id);
     // One small write into an empty socket buffer: it does not wait for the peer.
     if let Err(error) = connection.offer(&answer) {
-        tracing::debug!(%error, "could not turn a connection away politely");
-    } else if aside.is_some() {
+        tracing::debug!(%error, "could not end a connection politely");
+    } else if stays {
         connection.linger().await;
     }
 }
@@ -495,11 +515,17 @@ mod tests {
         );
         assert_eq!(counts(&metrics, "503"), 1);
 
-        let mut rest = Vec::new();
-        tokio::time::timeout(Duration::from_secs(5), slow.read_to_end(&mut rest))
+        text.clear();
+        tokio::time::timeout(Duration::from_secs(5), slow.read_to_string(&mut text))
             .await
-            .expect("closed by the header timeout")
+            .expect("ended by the header timeout")
             .unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 408 "), "{head}");
+        let error: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(error["error"]["data"]["kind"], "timeout");
+        assert_eq!(counts(&metrics, "408"), 1);
+        drop(slow);
 
         let mut third = TcpStream::connect(address).await.unwrap();
         third
@@ -510,6 +536,38 @@ mod tests {
         third.read_to_string(&mut text).await.unwrap();
         assert!(text.ends_with("hello"), "the place is free again: {text}");
 
+        stop().await;
+    }
+
+    /// Who has asked for nothing more is told nothing, and nothing is put into an answer that goes on.
+    #[tokio::test]
+    async fn a_connection_that_is_quiet_just_ends() {
+        let settings = Settings {
+            header_timeout: Duration::from_millis(100),
+            ..PATIENT
+        };
+        let metrics = Metrics::default();
+        let (address, stop) = counted(constant("hello"), settings, metrics.clone()).await;
+        let good = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+        for (said, answers, slow) in [
+            (String::new(), 0, false),
+            ("\r\n".to_owned(), 0, false),
+            (good.to_owned(), 1, false),
+            (format!("{good}\r\n"), 1, false),
+            ("GET / HT".to_owned(), 0, true),
+        ] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client.write_all(said.as_bytes()).await.unwrap();
+            let mut text = String::new();
+            client.read_to_string(&mut text).await.unwrap();
+            let count = |status: &str| text.matches(&format!("HTTP/1.1 {status} ")).count();
+            assert_eq!(
+                (count("200"), count("408")),
+                (answers, slow.into()),
+                "{text}"
+            );
+        }
+        assert_eq!(counts(&metrics, "408"), 1);
         stop().await;
         assert!(
             TcpStream::connect(address).await.is_err(),

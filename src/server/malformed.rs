@@ -17,10 +17,12 @@ use crate::telemetry::metrics::Metrics;
 
 /// All that was asked for has been written.
 const NOTHING: u8 = 0;
+/// The same, and a request has begun to come.
+const BEGUN: u8 = 1;
 /// A request has been read, and its answer goes on.
-const ANSWER: u8 = 1;
+const ANSWER: u8 = 2;
 /// hyper has all of the answer, and may have to write some of it yet.
-const REST: u8 = 2;
+const REST: u8 = 3;
 
 /// What hyper writes now. Shared by who answers and who writes, which are one task.
 #[derive(Debug, Clone, Default)]
@@ -34,6 +36,21 @@ impl Due {
     pub(super) fn answer(&self) -> Answering {
         self.0.store(ANSWER, Ordering::Relaxed);
         Answering(self.clone())
+    }
+
+    /// Whether the next answer would be one to a request of which not all has come.
+    pub(super) fn is_to_a_part(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == BEGUN
+    }
+
+    fn is_nothing(&self) -> bool {
+        matches!(self.0.load(Ordering::Relaxed), NOTHING | BEGUN)
+    }
+
+    fn go(&self, from: u8, to: u8) {
+        let order = (Ordering::Relaxed, Ordering::Relaxed);
+        // Where it is not there nothing changes.
+        let _ = self.0.compare_exchange(from, to, order.0, order.1);
     }
 }
 
@@ -65,7 +82,7 @@ impl<S: AsyncWrite + Unpin> Malformed<S> {
 
     /// Writes ours instead of these bytes, or nothing when it is not hyper who answers.
     fn instead(&mut self, cx: &mut Context<'_>, own: &[u8]) -> Option<Poll<io::Result<()>>> {
-        if self.ours.is_none() && self.due.0.load(Ordering::Relaxed) == NOTHING {
+        if self.ours.is_none() && self.due.is_nothing() {
             let (request_id, refusal) = (RequestId::new(), refusal(own));
             tracing::info!(
                 id = request_id.as_str(),
@@ -74,6 +91,7 @@ impl<S: AsyncWrite + Unpin> Malformed<S> {
             );
             let status = refusal.status.as_u16();
             self.metrics.http_request(NO_ROUTE, status);
+            self.due.go(BEGUN, NOTHING);
             self.ours = Some(refusal.last_answer(&request_id).into());
         }
         let ours = self.ours.as_mut()?;
@@ -87,6 +105,15 @@ impl<S: AsyncWrite + Unpin> Malformed<S> {
         }
         Some(Poll::Ready(Ok(())))
     }
+}
+
+/// To who has begun a request and does not go on.
+pub(super) fn too_slow() -> Refusal {
+    Refusal::new(
+        StatusCode::REQUEST_TIMEOUT,
+        "timeout",
+        "the head of the request did not arrive in time (server.header_timeout_ms)",
+    )
 }
 
 /// In the place of an answer that begins like this.
@@ -116,7 +143,14 @@ impl<S: AsyncRead + Unpin> AsyncRead for Malformed<S> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        // Empty lines may stand before a request (RFC 9112 section 2.2).
+        let mut came = buf.filled()[before..].iter();
+        if came.any(|byte| !matches!(byte, b'\r' | b'\n')) {
+            self.due.go(NOTHING, BEGUN);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -150,10 +184,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Malformed<S> {
     /// hyper flushes when it has written all that it has.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
-        let _an_answer_goes_on =
-            self.due
-                .0
-                .compare_exchange(REST, NOTHING, Ordering::Relaxed, Ordering::Relaxed);
+        self.due.go(REST, NOTHING);
         Poll::Ready(Ok(()))
     }
 
