@@ -47,13 +47,13 @@ struct State {
     gate: Option<gate::Open>,
     logs: Streams,
     made: Made,
-    writers: HashMap<i64, BlobWriter>,
-    next_writer: i64,
+    writers: Writers<BlobWriter>,
 }
 
 impl State {
     fn close(&mut self, end: End) -> Closed {
         self.gate = None;
+        self.writers.close();
         self.made.close(end)
     }
 
@@ -71,6 +71,58 @@ impl State {
                 format!("the run's listener cannot be served: {error}"),
             )
         })
+    }
+}
+
+/// The blobs that a run is writing, each with its handle. With its end they are thrown away, and it begins no more, whoever
+/// keeps what serves it: else they would have their room in the store for as long.
+#[derive(Debug)]
+struct Writers<W> {
+    open: HashMap<i64, W>,
+    next: i64,
+    over: bool,
+}
+
+impl<W> Default for Writers<W> {
+    fn default() -> Self {
+        Writers {
+            open: HashMap::new(),
+            next: 0,
+            over: false,
+        }
+    }
+}
+
+impl<W> Writers<W> {
+    fn check(&self) -> Result<()> {
+        if self.over {
+            return Err(Error::new(abi::E_CANCELLED, "the run is over"));
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, writer: W) -> Result<i64> {
+        self.check()?;
+        self.next += 1;
+        self.open.insert(self.next, writer);
+        Ok(self.next)
+    }
+
+    /// Out, while it is written to, so that no lock is held over the store's work.
+    fn take(&mut self, handle: i64) -> Result<W> {
+        self.check()?;
+        self.open.remove(&handle).ok_or_else(unknown_writer)
+    }
+
+    fn put_back(&mut self, handle: i64, writer: W) -> Result<()> {
+        self.check()?;
+        self.open.insert(handle, writer);
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        self.over = true;
+        self.open.clear();
     }
 }
 
@@ -146,8 +198,7 @@ impl Services {
                 gate,
                 logs: Streams::new(granted.redactor()),
                 made: Made::default(),
-                writers: HashMap::new(),
-                next_writer: 0,
+                writers: Writers::default(),
             }),
             granted,
         }
@@ -269,43 +320,31 @@ impl RunHost for Services {
         }
         {
             let state = self.state();
-            if state.made.ids.len() + state.writers.len() >= self.created_max {
+            state.writers.check()?;
+            let open = state.writers.open.len();
+            if state.made.ids.len() + open >= self.created_max {
                 let max = self.created_max;
                 let why = format!("a run makes at most {max} blobs (runs.max_output_blobs)");
                 return Err(Error::new(abi::E_OUT_OF_RANGE, why));
             }
-            if state.writers.len() >= WRITERS_MAX {
+            if open >= WRITERS_MAX {
                 let why = format!("a run writes at most {WRITERS_MAX} blobs at once");
                 return Err(Error::new(abi::E_OUT_OF_RANGE, why));
             }
         }
         let creation = self.blobs.creation(&self.caller, &kind, &self.run_id);
         let writer = self.blobs.blocking()?.blob_create(creation)?;
-        let mut state = self.state();
-        state.next_writer += 1;
-        let handle = state.next_writer;
-        state.writers.insert(handle, writer);
-        Ok(handle)
+        self.state().writers.add(writer)
     }
 
     fn blob_write(&self, handle: i64, data: &[u8]) -> Result<()> {
-        // Taken out while it is written to, so that no lock is held over the store's work.
-        let mut writer = self
-            .state()
-            .writers
-            .remove(&handle)
-            .ok_or_else(unknown_writer)?;
+        let mut writer = self.state().writers.take(handle)?;
         writer.write_blocking(Bytes::copy_from_slice(data))?;
-        self.state().writers.insert(handle, writer);
-        Ok(())
+        self.state().writers.put_back(handle, writer)
     }
 
     fn blob_finish(&self, handle: i64, commit: bool) -> Result<Option<String>> {
-        let writer = self
-            .state()
-            .writers
-            .remove(&handle)
-            .ok_or_else(unknown_writer)?;
+        let writer = self.state().writers.take(handle)?;
         if !commit {
             return Ok(None);
         }
@@ -382,8 +421,7 @@ mod tests {
             gate: Some(gate::Gate::for_tests().open(grant)),
             logs: Streams::new(None),
             made: Made::default(),
-            writers: HashMap::new(),
-            next_writer: 0,
+            writers: Writers::default(),
         };
         let listener = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let (served, late) = (listener(), listener());
@@ -391,10 +429,35 @@ mod tests {
         state.serve(served.into()).unwrap();
         assert!(state.close(End::for_tests(Audit::off())).is_ok());
         assert_eq!(state.serve(late.into()).unwrap_err().code, abi::E_CANCELLED);
+        assert_eq!(state.writers.check().unwrap_err().code, abi::E_CANCELLED);
         // Closed by the task that has it, when that is told.
         while std::net::TcpStream::connect(address).is_ok() {
             tokio::task::yield_now().await;
         }
+    }
+
+    #[test]
+    fn what_a_run_was_writing_goes_with_its_end() {
+        let mut writers = Writers::default();
+        let all = [(); 3].map(|()| std::sync::Arc::new(()));
+        let [waits, is_written, late] = all.each_ref().map(std::sync::Arc::downgrade);
+        let [first, second, third] = all;
+        writers.add(first).unwrap();
+        let handle = writers.add(second).unwrap();
+        let second = writers.take(handle).unwrap();
+        assert_eq!(writers.take(handle).unwrap_err().code, abi::E_STALE);
+        writers.put_back(handle, second).unwrap();
+        let second = writers.take(handle).unwrap();
+        writers.close();
+        let refused = |outcome: Result<()>| assert_eq!(outcome.unwrap_err().code, abi::E_CANCELLED);
+        refused(writers.put_back(handle, second));
+        refused(writers.add(third).map(drop));
+        refused(writers.take(1).map(drop));
+        let kept = [waits, is_written, late]
+            .iter()
+            .filter(|it| it.strong_count() > 0)
+            .count();
+        assert_eq!(kept, 0);
     }
 
     #[tokio::test]
