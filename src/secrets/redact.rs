@@ -29,9 +29,16 @@ const CUT_BEHIND: [&str; 2] = ["] ... ", "] ...\n"];
 pub struct Redactor {
     automaton: NFA,
     start: StateID,
-    /// How long the beginning of a form is that a state stands for, by its number.
-    depths: Vec<u32>,
+    /// What each state stands for, by its number: looked up, since who has a secret can write its beginning at very many cuts.
+    begun: Vec<Begun>,
     forms: Vec<Form>,
+}
+
+/// The beginning of a form: how long it is, and of which.
+#[derive(Clone, Copy, Default)]
+struct Begun {
+    bytes: u32,
+    form: u32,
 }
 
 struct Form {
@@ -72,22 +79,26 @@ impl Redactor {
             .build(all.iter().map(|form| form.bytes.as_slice()))
             .map_err(|_| TooMany)?;
         let start = automaton.start_state(Anchored::No).map_err(|_| TooMany)?;
-        let mut depths = vec![0; 1];
-        for form in &all {
+        let mut begun = vec![Begun::default(); 1];
+        for (form, of) in (0..).zip(&all) {
             let mut state = start;
-            for (read, byte) in form.bytes.iter().enumerate() {
-                // The beginning of a form is the longest one that ends here, so this is that state's depth.
+            for (bytes, byte) in (1..).zip(of.bytes.iter()) {
+                // The beginning of a form is the longest one that ends here, so this is what that state stands for.
                 state = automaton.next_state(Anchored::No, state, *byte);
-                if depths.len() <= state.as_usize() {
-                    depths.resize(state.as_usize() + 1, 0);
+                if begun.len() <= state.as_usize() {
+                    begun.resize(state.as_usize() + 1, Begun::default());
                 }
-                depths[state.as_usize()] = u32::try_from(read + 1).map_err(|_| TooMany)?;
+                let known = &mut begun[state.as_usize()];
+                // Of several with the same beginning the first.
+                if known.bytes == 0 {
+                    *known = Begun { bytes, form };
+                }
             }
         }
         Ok(Redactor {
             automaton,
             start,
-            depths,
+            begun,
             forms: all,
         })
     }
@@ -166,13 +177,9 @@ impl Redactor {
 
     /// The beginning of a form that a text ends in, where the automaton is in this state.
     fn beginning(&self, state: StateID, text: &[u8]) -> Option<(Range<usize>, usize)> {
-        let piece = text.len() - self.depths[state.as_usize()] as usize..text.len();
-        if piece.len() < PIECE_BYTES_MIN {
-            return None;
-        }
-        let begins = |form: &Form| form.bytes.starts_with(&text[piece.clone()]);
-        let form = self.forms.iter().position(begins)?;
-        Some((piece, form))
+        let Begun { bytes, form } = self.begun[state.as_usize()];
+        let bytes = bytes as usize;
+        (bytes >= PIECE_BYTES_MIN).then(|| (text.len() - bytes..text.len(), form as usize))
     }
 
     /// The longest form that ends where the automaton is in this state: it covers the shorter ones.
@@ -195,11 +202,18 @@ impl Redactor {
         let mut finds = Vec::new();
         for cut in cuts {
             let behind = &text.as_bytes()[cut..];
-            if behind.len() < PIECE_BYTES_MIN {
+            let Some(first) = behind.first_chunk::<PIECE_BYTES_MIN>() else {
                 continue;
-            }
-            let ends = self.forms.iter().map(|form| end_at(&form.bytes, behind));
-            if let Some((len, form)) = ends.zip(0..).max()
+            };
+            // Most forms have nowhere what it begins with.
+            let may_end = |form: &Form| {
+                let mut pieces = form.bytes.windows(PIECE_BYTES_MIN);
+                pieces.any(|piece| piece == first)
+            };
+            let forms = self.forms.iter().zip(0..);
+            let ends = forms.filter(|(form, _)| may_end(form));
+            let ends = ends.map(|(form, at)| (end_at(&form.bytes, behind), at));
+            if let Some((len, form)) = ends.max()
                 && len >= PIECE_BYTES_MIN
             {
                 finds.push(Find {
@@ -325,7 +339,7 @@ impl Stream {
                 );
             }
         }
-        let depth = self.redactor.depths[self.state.as_usize()] as usize;
+        let depth = self.redactor.begun[self.state.as_usize()].bytes as usize;
         let open = self.held.len() - depth;
         // A find that reaches into what is open may still grow.
         let growing = self.finds.iter().find(|find| find.place.end > open);
