@@ -88,7 +88,7 @@ impl Default for Inner {
             methods: Vec::new(),
             http_requests: Family::new(
                 "skillgate_http_requests_total",
-                "HTTP requests by path and status; what was refused before it had a path has the path other.",
+                "HTTP requests by path and status; what was refused before it had a path has the path other, what ended without an answer, as when its client had gone, the code 499.",
                 ["route", "code"],
             ),
             rpc_requests: Family::new(
@@ -299,6 +299,7 @@ fn status_word(status: u16) -> &'static str {
         416 => "416",
         429 => "429",
         431 => "431",
+        499 => "499",
         500 => "500",
         503 => "503",
         _ => OTHER,
