@@ -151,7 +151,7 @@ fn large_answers_have_places() {
 fn large_answers_of_small_content_have_places() {
     let _alone = alone();
     let house = House::new(Settings {
-        server: "max_large_bodies = 1\nbody_timeout_ms = 300\nmax_batch = 60",
+        server: "max_large_bodies = 1\nbody_timeout_ms = 300\nmax_batch = 60\nheader_timeout_ms = 60000",
         ..Settings::default()
     });
     let gateway = house.start();
