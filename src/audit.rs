@@ -341,10 +341,13 @@ impl Inner {
     /// Whether records wait for a write that does not end. Looked at, and not set by who waited: a write that ends just then
     /// would have to take it back.
     fn hangs(&self, now: Instant) -> bool {
+        // First: who waits by now has said since when before.
+        if self.is_idle() {
+            return false;
+        }
         let progress = self.state.progress.lock();
         let progress = *progress.unwrap_or_else(PoisonError::into_inner);
-        let waits = progress.is_some_and(|since| now.saturating_duration_since(since) > HUNG_AFTER);
-        waits && !self.is_idle()
+        progress.is_some_and(|since| now.saturating_duration_since(since) > HUNG_AFTER)
     }
 
     fn send(

@@ -199,6 +199,20 @@ async fn a_disk_that_hangs_is_a_failure() {
     }
 }
 
+/// Whoever begins to wait says since when before it takes its room: to be read the other way round, else a record that comes
+/// between the two looks as if it had waited since the last one.
+#[test]
+fn whether_anybody_waits_is_looked_at_before_since_when() {
+    let place = Place::new();
+    let audit = place.open();
+    let progress = audit.0.as_ref().unwrap().state.progress.lock().unwrap();
+    let (says, said) = mpsc::channel();
+    let asked = audit.clone();
+    std::thread::spawn(move || says.send(asked.can_post()));
+    assert_eq!(said.recv_timeout(Duration::from_secs(10)), Ok(true));
+    drop(progress);
+}
+
 /// The thread sleeps, and who has written is the only one who knows.
 #[tokio::test]
 async fn one_write_that_failed_is_tried_again_though_nobody_asks() {
