@@ -225,7 +225,6 @@ unsafe extern "C" fn log_enabled(_ctx: *mut c_void, level: u32, _target: abi::St
 }
 
 unsafe extern "C" fn log(ctx: *mut c_void, record: *const abi::LogRecord) {
-    const FIELDS: u32 = 64;
     guard::<i32>(|| {
         // SAFETY: the plugin gives back the ctx of its table.
         let context = unsafe { context(ctx) }?;
@@ -237,13 +236,18 @@ unsafe extern "C" fn log(ctx: *mut c_void, record: *const abi::LogRecord) {
             return Ok(abi::OK);
         }
         // SAFETY: the contract: fields is a list of skg_kv, valid during this call; every bit pattern is a skg_kv.
-        let pairs =
-            unsafe { Reader::new(SHOWN_BYTES).frozen::<abi::Kv>(record.fields, "fields", FIELDS) };
+        let pairs = unsafe {
+            Reader::new(SHOWN_BYTES).frozen::<abi::Kv>(record.fields, "fields", logs::FIELDS_MAX)
+        };
         let mut fields = String::new();
         for pair in pairs.unwrap_or_default() {
             // SAFETY: the contract: texts of the record are readable during this call.
-            let (key, value) =
-                unsafe { (wire::shown(pair.key, 256), wire::shown(pair.value, 4096)) };
+            let (key, value) = unsafe {
+                (
+                    wire::shown(pair.key, logs::KEY_BYTES),
+                    wire::shown(pair.value, logs::VALUE_BYTES),
+                )
+            };
             if !fields.is_empty() {
                 fields.push(' ');
             }
@@ -257,7 +261,7 @@ unsafe extern "C" fn log(ctx: *mut c_void, record: *const abi::LogRecord) {
             plugin: &context.plugin,
             instance: &context.instance,
             // SAFETY: as above.
-            target: &unsafe { wire::shown(record.target, 256) },
+            target: &unsafe { wire::shown(record.target, logs::TARGET_BYTES) },
             run_id: run.as_ref().map_or("", |run| &run.request.run_id),
             fields: &fields,
             // SAFETY: as above.

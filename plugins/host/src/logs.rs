@@ -8,6 +8,15 @@ use skillgate_plugin_abi as abi;
 /// an event is static.
 const TARGET: &str = "skillgate::plugin";
 
+/// Most bytes of a record's target, and of a field's name and value; what is longer is cut.
+pub(crate) const TARGET_BYTES: usize = 256;
+pub(crate) const KEY_BYTES: usize = 256;
+pub(crate) const VALUE_BYTES: usize = 4096;
+/// Most fields of a record.
+pub(crate) const FIELDS_MAX: u32 = 64;
+/// Most bytes of them together, as they are written: each with its `=` and a space.
+pub(crate) const FIELDS_BYTES: usize = FIELDS_MAX as usize * (KEY_BYTES + VALUE_BYTES + 2);
+
 macro_rules! at_level {
     ($level:expr, $macro:ident, $($rest:tt)+) => {
         match $level {

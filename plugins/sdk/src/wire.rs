@@ -275,7 +275,7 @@ impl Reader {
     }
 }
 
-/// A text that is only shown: cut at `cap` bytes, and what is not UTF-8 replaced.
+/// A text that is only shown: what is not UTF-8 is replaced, and what is longer than `cap` bytes cut.
 ///
 /// # Safety
 /// As [`Reader::bytes`].
@@ -289,7 +289,14 @@ pub unsafe fn shown(s: abi::Str, cap: usize) -> String {
         len: s.len.min(cap as u64),
     };
     // SAFETY: not null, and no longer than what the caller promises to be readable.
-    String::from_utf8_lossy(unsafe { cut.bytes() }).into_owned()
+    let mut text = String::from_utf8_lossy(unsafe { cut.bytes() }).into_owned();
+    // What stands for a byte that is no text has three.
+    let mut end = text.len().min(cap);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+    text
 }
 
 /// Overwrites a secret so that the write is not optimised away.

@@ -69,13 +69,12 @@ pub(super) fn log(
 ) -> Read<()> {
     let read = |from: &mut In<'_>| {
         let level = from.u32("level")?;
-        let mut text = |what| from.text(what, SHOWN_BYTES);
         Ok((
             level,
-            text("target")?,
-            text("run_id")?,
-            text("fields")?,
-            text("message")?,
+            from.text("target", logs::TARGET_BYTES)?,
+            from.text("run_id", SHOWN_BYTES)?,
+            from.text("fields", logs::FIELDS_BYTES)?,
+            from.text("message", SHOWN_BYTES)?,
         ))
     };
     let (level, target, run_id, fields, message) = frame.read(read)?;

@@ -215,6 +215,8 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::frame::{FROM_PLUGIN_BYTES_MAX, Incoming};
+    use crate::process::services;
 
     #[test]
     fn a_begin_that_finds_no_room_in_the_pipe_is_said_in_a_frame() {
@@ -229,10 +231,55 @@ mod tests {
         assert_eq!(u64::from_le_bytes(number), 1);
         while begins.write(&number).is_ok() {}
         line.started(2);
-        let mut incoming = crate::process::frame::Incoming::new(1 << 10);
+        let mut incoming = Incoming::new(1 << 10);
         incoming.receive(&theirs, 0).unwrap();
         let frame = incoming.frame().unwrap().unwrap();
         assert_eq!((frame.kind, frame.call), (Kind::Started, 2));
+    }
+
+    /// The texts of a record that are cut are not all text, and so longer once they are.
+    #[test]
+    fn the_largest_record_of_the_log_is_one_that_the_gateway_takes() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let line = Line::new(ours, tempfile::tempfile().unwrap());
+        crate::logs::send_elsewhere(abi::LOG_INFO, move |record| {
+            // Not what the gateway writes of it, here in the same process.
+            if record.plugin == "plugin" {
+                line.log(record);
+            }
+        });
+        let bytes = vec![0xff_u8; 128 << 10];
+        let long = abi::Str {
+            ptr: bytes.as_ptr(),
+            len: bytes.len() as u64,
+        };
+        let fields = [abi::Kv {
+            key: long,
+            value: long,
+        }; 64];
+        let mut record: abi::LogRecord = skillgate_plugin_sdk::wire::zeroed();
+        record.struct_size = skillgate_plugin_sdk::wire::size_of_u32::<abi::LogRecord>();
+        record.level = abi::LOG_WARN;
+        (record.target, record.message) = (long, long);
+        record.fields = abi::List {
+            ptr: fields.as_ptr().cast(),
+            len: 64,
+            stride: u32::try_from(size_of::<abi::Kv>()).unwrap(),
+        };
+        let gateway = std::thread::spawn(move || {
+            let mut incoming = Incoming::new(FROM_PLUGIN_BYTES_MAX);
+            let mut frame = loop {
+                match incoming.frame().unwrap() {
+                    Some(frame) => break frame,
+                    None => assert_ne!(incoming.receive(&theirs, 0).unwrap(), 0),
+                }
+            };
+            services::log("taken", "instance", &mut frame, |_| false)
+        });
+        let (_, host) = crate::hosttable::make("plugin", "instance");
+        // SAFETY: the host's own context, and a record whose texts are here.
+        unsafe { host.log.unwrap()(host.ctx, &raw const record) };
+        gateway.join().unwrap().unwrap();
     }
 
     #[test]
