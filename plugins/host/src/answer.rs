@@ -47,12 +47,46 @@ fn check_fd(fd: abi::Fd, what: &str) -> Read<()> {
     Ok(())
 }
 
-/// Takes a checked descriptor. The last step of reading an answer: what is refused stays the plugin's.
+/// A descriptor is what it is said to be, a type of file (`S_IF*`): reading from a pipe or a socket in the place of a file
+/// would wait for as long as its other end likes.
+pub(crate) fn check_type(fd: abi::Fd, expected: libc::mode_t, what: &str) -> Read<()> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: a number that need not even be open, and memory for a stat.
+    if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
+        let error = std::io::Error::last_os_error();
+        return Err(Malformed(format!("{what}: cannot be looked at: {error}")));
+    }
+    // SAFETY: fstat has succeeded, and so filled it.
+    let found = unsafe { stat.assume_init() }.st_mode & libc::S_IFMT;
+    if found != expected {
+        return Err(Malformed(format!(
+            "{what}: is a {} instead of a {}",
+            type_name(found),
+            type_name(expected)
+        )));
+    }
+    Ok(())
+}
+
+fn type_name(kind: libc::mode_t) -> &'static str {
+    match kind {
+        libc::S_IFREG => "regular file",
+        libc::S_IFDIR => "directory",
+        libc::S_IFSOCK => "socket",
+        libc::S_IFIFO => "pipe",
+        libc::S_IFCHR => "character device",
+        libc::S_IFBLK => "block device",
+        _ => "thing that has no type of file",
+    }
+}
+
+/// Takes a checked descriptor of this type of file. The last step of reading an answer: what is refused stays the plugin's.
 ///
 /// # Safety
 /// The plugin gives `fd` away by the answer that is being read.
-unsafe fn take_fd(fd: abi::Fd, what: &str) -> Read<OwnedFd> {
+unsafe fn take_fd(fd: abi::Fd, expected: libc::mode_t, what: &str) -> Read<OwnedFd> {
     check_fd(fd, what)?;
+    check_type(fd, expected, what)?;
     // SAFETY: open, and ours by the caller's promise.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -138,9 +172,15 @@ pub(crate) unsafe fn content(p: *const abi::Content) -> Read<Content> {
             abi::CONTENT_DATA => Reader::new(ANSWER_BYTES)
                 .bytes(c.data, "data", ANSWER_BYTES)
                 .map(Content::Data),
-            abi::CONTENT_FILE => Ok(Content::File(take_fd(c.fd, "fd")?, c.size_bytes)),
-            abi::CONTENT_DIR => take_fd(c.fd, "fd").map(Content::Dir),
-            abi::CONTENT_TAR => Ok(Content::Tar(take_fd(c.fd, "fd")?, c.size_bytes)),
+            abi::CONTENT_FILE => Ok(Content::File(
+                take_fd(c.fd, libc::S_IFREG, "fd")?,
+                c.size_bytes,
+            )),
+            abi::CONTENT_DIR => take_fd(c.fd, libc::S_IFDIR, "fd").map(Content::Dir),
+            abi::CONTENT_TAR => Ok(Content::Tar(
+                take_fd(c.fd, libc::S_IFREG, "fd")?,
+                c.size_bytes,
+            )),
             kind => Err(Malformed(format!(
                 "content.kind: {kind} is not one of this host's"
             ))),
@@ -187,7 +227,7 @@ pub(crate) unsafe fn blob_fd(p: *const abi::BlobOpened) -> Read<(OwnedFd, BlobSt
     unsafe {
         let o = wire::prefix(p, "opened")?;
         let stat = blob_stat(o.stat)?;
-        Ok((take_fd(o.fd, "fd")?, stat))
+        Ok((take_fd(o.fd, libc::S_IFREG, "fd")?, stat))
     }
 }
 
@@ -289,7 +329,12 @@ mod tests {
             error(&file(1 << 20)),
             "fd: 1048576 is not an open descriptor"
         );
-        let given = std::fs::File::open("/dev/null").unwrap().into_raw_fd();
+        let (pipe, _writes) = std::io::pipe().unwrap();
+        assert_eq!(
+            error(&file(pipe.as_raw_fd())),
+            "fd: is a pipe instead of a regular file"
+        );
+        let given = tempfile::tempfile().unwrap().into_raw_fd();
         // SAFETY: a content without texts, whose descriptor nobody else has.
         match unsafe { content(&file(given)) } {
             Ok(Content::File(fd, 0)) => assert_eq!(fd.as_raw_fd(), given),

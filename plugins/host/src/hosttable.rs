@@ -12,7 +12,7 @@ use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{Error, Result};
 use skillgate_plugin_sdk::wire::{self, Reader};
 
-use crate::answer::SHOWN_BYTES;
+use crate::answer::{self, SHOWN_BYTES};
 use crate::instance::on_event_loop;
 use crate::logs;
 use crate::ops::OpTable;
@@ -418,7 +418,8 @@ unsafe extern "C" fn gate_serve(ctx: *mut c_void, run: abi::Op, listener: abi::F
     guard(|| {
         // SAFETY: the plugin gives back the ctx of its table.
         let run = unsafe { run_of(ctx, run) }?;
-        if listener < 0 {
+        // Before it is handed on: what the gateway's side refuses of a process of its own is that process's end.
+        if answer::check_type(listener, libc::S_IFSOCK, "listener").is_err() {
             return Ok(abi::E_INVALID_ARGUMENT);
         }
         // SAFETY: the contract: an open descriptor, the plugin's until this call has returned SKG_OK.

@@ -1,6 +1,6 @@
 //! The contract's values in bytes: each struct once, field by field, with the bound of each field.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use skillgate_plugin_sdk::model::{
     BlobCreate, BlobStat, Content, CreateRequest, Error, Health, Limits, Mount, PutSkill,
@@ -9,7 +9,9 @@ use skillgate_plugin_sdk::model::{
 };
 use skillgate_plugin_sdk::wire::Malformed;
 
-use crate::answer::{DOCUMENT_BYTES, FILES, NAME_BYTES, OUTPUT_BLOBS, SHOWN_BYTES, TEXT_BYTES};
+use crate::answer::{
+    DOCUMENT_BYTES, FILES, NAME_BYTES, OUTPUT_BLOBS, SHOWN_BYTES, TEXT_BYTES, check_type,
+};
 use crate::inspect::Note;
 use crate::plugin::Info;
 use crate::wire::{In, Out, Read, Wire};
@@ -273,25 +275,10 @@ impl Wire for (OwnedFd, BlobStat) {
     }
 }
 
-/// A descriptor of the plugin's process that is what it is said to be: reading from a pipe or a socket in its place would
-/// wait for as long as that process likes.
+/// A descriptor of the plugin's process that is what it is said to be.
 pub(crate) fn file(from: &mut In<'_>, expected: libc::mode_t) -> Read<OwnedFd> {
     let fd = from.fd("fd")?;
-    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: an open descriptor, and memory for a stat.
-    let code = unsafe { libc::fstat(fd.as_fd().as_raw_fd(), stat.as_mut_ptr()) };
-    if code != 0 {
-        let error = std::io::Error::last_os_error();
-        return Err(Malformed(format!("fd: cannot be looked at: {error}")));
-    }
-    // SAFETY: fstat has succeeded, and so filled it.
-    let mode = unsafe { stat.assume_init() }.st_mode;
-    if mode & libc::S_IFMT != expected {
-        return Err(Malformed(format!(
-            "fd: is of the file type {:o} instead of {expected:o}",
-            mode & libc::S_IFMT
-        )));
-    }
+    check_type(fd.as_raw_fd(), expected, "fd")?;
     Ok(fd)
 }
 

@@ -47,6 +47,17 @@ async fn a_run_and_its_services() {
     std::net::TcpListener::from(listener).local_addr().unwrap();
 }
 
+/// In a process of its own it costs no other call anything.
+#[tokio::test]
+async fn what_is_no_socket_is_no_gate_and_no_end_of_the_plugin() {
+    let sandbox = echo().await;
+    let before = sandbox.run(run("pid"), Gateway::new()).await.unwrap();
+    let said = sandbox.run(run("no socket"), Gateway::new()).await.unwrap();
+    assert_eq!(output(&said), abi::E_INVALID_ARGUMENT.to_string());
+    let after = sandbox.run(run("pid"), Gateway::new()).await.unwrap();
+    assert_eq!(output(&before), output(&after));
+}
+
 #[tokio::test]
 async fn a_plugins_own_threads_may_wait_for_the_host() {
     let gateway = Gateway::new();

@@ -75,6 +75,19 @@ async fn errors_keep_their_meaning_and_the_next_call_works() {
     store.skill_get("acme", "x", "").await.unwrap();
 }
 
+/// In a process of its own it costs no other call anything.
+#[tokio::test]
+async fn a_pipe_is_no_file_and_no_end_of_the_plugin() {
+    let store = store().await;
+    let error = store.skill_read("acme", "x", "", "pipe").await.unwrap_err();
+    assert_eq!(error.code, abi::E_PROTOCOL);
+    let wrong = "fd: is a pipe instead of a regular file";
+    assert!(error.message.contains(wrong), "{}", error.message);
+    for _ in 0..100 {
+        store.skill_get("acme", "x", "").await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn content_by_value_and_by_descriptor() {
     let store = store().await;

@@ -261,6 +261,11 @@ impl Storage for Memory {
     }
     fn skill_read(&self, _: &str, _: &str, _: &str, path: &str) -> Result<Content> {
         match path {
+            // No file: whoever reads it waits.
+            "pipe" => Ok(Content::File(
+                std::io::pipe().map(|(pipe, _)| pipe.into()).unwrap(),
+                5,
+            )),
             "file" => Ok(Content::File(
                 OwnedFd::from(std::fs::File::open("/proc/self/stat").unwrap()),
                 5,
@@ -508,6 +513,11 @@ impl Sandbox for Echo {
             "blob by descriptor" => {
                 services.blob_fd("blob:null")?;
                 done(b"given".to_vec())
+            }
+            "no socket" => {
+                let file = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+                let refused = services.gate_serve(file).unwrap_err();
+                done(refused.code.to_string().into_bytes())
             }
             "gate" => {
                 let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
