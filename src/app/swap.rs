@@ -9,6 +9,9 @@
 //! slow upload, stops the exchange instead, and the old store serves on. So it does when the new one does not come up: then
 //! it is made anew. While an old one does not end no other is made, and in the end calls are refused.
 
+mod late;
+mod seats;
+
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,13 +19,15 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use serde_json::json;
 use skillgate_plugin_host::{
-    Current, Destroyed, Plugin, SandboxInstance, StorageInstance, inspect,
+    Current, Isolation, Plugin, SandboxInstance, StorageInstance, inspect,
 };
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, Health};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
+use self::late::{Ending, Ends as _, in_time};
+use self::seats::{SANDBOXES_MAX, Seat, Seats, instance};
 use super::AppError;
 use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
 use crate::catalog::Catalog;
@@ -39,8 +44,6 @@ const COMEBACK_PATIENCE: Duration = Duration::from_secs(30);
 const COMEBACK_AGAIN: Duration = Duration::from_millis(250);
 /// How long a new instance may take to say how it is.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(10);
-/// Sandboxes that exist at once: the one in use, and old ones whose runs go on.
-const SANDBOXES_MAX: usize = 8;
 
 /// What is in force of one plugin.
 #[derive(Debug, Clone)]
@@ -49,6 +52,8 @@ struct Loaded {
     config: serde_json::Value,
     /// What it was made from, the file's digest included: another one is another plugin.
     made_from: String,
+    /// How long its create() may take when it is exchanged. A process of its own has an end that it is killed at.
+    create_max: Duration,
 }
 
 impl Loaded {
@@ -58,6 +63,12 @@ impl Loaded {
         Ok(Loaded {
             made_from: made_from(config, role, &plugin.inspection().sha256),
             config: role.of(config).config.clone(),
+            create_max: match plugin.isolation() {
+                Isolation::Gateway => {
+                    Duration::from_millis(config.plugins.process_start_timeout_ms)
+                }
+                Isolation::Process => Duration::MAX,
+            },
             plugin,
         })
     }
@@ -108,52 +119,9 @@ struct Inner {
     /// Old sandboxes whose runs go on.
     ending: Mutex<Vec<JoinHandle<()>>>,
     /// The end of the store before, until it has been seen: no other one is made.
-    leaving: Mutex<Option<Destroyed>>,
+    leaving: Mutex<Option<Ending>>,
     /// As policies know the sandbox.
     sandbox_name: String,
-}
-
-/// Which names of sandboxes' instances are in use. A name is given again when the one before has ended: an instance removes
-/// what an earlier life under its name has left behind.
-#[derive(Debug, Default)]
-struct Seats(Mutex<[bool; SANDBOXES_MAX]>);
-
-/// A name, until this is dropped.
-#[derive(Debug)]
-struct Seat {
-    of: Arc<Seats>,
-    number: usize,
-}
-
-impl Seats {
-    fn take(self: &Arc<Self>) -> Option<Seat> {
-        let mut taken = lock(&self.0);
-        let number = taken.iter().position(|taken| !taken)?;
-        taken[number] = true;
-        Some(Seat {
-            of: Arc::clone(self),
-            number,
-        })
-    }
-}
-
-impl Seat {
-    fn instance(&self) -> String {
-        instance(self.number)
-    }
-}
-
-fn instance(number: usize) -> String {
-    match number {
-        0 => "sandbox".to_owned(),
-        n => format!("sandbox-{}", n + 1),
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        lock(&self.of.0)[self.number] = false;
-    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -279,9 +247,9 @@ impl Plugins {
             end(store.shutdown()).await;
         }
         let leaving = lock(&self.0.leaving).take();
-        if let Some(mut leaving) = leaving {
+        if let Some(leaving) = leaving {
             // That it does not end was said when it was exchanged.
-            let _ended = tokio::time::timeout(SHUTDOWN_TIMEOUT, leaving.wait()).await;
+            let _ended = tokio::time::timeout(SHUTDOWN_TIMEOUT, leaving).await;
         }
     }
 }
@@ -371,13 +339,19 @@ impl Part for OfSandbox {
         let say = |error: AppError| error.to_string();
         let loaded = Loaded::load(config, Role::Sandbox).map_err(say)?;
         let seat = inner.seats.take().ok_or_else(no_seat).map_err(say)?;
-        let instance = self.handle.block_on(async {
-            let (name, config) = (seat.instance(), &loaded.config);
-            let instance = sandbox(&loaded.plugin, &name, &inner.state, config)
-                .await
-                .map_err(say)?;
-            well(instance.health()).await.map(|()| instance)
-        })?;
+        let (of, name, state) = (loaded.clone(), seat.instance(), inner.state.clone());
+        let making = async move { sandbox(&of.plugin, &name, &state, &of.config).await };
+        let made = self.handle.block_on(in_time(making, loaded.create_max));
+        let instance = match made {
+            Ok(made) => made,
+            Err(not) => {
+                if let Some(ending) = not.ending {
+                    inner.see_off(&self.handle, seat, ending);
+                }
+                return Err(not.why);
+            }
+        };
+        self.handle.block_on(well(instance.health()))?;
         let (plugins, handle) = (self.plugins.clone(), self.handle.clone());
         Ok(Box::new(move || {
             let Plugins(inner) = plugins;
@@ -388,19 +362,11 @@ impl Part for OfSandbox {
                 "new runs go to the new plugin; the old one ends with its last run"
             );
             if let Some(old) = old {
-                let ending = handle.spawn(async move {
+                let ending = async move {
                     old.unused().await;
-                    let mut destroyed = old.destroyed();
-                    if !end(old.shutdown()).await {
-                        destroyed.wait().await;
-                    }
-                    // Its name is free from here on.
-                    drop(seat);
-                    tracing::info!(part = "plugins.sandbox", "the old plugin has ended");
-                });
-                let mut all = lock(&inner.ending);
-                all.retain(|ending| !ending.is_finished());
-                all.push(ending);
+                    old.ended().await;
+                };
+                inner.see_off(&handle, seat, ending);
             }
         }))
     }
@@ -476,9 +442,14 @@ async fn hand_over(
     inner.has_left(COMEBACK_PATIENCE).await?;
     let make = async |loaded: &Loaded| {
         inner.has_left(COMEBACK_AGAIN).await?;
-        let made = storage(&loaded.plugin, "store", &inner.state, &loaded.config)
-            .await
-            .map_err(|error| error.to_string())?;
+        let (of, state) = (loaded.clone(), inner.state.clone());
+        let making = async move { storage(&of.plugin, "store", &state, &of.config).await };
+        let made = in_time(making, loaded.create_max).await.map_err(|not| {
+            if let Some(ending) = not.ending {
+                *lock(&inner.leaving) = Some(ending);
+            }
+            not.why
+        })?;
         match well(made.health()).await {
             Ok(()) => Ok(made),
             Err(why) => {
@@ -506,22 +477,46 @@ async fn hand_over(
 }
 
 impl Inner {
+    /// Waits for the end of a sandbox, whose name is free from then on.
+    fn see_off(
+        &self,
+        handle: &Handle,
+        seat: Seat,
+        ending: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let ending = handle.spawn(async move {
+            ending.await;
+            let instance = seat.instance();
+            drop(seat);
+            tracing::info!(
+                part = "plugins.sandbox",
+                instance,
+                "the old plugin has ended"
+            );
+        });
+        let mut all = lock(&self.ending);
+        all.retain(|ending| !ending.is_finished());
+        all.push(ending);
+    }
+
     /// Has a store end, in the time that a plugin has for that.
     async fn leave(&self, store: Arc<StorageInstance>) {
-        *lock(&self.leaving) = Some(store.destroyed());
+        let mut destroyed = store.destroyed();
+        let ending = async move { destroyed.wait().await }.boxed().shared();
+        *lock(&self.leaving) = Some(ending);
         end(store.shutdown()).await;
     }
 
     /// Waits until no store before this one has the data, those included that an exchange before could not wait for.
     async fn has_left(&self, patience: Duration) -> Result<(), String> {
         let leaving = lock(&self.leaving).clone();
-        let Some(mut leaving) = leaving else {
+        let Some(leaving) = leaving else {
             return Ok(());
         };
-        if leaving.wait().now_or_never().is_none() {
+        if leaving.clone().now_or_never().is_none() {
             tracing::warn!("the store before has not ended yet: no other one is made");
         }
-        let left = tokio::time::timeout(patience, leaving.wait()).await;
+        let left = tokio::time::timeout(patience, leaving).await;
         left.map_err(|_| {
             "the store before has not ended, and two must not have its data: it ends by itself, or with the gateway"
         })?;
@@ -577,24 +572,5 @@ mod tests {
         let never = until_back(async || Err::<(), _>("it is in use".to_owned()));
         assert_eq!(never.await, Err("it is in use".to_owned()));
         assert!(began.elapsed() >= COMEBACK_PATIENCE);
-    }
-
-    #[test]
-    fn sandboxes_have_names_of_their_own_and_there_are_so_many() {
-        let seats = Arc::new(Seats::default());
-        let mut taken: Vec<Seat> = (0..SANDBOXES_MAX).map(|_| seats.take().unwrap()).collect();
-        let names: Vec<String> = taken.iter().map(Seat::instance).collect();
-        assert_eq!(
-            (names[0].as_str(), names[7].as_str()),
-            ("sandbox", "sandbox-8")
-        );
-        assert!(seats.take().is_none());
-        assert!(
-            no_seat()
-                .to_string()
-                .contains("8 sandboxes still have runs")
-        );
-        drop(taken.remove(2));
-        assert_eq!(seats.take().unwrap().instance(), "sandbox-3");
     }
 }

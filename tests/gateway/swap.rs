@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -369,5 +370,116 @@ fn a_download_that_nobody_reads_gives_up_its_store() {
     reload(&gateway, TAKEN);
     let log = gateway.log();
     assert!(log.contains("the new plugin has the store") && !log.contains(REFUSED));
+    gateway.stop();
+}
+
+/// Installs an example in C whose create() waits until somebody opens the pipe that this gives.
+fn install_waiting(vendor: &Vendor<'_>, kind: &str, source: &str) -> PathBuf {
+    let plugins = Path::new(env!("CARGO_MANIFEST_DIR")).join("plugins");
+    let dir = vendor.house.path();
+    let pipe = dir.join(format!("{kind}.pipe"));
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let text = fs::read_to_string(plugins.join("example-c").join(source)).unwrap();
+    let begin = text.find("static int32_t create(").unwrap();
+    let body = begin + text[begin..].find("{\n").unwrap() + 2;
+    let waits = format!(
+        "    FILE *waits = fopen({pipe:?}, \"r\");\n    if (waits != NULL) fclose(waits);\n"
+    );
+    let file = dir.join(source);
+    let text = ["#include <stdio.h>\n", &text[..body], &waits, &text[body..]].concat();
+    // What says that it is before all other headers stays so.
+    let text = format!(
+        "#define _GNU_SOURCE\n{}",
+        text.replace("#define _GNU_SOURCE", "")
+    );
+    fs::write(&file, text).unwrap();
+    let built = dir.join(format!("{kind}.waiting.so"));
+    let output = Command::new("cc")
+        .args(["-fPIC", "-shared", "-pthread", "-I"])
+        .arg(plugins.join("abi/include"))
+        .arg("-o")
+        .args([&built, &file])
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    vendor.install(kind, &fs::read(built).unwrap());
+    pipe
+}
+
+/// Whoever waits for the pipe goes on.
+fn open(pipe: &Path) {
+    drop(fs::OpenOptions::new().write(true).open(pipe).unwrap());
+}
+
+/// Long enough for a plugin that comes up.
+const CREATE_MAX: &str = "[plugins]\nprocess_start_timeout_ms = 3000\n";
+
+/// Nobody waits for ever for a store that does not come up: the exchange is given up, and the one before is back as soon as
+/// the other cannot have its data any more.
+#[test]
+fn a_store_that_does_not_come_up_is_given_up() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let vendor = Vendor::new(&house, 0);
+    let text = fs::read_to_string(house.config()).unwrap();
+    fs::write(house.config(), text.replace("[plugins]\n", CREATE_MAX)).unwrap();
+    let gateway = house.start();
+    let pipe = install_waiting(&vendor, "storage", "store.c");
+    gateway.signal("HUP");
+    eventually("it is given up", PATIENCE, || {
+        gateway.log().contains("a plugin does not come up")
+    });
+    let mut client = gateway.client();
+    let waiting = std::thread::spawn(move || {
+        let params = json!({ "content": "a", "kind": "text/plain" });
+        client.call("create_blob", params)
+    });
+    open(&pipe);
+    let answer = waiting.join().unwrap().unwrap();
+    assert!(answer["result"]["blob_id"].is_string(), "{answer}");
+    eventually("the exchange is refused", PATIENCE, || {
+        gateway.log().contains(REFUSED)
+    });
+    let log = gateway.log();
+    let line = log.lines().rfind(|line| line.contains(REFUSED)).unwrap();
+    assert!(
+        line.contains("its create() goes on for longer than 3000 ms"),
+        "{line}"
+    );
+    gateway.stop();
+}
+
+/// A sandbox that does not come up keeps no other reload from being taken, and its name is no other's until it has ended.
+#[test]
+fn a_sandbox_that_does_not_come_up_is_given_up() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let vendor = Vendor::new(&house, 0);
+    let text = fs::read_to_string(house.config()).unwrap();
+    let text = text.replace("[plugins]\n", CREATE_MAX);
+    let text = text.replace(r#"isolation = "process""#, r#"isolation = "gateway""#);
+    fs::write(house.config(), text).unwrap();
+    let gateway = house.start();
+    let pipe = install_waiting(&vendor, "sandbox", "echo.c");
+    reload(&gateway, REFUSED);
+    assert!(
+        gateway
+            .log()
+            .contains("its create() goes on for longer than 3000 ms")
+    );
+    vendor.release("sandbox", 1);
+    reload(&gateway, TAKEN);
+    assert!(house.path().join("state/sandbox-3").is_dir());
+    open(&pipe);
+    eventually("what came too late has ended", PATIENCE, || {
+        gateway
+            .log()
+            .contains(r#"the old plugin has ended part="plugins.sandbox" instance="sandbox-2""#)
+    });
     gateway.stop();
 }
