@@ -26,7 +26,7 @@ use skillgate_plugin_sdk::model::{self, Health};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use self::late::{Ending, Ends as _, in_time};
+use self::late::{Ending, Ends as _, Untaken, in_time};
 use self::seats::{SANDBOXES_MAX, Seat, Seats, instance};
 use super::AppError;
 use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
@@ -351,9 +351,13 @@ impl Part for OfSandbox {
                 return Err(not.why);
             }
         };
-        self.handle.block_on(well(instance.health()))?;
         let (plugins, handle) = (self.plugins.clone(), self.handle.clone());
+        let untaken = Untaken::new(&plugins, &handle, instance, seat);
+        self.handle.block_on(untaken.is_well())?;
         Ok(Box::new(move || {
+            let Some((instance, seat)) = untaken.take() else {
+                return;
+            };
             let Plugins(inner) = plugins;
             let old = inner.sandbox.replace(instance);
             let (_, seat) = std::mem::replace(&mut *lock(&inner.loaded_sandbox), (loaded, seat));

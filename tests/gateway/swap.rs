@@ -373,15 +373,15 @@ fn a_download_that_nobody_reads_gives_up_its_store() {
     gateway.stop();
 }
 
-/// Installs an example in C whose create() waits until somebody opens the pipe that this gives.
-fn install_waiting(vendor: &Vendor<'_>, kind: &str, source: &str) -> PathBuf {
+/// Installs an example in C a function of which waits until somebody opens the pipe that this gives.
+fn install_waiting(vendor: &Vendor<'_>, kind: &str, source: &str, function: &str) -> PathBuf {
     let plugins = Path::new(env!("CARGO_MANIFEST_DIR")).join("plugins");
     let dir = vendor.house.path();
     let pipe = dir.join(format!("{kind}.pipe"));
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
     let text = fs::read_to_string(plugins.join("example-c").join(source)).unwrap();
-    let begin = text.find("static int32_t create(").unwrap();
+    let begin = text.find(function).unwrap();
     let body = begin + text[begin..].find("{\n").unwrap() + 2;
     let waits = format!(
         "    FILE *waits = fopen({pipe:?}, \"r\");\n    if (waits != NULL) fclose(waits);\n"
@@ -416,6 +416,9 @@ fn open(pipe: &Path) {
     drop(fs::OpenOptions::new().write(true).open(pipe).unwrap());
 }
 
+const CREATE: &str = "static int32_t create(";
+const DESTROY: &str = "static void destroy(";
+
 /// Long enough for a plugin that comes up.
 const CREATE_MAX: &str = "[plugins]\nprocess_start_timeout_ms = 3000\n";
 
@@ -429,7 +432,7 @@ fn a_store_that_does_not_come_up_is_given_up() {
     let text = fs::read_to_string(house.config()).unwrap();
     fs::write(house.config(), text.replace("[plugins]\n", CREATE_MAX)).unwrap();
     let gateway = house.start();
-    let pipe = install_waiting(&vendor, "storage", "store.c");
+    let pipe = install_waiting(&vendor, "storage", "store.c", CREATE);
     gateway.signal("HUP");
     eventually("it is given up", PATIENCE, || {
         gateway.log().contains("a plugin does not come up")
@@ -465,7 +468,7 @@ fn a_sandbox_that_does_not_come_up_is_given_up() {
     let text = text.replace(r#"isolation = "process""#, r#"isolation = "gateway""#);
     fs::write(house.config(), text).unwrap();
     let gateway = house.start();
-    let pipe = install_waiting(&vendor, "sandbox", "echo.c");
+    let pipe = install_waiting(&vendor, "sandbox", "echo.c", CREATE);
     reload(&gateway, REFUSED);
     assert!(
         gateway
@@ -481,5 +484,30 @@ fn a_sandbox_that_does_not_come_up_is_given_up() {
             .log()
             .contains(r#"the old plugin has ended part="plugins.sandbox" instance="sandbox-2""#)
     });
+    gateway.stop();
+}
+
+/// A sandbox that was made for a reload that is refused ends as slowly as any other: its name is no other's until then.
+#[test]
+fn a_sandbox_that_is_not_taken_keeps_its_name_until_it_has_ended() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let vendor = Vendor::new(&house, 0);
+    let gateway = house.start();
+    let pipe = install_waiting(&vendor, "sandbox", "echo.c", DESTROY);
+    vendor.configure("gateway", "no_such_key = 1,");
+    let text = fs::read_to_string(house.config()).unwrap();
+    let text = text.replace(r#"isolation = "process""#, r#"isolation = "gateway""#);
+    fs::write(house.config(), text).unwrap();
+    reload(&gateway, REFUSED);
+    reload(&gateway, REFUSED);
+    let state = house.path().join("state");
+    assert!(state.join("sandbox-2").is_dir() && state.join("sandbox-3").is_dir());
+    // Both ends of it: nobody waits for it any more.
+    let both = fs::OpenOptions::new().read(true).write(true).open(&pipe);
+    eventually("both have ended", PATIENCE, || {
+        gateway.log().matches("the old plugin has ended").count() == 2
+    });
+    drop(both);
     gateway.stop();
 }

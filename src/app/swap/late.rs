@@ -1,4 +1,4 @@
-//! Instances that come too late: they are ended, and until they have, what is theirs is nobody else's.
+//! Instances that come too late, or that nobody takes: they are ended, and until they have, what is theirs is nobody else's.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,8 +6,10 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared};
 use skillgate_plugin_host::{SandboxInstance, StorageInstance};
+use tokio::runtime::Handle;
 
-use super::{AppError, end};
+use super::seats::Seat;
+use super::{AppError, Plugins, end, well};
 
 /// The end of an instance. It comes whether or not somebody waits for it.
 pub(super) type Ending = Shared<BoxFuture<'static, ()>>;
@@ -70,4 +72,47 @@ pub(super) async fn in_time<I: Ends>(
         why,
         ending: Some(ending),
     })
+}
+
+/// A sandbox that has come up, and its name. Dropped before it is taken, since it or another part of the reload is no good,
+/// it keeps that name until it has ended.
+pub(super) struct Untaken {
+    plugins: Plugins,
+    handle: Handle,
+    made: Option<(Arc<SandboxInstance>, Seat)>,
+}
+
+impl Untaken {
+    pub(super) fn new(
+        plugins: &Plugins,
+        handle: &Handle,
+        instance: Arc<SandboxInstance>,
+        seat: Seat,
+    ) -> Self {
+        Untaken {
+            plugins: plugins.clone(),
+            handle: handle.clone(),
+            made: Some((instance, seat)),
+        }
+    }
+
+    pub(super) async fn is_well(&self) -> Result<(), String> {
+        match &self.made {
+            Some((instance, _)) => well(instance.health()).await,
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn take(mut self) -> Option<(Arc<SandboxInstance>, Seat)> {
+        self.made.take()
+    }
+}
+
+impl Drop for Untaken {
+    fn drop(&mut self) {
+        if let Some((instance, seat)) = self.made.take() {
+            let Plugins(inner) = &self.plugins;
+            inner.see_off(&self.handle, seat, instance.ended());
+        }
+    }
 }
