@@ -487,7 +487,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         gate(listener.into()).unwrap();
         let file = gate(tempfile::tempfile().unwrap().into()).unwrap_err();
-        assert_eq!(file.0, "fd: is of the file type 100000 instead of 140000");
+        assert_eq!(file.0, "fd: is a regular file instead of a socket");
         let mut none = sent(Service::GateServe, |_| {});
         assert!(serve(Service::GateServe, 7, Some(run()), &mut none).is_err());
         let large = |out: &mut Out| {
