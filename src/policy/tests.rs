@@ -36,13 +36,21 @@ fn one(rules: &str) -> Files {
 
 /// A policy in force, without its trial.
 fn policy(files: &Files, mode: PolicyMode, confirm: Confirm) -> Policy {
-    Policy::new(
-        prepared(files, mode, confirm),
-        &Sandbox {
-            plugin: "process".into(),
-        },
-        Audit::off(),
-    )
+    in_force(prepared(files, mode, confirm))
+}
+
+fn in_force(prepared: Prepared) -> Policy {
+    let sandbox = Sandbox {
+        plugin: "process".into(),
+    };
+    Policy::new(prepared, &sandbox, Audit::off())
+}
+
+/// One whose rules see the arguments of that skill.
+fn seeing_args(skill: &str, rules: &str, confirm: Confirm) -> Policy {
+    let mut prepared = prepared(&one(rules), PolicyMode::Enforce, confirm);
+    prepared.active.include_args = vec![skill.into()];
+    in_force(prepared)
 }
 
 fn prepared(files: &Files, mode: PolicyMode, confirm: Confirm) -> Prepared {

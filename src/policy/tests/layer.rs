@@ -216,12 +216,7 @@ async fn a_hidden_skill_is_hidden_without_a_decision_too() {
 #[tokio::test]
 async fn rules_see_arguments_of_named_skills_alone() {
     let rules = "decision := {\"allow\": true, \"log\": {\"level\": \"full\"}} if input.request.args.to == \"a@example.com\"";
-    let mut rules = prepared(&one(rules), PolicyMode::Enforce, Confirm::Always);
-    rules.active.include_args = vec!["salesforce.leads.sync".into()];
-    let sandbox = Sandbox {
-        plugin: "process".into(),
-    };
-    let policy = Policy::new(rules, &sandbox, Audit::off());
+    let policy = seeing_args("salesforce.leads.sync", rules, Confirm::Always);
     let ask = |method, skill: Arc<Skill>, args: Option<&str>| {
         let mut facts = facts(method, vec![skill]);
         facts.args = args.map(Into::into);

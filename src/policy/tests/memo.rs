@@ -125,16 +125,8 @@ fn a_decision_that_failed_is_made_again() {
 /// Arguments are seen where they are named; what is large is not kept.
 #[test]
 fn what_is_not_for_keeping() {
-    let mut named = prepared(
-        &one("decision := {\"allow\": input.request.args.n == 1}"),
-        PolicyMode::Enforce,
-        Confirm::Off,
-    );
-    named.active.include_args = vec!["a.b".into()];
-    let sandbox = Sandbox {
-        plugin: "process".into(),
-    };
-    let policy = Policy::new(named, &sandbox, Audit::off());
+    let rules = "decision := {\"allow\": input.request.args.n == 1}";
+    let policy = seeing_args("a.b", rules, Confirm::Off);
     let mut with_args = facts("execute_skill", vec![skill("a.b", "")]);
     for (args, allows) in [
         ("{\"n\":1}", true),

@@ -268,16 +268,8 @@ fn no_record_is_nested_too_deeply_to_be_read() {
         r#""allow": input, "log": {"level": "metadata"}"#,
         r#""allow": true, "log": {"level": "full"}, "reasons": [{"code": "x", "message": json.marshal(input)}]"#,
     ] {
-        let mut rules = prepared(
-            &one(&format!("decision := {{{members}}}")),
-            PolicyMode::Enforce,
-            Confirm::Off,
-        );
-        rules.active.include_args = vec!["salesforce.leads.sync".into()];
-        let sandbox = Sandbox {
-            plugin: "process".into(),
-        };
-        let policy = Policy::new(rules, &sandbox, Audit::off());
+        let rules = format!("decision := {{{members}}}");
+        let policy = seeing_args("salesforce.leads.sync", &rules, Confirm::Off);
         let active = policy.0.active.load_full();
         let mut outcome = policy.evaluate(&active, &ask, SystemTime::now());
         // It is read again here.
