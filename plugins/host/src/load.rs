@@ -26,8 +26,8 @@ pub struct Pin {
     pub sha256: Option<String>,
     /// The minisign public key (base64) that `<file>.minisig` must be made with; `None`: no signature is looked for.
     pub minisign_key: Option<String>,
-    /// Nobody but the owner may be able to write the file or the directories that lead to it. `false` is for plugins
-    /// that came with this program: who can write those can write the program.
+    /// Nobody but this user and root may be able to write the file or the directories that lead to it. `false` is for
+    /// plugins that came with this program: who can write those can write the program.
     pub guarded: bool,
 }
 
@@ -79,6 +79,18 @@ pub enum Refusal {
         what: PathBuf,
         /// Its permission bits.
         mode: u32,
+    },
+    /// Another user owns it, and so can change it.
+    #[error(
+        "{} belongs to the user {owner}, who can change it, and this program runs as {this_user}: give it to root or to this user with chown", what.display()
+    )]
+    Owner {
+        /// The file, or a directory that leads to it.
+        what: PathBuf,
+        /// Whose it is: a user's number.
+        owner: u32,
+        /// The number of the user that this program runs as.
+        this_user: u32,
     },
     /// Its digest is not the pinned one.
     #[error(

@@ -1,7 +1,7 @@
 //! Whose file it is: who can change it, and who has signed it.
 
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use minisign_verify::{PublicKey, Signature};
@@ -14,19 +14,31 @@ const SIGNATURE_BYTES_MAX: u64 = 4096;
 const COMMENT: &str = "skillgate-plugin";
 /// Permission bits that let others write.
 const OTHERS_WRITE: u32 = 0o022;
+const ROOT: u32 = 0;
 
 /// Refuses a file that others can change, or replace through its directory: the one it is in, and where the path is a
-/// symbolic link, the one that the link is in.
+/// symbolic link, the one that the link is in. Whoever owns one of them can, whatever its mode says.
 pub(crate) fn guarded(path: &Path) -> Result<(), Refusal> {
     let path = std::path::absolute(path).map_err(Refusal::Unreadable)?;
     let real = path.canonicalize().map_err(Refusal::Unreadable)?;
     let directory = |path: &Path| path.parent().map(Path::to_owned);
     let looked = [Some(real.clone()), directory(&real), directory(&path)];
+    // SAFETY: asks for a number; it cannot fail.
+    let this_user = unsafe { libc::geteuid() };
     for what in looked.into_iter().flatten() {
-        let mode = what.metadata().map_err(Refusal::Unreadable)?.permissions();
-        let mode = mode.mode() & 0o7777;
+        let found = what.metadata().map_err(Refusal::Unreadable)?;
+        let mode = found.mode() & 0o7777;
         if mode & OTHERS_WRITE != 0 {
             return Err(Refusal::Writable { what, mode });
+        }
+        // Root can change it whoever it belongs to.
+        let owner = found.uid();
+        if owner != ROOT && owner != this_user {
+            return Err(Refusal::Owner {
+                what,
+                owner,
+                this_user,
+            });
         }
     }
     Ok(())

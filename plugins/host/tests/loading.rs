@@ -6,7 +6,7 @@
 
 mod support;
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 
 use skillgate_plugin_host::{LoadError, Pin, Plugin, inspect};
@@ -255,6 +255,33 @@ fn a_file_that_others_can_change() {
     Plugin::load(&link, &guarded).unwrap();
     mode(links.path(), 0o770);
     assert!(refusal(&link, &guarded).contains("mode 0770"));
+}
+
+/// Only root can give a file away.
+#[test]
+fn a_file_that_belongs_to_another_user() {
+    const OTHER: u32 = 4321;
+    let dir = tempfile::tempdir().unwrap();
+    if dir.path().metadata().unwrap().uid() != 0 {
+        return;
+    }
+    let file = probe(dir.path(), "owned", &[]);
+    let guarded = Pin {
+        guarded: true,
+        ..Pin::default()
+    };
+    for whose in [file.as_path(), dir.path()] {
+        chown(whose, Some(OTHER), None).unwrap();
+        let text = refusal(&file, &guarded);
+        let whose = whose.canonicalize().unwrap();
+        let owner = format!(
+            "{} belongs to the user {OTHER}, who can change it, and this program runs as 0: give it to root",
+            whose.display()
+        );
+        assert!(text.contains(&owner), "{text}");
+        chown(&whose, Some(0), None).unwrap();
+    }
+    Plugin::load(&file, &guarded).unwrap();
 }
 
 #[test]
