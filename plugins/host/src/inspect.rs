@@ -135,21 +135,22 @@ pub(crate) fn inspect_bytes(
         machine: machine_name(elf.machine),
         note: elf.note(),
         entry: elf.defines_data(&dynamic, ENTRY),
-        needed: dynamic
-            .all(DT_NEEDED)
-            .filter_map(|at| elf.dynamic_name(&dynamic, at))
+        needed: [DT_NEEDED, DT_AUXILIARY, DT_FILTER]
+            .into_iter()
+            .flat_map(|tag| dynamic.all(tag))
+            .map(|at| elf.dynamic_name(&dynamic, at))
             .collect(),
         rpath: dynamic
             .get(DT_RPATH)
-            .and_then(|at| elf.dynamic_name(&dynamic, at)),
+            .map(|at| elf.dynamic_name(&dynamic, at)),
         runpath: dynamic
             .get(DT_RUNPATH)
-            .and_then(|at| elf.dynamic_name(&dynamic, at)),
+            .map(|at| elf.dynamic_name(&dynamic, at)),
         // Without the header the loader takes the architecture's default, which for x86-64 is executable.
         executable_stack: elf
             .segments
             .iter()
-            .find(|s| s.kind == PT_GNU_STACK)
+            .rfind(|s| s.kind == PT_GNU_STACK)
             .is_none_or(|s| s.flags & PF_X != 0),
         text_relocations: dynamic.get(DT_TEXTREL).is_some()
             || dynamic.get(DT_FLAGS).unwrap_or(0) & DF_TEXTREL != 0,
@@ -229,7 +230,8 @@ fn warnings(found: &Inspection) -> Vec<String> {
     let mut warnings: Vec<_> = found
         .needed
         .iter()
-        .filter(|name| !USUAL.iter().any(|usual| name.starts_with(usual)))
+        // One with a slash is a file, whatever its name begins with.
+        .filter(|name| name.contains('/') || !USUAL.iter().any(|usual| name.starts_with(usual)))
         .map(|name| format!("it needs {name}, which the pin of this file does not cover"))
         .collect();
     if found.static_tls {
@@ -262,12 +264,13 @@ const DT_NEEDED: u64 = 1;
 const DT_HASH: u64 = 4;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
-const DT_STRSZ: u64 = 10;
 const DT_RPATH: u64 = 15;
 const DT_TEXTREL: u64 = 22;
 const DT_RUNPATH: u64 = 29;
 const DT_FLAGS: u64 = 30;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
+const DT_AUXILIARY: u64 = 0x7fff_fffd;
+const DT_FILTER: u64 = 0x7fff_ffff;
 const DF_TEXTREL: u64 = 4;
 const DF_STATIC_TLS: u64 = 0x10;
 const STT_OBJECT: u8 = 1;
@@ -306,8 +309,9 @@ impl Dynamic {
             .filter(move |entry| entry.0 == tag)
             .map(|entry| entry.1)
     }
+    /// Of several the loader goes by the last.
     fn get(&self, tag: u64) -> Option<u64> {
-        self.all(tag).next()
+        self.all(tag).last()
     }
 }
 
@@ -370,10 +374,11 @@ impl<'a> Elf<'a> {
         range().unwrap_or_default()
     }
 
-    /// The file's bytes from what will be at `address` to the end of its segment.
+    /// The file's bytes from what will be at `address` to the end of its segment: the last, which is mapped over others.
     fn at_address(&self, address: u64) -> Option<&'a [u8]> {
         self.segments
             .iter()
+            .rev()
             .filter(|s| s.kind == PT_LOAD)
             .find_map(|s| {
                 let within = address
@@ -383,21 +388,27 @@ impl<'a> Elf<'a> {
             })
     }
 
+    /// As the loader finds it: by the address in the last header of its kind, and from there to its end mark. Without one
+    /// nothing of it counts.
     fn dynamic(&self) -> Dynamic {
-        let Some(segment) = self.segments.iter().find(|s| s.kind == PT_DYNAMIC) else {
-            return Dynamic(Vec::new());
+        let read = || {
+            let segment = self.segments.iter().rfind(|s| s.kind == PT_DYNAMIC)?;
+            let mut pairs = Vec::new();
+            let entries = self.at_address(segment.address)?.chunks_exact(16);
+            for entry in entries.take(ENTRIES) {
+                match (u64_at(entry, 0)?, u64_at(entry, 8)?) {
+                    (0, _) => return Some(Dynamic(pairs)),
+                    pair => pairs.push(pair),
+                }
+            }
+            None
         };
-        let entries = self.content(segment).chunks_exact(16).take(ENTRIES);
-        let pairs = entries
-            .map_while(|e| Some((u64_at(e, 0)?, u64_at(e, 8)?)))
-            .take_while(|e| e.0 != 0);
-        Dynamic(pairs.collect())
+        read().unwrap_or(Dynamic(Vec::new()))
     }
 
+    /// To the end of its segment: the loader does not look at how long it is said to be.
     fn strings(&self, dynamic: &Dynamic) -> Option<&'a [u8]> {
-        let table = self.at_address(dynamic.get(DT_STRTAB)?)?;
-        let size = usize::try_from(dynamic.get(DT_STRSZ)?).ok()?;
-        table.get(..size)
+        self.at_address(dynamic.get(DT_STRTAB)?)
     }
 
     fn name(strings: &[u8], at: u64) -> Option<&[u8]> {
@@ -406,8 +417,14 @@ impl<'a> Elf<'a> {
         rest.get(..end)
     }
 
-    fn dynamic_name(&self, dynamic: &Dynamic, at: u64) -> Option<String> {
-        Some(String::from_utf8_lossy(Self::name(self.strings(dynamic)?, at)?).into_owned())
+    /// A name that cannot be read is one all the same.
+    fn dynamic_name(&self, dynamic: &Dynamic, at: u64) -> String {
+        let strings = self.strings(dynamic);
+        let name = strings.and_then(|strings| Self::name(strings, at));
+        name.map_or_else(
+            || "(a name that lies outside the file)".to_owned(),
+            |name| String::from_utf8_lossy(name).into_owned(),
+        )
     }
 
     /// Is `wanted` defined, as a data object? Looked up as the loader does, by the hash table.

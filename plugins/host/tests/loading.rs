@@ -304,6 +304,86 @@ fn search_paths_and_stacks() {
     refused("stack", &["-Wl,-z,execstack"], "executable stack");
 }
 
+/// Offsets of the program headers of a 64-bit file.
+fn headers(bytes: &[u8]) -> impl Iterator<Item = usize> {
+    let start = usize::try_from(u64::from_le_bytes(bytes[32..40].try_into().unwrap())).unwrap();
+    let count = usize::from(u16::from_le_bytes(bytes[56..58].try_into().unwrap()));
+    (0..count).map(move |i| start + i * 56)
+}
+
+fn header(bytes: &[u8], kind: u32) -> usize {
+    let of_kind = |at: &usize| bytes[*at..at + 4] == kind.to_le_bytes();
+    headers(bytes).find(of_kind).unwrap()
+}
+
+/// Of two of a kind the loader goes by the last, and what it does not look at says nothing.
+#[test]
+fn a_file_is_read_as_the_loader_reads_it() {
+    const PT_DYNAMIC: u32 = 2;
+    const PT_GNU_STACK: u32 = 0x6474_e551;
+    const PT_GNU_RELRO: u32 = 0x6474_e552;
+    const DT_STRSZ: u64 = 10;
+    let dir = tempfile::tempdir().unwrap();
+    let good = std::fs::read(probe(dir.path(), "read", &[])).unwrap();
+    let refused = |name: &str, bytes: &[u8], expected: &str| {
+        let file = dir.path().join(name);
+        std::fs::write(&file, bytes).unwrap();
+        let text = refusal(&file, &Pin::default());
+        assert!(text.contains(expected), "{name}: {text}");
+    };
+    let relro = header(&good, PT_GNU_RELRO);
+    assert!(relro > header(&good, PT_GNU_STACK) && relro > header(&good, PT_DYNAMIC));
+
+    let mut bytes = good.clone();
+    bytes[relro..relro + 4].copy_from_slice(&PT_GNU_STACK.to_le_bytes());
+    bytes[relro + 4..relro + 8].copy_from_slice(&7_u32.to_le_bytes());
+    refused("stack", &bytes, "executable stack");
+
+    let mut bytes = good.clone();
+    bytes[relro..relro + 4].copy_from_slice(&PT_DYNAMIC.to_le_bytes());
+    // The file's first bytes, which are no such segment.
+    bytes[relro + 8..relro + 24].fill(0);
+    refused("dynamic", &bytes, "does not export");
+
+    let options = ["-Wl,-rpath,/tmp/evil"];
+    let mut bytes = std::fs::read(probe(dir.path(), "path", &options)).unwrap();
+    let dynamic = header(&bytes, PT_DYNAMIC);
+    let at = u64::from_le_bytes(bytes[dynamic + 8..dynamic + 16].try_into().unwrap());
+    let mut entry = usize::try_from(at).unwrap();
+    while bytes[entry..entry + 8] != DT_STRSZ.to_le_bytes() {
+        entry += 16;
+    }
+    bytes[entry + 8..entry + 16].copy_from_slice(&1_u64.to_le_bytes());
+    refused("short", &bytes, "library search path \"/tmp/evil\"");
+}
+
+/// What the loader brings in beside it, under whatever name.
+#[test]
+fn a_library_that_looks_like_the_usual_ones_is_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let other = probe(
+        dir.path(),
+        "other",
+        &["-Wl,-soname,libc.so./../tmp/other.so"],
+    );
+    let other = other.display().to_string();
+    let options = [
+        "-Wl,--no-as-needed",
+        &other,
+        "-Wl,-f,libauxiliary.so",
+        "-Wl,-F,libfilter.so",
+    ];
+    let found = inspect(probe(dir.path(), "disguised", &options)).unwrap();
+    for name in [
+        "libc.so./../tmp/other.so",
+        "libauxiliary.so",
+        "libfilter.so",
+    ] {
+        let warning = format!("it needs {name}, which the pin of this file does not cover");
+        assert!(found.warnings.contains(&warning), "{:?}", found.warnings);
+    }
+}
+
 #[test]
 fn the_pin() {
     let dir = tempfile::tempdir().unwrap();
