@@ -1,4 +1,5 @@
-//! What `skill new` and `plugin new` share: a directory that was not there before, with files to start from.
+//! What `skill new` and `plugin new` share: a directory that was not there before, with files to start from, and how it is
+//! named in a command.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -41,4 +42,42 @@ pub(super) fn write<N: AsRef<Path>>(
             .map_err(|error| failed(&path, error))?;
     }
     Ok(())
+}
+
+/// A path as a shell takes it for one word.
+pub(super) fn in_shell(path: &str) -> String {
+    let bare = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
+    if !path.starts_with('-') && path.chars().all(bare) {
+        return path.to_owned();
+    }
+    // `./`: nor for an option.
+    let dot = if path.starts_with('-') { "./" } else { "" };
+    format!("'{dot}{}'", path.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_shell;
+
+    #[test]
+    fn a_path_is_one_word_for_the_shell() {
+        for name in [
+            "a b",
+            "it's",
+            "$HOME",
+            "a;b",
+            "*",
+            "`x`",
+            "a\"b",
+            "plain/päth-1.so",
+        ] {
+            let echo = format!("printf %s {}", in_shell(name));
+            let said = std::process::Command::new("sh")
+                .args(["-c", &echo])
+                .output();
+            assert_eq!(String::from_utf8_lossy(&said.unwrap().stdout), name);
+        }
+        assert_eq!(in_shell("plain/päth-1.so"), "plain/päth-1.so");
+        assert_eq!(in_shell("-f/x"), "'./-f/x'");
+    }
 }

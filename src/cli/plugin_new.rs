@@ -177,15 +177,17 @@ plugin answers `language_unsupported` to every run, and the check skips what it 
 pub(super) fn run(args: &NewArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let dir = write_plugin(args)?;
     let shown = plain(&dir.display().to_string());
-    let file = format!("{shown}/{}", built(args));
+    let word = |path: &Path| plain(&new_files::in_shell(&path.display().to_string()));
     writeln!(out, "{shown}")?;
     match args.language {
-        Language::C => writeln!(out, "build it:    make -C {shown}")?,
+        Language::C => writeln!(out, "build it:    make -C {}", word(&dir))?,
         Language::Rust => writeln!(
             out,
-            "build it:    cargo build --release --manifest-path {shown}/Cargo.toml"
+            "build it:    cargo build --release --manifest-path {}",
+            word(&dir.join("Cargo.toml"))
         )?,
     }
+    let file = word(&dir.join(built(args)));
     writeln!(out, "check it:    skillgate plugin check {file}")?;
     writeln!(
         out,

@@ -106,11 +106,12 @@ pub(super) fn run(args: &NewArgs, out: &mut dyn Write) -> Result<Exit, Failure> 
     let dir = write_skill(args)?;
     let shown = plain(&dir.display().to_string());
     writeln!(out, "{shown}")?;
-    writeln!(out, "check it:  skillgate skill validate {shown}")?;
+    let word = plain(&new_files::in_shell(&dir.display().to_string()));
+    writeln!(out, "check it:  skillgate skill validate {word}")?;
     if args.kind == NewKind::Action {
         writeln!(
             out,
-            "run it:    skillgate skill run {shown} --args '{{\"text\": \"one two three\"}}'"
+            "run it:    skillgate skill run {word} --args '{{\"text\": \"one two three\"}}'"
         )?;
     }
     Ok(Exit::Fine)

@@ -188,6 +188,12 @@ fn a_new_skill_validates() {
         out.starts_with(&format!("{place}/acme.count-words\n")),
         "{out}"
     );
+    let spaced = format!("{place}/two words");
+    let (_, out, _) = skillgate(&["skill", "new", "acme.words", "--dir", &spaced]);
+    let command = format!("skillgate skill validate '{spaced}/acme.words'\n");
+    assert!(out.contains(&command), "{out}");
+    std::fs::remove_dir_all(&spaced).unwrap();
+
     let nested = format!("{place}/more/skills");
     assert_eq!(
         skillgate(&[
@@ -231,6 +237,28 @@ fn a_new_skill_validates() {
         std::fs::read_to_string(dir.path().join("acme.count-words/skill.toml")).unwrap(),
         before
     );
+}
+
+#[test]
+fn what_is_said_of_a_new_plugin_can_be_pasted_into_a_shell() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = format!("{}/two words", text(dir.path()));
+    for (language, build) in [
+        ("c", format!("make -C '{place}/a-c'")),
+        (
+            "rust",
+            format!("cargo build --release --manifest-path '{place}/a-rust/Cargo.toml'"),
+        ),
+    ] {
+        let name = format!("a-{language}");
+        let kind = ["--kind", "storage", "--language", language];
+        let (exit, out, _) =
+            skillgate(&[&["plugin", "new", &name, "--dir", &place][..], &kind].concat());
+        assert_eq!(exit, Exit::Fine);
+        assert!(out.contains(&format!("build it:    {build}\n")), "{out}");
+        let check = format!("skillgate plugin check '{place}/a-{language}/");
+        assert!(out.contains(&check), "{out}");
+    }
 }
 
 #[test]
