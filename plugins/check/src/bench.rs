@@ -227,6 +227,16 @@ impl Bench {
         Ok(self.wait(plugin.sandbox(request))?)
     }
 
+    /// Waits until an instance that was given up is destroyed: before that a singleton has no other.
+    pub(crate) fn until_destroyed(&self, destroyed: impl Future<Output = ()>) -> Done {
+        self.step("destroy");
+        let ended = async {
+            destroyed.await;
+            Ok(())
+        };
+        Ok(self.wait(ended)?)
+    }
+
     /// Waits for one call, no longer than [`CALL_LIMIT`].
     pub(crate) fn wait<T>(&self, call: impl Future<Output = Result<T>>) -> Result<T> {
         self.wait_within(CALL_LIMIT, call)

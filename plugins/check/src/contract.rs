@@ -277,10 +277,16 @@ pub(crate) fn answers(bench: &Bench) -> Done {
     // The gateway's own reading: sizes, texts, descriptors, lists.
     for kind in bench.kinds(&bench.load()?) {
         let plugin = bench.open(kind)?;
-        let malformed = match kind {
-            Kind::Storage => crate::storage::plain_calls(&bench.storage_of(&plugin, "host")?),
+        let (malformed, mut destroyed) = match kind {
+            Kind::Storage => {
+                let store = bench.storage_of(&plugin, "host")?;
+                let destroyed = store.instance.destroyed();
+                (crate::storage::plain_calls(&store), destroyed)
+            }
             Kind::Sandbox => {
-                crate::sandbox::plain_calls(bench, &*bench.sandbox_of(&plugin, "host")?)
+                let sandbox = bench.sandbox_of(&plugin, "host")?;
+                let destroyed = sandbox.destroyed();
+                (crate::sandbox::plain_calls(bench, &sandbox), destroyed)
             }
         };
         if let Err(error) = malformed
@@ -288,6 +294,7 @@ pub(crate) fn answers(bench: &Bench) -> Done {
         {
             return Err(failed(error.message));
         }
+        bench.until_destroyed(destroyed.wait())?;
     }
     Ok(())
 }

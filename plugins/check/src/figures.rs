@@ -53,6 +53,9 @@ pub(crate) fn calls(bench: &Bench) -> Done {
         measure(bench, "skill_list", CALLS, || {
             bench.wait(instance.skill_list(query())).map(drop)
         })?;
+        let mut destroyed = instance.destroyed();
+        drop(store);
+        bench.until_destroyed(destroyed.wait())?;
     }
     if kinds.contains(&Kind::Sandbox) {
         let instance = bench.sandbox_of(&bench.open(Kind::Sandbox)?, "sandbox")?;

@@ -1,10 +1,9 @@
 //! A loaded plugin, and making instances of it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ffi::CStr;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 use skillgate_plugin_abi as abi;
@@ -73,8 +72,6 @@ struct Inner {
 enum Home {
     Here {
         loaded: Arc<Loaded>,
-        /// For a singleton: there is an instance.
-        taken: Arc<AtomicBool>,
     },
     There {
         image: Arc<Image>,
@@ -153,7 +150,6 @@ impl Plugin {
             inspection: checked.inspection,
             home: Home::Here {
                 loaded: Arc::new(loaded),
-                taken: Arc::default(),
             },
         }))
     }
@@ -216,8 +212,8 @@ impl Plugin {
 
     async fn make<K: Made>(&self, config: CreateRequest) -> Result<(Place<K>, K::Caps)> {
         match &self.0.home {
-            Home::Here { loaded, taken } => {
-                let place = self.take_place(taken)?;
+            Home::Here { loaded } => {
+                let place = self.take_place()?;
                 let loaded = Arc::clone(loaded);
                 let runtime = tokio::runtime::Handle::current();
                 let job = runtime.clone().spawn_blocking(move || {
@@ -255,28 +251,35 @@ impl Plugin {
         }
     }
 
-    fn take_place(&self, taken: &Arc<AtomicBool>) -> Result<OnlyPlace> {
-        if !self.info().singleton {
+    fn take_place(&self) -> Result<OnlyPlace> {
+        let Info { id, singleton, .. } = self.info();
+        if !singleton {
             return Ok(OnlyPlace(None));
         }
-        if taken.swap(true, Ordering::AcqRel) {
+        if !singletons().insert(id.clone()) {
             let message = format!(
-                "the plugin {} allows one instance in a process, and there is one",
-                self.info().id
+                "the plugin {id} allows one instance in a process, and there is one: give it a process of its own (isolation = \"process\"), or end the other one first"
             );
             return Err(Error::new(abi::E_ALREADY_EXISTS, message));
         }
-        Ok(OnlyPlace(Some(Arc::clone(taken))))
+        Ok(OnlyPlace(Some(id.clone())))
     }
 }
 
+/// The ids of the singletons that have an instance in this process. Not by what was loaded: what a second copy of the code
+/// shares with the first, such as a library that both need, is what there may be one user of.
+fn singletons() -> MutexGuard<'static, BTreeSet<String>> {
+    static TAKEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    TAKEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A singleton's one place, free again when this is dropped.
-struct OnlyPlace(Option<Arc<AtomicBool>>);
+struct OnlyPlace(Option<String>);
 
 impl Drop for OnlyPlace {
     fn drop(&mut self) {
-        if let Some(taken) = &self.0 {
-            taken.store(false, Ordering::Release);
+        if let Some(id) = &self.0 {
+            singletons().remove(id);
         }
     }
 }

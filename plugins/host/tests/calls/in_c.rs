@@ -252,17 +252,23 @@ async fn a_plugin_that_does_not_block_asks_for_a_secret_and_a_gate_inside_run() 
 #[tokio::test]
 async fn a_singleton_has_one_instance_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
-    let plugin = load(&probe(
-        dir.path(),
-        "singleton",
-        &["-DFLAGS=SKG_F_SINGLETON"],
-    ));
+    let file = probe(dir.path(), "singleton", &["-DFLAGS=SKG_F_SINGLETON"]);
+    let plugin = load(&file);
     let first = plugin.sandbox(config("{}")).await.unwrap();
     let second = plugin.sandbox(config("{}")).await;
     match ISOLATION {
         Isolation::Gateway => assert_eq!(second.unwrap_err().code, abi::E_ALREADY_EXISTS),
         // Each has its process, which is what it is about.
         Isolation::Process => drop(second.unwrap()),
+    }
+    if ISOLATION == Isolation::Gateway {
+        // The same file loaded again is the same plugin: a reload makes its instance beside the old one.
+        let again = load(&file).sandbox(config("{}")).await.unwrap_err();
+        assert_eq!(again.code, abi::E_ALREADY_EXISTS);
+        assert!(
+            again.message.contains("give it a process of its own"),
+            "{again}"
+        );
     }
     // It has no drain(), which is said, and is destroyed all the same.
     assert_eq!(
