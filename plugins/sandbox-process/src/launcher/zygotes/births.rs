@@ -4,7 +4,7 @@
 //! Meanwhile no run waits for one: the plugin hears that there is none to be had, and hears it taken back when a child has
 //! lived for a while or has begun a run. Which children have failed is for the caller to say; what a run does is no failure.
 
-use super::{Domain, Event, Kind, Pending, There, Zygotes};
+use super::{BackOff, Domain, Event, Kind, Pending, There, Zygotes};
 use std::io;
 
 /// A child that has lived for so long was born well.
@@ -74,7 +74,8 @@ impl Domain {
 
     fn birth_succeeded(&mut self, name: &str, events: &mut Vec<Event>) {
         let failed = self.births_fail();
-        self.births.succeeded();
+        // With what is left of the wait: runs wait for the next one from now on.
+        self.births = BackOff::default();
         if failed
             && self.told_cold
             && let Some(zygote) = self.current.take()

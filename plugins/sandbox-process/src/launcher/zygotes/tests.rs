@@ -338,6 +338,23 @@ fn whether_the_children_of_another_zygote_live_is_found_out_at_once() {
     assert!(matches!(words(&events)[..], [Word::Cold { .. }]));
 }
 
+/// Runs wait for its brothers then, and nothing wakes the launcher when a wait is over that was for a failure.
+#[test]
+fn when_a_child_lives_the_next_is_made_at_once() {
+    let mut zygotes = with_places(1);
+    let (mut domain, _theirs) = domain();
+    domain.needs.ahead = 1;
+    zygotes.domains.insert(String::new(), domain);
+    for now in 1..=9 {
+        zygotes.birth_failed("", now, "none", now);
+    }
+    let lacks = |zygotes: &Zygotes| zygotes.lacking(u32::MAX, 9, |_| There::default()).is_some();
+    assert!(!lacks(&zygotes), "it waits");
+    let events = zygotes.birth_succeeded("");
+    assert!(matches!(words(&events)[..], [Word::Warm { zygote: 1, .. }]));
+    assert!(lacks(&zygotes));
+}
+
 /// The host, short of memory, or somebody by hand ends one that waits, and later another: each was there for long.
 #[test]
 fn a_child_that_has_lived_was_born_well() {
