@@ -84,7 +84,7 @@ impl Launcher {
         let events = if run.begun {
             // Of a short run this is all that is ever heard.
             zygotes.used(&pooled.domain, now);
-            zygotes.birth_succeeded(&pooled.domain)
+            zygotes.run_has_begun(&pooled.domain, run.born_ns)
         } else if run.was_stillborn() {
             let why = run.failed.as_deref().unwrap_or("killed");
             zygotes.birth_failed(&pooled.domain, run.born_ns, why, now)

@@ -1,8 +1,8 @@
 //! Children that die at their birth. On a host that has no process, namespace or memory to give one after the other would,
 //! hundreds in a second and for as long as it lasts: another is made at once, and the next ones wait.
 //!
-//! Meanwhile no run waits for one: the plugin hears that there is none to be had, and hears it taken back when a child has
-//! lived for a while or has begun a run. Which children have failed is for the caller to say; what a run does is no failure.
+//! Meanwhile no run waits for one: the plugin hears that there is none to be had, and hears it taken back when a child that was
+//! born since has lived for a while or has begun a run. Which children have failed is for the caller to say; what a run does is no failure.
 
 use super::{BackOff, Domain, Event, Kind, Pending, There, Zygotes};
 use std::io;
@@ -26,7 +26,17 @@ impl Zygotes {
         events
     }
 
-    /// A child of a domain has begun a run, or has lived long enough.
+    /// A child of a domain that was born then has begun a run. One that was there already when a birth failed proves nothing:
+    /// those that come after it may fail like that one.
+    pub(in crate::launcher) fn run_has_begun(&mut self, name: &str, born_ns: u64) -> Vec<Event> {
+        let failed_ns = self.domains.get(name).map_or(0, |d| d.births.failed_ns);
+        if born_ns < failed_ns {
+            return Vec::new();
+        }
+        self.birth_succeeded(name)
+    }
+
+    /// A child of a domain has been born well, since the last one that was not.
     pub(in crate::launcher) fn birth_succeeded(&mut self, name: &str) -> Vec<Event> {
         let mut events = Vec::new();
         if let Some(domain) = self.domains.get_mut(name) {

@@ -355,6 +355,22 @@ fn when_a_child_lives_the_next_is_made_at_once() {
     assert!(lacks(&zygotes));
 }
 
+/// Children that wait are there still when the host has nothing left for others, and runs have them.
+#[test]
+fn a_run_on_a_child_that_was_there_before_says_nothing_of_births() {
+    let mut zygotes = with_places(1);
+    let (domain, _theirs) = domain();
+    zygotes.domains.insert(String::new(), domain);
+    for now in [5, 7] {
+        zygotes.birth_failed("", now, "none", now);
+    }
+    for born_ns in [1, 6] {
+        assert!(zygotes.run_has_begun("", born_ns).is_empty(), "{born_ns}");
+    }
+    let events = zygotes.run_has_begun("", 8);
+    assert!(matches!(words(&events)[..], [Word::Warm { zygote: 1, .. }]));
+}
+
 /// The host, short of memory, or somebody by hand ends one that waits, and later another: each was there for long.
 #[test]
 fn a_child_that_has_lived_was_born_well() {
