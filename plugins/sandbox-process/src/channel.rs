@@ -197,8 +197,12 @@ impl<'a> Channel<'a> {
                 break;
             }
         }
+        let had_result = self.result.is_some();
         // Whatever else it says is not its result any more.
         let _ = self.drain();
+        if !had_result {
+            self.result = None;
+        }
     }
 
     fn drain_at_most(&mut self, bytes_max: usize) -> Result<(), String> {

@@ -516,6 +516,12 @@ impl<'a> Running<'a> {
             true => error,
             false => error.not_executed(),
         };
+        let is_known = self.channel.result.is_some() || self.verdict.is_some();
+        let outcome = match outcome {
+            // What it had said before, or was ended for, is how it ended, whoever has died since.
+            Outcome::LauncherLost if is_known => Outcome::Stuck,
+            other => other,
+        };
         let end = match outcome {
             Outcome::Ended(end) => end,
             Outcome::Stuck => End {

@@ -237,6 +237,37 @@ fn what_has_said_something_was_executed() {
     }
 }
 
+/// What it has done is done. Whoever is told that the sandbox was unavailable does it once more.
+#[test]
+fn a_run_that_has_its_result_keeps_it_though_the_launcher_dies() {
+    let host = Host::for_tests(|_, _, _, _| {});
+    for (says, verdict, expected) in [
+        (true, None, ""),
+        (false, Some(Verdict::Timeout), "Timeout"),
+        (false, Some(Verdict::Cancelled), "Cancelled"),
+    ] {
+        let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        let handle = Handle::new().unwrap();
+        let store = Store::new(|| ());
+        let mut begun = begun(&host, &store, &handle, notice);
+        begun.running.verdict = verdict;
+        assert_ne!(sys::read(begun.theirs.as_fd(), &mut [0; 100]).unwrap(), 0);
+        if says {
+            say(&begun.theirs, &[result()]);
+        }
+        sys::shut_down(launcher.as_fd()).unwrap();
+        let outcome = begun.running.attend();
+        assert!(matches!(outcome, Outcome::LauncherLost));
+        // Of what outlives the launcher nobody knows what else it does.
+        say(&begun.theirs, &[result()]);
+        begun.running.channel.hear_its_end(0);
+        let mut request = RunRequest::default();
+        request.limits.output_bytes = 9;
+        let answer = begun.running.answer(outcome, &request).unwrap();
+        assert_eq!((answer.completed, &*answer.error_type), (says, expected));
+    }
+}
+
 /// Whoever was held up reads what was said to it meanwhile, and not what may be another's by now.
 #[test]
 fn an_end_that_was_told_counts_however_late_it_is_heard() {
