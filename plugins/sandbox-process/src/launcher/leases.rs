@@ -65,9 +65,7 @@ impl Leases {
         let slot = slot(self);
         let outer_id = outer_id(slot);
         let made = new_pair();
-        // Home again in any case: what is inside a leased namespace is the run's.
-        sys::enter_namespace(self.home[0].as_fd(), libc::CLONE_NEWNET)?;
-        sys::enter_namespace(self.home[1].as_fd(), libc::CLONE_NEWIPC)?;
+        self.go_home();
         let [network, ipc] = made?;
         let user = if self.with_user {
             Some(new_user_namespace(outer_id)?)
@@ -89,8 +87,19 @@ impl Leases {
     pub(crate) fn open_gate(&self, lease: &Lease, notice: BorrowedFd<'_>) -> io::Result<()> {
         sys::enter_namespace(lease.network.as_fd(), libc::CLONE_NEWNET)?;
         let opened = crate::isolate::open_gate(notice);
-        sys::enter_namespace(self.home[0].as_fd(), libc::CLONE_NEWNET)?;
+        self.go_home();
         opened
+    }
+
+    /// In any case: what is inside a leased namespace is the run's, and its network ends with it.
+    fn go_home(&self) {
+        let [network, ipc] = &self.home;
+        let gone = sys::enter_namespace(network.as_fd(), libc::CLONE_NEWNET)
+            .and_then(|()| sys::enter_namespace(ipc.as_fd(), libc::CLONE_NEWIPC));
+        if gone.is_err() {
+            // What is made from here on would be in there with it.
+            sys::exit_now(3);
+        }
     }
 
     /// After its run, which is dead and reaped. `pristine`: nothing can be left in it.
@@ -136,6 +145,61 @@ fn new_user_namespace(outer_id: u32) -> io::Result<OwnedFd> {
             sys::kill_by_pidfd(pidfd.as_fd())?;
             sys::wait(pid)?;
             namespace
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    #[ignore = "the launcher of `a_launcher_that_cannot_go_home_goes_no_further`"]
+    fn launcher_without_a_home() {
+        let nowhere = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
+        let mut leases = Leases {
+            home: [nowhere(), nowhere()],
+            free: Vec::new(),
+            free_max: 0,
+            slots: BTreeSet::new(),
+            with_user: false,
+        };
+        let gate = std::env::var_os("LEASES_TEST_GATE");
+        if gate.is_some() {
+            let (notice, _plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+            let [network, ipc] = new_pair().unwrap();
+            let lease = Lease {
+                slot: 0,
+                outer_id: 0,
+                network,
+                ipc,
+                user: None,
+            };
+            let _ = leases.open_gate(&lease, notice.as_fd());
+        } else {
+            let _ = leases.take(|_| 0, |_| 0);
+        }
+    }
+
+    /// The kernel may have no memory for the way back, say.
+    #[test]
+    fn a_launcher_that_cannot_go_home_goes_no_further() {
+        if sys::unshare(libc::CLONE_NEWNET).is_err() {
+            return; // an ordinary user
+        }
+        for gate in [false, true] {
+            let mut launcher = Command::new(std::env::current_exe().unwrap());
+            launcher
+                .args(["--ignored", "--exact"])
+                .arg("launcher::leases::tests::launcher_without_a_home")
+                .stdout(Stdio::null())
+                .env_remove("LEASES_TEST_GATE");
+            if gate {
+                launcher.env("LEASES_TEST_GATE", "");
+            }
+            assert_eq!(launcher.status().unwrap().code(), Some(3), "{gate}");
         }
     }
 }
