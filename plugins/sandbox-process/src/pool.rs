@@ -260,7 +260,7 @@ impl Pool {
             // It has made room since, and is not to come back by this.
             return state.homeless.push(Homeless::new(taken));
         };
-        domain.in_hand += 1;
+        domain.in_hand.insert(taken.number);
         domain.untold.push(taken);
         if domain.unsent {
             self.tell(domain, name);
@@ -289,7 +289,7 @@ impl Pool {
         // It may have begun with a domain that has made room since: for another tenant's, and not to come back by this. One
         // that is there again does not know of it.
         if let Some(domain) = state.domains.get_mut(name) {
-            domain.in_hand = domain.in_hand.saturating_sub(1);
+            domain.in_hand.remove(&number);
             domain.untold.retain(|t| t.number != number);
         }
         state.homeless.retain(|h| h.taken.number != number);

@@ -1,6 +1,6 @@
 //! What is known of one trust domain's pool: the children that wait there, the runs that wait, and how many are wanted.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -63,8 +63,8 @@ pub(super) struct Domain {
     pub(super) ahead: u32,
     /// Runs without and with network.
     pub(super) waiting: [VecDeque<Seat>; 2],
-    /// Runs that have a child.
-    pub(super) in_hand: u32,
+    /// Runs that have a child: its number, since one may end that has begun in this domain's last life.
+    pub(super) in_hand: BTreeSet<u64>,
     /// Have a run, which the launcher does not know yet.
     pub(super) untold: Vec<Taken>,
     pub(super) unsent: bool,
@@ -91,7 +91,7 @@ impl Domain {
             memory: Memory::default(),
             ahead: rules.min.min(rules.max),
             waiting: Default::default(),
-            in_hand: 0,
+            in_hand: BTreeSet::new(),
             untold: Vec::new(),
             unsent: false,
             limits: GroupLimits::default(),
@@ -141,7 +141,7 @@ impl Domain {
     /// More are needed than there are: twice as many as are wanted at once, since behind those whom the host lets in others may
     /// wait, or a few more each time for those that come one upon the other.
     pub(super) fn grow(&mut self, max: u32) {
-        let wanted = self.in_hand + self.waiting[0].len() as u32 + 1;
+        let wanted = (self.in_hand.len() + self.waiting[0].len()) as u32 + 1;
         let in_turn = self.ahead + self.ahead / 2 + 1;
         let ahead = (wanted * 2).max(in_turn.min(IN_TURN_MAX));
         self.ahead = self.ahead.max(ahead).min(max);

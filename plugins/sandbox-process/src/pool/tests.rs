@@ -377,6 +377,23 @@ fn a_domain_that_has_made_room_does_not_come_back_by_what_comes_too_late() {
     assert!(pool.state().domains.is_empty() && !told());
 }
 
+#[test]
+fn a_run_of_a_domains_last_life_is_none_of_those_that_it_has_now() {
+    let (pool, host, _launcher) = warm(PoolRules {
+        min: 0,
+        max: 99,
+        per_tenant: true,
+    });
+    pool.taken("", taken(1));
+    let domain = String::new();
+    pool.hear_word(Word::Gone { domain }, Vec::new(), &host);
+    pool.hear_word(is_warm(), Vec::new(), &host);
+    pool.taken("", taken(2));
+    pool.over("", 1);
+    assert!(pool.take("", &spec(), || true).is_none());
+    assert_eq!(pool.look().ahead, 4, "for two at once");
+}
+
 /// A child of the domain's last life may come yet.
 #[test]
 fn a_number_is_not_given_again_when_a_domain_has_been_forgotten() {
