@@ -394,13 +394,16 @@ impl Run {
         sys::poll(&mut gone, Some(0)).is_err() || !gone[0].is_ready()
     }
 
-    /// Of a child that has ended: whether it has failed before it was anybody's run. Not where a run's limits may be what it has
-    /// met, nor where nobody wanted it any more: then it ends well, since its orders do, which may be heard of first. Nor where the
-    /// plugin has ended it, as it does with a run that is cancelled before that has begun.
+    /// Of a child that has ended: whether it has failed before it was a run. One that a run has already must have said of which
+    /// step, none of which needs more than the least that a run may have: else the run's limits may be what it has met. Not where
+    /// nobody wanted it any more: then it ends well, since its orders do, which may be heard of first. Nor where the plugin has
+    /// ended it, as it does with a run that is cancelled before that has begun.
     pub(super) fn was_stillborn(&self) -> bool {
-        let is_idle = self.pooled.as_ref().is_some_and(|p| !p.taken);
+        let has_said = self.failed.is_some();
+        let is_one = |p: &Pooled| !p.taken || has_said;
+        let has_failed = self.pooled.as_ref().is_some_and(is_one);
         let ended_well = self.exited == Some((0, 0));
-        is_idle && !self.begun && !ended_well && !self.is_over() && !self.is_let_go()
+        has_failed && !self.begun && !ended_well && !self.is_over() && !self.is_let_go()
     }
 
     /// Whether [`Happened::LetGo`] is still to be heard of: the plugin says nothing on this socket but its end.

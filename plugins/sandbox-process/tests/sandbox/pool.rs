@@ -148,6 +148,31 @@ fn where_no_process_is_left_children_are_not_made_again_and_again() {
     assert_eq!(ways, [0, 0]);
 }
 
+/// ... nor three for each run where none waits: those have a run when they die.
+#[test]
+fn where_no_process_is_left_runs_do_not_try_one_child_after_the_other() {
+    let instance = warm(json!({"pool_min": 0, "pool_max": 0}));
+    let launcher = instance.plugin.launcher_pid().unwrap();
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = groups.lines().find_map(|l| l.split(":pids:").nth(1));
+    let of_all = |own: &str| {
+        let beside = std::fs::read_dir(format!("/sys/fs/cgroup/pids{own}")).ok()?;
+        let name = format!("-{launcher}");
+        let mut all = beside.flatten().map(|entry| entry.path());
+        all.find(|dir| dir.to_string_lossy().ends_with(&name))
+    };
+    let Some(all) = own.and_then(of_all) else {
+        return; // there is no limit for all together
+    };
+    std::fs::write(all.join("pids.max"), "1").unwrap();
+    let run = request("def main(args): return 1\n");
+    let failed = instance.plugin.run(run, &Services::default()).unwrap_err();
+    assert!(failed.not_executed, "{failed:?}");
+    let said = instance.plugin.health().unwrap().report_json;
+    let why = "its children die at their birth: isolation step Init";
+    assert!(said.contains(why), "{said}");
+}
+
 #[test]
 fn the_pool_grows_with_what_is_needed_and_stays_in_its_bounds() {
     let instance = warm(json!({"pool_min": 1, "pool_max": 6}));

@@ -159,6 +159,25 @@ fn a_child_that_nobody_wanted_has_not_failed_at_its_birth() {
     assert!(!run.was_stillborn());
 }
 
+/// A run that waits has its child before that is built. Where none is made ahead all have theirs so, and three each.
+#[test]
+fn a_child_that_cannot_be_built_has_failed_at_its_birth_though_a_run_has_it() {
+    let pid = std::process::id() as i32;
+    let pidfd = sys::pidfd_open(pid).unwrap();
+    let (notice, _plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    let (report, said) = sys::pipe().unwrap();
+    sys::set_nonblocking(report.as_fd()).unwrap();
+    let mut run = child(Process { pid, pidfd }, notice, None);
+    run.report = report;
+    run.take(&TAKEN, 0);
+    run.hear();
+    assert!(!run.was_stillborn(), "it has met the limits of its run");
+    let failed = br#"{"Failed":{"step":"Init","error":"no process"}}"#;
+    sys::write(said.as_fd(), &[failed, &b"\n"[..]].concat()).unwrap();
+    run.hear();
+    assert!(run.was_stillborn());
+}
+
 /// Otherwise none would be made in its place for as long as it stays.
 #[test]
 fn a_child_that_has_answered_before_its_run_was_told_of_waits_no_more() {
