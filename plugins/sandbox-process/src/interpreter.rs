@@ -93,7 +93,7 @@ impl Interpreter {
             Some(path) => PathBuf::from(path),
             None => default_path().ok_or(InterpreterError::NotFound)?,
         };
-        let answer = ask(&path, guest)?;
+        let answer = ask(&path, guest, DISCOVERY_TIME)?;
         let found: Discovered = serde_json::from_str(&answer)
             .map_err(|e| InterpreterError::Answer(path.clone(), e.to_string()))?;
         if found.implementation != "cpython" {
@@ -226,7 +226,12 @@ fn default_path() -> Option<PathBuf> {
 }
 
 /// Runs `discover.py`. PATH and HOME go along for interpreters that are started by a shim.
-fn ask(path: &Path, guest: &[(String, String)]) -> Result<String, InterpreterError> {
+fn ask(
+    path: &Path,
+    guest: &[(String, String)],
+    time: Duration,
+) -> Result<String, InterpreterError> {
+    let started = Instant::now();
     let keep = ["PATH", "HOME"]
         .into_iter()
         .filter_map(|n| Some((n, std::env::var_os(n)?)));
@@ -251,27 +256,28 @@ fn ask(path: &Path, guest: &[(String, String)]) -> Result<String, InterpreterErr
         .map(|(n, t)| (n.as_str(), t.as_str()))
         .collect();
     let given = serde_json::json!({"directory": GUEST, "guest": guest}).to_string();
+    // Apart, so that one that neither reads nor ends holds up nobody for longer than it may take. What it has started may have
+    // both ends still when it has ended.
     if let Some(mut stdin) = child.stdin.take() {
         // It reads to the end before it says anything long. If it has died, its exit code says so below.
-        let _ = stdin.write_all(given.as_bytes());
+        std::thread::spawn(move || stdin.write_all(given.as_bytes()));
     }
-    let out = child.stdout.take().map(|mut out| {
+    let (said, heard) = std::sync::mpsc::channel();
+    if let Some(out) = child.stdout.take() {
         std::thread::spawn(move || {
             let mut text = String::new();
-            out.by_ref()
-                .take(ANSWER_BYTES_MAX)
-                .read_to_string(&mut text)
-                .map(|_| text)
-        })
-    });
-    let started = Instant::now();
+            let read = out.take(ANSWER_BYTES_MAX).read_to_string(&mut text);
+            // Whoever has asked may have given up.
+            let _ = said.send(read.map(|_| text).unwrap_or_default());
+        });
+    }
     let status = loop {
         match child
             .try_wait()
             .map_err(|e| InterpreterError::Start(path.into(), e))?
         {
             Some(status) => break status,
-            None if started.elapsed() > DISCOVERY_TIME => {
+            None if started.elapsed() > time => {
                 // Both can only fail when the child is already gone.
                 let _ = child.kill();
                 let _ = child.wait();
@@ -280,17 +286,15 @@ fn ask(path: &Path, guest: &[(String, String)]) -> Result<String, InterpreterErr
             None => std::thread::sleep(Duration::from_millis(2)),
         }
     };
-    let text = out
-        .and_then(|t| t.join().ok())
-        .and_then(Result::ok)
-        .unwrap_or_default();
     if !status.success() {
         return Err(InterpreterError::Answer(
             path.into(),
             format!("it ended with {status}"),
         ));
     }
-    Ok(text)
+    heard
+        .recv_timeout(time.saturating_sub(started.elapsed()))
+        .map_err(|_| InterpreterError::Slow(path.into()))
 }
 
 #[cfg(test)]
@@ -325,6 +329,36 @@ mod tests {
                     "libpython3.12.so.1.0".into(),
                 ),
             ],
+        }
+    }
+
+    /// A shim that hangs, or that leaves something running, is said to be slow instead of holding up the start for ever.
+    #[test]
+    fn an_interpreter_that_does_not_answer_is_waited_for_no_longer_than_it_may_take() {
+        let guest = [("large.py".to_owned(), "#".repeat(1 << 20))];
+        let dir = tempfile::tempdir().unwrap();
+        let shim = dir.path().join("python3");
+        let stays = "while [ -e \"$0\" ]; do sleep 0.1; done";
+        for script in [
+            "exec sleep 100",
+            &format!("cat > /dev/null; {stays} & exit 0"),
+        ] {
+            // By another process: what is open for writing here, and in what another test starts, cannot be executed.
+            let made = Command::new("sh")
+                .args([
+                    "-c",
+                    "printf '#!/bin/sh\n%s\n' \"$1\" > \"$0\"; chmod +x \"$0\"",
+                ])
+                .args([shim.as_os_str(), script.as_ref()])
+                .status();
+            assert!(made.unwrap().success());
+            let started = Instant::now();
+            let answer = ask(&shim, &guest, Duration::from_millis(500));
+            assert!(
+                matches!(answer, Err(InterpreterError::Slow(_))),
+                "{script}: {answer:?}"
+            );
+            assert!(started.elapsed() < Duration::from_secs(50), "{script}");
         }
     }
 
