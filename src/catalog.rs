@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
 use std::error::Error as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use base64::Engine as _;
 use serde::Serialize;
@@ -33,7 +33,7 @@ pub use error::Error;
 use kept::Kept;
 use merge::Merge;
 pub use publish::{Draft, NewSkill};
-use trees::Trees;
+use trees::{Trees, check_same};
 
 /// Whose name the shelf is read in at the start; it is the same for everybody.
 const SHELF_TENANT: &str = "default";
@@ -48,6 +48,8 @@ pub struct Skill {
     manifest: Manifest,
     manifest_json: Value,
     frontmatter: Value,
+    /// The store that said so.
+    store: Weak<StorageInstance>,
 }
 
 impl Skill {
@@ -72,6 +74,7 @@ impl Skill {
             manifest_json: manifest.to_json(),
             manifest,
             frontmatter: Value::Null,
+            store: Weak::new(),
         })
     }
 
@@ -352,7 +355,7 @@ impl Catalog {
             return Ok(skill);
         }
         let skill_md = self.fetch(&source, tenant, &record, SKILL_MD).await?;
-        let skill = Arc::new(parse(record, &skill_md)?);
+        let skill = Arc::new(parse(record, &skill_md, &source)?);
         self.0.kept.put(key(skill.version()), &skill);
         Ok(skill)
     }
@@ -475,12 +478,15 @@ impl Catalog {
     /// The skill's directory, as a sandbox mounts it.
     ///
     /// # Errors
-    /// [`Error::Store`].
+    /// [`Error::Replaced`], [`Error::Store`].
     pub async fn tree(&self, tenant: &str, skill: &Arc<Skill>) -> Result<Source, Error> {
         if let Some(dir) = self.0.trees.open(skill) {
             return Ok(Source::Fd(dir));
         }
         let source = self.source(skill.name()).await?;
+        if !std::ptr::eq(skill.store.as_ptr(), Arc::as_ptr(&source)) {
+            check_same(&source, tenant, skill).await?;
+        }
         match source
             .skill_tree(tenant, skill.name(), skill.version())
             .await
@@ -507,7 +513,11 @@ fn broken(record: &model::Skill, why: &str) -> Error {
     }
 }
 
-fn parse(record: model::Skill, skill_md: &[u8]) -> Result<Skill, Error> {
+fn parse(
+    record: model::Skill,
+    skill_md: &[u8],
+    store: &Arc<StorageInstance>,
+) -> Result<Skill, Error> {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec());
     let manifest_text =
         text(&record.manifest_json).map_err(|_| broken(&record, "its manifest is not UTF-8"))?;
@@ -522,6 +532,7 @@ fn parse(record: model::Skill, skill_md: &[u8]) -> Result<Skill, Error> {
         manifest,
         manifest_json,
         frontmatter: Value::Object(skill_md.frontmatter),
+        store: Arc::downgrade(store),
     })
 }
 

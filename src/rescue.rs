@@ -366,6 +366,8 @@ impl From<catalog::Error> for ErrorObject {
             }
             Error::TooLarge { .. } => ErrorObject::new(Code::TooLarge, "too_large", message),
             Error::Broken { .. } => ours("a stored skill is broken", &error),
+            Error::Replaced { .. } => ErrorObject::new(Code::Unavailable, "unavailable", message)
+                .with("retry_after_ms", 0.into()),
             Error::Store(error) => plugin("skill store", "store less", &error),
         }
     }

@@ -78,6 +78,16 @@ pub enum Error {
         /// How.
         why: String,
     },
+    /// There is another store since the call was decided, and it has something else there.
+    #[error(
+        "the skill store was exchanged while this call waited, and {name} {version} is not the same in the new one: nothing was run, call again"
+    )]
+    Replaced {
+        /// Which.
+        name: String,
+        /// In which version.
+        version: String,
+    },
     /// The store failed.
     #[error("skill store failed")]
     Store(#[source] model::Error),

@@ -1,6 +1,6 @@
 //! Publishing: what came is checked whole, decided about, and then stored for good.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use serde_json::Value;
 use skillgate_plugin_sdk::abi;
@@ -112,6 +112,7 @@ impl Catalog {
                 manifest,
                 manifest_json,
                 frontmatter: Value::Object(frontmatter),
+                store: Weak::new(),
             }),
             put,
         })

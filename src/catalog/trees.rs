@@ -6,7 +6,10 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::Skill;
+use skillgate_plugin_host::StorageInstance;
+use skillgate_plugin_sdk::abi;
+
+use super::{Error, Skill};
 
 /// Directories that are kept. For one more, the oldest of the tenant with the most is let go.
 const TREES_MAX: usize = 64;
@@ -67,6 +70,25 @@ impl Trees {
     pub(super) fn forget(&self) {
         self.kept().clear();
     }
+}
+
+/// Of a skill that another store has described: that this one has the same. What a call was decided about is what it gets, and
+/// nobody has looked at what a new store has under the same name and version.
+pub(super) async fn check_same(
+    store: &StorageInstance,
+    tenant: &str,
+    skill: &Skill,
+) -> Result<(), Error> {
+    let there = store.skill_get(tenant, skill.name(), skill.version()).await;
+    let is_same = match there {
+        Ok(there) => there.tree_sha256 == skill.digest(),
+        Err(error) if error.code == abi::E_NOT_FOUND => false,
+        Err(error) => return Err(Error::Store(error)),
+    };
+    is_same.then_some(()).ok_or_else(|| Error::Replaced {
+        name: skill.name().to_owned(),
+        version: skill.version().to_owned(),
+    })
 }
 
 /// The same directory, opened for itself: two who read in one and the same descriptor take names from each other. `None`: it

@@ -511,3 +511,78 @@ fn a_sandbox_that_is_not_taken_keeps_its_name_until_it_has_ended() {
     drop(both);
     gateway.stop();
 }
+
+/// A run that waits while the store is exchanged was decided about as the store before had its skill. The new one may have
+/// something else under the same name and version, at which nobody has looked.
+#[test]
+fn a_run_that_waited_is_of_the_skill_that_was_decided_about() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        runs: "max_concurrent = 1",
+        ..Settings::default()
+    });
+    let usual = fs::read_to_string(house.config()).unwrap();
+    let in_store = |name: &str| {
+        let store = format!("{:?}", house.path().join(name));
+        let text = usual.replace(&format!("{:?}", house.store()), &store);
+        fs::write(house.config(), text).unwrap();
+    };
+    let publish = |gateway: &Gateway, said: &str| {
+        let params = json!({
+            "manifest": {
+                "name": "acme.says", "version": "1.0.0", "description": "Says.", "kind": "action", "namespace": "acme",
+                "runtime": { "language": "python", "entrypoint": "code/main.py", "export": "main" },
+            },
+            "skill_md": "---\nname: acme.says\n---\n",
+            "files": [{ "path": "code/main.py", "content": format!("def main(args):\n    return {said:?}\n") }],
+        });
+        gateway.client().result("create_skill", params).unwrap();
+    };
+    let executes = json!({ "name": "acme.says", "args": {} });
+    let gateway = house.start();
+    publish(&gateway, "the first");
+    in_store("same");
+    reload(&gateway, TAKEN);
+    publish(&gateway, "the first");
+    in_store("other");
+    reload(&gateway, TAKEN);
+    publish(&gateway, "another");
+
+    for (next, outcome) in [("same", Some("the first")), ("other", None)] {
+        in_store("store");
+        reload(&gateway, TAKEN);
+        let mut holds = gateway.client();
+        let code = "import time\n\ndef main(args):\n    time.sleep(1000)\n";
+        holds
+            .ask("run_code", json!({ "language": "python", "code": code }))
+            .unwrap();
+        eventually("a run goes on", PATIENCE, || {
+            numbers(&gateway).contains("skillgate_runs_in_flight 1")
+        });
+        let mut waits = gateway.client();
+        waits.ask("execute_skill", executes.clone()).unwrap();
+        eventually("another one waits", PATIENCE, || {
+            numbers(&gateway).contains("skillgate_run_queue_depth 1")
+        });
+        in_store(next);
+        reload(&gateway, TAKEN);
+        drop(holds);
+        let answer = waits.answer().unwrap().json().unwrap();
+        match outcome {
+            Some(said) => assert_eq!(answer["result"]["output"], said, "{next}: {answer}"),
+            None => {
+                let error = &answer["error"];
+                assert_eq!(error["code"], -32007, "{next}: {answer}");
+                assert_eq!(error["data"]["kind"], "unavailable");
+                let said = gateway.client().result("execute_skill", executes.clone());
+                assert_eq!(said.unwrap()["output"], "another", "called again");
+            }
+        }
+    }
+    gateway.stop();
+}
+
+fn numbers(gateway: &Gateway) -> String {
+    let mut operator = Client::open(&gateway.admin).unwrap();
+    operator.get("/metrics").unwrap().text()
+}
