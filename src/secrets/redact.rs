@@ -20,6 +20,8 @@ use super::forms::forms;
 const PIECE_BYTES_MIN: usize = 4;
 /// Marks of one kind of cuts in a text behind which ends of forms are looked for. Our own sandbox makes three at most.
 const CUTS_MAX: usize = 4;
+/// Ends of lines behind the last line of a key, at most, as a form has them: `\\r\\n` is JSON twice.
+const LINE_END_BYTES_MAX: usize = 8;
 /// What stands where a text was cut, by the sandbox or by us: the beginning of a form may be before it.
 const CUT_BEFORE: [&str; 3] = ["…", " ... [", "\n... ["];
 /// And the end of a form may be behind these.
@@ -45,6 +47,8 @@ struct Form {
     bytes: Zeroizing<Vec<u8>>,
     /// What is put in its place.
     mark: Arc<str>,
+    /// How much of its beginning, and of its end, is in every key: no piece of it tells anything.
+    in_all: (usize, usize),
 }
 
 impl std::fmt::Debug for Redactor {
@@ -68,6 +72,7 @@ impl Redactor {
         for (name, value) in values {
             let mark: Arc<str> = format!("[secret {name}]").into();
             all.extend(forms(value).into_iter().map(|bytes| Form {
+                in_all: armor(&bytes),
                 bytes,
                 mark: mark.clone(),
             }));
@@ -178,8 +183,9 @@ impl Redactor {
     /// The beginning of a form that a text ends in, where the automaton is in this state.
     fn beginning(&self, state: StateID, text: &[u8]) -> Option<(Range<usize>, usize)> {
         let Begun { bytes, form } = self.begun[state.as_usize()];
-        let bytes = bytes as usize;
-        (bytes >= PIECE_BYTES_MIN).then(|| (text.len() - bytes..text.len(), form as usize))
+        let (bytes, form) = (bytes as usize, form as usize);
+        let (in_all, _) = self.forms.get(form)?.in_all;
+        (bytes >= in_all + PIECE_BYTES_MIN).then(|| (text.len() - bytes..text.len(), form))
     }
 
     /// The longest form that ends where the automaton is in this state: it covers the shorter ones.
@@ -212,10 +218,11 @@ impl Redactor {
             };
             let forms = self.forms.iter().zip(0..);
             let ends = forms.filter(|(form, _)| may_end(form));
-            let ends = ends.map(|(form, at)| (end_at(&form.bytes, behind), at));
-            if let Some((len, form)) = ends.max()
-                && len >= PIECE_BYTES_MIN
-            {
+            let ends = ends.filter_map(|(form, at)| {
+                let (len, (_, in_all)) = (end_at(&form.bytes, behind), form.in_all);
+                (len >= in_all + PIECE_BYTES_MIN).then_some((len, at))
+            });
+            if let Some((len, form)) = ends.max() {
                 finds.push(Find {
                     place: cut..cut + len,
                     form,
@@ -224,6 +231,26 @@ impl Redactor {
         }
         finds
     }
+}
+
+/// The lines around a key (RFC 7468): how many bytes the one at the beginning has, and the one at the end with what follows.
+/// Whoever draws a line of dashes writes pieces of them.
+fn armor(form: &[u8]) -> (usize, usize) {
+    const DASHES: &[u8] = b"-----";
+    let line = |words: &[u8], from: &[u8]| -> Option<usize> {
+        let label = from.strip_prefix(DASHES)?;
+        let is_it = label.get(..words.len())?.eq_ignore_ascii_case(words);
+        let end = label.iter().position(|byte| *byte == b'-')?;
+        (is_it && label[end..].starts_with(DASHES)).then_some(2 * DASHES.len() + end)
+    };
+    let begin = line(b"BEGIN", form).unwrap_or_default();
+    let last = (0..form.len()).rev().find_map(|at| {
+        let line = line(b"END", &form[at..])?;
+        Some((line, form.len() - at))
+    });
+    // Behind it an end of the line, written in some way.
+    let end = last.filter(|(line, all)| all - line <= LINE_END_BYTES_MAX);
+    (begin, end.map_or(0, |(_, all)| all))
 }
 
 /// How much of the end of `form` is what `text` begins with, the whole form not counted. Linear: the longest border of

@@ -243,6 +243,38 @@ fn a_cut_leaves_no_half_of_a_secret() {
     );
 }
 
+/// What every key begins and ends with says nothing of one, and a line of dashes is no piece of it.
+#[test]
+fn a_line_of_dashes_is_no_piece_of_a_key() {
+    let (begin, end) = (
+        "-----BEGIN EC PRIVATE KEY-----",
+        "-----END EC PRIVATE KEY-----",
+    );
+    for after in ["", "\n", "\r\n"] {
+        let key = format!("{begin}\nMHcCAQEEIBkg\noAoGCCqGSM49{after}{end}{after}");
+        let redactor = redactor(&[("KEY", &key)]);
+        for text in [
+            "----- report -----",
+            "-----\nreport\n-----",
+            "-----BEGIN EC PRIVATE KEY-----",
+            "-----END EC PRIVATE KEY-----\n",
+            "KEY-----\n is read … and -----BEGIN EC…",
+        ] {
+            assert_eq!(redactor.text(text), text);
+            assert_eq!(streamed(&redactor, &[text.as_bytes()]), text);
+        }
+        for (text, plain) in [
+            (format!("it is {begin}\nMHc"), "it is [secret KEY]"),
+            (
+                format!("SM49{after}{end}{after} it was"),
+                "[secret KEY] it was",
+            ),
+        ] {
+            assert_eq!(redactor.text(&text), plain);
+        }
+    }
+}
+
 /// A run that has a secret can write what it begins with as often as it likes, and a mark of a cut behind each.
 #[test]
 fn many_cuts_cost_what_the_text_is_long() {
