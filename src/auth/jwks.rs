@@ -241,11 +241,11 @@ impl Remote {
     /// Takes over the keys of an earlier life of the same issuer where this one has none yet.
     pub(super) fn inherit(&self, earlier: &Remote) {
         if self.source == earlier.source
-            && self.held.load().is_none()
             && let Some(held) = earlier.usable()
         {
-            // As old as they are: no reload makes keys younger.
-            self.held.store(Some(held));
+            // As old as they are: no reload makes keys younger. What this one has fetched is newer, though it came just now.
+            self.held
+                .rcu(|own| own.clone().or_else(|| Some(held.clone())));
         }
     }
 

@@ -11,6 +11,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 /// What the issuer answers.
 #[derive(Debug, Clone)]
@@ -378,6 +379,55 @@ async fn a_later_life_takes_over_what_an_earlier_one_has_fetched() {
     // As old as they are: not good for another hour.
     later.hands.pass(2601);
     assert_eq!(later.why(&own(&old)).await, "keys_unavailable");
+}
+
+/// The fetch of the later life ends while it looks at how old the keys of the earlier one are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn what_a_later_life_fetches_meanwhile_is_not_lost() {
+    let (old, new) = (key(), key());
+    let later = Idp::new(Answer::Nothing);
+    later.publishes(&[&new]);
+    let is_time = Arc::new(AtomicBool::new(false));
+    let clock = {
+        let (is_time, remote, clock) = (is_time.clone(), later.remote.clone(), later.hands.clock());
+        Clock::new(move || {
+            if is_time.swap(false, Ordering::SeqCst) {
+                remote.refresh();
+                while remote.usable().is_none() {
+                    std::thread::yield_now();
+                }
+            }
+            clock.now()
+        })
+    };
+    let keys = KeySet::from_jwks(
+        &old.jwks().to_string(),
+        &[Algorithm::ES256],
+        Strictness::Remote,
+    );
+    let keys = keys.unwrap();
+    let fetch: Fetch = Arc::new(move || std::future::ready(Ok(keys.clone())).boxed());
+    let ages = Ages {
+        fresh: Duration::from_secs(600),
+        stale: Duration::from_secs(3600),
+    };
+    let earlier = Remote::new(
+        A,
+        "here".to_owned(),
+        fetch,
+        ages,
+        clock,
+        Generation::default(),
+    );
+    assert!(earlier.ask().await.is_ok());
+    is_time.store(true, Ordering::SeqCst);
+    later.remote.inherit(&earlier);
+    assert_eq!(
+        later.why(&own(&old)).await,
+        "signature",
+        "it was taken back"
+    );
+    assert_eq!(later.why(&own(&new)).await, "taken");
 }
 
 /// The same text each time, which is in the cache from the first on.
