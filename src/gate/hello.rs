@@ -9,6 +9,10 @@ use tokio::sync::oneshot;
 const RECORD_HEADER: usize = 5;
 /// Longest plaintext of a record (RFC 8446, 5.1).
 const RECORD_BYTES_MAX: usize = 1 << 14;
+const ALERT: u8 = 21;
+const WARNING: u8 = 1;
+/// Warnings before a ServerHello: a TLS 1.2 server that does not know the name may send one and go on (RFC 6066, 3).
+const WARNINGS_MAX: usize = 4;
 const HANDSHAKE: u8 = 22;
 const CLIENT_HELLO: u8 = 1;
 const SERVER_HELLO: u8 = 2;
@@ -212,6 +216,18 @@ impl Answer {
 /// Whether a server that has said this has taken the ClientHello. `None`: it has not said enough.
 fn taken(mut rest: &[u8]) -> Option<bool> {
     let mut message = Vec::new();
+    for _ in 0..WARNINGS_MAX {
+        let [ALERT, ..] = rest else {
+            break;
+        };
+        let [_, _, _, high, low, level, _, behind @ ..] = rest else {
+            return None;
+        };
+        if (*high, *low, *level) != (0, 2, WARNING) {
+            return Some(false);
+        }
+        rest = behind;
+    }
     loop {
         if *rest.first()? != HANDSHAKE {
             return Some(false);

@@ -217,6 +217,7 @@ async fn an_encrypted_message_is_not_taken_for_a_second_hello() {
         [&[2, 0, 0, 38, 3, 3][..], random, &rest].concat()
     };
     let (whole, retry) = (server_hello(&[7; 32]), server_hello(&RETRY_RANDOM));
+    let warning = [21, 3, 3, 0, 2, 1, 112];
     let finished = [
         &[20, 3, 3, 0, 1, 1][..],
         &record(&[&[1][..], &[0xff; 39]].concat()),
@@ -230,10 +231,20 @@ async fn an_encrypted_message_is_not_taken_for_a_second_hello() {
             retry.chunks(5).flat_map(record).collect(),
             "tls.hello_too_long",
         ),
+        // A server that warns of the name goes on all the same (RFC 6066, 3), and may ask for another one.
+        ([&warning[..], &record(&whole)].concat(), "closed"),
+        (
+            [&warning[..], &record(&retry)].concat(),
+            "tls.hello_too_long",
+        ),
         // Not one that could be read, nor one that says so much before.
         (record(&[&[3], &whole[1..]].concat()), "tls.hello_too_long"),
         (
-            [vec![21, 3, 3, 0, 2, 1, 112], record(&whole)].concat(),
+            [&[21, 3, 3, 0, 2, 2, 112][..], &record(&whole)].concat(),
+            "tls.hello_too_long",
+        ),
+        (
+            [&warning.repeat(5)[..], &record(&whole)].concat(),
             "tls.hello_too_long",
         ),
         (
