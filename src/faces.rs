@@ -158,7 +158,7 @@ impl Faces {
         let path = request.request.uri().path();
         if let Some(id) = path.strip_prefix("/blobs/") {
             only(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
-            let id = id.to_owned();
+            let id = blob_id(id);
             return services.blobs.send(request, &id).await;
         }
         // RFC 9728 section 3.1: at this path, or with the resource's own path behind it.
@@ -204,6 +204,12 @@ impl Faces {
             )),
         }
     }
+}
+
+/// As a path names a blob. What writes a name into a path (JavaScript's `encodeURIComponent`, Python's `quote`) writes the
+/// colon of an id as `%3A`, which means the same there (RFC 3986, sections 2.1 and 3.3).
+fn blob_id(in_path: &str) -> String {
+    in_path.replace("%3A", ":").replace("%3a", ":")
 }
 
 fn only(request: &Authenticated, methods: &[Method], allow: &'static str) -> Result<(), Refusal> {

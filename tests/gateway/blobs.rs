@@ -344,3 +344,31 @@ fn transfers_that_do_not_go_on_are_their_tenants_alone() {
     }
     gateway.stop();
 }
+
+/// As `encodeURIComponent` and `quote` write it into a path, and as it is.
+#[test]
+fn an_id_may_be_percent_encoded() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let params = json!({ "content": "hello", "kind": "text/plain" });
+    let made = client.result("create_blob", params).unwrap();
+    let id = made["blob_id"].as_str().unwrap();
+    for colon in [":", "%3A", "%3a"] {
+        let path = format!("/blobs/{}", id.replace(':', colon));
+        let answer = client.get(&path).unwrap();
+        assert_eq!(
+            (answer.status, answer.text()),
+            (200, "hello".into()),
+            "{path}"
+        );
+    }
+    let path = format!("/blobs/{}", id.replace(':', "%253A"));
+    assert_eq!(
+        client.get(&path).unwrap().status,
+        404,
+        "once, and not twice"
+    );
+    gateway.stop();
+}
