@@ -239,6 +239,16 @@ fn rate_limit(s: &Section<'_>) -> RateLimit {
             ),
         );
     }
+    let counts = |method: &String| ABOUT_SKILLS.contains(&method.as_str());
+    if key.contains(&RateKey::Skill) && !methods.is_empty() && !methods.iter().any(counts) {
+        s.wrong(
+            "key",
+            format!(
+                "by skill this rule counts nothing, since none of its methods is about a skill; expected one of {}, or a key without skill",
+                ABOUT_SKILLS.join(", ")
+            ),
+        );
+    }
     let quota = s.integer("quota", 1..=1_000_000_000);
     let per_s = s.integer("per_s", 1..=2_678_400);
     let burst = s.integer_or("burst", 1..=1_000_000_000, quota);
@@ -282,6 +292,15 @@ pub(super) const METHODS: [&str; 10] = [
     "read_blob",
     "create_skill",
     "rpc.discover",
+];
+
+/// Those of them that are about skills.
+const ABOUT_SKILLS: [&str; 5] = [
+    "describe_skill",
+    "read_skill_file",
+    "execute_skill",
+    "run_code",
+    "create_skill",
 ];
 
 fn secrets(s: &Section<'_>) -> Secrets {
