@@ -8,7 +8,7 @@ use std::time::Duration;
 use skillgate_skill::SkillName;
 
 use super::auth::auth;
-use super::problem::did_you_mean;
+use super::problem::{Origin, did_you_mean};
 use super::section::Section;
 use super::{
     Admin, Audit, AuthMode, Blobs, Config, Confirm, Exposure, Flags, Fsync, Log, LogFormat,
@@ -394,6 +394,13 @@ pub(super) fn check_together(root: &Section<'_>, config: &Config) {
     }
     if config.auth.mode == AuthMode::Jwt && config.auth.issuers.is_empty() {
         root.wrong("auth.mode", "\"jwt\" needs at least one [[auth.issuers]]");
+    }
+    // By default, and not because anybody wants it: behind a proxy on the same host everybody would be the administrator.
+    let is_unsaid = matches!(root.origin("auth.mode"), Origin::Default { .. });
+    if config.auth.mode == AuthMode::Off && is_unsaid && !config.auth.issuers.is_empty() {
+        let message = "no token is looked at, since auth.mode is \"off\" where nothing else is said; \
+            expected mode = \"jwt\" in [auth], or mode = \"off\" if that is what you want";
+        root.wrong("auth.issuers", message);
     }
     let (fresh, stale) = (config.auth.jwks_max_age_s, config.auth.jwks_max_stale_s);
     if stale < fresh {

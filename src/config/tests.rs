@@ -262,6 +262,8 @@ fn the_examples_of_optional_keys_are_what_absence_means() {
         key = ["tenant", "subject"]
         quota = 600
         per_s = 60
+        [auth]
+        mode = "off"
         [[auth.issuers]]
         issuer = "https://idp.example.com"
         audiences = ["skillgate"]
