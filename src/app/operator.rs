@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use super::AppError;
 use crate::admin::{self, Admin};
 use crate::audit::Audit;
-use crate::auth::Authenticator;
+use crate::auth::{Authenticator, IssuerState};
 use crate::config::Config;
 use crate::door::DoorLayer;
 use crate::gate::{Ledger, Record, Verdict};
@@ -132,7 +132,8 @@ pub(super) fn health(
     });
     let policy = policy.clone();
     let decides: Check = Arc::new(move || std::future::ready(rules(&policy)).boxed());
-    let keys: Check = Arc::new(move || std::future::ready(of_keys(&authenticator)).boxed());
+    let keys: Check =
+        Arc::new(move || std::future::ready(of_keys(&authenticator.issuers())).boxed());
     let checks = vec![
         ("policy", decides),
         ("issuers", keys),
@@ -169,21 +170,31 @@ fn rules(policy: &Policy) -> State {
 }
 
 /// Without the keys of any issuer no token can be taken.
-fn of_keys(authenticator: &Authenticator) -> State {
-    let issuers = authenticator.issuers();
-    let without: Vec<&str> = issuers
-        .iter()
-        .filter(|issuer| issuer.keys == 0)
-        .map(|issuer| issuer.issuer.as_str())
-        .collect();
+fn of_keys(issuers: &[IssuerState]) -> State {
+    let names = |is: fn(&IssuerState) -> bool| -> Vec<&str> {
+        let those = issuers.iter().filter(|issuer| is(issuer));
+        those.map(|issuer| issuer.issuer.as_str()).collect()
+    };
+    let without = names(|issuer| issuer.keys == 0);
+    // Some time before they are too old to be used.
+    let failing = names(|issuer| issuer.keys > 0 && issuer.failing);
+    let mut said = Vec::new();
     match (issuers.len(), without.len()) {
-        (0, _) => State::Well("auth.mode is off".into()),
-        (all, 0) => State::Well(format!("keys of {all}")),
+        (0, _) => return State::Well("auth.mode is off".into()),
         (all, none) if all == none => {
-            State::Failed("no issuer has given keys that can be used".into())
+            return State::Failed("no issuer has given keys that can be used".into());
         }
-        _ => State::Impaired(format!("no keys of {}", without.join(", "))),
+        (all, 0) if failing.is_empty() => return State::Well(format!("keys of {all}")),
+        (_, 0) => {}
+        _ => said.push(format!("no keys of {}", without.join(", "))),
     }
+    if !failing.is_empty() {
+        said.push(format!(
+            "those of {} cannot be fetched again, and are used until auth.jwks_max_stale_s",
+            failing.join(", ")
+        ));
+    }
+    State::Impaired(said.join("; "))
 }
 
 /// The instance that calls go to, or why there is none.
@@ -470,4 +481,34 @@ pub(super) fn issuers(metrics: &Metrics, authenticator: Authenticator) {
             }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{IssuerState, State, of_keys};
+
+    #[test]
+    fn an_issuer_that_does_not_answer_is_shown_while_its_keys_are_good() {
+        let issuer = |name: &str, keys, failing| IssuerState {
+            issuer: name.into(),
+            keys,
+            age: None,
+            failing,
+            fetches: None,
+        };
+        let well = || issuer("a", 2, false);
+        assert_eq!(of_keys(&[]), State::Well("auth.mode is off".into()));
+        assert_eq!(of_keys(&[well()]), State::Well("keys of 1".into()));
+        let text = |issuers: &[IssuerState]| match of_keys(issuers) {
+            State::Impaired(text) => text,
+            other => panic!("{other:?}"),
+        };
+        let old = "those of b cannot be fetched again, and are used until auth.jwks_max_stale_s";
+        assert_eq!(text(&[well(), issuer("b", 1, true)]), old);
+        assert_eq!(text(&[well(), issuer("c", 0, true)]), "no keys of c");
+        let all = [well(), issuer("b", 1, true), issuer("c", 0, false)];
+        assert_eq!(text(&all), format!("no keys of c; {old}"));
+        let none = of_keys(&[issuer("b", 0, true), issuer("c", 0, true)]);
+        assert!(matches!(none, State::Failed(_)), "{none:?}");
+    }
 }
