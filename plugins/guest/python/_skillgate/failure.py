@@ -28,6 +28,7 @@ _SOURCE_BYTES_MAX = 4 * 1024 * 1024
 _REPEATS_SHOWN = 3
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_SOCKET, _SUBPROCESS = (os.path.join(os.path.dirname(os.__file__), name) for name in ("socket.py", "subprocess.py"))
 _class_dict = type.__dict__["__dict__"].__get__
 _Group = getattr(sys.modules["builtins"], "BaseExceptionGroup", None)
 
@@ -60,7 +61,10 @@ def describe(exc: BaseException, function: str) -> dict:
         message = _render(exc, 0)
     except BaseException as second:  # the formatter ran out of memory or met something yet unknown
         message = "%s (no traceback: %s while formatting it)" % (name, type_name(type(second)))
-    hint = _hint(exc, kind, function)
+    try:
+        hint = _hint(exc, kind, function)
+    except BaseException:  # the code has put something else in the place of os.environ
+        hint = None
     if hint:
         message += "\n" + hint
     return {"type": _known_limit(exc, kind) or name, "message": cut_middle(message, MESSAGE_BYTES_MAX)}
@@ -99,7 +103,33 @@ def _hint(exc, kind, function):
         return "the code ended the interpreter before %s() returned: return a value instead" % one_line(function, 80)
     if kind is ModuleNotFoundError and type(exc.name) is str and exc.name.split(".")[0] not in ("skills", "runtime"):
         return "a run can import the standard library, `runtime` and mounted skills"
+    # Python calls these "temporary failure" and "no such file": that sends its reader to try again, or to look for the file.
+    for link in _chain(exc):
+        where = _raised_in(link)
+        if where == _SOCKET and type_name(type(link)) in ("gaierror", "PermissionError"):
+            if "HTTPS_PROXY" in os.environ or "HTTP_PROXY" in os.environ:
+                return "this run reaches its granted hosts through the proxy that HTTPS_PROXY names, and not directly"
+            return "this run has no network: a skill names hosts in permissions.network, and the policy grants them or not"
+        if where == _SUBPROCESS and issubclass(type(link), (FileNotFoundError, PermissionError)):
+            return "a run has no shell and, unless its operator gives it some, no programs but Python: do it in Python"
     return None
+
+
+def _chain(exc):
+    for _ in range(_CHAIN_MAX):
+        if exc is None:
+            return
+        yield exc
+        exc = _cause(exc) or _context(exc)
+
+
+def _raised_in(exc):
+    trace = _traceback(exc)
+    if trace is None:
+        return None
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_filename
 
 
 # -- text of exceptions -------------------------------------------------------------------------------------------

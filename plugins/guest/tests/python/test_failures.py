@@ -56,6 +56,21 @@ class Tracebacks(Case):
         self.check("x = '\x00'", "SyntaxError", "null byte")
         self.check("return 1", "SyntaxError", "'return' outside function")
 
+    def test_what_a_run_does_not_have(self):
+        refused = "exec(compile('raise PermissionError(1)', socket.__file__, 'exec'))"  # as a sandbox refuses a socket
+        for line, kind in (("socket.getaddrinfo('a.example', 80, flags=socket.AI_NUMERICHOST)", "gaierror"), (refused, "PermissionError")):
+            code = "import os, socket\ndef main(args):\n    os.environ.update(args)\n    "
+            self.check(code + line, kind, "\nthis run has no network: ")
+            self.check(code + line, kind, "\nthis run reaches its granted hosts through the proxy", args={"HTTPS_PROXY": "http://127.0.0.1:3128"})
+            self.check(code + "os.environ = None; " + line, kind)
+            wrapped = "try: %s\n    except OSError as exc: raise ValueError('cannot fetch') from exc" % line
+            self.check(code + wrapped, "ValueError", "ValueError: cannot fetch\nthis run has no network: ")
+        run = "import subprocess\ndef main(args): subprocess.run(['no-such-program'])"
+        self.check(run, "FileNotFoundError", "'no-such-program'\na run has no shell")
+        for line, kind in (("raise PermissionError(1)", "PermissionError"), ("open('/nothing')", "FileNotFoundError"), ("__import__('socket').socket(9999)", "OSError")):
+            message = self.check("def main(args): " + line, kind)
+            self.assertNotIn("has no", message)
+
     def test_deep_nesting(self):
         outcome = self.sandbox.code("x = " + "(" * 10000 + ")" * 10000)
         self.assertEqual(outcome.status, "failed")
