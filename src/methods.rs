@@ -386,9 +386,31 @@ fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
             Some((above, name)) if message.starts_with("invalid type: null") => {
                 Error::params(above, format!("missing field `{name}` (it is null)"))
             }
+            // An unknown one is named already.
+            Some(_) if !message.starts_with("unknown field") => {
+                let message = format!("{}: {}", &pointer[1..], in_words_of_json(message));
+                Error::params(pointer, message)
+            }
             _ => Error::params(pointer, message),
         }
     })
+}
+
+/// serde names Rust's types; who reads this has sent JSON, and knows no u64.
+fn in_words_of_json(message: &str) -> String {
+    let (found, expected) = message.rsplit_once(", expected ").unwrap_or((message, ""));
+    let found = match found {
+        "invalid type: map" => "invalid type: object",
+        "invalid type: sequence" => "invalid type: array",
+        other => other,
+    };
+    let found = found.replacen("unknown variant", "unknown value", 1);
+    match expected {
+        "" => found,
+        "u32" | "u64" => format!("{found}, expected a whole number, not below 0"),
+        "a sequence" => format!("{found}, expected an array"),
+        other => format!("{found}, expected {other}"),
+    }
 }
 
 /// Text, or bytes as base64 (REQUIREMENTS R11).
@@ -401,9 +423,12 @@ enum Encoding {
 fn decode(content: String, encoding: Option<Encoding>, pointer: &str) -> Result<Vec<u8>, Error> {
     match encoding {
         None => Ok(content.into_bytes()),
-        Some(Encoding::Base64) => BASE64
-            .decode(content)
-            .map_err(|error| Error::params(pointer, format!("not base64: {error}"))),
+        Some(Encoding::Base64) => BASE64.decode(content).map_err(|error| {
+            Error::params(
+                pointer,
+                format!("{} is not base64: {error}", pointer.trim_start_matches('/')),
+            )
+        }),
     }
 }
 
@@ -499,7 +524,7 @@ fn keys(args: &RawValue) -> Result<serde_json::Value, Error> {
         Err(_) => Err(Error::params(
             "/args",
             format!(
-                "has more than {ARG_NAMES_MAX} names or {ARG_NAMES_BYTES_MAX} bytes of them, and the policy is asked about each: \
+                "args has more than {ARG_NAMES_MAX} names or {ARG_NAMES_BYTES_MAX} bytes of them, and the policy is asked about each: \
                  put them one level down, as in {{\"items\": {{...}}}}"
             ),
         )),
@@ -510,7 +535,10 @@ fn keys(args: &RawValue) -> Result<serde_json::Value, Error> {
 fn object(raw: Option<Box<RawValue>>, pointer: &str) -> Result<Box<RawValue>, Error> {
     match raw {
         Some(raw) if raw.get().starts_with('{') => Ok(raw),
-        Some(_) => Err(Error::params(pointer, "must be an object")),
+        Some(_) => Err(Error::params(
+            pointer,
+            format!("{} must be an object", pointer.trim_start_matches('/')),
+        )),
         None => {
             RawValue::from_string("{}".into()).map_err(|error| Error::Serialize(Arc::new(error)))
         }
@@ -520,7 +548,11 @@ fn object(raw: Option<Box<RawValue>>, pointer: &str) -> Result<Box<RawValue>, Er
 /// `timeout_ms`: at least 1; more than the maximum is cut to it.
 fn timeout(ms: Option<u64>, pointer: &str) -> Result<Option<u64>, Error> {
     if ms == Some(0) {
-        return Err(Error::params(pointer, "must be at least 1 millisecond"));
+        let message = format!(
+            "{} must be at least 1 (millisecond)",
+            pointer.trim_start_matches('/')
+        );
+        return Err(Error::params(pointer, message));
     }
     Ok(ms)
 }

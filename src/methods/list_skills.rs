@@ -55,14 +55,18 @@ pub(crate) fn listing(
     let params: Params = read_params(&call.params)?;
     let limit = params.limit.unwrap_or(LIMIT_DEFAULT);
     if limit == 0 || limit > LIMIT_MAX {
-        return Err(Error::params("/limit", format!("must be 1 to {LIMIT_MAX}")));
+        return Err(Error::params(
+            "/limit",
+            format!("limit must be 1 to {LIMIT_MAX}"),
+        ));
     }
     let namespace = params.namespace.filter(|namespace| !namespace.is_empty());
     if namespace
         .as_ref()
         .is_some_and(|text| text.len() > NAME_BYTES_MAX)
     {
-        let message = format!("must be at most {NAME_BYTES_MAX} bytes, as names of skills are");
+        let message =
+            format!("namespace must be at most {NAME_BYTES_MAX} bytes, as names of skills are");
         return Err(Error::params("/namespace", message));
     }
     let detail = params.detail.unwrap_or(Detail::Names);

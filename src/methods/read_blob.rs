@@ -39,7 +39,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
         if params.max_bytes == Some(0) {
-            return Err(Error::params("/max_bytes", "must be at least 1"));
+            return Err(Error::params("/max_bytes", "max_bytes must be at least 1"));
         }
         let mode = params.mode.unwrap_or(Mode::SampleHead);
         let stat = rooms

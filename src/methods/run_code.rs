@@ -64,7 +64,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         if !catalog::is_identifier(&entrypoint) {
             return Err(Error::params(
                 "/entrypoint",
-                "must be the name of a function that the code defines, a Python identifier",
+                "entrypoint must be the name of a function that the code defines, a Python identifier",
             ));
         }
         let args = object(params.args, "/args")?;

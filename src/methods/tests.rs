@@ -55,6 +55,13 @@ fn parameters_that_do_not_fit_say_where() {
         name: String,
         limits: Option<super::Object<Inner>>,
         list: Option<Vec<u32>>,
+        detail: Option<Detail>,
+    }
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Detail {
+        Names,
+        Summary,
     }
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
@@ -65,25 +72,44 @@ fn parameters_that_do_not_fit_say_where() {
     let read = |text: &'static str| read_params::<Shape>(&Params::from_text(text.into()).unwrap());
     for (text, place, word) in [
         ("{}", "", "missing field `name`"),
-        (r#"{"name":5}"#, "/name", "expected a string"),
+        (
+            r#"{"name":5}"#,
+            "/name",
+            "name: invalid type: integer `5`, expected a string",
+        ),
+        (
+            r#"{"name":{}}"#,
+            "/name",
+            "name: invalid type: object, expected",
+        ),
         (r#"{"name":null}"#, "", "missing field `name`"),
         (r#"{"name":"a","nmae":1}"#, "/nmae", "unknown field `nmae`"),
         (
             r#"{"name":"a","limits":{"timeout_ms":-1}}"#,
             "/limits/timeout_ms",
-            "-1",
+            "limits/timeout_ms: invalid value: integer `-1`, expected a whole number, not below 0",
         ),
         (
             r#"{"name":"a","limits":{"timeout_ms":1.5}}"#,
             "/limits/timeout_ms",
-            "1.5",
+            "1.5`, expected a whole number",
         ),
         (
             r#"{"name":"a","limits":[5]}"#,
             "/limits",
-            "expected an object",
+            "limits: invalid type: array, expected an object",
         ),
-        (r#"{"name":"a","list":[1,"x"]}"#, "/list/1", "expected u32"),
+        (
+            r#"{"name":"a","list":[1,"x, expected u64"]}"#,
+            "/list/1",
+            r#"list/1: invalid type: string "x, expected u64", expected a whole number"#,
+        ),
+        (r#"{"name":"a","list":"x"}"#, "/list", "expected an array"),
+        (
+            r#"{"name":"a","detail":"all"}"#,
+            "/detail",
+            "detail: unknown value `all`, expected `names` or `summary`",
+        ),
     ] {
         match read(text).unwrap_err() {
             super::Error::Params { pointer, message } => {
@@ -131,14 +157,26 @@ fn small_helpers() {
         object(raw(r#"{"a":1}"#), "/args").unwrap().get(),
         r#"{"a":1}"#
     );
-    assert!(object(raw("[1]"), "/args").is_err());
-    assert!(timeout(Some(0), "/timeout_ms").is_err());
+    // Some clients show a model the message alone: it names the parameter.
+    let said = |error: super::Error| match error {
+        super::Error::Params { message, .. } => message,
+        other => panic!("{other}"),
+    };
+    let wrong = object(raw("[1]"), "/args").unwrap_err();
+    assert_eq!(said(wrong), "args must be an object");
+    let wrong = timeout(Some(0), "/limits/timeout_ms").unwrap_err();
+    assert!(said(wrong).starts_with("limits/timeout_ms must be"));
     assert_eq!(timeout(Some(1), "/timeout_ms").unwrap(), Some(1));
     assert_eq!(
         decode("aGk=".into(), Some(super::Encoding::Base64), "/content").unwrap(),
         b"hi"
     );
-    assert!(decode("a*".into(), Some(super::Encoding::Base64), "/content").is_err());
+    let wrong = decode(
+        "a*".into(),
+        Some(super::Encoding::Base64),
+        "/files/0/content",
+    );
+    assert!(said(wrong.unwrap_err()).starts_with("files/0/content is not base64"));
 }
 
 /// The policy sees all names of a call's arguments, or there is no call.
