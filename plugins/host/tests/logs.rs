@@ -66,7 +66,7 @@ async fn a_record_has_its_plugin_target_run_and_fields() {
 
 // This one blocks, and so logs on other threads: its events are for the program's subscriber, which is of this test only.
 #[tokio::test]
-async fn events_of_the_sdks_bridge_are_records_of_whichever_instance_is_left() {
+async fn records_of_the_sdk_are_of_a_run_and_of_whichever_instance_is_left() {
     let events: Arc<Mutex<Vec<String>>> = Arc::default();
     tracing::subscriber::set_global_default(Keep(Arc::clone(&events))).unwrap();
     let plugin = load(&sdk_plugin());
@@ -90,6 +90,8 @@ async fn events_of_the_sdks_bridge_are_records_of_whichever_instance_is_left() {
     ask(&a, "2").await;
     b.shutdown().await.unwrap();
     ask(&a, "3").await;
+    let sandbox = plugin.sandbox(config("{}")).await.unwrap();
+    sandbox.run(run("log"), Gateway::new()).await.unwrap();
     let events = events.lock().unwrap();
     let traced: Vec<_> = events
         .iter()
@@ -101,4 +103,7 @@ async fn events_of_the_sdks_bridge_are_records_of_whichever_instance_is_left() {
         )
     });
     assert_eq!(traced, expected.iter().collect::<Vec<_>>());
+    // The SDK says of which call a record is.
+    let of_run = r#"target="echo" run_id="run_log""#;
+    assert!(events.iter().any(|e| e.contains(of_run)), "{events:?}");
 }

@@ -56,7 +56,8 @@ impl Host {
             service: Arc::new(ForTests(log)),
         }
     }
-    /// Writes a log record: a constant sentence and fields.
+    /// Writes a log record: a constant sentence and fields. What a method logs before it returns, on the thread that it was
+    /// called on, is about its call: the gateway's log has the `run_id` with it.
     pub fn log(&self, level: Level, target: &str, message: &str, fields: &[(&str, &str)]) {
         self.service.log(level, target, message, fields);
     }

@@ -1,5 +1,6 @@
 //! The host as an instance calls it.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -25,6 +26,11 @@ pub(crate) struct HostTable {
 unsafe impl Send for HostTable {}
 // SAFETY: as above.
 unsafe impl Sync for HostTable {}
+
+thread_local! {
+    /// The op that this thread works for, and the host whose op it is, by the table's address.
+    static WORKS_FOR: Cell<(usize, abi::Op)> = const { Cell::new((0, 0)) };
+}
 
 impl HostTable {
     /// # Safety
@@ -138,6 +144,28 @@ impl HostTable {
         }
     }
 
+    /// Calls the plugin for an op: what it logs on this thread meanwhile is about that. `f` does not unwind.
+    pub(super) fn about(&self, op: abi::Op, f: impl FnOnce()) {
+        let outer = WORKS_FOR.with(|it| it.replace((self.address(), op)));
+        f();
+        WORKS_FOR.with(|it| it.set(outer));
+    }
+
+    fn address(&self) -> usize {
+        self as *const Self as usize
+    }
+
+    /// The op of this host that this thread works for, or 0.
+    fn op_here(&self) -> abi::Op {
+        // Threads log to their end, when what they had of their own is gone.
+        let (host, op) = WORKS_FOR.try_with(Cell::get).unwrap_or_default();
+        if host == self.address() {
+            op
+        } else {
+            0
+        }
+    }
+
     /// Does the host no longer want this op? A host that is gone wants nothing.
     pub(super) fn cancelled(&self, op: abi::Op) -> bool {
         let cancelled = self.ask(|host| match host.op_cancelled {
@@ -169,7 +197,7 @@ impl Service for HostTable {
         let record = abi::LogRecord {
             struct_size: wire::size_of_u32::<abi::LogRecord>(),
             level: level as u32,
-            op: 0,
+            op: self.op_here(),
             target: abi::Str::of(target),
             message: abi::Str::of(message),
             fields: abi::List::of(&fields),

@@ -72,12 +72,13 @@ impl<P: Send + Sync + 'static> Instance<P> {
             instance.host.end(op, result, encode);
             drop(call);
         });
-        quietly(|| match read() {
+        let work = || match read() {
             Ok(request) => {
                 self.with(|plugin| ask(plugin, request, reply));
             }
             Err(error) => reply.fail(malformed(error)),
-        });
+        };
+        self.host.about(op, || quietly(work));
         abi::OK
     }
 
@@ -97,9 +98,10 @@ impl<P: Send + Sync + 'static> Instance<P> {
         };
         let cancelled = || self.host.cancelled(op);
         self.calls.when_idle(op, cancelled, Box::new(ended));
-        quietly(|| {
+        let work = || {
             self.with(|plugin| hook(plugin, reply));
-        });
+        };
+        self.host.about(op, || quietly(work));
         abi::OK
     }
 

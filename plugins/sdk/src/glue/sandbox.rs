@@ -135,7 +135,7 @@ unsafe extern "C" fn run<S: Sandbox>(
         host.end(op, result, convert::run_result);
         drop(call);
     });
-    quietly(|| {
+    let work = || {
         // SAFETY: the contract: the request is good during the call.
         match unsafe { convert::run(r) } {
             Err(error) => reply.fail(malformed(error)),
@@ -144,7 +144,8 @@ unsafe extern "C" fn run<S: Sandbox>(
                 instance.with(|sandbox| sandbox.run(request, services, reply));
             }
         }
-    });
+    };
+    instance.host.about(op, || quietly(work));
     abi::OK
 }
 

@@ -35,7 +35,8 @@ struct Told {
     ended: Vec<(abi::Op, i32, String)>,
     /// Flags of the last error.
     flags: u32,
-    logs: Vec<String>,
+    /// op, message
+    logs: Vec<(abi::Op, String)>,
     /// What `complete` answers.
     reply: i32,
     cancelled: bool,
@@ -69,7 +70,7 @@ unsafe extern "C" fn log(ctx: *mut c_void, record: *const abi::LogRecord) {
     let (fake, record) = unsafe { (&*ctx.cast::<Fake>(), &*record) };
     // SAFETY: as above.
     let text = unsafe { wire::shown(record.message, 1000) };
-    fake.lock().unwrap().logs.push(text);
+    fake.lock().unwrap().logs.push((record.op, text));
 }
 
 /// The op that answers with a content.
@@ -330,7 +331,10 @@ fn a_panic_without_text_ends_the_op_too() {
         (status, message.as_str()),
         (abi::E_PANIC, "the plugin panicked: (no text)")
     );
-    assert_eq!(store.host.fake.lock().unwrap().logs, ["asked"]);
+    assert_eq!(
+        store.host.fake.lock().unwrap().logs,
+        [(5, "asked".to_owned())]
+    );
 }
 
 #[test]
