@@ -357,7 +357,7 @@ fn landlock(abi: Option<u32>) -> LayerReport {
 fn cgroup(groups: Result<Groups, String>, standing: Standing) -> (LayerReport, Option<Groups>) {
     let advice = match standing {
         Standing::Root => {
-            "mount cgroup v2 with the memory, pids and cpu controllers (or v1), or name a delegated group in `cgroup_parent`; or write `cgroup` into `downgrades`: then there is no limit on the memory of a run as a whole"
+            "mount cgroup v2 with the memory, pids and cpu controllers (or v1), have systemd hand all of them to the service (`Delegate=yes`), or name a delegated group in `cgroup_parent`; or write `cgroup` into `downgrades`: then there is no limit on the memory of a run as a whole"
         }
         Standing::User => {
             "delegate a cgroup v2 subtree (systemd: `Delegate=yes`, and `DelegateSubgroup=gateway` or what OPERATING.md has for systemd before 254) or name one in `cgroup_parent`; or write `cgroup` into `downgrades`: then there is no limit on the memory of a run as a whole"
