@@ -4,7 +4,9 @@ use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::CreateRequest;
 
 use crate::bench::{Bench, CALL_LIMIT, Done, LISTEN, Stop, demand, failed, failed_at};
-use crate::raw::{Called, End, HostShape, Kind, Made, RawInstance, RawPlugin, Shape, Values, tour};
+use crate::raw::{
+    Called, End, HostShape, Kind, Made, RawInstance, RawPlugin, Shape, Values, taking_back, tour,
+};
 
 /// How often an instance is made and destroyed.
 const LIVES: usize = 10;
@@ -186,6 +188,25 @@ pub(crate) fn empty_values(bench: &Bench) -> Done {
             }
         }
         Ok(())
+    })
+}
+
+pub(crate) fn borrowed(bench: &Bench) -> Done {
+    each_kind(bench, |plugin, kind| {
+        taking_back(|| {
+            let instance = make(bench, plugin, kind, "a", HostShape::Now, Shape::Whole)?;
+            // A second time, for what was kept of the first.
+            for _ in 0..2 {
+                let step = |name: &str| {
+                    bench.step(format!(
+                        "{name}, where nothing can be read any more that a call before it was given"
+                    ));
+                };
+                tour(&instance, Values::Plain, Shape::Whole, CALL_LIMIT, step)?;
+            }
+            no_wrongs(&instance.host.listen(LISTEN))?;
+            destroy(bench, &instance)
+        })
     })
 }
 

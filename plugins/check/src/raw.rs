@@ -2,7 +2,7 @@
 //! and what of this process only C can ask for.
 //!
 //! What is lent to a plugin is never freed: a case's process is short, and a plugin that keeps what it must not keep is
-//! to be judged by what it says, not by what happens to be in that memory next.
+//! to be judged by what it says, not by what happens to be in that memory next. One case takes it back, for good.
 #![allow(
     unsafe_code,
     reason = "it is a host: it calls C functions and is called by them"
@@ -16,6 +16,6 @@ mod tour;
 
 pub(crate) use host::{End, HostShape};
 pub(crate) use instance::{Called, Kind, Made, RawInstance, RawPlugin};
-pub(crate) use place::Shape;
+pub(crate) use place::{Shape, taking_back};
 pub(crate) use process::{Handler, locale, signal_handlers};
 pub(crate) use tour::{Values, run_code, tour};

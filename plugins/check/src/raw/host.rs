@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::wire::{self, Grows, size_of_u32};
 
-use super::place::{Shape, place};
+use super::place::{Shape, for_ever, place};
 
 /// A minor of the contract that no plugin has heard of.
 const FUTURE_MINOR: u32 = 9;
@@ -122,7 +122,7 @@ impl RawHost {
             HostShape::Oldest => Shape::Oldest,
             HostShape::Newer => Shape::Longer,
         };
-        Ok((host, place(&table, shape)?))
+        Ok((host, for_ever(|| place(&table, shape))?))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

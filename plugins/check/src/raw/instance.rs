@@ -9,7 +9,8 @@ use skillgate_plugin_sdk::model::CreateRequest;
 use skillgate_plugin_sdk::wire::{self, Grows, size_of_u32};
 
 use super::host::{Answer, End, HostShape, RawHost};
-use super::place::{Shape, place};
+use super::place::{Shape, place, take_back};
+use super::tour::Values;
 use crate::bench::{Done, failed_at};
 
 /// What a plugin offers.
@@ -112,9 +113,9 @@ impl RawPlugin {
         self.create_of(
             kind,
             host,
-            abi::Str::of(&request.instance_id),
-            abi::Str::of(&request.state_dir),
-            abi::Bytes::of(&request.config_json),
+            Values::Plain.text(&request.instance_id),
+            Values::Plain.text(&request.state_dir),
+            Values::Plain.bytes(&request.config_json),
             shape,
         )
     }
@@ -180,6 +181,7 @@ impl RawPlugin {
         error.struct_size = size_of_u32::<abi::Error>();
         let code = create(&factory, &raw mut out, &raw mut error)
             .ok_or_else(|| wrong("the factory has no create".into()))?;
+        take_back();
         if code < 0 {
             // SAFETY: the contract: its texts are valid until the next call on this thread.
             let message = unsafe { wire::shown(error.message, 300) };
@@ -235,6 +237,7 @@ impl RawInstance {
         let began = Instant::now();
         let code = make(op);
         let took = began.elapsed();
+        take_back();
         if code.is_none_or(|code| code < 0) {
             self.host.refused(op, code.unwrap_or(abi::E_UNIMPLEMENTED));
         }

@@ -1,6 +1,7 @@
-//! Memory that ends where the next byte faults.
+//! Memory that ends where the next byte faults, and that faults as a whole once it was taken back.
 
 use std::any::TypeId;
+use std::cell::RefCell;
 use std::io;
 
 use skillgate_plugin_sdk::abi;
@@ -21,6 +22,56 @@ pub(crate) enum Shape {
 pub(crate) const MORE_BYTES: usize = 64;
 /// They make a pointer that cannot be followed and a number that is too large.
 const POISON: u8 = 0xaa;
+
+thread_local! {
+    /// While what is lent is taken back: what was lent since the last time (address, bytes). None: it is lent for ever.
+    static LENT: RefCell<Option<Vec<(usize, usize)>>> = const { RefCell::new(None) };
+}
+
+/// In `work` nothing of what a call was lent can be touched when that call has returned: it was borrowed (rule 1).
+pub(crate) fn taking_back<T>(work: impl FnOnce() -> T) -> T {
+    with_lent(Some(Vec::new()), work)
+}
+
+/// In `work` what is lent is lent for ever.
+pub(super) fn for_ever<T>(work: impl FnOnce() -> T) -> T {
+    with_lent(None, work)
+}
+
+fn with_lent<T>(lent: Option<Vec<(usize, usize)>>, work: impl FnOnce() -> T) -> T {
+    let before = LENT.replace(lent);
+    let result = work();
+    LENT.set(before);
+    result
+}
+
+/// A call that this thread has made has returned.
+pub(super) fn take_back() {
+    let lent = LENT.with_borrow_mut(|lent| lent.as_mut().map(std::mem::take));
+    for (at, bytes) in lent.into_iter().flatten() {
+        // What cannot be taken back, which is never so of one's own mapping, stays.
+        // SAFETY: what `before_a_guard` has mapped, which the kit does not look at again.
+        unsafe { libc::mprotect(at as *mut libc::c_void, bytes, libc::PROT_NONE) };
+    }
+}
+
+/// Lends elements: a copy that can be taken back, or these, for ever.
+pub(super) fn lend<T: Copy>(values: &'static [T]) -> *const T {
+    let is_taken_back = LENT.with_borrow(Option::is_some);
+    if !is_taken_back || values.is_empty() {
+        return values.as_ptr();
+    }
+    let Ok(at) = before_a_guard(size_of_val(values)) else {
+        return values.as_ptr();
+    };
+    let at = at.cast::<T>();
+    // SAFETY: so many bytes are writable there.
+    unsafe {
+        let bytes = size_of_val(values);
+        std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), at.cast(), bytes);
+    }
+    at.cast_const()
+}
 
 /// What the structs that a host produces measure in minor 0: no host shows less of them. They grow at the end, so this is
 /// where such a host's ends.
@@ -127,6 +178,7 @@ fn before_a_guard(size: usize) -> io::Result<*mut u8> {
     if guarded != 0 {
         return Err(io::Error::last_os_error());
     }
+    LENT.with_borrow_mut(|lent| lent.as_mut().map(|lent| lent.push((start as usize, room))));
     // SAFETY: room >= size, so this lies in the mapping.
     Ok(unsafe { start.cast::<u8>().add(room - size) })
 }

@@ -8,7 +8,7 @@ use skillgate_plugin_sdk::wire::size_of_u32;
 
 use super::host::{Answer, End};
 use super::instance::{Called, RawInstance, Table};
-use super::place::{Shape, place, place_list};
+use super::place::{Shape, for_ever, lend, place, place_list};
 use crate::bench::Done;
 
 /// Of a run in a tour.
@@ -33,7 +33,10 @@ const NOWHERE: usize = 16;
 impl Values {
     pub(crate) fn text(self, text: &'static str) -> abi::Str {
         match self {
-            Values::Plain => abi::Str::new(text),
+            Values::Plain => abi::Str {
+                ptr: lend(text.as_bytes()),
+                len: text.len() as u64,
+            },
             Values::Null => abi::Str::EMPTY,
             Values::Dangling => abi::Str {
                 ptr: std::ptr::without_provenance(NOWHERE),
@@ -44,7 +47,10 @@ impl Values {
 
     pub(crate) fn bytes(self, bytes: &'static [u8]) -> abi::Bytes {
         match self {
-            Values::Plain => abi::Bytes::of(bytes),
+            Values::Plain => abi::Bytes {
+                ptr: lend(bytes),
+                len: bytes.len() as u64,
+            },
             Values::Null => abi::Bytes::EMPTY,
             Values::Dangling => abi::Bytes {
                 ptr: std::ptr::without_provenance(NOWHERE),
@@ -107,8 +113,8 @@ impl RawInstance {
         let files: &'static [abi::PutFile] = Box::leak(
             FILES
                 .map(|(path, data)| abi::PutFile {
-                    path: abi::Str::new(path),
-                    data: abi::Bytes::of(data),
+                    path: values.text(path),
+                    data: values.bytes(data),
                 })
                 .into(),
         );
@@ -125,7 +131,10 @@ impl RawInstance {
             tree_sha256: values.text(TREE),
             manifest_json: values.bytes(MANIFEST),
             files: match values {
-                Values::Plain => abi::List::of(files),
+                Values::Plain => abi::List {
+                    ptr: lend(files).cast(),
+                    ..abi::List::of(files)
+                },
                 Values::Null | Values::Dangling => values.list(),
             },
         };
@@ -133,20 +142,21 @@ impl RawInstance {
         Ok(call!(self.skill_put(request), Answer::Skill))
     }
 
-    fn reference(values: Values) -> &'static abi::SkillRef {
-        Box::leak(Box::new(abi::SkillRef {
+    fn reference(values: Values) -> *const abi::SkillRef {
+        let which = abi::SkillRef {
             name: values.text(NAME),
             version: values.text(VERSION),
-        }))
+        };
+        lend(std::slice::from_ref(Box::leak(Box::new(which))))
     }
 
     pub(crate) fn skill_get(&self, values: Values) -> Called {
-        let which = &raw const *Self::reference(values);
+        let which = Self::reference(values);
         call!(self.skill_get(values.text(TENANT), which), Answer::Skill)
     }
 
     pub(crate) fn skill_read(&self, values: Values) -> Called {
-        let which = &raw const *Self::reference(values);
+        let which = Self::reference(values);
         call!(
             self.skill_read(values.text(TENANT), which, values.text("SKILL.md")),
             Answer::Content
@@ -154,7 +164,7 @@ impl RawInstance {
     }
 
     pub(crate) fn skill_tree(&self, values: Values) -> Called {
-        let which = &raw const *Self::reference(values);
+        let which = Self::reference(values);
         call!(self.skill_tree(values.text(TENANT), which), Answer::Content)
     }
 
@@ -321,7 +331,7 @@ pub(crate) fn tour(
         })?;
         return Ok(ends);
     }
-    let tenant = values.text(TENANT);
+    let tenant = || values.text(TENANT);
     make("skill_put", &mut || instance.skill_put(values, shape))?;
     make("skill_list", &mut || instance.skill_list(values, shape))?;
     make("skill_get", &mut || Ok(instance.skill_get(values)))?;
@@ -329,18 +339,22 @@ pub(crate) fn tour(
     make("skill_tree", &mut || Ok(instance.skill_tree(values)))?;
     let writer = make("blob_create", &mut || instance.blob_create(values, shape))?.handle;
     make("blob_write", &mut || {
-        Ok(instance.blob_write(writer, values.bytes(b"hello")))
+        // It is the plugin's until the op completes.
+        let data = for_ever(|| values.bytes(b"hello"));
+        Ok(instance.blob_write(writer, data))
     })?;
     let id = make("blob_commit", &mut || Ok(instance.blob_commit(writer)))?.id;
     let id: &'static str = Box::leak(id.into());
-    let id = values.text(id);
-    make("blob_stat", &mut || Ok(instance.blob_stat(tenant, id)))?;
-    let reader = make("blob_open", &mut || Ok(instance.blob_open(tenant, id)))?.handle;
+    let id = || values.text(id);
+    make("blob_stat", &mut || Ok(instance.blob_stat(tenant(), id())))?;
+    let reader = make("blob_open", &mut || Ok(instance.blob_open(tenant(), id())))?.handle;
     make("blob_read", &mut || Ok(instance.blob_read(reader)))?;
-    make("blob_fd", &mut || Ok(instance.blob_fd(tenant, id)))?;
+    make("blob_fd", &mut || Ok(instance.blob_fd(tenant(), id())))?;
     step("blob_close and blob_abort");
     instance.let_go(writer, reader);
-    make("blob_delete", &mut || Ok(instance.blob_delete(tenant, id)))?;
+    make("blob_delete", &mut || {
+        Ok(instance.blob_delete(tenant(), id()))
+    })?;
     Ok(ends)
 }
 

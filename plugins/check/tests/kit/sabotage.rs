@@ -26,6 +26,7 @@ pub(crate) const STORE: &[Row] = &[
     ("reads what a newer host adds", "contract/newer-host", "SIGSEGV"),
     ("refuses a newer host", "contract/newer-host", "it makes no instance"),
     ("reads an empty text", "contract/empty-values", "SIGSEGV"),
+    ("keeps a request", "contract/borrowed", "SIGSEGV (signal 11); it was at: skill_get, where nothing can be read any more"),
     ("has one instance without saying so", "contract/two-instances", "it makes no instance"),
     ("gives no result", "contract/answers", "its result is null"),
     ("gives a text that is not UTF-8", "contract/answers", "not UTF-8"),

@@ -47,6 +47,8 @@ pub(super) fn wrap(inner: abi::Storage) -> abi::Storage {
     table
 }
 
+/// Where the tenant of the last skill_list was.
+static KEPT: AtomicUsize = AtomicUsize::new(0);
 /// How many calls of health are under way.
 static BUSY: AtomicUsize = AtomicUsize::new(0);
 /// drain() was called.
@@ -175,6 +177,9 @@ unsafe extern "C" fn skill_list(this: *mut c_void, op: abi::Op, r: *const abi::L
             let more = r.add(1).cast::<*const u8>().read();
             std::hint::black_box(more.read_volatile());
         }
+        if asked("keeps a request") {
+            KEPT.store(request.tenant.ptr as usize, Ordering::SeqCst);
+        }
         if asked("reads past the struct_size of a request") {
             std::hint::black_box(r.add(1).cast::<u64>().read_volatile());
         }
@@ -193,6 +198,10 @@ unsafe extern "C" fn skill_get(
 ) -> i32 {
     // SAFETY: as above.
     unsafe {
+        let kept = KEPT.load(Ordering::SeqCst) as *const u8;
+        if !kept.is_null() {
+            std::hint::black_box(kept.read_volatile());
+        }
         let tenant = whose(tenant, "gives another tenant's skill");
         let mut which = r.read();
         if asked("says that a pre-release is the latest")
