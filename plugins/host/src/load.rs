@@ -10,6 +10,8 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use skillgate_plugin_abi as abi;
@@ -282,7 +284,33 @@ pub(crate) fn load(checked: &Checked) -> Result<Loaded, LoadError> {
         let path = &checked.inspection.path;
         return Err(LoadError::new(path, Refusal::OwnProcess(why)));
     }
-    load_alone(checked)
+    let path = &checked.inspection.path;
+    let tell = || {
+        tracing::error!(file = %path.display(), "a plugin is still being loaded after {} s: its own code, which runs in the gateway then, does not come back, and neither the start nor a reload goes on before it does; isolation = \"process\" has a limit for it", SLOW_LOAD.as_secs());
+    };
+    telling(SLOW_LOAD, tell, || load_alone(checked))
+}
+
+/// After so long it is said that a plugin is still being loaded. Its constructors cannot be ended in this process.
+const SLOW_LOAD: Duration = Duration::from_secs(5);
+
+/// Does `work` here; while it goes on after so long, `tell` is called once.
+fn telling<T>(after: Duration, tell: impl FnOnce() + Send, work: impl FnOnce() -> T) -> T {
+    std::thread::scope(|scope| {
+        let (done, ended) = sync_channel::<()>(0);
+        let watch = move || {
+            if ended.recv_timeout(after) == Err(RecvTimeoutError::Timeout) {
+                tell();
+            }
+        };
+        // Without a thread nothing is told, which is no reason not to load it.
+        let _watched = std::thread::Builder::new()
+            .name("plugin-load".into())
+            .spawn_scoped(scope, watch);
+        let result = work();
+        drop(done);
+        result
+    })
 }
 
 /// Loads what was checked into this process, which is the plugin's own.
@@ -483,4 +511,22 @@ fn agree(entry: &abi::EntryV1, info: &Info, note: Option<&Note>) -> Result<(), R
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_long_is_told_of_while_it_goes_on_and_nothing_else_is() {
+        let (tell, told) = sync_channel(1);
+        telling(
+            Duration::ZERO,
+            || tell.send(()).unwrap(),
+            // It goes on until it has been told of.
+            || told.recv_timeout(Duration::from_secs(30)).unwrap(),
+        );
+        let never = || unreachable!("it has ended in time");
+        assert_eq!(telling(Duration::MAX, never, || 7), 7);
+    }
 }
