@@ -516,7 +516,9 @@ impl Launcher {
             .map_err(|e| format!("its network cannot be prepared: {e}"))
             .and_then(|()| give(&spec, pooled))
             .and_then(|()| told(pooled.orders.as_fd(), &spec));
-        if let Err(message) = sent {
+        if let Err(message) = sent
+            && !run.is_mute()
+        {
             // Said first: what follows its end would be a less telling word.
             tell(run.notice.as_fd(), &Notice::Failed { message }, None);
             run.kill();

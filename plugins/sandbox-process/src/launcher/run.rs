@@ -224,20 +224,29 @@ impl Run {
     /// A zygote's child that was to be given something has no place for it. It has ended instead, or is let go of, and will be
     /// seen to; or there was no descriptor left for it, and then its run would wait for ever.
     pub(super) fn has_no_place(&mut self) {
+        if self.is_mute() {
+            return;
+        }
         let Some(pooled) = &mut self.pooled else {
             return;
         };
+        pooled.untold = None;
         if pooled.activation.take().is_some() {
             let message = "it could not be given what its run needs".to_owned();
             tell(self.notice.as_fd(), &Notice::Failed { message }, None);
-            return self.kill();
+            self.kill();
         }
+    }
+
+    /// A zygote's child has ended, and its end says why. The plugin's part of it stays until then: it is none that the plugin has
+    /// let go of.
+    pub(super) fn is_mute(&mut self) -> bool {
+        let Some(pooled) = &mut self.pooled else {
+            return false;
+        };
         let mut over = [Poll::hung_up(pooled.orders.as_fd())];
         pooled.is_mute = sys::poll(&mut over, Some(0)).is_ok() && over[0].is_ready();
-        if !pooled.is_mute {
-            // Of one that ends by itself the plugin's part stays: it is none that the plugin has let go of.
-            pooled.untold = None;
-        }
+        pooled.is_mute
     }
 
     /// It is a run from now on, and one that lasts when it has used so much of a processor.

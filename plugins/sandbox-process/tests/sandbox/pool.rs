@@ -6,10 +6,12 @@ use std::time::Instant;
 
 use serde_json::json;
 
+use crate::basics::mount;
 use crate::support::*;
 use crate::tools;
 use crate::zygote::warm;
 use skillgate_plugin_sdk::blocking::Sandbox;
+use skillgate_plugin_sdk::model::{RunRequest, Source};
 
 pub(crate) fn waiting(instance: &Instance, name: &str) -> Vec<u32> {
     descendants(instance.plugin.launcher_pid().unwrap())
@@ -151,6 +153,15 @@ fn where_no_process_is_left_children_are_not_made_again_and_again() {
 /// ... nor three for each run where none waits: those have a run when they die.
 #[test]
 fn where_no_process_is_left_runs_do_not_try_one_child_after_the_other() {
+    let skills = tempfile::tempdir().unwrap();
+    let path = skills.path().to_str().unwrap().to_owned();
+    no_process_is_left_for(request("def main(args): return 1\n"));
+    let mut of_a_skill = request("def main(args): return 1\n");
+    of_a_skill.mounts = vec![mount("/skills/a", Source::Path(path))];
+    no_process_is_left_for(of_a_skill);
+}
+
+fn no_process_is_left_for(run: RunRequest) {
     let instance = warm(json!({"pool_min": 0, "pool_max": 0}));
     let launcher = instance.plugin.launcher_pid().unwrap();
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap();
@@ -165,7 +176,6 @@ fn where_no_process_is_left_runs_do_not_try_one_child_after_the_other() {
         return; // there is no limit for all together
     };
     std::fs::write(all.join("pids.max"), "1").unwrap();
-    let run = request("def main(args): return 1\n");
     let failed = instance.plugin.run(run, &Services::default()).unwrap_err();
     assert!(failed.not_executed, "{failed:?}");
     let said = instance.plugin.health().unwrap().report_json;

@@ -252,6 +252,37 @@ fn a_child_that_dies_before_the_plugin_hears_of_it_has_failed_at_its_birth() {
     }
 }
 
+/// Whose run wants mounts, as that of nearly every skill does: what the child has said of its end is not lost by that.
+#[test]
+fn a_child_that_dies_before_it_is_given_what_its_run_needs_tells_why() {
+    let (notice, plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    let (orders, its) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    let mut process = std::process::Command::new("true").spawn().unwrap();
+    let pid = process.id() as libc::pid_t;
+    let pidfd = sys::pidfd_open(pid).unwrap();
+    let mut run = child(Process { pid, pidfd }, notice, None);
+    run.take(&TAKEN, 0);
+    let pooled = run.pooled.as_mut().unwrap();
+    pooled.activation = Some(RunSpec::default());
+    drop(its);
+    // What another test forks has a copy of it for a moment.
+    let mut gone = [Poll::hung_up(orders.as_fd())];
+    sys::poll(&mut gone, Some(10_000_000_000)).unwrap();
+    pooled.orders = orders;
+    run.has_no_place();
+    assert!(
+        run.to_be_asked()[0].is_none(),
+        "it would be asked again and again"
+    );
+    assert!(
+        sys::take_message(plugins.as_fd(), &mut [0; 100]).is_err(),
+        "its end says it"
+    );
+    run.failed = Some("no process".into());
+    assert!(run.was_stillborn());
+    process.wait().unwrap();
+}
+
 /// Its lease comes back when the plugin has closed its ends: of one that it has never heard of they are the launcher's.
 #[test]
 fn a_child_that_ends_before_the_plugin_hears_of_it_keeps_no_end_of_its_own_sockets() {
