@@ -35,6 +35,8 @@ const REHEARSAL: Duration = Duration::from_millis(5);
 const BUILDING: Duration = Duration::from_millis(1);
 /// Between tries to tell a launcher whose socket is full, or to take a child for which descriptors lack.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
+/// How often the operator hears that descriptors lack, at most.
+const LACK_SAID_EVERY: Duration = Duration::from_secs(10);
 /// Of the files that may be open, children that wait have one in so many at most: connections, runs and the store need theirs.
 const SHARE_OF_FILES: u64 = 4;
 /// Descriptors of a child that waits: five, and those of its control groups (six of version 1).
@@ -345,6 +347,7 @@ impl Pool {
     /// Hears the launcher until it goes. For a thread of its own.
     pub(crate) fn hear(&self, host: &Host) {
         let mut buf = vec![0; MESSAGE_BYTES_MAX];
+        let mut lack_said: Option<Instant> = None;
         loop {
             let mut ready = [Poll::readable(self.control.as_fd())];
             let wait = self.wait();
@@ -356,12 +359,15 @@ impl Pool {
                     Ok(Some(message)) => message,
                     Err(e) if sys::is_lack_of_files(&e) => {
                         // The launcher ends what nobody has, and makes another: not as fast as it can.
-                        host.log(
-                            Level::Warn,
-                            TARGET,
-                            "a waiting interpreter could not be taken over: raise the limit of open files (ulimit -n)",
-                            &[("error", &e.to_string())],
-                        );
+                        if lack_said.is_none_or(|said| said.elapsed() >= LACK_SAID_EVERY) {
+                            lack_said = Some(Instant::now());
+                            host.log(
+                                Level::Warn,
+                                TARGET,
+                                "waiting interpreters cannot be taken over: raise the limit of open files (ulimit -n)",
+                                &[("error", &e.to_string())],
+                            );
+                        }
                         std::thread::sleep(TRY_AGAIN);
                         continue;
                     }

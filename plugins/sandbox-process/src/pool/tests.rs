@@ -1,3 +1,5 @@
+mod files;
+
 use super::*;
 use crate::wire::{Memory, MountSpec};
 
