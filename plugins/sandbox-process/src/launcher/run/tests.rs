@@ -227,6 +227,12 @@ fn untold(plugins_notice: OwnedFd) -> Box<Untold> {
     })
 }
 
+/// The other end: what another test forks has a copy of it for a moment.
+fn is_seen_to_be_gone(socket: &OwnedFd) {
+    let mut gone = [Poll::hung_up(socket.as_fd())];
+    sys::poll(&mut gone, Some(10_000_000_000)).unwrap();
+}
+
 /// Most of those that are made ahead are for the usual run, and they fail as often as the others.
 #[test]
 fn a_child_that_dies_before_the_plugin_hears_of_it_has_failed_at_its_birth() {
@@ -236,17 +242,18 @@ fn a_child_that_dies_before_the_plugin_hears_of_it_has_failed_at_its_birth() {
         let pid = std::process::id() as i32;
         let pidfd = sys::pidfd_open(pid).unwrap();
         let mut run = child(Process { pid, pidfd }, notice, Some(untold(plugins)));
+        // Otherwise there was no descriptor left for its place.
+        let _lives = (!has_ended).then_some(its);
+        if has_ended {
+            is_seen_to_be_gone(&orders);
+        }
         run.pooled.as_mut().unwrap().orders = orders;
         let is_asked = |run: &Run| run.to_be_asked()[0].is_some();
         assert!(is_asked(&run));
-        // Otherwise there was no descriptor left for its place.
-        let _lives = (!has_ended).then_some(its);
         run.has_no_place();
         assert!(!is_asked(&run), "it would be asked again and again");
         if !has_ended {
-            // What another test forks has a copy of the other end for a moment.
-            let mut gone = [Poll::hung_up(run.notice.as_fd())];
-            sys::poll(&mut gone, Some(10_000_000_000)).unwrap();
+            is_seen_to_be_gone(&run.notice);
         }
         assert_eq!(run.was_stillborn(), has_ended);
     }
@@ -265,9 +272,7 @@ fn a_child_that_dies_before_it_is_given_what_its_run_needs_tells_why() {
     let pooled = run.pooled.as_mut().unwrap();
     pooled.activation = Some(RunSpec::default());
     drop(its);
-    // What another test forks has a copy of it for a moment.
-    let mut gone = [Poll::hung_up(orders.as_fd())];
-    sys::poll(&mut gone, Some(10_000_000_000)).unwrap();
+    is_seen_to_be_gone(&orders);
     pooled.orders = orders;
     run.has_no_place();
     assert!(
