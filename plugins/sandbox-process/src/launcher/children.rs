@@ -126,9 +126,11 @@ impl Launcher {
         match self.try_order(&name, kind, there, seen.is_busy()) {
             Ok(ordered) => ordered,
             Err(why) => {
-                let events = self.zygotes.as_mut().map(|z| z.give_up(&name, &why));
+                let zygotes = self.zygotes.as_mut();
+                let events = zygotes.map(|z| z.cannot_order(&name, &why, now));
                 self.act(control, events.unwrap_or_default());
-                false
+                // The next one at once, as when one has died at its birth: the others wait.
+                true
             }
         }
     }

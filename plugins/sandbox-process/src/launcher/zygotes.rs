@@ -271,20 +271,6 @@ impl Zygotes {
         Ok(())
     }
 
-    /// The launcher cannot do its part: another try later, from the start.
-    pub(super) fn give_up(&mut self, name: &str, why: &str) -> Vec<Event> {
-        let mut events = Vec::new();
-        if let Some(domain) = self.domains.get_mut(name) {
-            domain.starts.failed(sys::now_ns());
-            if let Some(zygote) = &mut domain.current {
-                // What is lacking lacks with its spare too.
-                self.leaving.extend(zygote.spare.take().map(ended));
-            }
-            domain.lose(name, why, &mut self.leaving, &mut events);
-        }
-        events
-    }
-
     /// The processes that are known here.
     pub(super) fn pids(&self) -> impl Iterator<Item = libc::pid_t> {
         let zygotes = self.domains.values().flat_map(|d| [&d.current, &d.next]);

@@ -1,6 +1,7 @@
 //! Children that wait, and the namespaces that they are lent.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -9,7 +10,7 @@ use serde_json::json;
 use crate::basics::mount;
 use crate::support::*;
 use crate::tools;
-use crate::zygote::warm;
+use crate::zygote::{warm, zygotes};
 use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{RunRequest, Source};
 
@@ -181,6 +182,40 @@ fn no_process_is_left_for(run: RunRequest) {
     let said = instance.plugin.health().unwrap().report_json;
     let why = "its children die at their birth: isolation step Init";
     assert!(said.contains(why), "{said}");
+}
+
+/// It may have so many files, or its user so many namespaces: with another zygote it would have as few.
+#[test]
+fn a_launcher_that_lacks_what_a_child_needs_keeps_its_zygote() {
+    if !is_root() {
+        return; // what belongs to the launcher of an ordinary user does not show its descriptors
+    }
+    let instance = warm(json!({"pool_min": 0, "pool_max": 0}));
+    let before = zygotes(&instance);
+    assert_eq!(before.len(), 1);
+    let launcher = instance.plugin.launcher_pid().unwrap().to_string();
+    let limit = |of: &str| {
+        let mut prlimit = Command::new("prlimit");
+        prlimit.args(["--noheadings", "--output", "SOFT", "--pid", &launcher, of]);
+        succeeds(&mut prlimit).trim().to_owned()
+    };
+    let files = limit("--nofile");
+    let is_free = |fd: &u32| !std::path::Path::new(&format!("/proc/{launcher}/fd/{fd}")).exists();
+    let next = (0..).find(is_free).unwrap();
+    limit(&format!("--nofile={next}:"));
+    let run = request("def main(args): return 1\n");
+    let failed = instance.plugin.run(run, &Services::default()).unwrap_err();
+    assert!(failed.not_executed, "{failed:?}");
+    let said = instance.plugin.health().unwrap().report_json;
+    assert!(said.contains("Too many open files"), "{said}");
+    limit(&format!("--nofile={files}:"));
+    eventually("children are made again", || {
+        metric(&instance, "zygotes") == 1
+    });
+    assert_eq!(instance.output("def main(args): return 1\n"), 1);
+    assert_eq!(zygotes(&instance), before);
+    let counted = ["zygotes_lost", "launcher_starts"].map(|name| metric(&instance, name));
+    assert_eq!(counted, [0, 1]);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! hundreds in a second and for as long as it lasts: another is made at once, and the next ones wait.
 //!
 //! Meanwhile no run waits for one: the plugin hears that there is none to be had, and hears it taken back when a child that was
-//! born since has lived for a while or has begun a run. Which children have failed is for the caller to say; what a run does is no failure.
+//! born since has lived for a while or has begun a run. Which children have failed is for the caller to say; what a run does is
+//! no failure.
 
 use super::{BackOff, Domain, Event, Kind, Pending, There, Zygotes};
 use std::io;
@@ -19,6 +20,22 @@ impl Zygotes {
         why: &str,
         now: u64,
     ) -> Vec<Event> {
+        let why = format!("its children die at their birth: {why}");
+        self.failed(name, born_ns, &why, now)
+    }
+
+    /// The launcher lacks something for a child of a domain. Its zygote does not, and so is kept: another would cost the host the
+    /// more, and find as little.
+    pub(in crate::launcher) fn cannot_order(
+        &mut self,
+        name: &str,
+        why: &str,
+        now: u64,
+    ) -> Vec<Event> {
+        self.failed(name, now, why, now)
+    }
+
+    fn failed(&mut self, name: &str, born_ns: u64, why: &str, now: u64) -> Vec<Event> {
         let mut events = Vec::new();
         if let Some(domain) = self.domains.get_mut(name) {
             domain.birth_failed(name, born_ns, why, now, &mut events);
@@ -77,8 +94,7 @@ impl Domain {
         }
         self.births.failed(now);
         if self.births_fail() {
-            let why = format!("its children die at their birth: {why}");
-            self.say_cold(name, &why, true, events);
+            self.say_cold(name, why, true, events);
         }
     }
 
@@ -104,6 +120,7 @@ impl Domain {
         events: &mut Vec<Event>,
     ) {
         let why = shortage(word).map_or_else(String::new, |e| e.to_string());
+        let why = format!("its children die at their birth: {why}");
         let now = crate::sys::now_ns();
         self.birth_failed(name, pending.since_ns, &why, now, events);
         events.push(Event::Unborn(Box::new(pending.child)));
