@@ -21,6 +21,9 @@ pub fn start(log: &Log) -> Result<(), String> {
     let writer = std::io::stderr.with_max_level(tracing::Level::TRACE);
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        // A line that cannot be written would be told of by `eprintln!`, which panics where stderr fails: a full disk under the
+        // log, or a reader that has gone, would end whatever has something to say.
+        .log_internal_errors(false)
         .with_writer(writer);
     let started = match log.format {
         LogFormat::Text => builder.with_ansi(false).try_init(),

@@ -2,8 +2,9 @@
 //! is counted (`"continue"`), and either way the log says afterwards what it lacks.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 use crate::alone;
 use crate::audit::{assert_holds, lines, path};
 use crate::support::eventually;
-use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::gateway::{Gateway, House, Settings, signal};
 use crate::support::http::Client;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -279,4 +280,43 @@ fn a_sync_that_fails_later_is_told_and_stops_what_comes_then() {
     let resumed = failing.resumed();
     assert!(!resumed.is_empty());
     assert_eq!(resumed[0]["unwritten"], 0, "all records are in the file");
+}
+
+/// Its own log is no reason to end, or to refuse anybody: where the disk is full that it goes to, and where nobody reads it any
+/// more.
+#[test]
+fn a_log_that_cannot_be_written_ends_nothing() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let full = || Stdio::from(fs::File::options().write(true).open("/dev/full").unwrap());
+    for (what, stderr) in [("a full disk", full()), ("nobody", Stdio::piped())] {
+        let mut command = house.command();
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = Ends(command.stderr(stderr).spawn().unwrap());
+        drop(child.0.stderr.take());
+        // Kept: it says more than that.
+        let mut lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
+        let mut said = lines.by_ref().map_while(Result::ok);
+        let url = said.find_map(|line| {
+            let url = line.split_whitespace().next()?.strip_prefix("http://")?;
+            url.strip_suffix("/rpc").map(str::to_owned)
+        });
+        let url = url.unwrap_or_else(|| panic!("{what}: it does not start"));
+        let mut client = Client::open(&url).unwrap();
+        for _ in 0..3 {
+            assert_eq!(client.run(CODE, json!({})).unwrap()["output"], 1, "{what}");
+        }
+        signal("TERM", child.0.id());
+        assert!(child.0.wait().unwrap().success(), "{what}");
+    }
+}
+
+/// A process that ends with this.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _gone_already = self.0.kill();
+        let _status = self.0.wait();
+    }
 }
