@@ -11,12 +11,13 @@ use super::section::{Kind, any_item, as_text};
 const MASK: &str = "***";
 
 /// A key of a plugin's section whose name has one of these in it may hold a secret.
-const SECRET_WORDS: [&str; 9] = [
+const SECRET_WORDS: [&str; 10] = [
     "key",
     "secret",
     "token",
     "password",
     "passwd",
+    "pwd",
     "passphrase",
     "credential",
     "authorization",
@@ -96,7 +97,11 @@ fn settle(path: &str, value: Value, known: &BTreeMap<String, Kind>, kind: Kind) 
             };
             Value::List(items.into_iter().map(item).collect())
         }
-        Value::String(text) if has_password(&text) => Value::String(MASK.into()),
+        Value::String(text)
+            if has_password(&text) || kind == Kind::Open && sets_a_secret(&text) =>
+        {
+            Value::String(MASK.into())
+        }
         value => value,
     }
 }
@@ -104,6 +109,15 @@ fn settle(path: &str, value: Value, known: &BTreeMap<String, Kind>, kind: Kind) 
 fn names_a_secret(key: &str) -> bool {
     let key = key.to_lowercase();
     SECRET_WORDS.iter().any(|word| key.contains(word))
+}
+
+/// `host=db password=...`, as databases are named, or `https://host/?api_key=...`.
+fn sets_a_secret(text: &str) -> bool {
+    let text = text.to_lowercase();
+    let is_set = |(at, word): (usize, &str)| text[at + word.len()..].trim_start().starts_with('=');
+    SECRET_WORDS
+        .iter()
+        .any(|word| text.match_indices(word).any(is_set))
 }
 
 /// `scheme://user:password@host`

@@ -462,6 +462,10 @@ fn secrets_of_plugins_are_masked() {
         db = { password = "hunter3", pool = 4 }
         access_tokens = ["hunter4"]
         client_secret = { value = "hunter5" }
+        dsn = "host=db user=store Password = hunter6"
+        endpoints = ["https://db.example.com/?v=1&api_key=hunter7"]
+        user_pwd = "hunter8"
+        order = "key, then size"
         "#,
     )
     .unwrap();
@@ -478,7 +482,14 @@ fn secrets_of_plugins_are_masked() {
         shown.contains("plain = \"https://db.example.com/a@b\"") && shown.contains("pool = 4"),
         "{shown}"
     );
-    assert!(shown.contains("Api-Key = \"***\""), "{shown}");
+    for line in [
+        "Api-Key = \"***\"",
+        "dsn = \"***\"",
+        "endpoints = [\"***\"]",
+        "order = \"key, then size\"",
+    ] {
+        assert!(shown.contains(line), "{line}: {shown}");
+    }
     assert_eq!(
         config.plugins.storage.config["db"]["password"], "hunter3",
         "the plugin itself gets it"
