@@ -127,6 +127,12 @@ pub(crate) const FAULTS: &[Fault] = &[
     ),
     fault("logs-uncut", "returns all logs", &["E5"]),
     fault("no-timeout", "never minds timeout_ms", &["E6"]),
+    seen_by(
+        "time.logs",
+        "timeout-silent",
+        "a run that was ended has no logs",
+        &["E5", "E6"],
+    ),
     fault(
         "workspace-stays",
         "runs share a workspace",
@@ -310,6 +316,12 @@ pub(crate) const WAYS: &[Way] = &[
         name: "otherwise",
         what: "errors have an HTTP status, notifications are 202, what is unknown is passed over, paths are made plain, results have more members",
         cases: &[""],
+        sandbox: false,
+    },
+    Way {
+        name: "slow-start",
+        what: "a sandbox takes a second to begin, of the run's own time",
+        cases: &["time."],
         sandbox: false,
     },
     Way {

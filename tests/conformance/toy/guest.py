@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 import sys
+import time
 import traceback
 import types
 
@@ -124,6 +125,8 @@ def refuse(*_):
 
 
 def result():
+    if JOB["fault"] == "slow-start":
+        time.sleep(1)
     sys.meta_path.insert(0, Skills(JOB["skills"]))
     sys.meta_path.append(Neighbours())
     if JOB["fault"] == "no-network":

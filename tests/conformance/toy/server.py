@@ -537,6 +537,8 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
     common["output_blobs"] = list(ids.values())
     if FAULT == "blob-order":
         common["output_blobs"].reverse()
+    if late and FAULT == "timeout-silent":
+        common["logs_preview"] = ""
     if late:
         if FAULT == "no-timeout":
             return dict(common, status="completed", run_id=new_run(), summary="done", output=None)
