@@ -20,7 +20,9 @@ const KIND_BYTES_MAX: usize = 255;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Missing, expired or another tenant's: the same words for all three.
-    #[error("there is no blob {id:?}")]
+    #[error(
+        "there is no blob {id:?} (any more): name it as create_blob or output_blobs of a run did, \"blob:\" included"
+    )]
     NotFound {
         /// As asked for.
         id: String,
