@@ -218,7 +218,15 @@ impl Runner<'_> {
 
     fn steps(&self, case: &Case) -> Verdict {
         let mut vars = self.vars.clone();
-        for (name, value) in &case.vars {
+        let names_another = |value: &toml::Value| {
+            let text = value.as_str().unwrap_or_default();
+            let mut names = case.vars.keys();
+            names.any(|name| text.contains(&format!("{{{name}}}")))
+        };
+        // Those that others are made of come first, whatever their names.
+        let (made, plain): (Vec<_>, Vec<_>) =
+            (case.vars.iter()).partition(|(_, value)| names_another(value));
+        for (name, value) in plain.into_iter().chain(made) {
             let mut value: Value = serde_json::to_value(value).expect("TOML is also JSON");
             if let Some(text) = value.as_str() {
                 value = fill(text, &vars, false).into();

@@ -155,6 +155,18 @@ pub(crate) const FAULTS: &[Fault] = &[
         "size_bytes counts characters",
         &["P1"],
     ),
+    seen_by(
+        "blob.bad-kinds#8",
+        "long-kinds",
+        "takes a kind of any length",
+        &["P1"],
+    ),
+    seen_by(
+        "blob.unknown#11",
+        "ids-echoed",
+        "says an id of any length again",
+        &["P2", "T3"],
+    ),
     fault("never-truncated", "truncated is always false", &["P2"]),
     fault("no-tail", "sample_tail is the head", &["P2"]),
     fault(

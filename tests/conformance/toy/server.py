@@ -164,7 +164,7 @@ def new_blob(content, kind):
 
 def blob(blob_id):
     if blob_id not in BLOBS:
-        raise params_error("no such blob", "blob_not_found")
+        raise params_error("no such blob" + (blob_id if FAULT == "ids-echoed" else ""), "blob_not_found")
     return BLOBS[blob_id]
 
 
@@ -317,7 +317,7 @@ def guide(params):
 
 def create_blob(params):
     p = take(params, content=(str, REQUIRED), kind=(str, REQUIRED), encoding=(str, None))
-    if not KIND.fullmatch(p["kind"]):
+    if not KIND.fullmatch(p["kind"]) or len(p["kind"]) > 255 and FAULT != "long-kinds":
         raise params_error("kind is a MIME type")
     content = from_text(p)
     size = len(p["content"]) if FAULT == "size-in-characters" else len(content)
