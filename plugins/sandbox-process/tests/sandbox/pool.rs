@@ -545,46 +545,45 @@ fn a_waiting_child_is_small() {
 }
 
 /// From the activation to its first line a run meets hardly a page for the first time: a rehearsal has been there. A few are
-/// a matter of luck, since CPython finds methods by their addresses.
+/// a matter of luck, since CPython finds methods by their addresses: those of the zygote, so that its children all have the same.
 #[test]
 fn what_a_run_does_first_has_been_rehearsed() {
     if !is_root() {
         return; // what belongs to the users of runs does not show its descriptors
     }
+    // Without a rehearsal there are some seventy. Linux 6.1 was seen to have eight.
+    let most = if has_old_landlock() { 12 } else { 5 };
+    let mut new = Vec::new();
+    while new.iter().all(|faults| *faults > most) {
+        assert!(new.len() < 5, "{new:?} page faults");
+        new.push(first_faults());
+    }
+}
+
+/// Page faults between the activation and the first line of a run, of one zygote's children.
+fn first_faults() -> u64 {
     let instance = warm(json!({"pool_min": 1, "pool_max": 1}));
     let faults_of = |stat: &str| -> u64 {
         let after_name = stat.rsplit_once(") ").unwrap().1;
-        after_name
-            .split_whitespace()
-            .nth(7)
-            .unwrap()
-            .parse()
-            .unwrap()
+        let field = after_name.split_whitespace().nth(7);
+        field.unwrap().parse().unwrap()
     };
     let so_far = "def main(args):\n    with open('/proc/self/stat', 'rb', 0) as file: return file.read(1000).decode()\n";
-    let new = (0..5).map(|_| {
-        let mut idle = Vec::new();
-        eventually("one has rehearsed and waits", || {
-            idle = waiting(&instance, "skillgate-idle");
-            // Beside those with fixed numbers: for the order and for the report.
-            let kept = |pid: &u32| {
-                let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter();
-                let number = |fd: std::io::Result<std::fs::DirEntry>| {
-                    fd.ok()?.file_name().to_str()?.parse::<u32>().ok()
-                };
-                fds.flatten()
-                    .filter_map(number)
-                    .filter(|fd| *fd > 3)
-                    .count()
+    let mut idle = Vec::new();
+    eventually("one has rehearsed and waits", || {
+        idle = waiting(&instance, "skillgate-idle");
+        // Beside those with fixed numbers: for the order and for the report.
+        let kept = |pid: &u32| {
+            let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter();
+            let number = |fd: std::io::Result<std::fs::DirEntry>| {
+                fd.ok()?.file_name().to_str()?.parse::<u32>().ok()
             };
-            metric(&instance, "pool_idle") == 1 && idle.len() == 1 && kept(&idle[0]) == 2
-        });
-        let before = std::fs::read_to_string(format!("/proc/{}/stat", idle[0])).unwrap();
-        let answer = instance.output(so_far);
-        faults_of(answer.as_str().unwrap()) - faults_of(&before)
+            let numbers = fds.flatten().filter_map(number);
+            numbers.filter(|fd| *fd > 3).count()
+        };
+        metric(&instance, "pool_idle") == 1 && idle.len() == 1 && kept(&idle[0]) == 2
     });
-    let least = new.min().unwrap();
-    // Without a rehearsal there are some seventy. Linux 6.1 was seen to have eight.
-    let most = if has_old_landlock() { 12 } else { 5 };
-    assert!(least <= most, "{least} page faults");
+    let before = std::fs::read_to_string(format!("/proc/{}/stat", idle[0])).unwrap();
+    let answer = instance.output(so_far);
+    faults_of(answer.as_str().unwrap()) - faults_of(&before)
 }
