@@ -316,7 +316,7 @@ impl Domain {
     /// What its zygotes have said.
     fn hear(&mut self, name: &str, leaving: &mut Vec<Maker>, events: &mut Vec<Event>) {
         self.hear_next(name, leaving, events);
-        self.hear_spare(leaving);
+        self.hear_spares(leaving);
         match self.current.as_ref().map(|z| heard(&z.maker)) {
             Some(Heard::Nothing) | None => {}
             Some(Heard::Said(word, mut fds)) => {
@@ -380,13 +380,10 @@ impl Domain {
     }
 
     /// A spare says nothing as long as it is one: it has died. Another comes with another zygote.
-    fn hear_spare(&mut self, leaving: &mut Vec<Maker>) {
-        if let Some(zygote) = &mut self.current
-            && let Some(spare) = zygote
-                .spare
-                .take_if(|s| !matches!(heard(s), Heard::Nothing))
-        {
-            leaving.push(ended(spare));
+    fn hear_spares(&mut self, leaving: &mut Vec<Maker>) {
+        for zygote in [&mut self.current, &mut self.next].into_iter().flatten() {
+            let has_died = |spare: &mut Maker| !matches!(heard(spare), Heard::Nothing);
+            leaving.extend(zygote.spare.take_if(has_died).map(ended));
         }
     }
 

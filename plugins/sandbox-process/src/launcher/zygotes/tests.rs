@@ -1,5 +1,6 @@
 use super::*;
 use crate::launcher::back_off::{FIRST_NS, MAX_NS};
+use crate::sys::Poll;
 use crate::wire::Memory;
 
 /// A zygote of processes that do nothing, and the other ends of their sockets, which keep them from having ended.
@@ -221,6 +222,25 @@ fn a_spare_that_dies_changes_nothing_for_runs() {
     domain.hear("", &mut leaving, &mut events);
     assert!(events.is_empty());
     assert!(domain.current.unwrap().spare.is_none() && leaving.len() == 1);
+}
+
+/// It has a spare from when it is warm, and takes over only between two orders of the other, which may hang.
+#[test]
+fn a_spare_that_dies_before_its_zygote_takes_over_wakes_nobody_again_and_again() {
+    let mut zygotes = with_places(1);
+    let (mut domain, _its) = domain();
+    let (next, [_nexts, spares]) = zygote();
+    domain.next = Some(Zygote { number: 2, ..next });
+    domain.pending = Some(pending());
+    zygotes.domains.insert(String::new(), domain);
+    sys::shut_down(spares.as_fd()).unwrap();
+    let mut leaving = Vec::new();
+    let domain = zygotes.domains.get_mut("").unwrap();
+    domain.hear("", &mut leaving, &mut Vec::new());
+    assert_eq!(leaving.len(), 1);
+    let mut said: Vec<_> = zygotes.sockets().map(Poll::readable).collect();
+    sys::poll(&mut said, Some(0)).unwrap();
+    assert!(said.iter().all(|poll| !poll.is_ready()));
 }
 
 /// Whatever the time is for, until it has come nobody wakes for it again and again.
