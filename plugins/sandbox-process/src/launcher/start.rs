@@ -37,6 +37,8 @@ impl Launcher {
             .iter()
             .map(|mount| detached(mount, &self.ground.without))
             .collect::<Result<Vec<_>, _>>()?;
+        // Before there is a process: one that nobody knows of would have no deadline.
+        let kept = notice.try_clone().map_err(|e| e.to_string())?;
         let slot = (0..)
             .find(|s| !self.runs.contains_key(s) && self.leases.as_ref().is_none_or(|l| !l.has(*s)))
             .unwrap_or(u32::MAX);
@@ -61,12 +63,11 @@ impl Launcher {
                 return Err(format!("cannot make a process with its namespaces: {e}"));
             }
         };
-        let notice = notice.try_clone().map_err(|e| e.to_string())?;
         let mut run = Run {
             group,
             deadline_ns: spec.deadline_ns,
             cpu_limit_us: spec.cpu_ms.saturating_mul(1000),
-            ..Run::new(Process { pid, pidfd }, notice, report)
+            ..Run::new(Process { pid, pidfd }, kept, report)
         };
         run.begin(LASTS_NS);
         tell(
