@@ -144,7 +144,7 @@ pub(crate) struct Packet {
     pub(crate) fds: Vec<OwnedFd>,
     /// The call that it begins, or 0.
     pub(crate) begins: u64,
-    /// It holds a secret: wiped when it has left.
+    /// It holds a secret: wiped when it has left, or never will.
     pub(crate) secret: bool,
     /// It answers a frame of the process's own.
     pub(crate) reply: bool,
@@ -197,6 +197,16 @@ impl Packet {
 
     pub(crate) fn set_call(&mut self, call: u64) {
         self.bytes[8..HEADER_BYTES].copy_from_slice(&call.to_le_bytes());
+    }
+}
+
+impl Drop for Packet {
+    fn drop(&mut self) {
+        if self.secret {
+            skillgate_plugin_sdk::wire::wipe(&mut self.bytes);
+            #[cfg(test)]
+            tests::WIPED.set(tests::WIPED.get() + 1);
+        }
     }
 }
 
@@ -295,8 +305,13 @@ impl Incoming {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    thread_local! {
+        /// How many packets with secrets this thread has wiped.
+        pub(crate) static WIPED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    }
 
     fn packet(body: &[u8]) -> Packet {
         Packet::new(Kind::Log, 7, |out| out.bytes.extend_from_slice(body)).unwrap()
@@ -306,7 +321,7 @@ mod tests {
     fn frames_arrive_however_they_are_cut() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let bodies: Vec<Vec<u8>> = (0..40).map(|n| vec![n as u8; n * n * 97]).collect();
-        let bytes: Vec<u8> = bodies.iter().flat_map(|body| packet(body).bytes).collect();
+        let bytes: Vec<u8> = bodies.iter().flat_map(|body| packet(body).bytes.clone()).collect();
         let sender = std::thread::spawn(move || {
             for piece in bytes.chunks(977) {
                 socket::send(&theirs, &[piece], &[], 0).unwrap();
@@ -382,7 +397,7 @@ mod tests {
     fn frames_that_make_no_sense_are_refused() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let refusal = |change: &dyn Fn(&mut Vec<u8>)| {
-            let mut bytes = packet(b"body").bytes;
+            let mut bytes = packet(b"body").bytes.clone();
             change(&mut bytes);
             socket::send(&theirs, &[&bytes], &[], 0).unwrap();
             let mut incoming = Incoming::new(100);

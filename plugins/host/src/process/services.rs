@@ -451,12 +451,12 @@ mod tests {
         run: Option<Arc<RunContext>>,
         write: impl FnOnce(&mut Out),
     ) -> Result<Vec<u8>> {
-        let packet = serve(service, 7, run, &mut sent(service, write)).unwrap();
+        let mut packet = serve(service, 7, run, &mut sent(service, write)).unwrap();
         let frame = Frame {
             kind: Kind::Reply,
             call: 7,
             body: packet.bytes[super::super::frame::HEADER_BYTES..].to_vec(),
-            fds: packet.fds.into(),
+            fds: std::mem::take(&mut packet.fds).into(),
             lost: false,
         };
         replied(frame, |from| {

@@ -2,8 +2,6 @@
 
 use std::collections::VecDeque;
 
-use skillgate_plugin_sdk::wire;
-
 use crate::process::frame::Packet;
 
 /// Memory of what waits for a process to read it. More: a call is refused.
@@ -59,9 +57,6 @@ impl Outgoing {
                 break;
             }
             self.sent -= first.bytes.len();
-            if first.secret {
-                wire::wipe(&mut first.bytes);
-            }
             self.bytes -= first.holds();
             self.replies -= as_reply(first);
             self.packets.pop_front();

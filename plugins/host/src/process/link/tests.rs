@@ -141,6 +141,22 @@ fn frame(kind: Kind, call: u64, write: impl FnOnce(&mut Out)) -> Frame {
 }
 
 #[tokio::test]
+async fn a_secret_that_never_leaves_is_wiped_too() {
+    use crate::process::frame::tests::WIPED;
+    let other = other();
+    // The socket takes some of them; nobody reads.
+    let waits = |_: &usize| !other.link.outgoing().full;
+    let sent = (0..MANY).take_while(waits).map(|_| {
+        let mut packet = Packet::new(Kind::Reply, 1, |out| out.data(&[b'x'; 4096])).unwrap();
+        packet.secret = true;
+        other.link.reply(packet);
+    });
+    let sent = sent.count();
+    other.link.bury();
+    assert_eq!(WIPED.get(), sent);
+}
+
+#[tokio::test]
 async fn its_end_is_its_death_and_what_it_has_begun_by_then_counts() {
     let mut other = other();
     let ((begun, crashed), (_, never_begun)) = (
