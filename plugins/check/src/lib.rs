@@ -118,6 +118,18 @@ pub enum KitError {
     /// A case that there is not.
     #[error("there is no case {0:?}")]
     NoSuchCase(String),
+    /// Not all cases had the same file.
+    #[error(
+        "{} was changed during the check (its sha256 was {before:?}, and is {now:?}), so the report would be about neither: check it again when nothing builds it", file.display()
+    )]
+    Changed {
+        /// The plugin.
+        file: PathBuf,
+        /// Its sha256 before the first case; empty: it was no plugin.
+        before: String,
+        /// And after the last.
+        now: String,
+    },
     /// The configuration is not JSON.
     #[error("the plugin's configuration is not JSON: {0}")]
     Configuration(serde_json::Error),

@@ -60,10 +60,7 @@ pub fn check(
     };
     let file = settings.plugin.display().to_string();
     let mut report = Report::new(file, isolation, settings.full);
-    // Read, not run.
-    if let Ok(found) = inspect(&settings.plugin) {
-        report.sha256 = found.sha256;
-    }
+    report.sha256 = sha256(&settings.plugin);
     let mut loads = true;
     for case in CASES {
         let about = &report.plugin;
@@ -93,7 +90,21 @@ pub fn check(
         tell(&done).map_err(KitError::Report)?;
         report.add(done);
     }
+    // Each case has read it anew.
+    let now = sha256(&settings.plugin);
+    if now != report.sha256 {
+        return Err(KitError::Changed {
+            file: settings.plugin.clone(),
+            before: report.sha256,
+            now,
+        });
+    }
     Ok(report)
+}
+
+/// Of a file, which is read and not run; empty: it is no plugin.
+fn sha256(plugin: &Path) -> String {
+    inspect(plugin).map_or_else(|_| String::new(), |found| found.sha256)
 }
 
 /// The case that loads the plugin; without it nothing else makes sense.

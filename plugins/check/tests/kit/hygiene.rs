@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use skillgate_plugin_check::{Settings, Status};
+use skillgate_plugin_check::{KitError, Settings, Status};
 
-use crate::support::{ended, run, sabotaged, saboteur, settings, table};
+use crate::support::{ended, example_c, run, sabotaged, saboteur, settings, table};
 
 /// What hangs waits for it.
 const SHORT: Duration = Duration::from_secs(3);
@@ -54,4 +54,29 @@ fn a_plugin_that_writes_to_where_it_is_does_so_in_its_case_and_fails_it() {
     // Not for the next run of the test.
     let _not_there = std::fs::remove_file(here);
     assert!(!written, "it is among the files of whoever runs the kit");
+}
+
+/// A vendor publishes the report beside the file, by its sha256.
+#[test]
+fn a_file_that_is_built_anew_during_its_check_gets_no_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let plugin = example_c(dir.path());
+    let settings = Settings {
+        only: vec!["file".to_owned()],
+        ..settings(&plugin, &serde_json::json!({}))
+    };
+    let mut cases = 0;
+    let checked = skillgate_plugin_check::check(&settings, |_| {
+        cases += 1;
+        if cases > 1 {
+            return Ok(());
+        }
+        // What stands behind an ELF file changes nothing of it but its digest.
+        let mut bytes = std::fs::read(&plugin)?;
+        bytes.push(0);
+        std::fs::write(&plugin, bytes)
+    });
+    let error = checked.unwrap_err();
+    assert!(matches!(error, KitError::Changed { .. }), "{error}");
+    assert!(error.to_string().contains("was changed during the check"));
 }
