@@ -215,47 +215,64 @@ pub(crate) fn cancel_after(bench: &Bench) -> Done {
 
 pub(crate) fn returns(bench: &Bench) -> Done {
     each_kind(bench, |plugin, kind| {
-        let blocking = plugin.entry.flags & abi::F_BLOCKING != 0;
         let instance = whole(bench, plugin, kind)?;
-        let run = || instance.run(run_code(), Values::Plain, Shape::Whole, false);
-        let list = || instance.skill_list(Values::Plain, Shape::Whole);
-        let health = || Ok(instance.health());
-        let calls: [&dyn Fn() -> std::io::Result<Called>; 3] = [&health, &list, &run];
-        let of_kind = if kind == Kind::Storage {
-            &calls[..2]
+        if plugin.entry.flags & abi::F_BLOCKING != 0 {
+            returns_complete(&instance, kind)?;
         } else {
-            &[calls[0], calls[2]]
-        };
-        for call in of_kind {
-            let mut quickest = Duration::MAX;
-            let mut name = "";
-            for _ in 0..RETURN_TRIES {
-                let called = call()?;
-                name = called.name;
-                quickest = quickest.min(called.took);
-                let refused = called.code.is_none_or(|code| code < 0);
-                if blocking && !refused && !instance.host.has_ended(called.op) {
-                    return Err(failed_at(
-                        name,
-                        format!(
-                            "it is SKG_F_BLOCKING, and {name} has returned without a completion"
-                        ),
-                    ));
-                }
-                instance.end(&called, CALL_LIMIT)?;
-            }
-            if !blocking && quickest > RETURN_LIMIT {
-                return Err(failed_at(
-                    name,
-                    format!(
-                        "it is not SKG_F_BLOCKING, and {name} returns after {} ms",
-                        quickest.as_millis()
-                    ),
-                ));
-            }
+            returns_soon(bench, &instance)?;
         }
         destroy(bench, &instance)
     })
+}
+
+/// Of one that blocks every call is complete when it returns. Others than these the host makes in the storage cases, and
+/// refuses what is not.
+fn returns_complete(instance: &RawInstance, kind: Kind) -> Done {
+    let health = || Ok(instance.health());
+    let of_kind = || match kind {
+        Kind::Storage => instance.skill_list(Values::Plain, Shape::Whole),
+        Kind::Sandbox => instance.run(run_code(), Values::Plain, Shape::Whole, false),
+    };
+    let calls: [&dyn Fn() -> std::io::Result<Called>; 2] = [&health, &of_kind];
+    for call in calls {
+        for _ in 0..RETURN_TRIES {
+            let called = call()?;
+            let name = called.name;
+            let refused = called.code.is_none_or(|code| code < 0);
+            if !refused && !instance.host.has_ended(called.op) {
+                let seen =
+                    format!("it is SKG_F_BLOCKING, and {name} has returned without a completion");
+                return Err(failed_at(name, seen));
+            }
+            instance.end(&called, CALL_LIMIT)?;
+        }
+    }
+    Ok(())
+}
+
+/// One that does not block comes back soon from every call: each is made on the event loop.
+fn returns_soon(bench: &Bench, instance: &RawInstance) -> Done {
+    let mut quickest: Vec<Called> = Vec::new();
+    for _ in 0..RETURN_TRIES {
+        for (called, _) in go_round(bench, instance, Values::Plain, Shape::Whole)? {
+            match quickest.iter_mut().find(|other| other.name == called.name) {
+                Some(other) if called.took < other.took => *other = called,
+                Some(_) => {}
+                None => quickest.push(called),
+            }
+        }
+    }
+    match quickest.iter().find(|called| called.took > RETURN_LIMIT) {
+        None => Ok(()),
+        Some(called) => Err(failed_at(
+            called.name,
+            format!(
+                "it is not SKG_F_BLOCKING, and {} returns after {} ms",
+                called.name,
+                called.took.as_millis()
+            ),
+        )),
+    }
 }
 
 pub(crate) fn drain(bench: &Bench) -> Done {

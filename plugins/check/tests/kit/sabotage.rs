@@ -5,7 +5,8 @@ use std::time::Duration;
 use skillgate_plugin_check::{Report, Settings, Status, case_names};
 
 use crate::support::{
-    ended, is_root, not_enforced, probe, run, sabotaged, saboteur, settings, table, thrower,
+    changed_c, ended, is_root, not_enforced, probe, run, sabotaged, saboteur, settings, table,
+    thrower,
 };
 
 /// Long enough for every case of the table on a busy machine; what hangs waits for it.
@@ -220,6 +221,24 @@ fn what_is_wrong_with_a_file_is_found_by_name() {
         let options: Vec<_> = row.0.split(' ').collect();
         is_found(&probe(dir.path(), &format!("probe{i}"), &options), *row);
     }
+}
+
+/// Not only the calls that every plugin answers at once.
+#[test]
+fn one_call_of_many_that_waits_on_the_event_loop_is_found_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let at_once = ("SKG_F_BLOCKING", "0u");
+    let commit = "static int32_t blob_commit(void *self, skg_op op, uint64_t writer) {\n    struct store *s = self;\n    struct handle *h;\n    struct blob *b, **bucket;\n    uint8_t *exact;\n";
+    let waits = format!("#include <poll.h>\n{commit}    poll(NULL, 0, 200);\n");
+    let case = "operations/returns";
+    let row = ("waits in blob_commit", case, "blob_commit returns after 2");
+    is_found(&changed_c(dir.path(), &[at_once, (commit, &waits)]), row);
+    let good = Settings {
+        only: vec![case.to_owned()],
+        ..settings(&changed_c(dir.path(), &[at_once]), &serde_json::json!({}))
+    };
+    let report = run(&good);
+    assert!(report.is_good(), "{}", table(&report));
 }
 
 #[test]

@@ -59,17 +59,33 @@ pub(crate) fn probe(dir: &Path, name: &str, options: &[&str]) -> PathBuf {
     compile("cc", "../host/tests/loading/probe.c", dir, name, &all)
 }
 
-/// The example for vendors, compiled as strictly as they may.
+const EXAMPLE_C: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../example-c/store.c");
+
+/// How strictly vendors may compile the example for them.
+const STRICT: [&str; 6] = [
+    "-std=c99",
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Werror",
+    "-pthread",
+];
+
+/// The example for vendors.
 pub(crate) fn example_c(dir: &Path) -> PathBuf {
-    let strict = [
-        "-std=c99",
-        "-Wall",
-        "-Wextra",
-        "-Wpedantic",
-        "-Werror",
-        "-pthread",
-    ];
-    compile("cc", "../example-c/store.c", dir, "store", &strict)
+    compile("cc", EXAMPLE_C, dir, "store", &STRICT)
+}
+
+/// The same, with other words in the place of some.
+pub(crate) fn changed_c(dir: &Path, changes: &[(&str, &str)]) -> PathBuf {
+    let mut text = std::fs::read_to_string(EXAMPLE_C).unwrap();
+    for (from, to) in changes {
+        assert!(text.contains(from), "{from}");
+        text = text.replace(from, to);
+    }
+    let source = dir.join("changed.c");
+    std::fs::write(&source, text).unwrap();
+    compile("cc", source.to_str().unwrap(), dir, "changed", &STRICT)
 }
 
 /// Compiles a plugin that throws; `None`: there is no compiler for C++.

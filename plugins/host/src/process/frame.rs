@@ -321,7 +321,10 @@ pub(super) mod tests {
     fn frames_arrive_however_they_are_cut() {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let bodies: Vec<Vec<u8>> = (0..40).map(|n| vec![n as u8; n * n * 97]).collect();
-        let bytes: Vec<u8> = bodies.iter().flat_map(|body| packet(body).bytes.clone()).collect();
+        let bytes: Vec<u8> = bodies
+            .iter()
+            .flat_map(|body| packet(body).bytes.clone())
+            .collect();
         let sender = std::thread::spawn(move || {
             for piece in bytes.chunks(977) {
                 socket::send(&theirs, &[piece], &[], 0).unwrap();
