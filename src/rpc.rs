@@ -365,15 +365,18 @@ where
             }
         };
         let id = envelope.id.as_deref();
-        let began = Instant::now();
+        let mut counted = Counted {
+            metrics: &self.rpc.metrics,
+            method: &envelope.method,
+            began: Instant::now(),
+            kind: None,
+        };
         let outcome = match room {
             Err(none) if id.is_some() => Err(none.clone()),
             _ => self.call(&envelope).await,
         };
-        let kind = outcome.as_ref().err().map(|error| error.kind);
-        self.rpc
-            .metrics
-            .rpc_request(&envelope.method, kind, began.elapsed());
+        counted.kind = Some(outcome.as_ref().err().map(|error| error.kind));
+        drop(counted);
         // JSON-RPC 2.0 section 4.1: a notification is never answered, not even with an error.
         let id = id?;
         Some(match outcome {
@@ -447,6 +450,25 @@ where
                 );
                 Err(ErrorObject::internal())
             }
+        }
+    }
+}
+
+/// A call, counted when this is dropped: with its answer, or without when its client has gone.
+struct Counted<'a> {
+    metrics: &'a Metrics,
+    method: &'a str,
+    began: Instant,
+    /// Of an answer; that of its error.
+    kind: Option<Option<&'static str>>,
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        let took = self.began.elapsed();
+        match self.kind {
+            Some(kind) => self.metrics.rpc_request(self.method, kind, took),
+            None => self.metrics.rpc_unanswered(self.method, took),
         }
     }
 }

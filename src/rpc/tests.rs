@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{StreamExt, stream};
+use futures_util::{FutureExt, StreamExt, stream};
 use http::{Request, Response, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
@@ -18,6 +18,7 @@ use crate::auth::{Authenticated, Authenticator, Caller};
 use crate::rescue::{Refusal, RequestId};
 use crate::server::{Body, full};
 use crate::slots::Slots;
+use crate::telemetry::metrics::Metrics;
 
 /// Echoes its parameters; `boom` panics, `long` answers 6,000 letters, `no` is refused.
 async fn stub(call: Call) -> Result<Box<RawValue>, ErrorObject> {
@@ -473,4 +474,30 @@ async fn nothing_begins_after_the_token_has_expired() {
     assert_eq!((status, answer.as_array().unwrap().len()), (200, 1));
     assert_eq!(answer[0]["error"]["code"], -32001);
     assert_eq!(answer[0]["error"]["data"]["kind"], "unauthenticated");
+}
+
+/// The slow ones above all are those that a client gives up.
+#[tokio::test]
+async fn a_call_without_an_answer_is_counted_too() {
+    let metrics = Metrics::new(["echo", "slow"]);
+    let methods = service_fn(async |call: Call| match call.method.as_str() {
+        "slow" => std::future::pending().await,
+        _ => stub(call).await,
+    });
+    let rpc = Rpc::new(methods, LIMITS).watched_by(metrics.clone());
+    let body = full(
+        r#"[{"jsonrpc":"2.0","id":1,"method":"echo","params":{}},{"jsonrpc":"2.0","id":2,"method":"slow"}]"#,
+    );
+    let caller = Authenticator::off().local();
+    let mut asked = Box::pin(post_to(rpc, caller, body, "application/json"));
+    assert!(asked.as_mut().now_or_never().is_none());
+    drop(asked);
+    let page = metrics.page().into_text();
+    for line in [
+        r#"skillgate_rpc_requests_total{method="echo",outcome="ok",kind=""} 1"#,
+        r#"skillgate_rpc_requests_total{method="slow",outcome="no_answer",kind=""} 1"#,
+        r#"skillgate_rpc_duration_seconds_count{method="slow"} 1"#,
+    ] {
+        assert!(page.lines().any(|have| have == line), "{line}: {page}");
+    }
 }

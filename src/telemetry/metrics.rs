@@ -93,12 +93,12 @@ impl Default for Inner {
             ),
             rpc_requests: Family::new(
                 "skillgate_rpc_requests_total",
-                "Calls by method and outcome; kind is error.data.kind. A run that fails is an outcome ok: see skillgate_runs_total.",
+                "Calls by method and outcome (ok, error, no_answer when the client had gone); kind is error.data.kind. A run that fails is an outcome ok: see skillgate_runs_total.",
                 ["method", "outcome", "kind"],
             ),
             rpc_duration: Family::with(
                 "skillgate_rpc_duration_seconds",
-                "Time from a call to its answer.",
+                "Time from a call to its answer, or to its end without one.",
                 ["method"],
                 CALL_SECONDS,
             ),
@@ -183,6 +183,15 @@ impl Metrics {
         self.0
             .rpc_requests
             .at([method, outcome, kind.unwrap_or("")], Count::add);
+        self.0.rpc_duration.at([method], |times| times.add(took));
+    }
+
+    /// A call ended without an answer: its client had gone.
+    pub fn rpc_unanswered(&self, method: &str, took: Duration) {
+        let method = word(&self.0.methods, method);
+        self.0
+            .rpc_requests
+            .at([method, "no_answer", ""], Count::add);
         self.0.rpc_duration.at([method], |times| times.add(took));
     }
 
