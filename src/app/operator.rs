@@ -255,15 +255,20 @@ impl Numbers {
         plugin: &'static str,
         asked: impl Future<Output = model::Result<Said>> + Send,
     ) -> State {
-        let said = match asked.await {
+        let said = asked.await;
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let said = match said {
             Ok(said) => said,
-            Err(error) => return State::Failed(error.message),
+            Err(error) => {
+                // What it said before looks as good as new in a metric.
+                all.remove(plugin);
+                return State::Failed(error.message);
+            }
         };
         // A plugin that says something else than numbers shows none.
         let numbers: BTreeMap<String, f64> =
             serde_json::from_str(&said.metrics_json).unwrap_or_default();
         let numbers = numbers.into_iter().take(NUMBERS_MAX).collect();
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.insert(plugin, numbers);
         match said.state {
             abi::HEALTH_OK => State::Well(said.message),
@@ -485,7 +490,36 @@ pub(super) fn issuers(metrics: &Metrics, authenticator: Authenticator) {
 
 #[cfg(test)]
 mod tests {
-    use super::{IssuerState, State, of_keys};
+    use skillgate_plugin_sdk::abi;
+    use skillgate_plugin_sdk::model::{Error, Health};
+
+    use super::{IssuerState, Metrics, Numbers, State, of_keys};
+
+    #[tokio::test]
+    async fn a_plugin_that_cannot_say_how_it_is_has_no_numbers() {
+        let (metrics, numbers) = (Metrics::default(), Numbers::default());
+        let of_all = numbers.clone();
+        metrics.add_source(move |page| of_all.write(page));
+        let ask = |plugin, answer: Result<Health, Error>| {
+            let numbers = numbers.clone();
+            async move { numbers.said(plugin, std::future::ready(answer)).await }
+        };
+        let well = || {
+            Ok(Health {
+                metrics_json: r#"{"free_bytes":7,"blob_bytes":9}"#.into(),
+                ..Health::default()
+            })
+        };
+        let shown = |sample: &str| metrics.page().into_text().contains(sample);
+        ask("storage", well()).await;
+        ask("shelf", well()).await;
+        assert!(shown(r#"{plugin="storage",name="free_bytes"} 7"#));
+        assert!(shown("skillgate_blob_store_bytes 9"));
+        let gone = Err(Error::new(abi::E_UNAVAILABLE, "it hangs"));
+        assert_eq!(ask("storage", gone).await, State::Failed("it hangs".into()));
+        assert!(!shown(r#"plugin="storage""#) && !shown("skillgate_blob_store_bytes"));
+        assert!(shown(r#"{plugin="shelf",name="free_bytes"} 7"#));
+    }
 
     #[test]
     fn an_issuer_that_does_not_answer_is_shown_while_its_keys_are_good() {
