@@ -530,3 +530,53 @@ async fn a_decision_is_of_one_revision_while_they_change() {
     assert!(flipping.join().unwrap() > 10);
     assert_eq!(policy.status().engine_mismatches, 0);
 }
+
+/// What the policies' README has for a method, a skill, a secret and a host.
+#[tokio::test]
+async fn the_rules_of_the_readme_refuse_what_they_say() {
+    let readme = include_str!("../../../policies/README.md");
+    let blocks = readme.split("```rego\n").skip(1);
+    let rules = blocks.map(|block| block.split("```").next().unwrap());
+    let mut files = bundled_files();
+    for (n, rules) in rules.enumerate() {
+        let path = format!("skills/custom/readme_{n}.rego");
+        files.add(path, rules.into()).unwrap();
+    }
+    let policy = policy(&files, PolicyMode::Enforce, Confirm::Always);
+    let network = |pattern: &str| skill("acme.x", &format!("network = [{pattern:?}]"));
+    for (method, skill, code) in [
+        ("create_skill", skill("acme.x", ""), Some("custom.publish")),
+        ("run_code", skill("acme.payroll", ""), Some("custom.skill")),
+        ("describe_skill", skill("acme.payroll", ""), None),
+        (
+            "execute_skill",
+            skill("acme.x", "secrets = [\"STRIPE_API_KEY\"]"),
+            Some("custom.secret"),
+        ),
+        (
+            "execute_skill",
+            network("https://files.example.com"),
+            Some("custom.host"),
+        ),
+        (
+            "execute_skill",
+            network("https://a.files.example.com:8443"),
+            Some("custom.host"),
+        ),
+        (
+            "execute_skill",
+            network("https://*.example.com"),
+            Some("custom.host"),
+        ),
+        ("execute_skill", network("https://example.com"), None),
+        (
+            "execute_skill",
+            network("https://*.myfiles.example.com"),
+            None,
+        ),
+    ] {
+        let decided = policy.decide(&facts(method, vec![skill])).await;
+        let refused = decided.err().map(|denied| codes(&denied).join(","));
+        assert_eq!(refused.as_deref(), code, "{method}");
+    }
+}
