@@ -535,13 +535,13 @@ async fn a_decision_is_of_one_revision_while_they_change() {
 #[tokio::test]
 async fn the_rules_of_the_readme_refuse_what_they_say() {
     let readme = include_str!("../../../policies/README.md");
-    let blocks = readme.split("```rego\n").skip(1);
-    let rules = blocks.map(|block| block.split("```").next().unwrap());
+    // Not the one before: what it refuses depends on the day.
+    let (_, behind) = readme.split_once("each refused to everybody:").unwrap();
+    let rules = behind.split("```").nth(1).unwrap();
     let mut files = bundled_files();
-    for (n, rules) in rules.enumerate() {
-        let path = format!("skills/custom/readme_{n}.rego");
-        files.add(path, rules.into()).unwrap();
-    }
+    let rules = rules.strip_prefix("rego\n").unwrap();
+    let path = "skills/custom/readme.rego".to_owned();
+    files.add(path, rules.into()).unwrap();
     let policy = policy(&files, PolicyMode::Enforce, Confirm::Always);
     let network = |pattern: &str| skill("acme.x", &format!("network = [{pattern:?}]"));
     for (method, skill, code) in [
