@@ -155,7 +155,7 @@ In the gateway's configuration:
 
 ```toml
 [plugins.{kind}]
-path = "{absolute}/{built}"
+path = {path_in_toml}
 allow_unsigned = true        # while you work on it; later sha256 or minisign_key
 ```
 
@@ -211,10 +211,12 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
         Kind::Storage => BEGIN_STORAGE,
         Kind::Sandbox => BEGIN_SANDBOX,
     };
-    let absolute = fs::canonicalize(&args.dir).map_or_else(
-        |_| dir.display().to_string(),
-        |above| above.join(&args.name).display().to_string(),
-    );
+    // One that is yet to be made has no canonical form.
+    let above = fs::canonicalize(&args.dir).or_else(|_| std::path::absolute(&args.dir));
+    let absolute = above.map_or_else(|_| dir.to_owned(), |above| above.join(&args.name));
+    // A text of JSON is one of TOML, too.
+    let path = absolute.join(built(args)).display().to_string();
+    let path = serde_json::Value::from(path).to_string();
     let fill = |text: &str| {
         text.replace("{name}", &args.name)
             .replace("{id}", &id)
@@ -223,7 +225,7 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
             .replace("{build}", build)
             .replace("{built}", &built(args))
             .replace("{begin}", begin)
-            .replace("{absolute}", &absolute)
+            .replace("{path_in_toml}", &path)
     };
     let mut files = vec![("README.md".to_owned(), fill(README))];
     let mut add = |path: &str, text: String| files.push((path.to_owned(), text));

@@ -262,6 +262,32 @@ fn what_is_said_of_a_new_plugin_can_be_pasted_into_a_shell() {
 }
 
 #[test]
+fn what_a_new_plugin_says_of_the_configuration_names_its_file_from_everywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    // From here, and not made yet.
+    let here = std::env::current_dir().unwrap();
+    let up = "../".repeat(here.components().count());
+    let place = format!("{up}{}/so \"new\"", text(dir.path()));
+    let kind = ["--kind", "storage", "--language", "c"];
+    let (exit, _, err) =
+        skillgate(&[&["plugin", "new", "named", "--dir", &place][..], &kind].concat());
+    assert_eq!((exit, err.as_str()), (Exit::Fine, ""));
+    let made = dir.path().join("so \"new\"/named");
+    let readme = std::fs::read_to_string(made.join("README.md")).unwrap();
+    let toml = readme.split("```").nth(1).unwrap();
+    let toml = toml.strip_prefix("toml\n").unwrap();
+    let config: toml::Table = toml.parse().unwrap();
+    let path = config["plugins"]["storage"]["path"].as_str().unwrap();
+    let path = std::path::Path::new(path);
+    assert!(
+        path.is_absolute() && path.ends_with("named/named.so"),
+        "{path:?}"
+    );
+    let parent = path.parent().unwrap().canonicalize().unwrap();
+    assert_eq!(parent, made.canonicalize().unwrap());
+}
+
+#[test]
 fn skill_validate_says_file_line_and_column() {
     let dir = tempfile::tempdir().unwrap();
     let skill = dir.path().join("bad");
