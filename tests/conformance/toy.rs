@@ -113,6 +113,12 @@ pub(crate) const FAULTS: &[Fault] = &[
         "calls main whatever the request says",
         &["E2", "E15"],
     ),
+    seen_by(
+        "code.module",
+        "code-is-no-module",
+        "code is executed, not imported",
+        &["E15"],
+    ),
     fault(
         "async-not-awaited",
         "an async entrypoint is not awaited",

@@ -140,6 +140,8 @@ def result():
             spec.loader.exec_module(module)
         else:
             module = make("code")
+            if JOB["fault"] == "code-is-no-module":
+                del sys.modules["code"]
             exec(compile(JOB["code"], "code.py", "exec"), module.__dict__)
         function = getattr(module, JOB["function"], None)
         if not callable(function):
