@@ -152,6 +152,12 @@ pub(crate) const FAULTS: &[Fault] = &[
         &["E16", "K9"],
     ),
     fault("blobs-lost", "forgets the blobs that a run makes", &["E17"]),
+    seen_by(
+        "inside.input-blobs",
+        "input-blobs-listed",
+        "output_blobs has the input blobs too",
+        &["E17"],
+    ),
     fault("blob-order", "output_blobs backwards", &["E17"]),
     fault("no-log", "log lines go nowhere", &["E17"]),
     fault("no-stderr", "stderr goes nowhere", &["E18"]),

@@ -535,6 +535,8 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
         if FAULT != "run-blobs-die":
             BLOBS[ids[name]] = (content, kind)
     common["output_blobs"] = list(ids.values())
+    if FAULT == "input-blobs-listed":
+        common["output_blobs"][:0] = blobs
     if FAULT == "blob-order":
         common["output_blobs"].reverse()
     if late and FAULT == "timeout-silent":
