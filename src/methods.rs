@@ -39,7 +39,7 @@ use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
 use crate::rpc::{Call, NoSpace, Params, Space, fits, to_raw};
 use crate::runs::{self, Runs};
 use crate::telemetry::trace::Trace;
-use shape::{First, Object};
+use shape::{First, Object, in_words_of_json};
 
 pub use discover::openrpc;
 pub(crate) use list_skills::listing;
@@ -394,23 +394,6 @@ fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
             _ => Error::params(pointer, message),
         }
     })
-}
-
-/// serde names Rust's types; who reads this has sent JSON, and knows no u64.
-fn in_words_of_json(message: &str) -> String {
-    let (found, expected) = message.rsplit_once(", expected ").unwrap_or((message, ""));
-    let found = match found {
-        "invalid type: map" => "invalid type: object",
-        "invalid type: sequence" => "invalid type: array",
-        other => other,
-    };
-    let found = found.replacen("unknown variant", "unknown value", 1);
-    match expected {
-        "" => found,
-        "u32" | "u64" => format!("{found}, expected a whole number, not below 0"),
-        "a sequence" => format!("{found}, expected an array"),
-        other => format!("{found}, expected {other}"),
-    }
 }
 
 /// Text, or bytes as base64 (REQUIREMENTS R11).

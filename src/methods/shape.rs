@@ -1,4 +1,4 @@
-//! Shapes that parameters have and serde does not.
+//! Shapes that parameters have and serde does not, and what is said of those that do not fit.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -59,5 +59,22 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for First<T, M
             }
         }
         deserializer.deserialize_seq(Items(PhantomData))
+    }
+}
+
+/// serde names Rust's types; who reads this has sent JSON, and knows no u64.
+pub(super) fn in_words_of_json(message: &str) -> String {
+    let (found, expected) = message.rsplit_once(", expected ").unwrap_or((message, ""));
+    let found = match found {
+        "invalid type: map" => "invalid type: object",
+        "invalid type: sequence" => "invalid type: array",
+        other => other,
+    };
+    let found = found.replacen("unknown variant", "unknown value", 1);
+    match expected {
+        "" => found,
+        "u32" | "u64" => format!("{found}, expected a whole number, not below 0"),
+        "a sequence" => format!("{found}, expected an array"),
+        other => format!("{found}, expected {other}"),
     }
 }
