@@ -331,10 +331,8 @@ fn a_panic_without_text_ends_the_op_too() {
         (status, message.as_str()),
         (abi::E_PANIC, "the plugin panicked: (no text)")
     );
-    assert_eq!(
-        store.host.fake.lock().unwrap().logs,
-        [(5, "asked".to_owned())]
-    );
+    let told = store.host.fake.lock().unwrap();
+    assert_eq!(told.logs, [(5, "asked".to_owned())]);
 }
 
 #[test]
