@@ -90,7 +90,7 @@ async fn services_act_for_themselves() {
 fn claims_are_found_where_the_configuration_says() {
     let issuer = |claims: &str| {
         let text = format!(
-            "[[auth.issuers]]\nissuer = \"{A}\"\naudiences = [\"x\"]\ndiscovery = true\nalgorithms = [\"ES256\"]\n\
+            "auth.mode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{A}\"\naudiences = [\"x\"]\ndiscovery = true\nalgorithms = [\"ES256\"]\n\
              default_tenant = \"fallback\"\nclaims = {claims}\n"
         );
         configuration(&text).unwrap().auth.issuers[0].clone()
