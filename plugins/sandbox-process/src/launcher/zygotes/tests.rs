@@ -334,25 +334,35 @@ fn children_that_die_at_their_birth_are_not_made_as_fast_as_they_can_be() {
     assert!(zygotes.birth_failed("", now, "none", now).is_empty());
 }
 
-/// The plugin hears that there is one, and has runs wait for its children.
-#[test]
-fn whether_the_children_of_another_zygote_live_is_found_out_at_once() {
+/// A domain that wants a child ahead, whose births have failed until the ninth nanosecond, and what keeps its zygote.
+fn after_failed_births() -> (Zygotes, impl Sized) {
     let mut zygotes = with_places(1);
-    let (mut domain, _theirs) = domain();
+    let (mut domain, theirs) = domain();
     domain.needs.ahead = 1;
     zygotes.domains.insert(String::new(), domain);
     for now in 1..=9 {
         zygotes.birth_failed("", now, "none", now);
     }
-    let lacks = |zygotes: &Zygotes| zygotes.lacking(u32::MAX, 9, |_| There::default()).is_some();
-    assert!(!lacks(&zygotes), "it waits");
+    assert!(!lacks_one(&zygotes), "it waits");
+    (zygotes, theirs)
+}
+
+/// Whether a child would be made now, in that nanosecond.
+fn lacks_one(zygotes: &Zygotes) -> bool {
+    zygotes.lacking(u32::MAX, 9, |_| There::default()).is_some()
+}
+
+/// The plugin hears that there is one, and has runs wait for its children.
+#[test]
+fn whether_the_children_of_another_zygote_live_is_found_out_at_once() {
+    let (mut zygotes, _theirs) = after_failed_births();
     let (next, _nexts) = zygote();
     let domain = zygotes.domains.get_mut("").unwrap();
     domain.next = Some(Zygote { number: 2, ..next });
     let mut events = Vec::new();
     domain.hear("", &mut Vec::new(), &mut events);
     assert!(matches!(words(&events)[..], [Word::Warm { zygote: 2, .. }]));
-    assert!(lacks(&zygotes));
+    assert!(lacks_one(&zygotes));
     assert!(zygotes.birth_failed("", 10, "none", 10).is_empty());
     let events = zygotes.birth_failed("", 11, "none", 11);
     assert!(matches!(words(&events)[..], [Word::Cold { .. }]));
@@ -361,18 +371,10 @@ fn whether_the_children_of_another_zygote_live_is_found_out_at_once() {
 /// Runs wait for its brothers then, and nothing wakes the launcher when a wait is over that was for a failure.
 #[test]
 fn when_a_child_lives_the_next_is_made_at_once() {
-    let mut zygotes = with_places(1);
-    let (mut domain, _theirs) = domain();
-    domain.needs.ahead = 1;
-    zygotes.domains.insert(String::new(), domain);
-    for now in 1..=9 {
-        zygotes.birth_failed("", now, "none", now);
-    }
-    let lacks = |zygotes: &Zygotes| zygotes.lacking(u32::MAX, 9, |_| There::default()).is_some();
-    assert!(!lacks(&zygotes), "it waits");
+    let (mut zygotes, _theirs) = after_failed_births();
     let events = zygotes.birth_succeeded("");
     assert!(matches!(words(&events)[..], [Word::Warm { zygote: 1, .. }]));
-    assert!(lacks(&zygotes));
+    assert!(lacks_one(&zygotes));
 }
 
 /// Children that wait are there still when the host has nothing left for others, and runs have them.
