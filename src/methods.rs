@@ -388,12 +388,17 @@ fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
             }
             // An unknown one is named already.
             Some(_) if !message.starts_with("unknown field") => {
-                let message = format!("{}: {}", &pointer[1..], in_words_of_json(message));
+                let message = format!("{}: {}", named(&pointer), in_words_of_json(message));
                 Error::params(pointer, message)
             }
             _ => Error::params(pointer, message),
         }
     })
+}
+
+/// As a message names a parameter: `limits/timeout_ms`.
+fn named(pointer: &str) -> &str {
+    pointer.trim_start_matches('/')
 }
 
 /// Text, or bytes as base64 (REQUIREMENTS R11).
@@ -409,7 +414,7 @@ fn decode(content: String, encoding: Option<Encoding>, pointer: &str) -> Result<
         Some(Encoding::Base64) => BASE64.decode(content).map_err(|error| {
             Error::params(
                 pointer,
-                format!("{} is not base64: {error}", pointer.trim_start_matches('/')),
+                format!("{} is not base64: {error}", named(pointer)),
             )
         }),
     }
@@ -520,7 +525,7 @@ fn object(raw: Option<Box<RawValue>>, pointer: &str) -> Result<Box<RawValue>, Er
         Some(raw) if raw.get().starts_with('{') => Ok(raw),
         Some(_) => Err(Error::params(
             pointer,
-            format!("{} must be an object", pointer.trim_start_matches('/')),
+            format!("{} must be an object", named(pointer)),
         )),
         None => {
             RawValue::from_string("{}".into()).map_err(|error| Error::Serialize(Arc::new(error)))
@@ -531,10 +536,7 @@ fn object(raw: Option<Box<RawValue>>, pointer: &str) -> Result<Box<RawValue>, Er
 /// `timeout_ms`: at least 1; more than the maximum is cut to it.
 fn timeout(ms: Option<u64>, pointer: &str) -> Result<Option<u64>, Error> {
     if ms == Some(0) {
-        let message = format!(
-            "{} must be at least 1 (millisecond)",
-            pointer.trim_start_matches('/')
-        );
+        let message = format!("{} must be at least 1 (millisecond)", named(pointer));
         return Err(Error::params(pointer, message));
     }
     Ok(ms)

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::operator::metrics;
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::Client;
@@ -557,12 +558,12 @@ fn a_run_that_waited_is_of_the_skill_that_was_decided_about() {
             .ask("run_code", json!({ "language": "python", "code": code }))
             .unwrap();
         eventually("a run goes on", PATIENCE, || {
-            numbers(&gateway).contains("skillgate_runs_in_flight 1")
+            metrics(&gateway).contains("skillgate_runs_in_flight 1")
         });
         let mut waits = gateway.client();
         waits.ask("execute_skill", executes.clone()).unwrap();
         eventually("another one waits", PATIENCE, || {
-            numbers(&gateway).contains("skillgate_run_queue_depth 1")
+            metrics(&gateway).contains("skillgate_run_queue_depth 1")
         });
         in_store(next);
         reload(&gateway, TAKEN);
@@ -580,9 +581,4 @@ fn a_run_that_waited_is_of_the_skill_that_was_decided_about() {
         }
     }
     gateway.stop();
-}
-
-fn numbers(gateway: &Gateway) -> String {
-    let mut operator = Client::open(&gateway.admin).unwrap();
-    operator.get("/metrics").unwrap().text()
 }
