@@ -378,6 +378,7 @@ pub fn serve(read: Read) -> Result<(), AppError> {
                 tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
                 tracing::warn!("second signal: ending without waiting");
                 // The sandbox's launcher sees its socket close and ends what runs; nothing that was acknowledged is lost.
+                telemetry::flush();
                 std::process::exit(130);
             });
         };

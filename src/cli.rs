@@ -34,6 +34,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::app::{PLUGIN_HOST, allow_all_files};
 use crate::config::{Config, ConfigErrors, Flags, Sources};
+use crate::telemetry;
 use failure::Failure;
 
 /// How a command ends (contract, section 1).
@@ -183,6 +184,8 @@ fn run(args: impl IntoIterator<Item = OsString>, out: &mut dyn Write, err: &mut 
                 .map_err(Failure::from)
         }
     };
+    // What was logged comes before what went wrong, and before the end.
+    telemetry::flush();
     let failure = match outcome {
         Ok(exit) => return exit,
         // Whoever read us has read enough: `skillgate skill list | head`.

@@ -425,6 +425,8 @@ pub struct Log {
     pub filter: String,
     /// How a line looks.
     pub format: LogFormat,
+    /// Of lines that wait until stderr takes them.
+    pub buffer_bytes: usize,
 }
 
 /// `log.format`

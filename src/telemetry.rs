@@ -1,14 +1,24 @@
 //! Logs (tracing to stderr, since stdout is data), metrics, traces and health.
 
 pub mod health;
+mod lines;
 pub mod metrics;
 pub mod trace;
 pub mod watch;
 
+use std::os::fd::AsFd as _;
+use std::sync::OnceLock;
+use std::time::Duration;
+
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::writer::MakeWriterExt;
 
 use crate::config::{Log, LogFormat};
+use lines::Lines;
+
+/// The log of the process.
+static LINES: OnceLock<Lines> = OnceLock::new();
+/// How long the end of the process waits for lines that nobody takes.
+const FLUSH_MAX: Duration = Duration::from_secs(1);
 
 /// Starts the log of the process, once.
 ///
@@ -18,16 +28,33 @@ pub fn start(log: &Log) -> Result<(), String> {
     let filter = EnvFilter::builder()
         .parse(&log.filter)
         .map_err(|error| format!("log.filter: {error}"))?;
-    let writer = std::io::stderr.with_max_level(tracing::Level::TRACE);
+    let cannot = |error: std::io::Error| format!("the log cannot be started: {error}");
+    let stderr = std::io::stderr().as_fd().try_clone_to_owned();
+    let stderr = stderr.map_err(cannot)?;
+    let lines = Lines::to(stderr, log.buffer_bytes).map_err(cannot)?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         // A line that cannot be written would be told of by `eprintln!`, which panics where stderr fails: a full disk under the
         // log, or a reader that has gone, would end whatever has something to say.
         .log_internal_errors(false)
-        .with_writer(writer);
+        .with_writer(lines.writer());
     let started = match log.format {
         LogFormat::Text => builder.with_ansi(false).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
-    started.map_err(|error| format!("the log cannot be started: {error}"))
+    started.map_err(|error| format!("the log cannot be started: {error}"))?;
+    LINES.get_or_init(|| lines);
+    Ok(())
+}
+
+/// Waits until what was logged is out, for a second at most. Before the process ends.
+pub fn flush() {
+    if let Some(lines) = LINES.get() {
+        lines.flush(FLUSH_MAX);
+    }
+}
+
+/// Lines that stderr did not take.
+pub fn lost_lines() -> u64 {
+    LINES.get().map_or(0, Lines::lost)
 }

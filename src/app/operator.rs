@@ -26,6 +26,7 @@ use crate::runs::Load;
 use crate::server;
 use crate::stack::Parts;
 use crate::telemetry::health::{Check, Health, State};
+use crate::telemetry::lost_lines;
 use crate::telemetry::metrics::{Metrics, Page};
 
 /// How long what is being answered may take when the gateway ends.
@@ -408,6 +409,12 @@ pub(super) fn sources(
             page.family(name, "counter", help);
             page.sample(&[], value as f64);
         }
+        page.family(
+            "skillgate_log_lost_lines_total",
+            "counter",
+            "Lines of the log that were dropped, since nobody took what was written to stderr, or that could not be written.",
+        );
+        page.sample(&[], lost_lines() as f64);
     });
 }
 

@@ -137,6 +137,7 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
                 "format",
                 &[("text", LogFormat::Text), ("json", LogFormat::Json)],
             ),
+            buffer_bytes: s.count("buffer_bytes", 4096..=1 << 30),
         }),
         secret_variables: SecretVariables::default(),
         file: None,

@@ -31,6 +31,7 @@ mod jwt;
 mod keys;
 mod limits;
 mod load;
+mod log;
 mod operator;
 mod ordinary_user;
 mod plugin_check;

@@ -154,12 +154,21 @@ config = {sandbox}
         self.start_as(self.command())
     }
 
-    pub(crate) fn start_as(&self, mut command: Command) -> Gateway {
-        let log = self.path().join("stderr.log");
+    pub(crate) fn start_as(&self, command: Command) -> Gateway {
+        let log = fs::File::create(self.log_file()).unwrap();
+        self.start_saying(command, log.into())
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.path().join("stderr.log")
+    }
+
+    /// The same, with its log elsewhere than where [`Gateway::log`] looks.
+    pub(crate) fn start_saying(&self, mut command: Command, log: Stdio) -> Gateway {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(fs::File::create(&log).unwrap())
+            .stderr(log)
             .spawn()
             .unwrap();
         let stdout = child.stdout.take().unwrap();
@@ -182,7 +191,7 @@ config = {sandbox}
             address: String::new(),
             admin: String::new(),
             launcher: None,
-            log,
+            log: self.log_file(),
         };
         match receive.recv_timeout(PATIENCE) {
             Ok(address) => {
