@@ -387,6 +387,15 @@ impl Catalog {
         self.0.store.get().await.map_err(Error::Store)
     }
 
+    /// Where a skill that was found lives by now.
+    async fn source_of(&self, tenant: &str, skill: &Skill) -> Result<Arc<StorageInstance>, Error> {
+        let source = self.source(skill.name()).await?;
+        if !std::ptr::eq(skill.store.as_ptr(), Arc::as_ptr(&source)) {
+            check_same(&source, tenant, skill).await?;
+        }
+        Ok(source)
+    }
+
     /// Forgets what was read: there is another store.
     pub fn forget(&self) {
         self.0.kept.forget();
@@ -396,9 +405,9 @@ impl Catalog {
     /// The text of SKILL.md, front matter included.
     ///
     /// # Errors
-    /// [`Error::Broken`], [`Error::Store`].
+    /// [`Error::Broken`], [`Error::Replaced`], [`Error::Store`].
     pub async fn skill_md(&self, tenant: &str, skill: &Skill) -> Result<String, Error> {
-        let source = self.source(skill.name()).await?;
+        let source = self.source_of(tenant, skill).await?;
         let bytes = self.fetch(&source, tenant, &skill.record, SKILL_MD).await?;
         String::from_utf8(bytes).map_err(|_| broken(&skill.record, "SKILL.md is not UTF-8"))
     }
@@ -406,7 +415,7 @@ impl Catalog {
     /// One file of a skill.
     ///
     /// # Errors
-    /// [`Error::FileNotFound`], [`Error::TooLarge`] beyond `bytes_max`, [`Error::Store`].
+    /// [`Error::FileNotFound`], [`Error::TooLarge`] beyond `bytes_max`, [`Error::Replaced`], [`Error::Store`].
     pub async fn read(
         &self,
         tenant: &str,
@@ -442,7 +451,7 @@ impl Catalog {
             );
             return Err(Error::TooLarge { message });
         }
-        let source = self.source(skill.name()).await?;
+        let source = self.source_of(tenant, skill).await?;
         self.fetch(&source, tenant, &skill.record, path.as_str())
             .await
     }
@@ -483,10 +492,7 @@ impl Catalog {
         if let Some(dir) = self.0.trees.open(skill) {
             return Ok(Source::Fd(dir));
         }
-        let source = self.source(skill.name()).await?;
-        if !std::ptr::eq(skill.store.as_ptr(), Arc::as_ptr(&source)) {
-            check_same(&source, tenant, skill).await?;
-        }
+        let source = self.source_of(tenant, skill).await?;
         match source
             .skill_tree(tenant, skill.name(), skill.version())
             .await

@@ -80,7 +80,7 @@ pub enum Error {
     },
     /// There is another store since the call was decided, and it has something else there.
     #[error(
-        "the skill store was exchanged while this call waited, and {name} {version} is not the same in the new one: nothing was run, call again"
+        "the skill store was exchanged while this call waited, and {name} {version} is not the same in the new one: nothing was done, call again"
     )]
     Replaced {
         /// Which.

@@ -46,6 +46,7 @@ mod swap;
 mod tunnels;
 mod unread;
 mod versions;
+mod waited;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -19,7 +19,7 @@ use crate::{alone, count, unread};
 const PATIENCE: Duration = Duration::from_secs(30);
 const CLIENTS: u64 = 3;
 
-const TAKEN: &str = "reloaded: ";
+pub(crate) const TAKEN: &str = "reloaded: ";
 const REFUSED: &str = "reload refused";
 
 /// The bundled plugins as a vendor's: files of their own, named by their paths.
@@ -87,7 +87,7 @@ impl<'a> Vendor<'a> {
 }
 
 /// Asks for a reload and waits until the log says how it went.
-fn reload(gateway: &Gateway, outcome: &str) {
+pub(crate) fn reload(gateway: &Gateway, outcome: &str) {
     let before = gateway.log().matches(outcome).count();
     gateway.signal("HUP");
     eventually(outcome, PATIENCE, || {
