@@ -10,10 +10,12 @@
 #[cfg(test)]
 mod tests;
 
+use std::any::Any;
 use std::collections::hash_map::DefaultHasher;
 use std::fmt;
 use std::hash::{Hash as _, Hasher as _};
 use std::os::unix::fs::MetadataExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -212,7 +214,10 @@ impl Reload {
     /// # Errors
     /// What was wrong; what was in force before still is.
     pub fn now(&self) -> Result<(), String> {
-        let result = self.take(&mut lock(&self.0.state));
+        let known = &mut *lock(&self.0.state);
+        // It is refused like any other: a mistake of ours must not pass for a reload that nobody asked for.
+        let taken = catch_unwind(AssertUnwindSafe(|| self.take(known)));
+        let result = taken.unwrap_or_else(|panic| Err(panicked(&*panic)));
         let error = result.as_ref().err().cloned();
         let mut status = lock(&self.0.report.0);
         status.at = Some(SystemTime::now());
@@ -296,7 +301,7 @@ impl Reload {
         }
     }
 
-    /// `None` when the work has panicked: then nothing, or everything, of it has happened.
+    /// `None` when the work has panicked.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Reload) -> T + Send + 'static,
@@ -307,6 +312,14 @@ impl Reload {
             .inspect_err(|error| tracing::error!(%error, "a reload ended early"))
             .ok()
     }
+}
+
+/// The log has the place, as of every panic.
+fn panicked(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    let text = text.unwrap_or("no message");
+    format!("it ended in a panic, a mistake of this program that should be reported: {text}")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

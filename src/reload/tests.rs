@@ -96,6 +96,32 @@ fn all_of_a_change_or_nothing_of_it() {
     assert_eq!((status.taken, status.refused, status.error), (1, 1, None));
 }
 
+/// A mistake of ours.
+struct Panics;
+
+impl Part for Panics {
+    fn name(&self) -> &'static str {
+        "panics"
+    }
+    fn prepare(&self, _: &Config) -> Result<Install, String> {
+        panic!("at the first look");
+    }
+    fn watched(_: &Config) -> Vec<PathBuf> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn a_reload_that_panics_is_refused_and_said() {
+    let reload = started(Box::new(|| Ok(config())), vec![Box::new(Panics)]);
+    let why = reload.now().unwrap_err();
+    assert!(why.contains("at the first look"), "{why}");
+    let status = reload.report().status();
+    assert_eq!((status.taken, status.refused), (0, 1));
+    assert_eq!(status.error, Some(why));
+    assert!(matches!(reload.report().state(), State::Impaired(_)));
+}
+
 #[test]
 fn a_broken_configuration_is_refused() {
     let read = || {
