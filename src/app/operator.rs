@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -121,7 +121,10 @@ pub(super) fn health(
             let asked = async move { instance.health().await };
             of_store.clone().said("storage", asked).boxed()
         }
-        Err(state) => std::future::ready(state).boxed(),
+        Err(state) => {
+            of_store.forget("storage");
+            std::future::ready(state).boxed()
+        }
     });
     let (of_runs, current) = (numbers.clone(), sandbox.downgrade());
     let runs: Check = Arc::new(move || match in_force(&current) {
@@ -129,7 +132,10 @@ pub(super) fn health(
             let asked = async move { instance.health().await };
             of_runs.clone().said("sandbox", asked).boxed()
         }
-        Err(state) => std::future::ready(state).boxed(),
+        Err(state) => {
+            of_runs.forget("sandbox");
+            std::future::ready(state).boxed()
+        }
     });
     let policy = policy.clone();
     let decides: Check = Arc::new(move || std::future::ready(rules(&policy)).boxed());
@@ -256,26 +262,30 @@ impl Numbers {
         plugin: &'static str,
         asked: impl Future<Output = model::Result<Said>> + Send,
     ) -> State {
-        let said = asked.await;
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let said = match said {
+        // What it said before looks as good as new in a metric, and it may not answer for long.
+        self.forget(plugin);
+        let said = match asked.await {
             Ok(said) => said,
-            Err(error) => {
-                // What it said before looks as good as new in a metric.
-                all.remove(plugin);
-                return State::Failed(error.message);
-            }
+            Err(error) => return State::Failed(error.message),
         };
         // A plugin that says something else than numbers shows none.
         let numbers: BTreeMap<String, f64> =
             serde_json::from_str(&said.metrics_json).unwrap_or_default();
         let numbers = numbers.into_iter().take(NUMBERS_MAX).collect();
-        all.insert(plugin, numbers);
+        self.all().insert(plugin, numbers);
         match said.state {
             abi::HEALTH_OK => State::Well(said.message),
             abi::HEALTH_DEGRADED => State::Impaired(said.message),
             _ => State::Failed(said.message),
         }
+    }
+
+    fn all(&self) -> MutexGuard<'_, BTreeMap<&'static str, BTreeMap<String, f64>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget(&self, plugin: &'static str) {
+        self.all().remove(plugin);
     }
 
     fn write(&self, page: &mut Page) {
@@ -284,7 +294,7 @@ impl Numbers {
             "gauge",
             "What the plugins say of themselves, by their own names.",
         );
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.all();
         for (plugin, numbers) in all.iter() {
             for (name, value) in numbers {
                 page.sample(&[("plugin", plugin), ("name", name)], *value);
@@ -497,6 +507,7 @@ pub(super) fn issuers(metrics: &Metrics, authenticator: Authenticator) {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
     use skillgate_plugin_sdk::abi;
     use skillgate_plugin_sdk::model::{Error, Health};
 
@@ -526,6 +537,11 @@ mod tests {
         assert_eq!(ask("storage", gone).await, State::Failed("it hangs".into()));
         assert!(!shown(r#"plugin="storage""#) && !shown("skillgate_blob_store_bytes"));
         assert!(shown(r#"{plugin="shelf",name="free_bytes"} 7"#));
+
+        // Nor one that does not answer, of which the health is not told.
+        let hangs = numbers.clone().said("shelf", std::future::pending());
+        assert!(hangs.now_or_never().is_none());
+        assert!(!shown(r#"plugin="shelf""#));
     }
 
     #[test]
