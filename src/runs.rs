@@ -41,7 +41,7 @@ use ending::Ending;
 use permits::{InUse, Permits};
 use queue::Queue;
 use services::Services;
-use watch::Watch;
+use watch::{Wait, Watch};
 
 /// Largest `output` in an answer, in bytes of compact UTF-8 JSON (specification, REQUIREMENTS E4).
 pub const OUTPUT_BYTES_MAX: usize = 4096;
@@ -289,12 +289,16 @@ impl Runs {
 
     async fn run_now(&self, job: Job) -> Result<Answer, Error> {
         let caller = &job.caller;
-        let waits = Instant::now();
-        let turn = self
-            .queue
-            .turn(caller.tenant(), &caller.subject().id)
-            .await?;
-        self.metrics.run_waited(waits.elapsed());
+        let wait = Wait::new(self.metrics.clone());
+        let turn = match self.queue.turn(caller.tenant(), &caller.subject().id).await {
+            Ok(turn) => turn,
+            Err(error) => {
+                // Most of those that are refused have not waited.
+                wait.uncounted();
+                return Err(error);
+            }
+        };
+        drop(wait);
         let mut watch = Watch::new(self.metrics.clone(), &job.program);
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let label = label(&job.program);

@@ -51,6 +51,9 @@ const ERROR_TYPES: [&str; 21] = [
     "PermissionError",
 ];
 
+/// `status` of a run of which nothing was executed.
+pub const NOT_STARTED: &str = "not_started";
+
 /// A word that is not known beforehand.
 const OTHER: &str = "other";
 
@@ -115,7 +118,7 @@ impl Default for Inner {
             ),
             run_queue_duration: Family::with(
                 "skillgate_run_queue_seconds",
-                "Time that runs have waited for a place.",
+                "Time that runs have waited for a place, also those whose callers left before they had one.",
                 [],
                 RUN_SECONDS,
             ),
@@ -210,10 +213,13 @@ impl Metrics {
     ) {
         let error = error.map_or("", |error| word(&ERROR_TYPES, error));
         self.0.runs.at([kind, status, error], Count::add);
-        self.0.run_duration.at([], |times| times.add(took));
+        // One that was not started took no time: it would make all of them look quicker.
+        if status != NOT_STARTED {
+            self.0.run_duration.at([], |times| times.add(took));
+        }
     }
 
-    /// A run has its place.
+    /// A run has its place, or waits for none any more.
     pub fn run_waited(&self, took: Duration) {
         self.0.run_queue_duration.at([], |times| times.add(took));
     }
@@ -548,6 +554,20 @@ mod tests {
         let page = metrics.page().into_text();
         assert!(!page.contains("m7") && !page.contains("MyError"), "{page}");
         assert!(page.contains(r#"error_type="other"} 1000"#), "{page}");
+    }
+
+    #[test]
+    fn a_run_that_was_not_started_took_no_time() {
+        let metrics = Metrics::default();
+        metrics.run_ended("code", "not_started", None, Duration::ZERO);
+        metrics.run_ended("code", "cancelled", None, Duration::from_secs(1));
+        let page = metrics.page().into_text();
+        for line in [
+            r#"skillgate_runs_total{kind="code",status="not_started",error_type=""} 1"#,
+            "skillgate_run_duration_seconds_count 1",
+        ] {
+            assert!(page.lines().any(|have| have == line), "{line}: {page}");
+        }
     }
 
     #[test]

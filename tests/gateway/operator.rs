@@ -196,6 +196,37 @@ fn what_happened_is_counted() {
     gateway.stop();
 }
 
+/// Those that are given up have waited the longest.
+#[test]
+fn who_leaves_the_queue_has_waited_too() {
+    let house = House::new(Settings {
+        runs: "max_concurrent = 1\nmax_queued = 1",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let shows = |line: &str| {
+        eventually(line, Duration::from_secs(20), || {
+            metrics(&gateway).lines().any(|have| have == line)
+        });
+    };
+    let code = "import time\ndef main(args):\n    time.sleep(1000)\n";
+    let params = json!({ "language": "python", "code": code });
+    let mut holds = gateway.client();
+    holds.ask("run_code", params.clone()).unwrap();
+    shows("skillgate_runs_in_flight 1");
+    let mut waits = gateway.client();
+    waits.ask("run_code", params.clone()).unwrap();
+    shows("skillgate_run_queue_depth 1");
+    // Who is refused at once has not waited.
+    let full = gateway.client().call("run_code", params).unwrap();
+    assert_eq!(full["error"]["data"]["kind"], "unavailable", "{full}");
+    waits.hang_up();
+    shows("skillgate_run_queue_depth 0");
+    shows("skillgate_run_queue_seconds_count 2");
+    holds.hang_up();
+    gateway.stop();
+}
+
 #[test]
 fn nothing_of_it_is_public() {
     let house = House::new(Settings::default());
