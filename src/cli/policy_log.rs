@@ -1,5 +1,6 @@
 //! `skillgate policy explain` and `simulate`: what the audit log says of decisions, asked again.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -126,8 +127,10 @@ pub(super) fn explain(args: &ExplainArgs, out: &mut dyn Write) -> Result<Exit, F
                 None => writeln!(out, "  cannot be asked: the record has no input")?,
                 Some((opinion, guards)) => {
                     print_again(record, &opinion, &guards, out)?;
-                    for reason in &opinion.reasons {
-                        let code = reason["code"].as_str().unwrap_or_default();
+                    let reasons = opinion.reasons.iter();
+                    // One may be given for each of several hosts.
+                    let codes: BTreeSet<_> = reasons.filter_map(|it| it["code"].as_str()).collect();
+                    for code in codes {
                         for place in candidate.places(code) {
                             writeln!(out, "  {} is said by {}", plain(code), plain(&place))?;
                         }

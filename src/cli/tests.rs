@@ -498,3 +498,27 @@ fn a_replay_says_what_it_could_not_read() {
         (&json!(4), &json!(1))
     );
 }
+
+#[test]
+fn where_a_reason_is_said_is_told_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (log, rules) = (dir.path().join("audit.jsonl"), dir.path().join("rules"));
+    let record = r#"{"kind":"decision","decision_id":"dec_1","input":{},"result":{"allow":false}}"#;
+    std::fs::write(&log, format!("{record}\n")).unwrap();
+    std::fs::create_dir(&rules).unwrap();
+    // Of two hosts that are not granted, for example.
+    let source = "package skills.authz\n\ncode := \"custom.host\"\n\n\
+        decision := {\"allow\": false, \"reasons\": [{\"code\": code, \"message\": m} | some m in [\"a\", \"b\"]]}\n";
+    std::fs::write(rules.join("rules.rego"), source).unwrap();
+    let args = [
+        "policy",
+        "explain",
+        "dec_1",
+        text(&rules),
+        "--audit",
+        text(&log),
+    ];
+    let (exit, out, err) = skillgate(&args);
+    assert_eq!(exit, Exit::Fine, "{err}");
+    assert_eq!(out.matches("custom.host is said by").count(), 1, "{out}");
+}
