@@ -6,7 +6,10 @@ use skillgate_plugin_sdk::{abi, model};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Missing, hidden or another tenant's: the same words for all.
-    #[error("there is no skill {name:?}; list_skills shows what there is")]
+    #[error(
+        "there is no skill {name:?}{}; list_skills shows what there is",
+        apart(name)
+    )]
     SkillNotFound {
         /// As asked for, cut.
         name: String,
@@ -103,5 +106,29 @@ impl Error {
             }
             _ => false,
         }
+    }
+}
+
+/// What whoever writes a version behind a name should write instead: `mount_skills` takes them together, and nothing else.
+fn apart(name: &str) -> String {
+    name.split_once('@')
+        .map_or_else(String::new, |(name, version)| {
+            format!(": a version is a parameter of its own, name {name:?} and version {version:?}")
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Error;
+
+    #[test]
+    fn a_name_with_a_version_is_told_where_the_version_goes() {
+        let said = |name: &str| Error::SkillNotFound { name: name.into() }.to_string();
+        let plain = "there is no skill \"csv.stats\"; list_skills shows what there is";
+        assert_eq!(said("csv.stats"), plain);
+        assert_eq!(
+            said("csv.stats@0.1.0"),
+            "there is no skill \"csv.stats@0.1.0\": a version is a parameter of its own, name \"csv.stats\" and version \"0.1.0\"; list_skills shows what there is"
+        );
     }
 }
