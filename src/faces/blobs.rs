@@ -137,8 +137,11 @@ impl Transfer {
         let size = stat.size_bytes;
         let trace = traced(&request);
         let etag = format!("\"{}\"", stat.sha256);
+        let is_known = is_known(request.headers(), &etag);
         let range = range(request.method(), request.headers(), &etag, size);
         let (offset, len) = match range {
+            // Nothing of it is sent.
+            _ if is_known => (0, 0),
             Ok(Some(part)) => part,
             Ok(None) => (0, size),
             Err(Unsatisfiable) => (0, 0),
@@ -152,6 +155,14 @@ impl Transfer {
                 blob_transfer::download(self.rooms.clone(), caller, stat, offset, len),
             )
             .await?;
+        if is_known {
+            let mut response = Response::new(full(""));
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            if let Ok(etag) = HeaderValue::from_str(&etag) {
+                response.headers_mut().insert(header::ETAG, etag);
+            }
+            return Ok(response);
+        }
         // After the decision: that a range is beyond the end says how long the blob is.
         let Ok(range) = range else {
             let mut refusal = Refusal::new(
@@ -264,6 +275,19 @@ fn streamed(download: Download, place: Slot) -> Body {
         }
     });
     StreamBody::new(pieces).boxed_unsync()
+}
+
+/// Whether the client has it already (`If-None-Match`, RFC 9110 section 13.1.2). A blob is there, so `*` is it.
+fn is_known(headers: &HeaderMap, etag: &str) -> bool {
+    let all = headers.get_all(header::IF_NONE_MATCH).iter();
+    // Our tag has no comma in it.
+    let mut tags = all
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','));
+    tags.any(|tag| {
+        let tag = tag.trim();
+        tag == "*" || tag.strip_prefix("W/").unwrap_or(tag) == etag
+    })
 }
 
 /// A range that lies outside the blob.
