@@ -303,31 +303,30 @@ impl Runs {
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let label = label(&job.program);
         let mut ending = Ending::new(self.audit.clone(), self.drain.enter(), &job, &run_id);
-        let (_in_use, granted, gate, request) = match self.prepare(&job, &run_id).await {
+        // For the operator, who can do more about a secret that is not there than the caller.
+        let say_why_not = |error: &Error| {
+            let decision_id = &job.permit.decision_id;
+            tracing::warn!(run_id, what = label, decision_id, %error, "run not started");
+        };
+        let ready = async {
+            let prepared = self.prepare(&job, &run_id).await?;
+            // Kept until the run has ended: calls may go to another one by then.
+            let sandbox = self.sandbox.get().await.map_err(Error::Sandbox)?;
+            let (_, _, gate, _) = &prepared;
+            if gate.is_some() && sandbox.caps().egress & abi::EGRESS_GATE_LISTENER == 0 {
+                return Err(Error::NoGate);
+            }
+            Ok((prepared, sandbox))
+        };
+        let ((_in_use, granted, gate, request), sandbox) = match ready.await {
             Ok(ready) => ready,
             Err(error) => {
-                // For the operator, who can do more about a secret that is not there than the caller.
-                let decision_id = &job.permit.decision_id;
-                tracing::warn!(run_id, what = label, decision_id, %error, "run not started");
+                say_why_not(&error);
                 watch.not_started();
                 ending.not_started().await;
                 return Err(error);
             }
         };
-        // Kept until the run has ended: calls may go to another one by then.
-        let sandbox = match self.sandbox.get().await {
-            Ok(sandbox) => sandbox,
-            Err(error) => {
-                watch.not_started();
-                ending.not_started().await;
-                return Err(Error::Sandbox(error));
-            }
-        };
-        if gate.is_some() && sandbox.caps().egress & abi::EGRESS_GATE_LISTENER == 0 {
-            watch.not_started();
-            ending.not_started().await;
-            return Err(Error::NoGate);
-        }
         let wall = Duration::from_millis(request.limits.wall_ms);
         let services = Arc::new(Services::new(
             self.blobs.within(job.permit.max_blob_bytes),
@@ -355,9 +354,11 @@ impl Runs {
         let ended = match outcome {
             Ok(Ok(result)) => Ok(result),
             Ok(Err(error)) if error.not_executed => {
+                let error = Error::Sandbox(error);
+                say_why_not(&error);
                 watch.not_started();
                 ending.not_started().await;
-                return Err(Error::Sandbox(error));
+                return Err(error);
             }
             Ok(Err(error)) => Err(sandbox_failure(&run_id, &error, &services)),
             Err(_) => {

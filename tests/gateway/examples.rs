@@ -89,11 +89,14 @@ fn a_sandbox_without_a_gate_is_not_given_a_run_that_has_network() {
     assert_eq!(error["data"]["kind"], "unavailable", "{answer}");
     let said = error["message"].as_str().unwrap();
     assert!(said.contains("needs no network"), "{answer}");
+    let not_started = || gateway.log().matches("run not started").count();
+    assert_eq!(not_started(), 1, "{}", gateway.log());
     // Without network it gets as far as the sandbox.
     let params = json!({ "language": "python", "code": "def main(args):\n    return 1\n" });
     let answer = gateway.client().call("run_code", params).unwrap();
     let kind = &answer["error"]["data"]["kind"];
     assert_eq!(kind, "language_unsupported", "{answer}");
+    assert_eq!(not_started(), 2, "{}", gateway.log());
     gateway.stop();
 }
 
