@@ -1,18 +1,19 @@
 //! The operator's listener, and what it shows of the parts: their health, and the numbers that they keep themselves.
 
-use std::collections::BTreeMap;
+mod said;
+
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use skillgate_plugin_host::{CallCounts, Current, SandboxInstance, StorageInstance, WeakCurrent};
 use skillgate_plugin_sdk::abi;
-use skillgate_plugin_sdk::model::{self, Health as Said};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+use self::said::{Asker, Numbers, address};
 use super::AppError;
 use crate::admin::{self, Admin};
 use crate::audit::Audit;
@@ -27,7 +28,7 @@ use crate::server;
 use crate::stack::Parts;
 use crate::telemetry::health::{Check, Health, State};
 use crate::telemetry::lost_lines;
-use crate::telemetry::metrics::{Metrics, Page};
+use crate::telemetry::metrics::Metrics;
 
 /// How long what is being answered may take when the gateway ends.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -108,17 +109,19 @@ pub(super) fn health(
 ) -> Health {
     let numbers = Numbers::default();
     let (of_shelf, instance) = (numbers.clone(), Arc::downgrade(shelf));
+    let asker = Asker::default();
     let shelved: Check = Arc::new(move || match instance.upgrade() {
         Some(instance) => {
-            let asked = async move { instance.health().await };
+            let asked = asker.ask(address(&instance), async move { instance.health().await });
             of_shelf.clone().said("shelf", asked).boxed()
         }
         None => std::future::ready(ended()).boxed(),
     });
     let (of_store, current) = (numbers.clone(), storage.downgrade());
+    let asker = Asker::default();
     let stores: Check = Arc::new(move || match in_force(&current) {
         Ok(instance) => {
-            let asked = async move { instance.health().await };
+            let asked = asker.ask(address(&instance), async move { instance.health().await });
             of_store.clone().said("storage", asked).boxed()
         }
         Err(state) => {
@@ -127,9 +130,10 @@ pub(super) fn health(
         }
     });
     let (of_runs, current) = (numbers.clone(), sandbox.downgrade());
+    let asker = Asker::default();
     let runs: Check = Arc::new(move || match in_force(&current) {
         Ok(instance) => {
-            let asked = async move { instance.health().await };
+            let asked = asker.ask(address(&instance), async move { instance.health().await });
             of_runs.clone().said("sandbox", asked).boxed()
         }
         Err(state) => {
@@ -244,70 +248,6 @@ impl Ledger for CountedConnections {
 
     fn can_keep(&self) -> bool {
         self.audit.can_keep()
-    }
-}
-
-/// What the plugins said last of themselves: `{"name": number}` of each.
-#[derive(Debug, Clone, Default)]
-struct Numbers(Arc<Mutex<BTreeMap<&'static str, BTreeMap<String, f64>>>>);
-
-/// The number of a store that has a name of its own: the contract says so (`skg_health.metrics_json`).
-const BLOB_BYTES: &str = "blob_bytes";
-/// Numbers of one plugin that are shown.
-const NUMBERS_MAX: usize = 64;
-
-impl Numbers {
-    async fn said(
-        self,
-        plugin: &'static str,
-        asked: impl Future<Output = model::Result<Said>> + Send,
-    ) -> State {
-        // What it said before looks as good as new in a metric, and it may not answer for long.
-        self.forget(plugin);
-        let said = match asked.await {
-            Ok(said) => said,
-            Err(error) => return State::Failed(error.message),
-        };
-        // A plugin that says something else than numbers shows none.
-        let numbers: BTreeMap<String, f64> =
-            serde_json::from_str(&said.metrics_json).unwrap_or_default();
-        let numbers = numbers.into_iter().take(NUMBERS_MAX).collect();
-        self.all().insert(plugin, numbers);
-        match said.state {
-            abi::HEALTH_OK => State::Well(said.message),
-            abi::HEALTH_DEGRADED => State::Impaired(said.message),
-            _ => State::Failed(said.message),
-        }
-    }
-
-    fn all(&self) -> MutexGuard<'_, BTreeMap<&'static str, BTreeMap<String, f64>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn forget(&self, plugin: &'static str) {
-        self.all().remove(plugin);
-    }
-
-    fn write(&self, page: &mut Page) {
-        page.family(
-            "skillgate_plugin_value",
-            "gauge",
-            "What the plugins say of themselves, by their own names.",
-        );
-        let all = self.all();
-        for (plugin, numbers) in all.iter() {
-            for (name, value) in numbers {
-                page.sample(&[("plugin", plugin), ("name", name)], *value);
-            }
-        }
-        if let Some(bytes) = all.get("storage").and_then(|said| said.get(BLOB_BYTES)) {
-            page.family(
-                "skillgate_blob_store_bytes",
-                "gauge",
-                "Bytes of the blobs in the store, as it has counted them last.",
-            );
-            page.sample(&[], *bytes);
-        }
     }
 }
 
@@ -507,42 +447,7 @@ pub(super) fn issuers(metrics: &Metrics, authenticator: Authenticator) {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::FutureExt;
-    use skillgate_plugin_sdk::abi;
-    use skillgate_plugin_sdk::model::{Error, Health};
-
-    use super::{IssuerState, Metrics, Numbers, State, of_keys};
-
-    #[tokio::test]
-    async fn a_plugin_that_cannot_say_how_it_is_has_no_numbers() {
-        let (metrics, numbers) = (Metrics::default(), Numbers::default());
-        let of_all = numbers.clone();
-        metrics.add_source(move |page| of_all.write(page));
-        let ask = |plugin, answer: Result<Health, Error>| {
-            let numbers = numbers.clone();
-            async move { numbers.said(plugin, std::future::ready(answer)).await }
-        };
-        let well = || {
-            Ok(Health {
-                metrics_json: r#"{"free_bytes":7,"blob_bytes":9}"#.into(),
-                ..Health::default()
-            })
-        };
-        let shown = |sample: &str| metrics.page().into_text().contains(sample);
-        ask("storage", well()).await;
-        ask("shelf", well()).await;
-        assert!(shown(r#"{plugin="storage",name="free_bytes"} 7"#));
-        assert!(shown("skillgate_blob_store_bytes 9"));
-        let gone = Err(Error::new(abi::E_UNAVAILABLE, "it hangs"));
-        assert_eq!(ask("storage", gone).await, State::Failed("it hangs".into()));
-        assert!(!shown(r#"plugin="storage""#) && !shown("skillgate_blob_store_bytes"));
-        assert!(shown(r#"{plugin="shelf",name="free_bytes"} 7"#));
-
-        // Nor one that does not answer, of which the health is not told.
-        let hangs = numbers.clone().said("shelf", std::future::pending());
-        assert!(hangs.now_or_never().is_none());
-        assert!(!shown(r#"plugin="shelf""#));
-    }
+    use super::{IssuerState, State, of_keys};
 
     #[test]
     fn an_issuer_that_does_not_answer_is_shown_while_its_keys_are_good() {
