@@ -49,8 +49,8 @@ fn a_read_that_waited_is_of_the_skill_that_was_decided_about() {
     publish("y");
     exchange("store");
 
-    let mut asked = 0;
-    for (next, is_same) in [("same", true), ("other", false), ("none", false)] {
+    let stores = [("same", true), ("other", false), ("none", false)];
+    for (asked, (next, is_same)) in (1..).zip(stores) {
         let mut unread = gateway.client();
         let params = json!({ "blob_id": blob, "mode": "full", "max_bytes": 12 * MIB });
         unread.ask("read_blob", params).unwrap();
@@ -65,7 +65,6 @@ fn a_read_that_waited_is_of_the_skill_that_was_decided_about() {
                 json!({ "name": "user.x", "detail": "full" }),
             ),
         ];
-        asked += 1;
         let wait = reads.map(|(method, params)| {
             let mut waits = gateway.client();
             waits.ask(method, params).unwrap();
