@@ -1,8 +1,10 @@
 //! Whose file it is: who can change it, and who has signed it.
 
+use std::ffi::OsString;
+use std::fs::Metadata;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use minisign_verify::{PublicKey, Signature};
 
@@ -14,34 +16,82 @@ const SIGNATURE_BYTES_MAX: u64 = 4096;
 const COMMENT: &str = "skillgate-plugin";
 /// Permission bits that let others write.
 const OTHERS_WRITE: u32 = 0o022;
+/// In a directory: only who owns a name in it, or it, may take the name away or give it to something else.
+const STICKY: u32 = 0o1000;
+/// Symbolic links on the way to one file, as many as the kernel follows.
+const LINKS_MAX: usize = 40;
 const ROOT: u32 = 0;
 
-/// Refuses a file that others can change, or replace through its directory: the one it is in, and where the path is a
-/// symbolic link, the one that the link is in. Whoever owns one of them can, whatever its mode says.
+/// Refuses a file that others can change, or replace by another under its name: in the directory that it is in, in one above
+/// that, or on the way of a symbolic link. Whoever owns one of them can, whatever its mode says.
 pub(crate) fn guarded(path: &Path) -> Result<(), Refusal> {
     let path = std::path::absolute(path).map_err(Refusal::Unreadable)?;
-    let real = path.canonicalize().map_err(Refusal::Unreadable)?;
-    let directory = |path: &Path| path.parent().map(Path::to_owned);
-    let looked = [Some(real.clone()), directory(&real), directory(&path)];
-    // SAFETY: asks for a number; it cannot fail.
-    let this_user = unsafe { libc::geteuid() };
-    for what in looked.into_iter().flatten() {
-        let found = what.metadata().map_err(Refusal::Unreadable)?;
-        let mode = found.mode() & 0o7777;
-        if mode & OTHERS_WRITE != 0 {
-            return Err(Refusal::Writable { what, mode });
+    let (mut here, mut todo, mut links) = (PathBuf::from("/"), names(&path), 0);
+    while let Some(name) = todo.pop() {
+        if name == ".." {
+            // `here` is no link.
+            here.pop();
+            continue;
         }
-        // Root can change it whoever it belongs to.
-        let owner = found.uid();
-        if owner != ROOT && owner != this_user {
-            return Err(Refusal::Owner {
-                what,
-                owner,
-                this_user,
-            });
+        let entry = here.join(name);
+        let found = entry.symlink_metadata().map_err(Refusal::Unreadable)?;
+        let above = here.metadata().map_err(Refusal::Unreadable)?;
+        // In a sticky directory, as /tmp is, a name is its owner's. The one that the file, or a link to it, is in is nobody
+        // else's to write to all the same.
+        if above.mode() & STICKY != 0 && !todo.is_empty() {
+            of_trusted(&here, &above)?;
+            of_trusted(&entry, &found)?;
+        } else {
+            unchangeable(&here, &above)?;
         }
+        if !found.is_symlink() {
+            here = entry;
+            continue;
+        }
+        links += 1;
+        if links > LINKS_MAX {
+            let endless = std::io::Error::from_raw_os_error(libc::ELOOP);
+            return Err(Refusal::Unreadable(endless));
+        }
+        let target = entry.read_link().map_err(Refusal::Unreadable)?;
+        if target.is_absolute() {
+            here = PathBuf::from("/");
+        }
+        todo.extend(names(&target));
     }
-    Ok(())
+    unchangeable(&here, &here.metadata().map_err(Refusal::Unreadable)?)
+}
+
+/// The names in a path, the last one first.
+fn names(path: &Path) -> Vec<OsString> {
+    let names = path.components().rev().filter_map(|part| match part {
+        Component::Normal(_) | Component::ParentDir => Some(part.as_os_str().to_owned()),
+        Component::Prefix(_) | Component::RootDir | Component::CurDir => None,
+    });
+    names.collect()
+}
+
+fn unchangeable(what: &Path, found: &Metadata) -> Result<(), Refusal> {
+    let mode = found.mode() & 0o7777;
+    if mode & OTHERS_WRITE != 0 {
+        let what = what.to_owned();
+        return Err(Refusal::Writable { what, mode });
+    }
+    of_trusted(what, found)
+}
+
+/// Root can change it whoever it belongs to.
+fn of_trusted(what: &Path, found: &Metadata) -> Result<(), Refusal> {
+    // SAFETY: asks for a number; it cannot fail.
+    let (owner, this_user) = (found.uid(), unsafe { libc::geteuid() });
+    if owner == ROOT || owner == this_user {
+        return Ok(());
+    }
+    Err(Refusal::Owner {
+        what: what.to_owned(),
+        owner,
+        this_user,
+    })
 }
 
 /// Checks `<path>.minisig` against the bytes and the key. Answers with its trusted comment, which is signed too.

@@ -257,6 +257,46 @@ fn a_file_that_others_can_change() {
     assert!(refusal(&link, &guarded).contains("mode 0770"));
 }
 
+#[test]
+fn a_way_to_the_file_that_others_can_change() {
+    let root = tempfile::tempdir().unwrap();
+    let root = root.path().canonicalize().unwrap();
+    let made = |path: &str| {
+        let path = root.join(path);
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    };
+    let (above, dir, links) = (made("above"), made("above/dir"), made("links"));
+    let file = probe(&dir, "plugin", &[]);
+    // Through a link that is neither the last name nor in the directory that is named last.
+    std::os::unix::fs::symlink("../above/dir/../dir", links.join("through")).unwrap();
+    let linked = links.join("through/plugin.so");
+    let guarded = Pin {
+        guarded: true,
+        ..Pin::default()
+    };
+    let mode = |path: &Path, bits| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(bits)).unwrap();
+    };
+    Plugin::load(&file, &guarded).unwrap();
+    Plugin::load(&linked, &guarded).unwrap();
+    for (way, changed) in [(&file, &above), (&linked, &above), (&linked, &links)] {
+        for bits in [0o770, 0o707] {
+            mode(changed, bits);
+            let text = refusal(way, &guarded);
+            let expected = format!("{} can be written", changed.display());
+            assert!(text.contains(&expected), "{text}");
+        }
+        // As /tmp is: nobody but its owner exchanges what is in it.
+        mode(changed, 0o1777);
+        Plugin::load(way, &guarded).unwrap();
+        mode(changed, 0o700);
+    }
+    let endless = root.join("endless");
+    std::os::unix::fs::symlink("endless", &endless).unwrap();
+    assert!(refusal(&endless, &guarded).contains("cannot be read"));
+}
+
 /// Only root can give a file away.
 #[test]
 fn a_file_that_belongs_to_another_user() {
@@ -265,12 +305,14 @@ fn a_file_that_belongs_to_another_user() {
     if dir.path().metadata().unwrap().uid() != 0 {
         return;
     }
-    let file = probe(dir.path(), "owned", &[]);
+    let inner = dir.path().join("inner");
+    std::fs::create_dir(&inner).unwrap();
+    let file = probe(&inner, "owned", &[]);
     let guarded = Pin {
         guarded: true,
         ..Pin::default()
     };
-    for whose in [file.as_path(), dir.path()] {
+    for whose in [file.as_path(), &inner, dir.path()] {
         chown(whose, Some(OTHER), None).unwrap();
         let text = refusal(&file, &guarded);
         let whose = whose.canonicalize().unwrap();
