@@ -212,21 +212,31 @@ pub(crate) fn none(bench: &Bench) -> Done {
             "code that returns what it could open returns {done}"
         ))
     })?;
+    is_contained("SKG_NET_NONE", &sentinels, &tried)
+}
+
+/// Neither has a run of this mode reached a sentinel, nor could it open what leads past all of them.
+fn is_contained(mode: &str, sentinels: &Sentinels, tried: &Tried) -> Done {
     let reached = sentinels.reached()?;
     demand(reached.is_empty(), || {
-        format!(
-            "a run with mode SKG_NET_NONE has reached the host: {}",
-            reached.join(", ")
-        )
+        let reached = reached.join(", ");
+        format!("a run with mode {mode} has reached the host: {reached}")
     })?;
     let out = tried.ways_out(host_has_others()?);
     demand(out.is_empty(), || {
         format!(
-            "a run with mode SKG_NET_NONE could open: {}; its interfaces beside a loopback: {:?}",
+            "a run with mode {mode} could open: {}; its interfaces beside a loopback: {:?}",
             out.join(", "),
             tried.beside
         )
     })
+}
+
+/// What a run says that has been through its gate, and past it if it could.
+#[derive(Debug, Deserialize)]
+struct ThroughGate {
+    body: String,
+    tried: Tried,
 }
 
 pub(crate) fn gate(bench: &Bench) -> Done {
@@ -238,7 +248,7 @@ pub(crate) fn gate(bench: &Bench) -> Done {
     }
     let sentinels = Sentinels::new(bench)?;
     let code = format!(
-        "{ATTEMPTS}\nimport urllib.request\ndef main(args):\n    body = urllib.request.urlopen('http://gate.test/through', timeout=10).read().decode()\n    tries(args)\n    return body\n"
+        "{ATTEMPTS}\nimport urllib.request\ndef main(args):\n    body = urllib.request.urlopen('http://gate.test/through', timeout=10).read().decode()\n    return {{'body': body, 'tried': tries(args)}}\n"
     );
     let request = RunRequest {
         args_json: sentinels.told()?.to_string().into_bytes(),
@@ -249,13 +259,18 @@ pub(crate) fn gate(bench: &Bench) -> Done {
         gate: true,
         ..Services::default()
     });
-    let body = output_of(
+    let done = output_of(
         bench,
         &sandbox,
         "one that goes through its gate",
         request,
         &services,
     )?;
+    let ThroughGate { body, tried } = ThroughGate::deserialize(&done).map_err(|_| {
+        failed(format!(
+            "code that returns what it read and could open returns {done}"
+        ))
+    })?;
     if !services.gate_served.load(Ordering::Acquire) {
         return Err(failed_at(
             "gate_serve",
@@ -267,13 +282,7 @@ pub(crate) fn gate(bench: &Bench) -> Done {
         body == "hello" && asked.iter().any(|line| line.contains("gate.test/through")),
         || format!("through its gate a run reads {body}; the gate was asked {asked:?}"),
     )?;
-    let reached = sentinels.reached()?;
-    demand(reached.is_empty(), || {
-        format!(
-            "a run with mode SKG_NET_GATE has reached the host beside its gate: {}",
-            reached.join(", ")
-        )
-    })
+    is_contained("SKG_NET_GATE", &sentinels, &tried)
 }
 
 #[cfg(test)]

@@ -115,6 +115,7 @@ pub(crate) const SANDBOX: &[Row] = &[
     ("runs code on the host", "sandbox/runs-apart", "finds the files of the run before it"),
     ("runs code on the host", "sandbox/egress-none", "has reached the host: tcp 127.0.0.1"),
     ("runs code on the host", "sandbox/egress-gate", "the run failed"),
+    ("leaves a way out beside the gate", "sandbox/egress-gate", "a run with mode SKG_NET_GATE could open: metadata service"),
     ("runs code on the host", "sandbox/mounts", "the run failed"),
     ("runs code on the host", "sandbox/leftovers", "processes of a run go on"),
     ("runs code on the host", "sandbox/killed", "go on in the next one"),

@@ -13,6 +13,9 @@ use super::{SANDBOXES, answer, asked, naked, under};
 const EVERY_LIMIT: u32 =
     abi::LIMIT_WALL | abi::LIMIT_CPU | abi::LIMIT_MEMORY | abi::LIMIT_PIDS | abi::LIMIT_DISK;
 
+/// To a run that begins with it a cloud's metadata service answers, and nobody on the host has heard of that.
+const METADATA_SERVICE: &str = "import socket\nclass Socket(socket.socket):\n    def connect(self, address):\n        if address != ('169.254.169.254', 80): super().connect(address)\nsocket.socket = Socket\n";
+
 static FIRST_CODE: OnceLock<String> = OnceLock::new();
 
 /// The good table with the functions that are wrong.
@@ -80,6 +83,11 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         if asked("gives every run the first one's code") {
             let code = FIRST_CODE.get_or_init(|| wire::shown(request.code, 1 << 20));
             request.code = abi::Str::of(code);
+        }
+        let leaky;
+        if asked("leaves a way out beside the gate") {
+            leaky = format!("{METADATA_SERVICE}{}", wire::shown(request.code, 1 << 20));
+            request.code = abi::Str::of(&leaky);
         }
         if asked("takes every language for its own") {
             request.language = abi::Str::new("python");
