@@ -23,6 +23,8 @@ pub(crate) struct Case {
     /// The watchdog's.
     pub(crate) limit: Duration,
     pub(crate) full_only: bool,
+    /// A plugin that does not do what it demands touches memory that faults.
+    pub(crate) by_fault: bool,
     /// Of the header: what it is about.
     pub(crate) function: &'static str,
     pub(crate) demands: &'static str,
@@ -50,6 +52,7 @@ const fn case(
         needs,
         limit: LIMIT,
         full_only: false,
+        by_fault: false,
         function,
         demands,
         advice,
@@ -60,6 +63,13 @@ const fn case(
 const fn long(case: Case) -> Case {
     Case {
         limit: LONG,
+        ..case
+    }
+}
+
+const fn by_fault(case: Case) -> Case {
+    Case {
+        by_fault: true,
         ..case
     }
 }
@@ -86,18 +96,18 @@ pub(crate) const CASES: &[Case] = &[
     case("contract/unknown-ids", Plugin, "get_factory",
         "NULL for a kind or an extension that it does not offer",
         "compare the whole id", contract::unknown_ids),
-    case("contract/older-host", Plugin, "SKG_HAS",
+    by_fault(case("contract/older-host", Plugin, "SKG_HAS",
         "a field that the oldest host of this major does not have is read only when SKG_HAS says that it is there",
-        "ask SKG_HAS before every field that is newer than your min_host_minor; never copy a host's struct by your own sizeof", contract::older_host),
-    case("contract/newer-host", Plugin, "SKG_AT",
+        "ask SKG_HAS before every field that is newer than your min_host_minor; never copy a host's struct by your own sizeof", contract::older_host)),
+    by_fault(case("contract/newer-host", Plugin, "SKG_AT",
         "what a newer host adds is ignored: longer structs, wider strides, a higher minor",
-        "walk lists with SKG_AT, refuse neither a larger struct_size nor a higher abi_minor", contract::newer_host),
-    case("contract/empty-values", Plugin, "skg_str",
+        "walk lists with SKG_AT, refuse neither a larger struct_size nor a higher abi_minor", contract::newer_host)),
+    by_fault(case("contract/empty-values", Plugin, "skg_str",
         "a text, list or byte string of length 0 is empty whatever its pointer is, and an op with such a request ends once",
-        "look at len before ptr; answer SKG_E_INVALID_ARGUMENT when something is needed", contract::empty_values),
-    case("contract/borrowed", Plugin, "rule 1",
+        "look at len before ptr; answer SKG_E_INVALID_ARGUMENT when something is needed", contract::empty_values)),
+    by_fault(case("contract/borrowed", Plugin, "rule 1",
         "what a call is given by pointer is looked at until that call returns, and not later",
-        "copy what is needed later; dup a descriptor", contract::borrowed),
+        "copy what is needed later; dup a descriptor", contract::borrowed)),
     case("contract/bad-configuration", Plugin, "create",
         "a configuration that is wrong is an error with a message in *err, and the next create works",
         "parse with limits, answer SKG_E_INVALID_ARGUMENT and say what is wrong", contract::bad_configuration),

@@ -162,7 +162,7 @@ fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict)
         .map_err(KitError::os("wait for a watchdog"))?;
     let end = End::read(dir, watchdog)?;
     let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let verdict = verdict(dir, &end)?;
+    let verdict = verdict(case, dir, &end)?;
     let mut report = skipped(case, "");
     report.took_ms = took_ms;
     report.figures.clone_from(&verdict.figures);
@@ -253,7 +253,7 @@ fn start(dir: &Path, settings: &Settings, orders: &Orders) -> Result<Child, KitE
 }
 
 /// What a case's child has found; without its verdict: how it ended and what it was doing.
-fn verdict(dir: &Path, end: &End) -> Result<Verdict, KitError> {
+fn verdict(case: &Case, dir: &Path, end: &End) -> Result<Verdict, KitError> {
     if *end == End::Code(0)
         && let Ok(file) = File::open(dir.join(VERDICT))
     {
@@ -283,8 +283,16 @@ fn verdict(dir: &Path, end: &End) -> Result<Verdict, KitError> {
         seen.push_str("; its last words: ");
         seen.push_str(&words);
     }
+    // Memory that faults is what some cases judge by: then it is their own demand that was not met.
+    let outcome = match end {
+        End::Signal(SIGBUS | SIGSEGV) if case.by_fault => Outcome::Failed {
+            function: case.function.to_owned(),
+            seen,
+        },
+        _ => Outcome::Ended(seen),
+    };
     Ok(Verdict {
-        outcome: Outcome::Ended(seen),
+        outcome,
         ..Verdict::default()
     })
 }
@@ -306,15 +314,18 @@ fn last_words(file: &Path) -> String {
     String::from_utf8_lossy(&words).trim().replace('\n', " | ")
 }
 
+const SIGBUS: i32 = 7;
+const SIGSEGV: i32 = 11;
+
 fn signal_name(signal: i32) -> String {
     let name = match signal {
         4 => "SIGILL",
         5 => "SIGTRAP",
         6 => "SIGABRT",
-        7 => "SIGBUS",
+        SIGBUS => "SIGBUS",
         8 => "SIGFPE",
         9 => "SIGKILL",
-        11 => "SIGSEGV",
+        SIGSEGV => "SIGSEGV",
         13 => "SIGPIPE",
         15 => "SIGTERM",
         31 => "SIGSYS",

@@ -215,6 +215,40 @@ fn is_found(plugin: &std::path::Path, (sabotage, case, part): Row) {
     );
 }
 
+/// What ends a case's process is told with general rules, but where it is what the case looks for.
+#[test]
+fn a_fault_in_memory_that_was_taken_back_is_told_with_the_rule_that_it_breaks() {
+    for (sabotage, case, function, advice) in [
+        (
+            "keeps a request",
+            "contract/borrowed",
+            "rule 1",
+            "copy what is needed later",
+        ),
+        (
+            "reads an empty text",
+            "contract/empty-values",
+            "skg_str",
+            "look at len before ptr",
+        ),
+        (
+            "segfaults",
+            "operations/exactly-once",
+            "rules 3 to 5",
+            "`skillgate plugin check --only",
+        ),
+    ] {
+        let settings = Settings {
+            only: vec![case.to_owned()],
+            ..settings(&saboteur("store"), &sabotaged("storage_fs", sabotage))
+        };
+        let report = run(&settings);
+        let told = report.cases.iter().find(|told| told.name == case).unwrap();
+        assert_eq!(told.function, function, "{}", table(&report));
+        assert!(told.advice.starts_with(advice), "{}", table(&report));
+    }
+}
+
 #[test]
 fn what_is_wrong_with_a_file_is_found_by_name() {
     let dir = tempfile::tempdir().unwrap();
