@@ -1,6 +1,8 @@
 //! The ground that the writable store stands on: its root, who may use it, and the one way in which something new
 //! appears in it.
 
+mod lock;
+
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -8,8 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{
-    AtFlags, FlockOperation, Mode, OFlags, RenameFlags, fchmod, flock, fsync, ftruncate, mkdirat,
-    renameat_with, unlinkat,
+    AtFlags, Mode, OFlags, RenameFlags, fchmod, fsync, mkdirat, renameat_with, unlinkat,
 };
 use rustix::io::{Errno, retry_on_intr};
 use skillgate_plugin_sdk::{Host, Level};
@@ -19,6 +20,8 @@ use crate::fault::{Fault, Result};
 use crate::floor::{Floor, Promise, Room, Size};
 use crate::names::random_name;
 
+use lock::{LOCK_FILE, Lock, take_lock};
+
 /// Log target of this plugin.
 pub(crate) const TARGET: &str = "storage_fs";
 
@@ -26,7 +29,6 @@ pub(crate) const TARGET: &str = "storage_fs";
 const FORMAT: &str = "skillgate-store 1\n";
 
 const FORMAT_FILE: &str = "format";
-const LOCK_FILE: &str = "lock";
 const TMP: &str = "tmp";
 
 /// What the root of a store may hold before it has a format: what a start that was cut short leaves, and what a fresh
@@ -35,6 +37,9 @@ const ALLOWED_IN_NEW: [&str; 3] = [LOCK_FILE, TMP, "lost+found"];
 
 /// How many directories are remembered as durable; beyond, the memory starts anew, which costs an fsync and no more.
 const MAX_SETTLED: usize = 65_536;
+
+/// A directory that goes as soon as it is made is made again this often.
+const MAX_RACES: usize = 8;
 
 /// An open writable store. Only one exists for a root at any time.
 #[derive(Debug)]
@@ -195,6 +200,26 @@ impl Ground {
 
     /// Makes `path` and its parents, each durable in its parent before anything is put into it.
     pub(crate) fn ensure_dir(&self, path: &str) -> Result<OwnedFd> {
+        self.in_dir(path, Ok)
+    }
+
+    /// The same, and does something in it: again in a new one, where it has been removed meanwhile because it was empty.
+    pub(crate) fn in_dir<T>(&self, path: &str, work: impl Fn(OwnedFd) -> Result<T>) -> Result<T> {
+        let mut races = 0;
+        loop {
+            match self.make_dir(path).and_then(&work) {
+                Err(fault) if fault.is_missing() && races < MAX_RACES => races += 1,
+                other => return other,
+            }
+            let mut settled = self.settled();
+            settled.remove(path);
+            for (at, _) in path.match_indices('/') {
+                settled.remove(&path[..at]);
+            }
+        }
+    }
+
+    fn make_dir(&self, path: &str) -> Result<OwnedFd> {
         let mut parent = String::new();
         for part in path.split('/') {
             let here = if parent.is_empty() {
@@ -508,53 +533,6 @@ fn refuse_foreign(root: &OwnedFd, shown: &str) -> Result<()> {
             "{shown} is not a store of skillgate and not empty (it holds {name:?}): name an empty or a new directory as `root`"
         ))),
     }
-}
-
-/// The right to use the store; ends with this.
-#[derive(Debug)]
-struct Lock(OwnedFd);
-
-impl Drop for Lock {
-    /// To close it is not enough: a child that this process is just making has the same open file until it executes its
-    /// program (flock(2)), and the next one to open the store would find it in use.
-    fn drop(&mut self) {
-        // An error would be that of a descriptor that is not open.
-        let _ = retry_on_intr(|| flock(&self.0, FlockOperation::Unlock));
-    }
-}
-
-fn take_lock(root: &OwnedFd, shown: &str) -> Result<Lock> {
-    let lock = match beneath::open_or_create_file(root, LOCK_FILE) {
-        Err(Fault::Os {
-            errno: Errno::NOSYS | Errno::PERM,
-            ..
-        }) => {
-            return Err(Fault::Precondition(format!(
-                "openat2 is refused on {shown}: Linux 5.6 or newer is needed, and a seccomp profile that allows it"
-            )));
-        }
-        other => other?,
-    };
-    let lock = match retry_on_intr(|| flock(&lock, FlockOperation::NonBlockingLockExclusive)) {
-        Ok(()) => Lock(lock),
-        Err(Errno::WOULDBLOCK) => {
-            let mut holder = [0u8; 32];
-            let n = beneath::fill_at(&lock, LOCK_FILE, &mut holder, 0).unwrap_or(0);
-            return Err(Fault::Unavailable(format!(
-                "the store {shown} is in use by another skillgate (process {}): stop it, or give this one another root",
-                String::from_utf8_lossy(&holder[..n]).trim()
-            )));
-        }
-        Err(errno) => return Err(Fault::os("lock", &format!("{shown}/{LOCK_FILE}"))(errno)),
-    };
-    // Only so that the refusal above can name who holds it.
-    ftruncate(&lock.0, 0).map_err(Fault::os("write", LOCK_FILE))?;
-    beneath::write_all(
-        &lock.0,
-        LOCK_FILE,
-        format!("{}\n", std::process::id()).as_bytes(),
-    )?;
-    Ok(lock)
 }
 
 /// Skills and blobs below are readable for everybody, because a sandbox with a user of its own reads them through a

@@ -76,8 +76,11 @@ impl Marker {
             minute_after(expires_unix_ms),
             tenant.as_str()
         );
-        let dir = ground.ensure_dir(&path)?;
-        drop(beneath::create_file(&dir, name.as_str())?);
+        // A sweep removes directories that are empty, this one too when the clock has jumped.
+        let dir = ground.in_dir(&path, |dir| {
+            beneath::create_file(&dir, name.as_str())?;
+            Ok(dir)
+        })?;
         let marker = Marker {
             dir,
             name: name.as_str().to_owned(),
@@ -410,6 +413,31 @@ mod tests {
         drop(sweeper);
         let there = dirs.iter().map(|dir| dir.exists());
         assert_eq!(there.collect::<Vec<_>>(), [false, true]);
+    }
+
+    #[test]
+    fn a_marker_is_set_while_a_sweep_removes_its_directory() {
+        const TIMES: usize = 2000;
+        let dir = tempfile::tempdir().unwrap();
+        let (ground, _) = blobs_that_end(dir.path(), &[]);
+        let tenant = TenantDir::new("acme").unwrap();
+        let both = std::sync::Barrier::new(2);
+        let refused = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..TIMES {
+                    both.wait();
+                    sweep(&ground, MINUTE_MS, &|| false);
+                }
+            });
+            let refused = (0..TIMES).filter_map(|_| {
+                both.wait();
+                let name = BlobName::random().unwrap();
+                // Dropped, it leaves an empty directory.
+                Marker::set(&ground, 0, &tenant, &name).err()
+            });
+            refused.collect::<Vec<_>>()
+        });
+        assert!(refused.is_empty(), "{} {:?}", refused.len(), refused[0]);
     }
 
     #[test]

@@ -101,3 +101,17 @@ fn a_child_that_is_being_made_does_not_keep_the_lock() {
     assert!(take_lock(&root, "here").is_ok());
     drop(child);
 }
+
+#[test]
+fn a_directory_that_somebody_has_removed_is_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let floor = Floor::new(Size::default(), floor::of_the_file_system());
+    let host = Host::for_tests(|_, _, _, _| {});
+    let ground = Ground::open(dir.path(), false, floor, host).unwrap();
+    for gone in ["a", "a/b", "a/b/c"] {
+        ground.ensure_dir("a/b/c").unwrap();
+        std::fs::remove_dir_all(dir.path().join(gone)).unwrap();
+        ground.ensure_dir("a/b/c").unwrap();
+        assert!(dir.path().join("a/b/c").is_dir(), "{gone}");
+    }
+}

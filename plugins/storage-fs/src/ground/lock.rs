@@ -1,0 +1,58 @@
+//! One process uses a store at a time.
+
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{FlockOperation, flock, ftruncate};
+use rustix::io::{Errno, retry_on_intr};
+
+use crate::beneath;
+use crate::fault::{Fault, Result};
+
+pub(super) const LOCK_FILE: &str = "lock";
+
+/// The right to use the store; ends with this.
+#[derive(Debug)]
+pub(super) struct Lock(pub(super) OwnedFd);
+
+impl Drop for Lock {
+    /// To close it is not enough: a child that this process is just making has the same open file until it executes its
+    /// program (flock(2)), and the next one to open the store would find it in use.
+    fn drop(&mut self) {
+        // An error would be that of a descriptor that is not open.
+        let _ = retry_on_intr(|| flock(&self.0, FlockOperation::Unlock));
+    }
+}
+
+pub(super) fn take_lock(root: &OwnedFd, shown: &str) -> Result<Lock> {
+    let lock = match beneath::open_or_create_file(root, LOCK_FILE) {
+        Err(Fault::Os {
+            errno: Errno::NOSYS | Errno::PERM,
+            ..
+        }) => {
+            return Err(Fault::Precondition(format!(
+                "openat2 is refused on {shown}: Linux 5.6 or newer is needed, and a seccomp profile that allows it"
+            )));
+        }
+        other => other?,
+    };
+    let lock = match retry_on_intr(|| flock(&lock, FlockOperation::NonBlockingLockExclusive)) {
+        Ok(()) => Lock(lock),
+        Err(Errno::WOULDBLOCK) => {
+            let mut holder = [0u8; 32];
+            let n = beneath::fill_at(&lock, LOCK_FILE, &mut holder, 0).unwrap_or(0);
+            return Err(Fault::Unavailable(format!(
+                "the store {shown} is in use by another skillgate (process {}): stop it, or give this one another root",
+                String::from_utf8_lossy(&holder[..n]).trim()
+            )));
+        }
+        Err(errno) => return Err(Fault::os("lock", &format!("{shown}/{LOCK_FILE}"))(errno)),
+    };
+    // Only so that the refusal above can name who holds it.
+    ftruncate(&lock.0, 0).map_err(Fault::os("write", LOCK_FILE))?;
+    beneath::write_all(
+        &lock.0,
+        LOCK_FILE,
+        format!("{}\n", std::process::id()).as_bytes(),
+    )?;
+    Ok(lock)
+}
