@@ -18,6 +18,8 @@ use crate::wire::{In, Out, Read};
 
 /// Bytes of a frame before its body.
 pub(crate) const HEADER_BYTES: usize = 16;
+/// Where in it the kind is.
+const KIND_AT: usize = 4;
 /// Most bytes of a body from a plugin's process: an answer, and what stands around it.
 pub(crate) const FROM_PLUGIN_BYTES_MAX: usize = ANSWER_BYTES + (1 << 20);
 /// Most bytes of a body to a plugin's process.
@@ -115,6 +117,17 @@ pub(crate) struct Frame {
     pub(crate) lost: bool,
 }
 
+impl Drop for Frame {
+    fn drop(&mut self) {
+        if self.kind == Kind::Reply {
+            // It may have been a secret, whether anybody has waited for it or not.
+            skillgate_plugin_sdk::wire::wipe(&mut self.body);
+            #[cfg(test)]
+            tests::WIPED.set(tests::WIPED.get() + 1);
+        }
+    }
+}
+
 impl Frame {
     pub(crate) fn reader(&mut self) -> In<'_> {
         In::new(&self.body, &mut self.fds)
@@ -189,7 +202,7 @@ impl Packet {
             reply: false,
         };
         packet.bytes[..4].copy_from_slice(&u32::try_from(len).unwrap_or(u32::MAX).to_le_bytes());
-        packet.bytes[4] = kind as u8;
+        packet.bytes[KIND_AT] = kind as u8;
         packet.bytes[5] = u8::try_from(packet.fds.len()).unwrap_or(u8::MAX);
         packet.set_call(call);
         Ok(packet)
@@ -279,6 +292,11 @@ impl Incoming {
         Ok(Some(frame))
     }
 
+    /// Is what has arrived a part of a reply? It may be one of a secret.
+    fn is_reply(&self) -> bool {
+        self.buffer[self.start..self.end].get(KIND_AT) == Some(&(Kind::Reply as u8))
+    }
+
     /// Receives what there is; 0: the end.
     pub(crate) fn receive(&mut self, socket: &UnixStream, flags: i32) -> io::Result<usize> {
         if self.start == self.end {
@@ -287,13 +305,25 @@ impl Incoming {
                 self.buffer = vec![0; BUFFER_BYTES];
             }
         } else if self.start > 0 && self.end == self.buffer.len() {
+            let there = self.end - self.start;
             self.buffer.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
+            if self.is_reply() {
+                // What it left behind where it was.
+                let left = self.start.max(there);
+                skillgate_plugin_sdk::wire::wipe(&mut self.buffer[left..self.end]);
+            }
+            (self.start, self.end) = (0, there);
         }
         if self.end == self.buffer.len() {
             // Twice as much as has really come, whatever is announced.
-            let more = self.buffer.len() * 2;
-            self.buffer.resize(more, 0);
+            let mut larger = vec![0; self.buffer.len() * 2];
+            larger[..self.end].copy_from_slice(&self.buffer);
+            if self.is_reply() {
+                skillgate_plugin_sdk::wire::wipe(&mut self.buffer);
+                #[cfg(test)]
+                tests::WIPED.set(tests::WIPED.get() + 1);
+            }
+            self.buffer = larger;
         }
         let n = socket::receive(socket, &mut self.buffer[self.end..], &mut self.fds, flags)?;
         if self.fds.len() > 2 * FDS_MAX {
@@ -309,7 +339,7 @@ pub(super) mod tests {
     use super::*;
 
     thread_local! {
-        /// How many packets with secrets this thread has wiped.
+        /// How many packets with secrets, replies and buffers with a part of one this thread has wiped.
         pub(crate) static WIPED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
     }
 
@@ -343,6 +373,41 @@ pub(super) mod tests {
         }
         sender.join().unwrap();
         assert_eq!(incoming.receive(&ours, 0).unwrap(), 0);
+    }
+
+    #[test]
+    fn nothing_of_a_reply_is_left_however_it_comes() {
+        const SECRET: &[u8] = b"the value of a secret";
+        let secret = |bytes: usize| {
+            let mut value = vec![b'.'; bytes];
+            for at in (0..bytes - SECRET.len()).step_by(100) {
+                value[at..at + SECRET.len()].copy_from_slice(SECRET);
+            }
+            Packet::new(Kind::Reply, 7, |out| out.bytes.extend_from_slice(&value)).unwrap()
+        };
+        let filled = packet(&[b'x'; BUFFER_BYTES - 10_000]);
+        let (moved, grown) = (secret(30_000), secret(3 * BUFFER_BYTES));
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut incoming = Incoming::new(1 << 20);
+        let has_secret = |bytes: &[u8]| bytes.windows(SECRET.len()).any(|part| part == SECRET);
+        // The first part of the one comes to the end of the buffer, the other needs a larger one.
+        for (bytes, frames, wiped) in [
+            ([&filled.bytes[..], &moved.bytes].concat(), 2, 1),
+            (grown.bytes.clone(), 1, 3),
+        ] {
+            let wiped_before = WIPED.get();
+            std::thread::scope(|scope| {
+                scope.spawn(|| socket::send(&theirs, &[&bytes], &[], 0).unwrap());
+                for _ in 0..frames {
+                    while incoming.frame().unwrap().is_none() {
+                        assert_ne!(incoming.receive(&ours, 0).unwrap(), 0);
+                    }
+                }
+            });
+            assert!(!has_secret(&incoming.buffer));
+            // The frame, and each buffer that was too small for it.
+            assert_eq!(WIPED.get() - wiped_before, wiped);
+        }
     }
 
     #[test]

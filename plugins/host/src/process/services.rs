@@ -372,8 +372,6 @@ pub(super) fn replied<T>(mut frame: Frame, read: impl FnOnce(&mut In<'_>) -> Rea
             crate::written::take_error(&mut from).map(Err)
         }
     })();
-    // It may have been a secret.
-    wire::wipe(&mut frame.body);
     match answer {
         Ok(answer) => answer,
         Err(Malformed(why)) => Err(Error::new(abi::E_PROTOCOL, why)),

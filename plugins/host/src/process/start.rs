@@ -303,7 +303,7 @@ impl Fresh {
         loop {
             let mut frame = self.next()?;
             match frame.kind {
-                FrameKind::Created => return Ok(Ok(frame.body)),
+                FrameKind::Created => return Ok(Ok(std::mem::take(&mut frame.body))),
                 FrameKind::Failed => {
                     let error = frame.read(take_error).map_err(|Malformed(why)| why)?;
                     return Ok(Err(error));
