@@ -45,6 +45,7 @@ __all__ = [
 
 _TEXT_CHARS = 256 * 1024
 _KIND_CHARS_MAX = 255
+_KIND_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$&-^_.+")
 
 
 class BlobError(OSError):
@@ -196,8 +197,8 @@ class _Writer:
     def __init__(self, kind: str):
         if not isinstance(kind, str):
             raise TypeError("kind is a MIME type such as 'text/csv', not %s" % type(kind).__name__)
-        if not 0 < len(kind) <= _KIND_CHARS_MAX or not kind.isprintable():
-            raise ValueError("kind is a MIME type of 1 to %d printable characters" % _KIND_CHARS_MAX)
+        if not _is_mime_type(kind):
+            raise ValueError("kind is a MIME type such as 'text/csv' or 'application/json', not %.100r" % kind)
         self._run = _state.require("runtime.blobs")
         self._size = 0
         self._writer = _call(self._run, lambda channel: channel.call_json(b"C", {"kind": kind}))["writer"]
@@ -231,6 +232,14 @@ class _Writer:
             self.abort()
         except Exception:
             pass  # the first exception says more; the sandbox drops what was not committed
+
+
+def _is_mime_type(kind: str) -> bool:
+    """Whether a gateway takes it: `type/subtype`, and parameters perhaps."""
+    if len(kind) > _KIND_CHARS_MAX or not (kind.isascii() and kind.isprintable()):
+        return False
+    major, _, minor = kind.partition(";")[0].rstrip().partition("/")
+    return bool(major and minor) and _KIND_CHARS.issuperset(major + minor)
 
 
 class _Spill:

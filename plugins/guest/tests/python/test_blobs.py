@@ -134,6 +134,16 @@ class Blobs(unittest.TestCase):
             self.assertNotIn("_skillgate", outcome.error["message"])
             self.assertEqual(outcome.blobs, {}, line)
 
+    def test_kinds(self):
+        for kind in ("csv", "/csv", "text/", "text", "text/csv/x", "te xt/csv", "text/csv\u00e9", "; text/csv", "a/" + "b" * 254):
+            outcome = self.run_main("blobs.write_text('x', kind=args['kind'])", kind=kind)
+            self.assertEqual(outcome.error["type"], "ValueError", kind)
+            self.assertIn("kind is a MIME type such as 'text/csv' or 'application/json', not " + repr(kind)[:20], outcome.error["message"])
+            self.assertNotIn("C", outcome.requests, "the store was not asked")
+        for kind in ("text/csv", "image/svg+xml", "text/html; charset=utf-8", "application/vnd.a-b.c_d ;x", "a/" + "b" * 253):
+            outcome = self.run_main("blobs.write_text('x', kind=args['kind'])", kind=kind)
+            self.assertEqual(list(outcome.blobs.values()), [(kind, b"x")])
+
     def test_refusals_of_the_store(self):
         expected = {
             "too_large": "BlobTooLarge", "disk_full": "DiskFull", "unavailable": "BlobError", "not_found": "BlobNotFound",
