@@ -12,6 +12,8 @@ Every write gives the id of a new blob ("blob:..."), which the caller finds in `
 import builtins as _builtins
 import io as _io
 import os as _os
+from _thread import allocate_lock as _allocate_lock
+from _thread import get_ident as _get_ident
 from errno import EFBIG as _EFBIG
 from errno import EIO as _EIO
 from errno import ENOENT as _ENOENT
@@ -45,6 +47,10 @@ __all__ = [
 
 _TEXT_CHARS = 256 * 1024
 _KIND_CHARS_MAX = 255
+# So many blobs are written at once, and the returned value beside them: a gateway takes no more of a run, and its threads may be
+# many. Of more than these each waits for another.
+_WRITTEN_AT_ONCE = 7
+_places = [_allocate_lock() for _ in range(_WRITTEN_AT_ONCE)]
 _KIND_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789!#$&-^_.+")
 
 
@@ -194,14 +200,20 @@ def _write_stream(stream, kind: str) -> str:
 class _Writer:
     """A blob under way. Leaving the `with` block by an exception throws it away."""
 
-    def __init__(self, kind: str):
+    def __init__(self, kind: str, waits: bool = True):
         if not isinstance(kind, str):
             raise TypeError("kind is a MIME type such as 'text/csv', not %s" % type(kind).__name__)
         if not _is_mime_type(kind):
             raise ValueError("kind is a MIME type such as 'text/csv' or 'application/json', not %.100r" % kind)
         self._run = _state.require("runtime.blobs")
         self._size = 0
-        self._writer = _call(self._run, lambda channel: channel.call_json(b"C", {"kind": kind}))["writer"]
+        # A forked child may have no thread that would make room, and is refused in any case.
+        self._place = _take_place() if waits and self._run.channel.is_owner else None
+        try:
+            self._writer = _call(self._run, lambda channel: channel.call_json(b"C", {"kind": kind}))["writer"]
+        except BaseException:
+            self._leave()
+            raise
         self.id = ""
 
     def write(self, data) -> None:
@@ -225,13 +237,31 @@ class _Writer:
         return self
 
     def __exit__(self, kind, _value, _trace):
-        if kind is None:
-            self.commit()
-            return
         try:
-            self.abort()
-        except Exception:
-            pass  # the first exception says more; the sandbox drops what was not committed
+            if kind is None:
+                self.commit()
+                return
+            try:
+                self.abort()
+            except Exception:
+                pass  # the first exception says more; the sandbox drops what was not committed
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            place.release()
+
+
+def _take_place():
+    for place in _places:
+        if place.acquire(False):
+            return place
+    # Whoever has it lets go of it when its blob is written.
+    place = _places[_get_ident() % len(_places)]
+    place.acquire()
+    return place
 
 
 def _is_mime_type(kind: str) -> bool:
@@ -249,7 +279,7 @@ class _Spill:
 
     def write(self, data: bytes) -> None:
         if self._writer is None:
-            self._writer = _Writer("application/json")
+            self._writer = _Writer("application/json", waits=False)
         self._writer.write(data)
 
     def commit(self) -> None:

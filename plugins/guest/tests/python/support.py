@@ -62,6 +62,7 @@ class Sandbox:
         self.skills = []
         self.input_blobs = []
         self.refuse = {}  # frame type -> error word
+        self.written_at_once_max = None
         self.serve_inputs_by_channel = {}
         for name in ("skills", "blobs", "workspace", "tmp"):
             os.mkdir(os.path.join(self.root, name))
@@ -153,7 +154,7 @@ class Sandbox:
         return outcome
 
     def _serve(self, sock, outcome, frames):
-        writers, stored = {}, dict(self.serve_inputs_by_channel)
+        writers, stored, ended = {}, dict(self.serve_inputs_by_channel), 0
         for kind, payload in frames:
             _send(sock, kind, payload)
         while True:
@@ -172,6 +173,8 @@ class Sandbox:
                 _send(sock, b"E", json.dumps(error).encode())
             elif kind == b"C" and not _KIND.fullmatch(json.loads(payload)["kind"]):
                 _send(sock, b"E", b'{"error":"invalid","message":"kind must be a MIME type"}')
+            elif kind == b"C" and len(writers) - ended == self.written_at_once_max:
+                _send(sock, b"E", b'{"error":"too_many","message":"so many blobs at once"}')
             elif kind == b"C":
                 writers[len(writers) + 1] = (json.loads(payload)["kind"], bytearray())
                 _send(sock, b"O", json.dumps({"writer": len(writers)}).encode())
@@ -181,6 +184,7 @@ class Sandbox:
                 _send(sock, b"O", b"{}")
             elif kind == b"F":
                 request = json.loads(payload)
+                ended += 1
                 if not request["commit"]:
                     outcome.aborted += 1
                     _send(sock, b"O", b"{}")

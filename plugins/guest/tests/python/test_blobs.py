@@ -168,6 +168,43 @@ class Blobs(unittest.TestCase):
         """
         self.assertEqual(self.output(body), [40])
 
+    def test_more_threads_write_than_a_gateway_takes_blobs_at_once(self):
+        self.sandbox.written_at_once_max = 8
+        body = """
+            import io, threading
+            from concurrent.futures import ThreadPoolExecutor
+            begun, go = threading.Semaphore(0), threading.Event()
+            class Slow(io.BytesIO):
+                def read(self, size):
+                    begun.release()
+                    go.wait()
+                    return super().read(size)
+            with ThreadPoolExecutor(20) as pool:
+                ids = pool.map(lambda n: blobs.write_file(Slow(b"x")), range(20))
+                for _ in range(7): begun.acquire()
+                more = begun.acquire(timeout=0.2)
+                go.set()
+                return [more, len(set(ids)), "z" * 5000]
+        """
+        outcome = self.run_main(body)
+        self.assertEqual(outcome.status, "completed", outcome.result)
+        blobs = [content for _, content in outcome.blobs.values()]
+        self.assertEqual((len(blobs), blobs[-1][:11]), (21, b"[false,20,\""))
+
+    def test_what_was_not_written_makes_room(self):
+        body = """
+            import io
+            for _ in range(20):
+                try:
+                    blobs.write_file(io.StringIO("x"))
+                except (TypeError, blobs.BlobError):
+                    pass
+            return "fine"
+        """
+        for refuse in ({}, {"C": "unavailable"}, {"F": "unavailable"}):
+            self.sandbox.refuse = refuse
+            self.assertEqual(self.output(body), "fine")
+
     def test_outside_a_run(self):
         import subprocess
         import sys
