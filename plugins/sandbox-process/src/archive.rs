@@ -4,15 +4,22 @@
 //! The bytes come from a plugin, what is in them from an author: directories and plain files, inside, within bounds;
 //! everything else is refused, not skipped.
 
+use std::cell::Cell;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
-/// Files and directories in one archive.
+/// Files and directories in one archive, with those that no entry has named.
 const ENTRIES_MAX: usize = 10_000;
 /// Content of all files of one archive.
 const CONTENT_BYTES_MAX: u64 = 256 << 20;
+/// What an entry has beside its content, its name above all: that is read into memory, whatever the archive says of its length.
+const HEAD_BYTES_MAX: u64 = 64 << 10;
+/// The kernel takes no longer path.
+const NAME_BYTES_MAX: usize = 4096;
+/// Parts of a name. To remove a tree takes a descriptor for each directory on the way down.
+const DEPTH_MAX: usize = 64;
 
 /// Unpacks into `into`, which must not exist. Whatever is there after an error is the caller's to remove.
 pub(crate) fn unpack(archive: impl Read, into: &Path) -> io::Result<()> {
@@ -26,14 +33,30 @@ fn unpack_within(
     content_bytes_max: u64,
 ) -> io::Result<()> {
     directory(into)?;
-    let mut content_bytes = 0_u64;
-    for (index, entry) in tar::Archive::new(archive).entries()?.enumerate() {
-        if index >= entries_max {
-            return Err(bad(format!("more than {entries_max} entries")));
-        }
+    let (mut content_bytes, mut entries) = (0_u64, 0);
+    let left = Cell::new(HEAD_BYTES_MAX);
+    let archive = Within {
+        archive,
+        left: &left,
+    };
+    for entry in tar::Archive::new(archive).entries()? {
         let mut entry = entry?;
+        let bytes = entry.path_bytes().len();
+        if bytes > NAME_BYTES_MAX {
+            return Err(bad(format!(
+                "a name of {bytes} bytes, where {NAME_BYTES_MAX} are possible"
+            )));
+        }
         let name = entry.path()?.into_owned();
         let path = into.join(inside(&name)?);
+        let above = missing(&path, into);
+        entries += 1 + above.len();
+        if entries > entries_max {
+            return Err(bad(format!("more than {entries_max} entries")));
+        }
+        for above in above {
+            directory(&above)?;
+        }
         match entry.header().entry_type() {
             tar::EntryType::Directory => match directory(&path) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
@@ -44,9 +67,7 @@ fn unpack_within(
                 if content_bytes > content_bytes_max {
                     return Err(bad(format!("more than {content_bytes_max} bytes")));
                 }
-                for above in missing(&path, into) {
-                    directory(&above)?;
-                }
+                left.set(entry.size());
                 let mut file = fs::OpenOptions::new()
                     .write(true)
                     .create_new(true)
@@ -65,8 +86,30 @@ fn unpack_within(
                 )));
             }
         }
+        left.set(HEAD_BYTES_MAX);
     }
     Ok(())
+}
+
+/// An archive of which so much may still be read.
+struct Within<'a, R> {
+    archive: R,
+    left: &'a Cell<u64>,
+}
+
+impl<R: Read> Read for Within<'_, R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let left = self.left.get();
+        if left == 0 && !buf.is_empty() {
+            return Err(bad(format!(
+                "an entry with more than {HEAD_BYTES_MAX} bytes beside its content"
+            )));
+        }
+        let most = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let n = self.archive.read(&mut buf[..most])?;
+        self.left.set(left - n as u64);
+        Ok(n)
+    }
 }
 
 /// Readable by the run, whatever the umask.
@@ -96,6 +139,12 @@ fn inside(name: &Path) -> io::Result<PathBuf> {
             Component::CurDir => {}
             _ => return Err(bad(format!("{} leads out of it", name.display()))),
         }
+    }
+    if path.components().count() > DEPTH_MAX {
+        return Err(bad(format!(
+            "{} has more than {DEPTH_MAX} parts",
+            name.display()
+        )));
     }
     Ok(path)
 }
@@ -130,7 +179,7 @@ mod tests {
 
     fn tried(bytes: &[u8]) -> (tempfile::TempDir, Result<(), String>) {
         let dir = tempfile::tempdir().unwrap();
-        let result = unpack_within(bytes, &dir.path().join("a"), 4, 100);
+        let result = unpack_within(bytes, &dir.path().join("a"), 6, 100);
         (dir, result.map_err(|e| e.to_string()))
     }
 
@@ -185,8 +234,52 @@ mod tests {
             let error = result.expect_err(word);
             assert!(error.contains(word), "{error}");
         }
-        let names = ["a", "b", "c", "d", "e"].map(|n| (n, FILE, &b""[..]));
+        let names = ["a", "b", "c", "d", "e", "f", "g"].map(|n| (n, FILE, &b""[..]));
         let (_dir, result) = tried(&archive(&names));
-        assert!(result.unwrap_err().contains("more than 4 entries"));
+        assert!(result.unwrap_err().contains("more than 6 entries"));
+    }
+
+    /// With its name in an entry of its own, as every tar writes what does not fit into a head.
+    fn named(name: &str, kind: tar::EntryType) -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(0);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, name, &b""[..]).unwrap();
+        builder.into_inner().unwrap()
+    }
+
+    /// Many directories take few bytes of an archive, and the gateway would make each.
+    #[test]
+    fn directories_that_no_entry_names_count_too() {
+        let (_dir, result) = tried(&named("1/2/3/4/5/6", FILE));
+        result.unwrap();
+        let (dir, result) = tried(&named("1/2/3/4/5/6/7", FILE));
+        assert!(result.unwrap_err().contains("more than 6 entries"));
+        assert!(!dir.path().join("a/1").exists(), "before any is made");
+        let (dir, result) = tried(&named("1/2/3/", tar::EntryType::Directory));
+        result.unwrap();
+        assert!(dir.path().join("a/1/2/3").is_dir());
+    }
+
+    /// The gateway has as much memory as all of its runs have.
+    #[test]
+    fn no_name_takes_more_memory_than_a_name_may() {
+        let length = |bytes| "x".repeat(bytes);
+        for (name, word) in [
+            (length(NAME_BYTES_MAX + 1), "4097 bytes, where 4096"),
+            (
+                length(HEAD_BYTES_MAX as usize),
+                "more than 65536 bytes beside its content",
+            ),
+            (length(8 << 20), "more than 65536 bytes beside its content"),
+            ("x/".repeat(DEPTH_MAX) + "x", "more than 64 parts"),
+        ] {
+            let (dir, result) = tried(&named(&name, FILE));
+            let error = result.expect_err(word);
+            assert!(error.contains(word), "{}", &error[error.len() - 100..]);
+            assert_eq!(fs::read_dir(dir.path().join("a")).unwrap().count(), 0);
+        }
     }
 }
