@@ -379,10 +379,18 @@ impl<'a> Channel<'a> {
     }
 
     fn create(&mut self, kind: &str) -> Result<i64, Refusal> {
-        if self.writers.len() >= OPEN_WRITERS_MAX || kind.len() > KIND_BYTES_MAX {
+        if kind.len() > KIND_BYTES_MAX {
             return Err(Refusal::Invalid);
         }
-        let writer = self.services.blob_create(kind)?;
+        if self.writers.len() >= OPEN_WRITERS_MAX {
+            return Err(Refusal::TooMany);
+        }
+        let created = self.services.blob_create(kind);
+        let writer = created.map_err(|e| match e.code {
+            // There is nothing yet that could be too large.
+            abi::E_OUT_OF_RANGE => Refusal::TooMany,
+            _ => e.into(),
+        })?;
         self.writers.insert(writer);
         Ok(writer)
     }
@@ -455,6 +463,7 @@ fn parse<'de, T: Deserialize<'de>>(payload: &'de [u8]) -> Result<T, String> {
 enum Refusal {
     NotFound,
     TooLarge,
+    TooMany,
     DiskFull,
     Unavailable,
     Invalid,
@@ -465,6 +474,10 @@ impl Refusal {
         match self {
             Refusal::NotFound => ("not_found", "there is no such blob for this run"),
             Refusal::TooLarge => ("too_large", "the blob is larger than this gateway stores"),
+            Refusal::TooMany => (
+                "too_many",
+                "a run makes so many blobs, and so many at once, and no more: put more into one",
+            ),
             Refusal::DiskFull => (
                 "disk_full",
                 "the store has no room left: store less, or ask its operator",

@@ -15,6 +15,8 @@ const BLOB: &str = "blob:a";
 pub(crate) struct Store<'t> {
     run: testing::Run,
     asked: AtomicUsize,
+    /// Begins no blob, for this reason.
+    refuses: Option<i32>,
     /// Happens while the store is asked, before it answers.
     meanwhile: Box<dyn Fn() + Send + Sync + 't>,
 }
@@ -24,7 +26,15 @@ impl<'t> Store<'t> {
         Store {
             run: testing::Run::new().with_blob(BLOB, &[b'x'; 100]),
             asked: AtomicUsize::new(0),
+            refuses: None,
             meanwhile: Box::new(meanwhile),
+        }
+    }
+
+    pub(crate) fn refusing(code: i32) -> Self {
+        Store {
+            refuses: Some(code),
+            ..Store::new(|| ())
         }
     }
 
@@ -54,7 +64,11 @@ impl RunServices for Store<'_> {
         self.ask().blob_read(id, offset, buf)
     }
     fn blob_create(&self, kind: &str) -> Result<i64> {
-        self.ask().blob_create(kind)
+        let run = self.ask();
+        match self.refuses {
+            Some(code) => Err(Error::new(code, "what the host says of it")),
+            None => run.blob_create(kind),
+        }
     }
     fn blob_write(&self, writer: i64, data: &[u8]) -> Result<()> {
         self.ask().blob_write(writer, data)

@@ -193,3 +193,24 @@ fn a_job_that_nobody_read_is_known_when_the_last_who_could_has_gone() {
         assert_eq!(channel.is_unread(), !reads);
     }
 }
+
+/// It is no question of size: nothing of the blob is there yet.
+#[test]
+fn a_blob_that_cannot_be_begun_is_one_too_many() {
+    for (code, word) in [
+        (abi::E_OUT_OF_RANGE, "too_many"),
+        (abi::E_EXHAUSTED, "disk_full"),
+        (abi::E_INVALID_ARGUMENT, "invalid"),
+    ] {
+        let store = Store::refusing(code);
+        let (mut channel, theirs) = channel(&store);
+        sys::read(theirs.as_fd(), &mut [0; 100]).unwrap();
+        say(&theirs, &[frame(b'C', br#"{"kind":"a/b"}"#)]);
+        channel.attend(|| ()).unwrap();
+        let mut answer = [0; 1000];
+        let n = sys::read(theirs.as_fd(), &mut answer).unwrap();
+        let answer: serde_json::Value = serde_json::from_slice(&answer[HEAD_BYTES..n]).unwrap();
+        assert_eq!(answer["error"], word, "{answer}");
+        assert!(!answer.to_string().contains("what the host says"));
+    }
+}

@@ -167,7 +167,7 @@ frame(b'R', ok.replace(b'1', json.dumps(out).encode()))
         ]
     );
     assert!(
-        answers[6..22].iter().all(|a| a == "O") && answers[22] == "Einvalid",
+        answers[6..22].iter().all(|a| a == "O") && answers[22] == "Etoo_many",
         "{answers:?}"
     );
     assert_eq!(
