@@ -65,6 +65,8 @@ impl std::fmt::Display for InterpreterError {
 
 /// Where programs that name a file of certificates most often find one.
 const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// Where `C.UTF-8` is, by both names that distributions give it.
+const LOCALES: [&str; 2] = ["/usr/lib/locale/C.utf8", "/usr/lib/locale/C.UTF-8"];
 const ANSWER_BYTES_MAX: u64 = 8 << 20;
 const DISCOVERY_TIME: Duration = Duration::from_secs(30);
 
@@ -153,6 +155,9 @@ impl Interpreter {
         if Path::new(zones).is_dir() {
             shown.push((zones.into(), zones.into()));
         }
+        // The locale that a run's environment names, which glibc has in files: whoever asks for it is to get it.
+        let locales = LOCALES.iter().filter(|locale| Path::new(locale).is_dir());
+        shown.extend(locales.map(|locale| ((*locale).into(), (*locale).into())));
         let name = format!("python{version}");
         let mut links = vec![
             ("/usr/bin/python3".into(), name.clone()),

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::support::*;
-use crate::zygote::warm;
+use crate::zygote::{is_given, warm};
 
 #[test]
 fn the_standard_library_works() {
@@ -35,6 +35,25 @@ def main(args):
     assert_eq!(
         s,
         json!({"sqlite": 1, "threads": 30, "async": "1\n", "fork": 7, "ssl": 8, "sha": "e3b0", "user": "sandbox", "zip": "ok"})
+    );
+}
+
+/// Programs ask for it at their start (`setlocale(LC_ALL, "")`), and many end where it is none.
+#[test]
+fn the_locale_that_the_environment_names_is_there() {
+    if !is_given("import locale; locale.setlocale(locale.LC_ALL, 'C.UTF-8')") {
+        return; // a host without it
+    }
+    let code = "\
+import locale, subprocess, sys
+ASKS = 'import locale; print(locale.setlocale(locale.LC_ALL, \"\"), locale.nl_langinfo(locale.CODESET))'
+def main(args):
+    own = [locale.setlocale(locale.LC_ALL, ''), locale.nl_langinfo(locale.CODESET), '{:n}'.format(1234567)]
+    return own + [subprocess.run([sys.executable, '-c', ASKS], capture_output=True, text=True).stdout]
+";
+    assert_eq!(
+        Instance::new().output(code),
+        json!(["C.UTF-8", "UTF-8", "1234567", "C.UTF-8 UTF-8\n"])
     );
 }
 
