@@ -63,6 +63,7 @@ impl Theirs {
             idle_ns: child.idle_ns,
         };
         let lease = &child.lease;
+        sys::give(self.output.as_fd(), lease.outer_id);
         let mut fds = vec![lease.network.as_fd(), lease.ipc.as_fd()];
         fds.extend(lease.user.as_ref().map(AsFd::as_fd));
         fds.extend([&self.orders, &self.channel, &self.output, &self.report].map(AsFd::as_fd));

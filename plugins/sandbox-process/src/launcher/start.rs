@@ -89,10 +89,12 @@ impl Launcher {
     ) -> io::Result<(libc::pid_t, OwnedFd, OwnedFd)> {
         let (report, report_in) = sys::pipe()?;
         sys::set_nonblocking(report.as_fd())?;
+        let outer_id = self.outer_id(slot);
+        sys::give(output.as_fd(), outer_id);
         let isolation = Isolation {
             ground: &self.ground,
             spec,
-            outer_id: self.outer_id(slot),
+            outer_id,
             entrance,
             mounts,
             output: output.as_fd(),

@@ -42,6 +42,12 @@ pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((own(fds[0].into())?, own(fds[1].into())?))
 }
 
+/// Makes a run's output its own: who has a pipe open opens it by a name (`/dev/stdout`) only where he may use a file of its owner.
+pub(crate) fn give(pipe: BorrowedFd<'_>, owner: u32) {
+    // To lack the right to is no reason to refuse a run, which has it open in any case.
+    let _ = std::os::unix::fs::fchown(pipe, Some(owner), Some(owner));
+}
+
 /// A counter to wake a poll from another thread.
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: no pointers.

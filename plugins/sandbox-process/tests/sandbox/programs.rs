@@ -57,6 +57,26 @@ def main(args):
     );
 }
 
+/// The root has these names, and programs that log to a file are given them.
+#[test]
+fn output_is_opened_by_its_names() {
+    let code = "\
+import subprocess, sys
+def main(args):
+    print('one')
+    for name in ('/dev/stdout', '/dev/stderr', '/proc/self/fd/1', '/dev/fd/2'):
+        with open(name, 'w') as file: file.write(name + '\\n')
+    subprocess.run([sys.executable, '-I', '-S', '-c', 'open(\"/dev/stderr\", \"w\").write(\"two\\\\n\")'])
+";
+    for mode in modes() {
+        let instance = Instance::with(&mode.config, None);
+        let (result, services) = instance.code(code);
+        assert!(result.completed, "{}: {result:?}", mode.name);
+        let said = "one\n/dev/stdout\n/dev/stderr\n/proc/self/fd/1\n/dev/fd/2\ntwo\n";
+        assert_eq!(services.text(), said, "{}", mode.name);
+    }
+}
+
 /// File locks, and waiting for the disk, are answered without being made (`seccomp/allow.rs` says why): who asks for them gets on.
 #[test]
 fn programs_get_on_with_what_is_answered_and_not_made() {
