@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import importlib
 import linecache
@@ -42,6 +43,9 @@ _write = os.write
 _set_recursion_limit = sys.setrecursionlimit
 # Kept, since to free it is to write where nothing of a run is.
 _first_argv = sys.argv
+
+# Scripts end by these. An interpreter has them from the module `site`, which also looks for packages, and is left out.
+builtins.exit = builtins.quit = sys.exit
 
 _DEFAULT_ENV = {"HOME": "/workspace", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": "/tmp"}
 # What `os.environ` holds: to ask itself takes some calls of Python code for each variable.

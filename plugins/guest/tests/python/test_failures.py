@@ -138,6 +138,12 @@ class Endings(Case):
         self.check("import sys\ndef main(args): sys.exit(0)", "SystemExit", "SystemExit: 0", hint)
         self.check("import sys\ndef main(args): sys.exit('no more')", "SystemExit", "SystemExit: no more", hint)
         self.check("raise SystemExit", "SystemExit", hint)
+        for name in ("exit", "quit"):
+            self.check("def main(args): %s(3)" % name, "SystemExit", "SystemExit: 3", hint)
+        self.sandbox.skill("acme.ends", {"code/main.py": "def main(args): exit('no more')"})
+        for before in ("", "warm()"):
+            outcome = self.sandbox.execute("acme.ends", before=before)
+            self.assertEqual((outcome.error["type"], hint in outcome.error["message"]), ("SystemExit", True), outcome.error)
         self.check("def main(args): raise KeyboardInterrupt", "KeyboardInterrupt")
         self.check("def main(args): raise GeneratorExit", "GeneratorExit")
         self.check("async def main(args): raise SystemExit(3)", "SystemExit", "SystemExit: 3", hint)
