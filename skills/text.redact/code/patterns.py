@@ -6,7 +6,10 @@ _EMAIL = re.compile(r"[^\s@<>()\[\]{},;:\"'|]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63})
 _CARD = re.compile(r"(?<![\w])\d(?:[ -]?\d){12,18}(?!\d)")
 _IBAN = re.compile(r"(?<!\w)[A-Za-z]{2}\d{2}(?: ?[A-Za-z0-9]){11,30}(?!\w)")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
-_PHONE = re.compile(r"(?<![\w.,@-])(?:\+|\(?\d)[\d .()/-]{5,24}\d(?![\w@])")
+# Not in the middle of a word, a decimal or an id; behind a comma, as in a CSV, unless it goes on with a number's thousands.
+_PHONE = re.compile(
+    r"(?<![\w@])(?<!\w-)(?<!\d\.)(?!(?<=\d,)\d{3}(?![\d/-]))(?:\+|\(?\d)[\d .()/-]{5,24}\d(?![\w@])"
+)
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _SKIP = -1
 _DECIMAL = re.compile(r"\d+\.\d+")
