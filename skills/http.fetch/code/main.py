@@ -20,6 +20,8 @@ PIECE_BYTES = 64 * 1024
 # What may be a blob's kind: `type/subtype` and parameters.
 KIND = re.compile(r"(?=.{,255}$)[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+ *(;[ -~]*)?")
 KIND_DEFAULT = "application/octet-stream"
+# How http.client says what the gate has answered to CONNECT.
+REFUSED_TUNNEL = re.compile("Tunnel connection failed: 403 (.*)")
 
 
 def main(args):
@@ -29,10 +31,11 @@ def main(args):
         raise ValueError(f"method is GET or HEAD, not {method!r:.40}")
     max_bytes = check_number("max_bytes", args.get("max_bytes", MAX_BYTES_DEFAULT), 1, MAX_BYTES_MAX)
     timeout_s = check_number("timeout_s", args.get("timeout_s", 30), 0.1, TIMEOUT_S_MAX)
-    headers = {"Accept": str(args.get("accept", "*/*")), "User-Agent": "skillgate-http-fetch/0.1"}
+    headers = {"Accept": str(args.get("accept") or "*/*"), "User-Agent": "skillgate-http-fetch/0.1"}
     check_network(url)
     request = urllib.request.Request(url, headers=headers, method=method)
     with _open(request, timeout_s) as response:
+        check_gate(response)
         answer = {
             "status": response.status,
             "url": response.url,
@@ -79,6 +82,15 @@ def check_network(url):
         )
 
 
+def check_gate(response):
+    """Over http the gate answers in the server's place what it refuses, and says by this header that it does."""
+    if not response.headers.get("Proxy-Status", "").startswith("skillgate;"):
+        return
+    if response.status == 403:
+        raise PermissionError(f"the gate refuses: {response.reason}")
+    raise (TimeoutError if response.status == 504 else ConnectionError)(response.reason)
+
+
 def _open(request, timeout_s):
     # Only these: the default opener would read file: and ftp: URLs too, after a redirect for example.
     opener = urllib.request.OpenerDirector()
@@ -99,8 +111,9 @@ def _open(request, timeout_s):
         raise ConnectionError(f"{host}: {exc}") from None  # such as too many redirects
     except (urllib.error.URLError, http.client.HTTPException, OSError) as exc:
         cause = getattr(exc, "reason", exc)
-        if "Tunnel connection failed: 403" in str(cause):
-            raise PermissionError(f"the gate refuses {host}: it is not among the hosts granted to this run") from None
+        refused = REFUSED_TUNNEL.search(str(cause))
+        if refused:
+            raise PermissionError(f"the gate refuses: {refused[1]}") from None
         if isinstance(cause, (TimeoutError, socket.timeout)):
             raise TimeoutError(f"{host} did not answer within {timeout_s} seconds") from None
         raise ConnectionError(f"cannot reach {host}: {cause}") from None

@@ -219,11 +219,12 @@ class Gate(http.server.BaseHTTPRequestHandler):
     """A proxy that answers for every host by itself and refuses every tunnel."""
 
     def do_CONNECT(self):
-        self.send_error(403)
+        self.send_error(403, self.path + " is not granted to this run")
 
     def do_GET(self):
         status, headers, body = self.server.answers[self.path]
-        self.send_response(status)
+        status, reason = status if isinstance(status, tuple) else (status, None)
+        self.send_response(status, reason)
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
@@ -307,7 +308,24 @@ class HttpFetch(Case):
         self.failed(self.fetch(env={"TMPDIR": "/tmp"}, url="https://example.com/"), "PermissionError", "this run has no network: the policy grants none")
 
     def test_a_host_that_is_not_granted(self):
-        self.failed(self.fetch(url="https://other.example/"), "PermissionError", "the gate refuses other.example")
+        refused = "the gate refuses: other.example:443 is not granted to this run"
+        self.failed(self.fetch(url="https://other.example/"), "PermissionError", refused)
+        # Who was asked says nothing of another host, to which it has led.
+        self.gate.answers["http://example.com/away"] = (302, {"Location": "https://other.example/"}, b"")
+        self.failed(self.fetch(url="http://example.com/away"), "PermissionError", refused)
+
+    def test_what_the_gate_says_is_no_answer_of_a_server(self):
+        for status, kind, words in (
+            (403, "PermissionError", "http://other.example is not granted to this run"),
+            (502, "ConnectionError", "other.example has no address"),
+            (504, "TimeoutError", "http://other.example did not answer in time"),
+        ):
+            said = {"Proxy-Status": "skillgate; error=something", "Content-Type": "application/json"}
+            self.gate.answers["http://other.example/"] = ((status, words), said, b"{}")
+            self.failed(self.fetch(url="http://other.example/"), kind, words)
+        # A server's own is one, also where it speaks of a proxy of its own.
+        self.gate.answers["http://other.example/"] = (403, {"Proxy-Status": "edge; error=something"}, b"no")
+        self.assertEqual(self.fetch(url="http://other.example/").output["status"], 403)
 
     def test_redirects_that_lead_astray(self):
         self.failed(self.fetch(url="http://example.com/loop"), "ConnectionError", "example.com")
