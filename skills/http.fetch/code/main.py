@@ -126,6 +126,17 @@ class _KeepErrors(urllib.request.HTTPDefaultErrorHandler):
         return fp
 
 
+def _read(response):
+    """http.client takes an answer that breaks off for one that has ended, unless it comes in chunks."""
+    try:
+        piece = response.read(PIECE_BYTES)
+    except http.client.HTTPException as exc:
+        raise ConnectionError(f"the answer broke off: {exc}") from None
+    if not piece and response.length:
+        raise ConnectionError(f"the answer broke off {response.length} bytes before its end")
+    return piece
+
+
 def _store(response, content_type, max_bytes):
     """Writes the body to a blob by way of a file, so that its size does not matter."""
     handle, path = tempfile.mkstemp()
@@ -133,7 +144,7 @@ def _store(response, content_type, max_bytes):
         with open(handle, "wb+") as body:
             size, truncated = 0, False
             while True:
-                piece = response.read(PIECE_BYTES)
+                piece = _read(response)
                 if not piece:
                     break
                 if size + len(piece) > max_bytes:

@@ -227,7 +227,8 @@ class Gate(http.server.BaseHTTPRequestHandler):
         self.send_response(status, reason)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
+        if "Content-Length" not in headers:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
@@ -326,6 +327,13 @@ class HttpFetch(Case):
         # A server's own is one, also where it speaks of a proxy of its own.
         self.gate.answers["http://other.example/"] = (403, {"Proxy-Status": "edge; error=something"}, b"no")
         self.assertEqual(self.fetch(url="http://other.example/").output["status"], 403)
+
+    def test_an_answer_that_breaks_off_is_not_kept(self):
+        for said, body in (({"Content-Length": "100"}, b"part"), ({"Content-Length": "0", "Transfer-Encoding": "chunked"}, b"64\r\npart")):
+            self.gate.answers["http://example.com/cut"] = (200, said, body)
+            self.failed(self.fetch(url="http://example.com/cut"), "ConnectionError", "the answer broke off")
+        self.gate.answers["http://example.com/cut"] = (200, {"Content-Length": "100"}, b"part")
+        self.assertTrue(self.fetch(url="http://example.com/cut", max_bytes=3).output["truncated"])
 
     def test_redirects_that_lead_astray(self):
         self.failed(self.fetch(url="http://example.com/loop"), "ConnectionError", "example.com")
