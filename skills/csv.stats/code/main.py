@@ -18,8 +18,12 @@ def main(args):
     blob_id = args.get("csv_blob")
     if not isinstance(blob_id, str):
         raise ValueError("csv_blob is missing: give the id of the CSV blob")
-    with blobs.open(blob_id, "r", encoding=args.get("encoding") or "utf-8-sig", newline="") as lines:
-        stats = profile(lines, args.get("delimiter"))
+    encoding = args.get("encoding") or "utf-8-sig"
+    with blobs.open(blob_id, "r", encoding=encoding, newline="") as lines:
+        try:
+            stats = profile(lines, args.get("delimiter"))
+        except UnicodeDecodeError:
+            raise ValueError(f'the CSV is not {encoding}: give its encoding, such as "cp1252" or "utf-16"') from None
     columns = stats["columns"]
     empty = sum(column["empty"] for column in columns)
     summary = f"{stats['rows']} rows, {len(columns)} columns; {empty} empty values."

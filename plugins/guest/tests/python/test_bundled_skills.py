@@ -113,7 +113,9 @@ class CsvStats(Case):
         blob = self.sandbox.blob("sheet", b"a,b\n" + b'"' + b"x" * (2 << 20))
         self.refused("ValueError", "not one character", csv_blob=blob, delimiter="::")
         self.refused("ValueError", "not CSV at line", csv_blob=blob)
-        self.refused("UnicodeDecodeError", "", csv_blob=self.sandbox.blob("bin", b"\xff\xfe\x00"))
+        blob = self.sandbox.blob("bin", b"\xff\xfe\x00")
+        self.refused("ValueError", "the CSV is not utf-8-sig: give its encoding", csv_blob=blob)
+        self.refused("ValueError", "the CSV is not ascii: give its encoding", csv_blob=blob, encoding="ascii")
         self.refused("ValueError", "at most 2000", csv_blob=self.sandbox.blob("wide", b"," * 5000))
 
     def test_from_code(self):
