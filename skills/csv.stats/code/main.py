@@ -54,7 +54,7 @@ def profile(lines, delimiter=None):
     csv.field_size_limit(FIELD_CHARS_MAX)
     reader = csv.reader(_Rest(sample, lines), delimiter=delimiter)
     try:
-        names = next(reader)
+        names = next(row for row in reader if row)  # empty lines may come before it
         if len(names) > COLUMNS_MAX:
             raise ValueError(f"{len(names)} columns, at most {COLUMNS_MAX} are profiled: is the delimiter right?")
         columns = [Column(name.strip() or f"column {n}") for n, name in enumerate(names, 1)]

@@ -85,6 +85,7 @@ class CsvStats(Case):
         self.assertEqual(self.profile(b"only a header")[0]["rows"], 0)
         self.assertEqual(self.profile("näme\né\n".encode("latin-1"), encoding="latin-1")[0]["columns"][0]["name"], "näme")
         self.assertEqual(self.profile(b",\n1,2\n")[0]["columns"][1]["name"], "column 2")
+        self.assertEqual(self.profile(b"\r\n\na,b\n1,2\n")[0]["columns_total"], 2)
         self.assertEqual(self.profile(b'a,b\n"x\ny",2\n')[0]["rows"], 1)
 
     def test_numbers_at_their_limits(self):
