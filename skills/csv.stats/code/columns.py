@@ -6,6 +6,8 @@ import re
 from collections import Counter
 
 DISTINCT_MAX = 10000
+# Of all columns together: a wide table counts fewer in each, so that memory has a bound.
+DISTINCT_ALL_MAX = 200000
 TOP = 10
 TOP_CHARS_MAX = 100
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
@@ -15,8 +17,9 @@ _BOOLEANS = frozenset(("true", "false", "yes", "no"))
 
 
 class Column:
-    def __init__(self, name):
+    def __init__(self, name, distinct_max=DISTINCT_MAX):
         self.name = name
+        self.distinct_max = distinct_max
         self.count = self.empty = 0
         self.types = Counter()
         self.values = Counter()
@@ -60,7 +63,10 @@ class Column:
         return result
 
     def _count_value(self, text):
-        if text in self.values or len(self.values) < DISTINCT_MAX:
+        if len(text) > TOP_CHARS_MAX:
+            # Only the beginning is shown: the rest need not be kept to be told from others.
+            text = f"{text[:TOP_CHARS_MAX]}{hash(text)}"
+        if text in self.values or len(self.values) < self.distinct_max:
             self.values[text] += 1
         else:
             self.exact = False

@@ -3,7 +3,7 @@
 import csv
 import io
 
-from columns import Column
+from columns import DISTINCT_ALL_MAX, DISTINCT_MAX, Column
 from runtime import blobs, log
 
 COLUMNS_SHOWN_MAX = 25
@@ -57,7 +57,8 @@ def profile(lines, delimiter=None):
         names = next(row for row in reader if row)  # empty lines may come before it
         if len(names) > COLUMNS_MAX:
             raise ValueError(f"{len(names)} columns, at most {COLUMNS_MAX} are profiled: is the delimiter right?")
-        columns = [Column(name.strip() or f"column {n}") for n, name in enumerate(names, 1)]
+        distinct_max = min(DISTINCT_MAX, DISTINCT_ALL_MAX // len(names))
+        columns = [Column(name.strip() or f"column {n}", distinct_max) for n, name in enumerate(names, 1)]
         rows = uneven = 0
         for row in reader:
             if not row:  # an empty line

@@ -106,6 +106,28 @@ class CsvStats(Case):
         output, _ = self.profile((wide + "\n").encode())
         self.assertEqual((len(output["columns"]), output["columns_total"]), (25, 500))
 
+    def test_what_is_counted_has_a_bound(self):
+        # Of long values only what is shown is kept, and of many columns fewer values in each.
+        long = ["%05d" % n + "x" * 40000 for n in range(1000)]
+        wide = [",".join("%d" % (n * 1000 + column) for column in range(1000)) for n in range(300)]
+        for rows, distinct, exact in ((long, 1000, True), (wide, 200, False)):
+            head = ",".join("c%d" % n for n in range(rows[0].count(",") + 1))
+            blob = self.sandbox.blob("large%d" % distinct, "\n".join([head, *rows]).encode())
+            code = """
+import tracemalloc
+from runtime import blobs
+from skills.csv.stats import profile
+
+def main(args):
+    tracemalloc.start()
+    with blobs.open(args["sheet"], "r", newline="") as lines:
+        column = profile(lines)["columns"][0]
+    return [tracemalloc.get_traced_memory()[1] >> 20, column["distinct"], column["distinct_is_exact"], len(column["top"][0][0])]
+"""
+            mib, *figures = self.sandbox.code(code, {"sheet": blob}).output
+            self.assertEqual(figures, [distinct, exact, 100 if distinct == 1000 else 1])
+            self.assertLess(mib, 35)
+
     def test_refusals(self):
         self.refused("ValueError", "csv_blob is missing")
         self.refused("BlobNotFound", "input_blobs", csv_blob="blob:x")
