@@ -61,6 +61,23 @@ pub(super) fn address<I>(instance: &Arc<I>) -> usize {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Numbers(Arc<Mutex<BTreeMap<&'static str, BTreeMap<String, f64>>>>);
 
+/// A plugin's, while it is asked: what it has said before is shown until it has answered, and no longer where nobody waits for
+/// that any more, since in a metric it looks as good as new.
+struct Question<'a> {
+    numbers: &'a Numbers,
+    plugin: &'static str,
+    said: Option<BTreeMap<String, f64>>,
+}
+
+impl Drop for Question<'_> {
+    fn drop(&mut self) {
+        match self.said.take() {
+            Some(said) => drop(self.numbers.all().insert(self.plugin, said)),
+            None => self.numbers.forget(self.plugin),
+        }
+    }
+}
+
 /// The number of a store that has a name of its own: the contract says so (`skg_health.metrics_json`).
 const BLOB_BYTES: &str = "blob_bytes";
 /// Numbers of one plugin that are shown.
@@ -72,8 +89,11 @@ impl Numbers {
         plugin: &'static str,
         asked: impl Future<Output = model::Result<Said>> + Send,
     ) -> State {
-        // What it said before looks as good as new in a metric, and it may not answer for long.
-        self.forget(plugin);
+        let mut question = Question {
+            numbers: &self,
+            plugin,
+            said: None,
+        };
         let said = match asked.await {
             Ok(said) => said,
             Err(error) => return State::Failed(error.message),
@@ -81,8 +101,7 @@ impl Numbers {
         // A plugin that says something else than numbers shows none.
         let numbers: BTreeMap<String, f64> =
             serde_json::from_str(&said.metrics_json).unwrap_or_default();
-        let numbers = numbers.into_iter().take(NUMBERS_MAX).collect();
-        self.all().insert(plugin, numbers);
+        question.said = Some(numbers.into_iter().take(NUMBERS_MAX).collect());
         match said.state {
             abi::HEALTH_OK => State::Well(said.message),
             abi::HEALTH_DEGRADED => State::Impaired(said.message),
@@ -176,9 +195,11 @@ mod tests {
         assert!(!shown(r#"plugin="storage""#) && !shown("skillgate_blob_store_bytes"));
         assert!(shown(r#"{plugin="shelf",name="free_bytes"} 7"#));
 
-        // Nor one that does not answer, of which the health is not told.
-        let hangs = numbers.clone().said("shelf", std::future::pending());
-        assert!(hangs.now_or_never().is_none());
+        // Nor one that does not answer, of which the health is not told; until nobody waits for that any more.
+        let mut asked = Box::pin(numbers.clone().said("shelf", std::future::pending()));
+        assert!(asked.as_mut().now_or_never().is_none());
+        assert!(shown(r#"plugin="shelf""#));
+        drop(asked);
         assert!(!shown(r#"plugin="shelf""#));
     }
 }
