@@ -31,6 +31,9 @@ use crate::telemetry::metrics::Page;
 const WATCHED_FILES_MAX: usize = 10_000;
 /// How long after a try a part that is lost is tried again.
 const LOST_AGAIN: Duration = Duration::from_secs(60);
+/// One that goes on for longer than this is shown: something that it reads hangs, a disk or a network, and until it has ended
+/// nothing else is taken.
+const SLOW_AFTER: Duration = Duration::from_secs(60);
 /// What these sections say beyond the parts' own is read once, at the start.
 const RELOADED: [&str; 5] = ["auth", "plugins", "policy", "rate_limit", "secrets"];
 
@@ -70,6 +73,8 @@ pub struct Status {
     pub at: Option<SystemTime>,
     /// Why the last one was refused; `None` when it was taken.
     pub error: Option<String>,
+    /// Since when one goes on.
+    pub since: Option<Instant>,
 }
 
 /// Reads the configuration as the program did when it started.
@@ -139,6 +144,13 @@ impl Report {
     /// The same for `/readyz?verbose`. A refused one does not keep the gateway from being ready: it serves on.
     pub fn state(&self) -> State {
         let status = self.status();
+        let goes_on = status.since.map_or(Duration::ZERO, |since| since.elapsed());
+        if goes_on >= SLOW_AFTER {
+            let s = goes_on.as_secs();
+            return State::Impaired(format!(
+                "one has gone on for {s} s and does not end, the last good state is kept: a disk or a network that it reads from hangs?"
+            ));
+        }
         match status.error {
             Some(why) => State::Impaired(format!("refused, the last good state is kept: {why}")),
             None => State::Well(format!("{} taken", status.taken)),
@@ -215,12 +227,14 @@ impl Reload {
     /// What was wrong; what was in force before still is.
     pub fn now(&self) -> Result<(), String> {
         let known = &mut *lock(&self.0.state);
+        lock(&self.0.report.0).since = Some(Instant::now());
         // It is refused like any other: a mistake of ours must not pass for a reload that nobody asked for.
         let taken = catch_unwind(AssertUnwindSafe(|| self.take(known)));
         let result = taken.unwrap_or_else(|panic| Err(panicked(&*panic)));
         let error = result.as_ref().err().cloned();
         let mut status = lock(&self.0.report.0);
         status.at = Some(SystemTime::now());
+        status.since = None;
         match &error {
             None => {
                 status.taken += 1;

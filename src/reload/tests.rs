@@ -170,6 +170,46 @@ fn a_loop_of_links_ends() {
     fingerprint(&[dir.path().to_path_buf()]);
 }
 
+/// Prepared when somebody says so, after it has said that it is asked.
+struct Waits(
+    mpsc::UnboundedSender<()>,
+    Mutex<std::sync::mpsc::Receiver<()>>,
+);
+
+impl Part for Waits {
+    fn name(&self) -> &'static str {
+        "waits"
+    }
+    fn prepare(&self, _: &Config) -> Result<Install, String> {
+        self.0.send(()).unwrap();
+        lock(&self.1).recv().unwrap();
+        Ok(Box::new(|| ()))
+    }
+    fn watched(_: &Config) -> Vec<PathBuf> {
+        Vec::new()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reload_that_does_not_end_is_shown() {
+    let (say, mut asked) = mpsc::unbounded_channel();
+    let (go, goes) = std::sync::mpsc::channel();
+    let part = Waits(say, Mutex::new(goes));
+    let reload = started(Box::new(|| Ok(config())), vec![Box::new(part)]);
+    let report = reload.report();
+    let reloading = tokio::task::spawn_blocking(move || reload.now());
+    asked.recv().await.unwrap();
+    assert_eq!(report.state(), State::Well("0 taken".into()));
+    tokio::time::advance(Duration::from_secs(61)).await;
+    let State::Impaired(shown) = report.state() else {
+        panic!("{:?}", report.state());
+    };
+    assert!(shown.starts_with("one has gone on for 61 s"), "{shown}");
+    go.send(()).unwrap();
+    reloading.await.unwrap().unwrap();
+    assert_eq!(report.state(), State::Well("1 taken".into()));
+}
+
 // === when somebody looks ===
 
 /// A configuration file, and the files that its `policy.path` may name.
