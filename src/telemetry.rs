@@ -6,6 +6,7 @@ pub mod metrics;
 pub mod trace;
 pub mod watch;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::os::fd::AsFd as _;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -44,7 +45,31 @@ pub fn start(log: &Log) -> Result<(), String> {
     };
     started.map_err(|error| format!("the log cannot be started: {error}"))?;
     LINES.get_or_init(|| lines);
+    log_panics();
     Ok(())
+}
+
+/// A panic is a line of the log: in its format, with the request that it was in, and nobody waits for who reads it.
+fn log_panics() {
+    let otherwise = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        // Where the filter leaves it out it is said all the same.
+        if !tracing::enabled!(tracing::Level::ERROR) {
+            return otherwise(panic);
+        }
+        let backtrace = Backtrace::capture();
+        let backtrace = match backtrace.status() {
+            BacktraceStatus::Captured => Some(backtrace.to_string()),
+            _ => None,
+        };
+        tracing::error!(
+            place = panic.location().map(ToString::to_string),
+            reason = panic.payload_as_str(),
+            thread = std::thread::current().name(),
+            backtrace,
+            "panicked"
+        );
+    }));
 }
 
 /// Waits until what was logged is out, for a second at most. Before the process ends.

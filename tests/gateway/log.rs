@@ -1,8 +1,14 @@
 //! The log of a gateway goes into a pipe, as under most service managers, and nobody empties it.
 
+use std::env;
 use std::io::{BufRead as _, BufReader, PipeReader, pipe};
+use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
+
+use serde_json::Value;
+use skillgate::config::{Log, LogFormat};
+use skillgate::telemetry;
 
 use crate::alone;
 use crate::operator::{metrics, value};
@@ -87,4 +93,50 @@ fn a_log_that_nobody_reads_holds_up_no_end() {
     });
     gateway.signal("TERM");
     assert!(gateway.end(PATIENCE).success());
+}
+
+/// Whoever collects JSON reads nothing else.
+#[test]
+fn a_panic_is_a_line_like_any_other() {
+    const PANICS: &str = "GATEWAY_TEST_PANICS";
+    if env::var_os(PANICS).is_some() {
+        let log = Log {
+            filter: "info".into(),
+            format: LogFormat::Json,
+            buffer_bytes: 10_000,
+        };
+        telemetry::start(&log).unwrap();
+        let _request = tracing::info_span!("request", id = "the-request").entered();
+        assert!(std::panic::catch_unwind(|| panic!("of this\nkind")).is_err());
+        return telemetry::flush();
+    }
+    let name = "log::a_panic_is_a_line_like_any_other";
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(PANICS, "1")
+        .env("RUST_BACKTRACE", "1")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stderr).unwrap();
+    let lines = text.lines().map(|line| {
+        let line: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("{text}"));
+        line
+    });
+    let lines: Vec<Value> = lines.collect();
+    let line = match &lines[..] {
+        [line] => line,
+        _ => panic!("{text}"),
+    };
+    assert_eq!(line["level"], "ERROR");
+    assert_eq!(line["message"], "panicked");
+    assert_eq!(line["reason"], "of this\nkind");
+    assert_eq!(line["span"]["id"], "the-request");
+    assert!(line["place"].as_str().unwrap().contains("gateway/log.rs:"));
+    assert!(
+        line["backtrace"]
+            .as_str()
+            .unwrap()
+            .contains("a_panic_is_a_line")
+    );
 }
