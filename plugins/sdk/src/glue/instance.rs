@@ -131,9 +131,9 @@ impl<P: Send + Sync + 'static> Instance<P> {
         )
     }
 
-    /// The host no longer wants an op: tells who wants to know, and ends a drain.
+    /// The host no longer wants an op: tells who wants to know, and ends a drain, whatever becomes of that.
     pub(super) fn cancel(&self, op: abi::Op) {
-        self.tell(op);
+        quietly(|| self.tell(op));
         self.calls.cancel(op);
     }
 

@@ -261,7 +261,7 @@ unsafe extern "C" fn drain<S: Storage, const BLOCKING: bool>(
 unsafe extern "C" fn cancel<S: Storage>(self_: *mut c_void, op: abi::Op) {
     // SAFETY: the contract: the table's own self, before destroy.
     let instance = unsafe { instance::<S>(self_) };
-    quietly(|| instance.cancel(op));
+    instance.cancel(op);
 }
 
 unsafe extern "C" fn blob_abort<S: Storage>(self_: *mut c_void, writer: u64) {

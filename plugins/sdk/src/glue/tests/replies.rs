@@ -369,6 +369,19 @@ fn a_drain_waits_for_the_plugins_own_part_and_says_why_that_failed() {
 }
 
 #[test]
+fn a_drain_that_is_cancelled_ends_although_the_plugin_panics_at_that() {
+    let shop = Shop::new();
+    shop.drain(1);
+    let hook = shop.hook();
+    hook.on_cancel(|| panic!("not now"));
+    shop.cancel(1);
+    assert_eq!(shop.the_end().0, abi::E_CANCELLED);
+    hook.ok(());
+    assert_eq!(shop.ends().len(), 1);
+    shop.destroy();
+}
+
+#[test]
 fn a_reply_that_is_lost_costs_its_call_and_the_drain_until_that_is_cancelled() {
     let shop = Shop::new();
     shop.get(1, "forget");
