@@ -15,6 +15,8 @@ use crate::load::{LoadError, Refusal};
 
 /// Largest plugin file.
 pub(crate) const FILE_BYTES: u64 = 256 << 20;
+/// Of a longer id a note has the beginning. Its last byte is for a NUL.
+pub(crate) const NOTE_ID_BYTES: usize = 43;
 /// Longest name in a dynamic string table.
 const NAME_BYTES: usize = 4096;
 
@@ -529,7 +531,8 @@ fn skillgate_note(note: &RawNote<'_>) -> Option<Note> {
     {
         return None;
     }
-    let id = desc.get(20..64)?;
+    // A compiler fills the last byte too when the id is longer, and some say nothing of it.
+    let id = desc.get(20..20 + NOTE_ID_BYTES)?;
     let id = id.split(|b| *b == 0).next().unwrap_or_default();
     Some(Note {
         id: String::from_utf8_lossy(id).into_owned(),

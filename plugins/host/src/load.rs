@@ -17,7 +17,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::wire::{self, Reader};
 
-use crate::inspect::{Inspection, Note, digest, inspect_bytes, read};
+use crate::inspect::{Inspection, NOTE_ID_BYTES, Note, digest, inspect_bytes, read};
 use crate::plugin::Info;
 use crate::trust::{guarded, signed_as, trusted_comment};
 
@@ -484,7 +484,7 @@ fn agree(entry: &abi::EntryV1, info: &Info, note: Option<&Note>) -> Result<(), R
     };
     if info.id.is_empty()
         || !info.id.starts_with(&note.id)
-        || (note.id.len() < 43 && info.id != note.id)
+        || (note.id.len() < NOTE_ID_BYTES && info.id != note.id)
     {
         return Err(Refusal::Entry(format!(
             "its id is {:?}, and its note says {:?}",

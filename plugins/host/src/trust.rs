@@ -8,6 +8,7 @@ use std::path::{Component, Path, PathBuf};
 
 use minisign_verify::{PublicKey, Signature};
 
+use crate::inspect::NOTE_ID_BYTES;
 use crate::load::Refusal;
 
 /// Largest signature file; a minisign signature has about 300 bytes.
@@ -120,9 +121,8 @@ pub(crate) fn signed_as(comment: &str, id: &str, version: Option<&str>) -> Resul
     let words: Vec<_> = comment.split(' ').collect();
     let fits = match (words.as_slice(), version) {
         ([word, of, at], Some(version)) => *word == COMMENT && *of == id && *at == version,
-        // A note holds 43 bytes of an id.
         ([word, of, _], None) => {
-            *word == COMMENT && (*of == id || (id.len() == 43 && of.starts_with(id)))
+            *word == COMMENT && (*of == id || (id.len() == NOTE_ID_BYTES && of.starts_with(id)))
         }
         _ => false,
     };

@@ -166,6 +166,27 @@ fn a_signature_counts_for_one_plugin_and_one_version() {
     }
 }
 
+/// A note holds the beginning of an id, and a compiler cuts it without a word, or with a warning.
+#[test]
+fn an_id_that_is_longer_than_a_note_may_be_signed() {
+    let (dir, vendor) = (tempfile::tempdir().unwrap(), Vendor::new(1));
+    let long = "org.skillgate.probe-with-an-id-of-more-than-44-bytes";
+    for bytes in [43, 44, 45, long.len()] {
+        let id = &long[..bytes];
+        let options = [
+            &format!("-DNOTE_ID=\"{id}\""),
+            &format!("-DENTRY_ID=\"{id}\""),
+            "-w",
+        ];
+        let file = probe(dir.path(), &format!("long{bytes}"), &options);
+        vendor.sign(&file, &format!("skillgate-plugin {id} 1.0.0"), true);
+        Plugin::load(&file, &vendor.pin()).unwrap_or_else(|error| panic!("{error}"));
+        let other = format!("skillgate-plugin {}x 1.0.0", &id[..42]);
+        vendor.sign(&file, &other, true);
+        assert!(refusal(&file, &vendor.pin()).contains("it is signed as"));
+    }
+}
+
 #[test]
 fn a_key_and_a_pin_must_both_fit() {
     let (dir, vendor) = (tempfile::tempdir().unwrap(), Vendor::new(1));

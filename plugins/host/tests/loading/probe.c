@@ -33,6 +33,9 @@
 #ifndef ENTRY_ID
 #define ENTRY_ID "org.skillgate.probe"
 #endif
+#ifndef NOTE_ID
+#define NOTE_ID "org.skillgate.probe"
+#endif
 #ifndef VERSION
 #define VERSION "1.0.0"
 #endif
@@ -44,7 +47,7 @@
 __attribute__((used, section(".note.skillgate"), aligned(4)))
 static const skg_note_v1 note = {
     10u, (uint32_t)(sizeof(skg_note_v1) - offsetof(skg_note_v1, magic)), SKG_NOTE_TYPE, "SkillGate",
-    SKG_MAGIC, NOTE_MAJOR, SKG_ABI_MINOR, MIN_HOST, FLAGS, "org.skillgate.probe" };
+    SKG_MAGIC, NOTE_MAJOR, SKG_ABI_MINOR, MIN_HOST, FLAGS, NOTE_ID };
 #endif
 
 #ifdef GO
