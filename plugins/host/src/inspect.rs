@@ -294,6 +294,7 @@ struct Segment {
     offset: u64,
     address: u64,
     file_bytes: u64,
+    memory_bytes: u64,
 }
 
 struct Elf<'a> {
@@ -331,6 +332,22 @@ fn u64_at(bytes: &[u8], at: u64) -> Option<u64> {
     get(bytes, at).map(u64::from_le_bytes)
 }
 
+/// No page belongs to two of the segments that are mapped.
+fn lie_apart(segments: &[Segment]) -> bool {
+    // SAFETY: asks for a number.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let mut free = 0;
+    segments.iter().filter(|s| s.kind == PT_LOAD).all(|s| {
+        let fits = s.address >= free;
+        let end = s.address.checked_add(s.memory_bytes.max(s.file_bytes));
+        match end.and_then(|end| end.checked_next_multiple_of(page)) {
+            Some(end) => free = end,
+            None => return false,
+        }
+        fits
+    })
+}
+
 impl<'a> Elf<'a> {
     fn parse(bytes: &'a [u8]) -> Result<Self, &'static str> {
         const CUT: &str = "its ELF headers lie outside the file";
@@ -357,9 +374,15 @@ impl<'a> Elf<'a> {
                 offset: u64_at(bytes, at.checked_add(8)?)?,
                 address: u64_at(bytes, at.checked_add(16)?)?,
                 file_bytes: u64_at(bytes, at.checked_add(32)?)?,
+                memory_bytes: u64_at(bytes, at.checked_add(40)?)?,
             })
         });
         let segments = segments.collect::<Option<Vec<_>>>().ok_or(CUT)?;
+        // Whole pages are mapped, one segment over what is there of another: then nobody who reads the file sees what the
+        // loader does. A linker makes no such file.
+        if !lie_apart(&segments) {
+            return Err("its segments share pages, or are not in the order of their addresses");
+        }
         Ok(Elf {
             bytes,
             machine,
@@ -376,11 +399,10 @@ impl<'a> Elf<'a> {
         range().unwrap_or_default()
     }
 
-    /// The file's bytes from what will be at `address` to the end of its segment: the last, which is mapped over others.
+    /// The file's bytes from what will be at `address` to the end of its segment.
     fn at_address(&self, address: u64) -> Option<&'a [u8]> {
         self.segments
             .iter()
-            .rev()
             .filter(|s| s.kind == PT_LOAD)
             .find_map(|s| {
                 let within = address

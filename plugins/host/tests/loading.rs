@@ -361,6 +361,7 @@ fn header(bytes: &[u8], kind: u32) -> usize {
 /// Of two of a kind the loader goes by the last, and what it does not look at says nothing.
 #[test]
 fn a_file_is_read_as_the_loader_reads_it() {
+    const PT_LOAD: u32 = 1;
     const PT_DYNAMIC: u32 = 2;
     const PT_GNU_STACK: u32 = 0x6474_e551;
     const PT_GNU_RELRO: u32 = 0x6474_e552;
@@ -386,6 +387,13 @@ fn a_file_is_read_as_the_loader_reads_it() {
     // The file's first bytes, which are no such segment.
     bytes[relro + 8..relro + 24].fill(0);
     refused("dynamic", &bytes, "does not export");
+
+    // One that begins in the middle of another's page is mapped over that page.
+    let mut bytes = good.clone();
+    bytes[relro..relro + 4].copy_from_slice(&PT_LOAD.to_le_bytes());
+    bytes[relro + 32..relro + 40].copy_from_slice(&1_u64.to_le_bytes());
+    bytes[relro + 40..relro + 48].copy_from_slice(&1_u64.to_le_bytes());
+    refused("over", &bytes, "its segments share pages");
 
     let options = ["-Wl,-rpath,/tmp/evil"];
     let mut bytes = std::fs::read(probe(dir.path(), "path", &options)).unwrap();
