@@ -159,18 +159,21 @@ impl Ground {
         }
     }
 
-    /// Whatever is in tmp/ was never published.
+    /// Whatever is in tmp/ was never published. What cannot be removed takes room there, and nothing else from anybody.
     fn sweep_tmp(&self) -> Result<()> {
-        let leftovers = beneath::entries(&self.tmp, TMP)?;
-        for (name, _) in &leftovers {
-            beneath::remove_tree(&self.tmp, name)?;
+        let mut removed = 0;
+        for (name, _) in beneath::entries(&self.tmp, TMP)? {
+            match beneath::remove_tree(&self.tmp, &name) {
+                Ok(()) => removed += 1,
+                Err(fault) => self.warn_leftover(&name, &fault),
+            }
         }
-        if !leftovers.is_empty() {
+        if removed > 0 {
             self.host.log(
                 Level::Info,
                 TARGET,
                 "removed what an earlier life left half-built",
-                &[("count", &leftovers.len().to_string())],
+                &[("count", &removed.to_string())],
             );
         }
         Ok(())

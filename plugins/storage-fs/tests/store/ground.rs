@@ -109,6 +109,21 @@ fn what_an_earlier_life_left_in_tmp_is_swept() {
 }
 
 #[test]
+fn what_cannot_be_swept_is_told_and_keeps_nobody_from_starting() {
+    let bench = Bench::new();
+    drop(bench.store());
+    let tmp = bench.root().join("tmp");
+    // Deeper than anything of ours, so that it is not followed to its end.
+    let deep = tmp.join("deep").join("d/".repeat(100));
+    std::fs::create_dir_all(&deep).unwrap();
+    std::fs::create_dir(tmp.join("leftover")).unwrap();
+    let store = bench.store();
+    assert_eq!(bench.in_tmp(), 1, "the other one");
+    assert!(bench.logged("could not remove a temporary directory"));
+    store_blob(&store, &blob_of("acme"), b"x").unwrap();
+}
+
+#[test]
 fn without_a_root_there_is_no_writing() {
     let bench = Bench::new();
     let config = format!(r#"{{"read_only_skills": [{:?}]}}"#, bench.dir.path());
