@@ -417,8 +417,9 @@ fn load_one(
 
 /// The names of the directories in `path`; none when it is not there, or cannot be read, which counts.
 fn directories(ground: &Ground, path: &str, unread: &mut usize) -> Result<Vec<String>> {
-    let dir = match beneath::open_dir(ground.root(), path) {
-        Ok(dir) => dir,
+    let listed = beneath::open_dir(ground.root(), path).and_then(|dir| beneath::entries(dir, path));
+    let entries = match listed {
+        Ok(entries) => entries,
         Err(fault) if fault.is_missing() => return Ok(Vec::new()),
         // A start that does not see what is there must not go on as if it were not.
         Err(fault) if fault.is_shortage() => return Err(fault),
@@ -429,7 +430,7 @@ fn directories(ground: &Ground, path: &str, unread: &mut usize) -> Result<Vec<St
         }
     };
     let mut names = Vec::new();
-    for (name, kind) in beneath::entries(&dir, path)? {
+    for (name, kind) in entries {
         if kind == FileType::Directory {
             names.push(name);
         } else {

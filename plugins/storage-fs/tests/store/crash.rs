@@ -274,6 +274,32 @@ fn every_syscall_fails_once_or_from_then_on() {
     println!("{} fault points of {counts:?}", points.len());
 }
 
+/// One damaged directory is no reason not to serve what is in all others.
+#[test]
+fn a_directory_that_the_disk_cannot_list_is_left_out_at_the_start() {
+    let bench = bench_in_real_time();
+    let trace = bench.dir.path().join("trace");
+    let listing = ["-y", "-e", "trace=getdents64"];
+    // The second one finds what the first has put.
+    for _ in 0..2 {
+        let Some(command) = strace(&listing, &trace, &bench.root()) else {
+            return;
+        };
+        assert_eq!(acks(&run(command)), ACKS);
+    }
+    let text = std::fs::read_to_string(&trace).unwrap();
+    let skills = |line: &&str| line.contains("/tenants/acme/skills>");
+    let thread = |line: &str| line.split(' ').next().unwrap().to_owned();
+    let of = thread(text.lines().find(skills).unwrap());
+    let mut its = text.lines().filter(|line| thread(line) == of);
+    let when = its.position(|line| skills(&line)).unwrap() + 1;
+    let inject = format!("inject=getdents64:error=EIO:when={when}");
+    let options = ["-e", "trace=getdents64", "-e", &inject];
+    let said = run(strace(&options, Path::new("/dev/null"), &bench.root()).unwrap());
+    assert_eq!(acks(&said), ACKS, "{said:?}");
+    check(&bench, &said, &inject);
+}
+
 /// An fsync that failed and is asked again says "fine" without having written anything. So after the first failure of a
 /// directory that stays, nothing more is acknowledged in this life.
 #[test]
