@@ -58,7 +58,9 @@ pub(crate) fn build(
         0o444,
     )?;
     root.file("/etc/group", b"root:x:0:\nsandbox:x:1000:\n", 0o444)?;
-    root.file("/etc/hosts", b"127.0.0.1 localhost\n::1 localhost\n", 0o444)?;
+    // The name of the machine (`isolate`), too: programs ask for its address.
+    let hosts = b"127.0.0.1 localhost\n127.0.1.1 sandbox\n::1 localhost\n";
+    root.file("/etc/hosts", hosts, 0o444)?;
     root.file(
         "/etc/nsswitch.conf",
         b"passwd: files\ngroup: files\nhosts: files dns\n",

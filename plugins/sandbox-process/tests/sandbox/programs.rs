@@ -57,6 +57,16 @@ def main(args):
     );
 }
 
+/// Programs ask for it to name themselves in a log or a message.
+#[test]
+fn the_machine_has_an_address() {
+    let code = "import socket\ndef main(args):\n    name = socket.gethostname()\n    return [name, socket.getfqdn(), socket.gethostbyname(name), socket.gethostbyname('localhost')]\n";
+    assert_eq!(
+        Instance::new().output(code),
+        json!(["sandbox", "sandbox", "127.0.1.1", "127.0.0.1"])
+    );
+}
+
 /// The root has these names, and programs that log to a file are given them.
 #[test]
 fn output_is_opened_by_its_names() {
