@@ -101,6 +101,9 @@ def _known_limit(exc, kind):
 def _hint(exc, kind, function):
     if kind is SystemExit:
         return "the code ended the interpreter before %s() returned: return a value instead" % one_line(function, 80)
+    if kind is TypeError and _is_ours(exc):
+        # No line of the function has run: its call was refused.
+        return "%s() is called with one argument, a dict with the arguments of the call" % one_line(function, 80)
     if kind is ModuleNotFoundError and type(exc.name) is str and exc.name.split(".")[0] not in ("skills", "runtime"):
         return "a run can import the standard library, `runtime` and mounted skills"
     # Python calls these "temporary failure" and "no such file": that sends its reader to try again, or to look for the file.

@@ -349,7 +349,15 @@ class Entrypoints(Case):
             self.failed(self.sandbox.code(code, function=name), "EntrypointNotFound")
 
     def test_wrong_signature_is_a_type_error(self):
-        self.failed(self.sandbox.code("def main(): pass"), "TypeError", "main()")
+        called = "called with one argument, a dict with the arguments of the call"
+        for parameters in ("", "**args", "name, count", "*, name"):
+            self.failed(self.sandbox.code("def main(%s): pass" % parameters), "TypeError", "main()", "\nmain() is " + called)
+        self.sandbox.skill("a", {"code/main.py": "def main(name, count): pass"})
+        self.failed(self.sandbox.execute("a"), "TypeError", "'count'\nmain() is " + called)
+        for body in ("int([])", "len(5)", "other()"):
+            outcome = self.sandbox.code("def other(x): pass\ndef main(args): " + body)
+            self.failed(outcome, "TypeError", "line 2, in main")
+            self.assertNotIn(called, outcome.error["message"])
 
     def test_skill(self):
         self.sandbox.skill("acme.hello", {"code/main.py": "def main(args):\n    return [args, __name__, __file__]"})
