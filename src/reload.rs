@@ -31,8 +31,8 @@ use crate::telemetry::metrics::Page;
 const WATCHED_FILES_MAX: usize = 10_000;
 /// How long after a try a part that is lost is tried again.
 const LOST_AGAIN: Duration = Duration::from_secs(60);
-/// One that goes on for longer than this is shown: something that it reads hangs, a disk or a network, and until it has ended
-/// nothing else is taken.
+/// One that goes on for longer than this, or the look before it, is shown: something that it reads hangs, a disk or a network,
+/// and until it has ended nothing else is taken.
 const SLOW_AFTER: Duration = Duration::from_secs(60);
 /// What these sections say beyond the parts' own is read once, at the start.
 const RELOADED: [&str; 5] = ["auth", "plugins", "policy", "rate_limit", "secrets"];
@@ -73,7 +73,7 @@ pub struct Status {
     pub at: Option<SystemTime>,
     /// Why the last one was refused; `None` when it was taken.
     pub error: Option<String>,
-    /// Since when one goes on.
+    /// Since when one goes on, or a look at the files.
     pub since: Option<Instant>,
 }
 
@@ -120,6 +120,15 @@ struct Known {
 #[derive(Debug, Clone, Default)]
 pub struct Report(Arc<Mutex<Status>>);
 
+/// See [`Report::begin`].
+struct GoesOn<'a>(&'a Report);
+
+impl Drop for GoesOn<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.0).since = None;
+    }
+}
+
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Source").finish_non_exhaustive()
@@ -141,6 +150,12 @@ impl Report {
         lock(&self.0).clone()
     }
 
+    /// Something of it begins, and goes on until what this gives is dropped.
+    fn begin(&self) -> GoesOn<'_> {
+        lock(&self.0).since = Some(Instant::now());
+        GoesOn(self)
+    }
+
     /// The same for `/readyz?verbose`. A refused one does not keep the gateway from being ready: it serves on.
     pub fn state(&self) -> State {
         let status = self.status();
@@ -148,7 +163,7 @@ impl Report {
         if goes_on >= SLOW_AFTER {
             let s = goes_on.as_secs();
             return State::Impaired(format!(
-                "one has gone on for {s} s and does not end, the last good state is kept: a disk or a network that it reads from hangs?"
+                "it has not come to an end for {s} s, the last good state is kept: a disk or a network that it reads from hangs?"
             ));
         }
         match status.error {
@@ -227,14 +242,13 @@ impl Reload {
     /// What was wrong; what was in force before still is.
     pub fn now(&self) -> Result<(), String> {
         let known = &mut *lock(&self.0.state);
-        lock(&self.0.report.0).since = Some(Instant::now());
+        let _goes_on = self.0.report.begin();
         // It is refused like any other: a mistake of ours must not pass for a reload that nobody asked for.
         let taken = catch_unwind(AssertUnwindSafe(|| self.take(known)));
         let result = taken.unwrap_or_else(|panic| Err(panicked(&*panic)));
         let error = result.as_ref().err().cloned();
         let mut status = lock(&self.0.report.0);
         status.at = Some(SystemTime::now());
-        status.since = None;
         match &error {
             None => {
                 status.taken += 1;
@@ -284,6 +298,7 @@ impl Reload {
     /// What the watched files look like, if that is new.
     fn changed(&self) -> Option<Vec<u64>> {
         let known = lock(&self.0.state);
+        let _goes_on = self.0.report.begin();
         let all = || std::iter::once(&known.in_force).chain(&known.refused);
         let look = |seen: &Seen| self.0.source.looks(&seen.config);
         let looks: Vec<u64> = all().map(look).collect();

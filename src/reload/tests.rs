@@ -204,10 +204,47 @@ async fn a_reload_that_does_not_end_is_shown() {
     let State::Impaired(shown) = report.state() else {
         panic!("{:?}", report.state());
     };
-    assert!(shown.starts_with("one has gone on for 61 s"), "{shown}");
+    assert!(
+        shown.starts_with("it has not come to an end for 61 s"),
+        "{shown}"
+    );
     go.send(()).unwrap();
     reloading.await.unwrap().unwrap();
     assert_eq!(report.state(), State::Well("1 taken".into()));
+}
+
+/// Of what is looked at, which hangs.
+static IS_ASKED: AtomicBool = AtomicBool::new(false);
+static ANSWERS: AtomicBool = AtomicBool::new(false);
+
+fn hangs(_: &Config) -> Vec<PathBuf> {
+    IS_ASKED.store(true, Ordering::SeqCst);
+    while !ANSWERS.load(Ordering::SeqCst) {
+        std::thread::yield_now();
+    }
+    Vec::new()
+}
+
+/// Nobody gets as far as a reload.
+#[tokio::test(start_paused = true)]
+async fn a_look_that_does_not_end_is_shown() {
+    let seen = Seen {
+        config: config(),
+        looks: 0,
+    };
+    let source = Source::new(Box::new(|| Ok(config())), hangs);
+    let reload = Reload::new(seen, source, vec![]);
+    let report = reload.report();
+    let looking = tokio::task::spawn_blocking(move || reload.changed());
+    while !IS_ASKED.load(Ordering::SeqCst) {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::advance(Duration::from_secs(61)).await;
+    let shown = report.state();
+    ANSWERS.store(true, Ordering::SeqCst);
+    assert!(matches!(shown, State::Impaired(_)), "{shown:?}");
+    looking.await.unwrap();
+    assert_eq!(report.state(), State::Well("0 taken".into()));
 }
 
 // === when somebody looks ===
