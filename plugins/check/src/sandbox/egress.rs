@@ -117,14 +117,14 @@ impl Sentinels {
 /// Tries every way that there is; says what it could open, and which interfaces it has beside its loopback, which is the
 /// first of every network (`None`: it cannot know).
 const ATTEMPTS: &str = r"
-import socket
+import socket, threading
 def tries(told):
     done = []
     def attempt(what, f):
         try:
             f()
             done.append(what)
-        except (OSError, ValueError): pass
+        except (OSError, ValueError, RuntimeError): pass
     def stream(family, address):
         s = socket.socket(family, socket.SOCK_STREAM)
         s.settimeout(1)
@@ -142,6 +142,18 @@ def tries(told):
     for name in told['names']:
         attempt('abstract ' + name, lambda: stream(socket.AF_UNIX, '\0' + name))
     attempt('metadata service', lambda: stream(socket.AF_INET, ('169.254.169.254', 80)))
+    attempt('metadata service by IPv6', lambda: stream(socket.AF_INET6, ('fd00:ec2::254', 80)))
+    def resolve():
+        # Who asks for a name is heard by whoever its server asks. Not for longer: its server may answer never.
+        found = []
+        def ask():
+            try: found.extend(socket.getaddrinfo('example.com', 80))
+            except OSError: pass
+        asks = threading.Thread(target=ask, daemon=True)
+        asks.start()
+        asks.join(2)
+        if not found: raise OSError
+    attempt('name service', resolve)
     attempt('raw socket', lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP).sendto(b'\x08\x00\xf7\xff\x00\x00\x00\x00', ('127.0.0.1', 0)))
     attempt('packet socket', lambda: socket.socket(17, socket.SOCK_RAW, 0x0300))
     try: beside = [name for index, name in socket.if_nameindex() if (index, name) != (1, 'lo')]
@@ -328,9 +340,23 @@ mod tests {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
+    /// No run of a test asks a real one.
+    #[test]
+    fn a_name_that_is_resolved_is_a_way_out() {
+        let answers = "socket.getaddrinfo = lambda host, port: [(host, port)]";
+        let hangs = "import time\nsocket.getaddrinfo = lambda host, port: time.sleep(60)";
+        let none = "def none(*_): raise socket.gaierror\nsocket.getaddrinfo = none";
+        for (first, is_out) in [(answers, true), (hangs, false), (none, false)] {
+            let tried = attempts(first, "python3", &[]);
+            let out = tried.ways_out(true);
+            assert_eq!(out.contains(&"name service"), is_out, "{first}: {out:?}");
+        }
+    }
+
     #[test]
     fn a_network_of_its_own_is_told_from_this_machines() {
-        let here = attempts("", "python3", &[]);
+        let nobody_asked = "def none(*_): raise socket.gaierror\nsocket.getaddrinfo = none";
+        let here = attempts(nobody_asked, "python3", &[]);
         let has_others = here.beside.map(|beside| !beside.is_empty());
         assert_eq!(has_others, Some(host_has_others().unwrap()));
         if !rustix::process::geteuid().is_root() {
