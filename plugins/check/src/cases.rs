@@ -233,7 +233,7 @@ pub(crate) const CASES: &[Case] = &[
     case("sandbox/answers", Sandbox, "run", "code gets its arguments, and what it returns is output_json", "use the guest that skillgate ships", runs::answers),
     case("sandbox/failures", Sandbox, "run", "a failure of the code is a result (SKG_RUN_FAILED) with the exception's class, and the next run works", "use the guest that skillgate ships", runs::failures),
     case("sandbox/output", Sandbox, "run_output", "output of the skill, in order per stream; when the host has enough, keep draining", "do not stop reading at SKG_E_EXHAUSTED", runs::output_streams),
-    case("sandbox/secrets", Sandbox, "secret_read", "a run finds the secrets that its request names in its environment, and nobody else's", "ask for them per run, wipe them after", runs::secrets),
+    case("sandbox/secrets", Sandbox, "secret_read", "a run finds the secrets that its request names in its environment, and nobody else does", "ask for them per run, hand them over where only the run reads them (no command line), wipe them after", runs::secrets),
     case("sandbox/blobs", Sandbox, "blob_create", "a run reads the blobs that are mounted for it, and those that it stores are output_blobs", "copy SKG_SRC_BLOB with blob_fd or blob_read; list what blob_finish has given", runs::blobs),
     case("sandbox/mounts", Sandbox, "skg_mount", "a read_only mount can be read and not changed", "mount it read-only inside, not by its mode", runs::mounts),
     case("sandbox/many", Sandbox, "run", "runs at the same time, as many as max_concurrent says, each with its own answer", "say a smaller max_concurrent, or share less", runs::many),

@@ -3,8 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use rustix::process::getpid;
 use serde_json::json;
+use skillgate_plugin_host::RunHost;
 use skillgate_plugin_sdk::model::{Mount, RunRequest, Source};
 
 use super::{Services, is_no_such_language, output, output_of, request, run};
@@ -14,6 +17,9 @@ use crate::bench::{Bench, Done, demand, failed, failed_at};
 const MANY: usize = 16;
 /// More than the gateway's side keeps.
 const FLOOD_LINES: usize = 60_000;
+
+/// How soon a run that prints at once is heard of.
+const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
 /// What no sandbox runs.
 const NO_LANGUAGE: &str = "skillgate-check-no-such-language";
@@ -150,29 +156,51 @@ pub(crate) fn output_streams(bench: &Bench) -> Done {
 
 pub(crate) fn secrets(bench: &Bench) -> Done {
     let sandbox = super::python(bench)?;
-    let value = "the-secret-of-the-kit";
+    // On a machine with several kits each has its own.
+    let value = format!("the-secret-of-the-kit-{}", getpid().as_raw_nonzero());
     let services = || {
         Arc::new(Services {
-            secrets: vec![("CHECK_SECRET".into(), value.into())],
+            secrets: vec![("CHECK_SECRET".into(), value.clone())],
             ..Services::default()
         })
     };
-    let code = "import os\ndef main(args):\n    return os.environ.get('CHECK_SECRET')\n";
-    let named = RunRequest {
+    let named = |code: &str| RunRequest {
         secrets: vec!["CHECK_SECRET".into()],
         ..request(code)
     };
+    let code = "import os\ndef main(args):\n    return os.environ.get('CHECK_SECRET')\n";
     let got = output_of(
         bench,
         &sandbox,
         "a run that is granted a secret",
-        named,
+        named(code),
         &services(),
     )?;
     if got != value {
         return Err(failed_at(
             "secret_read",
             "a run does not find the secret that it is granted in its environment",
+        ));
+    }
+    let waits = "import time\ndef main(args):\n    print('begun', flush=True)\n    time.sleep(1)\n";
+    bench.step("run: one that is granted a secret, and waits while command lines are read");
+    let granted = services();
+    let waiting = {
+        let (sandbox, granted, request) = (Arc::clone(&sandbox), granted.clone(), named(waits));
+        bench.spawn(async move { sandbox.run(request, granted as Arc<dyn RunHost>).await })
+    };
+    // Whether it is heard of is another case's matter.
+    granted.has_output(HEARD_WITHIN);
+    let shown = on_command_lines(&value)?;
+    bench
+        .wait(async { Ok(waiting.await) })?
+        .map_err(|error| failed(error.to_string()))??;
+    if let Some(process) = shown.first() {
+        return Err(failed_at(
+            "secret_read",
+            format!(
+                "while a run goes on its secret is on the command line of process {process}, for every user of the host"
+            ),
         ));
     }
     let looks = "import os, glob\ndef main(args):\n    seen = repr(dict(os.environ))\n    for f in glob.glob('/proc/*/environ') + glob.glob('/tmp/**', recursive=True) + glob.glob('/workspace/**', recursive=True):\n        try: seen += repr(open(f, 'rb').read())\n        except OSError: pass\n    return seen\n";
@@ -183,9 +211,22 @@ pub(crate) fn secrets(bench: &Bench) -> Done {
         request(looks),
         &services(),
     )?;
-    demand(!got.to_string().contains(value), || {
+    demand(!got.to_string().contains(&value), || {
         "a run sees the secret of the run before it".into()
     })
+}
+
+/// Processes of this machine that have a text on their command line, which everybody may read.
+fn on_command_lines(text: &str) -> std::io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        // One that ends just now is none.
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if String::from_utf8_lossy(&line).contains(text) {
+            found.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    Ok(found)
 }
 
 pub(crate) fn blobs(bench: &Bench) -> Done {

@@ -105,6 +105,7 @@ pub(crate) const SANDBOX: &[Row] = &[
     ("hides failures", "sandbox/failures", "completed = true"),
     ("swallows the output of runs", "sandbox/output", "line 0 of the output is missing"),
     ("keeps secrets from runs", "sandbox/secrets", "does not find the secret"),
+    ("shows secrets on a command line", "sandbox/secrets", "its secret is on the command line of process"),
     ("gives every run the first one's code", "sandbox/many", "at once gives"),
     ("does not limit time", "sandbox/limit-wall", "it hangs"),
     ("does not limit processor time", "sandbox/limit-cpu", "has computed for 4 s"),

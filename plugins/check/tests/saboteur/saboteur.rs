@@ -144,6 +144,11 @@ type RunOutput = unsafe extern "C" fn(*mut c_void, abi::Op, u32, abi::Bytes) -> 
 /// The host's run_output(), which is the same for all instances.
 static OUTPUT: OnceLock<RunOutput> = OnceLock::new();
 
+type SecretRead = unsafe extern "C" fn(*mut c_void, abi::Op, abi::Str, *mut c_void, u64) -> i64;
+
+/// Likewise its secret_read().
+static SECRET: OnceLock<SecretRead> = OnceLock::new();
+
 /// Completes with a result.
 ///
 /// # Safety
@@ -251,6 +256,9 @@ unsafe fn make<F: Grows, T: Grows>(
     let real = known.complete.unwrap();
     if let Some(output) = known.run_output {
         OUTPUT.get_or_init(|| output);
+    }
+    if let Some(secret) = known.secret_read {
+        SECRET.get_or_init(|| secret);
     }
     lock(&HOSTS).get_or_insert_default().insert(ctx, real);
     let mut shown = abi::Host {

@@ -1,6 +1,9 @@
 //! What is wrong with a sandbox.
 
-use std::ffi::c_void;
+use std::ffi::{OsStr, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
 use std::sync::OnceLock;
 
 use skillgate_plugin_sdk::abi;
@@ -98,10 +101,37 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         if asked("loses the arguments") {
             request.args_json = abi::Bytes::of(b"{}");
         }
-        under("run", || {
+        let helper = asked("shows secrets on a command line")
+            .then(|| helper(this, op, request.secrets))
+            .flatten();
+        let code = under("run", || {
             SANDBOXES.get(this).run.unwrap()(this, op, &raw const request)
-        })
+        });
+        if let Some(mut helper) = helper {
+            helper.kill().unwrap();
+            helper.wait().unwrap();
+        }
+        code
     }
+}
+
+/// A process that is told a run's secret as programs are told things; none where there is no secret.
+///
+/// # Safety
+/// As run(), with the secrets of its request.
+unsafe fn helper(this: *mut c_void, op: abi::Op, secrets: abi::List) -> Option<Child> {
+    let mut value = [0_u8; 100];
+    // SAFETY: the caller's promise: the names are readable, and the host writes no more than there is room for.
+    let bytes = unsafe {
+        let names = wire::Reader::new(1 << 20).frozen::<abi::Str>(secrets, "secrets", 9);
+        let name = *names.unwrap().first()?;
+        let room = value.as_mut_ptr().cast();
+        super::SECRET.get().unwrap()(ctx_of(this), op, name, room, value.len() as u64)
+    };
+    let value = &value[..usize::try_from(bytes).unwrap()];
+    let mut command = Command::new("sleep");
+    command.arg0(OsStr::from_bytes(value)).arg("60");
+    Some(command.spawn().unwrap())
 }
 
 unsafe extern "C" fn cancel(this: *mut c_void, op: abi::Op) {
