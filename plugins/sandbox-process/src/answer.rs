@@ -69,10 +69,13 @@ impl Fill for RunResult {
                     TYPE_BYTES_MAX,
                 );
                 let message = cut(error.message, MESSAGE_TEXT_BYTES_MAX);
-                let refused = matches!(
-                    kind.as_str(),
-                    "BlockingIOError" | "RuntimeError" | "OSError"
-                ) && end.pids_refused > 0;
+                // EAGAIN, and what Python makes of it for a thread. It may have got on without, and failed of something else.
+                let says = match kind.as_str() {
+                    "BlockingIOError" | "OSError" => "[Errno 11]",
+                    "RuntimeError" => "can't start new thread",
+                    _ => "",
+                };
+                let refused = !says.is_empty() && message.contains(says) && end.pids_refused > 0;
                 // ENOSPC, and EFBIG of a file that was to be longer than the disk.
                 let is_of_disk = ["[Errno 28]", "[Errno 27]"]
                     .iter()
@@ -159,4 +162,53 @@ fn cut(mut text: String, bytes_max: usize) -> String {
         text.push('…');
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::channel::GuestError;
+
+    /// The type and the text of a run that its limit of processes has refused one.
+    fn failed(kind: &str, message: &str) -> (String, String) {
+        let guest = GuestResult {
+            status: Status::Failed,
+            output: None,
+            spilled: false,
+            summary: None,
+            error: Some(GuestError {
+                kind: kind.into(),
+                message: message.into(),
+            }),
+        };
+        let end = End {
+            pids_refused: 1,
+            ..End::default()
+        };
+        let mut result = RunResult::default();
+        result.take(guest, &RunRequest::default(), &end);
+        (result.error_type, result.error_message)
+    }
+
+    #[test]
+    fn a_run_has_failed_of_its_limit_of_processes_where_it_says_so() {
+        let fork = "BlockingIOError: [Errno 11] Resource temporarily unavailable";
+        let thread = "RuntimeError: can't start new thread";
+        for (kind, message) in [("BlockingIOError", fork), ("RuntimeError", thread)] {
+            let (found, text) = failed(kind, message);
+            assert_eq!(found, TOO_MANY_PROCESSES, "{message}");
+            assert!(text.ends_with(message), "{text}");
+        }
+        // It went on with fewer, and was wrong later.
+        for (kind, message) in [
+            (
+                "RuntimeError",
+                "RuntimeError: page 3 of the report is empty",
+            ),
+            ("OSError", "OSError: [Errno 5] Input/output error"),
+            ("ValueError", fork),
+        ] {
+            assert_eq!(failed(kind, message), (kind.into(), message.into()));
+        }
+    }
 }
