@@ -79,6 +79,8 @@ fn unpack_within(
                 }
                 file.set_permissions(fs::Permissions::from_mode(0o444))?;
             }
+            // As `git archive` begins: of which commit it is.
+            tar::EntryType::XGlobalHeader if is_comment(&mut entry)? => {}
             other => {
                 return Err(bad(format!(
                     "{} is neither a file nor a directory ({other:?})",
@@ -89,6 +91,13 @@ fn unpack_within(
         left.set(HEAD_BYTES_MAX);
     }
     Ok(())
+}
+
+/// Whether a head that is for all entries changes none of them.
+fn is_comment(head: &mut tar::Entry<'_, impl Read>) -> io::Result<bool> {
+    let said = head.pax_extensions()?;
+    Ok(said
+        .is_some_and(|mut all| all.all(|one| one.is_ok_and(|one| one.key_bytes() == b"comment"))))
 }
 
 /// An archive of which so much may still be read.
@@ -237,6 +246,28 @@ mod tests {
         let names = ["a", "b", "c", "d", "e", "f", "g"].map(|n| (n, FILE, &b""[..]));
         let (_dir, result) = tried(&archive(&names));
         assert!(result.unwrap_err().contains("more than 6 entries"));
+    }
+
+    #[test]
+    fn what_git_says_of_an_archive_is_no_file_of_it() {
+        const HEAD: tar::EntryType = tar::EntryType::XGlobalHeader;
+        let comment = format!("52 comment={}\n", "0".repeat(40));
+        let with = |said: &str| {
+            archive(&[
+                ("pax_global_header", HEAD, said.as_bytes()),
+                ("main.py", FILE, b"x = 1"),
+            ])
+        };
+        let (dir, result) = tried(&with(&comment));
+        result.unwrap();
+        let files = fs::read_dir(dir.path().join("a")).unwrap();
+        let names: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+        assert_eq!(names, ["main.py"]);
+        for said in ["12 path=b/c\n", "no head"] {
+            let (_dir, result) = tried(&with(&(comment.clone() + said)));
+            let error = result.unwrap_err();
+            assert!(error.contains("pax_global_header is neither"), "{error}");
+        }
     }
 
     /// With its name in an entry of its own, as every tar writes what does not fit into a head.
