@@ -34,10 +34,11 @@ fn unpack_within(
 ) -> io::Result<()> {
     directory(into)?;
     let (mut content_bytes, mut entries) = (0_u64, 0);
-    let left = Cell::new(HEAD_BYTES_MAX);
+    let (left, is_over) = (Cell::new(HEAD_BYTES_MAX), Cell::new(false));
     let archive = Within {
         archive,
         left: &left,
+        is_over: &is_over,
     };
     for entry in tar::Archive::new(archive).entries()? {
         let mut entry = entry?;
@@ -90,6 +91,10 @@ fn unpack_within(
         }
         left.set(HEAD_BYTES_MAX);
     }
+    if is_over.get() {
+        // Behind the last entry there are blocks of zeros, and nothing is read beyond the first of these.
+        return Err(bad("it is cut off between two entries".into()));
+    }
     Ok(())
 }
 
@@ -104,6 +109,8 @@ fn is_comment(head: &mut tar::Entry<'_, impl Read>) -> io::Result<bool> {
 struct Within<'a, R> {
     archive: R,
     left: &'a Cell<u64>,
+    /// There was nothing more to read when something was asked for.
+    is_over: &'a Cell<bool>,
 }
 
 impl<R: Read> Read for Within<'_, R> {
@@ -116,6 +123,7 @@ impl<R: Read> Read for Within<'_, R> {
         }
         let most = buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let n = self.archive.read(&mut buf[..most])?;
+        self.is_over.set(n == 0 && most > 0);
         self.left.set(left - n as u64);
         Ok(n)
     }
@@ -246,6 +254,18 @@ mod tests {
         let names = ["a", "b", "c", "d", "e", "f", "g"].map(|n| (n, FILE, &b""[..]));
         let (_dir, result) = tried(&archive(&names));
         assert!(result.unwrap_err().contains("more than 6 entries"));
+    }
+
+    /// A store's copy that was never finished, of small files: each takes two blocks.
+    #[test]
+    fn an_archive_that_ends_between_two_files_is_no_smaller_skill() {
+        let whole = archive(&[("a", FILE, b"1"), ("b", FILE, b"2")]);
+        for (bytes, is_whole) in [(0, false), (1024, false), (2048, false), (2560, true)] {
+            let (_dir, result) = tried(&whole[..bytes]);
+            let error = result.err().unwrap_or_default();
+            assert_eq!(error.is_empty(), is_whole, "{bytes}: {error}");
+            assert!(is_whole || error.ends_with("it is cut off between two entries"));
+        }
     }
 
     #[test]
