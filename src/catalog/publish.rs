@@ -5,7 +5,9 @@ use std::sync::{Arc, Weak};
 use serde_json::Value;
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, PutSkill};
-use skillgate_skill::{Bundle, Code, Manifest, PathError, Problem, SKILL_MD, SkillPath};
+use skillgate_skill::{
+    Bundle, Code, Manifest, PathError, Problem, SKILL_MD, SKILL_TOML, SkillPath,
+};
 
 use super::{Catalog, Error, Skill, content};
 use crate::auth::Caller;
@@ -191,9 +193,10 @@ pub(super) fn misplaced(error: PathError, pointer: &str) -> Error {
 
 /// The problems of a refused skill as one error: the first decides its kind, all are told.
 fn refused(problems: &[Problem], bytes_max: u64) -> Error {
-    let errors: Vec<&Problem> = problems
+    let errors: Vec<Problem> = problems
         .iter()
         .filter(|problem| problem.is_error())
+        .map(as_sent)
         .collect();
     let mut message = errors
         .iter()
@@ -217,9 +220,10 @@ fn refused(problems: &[Problem], bytes_max: u64) -> Error {
         Code::LanguageUnsupported => Error::LanguageUnsupported {
             message: first.message.clone(),
         },
-        Code::TooLarge => Error::TooLarge {
+        Code::TooLarge if first.file == ALL_FILES => Error::TooLarge {
             message: format!("{message} (skills.max_bytes = {bytes_max})"),
         },
+        Code::TooLarge => Error::TooLarge { message },
         _ => Error::Invalid {
             pointer: pointer(first),
             message,
@@ -227,10 +231,25 @@ fn refused(problems: &[Problem], bytes_max: u64) -> Error {
     }
 }
 
+/// What problems of all files together are said of.
+const ALL_FILES: &str = "files";
+/// What problems of a manifest are said of that came as JSON.
+const MANIFEST: &str = "manifest";
+
+/// The skill.toml that was made of the manifest has been seen by nobody else: what is said of it is about what came.
+fn as_sent(problem: &Problem) -> Problem {
+    let mut problem = problem.clone();
+    if problem.file == SKILL_TOML {
+        problem.file = MANIFEST.to_owned();
+        (problem.line, problem.column) = (None, None);
+    }
+    problem
+}
+
 /// Where in `create_skill`'s parameters a problem is.
 fn pointer(problem: &Problem) -> String {
     match problem.file.as_str() {
-        "manifest" => format!("/manifest{}", problem.pointer),
+        MANIFEST => format!("/manifest{}", problem.pointer),
         SKILL_MD => "/skill_md".into(),
         _ => "/files".into(),
     }
@@ -239,6 +258,41 @@ fn pointer(problem: &Problem) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_is_about_what_came() {
+        let new = |manifest: &str, file: &str| NewSkill {
+            manifest: format!(r#"{{"name":"a","version":"1.0.0","description":"x",{manifest}}}"#),
+            skill_md: "# A\n".into(),
+            files: vec![(file.into(), vec![0; 2000])],
+        };
+        // The limit that the operator can raise is named where it is the one.
+        let tags = format!(r#""kind":"instruction","tags":{:?}"#, ["t"; 65]);
+        for (new, named) in [
+            (new(&tags, "a"), false),
+            (new(r#""kind":"instruction""#, "a"), true),
+        ] {
+            let error = assemble(new, 10, 2000).map(drop).unwrap_err();
+            assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
+            assert_eq!(
+                error.to_string().contains("skills.max_bytes"),
+                named,
+                "{error}"
+            );
+        }
+        // Nobody has sent a skill.toml.
+        let action = r#""kind":"action","runtime":{"language":"python","entrypoint":"main.py","export":"main"}"#;
+        let error = assemble(new(action, "code/main.py"), 10, 9000)
+            .map(drop)
+            .unwrap_err();
+        let Error::Invalid { pointer, message } = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(pointer, "/manifest/runtime/entrypoint");
+        let said =
+            "manifest:/runtime/entrypoint: error: entrypoint \"main.py\" is not among the files";
+        assert!(message.starts_with(said), "{message}");
+    }
 
     #[test]
     fn what_is_too_large_is_told_as_that() {
