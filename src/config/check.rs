@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use skillgate_skill::SkillName;
+use tracing::level_filters::LevelFilter;
 
 use super::auth::auth;
 use super::problem::{Origin, did_you_mean};
@@ -349,8 +350,14 @@ fn audit(s: &Section<'_>) -> Audit {
     }
 }
 
-/// A filter of modules that do not exist would log nothing: at least the form is checked.
+/// A filter of modules that do not exist would log nothing: at least the form is checked. A word alone is a level, and not a
+/// module all of whose records are wanted: "warning" would be silence.
 fn log_filter(text: &str) -> Option<String> {
+    let says_level = |part: &str| part.contains('=') || part.trim().parse::<LevelFilter>().is_ok();
+    // Fields of spans have commas of their own.
+    if !text.contains('[') && !text.split(',').all(says_level) {
+        return None;
+    }
     tracing_subscriber::EnvFilter::builder()
         .parse(text)
         .ok()
