@@ -385,21 +385,20 @@ pub(super) fn check_together(root: &Section<'_>, config: &Config) {
         root.wrong("admin.listen", message);
     }
     if config.server.listen == config.admin.listen && config.admin.listen.port() != 0 {
+        let (one, other) = of_two(root, "admin.listen", "server.listen");
         root.wrong(
-            root.written(&["admin.listen", "server.listen"]),
+            one,
             format!(
-                "{} is server.listen too, expected another port",
+                "{} is {other} too, expected another port",
                 config.admin.listen
             ),
         );
     }
-    if config.runs.max_timeout_ms < config.runs.default_timeout_ms {
-        let (max, default) = (config.runs.max_timeout_ms, config.runs.default_timeout_ms);
-        root.wrong(
-            root.written(&["runs.max_timeout_ms", "runs.default_timeout_ms"]),
-            format!("{max} is less than runs.default_timeout_ms, expected at least {default}"),
-        );
-    }
+    not_below(
+        root,
+        ("runs.max_timeout_ms", config.runs.max_timeout_ms),
+        ("runs.default_timeout_ms", config.runs.default_timeout_ms),
+    );
     if config.auth.mode == AuthMode::Jwt && config.auth.issuers.is_empty() {
         root.wrong("auth.mode", "\"jwt\" needs at least one [[auth.issuers]]");
     }
@@ -410,13 +409,11 @@ pub(super) fn check_together(root: &Section<'_>, config: &Config) {
             expected mode = \"jwt\" in [auth], or mode = \"off\" if that is what you want";
         root.wrong("auth.issuers", message);
     }
-    let (fresh, stale) = (config.auth.jwks_max_age_s, config.auth.jwks_max_stale_s);
-    if stale < fresh {
-        root.wrong(
-            root.written(&["auth.jwks_max_stale_s", "auth.jwks_max_age_s"]),
-            format!("{stale} is less than auth.jwks_max_age_s, expected at least {fresh}"),
-        );
-    }
+    not_below(
+        root,
+        ("auth.jwks_max_stale_s", config.auth.jwks_max_stale_s),
+        ("auth.jwks_max_age_s", config.auth.jwks_max_age_s),
+    );
     let mut seen = BTreeSet::new();
     for issuer in config
         .auth
@@ -450,6 +447,25 @@ pub(super) fn check_together(root: &Section<'_>, config: &Config) {
             ),
         );
     }
+}
+
+/// Two keys that do not fit together: the one that somebody has written, which is where the mistake was made, and the other.
+fn of_two<'k>(root: &Section<'_>, first: &'k str, second: &'k str) -> (&'k str, &'k str) {
+    let one = root.written(&[first, second]);
+    (one, if one == first { second } else { first })
+}
+
+fn not_below(root: &Section<'_>, (high, most): (&str, u64), (low, least): (&str, u64)) {
+    if least <= most {
+        return;
+    }
+    let (one, other) = of_two(root, high, low);
+    let message = if one == high {
+        format!("{most} is less than {other}, expected at least {least}")
+    } else {
+        format!("{least} is more than {other}, expected at most {most}")
+    };
+    root.wrong(one, message);
 }
 
 /// What can be written but is not built: accepting it would promise a protection that is not there.
