@@ -249,7 +249,13 @@ impl Runner<'_> {
             let shared: &Vars = vars;
             std::thread::scope(|scope| {
                 let all: Vec<_> = (0..times)
-                    .map(|_| scope.spawn(move || self.send(step, shared)))
+                    .map(|nth| {
+                        scope.spawn(move || {
+                            let mut vars = shared.clone();
+                            vars.insert("nth".into(), nth.into());
+                            self.send(step, &vars)
+                        })
+                    })
                     .collect();
                 all.into_iter()
                     .map(|one| {

@@ -77,6 +77,18 @@ pub(crate) const FAULTS: &[Fault] = &[
         &["L1"],
     ),
     fault("cursor-ignored", "every page is the first", &["D1"]),
+    seen_by(
+        "list.default-limit",
+        "small-pages",
+        "a page has twenty where no limit is said",
+        &["D1"],
+    ),
+    seen_by(
+        "list.default-limit",
+        "large-pages",
+        "a page has a hundred where no limit is said",
+        &["D1"],
+    ),
     fault("unsorted", "lists backwards", &["D2"]),
     fault("versions-as-text", "1.9.0 is above 1.10.0", &["D2", "R4"]),
     fault(

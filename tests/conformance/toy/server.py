@@ -230,6 +230,8 @@ def list_skills(params):
     one_of(p["detail"], ("names", "summary"), "detail")
     if not 1 <= p["limit"] <= 1000:
         raise params_error("limit is 1 to 1000")
+    if "limit" not in params:
+        p["limit"] = {"small-pages": 20, "large-pages": 100}.get(FAULT, p["limit"])
     space = p["namespace"]
 
     def fits(skill):
