@@ -228,8 +228,9 @@ def one_of(value, choices, what):
 def list_skills(params):
     p = take(params, namespace=(str, None), detail=(str, "names"), limit=(int, 50), cursor=(str, None))
     one_of(p["detail"], ("names", "summary"), "detail")
-    if not 1 <= p["limit"] <= 1000:
-        raise params_error("limit is 1 to 1000")
+    most = 100 if OTHERWISE else 1000
+    if not 1 <= p["limit"] <= most:
+        raise params_error(f"limit is 1 to {most}")
     if "limit" not in params:
         p["limit"] = {"small-pages": 20, "large-pages": 100}.get(FAULT, p["limit"])
     space = p["namespace"]
