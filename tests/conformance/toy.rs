@@ -361,6 +361,12 @@ pub(crate) const WAYS: &[Way] = &[
         sandbox: false,
     },
     Way {
+        name: "slow-sandbox",
+        what: "a sandbox is made in two seconds, before the run's own time begins",
+        cases: &["time.", "execute.timeout-one", "codes.run-ends"],
+        sandbox: false,
+    },
+    Way {
         name: "container",
         what: "runs see an ordinary container of their own",
         cases: &[

@@ -506,6 +506,8 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
         env["SALESFORCE_API_KEY"] = "leaked"
     env.update(secrets_of(skill))
     log_path = os.path.join(base, "log")
+    if FAULT == "slow-sandbox":
+        time.sleep(2)
     began = time.monotonic()
     wait = 4 if FAULT == "no-timeout" else timeout_ms / 1000
     with open(log_path, "wb") as log:
