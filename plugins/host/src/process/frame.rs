@@ -305,9 +305,10 @@ impl Incoming {
                 self.buffer = vec![0; BUFFER_BYTES];
             }
         } else if self.start > 0 && self.end == self.buffer.len() {
-            let there = self.end - self.start;
+            // Looked at before it is moved over its own beginning.
+            let (there, is_reply) = (self.end - self.start, self.is_reply());
             self.buffer.copy_within(self.start..self.end, 0);
-            if self.is_reply() {
+            if is_reply {
                 // What it left behind where it was.
                 let left = self.start.max(there);
                 skillgate_plugin_sdk::wire::wipe(&mut self.buffer[left..self.end]);
@@ -386,13 +387,16 @@ pub(super) mod tests {
             Packet::new(Kind::Reply, 7, |out| out.bytes.extend_from_slice(&value)).unwrap()
         };
         let filled = packet(&[b'x'; BUFFER_BYTES - 10_000]);
+        let little = packet(&[b'x'; 1000]);
         let (moved, grown) = (secret(30_000), secret(3 * BUFFER_BYTES));
+        let shifted = secret(BUFFER_BYTES - 500);
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut incoming = Incoming::new(1 << 20);
         let has_secret = |bytes: &[u8]| bytes.windows(SECRET.len()).any(|part| part == SECRET);
-        // The first part of the one comes to the end of the buffer, the other needs a larger one.
+        // The first part of one comes to the end of the buffer, one is moved over itself, one needs a larger one.
         for (bytes, frames, wiped) in [
             ([&filled.bytes[..], &moved.bytes].concat(), 2, 1),
+            ([&little.bytes[..], &shifted.bytes].concat(), 2, 1),
             (grown.bytes.clone(), 1, 3),
         ] {
             let wiped_before = WIPED.get();
