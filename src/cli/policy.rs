@@ -129,6 +129,9 @@ fn check(args: &CheckArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
                 report.tests,
                 report.goldens
             )?;
+            for warning in &report.warnings {
+                writeln!(out, "warning: {}", plain(warning))?;
+            }
             if needs_signature && args.unsigned {
                 writeln!(out, "{UNSIGNED}")?;
             }

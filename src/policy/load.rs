@@ -160,6 +160,9 @@ pub(super) fn load(
         goldens = report.goldens,
         "policy passed its trial"
     );
+    for warning in &report.warnings {
+        tracing::warn!(warning, "a rule of the policy refuses nothing");
+    }
     if !policy.allow_rollback {
         follows(&set, &state_dir.join(LAST), &policy.path)?;
     }

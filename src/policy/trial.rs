@@ -132,6 +132,8 @@ pub struct Report {
     pub tests: usize,
     /// Golden decisions that hold on both engines.
     pub goldens: usize,
+    /// What is no mistake to Rego, and hardly what was meant: rules to deny that refuse nothing. With the place in the bundle.
+    pub warnings: Vec<String>,
 }
 
 /// Tries a bundle. The errors begin with the place in the bundle, as far as there is one.
@@ -168,6 +170,7 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
         modules: bundle.modules().len(),
         tests: cases.len(),
         goldens: bundle.goldens().len(),
+        warnings: unasked(bundle),
     })
 }
 
@@ -229,6 +232,59 @@ fn check_packages(bundle: &Bundle) -> Result<(), Vec<String>> {
         true => Ok(()),
         false => Err(foreign.into_iter().collect()),
     }
+}
+
+/// Rules to deny in a package that no other speaks of, below one that is asked for its own: in `skills.custom.weekend`, which is a
+/// package like any other, where `skills.custom` was meant. By words: what might ask them is taken to do so.
+fn unasked(bundle: &Bundle) -> Vec<String> {
+    let served = bundle.modules().iter().filter(|module| !module.is_test());
+    let all: Vec<_> = served.map(|it| (it, package_of(&it.text))).collect();
+    let mut warnings = Vec::new();
+    for (module, package) in &all {
+        let denies = |line: &str| {
+            let rest = line.strip_prefix("deny");
+            rest.is_some_and(|rest| !rest.starts_with(|c: char| is_of_word(c)))
+        };
+        let (Some(line), Some((above, own))) = (
+            module.text.lines().position(denies),
+            package.rsplit_once('.'),
+        ) else {
+            continue;
+        };
+        let above_own = above.rsplit('.').next().unwrap_or(above);
+        let others = || {
+            let others = all.iter().filter(|(_, other)| other != package);
+            others.flat_map(|(other, _)| other.text.lines().map(code_of))
+        };
+        let asks_above = format!("{above_own}.deny");
+        let asks_any = format!("{above_own}[");
+        let is_named = |line: &str| {
+            line.contains(&asks_any) || line.split(|c| !is_of_word(c)).any(|word| word == own)
+        };
+        if others().any(|line| line.contains(&asks_above)) && !others().any(is_named) {
+            warnings.push(format!(
+                "{}:{}: nothing asks package {package}, so its rules to deny refuse nothing: write `package {above}`, which is asked",
+                module.path,
+                line + 1
+            ));
+        }
+    }
+    warnings
+}
+
+/// The package of a file of rules.
+fn package_of(text: &str) -> &str {
+    let named = text.lines().find_map(|it| it.strip_prefix("package "));
+    code_of(named.unwrap_or_default()).trim()
+}
+
+/// A line without its comment.
+fn code_of(line: &str) -> &str {
+    line.split('#').next().unwrap_or_default()
+}
+
+fn is_of_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
 }
 
 fn check_builtins(set: &PolicySet, bundle: &Bundle) -> Result<(), Vec<String>> {

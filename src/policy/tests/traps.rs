@@ -40,6 +40,37 @@ fn the_bundled_policy_passes_its_trial() {
     assert!(report.tests >= 40 && report.goldens >= 15, "{report:?}");
 }
 
+/// To Rego it is another package, which other rules might ask.
+#[test]
+fn rules_to_deny_that_nobody_asks() {
+    let warned = |more: &[(&str, &str)]| {
+        let mut files = bundled_files();
+        let with = |(path, text): &(&str, &str)| ((*path).into(), text.as_bytes().to_vec());
+        files.0.extend(more.iter().map(with));
+        trial::run(&bundle(&files), BUDGET).unwrap().warnings
+    };
+    let rule = "deny contains {\"code\": \"custom.weekend\", \"message\": \"no weekend\"} if false";
+    let in_package =
+        |package: &str| format!("# of the weekend\npackage {package} # mine\n\n{rule}\n");
+    let file = "skills/custom/weekend.rego";
+    let below = in_package("skills.custom.weekend");
+    assert_eq!(
+        warned(&[(file, &below)]),
+        [
+            "policies/skills/custom/weekend.rego:4: nothing asks package skills.custom.weekend, so its rules to deny refuse nothing: write `package skills.custom`, which is asked"
+        ]
+    );
+    assert!(warned(&[(file, &in_package("skills.custom"))]).is_empty());
+    // Somebody asks it, by its name or all of them.
+    for asks in [
+        "deny contains r if some r in data.skills.custom.weekend.deny",
+        "deny contains r if { some p in [\"weekend\"]; some r in data.skills.custom[p].deny }",
+    ] {
+        let asks = format!("package skills.custom\n\n{asks}\n");
+        assert!(warned(&[(file, &below), ("skills/custom/more.rego", &asks)]).is_empty());
+    }
+}
+
 #[test]
 fn functions_that_are_not_allowed() {
     for (condition, function) in [
