@@ -118,7 +118,7 @@ impl Default for Inner {
             ),
             run_queue_duration: Family::with(
                 "skillgate_run_queue_seconds",
-                "Time that runs have waited for a place, also those whose callers left before they had one.",
+                "Time that runs have waited for a place, also those that left before they had one.",
                 [],
                 RUN_SECONDS,
             ),
