@@ -86,6 +86,16 @@ impl<'a> Vendor<'a> {
     }
 }
 
+/// Has the configuration name another directory of this name as the store.
+pub(crate) fn another_store(house: &House) -> impl Fn(&str) {
+    let usual = fs::read_to_string(house.config()).unwrap();
+    move |name| {
+        let store = format!("{:?}", house.path().join(name));
+        let text = usual.replace(&format!("{:?}", house.store()), &store);
+        fs::write(house.config(), text).unwrap();
+    }
+}
+
 /// Asks for a reload and waits until the log says how it went.
 pub(crate) fn reload(gateway: &Gateway, outcome: &str) {
     let before = gateway.log().matches(outcome).count();
@@ -522,12 +532,7 @@ fn a_run_that_waited_is_of_the_skill_that_was_decided_about() {
         runs: "max_concurrent = 1",
         ..Settings::default()
     });
-    let usual = fs::read_to_string(house.config()).unwrap();
-    let in_store = |name: &str| {
-        let store = format!("{:?}", house.path().join(name));
-        let text = usual.replace(&format!("{:?}", house.store()), &store);
-        fs::write(house.config(), text).unwrap();
-    };
+    let in_store = another_store(&house);
     let publish = |gateway: &Gateway, said: &str| {
         let params = json!({
             "manifest": {

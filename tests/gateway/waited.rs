@@ -1,6 +1,5 @@
 //! What was decided about before the store is exchanged, and is read after that.
 
-use std::fs;
 use std::time::Duration;
 
 use serde_json::json;
@@ -9,7 +8,7 @@ use crate::alone;
 use crate::operator::metrics;
 use crate::support::gateway::{House, Settings};
 use crate::support::{MIB, eventually};
-use crate::swap::{TAKEN, reload};
+use crate::swap::{TAKEN, another_store, reload};
 use crate::unread::large_blob;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -22,12 +21,7 @@ fn a_read_that_waited_is_of_the_skill_that_was_decided_about() {
         server: "max_large_bodies = 1",
         ..Settings::default()
     });
-    let usual = fs::read_to_string(house.config()).unwrap();
-    let in_store = |name: &str| {
-        let store = format!("{:?}", house.path().join(name));
-        let text = usual.replace(&format!("{:?}", house.store()), &store);
-        fs::write(house.config(), text).unwrap();
-    };
+    let in_store = another_store(&house);
     let gateway = house.start();
     let publish = |letter: &str| {
         let params = json!({
