@@ -238,6 +238,9 @@ impl Pool {
             if child.is_some() || over || !domain.warm {
                 domain.waiting[kind].retain(|seat| seat.ticket != ticket);
                 domain.call_first(kind);
+                if child.is_none() && domain.waiting[0].is_empty() {
+                    domain.drop_surplus();
+                }
                 if child.is_some() {
                     // Said with the rest when it has its run.
                     domain.unsent = true;
@@ -264,6 +267,9 @@ impl Pool {
         };
         domain.in_hand.insert(taken.number);
         domain.untold.push(taken);
+        if domain.waiting[0].is_empty() && domain.drop_surplus() {
+            domain.unsent = true;
+        }
         if domain.unsent {
             self.tell(domain, name);
         }

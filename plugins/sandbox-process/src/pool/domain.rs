@@ -124,16 +124,30 @@ impl Domain {
         child.zygote != self.zygote || self.usual.is_over(child.furnishing)
     }
 
-    /// Lets go of one that a new one has come for. Gives whether there was one.
+    /// Lets go of one that a new one has come for. Gives whether there was any to let go of.
     pub(super) fn drop_replaced(&mut self) -> bool {
-        if let Some(at) = self.idle.iter().position(|c| self.is_stale(c)) {
-            return self.idle.remove(at).is_some();
+        let stale = self.idle.iter().position(|c| self.is_stale(c));
+        let replaced = stale.and_then(|at| self.idle.remove(at));
+        self.drop_surplus() || replaced.is_some()
+    }
+
+    /// Lets go of what is more than is wanted, where no run waits for it. Gives whether there was any.
+    pub(super) fn drop_surplus(&mut self) -> bool {
+        let (before, ahead) = (self.idle.len(), self.ahead as usize);
+        // What came in their place came while runs waited, and nothing more comes.
+        while self.idle.len() > ahead
+            && let Some(at) = self.idle.iter().position(|c| self.is_stale(c))
+        {
+            self.idle.remove(at);
         }
         // For those that die while they wait the launcher makes others, and says nothing.
-        let before = self.idle.len();
-        if before > self.ahead as usize {
+        if self.idle.len() > ahead {
             let is_alive = |c: &Waiting| sys::is_alive(c.pidfd.as_fd()).unwrap_or(true);
             self.idle.retain(is_alive);
+        }
+        // Made for runs that were given up, or under way when an old one went.
+        while self.idle.len() > ahead {
+            self.idle.pop_front();
         }
         self.idle.len() < before
     }

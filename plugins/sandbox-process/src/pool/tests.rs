@@ -1,4 +1,5 @@
 mod files;
+mod surplus;
 
 use super::*;
 use crate::wire::{Memory, MountSpec};
