@@ -7,7 +7,7 @@
 //! Inside, `bootstrap.py` calls `_skillgate/main.py`:
 //! `channel` reads the job, `imports` makes the mounted skills importable, the code runs, `strict_json` checks what
 //! it returned or `failure` describes what it raised, and `channel` sends the result. A job that says `compile` gives the code of a
-//! skill, which later jobs may bring along (`compiled`).
+//! skill, which later jobs may bring along (`compiled`). `spawned` is how an interpreter that the code starts finds all of this.
 
 #![forbid(unsafe_code)]
 
@@ -28,6 +28,7 @@ pub const FILES: &[(&str, &[u8])] = files![
     "_skillgate/main.py",
     "_skillgate/memory.py",
     "_skillgate/rehearsal/main.py",
+    "_skillgate/spawned.py",
     "_skillgate/state.py",
     "_skillgate/strict_json.py",
     "_skillgate/text.py",

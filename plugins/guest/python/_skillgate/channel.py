@@ -187,6 +187,15 @@ class Channel:
             raise ChannelLost("the code has closed the run's channel (descriptor %d)" % self._fd)
 
 
+class NoChannel(Channel):
+    """Of a process that the run has started anew (`spawned`): it has none, and is answered as a forked one is."""
+
+    is_owner = False
+
+    def __init__(self):
+        pass
+
+
 def _behind(parts, count: int) -> list:
     """What comes after so many bytes."""
     rest = []

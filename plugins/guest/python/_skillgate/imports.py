@@ -27,7 +27,7 @@ from io import FileIO
 from types import ModuleType
 from typing import Dict, Optional, Set
 
-from . import compiled
+from . import compiled, spawned
 
 PACKAGE = "skills"
 _OWN = "__own__"
@@ -431,9 +431,10 @@ def fork_by_default() -> None:
 
 
 def _fork_by_default(context: ModuleType) -> None:
-    """Python 3.14 has another default, by which no process of a run could begin: in a new interpreter there is neither the
-    code nor a skill. The code may still choose for itself, which `set_start_method` would let nobody do again."""
+    """Python 3.14 has another default, by which each process of a run would begin with an interpreter. The code may still choose
+    for itself, which `set_start_method` would let nobody do again, and then that finds what the run finds."""
     context._default_context._default_context = context._concrete_contexts["fork"]
+    spawned.prepare(context)
 
 
 def compile_source(source, path: str):

@@ -161,7 +161,7 @@ def _rehearse_once(fd: int, peer: int, layout: Layout, frames: bytes) -> None:
     modules = len(sys.modules)
     channel = Channel(fd)
     _finish(channel, _answer(channel, layout, []))
-    file = _code_file()
+    file = code_file()
     if file in linecache.cache:  # it was one of code
         del linecache.cache[file]
         try:
@@ -278,6 +278,10 @@ def _settle(layout: Layout) -> None:
     except FileNotFoundError:
         pass  # a sandbox that names its workspace otherwise has set the directory itself
     sys.dont_write_bytecode = True
+    set_streams()
+
+
+def set_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is None:
             continue
@@ -288,7 +292,7 @@ def _settle(layout: Layout) -> None:
 
 def _prepare(job: dict, channel: Channel, layout: Layout) -> state.Run:
     _set_environment({**_DEFAULT_ENV, **(job.get("env") or {}), **(job.get("secrets") or {})})
-    run = state.Run(channel, layout, str(job["function"]), job.get("blobs") or ())
+    run = state.Run(channel, layout, job)
     state.current = run
     if job.get("compiled"):
         compiled.keep(job["compiled"], channel.receive_code())
@@ -312,13 +316,13 @@ def _execute(job: dict, layout: Layout):
     return _await(value) if _is_awaitable(value) else value
 
 
-def _code_file() -> str:
+def code_file() -> str:
     return "%s/%s.py" % (_environment["TMPDIR"], CODE_MODULE)
 
 
 def _load_code(code: str) -> ModuleType:
     """Saves the code as a temporary module and imports it."""
-    path = _code_file()
+    path = code_file()
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
@@ -327,6 +331,10 @@ def _load_code(code: str) -> ModuleType:
             os.close(file)
     except OSError:
         pass  # a full or missing directory: tracebacks have the text below
+    return module_of_code(code, path)
+
+
+def module_of_code(code: str, path: str) -> ModuleType:
     # The lines as Python counts them: `splitlines` would end some at characters like \x0c and \u2028 too.
     lines = StringIO(code, None).readlines()
     # No time of change (None): the text stays, whatever the code does to the file.

@@ -17,11 +17,13 @@ class Layout(NamedTuple):
 class Run:
     """The current run, as the package `runtime` sees it."""
 
-    def __init__(self, channel, layout: Layout, function: str, input_blobs):
+    def __init__(self, channel, layout: Layout, job: dict):
         self.channel = channel
         self.layout = layout
-        self.function = function
-        self.input_blobs = tuple(input_blobs)
+        # What a process that it starts anew (`spawned`) is told of it.
+        self.job = {name: job.get(name) for name in ("code", "skill", "skills", "function", "blobs")}
+        self.function = str(job["function"])
+        self.input_blobs = tuple(job.get("blobs") or ())
         # Of the blobs made by this run: id -> size in bytes, in the order in which they were made.
         self.created: Dict[str, int] = {}
         # Of those that `blobs.path` has copied out: id -> path.

@@ -202,6 +202,42 @@ class Code(Case):
             self.completed(self.sandbox.code(_dedent(pool), {"library": library}, before=before), [1, 4, 9])
             self.completed(self.sandbox.code(_dedent(chosen), before=before), "spawn")
 
+    def test_processes_that_begin_anew_find_what_the_run_finds(self):
+        code = """
+            import multiprocessing, os, sys
+            from concurrent.futures import ProcessPoolExecutor
+            from runtime import blobs, run
+            from skills.acme import cubes
+            class Bad(Exception): pass
+            def square(n): return n * n
+            def fail(n): raise Bad(n)
+            def there(n):
+                try:
+                    blobs.write_text("x")
+                except RuntimeError as exc:
+                    print(exc, "\\ud800")
+                return [run.id, run.remaining() > 0, __name__, os.path.basename(sys.argv[0]), os.getcwd()]
+            def main(args):
+                os.chdir(os.environ["TMPDIR"])
+                context = multiprocessing.get_context(args["how"])
+                with context.Pool(2) as pool:
+                    out = [pool.map(square, [1, 2, 3]), cubes(pool, [1, 2])]
+                with ProcessPoolExecutor(1, context) as pool:
+                    assert pool.submit(there, 1).result() == there(1)
+                    try:
+                        pool.submit(fail, 5).result()
+                    except Bad as exc:
+                        return out + [repr(exc)]
+        """
+        main = "import util\ndef cubes(pool, numbers): return pool.map(util.cube, numbers)\n"
+        main += "def main(args):\n    import multiprocessing\n    with multiprocessing.get_context('spawn').Pool(1) as pool: return cubes(pool, [3])"
+        self.sandbox.skill("acme", {"code/main.py": main, "code/util.py": "def cube(n): return n * n * n"})
+        for how, before in (("spawn", ""), ("forkserver", ""), ("spawn", "warm(['multiprocessing'])")):
+            outcome = self.sandbox.code(_dedent(code), {"how": how}, before=before)
+            self.completed(outcome, [[1, 4, 9], [1, 8], "Bad(5)"])
+            self.assertEqual(outcome.logs, "runtime.blobs works in the first process of the run, not in a forked child \\ud800\n")
+        self.completed(self.sandbox.execute("acme"), [27])
+
     def test_children_of_a_warm_interpreter_share_no_randomness(self):
         # Two children of one parent, as a launcher makes them; each prints what it would have drawn.
         before = """

@@ -123,6 +123,33 @@ def main(args):
     );
 }
 
+/// With a function of the code, which a new interpreter does not have by itself.
+#[test]
+fn processes_that_begin_anew_find_the_code() {
+    let code = "\
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+def square(n): return n * n
+def main(args):
+    out = []
+    for how in ('spawn', 'forkserver'):
+        context = multiprocessing.get_context(how)
+        with context.Pool(1) as pool: out.append(pool.map(square, [1, 2]))
+        with ProcessPoolExecutor(1, context) as pool: out.append(list(pool.map(square, [3])))
+    return out
+";
+    for mode in modes() {
+        let instance = Instance::with(&mode.config, None);
+        let (result, services) = instance.code(code);
+        let said = (result.output_json, services.text());
+        assert_eq!(
+            said.0, b"[[1,4],[9],[1,4],[9]]",
+            "{}: {}",
+            mode.name, said.1
+        );
+    }
+}
+
 /// What waits for descriptors chooses how when it is imported, which may have been where more is allowed.
 #[test]
 fn asyncio_and_selectors_work_whoever_has_imported_them() {
