@@ -26,6 +26,7 @@ pub const FILES: &[(&str, &[u8])] = files![
     "_skillgate/failure.py",
     "_skillgate/imports.py",
     "_skillgate/main.py",
+    "_skillgate/machine.py",
     "_skillgate/memory.py",
     "_skillgate/rehearsal/main.py",
     "_skillgate/spawned.py",

@@ -38,6 +38,8 @@ _suppressed = BaseException.__dict__["__suppress_context__"].__get__
 _traceback = BaseException.__dict__["__traceback__"].__get__
 _members = _Group.__dict__["exceptions"].__get__ if _Group else None
 
+NO_SHELL = "a run has no shell and, unless its operator gives it some, no programs but Python: do it in Python"
+
 _ACROSS = {
     "cause": "\nThe above exception was the direct cause of the following exception:\n\n",
     "context": "\nDuring handling of the above exception, another exception occurred:\n\n",
@@ -114,7 +116,7 @@ def _hint(exc, kind, function):
                 return "this run reaches its granted hosts through the proxy that HTTPS_PROXY names, and not directly"
             return "this run has no network: a skill names hosts in permissions.network, and the policy grants them or not"
         if where == _SUBPROCESS and issubclass(type(link), (FileNotFoundError, PermissionError)):
-            return "a run has no shell and, unless its operator gives it some, no programs but Python: do it in Python"
+            return NO_SHELL
     return None
 
 

@@ -15,7 +15,7 @@ from json import dumps as _dumps
 from types import FunctionType, ModuleType
 from typing import Optional
 
-from . import compiled, failure, imports, memory, state
+from . import compiled, failure, imports, machine, memory, state
 from .channel import Channel, ChannelLost
 from .failure import EntrypointNotFound
 from .state import Layout
@@ -46,6 +46,7 @@ _first_argv = sys.argv
 
 # Scripts end by these. An interpreter has them from the module `site`, which also looks for packages, and is left out.
 builtins.exit = builtins.quit = sys.exit
+machine.install()
 
 _DEFAULT_ENV = {"HOME": "/workspace", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": "/tmp"}
 # What `os.environ` holds: to ask itself takes some calls of Python code for each variable.

@@ -71,6 +71,14 @@ class Tracebacks(Case):
             message = self.check("def main(args): " + line, kind)
             self.assertNotIn("has no", message)
 
+    def test_a_shell_that_is_not_there(self):
+        code = "import os, pickle\ndef main(args): return pickle.loads(pickle.dumps(os.system))('exit 127')"
+        said = "[warning] os.system: a run has no shell and, unless its operator gives it some, no programs but Python: do it in Python\n"
+        for shell, logs in (("/none", said), ("", "")):
+            before = "import _skillgate.machine; _skillgate.machine._SHELL = root + %r" % shell
+            outcome = self.sandbox.code(code, before=before)
+            self.assertEqual((outcome.output, outcome.logs), (127 << 8, logs))
+
     def test_deep_nesting(self):
         outcome = self.sandbox.code("x = " + "(" * 10000 + ")" * 10000)
         self.assertEqual(outcome.status, "failed")

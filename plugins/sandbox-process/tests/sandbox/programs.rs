@@ -150,6 +150,19 @@ def main(args):
     }
 }
 
+/// Where a shell would say that something is not there, and a number alone would send its reader nowhere.
+#[test]
+fn a_command_without_a_shell_says_what_is_lacking() {
+    let (result, services) =
+        Instance::new().code("import os\ndef main(args): return os.system('ls /')");
+    assert_eq!(result.output_json, b"32512");
+    let said = services.text();
+    assert!(
+        said.starts_with("[warning] os.system: a run has no shell"),
+        "{said}"
+    );
+}
+
 /// What waits for descriptors chooses how when it is imported, which may have been where more is allowed.
 #[test]
 fn asyncio_and_selectors_work_whoever_has_imported_them() {

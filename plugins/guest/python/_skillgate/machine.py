@@ -1,0 +1,29 @@
+"""What `os` says of the machine, where a run has another one."""
+
+from __future__ import annotations
+
+import os
+
+from . import failure
+import runtime.log
+
+_SHELL = "/bin/sh"
+_NO_PROGRAM = 127 << 8
+_system = os.system
+
+
+def install() -> None:
+    _put("system", _system_that_says_why)
+
+
+def _put(name, function) -> None:
+    function.__module__, function.__name__, function.__qualname__ = "os", name, name  # where pickle looks for it
+    setattr(os, name, function)
+
+
+def _system_that_says_why(command):
+    """`os.system`. Without a shell it gives a number and no word: it is the shell that would say what is wrong."""
+    status = _system(command)
+    if status == _NO_PROGRAM and not os.path.exists(_SHELL):
+        runtime.log.warning("os.system: " + failure.NO_SHELL)
+    return status
