@@ -60,7 +60,7 @@ pub(super) struct Failure {
 #[derive(Debug, Serialize)]
 pub(super) struct Usage {
     pub(super) wall_ms: u64,
-    /// Not known of a run that its sandbox gave no result of: then the answer does not have it.
+    /// Not known of a run that its sandbox gave no result of, or could not count: then the answer does not have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) cpu_ms: Option<u64>,
     /// As `cpu_ms`.
@@ -162,11 +162,23 @@ pub(super) fn answer(
         logs_preview,
         logs_truncated,
         error,
-        usage: Usage {
+        usage: Usage::new(
             wall_ms,
-            cpu_ms: is_counted.then_some(result.cpu_us / 1000),
-            peak_memory_bytes: is_counted.then_some(result.peak_memory_bytes),
-        },
+            is_counted.then_some((result.cpu_us, result.peak_memory_bytes)),
+        ),
+    }
+}
+
+impl Usage {
+    /// `counted`: the microseconds and the bytes that the sandbox says. No run uses nothing: a 0 is what it does not know.
+    fn new(wall_ms: u64, counted: Option<(u64, u64)>) -> Self {
+        let (cpu_us, peak_memory_bytes) = counted.unwrap_or_default();
+        let known = |n: u64| (n != 0).then_some(n);
+        Usage {
+            wall_ms,
+            cpu_ms: known(cpu_us).map(|us| us / 1000),
+            peak_memory_bytes: known(peak_memory_bytes),
+        }
     }
 }
 
@@ -253,7 +265,27 @@ fn cut(text: &str, bytes_max: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Failure, OUTPUT_BYTES_MAX, cut, last_line, output_of, said_summary};
+    use super::{Failure, OUTPUT_BYTES_MAX, Usage, cut, last_line, output_of, said_summary};
+
+    #[test]
+    fn what_a_sandbox_could_not_count_is_not_zero() {
+        for (counted, expected) in [
+            (
+                Some((1500, 9)),
+                r#"{"wall_ms":5,"cpu_ms":1,"peak_memory_bytes":9}"#,
+            ),
+            (
+                Some((700, 9)),
+                r#"{"wall_ms":5,"cpu_ms":0,"peak_memory_bytes":9}"#,
+            ),
+            (Some((700, 0)), r#"{"wall_ms":5,"cpu_ms":0}"#),
+            (Some((0, 0)), r#"{"wall_ms":5}"#),
+            (None, r#"{"wall_ms":5}"#),
+        ] {
+            let usage = Usage::new(5, counted);
+            assert_eq!(serde_json::to_string(&usage).unwrap(), expected);
+        }
+    }
 
     #[test]
     fn outputs_are_checked_again() {

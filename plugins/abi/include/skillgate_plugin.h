@@ -411,8 +411,8 @@ typedef struct skg_run_result {
     int32_t  signal;
     uint64_t create_us;         /* until the sandbox was ready                    */
     uint64_t exec_us;
-    uint64_t cpu_us;
-    uint64_t peak_memory_bytes;
+    uint64_t cpu_us;            /* 0: not known                                   */
+    uint64_t peak_memory_bytes; /* 0: not known                                   */
     uint32_t output_spilled;    /* 1: the output was over limits.output_bytes and
                                    is the last of output_blobs                    */
     uint32_t reserved;

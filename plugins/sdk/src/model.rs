@@ -380,7 +380,7 @@ pub struct RunResult {
     pub create_us: u64,
     /// Of the code.
     pub exec_us: u64,
-    /// CPU time of everything in the sandbox.
+    /// CPU time of everything in the sandbox; 0 when not known.
     pub cpu_us: u64,
     /// Peak memory; 0 when not known.
     pub peak_memory_bytes: u64,
