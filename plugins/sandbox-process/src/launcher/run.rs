@@ -213,7 +213,7 @@ impl Run {
     }
 
     pub(super) fn kill(&mut self) {
-        if !self.killed && self.is_awaited() && self.counted_us().is_none() {
+        if !self.killed && self.is_awaited() && !self.is_counted() {
             self.used_before = usage::of_run(self.init.pid as u32).unwrap_or_default();
         }
         // The kernel refuses only for a process that is not ours to kill, which this one is.
@@ -360,6 +360,12 @@ impl Run {
         us.saturating_sub(self.pooled.as_ref().map_or(0, |p| p.cpu_before_us))
     }
 
+    /// Its group tells all of it, also when it has ended. Version 2 tells the peak since Linux 5.19.
+    fn is_counted(&self) -> bool {
+        let used = self.group.as_ref().map(RunGroup::used).unwrap_or_default();
+        used.cpu_us.is_some() && used.peak_memory_bytes.is_some()
+    }
+
     fn counted_us(&self) -> Option<u64> {
         self.group.as_ref()?.cpu_us()
     }
@@ -426,15 +432,19 @@ impl Run {
         // Where nothing counts it: what was seen of it, or what was waited for.
         let seen_us = self.used_before.cpu_us.map_or(0, |us| self.of_it_us(us));
         let seen_bytes = self.used_before.peak_memory_bytes.unwrap_or(0);
-        // Without init's word the program was killed with it.
+        // Without init's word the program was killed with it, and init has waited for nobody: what it has used is its own.
         let (exit_code, signal) = self.exited.unwrap_or((-1, init.signal));
+        let (waited_us, waited_bytes) = match self.exited {
+            Some(_) => (init.cpu_us, init.peak_rss_bytes),
+            None => (0, 0),
+        };
         End {
             exit_code,
             signal,
-            cpu_us: self.cpu_us().unwrap_or(init.cpu_us.max(seen_us)),
+            cpu_us: self.cpu_us().unwrap_or(waited_us.max(seen_us)),
             peak_memory_bytes: used
                 .peak_memory_bytes
-                .unwrap_or(init.peak_rss_bytes.max(seen_bytes)),
+                .unwrap_or(waited_bytes.max(seen_bytes)),
             oom_kills: used.oom_kills,
             pids_refused: used.pids_refused,
             cpu_exhausted: self.cpu_exhausted,

@@ -29,6 +29,30 @@ fn what_a_run_makes_its_process_1_say_is_how_it_ended_and_no_more() {
     }
 }
 
+/// Of what is killed with its process 1 that has waited for nobody: where nothing counts it, it is not known.
+#[test]
+fn what_process_1_has_used_is_not_what_its_run_has_used() {
+    let init = Exit {
+        cpu_us: 5,
+        peak_rss_bytes: 7,
+        ..Exit::default()
+    };
+    let used = |run: &Run| {
+        let end = run.end(init);
+        (end.cpu_us, end.peak_memory_bytes)
+    };
+    let mut run = heard(b"");
+    assert_eq!(used(&run), (0, 0));
+    run.used_before = GroupUse {
+        cpu_us: Some(3),
+        peak_memory_bytes: Some(4),
+        ..GroupUse::default()
+    };
+    assert_eq!(used(&run), (3, 4));
+    run.exited = Some((0, 0));
+    assert_eq!(used(&run), (5, 7), "it has waited for the program");
+}
+
 /// Whether it is ended before its time when it has been let go of, and has used so many microseconds then.
 fn ends_early(used_us: Option<u64>) -> bool {
     const MS: u64 = 1_000_000;
