@@ -131,6 +131,8 @@ pub(crate) struct Around<'a> {
     pub(crate) state_dir: &'a Path,
     pub(crate) ways: &'a Ways,
     pub(crate) codes: &'a Codes,
+    /// That one run may use, at least one; 0: as many as there are.
+    pub(crate) processors: u32,
 }
 
 /// From the request to the answer, which `answer` gets as soon as it is there. What the run leaves, descriptors above all, is

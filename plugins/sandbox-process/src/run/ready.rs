@@ -36,6 +36,7 @@ impl Ready {
                 services,
                 Work::Run(&codes),
                 deadline_ns,
+                around.processors,
             )?,
             spec: spec_of(request, mounts.specs.clone(), deadline_ns),
             mounts,
