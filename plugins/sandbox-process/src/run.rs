@@ -7,18 +7,16 @@ mod ways;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
-use std::sync::Arc;
 
 use skillgate_plugin_sdk::model::{Error, RunRequest, RunResult};
 use skillgate_plugin_sdk::{Host, Level, RunServices, abi};
 
 use crate::answer::{self, Fill as _};
 use crate::channel::{Channel, Status};
-use crate::codes::Codes;
 use crate::supervisor::Launcher;
 use crate::sys::{self, Poll};
 use crate::wire::{End, Notice};
+pub(crate) use ready::Around;
 use ready::Ready;
 pub(crate) use ways::Ways;
 use ways::{Attempt, Child, Place, over_before_it_began, used_by_stuck};
@@ -122,17 +120,6 @@ enum Outcome {
     LauncherLost,
     /// Killed, and not seen to end in time.
     Stuck,
-}
-
-/// What there is of the plugin for every run.
-pub(crate) struct Around<'a> {
-    pub(crate) launcher: &'a Arc<Launcher>,
-    pub(crate) host: &'a Host,
-    pub(crate) state_dir: &'a Path,
-    pub(crate) ways: &'a Ways,
-    pub(crate) codes: &'a Codes,
-    /// That one run may use, at least one; 0: as many as there are.
-    pub(crate) processors: u32,
 }
 
 /// From the request to the answer, which `answer` gets as soon as it is there. What the run leaves, descriptors above all, is

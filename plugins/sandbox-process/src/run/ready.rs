@@ -1,13 +1,29 @@
 //! What a run is asked for, looked at, and what it is given.
 
-use skillgate_plugin_sdk::model::{Error, RunRequest};
-use skillgate_plugin_sdk::{RunServices, abi};
+use std::path::Path;
+use std::sync::Arc;
 
-use super::{Around, Handle, compile};
+use skillgate_plugin_sdk::model::{Error, RunRequest};
+use skillgate_plugin_sdk::{Host, RunServices, abi};
+
+use super::{Handle, Ways, compile};
+use crate::codes::Codes;
 use crate::job::{self, Frames, Work};
 use crate::mounts;
+use crate::supervisor::Launcher;
 use crate::sys;
 use crate::wire::{MountSpec, RUN_ID_BYTES_MAX, RunSpec};
+
+/// What there is of the plugin for every run.
+pub(crate) struct Around<'a> {
+    pub(crate) launcher: &'a Arc<Launcher>,
+    pub(crate) host: &'a Host,
+    pub(crate) state_dir: &'a Path,
+    pub(crate) ways: &'a Ways,
+    pub(crate) codes: &'a Codes,
+    /// That one run may use, at least one; 0: as many as there are.
+    pub(crate) processors: u32,
+}
 
 /// A request with all that its run is given.
 pub(super) struct Ready {
