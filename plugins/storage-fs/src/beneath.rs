@@ -54,6 +54,19 @@ pub(crate) fn open_file(dir: impl AsFd, path: &str) -> Result<(OwnedFd, Stat)> {
     }
 }
 
+/// A file and its state: the same means that it has not been written to since.
+pub(crate) type Fingerprint = (u64, u64, i64, (i64, u64), (i64, u64));
+
+pub(crate) fn fingerprint(stat: &Stat) -> Fingerprint {
+    (
+        stat.st_dev,
+        stat.st_ino,
+        stat.st_size,
+        (stat.st_mtime, stat.st_mtime_nsec),
+        (stat.st_ctime, stat.st_ctime_nsec),
+    )
+}
+
 /// A directory, for reading and as a starting point.
 pub(crate) fn open_dir(dir: impl AsFd, path: &str) -> Result<OwnedFd> {
     open(dir, path, OFlags::RDONLY | OFlags::DIRECTORY, 0)

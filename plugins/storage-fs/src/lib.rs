@@ -13,7 +13,8 @@
 //!     skills/<name>/<version>/         appears by one rename, never changes after that
 //!       meta.json                      what a listing needs, the manifest, each file's digest; sealed with a check sum
 //!       files/...                      the skill as its author wrote it, ready to be mounted: 0755 and 0644, because a sandbox
-//!                                      whose user is nobody else's reads it through a bind mount
+//!                                      whose user is nobody else's reads it through a bind mount; held against the digests
+//!                                      before it is given out
 //!     blobs/<2 letters>/<id>/          two letters of the id (1,024 directories), so that no directory holds every blob
 //!       data                           the content, ready to be mounted
 //!       chunks                         32 bytes of SHA-256 for each MiB, so that a range is verified without reading the rest;
@@ -200,7 +201,7 @@ impl Storage for StorageFs {
             .into_iter()
             .filter_map(|(name, n)| Some(format!(r#","{name}":{}"#, n?)))
             .collect();
-        let unread = self.skills.unread();
+        let (unread, damaged) = (self.skills.unread(), self.skills.damaged());
         let (state, message) = match (ground.broken(), room.low) {
             (Some(why), _) => (abi::HEALTH_DOWN, why.to_owned()),
             (None, Some(why)) => (abi::HEALTH_DEGRADED, why),
@@ -208,6 +209,12 @@ impl Storage for StorageFs {
                 abi::HEALTH_DEGRADED,
                 format!(
                     "{unread} skills could not be read at the start, and are missing: see the log"
+                ),
+            ),
+            (None, None) if damaged > 0 => (
+                abi::HEALTH_DEGRADED,
+                format!(
+                    "{damaged} skills or files of them are not what was published: see the log"
                 ),
             ),
             (None, None) => (abi::HEALTH_OK, format!("{skills} skills")),
@@ -218,7 +225,7 @@ impl Storage for StorageFs {
             capacity: clamp(Blobs::MAX_WRITERS.saturating_sub(writers)),
             message,
             metrics_json: format!(
-                r#"{{"skills":{skills},"skills_unread":{unread},"open_writers":{writers},"open_readers":{readers},"expired_stuck":{stuck}{bytes}{free}}}"#
+                r#"{{"skills":{skills},"skills_unread":{unread},"skills_damaged":{damaged},"open_writers":{writers},"open_readers":{readers},"expired_stuck":{stuck}{bytes}{free}}}"#
             ),
             report_json: String::new(),
         })

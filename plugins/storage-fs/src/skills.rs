@@ -3,6 +3,7 @@
 mod index;
 mod quota;
 mod shelf;
+mod sound;
 mod store;
 
 use std::cmp::Ordering;
@@ -19,6 +20,7 @@ use crate::names::TenantDir;
 
 use index::{Entry, Key};
 use shelf::{Shelf, Shelved};
+use sound::Sound;
 use store::Stored;
 
 /// A page has at most so many entries.
@@ -39,7 +41,7 @@ pub(crate) struct Skills {
 
 /// A version that was found, and where.
 enum Found {
-    Stored(TenantDir, Arc<Entry<()>>),
+    Stored(TenantDir, Arc<Entry<Sound>>),
     Shelved(Arc<Entry<Shelved>>),
 }
 
@@ -62,6 +64,11 @@ impl Skills {
     /// What the writable store could not read at its start.
     pub(crate) fn unread(&self) -> usize {
         self.stored.as_ref().map_or(0, Stored::unread)
+    }
+
+    /// What of the writable store was found to be damaged when it was last asked for.
+    pub(crate) fn damaged(&self) -> usize {
+        self.stored.as_ref().map_or(0, Stored::damaged)
     }
 
     pub(crate) fn count(&self) -> usize {

@@ -10,6 +10,8 @@ mod blobs;
 mod child;
 #[path = "store/crash.rs"]
 mod crash;
+#[path = "store/damage.rs"]
+mod damage;
 #[path = "store/floor.rs"]
 mod floor;
 #[path = "store/ground.rs"]

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use skillgate_plugin_sdk::model::BlobStat;
 
 use super::{CHUNK_BYTES, CHUNKS_FILE, DATA_FILE, DIGEST_BYTES, no_blob};
-use crate::beneath;
+use crate::beneath::{self, Fingerprint, fingerprint};
 use crate::fault::{Fault, Result};
 use crate::ground::Ground;
 
@@ -183,19 +183,6 @@ impl Drop for KeptChunk {
             budget.0.fetch_sub(1, Ordering::Relaxed);
         }
     }
-}
-
-/// A file and its state: the same means that it has not been written to since.
-type Fingerprint = (u64, u64, i64, (i64, u64), (i64, u64));
-
-fn fingerprint(stat: &Stat) -> Fingerprint {
-    (
-        stat.st_dev,
-        stat.st_ino,
-        stat.st_size,
-        (stat.st_mtime, stat.st_mtime_nsec),
-        (stat.st_ctime, stat.st_ctime_nsec),
-    )
 }
 
 /// Which files need not be verified again before a descriptor is given out.

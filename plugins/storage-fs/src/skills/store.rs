@@ -1,6 +1,6 @@
 //! Skills in the writable store: `tenants/<tenant>/skills/<name>/<version>/{meta.json,files/...}`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -13,6 +13,7 @@ use skillgate_skill::{FileSet, Version, file_digest, tree_digest};
 
 use super::index::{Entry, Index};
 use super::quota::Quota;
+use super::sound::{Sound, is_sound};
 use super::{MAX_FILE_BYTES, MAX_SKILL_BYTES, check, check_path, no_file};
 use crate::beneath;
 use crate::fault::{Fault, Result};
@@ -49,10 +50,10 @@ struct Meta {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct File {
-    path: String,
-    sha256: String,
-    size_bytes: u64,
+pub(super) struct File {
+    pub(super) path: String,
+    pub(super) sha256: String,
+    pub(super) size_bytes: u64,
 }
 
 /// `meta.json` again, when the manifest is not wanted.
@@ -99,8 +100,10 @@ impl Meta {
 #[derive(Debug)]
 pub(crate) struct Stored {
     ground: Arc<Ground>,
-    tenants: RwLock<HashMap<TenantDir, Index<()>>>,
+    tenants: RwLock<HashMap<TenantDir, Index<Sound>>>,
     unread: usize,
+    /// Files, and directories of them, that were not what was published when they were last asked for, by their path.
+    damaged: Mutex<BTreeSet<String>>,
     /// Held from the rename to the index: a second put of the same version must neither find one that is visible but may
     /// yet be taken back, nor answer before it is durable.
     publishing: Mutex<()>,
@@ -134,7 +137,7 @@ impl Stored {
                     match load_one(&ground, &dir, &name, &version, &path) {
                         Ok((parsed, skill, bytes)) => {
                             quota.add(&dir, bytes);
-                            index.insert(parsed, skill, ());
+                            index.insert(parsed, skill, Sound::default());
                         }
                         Err(fault) if fault.is_shortage() => return Err(fault),
                         Err(fault) => {
@@ -152,6 +155,7 @@ impl Stored {
             ground,
             tenants: RwLock::new(tenants),
             unread,
+            damaged: Mutex::default(),
             publishing: Mutex::new(()),
             quota,
         })
@@ -161,7 +165,7 @@ impl Stored {
     pub(crate) fn with<R>(
         &self,
         tenant: &TenantDir,
-        work: impl FnOnce(Option<&Index<()>>) -> R,
+        work: impl FnOnce(Option<&Index<Sound>>) -> R,
     ) -> R {
         work(
             self.tenants
@@ -182,7 +186,7 @@ impl Stored {
         self.unread
     }
 
-    pub(crate) fn get(&self, tenant: &TenantDir, entry: &Entry<()>) -> Result<Skill> {
+    pub(crate) fn get(&self, tenant: &TenantDir, entry: &Entry<Sound>) -> Result<Skill> {
         self.meta(tenant, entry).map(|meta| meta.skill())
     }
 
@@ -190,41 +194,61 @@ impl Stored {
     pub(crate) fn read(
         &self,
         tenant: &TenantDir,
-        entry: &Entry<()>,
+        entry: &Entry<Sound>,
         path: &str,
     ) -> Result<Vec<u8>> {
         let meta = self.meta(tenant, entry)?;
         let file = meta.files.iter().find(|file| file.path == path);
         let file =
             file.ok_or_else(|| no_file(path, meta.files.iter().map(|file| file.path.as_str())))?;
-        let at = format!(
-            "{}/{}/{FILES}/{path}",
-            parent(tenant, &entry.skill.name),
-            entry.skill.version
-        );
-        let bytes = match beneath::read_file(self.ground.root(), &at, MAX_FILE_BYTES) {
-            Err(fault @ Fault::Os { .. }) if fault.is_missing() => {
-                return Err(Fault::Corrupt(format!(
-                    "{at}: missing: restore it from a backup"
-                )));
-            }
-            other => other?,
-        };
-        if file_digest(&bytes) != file.sha256 {
-            return Err(Fault::Corrupt(format!(
-                "{at}: the content is not what was stored: restore it from a backup"
-            )));
-        }
-        Ok(bytes)
+        let at = format!("{}/{FILES}/{path}", place(tenant, &entry.skill));
+        let bytes = beneath::read_file(self.ground.root(), &at, MAX_FILE_BYTES);
+        let bytes = is_sound(bytes, &at, file);
+        self.tell(at, bytes)
     }
 
-    pub(crate) fn tree(&self, tenant: &TenantDir, entry: &Entry<()>) -> Result<OwnedFd> {
-        let at = format!(
-            "{}/{}/{FILES}",
-            parent(tenant, &entry.skill.name),
-            entry.skill.version
-        );
-        beneath::open_dir(self.ground.root(), &at)
+    /// The directory, whose files are what was published when this returns.
+    pub(crate) fn tree(&self, tenant: &TenantDir, entry: &Entry<Sound>) -> Result<OwnedFd> {
+        let version = place(tenant, &entry.skill);
+        let at = format!("{version}/{FILES}");
+        let opened = self.meta(tenant, entry).and_then(|meta| {
+            let dir = beneath::open_dir(self.ground.root(), &at);
+            let dir = dir.map_err(|fault| lost(&at, fault))?;
+            entry.place.check(&dir, &at, &meta.files)?;
+            Ok(dir)
+        });
+        self.tell(at, opened)
+    }
+
+    /// Notes, and says once, what is damaged at `at`, and when it no longer is.
+    fn tell<T>(&self, at: String, outcome: Result<T>) -> Result<T> {
+        let mut damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
+        let (level, message, why) = match &outcome {
+            Err(fault @ Fault::Corrupt(_)) if !damaged.contains(&at) => (
+                Level::Error,
+                "a skill is not what was published: it is given to nobody until it is restored",
+                fault.to_string(),
+            ),
+            Ok(_) if damaged.contains(&at) => (
+                Level::Info,
+                "a skill is what was published again",
+                String::new(),
+            ),
+            _ => return outcome,
+        };
+        let fields = [("path", at.as_str()), ("error", &why)];
+        self.ground.host().log(level, TARGET, message, &fields);
+        if outcome.is_err() {
+            damaged.insert(at);
+        } else {
+            damaged.remove(&at);
+        }
+        outcome
+    }
+
+    pub(crate) fn damaged(&self) -> usize {
+        let damaged = self.damaged.lock().unwrap_or_else(PoisonError::into_inner);
+        damaged.len()
     }
 
     pub(crate) fn put(&self, put: &PutSkill) -> Result<Skill> {
@@ -272,7 +296,7 @@ impl Stored {
                 })?;
                 let entry = Entry {
                     skill: skill.clone(),
-                    place: (),
+                    place: Sound::default(),
                 };
                 let answer = self.put_again(&tenant, &entry, &meta, &above)?;
                 if self.learn(&tenant, version, skill) {
@@ -288,7 +312,7 @@ impl Stored {
     fn put_again(
         &self,
         tenant: &TenantDir,
-        entry: &Entry<()>,
+        entry: &Entry<Sound>,
         meta: &Meta,
         above: &str,
     ) -> Result<Skill> {
@@ -308,23 +332,47 @@ impl Stored {
         tenants
             .entry(tenant.clone())
             .or_default()
-            .insert(version, skill, ())
+            .insert(version, skill, Sound::default())
     }
 
-    fn meta(&self, tenant: &TenantDir, entry: &Entry<()>) -> Result<Meta> {
-        let path = format!(
-            "{}/{}",
-            parent(tenant, &entry.skill.name),
-            entry.skill.version
-        );
-        match seal::read(self.ground.root(), &path) {
-            // The index knows it, so it was there.
-            Err(fault) if fault.is_missing() => Err(Fault::Corrupt(format!(
-                "{path}: missing: restore it from a backup"
-            ))),
-            other => other,
+    fn meta(&self, tenant: &TenantDir, entry: &Entry<Sound>) -> Result<Meta> {
+        let path = place(tenant, &entry.skill);
+        // The index knows it, so it was there.
+        let meta: Meta =
+            seal::read(self.ground.root(), &path).map_err(|fault| lost(&path, fault))?;
+        if meta.head.tree_sha256 != entry.skill.tree_sha256 {
+            return Err(Fault::Corrupt(format!(
+                "{path}: it is about other content than when it was first read: restore it from a backup"
+            )));
         }
+        of_these(&meta.head, &meta.files, &path)?;
+        Ok(meta)
     }
+}
+
+fn place(tenant: &TenantDir, skill: &Skill) -> String {
+    format!("{}/{}", parent(tenant, &skill.name), skill.version)
+}
+
+/// What is missing of a version that is there is damage.
+fn lost(path: &str, fault: Fault) -> Fault {
+    match fault.is_missing() {
+        true => Fault::Corrupt(format!("{path}: missing: restore it from a backup")),
+        false => fault,
+    }
+}
+
+/// The digest that a version is known and decided by has to be that of its files.
+fn of_these(head: &Head, files: &[File], path: &str) -> Result<()> {
+    let digests = files
+        .iter()
+        .map(|file| (file.path.as_str(), file.sha256.as_str()));
+    if tree_digest(digests) == head.tree_sha256 {
+        return Ok(());
+    }
+    Err(Fault::Corrupt(format!(
+        "{path}: its digest is not that of its files: restore it from a backup"
+    )))
 }
 
 /// Digests and sizes of what is to be stored; the host's digest of the whole has to be the same.
@@ -411,6 +459,7 @@ fn load_one(
             "{path}: it is about another skill, version or tenant"
         )));
     }
+    of_these(&head, &files, path)?;
     let size = size_of(&files, sealed_bytes).with_blocks();
     Ok((parsed, head.skill(), size.bytes))
 }
