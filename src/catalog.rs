@@ -18,6 +18,7 @@ use std::collections::hash_map::Entry as MapEntry;
 use std::error::Error as _;
 use std::path::Path;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use base64::Engine as _;
 use serde::Serialize;
@@ -489,7 +490,7 @@ impl Catalog {
     /// # Errors
     /// [`Error::Replaced`], [`Error::Store`].
     pub async fn tree(&self, tenant: &str, skill: &Arc<Skill>) -> Result<Source, Error> {
-        if let Some(dir) = self.0.trees.open(skill) {
+        if let Some(dir) = self.0.trees.open(skill, Instant::now()) {
             return Ok(Source::Fd(dir));
         }
         let source = self.source_of(tenant, skill).await?;
@@ -500,7 +501,12 @@ impl Catalog {
         {
             Content::Dir(fd) => {
                 let owner = self.owner(tenant, skill.name());
-                Ok(Source::Fd(self.0.trees.keep(owner, skill, fd)))
+                Ok(Source::Fd(self.0.trees.keep(
+                    owner,
+                    skill,
+                    fd,
+                    Instant::now(),
+                )))
             }
             Content::Tar(fd, _) => Ok(Source::Tar(fd)),
             Content::Data(_) | Content::File(..) => Err(broken(

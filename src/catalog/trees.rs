@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use skillgate_plugin_host::StorageInstance;
 use skillgate_plugin_sdk::abi;
@@ -13,6 +14,9 @@ use super::{Error, Skill};
 
 /// Directories that are kept. For one more, the oldest of the tenant with the most is let go.
 const TREES_MAX: usize = 64;
+/// Then the store is asked again, which looks whether what is in it is still what was published: somebody, or the disk, may have
+/// changed it.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// Of skills as they were read, each the one that its store gave then: nobody else's, and of no other store. It does not keep
 /// a skill in memory that nobody else does.
@@ -25,6 +29,7 @@ struct Open {
     tenant: String,
     of: Weak<Skill>,
     dir: Arc<OwnedFd>,
+    given: Instant,
 }
 
 impl Trees {
@@ -33,11 +38,16 @@ impl Trees {
     }
 
     /// The directory of a skill; `None`: its store has to be asked.
-    pub(super) fn open(&self, skill: &Arc<Skill>) -> Option<OwnedFd> {
+    pub(super) fn open(&self, skill: &Arc<Skill>, now: Instant) -> Option<OwnedFd> {
         // The place of a skill that is gone is nobody else's while this knows of it.
         let is_it = |open: &&Open| Weak::as_ptr(&open.of) == Arc::as_ptr(skill);
-        let kept = self.kept().iter().find(is_it)?.dir.clone();
-        let opened = again(&kept);
+        let (kept, given) = {
+            let kept = self.kept();
+            let open = kept.iter().find(is_it)?;
+            (open.dir.clone(), open.given)
+        };
+        let is_fresh = now.saturating_duration_since(given) < ASKED_AGAIN_AFTER;
+        let opened = again(&kept).filter(|_| is_fresh);
         if opened.is_none() {
             self.kept().retain(|open| !Arc::ptr_eq(&open.dir, &kept));
         }
@@ -45,7 +55,13 @@ impl Trees {
     }
 
     /// Keeps what a store has given of a tenant's skill. Gives what is for who asked.
-    pub(super) fn keep(&self, tenant: &str, skill: &Arc<Skill>, dir: OwnedFd) -> OwnedFd {
+    pub(super) fn keep(
+        &self,
+        tenant: &str,
+        skill: &Arc<Skill>,
+        dir: OwnedFd,
+        given: Instant,
+    ) -> OwnedFd {
         let Some(opened) = again(&dir) else {
             return dir;
         };
@@ -63,6 +79,7 @@ impl Trees {
             tenant: tenant.to_owned(),
             of: Arc::downgrade(skill),
             dir: Arc::new(dir),
+            given,
         });
         opened
     }
@@ -121,18 +138,18 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let dir = place.path().join("x");
         std::fs::create_dir(&dir).unwrap();
-        assert!(trees.open(&of).is_none());
-        let given = trees.keep("t", &of, File::open(&dir).unwrap().into());
-        let later = trees.open(&of).unwrap();
+        assert!(trees.open(&of, Instant::now()).is_none());
+        let given = trees.keep("t", &of, File::open(&dir).unwrap().into(), Instant::now());
+        let later = trees.open(&of, Instant::now()).unwrap();
         assert_eq!(inode(&given), inode(&later));
         // Who reads in the one does not move the other.
         let (mut one, mut other) = (File::from(given), File::from(later));
         one.seek(SeekFrom::Start(1)).unwrap();
         assert_eq!(other.stream_position().unwrap(), 0);
         // Of the same name and version, from another store or for another tenant.
-        assert!(trees.open(&skill()).is_none());
+        assert!(trees.open(&skill(), Instant::now()).is_none());
         std::fs::remove_dir_all(&dir).unwrap();
-        assert!(trees.open(&of).is_none());
+        assert!(trees.open(&of, Instant::now()).is_none());
         assert!(trees.kept().is_empty());
     }
 
@@ -142,28 +159,49 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let skills: Vec<_> = (0..=TREES_MAX).map(|_| skill()).collect();
         for skill in &skills {
-            trees.keep("t", skill, File::open(place.path()).unwrap().into());
+            trees.keep(
+                "t",
+                skill,
+                File::open(place.path()).unwrap().into(),
+                Instant::now(),
+            );
             assert!(trees.kept().len() <= TREES_MAX);
         }
-        assert!(trees.open(&skills[0]).is_none());
-        assert!(trees.open(&skills[1]).is_some());
-        assert!(trees.open(&skills[TREES_MAX]).is_some());
+        assert!(trees.open(&skills[0], Instant::now()).is_none());
+        assert!(trees.open(&skills[1], Instant::now()).is_some());
+        assert!(trees.open(&skills[TREES_MAX], Instant::now()).is_some());
         trees.forget();
-        assert!(trees.open(&skills[TREES_MAX]).is_none());
+        assert!(trees.open(&skills[TREES_MAX], Instant::now()).is_none());
         // Those that nobody has in memory any more are let go.
-        trees.keep("t", &skills[0], File::open(place.path()).unwrap().into());
+        trees.keep(
+            "t",
+            &skills[0],
+            File::open(place.path()).unwrap().into(),
+            Instant::now(),
+        );
         drop(skills);
         let last = skill();
-        trees.keep("t", &last, File::open(place.path()).unwrap().into());
-        assert!(trees.kept().len() == 1 && trees.open(&last).is_some());
+        trees.keep(
+            "t",
+            &last,
+            File::open(place.path()).unwrap().into(),
+            Instant::now(),
+        );
+        assert!(trees.kept().len() == 1 && trees.open(&last, Instant::now()).is_some());
     }
 
     #[test]
     fn who_runs_many_has_nobody_elses_let_go() {
         let trees = Trees::default();
         let place = tempfile::tempdir().unwrap();
-        let keep =
-            |tenant, skill| trees.keep(tenant, skill, File::open(place.path()).unwrap().into());
+        let keep = |tenant, skill| {
+            trees.keep(
+                tenant,
+                skill,
+                File::open(place.path()).unwrap().into(),
+                Instant::now(),
+            )
+        };
         let quiet = skill();
         let many: Vec<_> = (0..2 * TREES_MAX).map(|_| skill()).collect();
         keep("loud", &many[0]);
@@ -171,7 +209,22 @@ mod tests {
         many.iter()
             .skip(1)
             .for_each(|skill| drop(keep("loud", skill)));
-        assert!(trees.open(&quiet).is_some());
+        assert!(trees.open(&quiet, Instant::now()).is_some());
         assert!(trees.kept().len() <= TREES_MAX);
+    }
+
+    #[test]
+    fn the_store_is_asked_again_after_a_while() {
+        let (trees, of) = (Trees::default(), skill());
+        let place = tempfile::tempdir().unwrap();
+        let given = Instant::now();
+        let keep = |at| trees.keep("t", &of, File::open(place.path()).unwrap().into(), at);
+        keep(given);
+        let later = given + ASKED_AGAIN_AFTER;
+        assert!(trees.open(&of, later - Duration::from_millis(1)).is_some());
+        assert!(trees.open(&of, later).is_none());
+        assert!(trees.kept().is_empty());
+        keep(later);
+        assert!(trees.open(&of, later).is_some());
     }
 }
