@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use skillgate_plugin_host::{LoadError, Pin, Plugin, StorageInstance};
+use skillgate_plugin_host::{LoadError, Pin, Plugin, STORE_THREADS_MAX, StorageInstance};
 use skillgate_plugin_sdk::model;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -314,14 +314,17 @@ fn runtime(config: &Config) -> Result<tokio::runtime::Runtime, AppError> {
         .enable_all()
         // One may be held up by a disk that hangs, as whoever writes a record is at first; the others still answer.
         .worker_threads(std::thread::available_parallelism().map_or(2, |n| n.get().max(2)))
-        // A run keeps one thread of its plugin busy from beginning to end; the store needs some beside them.
-        .max_blocking_threads(config.runs.max_concurrent + STORE_THREADS_MAX)
+        // A run keeps one thread of its plugin busy from beginning to end; the store, the shelf and the gateway's own work have
+        // theirs beside them, so that no disk that hangs takes those of others.
+        .max_blocking_threads(
+            config.runs.max_concurrent + 2 * STORE_THREADS_MAX + OTHER_THREADS_MAX,
+        )
         .build()
         .map_err(AppError::io("cannot start the runtime"))
 }
 
-/// Threads for blocking calls that are not runs.
-const STORE_THREADS_MAX: usize = 64;
+/// Threads for what is neither a run nor a call of a store.
+const OTHER_THREADS_MAX: usize = 64;
 
 /// Runs the gateway until SIGTERM or SIGINT. `read` is how it reads its configuration, now and whenever it reloads.
 ///

@@ -13,10 +13,17 @@ use tokio::sync::watch;
 use crate::ask::Ask;
 use crate::counts::CallCounts;
 use crate::hosttable::HostContext;
+use crate::lane::Lane;
 use crate::sandbox::RunContext;
+
+/// Calls into one blocking store at once, each on a thread of the runtime's; those beyond wait for one of these to end. Runs
+/// are not counted here: who starts them does.
+pub const STORE_THREADS_MAX: usize = 64;
 
 /// The functions that every kind of instance has. `Copy`: our own zero-filled copy of the plugin's table.
 pub(crate) trait Table: Copy + Send + Sync + 'static {
+    /// Blocking threads that an instance may have.
+    const THREADS_MAX: usize;
     fn self_(&self) -> *mut c_void;
     fn cancel(&self) -> Option<unsafe extern "C" fn(*mut c_void, abi::Op)>;
     fn health(&self) -> Option<unsafe extern "C" fn(*mut c_void, abi::Op) -> i32>;
@@ -25,7 +32,7 @@ pub(crate) trait Table: Copy + Send + Sync + 'static {
 }
 
 macro_rules! table {
-    ($name:ident, $abi:ty) => {
+    ($name:ident, $abi:ty, $threads_max:expr) => {
         #[derive(Clone, Copy)]
         pub(crate) struct $name(pub(crate) $abi);
         // SAFETY: the contract: every function may be called from any thread, concurrently with itself.
@@ -33,6 +40,7 @@ macro_rules! table {
         // SAFETY: as above.
         unsafe impl Sync for $name {}
         impl Table for $name {
+            const THREADS_MAX: usize = $threads_max;
             fn self_(&self) -> *mut c_void {
                 self.0.self_
             }
@@ -51,8 +59,8 @@ macro_rules! table {
         }
     };
 }
-table!(StorageTable, abi::Storage);
-table!(SandboxTable, abi::Sandbox);
+table!(StorageTable, abi::Storage, STORE_THREADS_MAX);
+table!(SandboxTable, abi::Sandbox, usize::MAX);
 
 thread_local! {
     /// A plugin is being called on this thread of the event loop.
@@ -82,6 +90,7 @@ pub(crate) struct Instance<T: Table> {
     pub(crate) counts: CallCounts,
     pub(crate) blocking: bool,
     runtime: tokio::runtime::Handle,
+    lane: Arc<Lane>,
     destroyed: Arc<watch::Sender<bool>>,
     /// Dropped after destroy() has returned: the singleton's place.
     place: Option<Box<dyn std::any::Any + Send + Sync>>,
@@ -101,6 +110,7 @@ impl<T: Table> Instance<T> {
             counts: CallCounts::default(),
             blocking,
             runtime,
+            lane: Lane::new(T::THREADS_MAX),
             destroyed: Arc::new(watch::Sender::new(false)),
             place: Some(place),
         })
@@ -156,7 +166,7 @@ impl<T: Table> Instance<T> {
     pub(crate) fn start(&self, mut begun: Begun<T>) {
         if self.blocking {
             begun.queued = true;
-            drop(self.runtime.spawn_blocking(move || begun.invoke()));
+            self.lane.run(&self.runtime, move || begun.invoke());
         } else {
             begun.invoke();
         }
@@ -212,7 +222,7 @@ impl<T: Table> Instance<T> {
     /// destructor may run inside the plugin's own call of `complete`.
     pub(crate) fn background(self: &Arc<Self>, f: impl FnOnce(&T) + Send + 'static) {
         let instance = Arc::clone(self);
-        drop(self.runtime.spawn_blocking(move || f(&instance.table)));
+        self.lane.run(&self.runtime, move || f(&instance.table));
     }
 
     /// Resolves when destroy() has returned.

@@ -1,6 +1,9 @@
 //! Stores, through the SDK.
 
+use std::task::{Context, Waker};
+
 use super::*;
+use skillgate_plugin_host::STORE_THREADS_MAX;
 
 #[tokio::test]
 async fn skills_cross_in_both_directions() {
@@ -130,6 +133,49 @@ async fn many_calls_at_once() {
     for (i, call) in calls.into_iter().enumerate() {
         assert_eq!(call.await.unwrap(), format!("s{i}"));
     }
+}
+
+/// The threads that may wait are for all: a store whose calls do not come back has a part of them.
+#[test]
+fn a_store_that_hangs_leaves_threads_to_runs_and_other_stores() {
+    if ISOLATION == Isolation::Process {
+        // There it has only its own.
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(STORE_THREADS_MAX + 1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let (store, other, sandbox) = (store().await, store().await, echo().await);
+        let get = || Box::pin(store.skill_get("t", "hang", pipe.to_str().unwrap()));
+        let mut hanging: Vec<_> = (0..2 * STORE_THREADS_MAX).map(|_| get()).collect();
+        let mut nobody = Context::from_waker(Waker::noop());
+        for call in &mut hanging {
+            assert!(call.as_mut().poll(&mut nobody).is_pending());
+        }
+        let rest = async {
+            let ran = sandbox
+                .run(run("made from"), Arc::new(Gateway::default()))
+                .await;
+            (ran, other.skill_get("t", "s", "").await)
+        };
+        let rest = tokio::time::timeout(Duration::from_secs(10), rest).await;
+        // As the end of whatever it hangs on: those that waited come to their turn.
+        let pipe = std::fs::File::options().read(true).write(true).open(&pipe);
+        for call in hanging {
+            call.await.unwrap();
+        }
+        drop(pipe);
+        let (ran, got) = rest.expect("others have threads");
+        ran.unwrap();
+        got.unwrap();
+    });
 }
 
 #[tokio::test]

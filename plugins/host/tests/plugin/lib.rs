@@ -232,6 +232,13 @@ impl Storage for Memory {
         match name {
             "abort" => std::process::abort(),
             "panic" => panic!("skill_get panics, as asked"),
+            // Comes back when somebody has that pipe open for writing.
+            "hang" => {
+                let opened = std::fs::File::open(version);
+                opened
+                    .map(|_| Skill::default())
+                    .map_err(|error| Error::new(abi::E_INTERNAL, error.to_string()))
+            }
             "traced" => {
                 let _get = tracing::info_span!("skill_get", tenant).entered();
                 tracing::warn!(target: "traced", version, "asked");

@@ -1,0 +1,131 @@
+//! Threads for the calls into one instance that may wait. The gateway has so many for all that waits in it: an instance whose calls
+//! do not come back, a store on a disk that hangs for one, must not have those of everything else too.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::runtime::Handle;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// The blocking threads that one instance has, and what waits for one of them.
+pub(crate) struct Lane {
+    threads_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    threads: usize,
+    waiting: VecDeque<Job>,
+}
+
+/// One of its threads.
+struct Thread {
+    lane: Arc<Lane>,
+    ended: bool,
+}
+
+impl Lane {
+    pub(crate) fn new(threads_max: usize) -> Arc<Self> {
+        Arc::new(Lane {
+            threads_max,
+            state: Mutex::default(),
+        })
+    }
+
+    /// No job runs, and none is dropped, under this lock.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does it on a blocking thread of the runtime, in the order in which they come. Dropped instead when the runtime ends.
+    pub(crate) fn run(self: &Arc<Self>, runtime: &Handle, job: impl FnOnce() + Send + 'static) {
+        let job: Job = Box::new(job);
+        let mut state = self.state();
+        if state.threads >= self.threads_max {
+            state.waiting.push_back(job);
+            return;
+        }
+        state.threads += 1;
+        drop(state);
+        let mut thread = Thread {
+            lane: Arc::clone(self),
+            ended: false,
+        };
+        drop(runtime.spawn_blocking(move || {
+            job();
+            while let Some(job) = thread.next() {
+                job();
+            }
+        }));
+    }
+}
+
+impl Thread {
+    fn next(&mut self) -> Option<Job> {
+        let mut state = self.lane.state();
+        let next = state.waiting.pop_front();
+        if next.is_none() {
+            state.threads -= 1;
+            self.ended = true;
+        }
+        next
+    }
+}
+
+impl Drop for Thread {
+    /// It never began, since the runtime ends, or a job has panicked: nobody waits for a thread that there is not.
+    fn drop(&mut self) {
+        if self.ended {
+            return;
+        }
+        let mut state = self.lane.state();
+        state.threads -= 1;
+        let forsaken = match state.threads {
+            0 => std::mem::take(&mut state.waiting),
+            _ => VecDeque::new(),
+        };
+        drop(state);
+        drop(forsaken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn jobs_have_their_turn_or_end_with_the_runtime() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        let (lane, handle) = (Lane::new(1), runtime.handle().clone());
+        let (done, order) = mpsc::channel();
+        let (go, gone) = mpsc::channel::<()>();
+        lane.run(&handle, move || gone.recv().unwrap());
+        for number in 0..3 {
+            let done = done.clone();
+            lane.run(&handle, move || done.send(number).unwrap());
+        }
+        go.send(()).unwrap();
+        assert_eq!(order.iter().take(3).collect::<Vec<_>>(), [0, 1, 2]);
+        while lane.state().threads > 0 {
+            std::thread::yield_now();
+        }
+        // The runtime's one thread is somebody else's: those of the lane never begin.
+        let (go, gone) = mpsc::channel::<()>();
+        drop(handle.spawn_blocking(move || gone.recv()));
+        for number in 3..6 {
+            let done = done.clone();
+            lane.run(&handle, move || done.send(number).unwrap());
+        }
+        drop(done);
+        runtime.shutdown_background();
+        drop(go);
+        assert_eq!(order.iter().next(), None);
+        assert_eq!(lane.state().threads, 0);
+    }
+}
