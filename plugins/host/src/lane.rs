@@ -97,35 +97,35 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn jobs_have_their_turn_or_end_with_the_runtime() {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .max_blocking_threads(1)
-            .build()
-            .unwrap();
+    fn jobs_have_their_turn_or_end_unheard() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
         let (lane, handle) = (Lane::new(1), runtime.handle().clone());
         let (done, order) = mpsc::channel();
-        let (go, gone) = mpsc::channel::<()>();
-        lane.run(&handle, move || gone.recv().unwrap());
-        for number in 0..3 {
+        let say = |number| {
             let done = done.clone();
             lane.run(&handle, move || done.send(number).unwrap());
-        }
+        };
+        let (go, gone) = mpsc::channel::<()>();
+        lane.run(&handle, move || gone.recv().unwrap());
+        (0..3).for_each(say);
         go.send(()).unwrap();
         assert_eq!(order.iter().take(3).collect::<Vec<_>>(), [0, 1, 2]);
         while lane.state().threads > 0 {
             std::thread::yield_now();
         }
-        // The runtime's one thread is somebody else's: those of the lane never begin.
+        // One that panics ends its thread: who waits for that ends too.
         let (go, gone) = mpsc::channel::<()>();
-        drop(handle.spawn_blocking(move || gone.recv()));
-        for number in 3..6 {
-            let done = done.clone();
-            lane.run(&handle, move || done.send(number).unwrap());
-        }
-        drop(done);
-        runtime.shutdown_background();
+        lane.run(&handle, move || gone.recv().unwrap());
+        (3..6).for_each(say);
         drop(go);
-        assert_eq!(order.iter().next(), None);
+        while lane.state().threads > 0 {
+            std::thread::yield_now();
+        }
+        // Where the runtime has ended no thread begins.
+        runtime.shutdown_background();
+        (6..9).for_each(say);
         assert_eq!(lane.state().threads, 0);
+        drop(done);
+        assert_eq!(order.iter().next(), None);
     }
 }
