@@ -4,7 +4,7 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 use skillgate_plugin_sdk::model::{Error, RunRequest};
-use skillgate_plugin_sdk::{RunServices, abi};
+use skillgate_plugin_sdk::{RunServices, Secret, abi};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
@@ -153,7 +153,7 @@ pub(crate) fn frames(
         .collect::<Result<Vec<_>, _>>()?;
     let mut secrets = BTreeMap::new();
     for (name, value) in request.secrets.iter().zip(&values) {
-        let value = std::str::from_utf8(&value.0).map_err(|_| {
+        let value = std::str::from_utf8(value).map_err(|_| {
             invalid(format!(
                 "the secret {name} is not UTF-8 and cannot be an environment variable"
             ))
@@ -214,11 +214,8 @@ pub(crate) fn frames(
     })
 }
 
-fn secret(name: &str, services: &dyn RunServices) -> Result<Wiped, Error> {
-    services
-        .secret(name)
-        .map(Wiped)
-        .map_err(Error::not_executed)
+fn secret(name: &str, services: &dyn RunServices) -> Result<Secret, Error> {
+    services.secret(name).map_err(Error::not_executed)
 }
 
 /// Names that an interpreter or the dynamic loader would act on are not for a request to set.

@@ -33,7 +33,7 @@ pub mod wire;
 
 pub use host::{Host, Level};
 pub use reply::Reply;
-pub use sandbox::{RunServices, Sandbox};
+pub use sandbox::{RunServices, Sandbox, Secret};
 pub use skillgate_plugin_abi as abi;
 pub use storage::{BlobBuffer, BlobData, Storage};
 

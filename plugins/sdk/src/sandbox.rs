@@ -4,7 +4,7 @@ use std::os::unix::io::OwnedFd;
 use std::sync::Arc;
 
 use crate::model::{CreateRequest, Health, Result, RunRequest, RunResult, SandboxCaps};
-use crate::{Host, Reply};
+use crate::{wire, Host, Reply};
 
 /// A sandbox plugin that never waits while it is called: the host calls it on its event loop, and is answered later, from
 /// whichever thread has the answer. One thread of the plugin's own can so serve thousands of runs that are elsewhere.
@@ -35,6 +35,38 @@ pub trait Sandbox: Send + Sync + Sized + 'static {
     }
 }
 
+/// The plaintext of a secret, as bytes: overwritten when it is dropped, and never shown. What is copied out of it is neither.
+pub struct Secret(Vec<u8>);
+
+impl Secret {
+    /// One of one's own: for tests, and for hosts of them.
+    #[must_use]
+    pub fn new(value: Vec<u8>) -> Self {
+        Secret(value)
+    }
+}
+
+impl std::ops::Deref for Secret {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        wire::wipe(&mut self.0);
+        #[cfg(test)]
+        tests::WIPED.with(|wiped| *wiped.borrow_mut() = self.0.clone());
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
 /// What the host does for one run, until its answer: then every call of it is refused (`E_STALE`; `output` says `false`,
 /// `cancelled` says `true`), whoever still has it. All of it may wait; the blobs' calls are refused at once
 /// (`E_WOULD_DEADLOCK`) while the host is calling a plugin that is not blocking. Call it from threads of your own.
@@ -42,7 +74,7 @@ pub trait RunServices: Send + Sync {
     /// Bytes of `STDOUT`, `STDERR` or `RUNLOG`. `false`: the host has enough, keep draining and send no more.
     fn output(&self, stream: u32, data: &[u8]) -> bool;
     /// The plaintext of a secret that the request named.
-    fn secret(&self, name: &str) -> Result<Vec<u8>>;
+    fn secret(&self, name: &str) -> Result<Secret>;
     /// A descriptor of an input blob, or `E_UNIMPLEMENTED`.
     fn blob_fd(&self, id: &str) -> Result<OwnedFd>;
     /// A range of an input blob, or of one that this run has created.
@@ -57,4 +89,27 @@ pub trait RunServices: Send + Sync {
     fn gate_serve(&self, listener: OwnedFd) -> Result<()>;
     /// The caller no longer wants this run.
     fn cancelled(&self) -> bool;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    thread_local! {
+        /// What the last one has left behind.
+        pub(super) static WIPED: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
+
+    #[test]
+    fn a_secret_is_not_shown_and_leaves_nothing() {
+        let run = testing::Run::new().with_secret("KEY", "hunter22");
+        let secret = run.secret("KEY").unwrap();
+        assert_eq!(&*secret, b"hunter22");
+        assert_eq!(format!("{:?}", Some(&secret)), "Some(Secret(..))");
+        assert_eq!(format!("{run:?}").find("hunter22"), None);
+        assert_eq!(format!("{run:?}").find("104, 117"), None);
+        drop(secret);
+        WIPED.with(|wiped| assert_eq!(*wiped.borrow(), [0; 8]));
+    }
 }

@@ -5,7 +5,7 @@
 //! use skillgate_plugin_sdk::{abi, RunServices};
 //!
 //! let run = testing::Run::new().with_secret("API_KEY", "hunter22");
-//! assert_eq!(run.secret("API_KEY").unwrap(), b"hunter22");
+//! assert_eq!(&*run.secret("API_KEY").unwrap(), b"hunter22");
 //! run.output(abi::STDOUT, b"hello\n");
 //! assert_eq!(run.said(abi::STDOUT), b"hello\n");
 //! ```
@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use skillgate_plugin_abi as abi;
 
 use crate::model::{Error, Result};
-use crate::{Host, Level, RunServices};
+use crate::{Host, Level, RunServices, Secret};
 
 /// A record of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub struct Made {
 /// The services of one run. Everything is in memory: [`RunServices::blob_fd`] gives no descriptors, as hosts may.
 #[derive(Debug, Default)]
 pub struct Run {
-    secrets: BTreeMap<String, Vec<u8>>,
+    secrets: BTreeMap<String, Secret>,
     blobs: BTreeMap<String, Vec<u8>>,
     gate: bool,
     state: Mutex<State>,
@@ -123,7 +123,7 @@ impl Run {
     #[must_use]
     pub fn with_secret(mut self, name: &str, value: &str) -> Self {
         self.secrets
-            .insert(name.to_owned(), value.as_bytes().to_vec());
+            .insert(name.to_owned(), Secret::new(value.as_bytes().to_vec()));
         self
     }
 
@@ -192,14 +192,15 @@ impl RunServices for Run {
         true
     }
 
-    fn secret(&self, name: &str) -> Result<Vec<u8>> {
+    fn secret(&self, name: &str) -> Result<Secret> {
         let unnamed = || {
             Error::new(
                 abi::E_PERMISSION,
                 format!("the request does not name the secret {name}"),
             )
         };
-        self.secrets.get(name).cloned().ok_or_else(unnamed)
+        let secret = self.secrets.get(name).ok_or_else(unnamed)?;
+        Ok(Secret::new(secret.to_vec()))
     }
 
     fn blob_fd(&self, _id: &str) -> Result<OwnedFd> {
@@ -291,7 +292,7 @@ mod tests {
         let run = Run::new()
             .with_secret("KEY", "value")
             .with_blob("blob:a", b"12345");
-        assert_eq!(run.secret("KEY").unwrap(), b"value");
+        assert_eq!(&*run.secret("KEY").unwrap(), b"value");
         assert_eq!(code(run.secret("OTHER")), abi::E_PERMISSION);
         let mut buf = [0; 3];
         assert_eq!(run.blob_read("blob:a", 3, &mut buf).unwrap(), 2);

@@ -489,7 +489,7 @@ impl Sandbox for Echo {
             }
             "panic" => panic!("run panics, as asked"),
             "secret" => match services.secret(&request.code) {
-                Ok(value) => done(value),
+                Ok(value) => done(value.to_vec()),
                 Err(e) => done(format!("{}", e.code).into_bytes()),
             },
             "output" => {

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use skillgate_plugin_sdk::model::Result;
-use skillgate_plugin_sdk::{RunServices, testing};
+use skillgate_plugin_sdk::{RunServices, Secret, testing};
 
 use super::*;
 use crate::job::Wiped;
@@ -54,7 +54,7 @@ impl RunServices for Store<'_> {
     fn output(&self, stream: u32, data: &[u8]) -> bool {
         self.run.output(stream, data)
     }
-    fn secret(&self, name: &str) -> Result<Vec<u8>> {
+    fn secret(&self, name: &str) -> Result<Secret> {
         self.run.secret(name)
     }
     fn blob_fd(&self, id: &str) -> Result<OwnedFd> {

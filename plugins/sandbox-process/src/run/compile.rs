@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use skillgate_plugin_sdk::model::{Error, Limits, Result, RunRequest, RunSkill};
-use skillgate_plugin_sdk::{RunServices, abi};
+use skillgate_plugin_sdk::{RunServices, Secret, abi};
 
 use super::ready::{deadline_of, spec_of};
 use super::{Around, Attempt, Handle, Ways, complete};
@@ -130,7 +130,7 @@ impl RunServices for Nobody {
     fn output(&self, _: u32, _: &[u8]) -> bool {
         false
     }
-    fn secret(&self, _: &str) -> Result<Vec<u8>> {
+    fn secret(&self, _: &str) -> Result<Secret> {
         nobody()
     }
     fn blob_fd(&self, _: &str) -> Result<OwnedFd> {

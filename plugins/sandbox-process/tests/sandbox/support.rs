@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{CreateRequest, Error, Limits, Result, RunRequest, RunResult};
-use skillgate_plugin_sdk::{Host, RunServices, abi};
+use skillgate_plugin_sdk::{Host, RunServices, Secret, abi};
 use skillgate_sandbox_process::{Guard, Parts, SandboxProcess};
 
 /// The shared object that cargo has built for this test.
@@ -328,10 +328,10 @@ impl RunServices for Services {
             .fetch_add(data.len().saturating_sub(room) as u64, Ordering::Relaxed);
         out.len() < keep
     }
-    fn secret(&self, name: &str) -> Result<Vec<u8>> {
+    fn secret(&self, name: &str) -> Result<Secret> {
         self.secrets
             .get(name)
-            .map(|v| v.clone().into_bytes())
+            .map(|v| Secret::new(v.clone().into_bytes()))
             .ok_or_else(not_found)
     }
     fn blob_fd(&self, _id: &str) -> Result<OwnedFd> {

@@ -8,7 +8,7 @@ use skillgate_plugin_abi as abi;
 
 use super::host_table::HostTable;
 use crate::model::{Error, Result};
-use crate::RunServices;
+use crate::{RunServices, Secret};
 
 /// The host's services for one run, whoever has them.
 pub(super) struct Services {
@@ -101,7 +101,7 @@ impl RunServices for Services {
         taken == Ok(abi::OK)
     }
 
-    fn secret(&self, name: &str) -> Result<Vec<u8>> {
+    fn secret(&self, name: &str) -> Result<Secret> {
         let mut buf = vec![0; SECRET_BYTES];
         for _ in 0..2 {
             let (ptr, cap) = (buf.as_mut_ptr().cast(), buf.len() as u64);
@@ -116,7 +116,7 @@ impl RunServices for Services {
             let n = length("secret_read", n, SECRET_BYTES_MAX)?;
             if n <= buf.len() {
                 buf.truncate(n);
-                return Ok(buf);
+                return Ok(Secret::new(buf));
             }
             // Nothing was copied: the secret is longer than the buffer, and this is how long.
             buf = vec![0; n];
