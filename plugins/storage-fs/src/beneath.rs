@@ -4,7 +4,9 @@
 //! at the moment of the open; a check of the path beforehand could be outrun. Only regular files are read: the open
 //! does not block on a FIFO, and fstat decides on the descriptor that is then used.
 
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, Stat, openat2};
 use rustix::io::{Errno, retry_on_intr};
@@ -185,17 +187,25 @@ pub(crate) fn entries(dir: impl AsFd, path: &str) -> Result<Vec<(String, FileTyp
 }
 
 /// Removes `name` and everything below it, following nothing. What is not there is fine.
-pub(crate) fn remove_tree(dir: impl AsFd, name: &str) -> Result<()> {
-    remove_below(dir.as_fd(), std::ffi::OsStr::new(name), 0)
+pub(crate) fn remove_tree(dir: impl AsFd, name: impl AsRef<OsStr>) -> Result<()> {
+    remove_below(dir.as_fd(), name.as_ref(), 0)
 }
 
-fn remove_below(
-    dir: std::os::fd::BorrowedFd<'_>,
-    name: &std::ffi::OsStr,
-    depth: usize,
-) -> Result<()> {
+/// The names in an open directory, as they are.
+pub(crate) fn names(dir: impl AsFd, path: &str) -> Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(&dir).map_err(Fault::os("list", path))? {
+        let entry = entry.map_err(Fault::os("list", path))?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(OsStr::from_bytes(name).to_owned());
+        }
+    }
+    Ok(names)
+}
+
+fn remove_below(dir: std::os::fd::BorrowedFd<'_>, name: &OsStr, depth: usize) -> Result<()> {
     use rustix::fs::{AtFlags, openat, unlinkat};
-    use std::os::unix::ffi::OsStrExt;
     let shown = name.to_string_lossy();
     match unlinkat(dir, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
@@ -217,15 +227,7 @@ fn remove_below(
         }
     };
     // Names first: removing while listing may skip entries on some file systems.
-    let mut names = Vec::new();
-    for entry in Dir::read_from(&below).map_err(Fault::os("list", &shown))? {
-        let entry = entry.map_err(Fault::os("list", &shown))?;
-        let name = entry.file_name().to_bytes();
-        if name != b"." && name != b".." {
-            names.push(std::ffi::OsStr::from_bytes(name).to_owned());
-        }
-    }
-    for name in &names {
+    for name in &self::names(&below, &shown)? {
         remove_below(below.as_fd(), name, depth + 1)?;
     }
     match unlinkat(dir, name, AtFlags::REMOVEDIR) {

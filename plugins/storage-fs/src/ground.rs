@@ -162,10 +162,10 @@ impl Ground {
     /// Whatever is in tmp/ was never published. What cannot be removed takes room there, and nothing else from anybody.
     fn sweep_tmp(&self) -> Result<()> {
         let mut removed = 0;
-        for (name, _) in beneath::entries(&self.tmp, TMP)? {
+        for name in beneath::names(&self.tmp, TMP)? {
             match beneath::remove_tree(&self.tmp, &name) {
                 Ok(()) => removed += 1,
-                Err(fault) => self.warn_leftover(&name, &fault),
+                Err(fault) => self.warn_leftover(&name.to_string_lossy(), &fault),
             }
         }
         if removed > 0 {

@@ -166,3 +166,16 @@ fn a_wrong_configuration_is_refused_by_the_trait_too() {
         "{error}"
     );
 }
+
+#[test]
+fn whatever_its_name_nothing_stays_in_tmp() {
+    use std::os::unix::ffi::OsStrExt;
+    let bench = Bench::new();
+    drop(bench.store());
+    let tmp = bench.root().join("tmp");
+    let left = tmp.join(std::ffi::OsStr::from_bytes(b"not \xff text"));
+    std::fs::create_dir(&left).unwrap();
+    std::fs::write(left.join("x"), "x").unwrap();
+    drop(bench.store());
+    assert_eq!(bench.in_tmp(), 0);
+}
