@@ -12,7 +12,7 @@ use skillgate_skill::{
 use super::{Catalog, Error, Skill, content};
 use crate::auth::Caller;
 
-/// Problems that one refused `create_skill` names.
+/// Problems that one answer to `create_skill` names.
 const PROBLEMS_TOLD_MAX: usize = 8;
 
 /// A skill to publish, as it came.
@@ -31,12 +31,17 @@ pub struct NewSkill {
 pub struct Draft {
     skill: Arc<Skill>,
     put: PutSkill,
+    warnings: Vec<String>,
 }
 
 impl Draft {
     /// As it would be.
     pub fn skill(&self) -> Arc<Skill> {
         self.skill.clone()
+    }
+    /// What does not refuse it, and is hardly what was meant: a version that is published stays as it is.
+    pub fn warnings(&self) -> Vec<String> {
+        self.warnings.clone()
     }
     /// Files, skill.toml and SKILL.md included.
     pub fn file_count(&self) -> usize {
@@ -67,6 +72,7 @@ impl Catalog {
             message: "the skill could not be checked".into(),
         };
         let bundle = assembled.map_err(unchecked)??;
+        let warnings = warnings(&bundle.skill);
         let skillgate_skill::Skill {
             manifest,
             frontmatter,
@@ -117,6 +123,7 @@ impl Catalog {
                 store: Weak::new(),
             }),
             put,
+            warnings,
         })
     }
 
@@ -198,15 +205,7 @@ fn refused(problems: &[Problem], bytes_max: u64) -> Error {
         .filter(|problem| problem.is_error())
         .map(as_sent)
         .collect();
-    let mut message = errors
-        .iter()
-        .take(PROBLEMS_TOLD_MAX)
-        .map(|problem| format!("{problem:#}").replace('\n', "; "))
-        .collect::<Vec<_>>()
-        .join("\n");
-    if errors.len() > PROBLEMS_TOLD_MAX {
-        message.push_str(&format!("\nand {} more", errors.len() - PROBLEMS_TOLD_MAX));
-    }
+    let message = told(&errors).join("\n");
     let Some(first) = errors.first() else {
         return Error::Invalid {
             pointer: String::new(),
@@ -229,6 +228,22 @@ fn refused(problems: &[Problem], bytes_max: u64) -> Error {
             message,
         },
     }
+}
+
+/// What an author should look at, of what came.
+fn warnings(skill: &skillgate_skill::Skill) -> Vec<String> {
+    let warnings: Vec<Problem> = skill.warnings.iter().map(as_sent).collect();
+    told(&warnings)
+}
+
+/// A line for each, with what to do about it; of many the first ones.
+fn told(problems: &[Problem]) -> Vec<String> {
+    let line = |problem: &Problem| format!("{problem:#}").replace("\n  ", "; ");
+    let mut lines: Vec<String> = problems.iter().take(PROBLEMS_TOLD_MAX).map(line).collect();
+    if problems.len() > PROBLEMS_TOLD_MAX {
+        lines.push(format!("and {} more", problems.len() - PROBLEMS_TOLD_MAX));
+    }
+    lines
 }
 
 /// What problems of all files together are said of.
@@ -292,6 +307,34 @@ mod tests {
         let said =
             "manifest:/runtime/entrypoint: error: entrypoint \"main.py\" is not among the files";
         assert!(message.starts_with(said), "{message}");
+    }
+
+    #[test]
+    fn what_is_hardly_meant_is_told_of_what_came() {
+        let manifest = |more: &str| {
+            format!(
+                r#"{{"name":"a","version":"1.0.0","description":"x","kind":"instruction",{more}}}"#
+            )
+        };
+        let warned = |more: &str| {
+            let new = NewSkill {
+                manifest: manifest(more),
+                skill_md: "# A\n".into(),
+                files: Vec::new(),
+            };
+            warnings(&assemble(new, 10, 9000).unwrap().skill)
+        };
+        assert!(warned(r#""permissions":{"secrets":["A"]},"mine":1"#).is_empty());
+        assert_eq!(
+            warned(r#""permision":{"network":[]},"permissions.secrets":["A"]"#),
+            [
+                "manifest:/permision: warning: \"permision\" is not known here and has no effect; help: did you mean permissions?",
+                "manifest:/permissions.secrets: warning: \"permissions.secrets\" is not known here and has no effect; help: write it in permissions"
+            ]
+        );
+        let many: Vec<String> = (0..9).map(|n| format!("\"network{n}\":1")).collect();
+        let many = warned(&many.join(","));
+        assert_eq!((many.len(), many[8].as_str()), (9, "and 1 more"));
     }
 
     #[test]

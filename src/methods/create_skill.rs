@@ -42,6 +42,9 @@ struct File {
 struct Answer {
     name: String,
     version: String,
+    /// What is hardly meant as it is, and is published. Where there is none the answer has no such member.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
 }
 
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
@@ -69,10 +72,12 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         facts.skills = vec![draft.skill()];
         facts.publishes = true;
         Ok(Prepared::json(facts, move |_permit| async move {
+            let warnings = draft.warnings();
             let published = rooms.catalog.publish(draft).await?;
             Ok(Answer {
                 name: published.name,
                 version: published.version,
+                warnings,
             })
         }))
     })

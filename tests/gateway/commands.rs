@@ -65,6 +65,30 @@ fn skills_are_listed_beside_a_gateway_and_without_one() {
     assert!(!said.contains("left out"), "{said}");
 }
 
+/// A version stays as it is: whoever publishes one is told at once.
+#[test]
+fn a_key_that_nobody_knows_is_published_and_said() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let mut publish = |name: &str, key: &str| {
+        let mut skill = json!({
+            "manifest": { "name": name, "version": "1.0.0", "namespace": "acme", "kind": "instruction", "description": "x" },
+            "skill_md": "# x\n",
+        });
+        skill["manifest"][key] = json!({ "network": ["https://api.example.com"] });
+        client.result("create_skill", skill).unwrap()
+    };
+    let plain = json!({ "name": "acme.plain", "version": "1.0.0" });
+    assert_eq!(publish("acme.plain", "permissions"), plain);
+    let answer = publish("acme.slip", "permision");
+    assert_eq!(answer["name"], "acme.slip", "{answer}");
+    let said = answer["warnings"][0].as_str().unwrap_or_default();
+    assert!(said.ends_with("did you mean permissions?"), "{answer}");
+    gateway.stop();
+}
+
 /// As OPERATING.md says: the program, its plugins, skills and policies below one prefix, and nothing of the source tree.
 #[test]
 fn an_installation_finds_what_belongs_to_it() {

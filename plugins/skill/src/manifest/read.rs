@@ -383,8 +383,11 @@ impl Reader {
             let help = match near {
                 Some(near) => format!("did you mean {near}?"),
                 None if elsewhere => format!("move {key} above the first [table]"),
-                // Other keys at the top are an author's own business.
-                None if above.is_empty() => continue,
+                None if above.is_empty() => match meant_for(key) {
+                    Some(table) => format!("write it in {table}"),
+                    // Other keys at the top are an author's own business.
+                    None => continue,
+                },
                 None => format!("known here: {}", known.join(", ")),
             };
             let message = format!("{} is not known here and has no effect", quoted(key));
@@ -421,6 +424,17 @@ fn example(key: &str) -> &'static str {
         "network" => "write network = [\"https://api.example.com\"]",
         _ => "write secrets = [\"API_KEY\"]",
     }
+}
+
+/// The table that a key at the top was meant for: where it asks for a permission, or has a table's name before a dot, as one
+/// writes it in TOML and not in JSON.
+fn meant_for(key: &str) -> Option<&'static str> {
+    let table = key.split_once('.').and_then(|(table, _)| {
+        let mut tables = ["permissions", "runtime"].into_iter();
+        tables.find(|known| is_near(table, known))
+    });
+    let is_permission = PERMISSION_KEYS.iter().any(|known| is_near(key, known));
+    table.or(is_permission.then_some("permissions"))
 }
 
 fn key_of(pointer: &str) -> &str {

@@ -483,6 +483,14 @@ fn strange_strings_survive_the_way_through_toml() {
 fn warnings() {
     for (top, rest, code, pointer) in [
         ("permision = 1", "", Code::UnknownKey, "/permision"),
+        ("secrets = [\"A\"]", "", Code::UnknownKey, "/secrets"),
+        ("netwrok = [\"A\"]", "", Code::UnknownKey, "/netwrok"),
+        (
+            "\"permissions.hosts\" = 1",
+            "",
+            Code::UnknownKey,
+            "/permissions.hosts",
+        ),
         (
             "",
             "namespace = \"x\"",
