@@ -26,6 +26,7 @@ use check::{check_together, read, unsupported_yet};
 pub use gate::Gate;
 use plugins::forget_replaced_plugins;
 pub use plugins::{PluginIsolation, PluginRef, PluginSource, Plugins};
+pub(crate) use problem::did_you_mean;
 pub use problem::{ConfigErrors, Origin, Problem};
 use raw::{Document, Table};
 use section::{Notes, Section};

@@ -30,6 +30,7 @@ mod suite;
 #[cfg(test)]
 mod tests;
 mod trial;
+mod unread;
 
 use std::borrow::Cow;
 use std::fmt;

@@ -125,7 +125,7 @@ impl std::error::Error for ConfigErrors {}
 
 /// The known word that `wrong` is most likely meant to be, if one is near enough: at most a third of its letters
 /// differ, swapped neighbours counting once.
-pub(super) fn did_you_mean<'a>(
+pub(crate) fn did_you_mean<'a>(
     wrong: &str,
     known: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {

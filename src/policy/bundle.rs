@@ -142,6 +142,11 @@ impl Bundle {
         self.data.iter().map(|(_, value)| value)
     }
 
+    /// The same, each with its file.
+    pub(super) fn documents(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.data.iter().map(|(file, value)| (file.as_str(), value))
+    }
+
     pub(super) fn goldens(&self) -> &[Golden] {
         &self.goldens
     }

@@ -161,7 +161,7 @@ pub(super) fn load(
         "policy passed its trial"
     );
     for warning in &report.warnings {
-        tracing::warn!(warning, "a rule of the policy refuses nothing");
+        tracing::warn!(warning, "something in the policy has no effect");
     }
     if !policy.allow_rollback {
         follows(&set, &state_dir.join(LAST), &policy.path)?;

@@ -12,6 +12,7 @@ use super::bundle::{Bundle, Golden};
 use super::decision::Decision;
 use super::engine::{self, Fault, PolicySet};
 use super::suite::{self, Case};
+use super::unread;
 
 /// Built-in functions whose time and memory are bounded by what they are given. Not among them: `http.send` (a stub
 /// that is always undefined), `time.now_ns` and random numbers (a decision must be repeatable), `numbers.range`,
@@ -120,6 +121,8 @@ const BUILTINS: &[&str] = &[
 /// Nesting of brackets in a file of rules. The parser takes twice as long for each level of a literal: 12 levels are
 /// 0.1 s, 20 are 23 s, and 100,000 end the process.
 const NESTING_MAX: usize = 12;
+/// Most warnings of a bundle that are told.
+const WARNINGS_MAX: usize = 20;
 
 /// What a bundle that passed has.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -132,7 +135,8 @@ pub struct Report {
     pub tests: usize,
     /// Golden decisions that hold on both engines.
     pub goldens: usize,
-    /// What is no mistake to Rego, and hardly what was meant: rules to deny that refuse nothing. With the place in the bundle.
+    /// What is no mistake to Rego, and hardly what was meant: rules to deny that refuse nothing, data that no rule reads. With the
+    /// place in the bundle.
     pub warnings: Vec<String>,
 }
 
@@ -170,8 +174,18 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
         modules: bundle.modules().len(),
         tests: cases.len(),
         goldens: bundle.goldens().len(),
-        warnings: unasked(bundle),
+        warnings: first([unasked(bundle), unread::keys(bundle)].concat()),
     })
+}
+
+/// As many as somebody reads.
+fn first(mut warnings: Vec<String>) -> Vec<String> {
+    let more = warnings.len().saturating_sub(WARNINGS_MAX);
+    warnings.truncate(WARNINGS_MAX);
+    if more > 0 {
+        warnings.push(format!("and {more} more like these"));
+    }
+    warnings
 }
 
 /// The line in which the nesting exceeds the maximum. Comments and texts do not count.
@@ -279,11 +293,11 @@ fn package_of(text: &str) -> &str {
 }
 
 /// A line without its comment.
-fn code_of(line: &str) -> &str {
+pub(super) fn code_of(line: &str) -> &str {
     line.split('#').next().unwrap_or_default()
 }
 
-fn is_of_word(c: char) -> bool {
+pub(super) fn is_of_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use serde_json::json;
+
 use super::*;
 use crate::policy::trial;
 
@@ -69,6 +71,53 @@ fn rules_to_deny_that_nobody_asks() {
         let asks = format!("package skills.custom\n\n{asks}\n");
         assert!(warned(&[(file, &below), ("skills/custom/more.rego", &asks)]).is_empty());
     }
+}
+
+/// A list under a name that no rule reads guards nothing.
+#[test]
+fn keys_of_the_data_that_no_rule_reads() {
+    let file = "skills/config/data.json";
+    let warned = |change: &dyn Fn(&mut serde_json::Value), rule: &str| {
+        let mut files = bundled_files();
+        let mut data = serde_json::from_slice(&files.0[file]).unwrap();
+        change(&mut data);
+        files.0.insert(file.into(), data.to_string().into_bytes());
+        let rule = format!("package skills.custom\n\n{rule}\n").into_bytes();
+        files.0.insert("skills/custom/more.rego".into(), rule);
+        trial::run(&bundle(&files), BUDGET).unwrap().warnings
+    };
+    let slips = |data: &mut serde_json::Value| {
+        data["freeze"] = json!([]);
+        data["mine"] = json!({});
+        data["network"]["deny_cidr"] = json!(["203.0.113.0/24"]);
+        data["network"]["allow"]["api.example.com"] = json!({ "skill": ["acme"] });
+        data["tenants"]["acme"]["limit"] = json!({});
+    };
+    let all =
+        "roles, groups, tenants, network, secrets, approved_digests, sandbox, limits, freezes, log";
+    let place = format!("policies/{file}: ");
+    let none = ": no rule reads it, so it has no effect; ";
+    let expected = [
+        format!("{place}freeze{none}did you mean freezes?"),
+        format!("{place}mine{none}known here: {all}"),
+        format!("{place}tenants.acme.limit{none}did you mean limits?"),
+        format!("{place}network.deny_cidr{none}did you mean deny_cidrs?"),
+        format!("{place}network.allow.api.example.com.skill{none}did you mean skills?"),
+    ];
+    assert_eq!(warned(&slips, "# mine"), expected);
+    // Somebody reads it.
+    let mine = |data: &mut serde_json::Value| data["mine"] = json!({});
+    let reads = "deny contains r if some r in data.skills.config.mine";
+    assert!(warned(&mine, reads).is_empty());
+    // Each tenant has one: the first of them are told.
+    let many = |data: &mut serde_json::Value| {
+        for n in 0..30 {
+            data["tenants"][format!("t{n}")] = json!({ "limit": {} });
+        }
+    };
+    let warnings = warned(&many, "");
+    assert_eq!(warnings.len(), 21);
+    assert_eq!(warnings[20], "and 10 more like these");
 }
 
 #[test]

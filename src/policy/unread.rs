@@ -1,0 +1,123 @@
+//! Keys of the organisation's data that no rule reads. To Rego a list under a misspelled name is one that is not there: the guard
+//! that it was meant to be is none, and nothing fails.
+
+use std::collections::BTreeSet;
+
+use regorus::Value;
+
+use super::bundle::Bundle;
+use super::trial::{code_of, is_of_word};
+use crate::config::did_you_mean;
+use crate::json::short;
+
+/// What is known at a place of `data.skills.config` (policies/README.md, "The data"); `*` is any name. Limits and freezes are
+/// missing: the rules refuse what they do not know of those.
+const KNOWN: [(&str, &[&str]); 8] = [
+    (
+        "",
+        &[
+            "roles",
+            "groups",
+            "tenants",
+            "network",
+            "secrets",
+            "approved_digests",
+            "sandbox",
+            "limits",
+            "freezes",
+            "log",
+        ],
+    ),
+    (
+        "roles.*",
+        &["actions", "namespaces", "attenuate", "any_namespace"],
+    ),
+    ("tenants.*", &["source_cidrs", "limits"]),
+    ("network", &["allow", "allow_cidrs", "deny_cidrs"]),
+    (
+        "network.allow.*",
+        &["exact", "subdomains", "schemes", "ports", "roles", "skills"],
+    ),
+    ("secrets.*", &["roles", "skills", "hosts", "delivery"]),
+    ("sandbox", &["fresh"]),
+    ("log", &["mask"]),
+];
+
+/// The keys beside known ones, or like one, that no rule reads.
+pub(super) fn keys(bundle: &Bundle) -> Vec<String> {
+    let served = bundle.modules().iter().filter(|module| !module.is_test());
+    let code = served.flat_map(|it| it.text.lines().map(code_of));
+    let read: BTreeSet<&str> = code.flat_map(names).collect();
+    let mut warnings = Vec::new();
+    for (file, document) in bundle.documents() {
+        let configs = objects(document, "skills.config");
+        for (_, config) in configs {
+            for (place, known) in KNOWN {
+                for (place, object) in objects(config, place) {
+                    let unread = unread(object, known, &read);
+                    warnings.extend(unread.map(|why| format!("{file}: {place}{why}")));
+                }
+            }
+        }
+    }
+    warnings
+}
+
+fn unread(
+    object: &Value,
+    known: &'static [&'static str],
+    read: &BTreeSet<&str>,
+) -> impl Iterator<Item = String> {
+    // What has none of these and nothing like them is a document of another kind.
+    let is_ours = members(object).any(|(name, _)| known.contains(&name));
+    members(object).filter_map(move |(name, _)| {
+        if known.contains(&name) || read.contains(name) {
+            return None;
+        }
+        let hint = match did_you_mean(name, known.iter().copied()) {
+            Some(meant) => format!("did you mean {meant}?"),
+            None if is_ours => format!("known here: {}", known.join(", ")),
+            None => return None,
+        };
+        let name = short(name);
+        Some(format!(
+            "{name}: no rule reads it, so it has no effect; {hint}"
+        ))
+    })
+}
+
+/// What a line of rules may take out of an object: `.name`, and a text that is no key of an object that it makes.
+fn names(code: &str) -> Vec<&str> {
+    let parts: Vec<&str> = code.split('"').collect();
+    let mut names = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        let after = parts.get(index + 1).map_or("", |after| after.trim_start());
+        if index % 2 == 0 {
+            let paths = part.split(|c| c != '.' && !is_of_word(c));
+            names.extend(paths.flat_map(|path| path.split('.').skip(1)));
+        } else if !after.starts_with(':') {
+            names.push(*part);
+        }
+    }
+    names
+}
+
+/// The values at a place below another, each with its own path and a dot.
+fn objects<'v>(above: &'v Value, place: &str) -> Vec<(String, &'v Value)> {
+    let mut found = vec![(String::new(), above)];
+    for step in place.split('.').filter(|step| !step.is_empty()) {
+        let below = |(path, value): (String, &'v Value)| {
+            members(value)
+                .filter(|(name, _)| step == "*" || *name == step)
+                .map(move |(name, value)| (format!("{path}{}.", short(name)), value))
+                .collect::<Vec<_>>()
+        };
+        found = found.into_iter().flat_map(below).collect();
+    }
+    found
+}
+
+fn members(value: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    let members = value.as_object().into_iter().flatten();
+    members.filter_map(|(name, value)| Some((name.as_string().ok()?.as_ref(), value)))
+}
