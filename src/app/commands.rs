@@ -225,8 +225,9 @@ pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
         report.add("sandbox", plugin.as_ref(), health);
         let mut config = config.clone();
         let store = &mut config.plugins.storage;
+        // A store of its own, with all else that is configured: else a mistake in it would be heard at the start.
         if store.source == PluginSource::Name("storage-fs".into()) {
-            store.config = json!({ "root": scratch.path().join("store") });
+            store.config["root"] = json!(scratch.path().join("store"));
         }
         let (plugin, health) = ask_storage(&config, &state).await;
         report.add("storage", plugin.as_ref(), health);

@@ -89,6 +89,29 @@ fn a_key_that_nobody_knows_is_published_and_said() {
     gateway.stop();
 }
 
+/// What a command with this configuration prints, and ends with.
+fn said(house: &House, arguments: &[&str], code: i32) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+    command.args(arguments).arg("--config").arg(house.config());
+    house.clean(&mut command);
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    said
+}
+
+/// Before the restart that would refuse it.
+#[test]
+fn the_doctor_hears_of_a_slip_in_the_stores_section() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        store: ", fsnc = false",
+        ..Settings::default()
+    });
+    let said = said(&house, &["doctor"], 1);
+    assert!(said.contains("unknown field `fsnc`"), "{said}");
+}
+
 /// As OPERATING.md says: the program, its plugins, skills and policies below one prefix, and nothing of the source tree.
 #[test]
 fn an_installation_finds_what_belongs_to_it() {
