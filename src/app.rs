@@ -5,6 +5,7 @@ mod files;
 mod operator;
 mod plugins;
 mod reload;
+mod sections;
 mod swap;
 
 use std::fmt;
@@ -46,6 +47,7 @@ pub use files::allow_all_files;
 use operator::{CountedConnections, Operator, decisions, health, issuers, sources};
 pub(crate) use plugins::PLUGIN_HOST;
 use plugins::{State, bundled_plugin, sandbox_name, storage};
+pub use sections::section_problems;
 use swap::Plugins;
 
 /// Why the gateway does not start, or a command does not finish.

@@ -10,6 +10,7 @@ mod gate;
 mod plugins;
 mod problem;
 mod raw;
+mod schema;
 mod section;
 mod show;
 mod sources;
@@ -29,6 +30,7 @@ pub use plugins::{PluginIsolation, PluginRef, PluginSource, Plugins};
 pub(crate) use problem::did_you_mean;
 pub use problem::{ConfigErrors, Origin, Problem};
 use raw::{Document, Table};
+pub(crate) use schema::misfits;
 use section::{Notes, Section};
 pub use sources::{Flags, SECRET_PREFIX, SecretVariables, Sources};
 

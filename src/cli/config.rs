@@ -1,14 +1,19 @@
 //! `skillgate config`: checks the configuration or shows what is in force.
 
-use std::io::Write;
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
 
 use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::failure::Failure;
 use super::{ConfigFile, Exit, Output, OutputFormat, print_json};
+use crate::app;
 use crate::auth;
-use crate::config::{ConfigErrors, DEFAULT_TOML};
+use crate::config::{
+    Config, ConfigErrors, DEFAULT_TOML, PluginSource, PolicyMode, Problem, Secrets,
+};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
@@ -48,10 +53,15 @@ pub(super) fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<Exit, 
 }
 
 fn check(args: &CheckArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let outcome = args
-        .file
-        .load()
-        .and_then(|config| auth::check(&config).map(|()| config));
+    let outcome = args.file.load().and_then(|config| {
+        let mut problems = auth::check(&config).map_or_else(|errors| errors.problems, |()| vec![]);
+        problems.extend(unreadable(&config));
+        problems.extend(app::section_problems(&config));
+        match problems.is_empty() {
+            true => Ok(config),
+            false => Err(ConfigErrors { problems }),
+        }
+    });
     let file = outcome.as_ref().ok().and_then(|config| config.file.clone());
     match (args.format.output, outcome) {
         (Output::Text, Ok(_)) => {
@@ -79,6 +89,47 @@ fn check(args: &CheckArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
                 format!("the configuration has {count} {problems}"),
             ))
         }
+    }
+}
+
+/// Of the files and directories that the gateway only reads, those that it could not. What it makes itself, such as the store
+/// and the log, need not be there yet.
+fn unreadable(config: &Config) -> Vec<Problem> {
+    let mut named: Vec<(String, &Path)> = Vec::new();
+    if !config.is_default("skills.paths") {
+        let paths = config.skills.paths.iter().enumerate();
+        named.extend(paths.map(|(at, path)| (format!("skills.paths[{at}]"), path.as_path())));
+    }
+    if config.policy.mode != PolicyMode::Off {
+        named.push(("policy.path".into(), &config.policy.path));
+        let keys = config.policy.keys.iter().enumerate();
+        named.extend(keys.map(|(at, key)| (format!("policy.keys[{at}].file"), key.file.as_path())));
+    }
+    if let Secrets::Dir(dir) = &config.secrets {
+        named.push(("secrets.dir".into(), dir));
+    }
+    let plugins = &config.plugins;
+    for (role, plugin) in [("storage", &plugins.storage), ("sandbox", &plugins.sandbox)] {
+        if let PluginSource::Path(path) = &plugin.source {
+            named.push((format!("plugins.{role}.path"), path));
+        }
+    }
+    let unread = named.into_iter().filter_map(|(key, path)| {
+        let error = read(path).err()?;
+        Some(config.wrong(&key, format!("cannot read {}: {error}", path.display())))
+    });
+    unread.flat_map(|errors| errors.problems).collect()
+}
+
+fn read(path: &Path) -> io::Result<()> {
+    let found = fs::metadata(path)?;
+    if found.is_dir() {
+        fs::read_dir(path).map(drop)
+    } else if found.is_file() {
+        fs::File::open(path).map(drop)
+    } else {
+        // To open a pipe would wait for who writes into it.
+        Err(io::Error::other("it is no file and no directory"))
     }
 }
 

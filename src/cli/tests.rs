@@ -166,6 +166,37 @@ fn config_check_says_what_is_wrong_and_where() {
 }
 
 #[test]
+fn config_check_looks_at_what_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("gate.toml");
+    let gone = dir.path().join("gone");
+    let gone = text(&gone);
+    let config = format!(
+        "[skills]\npaths = [{:?}, {gone:?}]\n[policy]\npath = {gone:?}\n[secrets]\nprovider = \"dir\"\ndir = {gone:?}\n\
+         [plugins.storage]\npath = {gone:?}\nallow_unsigned = true\n",
+        text(dir.path())
+    );
+    std::fs::write(&file, config).unwrap();
+    let (exit, out, err) = skillgate(&["config", "check", "--config", text(&file)]);
+    assert_eq!(exit, Exit::Configuration, "{err}");
+    let said: Vec<&str> = out.lines().collect();
+    let keys = [
+        "skills.paths[1]",
+        "policy.path",
+        "secrets.dir",
+        "plugins.storage.path",
+    ];
+    assert_eq!(said.len(), keys.len(), "{out}");
+    for (line, key) in said.iter().zip(keys) {
+        let why = format!(": {key}: cannot read {gone}: No such file or directory");
+        assert!(
+            line.starts_with(text(&file)) && line.contains(&why),
+            "{out}"
+        );
+    }
+}
+
+#[test]
 fn the_printed_defaults_are_a_file_to_start_from() {
     let (exit, out, _) = skillgate(&["config", "show", "--default"]);
     assert_eq!(exit, Exit::Fine);

@@ -112,6 +112,24 @@ fn the_doctor_hears_of_a_slip_in_the_stores_section() {
     assert!(said.contains("unknown field `fsnc`"), "{said}");
 }
 
+/// Before the restart that would refuse it.
+#[test]
+fn config_check_looks_into_the_plugins_own_sections() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        store: ", fsnc = false",
+        sandbox: Some("{ pool_max = 3000 }"),
+        ..Settings::default()
+    });
+    let said = said(&house, &["config", "check"], 3);
+    for problem in [
+        ": plugins.storage.config.fsnc: the plugin has no such key; did you mean `fsync`?\n",
+        ": plugins.sandbox.config.pool_max: the plugin expects at most 1024\n",
+    ] {
+        assert!(said.contains(problem), "{said}");
+    }
+}
+
 /// As OPERATING.md says: the program, its plugins, skills and policies below one prefix, and nothing of the source tree.
 #[test]
 fn an_installation_finds_what_belongs_to_it() {
