@@ -103,6 +103,26 @@ pub enum Error {
     Lost,
 }
 
+impl Error {
+    /// Why a run was not started, as its record has it: one word, which names nothing of this host.
+    fn reason(&self) -> &'static str {
+        match self {
+            Error::NotExecutable { .. } => "skill_not_executable",
+            Error::QueueFull { .. } => "queue_full",
+            Error::Catalog(_) => "skill_unavailable",
+            Error::Blobs(_) => "blob_unavailable",
+            Error::Secrets(_) => "secret_unavailable",
+            Error::Audit(_) => "audit_unavailable",
+            Error::Outdated => "policy_changed",
+            Error::Expired => "token_expired",
+            Error::Grant(_) => "network_malformed",
+            Error::NoGate => "no_gate",
+            Error::Sandbox(_) => "sandbox_unavailable",
+            Error::Lost => "lost",
+        }
+    }
+}
+
 /// What to run.
 #[derive(Debug)]
 pub enum Program {
@@ -323,7 +343,7 @@ impl Runs {
             Err(error) => {
                 say_why_not(&error);
                 watch.not_started();
-                ending.not_started().await;
+                ending.not_started(error.reason()).await;
                 return Err(error);
             }
         };
@@ -357,7 +377,7 @@ impl Runs {
                 let error = Error::Sandbox(error);
                 say_why_not(&error);
                 watch.not_started();
-                ending.not_started().await;
+                ending.not_started(error.reason()).await;
                 return Err(error);
             }
             Ok(Err(error)) => Err(sandbox_failure(&run_id, &error, &services)),

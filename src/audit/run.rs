@@ -39,6 +39,8 @@ pub(crate) struct RunEnd {
 pub(crate) struct Outcome<'a> {
     /// `completed`, `failed`, `cancelled` or `not_started`.
     pub(crate) status: &'a str,
+    /// Why it was not started.
+    pub(crate) reason: Option<&'a str>,
     pub(crate) error_type: Option<&'a str>,
     pub(crate) wall_ms: u64,
     /// Not known of a run that nobody waited for, or that its sandbox lost: then the record does not have it.
@@ -77,6 +79,9 @@ impl RunEnd {
         put("secrets", self.secrets.into());
         put("network", self.network.into());
         put("status", outcome.status.into());
+        if let Some(reason) = outcome.reason {
+            put("reason", reason.into());
+        }
         if let Some(kind) = outcome.error_type {
             put("error_type", kind.into());
         }

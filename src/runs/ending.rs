@@ -69,6 +69,7 @@ impl Ending {
     pub(super) async fn answered(self, answer: &Answer) -> Result<(), Unavailable> {
         let how = How {
             status: answer.status,
+            reason: None,
             error_type: answer.error.as_ref().map(|error| error.r#type.clone()),
             wall_ms: answer.usage.wall_ms,
             cpu_ms: answer.usage.cpu_ms,
@@ -77,10 +78,12 @@ impl Ending {
         self.record(how).await
     }
 
-    /// Nothing of it was executed; the caller gets the error that it is about, whether this can be recorded or not.
-    pub(super) async fn not_started(self) {
+    /// Nothing of it was executed, for this reason; the caller gets the error that it is about, whether this can be recorded or
+    /// not.
+    pub(super) async fn not_started(self, reason: &'static str) {
         let how = How {
             status: "not_started",
+            reason: Some(reason),
             error_type: None,
             wall_ms: self.wall_ms(),
             cpu_ms: Some(0),
@@ -156,6 +159,7 @@ impl Drop for Ending {
     fn drop(&mut self) {
         let how = How {
             status: "cancelled",
+            reason: None,
             error_type: None,
             wall_ms: self.wall_ms(),
             cpu_ms: None,
@@ -171,6 +175,7 @@ impl Drop for Ending {
 #[derive(Debug)]
 struct How {
     status: &'static str,
+    reason: Option<&'static str>,
     error_type: Option<String>,
     wall_ms: u64,
     cpu_ms: Option<u64>,
@@ -203,6 +208,7 @@ impl End {
         };
         let how = How {
             status: "failed",
+            reason: None,
             error_type: Some("Timeout".into()),
             wall_ms: 1,
             cpu_ms: None,
@@ -219,6 +225,7 @@ impl End {
     fn into_record(self, output_blobs: &[String]) -> (Audit, Record, Option<Going>) {
         let outcome = Outcome {
             status: self.how.status,
+            reason: self.how.reason,
             error_type: self.how.error_type.as_deref(),
             wall_ms: self.how.wall_ms,
             cpu_ms: self.how.cpu_ms,

@@ -369,8 +369,10 @@ fn a_granted_secret_without_a_value_keeps_the_run_from_starting() {
         "{log}"
     );
     gateway.stop();
-    let audit = fs::read_to_string(place.house.path().join(".skillgate/audit.jsonl")).unwrap();
-    assert!(audit.contains(r#""status":"not_started""#), "{audit}");
+    let records = crate::audit::lines(&crate::audit::path(&place.house));
+    let not_started = records.iter().find(|it| it["status"] == "not_started");
+    let reason = not_started.map(|it| &it["reason"]);
+    assert_eq!(reason, Some(&json!("secret_unavailable")), "{records:?}");
 }
 
 #[test]
