@@ -1,6 +1,7 @@
 //! Connections: accept, read requests, answer, drain. HTTP/1.1 only: a gateway's callers are programs, and every
 //! protocol more is a surface more.
 
+mod accept;
 mod connection;
 mod malformed;
 mod write_timeout;
@@ -9,6 +10,7 @@ use std::error::Error as _;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use accept::Accepting;
 use bytes::Bytes;
 use connection::Connection;
 use http::{Request, Response, StatusCode, header};
@@ -93,8 +95,6 @@ pub async fn next_piece(body: &mut Body, idle: Duration) -> Option<Result<Bytes,
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// Most headers of a request.
 const HEADERS_MAX: usize = 100;
-/// How long to leave the listener alone when the process has no descriptor left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long connections that are cut off may take to be gone: each ends where it waits next.
 const CUT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connections without a place that stay until they have read why; addresses share these too. More of them are closed at
@@ -131,20 +131,12 @@ pub async fn serve(
     let graceful = GracefulShutdown::new();
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
+    let mut listener = Accepting::new(listener);
     loop {
         while connections.try_join_next().is_some() {}
-        let accepted = tokio::select! {
+        let (stream, peer) = tokio::select! {
             () = &mut stop => break,
-            accepted = listener.accept() => accepted,
-        };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // EMFILE and its like pass; a loop that spins on them would take a core with it.
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
+            accepted = listener.next() => accepted,
         };
         // Whoever holds many before a word is said leaves some to others.
         let address = network(peer.ip()).to_string();
