@@ -2,13 +2,18 @@
 
 import re
 
+# Between groups of digits: a space or a hyphen, and what word processors and web pages put in its place.
+_SPACES = " \u00a0\u2007\u2009\u202f"
+_HYPHENS = "\u2010\u2011\u2012-"
+
 _EMAIL = re.compile(r"[^\s@<>()\[\]{},;:\"'|]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
-_CARD = re.compile(r"(?<![\w])\d(?:[ -]?\d){12,18}(?!\d)")
-_IBAN = re.compile(r"(?<!\w)[A-Za-z]{2}\d{2}(?: ?[A-Za-z0-9]){11,30}(?!\w)")
+_CARD = re.compile(rf"(?<![\w])\d(?:[{_SPACES}{_HYPHENS}]?\d){{12,18}}(?!\d)")
+_IBAN = re.compile(rf"(?<!\w)[A-Za-z]{{2}}\d{{2}}(?:[{_SPACES}]?[A-Za-z0-9]){{11,30}}(?!\w)")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
 # Not in the middle of a word, a decimal or an id; behind a comma, as in a CSV, unless it goes on with a number's thousands.
 _PHONE = re.compile(
-    r"(?<![\w@])(?<!\w-)(?<!\d\.)(?!(?<=\d,)\d{3}(?![\d/-]))(?:\+|\(?\d)[\d .()/-]{5,24}\d(?![\w@])"
+    rf"(?<![\w@])(?<!\w[{_HYPHENS}])(?<!\d\.)(?!(?<=\d,)\d{{3}}(?![\d/{_HYPHENS}]))"
+    rf"(?:\+|\(?\d)[\d.()/{_SPACES}{_HYPHENS}]{{5,24}}\d(?![\w@])"
 )
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _SKIP = -1
@@ -26,7 +31,7 @@ def _card_prefix(text):
 
 
 def _iban_checksum(text):
-    text = text.replace(" ", "").upper()
+    text = "".join(text.split()).upper()
     return int("".join(str(int(c, 36)) for c in text[4:] + text[:4])) % 97 == 1
 
 
@@ -62,7 +67,8 @@ def _phone_prefix(text):
     # Two numbers with a space between them look like one that is too long.
     for end in range(len(text) - 1, 0, -1):
         begin = text[:end]
-        if text[end] == " " and 9 <= sum(c.isdigit() for c in begin) <= 13 and any(c in "-./()" for c in begin):
+        grouped = any(c in _HYPHENS or c in "./()" for c in begin)
+        if text[end] in _SPACES and 9 <= sum(c.isdigit() for c in begin) <= 13 and grouped:
             return len(begin.rstrip())
     return _SKIP
 
