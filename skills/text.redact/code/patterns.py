@@ -11,9 +11,10 @@ _CARD = re.compile(rf"(?<![\w])\d(?:[{_SPACES}{_HYPHENS}]?\d){{12,18}}(?!\d)")
 _IBAN = re.compile(rf"(?<!\w)[A-Za-z]{{2}}\d{{2}}(?:[{_SPACES}]?[A-Za-z0-9]){{11,30}}(?!\w)")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
 # Not in the middle of a word, a decimal or an id; behind a comma, as in a CSV, unless it goes on with a number's thousands.
+# An extension may follow.
 _PHONE = re.compile(
     rf"(?<![\w@])(?<!\w[{_HYPHENS}])(?<!\d\.)(?!(?<=\d,)\d{{3}}(?![\d/{_HYPHENS}]))"
-    rf"(?:\+|\(?\d)[\d.()/{_SPACES}{_HYPHENS}]{{5,24}}\d(?![\w@])"
+    rf"(?:\+|\(?\d)[\d.()/{_SPACES}{_HYPHENS}]{{5,24}}\d(?:(?![\w@])|(?=(?:[xX]|ext)\.? ?\d))"
 )
 _ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _SKIP = -1
@@ -64,12 +65,13 @@ def _phone_prefix(text):
         return _SKIP
     if 9 <= sum(c.isdigit() for c in text) <= 13:
         return len(text)
-    # Two numbers with a space between them look like one that is too long.
+    # Two numbers with a space or a slash between them look like one that is too long.
     for end in range(len(text) - 1, 0, -1):
-        begin = text[:end]
-        grouped = any(c in _HYPHENS or c in "./()" for c in begin)
-        if text[end] in _SPACES and 9 <= sum(c.isdigit() for c in begin) <= 13 and grouped:
-            return len(begin.rstrip())
+        begin = text[:end].rstrip(_SPACES + "/")
+        ends = text[end] in _SPACES or text[end] == "/" and "/" not in begin
+        grouped = any(c in _HYPHENS or c in "./()" for c in text[: end + 1])
+        if ends and 9 <= sum(c.isdigit() for c in begin) <= 13 and grouped:
+            return len(begin)
     return _SKIP
 
 
