@@ -2,12 +2,15 @@
 
 import csv
 import io
+import json
 
 from columns import DISTINCT_ALL_MAX, DISTINCT_MAX, Column
 from runtime import blobs, log
 
 COLUMNS_SHOWN_MAX = 25
 NAME_CHARS_SHOWN_MAX = 60
+# Of a name as JSON, so that all columns shown fit into an output's 4096 whatever the alphabet.
+NAME_BYTES_SHOWN_MAX = 80
 COLUMNS_MAX = 2000
 FIELD_CHARS_MAX = 1024 * 1024
 SAMPLE_CHARS = 64 * 1024
@@ -31,7 +34,7 @@ def main(args):
     return {
         "rows": stats["rows"],
         "columns": [
-            {"name": c["name"][:NAME_CHARS_SHOWN_MAX], "type": c["type"], "empty": c["empty"]}
+            {"name": shown(c["name"]), "type": c["type"], "empty": c["empty"]}
             for c in columns[:COLUMNS_SHOWN_MAX]
         ],
         "columns_total": len(columns),
@@ -40,6 +43,14 @@ def main(args):
         "stats_blob": blobs.write_json(stats),
         "summary": summary,
     }
+
+
+def shown(name):
+    """The beginning of a column's name."""
+    name = name[:NAME_CHARS_SHOWN_MAX]
+    while len(json.dumps(name, ensure_ascii=False).encode()) > NAME_BYTES_SHOWN_MAX:
+        name = name[:-1]
+    return name
 
 
 def profile(lines, delimiter=None):

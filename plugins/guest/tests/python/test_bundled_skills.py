@@ -105,6 +105,11 @@ class CsvStats(Case):
         wide = ",".join("a rather long column name that needs room %d" % n for n in range(500))
         output, _ = self.profile((wide + "\n").encode())
         self.assertEqual((len(output["columns"]), output["columns_total"]), (25, 500))
+        # In any alphabet, and where JSON has to escape it.
+        for char in ("語", "\U0001f600", "\\", "\x01"):
+            sheet = ",".join(char * 80 + str(n) for n in range(25)) + "\n" + "no," * 24 + "no\n"
+            columns = self.profile(sheet.encode())[0]["columns"]
+            self.assertEqual((len(columns), columns[0]["name"][:10]), (25, char * 10))
 
     def test_what_is_counted_has_a_bound(self):
         # Of long values only what is shown is kept, and of many columns fewer values in each.
