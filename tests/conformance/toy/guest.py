@@ -145,7 +145,8 @@ def result():
             exec(compile(JOB["code"], "code.py", "exec"), module.__dict__)
         function = getattr(module, JOB["function"], None)
         if not callable(function):
-            return {"type": "EntrypointNotFound", "message": f"no function {JOB['function']}"}
+            name = "" if JOB["fault"] == "otherwise" else " " + JOB["function"]
+            return {"type": "EntrypointNotFound", "message": f"no function{name}"}
         value = function(JOB["args"])
         if inspect.iscoroutine(value):
             value = asyncio.run(value) if JOB["fault"] != "async-not-awaited" else None

@@ -30,6 +30,8 @@ KIND = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w-]+=[\w.-]+)*")
 REQUIRED = object()
 # Wherever the protocol leaves it open, not as skillgate does it.
 OTHERWISE = FAULT == "otherwise"
+# What JSON-RPC 2.0 and the texts' example call them.
+MEANINGS = {-32700: "Parse error", -32600: "Invalid Request", -32601: "Method not found", -32602: "Invalid params"}
 
 
 class Refused(Exception):
@@ -37,6 +39,8 @@ class Refused(Exception):
         super().__init__(message)
         self.error = {"code": code, "message": message,
                       "data": {"kind": kind, "request_id": secrets.token_hex(8)}}
+        if OTHERWISE:
+            self.error = {"code": code, "message": MEANINGS.get(code, "Server error")}
 
 
 def params_error(message, kind="invalid_params"):
