@@ -62,6 +62,9 @@ const KINDS: &[(&str, i64)] = &[
     ("too_large", -32006),
 ];
 
+/// Codes that JSON-RPC leaves to each server.
+const SERVERS_OWN: std::ops::RangeInclusive<i64> = -32099..=-32000;
+
 /// Followed of one listing. A server may have many skills of its own.
 const PAGES_MAX: usize = 100_000;
 
@@ -173,7 +176,10 @@ impl Runner<'_> {
         if skill.shared_name {
             any = vec![
                 std::mem::take(&mut expect),
-                vec!["error.code == -32004".into()],
+                vec![
+                    "error.code is integer".into(),
+                    "product: error.code == -32004".into(),
+                ],
             ];
         }
         let step = Step {
@@ -324,7 +330,10 @@ impl Runner<'_> {
             let kinds: Vec<&str> = kind.split('|').collect();
             let codes: BTreeSet<i64> = kinds.iter().map(|k| code_of(k)).collect();
             lines.push("result is absent".to_owned());
-            lines.push(format!("error.code in {}", json!(codes)));
+            lines.push("error.code is integer".to_owned());
+            let ours = codes.iter().any(|code| SERVERS_OWN.contains(code));
+            let mark = if ours { "product: " } else { "" };
+            lines.push(format!("{mark}error.code in {}", json!(codes)));
             lines.push(format!("product: error.data.kind in {}", json!(kinds)));
         }
         lines.extend(step.expect.iter().cloned());

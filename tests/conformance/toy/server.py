@@ -28,6 +28,8 @@ NUMBER = r"(0|[1-9]\d*)"
 SEMVER = re.compile(rf"{NUMBER}\.{NUMBER}\.{NUMBER}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 KIND = re.compile(r"[\w.+-]+/[\w.+-]+(; ?[\w-]+=[\w.-]+)*")
 REQUIRED = object()
+# JSON-RPC leaves -32000 to -32099 to the server.
+OWN_CODES = {-32003: -32051, -32004: -32050}
 # Wherever the protocol leaves it open, not as skillgate does it.
 OTHERWISE = FAULT == "otherwise"
 # What JSON-RPC 2.0 and the texts' example call them.
@@ -40,6 +42,7 @@ class Refused(Exception):
         self.error = {"code": code, "message": message,
                       "data": {"kind": kind, "request_id": secrets.token_hex(8)}}
         if OTHERWISE:
+            code = OWN_CODES.get(code, code)
             self.error = {"code": code, "message": MEANINGS.get(code, "Server error")}
 
 
