@@ -258,7 +258,7 @@ def list_skills(params):
         found.reverse()
     start = 0
     if p["cursor"] is not None and FAULT != "cursor-ignored":
-        place = re.fullmatch(r"toy-(\d+)-end", p["cursor"])
+        place = re.fullmatch(r"(\d+)(?:\.[0-9a-f]{8})?" if OTHERWISE else r"toy-(\d+)-end", p["cursor"])
         if not place:
             raise params_error("not a cursor of this server", "cursor_invalid")
         start = int(place[1])
@@ -273,7 +273,8 @@ def list_skills(params):
             entry["tags"] = s.manifest.get("tags", [])
         entries.append(entry)
     more = start + len(page) < len(found)
-    return {"skills": entries, "next_cursor": f"toy-{start + len(page)}-end" if more else None}
+    cursor = f"{start + len(page)}.{secrets.token_hex(4)}" if OTHERWISE else f"toy-{start + len(page)}-end"
+    return {"skills": entries, "next_cursor": cursor if more else None}
 
 
 def front_matter(skill):
