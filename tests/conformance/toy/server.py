@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 GUIDE, STATE, FAULT = open(sys.argv[1], encoding="utf-8").read(), sys.argv[2], sys.argv[3]
@@ -685,6 +686,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+if OTHERWISE:
+    sys.setrecursionlimit(20_000)  # it reads what is as deep as some thousands
+    threading.stack_size(256 << 20)
 # A suite is over soon, and the collector looks at each of a million lists again and again while they are read.
 gc.disable()
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
