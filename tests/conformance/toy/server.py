@@ -640,11 +640,17 @@ def answer(request):
 NOTHING = 202 if OTHERWISE else 204
 
 
+# As a proxy in front of a server would.
+BODY_BYTES_MAX = 2_000_000
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if OTHERWISE and len(body) > BODY_BYTES_MAX:
+            return self.send(413, None)
         path = posixpath.normpath(self.path).lower() if OTHERWISE else self.path
         if path != "/rpc":
             return self.send(404, None)
