@@ -1,6 +1,7 @@
 """The inside of a run of the toy server: a plain process, no sandbox."""
 
 import asyncio
+import builtins
 import importlib.abc
 import importlib.util
 import inspect
@@ -127,6 +128,8 @@ def refuse(*_):
 def result():
     if JOB["fault"] == "slow-start":
         time.sleep(1)
+    if JOB["fault"] == "otherwise":
+        vars(builtins).pop("ExceptionGroup", None)  # Python 3.11 and later have it
     sys.meta_path.insert(0, Skills(JOB["skills"]))
     sys.meta_path.append(Neighbours())
     if JOB["fault"] == "no-network":
