@@ -672,7 +672,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send(status if reply is not None else NOTHING, reply)
 
     def do_GET(self):
-        self.send(405 if self.path == "/rpc" else 404, None)
+        self.send(405 if self.path == "/rpc" and not OTHERWISE else 404, None)
 
     def send(self, status, reply):
         body = b"" if reply is None else compact(reply).encode()
