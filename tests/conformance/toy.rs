@@ -377,6 +377,8 @@ pub(crate) const WAYS: &[Way] = &[
             "sandbox.disk",
             "sandbox.only-mounted",
             "sandbox.own-skill",
+            "sandbox.side-by-side",
+            "sandbox.skill-mount",
             "sandbox.workspace",
             "sandbox.host-files",
             "sandbox.environment",

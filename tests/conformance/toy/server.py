@@ -459,7 +459,9 @@ OPEN_MACHINE = {"uid": 0, "gid": 0, "caps": "000001ffffffffff", "written": ["/et
 # What the same probes say in a container that somebody else would make.
 CONTAINER = {"uid": 1000, "euid": 1000, "gid": 0, "groups": [0], "pids": 12, "reached": [], "file": "/app/skill.py", "data": "mine",
              "wrote": False, "cwd": "/app", "before": ["main.py"], "text": "é", "here": False, "seen": [], "ours": ["/var/lib/dpkg"],
-             "env": ["GPG_KEY"], "secret": [], "in-proc": False, "value": False}
+             "env": ["GPG_KEY"], "secret": [], "in-proc": False, "value": False, "runs": 1, "there": 2, "first": "---\n",
+             "phrases": "# Phrases\n\nGrüß Gott\n",
+             "files": ["SKILL.md", "__init__.py", "resources/deep/er/data.json", "resources/phrases.md", "skill.toml"]}
 
 
 def job(code, skill, function, args, skills, blobs, timeout_ms):
