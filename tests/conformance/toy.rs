@@ -144,6 +144,12 @@ pub(crate) const FAULTS: &[Fault] = &[
         &["R5"],
     ),
     fault("logs-uncut", "returns all logs", &["E5"]),
+    seen_by(
+        "logs.cut#6",
+        "logs-cut-apart",
+        "cuts stdout and stderr each by itself",
+        &["E5"],
+    ),
     fault("no-timeout", "never minds timeout_ms", &["E6"]),
     seen_by(
         "time.logs",

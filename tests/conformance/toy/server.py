@@ -489,6 +489,13 @@ def job(code, skill, function, args, skills, blobs, timeout_ms):
         shutil.rmtree(base, ignore_errors=True)
 
 
+def cut(path):
+    logs = open(path, "rb").read().decode("utf-8", "replace")
+    while len(logs.encode()) > 2048 and FAULT != "logs-uncut":
+        logs = logs[:min(len(logs) - 1, 2048)]
+    return logs
+
+
 def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
     work = os.path.join(STATE, "shared") if FAULT == "workspace-stays" else os.path.join(base, "workspace")
     os.makedirs(work, exist_ok=True)
@@ -521,10 +528,10 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
         time.sleep(2)
     began = time.monotonic()
     wait = 4 if FAULT == "no-timeout" else timeout_ms / 1000
-    with open(log_path, "wb") as log:
+    with open(log_path, "wb") as log, open(log_path + "-errors", "wb") as errors:
+        stderr = {"no-stderr": subprocess.DEVNULL, "logs-cut-apart": errors}.get(FAULT, log)
         child = subprocess.Popen([sys.executable, "-I", "-B", GUEST, base], cwd=work, env=env, stdout=log,
-                                 stderr=subprocess.DEVNULL if FAULT == "no-stderr" else log,
-                                 stdin=subprocess.DEVNULL, start_new_session=True)
+                                 stderr=stderr, stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             child.wait(wait)
             late = False
@@ -536,10 +543,7 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
         except ProcessLookupError:
             pass
         child.wait()
-    logs = open(log_path, "rb").read().decode("utf-8", "replace")
-    while len(logs.encode()) > 2048 and FAULT != "logs-uncut":
-        logs = logs[:min(len(logs) - 1, 2048)]
-    common = {"logs_preview": logs}
+    common = {"logs_preview": cut(log_path) + cut(log_path + "-errors")}
     result_path = os.path.join(base, "result.json")
     made = []
     for name in sorted(os.listdir(os.path.join(base, "out"))) if FAULT != "blobs-lost" else ():
