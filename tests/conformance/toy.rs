@@ -304,6 +304,12 @@ pub(crate) const FAULTS: &[Fault] = &[
         &["E19"],
     ),
     seen_by(
+        "granted.late",
+        "late-stay",
+        "a run that is too late is answered and goes on",
+        &["E6"],
+    ),
+    seen_by(
         "publish.minimal#1",
         "optional-required",
         "refuses a manifest without tags",

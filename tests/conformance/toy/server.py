@@ -537,12 +537,14 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
             late = False
         except subprocess.TimeoutExpired:
             late = True
+        stays = FAULT == ("late-stay" if late else "orphans-stay")
         try:
-            if FAULT != "orphans-stay" or late:
+            if not stays:
                 os.killpg(child.pid, 9)
         except ProcessLookupError:
             pass
-        child.wait()
+        if not (stays and late):
+            child.wait()
     common = {"logs_preview": cut(log_path) + cut(log_path + "-errors")}
     result_path = os.path.join(base, "result.json")
     made = []
