@@ -258,6 +258,18 @@ pub(crate) const FAULTS: &[Fault] = &[
         "latest is the one published last",
         &["R4"],
     ),
+    seen_by(
+        "publish.seen-at-once",
+        "latest-remembered",
+        "latest stays what it was when it was first asked for",
+        &["K7", "R4"],
+    ),
+    seen_by(
+        "publish.seen-at-once",
+        "missing-remembered",
+        "a skill that was once asked for in vain stays missing",
+        &["K7"],
+    ),
     fault("nan-is-null", "turns NaN into null", &["R6"]),
     fault("dull-summary", "every summary is \"done\"", &["R7"]),
     fault("versions-change", "a version can be overwritten", &["R9"]),

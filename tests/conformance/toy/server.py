@@ -117,6 +117,8 @@ class Skill:
 
 
 SKILLS, BLOBS, COUNT = {}, {}, [0]
+# What a server could remember of earlier answers.
+LATEST, MISSED = {}, set()
 
 
 def add(skill):
@@ -151,13 +153,15 @@ def secrets_of(skill):
 
 def find(name, version=None):
     versions = SKILLS.get(name)
-    if not versions:
+    if not versions or FAULT == "missing-remembered" and name in MISSED:
+        MISSED.add(name)
         raise params_error(f"no skill {name[:80]}", "skill_not_found")
     if version is None:
         released = [v for v in versions if "-" not in v] or list(versions)
         if FAULT == "latest-is-newest":
             released = list(versions)[-1:]
-        return versions[max(released, key=precedence)]
+        latest = max(released, key=precedence)
+        return versions[LATEST.setdefault(name, latest) if FAULT == "latest-remembered" else latest]
     if version not in versions:
         raise params_error(f"no version {version[:40]}", "version_not_found")
     return versions[version]
