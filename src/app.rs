@@ -42,7 +42,7 @@ use crate::stack::{self, Parts};
 use crate::telemetry;
 use crate::telemetry::metrics::Metrics;
 
-pub use commands::{DoctorReport, doctor, list_skills, run_skill_dir};
+pub use commands::{DoctorReport, FileBlob, doctor, list_skills, run_skill_dir};
 pub use files::allow_all_files;
 use operator::{CountedConnections, Operator, decisions, health, issuers, sources};
 pub(crate) use plugins::PLUGIN_HOST;

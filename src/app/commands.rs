@@ -23,6 +23,15 @@ use crate::rpc::{Call, ErrorObject, Params, Space};
 use crate::telemetry::trace::Trace;
 use crate::{stack, telemetry};
 
+/// A file that a run is given as a blob.
+#[derive(Debug, Clone)]
+pub struct FileBlob {
+    /// The argument that holds the blob's id.
+    pub argument: Option<String>,
+    /// What is in it.
+    pub file: PathBuf,
+}
+
 /// Runs one skill of a directory, with the same plugins and the same policy as the gateway, without one.
 ///
 /// # Errors
@@ -31,7 +40,7 @@ pub fn run_skill_dir(
     config: &Config,
     dir: &Path,
     args: &str,
-    blobs: &[PathBuf],
+    blobs: &[FileBlob],
     timeout_ms: Option<u64>,
 ) -> Result<Value, AppError> {
     telemetry::start(&config.log).map_err(AppError::Log)?;
@@ -58,7 +67,7 @@ async fn run_in(
     app: &App,
     dir: &Path,
     args: &str,
-    blobs: &[PathBuf],
+    blobs: &[FileBlob],
     timeout_ms: Option<u64>,
 ) -> Result<Value, AppError> {
     let manifest = std::fs::read_to_string(dir.join("skill.toml")).map_err(AppError::io(
@@ -66,17 +75,20 @@ async fn run_in(
     ))?;
     let (name, version) = catalog::name_of(&manifest)
         .map_err(|message| AppError::Call(Box::new(ErrorObject::invalid_params("", message))))?;
-    let args: Value = serde_json::from_str(args).map_err(|error| {
+    let mut args: Value = serde_json::from_str(args).map_err(|error| {
         AppError::Call(Box::new(ErrorObject::invalid_params(
             "/args",
             error.to_string(),
         )))
     })?;
     let mut ids = Vec::new();
-    for path in blobs {
+    for FileBlob { argument, file } in blobs {
         let bytes =
-            std::fs::read(path).map_err(AppError::io(format!("cannot read {}", path.display())))?;
+            std::fs::read(file).map_err(AppError::io(format!("cannot read {}", file.display())))?;
         let created = call(app, "create_blob", json!({ "content": catalog::base64(&bytes), "encoding": "base64", "kind": "application/octet-stream" })).await?;
+        if let Some(argument) = argument {
+            args[argument] = created["blob_id"].clone();
+        }
         ids.push(created["blob_id"].clone());
     }
     let mut params = json!({ "name": name, "version": version, "args": args, "input_blobs": ids });

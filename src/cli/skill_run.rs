@@ -1,5 +1,6 @@
 //! `skillgate skill run`
 
+use std::convert::Infallible;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -8,7 +9,7 @@ use serde_json::Value;
 
 use super::failure::Failure;
 use super::{ConfigFile, Exit, Output, OutputFormat, plain, print_json};
-use crate::app;
+use crate::app::{self, FileBlob};
 
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
@@ -17,9 +18,9 @@ pub(super) struct RunArgs {
     /// Its arguments: a JSON object
     #[arg(long, value_name = "JSON", default_value = "{}", value_parser = object)]
     args: String,
-    /// A file to give to it as a blob; may be repeated
-    #[arg(long = "blob", value_name = "FILE")]
-    blobs: Vec<PathBuf>,
+    /// A file to give to it as a blob, and the argument that is to hold the blob's id; may be repeated
+    #[arg(long = "blob", value_name = "[ARGUMENT=]FILE", value_parser = blob)]
+    blobs: Vec<FileBlob>,
     /// Milliseconds that it may take [default: runs.default_timeout_ms]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     timeout_ms: Option<u64>,
@@ -37,7 +38,30 @@ fn object(text: &str) -> Result<String, String> {
     }
 }
 
+/// What has a `/` before its first `=` is a path.
+fn blob(text: &str) -> Result<FileBlob, Infallible> {
+    let named = text.split_once('=').filter(|(name, _)| !name.contains('/'));
+    Ok(FileBlob {
+        argument: named.map(|(name, _)| name.to_owned()),
+        file: named.map_or(text, |(_, file)| file).into(),
+    })
+}
+
+/// The arguments that `--args` and `--blob` both say, or two of `--blob`.
+fn said_twice(args: &RunArgs) -> Result<(), Failure> {
+    let mut said: serde_json::Map<String, Value> =
+        serde_json::from_str(&args.args).map_err(std::io::Error::from)?;
+    for name in args.blobs.iter().filter_map(|blob| blob.argument.clone()) {
+        if said.insert(name.clone(), Value::Null).is_some() {
+            let failure = Failure::new(Exit::Usage, format!("the argument {name} is given twice"));
+            return Err(failure.hint("say it in --args or in one --blob"));
+        }
+    }
+    Ok(())
+}
+
 pub(super) fn run(args: &RunArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    said_twice(args)?;
     let config = args.file.load_for_command()?;
     let result = app::run_skill_dir(&config, &args.dir, &args.args, &args.blobs, args.timeout_ms)?;
     match args.format.output {

@@ -130,6 +130,47 @@ fn config_check_looks_into_the_plugins_own_sections() {
     }
 }
 
+/// Most skills that take a blob are told its id by an argument.
+#[test]
+fn a_file_is_given_to_a_skill_as_the_blob_that_an_argument_names() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let sheet = house.path().join("a=sheet.csv");
+    fs::write(&sheet, "name,amount\nAda,3\n").unwrap();
+    let skills = Path::new(env!("CARGO_MANIFEST_DIR")).join("skills");
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+        command.args(["skill", "run", "--output", "json", "--config"]);
+        command.arg(house.config()).arg(skills.join("csv.stats"));
+        command.args(args);
+        house.clean(&mut command);
+        let output = command.output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let result: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        (output.status.code(), result, said)
+    };
+    let sheet = sheet.to_str().unwrap();
+    let (code, result, said) = run(&["--blob", &format!("csv_blob={sheet}")]);
+    assert_eq!(code, Some(0), "{result} {said}");
+    assert_eq!(result["output"]["rows"], 1, "{result}");
+    // Without an argument's name it is there all the same, as before, and a path may have a = in it.
+    let (code, result, _) = run(&["--blob", sheet]);
+    assert_eq!(code, Some(1), "{result}");
+    assert!(
+        result.to_string().contains("csv_blob is missing"),
+        "{result}"
+    );
+    let twice = [
+        "--blob",
+        &format!("csv_blob={sheet}"),
+        "--args",
+        r#"{"csv_blob": "blob:x"}"#,
+    ];
+    let (code, _, said) = run(&twice);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("csv_blob is given twice"), "{said}");
+}
+
 /// As OPERATING.md says: the program, its plugins, skills and policies below one prefix, and nothing of the source tree.
 #[test]
 fn an_installation_finds_what_belongs_to_it() {
