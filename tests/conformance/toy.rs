@@ -391,6 +391,12 @@ pub(crate) const WAYS: &[Way] = &[
         sandbox: false,
     },
     Way {
+        name: "slow-refusals",
+        what: "a refusal takes three seconds: a registry elsewhere was asked, or the machine has much to do",
+        cases: &["codes.depth#1", "mounted.many-unknown"],
+        sandbox: false,
+    },
+    Way {
         name: "container",
         what: "runs see an ordinary container of their own",
         cases: &[

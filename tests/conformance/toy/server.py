@@ -671,6 +671,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except (ValueError, RecursionError):
             code = -32600 if FAULT == "parse-error-code" else -32700
             error = Refused(code, "parse_error", "not JSON").error
+            if FAULT == "slow-refusals":
+                time.sleep(3.2)
             return self.send(400 if OTHERWISE else 200, {"jsonrpc": "2.0", "id": None, "error": error})
         if isinstance(request, list) and 0 < len(request) <= 20:
             replies = [r for r in map(answer, request) if r is not None]
@@ -681,6 +683,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         status = 500 if reply and "result" in reply and FAULT == "http-500" else 200
         if reply and "error" in reply and OTHERWISE:
             status = {-32600: 400, -32601: 404, -32602: 422}.get(reply["error"]["code"], 409)
+        if FAULT == "slow-refusals" and reply and "error" in reply:
+            time.sleep(3.2)
         self.send(status if reply is not None else NOTHING, reply)
 
     def do_GET(self):
