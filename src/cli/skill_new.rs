@@ -114,6 +114,10 @@ pub(super) fn run(args: &NewArgs, out: &mut dyn Write) -> Result<Exit, Failure> 
             "run it:    skillgate skill run {word} --args '{{\"text\": \"one two three\"}}'"
         )?;
     }
+    writeln!(
+        out,
+        "serve it:  put it into a directory of skills.paths, by default skills/, and start the gateway anew"
+    )?;
     Ok(Exit::Fine)
 }
 

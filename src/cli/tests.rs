@@ -219,6 +219,7 @@ fn a_new_skill_validates() {
         out.starts_with(&format!("{place}/acme.count-words\n")),
         "{out}"
     );
+    assert!(out.contains("\nserve it:  "), "{out}");
     let spaced = format!("{place}/two words");
     let (_, out, _) = skillgate(&["skill", "new", "acme.words", "--dir", &spaced]);
     let command = format!("skillgate skill validate '{spaced}/acme.words'\n");
