@@ -131,7 +131,8 @@ impl Domain {
         self.drop_surplus() || replaced.is_some()
     }
 
-    /// Lets go of what is more than is wanted, where no run waits for it. Gives whether there was any.
+    /// Lets go of what is old or dead where there is more than is wanted and no run waits for it. Gives whether there was any. A new
+    /// one stays: it may be the proof that children live.
     pub(super) fn drop_surplus(&mut self) -> bool {
         let (before, ahead) = (self.idle.len(), self.ahead as usize);
         // What came in their place came while runs waited, and nothing more comes.
@@ -144,10 +145,6 @@ impl Domain {
         if self.idle.len() > ahead {
             let is_alive = |c: &Waiting| sys::is_alive(c.pidfd.as_fd()).unwrap_or(true);
             self.idle.retain(is_alive);
-        }
-        // Made for runs that were given up, or under way when an old one went.
-        while self.idle.len() > ahead {
-            self.idle.pop_front();
         }
         self.idle.len() < before
     }
@@ -232,9 +229,11 @@ impl Domain {
             .least_idle
             .div_ceil(2)
             .min(self.ahead.saturating_sub(min));
-        if spare > 0 {
+        // Made for runs that were given up, or under way when an old one went.
+        let surplus = self.least_idle.saturating_sub(self.ahead);
+        if spare + surplus > 0 {
             self.ahead -= spare;
-            for _ in 0..spare {
+            for _ in 0..spare + surplus {
                 self.idle.pop_front();
             }
             self.unsent = true;

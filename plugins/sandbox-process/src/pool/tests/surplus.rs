@@ -61,14 +61,21 @@ fn an_old_one_stays_while_there_are_too_few_new_ones() {
     assert!(told(&launcher).is_none());
 }
 
-/// It was under way to a run that has been given up.
+/// They were made for runs that were given up.
 #[test]
-fn what_comes_when_enough_wait_is_not_kept() {
-    let (pool, _launcher) = with_children(&[2; 3]);
+fn what_nobody_has_needed_in_a_window_goes_down_to_what_is_wanted() {
+    let (pool, _launcher) = with_children(&[2; 5]);
     let mut state = pool.state();
     let domain = state.domains.get_mut("").unwrap();
-    assert!(domain.drop_replaced() && !domain.drop_replaced());
-    assert_eq!(idle(domain), [1, 2], "the oldest goes");
+    assert!(
+        !domain.drop_replaced(),
+        "one may be the proof that children live"
+    );
+    for expected in [5, 2] {
+        domain.shrink(2, domain.window_ends);
+        assert_eq!(domain.idle.len(), expected, "of which nobody knew at first");
+    }
+    assert_eq!((domain.ahead, domain.unsent), (2, true));
 }
 
 /// One that a run has not taken which has given up, here because it was made for others.
