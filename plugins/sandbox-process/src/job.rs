@@ -43,7 +43,7 @@ struct Job<'a> {
     env: BTreeMap<&'a str, &'a str>,
     secrets: BTreeMap<&'a str, &'a str>,
     output_bytes: u64,
-    /// How many it divides its work by, should the machine have more.
+    /// How many it may use at once; the helper package does nothing with it so far.
     processors: u32,
     /// The skill is to be compiled and not to be run.
     compile: bool,

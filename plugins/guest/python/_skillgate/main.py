@@ -143,7 +143,6 @@ def _make_rehearsals(layout: Layout):
             "blobs": [],
             "env": {**_environment, "TMPDIR": layout.tmp, "SKILLGATE_RUN_ID": made_id},
             "secrets": {},
-            "processors": 1,
             "output_bytes": 4096,
             "compiled": index,
         }

@@ -1,8 +1,6 @@
 //! What honest programs find: the standard library at work, and what is answered without being done.
 
 use serde_json::json;
-use skillgate_plugin_sdk::abi;
-use skillgate_plugin_sdk::blocking::Sandbox as _;
 
 use crate::support::*;
 use crate::zygote::{is_given, warm};
@@ -163,44 +161,6 @@ fn a_command_without_a_shell_says_what_is_lacking() {
         said.starts_with("[warning] os.system: a run has no shell"),
         "{said}"
     );
-}
-
-/// The kernel's words for what a run may not do are those for a user who lacks a right: they send a reader to ask for it.
-#[test]
-fn what_is_refused_says_what_to_do() {
-    let instance = Instance::new();
-    let call = "the sandbox refuses this call of the system's to every run: do without it";
-    let places = "a run writes files below its current directory (/workspace) and /tmp alone";
-    for (line, said) in [
-        ("os.nice(1)", call),
-        ("os.sched_setaffinity(0, [0])", call),
-        ("os.memfd_create('x')", call),
-        ("open(os.path.dirname(os.__file__) + '/x', 'w')", places),
-        ("os.mkdir('/skills/cache')", places),
-        (
-            "input()",
-            "nobody types anything in a run: what it needs comes with the arguments of the call",
-        ),
-    ] {
-        let (result, _) = instance.code(&format!("import os\ndef main(args): {line}"));
-        let text = result.error_message;
-        assert!(text.ends_with(&format!("\n{said}")), "{line}: {text}");
-    }
-}
-
-/// A pool has as many processes as there are processors, unless it is told otherwise: on a large host more than a run may have.
-#[test]
-fn a_run_is_told_of_the_processors_that_it_is_given() {
-    let here = std::thread::available_parallelism().unwrap().get() as u64;
-    for mode in modes() {
-        let instance = Instance::with(&mode.config, None);
-        let given = match instance.plugin.caps().enforces & abi::LIMIT_CPU {
-            0 => here,
-            _ => 1,
-        };
-        let counted = instance.output("import os\ndef main(args): return os.cpu_count()");
-        assert_eq!(counted, json!(given), "{}", mode.name);
-    }
 }
 
 /// What waits for descriptors chooses how when it is imported, which may have been where more is allowed.
