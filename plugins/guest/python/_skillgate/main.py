@@ -135,6 +135,7 @@ def _make_rehearsals(layout: Layout):
         job = {
             "run_id": made_id,
             "timeout_ms": 60000,
+            "deadline_ns": time.monotonic_ns() + 60_000_000_000,
             "code": code,
             "skill": name,
             "function": "main",
@@ -144,6 +145,7 @@ def _make_rehearsals(layout: Layout):
             "env": {**_environment, "TMPDIR": layout.tmp, "SKILLGATE_RUN_ID": made_id},
             "secrets": {},
             "output_bytes": 4096,
+            "compile": False,
             "compiled": index,
         }
         frames = [b"J" + _dumps(job).encode("utf-8")]
@@ -155,8 +157,9 @@ def _make_rehearsals(layout: Layout):
 def _rehearse_once(fd: int, peer: int, layout: Layout, frames: bytes) -> None:
     # Nothing here goes through what there is many of, the modules above all: to look at an object is to write to its page.
     environment = _environment.copy()
-    # What a run takes up beyond this: an object each of sizes that are rare, for which CPython begins new pages.
-    room = bytes(400), bytes(416), bytes(432)  # noqa: F841  (that it is taken up is its use)
+    # What a run takes up beyond this: an object each of sizes that are rare, for which CPython begins new pages, and one that
+    # comes from the C library.
+    room = [bytes(n) for n in (256, 400, 416, 432, 3000)]  # noqa: F841  (that it is taken up is its use)
     _write(peer, frames)
     argv, import_module = sys.argv, importlib.import_module
     modules = len(sys.modules)
