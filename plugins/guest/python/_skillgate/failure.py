@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections import deque
 
+from . import state
 from .strict_json import NotSerializable
 from .text import cut_middle, one_line, plain, type_name, type_qualname
 
@@ -36,6 +37,7 @@ _cause = BaseException.__dict__["__cause__"].__get__
 _context = BaseException.__dict__["__context__"].__get__
 _suppressed = BaseException.__dict__["__suppress_context__"].__get__
 _traceback = BaseException.__dict__["__traceback__"].__get__
+_errno, _filename = OSError.errno.__get__, OSError.filename.__get__
 _members = _Group.__dict__["exceptions"].__get__ if _Group else None
 
 NO_SHELL = "a run has no shell and, unless its operator gives it some, no programs but Python: do it in Python"
@@ -93,7 +95,7 @@ def _known_limit(exc, kind):
     if kind is OSError:
         # A file that was made longer than the whole disk, by truncate() or seek(). A blob that is too large has it too.
         full += (errno.EFBIG,)
-    if issubclass(kind, OSError) and OSError.errno.__get__(exc) in full:
+    if issubclass(kind, OSError) and _errno(exc) in full:
         return "DiskFull"
     if kind is RuntimeError and exc.args == ("can't start new thread",):
         return "TooManyProcesses"
@@ -117,6 +119,25 @@ def _hint(exc, kind, function):
             return "this run has no network: a skill names hosts in permissions.network, and the policy grants them or not"
         if where == _SUBPROCESS and issubclass(type(link), (FileNotFoundError, PermissionError)):
             return NO_SHELL
+        refused = _refused(link)
+        if refused:
+            return refused
+    return None
+
+
+def _refused(exc):
+    """For what the system says of a sandbox as it would of a user who lacks a right, or who has pressed a key."""
+    if type(exc) is EOFError and _text(exc) == "EOF when reading a line":
+        return "nobody types anything in a run: what it needs comes with the arguments of the call"
+    if not issubclass(type(exc), OSError):
+        return None
+    number, file = _errno(exc), _filename(exc)
+    if number == errno.EPERM:
+        return "the sandbox refuses this call of the system's to every run: do without it"
+    if number in (errno.EACCES, errno.EROFS) and type(file) is str and state.current is not None:
+        layout = state.current.layout
+        if not os.path.abspath(file).startswith((layout.workspace + "/", layout.tmp + "/")):
+            return "a run writes files below its current directory (%s) and %s alone" % (layout.workspace, layout.tmp)
     return None
 
 

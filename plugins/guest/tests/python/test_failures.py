@@ -71,6 +71,21 @@ class Tracebacks(Case):
             message = self.check("def main(args): " + line, kind)
             self.assertNotIn("has no", message)
 
+    def test_what_the_sandbox_refuses(self):
+        # As it refuses them.
+        refused = "import errno\ndef main(args): raise OSError(errno.%s, 'Refused'%s)"
+        call = "the sandbox refuses this call of the system's to every run: do without it"
+        self.check(refused % ("EPERM", ""), "PermissionError", "Refused\n" + call)
+        self.check("def main(args):\n    try: raise OSError(1, 'Refused')\n    except OSError as exc: raise ValueError('no') from exc", "ValueError", "no\n" + call)
+        places = "\na run writes files below its current directory (%s) and %s alone" % (self.sandbox.path("workspace"), self.sandbox.path("tmp"))
+        for name, kind in (("EACCES", "PermissionError"), ("EROFS", "OSError")):
+            self.check(refused % (name, ", __file__.replace('tmp/', 'skills/')"), kind, places)
+            for file in ("", ", 'own'", ", __file__", ", b'/x'", ", 3"):
+                self.assertNotIn("a run writes", self.check(refused % (name, file), kind))
+        said = "EOF when reading a line\nnobody types anything in a run: what it needs comes with the arguments of the call"
+        self.check("def main(args): return input()", "EOFError", said)
+        self.assertNotIn("nobody", self.check("import pickle\ndef main(args): pickle.loads(b'')", "EOFError"))
+
     def test_a_shell_that_is_not_there(self):
         code = "import os, pickle\ndef main(args): return pickle.loads(pickle.dumps(os.system))('exit 127')"
         said = "[warning] os.system: a run has no shell and, unless its operator gives it some, no programs but Python: do it in Python\n"

@@ -163,6 +163,29 @@ fn a_command_without_a_shell_says_what_is_lacking() {
     );
 }
 
+/// The kernel's words for what a run may not do are those for a user who lacks a right: they send a reader to ask for it.
+#[test]
+fn what_is_refused_says_what_to_do() {
+    let instance = Instance::new();
+    let call = "the sandbox refuses this call of the system's to every run: do without it";
+    let places = "a run writes files below its current directory (/workspace) and /tmp alone";
+    for (line, said) in [
+        ("os.nice(1)", call),
+        ("os.sched_setaffinity(0, [0])", call),
+        ("os.memfd_create('x')", call),
+        ("open(os.path.dirname(os.__file__) + '/x', 'w')", places),
+        ("os.mkdir('/skills/cache')", places),
+        (
+            "input()",
+            "nobody types anything in a run: what it needs comes with the arguments of the call",
+        ),
+    ] {
+        let (result, _) = instance.code(&format!("import os\ndef main(args): {line}"));
+        let text = result.error_message;
+        assert!(text.ends_with(&format!("\n{said}")), "{line}: {text}");
+    }
+}
+
 /// What waits for descriptors chooses how when it is imported, which may have been where more is allowed.
 #[test]
 fn asyncio_and_selectors_work_whoever_has_imported_them() {
