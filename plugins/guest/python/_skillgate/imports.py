@@ -287,6 +287,8 @@ class SkillImport:
 
     def module(self, name: str, package: Optional[str]):
         """`importlib.import_module` as one of the skill's modules calls it."""
+        if name.startswith(".") and type(package) is str and self.knows(package.partition(".")[0]):
+            return _import_module(name, self._canonical(package))
         if name.startswith(".") or not self.knows(name.partition(".")[0]):
             return _import_module(name, package)
         if name == self._owner.stem:

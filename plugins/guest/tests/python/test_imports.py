@@ -222,6 +222,16 @@ class Neighbours(Case):
         self.skill("c", main="from importlib.resources import files\ndef main(args): return files('email').name", email="")
         self.assertEqual(self.sandbox.execute("c").output, "email")
 
+    def test_relative_to_a_neighbour(self):
+        main = """
+            import pkgutil, forms
+            from importlib import import_module
+            def main(args): return [import_module("." + m.name, "forms").x for m in pkgutil.iter_modules(forms.__path__)]
+        """
+        self.skill("a", main=main, **{"forms/__init__": ""}, forms__one="x = 1", forms__two="from importlib import import_module as i\nx = i('..two', 'forms.deep').__name__", forms__deep__x="")
+        self.assertEqual(self.sandbox.execute("a").output, [1, "skills.a.forms.two"])
+        self.error("import skills.a\nfrom importlib import import_module\nimport_module('.one', 'forms')", "ModuleNotFoundError", "No module named 'forms'")
+
     def test_directories_of_data_do_not_hide_the_library(self):
         main = """
             import html, json
