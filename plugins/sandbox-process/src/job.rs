@@ -43,6 +43,8 @@ struct Job<'a> {
     env: BTreeMap<&'a str, &'a str>,
     secrets: BTreeMap<&'a str, &'a str>,
     output_bytes: u64,
+    /// How many it divides its work by, should the machine have more.
+    processors: u32,
     /// The skill is to be compiled and not to be run.
     compile: bool,
     /// Of the code frame.
@@ -112,6 +114,7 @@ pub(crate) fn frames(
     services: &dyn RunServices,
     work: Work<'_>,
     deadline_ns: u64,
+    processors: u32,
 ) -> Result<Frames, Error> {
     let args: &RawValue = serde_json::from_slice(&request.args_json)
         .map_err(|e| invalid(format!("the arguments are not JSON: {e}")))?;
@@ -195,6 +198,7 @@ pub(crate) fn frames(
         env,
         secrets,
         output_bytes: request.limits.output_bytes,
+        processors,
         compile: matches!(work, Work::Compile),
         compiled,
     };

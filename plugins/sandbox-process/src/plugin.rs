@@ -39,6 +39,7 @@ pub struct SandboxProcess {
     counts: Counts,
     ways: Ways,
     codes: Codes,
+    processors: u32,
     source: InterpreterSource,
 }
 
@@ -169,6 +170,8 @@ impl SandboxProcess {
         let program = supervisor::own_program(parts.launcher)
             .map_err(|e| Error::new(abi::E_UNAVAILABLE, format!("the launcher's file: {e}")))?;
         let per_tenant = config.zygote_per == ZygotePer::Tenant;
+        // Of a part of one it has that one.
+        let processors = config.cpus.ceil() as u32;
         let codes = Codes::new(config.code_cache_bytes, per_tenant);
         let domains_max = match config.zygote_per {
             ZygotePer::Gateway => 1,
@@ -225,6 +228,7 @@ impl SandboxProcess {
             counts: Counts::default(),
             ways: Ways::default(),
             codes,
+            processors,
             source,
         })
     }
@@ -269,6 +273,11 @@ impl SandboxProcess {
             state_dir: &self.state_dir,
             ways: &self.ways,
             codes: &self.codes,
+            processors: if launcher.promises.cpu {
+                self.processors
+            } else {
+                0
+            },
         };
         run::run(request, services, &entered.handle, &around, |result| {
             self.count(&result);

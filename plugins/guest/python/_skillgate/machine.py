@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from . import failure
+from . import failure, state
 import runtime.log
 
 _SHELL = "/bin/sh"
@@ -14,6 +14,9 @@ _system = os.system
 
 def install() -> None:
     _put("system", _system_that_says_why)
+    for name in ("cpu_count", "process_cpu_count"):  # the second since Python 3.13
+        if hasattr(os, name):
+            _put(name, _at_most_the_runs(getattr(os, name)))
 
 
 def _put(name, function) -> None:
@@ -27,3 +30,14 @@ def _system_that_says_why(command):
     if status == _NO_PROGRAM and not os.path.exists(_SHELL):
         runtime.log.warning("os.system: " + failure.NO_SHELL)
     return status
+
+
+def _at_most_the_runs(count):
+    """A run is given some of the processors: who divides work by their number is to make no more parts of it."""
+
+    def cpu_count():
+        found, run = count(), state.current
+        given = run and run.job["processors"]
+        return min(found, given) if found and given else found
+
+    return cpu_count

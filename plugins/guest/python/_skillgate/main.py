@@ -145,6 +145,7 @@ def _make_rehearsals(layout: Layout):
             "env": {**_environment, "TMPDIR": layout.tmp, "SKILLGATE_RUN_ID": made_id},
             "secrets": {},
             "output_bytes": 4096,
+            "processors": 1,
             "compile": False,
             "compiled": index,
         }

@@ -21,7 +21,7 @@ class Run:
         self.channel = channel
         self.layout = layout
         # What a process that it starts anew (`spawned`) is told of it.
-        self.job = {name: job.get(name) for name in ("code", "skill", "skills", "function", "blobs")}
+        self.job = {name: job.get(name) for name in ("code", "skill", "skills", "function", "blobs", "processors")}
         self.function = str(job["function"])
         self.input_blobs = tuple(job.get("blobs") or ())
         # Of the blobs made by this run: id -> size in bytes, in the order in which they were made.

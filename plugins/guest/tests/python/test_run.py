@@ -202,6 +202,18 @@ class Code(Case):
             self.completed(self.sandbox.code(_dedent(pool), {"library": library}, before=before), [1, 4, 9])
             self.completed(self.sandbox.code(_dedent(chosen), before=before), "spawn")
 
+    def test_a_run_counts_the_processors_that_it_is_given(self):
+        code = """
+            import concurrent.futures, multiprocessing, os
+            def main(args):
+                count = getattr(os, "process_cpu_count", os.cpu_count)
+                with multiprocessing.get_context("spawn").Pool(1) as pool: anew = pool.apply(os.cpu_count)
+                return [os.cpu_count(), count(), multiprocessing.cpu_count(), concurrent.futures.ProcessPoolExecutor()._max_workers, anew]
+        """
+        self.completed(self.sandbox.code(_dedent(code), processors=1), [1] * 5)
+        for given in (1000, None):
+            self.assertEqual(self.sandbox.code(_dedent(code), processors=given).output[0], os.cpu_count())
+
     def test_processes_that_begin_anew_find_what_the_run_finds(self):
         code = """
             import multiprocessing, os, sys

@@ -95,7 +95,8 @@ fn compile(
     };
     let no_blobs = Default::default();
     let deadline_ns = deadline_of(&compile);
-    let frames = job::frames(&compile, &no_blobs, &Nobody, Work::Compile, deadline_ns).ok()?;
+    let (work, processors) = (Work::Compile, around.processors);
+    let frames = job::frames(&compile, &no_blobs, &Nobody, work, deadline_ns, processors).ok()?;
     let attempt = Attempt {
         services: &Nobody,
         handle,

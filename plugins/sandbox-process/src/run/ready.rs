@@ -21,6 +21,8 @@ pub(crate) struct Around<'a> {
     pub(crate) state_dir: &'a Path,
     pub(crate) ways: &'a Ways,
     pub(crate) codes: &'a Codes,
+    /// That one run may use, at least one; 0: as many as there are.
+    pub(crate) processors: u32,
 }
 
 /// A request with all that its run is given.
@@ -50,6 +52,7 @@ impl Ready {
                 services,
                 Work::Run(&codes),
                 deadline_ns,
+                around.processors,
             )?,
             spec: spec_of(request, mounts.specs.clone(), deadline_ns),
             mounts,

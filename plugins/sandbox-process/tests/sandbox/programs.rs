@@ -1,6 +1,8 @@
 //! What honest programs find: the standard library at work, and what is answered without being done.
 
 use serde_json::json;
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Sandbox as _;
 
 use crate::support::*;
 use crate::zygote::{is_given, warm};
@@ -183,6 +185,21 @@ fn what_is_refused_says_what_to_do() {
         let (result, _) = instance.code(&format!("import os\ndef main(args): {line}"));
         let text = result.error_message;
         assert!(text.ends_with(&format!("\n{said}")), "{line}: {text}");
+    }
+}
+
+/// A pool has as many processes as there are processors, unless it is told otherwise: on a large host more than a run may have.
+#[test]
+fn a_run_is_told_of_the_processors_that_it_is_given() {
+    let here = std::thread::available_parallelism().unwrap().get() as u64;
+    for mode in modes() {
+        let instance = Instance::with(&mode.config, None);
+        let given = match instance.plugin.caps().enforces & abi::LIMIT_CPU {
+            0 => here,
+            _ => 1,
+        };
+        let counted = instance.output("import os\ndef main(args): return os.cpu_count()");
+        assert_eq!(counted, json!(given), "{}", mode.name);
     }
 }
 
