@@ -407,7 +407,10 @@ impl Pool {
             if d.unsent {
                 TRY_AGAIN
             } else {
-                d.window_ends.saturating_duration_since(now)
+                let next = d
+                    .settles()
+                    .map_or(d.window_ends, |at| at.min(d.window_ends));
+                next.saturating_duration_since(now)
             }
         };
         let homeless = state.homeless.iter().filter(|h| h.lasts);
@@ -553,6 +556,7 @@ impl Pool {
         self.tell_of_homeless(&mut state);
         let now = Instant::now();
         for (name, domain) in state.domains.iter_mut().filter(|(_, d)| !d.gone) {
+            domain.settle(now);
             domain.shrink(self.rules.min.min(self.rules.max), now);
             if domain.unsent {
                 self.tell(domain, name);

@@ -232,6 +232,9 @@ pub(crate) enum LayerState {
     Missing,
 }
 
+/// A child that has lived for so long was born well.
+pub(crate) const LIVES_NS: u64 = 1_000_000_000;
+
 /// Letters, digits, `_` and `-`.
 pub(crate) const RUN_ID_BYTES_MAX: usize = 128;
 

@@ -9,10 +9,12 @@ use super::PoolRules;
 use super::usual::Usual;
 use crate::cgroup::{GroupLimits, Held};
 use crate::sys;
-use crate::wire::{Memory, PoolNeeds, RunSpec, Taken};
+use crate::wire::{LIVES_NS, Memory, PoolNeeds, RunSpec, Taken};
 
 /// The pool shrinks by what nobody has needed for so long.
 pub(super) const WINDOW: Duration = Duration::from_secs(10);
+/// What is more than is wanted stays so long after the last child came: one may be the proof that children live.
+pub(super) const SETTLED: Duration = Duration::from_nanos(2 * LIVES_NS);
 /// So many at most are made ahead for runs that come one after the other, faster than children can be made.
 const IN_TURN_MAX: u32 = 16;
 /// Two runs that have begun within so long are load.
@@ -132,7 +134,7 @@ impl Domain {
     }
 
     /// Lets go of what is old or dead where there is more than is wanted and no run waits for it. Gives whether there was any. A new
-    /// one stays: it may be the proof that children live.
+    /// one stays, until [`Domain::settle`].
     pub(super) fn drop_surplus(&mut self) -> bool {
         let (before, ahead) = (self.idle.len(), self.ahead as usize);
         // What came in their place came while runs waited, and nothing more comes.
@@ -220,6 +222,23 @@ impl Domain {
         child
     }
 
+    /// When what is more than is wanted goes, if there is any.
+    pub(super) fn settles(&self) -> Option<Instant> {
+        let is_surplus = self.idle.len() > self.ahead as usize && !self.is_awaited();
+        let last = self.idle.iter().map(|c| c.built).max();
+        last.filter(|_| is_surplus).map(|built| built + SETTLED)
+    }
+
+    /// Lets go of it: of what was made for runs that were given up, or was under way when an old one went.
+    pub(super) fn settle(&mut self, now: Instant) {
+        if self.settles().is_some_and(|at| at <= now) {
+            self.drop_surplus();
+            let surplus = self.idle.len() - self.ahead as usize;
+            self.idle.drain(..surplus);
+            self.unsent = true;
+        }
+    }
+
     /// Lets go of children that nobody has needed for a while.
     pub(super) fn shrink(&mut self, min: u32, now: Instant) {
         if now < self.window_ends {
@@ -229,11 +248,9 @@ impl Domain {
             .least_idle
             .div_ceil(2)
             .min(self.ahead.saturating_sub(min));
-        // Made for runs that were given up, or under way when an old one went.
-        let surplus = self.least_idle.saturating_sub(self.ahead);
-        if spare + surplus > 0 {
+        if spare > 0 {
             self.ahead -= spare;
-            for _ in 0..spare + surplus {
+            for _ in 0..spare {
                 self.idle.pop_front();
             }
             self.unsent = true;

@@ -6,10 +6,8 @@
 //! no failure.
 
 use super::{BackOff, Domain, Event, Kind, Pending, There, Zygotes};
+use crate::wire::LIVES_NS;
 use std::io;
-
-/// A child that has lived for so long was born well.
-const LIVES_NS: u64 = 1_000_000_000;
 
 impl Zygotes {
     /// A child of a domain that was born then has ended before it was anybody's run.

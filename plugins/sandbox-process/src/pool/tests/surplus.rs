@@ -1,9 +1,17 @@
 //! What there is beyond what is wanted, and when it goes.
 
 use super::*;
+use crate::pool::domain::SETTLED;
 
 fn idle(domain: &Domain) -> Vec<u64> {
     domain.idle.iter().map(|c| c.number).collect()
+}
+
+fn seat() -> Seat {
+    Seat {
+        ticket: 0,
+        thread: std::thread::current(),
+    }
 }
 
 /// A pool that wants two, whose domain has these: by their zygotes, of which the second is the one that there is now.
@@ -33,11 +41,7 @@ fn with_children(zygotes: &[u64]) -> (Pool, OwnedFd) {
 #[test]
 fn old_ones_go_when_no_run_waits_any_more_and_there_are_enough_new_ones() {
     let (pool, launcher) = with_children(&[1, 2, 1, 2, 1]);
-    let seat = Seat {
-        ticket: 0,
-        thread: std::thread::current(),
-    };
-    pool.state().domains.get_mut("").unwrap().waiting[0].push_back(seat);
+    pool.state().domains.get_mut("").unwrap().waiting[0].push_back(seat());
     pool.taken("", taken(8));
     assert_eq!(
         idle(&pool.state().domains[""]),
@@ -63,7 +67,7 @@ fn an_old_one_stays_while_there_are_too_few_new_ones() {
 
 /// They were made for runs that were given up.
 #[test]
-fn what_nobody_has_needed_in_a_window_goes_down_to_what_is_wanted() {
+fn what_is_more_than_is_wanted_goes_when_it_has_shown_that_it_lives() {
     let (pool, _launcher) = with_children(&[2; 5]);
     let mut state = pool.state();
     let domain = state.domains.get_mut("").unwrap();
@@ -71,11 +75,20 @@ fn what_nobody_has_needed_in_a_window_goes_down_to_what_is_wanted() {
         !domain.drop_replaced(),
         "one may be the proof that children live"
     );
-    for expected in [5, 2] {
-        domain.shrink(2, domain.window_ends);
-        assert_eq!(domain.idle.len(), expected, "of which nobody knew at first");
-    }
-    assert_eq!((domain.ahead, domain.unsent), (2, true));
+    let last = domain.idle.back().unwrap().built;
+    domain.settle(last + SETTLED - Duration::from_nanos(1));
+    assert_eq!((idle(domain).len(), domain.unsent), (5, false));
+    domain.waiting[0].push_back(seat());
+    domain.settle(last + SETTLED);
+    assert_eq!(idle(domain).len(), 5, "a run waits");
+    domain.waiting[0].clear();
+    drop(state);
+    assert!(pool.wait() <= SETTLED, "who looks after it is awake then");
+    let mut state = pool.state();
+    let domain = state.domains.get_mut("").unwrap();
+    domain.settle(last + SETTLED);
+    assert_eq!((idle(domain), domain.unsent), (vec![3, 4], true));
+    assert_eq!((domain.ahead, domain.settles()), (2, None));
 }
 
 /// One that a run has not taken which has given up, here because it was made for others.
