@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::bench::{Bench, Done};
-use crate::sandbox::{egress, isolation, life, limits, runs};
+use crate::sandbox::{egress, isolation, life, limits, runs, skills as run_skills};
 use crate::storage::{blobs, life as store_life, skills};
 use crate::{contract, figures, file, operations, process_state};
 
@@ -236,6 +236,7 @@ pub(crate) const CASES: &[Case] = &[
     case("sandbox/secrets", Sandbox, "secret_read", "a run finds the secrets that its request names in its environment, and nobody else does", "ask for them per run, hand them over where only the run reads them (no command line), wipe them after", runs::secrets),
     case("sandbox/blobs", Sandbox, "blob_create", "a run reads the blobs that are mounted for it, and those that it stores are output_blobs", "copy SKG_SRC_BLOB with blob_fd or blob_read; list what blob_finish has given", runs::blobs),
     case("sandbox/mounts", Sandbox, "skg_mount", "a read_only mount can be read and not changed", "mount it read-only inside, not by its mode", runs::mounts),
+    case("sandbox/skills", Sandbox, "skg_run_skill", "a skill, mounted as a directory or from a tar, is called by its function and imported by code", "take every SKG_SRC_* of a mount; use the guest that skillgate ships", run_skills::skills),
     case("sandbox/many", Sandbox, "run", "runs at the same time, as many as max_concurrent says, each with its own answer", "say a smaller max_concurrent, or share less", runs::many),
     case("sandbox/limit-wall", Sandbox, "skg_limits.wall_ms", "caps.enforces says it: a run ends at wall_ms, as \"Timeout\"", "end it yourself, or take SKG_LIMIT_WALL out of caps", limits::wall),
     case("sandbox/limit-cpu", Sandbox, "skg_limits.cpu_ms", "caps.enforces says it: a run ends when it has used cpu_ms", "enforce it, or take SKG_LIMIT_CPU out of caps", limits::cpu),

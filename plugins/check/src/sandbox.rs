@@ -5,6 +5,7 @@ pub(crate) mod isolation;
 pub(crate) mod life;
 pub(crate) mod limits;
 pub(crate) mod runs;
+pub(crate) mod skills;
 
 use std::collections::HashMap;
 use std::io::{Read, Write};

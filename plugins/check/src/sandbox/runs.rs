@@ -233,7 +233,7 @@ pub(crate) fn blobs(bench: &Bench) -> Done {
     let sandbox = super::python(bench)?;
     let services = Arc::new(Services::default());
     super::lock(&services.blobs).insert("blob:input".into(), b"the input".to_vec());
-    let code = "import runtime\ndef main(args):\n    id = runtime.blobs.write_bytes(b'x' * 300000, kind='text/plain')\n    return {'id': id, 'back': len(runtime.blobs.read_bytes(id)), 'input': open('/blobs/input').read()}\n";
+    let code = "import runtime\ndef main(args):\n    id = runtime.blobs.write_bytes(b'x' * 300000, kind='text/plain')\n    return {'id': id, 'back': len(runtime.blobs.read_bytes(id)), 'input': open('/blobs/input').read(), 'file': open('/blobs/file').read()}\n";
     let input = Mount {
         target: "/blobs/input".into(),
         read_only: true,
@@ -241,8 +241,19 @@ pub(crate) fn blobs(bench: &Bench) -> Done {
         sha256: String::new(),
         size_bytes: 9,
     };
+    // Of a store with SKG_ST_BLOB_FD.
+    let path = bench.dir.join("blob");
+    std::fs::write(&path, "the file")?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
+    let file = Mount {
+        target: "/blobs/file".into(),
+        read_only: true,
+        source: Source::Fd(OwnedFd::from(std::fs::File::open(&path)?)),
+        sha256: String::new(),
+        size_bytes: 8,
+    };
     let request = RunRequest {
-        mounts: vec![input],
+        mounts: vec![input, file],
         ..request(code)
     };
     let result = run(
@@ -262,7 +273,8 @@ pub(crate) fn blobs(bench: &Bench) -> Done {
         .map_err(|error| failed(format!("output_json is not JSON: {error}")))?;
     let id = got["id"].as_str().unwrap_or_default().to_owned();
     let kept = super::lock(&services.blobs).get(&id).map_or(0, Vec::len);
-    let whole = got["back"] == 300_000 && got["input"] == "the input" && kept == 300_000;
+    let read = got["input"] == "the input" && got["file"] == "the file";
+    let whole = got["back"] == 300_000 && read && kept == 300_000;
     demand(whole, || {
         format!("the run says {got}; the blob that it made has {kept} bytes")
     })?;

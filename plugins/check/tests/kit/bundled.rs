@@ -74,6 +74,7 @@ fn sandbox_process_passes_in_a_process_of_its_own() {
         "sandbox/mounts",
         "sandbox/output",
         "sandbox/secrets",
+        "sandbox/skills",
     ];
     let all = ["sandbox", "figures", "contract/answers"];
     let only: &[&str] = if full() { &all } else { &every_day };

@@ -101,6 +101,21 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         if asked("loses the arguments") {
             request.args_json = abi::Bytes::of(b"{}");
         }
+        if asked("mounts no skills") {
+            request.skills = abi::List::EMPTY;
+        }
+        let some;
+        if asked("leaves out what is in a tar") {
+            some = all_but(request.mounts, |mount| mount.source_kind == abi::SRC_TAR);
+            request.mounts = abi::List::of(&some);
+        } else if asked("leaves out blobs that are descriptors") {
+            let is_blob =
+                |mount: &abi::Mount| wire::shown(mount.target, 100).starts_with("/blobs/");
+            some = all_but(request.mounts, |mount| {
+                mount.source_kind == abi::SRC_FD && is_blob(mount)
+            });
+            request.mounts = abi::List::of(&some);
+        }
         let helper = asked("shows secrets on a command line")
             .then(|| helper(this, op, request.secrets))
             .flatten();
@@ -113,6 +128,18 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         }
         code
     }
+}
+
+/// The mounts of a run but some.
+///
+/// # Safety
+/// As run(), with the mounts of its request.
+unsafe fn all_but(mounts: abi::List, left_out: impl Fn(&abi::Mount) -> bool) -> Vec<abi::Mount> {
+    // SAFETY: the caller's promise.
+    let mounts = unsafe { wire::Reader::new(1 << 20).items::<abi::Mount>(mounts, "mounts", 9) };
+    let mut mounts = mounts.unwrap();
+    mounts.retain(|mount| !left_out(mount));
+    mounts
 }
 
 /// A process that is told a run's secret as programs are told things; none where there is no secret.
