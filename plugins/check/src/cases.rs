@@ -177,7 +177,7 @@ pub(crate) const CASES: &[Case] = &[
 
     // === storage ===
     case("storage/publish-and-read", Storage, "skill_get",
-        "skill_get, skill_read and skill_tree give what skill_put was given", "compare with what the message shows", skills::publish_and_read),
+        "skill_get, skill_list, skill_read and skill_tree give what skill_put was given", "compare with what the message shows", skills::publish_and_read),
     case("storage/publish-twice", Storage, "skill_put",
         "the same version with the same content succeeds and changes nothing, with other content it is SKG_E_ALREADY_EXISTS",
         "compare tree_sha256 with that of what is there", skills::publish_twice),

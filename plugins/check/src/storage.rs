@@ -247,33 +247,38 @@ pub(crate) fn refused<T>(function: &'static str, what: &str, code: i32, result: 
     }
 }
 
+/// What is told of a skill wherever it is told of, in a list as well, must be what was put.
+pub(crate) fn same_head(put: &PutSkill, got: &Skill) -> Done {
+    let wanted = [
+        &put.name,
+        &put.version,
+        &put.namespace,
+        &put.kind,
+        &put.description,
+        &put.publisher,
+        &put.tree_sha256,
+    ];
+    let said = [
+        &got.name,
+        &got.version,
+        &got.namespace,
+        &got.kind,
+        &got.description,
+        &got.publisher,
+        &got.tree_sha256,
+    ];
+    demand(said == wanted, || format!("put {wanted:?}, got {said:?}"))?;
+    demand(!got.read_only, || {
+        format!(
+            "{} {} was published, and its flags say SKG_SKILL_READ_ONLY: that it is the operator's",
+            got.name, got.version
+        )
+    })
+}
+
 /// Everything of a skill as the store has it must be what was put.
 pub(crate) fn same(store: &Store<'_>, put: &PutSkill, got: &Skill) -> Done {
-    let said = |s: &Skill| {
-        [
-            &s.name,
-            &s.version,
-            &s.namespace,
-            &s.kind,
-            &s.description,
-            &s.publisher,
-            &s.tree_sha256,
-        ]
-        .map(Clone::clone)
-    };
-    let wanted = Skill {
-        name: put.name.clone(),
-        version: put.version.clone(),
-        namespace: put.namespace.clone(),
-        kind: put.kind.clone(),
-        description: put.description.clone(),
-        publisher: put.publisher.clone(),
-        tree_sha256: put.tree_sha256.clone(),
-        ..Skill::default()
-    };
-    demand(said(got) == said(&wanted), || {
-        format!("put {:?}, got {:?}", said(&wanted), said(got))
-    })?;
+    same_head(put, got)?;
     let json = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).ok();
     demand(json(&got.manifest_json) == json(&put.manifest_json), || {
         "manifest_json is not what was put".into()

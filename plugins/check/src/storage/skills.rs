@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{SkillKey, SkillQuery};
 
-use super::{OTHER, TENANT, digest, refused, same, skill, skill_of, tree};
-use crate::bench::{Bench, Done, Store, demand, failed, failed_at};
+use super::{OTHER, TENANT, digest, refused, same, same_head, skill, skill_of, tree};
+use crate::bench::{Bench, Done, Stop, Store, demand, failed, failed_at};
 
 /// Publishers of one version at the same time.
 const PUBLISHERS: usize = 8;
@@ -50,6 +50,12 @@ pub(crate) fn publish_and_read(bench: &Bench) -> Done {
         },
     )?;
     same(&store, &put, &store.get(TENANT, "check.whole", "1.0.0")?)?;
+    let listed = store.list(query("check", 1000))?.skills;
+    let listed = listed
+        .iter()
+        .find(|skill| skill.name == put.name && skill.version == put.version);
+    let listed = listed.ok_or_else(|| failed_at("skill_list", "what was put is not listed"))?;
+    same_head(&put, listed).map_err(in_list)?;
     let tree = store.call("skill_tree", |store| async move {
         store.skill_tree(TENANT, "check.whole", "1.0.0").await
     })?;
@@ -69,6 +75,14 @@ pub(crate) fn publish_and_read(bench: &Bench) -> Done {
         abi::E_NOT_FOUND,
         missing,
     )
+}
+
+/// What is wrong is what a list says.
+fn in_list(stop: Stop) -> Stop {
+    match stop {
+        Stop::Failed { seen, .. } => failed_at("skill_list", format!("in a list: {seen}")),
+        other => other,
+    }
 }
 
 pub(crate) fn publish_twice(bench: &Bench) -> Done {

@@ -198,6 +198,11 @@ unsafe fn changed(c: &abi::Completion) -> Option<Changed> {
                 skill.files.len -= 1;
                 made(Answer::Skill(skill))
             }
+            "skill_get" if ok && asked("says that what is published is the operator's") => {
+                let mut skill = c.result.cast::<abi::Skill>().read();
+                skill.flags |= abi::SKILL_READ_ONLY;
+                made(Answer::Skill(skill))
+            }
             "skill_get" if ok && asked("shows what is being published in part") => {
                 let mut skill = c.result.cast::<abi::Skill>().read();
                 if super::storage::is_publishing() {
@@ -219,6 +224,10 @@ unsafe fn changed(c: &abi::Completion) -> Option<Changed> {
                     .collect();
                 if asked("lists in another order") {
                     skills.reverse();
+                } else if asked("lists without descriptions") {
+                    for skill in &mut skills {
+                        skill.description = abi::Str::EMPTY;
+                    }
                 } else if asked("promises more than there is") {
                     page.more = u32::from(!skills.is_empty());
                 } else {
