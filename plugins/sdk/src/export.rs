@@ -23,8 +23,8 @@ macro_rules! export_plugin {
     };
     (
         id: $id:expr, version: $version:expr, vendor: $vendor:expr, description: $description:expr,
-        license: $license:expr, config_schema: $schema:expr,
-        $(storage: $storage:path,)? $(sandbox: $sandbox:path $(,)?)?
+        license: $license:expr, config_schema: $schema:expr
+        $(, storage: $storage:path)? $(, sandbox: $sandbox:path)? $(,)?
     ) => {
         $crate::export_plugin! {
             @entry 0, $id, $version, $vendor, $description, $license, $schema,
@@ -33,8 +33,8 @@ macro_rules! export_plugin {
     };
     (
         id: $id:expr, version: $version:expr, vendor: $vendor:expr, description: $description:expr,
-        license: $license:expr, config_schema: $schema:expr,
-        $(blocking storage: $storage:path,)? $(blocking sandbox: $sandbox:path $(,)?)?
+        license: $license:expr, config_schema: $schema:expr
+        $(, blocking storage: $storage:path)? $(, blocking sandbox: $sandbox:path)? $(,)?
     ) => {
         $crate::export_plugin! {
             @entry $crate::abi::F_BLOCKING, $id, $version, $vendor, $description, $license, $schema,

@@ -27,7 +27,8 @@ skillgate_plugin_sdk::export_plugin! {
     description: "blobs, all of them served by one thread",
     license: "Apache-2.0",
     config_schema: r#"{"type":"object","additionalProperties":false}"#,
-    storage: crate::Store,
+    // Without a last comma, which is as good.
+    storage: crate::Store
 }
 
 /// Writers, and readers, that are open at once.
