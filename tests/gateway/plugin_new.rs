@@ -308,14 +308,15 @@ async fn runs(sandbox: &Arc<SandboxInstance>) {
 #[tokio::test]
 async fn new_sandboxes_are_sandboxes() {
     let files = [
-        ("new-box-c", in_c("new-box-c", "sandbox"), "gateway"),
+        ("new-box-c", in_c("new-box-c", "sandbox"), "gateway", 0),
         (
             "new-box-rust",
             in_rust("new-box-rust", "sandbox"),
             "process",
+            64,
         ),
     ];
-    for (name, file, checked) in files {
+    for (name, file, checked, at_once) in files {
         // Of the kit's runs, which are in python, nothing is asked.
         let said = passes(&file, checked);
         assert!(
@@ -330,6 +331,8 @@ async fn new_sandboxes_are_sandboxes() {
         for plugin in load(&file, &format!("com.example.{name}")) {
             let state = tempfile::tempdir().unwrap();
             let sandbox = plugin.sandbox(instance(state.path())).await.unwrap();
+            // What is beyond is refused, so it has to be said.
+            assert_eq!(sandbox.caps().max_concurrent, at_once, "{name}");
             runs(&sandbox).await;
             sandbox.shutdown().await.unwrap();
         }
