@@ -206,6 +206,38 @@ async fn a_new_store_in_c_is_a_store() {
     }
 }
 
+/// As its Makefile says.
+#[test]
+fn a_new_plugin_in_c_passes_with_every_access_checked() {
+    let named = Command::new("cc")
+        .arg("-print-file-name=libasan.so")
+        .output();
+    let runtime = String::from_utf8(named.unwrap().stdout).unwrap();
+    if !Path::new(runtime.trim()).is_absolute() {
+        return tools::left_out("every access of a plugin checked: this cc has no libasan.so");
+    }
+    if !tools::there("make", "the plugin's Makefile") {
+        return;
+    }
+    let dir = write("new-store-checked", "storage", "c");
+    let mut make = Command::new("make");
+    make.arg("checked.so");
+    build(make, &dir);
+    let makefile = std::fs::read_to_string(dir.join("Makefile")).unwrap();
+    let says = |line: &&str| line.contains("skillgate plugin check");
+    let said = makefile.lines().find(says).expect("it says how");
+    let program = env!("CARGO_BIN_EXE_skillgate");
+    let said = said
+        .trim_start_matches('#')
+        .replace(" skillgate ", &format!(" {program} "));
+    let mut check = Command::new("sh");
+    check.args(["-c", &said]).current_dir(&dir);
+    let output = check.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{output:?}");
+    assert!(said.matches("\npass ").count() > 25, "{said}");
+}
+
 #[tokio::test]
 async fn a_new_store_in_rust_is_a_store() {
     let file = in_rust("new-store-rust", "storage");

@@ -28,6 +28,11 @@ const VERDICT_BYTES_MAX: u64 = 1 << 20;
 /// Environment variable of every child that no sandbox may show to its runs.
 pub(crate) const CANARY: &str = "SKILLGATE_CHECK_CANARY";
 
+/// What every child has from the environment of whoever runs the kit: what the gateway has, too.
+const FROM_HERE: [&str; 3] = ["PATH", "HOME", "TMPDIR"];
+/// And what looks at a plugin's accesses with it, and how.
+const SANITIZERS: [&str; 3] = ["LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS"];
+
 /// Names of the files in a case's directory.
 pub(crate) const JOB: &str = "job.json";
 pub(crate) const VERDICT: &str = "verdict.json";
@@ -241,8 +246,7 @@ fn start(dir: &Path, settings: &Settings, orders: &Orders) -> Result<Child, KitE
         .stderr(err)
         // A signal from the terminal is the kit's.
         .process_group(0);
-    // What the gateway has, too.
-    for name in ["PATH", "HOME", "TMPDIR"] {
+    for name in FROM_HERE.into_iter().chain(SANITIZERS) {
         if let Some(value) = std::env::var_os(name) {
             command.env(name, value);
         }
