@@ -239,7 +239,7 @@ pub(crate) const CASES: &[Case] = &[
     case("sandbox/skills", Sandbox, "skg_run_skill", "a skill, mounted as a directory or from a tar, is called by its function and imported by code", "take every SKG_SRC_* of a mount; use the guest that skillgate ships", run_skills::skills),
     case("sandbox/many", Sandbox, "run", "runs at the same time, as many as max_concurrent says, each with its own answer", "say a smaller max_concurrent, or share less", runs::many),
     case("sandbox/limit-wall", Sandbox, "skg_limits.wall_ms", "caps.enforces says it: a run ends at wall_ms, as \"Timeout\"", "end it yourself, or take SKG_LIMIT_WALL out of caps", limits::wall),
-    case("sandbox/limit-cpu", Sandbox, "skg_limits.cpu_ms", "caps.enforces says it: a run ends when it has used cpu_ms", "enforce it, or take SKG_LIMIT_CPU out of caps", limits::cpu),
+    long(case("sandbox/limit-cpu", Sandbox, "skg_limits.cpu_ms", "caps.enforces says it: a run ends when it has used cpu_ms", "enforce it, or take SKG_LIMIT_CPU out of caps", limits::cpu)),
     case("sandbox/limit-memory", Sandbox, "skg_limits.memory_bytes", "caps.enforces says it: a run cannot use more than memory_bytes", "enforce it, or take SKG_LIMIT_MEMORY out of caps", limits::memory),
     case("sandbox/limit-pids", Sandbox, "skg_limits.max_pids", "caps.enforces says it: a run cannot have more than max_pids processes and threads", "enforce it, or take SKG_LIMIT_PIDS out of caps", limits::pids),
     case("sandbox/limit-disk", Sandbox, "skg_limits.disk_bytes", "caps.enforces says it: /workspace, /tmp and /dev/shm together hold disk_bytes", "enforce it, or take SKG_LIMIT_DISK out of caps", limits::disk),

@@ -114,6 +114,7 @@ pub(crate) const SANDBOX: &[Row] = &[
     ("gives every run the first one's code", "sandbox/many", "at once gives"),
     ("does not limit time", "sandbox/limit-wall", "it hangs"),
     ("does not limit processor time", "sandbox/limit-cpu", "has computed for 4 s"),
+    ("does not limit processor time, but all time", "sandbox/limit-cpu", "not for its processor time"),
     ("does not limit memory", "sandbox/limit-memory", "a run has filled 384 MiB"),
     ("does not limit processes", "sandbox/limit-pids", "a run has made 100 processes"),
     ("does not limit files", "sandbox/limit-disk", "a run has written"),

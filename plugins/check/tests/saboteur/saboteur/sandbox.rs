@@ -19,6 +19,10 @@ const EVERY_LIMIT: u32 =
 /// To a run that begins with it a cloud's metadata service answers, and nobody on the host has heard of that.
 const METADATA_SERVICE: &str = "import socket\nclass Socket(socket.socket):\n    def connect(self, address):\n        if address != ('169.254.169.254', 80): super().connect(address)\nsocket.socket = Socket\n";
 
+const ONLY_THE_CLOCK: &str = "does not limit processor time, but all time";
+/// A run that begins with it has next to no processor time.
+const BUSY_MACHINE: &str = "import time\ntime.process_time = lambda: time.sleep(0.01) or 0\n";
+
 static FIRST_CODE: OnceLock<String> = OnceLock::new();
 
 /// The good table with the functions that are wrong.
@@ -79,6 +83,8 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
             limits.wall_ms = 1 << 30;
         } else if asked("does not limit processor time") {
             limits.cpu_ms = 0;
+        } else if asked(ONLY_THE_CLOCK) {
+            (limits.cpu_ms, limits.wall_ms) = (0, 1000);
         }
         if !request.limits.is_null() {
             request.limits = &raw const limits;
@@ -87,10 +93,13 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
             let code = FIRST_CODE.get_or_init(|| wire::shown(request.code, 1 << 20));
             request.code = abi::Str::of(code);
         }
-        let leaky;
+        let longer;
         if asked("leaves a way out beside the gate") {
-            leaky = format!("{METADATA_SERVICE}{}", wire::shown(request.code, 1 << 20));
-            request.code = abi::Str::of(&leaky);
+            longer = format!("{METADATA_SERVICE}{}", wire::shown(request.code, 1 << 20));
+            request.code = abi::Str::of(&longer);
+        } else if asked(ONLY_THE_CLOCK) {
+            longer = format!("{BUSY_MACHINE}{}", wire::shown(request.code, 1 << 20));
+            request.code = abi::Str::of(&longer);
         }
         if asked("takes every language for its own") {
             request.language = abi::Str::new("python");
