@@ -300,7 +300,7 @@ pub(crate) fn drain(bench: &Bench) -> Done {
                 })
             })?;
         } else {
-            drain_with_open_writer(bench, &instance)?;
+            drain_with_open_blobs(bench, &instance)?;
         }
         bench.step("a call after drain");
         let called = match kind {
@@ -319,7 +319,9 @@ pub(crate) fn drain(bench: &Bench) -> Done {
 }
 
 /// Drains a store; what was open before goes on to its end.
-fn drain_with_open_writer(bench: &Bench, instance: &RawInstance) -> Done {
+fn drain_with_open_blobs(bench: &Bench, instance: &RawInstance) -> Done {
+    bench.step("a blob and a reader of it before drain");
+    let reader = instance.reader(CALL_LIMIT)?;
     bench.step("blob_create before drain");
     let created = instance.blob_create(Values::Plain, Shape::Whole)?;
     let open = instance.end(&created, CALL_LIMIT)?;
@@ -332,20 +334,25 @@ fn drain_with_open_writer(bench: &Bench, instance: &RawInstance) -> Done {
         // It keeps no blobs, or has no room for one.
         return Ok(());
     }
-    let write = || instance.blob_write(open.handle, abi::Bytes::of(b"abc"));
-    let commit = || instance.blob_commit(open.handle);
-    let goes_on: [&dyn Fn() -> Called; 2] = [&write, &commit];
-    for call in goes_on {
-        bench.step("what a writer does that was open before drain");
-        let called = call();
+    let write = || Some(instance.blob_write(open.handle, abi::Bytes::of(b"abc")));
+    let commit = || Some(instance.blob_commit(open.handle));
+    let read = || reader.map(|reader| instance.blob_read(reader));
+    let goes_on: [(&str, &dyn Fn() -> Option<Called>); 3] =
+        [("writer", &write), ("writer", &commit), ("reader", &read)];
+    for (who, call) in goes_on {
+        bench.step(format!("what a {who} does that was open before drain"));
+        let Some(called) = call() else { continue };
         let end = instance.end(&called, CALL_LIMIT)?;
         if end.status != abi::OK {
             let (name, code, why) = (called.name, end.status, end.message);
             return Err(failed_at(
                 name,
-                format!("after drain {name} of a writer that was open ends with {code}: {why}"),
+                format!("after drain {name} of a {who} that was open ends with {code}: {why}"),
             ));
         }
+    }
+    if let Some(reader) = reader {
+        instance.let_go(0, reader);
     }
     Ok(())
 }

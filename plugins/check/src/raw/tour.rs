@@ -199,7 +199,19 @@ impl RawInstance {
         call!(self.blob_open(tenant, id, 0, 0), Answer::Opened)
     }
 
-    fn blob_read(&self, reader: u64) -> Called {
+    /// A reader of a blob that is made for it; `None` when there is none to be had.
+    pub(crate) fn reader(&self, limit: Duration) -> Done<Option<u64>> {
+        let created = self.blob_create(Values::Plain, Shape::Whole)?;
+        let writer = self.end(&created, limit)?.handle;
+        let data = for_ever(|| Values::Plain.bytes(b"hello"));
+        self.end(&self.blob_write(writer, data), limit)?;
+        let id: &'static str = Box::leak(self.end(&self.blob_commit(writer), limit)?.id.into());
+        let opened = self.blob_open(Values::Plain.text(TENANT), Values::Plain.text(id));
+        let opened = self.end(&opened, limit)?;
+        Ok((opened.status == abi::OK).then_some(opened.handle))
+    }
+
+    pub(crate) fn blob_read(&self, reader: u64) -> Called {
         let buffer: &'static mut [u8] = Box::leak(vec![0; 64].into());
         let (buffer, cap) = (buffer.as_mut_ptr(), buffer.len() as u64);
         call!(self.blob_read(reader, buffer.cast(), cap), Answer::Count)

@@ -43,6 +43,7 @@ pub(crate) const STORE: &[Row] = &[
     ("calls the host after destroy", "operations/after-destroy", "after destroy() had returned"),
     ("goes on after drain", "operations/drain", "instead of SKG_E_UNAVAILABLE"),
     ("ends what is open at drain", "operations/drain", "of a writer that was open ends with -14"),
+    ("ends what is read at drain", "operations/drain", "blob_read of a reader that was open ends with -"),
     // Whatever ends the process, or does not.
     ("segfaults", "operations/exactly-once", "SIGSEGV (signal 11); it was at: health"),
     ("overflows its stack", "operations/exactly-once", "SIG"),

@@ -336,6 +336,9 @@ unsafe extern "C" fn blob_read(
             answer(ctx_of(this), op, (&raw const count).cast());
             return abi::OK;
         }
+        if asked("ends what is read at drain") && DRAINED.load(Ordering::SeqCst) {
+            return abi::E_UNAVAILABLE;
+        }
         STORES.get(this).blob_read.unwrap()(this, op, reader, buf, cap)
     }
 }
