@@ -286,6 +286,28 @@ pub(crate) fn blobs(bench: &Bench) -> Done {
     })
 }
 
+pub(crate) fn large_output(bench: &Bench) -> Done {
+    let sandbox = super::python(bench)?;
+    let services = Arc::new(Services::default());
+    let mut request = request("def main(args):\n    return 'x' * 10000\n");
+    request.limits.output_bytes = 4096;
+    let what = "one that returns more than output_bytes";
+    let result = run(bench, &sandbox, what, request, &services)?;
+    demand(result.completed && result.output_spilled, || {
+        format!(
+            "a run that returns more than output_bytes ends as completed = {}, output_spilled = {}: {} {}",
+            result.completed, result.output_spilled, result.error_type, result.error_message
+        )
+    })?;
+    let last = result.output_blobs.last().cloned().unwrap_or_default();
+    let wanted = format!("\"{}\"", "x".repeat(10_000));
+    let kept = super::lock(&services.blobs).get(&last).cloned();
+    demand(kept.as_deref() == Some(wanted.as_bytes()), || {
+        let bytes = kept.map_or(0, |kept| kept.len());
+        format!("the last of output_blobs is {last:?} with {bytes} bytes, which are not the output")
+    })
+}
+
 pub(crate) fn mounts(bench: &Bench) -> Done {
     let sandbox = super::python(bench)?;
     let dir = bench.dir.join("mounted");

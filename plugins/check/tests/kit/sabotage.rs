@@ -106,6 +106,7 @@ pub(crate) const SANDBOX: &[Row] = &[
     ("loses the arguments", "sandbox/answers", "the output is"),
     ("stores no blobs of runs", "sandbox/blobs", "a run that reads and writes blobs fails"),
     ("leaves out blobs that are descriptors", "sandbox/blobs", "No such file or directory"),
+    ("gives all output as it is", "sandbox/large-output", "more than the 4096 that are allowed"),
     ("mounts no skills", "sandbox/skills", "a skill that is called, mounted from a directory (SKG_SRC_FD): the run failed"),
     ("leaves out what is in a tar", "sandbox/skills", "a skill that is called, mounted from a tar (SKG_SRC_TAR): the run failed"),
     ("hides failures", "sandbox/failures", "completed = true"),

@@ -81,6 +81,8 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
             limits.disk_bytes = 1 << 40;
         } else if asked("does not limit time") {
             limits.wall_ms = 1 << 30;
+        } else if asked("gives all output as it is") {
+            limits.output_bytes = 1 << 20;
         } else if asked("does not limit processor time") {
             limits.cpu_ms = 0;
         } else if asked(ONLY_THE_CLOCK) {
