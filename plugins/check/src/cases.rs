@@ -197,7 +197,7 @@ pub(crate) const CASES: &[Case] = &[
         "what one tenant has stored does not exist for another: SKG_E_NOT_FOUND",
         "make the tenant a part of every key", skills::tenants),
     case("storage/concurrent-publish", Storage, "skill_put",
-        "of those who publish one version at the same time one wins, and it is never visible in part",
+        "of those who publish one version at the same time one wins, with the same content all, and it is never visible in part",
         "build it aside and make it visible in one step (rename, transaction)", skills::concurrent_publish),
     case("storage/blob-sizes", Storage, "blob_write",
         "a blob is what was written, whatever its size", "look at the ends of your chunks and buffers", blobs::sizes),

@@ -481,5 +481,37 @@ pub(crate) fn concurrent_publish(bench: &Bench) -> Done {
             "the version that is kept is not the winner's".into()
         })?;
     }
+    the_same_at_once(bench, &store)
+}
+
+/// The same content is no conflict, however many come with it.
+fn the_same_at_once(bench: &Bench, store: &Store<'_>) -> Done {
+    for round in 0..ROUNDS {
+        let put = skill(TENANT, "check.race", &format!("2.0.{round}"), b"the same");
+        bench.step(format!(
+            "{PUBLISHERS} publishers of {} with the same content at once",
+            put.version
+        ));
+        let publishers: Vec<_> = (0..PUBLISHERS)
+            .map(|_| {
+                let (instance, put) = (Arc::clone(&store.instance), put.clone());
+                bench.spawn(async move { instance.skill_put(put).await })
+            })
+            .collect();
+        for publisher in publishers {
+            match bench.wait(async { Ok(publisher.await) })? {
+                Ok(Ok(_)) => {}
+                // It has to try the whole again.
+                Ok(Err(error)) if error.code == abi::E_ABORTED => {}
+                Ok(Err(error)) => {
+                    return Err(failed(format!(
+                        "of {PUBLISHERS} publishers of one version with the same content at once one was refused: {error}"
+                    )));
+                }
+                Err(error) => return Err(failed(error.to_string())),
+            }
+        }
+        same(store, &put, &store.get(TENANT, &put.name, &put.version)?)?;
+    }
     Ok(())
 }

@@ -74,6 +74,7 @@ pub(crate) const STORE: &[Row] = &[
     ("gives another tenant's skill", "storage/tenants", "another tenant's skill succeeds"),
     ("gives another tenant's blob", "storage/blob-tenants", "another tenant's blob succeeds"),
     ("shows what is being published in part", "storage/concurrent-publish", "a part of it"),
+    ("takes the same at once for another", "storage/concurrent-publish", "with the same content at once one was refused"),
     ("gives the whole for a range", "storage/blob-ranges", "gives more of a blob than was asked for"),
     ("begins each range at the start", "storage/blob-ranges", "that are not these"),
     ("takes more than max_bytes", "storage/blob-max-bytes", "a write beyond max_bytes succeeds"),

@@ -12,6 +12,8 @@ use super::{STORES, answer, asked, lock, under};
 
 /// How many calls of skill_put are under way.
 static PUBLISHING: AtomicUsize = AtomicUsize::new(0);
+/// How many publishers have just come.
+static COMING: AtomicUsize = AtomicUsize::new(0);
 /// The tenant that was last written for.
 static WRITTEN_FOR: Mutex<&str> = Mutex::new("");
 
@@ -263,6 +265,15 @@ unsafe extern "C" fn skill_put(this: *mut c_void, op: abi::Op, r: *const abi::Pu
                 skill.struct_size = wire::size_of_u32::<abi::Skill>();
                 answer(ctx_of(this), op, (&raw const skill).cast());
                 return abi::OK;
+            }
+        }
+        if asked("takes the same at once for another") {
+            let others = COMING.fetch_add(1, Ordering::SeqCst);
+            // Long enough for others to come. Over before this one is told that it has published.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            COMING.fetch_sub(1, Ordering::SeqCst);
+            if others > 0 {
+                return abi::E_ALREADY_EXISTS;
             }
         }
         PUBLISHING.fetch_add(1, Ordering::SeqCst);
