@@ -7,6 +7,7 @@ mod plugins;
 mod reload;
 mod sections;
 mod swap;
+mod unkept;
 
 use std::fmt;
 use std::io::Write as _;
@@ -226,6 +227,7 @@ impl App {
                 &store,
                 &shelf,
                 &sandbox,
+                &config.runs,
             ),
         );
         let parts = Parts {

@@ -11,6 +11,7 @@ use skillgate_plugin_sdk::model::{self, Health};
 use tower::{Layer, ServiceExt};
 
 use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
+use super::unkept::{unkept, with};
 use super::{App, AppError, prepared_policy, runtime, shelf};
 use crate::audit::Audit;
 use crate::auth::{Authenticator, Caller};
@@ -255,12 +256,15 @@ async fn ask_sandbox(config: &Config, state: &State) -> Asked {
         Ok(loaded) => loaded,
         Err(error) => return (None, Err(error)),
     };
-    let health = match sandbox(&loaded, "sandbox", state, &config.plugins.sandbox.config).await {
+    let settings = &config.plugins.sandbox.config;
+    let health = match sandbox(&loaded, "sandbox", state, settings, &config.runs).await {
         Ok(instance) => {
+            let unkept = unkept(instance.caps(), &config.runs);
             let health = instance.health().await.map_err(|error| AppError::Create {
                 which: "sandbox",
                 error,
             });
+            let health = health.map(|health| with(health, &unkept));
             super::swap::end(instance.shutdown()).await;
             health
         }

@@ -15,10 +15,11 @@ use tokio::task::JoinHandle;
 
 use self::said::{Asker, Numbers, address};
 use super::AppError;
+use super::unkept::{unkept, with};
 use crate::admin::{self, Admin};
 use crate::audit::Audit;
 use crate::auth::{Authenticator, IssuerState};
-use crate::config::Config;
+use crate::config::{Config, Runs};
 use crate::door::DoorLayer;
 use crate::gate::{Ledger, Record, Verdict};
 use crate::limit::Limits;
@@ -106,6 +107,7 @@ pub(super) fn health(
     storage: &Current<StorageInstance>,
     shelf: &Arc<StorageInstance>,
     sandbox: &Current<SandboxInstance>,
+    promised: &Runs,
 ) -> Health {
     let numbers = Numbers::default();
     let (of_shelf, instance) = (numbers.clone(), Arc::downgrade(shelf));
@@ -131,9 +133,14 @@ pub(super) fn health(
     });
     let (of_runs, current) = (numbers.clone(), sandbox.downgrade());
     let asker = Asker::default();
+    let promised = promised.clone();
     let runs: Check = Arc::new(move || match in_force(&current) {
         Ok(instance) => {
-            let asked = asker.ask(address(&instance), async move { instance.health().await });
+            let unkept = unkept(instance.caps(), &promised);
+            let asked = asker.ask(address(&instance), async move {
+                let health = instance.health().await;
+                health.map(|health| with(health, &unkept))
+            });
             of_runs.clone().said("sandbox", asked).boxed()
         }
         Err(state) => {

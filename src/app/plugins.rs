@@ -12,7 +12,8 @@ use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::CreateRequest;
 
 use super::AppError;
-use crate::config::{Config, PluginIsolation, PluginRef, PluginSource};
+use super::unkept::unkept;
+use crate::config::{Config, PluginIsolation, PluginRef, PluginSource, Runs};
 
 /// Where plugins and the built-in skill keep what is theirs: `plugins.state_dir`.
 #[derive(Debug, Clone)]
@@ -82,6 +83,7 @@ pub(super) async fn sandbox(
     instance: &str,
     state: &State,
     config: &Value,
+    runs: &Runs,
 ) -> Result<Arc<SandboxInstance>, AppError> {
     let request = state.request(instance, config)?;
     let made = plugin.sandbox(request).await;
@@ -89,12 +91,8 @@ pub(super) async fn sandbox(
         which: "sandbox",
         error,
     })?;
-    if made.caps().egress & (abi::EGRESS_CAN_DENY | abi::EGRESS_GATE_LISTENER) == 0 {
-        tracing::warn!(
-            plugin = plugin.info().id,
-            instance,
-            "this sandbox does not say that it keeps runs from the network: whatever policy decides, a run may reach what the sandbox reaches"
-        );
+    for what in unkept(made.caps(), runs) {
+        tracing::warn!(plugin = plugin.info().id, instance, "{what}");
     }
     Ok(made)
 }

@@ -31,7 +31,7 @@ use self::seats::{SANDBOXES_MAX, Seat, Seats, instance};
 use super::AppError;
 use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
 use crate::catalog::Catalog;
-use crate::config::{Config, PluginSource};
+use crate::config::{Config, PluginSource, Runs};
 use crate::reload::{Install, Part};
 
 /// How long a plugin may take to end; what it has acknowledged is durable already.
@@ -122,6 +122,8 @@ struct Inner {
     leaving: Mutex<Option<Ending>>,
     /// As policies know the sandbox.
     sandbox_name: String,
+    /// What is asked of a sandbox until the gateway ends.
+    runs: Runs,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -142,6 +144,7 @@ impl Plugins {
             &seat.instance(),
             &state,
             &of_sandbox.config,
+            &config.runs,
         )
         .await?;
         Ok(Plugins(Arc::new(Inner {
@@ -154,6 +157,7 @@ impl Plugins {
             ending: Mutex::default(),
             leaving: Mutex::default(),
             sandbox_name: sandbox_name(config),
+            runs: config.runs.clone(),
         })))
     }
 
@@ -212,7 +216,15 @@ impl Plugins {
             if !dir.is_dir() {
                 continue;
             }
-            match sandbox(&loaded.plugin, &name, &self.0.state, &loaded.config).await {
+            match sandbox(
+                &loaded.plugin,
+                &name,
+                &self.0.state,
+                &loaded.config,
+                &self.0.runs,
+            )
+            .await
+            {
                 Ok(made) => {
                     // What does not end has its directory still.
                     if !end(made.shutdown()).await {
@@ -340,7 +352,8 @@ impl Part for OfSandbox {
         let loaded = Loaded::load(config, Role::Sandbox).map_err(say)?;
         let seat = inner.seats.take().ok_or_else(no_seat).map_err(say)?;
         let (of, name, state) = (loaded.clone(), seat.instance(), inner.state.clone());
-        let making = async move { sandbox(&of.plugin, &name, &state, &of.config).await };
+        let runs = inner.runs.clone();
+        let making = async move { sandbox(&of.plugin, &name, &state, &of.config, &runs).await };
         let made = self.handle.block_on(in_time(making, loaded.create_max));
         let instance = match made {
             Ok(made) => made,

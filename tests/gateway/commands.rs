@@ -90,7 +90,7 @@ fn a_key_that_nobody_knows_is_published_and_said() {
 }
 
 /// What a command with this configuration prints, and ends with.
-fn said(house: &House, arguments: &[&str], code: i32) -> String {
+pub(crate) fn said(house: &House, arguments: &[&str], code: i32) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
     command.args(arguments).arg("--config").arg(house.config());
     house.clean(&mut command);

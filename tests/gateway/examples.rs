@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::alone;
 use crate::support::eventually;
 use crate::support::gateway::{House, Settings};
+use crate::support::http::Client;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -122,6 +123,44 @@ fn a_sandbox_that_promises_no_containment_is_named_at_the_start() {
         line.contains("WARN") && line.contains("org.skillgate"),
         "{line}"
     );
+    gateway.stop();
+}
+
+/// At the start, while it serves, and to whoever asks before.
+#[test]
+fn a_sandbox_that_enforces_less_than_is_configured_is_named() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let echo = std::fs::read_to_string(plugins().join("example-c/echo.c")).unwrap();
+    let promise = "out->egress = SKG_EGRESS_CAN_DENY;";
+    assert!(echo.contains(promise));
+    let less = "{ out->egress = SKG_EGRESS_CAN_DENY; out->max_concurrent = 2; out->enforces = SKG_LIMIT_WALL \
+                | SKG_LIMIT_PIDS | SKG_LIMIT_DISK | SKG_LIMIT_NONROOT; }";
+    let source = house.path().join("less.c");
+    std::fs::write(&source, echo.replace(promise, less)).unwrap();
+    let section = compiled(&house, "less", &source);
+    let text = std::fs::read_to_string(house.config()).unwrap();
+    let text = instead(&text, r#"name = "sandbox-process""#, &section);
+    std::fs::write(house.config(), text).unwrap();
+    let lacks = [
+        "does not say that it enforces runs.memory_bytes: ",
+        "runs.max_concurrent is 64, and this sandbox takes at most 2: ",
+    ];
+    let gateway = house.start();
+    let log = gateway.log();
+    let mut operator = Client::open(&gateway.admin).unwrap();
+    let health = operator.get("/readyz?verbose").unwrap().text();
+    let doctor = crate::commands::said(&house, &["doctor"], 0);
+    let of_sandbox = health.lines().find(|line| line.contains("]sandbox "));
+    let of_sandbox = of_sandbox.unwrap_or_else(|| panic!("{health}"));
+    assert!(of_sandbox.starts_with("[!]"), "{health}");
+    for lack in lacks {
+        let line = log.lines().find(|line| line.contains(lack));
+        assert!(line.is_some_and(|line| line.contains("WARN")), "{log}");
+        assert!(of_sandbox.contains(lack), "{health}");
+        assert!(doctor.contains(lack), "{doctor}");
+    }
+    assert!(doctor.contains("the gateway would start on this host"));
     gateway.stop();
 }
 
