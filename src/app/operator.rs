@@ -160,14 +160,19 @@ pub(super) fn health(
         ("sandbox", runs),
     ];
     metrics.add_source(move |page| numbers.write(page));
-    let (of_shelf, storage, sandbox) = (shelf.counts(), storage.downgrade(), sandbox.downgrade());
+    let (of_shelf, storage, sandbox) = (
+        Arc::downgrade(shelf),
+        storage.downgrade(),
+        sandbox.downgrade(),
+    );
     calls(metrics, move || {
         let storage = storage.upgrade().and_then(|it| it.peek());
         let sandbox = sandbox.upgrade().and_then(|it| it.peek());
+        let shelf = of_shelf.upgrade();
         [
-            ("storage", storage.map(|it| it.counts())),
-            ("shelf", Some(of_shelf.clone())),
-            ("sandbox", sandbox.map(|it| it.counts())),
+            ("storage", storage.map(|it| (it.counts(), it.in_flight()))),
+            ("shelf", shelf.map(|it| (it.counts(), it.in_flight()))),
+            ("sandbox", sandbox.map(|it| (it.counts(), it.in_flight()))),
         ]
     });
     Health::new(checks)
@@ -261,7 +266,7 @@ impl Ledger for CountedConnections {
 /// The calls of the plugins' instances: an exchanged one counts from zero.
 fn calls(
     metrics: &Metrics,
-    instances: impl Fn() -> [(&'static str, Option<CallCounts>); 3] + Send + Sync + 'static,
+    instances: impl Fn() -> [(&'static str, Option<(CallCounts, usize)>); 3] + Send + Sync + 'static,
 ) {
     metrics.add_source(move |page| {
         page.family(
@@ -269,10 +274,21 @@ fn calls(
             "counter",
             "Calls of a plugin that have ended, by call and by how (ok, or the kind of its error).",
         );
-        for (plugin, counts) in instances() {
-            for (op, outcome, count) in counts.iter().flat_map(CallCounts::all) {
-                let labels = [("plugin", plugin), ("op", op), ("outcome", outcome)];
+        let instances = instances();
+        for (plugin, calls) in &instances {
+            for (op, outcome, count) in calls.iter().flat_map(|(counts, _)| counts.all()) {
+                let labels = [("plugin", *plugin), ("op", op), ("outcome", outcome)];
                 page.sample(&labels, count as f64);
+            }
+        }
+        page.family(
+            "skillgate_plugin_calls_in_flight",
+            "gauge",
+            "Calls of a plugin that have not ended, those included that wait for a thread.",
+        );
+        for (plugin, calls) in &instances {
+            if let Some((_, in_flight)) = calls {
+                page.sample(&[("plugin", plugin)], *in_flight as f64);
             }
         }
     });

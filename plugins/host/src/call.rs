@@ -83,6 +83,14 @@ impl<T: Table> Place<T> {
         }
     }
 
+    /// Calls that have not ended.
+    pub(crate) fn in_flight(&self) -> usize {
+        match self {
+            Place::Here(instance) => instance.in_flight(),
+            Place::There(remote) => remote.in_flight(),
+        }
+    }
+
     /// Between two looks at whether an instance is used.
     pub(crate) const LOOK: Duration = Duration::from_millis(2);
 

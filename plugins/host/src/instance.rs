@@ -19,11 +19,16 @@ use crate::sandbox::RunContext;
 /// Calls into one blocking store at once, each on a thread of the runtime's; those beyond wait for one of these to end. Runs
 /// are not counted here: who starts them does.
 pub const STORE_THREADS_MAX: usize = 64;
+/// Calls into one blocking store that wait for such a thread; those beyond are refused (`SKG_E_UNAVAILABLE`). A store that works
+/// has done with so many in a moment, and of one that hangs nobody should wait for more.
+pub const STORE_WAITING_MAX: usize = 4096;
 
 /// The functions that every kind of instance has. `Copy`: our own zero-filled copy of the plugin's table.
 pub(crate) trait Table: Copy + Send + Sync + 'static {
     /// Blocking threads that an instance may have.
     const THREADS_MAX: usize;
+    /// Calls that wait for one of them.
+    const WAITING_MAX: usize;
     fn self_(&self) -> *mut c_void;
     fn cancel(&self) -> Option<unsafe extern "C" fn(*mut c_void, abi::Op)>;
     fn health(&self) -> Option<unsafe extern "C" fn(*mut c_void, abi::Op) -> i32>;
@@ -32,7 +37,7 @@ pub(crate) trait Table: Copy + Send + Sync + 'static {
 }
 
 macro_rules! table {
-    ($name:ident, $abi:ty, $threads_max:expr) => {
+    ($name:ident, $abi:ty, $threads_max:expr, $waiting_max:expr) => {
         #[derive(Clone, Copy)]
         pub(crate) struct $name(pub(crate) $abi);
         // SAFETY: the contract: every function may be called from any thread, concurrently with itself.
@@ -41,6 +46,7 @@ macro_rules! table {
         unsafe impl Sync for $name {}
         impl Table for $name {
             const THREADS_MAX: usize = $threads_max;
+            const WAITING_MAX: usize = $waiting_max;
             fn self_(&self) -> *mut c_void {
                 self.0.self_
             }
@@ -59,8 +65,13 @@ macro_rules! table {
         }
     };
 }
-table!(StorageTable, abi::Storage, STORE_THREADS_MAX);
-table!(SandboxTable, abi::Sandbox, usize::MAX);
+table!(
+    StorageTable,
+    abi::Storage,
+    STORE_THREADS_MAX,
+    STORE_WAITING_MAX
+);
+table!(SandboxTable, abi::Sandbox, usize::MAX, usize::MAX);
 
 thread_local! {
     /// A plugin is being called on this thread of the event loop.
@@ -110,7 +121,7 @@ impl<T: Table> Instance<T> {
             counts: CallCounts::default(),
             blocking,
             runtime,
-            lane: Lane::new(T::THREADS_MAX),
+            lane: Lane::new(T::THREADS_MAX, T::WAITING_MAX),
             destroyed: Arc::new(watch::Sender::new(false)),
             place: Some(place),
         })
@@ -164,12 +175,20 @@ impl<T: Table> Instance<T> {
 
     /// Makes the call where this plugin's calls are made.
     pub(crate) fn start(&self, mut begun: Begun<T>) {
-        if self.blocking {
-            begun.queued = true;
-            self.lane.run(&self.runtime, move || begun.invoke());
-        } else {
-            begun.invoke();
+        if !self.blocking {
+            return begun.invoke();
         }
+        if self.lane.is_full() {
+            return begun.refuse(T::WAITING_MAX);
+        }
+        begun.queued = true;
+        let call = Some(begun.op);
+        self.lane.run(&self.runtime, call, move || begun.invoke());
+    }
+
+    /// Calls that have not ended, those included that wait for a thread.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.host.ops.in_flight()
     }
 
     /// Ends an op that the plugin will not complete.
@@ -208,9 +227,11 @@ impl<T: Table> Instance<T> {
         }
     }
 
-    /// Tells the plugin that nobody wants this op any more. The op stays until the plugin completes it.
+    /// Tells the plugin that nobody wants this op any more. The op stays until the plugin completes it; one that it has not heard
+    /// of ends, with all that it holds: a store that hangs may be called and left again any number of times.
     pub(crate) fn cancel(&self, op: abi::Op) {
         if self.host.ops.mark_cancelled(op)
+            && !self.lane.give_up(op)
             && let Some(cancel) = self.table.cancel()
         {
             // SAFETY: the instance lives (self), and cancel takes any op: it is advice.
@@ -222,7 +243,8 @@ impl<T: Table> Instance<T> {
     /// destructor may run inside the plugin's own call of `complete`.
     pub(crate) fn background(self: &Arc<Self>, f: impl FnOnce(&T) + Send + 'static) {
         let instance = Arc::clone(self);
-        self.lane.run(&self.runtime, move || f(&instance.table));
+        self.lane
+            .run(&self.runtime, None, move || f(&instance.table));
     }
 
     /// Resolves when destroy() has returned.
@@ -261,7 +283,7 @@ pub(crate) struct Begun<T: Table> {
     name: &'static str,
     op: abi::Op,
     invoke: Option<Invoke<T>>,
-    /// It waits for a blocking thread; dropped there, the runtime is shutting down.
+    /// It waits for a blocking thread; dropped there, its caller has left, or the runtime is shutting down.
     queued: bool,
 }
 
@@ -276,6 +298,18 @@ impl<T: Table> Begun<T> {
             self.instance.invoke(self.name, self.op, invoke);
         }
     }
+
+    /// Too many wait.
+    fn refuse(mut self, waiting: usize) {
+        self.invoke = None;
+        let (name, plugin) = (self.name, &self.instance.host.plugin);
+        let message = format!(
+            "{name}: {waiting} calls of the plugin {plugin} wait already: what it works with is slow, or hangs"
+        );
+        let error = Error::new(abi::E_UNAVAILABLE, message);
+        self.instance
+            .abandon(self.op, error.not_executed().retryable(1000));
+    }
 }
 
 impl<T: Table> Drop for Begun<T> {
@@ -283,7 +317,8 @@ impl<T: Table> Drop for Begun<T> {
         if self.invoke.is_none() {
             return;
         }
-        let (code, why) = if self.queued {
+        let is_left = self.instance.host.ops.is_cancelled(self.op) != Some(false);
+        let (code, why) = if self.queued && !is_left {
             (abi::E_UNAVAILABLE, "the gateway is stopping")
         } else {
             (

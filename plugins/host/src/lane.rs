@@ -6,18 +6,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
 
+use skillgate_plugin_abi::Op;
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// The blocking threads that one instance has, and what waits for one of them.
 pub(crate) struct Lane {
     threads_max: usize,
+    /// Jobs beyond those threads that wait before it is full.
+    waiting_max: usize,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     threads: usize,
-    waiting: VecDeque<Job>,
+    /// Each with the call that it makes, if it makes one.
+    waiting: VecDeque<(Option<Op>, Job)>,
 }
 
 /// One of its threads.
@@ -27,9 +32,10 @@ struct Thread {
 }
 
 impl Lane {
-    pub(crate) fn new(threads_max: usize) -> Arc<Self> {
+    pub(crate) fn new(threads_max: usize, waiting_max: usize) -> Arc<Self> {
         Arc::new(Lane {
             threads_max,
+            waiting_max,
             state: Mutex::default(),
         })
     }
@@ -39,12 +45,32 @@ impl Lane {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does it on a blocking thread of the runtime, in the order in which they come. Dropped instead when the runtime ends.
-    pub(crate) fn run(self: &Arc<Self>, runtime: &Handle, job: impl FnOnce() + Send + 'static) {
+    /// Whether no more should wait. Whoever asks side by side with others may each add one.
+    pub(crate) fn is_full(&self) -> bool {
+        self.state().waiting.len() >= self.waiting_max
+    }
+
+    /// Drops the job of a call that still waits; false where none does.
+    pub(crate) fn give_up(&self, call: Op) -> bool {
+        let mut state = self.state();
+        let at = state.waiting.iter().position(|(of, _)| *of == Some(call));
+        let forsaken = at.and_then(|at| state.waiting.remove(at));
+        drop(state);
+        forsaken.is_some()
+    }
+
+    /// Does it on a blocking thread of the runtime, in the order in which they come. Dropped instead when the runtime ends, or
+    /// with the call that it is of ([`Lane::give_up`]).
+    pub(crate) fn run(
+        self: &Arc<Self>,
+        runtime: &Handle,
+        of: Option<Op>,
+        job: impl FnOnce() + Send + 'static,
+    ) {
         let job: Job = Box::new(job);
         let mut state = self.state();
         if state.threads >= self.threads_max {
-            state.waiting.push_back(job);
+            state.waiting.push_back((of, job));
             return;
         }
         state.threads += 1;
@@ -65,7 +91,7 @@ impl Lane {
 impl Thread {
     fn next(&mut self) -> Option<Job> {
         let mut state = self.lane.state();
-        let next = state.waiting.pop_front();
+        let next = state.waiting.pop_front().map(|(_, job)| job);
         if next.is_none() {
             state.threads -= 1;
             self.ended = true;
@@ -99,14 +125,14 @@ mod tests {
     #[test]
     fn jobs_have_their_turn_or_end_unheard() {
         let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
-        let (lane, handle) = (Lane::new(1), runtime.handle().clone());
+        let (lane, handle) = (Lane::new(1, 9), runtime.handle().clone());
         let (done, order) = mpsc::channel();
         let say = |number| {
             let done = done.clone();
-            lane.run(&handle, move || done.send(number).unwrap());
+            lane.run(&handle, None, move || done.send(number).unwrap());
         };
         let (go, gone) = mpsc::channel::<()>();
-        lane.run(&handle, move || gone.recv().unwrap());
+        lane.run(&handle, None, move || gone.recv().unwrap());
         (0..3).for_each(say);
         go.send(()).unwrap();
         assert_eq!(order.iter().take(3).collect::<Vec<_>>(), [0, 1, 2]);
@@ -115,7 +141,7 @@ mod tests {
         }
         // One that panics ends its thread: who waits for that ends too.
         let (go, gone) = mpsc::channel::<()>();
-        lane.run(&handle, move || gone.recv().unwrap());
+        lane.run(&handle, None, move || gone.recv().unwrap());
         (3..6).for_each(say);
         drop(go);
         while lane.state().threads > 0 {
@@ -127,5 +153,26 @@ mod tests {
         assert_eq!(lane.state().threads, 0);
         drop(done);
         assert_eq!(order.iter().next(), None);
+    }
+
+    #[test]
+    fn what_waits_is_bounded_and_leaves_with_its_call() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
+        let (lane, handle) = (Lane::new(1, 2), runtime.handle().clone());
+        let (done, order) = mpsc::channel();
+        let (go, gone) = mpsc::channel::<()>();
+        lane.run(&handle, Some(1), move || gone.recv().unwrap());
+        for number in 2..4 {
+            assert!(!lane.is_full());
+            let done = done.clone();
+            lane.run(&handle, Some(number), move || done.send(number).unwrap());
+        }
+        assert!(lane.is_full());
+        assert!(!lane.give_up(1), "it has begun");
+        assert!(lane.give_up(2) && !lane.give_up(2));
+        assert!(!lane.is_full());
+        go.send(()).unwrap();
+        drop(done);
+        assert_eq!(order.iter().collect::<Vec<_>>(), [3]);
     }
 }

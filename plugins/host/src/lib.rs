@@ -46,7 +46,7 @@ pub use call::Destroyed;
 pub use counts::CallCounts;
 pub use current::{Current, WeakCurrent};
 pub use inspect::{Inspection, Note, inspect};
-pub use instance::STORE_THREADS_MAX;
+pub use instance::{STORE_THREADS_MAX, STORE_WAITING_MAX};
 pub use load::{LoadError, Pin, Refusal};
 pub use plugin::{Info, Isolation, Plugin};
 pub use process::{ProcessSettings, serve_plugin};

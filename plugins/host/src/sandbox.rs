@@ -73,6 +73,12 @@ impl SandboxInstance {
         self.instance.counts()
     }
 
+    /// Calls of it that have not ended, those included that wait for a thread.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.instance.in_flight()
+    }
+
     /// One run from beginning to end. A run that failed by its own doing is a result, an `Err` is the sandbox's fault.
     ///
     /// Dropping the future cancels the run: the plugin is told, and the run stays known, with what it was given, until

@@ -90,6 +90,12 @@ impl StorageInstance {
         self.store.counts()
     }
 
+    /// Calls of it that have not ended, those included that wait for a thread.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.store.in_flight()
+    }
+
     /// The same calls for a thread that may wait, such as the one that a [`crate::RunHost`] is called on. A blocking
     /// plugin is then called right there, without a hop to another thread.
     #[must_use]

@@ -101,9 +101,14 @@ impl Remote {
         self.0.counts.clone()
     }
 
-    /// Whether some have not been answered, whoever waits for that.
+    /// Calls that have not been answered, whoever waits for that.
+    pub(crate) fn in_flight(&self) -> usize {
+        usize::try_from(self.0.in_flight.load(Ordering::Acquire)).unwrap_or(usize::MAX)
+    }
+
+    /// Whether there are any.
     pub(crate) fn has_calls(&self) -> bool {
-        self.0.in_flight.load(Ordering::Acquire) > 0
+        self.in_flight() > 0
     }
 
     pub(crate) fn destroyed(&self) -> watch::Receiver<bool> {

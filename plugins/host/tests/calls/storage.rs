@@ -3,7 +3,7 @@
 use std::task::{Context, Waker};
 
 use super::*;
-use skillgate_plugin_host::STORE_THREADS_MAX;
+use skillgate_plugin_host::{STORE_THREADS_MAX, STORE_WAITING_MAX};
 
 #[tokio::test]
 async fn skills_cross_in_both_directions() {
@@ -175,6 +175,55 @@ fn a_store_that_hangs_leaves_threads_to_runs_and_other_stores() {
         let (ran, got) = rest.expect("others have threads");
         ran.unwrap();
         got.unwrap();
+    });
+}
+
+/// Nor do more than so many calls wait for it, and none that its caller has left.
+#[test]
+fn calls_that_wait_for_a_store_that_hangs_are_so_many() {
+    if ISOLATION == Isolation::Process {
+        // There they wait in the process.
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let store = store().await;
+        let get = || Box::pin(store.skill_get("t", "hang", pipe.to_str().unwrap()));
+        let most = STORE_THREADS_MAX + STORE_WAITING_MAX;
+        let mut hanging: Vec<_> = (0..most).map(|_| get()).collect();
+        let mut nobody = Context::from_waker(Waker::noop());
+        let all_wait = hanging
+            .iter_mut()
+            .all(|call| call.as_mut().poll(&mut nobody).is_pending());
+        let counted = store.in_flight();
+        let refused = tokio::time::timeout(Duration::from_secs(10), get()).await;
+        // Who leaves makes room.
+        let left = hanging.pop();
+        drop(left);
+        let after = store.in_flight();
+        let mut next = get();
+        let has_room = next.as_mut().poll(&mut nobody).is_pending();
+        hanging.push(next);
+        // As the end of whatever it hangs on.
+        let pipe = std::fs::File::options().read(true).write(true).open(&pipe);
+        for call in hanging {
+            call.await.unwrap();
+        }
+        drop(pipe);
+        assert!(all_wait && has_room);
+        assert_eq!((counted, after), (most, most - 1));
+        let error = refused.expect("at once").unwrap_err();
+        let how = (error.code, error.retryable, error.not_executed);
+        assert_eq!(how, (abi::E_UNAVAILABLE, true, true), "{error}");
+        assert!(error.message.contains("4096 calls"), "{error}");
+        assert_eq!(store.in_flight(), 0);
     });
 }
 
