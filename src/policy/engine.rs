@@ -23,7 +23,7 @@ use super::memo;
 pub(super) const ENTRY: &str = "data.skills.authz.decision";
 /// The last resort when a machine stands still; the number of instructions is what bounds a decision. Wide, because a
 /// busy host may take a thread away for long.
-const WALL_MAX: Duration = Duration::from_secs(2);
+pub(super) const WALL_MAX: Duration = Duration::from_secs(2);
 /// Steps between two looks at the clock.
 const CLOCK_EVERY: NonZeroU32 = NonZeroU32::new(4096).expect("not zero");
 /// Compiled patterns that regorus keeps. Its own default of 128 makes a policy with more of them 12 times slower.

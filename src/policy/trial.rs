@@ -451,8 +451,11 @@ pub(super) fn remove(value: &mut serde_json::Value, path: &[&str]) {
 
 fn check_golden(set: &PolicySet, golden: &Golden, budget: u64) -> Result<(), String> {
     let input = Value::from(golden.input.clone());
-    let machine = set.decide(input.clone(), budget);
-    let interpreter = set.interpret(input);
+    let is_late = |outcome: &Result<Value, Fault>| *outcome == Err(Fault::Limit);
+    let decide = || set.decide(input.clone(), budget);
+    let machine = suite::in_its_own_time(decide, is_late, suite::thread_time);
+    let interpret = || set.interpret(input.clone());
+    let interpreter = suite::in_its_own_time(interpret, is_late, suite::thread_time);
     let name = &golden.name;
     if machine != interpreter {
         let show = |outcome: &Result<Value, Fault>| match outcome {
