@@ -10,7 +10,7 @@ use std::error::Error as _;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use accept::Accepting;
+use accept::{Accepting, Often};
 use bytes::Bytes;
 use connection::Connection;
 use http::{Request, Response, StatusCode, header};
@@ -132,6 +132,7 @@ pub async fn serve(
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
     let mut listener = Accepting::new(listener);
+    let mut turned_away = Often::default();
     loop {
         while connections.try_join_next().is_some() {}
         let (stream, peer) = tokio::select! {
@@ -143,7 +144,9 @@ pub async fn serve(
         let Some(place) = places.take(&address) else {
             let request_id = RequestId::new();
             let id = request_id.as_str();
-            tracing::warn!(%peer, id, "connection refused: server.max_connections is reached, or its address's share of them");
+            if let Some(refused) = turned_away.once_more() {
+                tracing::warn!(%peer, id, refused, "connection refused: server.max_connections is reached, or its address's share of them");
+            }
             let (stream, aside) = (Connection::new(stream), asides.take(&address));
             let metrics = metrics.clone();
             connections.spawn(async move {
@@ -290,6 +293,34 @@ mod tests {
         let sample = format!(r#"skillgate_http_requests_total{{route="other",code="{code}"}} "#);
         let count = page.lines().find_map(|line| line.strip_prefix(&sample));
         count.map_or(0, |count| count.parse().unwrap())
+    }
+
+    /// Whoever opens many would fill the log with what he is refused.
+    #[tokio::test]
+    async fn connections_without_a_place_are_said_now_and_then() {
+        let settings = Settings {
+            connections_max: 1,
+            ..PATIENT
+        };
+        let (log, _here) = super::accept::tests::Log::begin();
+        let metrics = Metrics::default();
+        let (address, stop) = counted(constant("hello"), settings, metrics.clone()).await;
+        let _the_place = TcpStream::connect(address).await.unwrap();
+        for _ in 0..20 {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        }
+        assert_eq!(counts(&metrics, "503"), 20);
+        let log = log.text();
+        let said: Vec<_> = log
+            .lines()
+            .filter(|it| it.contains("connection refused"))
+            .collect();
+        assert_eq!(said.len(), 1, "{log}");
+        assert!(said[0].contains("refused=1"), "{log}");
+        stop().await;
     }
 
     /// Also one that comes after others, and while their answers have not been read.

@@ -8,24 +8,41 @@ use tokio::time::Instant;
 
 /// How long to leave the listener alone when the process has no descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
-/// While that lasts, after what time the log says it again.
+/// While something goes on that may happen any number of times, after what time the log says it again.
 const SAID_AGAIN: Duration = Duration::from_secs(10);
+
+/// What may happen any number of times: the log has it now and then, lest it drive out what it comes from.
+#[derive(Debug, Default)]
+pub(super) struct Often {
+    /// Since it was said.
+    times: u64,
+    said: Option<Instant>,
+}
+
+impl Often {
+    /// It has happened once more. When it is time to say so: how often since it was said.
+    pub(super) fn once_more(&mut self) -> Option<u64> {
+        self.times += 1;
+        let is_time = self.said.is_none_or(|said| said.elapsed() >= SAID_AGAIN);
+        is_time.then(|| {
+            self.said = Some(Instant::now());
+            std::mem::take(&mut self.times)
+        })
+    }
+}
 
 /// Accepts connections.
 #[derive(Debug)]
 pub(super) struct Accepting {
     listener: TcpListener,
-    /// How often it has failed since that was said.
-    failed: u64,
-    said: Option<Instant>,
+    failures: Often,
 }
 
 impl Accepting {
     pub(super) fn new(listener: TcpListener) -> Self {
         Accepting {
             listener,
-            failed: 0,
-            said: None,
+            failures: Often::default(),
         }
     }
 
@@ -36,13 +53,9 @@ impl Accepting {
                 Ok(accepted) => return accepted,
                 Err(error) => error,
             };
-            // EMFILE and its like pass. A loop that spins on them would take a core with it, and one that says so each time would
-            // drive out of the log what has the descriptors.
-            self.failed += 1;
-            if self.said.is_none_or(|said| said.elapsed() >= SAID_AGAIN) {
-                let failed = std::mem::take(&mut self.failed);
+            // EMFILE and its like pass. A loop that spins on them would take a core with it.
+            if let Some(failed) = self.failures.once_more() {
                 tracing::warn!(%error, failed, "cannot accept a connection");
-                self.said = Some(Instant::now());
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -50,7 +63,7 @@ impl Accepting {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     use std::io::Write;
@@ -60,7 +73,24 @@ mod tests {
 
     /// What is logged.
     #[derive(Debug, Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
+    pub(in crate::server) struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Log {
+        /// From now on, on this thread.
+        pub(in crate::server) fn begin() -> (Log, tracing::subscriber::DefaultGuard) {
+            let log = Log::default();
+            let lines = log.clone();
+            let subscriber = tracing_subscriber::fmt()
+                .with_ansi(false)
+                .with_writer(move || lines.clone());
+            let here = tracing::subscriber::set_default(subscriber.finish());
+            (log, here)
+        }
+
+        pub(in crate::server) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
 
     impl Write for Log {
         fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
@@ -73,12 +103,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_listener_that_fails_is_said_now_and_then() {
-        let log = Log::default();
-        let lines = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_writer(move || lines.clone());
-        let _here = tracing::subscriber::set_default(subscriber.finish());
+        let (log, _here) = Log::begin();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         // From now on it fails, as without descriptors.
         shutdown(&listener, Shutdown::Read).unwrap();
@@ -92,7 +117,7 @@ mod tests {
             _ = listener.next() => panic!("accepted"),
             () = minute => {}
         }
-        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let log = log.text();
         let said: Vec<_> = log.lines().collect();
         assert!((5..=7).contains(&said.len()), "{} lines", said.len());
         assert!(said[1].contains("failed=100"), "{}", said[1]);
