@@ -104,6 +104,8 @@ pub struct Reload(Arc<Inner>);
 struct Inner {
     source: Source,
     parts: Vec<Box<dyn Part>>,
+    /// With which the gateway has started. What of it is read then alone is in force until the end.
+    started_with: Config,
     /// Held during a reload, so that there is one at a time.
     state: Mutex<Known>,
     report: Report,
@@ -223,6 +225,7 @@ impl Reload {
         Reload(Arc::new(Inner {
             source,
             parts,
+            started_with: seen.config.clone(),
             state: Mutex::new(Known {
                 in_force: seen,
                 refused: None,
@@ -282,7 +285,7 @@ impl Reload {
                 .map_err(|why| format!("{}: {why}", part.name()))?;
             installs.push(install);
         }
-        for section in frozen(&known.in_force.config, config) {
+        for section in frozen(&self.0.started_with, config) {
             tracing::warn!(
                 section,
                 "changed, and read at the start only: restart to use it"
@@ -356,7 +359,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The sections that have changed and are not taken.
+/// The sections that differ from those of the start and are not taken.
 fn frozen(old: &Config, new: &Config) -> Vec<String> {
     let (old, new) = (old.show_json(), new.show_json());
     let sections = new.as_object().into_iter().flatten();
