@@ -11,10 +11,10 @@ mod error;
 mod kept;
 mod merge;
 mod publish;
+mod shelf;
 mod trees;
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry as MapEntry;
 use std::error::Error as _;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -35,9 +35,6 @@ use kept::Kept;
 use merge::Merge;
 pub use publish::{Draft, NewSkill};
 use trees::{Trees, check_same};
-
-/// Whose name the shelf is read in at the start; it is the same for everybody.
-const SHELF_TENANT: &str = "default";
 
 /// What is longer is not looked at on an async thread.
 const READ_BYTES_MAX: usize = 64 << 10;
@@ -186,15 +183,7 @@ impl Catalog {
         files_max: usize,
         bytes_max: u64,
     ) -> Result<Self, model::Error> {
-        let mut shelf_latest = HashMap::new();
-        let mut merge = Merge::new(vec![shelf.clone()], SHELF_TENANT, "", SkillKey::default());
-        while let Some((_, skill)) = merge.next().await? {
-            if let MapEntry::Vacant(entry) = shelf_latest.entry(skill.name) {
-                let latest = shelf.skill_get(SHELF_TENANT, entry.key(), "").await?;
-                entry.insert(latest.version);
-            }
-        }
-        tracing::info!(skills = shelf_latest.len(), "the operator's shelf is read");
+        let shelf_latest = shelf::read(&shelf).await?;
         Ok(Catalog(Arc::new(Inner {
             shelf,
             store,

@@ -237,7 +237,7 @@ fn warnings(skill: &skillgate_skill::Skill) -> Vec<String> {
 }
 
 /// A line for each, with what to do about it; of many the first ones.
-fn told(problems: &[Problem]) -> Vec<String> {
+pub(super) fn told(problems: &[Problem]) -> Vec<String> {
     let line = |problem: &Problem| format!("{problem:#}").replace("\n  ", "; ");
     let mut lines: Vec<String> = problems.iter().take(PROBLEMS_TOLD_MAX).map(line).collect();
     if problems.len() > PROBLEMS_TOLD_MAX {

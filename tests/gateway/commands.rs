@@ -89,6 +89,40 @@ fn a_key_that_nobody_knows_is_published_and_said() {
     gateway.stop();
 }
 
+/// Who puts a skill on the shelf need not have asked `skill validate`.
+#[test]
+fn a_key_that_nobody_knows_is_said_of_the_shelf_at_the_start() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let shelf = house.path().join("shelf");
+    let skill = shelf.join("acme.slip");
+    fs::create_dir_all(&skill).unwrap();
+    let manifest = "name = \"acme.slip\"\nversion = \"1.0.0\"\ndescription = \"d\"\nkind = \"instruction\"\n\
+                    [permision]\nnetwork = []\n";
+    fs::write(skill.join("skill.toml"), manifest).unwrap();
+    fs::write(skill.join("SKILL.md"), "# A\n").unwrap();
+    let text = fs::read_to_string(house.config()).unwrap();
+    let paths = text.lines().find(|line| line.starts_with("paths = "));
+    let text = text.replace(paths.unwrap(), &format!("paths = [{shelf:?}]"));
+    fs::write(house.config(), text).unwrap();
+    let gateway = house.start();
+    let log = gateway.log();
+    let said: Vec<_> = log
+        .lines()
+        .filter(|it| it.contains("hardly what was meant"))
+        .collect();
+    assert_eq!(said.len(), 1, "{log}");
+    for part in [
+        "WARN",
+        "acme.slip",
+        "permision",
+        "did you mean permissions?",
+    ] {
+        assert!(said[0].contains(part), "{log}");
+    }
+    gateway.stop();
+}
+
 /// What a command with this configuration prints, and ends with.
 pub(crate) fn said(house: &House, arguments: &[&str], code: i32) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
