@@ -4,16 +4,23 @@ use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use skillgate_skill::files::{FILES_MAX, TOTAL_BYTES_MAX_DEFAULT};
+use skillgate_skill::files::FILES_MAX;
 use skillgate_skill::{Code, Problem, SKILL_TOML, SkillPath};
 
 /// More directories than files can fill.
 const DIRECTORIES_MAX: usize = 2 * FILES_MAX;
 
-/// Every file of the skill in `root`, or what keeps it from being read, all of it.
-pub(super) fn read(root: &Path) -> Result<Vec<(SkillPath, Vec<u8>)>, Vec<Problem>> {
+/// Every file of the skill in `root`, or what keeps it from being read, all of it. `files_max`: `skills.max_files`; `bytes_max`:
+/// `skills.max_bytes`.
+pub(super) fn read(
+    root: &Path,
+    files_max: usize,
+    bytes_max: u64,
+) -> Result<Vec<(SkillPath, Vec<u8>)>, Vec<Problem>> {
     let mut reader = Reader {
-        bytes_left: TOTAL_BYTES_MAX_DEFAULT,
+        files_max,
+        bytes_max,
+        bytes_left: bytes_max,
         ..Reader::default()
     };
     reader.waiting.push((root.to_owned(), String::new()));
@@ -42,6 +49,8 @@ struct Reader {
     /// Directories yet to be read, and what the paths in them begin with.
     waiting: Vec<(PathBuf, String)>,
     files: Vec<(SkillPath, Vec<u8>)>,
+    files_max: usize,
+    bytes_max: u64,
     bytes_left: u64,
     problems: Vec<Problem>,
 }
@@ -100,7 +109,7 @@ impl Reader {
             Ok(parsed) => parsed,
             Err(error) => return self.problems.push(error.to_problem(path)),
         };
-        if self.files.len() == FILES_MAX {
+        if self.files.len() == self.files_max {
             // Said once: what follows is not read.
             self.waiting.clear();
             if !self
@@ -111,7 +120,10 @@ impl Reader {
                 self.refuse(
                     path,
                     Code::TooLarge,
-                    format!("the skill has more than {FILES_MAX} files"),
+                    format!(
+                        "the skill has more than {} files (skills.max_files)",
+                        self.files_max
+                    ),
                 );
             }
             return;
@@ -132,7 +144,8 @@ impl Reader {
                 }
                 None => {
                     let message = format!(
-                        "the skill's files have more than {TOTAL_BYTES_MAX_DEFAULT} bytes together"
+                        "the skill's files have more than {} bytes together (skills.max_bytes)",
+                        self.bytes_max
                     );
                     self.refuse(path, Code::TooLarge, message);
                 }

@@ -5,22 +5,25 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
-use skillgate_skill::files::TOTAL_BYTES_MAX_DEFAULT;
 use skillgate_skill::{Problem, SKILL_TOML, Skill, validate};
 
 use super::failure::Failure;
-use super::{Exit, Output, OutputFormat, plain, print_json, skill_dir};
+use super::{ConfigFile, Exit, Output, OutputFormat, plain, print_json, skill_dir};
 
 #[derive(Debug, Args)]
 pub(super) struct ValidateArgs {
     /// Directories of skills, or directories that hold such directories
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
+    /// Of which skills.max_bytes and skills.max_files count here
+    #[command(flatten)]
+    file: ConfigFile,
     #[command(flatten)]
     format: OutputFormat,
 }
 
 pub(super) fn run(args: &ValidateArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let limits = args.file.load_for_command()?.skills;
     let mut skills = Vec::new();
     for path in &args.paths {
         skills.extend(skills_in(path)?);
@@ -28,8 +31,8 @@ pub(super) fn run(args: &ValidateArgs, out: &mut dyn Write) -> Result<Exit, Fail
     let checked: Vec<(PathBuf, Result<Skill, Vec<Problem>>)> = skills
         .into_iter()
         .map(|dir| {
-            let outcome =
-                skill_dir::read(&dir).and_then(|files| validate(&files, TOTAL_BYTES_MAX_DEFAULT));
+            let outcome = skill_dir::read(&dir, limits.max_files, limits.max_bytes)
+                .and_then(|files| validate(&files, limits.max_bytes));
             (dir, outcome)
         })
         .collect();

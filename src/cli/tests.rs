@@ -363,6 +363,39 @@ fn skill_validate_says_file_line_and_column() {
     );
 }
 
+/// Else what is fine here would be refused when it is published.
+#[test]
+fn a_skill_is_validated_within_the_gateways_limits() {
+    let dir = tempfile::tempdir().unwrap();
+    let skill = dir.path().join("acme.words");
+    std::fs::create_dir(&skill).unwrap();
+    let manifest =
+        "name = \"acme.words\"\nversion = \"1.0.0\"\ndescription = \"d\"\nkind = \"instruction\"\n";
+    std::fs::write(skill.join("skill.toml"), manifest).unwrap();
+    std::fs::write(skill.join("SKILL.md"), "# Words\n").unwrap();
+    std::fs::write(skill.join("words.txt"), "x".repeat(2000)).unwrap();
+    let file = dir.path().join("gate.toml");
+    let within = |limits: &str| {
+        std::fs::write(&file, format!("[skills]\n{limits}\n")).unwrap();
+        let arguments = ["skill", "validate", text(&skill), "--config", text(&file)];
+        let (exit, out, err) = skillgate(&arguments);
+        assert!(err.is_empty(), "{err}");
+        (exit, out)
+    };
+    assert_eq!(within("").0, Exit::Fine);
+    for (limits, said) in [
+        (
+            "max_bytes = 1024",
+            "more than 1024 bytes together (skills.max_bytes)",
+        ),
+        ("max_files = 2", "more than 2 files (skills.max_files)"),
+    ] {
+        let (exit, out) = within(limits);
+        assert_eq!(exit, Exit::Findings, "{out}");
+        assert!(out.contains(said), "{out}");
+    }
+}
+
 #[test]
 fn a_directory_without_end_is_no_skill() {
     let dir = tempfile::tempdir().unwrap();
@@ -371,7 +404,7 @@ fn a_directory_without_end_is_no_skill() {
         std::fs::write(root.join(format!("f{i}")), "").unwrap();
     }
     let message = |root: &Path| {
-        skill_dir::read(root)
+        skill_dir::read(root, 1000, 16 << 20)
             .unwrap_err()
             .iter()
             .map(ToString::to_string)
@@ -379,7 +412,7 @@ fn a_directory_without_end_is_no_skill() {
     };
     assert_eq!(
         message(root),
-        ["f998: error: the skill has more than 1000 files"]
+        ["f998: error: the skill has more than 1000 files (skills.max_files)"]
     );
 
     let large = root.join("large");
@@ -388,7 +421,9 @@ fn a_directory_without_end_is_no_skill() {
     file.set_len(1 << 40).unwrap();
     assert_eq!(
         message(&large),
-        ["sparse: error: the skill's files have more than 16777216 bytes together"]
+        [
+            "sparse: error: the skill's files have more than 16777216 bytes together (skills.max_bytes)"
+        ]
     );
     assert_eq!(message(&root.join("gone")).len(), 1);
 }
