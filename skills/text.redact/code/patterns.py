@@ -7,7 +7,11 @@ _SPACES = " \u00a0\u2007\u2009\u202f"
 _HYPHENS = "\u2010\u2011\u2012-"
 
 _EMAIL = re.compile(r"[^\s@<>()\[\]{},;:\"'|]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
-_CARD = re.compile(rf"(?<![\w])\d(?:[{_SPACES}{_HYPHENS}]?\d){{12,18}}(?!\d)")
+# Behind a + or 00 up to fifteen digits are a phone's; about one of ten satisfies Luhn's formula all the same.
+_CARD = re.compile(
+    rf"(?<!\w)(?!(?:(?<=\+)|00)(?:[{_SPACES}{_HYPHENS}]?\d){{7,15}}(?![{_SPACES}{_HYPHENS}]?\d))"
+    rf"\d(?:[{_SPACES}{_HYPHENS}]?\d){{12,18}}(?!\d)"
+)
 _IBAN = re.compile(rf"(?<!\w)[A-Za-z]{{2}}\d{{2}}(?:[{_SPACES}]?[A-Za-z0-9]){{11,30}}(?!\w)")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
 # Not in the middle of a word, a decimal or an id; behind a comma, as in a CSV, unless it goes on with a number's thousands.
@@ -56,8 +60,8 @@ def _ipv4_prefix(text):
 
 
 def _phone_prefix(text):
-    if text.startswith(("+", "00")):
-        return _longest(text, 7, 15, lambda _: True)
+    if text.startswith("+") or text.startswith("00") and not text.startswith("000"):
+        return _longest(text, 7, 15 if text.startswith("+") else 17, lambda _: True)
     # Without an international prefix it must be grouped like a phone number: an amount, a date or an id is none.
     if _ISO_DATE.match(text):
         return 0
