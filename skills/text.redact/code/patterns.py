@@ -20,7 +20,8 @@ _PHONE = re.compile(
     rf"(?<![\w@])(?<!\w[{_HYPHENS}])(?<!\d\.)(?!(?<=\d,)\d{{3}}(?![\d/{_HYPHENS}]))"
     rf"(?:\+|\(?\d)[\d.()/{_SPACES}{_HYPHENS}]{{5,24}}\d(?:(?![\w@])|(?=(?:[xX]|ext)\.? ?\d))"
 )
-_ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+# A time may follow.
+_DATE = re.compile(r"(?:\d{4}([-./])[01]\d\1[0-3]\d|[0-3]?\d([-./])[0-3]?\d\2(?:19|20)\d{2})(?!\d)")
 _SKIP = -1
 _DECIMAL = re.compile(r"\d+\.\d+")
 
@@ -63,7 +64,7 @@ def _phone_prefix(text):
     if text.startswith("+") or text.startswith("00") and not text.startswith("000"):
         return _longest(text, 7, 15 if text.startswith("+") else 17, lambda _: True)
     # Without an international prefix it must be grouped like a phone number: an amount, a date or an id is none.
-    if _ISO_DATE.match(text):
+    if _DATE.match(text):
         return 0
     if text.isdigit() or _DECIMAL.fullmatch(text):
         return _SKIP
