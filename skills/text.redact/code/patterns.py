@@ -14,10 +14,12 @@ _CARD = re.compile(
 )
 _IBAN = re.compile(rf"(?<!\w)[A-Za-z]{{2}}\d{{2}}(?:[{_SPACES}]?[A-Za-z0-9]){{11,30}}(?!\w)")
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
-# Not in the middle of a word, a decimal or an id; behind a comma, as in a CSV, unless it goes on with a number's thousands.
+# Not in the middle of a word (but behind one that says what it is), a decimal or an id; behind a comma, as in a CSV, unless it
+# goes on with a number's thousands.
 # An extension may follow.
 _PHONE = re.compile(
-    rf"(?<![\w@])(?<!\w[{_HYPHENS}])(?<!\d\.)(?!(?<=\d,)\d{{3}}(?![\d/{_HYPHENS}]))"
+    rf"(?:(?<![\w@])|(?<=(?i:tel|fax|fon))|(?<=(?i:phone|mobil)))"
+    rf"(?<!\w[{_HYPHENS}])(?<!\d\.)(?!(?<=\d,)\d{{3}}(?![\d/{_HYPHENS}]))"
     rf"(?:\+|\(?\d)[\d.()/{_SPACES}{_HYPHENS}]{{5,24}}\d(?:(?![\w@])|(?=(?:[xX]|ext)\.? ?\d))"
 )
 # A time may follow.
