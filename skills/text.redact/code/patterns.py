@@ -4,7 +4,7 @@ import re
 
 # Between groups of digits: a space or a hyphen, and what word processors and web pages put in its place.
 _SPACES = " \u00a0\u2007\u2009\u202f"
-_HYPHENS = "\u2010\u2011\u2012-"
+_HYPHENS = "\u2010\u2011\u2012\u2013-"
 
 _EMAIL = re.compile(r"[^\s@<>()\[\]{},;:\"'|]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
 # Behind a + or 00 up to fifteen digits are a phone's; about one of ten satisfies Luhn's formula all the same.
