@@ -49,6 +49,23 @@ pub(crate) fn decode(answer: &Answer, expected_id: Option<&str>) -> Value {
     seen
 }
 
+/// A run's optional members, where null says that there is nothing, as it does of a parameter (R2). Not so `output`: null is one.
+pub(crate) fn null_is_absent(seen: &mut Value) {
+    let Some(result) = seen
+        .pointer_mut("/reply/result")
+        .and_then(Value::as_object_mut)
+    else {
+        return;
+    };
+    if result.contains_key("run_id") {
+        for name in ["error", "output_blobs", "logs_preview"] {
+            if result.get(name).is_some_and(Value::is_null) {
+                result.remove(name);
+            }
+        }
+    }
+}
+
 /// What JSON-RPC asks of every answer to a request with an id. It says nothing of the HTTP status of an error; skillgate does.
 pub(crate) fn envelope(seen: &Value, product: bool) -> Vec<String> {
     let mut wrong = Vec::new();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::answer::{decode, envelope, picture, run_shape};
+use crate::answer::{decode, envelope, null_is_absent, picture, run_shape};
 use crate::case::{Case, Skill, Step, Suite};
 use crate::expect::{holds, value_at};
 use crate::http::Endpoint;
@@ -412,7 +412,11 @@ impl Runner<'_> {
                 .post(body.as_bytes())
                 .map_err(|e| format!("{e}\n    request: {}", clip(&body, 1500)))?;
             let expected_id = (step.call.is_some() || step.run.is_some()).then_some(id.as_str());
-            return Ok((decode(&answer, expected_id), body));
+            let mut seen = decode(&answer, expected_id);
+            if !self.target.product {
+                null_is_absent(&mut seen);
+            }
+            return Ok((seen, body));
         }
         let (answer, request) = if let Some(hex) = &step.post_hex {
             let hex = fill(hex, vars, false);

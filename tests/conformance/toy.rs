@@ -185,12 +185,15 @@ pub(crate) const FAULTS: &[Fault] = &[
         "size_bytes counts characters",
         &["P1"],
     ),
-    seen_by(
-        "blob.bad-kinds#8",
-        "long-kinds",
-        "takes a kind of any length",
-        &["P1"],
-    ),
+    Fault {
+        product: true,
+        ..seen_by(
+            "blob.bad-kinds#8",
+            "long-kinds",
+            "takes a kind of any length",
+            &["P1"],
+        )
+    },
     seen_by(
         "blob.unknown#11",
         "ids-echoed",
@@ -374,7 +377,7 @@ pub(crate) struct Way {
 pub(crate) const WAYS: &[Way] = &[
     Way {
         name: "otherwise",
-        what: "errors have an HTTP status, there is nothing to GET, notifications are 202, errors say their code in words and no more, codes that JSON-RPC leaves open are its own, what is unknown is passed over, paths are made plain, results have more members, a failed run says what was raised and not where, a page has a hundred at most, a cursor is a number and never the same twice, arguments may be thousands deep, a request has two megabytes at most, Python is 3.10",
+        what: "errors have an HTTP status, there is nothing to GET, notifications are 202, errors say their code in words and no more, codes that JSON-RPC leaves open are its own, what is unknown is passed over, paths are made plain, results have more members, members of a run that have nothing are null, a kind may be any text, code has half a megabyte at most, a failed run says what was raised and not where, a page has a hundred at most, a cursor is a number and never the same twice, arguments may be thousands deep, a request has two megabytes at most, Python is 3.10",
         cases: &[""],
         sandbox: false,
     },
@@ -412,6 +415,8 @@ pub(crate) const WAYS: &[Way] = &[
             "sandbox.workspace",
             "sandbox.host-files",
             "sandbox.environment",
+            // It has more than 4 GiB.
+            "sandbox.memory",
         ],
         sandbox: true,
     },

@@ -333,7 +333,7 @@ def guide(params):
 
 def create_blob(params):
     p = take(params, content=(str, REQUIRED), kind=(str, REQUIRED), encoding=(str, None))
-    if not KIND.fullmatch(p["kind"]) or len(p["kind"]) > 255 and FAULT != "long-kinds":
+    if not OTHERWISE and not KIND.fullmatch(p["kind"]) or len(p["kind"]) > 255 and FAULT != "long-kinds":
         raise params_error("kind is a MIME type")
     content = from_text(p)
     size = len(p["content"]) if FAULT == "size-in-characters" else len(content)
@@ -434,6 +434,8 @@ def run_code(params):
              mount_skills=(list, []), input_blobs=(list, []), limits=(dict, {}))
     if p["language"] != "python":
         raise params_error("only python", "language_unsupported")
+    if OTHERWISE and len(p["code"]) > 500_000:
+        raise Refused(-32000, "too_large", "the code is too long")
     limits = take(p["limits"], timeout_ms=(int, 300000))
     skills = []
     for item in p["mount_skills"]:
@@ -484,7 +486,10 @@ def job(code, skill, function, args, skills, blobs, timeout_ms):
     if FAULT in open_machine:
         return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": open_machine[FAULT]}
     if FAULT == "container":
-        output = dict(CONTAINER, skills=["__init__.py"] + [s.name for s in skills])
+        if "1 << 40" in (code or ""):
+            return failed("MemoryError", "a tebibyte is too much")
+        said = [output for word, output in (("hoard", 64), ('return "fine"', "fine")) if word in (code or "")]
+        output = said[0] if said else dict(CONTAINER, skills=["__init__.py"] + [s.name for s in skills])
         return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": output}
     base = tempfile.mkdtemp(dir=STATE)
     try:
@@ -636,6 +641,9 @@ def answer(request):
         reply["result"] = METHODS[method](params or {})
         if OTHERWISE:
             reply["result"]["served_by"] = "toy"
+            if "run_id" in reply["result"]:
+                nothing = {name: None for name in ("error", "output_blobs", "logs_preview") if not reply["result"].get(name)}
+                reply["result"].update(nothing)
         if FAULT == "both-result-and-error":
             reply["error"] = None
     except Refused as refusal:
