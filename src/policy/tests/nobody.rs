@@ -136,11 +136,13 @@ const IDLE_IN: &[(&str, &[&str])] = &[
     ("create_blob", READS),
     ("read_blob", READS),
     ("load_skills_protocol_guide", READS),
+    ("rpc.discover", READS),
     ("describe_skill", UNBOUNDED),
     ("read_skill_file", UNBOUNDED),
     ("list_skills", UNBOUNDED),
     ("read_blob", UNBOUNDED),
     ("load_skills_protocol_guide", UNBOUNDED),
+    ("rpc.discover", UNBOUNDED),
 ];
 
 const READS: &[&str] = &[
@@ -174,7 +176,7 @@ fn every_field_of_every_method_is_needed_or_known_not_to_be() {
     let set = PolicySet::compile(&bundle(&bundled_files())).unwrap();
     let inputs = allowed();
     let methods: BTreeSet<&str> = inputs.iter().map(|(method, _)| method.as_str()).collect();
-    assert_eq!(methods.len(), 9, "{methods:?}");
+    assert_eq!(methods.len(), 10, "{methods:?}");
     let (mut denied, mut wrong) = (0, Vec::new());
     for (method, input) in &inputs {
         assert!(allows(&set, input), "{method}");
