@@ -48,6 +48,11 @@ def read_bytes(blob_id):
         return content.read()
 
 
+def lines(text):
+    """Of a helper that opens blobs as text files."""
+    return text.replace("\r\n", "\n") if JOB["fault"] == "line-ends" else text
+
+
 def log(level):
     def write(msg):
         if JOB["log"]:
@@ -59,9 +64,9 @@ runtime = make("runtime", summary=lambda text: SUMMARY.__setitem__(0, str(text))
 runtime.__path__ = []
 runtime.blobs = make(
     "runtime.blobs", write_bytes=write_bytes, read_bytes=read_bytes,
-    write_text=lambda content, kind="text/plain": write_bytes(content.encode(), kind),
+    write_text=lambda content, kind="text/plain": write_bytes(lines(content).encode(), kind),
     write_json=lambda obj, kind="application/json": write_bytes(json.dumps(obj).encode(), kind),
-    read_text=lambda blob_id: read_bytes(blob_id).decode(),
+    read_text=lambda blob_id: lines(read_bytes(blob_id).decode()),
     read_json=lambda blob_id: json.loads(read_bytes(blob_id)))
 runtime.log = make("runtime.log", **{level: log(level) for level in ("info", "warning", "error", "debug")})
 
@@ -130,6 +135,13 @@ def result():
         time.sleep(1)
     if JOB["fault"] == "otherwise":
         vars(builtins).pop("ExceptionGroup", None)  # Python 3.11 and later have it
+    if JOB["fault"] == "python-streams-only":
+        import io
+        sys.stdout = io.TextIOWrapper(os.fdopen(os.dup(1), "wb"), encoding="utf-8", line_buffering=True)
+        sys.stderr = io.TextIOWrapper(os.fdopen(os.dup(2), "wb"), encoding="utf-8", line_buffering=True)
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.dup2(nothing, 2)
     sys.meta_path.insert(0, Skills(JOB["skills"]))
     sys.meta_path.append(Neighbours())
     if JOB["fault"] == "no-network":
@@ -138,11 +150,12 @@ def result():
     try:
         if JOB["skill"]:
             path = next(s["file"] for s in JOB["skills"] if s["name"] == JOB["skill"])
-            spec = importlib.util.spec_from_file_location("skill_entrypoint", path)
+            main = JOB["fault"] == "skill-is-a-script"
+            spec = importlib.util.spec_from_file_location("__main__" if main else "skill_entrypoint", path)
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
         else:
-            module = make("code")
+            module = make("__main__" if JOB["fault"] == "code-is-a-script" else "code")
             if JOB["fault"] == "code-is-no-module":
                 del sys.modules["code"]
             exec(compile(JOB["code"], "code.py", "exec"), module.__dict__)

@@ -298,6 +298,10 @@ def describe_skill(params):
     one_of(p["detail"], ("manifest", "summary", "full"), "detail")
     skill = find(p["name"], p["version"])
     manifest = dict(skill.manifest, namespace=skill.namespace)
+    if FAULT == "lists-sorted":
+        manifest["tags"] = sorted(manifest.get("tags", []))
+    if FAULT == "false-is-nothing":
+        manifest["inputs"] = {name: {k: v for k, v in about.items() if v} for name, about in manifest.get("inputs", {}).items()}
     if FAULT == "manifest-cut":
         manifest = {k: v for k, v in manifest.items() if k in ("name", "version", "description", "kind")}
     out = {"manifest": manifest}
@@ -369,7 +373,8 @@ def create_skill(params):
     manifest = p["manifest"]
     if FAULT != "manifest-unchecked":
         check_manifest(manifest)
-    files = {"SKILL.md": p["skill_md"].encode(), "skill.toml": compact(manifest).encode()}
+    text = p["skill_md"].replace("\r\n", "\n") if FAULT == "skill-md-line-ends" else p["skill_md"]
+    files = {"SKILL.md": text.encode(), "skill.toml": compact(manifest).encode()}
     for item in p["files"]:
         take(item, path=(str, REQUIRED), content=(str, REQUIRED), encoding=(str, None))
         path = item["path"] if FAULT == "skill-path-escape" else safe(item["path"])
@@ -505,6 +510,10 @@ def cut(path):
     return logs
 
 
+def completed(result_path):
+    return os.path.exists(result_path) and "type" not in json.load(open(result_path, encoding="utf-8"))
+
+
 def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
     work = os.path.join(STATE, "shared") if FAULT == "workspace-stays" else os.path.join(base, "workspace")
     os.makedirs(work, exist_ok=True)
@@ -563,7 +572,7 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
     ids = {}
     for name, content, kind in made:
         ids[name] = "blob:" + name.partition("-")[2]
-        if FAULT != "run-blobs-die":
+        if FAULT != "run-blobs-die" and (FAULT != "failed-blobs-die" or completed(result_path)):
             BLOBS[ids[name]] = (content, kind)
     common["output_blobs"] = list(ids.values())
     if FAULT == "input-blobs-listed":
