@@ -283,6 +283,12 @@ pub(crate) const FAULTS: &[Fault] = &[
     ),
     fault("no-pinned-mounts", "name@version is no name", &["R10"]),
     seen_by(
+        "immutable.other#5",
+        "refused-and-kept",
+        "refuses other content and keeps its new files",
+        &["R9", "K7"],
+    ),
+    seen_by(
         "publish.as-written",
         "lists-sorted",
         "sorts a manifest's tags",

@@ -391,6 +391,8 @@ def create_skill(params):
         SKILLS.pop(skill.name, None)
     if there and FAULT != "versions-change":
         if there.files != files or FAULT == "again-refused":
+            if FAULT == "refused-and-kept":
+                there.files = {**files, **there.files}
             raise Refused(-32004, "already_exists", "this version is there with other content")
     elif FAULT != "skill-not-kept" or "kept" not in skill.name:
         add(skill)
