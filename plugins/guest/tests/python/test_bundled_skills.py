@@ -395,9 +395,13 @@ class Documents(Case):
     def test_the_example_of_the_authoring_guide_runs(self):
         text = _read("skills.authoring", "SKILL.md")
         code = re.search(r"```python\n(.*?)```", text, re.S).group(1)
-        outcome = self.sandbox.code(code, {"sheet": self.sandbox.blob("s", b" a ,b\n,\n1, 2\n")})
-        self.assertEqual(outcome.output, {"kept": 2, "dropped": 1, "sheet": "blob:made1"})
-        self.assertEqual(outcome.blobs["blob:made1"], ("text/csv", b"a,b\r\n1,2\r\n"))
+        sheet = self.sandbox.blob("s", b" a ,b\n,\n1, 2\n")
+        # With every input that its manifest declares.
+        for args, kept, cleaned in (({}, 1, b" a ,b\r\n1,2\r\n"), ({"keep_header": False}, 2, b"a,b\r\n1,2\r\n")):
+            outcome = self.sandbox.code(code, dict(args, sheet=sheet))
+            made = outcome.output["sheet"]
+            self.assertEqual(outcome.output, {"kept": kept, "dropped": 1, "sheet": made})
+            self.assertEqual(outcome.blobs[made], ("text/csv", cleaned))
         published = json.loads(re.search(r"## Publishing\n\n```json\n(.*?)```", text, re.S).group(1))
         outcome = self.sandbox.code(published["files"][0]["content"], {"name": "Ada"})
         self.assertEqual(outcome.output, {"greeting": "Hello, Ada"})
