@@ -133,7 +133,7 @@ def _refused(exc):
         return None
     number, file = _errno(exc), _filename(exc)
     if number == errno.EPERM:
-        return "the sandbox refuses this call of the system's to every run: do without it"
+        return "the sandbox refuses this system call to every run: do without it"
     if number in (errno.EACCES, errno.EROFS) and type(file) is str and state.current is not None:
         layout = state.current.layout
         if not os.path.abspath(file).startswith((layout.workspace + "/", layout.tmp + "/")):

@@ -74,7 +74,7 @@ class Tracebacks(Case):
     def test_what_the_sandbox_refuses(self):
         # As it refuses them.
         refused = "import errno\ndef main(args): raise OSError(errno.%s, 'Refused'%s)"
-        call = "the sandbox refuses this call of the system's to every run: do without it"
+        call = "the sandbox refuses this system call to every run: do without it"
         self.check(refused % ("EPERM", ""), "PermissionError", "Refused\n" + call)
         self.check("def main(args):\n    try: raise OSError(1, 'Refused')\n    except OSError as exc: raise ValueError('no') from exc", "ValueError", "no\n" + call)
         places = "\na run writes files below its current directory (%s) and %s alone" % (self.sandbox.path("workspace"), self.sandbox.path("tmp"))

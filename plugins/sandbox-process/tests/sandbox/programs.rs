@@ -169,7 +169,7 @@ fn a_command_without_a_shell_says_what_is_lacking() {
 #[test]
 fn what_is_refused_says_what_to_do() {
     let instance = Instance::new();
-    let call = "the sandbox refuses this call of the system's to every run: do without it";
+    let call = "the sandbox refuses this system call to every run: do without it";
     let places = "a run writes files below its current directory (/workspace) and /tmp alone";
     for (line, said) in [
         ("os.nice(1)", call),
