@@ -233,7 +233,7 @@ impl Domain {
     pub(super) fn settle(&mut self, now: Instant) {
         if self.settles().is_some_and(|at| at <= now) {
             self.drop_surplus();
-            let surplus = self.idle.len() - self.ahead as usize;
+            let surplus = self.idle.len().saturating_sub(self.ahead as usize);
             self.idle.drain(..surplus);
             self.unsent = true;
         }

@@ -91,6 +91,25 @@ fn what_is_more_than_is_wanted_goes_when_it_has_shown_that_it_lives() {
     assert_eq!((domain.ahead, domain.settles()), (2, None));
 }
 
+/// More than there are too many: the launcher makes others.
+#[test]
+fn of_what_is_more_than_is_wanted_any_number_may_have_died() {
+    let (pool, _launcher) = with_children(&[2; 5]);
+    let mut state = pool.state();
+    let domain = state.domains.get_mut("").unwrap();
+    let mut dead = std::process::Command::new("true").spawn().unwrap();
+    let pidfds: Vec<_> = (0..4)
+        .map(|_| sys::pidfd_open(dead.id() as _).unwrap())
+        .collect();
+    dead.wait().unwrap();
+    for (child, pidfd) in domain.idle.iter_mut().zip(pidfds) {
+        child.pidfd = pidfd;
+    }
+    let last = domain.idle.back().unwrap().built;
+    domain.settle(last + SETTLED);
+    assert_eq!((idle(domain), domain.unsent), (vec![4], true));
+}
+
 /// One that a run has not taken which has given up, here because it was made for others.
 #[test]
 fn what_a_run_that_gives_up_leaves_is_not_kept() {
