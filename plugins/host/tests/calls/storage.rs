@@ -135,6 +135,14 @@ async fn many_calls_at_once() {
     }
 }
 
+/// On which a call of the echo store's hangs until somebody opens it.
+fn pipe_in(dir: &std::path::Path) -> std::path::PathBuf {
+    let pipe = dir.join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    pipe
+}
+
 /// The threads that may wait are for all: a store whose calls do not come back has a part of them.
 #[test]
 fn a_store_that_hangs_leaves_threads_to_runs_and_other_stores() {
@@ -143,9 +151,7 @@ fn a_store_that_hangs_leaves_threads_to_runs_and_other_stores() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let pipe = dir.path().join("pipe");
-    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
-    assert!(made.unwrap().success());
+    let pipe = pipe_in(dir.path());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .max_blocking_threads(STORE_THREADS_MAX + 1)
@@ -186,9 +192,7 @@ fn calls_that_wait_for_a_store_that_hangs_are_so_many() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let pipe = dir.path().join("pipe");
-    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
-    assert!(made.unwrap().success());
+    let pipe = pipe_in(dir.path());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
