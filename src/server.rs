@@ -302,7 +302,7 @@ mod tests {
             connections_max: 1,
             ..PATIENT
         };
-        let (log, _here) = super::accept::tests::Log::begin();
+        let (log, _here) = crate::telemetry::logged::Log::begin();
         let metrics = Metrics::default();
         let (address, stop) = counted(constant("hello"), settings, metrics.clone()).await;
         let _the_place = TcpStream::connect(address).await.unwrap();
@@ -313,7 +313,7 @@ mod tests {
             assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
         }
         assert_eq!(counts(&metrics, "503"), 20);
-        let log = log.text();
+        let log = log.taken();
         let said: Vec<_> = log
             .lines()
             .filter(|it| it.contains("connection refused"))

@@ -2,6 +2,8 @@
 
 pub mod health;
 mod lines;
+#[cfg(test)]
+pub(crate) mod logged;
 pub mod metrics;
 pub mod trace;
 pub mod watch;

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::config::{Flags, Sources};
+use crate::telemetry::logged::Log;
 
 struct Number {
     name: &'static str,
@@ -109,35 +110,12 @@ fn what_needs_a_restart_is_said_until_it_is_as_at_the_start() {
         Config::load(&sources, &Flags::default())
     };
     let reload = started(Box::new(read), vec![]);
-    let log = Log::default();
-    let lines = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_writer(move || lines.clone());
-    let _here = tracing::subscriber::set_default(subscriber.finish());
+    let (log, _here) = Log::begin();
     let said = || log.taken().matches("restart to use it").count();
     for (queued_now, expected) in [(7, 1), (7, 1), (8, 1), (256, 0)] {
         queued.store(queued_now, Ordering::Relaxed);
         reload.now().unwrap();
         assert_eq!(said(), expected, "{queued_now}");
-    }
-}
-
-/// What is logged.
-#[derive(Debug, Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    /// Since this was asked last.
-    fn taken(&self) -> String {
-        String::from_utf8(std::mem::take(&mut *lock(&self.0))).unwrap()
-    }
-}
-
-impl std::io::Write for Log {
-    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        lock(&self.0).write(line)
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
     }
 }
 

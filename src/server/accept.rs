@@ -63,43 +63,12 @@ impl Accepting {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-
-    use std::io::Write;
-    use std::sync::{Arc, Mutex};
 
     use rustix::net::{Shutdown, shutdown};
 
-    /// What is logged.
-    #[derive(Debug, Clone, Default)]
-    pub(in crate::server) struct Log(Arc<Mutex<Vec<u8>>>);
-
-    impl Log {
-        /// From now on, on this thread.
-        pub(in crate::server) fn begin() -> (Log, tracing::subscriber::DefaultGuard) {
-            let log = Log::default();
-            let lines = log.clone();
-            let subscriber = tracing_subscriber::fmt()
-                .with_ansi(false)
-                .with_writer(move || lines.clone());
-            let here = tracing::subscriber::set_default(subscriber.finish());
-            (log, here)
-        }
-
-        pub(in crate::server) fn text(&self) -> String {
-            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
-        }
-    }
-
-    impl Write for Log {
-        fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().write(line)
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::telemetry::logged::Log;
 
     #[tokio::test(start_paused = true)]
     async fn a_listener_that_fails_is_said_now_and_then() {
@@ -117,7 +86,7 @@ pub(super) mod tests {
             _ = listener.next() => panic!("accepted"),
             () = minute => {}
         }
-        let log = log.text();
+        let log = log.taken();
         let said: Vec<_> = log.lines().collect();
         assert!((5..=7).contains(&said.len()), "{} lines", said.len());
         assert!(said[1].contains("failed=100"), "{}", said[1]);
