@@ -36,7 +36,7 @@ use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
 use leases::Leases;
 use load::Load;
 use pace::Pace;
-use restraint::Restraint;
+use restraint::{Hold, Restraint};
 use run::{Happened, LINGER_LONG_NS, LINGER_NS, Returning, Run, tell};
 pub(crate) use start::enter;
 use strays::Strays;
@@ -145,8 +145,7 @@ struct Launcher {
     lost: Vec<Ordered>,
     /// May be what is left of them.
     strays: Vec<Strays>,
-    /// Until then one child at most is made ahead.
-    hold_ns: u64,
+    hold: Hold,
     /// When it was last looked for children that lack.
     restraint: Restraint,
     load: Load,
@@ -229,7 +228,7 @@ impl Launcher {
             children_watch: Watch::new().map_err(|e| broken("epoll_create1", e))?,
             zygotes: None,
             leases: None,
-            hold_ns: 0,
+            hold: Hold::default(),
             restraint: Restraint::NONE,
             load: Load::new(processors),
             pace: Pace::NONE,
@@ -444,12 +443,13 @@ impl Launcher {
             Happened::LetGo => {
                 let linger_ns = self.linger_ns(now);
                 self.load.has_ended(now);
+                self.hold.answered(now, linger_ns);
                 if let Some(run) = self.runs.get_mut(&slot) {
                     run.let_go(now, linger_ns);
                 }
             }
             Happened::Ended => {
-                self.hold_ns = 0;
+                self.hold.ended();
                 let Some(mut run) = self.runs.remove(&slot) else {
                     return;
                 };

@@ -20,10 +20,6 @@ use crate::usage;
 use crate::wire::{Furnishing, Notice, PoolNeeds, RunSpec, Taken, Word};
 use crate::zygote::READY;
 
-/// A run that has just been told to begin has the processors for itself for so long, or until a run ends, while there are
-/// other children left: making one takes as much of them as a short run does.
-const HOLD_NS: u64 = 3_000_000;
-
 /// A run that has used more of a processor makes way for others.
 const LASTS_NS: u64 = 20_000_000;
 
@@ -166,7 +162,7 @@ impl Launcher {
             now,
             processors: self.processors,
             is_crowded,
-            hold_ns: self.hold_ns,
+            hold_ns: self.hold.until_ns(),
             load_until_ns: self.load.until_ns(),
             // To find out is to ask the kernel: not where it makes no difference.
             has_many_runs: !is_crowded && !self.load.is_high(now) && self.has_many_runs(),
@@ -461,7 +457,7 @@ impl Launcher {
         if let (Some(zygotes), Some(pooled)) = (&mut self.zygotes, pooled) {
             zygotes.used(&pooled.domain, now);
         }
-        self.hold_ns = now + HOLD_NS;
+        self.hold.begun(now);
         self.furnish(control, slot);
     }
 

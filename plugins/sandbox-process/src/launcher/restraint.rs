@@ -1,5 +1,10 @@
 //! What holds the launcher back from making children ahead of runs, and when it looks again.
 
+use super::run::LINGER_NS;
+
+/// A run that has just been told to begin has the processors for itself for so long, or until a run ends, while there are
+/// other children left: making one takes as much of them as a short run does.
+const HOLD_NS: u64 = 3_000_000;
 /// So many children are made ahead for each processor under load. One that waits takes processors and caches from runs, and
 /// one that is made when it is wanted comes as soon.
 const BUSY_AHEAD_MAX: u32 = 2;
@@ -8,6 +13,37 @@ const CROWDED_AGAIN_NS: u64 = 1_000_000;
 /// When it is looked again whether there are as many runs still: nobody waits for that.
 const MANY_AGAIN_NS: u64 = 10_000_000;
 
+/// Until when one child at most is made ahead of runs.
+#[derive(Debug, Default)]
+pub(super) struct Hold {
+    begun_ns: u64,
+    answered_ns: u64,
+}
+
+impl Hold {
+    /// A run has just been told to begin.
+    pub(super) fn begun(&mut self, now: u64) {
+        self.begun_ns = now + HOLD_NS;
+    }
+
+    /// A run is over, and its child gone.
+    pub(super) fn ended(&mut self) {
+        self.begun_ns = 0;
+    }
+
+    /// The plugin has let go of a run, which is ended after `linger_ns`: its answer is on its way, and what comes in the place of its
+    /// child waits as long as that. With many at once the answer is one of many, and what is made for those who wait comes first.
+    pub(super) fn answered(&mut self, now: u64, linger_ns: u64) {
+        if linger_ns <= LINGER_NS {
+            self.answered_ns = now + linger_ns;
+        }
+    }
+
+    pub(super) fn until_ns(&self) -> u64 {
+        self.begun_ns.max(self.answered_ns)
+    }
+}
+
 /// What is there when it is asked for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
@@ -15,7 +51,7 @@ pub(super) struct Seen {
     pub(super) processors: u32,
     /// There are as many young children as there may be.
     pub(super) is_crowded: bool,
-    /// A run that has just begun has the processors for itself until then.
+    /// A run that has just begun, or whose answer is on its way, has the processors for itself until then.
     pub(super) hold_ns: u64,
     /// Runs have come so fast that it is load until then.
     pub(super) load_until_ns: u64,
@@ -72,6 +108,7 @@ impl Restraint {
 
 #[cfg(test)]
 mod tests {
+    use super::super::run::LINGER_LONG_NS;
     use super::*;
 
     const NOW: u64 = 1_000_000_000;
@@ -143,6 +180,27 @@ mod tests {
                 assert!(again_ns.is_none_or(|at| at > NOW), "{seen:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_run_has_the_processors_until_it_has_ended_and_its_answer_until_it_is_there() {
+        let mut hold = Hold::default();
+        hold.begun(NOW);
+        assert_eq!(hold.until_ns(), NOW + HOLD_NS);
+        hold.ended();
+        assert_eq!(hold.until_ns(), 0);
+        hold.answered(NOW, LINGER_NS);
+        // Another's end, while this one's answer is on its way.
+        hold.ended();
+        assert_eq!(hold.until_ns(), NOW + LINGER_NS);
+        // Where runs come one upon the other nothing is put off any more.
+        hold.answered(NOW + 1, 0);
+        assert_eq!(hold.until_ns(), NOW + 1);
+        hold.answered(NOW, LINGER_LONG_NS);
+        assert_eq!(hold.until_ns(), NOW + 1, "there are many");
+        hold.begun(NOW);
+        hold.answered(NOW, LINGER_NS);
+        assert_eq!(hold.until_ns(), NOW + HOLD_NS);
     }
 
     #[test]

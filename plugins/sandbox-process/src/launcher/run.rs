@@ -10,8 +10,9 @@ use crate::usage;
 use crate::wire::{End, MountSpec, Notice, Report, RunSpec, Taken, Word};
 
 /// A zygote's child that the plugin has let go of has given its result, as a rule, and is ended so much later: to end takes as
-/// much of the processors as a short run does, and the answer wants them first. Where runs come one upon the other it would
-/// only be put off, and its caches would be lost.
+/// much of the processors as a short run does, and the answer wants them first. So long no child is made in its place either,
+/// while there are others: a fork of the zygote takes a processor longer than the answer needs to its caller. Where runs come one
+/// upon the other both would only be put off, and their caches would be lost.
 pub(super) const LINGER_NS: u64 = 500_000;
 
 /// Where many have come at once the answers of the others want them first, too.
