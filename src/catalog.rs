@@ -8,6 +8,7 @@ mod builtin;
 mod content;
 mod cursor;
 mod error;
+mod files;
 mod kept;
 mod merge;
 mod publish;
@@ -344,6 +345,7 @@ impl Catalog {
         if let Some(skill) = kept(&record.version) {
             return Ok(skill);
         }
+        files::of_its_digest(&record).map_err(|why| broken(&record, &why))?;
         let skill_md = self.fetch(&source, tenant, &record, SKILL_MD).await?;
         let skill = Arc::new(parse(record, &skill_md, &source)?);
         self.0.kept.put(key(skill.version()), &skill);

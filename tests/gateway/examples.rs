@@ -37,6 +37,18 @@ fn compiled(house: &House, name: &str, source: &Path) -> String {
     format!("path = {file:?}\nallow_unsigned = true")
 }
 
+/// The same, with other words in the place of some.
+pub(crate) fn changed(house: &House, name: &str, changes: &[(&str, &str)]) -> String {
+    let mut text = std::fs::read_to_string(plugins().join(format!("example-c/{name}.c"))).unwrap();
+    for (from, to) in changes {
+        assert!(text.contains(from), "{from}");
+        text = text.replace(from, to);
+    }
+    let source = house.path().join(format!("changed-{name}.c"));
+    std::fs::write(&source, text).unwrap();
+    compiled(house, &format!("changed-{name}"), &source)
+}
+
 /// Puts it in the place of a bundled plugin, whose configuration is not its own.
 pub(crate) fn instead(text: &str, bundled: &str, section: &str) -> String {
     let begin = text.find(bundled).unwrap();

@@ -45,6 +45,7 @@ mod storm;
 mod swap;
 mod tunnels;
 mod unread;
+mod untrue;
 mod versions;
 mod waited;
 

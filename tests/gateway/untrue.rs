@@ -1,0 +1,59 @@
+//! A store of a vendor's that gives what was not published: nothing of it is shown or run (needs `cc`).
+
+use serde_json::json;
+
+use crate::alone;
+use crate::examples::{changed, instead};
+use crate::support::gateway::{Gateway, House, Settings};
+
+/// A gateway whose store is the example's with other words in the place of some, and one skill in it.
+fn with_store(house: &House, changes: &[(&str, &str)]) -> Gateway {
+    let text = std::fs::read_to_string(house.config()).unwrap();
+    let store = changed(house, "store", changes);
+    std::fs::write(
+        house.config(),
+        instead(&text, r#"name = "storage-fs""#, &store),
+    )
+    .unwrap();
+    let gateway = house.start();
+    let params = json!({
+        "manifest": {
+            "name": "user.one", "version": "1.0.0", "description": "Gives one.", "kind": "action",
+            "runtime": { "language": "python", "entrypoint": "code/main.py", "export": "main" },
+        },
+        "skill_md": "# Gives one\n",
+        "files": [{ "path": "code/main.py", "content": "def main(args):\n    return 1\n" }],
+    });
+    gateway.client().result("create_skill", params).unwrap();
+    gateway
+}
+
+/// Whoever asks learns no more than that it is broken; the log says how.
+fn is_broken(gateway: &Gateway, method: &str, why: &str) {
+    let mut params = json!({ "name": "user.one" });
+    if method == "execute_skill" {
+        params["args"] = json!({});
+    }
+    let answer = gateway.client().call(method, params).unwrap();
+    let error = &answer["error"];
+    assert_eq!(error["data"]["kind"], "internal", "{answer}");
+    assert!(!answer.to_string().contains(why), "{answer}");
+    let log = gateway.log();
+    assert!(
+        log.contains(&format!("stored skill user.one 1.0.0 is broken: {why}")),
+        "{log}"
+    );
+}
+
+#[test]
+fn a_skill_whose_files_are_not_those_of_its_digest_is_broken() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let get = "return k == NULL ? SKG_OK : answer(s, op, &k->answer);";
+    let fewer = "skg_skill a;\n    if (k == NULL) return SKG_OK;\n    a = k->answer;\n    a.files.len--;\n    return answer(s, op, &a);";
+    let gateway = with_store(&house, &[(get, fewer)]);
+    for method in ["describe_skill", "execute_skill"] {
+        is_broken(&gateway, method, "its digest is not that of its files");
+    }
+    gateway.stop();
+}
