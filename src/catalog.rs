@@ -9,6 +9,7 @@ mod content;
 mod cursor;
 mod error;
 mod files;
+mod given;
 mod kept;
 mod merge;
 mod publish;
@@ -19,14 +20,13 @@ use std::collections::HashMap;
 use std::error::Error as _;
 use std::path::Path;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use base64::Engine as _;
 use serde::Serialize;
 use serde_json::Value;
 use skillgate_plugin_host::{Current, StorageInstance};
 use skillgate_plugin_sdk::abi;
-use skillgate_plugin_sdk::model::{self, Content, SkillKey, Source};
+use skillgate_plugin_sdk::model::{self, Content, SkillKey};
 use skillgate_skill::{
     Manifest, Namespace, Runtime, SKILL_MD, SkillMd, SkillName, SkillPath, SkillRef, Version,
 };
@@ -474,37 +474,6 @@ impl Catalog {
             read()
         };
         outcome.map_err(|why| broken(record, &format!("{path}: {why}")))
-    }
-
-    /// The skill's directory, as a sandbox mounts it.
-    ///
-    /// # Errors
-    /// [`Error::Replaced`], [`Error::Store`].
-    pub async fn tree(&self, tenant: &str, skill: &Arc<Skill>) -> Result<Source, Error> {
-        if let Some(dir) = self.0.trees.open(skill, Instant::now()) {
-            return Ok(Source::Fd(dir));
-        }
-        let source = self.source_of(tenant, skill).await?;
-        match source
-            .skill_tree(tenant, skill.name(), skill.version())
-            .await
-            .map_err(Error::Store)?
-        {
-            Content::Dir(fd) => {
-                let owner = self.owner(tenant, skill.name());
-                Ok(Source::Fd(self.0.trees.keep(
-                    owner,
-                    skill,
-                    fd,
-                    Instant::now(),
-                )))
-            }
-            Content::Tar(fd, _) => Ok(Source::Tar(fd)),
-            Content::Data(_) | Content::File(..) => Err(broken(
-                &skill.record,
-                "the store answered a directory with a file",
-            )),
-        }
     }
 }
 

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use skillgate_plugin_host::StorageInstance;
 use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::model::{Content, Source};
 
-use super::{Error, Skill};
+use super::{Catalog, Error, Skill, broken, given};
 
 /// Directories that are kept. For one more, the oldest of the tenant with the most is let go.
 const TREES_MAX: usize = 64;
@@ -87,6 +88,53 @@ impl Trees {
     pub(super) fn forget(&self) {
         self.kept().clear();
     }
+}
+
+impl Catalog {
+    /// The skill's directory, as a sandbox mounts it.
+    ///
+    /// # Errors
+    /// [`Error::Broken`], [`Error::Replaced`], [`Error::Store`].
+    pub async fn tree(&self, tenant: &str, skill: &Arc<Skill>) -> Result<Source, Error> {
+        if let Some(dir) = self.0.trees.open(skill, Instant::now()) {
+            return Ok(Source::Fd(dir));
+        }
+        let source = self.source_of(tenant, skill).await?;
+        let given = source
+            .skill_tree(tenant, skill.name(), skill.version())
+            .await
+            .map_err(Error::Store)?;
+        match looked_at(given, skill, &source).await? {
+            Content::Dir(fd) => {
+                let owner = self.owner(tenant, skill.name());
+                let dir = self.0.trees.keep(owner, skill, fd, Instant::now());
+                Ok(Source::Fd(dir))
+            }
+            Content::Tar(fd, _) => Ok(Source::Tar(fd)),
+            Content::Data(_) | Content::File(..) => Err(broken(
+                &skill.record,
+                "the store answered a directory with a file",
+            )),
+        }
+    }
+}
+
+/// What is given, if it is what was published. An operator changes his own files as he likes. The store that came with this
+/// program looks itself, and reads again only what has changed: to read all of it here too would cost a run more than that.
+async fn looked_at(
+    given: Content,
+    skill: &Arc<Skill>,
+    store: &StorageInstance,
+) -> Result<Content, Error> {
+    if skill.record.read_only || store.is_ours() {
+        return Ok(given);
+    }
+    let of = skill.clone();
+    let look =
+        tokio::task::spawn_blocking(move || given::is_of(&given, &of.record.files).map(|()| given));
+    let outcome = look.await;
+    let outcome = outcome.map_err(|_| broken(&skill.record, "a reader ended early"))?;
+    outcome.map_err(|why| broken(&skill.record, &why))
 }
 
 /// Of a skill that another store has described: that this one has the same. What a call was decided about is what it gets, and

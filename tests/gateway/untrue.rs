@@ -45,6 +45,12 @@ fn is_broken(gateway: &Gateway, method: &str, why: &str) {
     );
 }
 
+fn runs(gateway: &Gateway) {
+    let params = json!({ "name": "user.one", "args": {} });
+    let run = gateway.client().result("execute_skill", params).unwrap();
+    assert_eq!(run["output"], 1, "{run}");
+}
+
 #[test]
 fn a_skill_whose_files_are_not_those_of_its_digest_is_broken() {
     let _alone = alone();
@@ -55,5 +61,50 @@ fn a_skill_whose_files_are_not_those_of_its_digest_is_broken() {
     for method in ["describe_skill", "execute_skill"] {
         is_broken(&gateway, method, "its digest is not that of its files");
     }
+    gateway.stop();
+}
+
+#[test]
+fn an_archive_that_is_not_what_was_published_is_not_run() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    // Every file has the content of the first one.
+    let content = "k->data[i].ptr, k->data[i].len);\n    }\n    ok = ok";
+    let first = "k->data[0].ptr, k->data[0].len);\n    }\n    ok = ok";
+    let gateway = with_store(&house, &[(content, first)]);
+    let why = "code/main.py: is not what its record says";
+    is_broken(&gateway, "execute_skill", why);
+    gateway.stop();
+    let house = House::new(Settings::default());
+    let gateway = with_store(&house, &[]);
+    runs(&gateway);
+    gateway.stop();
+}
+
+#[test]
+fn a_directory_that_is_not_what_was_published_is_not_run() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let dir = house.path().join("shown");
+    std::fs::create_dir_all(dir.join("code")).unwrap();
+    let gives = format!(
+        "c.kind = SKG_CONTENT_DIR;\n    c.fd = open({dir:?}, O_RDONLY | O_DIRECTORY | O_CLOEXEC);\n    \
+         if (c.fd >= 0) {{ if (finish(s, op, SKG_OK, NULL, &c) != SKG_OK) close(c.fd); return SKG_OK; }}\n    \
+        "
+    );
+    let tar = "c.kind = SKG_CONTENT_TAR;";
+    let gateway = with_store(&house, &[(tar, &gives)]);
+    is_broken(&gateway, "execute_skill", "SKILL.md: is not there");
+    let files = ["SKILL.md", "code/main.py", "skill.toml"];
+    for path in files {
+        let params = json!({ "name": "user.one", "path": path });
+        let read = gateway.client().result("read_skill_file", params).unwrap();
+        std::fs::write(dir.join(path), read["content"].as_str().unwrap()).unwrap();
+    }
+    std::fs::write(dir.join("code/json.py"), "").unwrap();
+    let more = "\"code/json.py\": is none of the files that were published";
+    is_broken(&gateway, "execute_skill", more);
+    std::fs::remove_file(dir.join("code/json.py")).unwrap();
+    runs(&gateway);
     gateway.stop();
 }

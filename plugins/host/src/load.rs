@@ -229,6 +229,8 @@ pub(crate) struct Checked {
     /// A sealed memfd.
     pub(crate) copy: File,
     pub(crate) inspection: Inspection,
+    /// [`Pin::guarded`].
+    pub(crate) guarded: bool,
     /// What its signature says that it is, when a key was configured.
     signed: Option<String>,
 }
@@ -263,6 +265,7 @@ pub(crate) fn check(path: &Path, pin: &Pin) -> Result<Checked, LoadError> {
     Ok(Checked {
         copy,
         inspection,
+        guarded: pin.guarded,
         signed,
     })
 }

@@ -65,6 +65,8 @@ pub struct Plugin(Arc<Inner>);
 struct Inner {
     info: Info,
     inspection: Inspection,
+    /// Not of this program's own: see [`Pin::guarded`].
+    guarded: bool,
     home: Home,
 }
 
@@ -105,7 +107,7 @@ impl Plugin {
         if isolation == Isolation::Gateway && checked.inspection.own_process.is_none() {
             return Plugin::load_here(checked);
         }
-        let inspection = checked.inspection.clone();
+        let (inspection, guarded) = (checked.inspection.clone(), checked.guarded);
         let image = Image {
             checked,
             settings: settings.clone(),
@@ -114,6 +116,7 @@ impl Plugin {
         Ok(Plugin(Arc::new(Inner {
             info: first.info.clone(),
             inspection,
+            guarded,
             home: Home::There {
                 offers: first.offers,
                 image: Arc::new(image),
@@ -148,6 +151,7 @@ impl Plugin {
         Plugin(Arc::new(Inner {
             info: loaded.info.clone(),
             inspection: checked.inspection,
+            guarded: checked.guarded,
             home: Home::Here {
                 loaded: Arc::new(loaded),
             },
@@ -200,7 +204,8 @@ impl Plugin {
     /// destroyed.
     pub async fn storage(&self, config: CreateRequest) -> Result<Arc<StorageInstance>> {
         let (instance, caps) = self.make::<StorageTable>(config).await?;
-        Ok(Arc::new(StorageInstance::new(instance, caps)))
+        let is_ours = !self.0.guarded;
+        Ok(Arc::new(StorageInstance::new(instance, caps, is_ours)))
     }
 
     /// Makes a sandbox instance, on a blocking thread; see [`Plugin::storage`]. The error of a host that lacks a layer

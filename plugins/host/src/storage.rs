@@ -26,6 +26,7 @@ type StoreCall<A> = Call<StorageTable, A>;
 pub struct StorageInstance {
     store: Store,
     caps: u32,
+    is_ours: bool,
 }
 
 impl std::fmt::Debug for StorageInstance {
@@ -74,8 +75,18 @@ fn read(
 }
 
 impl StorageInstance {
-    pub(crate) fn new(store: Store, caps: u32) -> Self {
-        StorageInstance { store, caps }
+    pub(crate) fn new(store: Store, caps: u32, is_ours: bool) -> Self {
+        StorageInstance {
+            store,
+            caps,
+            is_ours,
+        }
+    }
+
+    /// Its plugin came with this program: the operator's pin of it is not [`crate::Pin::guarded`]. Not by what it says of itself.
+    #[must_use]
+    pub fn is_ours(&self) -> bool {
+        self.is_ours
     }
 
     /// `ST_*` of the ABI, as it said when it was made.

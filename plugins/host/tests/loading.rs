@@ -9,8 +9,8 @@ mod support;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 
-use skillgate_plugin_host::{LoadError, Pin, Plugin, inspect};
-use support::{load, probe, sdk_plugin};
+use skillgate_plugin_host::{Isolation, LoadError, Pin, Plugin, inspect};
+use support::{compile, config, load, probe, sdk_plugin, settings};
 
 fn refusal(path: &Path, pin: &Pin) -> String {
     let error: LoadError = Plugin::load(path, pin).unwrap_err();
@@ -295,6 +295,25 @@ fn a_way_to_the_file_that_others_can_change() {
     let endless = root.join("endless");
     std::os::unix::fs::symlink("endless", &endless).unwrap();
     assert!(refusal(&endless, &guarded).contains("cannot be read"));
+}
+
+#[tokio::test]
+async fn a_store_knows_whether_its_plugin_came_with_the_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["-Wno-unused-function", "-pthread"];
+    let file = compile("../example-c/store.c", dir.path(), "store", &options);
+    for guarded in [false, true] {
+        let pin = Pin {
+            guarded,
+            ..Pin::default()
+        };
+        for isolation in [Isolation::Gateway, Isolation::Process] {
+            let plugin = Plugin::open(&file, &pin, isolation, &settings()).unwrap();
+            let store = plugin.storage(config("{}")).await.unwrap();
+            assert_eq!(store.is_ours(), !guarded, "{isolation:?}");
+            store.shutdown().await.unwrap();
+        }
+    }
 }
 
 /// Only root can give a file away.
