@@ -49,6 +49,8 @@ pub struct Skill {
     frontmatter: Value,
     /// The store that said so.
     store: Weak<StorageInstance>,
+    /// To ask it for the directory.
+    turn: trees::Turn,
 }
 
 impl Skill {
@@ -74,6 +76,7 @@ impl Skill {
             manifest,
             frontmatter: Value::Null,
             store: Weak::new(),
+            turn: trees::Turn::default(),
         })
     }
 
@@ -505,6 +508,7 @@ fn parse(
         manifest_json,
         frontmatter: Value::Object(skill_md.frontmatter),
         store: Arc::downgrade(store),
+        turn: trees::Turn::default(),
     })
 }
 

@@ -3,7 +3,7 @@
 use skillgate_plugin_sdk::{abi, model};
 
 /// What can go wrong with a skill.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// Missing, hidden or another tenant's: the same words for all.
     #[error(

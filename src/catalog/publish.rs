@@ -9,6 +9,7 @@ use skillgate_skill::{
     Bundle, Code, Manifest, PathError, Problem, SKILL_MD, SKILL_TOML, SkillPath,
 };
 
+use super::trees::Turn;
 use super::{Catalog, Error, Skill, content};
 use crate::auth::Caller;
 
@@ -121,6 +122,7 @@ impl Catalog {
                 manifest_json,
                 frontmatter: Value::Object(frontmatter),
                 store: Weak::new(),
+                turn: Turn::default(),
             }),
             put,
             warnings,

@@ -4,12 +4,14 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use skillgate_plugin_host::StorageInstance;
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Content, Source};
+use tokio::sync::OwnedMutexGuard;
 
 use super::{Catalog, Error, Skill, broken, given};
 
@@ -96,15 +98,39 @@ impl Catalog {
     /// # Errors
     /// [`Error::Broken`], [`Error::Replaced`], [`Error::Store`].
     pub async fn tree(&self, tenant: &str, skill: &Arc<Skill>) -> Result<Source, Error> {
-        if let Some(dir) = self.0.trees.open(skill, Instant::now()) {
-            return Ok(Source::Fd(dir));
+        let kept = || self.0.trees.open(skill, Instant::now()).map(Source::Fd);
+        if let Some(source) = kept() {
+            return Ok(source);
         }
+        if skill.turn.is_for_nothing() {
+            return self.ask(tenant, skill, &mut None).await;
+        }
+        let turn = skill.turn.take().await?;
+        if let Some(source) = kept() {
+            return Ok(source);
+        }
+        if skill.turn.is_for_nothing() {
+            drop(turn);
+            return self.ask(tenant, skill, &mut None).await;
+        }
+        let mut turn = Some(turn);
+        let asked = self.ask(tenant, skill, &mut turn).await;
+        skill.turn.ended(turn, &asked);
+        asked
+    }
+
+    async fn ask(
+        &self,
+        tenant: &str,
+        skill: &Arc<Skill>,
+        turn: &mut Option<Taken>,
+    ) -> Result<Source, Error> {
         let source = self.source_of(tenant, skill).await?;
         let given = source
             .skill_tree(tenant, skill.name(), skill.version())
             .await
             .map_err(Error::Store)?;
-        match looked_at(given, skill, &source).await? {
+        match looked_at(given, skill, &source, turn).await? {
             Content::Dir(fd) => {
                 let owner = self.owner(tenant, skill.name());
                 let dir = self.0.trees.keep(owner, skill, fd, Instant::now());
@@ -119,22 +145,71 @@ impl Catalog {
     }
 }
 
+/// Who asks a store for a skill's directory: one at a time. Runs that come meanwhile wait for the same answer: at the end of the
+/// minute, and after a start, they come together.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    last_failure: Arc<tokio::sync::Mutex<Option<Error>>>,
+    failures: AtomicU64,
+    gives_archives: AtomicBool,
+}
+
+type Taken = OwnedMutexGuard<Option<Error>>;
+
+impl Turn {
+    /// What is not kept is asked for by each on its own.
+    fn is_for_nothing(&self) -> bool {
+        self.gives_archives.load(Ordering::Relaxed)
+    }
+
+    /// Waits for who asks. Who goes away without an answer leaves the turn to the next one.
+    ///
+    /// # Errors
+    /// What that one was told: of a store that does not work, many would ask one after the other.
+    async fn take(&self) -> Result<Taken, Error> {
+        let failures = self.failures.load(Ordering::Acquire);
+        let taken = self.last_failure.clone().lock_owned().await;
+        match &*taken {
+            Some(error) if self.failures.load(Ordering::Acquire) != failures => Err(error.clone()),
+            _ => Ok(taken),
+        }
+    }
+
+    fn ended(&self, taken: Option<Taken>, asked: &Result<Source, Error>) {
+        match asked {
+            Ok(Source::Tar(_)) => self.gives_archives.store(true, Ordering::Relaxed),
+            Ok(_) => {}
+            Err(error) => {
+                if let Some(mut taken) = taken {
+                    *taken = Some(error.clone());
+                    self.failures.fetch_add(1, Ordering::Release);
+                }
+            }
+        }
+    }
+}
+
 /// What is given, if it is what was published. An operator changes his own files as he likes. The store that came with this
 /// program looks itself, and reads again only what has changed: to read all of it here too would cost a run more than that.
 async fn looked_at(
     given: Content,
     skill: &Arc<Skill>,
     store: &StorageInstance,
+    turn: &mut Option<Taken>,
 ) -> Result<Content, Error> {
     if skill.record.read_only || store.is_ours() {
         return Ok(given);
     }
-    let of = skill.clone();
-    let look =
-        tokio::task::spawn_blocking(move || given::is_of(&given, &of.record.files).map(|()| given));
+    let (of, taken) = (skill.clone(), turn.take());
+    // A caller who goes away does not end it, so until it ends nobody else begins another one.
+    let look = tokio::task::spawn_blocking(move || {
+        let seen = given::is_of(&given, &of.record.files);
+        (seen.map(|()| given), taken)
+    });
     let outcome = look.await;
-    let outcome = outcome.map_err(|_| broken(&skill.record, "a reader ended early"))?;
-    outcome.map_err(|why| broken(&skill.record, &why))
+    let (seen, taken) = outcome.map_err(|_| broken(&skill.record, "a reader ended early"))?;
+    *turn = taken;
+    seen.map_err(|why| broken(&skill.record, &why))
 }
 
 /// Of a skill that another store has described: that this one has the same. What a call was decided about is what it gets, and
@@ -166,7 +241,9 @@ fn again(dir: &OwnedFd) -> Option<OwnedFd> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future as _;
     use std::io::{Seek as _, SeekFrom};
+    use std::task::Poll;
 
     use super::*;
 
@@ -274,5 +351,32 @@ mod tests {
         assert!(trees.kept().is_empty());
         keep(later);
         assert!(trees.open(&of, later).is_some());
+    }
+
+    #[tokio::test]
+    async fn one_asks_and_the_others_have_the_same_answer() {
+        let turn = Turn::default();
+        let failed = || {
+            let why = broken(&skill().record, "the first answer");
+            Err::<Source, _>(why)
+        };
+        let first = turn.take().await.unwrap();
+        let (mut second, mut third) = (Box::pin(turn.take()), Box::pin(turn.take()));
+        for waits in [&mut second, &mut third] {
+            let seen = std::future::poll_fn(|context| Poll::Ready(waits.as_mut().poll(context)));
+            assert!(seen.await.is_pending());
+        }
+        turn.ended(Some(first), &failed());
+        for waits in [second, third] {
+            let told = waits.await.map(drop).unwrap_err();
+            assert!(told.to_string().ends_with("the first answer"), "{told}");
+        }
+        // Whoever comes after that asks again, and so does the next one where nobody was told anything.
+        drop(turn.take().await.unwrap());
+        let taken = turn.take().await.unwrap();
+        assert!(!turn.is_for_nothing());
+        let tar = File::open("/dev/null").unwrap().into();
+        turn.ended(Some(taken), &Ok(Source::Tar(tar)));
+        assert!(turn.is_for_nothing());
     }
 }

@@ -1,10 +1,18 @@
-//! A store of a vendor's that gives what was not published: nothing of it is shown or run (needs `cc`).
+//! A store of a vendor's: nothing that it gives and that was not published is shown or run, and what it is asked for (need `cc`).
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
 use serde_json::json;
 
 use crate::alone;
 use crate::examples::{changed, instead};
+use crate::operator::metrics;
+use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
+
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A gateway whose store is the example's with other words in the place of some, and one skill in it.
 fn with_store(house: &House, changes: &[(&str, &str)]) -> Gateway {
@@ -81,30 +89,80 @@ fn an_archive_that_is_not_what_was_published_is_not_run() {
     gateway.stop();
 }
 
+/// For the store's function, in C: first something else, and then this directory.
+fn gives(dir: &Path, first: &str) -> String {
+    format!(
+        "c.kind = SKG_CONTENT_DIR;\n    {first}\n    c.fd = open({dir:?}, O_RDONLY | O_DIRECTORY | O_CLOEXEC);\n    \
+         if (c.fd >= 0) {{ if (finish(s, op, SKG_OK, NULL, &c) != SKG_OK) close(c.fd); return SKG_OK; }}"
+    )
+}
+
+/// The skill's files, as they were published.
+fn copy(gateway: &Gateway, dir: &Path) {
+    for path in ["SKILL.md", "code/main.py", "skill.toml"] {
+        let params = json!({ "name": "user.one", "path": path });
+        let read = gateway.client().result("read_skill_file", params).unwrap();
+        std::fs::write(dir.join(path), read["content"].as_str().unwrap()).unwrap();
+    }
+}
+
 #[test]
 fn a_directory_that_is_not_what_was_published_is_not_run() {
     let _alone = alone();
     let house = House::new(Settings::default());
     let dir = house.path().join("shown");
     std::fs::create_dir_all(dir.join("code")).unwrap();
-    let gives = format!(
-        "c.kind = SKG_CONTENT_DIR;\n    c.fd = open({dir:?}, O_RDONLY | O_DIRECTORY | O_CLOEXEC);\n    \
-         if (c.fd >= 0) {{ if (finish(s, op, SKG_OK, NULL, &c) != SKG_OK) close(c.fd); return SKG_OK; }}\n    \
-        "
-    );
+    let gives = gives(&dir, "");
     let tar = "c.kind = SKG_CONTENT_TAR;";
     let gateway = with_store(&house, &[(tar, &gives)]);
     is_broken(&gateway, "execute_skill", "SKILL.md: is not there");
-    let files = ["SKILL.md", "code/main.py", "skill.toml"];
-    for path in files {
-        let params = json!({ "name": "user.one", "path": path });
-        let read = gateway.client().result("read_skill_file", params).unwrap();
-        std::fs::write(dir.join(path), read["content"].as_str().unwrap()).unwrap();
-    }
+    copy(&gateway, &dir);
     std::fs::write(dir.join("code/json.py"), "").unwrap();
     let more = "\"code/json.py\": is none of the files that were published";
     is_broken(&gateway, "execute_skill", more);
     std::fs::remove_file(dir.join("code/json.py")).unwrap();
     runs(&gateway);
+    gateway.stop();
+}
+
+#[test]
+fn runs_that_come_together_have_their_store_asked_once() {
+    const RUNS: usize = 4;
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let dir = house.path().join("shown");
+    std::fs::create_dir_all(dir.join("code")).unwrap();
+    let (asked, pipe) = (house.path().join("asked"), house.path().join("go"));
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    // It notes that it was asked, and waits until somebody has written into a pipe.
+    let waits = format!(
+        "{{ char go; int note = open({asked:?}, O_WRONLY | O_CREAT | O_APPEND, 0600), pipe;\n    \
+         if (note >= 0 && write(note, \"x\", 1) > 0) close(note);\n    \
+         pipe = open({pipe:?}, O_RDONLY); if (read(pipe, &go, 1) >= 0) close(pipe); }}"
+    );
+    let tar = "c.kind = SKG_CONTENT_TAR;";
+    let gateway = with_store(&house, &[(tar, &gives(&dir, &waits))]);
+    copy(&gateway, &dir);
+    let runs: Vec<_> = std::iter::repeat_with(|| gateway.client())
+        .take(RUNS)
+        .map(|mut client| {
+            let params = json!({ "name": "user.one", "args": {} });
+            client.ask("execute_skill", params).unwrap();
+            client
+        })
+        .collect();
+    let decided = format!(
+        "skillgate_policy_decisions_total{{action=\"execute_skill\",decision=\"allow\",mode=\"enforce\"}} {RUNS}\n"
+    );
+    eventually("all have been decided about", PATIENCE, || {
+        metrics(&gateway).contains(&decided) && asked.exists()
+    });
+    std::fs::write(pipe, "x").unwrap();
+    for mut run in runs {
+        let answer = run.answer().unwrap().json().unwrap();
+        assert_eq!(answer["result"]["output"], 1, "{answer}");
+    }
+    assert_eq!(std::fs::read_to_string(asked).unwrap(), "x");
     gateway.stop();
 }
