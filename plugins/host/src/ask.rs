@@ -23,6 +23,9 @@ pub(crate) trait Ask<T: Table>: Wire + Send + Sync + 'static {
     /// What it is answered with.
     type Answer: Wire + Send + 'static;
 
+    /// Whom it is for; empty: for the gateway itself.
+    fn tenant(&self) -> &str;
+
     /// It is about to reach the plugin.
     fn begun(&self) {}
 
@@ -111,6 +114,9 @@ impl<T: Table> Ask<T> for AskHealth {
     const NAME: &'static str = "health";
     const CODE: u8 = 1;
     type Answer = Health;
+    fn tenant(&self) -> &str {
+        ""
+    }
     fn invoke(&self, table: &T, op: abi::Op) -> i32 {
         match table.health() {
             // SAFETY: the instance lives until its ops have ended.
@@ -131,6 +137,9 @@ impl<T: Table> Ask<T> for Drain {
     const NAME: &'static str = "drain";
     const CODE: u8 = 2;
     type Answer = ();
+    fn tenant(&self) -> &str {
+        ""
+    }
     fn invoke(&self, table: &T, op: abi::Op) -> i32 {
         match table.drain() {
             // SAFETY: the instance lives until its ops have ended.
@@ -153,6 +162,9 @@ impl Ask<StorageTable> for SkillList {
     const NAME: &'static str = "skill_list";
     const CODE: u8 = 10;
     type Answer = SkillPage;
+    fn tenant(&self) -> &str {
+        &self.0.tenant
+    }
     fn invoke(&self, t: &StorageTable, op: abi::Op) -> i32 {
         invoke!(t.skill_list(op, &request::list(&self.0)))
     }
@@ -211,6 +223,9 @@ impl Ask<StorageTable> for SkillGet {
     const NAME: &'static str = "skill_get";
     const CODE: u8 = 11;
     type Answer = Skill;
+    fn tenant(&self) -> &str {
+        &self.0.tenant
+    }
     fn invoke(&self, t: &StorageTable, op: abi::Op) -> i32 {
         invoke!(t.skill_get(op, self.0.tenant(), &self.0.skill()))
     }
@@ -233,6 +248,9 @@ impl Ask<StorageTable> for SkillRead {
     const NAME: &'static str = "skill_read";
     const CODE: u8 = 12;
     type Answer = Content;
+    fn tenant(&self) -> &str {
+        &self.which.tenant
+    }
     fn invoke(&self, t: &StorageTable, op: abi::Op) -> i32 {
         let path = abi::Str::of(&self.path);
         invoke!(t.skill_read(op, self.which.tenant(), &self.which.skill(), path))
@@ -251,6 +269,9 @@ impl Ask<StorageTable> for SkillTree {
     const NAME: &'static str = "skill_tree";
     const CODE: u8 = 13;
     type Answer = Content;
+    fn tenant(&self) -> &str {
+        &self.0.tenant
+    }
     fn invoke(&self, t: &StorageTable, op: abi::Op) -> i32 {
         invoke!(t.skill_tree(op, self.0.tenant(), &self.0.skill()))
     }
@@ -268,6 +289,9 @@ impl Ask<StorageTable> for SkillPut {
     const NAME: &'static str = "skill_put";
     const CODE: u8 = 14;
     type Answer = Skill;
+    fn tenant(&self) -> &str {
+        &self.0.tenant
+    }
     fn invoke(&self, t: &StorageTable, op: abi::Op) -> i32 {
         let files = request::put_files(&self.0);
         invoke!(t.skill_put(op, &request::put(&self.0, &files)))
@@ -296,6 +320,9 @@ impl Ask<SandboxTable> for Run {
     const NAME: &'static str = "run";
     const CODE: u8 = 30;
     type Answer = RunResult;
+    fn tenant(&self) -> &str {
+        &self.0.tenant
+    }
     fn invoke(&self, table: &SandboxTable, op: abi::Op) -> i32 {
         match table.0.run {
             // SAFETY: the instance lives, and the request is borrowed for the call.

@@ -8,7 +8,7 @@ use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{BlobStat, Error, Result};
 
 use crate::ask::{BlobCommit, BlobRead, BlobWrite, Handle};
-use crate::call::{Call, Place};
+use crate::call::{Call, Home, Place};
 use crate::instance::StorageTable;
 
 type Store = Place<StorageTable>;
@@ -18,6 +18,8 @@ type StoreCall<A> = Call<StorageTable, A>;
 /// it: it is closed when the caller and the last op have let go.
 struct Held {
     store: Store,
+    /// Whose blob it is, and so its calls.
+    tenant: Arc<str>,
     handle: Handle,
     /// It is still there to be closed.
     open: Arc<AtomicBool>,
@@ -45,9 +47,10 @@ impl Which {
 }
 
 impl Held {
-    fn new(store: &Store, handle: u64, life: u64, which: Which) -> Arc<Self> {
+    fn new(store: &Store, tenant: Arc<str>, handle: u64, life: u64, which: Which) -> Arc<Self> {
         Arc::new(Held {
             store: store.clone(),
+            tenant,
             handle: Handle {
                 number: handle,
                 life,
@@ -64,11 +67,11 @@ impl Drop for Held {
             return;
         }
         let (which, handle) = (self.which, self.handle);
-        match &self.store {
-            Place::Here(instance) => {
+        match &self.store.home {
+            Home::Here(instance) => {
                 instance.background(move |table| which.close(table, handle.number));
             }
-            Place::There(remote) => remote.close(which, handle),
+            Home::There(remote) => remote.close(which, handle),
         }
     }
 }
@@ -106,17 +109,21 @@ impl std::fmt::Debug for BlobWriter {
 }
 
 impl BlobWriter {
-    pub(crate) fn new(store: &Store, handle: u64, life: u64) -> Self {
+    pub(crate) fn new(store: &Store, tenant: Arc<str>, handle: u64, life: u64) -> Self {
         BlobWriter {
-            held: Held::new(store, handle, life, Which::Writer),
+            held: Held::new(store, tenant, handle, life, Which::Writer),
             busy: Busy::default(),
         }
     }
 
     fn start_write(&mut self, data: Bytes) -> Result<StoreCall<()>> {
         self.busy.start("blob_write")?;
-        let (held, writer) = (Arc::clone(&self.held), self.held.handle);
-        let write = BlobWrite { writer, data };
+        let held = Arc::clone(&self.held);
+        let write = BlobWrite {
+            tenant: Arc::clone(&held.tenant),
+            writer: held.handle,
+            data,
+        };
         self.held
             .store
             .call_with(write, None, move |(), _| drop(held))
@@ -140,6 +147,7 @@ impl BlobWriter {
         self.busy.start("blob_commit")?;
         let held = self.held;
         let commit = BlobCommit {
+            tenant: Arc::clone(&held.tenant),
             writer: held.handle,
             open: Arc::clone(&held.open),
         };
@@ -186,6 +194,7 @@ impl BlobReader {
     /// Of `[offset, offset + len)`; `len` 0: to the end.
     pub(crate) fn new(
         store: &Store,
+        tenant: Arc<str>,
         handle: u64,
         life: u64,
         stat: BlobStat,
@@ -194,7 +203,7 @@ impl BlobReader {
     ) -> Self {
         let there = stat.size_bytes.saturating_sub(offset);
         BlobReader {
-            held: Held::new(store, handle, life, Which::Reader),
+            held: Held::new(store, tenant, handle, life, Which::Reader),
             left: if len == 0 { there } else { len.min(there) },
             stat,
             busy: Busy::default(),
@@ -210,7 +219,11 @@ impl BlobReader {
     fn start_read(&mut self, max: usize) -> Result<StoreCall<(Vec<u8>, bool)>> {
         self.busy.start("blob_read")?;
         let held = Arc::clone(&self.held);
-        let read = BlobRead::new(held.handle, max.clamp(1, READ_BYTES));
+        let read = BlobRead::new(
+            Arc::clone(&held.tenant),
+            held.handle,
+            max.clamp(1, READ_BYTES),
+        );
         self.held.store.call_with(read, None, move |read, _| {
             drop(held);
             read

@@ -13,9 +13,15 @@ use crate::counts::CallCounts;
 use crate::instance::{Begun, Instance, Table, on_event_loop};
 use crate::process::{Asked, Remote};
 use crate::sandbox::RunContext;
+use crate::shares::{Share, Shares};
 
 /// An instance. Cheap to clone; it is destroyed when the last clone is gone and every op has ended.
-pub(crate) enum Place<T: Table> {
+pub(crate) struct Place<T: Table> {
+    pub(crate) home: Home<T>,
+    shares: Arc<Shares>,
+}
+
+pub(crate) enum Home<T: Table> {
     /// In this process.
     Here(Arc<Instance<T>>),
     /// In a process of its own.
@@ -24,14 +30,29 @@ pub(crate) enum Place<T: Table> {
 
 impl<T: Table> Clone for Place<T> {
     fn clone(&self) -> Self {
-        match self {
-            Place::Here(instance) => Place::Here(Arc::clone(instance)),
-            Place::There(remote) => Place::There(Arc::clone(remote)),
-        }
+        let home = match &self.home {
+            Home::Here(instance) => Home::Here(Arc::clone(instance)),
+            Home::There(remote) => Home::There(Arc::clone(remote)),
+        };
+        let shares = Arc::clone(&self.shares);
+        Place { home, shares }
     }
 }
 
 impl<T: Table> Place<T> {
+    pub(crate) fn here(instance: Arc<Instance<T>>) -> Self {
+        Place::at(Home::Here(instance))
+    }
+
+    pub(crate) fn there(remote: Arc<Remote>) -> Self {
+        Place::at(Home::There(remote))
+    }
+
+    fn at(home: Home<T>) -> Self {
+        let shares = Shares::new(T::CALLS_MAX);
+        Place { home, shares }
+    }
+
     /// A call, not started yet.
     pub(crate) fn call<A: Ask<T>>(&self, ask: A) -> Result<Call<T, A::Answer>> {
         self.call_with(ask, None, |answer, _| answer)
@@ -45,18 +66,21 @@ impl<T: Table> Place<T> {
         run: Option<Arc<RunContext>>,
         map: impl FnOnce(A::Answer, u64) -> B + Send + 'static,
     ) -> Result<Call<T, B>> {
+        let share = self.share(&ask)?;
         let (send, answer) = oneshot::channel();
         // Nobody is waiting any more when the caller has left: the answer ends here, with what it holds.
-        let to = match self {
-            Place::Here(instance) => {
+        let to = match &self.home {
+            Home::Here(instance) => {
                 let then = move |answer: Result<A::Answer>| {
+                    drop(share);
                     drop(send.send(answer.map(|answer| map(answer, 0))));
                 };
                 let begun = instance.begin(ask, run, then)?;
                 let op = begun.op();
                 To::Here(Some(begun), Arc::clone(instance), op)
             }
-            Place::There(remote) => To::There(remote.ask::<T, A>(ask, run, move |answer| {
+            Home::There(remote) => To::There(remote.ask::<T, A>(ask, run, move |answer| {
+                drop(share);
                 drop(send.send(answer.map(|(answer, life)| map(answer, life))));
             })?),
         };
@@ -68,26 +92,47 @@ impl<T: Table> Place<T> {
         })
     }
 
+    /// One of the calls that it may have, for the tenant that this one is for.
+    fn share<A: Ask<T>>(&self, ask: &A) -> Result<Share> {
+        self.shares.take(ask.tenant()).map_err(|held| {
+            let (name, plugin) = (A::NAME, self.plugin());
+            let message = format!(
+                "{name}: {held} calls of this tenant wait for the plugin {plugin}, and it gets no more: what that works with is \
+                 slow, or hangs"
+            );
+            self.counts().add(name, abi::E_UNAVAILABLE);
+            let error = Error::new(abi::E_UNAVAILABLE, message);
+            error.not_executed().retryable(1000)
+        })
+    }
+
+    fn plugin(&self) -> &str {
+        match &self.home {
+            Home::Here(instance) => &instance.host.plugin,
+            Home::There(remote) => remote.plugin(),
+        }
+    }
+
     /// As the configuration names it.
     pub(crate) fn name(&self) -> &str {
-        match self {
-            Place::Here(instance) => &instance.host.instance,
-            Place::There(remote) => remote.instance(),
+        match &self.home {
+            Home::Here(instance) => &instance.host.instance,
+            Home::There(remote) => remote.instance(),
         }
     }
 
     pub(crate) fn counts(&self) -> CallCounts {
-        match self {
-            Place::Here(instance) => instance.counts.clone(),
-            Place::There(remote) => remote.counts(),
+        match &self.home {
+            Home::Here(instance) => instance.counts.clone(),
+            Home::There(remote) => remote.counts(),
         }
     }
 
     /// Calls that have not ended.
     pub(crate) fn in_flight(&self) -> usize {
-        match self {
-            Place::Here(instance) => instance.in_flight(),
-            Place::There(remote) => remote.in_flight(),
+        match &self.home {
+            Home::Here(instance) => instance.in_flight(),
+            Home::There(remote) => remote.in_flight(),
         }
     }
 
@@ -96,18 +141,18 @@ impl<T: Table> Place<T> {
 
     /// Has anybody else this instance, to call it or until a call, reader or writer ends?
     pub(crate) fn is_used(&self) -> bool {
-        match self {
-            Place::Here(instance) => Arc::strong_count(instance) > 1,
+        match &self.home {
+            Home::Here(instance) => Arc::strong_count(instance) > 1,
             // A call that its caller has given up goes on without it.
-            Place::There(remote) => Arc::strong_count(remote) > 1 || remote.has_calls(),
+            Home::There(remote) => Arc::strong_count(remote) > 1 || remote.has_calls(),
         }
     }
 
     /// Resolves when destroy() has returned, or its process is gone.
     pub(crate) fn destroyed(&self) -> Destroyed {
-        Destroyed(match self {
-            Place::Here(instance) => instance.destroyed(),
-            Place::There(remote) => remote.destroyed(),
+        Destroyed(match &self.home {
+            Home::Here(instance) => instance.destroyed(),
+            Home::There(remote) => remote.destroyed(),
         })
     }
 }

@@ -19,16 +19,17 @@ use crate::sandbox::RunContext;
 /// Calls into one blocking store at once, each on a thread of the runtime's; those beyond wait for one of these to end. Runs
 /// are not counted here: who starts them does.
 pub const STORE_THREADS_MAX: usize = 64;
-/// Calls into one blocking store that wait for such a thread; those beyond are refused (`SKG_E_UNAVAILABLE`). A store that works
-/// has done with so many in a moment, and of one that hangs nobody should wait for more.
-pub const STORE_WAITING_MAX: usize = 4096;
+/// Calls into one store, wherever it is, that have not ended, those included that wait for a thread. Tenants share them; those
+/// beyond are refused (`SKG_E_UNAVAILABLE`). A store that works has done with so many in a moment, and of one that hangs nobody
+/// should wait for more.
+pub const STORE_CALLS_MAX: usize = 4096;
 
 /// The functions that every kind of instance has. `Copy`: our own zero-filled copy of the plugin's table.
 pub(crate) trait Table: Copy + Send + Sync + 'static {
     /// Blocking threads that an instance may have.
     const THREADS_MAX: usize;
-    /// Calls that wait for one of them.
-    const WAITING_MAX: usize;
+    /// Calls of an instance that have not ended.
+    const CALLS_MAX: usize;
     fn self_(&self) -> *mut c_void;
     fn cancel(&self) -> Option<unsafe extern "C" fn(*mut c_void, abi::Op)>;
     fn health(&self) -> Option<unsafe extern "C" fn(*mut c_void, abi::Op) -> i32>;
@@ -37,7 +38,7 @@ pub(crate) trait Table: Copy + Send + Sync + 'static {
 }
 
 macro_rules! table {
-    ($name:ident, $abi:ty, $threads_max:expr, $waiting_max:expr) => {
+    ($name:ident, $abi:ty, $threads_max:expr, $calls_max:expr) => {
         #[derive(Clone, Copy)]
         pub(crate) struct $name(pub(crate) $abi);
         // SAFETY: the contract: every function may be called from any thread, concurrently with itself.
@@ -46,7 +47,7 @@ macro_rules! table {
         unsafe impl Sync for $name {}
         impl Table for $name {
             const THREADS_MAX: usize = $threads_max;
-            const WAITING_MAX: usize = $waiting_max;
+            const CALLS_MAX: usize = $calls_max;
             fn self_(&self) -> *mut c_void {
                 self.0.self_
             }
@@ -69,7 +70,7 @@ table!(
     StorageTable,
     abi::Storage,
     STORE_THREADS_MAX,
-    STORE_WAITING_MAX
+    STORE_CALLS_MAX
 );
 table!(SandboxTable, abi::Sandbox, usize::MAX, usize::MAX);
 
@@ -121,7 +122,7 @@ impl<T: Table> Instance<T> {
             counts: CallCounts::default(),
             blocking,
             runtime,
-            lane: Lane::new(T::THREADS_MAX, T::WAITING_MAX),
+            lane: Lane::new(T::THREADS_MAX),
             destroyed: Arc::new(watch::Sender::new(false)),
             place: Some(place),
         })
@@ -177,9 +178,6 @@ impl<T: Table> Instance<T> {
     pub(crate) fn start(&self, mut begun: Begun<T>) {
         if !self.blocking {
             return begun.invoke();
-        }
-        if self.lane.is_full() {
-            return begun.refuse(T::WAITING_MAX);
         }
         begun.queued = true;
         let call = Some(begun.op);
@@ -297,18 +295,6 @@ impl<T: Table> Begun<T> {
         if let Some(invoke) = self.invoke.take() {
             self.instance.invoke(self.name, self.op, invoke);
         }
-    }
-
-    /// Too many wait.
-    fn refuse(mut self, waiting: usize) {
-        self.invoke = None;
-        let (name, plugin) = (self.name, &self.instance.host.plugin);
-        let message = format!(
-            "{name}: {waiting} calls of the plugin {plugin} wait already: what it works with is slow, or hangs"
-        );
-        let error = Error::new(abi::E_UNAVAILABLE, message);
-        self.instance
-            .abandon(self.op, error.not_executed().retryable(1000));
     }
 }
 

@@ -13,8 +13,6 @@ type Job = Box<dyn FnOnce() + Send>;
 /// The blocking threads that one instance has, and what waits for one of them.
 pub(crate) struct Lane {
     threads_max: usize,
-    /// Jobs beyond those threads that wait before it is full.
-    waiting_max: usize,
     state: Mutex<State>,
 }
 
@@ -32,10 +30,9 @@ struct Thread {
 }
 
 impl Lane {
-    pub(crate) fn new(threads_max: usize, waiting_max: usize) -> Arc<Self> {
+    pub(crate) fn new(threads_max: usize) -> Arc<Self> {
         Arc::new(Lane {
             threads_max,
-            waiting_max,
             state: Mutex::default(),
         })
     }
@@ -43,11 +40,6 @@ impl Lane {
     /// No job runs, and none is dropped, under this lock.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether no more should wait. Whoever asks side by side with others may each add one.
-    pub(crate) fn is_full(&self) -> bool {
-        self.state().waiting.len() >= self.waiting_max
     }
 
     /// Drops the job of a call that still waits; false where none does.
@@ -125,7 +117,7 @@ mod tests {
     #[test]
     fn jobs_have_their_turn_or_end_unheard() {
         let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
-        let (lane, handle) = (Lane::new(1, 9), runtime.handle().clone());
+        let (lane, handle) = (Lane::new(1), runtime.handle().clone());
         let (done, order) = mpsc::channel();
         let say = |number| {
             let done = done.clone();
@@ -156,21 +148,19 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_and_leaves_with_its_call() {
+    fn what_waits_leaves_with_its_call() {
         let runtime = tokio::runtime::Builder::new_multi_thread().build().unwrap();
-        let (lane, handle) = (Lane::new(1, 2), runtime.handle().clone());
+        let (lane, handle) = (Lane::new(1), runtime.handle().clone());
         let (done, order) = mpsc::channel();
         let (go, gone) = mpsc::channel::<()>();
         lane.run(&handle, Some(1), move || gone.recv().unwrap());
         for number in 2..4 {
-            assert!(!lane.is_full());
             let done = done.clone();
             lane.run(&handle, Some(number), move || done.send(number).unwrap());
         }
-        assert!(lane.is_full());
         assert!(!lane.give_up(1), "it has begun");
         assert!(lane.give_up(2) && !lane.give_up(2));
-        assert!(!lane.is_full());
+        assert_eq!(lane.state().waiting.len(), 1);
         go.send(()).unwrap();
         drop(done);
         assert_eq!(order.iter().collect::<Vec<_>>(), [3]);

@@ -225,7 +225,7 @@ impl Plugin {
                     make_here::<K>(&loaded, &config, runtime, Box::new(place))
                 });
                 match job.await {
-                    Ok(made) => made.map(|(instance, caps)| (Place::Here(instance), caps)),
+                    Ok(made) => made.map(|(instance, caps)| (Place::here(instance), caps)),
                     Err(error) => Err(Error::new(
                         abi::E_UNAVAILABLE,
                         format!(
@@ -251,7 +251,7 @@ impl Plugin {
                 let mut from = In::new(&caps, &mut nothing);
                 let caps = K::Caps::take(&mut from).and_then(|caps| from.end().map(|()| caps));
                 let caps = caps.map_err(|Malformed(why)| Error::new(abi::E_PROTOCOL, why))?;
-                Ok((Place::There(remote), caps))
+                Ok((Place::there(remote), caps))
             }
         }
     }

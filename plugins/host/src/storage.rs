@@ -39,9 +39,9 @@ impl std::fmt::Debug for StorageInstance {
 }
 
 fn create(store: &Store, blob: BlobCreate) -> Result<StoreCall<BlobWriter>> {
-    let keep = store.clone();
+    let (keep, tenant) = (store.clone(), blob.tenant.as_str().into());
     store.call_with(blob, None, move |handle, life| {
-        BlobWriter::new(&keep, handle, life)
+        BlobWriter::new(&keep, tenant, handle, life)
     })
 }
 
@@ -52,12 +52,11 @@ fn open(
     offset: u64,
     len: u64,
 ) -> Result<StoreCall<BlobReader>> {
-    let keep = store.clone();
-    let blob = Blob::new(tenant, id);
+    let (keep, blob, tenant) = (store.clone(), Blob::new(tenant, id), tenant.into());
     store.call_with(
         BlobOpen { blob, offset, len },
         None,
-        move |(handle, stat), life| BlobReader::new(&keep, handle, life, stat, offset, len),
+        move |(handle, stat), life| BlobReader::new(&keep, tenant, handle, life, stat, offset, len),
     )
 }
 

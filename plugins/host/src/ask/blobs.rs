@@ -37,6 +37,9 @@ impl Ask<StorageTable> for BlobCreate {
     const NAME: &'static str = "blob_create";
     const CODE: u8 = 20;
     type Answer = u64;
+    fn tenant(&self) -> &str {
+        &self.tenant
+    }
     fn invoke(&self, t: &StorageTable, op: abi::Op) -> i32 {
         invoke!(t.blob_create(op, &request::blob_create(self)))
     }
@@ -48,6 +51,8 @@ impl Ask<StorageTable> for BlobCreate {
 }
 
 pub(crate) struct BlobWrite {
+    /// As of [`BlobCommit`] and [`BlobRead`]: it does not travel, since the plugin knows whose the handle is.
+    pub(crate) tenant: Arc<str>,
     pub(crate) writer: Handle,
     pub(crate) data: Bytes,
 }
@@ -60,7 +65,12 @@ impl Wire for BlobWrite {
     fn take(from: &mut In<'_>) -> Read<Self> {
         let writer = Handle::take(from)?;
         let data = Bytes::copy_from_slice(from.data("data", usize::MAX)?);
-        Ok(BlobWrite { writer, data })
+        let tenant = Arc::default();
+        Ok(BlobWrite {
+            tenant,
+            writer,
+            data,
+        })
     }
 }
 
@@ -68,6 +78,9 @@ impl Ask<StorageTable> for BlobWrite {
     const NAME: &'static str = "blob_write";
     const CODE: u8 = 21;
     type Answer = ();
+    fn tenant(&self) -> &str {
+        &self.tenant
+    }
     fn life(&self) -> Option<u64> {
         Some(self.writer.life)
     }
@@ -80,6 +93,7 @@ impl Ask<StorageTable> for BlobWrite {
 }
 
 pub(crate) struct BlobCommit {
+    pub(crate) tenant: Arc<str>,
     pub(crate) writer: Handle,
     /// Whether the writer is still there to be thrown away.
     pub(crate) open: Arc<AtomicBool>,
@@ -91,8 +105,11 @@ impl Wire for BlobCommit {
     }
     fn take(from: &mut In<'_>) -> Read<Self> {
         let writer = Handle::take(from)?;
-        let open = Arc::default();
-        Ok(BlobCommit { writer, open })
+        Ok(BlobCommit {
+            tenant: Arc::default(),
+            writer,
+            open: Arc::default(),
+        })
     }
 }
 
@@ -100,6 +117,9 @@ impl Ask<StorageTable> for BlobCommit {
     const NAME: &'static str = "blob_commit";
     const CODE: u8 = 22;
     type Answer = BlobStat;
+    fn tenant(&self) -> &str {
+        &self.tenant
+    }
     /// The writer is gone with this call, however it ends: unless it never reaches the plugin.
     fn begun(&self) {
         self.open.store(false, Ordering::Release);
@@ -149,6 +169,9 @@ impl Ask<StorageTable> for AskStat {
     const NAME: &'static str = "blob_stat";
     const CODE: u8 = 23;
     type Answer = BlobStat;
+    fn tenant(&self) -> &str {
+        &self.0.tenant
+    }
     fn invoke(&self, t: &StorageTable, op: abi::Op) -> i32 {
         invoke!(t.blob_stat(op, self.0.tenant(), self.0.id()))
     }
@@ -173,6 +196,9 @@ impl Ask<StorageTable> for BlobOpen {
     const NAME: &'static str = "blob_open";
     const CODE: u8 = 24;
     type Answer = (u64, BlobStat);
+    fn tenant(&self) -> &str {
+        &self.blob.tenant
+    }
     fn invoke(&self, t: &StorageTable, op: abi::Op) -> i32 {
         let (tenant, id) = (self.blob.tenant(), self.blob.id());
         invoke!(t.blob_open(op, tenant, id, self.offset, self.len))
@@ -216,6 +242,7 @@ impl Drop for Target {
 }
 
 pub(crate) struct BlobRead {
+    tenant: Arc<str>,
     pub(crate) reader: Handle,
     max: usize,
     /// From the call to the plugin on; the op owns it until the plugin is done with it, whoever waits.
@@ -223,8 +250,9 @@ pub(crate) struct BlobRead {
 }
 
 impl BlobRead {
-    pub(crate) fn new(reader: Handle, max: usize) -> Self {
+    pub(crate) fn new(tenant: Arc<str>, reader: Handle, max: usize) -> Self {
         BlobRead {
+            tenant,
             reader,
             max,
             target: Mutex::new(None),
@@ -243,7 +271,7 @@ impl Wire for BlobRead {
     fn take(from: &mut In<'_>) -> Read<Self> {
         let reader = Handle::take(from)?;
         let max = usize::try_from(from.u64("max")?).unwrap_or(usize::MAX);
-        Ok(BlobRead::new(reader, max))
+        Ok(BlobRead::new(Arc::default(), reader, max))
     }
 }
 
@@ -251,6 +279,9 @@ impl Ask<StorageTable> for BlobRead {
     const NAME: &'static str = "blob_read";
     const CODE: u8 = 25;
     type Answer = (Vec<u8>, bool);
+    fn tenant(&self) -> &str {
+        &self.tenant
+    }
     fn life(&self) -> Option<u64> {
         Some(self.reader.life)
     }
@@ -294,6 +325,9 @@ impl Ask<StorageTable> for AskFd {
     const NAME: &'static str = "blob_fd";
     const CODE: u8 = 26;
     type Answer = (OwnedFd, BlobStat);
+    fn tenant(&self) -> &str {
+        &self.0.tenant
+    }
     fn invoke(&self, t: &StorageTable, op: abi::Op) -> i32 {
         invoke!(t.blob_fd(op, self.0.tenant(), self.0.id()))
     }
@@ -311,6 +345,9 @@ impl Ask<StorageTable> for BlobDelete {
     const NAME: &'static str = "blob_delete";
     const CODE: u8 = 27;
     type Answer = ();
+    fn tenant(&self) -> &str {
+        &self.0.tenant
+    }
     fn invoke(&self, t: &StorageTable, op: abi::Op) -> i32 {
         invoke!(t.blob_delete(op, self.0.tenant(), self.0.id()))
     }

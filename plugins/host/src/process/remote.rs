@@ -97,6 +97,10 @@ impl Remote {
         self.0.instance()
     }
 
+    pub(crate) fn plugin(&self) -> &str {
+        &self.0.plugin
+    }
+
     pub(crate) fn counts(&self) -> CallCounts {
         self.0.counts.clone()
     }

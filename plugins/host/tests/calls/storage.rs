@@ -1,9 +1,9 @@
 //! Stores, through the SDK.
 
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 
 use super::*;
-use skillgate_plugin_host::{STORE_THREADS_MAX, STORE_WAITING_MAX};
+use skillgate_plugin_host::{STORE_CALLS_MAX, STORE_THREADS_MAX};
 
 #[tokio::test]
 async fn skills_cross_in_both_directions() {
@@ -184,13 +184,10 @@ fn a_store_that_hangs_leaves_threads_to_runs_and_other_stores() {
     });
 }
 
-/// Nor do more than so many calls wait for it, and none that its caller has left.
+/// Nor do more than so many calls wait for it, wherever it is, and none that its caller has left; of one tenant, no more than
+/// leave some to whoever comes.
 #[test]
 fn calls_that_wait_for_a_store_that_hangs_are_so_many() {
-    if ISOLATION == Isolation::Process {
-        // There they wait in the process.
-        return;
-    }
     let dir = tempfile::tempdir().unwrap();
     let pipe = pipe_in(dir.path());
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -199,36 +196,105 @@ fn calls_that_wait_for_a_store_that_hangs_are_so_many() {
         .unwrap();
     runtime.block_on(async {
         let store = store().await;
-        let get = || Box::pin(store.skill_get("t", "hang", pipe.to_str().unwrap()));
-        let most = STORE_THREADS_MAX + STORE_WAITING_MAX;
-        let mut hanging: Vec<_> = (0..most).map(|_| get()).collect();
+        let get = |tenant| Box::pin(store.skill_get(tenant, "hang", pipe.to_str().unwrap()));
         let mut nobody = Context::from_waker(Waker::noop());
-        let all_wait = hanging
-            .iter_mut()
-            .all(|call| call.as_mut().poll(&mut nobody).is_pending());
+        let (mut hanging, mut counts, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+        for tenant in ["a", "b", "c"] {
+            let before = hanging.len();
+            while hanging.len() <= STORE_CALLS_MAX {
+                let mut call = get(tenant);
+                match call.as_mut().poll(&mut nobody) {
+                    Poll::Pending => hanging.push(call),
+                    Poll::Ready(answer) => {
+                        refused.push(answer.map(|skill| skill.name));
+                        break;
+                    }
+                }
+            }
+            counts.push(hanging.len() - before);
+        }
         let counted = store.in_flight();
-        let refused = tokio::time::timeout(Duration::from_secs(10), get()).await;
-        // Who leaves makes room.
-        let left = hanging.pop();
-        drop(left);
-        let after = store.in_flight();
-        let mut next = get();
-        let has_room = next.as_mut().poll(&mut nobody).is_pending();
-        hanging.push(next);
+        // Who leaves one that waits in this process makes room.
+        let mut after = counted - 1;
+        let mut has_room = true;
+        if ISOLATION == Isolation::Gateway {
+            drop(hanging.pop());
+            after = store.in_flight();
+            let mut next = get("c");
+            has_room = next.as_mut().poll(&mut nobody).is_pending();
+            hanging.push(next);
+        }
         // As the end of whatever it hangs on.
         let pipe = std::fs::File::options().read(true).write(true).open(&pipe);
         for call in hanging {
             call.await.unwrap();
         }
         drop(pipe);
-        assert!(all_wait && has_room);
-        assert_eq!((counted, after), (most, most - 1));
-        let error = refused.expect("at once").unwrap_err();
-        let how = (error.code, error.retryable, error.not_executed);
-        assert_eq!(how, (abi::E_UNAVAILABLE, true, true), "{error}");
-        assert!(error.message.contains("4096 calls"), "{error}");
+        assert_eq!(counts, [3072, 768, 192]);
+        assert_eq!((has_room, counted, after), (true, 4032, 4031));
+        for (answer, held) in refused.into_iter().zip(counts) {
+            let error = answer.unwrap_err();
+            let how = (error.code, error.retryable, error.not_executed);
+            assert_eq!(how, (abi::E_UNAVAILABLE, true, true), "{error}");
+            let why = format!("skill_get: {held} calls of this tenant wait for the plugin");
+            assert!(error.message.starts_with(&why), "{error}");
+        }
         assert_eq!(store.in_flight(), 0);
+        store.skill_get("a", "s", "").await.unwrap();
     });
+}
+
+/// What is asked of an open blob is a call of the tenant whose blob it is.
+#[tokio::test]
+async fn an_open_blob_is_its_tenants() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = pipe_in(dir.path());
+    let store = store().await;
+    let create = |tenant: &str| BlobCreate {
+        tenant: tenant.into(),
+        ..BlobCreate::default()
+    };
+    let mut open = Vec::new();
+    for tenant in ["a", "b"] {
+        let reader = store
+            .blob_open(tenant, "blob:made-up-9", 0, 0)
+            .await
+            .unwrap();
+        let writer = store.blob_create(create(tenant)).await.unwrap();
+        let whole = store.blob_create(create(tenant)).await.unwrap();
+        open.push((reader, writer, whole));
+    }
+    let mut nobody = Context::from_waker(Waker::noop());
+    let mut hanging = Vec::new();
+    let refused = loop {
+        let mut call = Box::pin(store.skill_get("a", "hang", pipe.to_str().unwrap()));
+        match call.as_mut().poll(&mut nobody) {
+            Poll::Pending => hanging.push(call),
+            Poll::Ready(answer) => break answer.map(|skill| skill.name),
+        }
+    };
+    let [of_a, of_b] = [0, 1].map(|_| {
+        let (mut reader, mut writer, whole) = open.remove(0);
+        Box::pin(async move {
+            let read = reader.read(9).await.map(|(piece, _)| piece.len() as u64);
+            let written = writer.write("x").await.map(|()| 1);
+            let committed = whole.commit().await.map(|stat| stat.size_bytes);
+            [read, written, committed]
+        })
+    });
+    let of_a = tokio::time::timeout(Duration::from_secs(10), of_a).await;
+    let pipe = std::fs::File::options().read(true).write(true).open(&pipe);
+    let of_b = of_b.await.map(Result::unwrap);
+    for call in hanging {
+        call.await.unwrap();
+    }
+    drop(pipe);
+    let refusals = of_a
+        .expect("at once")
+        .map(|answer| answer.unwrap_err().code);
+    assert_eq!(refusals, [abi::E_UNAVAILABLE; 3]);
+    assert_eq!(refused.unwrap_err().code, abi::E_UNAVAILABLE);
+    assert_eq!(of_b, [9, 1, 0]);
 }
 
 #[tokio::test]
