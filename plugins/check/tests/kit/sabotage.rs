@@ -121,6 +121,17 @@ pub(crate) const SANDBOX: &[Row] = &[
     ("does not limit memory", "sandbox/limit-memory", "a run has filled 384 MiB"),
     ("does not limit processes", "sandbox/limit-pids", "a run has made 100 processes"),
     ("does not limit files", "sandbox/limit-disk", "a run has written"),
+    ("ends every run as SandboxError", "sandbox/limit-cpu", "not for its processor time"),
+    ("ends every run as SandboxError", "sandbox/limit-memory", "a run that keeps within its limits ends with \"SandboxError\""),
+    ("ends every run as OutOfMemory", "sandbox/limit-memory", "a run that keeps within its limits ends with \"OutOfMemory\""),
+    ("ends large runs as SandboxError", "sandbox/limit-memory", "beyond memory_bytes ends with \"SandboxError\""),
+    ("ends every run as TooManyProcesses", "sandbox/limit-pids", "a run that keeps within its limits ends with"),
+    ("ends large runs as SandboxError", "sandbox/limit-pids", "beyond max_pids ends with \"SandboxError\""),
+    ("gives nothing of large runs", "sandbox/limit-pids", "says \"\" instead of how many"),
+    ("ends every run as DiskFull", "sandbox/limit-disk", "a run that keeps within its limits ends with"),
+    ("ends large runs as SandboxError", "sandbox/limit-disk", "beyond disk_bytes ends with \"SandboxError\""),
+    ("gives nothing of large runs", "sandbox/limit-disk", "says \"\" instead of how many"),
+    ("has no place for files", "sandbox/limit-disk", "has written 0 bytes"),
     ("runs code on the host", "sandbox/isolation", "a run has read the host's file"),
     ("runs code on the host", "sandbox/runs-apart", "finds the files of the run before it"),
     ("runs code on the host", "sandbox/egress-none", "has reached the host: tcp 127.0.0.1"),
@@ -129,6 +140,14 @@ pub(crate) const SANDBOX: &[Row] = &[
     ("runs code on the host", "sandbox/mounts", "the run failed"),
     ("runs code on the host", "sandbox/leftovers", "processes of a run go on"),
     ("runs code on the host", "sandbox/killed", "go on in the next one"),
+];
+
+/// Ways to say that a limit was reached which the bundled sandbox does not take, and which are right all the same.
+const RIGHT_TOO: &[(&str, &str)] = &[
+    ("ends large runs as OutOfMemory", "sandbox/limit-memory"),
+    ("ends large runs as MemoryError", "sandbox/limit-memory"),
+    ("ends large runs as TooManyProcesses", "sandbox/limit-pids"),
+    ("ends large runs as DiskFull", "sandbox/limit-disk"),
 ];
 
 /// Only the superuser has this to give away.
@@ -202,6 +221,24 @@ fn what_a_sandbox_does_wrong_is_found_by_name() {
     all_found("sandbox", "sandbox_process", SANDBOX);
     if is_root() {
         all_found("sandbox", "sandbox_process", AS_ROOT);
+    }
+}
+
+#[test]
+fn what_says_it_otherwise_within_the_contract_passes() {
+    for (says, case) in RIGHT_TOO {
+        let settings = Settings {
+            only: vec![(*case).to_owned()],
+            limit_max: Some(LIMIT),
+            ..settings(&saboteur("sandbox"), &sabotaged("sandbox_process", says))
+        };
+        let report = run(&settings);
+        assert_eq!(
+            ended(&report, Status::Passed),
+            ["file/loads", *case],
+            "{says}: {}",
+            table(&report)
+        );
     }
 }
 

@@ -83,6 +83,11 @@ fn asked(sabotage: &str) -> bool {
     SABOTAGE.get().is_some_and(|asked| asked == sabotage)
 }
 
+/// The rest of what is asked for, if it begins so.
+fn asked_after(beginning: &str) -> Option<&'static str> {
+    SABOTAGE.get()?.strip_prefix(beginning)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

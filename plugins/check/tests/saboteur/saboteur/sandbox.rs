@@ -11,7 +11,7 @@ use skillgate_plugin_sdk::wire;
 
 use super::answers::ctx_of;
 use super::storage::{after_destroy, at_health};
-use super::{SANDBOXES, answer, asked, naked, under};
+use super::{SANDBOXES, answer, asked, asked_after, naked, under};
 
 const EVERY_LIMIT: u32 =
     abi::LIMIT_WALL | abi::LIMIT_CPU | abi::LIMIT_MEMORY | abi::LIMIT_PIDS | abi::LIMIT_DISK;
@@ -22,6 +22,9 @@ const METADATA_SERVICE: &str = "import socket\nclass Socket(socket.socket):\n   
 const ONLY_THE_CLOCK: &str = "does not limit processor time, but all time";
 /// A run that begins with it has next to no processor time.
 const BUSY_MACHINE: &str = "import time\ntime.process_time = lambda: time.sleep(0.01) or 0\n";
+
+/// In the code of runs that try to get past a limit of memory, processes or files.
+const LARGE: &[&str] = &["range(384)", "os.fork()", "skillgate-check-fill"];
 
 static FIRST_CODE: OnceLock<String> = OnceLock::new();
 
@@ -53,10 +56,13 @@ unsafe extern "C" fn caps(this: *mut c_void, out: *mut abi::SandboxCaps) -> i32 
     unsafe {
         let code = SANDBOXES.get(this).caps.unwrap()(this, out);
         // On a machine where the good one cannot enforce a limit it does not say so.
-        if super::SABOTAGE
-            .get()
-            .is_some_and(|asked| asked.starts_with("does not limit"))
-        {
+        let is_of_limits = [
+            "does not limit",
+            "ends ",
+            "gives nothing of large runs",
+            "has no place",
+        ];
+        if is_of_limits.iter().any(|of| asked_after(of).is_some()) {
             (*out).enforces |= EVERY_LIMIT;
         }
         code
@@ -71,6 +77,19 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         }
         let mut request = wire::prefix(r, "request").unwrap();
         request.struct_size = wire::size_of_u32::<abi::RunRequest>();
+        let code = wire::shown(request.code, 1 << 20);
+        let is_large = LARGE.iter().any(|large| code.contains(large));
+        let ends = asked_after("ends every run as ")
+            .or_else(|| asked_after("ends large runs as ").filter(|_| is_large));
+        if let Some(error_type) = ends {
+            return end(this, op, abi::RUN_FAILED, error_type, b"");
+        }
+        if is_large && asked("gives nothing of large runs") {
+            return end(this, op, abi::RUN_COMPLETED, "", b"");
+        }
+        if is_large && asked("has no place for files") {
+            return end(this, op, abi::RUN_COMPLETED, "", b"0");
+        }
         let mut limits = wire::prefix(request.limits, "limits").unwrap_or_else(|_| wire::zeroed());
         limits.struct_size = wire::size_of_u32::<abi::Limits>();
         if asked("does not limit memory") {
@@ -139,6 +158,27 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         }
         code
     }
+}
+
+/// Ends a run that has not begun.
+///
+/// # Safety
+/// As run().
+unsafe fn end(
+    this: *mut c_void,
+    op: abi::Op,
+    status: u32,
+    error_type: &str,
+    output_json: &[u8],
+) -> i32 {
+    let mut result: abi::RunResult = wire::zeroed();
+    result.struct_size = wire::size_of_u32::<abi::RunResult>();
+    result.status = status;
+    result.error_type = abi::Str::of(error_type);
+    result.output_json = abi::Bytes::of(output_json);
+    // SAFETY: the caller's promise; the answer to run().
+    unsafe { answer(ctx_of(this), op, (&raw const result).cast()) };
+    abi::OK
 }
 
 /// The mounts of a run but some.
