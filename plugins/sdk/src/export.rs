@@ -41,6 +41,16 @@ macro_rules! export_plugin {
             $(storage $storage = blocking_storage_factory)? $(sandbox $sandbox = blocking_sandbox_factory)?
         }
     };
+    // Whatever else is said of kinds. Without it the compiler would say no more than that it expects no such word.
+    (
+        id: $id:expr, version: $version:expr, vendor: $vendor:expr, description: $description:expr,
+        license: $license:expr, config_schema: $schema:expr, $($kinds:tt)+
+    ) => {
+        ::core::compile_error!(
+            "a plugin is blocking as a whole, or not: after `config_schema` comes `storage: T` or `sandbox: U`, or both in \
+             this order, each of them or none with `blocking` before it; one of each makes two plugins"
+        );
+    };
     (
         @entry $flags:expr, $id:expr, $version:expr, $vendor:expr, $description:expr, $license:expr, $schema:expr,
         $(storage $storage:path = $storage_factory:ident)? $(sandbox $sandbox:path = $sandbox_factory:ident)?
