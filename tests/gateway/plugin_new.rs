@@ -219,23 +219,27 @@ fn a_new_plugin_in_c_passes_with_every_access_checked() {
     if !tools::there("make", "the plugin's Makefile") {
         return;
     }
-    let dir = write("new-store-checked", "storage", "c");
-    let mut make = Command::new("make");
-    make.arg("checked.so");
-    build(make, &dir);
-    let makefile = std::fs::read_to_string(dir.join("Makefile")).unwrap();
-    let says = |line: &&str| line.contains("skillgate plugin check");
-    let said = makefile.lines().find(says).expect("it says how");
-    let program = env!("CARGO_BIN_EXE_skillgate");
-    let said = said
-        .trim_start_matches('#')
-        .replace(" skillgate ", &format!(" {program} "));
-    let mut check = Command::new("sh");
-    check.args(["-c", &said]).current_dir(&dir);
-    let output = check.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}{output:?}");
-    assert!(said.matches("\npass ").count() > 25, "{said}");
+    for kind in ["storage", "sandbox"] {
+        let dir = write(&format!("new-{kind}-checked"), kind, "c");
+        let mut make = Command::new("make");
+        make.arg("checked.so");
+        build(make, &dir);
+        let makefile = std::fs::read_to_string(dir.join("Makefile")).unwrap();
+        let says = |line: &&str| line.contains("skillgate plugin check");
+        let said = makefile.lines().find(says).expect("it says how");
+        assert!(!said.contains("--skip"), "every case: {said}");
+        let program = env!("CARGO_BIN_EXE_skillgate");
+        let said = said
+            .trim_start_matches('#')
+            .replace(" skillgate ", &format!(" {program} "));
+        let mut check = Command::new("sh");
+        // In a process of its own as well, where nothing of the environment is inherited.
+        check.args(["-c", &format!("{said} && {said} --isolation process")]);
+        let output = check.current_dir(&dir).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{said}{output:?}");
+        assert!(said.matches("\npass ").count() > 50, "{said}");
+    }
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ use skillgate_plugin_sdk::model::{CreateRequest, Error, Result};
 use tokio::runtime::Runtime;
 
 use crate::raw::Kind;
-use crate::run::STEPS;
+use crate::run::{SANITIZERS, STEPS};
 use crate::{About, Figure, Job, KitError, Verdict};
 
 /// Longest that one call may take, unless a case says otherwise.
@@ -163,6 +163,11 @@ impl Bench {
         let args: Vec<&str> = self.job.host_args.iter().map(String::as_str).collect();
         let settings = ProcessSettings {
             program: self.job.program.clone(),
+            // Its accesses are looked at wherever it is.
+            environment: SANITIZERS
+                .iter()
+                .filter_map(|name| Some((name.into(), std::env::var_os(name)?)))
+                .collect(),
             no_new_privs: kind == Kind::Storage,
             cancel_grace: CANCEL_GRACE,
             ..ProcessSettings::this_program(&args)

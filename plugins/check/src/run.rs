@@ -31,7 +31,7 @@ pub(crate) const CANARY: &str = "SKILLGATE_CHECK_CANARY";
 /// What every child has from the environment of whoever runs the kit: what the gateway has, too.
 const FROM_HERE: [&str; 3] = ["PATH", "HOME", "TMPDIR"];
 /// And what looks at a plugin's accesses with it, and how.
-const SANITIZERS: [&str; 3] = ["LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS"];
+pub(crate) const SANITIZERS: [&str; 3] = ["LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS"];
 
 /// Names of the files in a case's directory.
 pub(crate) const JOB: &str = "job.json";

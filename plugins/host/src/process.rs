@@ -8,7 +8,7 @@
 //! ```
 //!
 //! One process for each instance. It is started from the sealed copy that was checked, so a restart runs the same bytes
-//! whatever has become of the file. Its environment is empty, and it shares no descriptor with the gateway but the socket.
+//! whatever has become of the file. Its environment is empty where a gateway starts it, and it shares no descriptor with the gateway but the socket.
 //! It ends when the socket does: nothing of it outlives the gateway, however that ends. (Not by `PR_SET_PDEATHSIG`, which
 //! follows the *thread* that started it.)
 //!
@@ -42,6 +42,8 @@ pub struct ProcessSettings {
     pub program: PathBuf,
     /// See `program`.
     pub args: Vec<OsString>,
+    /// All of its environment. The gateway gives none; the conformance kit, what looks at a plugin's accesses.
+    pub environment: Vec<(OsString, OsString)>,
     /// Programs that it starts gain no privileges (`PR_SET_NO_NEW_PRIVS`). Not for plugins that need setuid helpers.
     pub no_new_privs: bool,
     /// How long loading it and making an instance may take.
@@ -60,6 +62,7 @@ impl ProcessSettings {
         ProcessSettings {
             program: PathBuf::from("/proc/self/exe"),
             args: args.iter().map(OsString::from).collect(),
+            environment: Vec::new(),
             no_new_privs: true,
             start_timeout: Duration::from_secs(30),
             cancel_grace: Duration::from_secs(10),

@@ -207,6 +207,12 @@ impl Image {
             // What `ps` shows.
             .arg0(format!("skillgate: plugin {id}"))
             .env_clear()
+            .envs(
+                settings
+                    .environment
+                    .iter()
+                    .map(|(name, value)| (name, value)),
+            )
             // The socket takes the place of standard input: no number to agree on, nothing else inherited.
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
