@@ -2,7 +2,7 @@
 
 use skillgate_plugin_sdk::model::{RunRequest, RunResult};
 
-use crate::channel::{GuestResult, Status};
+use crate::channel::{GuestResult, Object, Status};
 use crate::wire::End;
 
 const SUMMARY_BYTES_MAX: usize = 4096;
@@ -63,7 +63,7 @@ impl Fill for RunResult {
             (Status::Failed, None) => {
                 self.fail(SANDBOX_ERROR, "the run failed and did not say how".into())
             }
-            (Status::Failed, Some(error)) => {
+            (Status::Failed, Some(Object(error))) => {
                 let kind = cut(
                     error.kind.lines().next().unwrap_or_default().to_owned(),
                     TYPE_BYTES_MAX,
@@ -152,7 +152,7 @@ impl Fill for RunResult {
 }
 
 /// At most `bytes_max` bytes, never through a character.
-fn cut(mut text: String, bytes_max: usize) -> String {
+pub(crate) fn cut(mut text: String, bytes_max: usize) -> String {
     if text.len() > bytes_max {
         let end = (0..=bytes_max)
             .rev()
@@ -167,7 +167,7 @@ fn cut(mut text: String, bytes_max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::channel::GuestError;
+    use crate::channel::{GuestError, Object};
 
     /// The type and the text of a run that its limit of processes has refused one.
     fn failed(kind: &str, message: &str) -> (String, String) {
@@ -176,10 +176,10 @@ mod tests {
             output: None,
             spilled: false,
             summary: None,
-            error: Some(GuestError {
+            error: Some(Object(GuestError {
                 kind: kind.into(),
                 message: message.into(),
-            }),
+            })),
         };
         let end = End {
             pids_refused: 1,

@@ -1,10 +1,12 @@
 //! The plugin's end of a run's channel. Everything that comes out of it was written by hostile code.
 //!
 //! A frame is a u32 (little-endian) length of what follows, one byte of type and the payload. The length is checked
-//! before anything is kept for it; a frame that breaks a rule ends the run; only the first result counts.
+//! before anything is kept for it; what is JSON is an object, and all of it UTF-8; a frame that breaks a rule ends the run; only the
+//! first result counts.
 
 #[cfg(test)]
 pub(crate) mod fake;
+mod object;
 mod received;
 
 use std::collections::BTreeSet;
@@ -16,8 +18,10 @@ use serde_json::value::RawValue;
 use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::{RunServices, abi};
 
+use crate::answer;
 use crate::job::Frames;
 use crate::sys::{self, Poll};
+pub(crate) use object::Object;
 use received::{LENGTH_BYTES, Received};
 
 /// The longest frame from the guest: 1 MiB of data and its head, or a result.
@@ -33,6 +37,8 @@ const HEAD_BYTES: usize = LENGTH_BYTES + 1;
 const OPEN_WRITERS_MAX: usize = 16;
 const KIND_BYTES_MAX: usize = 255;
 const ID_BYTES_MAX: usize = 255;
+/// What is said of a frame that cannot be read: the reason may quote all of it.
+const WHY_BYTES_MAX: usize = 256;
 
 /// A result as the guest has sent it, its shape checked and nothing else.
 #[derive(Debug, Deserialize)]
@@ -45,15 +51,27 @@ pub(crate) struct GuestResult {
     #[serde(default)]
     pub(crate) summary: Option<String>,
     #[serde(default)]
-    pub(crate) error: Option<GuestError>,
+    pub(crate) error: Option<Object<GuestError>>,
 }
 
 /// How the guest says it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(try_from = "String")]
 pub(crate) enum Status {
     Completed,
     Failed,
+}
+
+impl TryFrom<String> for Status {
+    type Error = &'static str;
+
+    fn try_from(word: String) -> Result<Self, Self::Error> {
+        match word.as_str() {
+            "completed" => Ok(Status::Completed),
+            "failed" => Ok(Status::Failed),
+            _ => Err("a status is `completed` or `failed`"),
+        }
+    }
 }
 
 /// What was raised.
@@ -455,8 +473,14 @@ struct Get {
 }
 
 fn parse<'de, T: Deserialize<'de>>(payload: &'de [u8]) -> Result<T, String> {
-    serde_json::from_slice(payload)
-        .map_err(|e| format!("a frame that cannot be read on the run's channel: {e}"))
+    let unreadable = |why: String| {
+        let why = answer::cut(why, WHY_BYTES_MAX);
+        format!("a frame that cannot be read on the run's channel: {why}")
+    };
+    // All of it: in members that nobody reads serde would not look at it.
+    let text = std::str::from_utf8(payload).map_err(|e| unreadable(e.to_string()))?;
+    let Object(value) = serde_json::from_str(text).map_err(|e| unreadable(e.to_string()))?;
+    Ok(value)
 }
 
 /// Why a request is refused: the words that the guest knows, and no text of the host's.

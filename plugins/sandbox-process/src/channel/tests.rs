@@ -45,6 +45,36 @@ fn one_request_is_served_at_a_time() {
     assert!(channel.result.is_some() && !channel.has_frame());
 }
 
+/// A guest's own words are objects, of text that is UTF-8; what serde takes beside that is nothing that a guest says.
+#[test]
+fn what_is_nearly_an_object_breaks_a_rule() {
+    let long = format!(r#"{{"status":{:?}}}"#, "x".repeat(100_000));
+    for (kind, payload) in [
+        (b'C', &br#"["a/b"]"#[..]),
+        (b'F', br#"[1,true]"#),
+        (b'G', br#"["blob:a",0,1]"#),
+        (
+            b'G',
+            b"{\"id\":\"blob:a\",\"offset\":0,\"len\":1,\"x\":\"\xff\"}",
+        ),
+        (b'R', br#"["completed",1]"#),
+        (b'R', b"{\"status\":\"completed\",\"x\":\"\xff\"}"),
+        (b'R', br#"{"status":{"completed":null}}"#),
+        (b'R', br#"{"status":"failed","error":["ValueError","no"]}"#),
+        (b'R', br#"{"status":"failed","status":"failed"}"#),
+        (b'R', long.as_bytes()),
+    ] {
+        let store = Store::new(|| ());
+        let (mut channel, theirs) = channel(&store);
+        say(&theirs, &[frame(kind, payload)]);
+        let ends = channel.attend(|| ()).and_then(|()| channel.attend(|| ()));
+        let text = payload[..payload.len().min(80)].escape_ascii();
+        let why = ends.expect_err(&text.to_string());
+        assert!(why.len() < 400, "{} bytes to say why", why.len());
+        assert!(channel.result.is_none() && store.asked() == 0, "{text}");
+    }
+}
+
 /// An answer that finds no room ends no run, and what was asked behind it is answered after it.
 #[test]
 fn what_waits_behind_an_answer_is_served_when_that_is_sent() {
