@@ -9,7 +9,8 @@ use skillgate_plugin_sdk::{RunServices, Secret, testing};
 use super::*;
 use crate::job::Wiped;
 
-const BLOB: &str = "blob:a";
+pub(crate) const BLOB: &str = "blob:a";
+pub(crate) const BLOB_BYTES: [u8; 100] = [b'x'; 100];
 
 /// With one blob.
 pub(crate) struct Store<'t> {
@@ -24,7 +25,7 @@ pub(crate) struct Store<'t> {
 impl<'t> Store<'t> {
     pub(crate) fn new(meanwhile: impl Fn() + Send + Sync + 't) -> Self {
         Store {
-            run: testing::Run::new().with_blob(BLOB, &[b'x'; 100]),
+            run: testing::Run::new().with_blob(BLOB, &BLOB_BYTES),
             asked: AtomicUsize::new(0),
             refuses: None,
             meanwhile: Box::new(meanwhile),
@@ -41,6 +42,11 @@ impl<'t> Store<'t> {
     /// How often it was asked for something.
     pub(crate) fn asked(&self) -> usize {
         self.asked.load(Ordering::Relaxed)
+    }
+
+    /// The blobs that it has, but for the first.
+    pub(crate) fn made(&self) -> Vec<testing::Made> {
+        self.run.made()
     }
 
     fn ask(&self) -> &testing::Run {

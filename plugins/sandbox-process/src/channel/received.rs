@@ -57,6 +57,12 @@ impl Received {
         Ok(is_whole.then(|| begin..begin + length))
     }
 
+    /// What it takes of memory.
+    #[cfg(test)]
+    pub(super) fn held_bytes(&self) -> usize {
+        self.bytes.capacity()
+    }
+
     /// For the next read, when no whole frame is left: to move the rest for each frame would cost its square.
     pub(super) fn make_room(&mut self) {
         if self.given > 0 {

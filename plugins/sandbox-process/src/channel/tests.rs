@@ -1,3 +1,5 @@
+mod mutations;
+
 use std::sync::Mutex;
 
 use super::fake::{Store, channel, frame, get, result, say};
