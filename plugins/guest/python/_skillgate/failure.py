@@ -27,6 +27,7 @@ _NOTES_MAX = 8
 _LINE_CHARS_MAX = 200
 _SOURCE_BYTES_MAX = 4 * 1024 * 1024
 _REPEATS_SHOWN = 3
+_GROUP_END = "+------------------------------------"
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SOCKET, _SUBPROCESS = (os.path.join(os.path.dirname(os.__file__), name) for name in ("socket.py", "subprocess.py"))
@@ -62,7 +63,7 @@ def describe(exc: BaseException, function: str) -> dict:
         return {"type": "OutputNotSerializable", "message": "the return value is not JSON: " + _text(exc)}
     name = type_name(kind)
     try:
-        message = _render(exc, 0)
+        message = _render(exc, 0).rstrip("\n")
     except BaseException as second:  # the formatter ran out of memory or met something yet unknown
         message = "%s (no traceback: %s while formatting it)" % (name, type_name(type(second)))
     try:
@@ -162,12 +163,13 @@ def _raised_in(exc):
 
 
 def _render(exc, depth: int) -> str:
+    """`depth`: in how many groups it is, in Python's way to draw them."""
     parts = []
     seen = set()
     link = None
     while exc is not None and len(seen) < _CHAIN_MAX:
         seen.add(id(exc))
-        parts.append(_single(exc, depth) + (_ACROSS[link] if link else ""))
+        parts.append(_single(exc, depth) + (_margin(_ACROSS[link], depth) if link else ""))
         cause, context = _cause(exc), _context(exc)
         if cause is not None:
             exc, link = cause, "cause"
@@ -177,21 +179,35 @@ def _render(exc, depth: int) -> str:
             exc = None
         if id(exc) in seen:
             exc = None
-    return "".join(reversed(parts)).rstrip("\n")
+    return "".join(reversed(parts))
 
 
 def _single(exc, depth: int) -> str:
     shown, left_out, tail = _frames(_traceback(exc))
+    is_group = _Group and issubclass(type(exc), _Group)
     text = ""
     if shown:
-        text = "Traceback (most recent call last):\n" + _lines(shown)
+        text = "Exception Group " if is_group else ""
+        text += "Traceback (most recent call last):\n" + _lines(shown)
         if left_out:
             text += "  [%d more frames]\n" % left_out
         text += _lines(tail)
     text += _last_lines(exc)
-    if _Group and issubclass(type(exc), _Group):
-        text += _group(exc, depth)
-    return text
+    if not is_group:
+        return _margin(text, depth)
+    if depth:
+        return _margin(text, depth) + _group(exc, depth)
+    text = _margin(text, 1)
+    if shown:
+        text = text.replace("|", "+", 1)
+    return text + _group(exc, 1)
+
+
+def _margin(text: str, depth: int) -> str:
+    if not depth:
+        return text
+    edge = "  " * depth + "| "
+    return "".join(edge + line + "\n" for line in text[:-1].split("\n"))
 
 
 def _last_lines(exc) -> str:
@@ -239,16 +255,20 @@ def _notes(exc):
 
 
 def _group(exc, depth: int) -> str:
-    members = _members(exc)
-    if depth >= _GROUP_DEPTH_MAX:
-        return "  [%d exceptions inside]\n" % len(members)
-    text = ""
+    members, edge = _members(exc), "  " * depth
+    if depth > _GROUP_DEPTH_MAX:
+        return edge + "| [%d exceptions inside]\n" % len(members)
+    text, first = "", "+-"
     for number, member in enumerate(members[:_GROUP_MEMBERS_MAX], 1):
-        inner = _render(member, depth + 1)
-        text += "  +-- exception %d of %d\n" % (number, len(members))
-        text += "".join("  | %s\n" % line for line in inner.split("\n"))
-    if len(members) > _GROUP_MEMBERS_MAX:
-        text += "  [%d more exceptions]\n" % (len(members) - _GROUP_MEMBERS_MAX)
+        text += edge + first + "+---------------- %d ----------------\n" % number + _render(member, depth + 1)
+        first = "  "
+    more = len(members) - _GROUP_MEMBERS_MAX
+    if more > 0:
+        text += edge + "  +---------------- ... ----------------\n"
+        text += edge + "  | and %d more exception%s\n" % (more, "s" if more > 1 else "")
+    # A group that is the last of its group has ended both.
+    if text[:-1].rpartition("\n")[2].lstrip(" ") != _GROUP_END:
+        text += edge + "  " + _GROUP_END + "\n"
     return text
 
 

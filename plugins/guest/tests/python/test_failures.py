@@ -1,5 +1,6 @@
 """What a caller reads when the code fails, and code that fails on purpose in odd ways."""
 
+import sys
 import textwrap
 import unittest
 
@@ -263,8 +264,42 @@ class Hostile(Case):
         self.assertLessEqual(len(outcome.error["message"]), 8192)
         if outcome.error["type"] == "ExceptionGroup":
             self.assertIn("many (104 sub-exceptions)", outcome.error["message"])
-            self.assertIn("[96 more exceptions]", outcome.error["message"])
-            self.assertIn("+-- exception 1 of 104", outcome.error["message"])
+            self.assertIn("    | and 96 more exceptions\n    +-----", outcome.error["message"])
+            self.assertIn("\n  +-+---------------- 1 ----------------\n    | ValueError: x0\n", outcome.error["message"])
+
+    def test_groups_are_drawn_as_python_draws_them(self):
+        if sys.version_info < (3, 11):
+            self.skipTest("an interpreter of before there were groups")
+        # Without the marks below a line, and what is ours on the way, it is the text that `traceback` makes.
+        code = """
+            import re, traceback
+
+            def made():
+                inner = ExceptionGroup("inner", [KeyError(1), ExceptionGroup("innermost", [OSError("x")])])
+                try:
+                    raise inner
+                except ExceptionGroup as exc:
+                    try:
+                        raise ValueError("two\\n\\nlines") from exc
+                    except ValueError as second:
+                        second.add_note("a note")
+                        return ExceptionGroup("outer", [TypeError("t"), second, ExceptionGroup("last", [KeyError(2)])])
+
+            def main(args):
+                try:
+                    if args["raised"]:
+                        raise made()
+                    else:
+                        raise LookupError("l") from made()
+                except Exception as exc:
+                    text = "".join(traceback.format_exception(exc))
+                    print(re.sub(r"(?m)^[ |]*[~^]+\\n", "", text), end="")
+                    raise
+        """
+        for raised in (True, False):
+            outcome = self.sandbox.code(textwrap.dedent(code), args={"raised": raised})
+            self.assertEqual(outcome.error["message"] + "\n", outcome.logs)
+            self.assertIn("| ExceptionGroup: outer (3 sub-exceptions)\n  +-+---------------- 1 -----", outcome.logs)
 
 
 if __name__ == "__main__":
