@@ -28,6 +28,9 @@ _LINE_CHARS_MAX = 200
 _SOURCE_BYTES_MAX = 4 * 1024 * 1024
 _REPEATS_SHOWN = 3
 _GROUP_END = "+------------------------------------"
+# Names to suggest are looked for among so many of so many characters, and not for each exception of groups in groups.
+_SUGGESTED_OF_MAX, _SUGGESTED_CHARS_MAX, _SUGGESTED_DEPTH_MAX = 750, 40, 2
+_SUGGESTED_LIKE = 0.7
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _SOCKET, _SUBPROCESS = (os.path.join(os.path.dirname(os.__file__), name) for name in ("socket.py", "subprocess.py"))
@@ -40,6 +43,12 @@ _suppressed = BaseException.__dict__["__suppress_context__"].__get__
 _traceback = BaseException.__dict__["__traceback__"].__get__
 _errno, _filename = OSError.errno.__get__, OSError.filename.__get__
 _members = _Group.__dict__["exceptions"].__get__ if _Group else None
+_mro = type.__dict__["__mro__"].__get__
+# Python 3.9 does not say what was looked for.
+_name_of = NameError.name.__get__ if hasattr(NameError, "name") else None
+_attribute_of, _object_of = (
+    (AttributeError.name.__get__, AttributeError.obj.__get__) if hasattr(AttributeError, "name") else (None, None)
+)
 
 NO_SHELL = "a run has no shell and, unless its operator gives it some, no programs but Python: do it in Python"
 
@@ -192,7 +201,7 @@ def _single(exc, depth: int) -> str:
         if left_out:
             text += "  [%d more frames]\n" % left_out
         text += _lines(tail)
-    text += _last_lines(exc)
+    text += _last_lines(exc, depth)
     if not is_group:
         return _margin(text, depth)
     if depth:
@@ -210,7 +219,7 @@ def _margin(text: str, depth: int) -> str:
     return "".join(edge + line + "\n" for line in text[:-1].split("\n"))
 
 
-def _last_lines(exc) -> str:
+def _last_lines(exc, depth: int) -> str:
     kind = type(exc)
     if issubclass(kind, SyntaxError):
         try:
@@ -223,6 +232,11 @@ def _last_lines(exc) -> str:
     if type(module) is str and module not in ("builtins", "__main__", "run_code"):
         name = one_line(module, 120) + "." + name
     text = _text(exc)
+    if depth <= _SUGGESTED_DEPTH_MAX:
+        try:
+            text += _suggestion(exc, kind)
+        except BaseException:  # what the names are looked for in may be of the code's own making
+            pass
     lines = "%s: %s\n" % (name, text) if text else name + "\n"
     for note in _notes(exc):
         lines += note + "\n"
@@ -270,6 +284,59 @@ def _group(exc, depth: int) -> str:
     if text[:-1].rpartition("\n")[2].lstrip(" ") != _GROUP_END:
         text += edge + "  " + _GROUP_END + "\n"
     return text
+
+
+# -- names that were meant ----------------------------------------------------------------------------------------
+
+
+def _suggestion(exc, kind) -> str:
+    """As Python prints it behind the text, where an exception does not have it."""
+    if _name_of and issubclass(kind, NameError):
+        wrong = _name_of(exc)
+        trace = _traceback(exc)
+        if type(wrong) is not str or trace is None:
+            return ""
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        frame = trace.tb_frame
+        meant = _closest(wrong, (frame.f_locals, frame.f_globals, frame.f_builtins))
+        if wrong in sys.stdlib_module_names:
+            return "%s did you forget to import %r?" % (meant + " Or", wrong) if meant else ". Did you forget to import %r?" % wrong
+        return meant
+    if _attribute_of and issubclass(kind, AttributeError):
+        wrong = _attribute_of(exc)
+        return _closest(wrong, _attributes(_object_of(exc))) if type(wrong) is str else ""
+    return ""
+
+
+def _attributes(value):
+    """The namespaces in which an attribute is looked for, without the value's own `__dir__`."""
+    for base in _mro(type(value)):
+        yield _class_dict(base)
+    if issubclass(type(value), type):
+        for base in _mro(value):
+            yield _class_dict(base)
+    else:
+        try:
+            yield object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            pass  # it has none
+
+
+def _closest(wrong: str, namespaces) -> str:
+    if len(wrong) > _SUGGESTED_CHARS_MAX:
+        return ""
+    from difflib import get_close_matches
+
+    names = {}
+    for namespace in namespaces:
+        for name in namespace:
+            if type(name) is str and len(name) <= _SUGGESTED_CHARS_MAX and name.startswith("_") == wrong.startswith("_"):
+                names[name] = None
+            if len(names) > _SUGGESTED_OF_MAX:
+                return ""  # as Python: to compare them all takes too long
+    found = get_close_matches(wrong, names, 1, _SUGGESTED_LIKE)
+    return ". Did you mean: '%s'?" % plain(found[0]) if found and found[0] in names else ""
 
 
 # -- frames -------------------------------------------------------------------------------------------------------

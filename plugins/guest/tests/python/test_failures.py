@@ -302,5 +302,57 @@ class Hostile(Case):
             self.assertIn("| ExceptionGroup: outer (3 sub-exceptions)\n  +-+---------------- 1 -----", outcome.logs)
 
 
+@unittest.skipIf(sys.version_info < (3, 10), "an interpreter that does not say what was looked for")
+class NamesThatWereMeant(Case):
+    def test_of_a_name(self):
+        code = "def main(args):\n    valuable = 1\n    return %s\nglobe = 1"
+        for written, meant in (("valuabel", "valuable"), ("glob_e", "globe"), ("sortde", "sorted")):
+            message = self.check(code % written, "NameError", "NameError: name %r is not defined" % written)
+            self.assertTrue(message.endswith(" is not defined. Did you mean: '%s'?" % meant), message)
+        for written in ("quite_another", "v" * 41, "_valuable"):
+            self.assertTrue(self.check(code % written, "NameError").endswith(" is not defined"))
+        message = self.check(code % "json.dumps(1)", "NameError")
+        self.assertTrue(message.endswith("name 'json' is not defined. Did you forget to import 'json'?"), message)
+        self.check("def main(args):\n    if not args: x = 1\n    return x", "UnboundLocalError", args={"a": 1})
+
+    def test_of_an_attribute(self):
+        code = """
+            import math
+            class A:
+                __slots__ = ("total",)
+                def count(self): pass
+            class B(A):
+                def __init__(self): self.average = 1
+                def __dir__(self): raise SystemExit("not asked")
+            def main(args): return {}
+        """
+        for written, meant in (
+            ("'x'.stripp()", "strip"), ("math.squrt", "sqrt"), ("A.cuont", "count"), ("A().totl", "total"), ("B().avrage", "average"),
+            ("B().totl", "total"),
+        ):
+            message = self.check(textwrap.dedent(code).format(written), "AttributeError")
+            self.assertTrue(message.endswith(" has no attribute '%s'. Did you mean: '%s'?" % (written.strip("()").split(".")[1], meant)), message)
+        self.assertTrue(self.check(textwrap.dedent(code).format("A().other"), "AttributeError").endswith("no attribute 'other'"))
+
+    def test_a_text_of_the_codes_own_is_left_alone(self):
+        self.assertTrue(self.check("def main(args): raise NameError('maim')", "NameError").endswith("NameError: maim"))
+        self.assertTrue(self.check("def main(args): raise AttributeError('maim')", "AttributeError").endswith("AttributeError: maim"))
+
+    def test_what_lies_about_its_names(self):
+        code = """
+            class Names(dict):
+                def __iter__(self): raise SystemExit("not asked")
+            class A:
+                @property
+                def __dict__(self): return Names()
+            def main(args):
+                {}
+        """
+        self.check(textwrap.dedent(code).format("A().x"), "AttributeError", "has no attribute 'x'")
+        self.check(textwrap.dedent(code).format("raise AttributeError(name='y', obj=A())"), "AttributeError")
+        many = "def main(args):\n    globals().update((f'valuable{n}', n) for n in range(1000))\n    valuabel"
+        self.assertTrue(self.check(many, "NameError").endswith("'valuabel' is not defined"))
+
+
 if __name__ == "__main__":
     unittest.main()
