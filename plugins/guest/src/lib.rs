@@ -7,7 +7,8 @@
 //! Inside, `bootstrap.py` calls `_skillgate/main.py`:
 //! `channel` reads the job, `imports` makes the mounted skills importable, the code runs, `strict_json` checks what
 //! it returned or `failure` describes what it raised, and `channel` sends the result. A job that says `compile` gives the code of a
-//! skill, which later jobs may bring along (`compiled`). `spawned` is how an interpreter that the code starts finds all of this.
+//! skill, which later jobs may bring along (`compiled`). `library` changes modules of the standard library that work on a skill's
+//! behalf, and `spawned` is how an interpreter that the code starts finds all of this.
 
 #![forbid(unsafe_code)]
 
@@ -25,6 +26,7 @@ pub const FILES: &[(&str, &[u8])] = files![
     "_skillgate/compiled.py",
     "_skillgate/failure.py",
     "_skillgate/imports.py",
+    "_skillgate/library.py",
     "_skillgate/main.py",
     "_skillgate/machine.py",
     "_skillgate/memory.py",

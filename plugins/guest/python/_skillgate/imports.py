@@ -25,16 +25,17 @@ import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from io import FileIO
 from types import ModuleType
-from typing import Dict, Optional, Set
+from typing import Callable, Dict, Optional, Set
 
-from . import compiled, spawned
+from . import compiled
 
 PACKAGE = "skills"
 _OWN = "__own__"
 # A skill cannot take these names for its neighbours: they mean the same everywhere in a run, or are no modules.
 _RESERVED = frozenset((PACKAGE, "runtime", "__pycache__", "__init__")) | frozenset(sys.builtin_module_names)
 _LISTED_MAX = 20
-_CONTEXT = "multiprocessing.context"
+# Modules of the standard library, by name, and what changes each when it is imported (`library`).
+CHANGED: Dict[str, Callable[[ModuleType], None]] = {}
 
 _import = builtins.__import__
 _import_module = importlib.import_module
@@ -75,7 +76,7 @@ def install(skills, root: str, untouched: bool) -> "Finder":
 
 class Finder:
     """Finds everything below `skills`, where nothing else looks, and loads what is only a part of names. Of the library it
-    finds `multiprocessing.context`, to change what that starts processes by."""
+    finds what is to be changed."""
 
     def __init__(self, skills, root: str, copied_builtins: Optional[dict]):
         self._root = root
@@ -98,7 +99,7 @@ class Finder:
 
     def find_spec(self, fullname, path=None, target=None):
         if fullname != PACKAGE and not fullname.startswith(PACKAGE + "."):
-            return _context_spec(path) if fullname == _CONTEXT else None
+            return _changed_spec(fullname, path) if fullname in CHANGED else None
         skill = self._skills.get(fullname)
         if skill is not None:
             return self._skill_spec(fullname, skill)
@@ -299,6 +300,16 @@ class SkillImport:
         """Whether the skill has a neighbour of this name."""
         return self._owner.has(head)
 
+    def whole_name(self, name) -> Optional[str]:
+        """Of a neighbour as its skill names it, or of what is in one; None for anything else."""
+        if type(name) is not str or not self.knows(name.partition(".")[0]):
+            return None
+        return self._owner.package if name == self._owner.stem else self._canonical(name)
+
+    @property
+    def builtins(self) -> dict:
+        return self._owner.builtins
+
     def _canonical(self, name: str) -> str:
         own = self._owner
         middle = "." + _OWN + "." if name.partition(".")[0] in own.hidden else "."
@@ -410,33 +421,27 @@ class _SourceLoader(SourceFileLoader):
             raise
 
 
-class _ContextLoader(SourceFileLoader):
-    """Of `multiprocessing.context`."""
+class _ChangingLoader(SourceFileLoader):
+    """Of a module of the standard library that is changed."""
 
     def exec_module(self, module):
         super().exec_module(module)
-        _fork_by_default(module)
+        CHANGED[self.name](module)
 
 
-def _context_spec(path) -> Optional[ModuleSpec]:
-    spec = PathFinder.find_spec(_CONTEXT, path)
+def _changed_spec(fullname: str, path) -> Optional[ModuleSpec]:
+    spec = PathFinder.find_spec(fullname, path)
     if spec is not None and type(spec.loader) is SourceFileLoader:
-        spec.loader = _ContextLoader(_CONTEXT, spec.origin)
+        spec.loader = _ChangingLoader(fullname, spec.origin)
     return spec
 
 
-def fork_by_default() -> None:
-    """For an interpreter that has imported `multiprocessing` perhaps, before there is a finder."""
-    context = sys.modules.get(_CONTEXT)
-    if context:
-        _fork_by_default(context)
-
-
-def _fork_by_default(context: ModuleType) -> None:
-    """Python 3.14 has another default, by which each process of a run would begin with an interpreter. The code may still choose
-    for itself, which `set_start_method` would let nobody do again, and then that finds what the run finds."""
-    context._default_context._default_context = context._concrete_contexts["fork"]
-    spawned.prepare(context)
+def change_loaded() -> None:
+    """For an interpreter that has imported some of these perhaps, before there is a finder."""
+    for name, change in CHANGED.items():
+        module = sys.modules.get(name)
+        if module:
+            change(module)
 
 
 def compile_source(source, path: str):
@@ -492,13 +497,13 @@ def _import_module_for_skills(name, package=None):
         head = name.partition(".")[0]
         if not head or missing.name != head:
             raise
-        skill = _skill_above(frame)
+        skill = skill_above(frame)
         if skill is None or not skill.knows(head):
             raise
         return skill.module(name, package)
 
 
-def _skill_above(frame) -> Optional[SkillImport]:
+def skill_above(frame) -> Optional[SkillImport]:
     """The `__import__` of the skill on whose behalf a frame runs."""
     while frame is not None:
         found = frame.f_builtins.get("__import__")

@@ -15,7 +15,7 @@ from json import dumps as _dumps
 from types import FunctionType, ModuleType
 from typing import Optional
 
-from . import compiled, failure, imports, machine, memory, state
+from . import compiled, failure, imports, library, machine, memory, state
 from .channel import Channel, ChannelLost
 from .failure import EntrypointNotFound
 from .state import Layout
@@ -47,6 +47,7 @@ _first_argv = sys.argv
 # Scripts end by these. An interpreter has them from the module `site`, which also looks for packages, and is left out.
 builtins.exit = builtins.quit = sys.exit
 machine.install()
+library.install()
 
 _DEFAULT_ENV = {"HOME": "/workspace", "LANG": "C.UTF-8", "PATH": "/usr/local/bin:/usr/bin:/bin", "TMPDIR": "/tmp"}
 # What `os.environ` holds: to ask itself takes some calls of Python code for each variable.
@@ -82,7 +83,7 @@ def warm(modules=()) -> None:
     selectors = sys.modules.get("selectors")
     if selectors and hasattr(selectors, "PollSelector"):
         selectors.DefaultSelector = selectors.PollSelector
-    imports.fork_by_default()
+    imports.change_loaded()
     imports.copy_builtins()
     names = {}
     exec(imports.compile_source("def main(args):\n    return {'a': [1, 2.5, None, 'é']}\n", "<warm>"), names)

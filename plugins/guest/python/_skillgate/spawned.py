@@ -65,7 +65,7 @@ def begin(path, layout, job, code_file, run_id, deadline, ends) -> None:
     main.set_streams()
     state.current = state.Run(NoChannel(), state.Layout(*layout), job)
     run.id, run.deadline, run._ends = run_id, deadline, ends
-    imports.fork_by_default()
+    imports.change_loaded()
     finder = imports.install(job["skills"] or (), state.current.layout.skills, untouched=False)
     # As the main module of a program is loaded in each of its processes.
     if job["code"] is not None:

@@ -461,5 +461,95 @@ class ShorterNames(Case):
         self.assertEqual((outcome.output, outcome.logs), (1, ""))
 
 
+class TheLibraryOnASkillsBehalf(Case):
+    """What of the standard library is given a module's name, or puts something where all modules have it."""
+
+    def check(self, body, expected, **files):
+        main = "def main(args):\n" + textwrap.indent(textwrap.dedent(body), "    ")
+        self.skill("acme.one", main=main, near="import far\nimport logging\nx = far.y\nclass H(logging.StreamHandler): pass", far="import logging\ny = 7\nclass F(logging.Formatter): pass", **files)
+        # Another one with neighbours of the same names, which has been loaded.
+        self.skill("acme.two", main="import near", near="x = 0\nclass H: pass", **{"p/__init__": ""})
+        outcome = self.sandbox.execute("acme.one")
+        self.assertEqual(outcome.status, "completed", outcome.result)
+        self.assertEqual(outcome.output, expected)
+        self.assertEqual(outcome.logs, "")
+
+    def test_specs(self):
+        body = """
+            import importlib.util as util, skills.acme.two
+            names = ["near", "main", "p", "p.q", "nope", "json", "json.tool"]
+            found = [util.find_spec(n) is not None for n in names]
+            assert util.find_spec("p.nope") is None and util.find_spec(".near", __package__) is not None
+            try:
+                util.find_spec("near.nope")
+            except ModuleNotFoundError:
+                pass
+            import near
+            spec = util.find_spec("near")
+            assert spec is near.__spec__ and util.find_spec("main").origin == __file__
+            module = util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return [found, module.x, module is near]
+        """
+        self.check(body, [[True, True, True, True, False, True, True], 7, False], **{"p/__init__": "", "p/q": ""})
+
+    def test_data(self):
+        body = """
+            import pkgutil, skills.acme.two, p
+            p.changed = True
+            data = pkgutil.get_data("p", "q.py").decode()
+            return [data, pkgutil.get_data(__name__, "p/q.py").decode(), p is __import__("p"), p.changed]
+        """
+        self.check(body, ["z = 1", "z = 1", True, True], **{"p/__init__": "", "p/q": "z = 1"})
+
+    def test_modules_that_are_run(self):
+        body = """
+            import runpy, skills.acme.two
+            names = runpy.run_module("near", {"given": 1}, "__main__")
+            return [names["x"], names["given"], names["__name__"], runpy.run_module("p")["z"]]
+        """
+        self.check(body, [7, 1, "__main__", 7], **{"p/__init__": "", "p/__main__": "from near import x as z"})
+
+    def test_handlers_of_the_log(self):
+        body = """
+            import logging.config, skills.acme.two
+            logging.config.dictConfig({
+                "version": 1, "disable_existing_loggers": False,
+                "formatters": {"f": {"()": "near.far.F"}},
+                "handlers": {"h": {"class": "near.H", "formatter": "f"}, "o": {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}},
+                "root": {"handlers": ["h", "o"]},
+            })
+            import near
+            found = [type(handler) is kind for handler, kind in zip(logging.getLogger().handlers, (near.H, logging.StreamHandler))]
+            return found + [logging.config._resolve("near.H") is near.H]
+        """
+        self.check(body, [True, True, True])
+
+    def test_words_in_other_languages(self):
+        body = """
+            import gettext, skills.acme.two
+            gettext.NullTranslations().install(["ngettext"])
+            import p
+            return [_("hello"), ngettext("one", "more", 2), p.z]
+        """
+        self.check(body, ["hello", "more", "late"], **{"p/__init__": "z = _('late')"})
+
+    def test_others_have_what_python_gives(self):
+        code = """
+            import gettext, importlib.util, logging.config, pkgutil, runpy
+            def main(args):
+                gettext.install("x")
+                try:
+                    logging.config._resolve("near.H")
+                except ImportError as exc:
+                    missing = exc.name
+                found = [importlib.util.find_spec(n) is None for n in ("near", "json", "skills.acme.two.near")]
+                return [_("a"), missing, found, pkgutil.get_data("near", "x"), runpy.run_module("this", run_name="x")["c"]]
+        """
+        self.skill("acme.two", main="import near", near="class H: pass")
+        outcome = self.sandbox.code(textwrap.dedent(code))
+        self.assertEqual(outcome.output, ["a", "near", [True, False, False], None, 97], outcome.result)
+
+
 if __name__ == "__main__":
     unittest.main()
