@@ -8,12 +8,15 @@ whoever calls it: it is changed when it is imported, to do it as that skill woul
 from __future__ import annotations
 
 import builtins
+import os
 import sys
+import warnings
 from functools import wraps
 from typing import Optional
 
 from . import imports, spawned
 
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _import = builtins.__import__
 
 
@@ -28,6 +31,7 @@ def install() -> None:
             "runpy": _of_runpy,
         }
     )
+    warnings._warn_unawaited_coroutine = _at_a_line_of_the_code(warnings._warn_unawaited_coroutine)
 
 
 def _skill() -> Optional[imports.SkillImport]:
@@ -109,3 +113,21 @@ def _of_runpy(runpy) -> None:
         return run_module(whole, names, run_name, alter_sys)
 
     runpy.run_module = run_module_for_skill
+
+
+def _at_a_line_of_the_code(warn):
+    """One that the code's function leaves behind in a variable is thrown away when that has returned: the line under way is
+    one of ours, which says nothing to the code's author. It was made by the function that the warning names."""
+
+    @wraps(warn)
+    def warn_unawaited_coroutine(coroutine):
+        if coroutine.cr_origin is not None:
+            return warn(coroutine)  # who debugs has asked for more: each line by which it was made
+        text = "coroutine '%s' was never awaited" % coroutine.__qualname__
+        if sys._getframe(1).f_code.co_filename.startswith(_LIBRARY):
+            code = coroutine.cr_code
+            warnings.warn_explicit(text, RuntimeWarning, code.co_filename, code.co_firstlineno, source=coroutine)
+        else:
+            warnings.warn(text, RuntimeWarning, stacklevel=2, source=coroutine)
+
+    return warn_unawaited_coroutine

@@ -1,6 +1,7 @@
 """A run from the job to the result."""
 
 import os
+import textwrap
 import time
 import unittest
 
@@ -90,6 +91,23 @@ class Code(Case):
 
     def test_a_byte_order_mark_and_an_encoding_line(self):
         self.completed(self.sandbox.code("\ufeff# -*- coding: latin-1 -*-\ndef main(args): return 'é'"), "é")
+
+    def test_a_coroutine_that_was_left_behind_is_said_to_be_the_codes(self):
+        code = """
+            async def left(): pass
+            def main(args):
+                late = left()
+                left()
+        """
+        code = textwrap.dedent(code)
+        outcome = self.sandbox.code(code)
+        file = self.sandbox.path("tmp/run_code.py")
+        at_once, late = ("%s:%d: RuntimeWarning: coroutine 'left' was never awaited\n  %s\n" % (file, n, code.split("\n")[n - 1].strip()) for n in (5, 2))
+        self.assertTrue(outcome.logs.startswith(at_once) and late in outcome.logs, outcome.logs)
+        self.assertNotIn("_skillgate", outcome.logs)
+        for debug in (False, True):
+            debugged = "import sys\nsys.set_coroutine_origin_tracking_depth(1)\n" if debug else ""
+            self.assertEqual("Coroutine created at" in self.sandbox.code(debugged + code).logs, debug)
 
     def test_async(self):
         code = "import asyncio\nasync def main(args):\n    await asyncio.sleep(0)\n    return args"
