@@ -150,6 +150,7 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
             )]);
         }
     }
+    unread::shapes(bundle)?;
     let one = |why: String| vec![why];
     let set = PolicySet::compile(bundle).map_err(|error| one(error.to_string()))?;
     check_packages(bundle)?;

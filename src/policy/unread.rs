@@ -43,6 +43,28 @@ const KNOWN: [(&str, &[&str]); 8] = [
     ("log", &["mask"]),
 ];
 
+/// What is asked of each skill in an object, and is found in none if it is anything else: refused, since a list that is one level
+/// too high would be a guard that is none.
+///
+/// # Errors
+/// A line for each, with the file.
+pub(super) fn shapes(bundle: &Bundle) -> Result<(), Vec<String>> {
+    let mut wrong = Vec::new();
+    for (file, document) in bundle.documents() {
+        for (_, sandbox) in objects(document, "skills.config.sandbox") {
+            if sandbox.as_object().is_err() {
+                wrong.push(format!(
+                    "{file}: sandbox is no object, so its list \"fresh\" cannot be found: write \"sandbox\": {{\"fresh\": [...]}} with the namespaces, or leave sandbox out"
+                ));
+            }
+        }
+    }
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(wrong),
+    }
+}
+
 /// The keys beside known ones, or like one, that no rule reads.
 pub(super) fn keys(bundle: &Bundle) -> Vec<String> {
     let served = bundle.modules().iter().filter(|module| !module.is_test());

@@ -120,6 +120,28 @@ fn keys_of_the_data_that_no_rule_reads() {
     assert_eq!(warnings[20], "and 10 more like these");
 }
 
+/// One level too high, the list would be for nobody.
+#[test]
+fn a_sandbox_that_is_no_object() {
+    let file = "skills/config/data.json";
+    let tried = |sandbox: serde_json::Value| {
+        let mut files = bundled_files();
+        let mut data: serde_json::Value = serde_json::from_slice(&files.0[file]).unwrap();
+        data["sandbox"] = sandbox;
+        files.0.insert(file.into(), data.to_string().into_bytes());
+        trial::run(&bundle(&files), BUDGET)
+    };
+    assert!(tried(json!({ "fresh": ["acme"] })).is_ok());
+    assert!(tried(json!({})).is_ok());
+    for sandbox in [json!(["acme"]), json!("fresh"), json!(true), json!(null)] {
+        let why = tried(sandbox).unwrap_err();
+        let said = format!(
+            "policies/{file}: sandbox is no object, so its list \"fresh\" cannot be found: write "
+        );
+        assert!(why.len() == 1 && why[0].starts_with(&said), "{why:?}");
+    }
+}
+
 #[test]
 fn functions_that_are_not_allowed() {
     for (condition, function) in [
