@@ -22,16 +22,18 @@ pub(super) async fn read(
     let mut latest_of = HashMap::new();
     let mut merge = Merge::new(vec![shelf.clone()], TENANT, "", SkillKey::default());
     while let Some((_, skill)) = merge.next().await? {
+        // Each is run where it is asked for by its version.
+        let version = shelf.skill_get(TENANT, &skill.name, &skill.version);
+        for warning in warnings(&version.await?) {
+            tracing::warn!(
+                skill = skill.name,
+                version = skill.version,
+                warning,
+                "a skill on the operator's shelf is hardly what was meant"
+            );
+        }
         if let Entry::Vacant(entry) = latest_of.entry(skill.name) {
             let latest = shelf.skill_get(TENANT, entry.key(), "").await?;
-            for warning in warnings(&latest) {
-                tracing::warn!(
-                    skill = latest.name,
-                    version = latest.version,
-                    warning,
-                    "a skill on the operator's shelf is hardly what was meant"
-                );
-            }
             entry.insert(latest.version);
         }
     }

@@ -95,12 +95,16 @@ fn a_key_that_nobody_knows_is_said_of_the_shelf_at_the_start() {
     let _alone = alone();
     let house = House::new(Settings::default());
     let shelf = house.path().join("shelf");
-    let skill = shelf.join("acme.slip");
-    fs::create_dir_all(&skill).unwrap();
-    let manifest = "name = \"acme.slip\"\nversion = \"1.0.0\"\ndescription = \"d\"\nkind = \"instruction\"\n\
-                    [permision]\nnetwork = []\n";
-    fs::write(skill.join("skill.toml"), manifest).unwrap();
-    fs::write(skill.join("SKILL.md"), "# A\n").unwrap();
+    // Also where there is a later version, in which it has been mended.
+    for (version, slip) in [("1.0.0", "[permision]\nnetwork = []\n"), ("1.1.0", "")] {
+        let skill = shelf.join("acme.slip").join(version);
+        fs::create_dir_all(&skill).unwrap();
+        let manifest = format!(
+            "name = \"acme.slip\"\nversion = {version:?}\ndescription = \"d\"\nkind = \"instruction\"\n{slip}"
+        );
+        fs::write(skill.join("skill.toml"), manifest).unwrap();
+        fs::write(skill.join("SKILL.md"), "# A\n").unwrap();
+    }
     let text = fs::read_to_string(house.config()).unwrap();
     let paths = text.lines().find(|line| line.starts_with("paths = "));
     let text = text.replace(paths.unwrap(), &format!("paths = [{shelf:?}]"));
@@ -115,6 +119,7 @@ fn a_key_that_nobody_knows_is_said_of_the_shelf_at_the_start() {
     for part in [
         "WARN",
         "acme.slip",
+        "1.0.0",
         "permision",
         "did you mean permissions?",
     ] {
