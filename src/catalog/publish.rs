@@ -334,6 +334,22 @@ mod tests {
                 "manifest:/permissions.secrets: warning: \"permissions.secrets\" is not known here and has no effect; help: write it in permissions"
             ]
         );
+        let cut_off = NewSkill {
+            manifest: r#"{"name":"a","version":"1.0.0","description":"x","kind":"action",
+                "runtime":{"language":"python","entrypoint":"code/main.py","export":"main"}}"#
+                .into(),
+            skill_md: "# A\n".into(),
+            files: vec![(
+                "code/main.py".into(),
+                b"def main(args):\n    return {".into(),
+            )],
+        };
+        assert_eq!(
+            warnings(&assemble(cut_off, 10, 9000).unwrap().skill),
+            [
+                "code/main.py:2: warning: `{` is never closed; help: Python cannot read the file, so no run of the skill can begin: correct it"
+            ]
+        );
         let many: Vec<String> = (0..9).map(|n| format!("\"network{n}\":1")).collect();
         let many = warned(&many.join(","));
         assert_eq!((many.len(), many[8].as_str()), (9, "and 1 more"));

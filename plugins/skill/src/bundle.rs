@@ -5,7 +5,7 @@ use crate::files::FileSet;
 use crate::manifest::{Manifest, place_in_toml};
 use crate::path::SkillPath;
 use crate::problem::{Code, PROBLEMS_MAX, Problem};
-use crate::python::seems_to_define;
+use crate::python::{FunctionName, broken, seems_to_define};
 use crate::skill_md::SkillMd;
 use crate::text::{is_deceptive, line_column, quoted, small};
 use crate::{SKILL_MD, SKILL_TOML};
@@ -85,19 +85,8 @@ pub fn validate<B: AsRef<[u8]>>(
                     problems.push(place.into_iter().fold(problem, Problem::place));
                 }
                 Some(bytes) => {
-                    if let Some(source) = utf8(bytes, path, &mut problems)
-                        && !seems_to_define(source, &runtime.export)
-                    {
-                        let message = format!(
-                            "no definition of `{}` was found at the top level",
-                            runtime.export
-                        );
-                        problems.push(Problem::warning(path, Code::ExportNotFound, message).help(
-                            format!(
-                                "define `def {}(args):`, or correct runtime.export",
-                                runtime.export
-                            ),
-                        ));
+                    if let Some(source) = utf8(bytes, path, &mut problems) {
+                        warn_of_code(source, path, &runtime.export, &mut problems);
                     }
                 }
             }
@@ -201,6 +190,20 @@ fn utf8<'b>(bytes: &'b [u8], name: &str, problems: &mut Vec<Problem>) -> Option<
             problems.push(problem);
             None
         }
+    }
+}
+
+/// What can be seen of an entrypoint without Python. Of one that it cannot read nothing else is worth a word.
+fn warn_of_code(source: &str, path: &str, export: &FunctionName, problems: &mut Vec<Problem>) {
+    if let Some(broken) = broken(source) {
+        let mut problem = Problem::warning(path, Code::PythonSyntax, broken.what)
+            .help("Python cannot read the file, so no run of the skill can begin: correct it");
+        problem.line = Some(small(broken.line));
+        problems.push(problem);
+    } else if !seems_to_define(source, export) {
+        let message = format!("no definition of `{export}` was found at the top level");
+        let help = format!("define `def {export}(args):`, or correct runtime.export");
+        problems.push(Problem::warning(path, Code::ExportNotFound, message).help(help));
     }
 }
 
@@ -343,6 +346,10 @@ mod tests {
                     ExportNotFound,
                     "code/main.py: warning: no definition of `main` was found at the top level",
                 )],
+            ),
+            (
+                ("code/main.py", Some(b"def main(args):\n    return {\n")),
+                &[(PythonSyntax, "code/main.py:2: warning: `{` is never closed")],
             ),
             (
                 ("SKILL.md", Some("# A\nb\u{202e}c".as_bytes())),

@@ -58,6 +58,8 @@ pub enum Code {
     UnknownKey,
     /// Warning: no definition of `runtime.export` was found in the entrypoint.
     ExportNotFound,
+    /// Warning: the entrypoint is no Python, as its brackets and strings show.
+    PythonSyntax,
     /// Warning: characters that a reader cannot see.
     HiddenCharacters,
     /// Warning: the name works, but not in a Python `import` statement.
@@ -87,6 +89,7 @@ impl Code {
             Code::FrontMatter => "front_matter",
             Code::UnknownKey => "unknown_key",
             Code::ExportNotFound => "export_not_found",
+            Code::PythonSyntax => "python_syntax",
             Code::HiddenCharacters => "hidden_characters",
             Code::NameNotImportable => "name_not_importable",
             Code::CompiledCode => "compiled_code",

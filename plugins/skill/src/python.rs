@@ -1,5 +1,9 @@
 //! The little that must be known about Python without running it.
 
+mod broken;
+
+pub use broken::{Broken, broken};
+
 use thiserror::Error;
 
 use crate::text::quoted;

@@ -7,12 +7,15 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use skillgate_skill::{
     FileSet, FunctionName, Manifest, NetworkPattern, SecretName, SkillMd, SkillName, SkillPath,
-    SkillRef, Version, problem::PROBLEMS_MAX, python::seems_to_define, validate,
+    SkillRef, Version,
+    problem::PROBLEMS_MAX,
+    python::{broken, seems_to_define},
+    validate,
 };
 
 const TOML: &str = "name = \"salesforce.leads.sync\"\nversion = \"0.1.0-rc.1+x\"\ndescription = \"Sync é leads.\"\nkind = \"action\"\ntags = [\"crm\", 'leads', \"\"\"x\"\"\"]\n\n[runtime]\nlanguage = \"python\"\nentrypoint = \"code/main.py\"\nexport = \"main\"\n[inputs]\nenv = { type = \"string\", enum = [\"dev\"], default = 0x1F, at = 2024-01-01T00:00:00Z, f = 1.5e3 }\n[inputs.x.y]\nz = [1, [2, { a = nan }]]\n[permissions]\nnetwork = [\"https://*.salesforce.com:8443/\"]\nsecrets = [\"SALESFORCE_API_KEY\"]\n[[more]]\na = true\n";
 const MD: &str = "---\nname: Salesforce Lead Sync\ntags: [crm, {a: 1}]\nlong: |\n  two\n  lines\n? odd\n: 'it''s'\nx: &a !!str 1\ny: *a\n<<: {z: 1e3}\n---\n# Body é\n---\n";
-const CODE: &str = "from a import (\n  main,\n)\nif x:\n    def main(args):\n        pass\nasync def main2(args): ...\n";
+const CODE: &str = "from a import (\n  main,\n)\nif x:\n    def main(args):\n        pass\nasync def main2(args): ...\nx = f\"{d['a']:>{w}}\" + '''\\\n''' + r'\\\\'\n";
 const SMALL: &[&str] = &[
     "salesforce.leads.sync@1.0.0-rc.1+x",
     "code/main.py",
@@ -234,6 +237,9 @@ fn mutated_input() {
         }
         let code = mutate(&mut rng, CODE);
         let _ = seems_to_define(&code, &main);
+        if let Some(broken) = broken(&code) {
+            assert!((1..=code.len() + 1).contains(&broken.line), "{code}");
+        }
         for seed in SMALL {
             check_small(&mutate(&mut rng, seed));
         }
