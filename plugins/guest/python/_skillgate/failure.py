@@ -301,7 +301,7 @@ def _suggestion(exc, kind) -> str:
         frame = trace.tb_frame
         meant = _closest(wrong, (frame.f_locals, frame.f_globals, frame.f_builtins))
         if wrong in sys.stdlib_module_names:
-            return "%s did you forget to import %r?" % (meant + " Or", wrong) if meant else ". Did you forget to import %r?" % wrong
+            return meant + (" Or did" if meant else ". Did") + " you forget to import %r?" % wrong
         return meant
     if _attribute_of and issubclass(kind, AttributeError):
         wrong = _attribute_of(exc)

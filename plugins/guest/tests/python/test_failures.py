@@ -313,6 +313,8 @@ class NamesThatWereMeant(Case):
             self.assertTrue(self.check(code % written, "NameError").endswith(" is not defined"))
         message = self.check(code % "json.dumps(1)", "NameError")
         self.assertTrue(message.endswith("name 'json' is not defined. Did you forget to import 'json'?"), message)
+        message = self.check("jso = 1\n" + code % "json.dumps(1)", "NameError")
+        self.assertTrue(message.endswith(" is not defined. Did you mean: 'jso'? Or did you forget to import 'json'?"), message)
         self.check("def main(args):\n    if not args: x = 1\n    return x", "UnboundLocalError", args={"a": 1})
 
     def test_of_an_attribute(self):
