@@ -209,7 +209,9 @@ pub(crate) fn policy(dir: &Path) -> PathBuf {
     network["deny_cidrs"] = json!([]);
     fs::write(&path, data.to_string()).unwrap();
     // They are about the bundled data as they are.
-    fs::remove_file(to.join("tests/decision_test.rego")).unwrap();
+    for file in ["decision_test.rego", "conditions_test.rego"] {
+        fs::remove_file(to.join("tests").join(file)).unwrap();
+    }
     to
 }
 
