@@ -8,7 +8,8 @@
 //! ```
 //!
 //! One process for each instance. It is started from the sealed copy that was checked, so a restart runs the same bytes
-//! whatever has become of the file. Its environment is empty where a gateway starts it, and it shares no descriptor with the gateway but the socket.
+//! whatever has become of the file. Its environment is empty where a gateway starts it, and it shares no descriptor with the
+//! gateway but the socket.
 //! It ends when the socket does: nothing of it outlives the gateway, however that ends. (Not by `PR_SET_PDEATHSIG`, which
 //! follows the *thread* that started it.)
 //!

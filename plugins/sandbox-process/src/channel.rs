@@ -1,8 +1,8 @@
 //! The plugin's end of a run's channel. Everything that comes out of it was written by hostile code.
 //!
 //! A frame is a u32 (little-endian) length of what follows, one byte of type and the payload. The length is checked
-//! before anything is kept for it; what is JSON is an object, and all of it UTF-8; a frame that breaks a rule ends the run; only the
-//! first result counts.
+//! before anything is kept for it; what is JSON is an object, and all of it UTF-8; a frame that breaks a rule ends the run; only
+//! the first result counts.
 
 #[cfg(test)]
 pub(crate) mod fake;
