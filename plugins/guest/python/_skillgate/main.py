@@ -100,9 +100,9 @@ def warm(modules=()) -> None:
 def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1, skill: bool = True) -> None:
     """Does a run of code and one of a skill that do nothing, over the two ends of a socket, and takes back all that a run
     would find of them. In a forked interpreter that has time, once: the real run then meets few pages for the first time.
-    In the one that is forked from, more times: what runs do is specialised there, and the forks neither do that again nor
-    write to those pages. Without `skill` it is the run of code alone, which does what every run does. Closes both
-    descriptors."""
+    In the one that is forked from, more times: the code of what runs do is moved to few pages and specialised there, and
+    the forks neither do that again nor write to other pages for it. Without `skill` it is the run of code alone, which does
+    what every run does. Closes both descriptors."""
     global _rehearsed
     gc.enable()
     if not _rehearsals:
@@ -111,11 +111,16 @@ def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1, skil
     # As in a run the C library has not had this value in its environment before: it keeps them all.
     now = _REHEARSED_ID % _rehearsed
     _rehearsed += 1
-    for _ in range(times):
-        for place, frames in _rehearsals:
+
+    def once():
+        for place, frames in _rehearsals if skill else _rehearsals[:1]:
             _rehearse_once(fd, peer, place, frames.replace(_MADE_ID, now))
-            if not skill:
-                break
+
+    for at in range(times):
+        if at == 1:  # the first has done what no other does
+            memory.bring_together(once)
+        else:
+            once()
     os.close(fd)
     os.close(peer)
     gc.disable()

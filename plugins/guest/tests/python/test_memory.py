@@ -20,10 +20,65 @@ class Gaps(unittest.TestCase):
         self.assertLessEqual(len(pages), 4)
         self.assertEqual(len(kept), 1000)
 
+    def test_large_objects_lie_behind_what_there_is(self):
+        # Before the last there is room for the largest that the C library has beside the others.
+        *gone, last = [bytes(100_000) for _ in range(6)]
+        del gone
+        memory.fill_gaps()
+        for size in (600, 1500, 5000):
+            self.assertGreater(id(bytes(size)), id(last), size)
+
     def test_there_is_an_end(self):
         before = len(memory._taken)
         memory.fill_gaps()
         self.assertLess(sum(map(sys.getsizeof, memory._taken[before:])), 16 * 1024 * 1024)
+
+
+class Together(unittest.TestCase):
+    def make(self, text):
+        names = {}
+        exec(compile(text, "<made>", "exec"), names)
+        return names
+
+    def test_code_that_was_called_lies_side_by_side(self):
+        lines = "".join("    a += %d\n" % n for n in range(10))
+        made = []
+        for n in range(1000):
+            made.append(self.make("def f%d(a):\n%s    return a" % (n, lines))["f%d" % n])
+        called = made[::25]
+        before = [f.__code__ for f in made]
+        memory.bring_together(lambda: [f(0) for f in called])
+        code = [f.__code__ for f in called]
+        self.assertLess(*(len({id(c) // PAGE_BYTES for c in codes}) for codes in (code, before[::25])))
+        self.assertEqual(code, before[::25])
+        for n, f in enumerate(made):
+            self.assertEqual(f.__code__ is before[n], n % 25 != 0, f)
+            self.assertEqual(f(1), 46)
+
+    def test_of_one_code_there_is_one_copy(self):
+        names = self.make("def make():\n    return lambda: 1\nf, g, h = make(), make(), (lambda: 1)")
+        memory.bring_together(lambda: (names["f"](), names["make"]()()))
+        self.assertIs(names["f"].__code__, names["g"].__code__)
+        self.assertIs(names["make"]().__code__, names["f"].__code__)
+        self.assertIsNot(names["h"].__code__, names["f"].__code__)
+
+    def test_two_files_with_the_same_text_stay_two(self):
+        def make(file):
+            names = {}
+            exec(compile("def f(): pass", file, "exec"), names)
+            return names["f"]
+
+        f, g = make("f.py"), make("g.py")
+        memory.bring_together(lambda: (f(), g()))
+        self.assertEqual((f.__code__.co_filename, g.__code__.co_filename), ("f.py", "g.py"))
+
+    def test_nobody_looks_on_afterwards(self):
+        def fail():
+            raise KeyError
+
+        with self.assertRaises(KeyError):
+            memory.bring_together(fail)
+        self.assertIsNone(sys.getprofile())
 
 
 if __name__ == "__main__":

@@ -333,6 +333,17 @@ layout = Layout(root + "/skills", root + "/blobs", root + "/workspace", root + "
             self.assertEqual(after.output, without.output)
             self.assertEqual(after.logs, said)
 
+    def test_the_one_that_is_forked_from_moves_its_code(self):
+        moved = """
+from _skillgate import main
+code = main._answer.__code__
+rehearse(*ends, layout, times=%d)
+assert (main._answer.__code__ is code) == (%d == 1)
+"""
+        for times in (1, 2):
+            job = {"code": "def main(args): return 1", "skill": None, "function": "main", "args": {}}
+            self.assertEqual(self.sandbox.run(job, before=self.BEFORE + moved % (times, times)).output, 1)
+
     def test_before_a_skill(self):
         self.sandbox.skill("a", {"code/main.py": "import util\ndef main(args): return util.who", "code/util.py": "who = 'a'"})
         for before in ("rehearse(*ends, layout)", "warm(); rehearse(*ends, layout)", "rehearse(*ends, layout); warm()"):

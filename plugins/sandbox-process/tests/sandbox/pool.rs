@@ -531,16 +531,21 @@ fn a_waiting_child_is_small() {
     let instance = warm(json!({"pool_min": 8}));
     let all = || waiting(&instance, "skillgate-idle");
     eventually("eight wait", || all().len() == 8);
-    let pss = |pid: &u32| -> u64 {
+    let kib_of = |key: &str, pid: &u32| -> u64 {
         let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-        let line = text.lines().find(|l| l.starts_with("Pss:"));
+        let line = text.lines().find(|l| l.starts_with(key));
         line.and_then(|l| l.split_whitespace().nth(1)?.parse().ok())
             .unwrap_or(0)
     };
     if is_root() {
-        let kib = all().iter().map(pss).sum::<u64>() / 8;
         // Some of the eight still rehearse.
+        let kib = all().iter().map(|pid| kib_of("Pss:", pid)).sum::<u64>() / 8;
         assert!((100..4096).contains(&kib), "{kib} KiB");
+        // What it shares with the others is less for each the more they are.
+        for pid in all() {
+            let kib = kib_of("Private_Dirty:", &pid);
+            assert!(kib < 1536, "{kib} KiB of its own");
+        }
     }
 }
 
