@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections import deque
+from itertools import islice
 
 from . import state
 from .strict_json import NotSerializable
@@ -349,7 +350,7 @@ def _frames(trace):
         code = trace.tb_frame.f_code
         filename = code.co_filename
         if not filename.startswith((_LIBRARY, "<frozen importlib")):
-            entry = (filename, trace.tb_lineno or 0, code.co_name, trace.tb_frame.f_globals)
+            entry = (filename, trace.tb_lineno or 0, code, trace.tb_lasti, trace.tb_frame.f_globals)
             if len(head) < _HEAD_FRAMES:
                 head.append(entry)
             else:
@@ -361,7 +362,8 @@ def _frames(trace):
 
 def _lines(frames) -> str:
     text, last, repeats = "", None, 0
-    for filename, line, name, names in frames:
+    for filename, line, code, at, names in frames:
+        name = code.co_name
         if (filename, line, name) == last:
             repeats += 1
             if repeats >= _REPEATS_SHOWN:
@@ -372,7 +374,7 @@ def _lines(frames) -> str:
         text += '  File "%s", line %d, in %s\n' % (one_line(filename, 240), line, one_line(name, 120))
         source = _source_line(filename, line, names)
         if source:
-            text += "    %s\n" % source
+            text += "    %s\n" % one_line(source.strip(), _LINE_CHARS_MAX) + _marks(code, at, line, source)
     return text + _repeated(repeats)
 
 
@@ -387,6 +389,23 @@ def _source_line(filename: str, line: int, names) -> str:
         if filename not in linecache.cache and not filename.startswith("<"):
             if not os.path.isfile(filename) or os.path.getsize(filename) > _SOURCE_BYTES_MAX:
                 return ""
-        return one_line(linecache.getline(filename, line, names), _LINE_CHARS_MAX)
+        return linecache.getline(filename, line, names)
     except Exception:
         return ""  # a line of source is a courtesy
+
+
+def _marks(code, at: int, line: int, source: str) -> str:
+    """The line of `^` and `~` that Python, since 3.11, has below one of source: which of its parts was executed."""
+    if not hasattr(code, "co_positions") or len(source) > _LINE_CHARS_MAX or not source.strip().isprintable():
+        return ""
+    try:
+        begins, ends, left, right = next(islice(code.co_positions(), at // 2, None))
+        if begins != line:
+            return ""
+        of_part = {"line": source, "end_lineno": ends, "colno": left, "end_colno": right}
+        frame = traceback.FrameSummary("", line, "", lookup_line=False, **of_part)
+        printed = "".join(traceback.StackSummary.from_list([frame]).format()).split("\n")
+        marks = printed[2] if len(printed) > 3 else ""  # below the file's and the source's
+        return marks + "\n" if marks and set(marks) <= set(" ^~") else ""
+    except Exception:
+        return ""  # so are they
