@@ -11,6 +11,7 @@ mod error;
 mod files;
 mod given;
 mod kept;
+mod manifest;
 mod merge;
 mod publish;
 mod shelf;
@@ -351,6 +352,7 @@ impl Catalog {
         files::of_its_digest(&record).map_err(|why| broken(&record, &why))?;
         let skill_md = self.fetch(&source, tenant, &record, SKILL_MD).await?;
         let skill = Arc::new(parse(record, &skill_md, &source)?);
+        self.check_manifest(&source, tenant, &skill).await?;
         self.0.kept.put(key(skill.version()), &skill);
         Ok(skill)
     }
@@ -498,6 +500,7 @@ fn parse(
         text(&record.manifest_json).map_err(|_| broken(&record, "its manifest is not UTF-8"))?;
     let manifest =
         Manifest::from_json(&manifest_text).map_err(|error| broken(&record, &error.to_string()))?;
+    manifest::is_for(&manifest, &record).map_err(|why| broken(&record, &why))?;
     let skill_md = text(skill_md).map_err(|_| broken(&record, "SKILL.md is not UTF-8"))?;
     let skill_md =
         SkillMd::parse(&skill_md).map_err(|error| broken(&record, &error.to_string()))?;

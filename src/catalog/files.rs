@@ -2,7 +2,7 @@
 //! its files' own digests what is read of it is checked. A store of somebody else may have the one without the other.
 
 use skillgate_plugin_sdk::model;
-use skillgate_skill::{SKILL_MD, SkillPath, tree_digest};
+use skillgate_skill::{SKILL_MD, SKILL_TOML, SkillPath, tree_digest};
 
 /// An error says how they are not, as a sentence. Also of the operator's own skills: he changes files as he likes, and a record
 /// is of one moment.
@@ -15,8 +15,10 @@ pub(super) fn of_its_digest(record: &model::Skill) -> Result<(), String> {
     if !record.files.windows(2).all(is_after) {
         return Err("its list of files is not sorted by path, each once".into());
     }
-    if !record.files.iter().any(|file| file.path == SKILL_MD) {
-        return Err(format!("its list of files has no {SKILL_MD}"));
+    for needed in [SKILL_MD, SKILL_TOML] {
+        if !record.files.iter().any(|file| file.path == needed) {
+            return Err(format!("its list of files has no {needed}"));
+        }
     }
     let digests = record.files.iter();
     let digests = digests.map(|file| (file.path.as_str(), file.sha256.as_str()));
@@ -53,7 +55,11 @@ mod tests {
 
     #[test]
     fn a_list_of_files_is_that_of_the_digest() {
-        let whole = record(&[("SKILL.md", "1"), ("code/main.py", "2")]);
+        let whole = record(&[
+            ("SKILL.md", "1"),
+            ("code/main.py", "2"),
+            ("skill.toml", "3"),
+        ]);
         assert_eq!(of_its_digest(&whole), Ok(()));
         let changed = |change: &dyn Fn(&mut model::Skill)| {
             let mut record = whole.clone();
@@ -61,7 +67,7 @@ mod tests {
             of_its_digest(&record).unwrap_err()
         };
         let other = "its digest is not that of its files";
-        assert_eq!(changed(&|record| record.files.truncate(1)), other);
+        assert_eq!(changed(&|record| drop(record.files.remove(1))), other);
         assert_eq!(
             changed(&|record| record.files[1].path = "code/more.py".into()),
             other
@@ -78,9 +84,11 @@ mod tests {
         assert_eq!(changed(&|record| record.files.reverse()), unsorted);
         let twice = |record: &mut model::Skill| record.files.push(record.files[1].clone());
         assert_eq!(changed(&twice), unsorted);
-        // What is read of SKILL.md would be held against nothing.
-        let without = of_its_digest(&record(&[("code/main.py", "2")]));
-        assert_eq!(without.unwrap_err(), "its list of files has no SKILL.md");
+        // What is read of them would be held against nothing.
+        for (there, missing) in [("skill.toml", "SKILL.md"), ("SKILL.md", "skill.toml")] {
+            let why = of_its_digest(&record(&[(there, "1")])).unwrap_err();
+            assert_eq!(why, format!("its list of files has no {missing}"));
+        }
         // Two files in one line: of the digest of both.
         let joined = |record: &mut model::Skill| {
             let first = record.files.remove(0);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::alone;
 use crate::examples::{changed, instead};
@@ -13,6 +13,22 @@ use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
 
 const PATIENCE: Duration = Duration::from_secs(30);
+
+fn manifest() -> Value {
+    json!({
+        "name": "user.one", "version": "1.0.0", "description": "Gives one.", "kind": "action",
+        "runtime": { "language": "python", "entrypoint": "code/main.py", "export": "main" },
+    })
+}
+
+/// The example's answer to skill_get, and the same after a change of `a`, in C.
+const GET: &str = "return k == NULL ? SKG_OK : answer(s, op, &k->answer);";
+
+fn got(change: &str) -> String {
+    format!(
+        "skg_skill a;\n    if (k == NULL) return SKG_OK;\n    a = k->answer;\n    {change}\n    return answer(s, op, &a);"
+    )
+}
 
 /// A gateway whose store is the example's with other words in the place of some, and one skill in it.
 fn with_store(house: &House, changes: &[(&str, &str)]) -> Gateway {
@@ -25,10 +41,7 @@ fn with_store(house: &House, changes: &[(&str, &str)]) -> Gateway {
     .unwrap();
     let gateway = house.start();
     let params = json!({
-        "manifest": {
-            "name": "user.one", "version": "1.0.0", "description": "Gives one.", "kind": "action",
-            "runtime": { "language": "python", "entrypoint": "code/main.py", "export": "main" },
-        },
+        "manifest": manifest(),
         "skill_md": "# Gives one\n",
         "files": [{ "path": "code/main.py", "content": "def main(args):\n    return 1\n" }],
     });
@@ -63,12 +76,41 @@ fn runs(gateway: &Gateway) {
 fn a_skill_whose_files_are_not_those_of_its_digest_is_broken() {
     let _alone = alone();
     let house = House::new(Settings::default());
-    let get = "return k == NULL ? SKG_OK : answer(s, op, &k->answer);";
-    let fewer = "skg_skill a;\n    if (k == NULL) return SKG_OK;\n    a = k->answer;\n    a.files.len--;\n    return answer(s, op, &a);";
-    let gateway = with_store(&house, &[(get, fewer)]);
+    let without_code = "skg_skill_file two[2];\n    two[0] = *SKG_AT(a.files, skg_skill_file, 0);\n    \
+        two[1] = *SKG_AT(a.files, skg_skill_file, 2);\n    a.files = skg_list_of(two, 2, sizeof *two);";
+    let gateway = with_store(&house, &[(GET, &got(without_code))]);
     for method in ["describe_skill", "execute_skill"] {
         is_broken(&gateway, method, "its digest is not that of its files");
     }
+    gateway.stop();
+}
+
+/// For skill_get, in C: this manifest in the place of what was put.
+fn with_manifest(manifest: &Value) -> String {
+    let text = manifest.to_string();
+    got(&format!(
+        "a.manifest_json.ptr = (const uint8_t *){text:?};\n    a.manifest_json.len = {};",
+        text.len()
+    ))
+}
+
+#[test]
+fn a_skill_whose_manifest_is_not_its_skill_toml_is_broken() {
+    let _alone = alone();
+    // It asks for nothing, and its store says that it asks for a host.
+    let mut wider = manifest();
+    wider["permissions"] = json!({ "network": ["https://example.com"] });
+    let house = House::new(Settings::default());
+    let gateway = with_store(&house, &[(GET, &with_manifest(&wider))]);
+    let why = "its manifest is not that of its skill.toml: they differ in \"permissions\"";
+    for method in ["describe_skill", "execute_skill"] {
+        is_broken(&gateway, method, why);
+    }
+    gateway.stop();
+    // What was sent, in another order and without the namespace that was filled in.
+    let house = House::new(Settings::default());
+    let gateway = with_store(&house, &[(GET, &with_manifest(&manifest()))]);
+    runs(&gateway);
     gateway.stop();
 }
 

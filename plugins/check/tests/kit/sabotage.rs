@@ -86,6 +86,7 @@ pub(crate) const STORE: &[Row] = &[
     ("aborts at a cancel of nothing", "operations/cancel-before", "it was at: cancel of ops"),
     ("completes what is cancelled", "operations/cancel-after", "was completed a second time"),
     ("loses a file", "storage/publish-and-read", "and what was put has"),
+    ("gives another manifest", "storage/publish-and-read", "manifest_json is not what was put"),
     ("lists without descriptions", "storage/publish-and-read", "in a list: put"),
     ("says that what is published is the operator's", "storage/publish-and-read", "SKG_SKILL_READ_ONLY"),
     ("gives an empty tar for a tree", "storage/publish-and-read", "its tar has [], and what was put has"),

@@ -198,6 +198,15 @@ unsafe fn changed(c: &abi::Completion) -> Option<Changed> {
                 skill.files.len -= 1;
                 made(Answer::Skill(skill))
             }
+            "skill_get" if ok && asked("gives another manifest") => {
+                let mut skill = c.result.cast::<abi::Skill>().read();
+                let other: &[u8] = br#"{"permissions":{"secrets":["KEY"]}}"#;
+                skill.manifest_json = abi::Bytes {
+                    ptr: other.as_ptr(),
+                    len: other.len() as u64,
+                };
+                made(Answer::Skill(skill))
+            }
             "skill_get" if ok && asked("says that what is published is the operator's") => {
                 let mut skill = c.result.cast::<abi::Skill>().read();
                 skill.flags |= abi::SKILL_READ_ONLY;
