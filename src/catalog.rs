@@ -41,6 +41,11 @@ use trees::{Trees, check_same};
 /// What is longer is not looked at on an async thread.
 const READ_BYTES_MAX: usize = 64 << 10;
 
+/// The operator's own are decided about as such, and what is read of them is held against nothing. He names their directories to
+/// the store that came with this program; no other one is believed.
+const NOT_THE_OPERATORS: &str = "its store says that it is the operator's own (SKG_SKILL_READ_ONLY), and only the bundled \
+     store is believed: name its directory in [skills].paths";
+
 /// A skill version, parsed.
 #[derive(Debug)]
 pub struct Skill {
@@ -349,6 +354,9 @@ impl Catalog {
         if let Some(skill) = kept(&record.version) {
             return Ok(skill);
         }
+        if record.read_only && !source.is_ours() {
+            return Err(broken(&record, NOT_THE_OPERATORS));
+        }
         files::of_its_digest(&record).map_err(|why| broken(&record, &why))?;
         let skill_md = self.fetch(&source, tenant, &record, SKILL_MD).await?;
         let skill = Arc::new(parse(record, &skill_md, &source)?);
@@ -465,8 +473,9 @@ impl Catalog {
             .await
             .map_err(Error::Store)?;
         // An operator changes his own files as he likes.
+        let is_operators = record.read_only && source.is_ours();
         let expected = record.files.iter().find(|file| file.path == path);
-        let expected = expected.filter(|_| !record.read_only).cloned();
+        let expected = expected.filter(|_| !is_operators).cloned();
         let takes_long = match &given {
             Content::Data(data) => data.len() > READ_BYTES_MAX,
             _ => true,

@@ -189,15 +189,16 @@ impl Turn {
     }
 }
 
-/// What is given, if it is what was published. An operator changes his own files as he likes. The store that came with this
-/// program looks itself, and reads again only what has changed: to read all of it here too would cost a run more than that.
+/// What is given, if it is what was published. The store that came with this program looks itself, and reads again only what has
+/// changed: to read all of it here too would cost a run more than that. The operator's own skills are in no other store, and he
+/// changes them as he likes.
 async fn looked_at(
     given: Content,
     skill: &Arc<Skill>,
     store: &StorageInstance,
     turn: &mut Option<Taken>,
 ) -> Result<Content, Error> {
-    if skill.record.read_only || store.is_ours() {
+    if store.is_ours() {
         return Ok(given);
     }
     let (of, taken) = (skill.clone(), turn.take());

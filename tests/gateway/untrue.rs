@@ -115,6 +115,21 @@ fn a_skill_whose_manifest_is_not_its_skill_toml_is_broken() {
 }
 
 #[test]
+fn a_store_of_a_vendor_has_no_skills_of_the_operator() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let content = "k->data[i].ptr, k->data[i].len);\n    }\n    ok = ok";
+    let first = "k->data[0].ptr, k->data[0].len);\n    }\n    ok = ok";
+    let operators = got("a.flags |= SKG_SKILL_READ_ONLY;");
+    let gateway = with_store(&house, &[(GET, &operators), (content, first)]);
+    let why = "its store says that it is the operator's own (SKG_SKILL_READ_ONLY)";
+    for method in ["describe_skill", "execute_skill"] {
+        is_broken(&gateway, method, why);
+    }
+    gateway.stop();
+}
+
+#[test]
 fn an_archive_that_is_not_what_was_published_is_not_run() {
     let _alone = alone();
     let house = House::new(Settings::default());
