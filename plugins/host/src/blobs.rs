@@ -69,9 +69,9 @@ impl Drop for Held {
         let (which, handle) = (self.which, self.handle);
         match &self.store.home {
             Home::Here(instance) => {
-                instance.background(move |table| which.close(table, handle.number));
+                instance.background(&self.tenant, move |table| which.close(table, handle.number));
             }
-            Home::There(remote) => remote.close(which, handle),
+            Home::There(remote) => remote.close(&self.tenant, which, handle),
         }
     }
 }

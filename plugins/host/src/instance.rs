@@ -16,8 +16,8 @@ use crate::hosttable::HostContext;
 use crate::lane::Lane;
 use crate::sandbox::RunContext;
 
-/// Calls into one blocking store at once, each on a thread of the runtime's; those beyond wait for one of these to end. Runs
-/// are not counted here: who starts them does.
+/// Calls into one blocking store at once, each on a thread of the runtime's; those beyond wait for one of these to end, and so
+/// do those of a tenant that has three quarters of them. Runs are not counted here: who starts them does.
 pub const STORE_THREADS_MAX: usize = 64;
 /// Calls into one store, wherever it is, that have not ended, those included that wait for a thread. Tenants share them; those
 /// beyond are refused (`SKG_E_UNAVAILABLE`). A store that works has done with so many in a moment, and of one that hangs nobody
@@ -137,6 +137,11 @@ impl<T: Table> Instance<T> {
     ) -> Result<Begun<T>> {
         // The op owns the call, and with it all that the plugin may use, until the plugin is done with it.
         let ask = Arc::new(ask);
+        // Where the call may have to wait for a thread.
+        let tenant = match self.blocking {
+            true => ask.tenant().to_owned(),
+            false => String::new(),
+        };
         let (keep, asked) = (Arc::clone(self), Arc::clone(&ask));
         let done = move |result: Result<*const c_void>| {
             // SAFETY: the contract: the plugin completes a call with what that call answers with.
@@ -168,6 +173,7 @@ impl<T: Table> Instance<T> {
         Ok(Begun {
             instance: Arc::clone(self),
             name: A::NAME,
+            tenant,
             op,
             invoke: Some(Box::new(invoke)),
             queued: false,
@@ -180,8 +186,9 @@ impl<T: Table> Instance<T> {
             return begun.invoke();
         }
         begun.queued = true;
-        let call = Some(begun.op);
-        self.lane.run(&self.runtime, call, move || begun.invoke());
+        let (call, tenant) = (Some(begun.op), std::mem::take(&mut begun.tenant));
+        self.lane
+            .run(&self.runtime, &tenant, call, move || begun.invoke());
     }
 
     /// Calls that have not ended, those included that wait for a thread.
@@ -239,10 +246,10 @@ impl<T: Table> Instance<T> {
 
     /// Runs `f` on a blocking thread, some time: for calls without an op, made from destructors. Never inline, since a
     /// destructor may run inside the plugin's own call of `complete`.
-    pub(crate) fn background(self: &Arc<Self>, f: impl FnOnce(&T) + Send + 'static) {
+    pub(crate) fn background(self: &Arc<Self>, tenant: &str, f: impl FnOnce(&T) + Send + 'static) {
         let instance = Arc::clone(self);
         self.lane
-            .run(&self.runtime, None, move || f(&instance.table));
+            .run(&self.runtime, tenant, None, move || f(&instance.table));
     }
 
     /// Resolves when destroy() has returned.
@@ -279,6 +286,8 @@ type Invoke<T> = Box<dyn FnOnce(&T, abi::Op) -> i32 + Send>;
 pub(crate) struct Begun<T: Table> {
     instance: Arc<Instance<T>>,
     name: &'static str,
+    /// Whom it is for; empty, too, where it does not wait for a thread.
+    tenant: String,
     op: abi::Op,
     invoke: Option<Invoke<T>>,
     /// It waits for a blocking thread; dropped there, its caller has left, or the runtime is shutting down.
@@ -288,6 +297,10 @@ pub(crate) struct Begun<T: Table> {
 impl<T: Table> Begun<T> {
     pub(crate) fn op(&self) -> abi::Op {
         self.op
+    }
+
+    pub(crate) fn tenant(&self) -> &str {
+        &self.tenant
     }
 
     /// Calls the plugin, on this thread.

@@ -1,39 +1,44 @@
 //! Threads for the calls into one instance that may wait. The gateway has so many for all that waits in it: an instance whose calls
-//! do not come back, a store on a disk that hangs for one, must not have those of everything else too.
+//! do not come back, a store on a disk that hangs for one, must not have those of everything else too. Nor may the calls of one
+//! tenant have all of an instance's: his part alone may be what hangs.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
 
 use skillgate_plugin_abi::Op;
 
+use crate::shares::{Share, Waiting};
+
 type Job = Box<dyn FnOnce() + Send>;
 
 /// The blocking threads that one instance has, and what waits for one of them.
 pub(crate) struct Lane {
-    threads_max: usize,
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     threads: usize,
     /// Each with the call that it makes, if it makes one.
-    waiting: VecDeque<(Option<Op>, Job)>,
+    waiting: Waiting<(Option<Op>, Job)>,
 }
 
 /// One of its threads.
 struct Thread {
     lane: Arc<Lane>,
+    /// Of the tenant whose job it does.
+    share: Option<Share>,
     ended: bool,
 }
 
 impl Lane {
     pub(crate) fn new(threads_max: usize) -> Arc<Self> {
+        let state = State {
+            threads: 0,
+            waiting: Waiting::new(threads_max),
+        };
         Arc::new(Lane {
-            threads_max,
-            state: Mutex::default(),
+            state: Mutex::new(state),
         })
     }
 
@@ -45,30 +50,30 @@ impl Lane {
     /// Drops the job of a call that still waits; false where none does.
     pub(crate) fn give_up(&self, call: Op) -> bool {
         let mut state = self.state();
-        let at = state.waiting.iter().position(|(of, _)| *of == Some(call));
-        let forsaken = at.and_then(|at| state.waiting.remove(at));
+        let forsaken = state.waiting.remove(|(of, _)| *of == Some(call));
         drop(state);
         forsaken.is_some()
     }
 
-    /// Does it on a blocking thread of the runtime, in the order in which they come. Dropped instead when the runtime ends, or
-    /// with the call that it is of ([`Lane::give_up`]).
+    /// Does it on a blocking thread of the runtime, in the order in which they come, as long as its tenant leaves threads to
+    /// others. Dropped instead when the runtime ends, or with the call that it is of ([`Lane::give_up`]).
     pub(crate) fn run(
         self: &Arc<Self>,
         runtime: &Handle,
+        tenant: &str,
         of: Option<Op>,
         job: impl FnOnce() + Send + 'static,
     ) {
         let job: Job = Box::new(job);
         let mut state = self.state();
-        if state.threads >= self.threads_max {
-            state.waiting.push_back((of, job));
+        let Some((share, (_, job))) = state.waiting.enter(tenant, (of, job)) else {
             return;
-        }
+        };
         state.threads += 1;
         drop(state);
         let mut thread = Thread {
             lane: Arc::clone(self),
+            share: Some(share),
             ended: false,
         };
         drop(runtime.spawn_blocking(move || {
@@ -83,12 +88,21 @@ impl Lane {
 impl Thread {
     fn next(&mut self) -> Option<Job> {
         let mut state = self.lane.state();
-        let next = state.waiting.pop_front().map(|(_, job)| job);
-        if next.is_none() {
-            state.threads -= 1;
-            self.ended = true;
+        match self
+            .share
+            .take()
+            .and_then(|ended| state.waiting.next(ended))
+        {
+            Some((share, (_, job))) => {
+                self.share = Some(share);
+                Some(job)
+            }
+            None => {
+                state.threads -= 1;
+                self.ended = true;
+                None
+            }
         }
-        next
     }
 }
 
@@ -100,10 +114,8 @@ impl Drop for Thread {
         }
         let mut state = self.lane.state();
         state.threads -= 1;
-        let forsaken = match state.threads {
-            0 => std::mem::take(&mut state.waiting),
-            _ => VecDeque::new(),
-        };
+        let is_last = state.threads == 0;
+        let forsaken = is_last.then(|| state.waiting.remove_all());
         drop(state);
         drop(forsaken);
     }
@@ -121,10 +133,10 @@ mod tests {
         let (done, order) = mpsc::channel();
         let say = |number| {
             let done = done.clone();
-            lane.run(&handle, None, move || done.send(number).unwrap());
+            lane.run(&handle, "t", None, move || done.send(number).unwrap());
         };
         let (go, gone) = mpsc::channel::<()>();
-        lane.run(&handle, None, move || gone.recv().unwrap());
+        lane.run(&handle, "t", None, move || gone.recv().unwrap());
         (0..3).for_each(say);
         go.send(()).unwrap();
         assert_eq!(order.iter().take(3).collect::<Vec<_>>(), [0, 1, 2]);
@@ -133,7 +145,7 @@ mod tests {
         }
         // One that panics ends its thread: who waits for that ends too.
         let (go, gone) = mpsc::channel::<()>();
-        lane.run(&handle, None, move || gone.recv().unwrap());
+        lane.run(&handle, "t", None, move || gone.recv().unwrap());
         (3..6).for_each(say);
         drop(go);
         while lane.state().threads > 0 {
@@ -153,10 +165,12 @@ mod tests {
         let (lane, handle) = (Lane::new(1), runtime.handle().clone());
         let (done, order) = mpsc::channel();
         let (go, gone) = mpsc::channel::<()>();
-        lane.run(&handle, Some(1), move || gone.recv().unwrap());
+        lane.run(&handle, "t", Some(1), move || gone.recv().unwrap());
         for number in 2..4 {
             let done = done.clone();
-            lane.run(&handle, Some(number), move || done.send(number).unwrap());
+            lane.run(&handle, "t", Some(number), move || {
+                done.send(number).unwrap()
+            });
         }
         assert!(!lane.give_up(1), "it has begun");
         assert!(lane.give_up(2) && !lane.give_up(2));

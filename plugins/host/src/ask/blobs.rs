@@ -51,7 +51,7 @@ impl Ask<StorageTable> for BlobCreate {
 }
 
 pub(crate) struct BlobWrite {
-    /// As of [`BlobCommit`] and [`BlobRead`]: it does not travel, since the plugin knows whose the handle is.
+    /// As of [`BlobCommit`] and [`BlobRead`]: the plugin knows whose the handle is, and the host divides its threads by it.
     pub(crate) tenant: Arc<str>,
     pub(crate) writer: Handle,
     pub(crate) data: Bytes,
@@ -60,12 +60,13 @@ pub(crate) struct BlobWrite {
 impl Wire for BlobWrite {
     fn put(&self, out: &mut Out) {
         self.writer.put(out);
+        out.text(&self.tenant);
         out.data(&self.data);
     }
     fn take(from: &mut In<'_>) -> Read<Self> {
         let writer = Handle::take(from)?;
+        let tenant = from.text("tenant", usize::MAX)?.into();
         let data = Bytes::copy_from_slice(from.data("data", usize::MAX)?);
-        let tenant = Arc::default();
         Ok(BlobWrite {
             tenant,
             writer,
@@ -102,11 +103,12 @@ pub(crate) struct BlobCommit {
 impl Wire for BlobCommit {
     fn put(&self, out: &mut Out) {
         self.writer.put(out);
+        out.text(&self.tenant);
     }
     fn take(from: &mut In<'_>) -> Read<Self> {
         let writer = Handle::take(from)?;
         Ok(BlobCommit {
-            tenant: Arc::default(),
+            tenant: from.text("tenant", usize::MAX)?.into(),
             writer,
             open: Arc::default(),
         })
@@ -266,12 +268,14 @@ impl BlobRead {
 impl Wire for BlobRead {
     fn put(&self, out: &mut Out) {
         self.reader.put(out);
+        out.text(&self.tenant);
         out.u64(self.max as u64);
     }
     fn take(from: &mut In<'_>) -> Read<Self> {
         let reader = Handle::take(from)?;
+        let tenant = from.text("tenant", usize::MAX)?.into();
         let max = usize::try_from(from.u64("max")?).unwrap_or(usize::MAX);
-        Ok(BlobRead::new(Arc::default(), reader, max))
+        Ok(BlobRead::new(tenant, reader, max))
     }
 }
 

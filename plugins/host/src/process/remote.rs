@@ -203,13 +203,14 @@ impl Remote {
     }
 
     /// Lets go of a reader or a writer. One of an earlier life is gone already.
-    pub(crate) fn close(&self, which: Which, handle: Handle) {
+    pub(crate) fn close(&self, tenant: &str, which: Which, handle: Handle) {
         let Some(link) = self.0.link().filter(|link| link.life == handle.life) else {
             return;
         };
         let packet = Packet::new(FrameKind::Close, 0, |out| {
             out.u8(u8::from(matches!(which, Which::Writer)));
             out.u64(handle.number);
+            out.text(tenant);
         });
         if let Ok(packet) = packet {
             link.send(packet);

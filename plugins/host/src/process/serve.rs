@@ -178,7 +178,8 @@ impl Start {
             runtime,
         });
         let handle = move |frame| server.handle(frame);
-        Pool::run(self.line, self.incoming, self.threads_max as usize, handle)
+        let threads_max = self.threads_max as usize;
+        Pool::run(self.line, self.incoming, threads_max, !T::HAS_RUNS, handle)
     }
 }
 
@@ -248,16 +249,23 @@ impl<T: Served> Server<T> {
                 Ok(None)
             }
             FrameKind::Close => {
-                let read = |from: &mut In<'_>| Ok((from.flag("writer")?, from.u64("handle")?));
-                let (writer, handle) = frame.read(read)?;
+                let read = |from: &mut In<'_>| {
+                    let (writer, handle) = (from.flag("writer")?, from.u64("handle")?);
+                    Ok((writer, handle, from.text("tenant", usize::MAX)?))
+                };
+                let (writer, handle, tenant) = frame.read(read)?;
                 let which = if writer { Which::Writer } else { Which::Reader };
-                Ok(self.instance().map(|instance| -> Job {
-                    Box::new(move || T::close(&instance.table, which, handle))
+                Ok(self.instance().map(|instance| Job {
+                    tenant,
+                    work: Box::new(move || T::close(&instance.table, which, handle)),
                 }))
             }
             FrameKind::Destroy => {
                 let server = Arc::clone(self);
-                Ok(Some(Box::new(move || server.destroy())))
+                Ok(Some(Job {
+                    tenant: String::new(),
+                    work: Box::new(move || server.destroy()),
+                }))
             }
             kind => Err(Malformed(format!("frame: {kind:?} from the gateway"))),
         }
@@ -285,16 +293,20 @@ impl<T: Served> Server<T> {
             Ok((begun, blocking)) => {
                 self.line.begun(call, begun.op());
                 let line = Arc::clone(&self.line);
-                let job = move || {
+                let tenant = begun.tenant().to_owned();
+                let work = move || {
                     if is_run {
                         line.started(call);
                     }
                     begun.invoke();
                 };
                 if blocking || T::HAS_RUNS {
-                    return Ok(Some(Box::new(job)));
+                    return Ok(Some(Job {
+                        tenant,
+                        work: Box::new(work),
+                    }));
                 }
-                job();
+                work();
             }
             Err(error) => self.line.answer::<()>(call, Err(error)),
         }

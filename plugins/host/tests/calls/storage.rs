@@ -244,6 +244,69 @@ fn calls_that_wait_for_a_store_that_hangs_are_so_many() {
     });
 }
 
+/// Nor does one tenant, whose part of the store hangs, have all the threads that it is called on, wherever it is.
+#[test]
+fn a_tenant_whose_part_hangs_leaves_threads_to_others() {
+    const CALLS: usize = 256;
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = pipe_in(dir.path());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let store = store().await;
+        let open = async |tenant: &str| {
+            let create = BlobCreate {
+                tenant: tenant.into(),
+                ..BlobCreate::default()
+            };
+            let reader = store.blob_open(tenant, "blob:made-up-9", 0, 0).await;
+            let writer = store.blob_create(create.clone()).await;
+            let whole = store.blob_create(create).await;
+            (reader.unwrap(), writer.unwrap(), whole.unwrap())
+        };
+        let (mut reader, mut writer, whole) = open("a").await;
+        let (mut other_reader, ..) = open("b").await;
+        let get = || Box::pin(store.skill_get("a", "hang", pipe.to_str().unwrap()));
+        let mut hanging: Vec<_> = (0..CALLS).map(|_| get()).collect();
+        let mut nobody = Context::from_waker(Waker::noop());
+        for call in &mut hanging {
+            assert!(call.as_mut().poll(&mut nobody).is_pending());
+        }
+        // Behind those, being the same tenant's.
+        let mut read = Box::pin(reader.read(9));
+        let mut written = Box::pin(writer.write("x"));
+        let mut committed = Box::pin(whole.commit());
+        let mut wait = || {
+            read.as_mut().poll(&mut nobody).is_pending()
+                && written.as_mut().poll(&mut nobody).is_pending()
+                && committed.as_mut().poll(&mut nobody).is_pending()
+        };
+        assert!(wait());
+        let other = async {
+            let got = store.skill_get("b", "s", "").await;
+            (got, other_reader.read(1).await)
+        };
+        let other = tokio::time::timeout(Duration::from_secs(10), other).await;
+        let still_wait = wait();
+        // As the end of whatever it hangs on: those that waited come to their turn.
+        let pipe = std::fs::File::options().read(true).write(true).open(&pipe);
+        for call in hanging {
+            call.await.unwrap();
+        }
+        drop(pipe);
+        let (got, other_read) = other.expect("another tenant has threads");
+        got.unwrap();
+        other_read.unwrap();
+        assert!(still_wait);
+        read.await.unwrap();
+        written.await.unwrap();
+        committed.await.unwrap();
+        assert_eq!(store.in_flight(), 0);
+    });
+}
+
 /// What is asked of an open blob is a call of the tenant whose blob it is.
 #[tokio::test]
 async fn an_open_blob_is_its_tenants() {

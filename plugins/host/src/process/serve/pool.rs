@@ -2,9 +2,9 @@
 //!
 //! Whoever reads a call makes it: there is no other thread to wake, which is most of what a call costs. Before it makes one
 //! that may block, another thread takes over reading, so somebody always reads: cancellations and replies come through.
-//! When all threads are busy, the last one reads on and calls wait in a queue.
+//! When all threads are busy, the last one reads on and calls wait in a queue. So do those of a tenant that has its share of the
+//! threads: his part of a store alone may be what hangs.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skillgate_plugin_sdk::wire::Malformed;
@@ -13,12 +13,19 @@ use super::super::frame::{Frame, Incoming};
 use super::harden;
 use super::line::Line;
 use super::wait::Wait;
+use crate::shares::{Share, Waiting};
 use crate::wire::Read;
 
 /// Threads that wait for something to do; others end.
 const IDLE_MAX: usize = 4;
 
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+/// Something to do for a tenant.
+pub(super) struct Job {
+    pub(super) tenant: String,
+    pub(super) work: Work,
+}
+
+type Work = Box<dyn FnOnce() + Send>;
 
 type Handle = Box<dyn Fn(Frame) -> Read<Option<Job>> + Send + Sync>;
 
@@ -30,29 +37,35 @@ pub(super) struct Pool {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     threads: usize,
     /// Of these, threads that read or wait for their turn to.
     idle: usize,
-    queue: VecDeque<Job>,
+    queue: Waiting<Work>,
 }
 
 impl Pool {
-    /// Serves until the process ends.
+    /// Serves until the process ends. `shared`: between tenants; else whoever sends the calls has divided them.
     pub(super) fn run(
         line: Arc<Line>,
         incoming: Incoming,
         threads_max: usize,
+        shared: bool,
         handle: impl Fn(Frame) -> Read<Option<Job>> + Send + Sync + 'static,
     ) -> ! {
+        // One that reads and one that works.
+        let threads_max = threads_max.max(2);
+        let state = State {
+            threads: 0,
+            idle: 0,
+            queue: Waiting::new(if shared { threads_max - 1 } else { usize::MAX }),
+        };
         let pool = Arc::new(Pool {
             line,
             reading: Mutex::new((incoming, Wait::default())),
             handle: Box::new(handle),
-            // One that reads and one that works.
-            threads_max: threads_max.max(2),
-            state: Mutex::default(),
+            threads_max,
+            state: Mutex::new(state),
         });
         if !pool.spawn(&mut pool.state()) {
             harden::end(1);
@@ -86,14 +99,14 @@ impl Pool {
     /// One thread: it is counted as idle.
     fn work(self: Arc<Self>) {
         loop {
-            let mut job = self.read();
+            let (mut share, mut work) = self.read();
             loop {
                 // A panic here would be the host's own: the plugin's are caught where it is called.
-                job();
+                work();
                 let mut state = self.state();
-                if let Some(next) = state.queue.pop_front() {
+                if let Some(next) = state.queue.next(share) {
                     drop(state);
-                    job = next;
+                    (share, work) = next;
                     continue;
                 }
                 if state.idle >= IDLE_MAX {
@@ -107,7 +120,7 @@ impl Pool {
     }
 
     /// Waits for its turn and reads until there is something to do, which is then this thread's: it is not idle any more.
-    fn read(self: &Arc<Self>) -> Job {
+    fn read(self: &Arc<Self>) -> (Share, Work) {
         let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let (incoming, wait) = &mut *reading;
         loop {
@@ -121,13 +134,18 @@ impl Pool {
                 Ok(None) => continue,
                 Err(Malformed(_)) => harden::end(1),
             };
+            let Job { tenant, work } = job;
             let mut state = self.state();
             if state.idle > 1 || self.spawn(&mut state) {
-                state.idle -= 1;
-                return job;
+                if let Some(taken) = state.queue.enter(&tenant, work) {
+                    state.idle -= 1;
+                    return taken;
+                }
+            } else {
+                state.queue.wait(&tenant, work);
             }
-            // Every other thread is busy, and asks the queue before it is idle again.
-            state.queue.push_back(job);
+            // It is begun by a thread that is busy now, which asks the queue before it is idle again: all others are busy, or
+            // its tenant has so many of them.
         }
     }
 }
