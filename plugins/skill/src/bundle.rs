@@ -5,10 +5,16 @@ use crate::files::FileSet;
 use crate::manifest::{Manifest, place_in_toml};
 use crate::path::SkillPath;
 use crate::problem::{Code, PROBLEMS_MAX, Problem};
-use crate::python::{FunctionName, broken, seems_to_define};
+use crate::python::{FunctionName, broken, is_module_of, seems_to_define};
 use crate::skill_md::SkillMd;
 use crate::text::{is_deceptive, line_column, quoted, small};
 use crate::{SKILL_MD, SKILL_TOML};
+
+/// So many bytes of the modules beside and below an entrypoint are looked at, together; a module that is more than what is left
+/// is passed over.
+const MODULES_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Of so many of them it is said that Python cannot read them: who sees these looks at the others too.
+const MODULES_WARNED_MAX: usize = 10;
 
 /// One file of a valid skill.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +94,7 @@ pub fn validate<B: AsRef<[u8]>>(
                     if let Some(source) = utf8(bytes, path, &mut problems) {
                         warn_of_code(source, path, &runtime.export, &mut problems);
                     }
+                    warn_of_modules(files, path, &mut problems);
                 }
             }
         }
@@ -195,16 +202,44 @@ fn utf8<'b>(bytes: &'b [u8], name: &str, problems: &mut Vec<Problem>) -> Option<
 
 /// What can be seen of an entrypoint without Python. Of one that it cannot read nothing else is worth a word.
 fn warn_of_code(source: &str, path: &str, export: &FunctionName, problems: &mut Vec<Problem>) {
-    if let Some(broken) = broken(source) {
-        let mut problem = Problem::warning(path, Code::PythonSyntax, broken.what)
-            .help("Python cannot read the file, so no run of the skill can begin: correct it");
-        problem.line = Some(small(broken.line));
+    let help = "Python cannot read the file, so no run of the skill can begin: correct it";
+    if let Some(problem) = unreadable(source, path, help) {
         problems.push(problem);
     } else if !seems_to_define(source, export) {
         let message = format!("no definition of `{export}` was found at the top level");
         let help = format!("define `def {export}(args):`, or correct runtime.export");
         problems.push(Problem::warning(path, Code::ExportNotFound, message).help(help));
     }
+}
+
+/// What can be seen of the modules that an entrypoint can import from its own skill.
+fn warn_of_modules<B: AsRef<[u8]>>(
+    files: &[(SkillPath, B)],
+    entrypoint: &str,
+    problems: &mut Vec<Problem>,
+) {
+    let mut modules: Vec<(&str, &[u8])> = files
+        .iter()
+        .map(|(path, bytes)| (path.as_str(), bytes.as_ref()))
+        .filter(|(path, _)| is_module_of(entrypoint, path))
+        .collect();
+    modules.sort_unstable_by_key(|(path, _)| *path);
+    let help = "Python cannot read the file, so a run that imports it fails: correct it, or keep what is no code in resources/";
+    let mut left = MODULES_BYTES_MAX;
+    let found = modules.into_iter().filter_map(|(path, bytes)| {
+        left = left.checked_sub(bytes.len())?;
+        // In another encoding it can be read all the same.
+        unreadable(std::str::from_utf8(bytes).ok()?, path, help)
+    });
+    let room = PROBLEMS_MAX.saturating_sub(problems.len());
+    problems.extend(found.take(room.min(MODULES_WARNED_MAX)));
+}
+
+fn unreadable(source: &str, path: &str, help: &str) -> Option<Problem> {
+    let broken = broken(source)?;
+    let mut problem = Problem::warning(path, Code::PythonSyntax, broken.what).help(help);
+    problem.line = Some(small(broken.line));
+    Some(problem)
 }
 
 /// A reader of SKILL.md sees something else than a model does.
@@ -352,6 +387,18 @@ mod tests {
                 &[(PythonSyntax, "code/main.py:2: warning: `{` is never closed")],
             ),
             (
+                ("code/a/other.py", Some(b"def f():\n    return f(\n")),
+                &[(
+                    PythonSyntax,
+                    "code/a/other.py:2: warning: `(` is never closed",
+                )],
+            ),
+            (
+                ("code/other.py", Some(b"# -*- coding: latin-1 -*-\n\xe9(")),
+                &[],
+            ),
+            (("resources/form.py", Some(b"{{")), &[]),
+            (
                 ("SKILL.md", Some("# A\nb\u{202e}c".as_bytes())),
                 &[(
                     HiddenCharacters,
@@ -385,6 +432,35 @@ mod tests {
                 assert!(text.is_empty() || problem.to_string() == *text, "{problem}");
             }
         }
+    }
+
+    #[test]
+    fn modules_are_looked_at_within_bounds() {
+        let warned = |modules: &[(String, usize)]| {
+            let mut files = whole();
+            for (path, bytes) in modules {
+                let source = "$".to_owned() + &" ".repeat(bytes - 1);
+                files.push((SkillPath::parse(path).unwrap(), source.into()));
+            }
+            let skill = validate(&files, u64::MAX).unwrap();
+            let warnings = skill.warnings.into_iter();
+            warnings.map(|problem| problem.file).collect::<Vec<_>>()
+        };
+        let name = |n: usize| format!("code/m{n:02}.py");
+        let many: Vec<_> = (0..=MODULES_WARNED_MAX)
+            .rev()
+            .map(|n| (name(n), 1))
+            .collect();
+        let first: Vec<_> = (0..MODULES_WARNED_MAX).map(name).collect();
+        assert_eq!(warned(&many), first);
+        let large = [
+            (name(0), MODULES_BYTES_MAX - 2),
+            (name(1), 3),
+            (name(2), 2),
+            (name(3), 1),
+        ];
+        assert_eq!(warned(&large), [name(0), name(2)]);
+        assert_eq!(warned(&[(name(0), MODULES_BYTES_MAX + 1)]), [""; 0]);
     }
 
     #[test]

@@ -11,6 +11,9 @@ use crate::text::quoted;
 /// Longest function name, in bytes.
 pub const FUNCTION_NAME_BYTES_MAX: usize = 128;
 
+/// The directory of supporting files, at the top of a skill.
+const RESOURCES: &str = "resources/";
+
 /// Python's reserved words (3.9 to 3.14). Soft keywords (`match`, `type`) are legal names.
 pub const KEYWORDS: &[&str] = &[
     "False", "None", "True", "and", "as", "assert", "async", "await", "break", "class", "continue",
@@ -62,6 +65,26 @@ impl FunctionName {
 
 fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_'
+}
+
+/// Whether a skill with this entrypoint can import `path` as a module of its own: Python source beside it or below, under names
+/// that Python has. Not the entrypoint itself, and not what the specification's layout keeps for other files than code.
+pub fn is_module_of(entrypoint: &str, path: &str) -> bool {
+    let directory = match entrypoint.rfind('/') {
+        Some(end) => &entrypoint[..=end],
+        None => "",
+    };
+    let module = path
+        .strip_prefix(directory)
+        .and_then(|rest| rest.strip_suffix(".py"));
+    let is_resource = directory.is_empty() && path.starts_with(RESOURCES);
+    path != entrypoint && !is_resource && module.is_some_and(|m| m.split('/').all(is_identifier))
+}
+
+/// As `str.isidentifier` of Python has it, as far as letters go that both know.
+fn is_identifier(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
 
 /// Whether `source` seems to define `name` at its top level, by the look of its lines.
@@ -157,6 +180,33 @@ mod tests {
             &long,
         ] {
             assert!(FunctionName::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn modules() {
+        for (entrypoint, path, want) in [
+            ("code/main.py", "code/other.py", true),
+            ("code/main.py", "code/a/__init__.py", true),
+            ("code/main.py", "code/a/b_2/é.py", true),
+            ("code/main.py", "code/resources/a.py", true),
+            ("main.py", "a.py", true),
+            ("main.py", "code/a.py", true),
+            ("resources/main.py", "resources/a.py", true),
+            ("main.py", "resources/a.py", false),
+            ("code/main.py", "resources/a.py", false),
+            ("code/main.py", "code/main.py", false),
+            ("code/main.py", "a.py", false),
+            ("code/main.py", "codes/a.py", false),
+            ("code/a/main.py", "code/b.py", false),
+            ("code/main.py", "code/a-b.py", false),
+            ("code/main.py", "code/2/a.py", false),
+            ("code/main.py", "code/{{name}}/a.py", false),
+            ("code/main.py", "code/.py", false),
+            ("code/main.py", "code/a.pyi", false),
+            ("code/main.py", "code/a.PY", false),
+        ] {
+            assert_eq!(is_module_of(entrypoint, path), want, "{entrypoint} {path}");
         }
     }
 
