@@ -5,6 +5,7 @@ mod quota;
 mod shelf;
 mod sound;
 mod store;
+mod turns;
 
 use std::cmp::Ordering;
 use std::path::PathBuf;

@@ -14,6 +14,7 @@ use skillgate_skill::{FileSet, Version, file_digest, tree_digest};
 use super::index::{Entry, Index};
 use super::quota::Quota;
 use super::sound::{Sound, is_sound};
+use super::turns::Turns;
 use super::{MAX_FILE_BYTES, MAX_SKILL_BYTES, check, check_path, no_file};
 use crate::beneath;
 use crate::fault::{Fault, Result};
@@ -104,9 +105,7 @@ pub(crate) struct Stored {
     unread: usize,
     /// Files, and directories of them, that were not what was published when they were last asked for, by their path.
     damaged: Mutex<BTreeSet<String>>,
-    /// Held from the rename to the index: a second put of the same version must neither find one that is visible but may
-    /// yet be taken back, nor answer before it is durable.
-    publishing: Mutex<()>,
+    turns: Turns,
     quota: Quota,
 }
 
@@ -156,7 +155,7 @@ impl Stored {
             tenants: RwLock::new(tenants),
             unread,
             damaged: Mutex::default(),
-            publishing: Mutex::new(()),
+            turns: Turns::default(),
             quota,
         })
     }
@@ -256,6 +255,8 @@ impl Stored {
         let version = check(&put.name, &put.version)?;
         let meta = meta_of(put)?;
         let above = parent(&tenant, &put.name);
+        let path = format!("{above}/{}", put.version);
+        let _turn = self.turns.wait(path.clone());
         let known = self.with(&tenant, |index| {
             index.and_then(|index| index.get(&put.name, &version))
         });
@@ -271,22 +272,14 @@ impl Stored {
             staging.write(&format!("{FILES}/{path}"), data)?;
         }
         staging.write(META_FILE, &sealed)?;
-        // Before the lock, which is one for all tenants: a large tree takes its time. So does its removal when it is not
-        // published, which comes after the lock because this is declared before it.
-        let mut durable = staging.synced()?;
-        let _publishing = self
-            .publishing
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        match durable.publish(&above, &put.version)? {
+        match staging.synced()?.publish(&above, &put.version)? {
             Published::Done => {
                 part.keep();
                 self.learn(&tenant, version, meta.head.skill());
                 Ok(meta.skill())
             }
             Published::Exists => {
-                // Another call was faster, or what is there could not be read at the start.
-                let path = format!("{above}/{}", put.version);
+                // What is there could not be read at the start, or has come since by other hands.
                 let loaded = load_one(&self.ground, &tenant, &put.name, &put.version, &path);
                 let (version, skill, bytes) = loaded.map_err(|fault| match fault.is_missing() {
                     true => Fault::Corrupt(format!(

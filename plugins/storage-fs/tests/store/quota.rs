@@ -1,7 +1,7 @@
 //! What one tenant's blobs, and its skills, may take together.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex};
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Storage;
@@ -217,4 +217,37 @@ fn skills_that_come_at_once_share_it() {
         }
     });
     assert_eq!(published.into_inner(), 3);
+}
+
+/// The version that all of them bring fits once.
+#[test]
+fn the_same_skill_at_once_takes_its_part_once() {
+    const THREADS: usize = 8;
+    let bench = Bench::new();
+    let root = bench.root();
+    let config = |quota: usize| {
+        format!(r#"{{"root": {root:?}, "fsync": false, "tenant_skill_bytes": {quota}}}"#)
+    };
+    let once = (1..)
+        .map(|blocks| blocks * LEAST)
+        .find(|quota| {
+            let store = bench.create(&config(*quota)).unwrap();
+            publish(&store, "once", 1, 1).is_ok()
+        })
+        .unwrap();
+    let store = bench.create(&config(once)).unwrap();
+    for round in 0..30 {
+        let (tenant, start) = (format!("t{round}"), Barrier::new(THREADS));
+        std::thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    start.wait();
+                    publish(&store, &tenant, 1, 1).unwrap();
+                });
+            }
+        });
+        let error = publish(&store, &tenant, 2, 1).unwrap_err();
+        assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
+    }
+    assert_eq!(bench.in_tmp(), 0);
 }
