@@ -21,6 +21,16 @@ macro_rules! export_plugin {
     (@with $kind:path => $e:expr) => {
         $e
     };
+    // Before those whose kinds may all be left out. It would load, and the host would find nothing in it.
+    (
+        id: $id:expr, version: $version:expr, vendor: $vendor:expr, description: $description:expr,
+        license: $license:expr, config_schema: $schema:expr $(,)?
+    ) => {
+        ::core::compile_error!(
+            "a plugin without a kind does nothing: after `config_schema` comes `storage: T` or `sandbox: U`, or both in this \
+             order"
+        );
+    };
     (
         id: $id:expr, version: $version:expr, vendor: $vendor:expr, description: $description:expr,
         license: $license:expr, config_schema: $schema:expr

@@ -50,12 +50,27 @@ fn kinds_that_do_not_go_together_are_refused_with_words() {
     let good = std::fs::read_to_string(good).unwrap();
     let kinds = "storage: crate::Later,\n    sandbox: crate::Later,";
     assert!(good.contains(kinds));
-    for wrong in [
-        "blocking storage: crate::Later, sandbox: crate::Later",
-        "storage: crate::Later, blocking sandbox: crate::Later,",
-        "sandbox: crate::Later, blocking storage: crate::Later",
-        "sandbox: crate::Later, storage: crate::Later,",
-        "storage: crate::Later, storage: crate::Later,",
+    let together = "error: a plugin is blocking as a whole, or not: after `config_schema` comes `storage: T` or \
+                    `sandbox: U`, or both in this order, each of them or none with `blocking` before it; one of each \
+                    makes two plugins";
+    let none = "error: a plugin without a kind does nothing: after `config_schema` comes `storage: T` or `sandbox: U`, or \
+                both in this order";
+    for (wrong, words) in [
+        (
+            "blocking storage: crate::Later, sandbox: crate::Later",
+            together,
+        ),
+        (
+            "storage: crate::Later, blocking sandbox: crate::Later,",
+            together,
+        ),
+        (
+            "sandbox: crate::Later, blocking storage: crate::Later",
+            together,
+        ),
+        ("sandbox: crate::Later, storage: crate::Later,", together),
+        ("storage: crate::Later, storage: crate::Later,", together),
+        ("", none),
     ] {
         let source = dir.0.join("wrong.rs");
         std::fs::write(&source, good.replace(kinds, wrong)).unwrap();
@@ -64,9 +79,6 @@ fn kinds_that_do_not_go_together_are_refused_with_words() {
             .lines()
             .filter(|line| line.starts_with("error"))
             .collect();
-        let words = "error: a plugin is blocking as a whole, or not: after `config_schema` comes `storage: T` or \
-                     `sandbox: U`, or both in this order, each of them or none with `blocking` before it; one of each \
-                     makes two plugins";
         assert_eq!(said.first(), Some(&words), "{wrong}: {said:?}");
     }
 }
