@@ -297,6 +297,21 @@ fn the_suite_fails_on_a_wrong_server() {
         "the toy server is right, but:\n\n{}",
         failed.join("\n\n")
     );
+    // What is asked of skillgate alone is not red for another reason than the fault.
+    let by_itself = |case: &&Case| {
+        let mut faults = toy::FAULTS.iter().filter(|fault| fault.product);
+        faults.any(|fault| fault.case == Some(case.id.as_str()))
+    };
+    let products: Vec<&Case> = suite.cases.iter().filter(by_itself).collect();
+    let mut target = toy::target(&right);
+    target.product = true;
+    let outcomes = run::run(&target, &suite, &here(), &products, &[]);
+    let failed: Vec<String> = outcomes.iter().filter_map(failure).collect();
+    assert!(
+        failed.is_empty(),
+        "the toy server is right, but asked as skillgate is:\n\n{}",
+        failed.join("\n\n")
+    );
     drop(right);
 
     let broken: BTreeSet<&str> = toy::FAULTS

@@ -194,12 +194,15 @@ pub(crate) const FAULTS: &[Fault] = &[
             &["P1"],
         )
     },
-    seen_by(
-        "blob.unknown#11",
-        "ids-echoed",
-        "says an id of any length again",
-        &["P2", "T3"],
-    ),
+    Fault {
+        product: true,
+        ..seen_by(
+            "blob.unknown#11",
+            "ids-echoed",
+            "says an id of any length again",
+            &["P2", "T3"],
+        )
+    },
     fault("never-truncated", "truncated is always false", &["P2"]),
     fault("no-tail", "sample_tail is the head", &["P2"]),
     fault(
@@ -433,6 +436,18 @@ pub(crate) const WAYS: &[Way] = &[
         name: "otherwise",
         what: "errors have an HTTP status, there is nothing to GET, notifications are 202, errors say their code in words and no more, codes that JSON-RPC leaves open are its own, what is unknown is passed over, paths are made plain, results have more members, members of a run that have nothing are null, a kind may be any text, code has half a megabyte at most, a failed run says what was raised and not where, a page has a hundred at most, a cursor is a number and never the same twice, arguments may be thousands deep, a request has two megabytes at most, Python is 3.10",
         cases: &[""],
+        sandbox: false,
+    },
+    Way {
+        name: "wordy",
+        what: "an error says again all that was asked, a call may be five thousand deep, a traceback has every frame",
+        cases: &[
+            "blob.unknown",
+            "code.recursion",
+            "codes.method-long",
+            "list.cursor-size",
+            "read.long-path",
+        ],
         sandbox: false,
     },
     Way {

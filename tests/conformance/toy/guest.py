@@ -133,6 +133,8 @@ def refuse(*_):
 def result():
     if JOB["fault"] == "slow-start":
         time.sleep(1)
+    if JOB["fault"] == "wordy":
+        sys.setrecursionlimit(5000)
     if JOB["fault"] == "otherwise":
         vars(builtins).pop("ExceptionGroup", None)  # Python 3.11 and later have it
     if JOB["fault"] == "python-streams-only":
@@ -174,6 +176,8 @@ def result():
     except BaseException as wrong:
         # As in one of the texts' two examples of a failed run; the other has the traceback.
         words = str(wrong) if JOB["fault"] == "otherwise" else traceback.format_exc()
+        if JOB["fault"] == "wordy":
+            words = "".join(line for frame in traceback.extract_tb(wrong.__traceback__) for line in traceback.format_list([frame]))
         return {"type": type(wrong).__name__, "message": words or repr(wrong)}
 
 

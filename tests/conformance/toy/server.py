@@ -176,7 +176,8 @@ def new_blob(content, kind):
 
 def blob(blob_id):
     if blob_id not in BLOBS:
-        raise params_error("no such blob" + (blob_id if FAULT == "ids-echoed" else ""), "blob_not_found")
+        again = blob_id if FAULT == "ids-echoed" else ""
+        raise params_error(f"no such blob {again}: name it as create_blob or output_blobs of a run did", "blob_not_found")
     return BLOBS[blob_id]
 
 
@@ -660,6 +661,8 @@ def answer(request):
     except Refused as refusal:
         known = known or not isinstance(request, dict) or Twice in request
         reply["error"] = refusal.error
+        if FAULT == "wordy":
+            reply["error"]["message"] += ": " + compact(request)
         if FAULT == "all-errors-alike":
             reply["error"]["code"] = -32603
     if FAULT == "jsonrpc-missing":
