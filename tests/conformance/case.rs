@@ -86,6 +86,8 @@ pub(crate) struct Step {
     pub(crate) refused: Option<String>,
     pub(crate) expect: Vec<String>,
     pub(crate) any: Vec<Vec<String>>,
+    /// Where all of these hold of another server than skillgate, the case is undecided.
+    pub(crate) undecided: Vec<String>,
     /// Paths whose values must differ between the answers of `times`.
     pub(crate) distinct: Vec<String>,
     /// Variables for the steps after this: name to path.

@@ -1,6 +1,6 @@
 //! Runs cases against a server and keeps the score by rows.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -13,6 +13,7 @@ use crate::case::{Case, Skill, Step, Suite};
 use crate::expect::{holds, value_at};
 use crate::http::Endpoint;
 use crate::own::Hosts;
+use crate::request::{Vars, fill, request_body, unhex};
 
 /// A server and what may be asked of it.
 #[derive(Debug, Clone)]
@@ -35,6 +36,10 @@ pub(crate) struct Outcome {
     pub(crate) rows: Vec<String>,
     pub(crate) verdict: Verdict,
 }
+
+/// Why a case is skipped that came to the end of what it may try.
+pub(crate) const UNDECIDED: &str = "is undecided: nothing stopped it as far as the case goes, and the texts name no size; \
+                                   it may be that nothing would";
 
 #[derive(Debug)]
 pub(crate) enum Verdict {
@@ -67,8 +72,6 @@ const SERVERS_OWN: std::ops::RangeInclusive<i64> = -32099..=-32000;
 
 /// Followed of one listing. A server may have many skills of its own.
 const PAGES_MAX: usize = 100_000;
-
-type Vars = BTreeMap<String, Value>;
 
 /// Publishes the suite's skills, then runs the cases, four at a time.
 ///
@@ -195,7 +198,7 @@ impl Runner<'_> {
             manifest["version"].as_str().unwrap_or_default()
         );
         let verdict = match self.step(&step, &mut self.vars.clone()) {
-            Ok(()) => Verdict::Passed,
+            Ok(_) => Verdict::Passed,
             Err(why) => Verdict::Failed(why),
         };
         Outcome {
@@ -239,15 +242,24 @@ impl Runner<'_> {
             }
             vars.insert(name.clone(), value);
         }
+        let mut decided = true;
         for (n, step) in case.step.iter().enumerate() {
-            if let Err(why) = self.step(step, &mut vars) {
-                return Verdict::Failed(format!("{}\n  step {}: {why}", case.about, n + 1));
+            match self.step(step, &mut vars) {
+                Ok(step_decided) => decided &= step_decided,
+                Err(why) => {
+                    return Verdict::Failed(format!("{}\n  step {}: {why}", case.about, n + 1));
+                }
             }
         }
-        Verdict::Passed
+        if decided {
+            Verdict::Passed
+        } else {
+            Verdict::Skipped(UNDECIDED)
+        }
     }
 
-    fn step(&self, step: &Step, vars: &mut Vars) -> Result<(), String> {
+    /// False: what came back is allowed, and leaves the case undecided.
+    fn step(&self, step: &Step, vars: &mut Vars) -> Result<bool, String> {
         let times = step.times.max(1);
         let answers: Vec<(Value, String)> = if times == 1 {
             vec![self.send(step, vars)?]
@@ -294,7 +306,11 @@ impl Runner<'_> {
             let value = value_at(path, &answers[0].0)?.clone();
             vars.insert(name.clone(), value);
         }
-        Ok(())
+        let undecided = !self.target.product
+            && !step.undecided.is_empty()
+            && (answers.iter())
+                .any(|(seen, _)| self.failing(&step.undecided, seen, vars).is_empty());
+        Ok(!undecided)
     }
 
     /// Every expectation that does not hold.
@@ -511,79 +527,11 @@ impl Runner<'_> {
     }
 }
 
-/// The text of a JSON-RPC request, exactly as the case writes it.
-fn request_body(step: &Step, id: &str, vars: &Vars) -> Option<String> {
-    if let Some(body) = &step.post {
-        return Some(fill(body, vars, true));
-    }
-    if let Some(code) = &step.run {
-        let mut params = json!({"language": "python", "code": fill(code.trim_start_matches('\n'), vars, false), "limits": {"timeout_ms": 10_000}});
-        for (name, text) in [("args", &step.args), ("", &step.params)] {
-            let Some(text) = text else { continue };
-            let value: Value = serde_json::from_str(&fill(text, vars, true)).ok()?;
-            match value.as_object() {
-                Some(more) if name.is_empty() => {
-                    for (key, value) in more {
-                        params[key] = value.clone();
-                    }
-                }
-                _ => params[name] = value,
-            }
-        }
-        return Some(format!(
-            r#"{{"jsonrpc":"2.0","id":{id},"method":"run_code","params":{params}}}"#
-        ));
-    }
-    let method = Value::from(fill(step.call.as_deref()?, vars, false));
-    let params = fill(step.params.as_deref().unwrap_or("{}"), vars, true);
-    Some(format!(
-        r#"{{"jsonrpc":"2.0","id":{id},"method":{method},"params":{params}}}"#
-    ))
-}
-
-/// `${x}` becomes the variable: in JSON, text is escaped to stand between quotes and anything else is JSON;
-/// `%{x}` becomes the variable's text as it is.
-fn fill(text: &str, vars: &Vars, in_json: bool) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find("${").into_iter().chain(rest.find("%{")).min() {
-        let name_end = rest[at..].find('}').map(|n| at + n);
-        let known = name_end.and_then(|end| vars.get(&rest[at + 2..end]).map(|v| (end, v)));
-        let Some((end, value)) = known else {
-            out.push_str(&rest[..at + 2]);
-            rest = &rest[at + 2..];
-            continue;
-        };
-        out.push_str(&rest[..at]);
-        match value.as_str() {
-            Some(inner) if in_json && rest[at..].starts_with('$') => {
-                let quoted = Value::from(inner).to_string();
-                out.push_str(&quoted[1..quoted.len() - 1]);
-            }
-            Some(inner) => out.push_str(inner),
-            None => out.push_str(&value.to_string()),
-        }
-        rest = &rest[end + 1..];
-    }
-    out.push_str(rest);
-    out
-}
-
 fn code_of(kind: &str) -> i64 {
     let known = KINDS.iter().find(|(name, _)| *name == kind);
     known
         .unwrap_or_else(|| panic!("a case names the kind {kind:?}, which is not in the table"))
         .1
-}
-
-fn unhex(text: &str) -> Result<Vec<u8>, String> {
-    let digits: String = text.split_whitespace().collect();
-    (0..digits.len())
-        .step_by(2)
-        .map(|n| {
-            u8::from_str_radix(digits.get(n..n + 2).unwrap_or("?"), 16).map_err(|e| e.to_string())
-        })
-        .collect()
 }
 
 fn clip(text: &str, most: usize) -> String {

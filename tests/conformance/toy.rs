@@ -428,6 +428,8 @@ pub(crate) struct Way {
     pub(crate) cases: &'static [&'static str],
     /// Shown to the cases that need isolation.
     pub(crate) sandbox: bool,
+    /// Cases that it leaves undecided.
+    pub(crate) undecided: &'static [&'static str],
 }
 
 /// The protocol's rows must stay green on each of them: a demand that one of them fails is `product`.
@@ -437,6 +439,7 @@ pub(crate) const WAYS: &[Way] = &[
         what: "errors have an HTTP status, there is nothing to GET, notifications are 202, errors say their code in words and no more, codes that JSON-RPC leaves open are its own, what is unknown is passed over, paths are made plain, results have more members, members of a run that have nothing are null, a kind may be any text, code has half a megabyte at most, a failed run says what was raised and not where, a page has a hundred at most, a cursor is a number and never the same twice, arguments may be thousands deep, a request has two megabytes at most, Python is 3.10",
         cases: &[""],
         sandbox: false,
+        undecided: &[],
     },
     Way {
         name: "wordy",
@@ -449,24 +452,28 @@ pub(crate) const WAYS: &[Way] = &[
             "read.long-path",
         ],
         sandbox: false,
+        undecided: &[],
     },
     Way {
         name: "slow-start",
         what: "a sandbox takes a second to begin, of the run's own time",
         cases: &["time."],
         sandbox: false,
+        undecided: &[],
     },
     Way {
         name: "slow-sandbox",
         what: "a sandbox is made in two seconds, before the run's own time begins",
         cases: &["time.", "execute.timeout-one", "codes.run-ends"],
         sandbox: false,
+        undecided: &[],
     },
     Way {
         name: "slow-refusals",
         what: "a refusal takes three seconds: a registry elsewhere was asked, or the machine has much to do",
         cases: &["codes.depth#1", "mounted.many-unknown"],
         sandbox: false,
+        undecided: &[],
     },
     Way {
         name: "container",
@@ -484,10 +491,11 @@ pub(crate) const WAYS: &[Way] = &[
             "sandbox.workspace",
             "sandbox.host-files",
             "sandbox.environment",
-            // It has more than 4 GiB.
+            // It has more than 4 GiB, or no limit.
             "sandbox.memory",
         ],
         sandbox: true,
+        undecided: &["sandbox.memory"],
     },
 ];
 
