@@ -8,11 +8,28 @@ _HYPHENS = "\u2010\u2011\u2012\u2013-"
 
 _EMAIL = re.compile(r"[^\s@<>()\[\]{},;:\"'|]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
 # Behind a + or 00 up to fifteen digits are a phone's; about one of ten satisfies Luhn's formula all the same.
-_CARD = re.compile(
-    rf"(?<!\w)(?!(?:(?<=\+)|00)(?:[{_SPACES}{_HYPHENS}]?\d){{7,15}}(?![{_SPACES}{_HYPHENS}]?\d))"
-    rf"\d(?:[{_SPACES}{_HYPHENS}]?\d){{12,18}}(?!\d)"
+_NO_PHONE = rf"(?!(?:(?<=\+)|00)(?:[{_SPACES}{_HYPHENS}]?\d){{7,15}}(?![{_SPACES}{_HYPHENS}]?\d))"
+# As the large issuers number their cards, in the groups that are printed on them or in none, and not as a part of more groups:
+# for where amounts, versions and ids have as many digits.
+_ISSUED = (
+    rf"(?:(?:2[2-7]|35|[4-6]\d)\d\d([./{_SPACES}{_HYPHENS}]?)\d{{4}}\1\d{{4}}\1\d{{4}}(?:\1\d{{3}})?"
+    rf"|3[47]\d\d([./{_SPACES}{_HYPHENS}]?)\d{{6}}\2\d{{5}}"
+    rf"|3[0689]\d\d([./{_SPACES}{_HYPHENS}]?)\d{{6}}\3\d{{4}})(?![./]\d{{4}})"
 )
-_IBAN = re.compile(rf"(?<!\w)[A-Za-z]{{2}}\d{{2}}(?:[{_SPACES}]?[A-Za-z0-9]){{11,30}}(?!\w)")
+# Right behind letters, but not those of a number in hexadecimal, as digests have them.
+_LETTER, _NO_HEX = r"[^\W\d]", r"[^\W\da-fA-F]"
+_BEHIND_WORD = (
+    rf"(?:(?<=(?<!\w){_LETTER}{{2}})|(?<={_LETTER}{_NO_HEX})|(?<={_NO_HEX}{_LETTER})|(?<={_NO_HEX}{_LETTER}{{2}}))"
+)
+_CARD = re.compile(
+    rf"(?=\d)(?:(?<!\w){_NO_PHONE}\d(?:[{_SPACES}{_HYPHENS}]?\d){{12,18}}"
+    rf"|(?=[2-6]\d{{3}})(?:(?<![\w./]){_NO_PHONE}|{_BEHIND_WORD}){_ISSUED})(?!\d)"
+)
+# With hyphens in fours alone: words have them too.
+_IBAN = re.compile(
+    rf"(?<!\w)[A-Za-z]{{2}}\d{{2}}(?:(?:[{_SPACES}]?[A-Za-z0-9]){{11,30}}"
+    rf"|(?:[{_HYPHENS}][A-Za-z0-9]{{4}}){{2,7}}(?:[{_HYPHENS}][A-Za-z0-9]{{1,4}})?)(?!\w)"
+)
 _IPV4 = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w]|\.\d)")
 # Not in the middle of a word (but behind one that says what it is), a decimal or an id; behind a comma, as in a CSV, unless it
 # goes on with a number's thousands.
@@ -39,7 +56,7 @@ def _card_prefix(text):
 
 
 def _iban_checksum(text):
-    text = "".join(text.split()).upper()
+    text = "".join(c for c in text if c.isalnum()).upper()
     return int("".join(str(int(c, 36)) for c in text[4:] + text[:4])) % 97 == 1
 
 
