@@ -53,6 +53,7 @@ impl Connection {
         due: Answering,
     ) -> Result<Response<impl http_body::Body<Data = Bytes, Error = BodyError>>, Gone> {
         let request = request.map(|body| {
+            let body = due.asked(body);
             body.map_err(|error| BodyError(error.to_string()))
                 .boxed_unsync()
         });

@@ -3,12 +3,14 @@
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes};
 use http::StatusCode;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{HEAD_BYTES_MAX, HEADERS_MAX, NO_ROUTE};
@@ -26,7 +28,24 @@ const REST: u8 = 3;
 
 /// What hyper writes now. Shared by who answers and who writes, which are one task.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Due(Arc<AtomicU8>);
+pub(super) struct Due(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    writes: AtomicU8,
+    /// Of a request that has been answered before all of it was read: until the answer has been written.
+    unread: Mutex<Option<Incoming>>,
+}
+
+/// A request's body. hyper goes on to the next request as soon as nobody wants the rest of this one and it is there, also while
+/// it has to write some of the answer yet; and what it says to what is no request it then writes into that answer. So it is
+/// wanted until the answer has been written.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// Until all of it has been read.
+    body: Option<Incoming>,
+    due: Due,
+}
 
 /// From a request until the end of its answer: the answer's body has it.
 #[derive(Debug)]
@@ -34,29 +53,90 @@ pub(super) struct Answering(Due);
 
 impl Due {
     pub(super) fn answer(&self) -> Answering {
-        self.0.store(ANSWER, Ordering::Relaxed);
+        self.0.writes.store(ANSWER, Ordering::Relaxed);
         Answering(self.clone())
+    }
+
+    fn unread(&self) -> MutexGuard<'_, Option<Incoming>> {
+        self.0.unread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of the answer has been written, if it was at its end.
+    fn written(&self) {
+        self.go(REST, NOTHING);
+        if self.is_nothing() {
+            let unread = self.unread().take();
+            drop(unread);
+        }
     }
 
     /// Whether the next answer would be one to a request of which not all has come.
     pub(super) fn is_to_a_part(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == BEGUN
+        self.0.writes.load(Ordering::Relaxed) == BEGUN
     }
 
     fn is_nothing(&self) -> bool {
-        matches!(self.0.load(Ordering::Relaxed), NOTHING | BEGUN)
+        matches!(self.0.writes.load(Ordering::Relaxed), NOTHING | BEGUN)
     }
 
     fn go(&self, from: u8, to: u8) {
         let order = (Ordering::Relaxed, Ordering::Relaxed);
         // Where it is not there nothing changes.
-        let _ = self.0.compare_exchange(from, to, order.0, order.1);
+        let _ = self.0.writes.compare_exchange(from, to, order.0, order.1);
     }
 }
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        self.0.0.store(REST, Ordering::Relaxed);
+        self.0.0.writes.store(REST, Ordering::Relaxed);
+    }
+}
+
+impl Answering {
+    pub(super) fn asked(&self, body: Incoming) -> Asked {
+        Asked {
+            body: Some(body),
+            due: self.0.clone(),
+        }
+    }
+}
+
+impl Body for Asked {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Some(body) = self.body.as_mut() else {
+            return Poll::Ready(None);
+        };
+        let frame = ready!(Pin::new(body).poll_frame(cx));
+        if frame.is_none() {
+            self.body = None;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let body = self.body.as_ref();
+        body.map_or(SizeHint::with_exact(0), Body::size_hint)
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        let rest = self.body.take().filter(|body| !body.is_end_stream());
+        let mut unread = self.due.unread();
+        // Whoever has written the answer asks for it after that has been noted.
+        if !self.due.is_nothing() {
+            *unread = rest;
+        }
     }
 }
 
@@ -184,7 +264,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Malformed<S> {
     /// hyper flushes when it has written all that it has.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(cx))?;
-        self.due.go(REST, NOTHING);
+        self.due.written();
         Poll::Ready(Ok(()))
     }
 

@@ -112,6 +112,61 @@ async fn what_is_no_request_is_refused_as_all_else() {
     stop().await;
 }
 
+/// Where its request was not read to its end, hyper goes on to what follows before the answer is written.
+#[tokio::test]
+async fn what_is_no_request_is_refused_behind_the_answer_before_it() {
+    const BYTES: usize = 32 << 20;
+    let large = Stack::new(service_fn(|_| async {
+        Ok(Response::new(full(vec![7; BYTES])))
+    }));
+    let (address, stop) = serving(large, PATIENT).await;
+    let head = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for body in ["0\r\n\r\n", "5\r\nhello\r\n0\r\n\r\n"] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let both = format!("{head}{body}\u{16}\u{3}\u{1} hello\r\n\r\n");
+        client.write_all(both.as_bytes()).await.unwrap();
+        let mut all = Vec::new();
+        client.read_to_end(&mut all).await.unwrap();
+        let end = |part: &[u8]| part.windows(4).position(|it| it == b"\r\n\r\n").unwrap() + 4;
+        let (answer, last) = all.split_at(end(&all) + BYTES);
+        assert!(answer.starts_with(b"HTTP/1.1 200 "));
+        assert!(answer[end(answer)..].iter().all(|byte| *byte == 7));
+        let last = String::from_utf8_lossy(last);
+        assert!(last.starts_with("HTTP/1.1 400 "), "{last}");
+        assert!(
+            last.ends_with("this is no request of HTTP/1.1\"}}"),
+            "{last}"
+        );
+    }
+    stop().await;
+}
+
+#[tokio::test]
+async fn a_body_that_outlives_its_answer_leaves_the_connection_to_the_next_request() {
+    let (keep, mut kept) = tokio::sync::mpsc::unbounded_channel();
+    let stack = Stack::new(service_fn(move |request: http::Request<super::Body>| {
+        keep.send(request.into_body()).unwrap();
+        async { Ok(Response::new(full("hello"))) }
+    }));
+    let (address, stop) = serving(stack, PATIENT).await;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let head = "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
+    for _ in 0..2 {
+        let request = format!("{head}5\r\nthere\r\n0\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
+        let body = kept.recv();
+        let body = tokio::time::timeout(Duration::from_secs(10), body).await;
+        let body = body.expect("it has come");
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\nhello") {
+            assert!(client.read_buf(&mut answer).await.unwrap() > 0);
+        }
+        drop(body);
+    }
+    drop(client);
+    stop().await;
+}
+
 /// Says when it is dropped.
 struct Held(std::sync::mpsc::Sender<()>);
 
