@@ -13,6 +13,7 @@ from types import CodeType, FunctionType
 # library's. Where that is not so, some memory is taken up for nothing.
 _POOL_BYTES = 16 * 1024
 _POOL_HEAD_BYTES = 48
+_ROW = 6
 _SMALL_BYTES = range(16, 513, 16)
 _LARGE_BYTES = (65536, 49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1536, 1024, 768, 576)
 _END_BYTES = 127 * 1024  # the C library asks the system for each object that is larger
@@ -25,11 +26,11 @@ _taken = []
 def fill_gaps() -> None:
     """Takes up the room between the objects that there are, for good."""
     for size in _SMALL_BYTES:
-        _take(size, lambda at: at % _POOL_BYTES == _POOL_HEAD_BYTES)  # the first of a new pool
+        _take_small(size)
     # One may lie in a gap itself, and so may the next: there are few that have room for it.
     end = max(map(id, [bytes(_END_BYTES) for _ in range(_ENDS)]))
     for size in _LARGE_BYTES:
-        _take(size, lambda at: at > end)
+        _take_large(size, end)
 
 
 def bring_together(work) -> None:
@@ -65,10 +66,26 @@ def _move(code: CodeType, called: dict, moved: dict) -> CodeType:
     return moved[id(code)]
 
 
-def _take(size: int, is_beyond) -> None:
+def _take_small(size: int) -> None:
+    row = []  # side by side, from the first of a pool on: that one may be a gap, and so many are a new pool
     for _ in range(_TAKEN_BYTES_MAX // size):
         block = _block(size)
-        if is_beyond(id(block)):
+        is_next = bool(row) and id(block) == id(row[-1]) + size
+        if not is_next:
+            _taken.extend(row)
+            row.clear()
+        if is_next or id(block) % _POOL_BYTES == _POOL_HEAD_BYTES:
+            row.append(block)
+        else:
+            _taken.append(block)
+        if len(row) == _ROW:
+            return
+
+
+def _take_large(size: int, end: int) -> None:
+    for _ in range(_TAKEN_BYTES_MAX // size):
+        block = _block(size)
+        if id(block) > end:
             return
         _taken.append(block)
 
