@@ -78,10 +78,9 @@ impl Zygote {
 }
 
 const OUT_OF_THE_WAY: i32 = 16;
-/// Settings of the C library, taken out of the environment by the script. The kernel would write into its thread record for
-/// each of the two processes that a child becomes ([`sys::divide`]), and there is one. And what it keeps for a thread of
-/// memory that was freed is strewn over pages that a child would have to copy: where nothing is kept, new objects lie together.
-const TUNABLES: &str = "GLIBC_TUNABLES=glibc.pthread.rseq=0:glibc.malloc.tcache_count=0";
+/// The kernel would write into the C library's thread record for each of the two processes that a child becomes
+/// ([`sys::divide`]), and there is one. Taken out of the environment by the script.
+const NO_RSEQ: &str = "GLIBC_TUNABLES=glibc.pthread.rseq=0";
 /// The dynamic linker looks up every function at the start, once, and not each child those that nobody has called before.
 /// Taken out like the other.
 const BIND_NOW: &str = "LD_BIND_NOW=1";
@@ -189,7 +188,7 @@ fn become_zygote(
     .collect::<io::Result<Vec<CString>>>()?;
     let environment = ENVIRONMENT
         .into_iter()
-        .chain([TUNABLES, BIND_NOW])
+        .chain([NO_RSEQ, BIND_NOW])
         .map(sys::cstr)
         .collect::<io::Result<Vec<CString>>>()?;
     Err(sys::execute(&program, &arguments, &environment))
