@@ -373,8 +373,9 @@ def _lines(frames) -> str:
             last, repeats = (filename, line, name), 0
         text += '  File "%s", line %d, in %s\n' % (one_line(filename, 240), line, one_line(name, 120))
         source = _source_line(filename, line, names)
-        if source:
-            text += "    %s\n" % one_line(source.strip(), _LINE_CHARS_MAX) + _marks(code, at, line, source)
+        shown = one_line(source, _LINE_CHARS_MAX)
+        if shown:
+            text += "    %s\n" % shown + _marks(code, at, line, source)
     return text + _repeated(repeats)
 
 
@@ -389,7 +390,8 @@ def _source_line(filename: str, line: int, names) -> str:
         if filename not in linecache.cache and not filename.startswith("<"):
             if not os.path.isfile(filename) or os.path.getsize(filename) > _SOURCE_BYTES_MAX:
                 return ""
-        return linecache.getline(filename, line, names)
+        # What the code has put there may be anything. One more tells that it goes on.
+        return plain(str.__getitem__(linecache.getline(filename, line, names), slice(0, _LINE_CHARS_MAX + 1)))
     except Exception:
         return ""  # a line of source is a courtesy
 

@@ -13,11 +13,11 @@ from types import CodeType, FunctionType
 # library's. Where that is not so, some memory is taken up for nothing.
 _POOL_BYTES = 16 * 1024
 _POOL_HEAD_BYTES = 48
-_ROW = 6
+_ROW = 6  # objects side by side from a pool's first on: it is a new one
 _SMALL_BYTES = range(16, 513, 16)
 _LARGE_BYTES = (65536, 49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1536, 1024, 768, 576)
 _END_BYTES = 127 * 1024  # the C library asks the system for each object that is larger
-_ENDS = 8
+_ENDS = 8  # of which one at least lies behind all gaps
 _TAKEN_BYTES_MAX = 256 * 1024  # by objects of one size
 
 _taken = []
@@ -27,7 +27,7 @@ def fill_gaps() -> None:
     """Takes up the room between the objects that there are, for good."""
     for size in _SMALL_BYTES:
         _take_small(size)
-    # One may lie in a gap itself, and so may the next: there are few that have room for it.
+    # There are few gaps that have room for one.
     end = max(map(id, [bytes(_END_BYTES) for _ in range(_ENDS)]))
     for size in _LARGE_BYTES:
         _take_large(size, end)
@@ -67,7 +67,7 @@ def _move(code: CodeType, called: dict, moved: dict) -> CodeType:
 
 
 def _take_small(size: int) -> None:
-    row = []  # side by side, from the first of a pool on: that one may be a gap, and so many are a new pool
+    row = []  # of which the first may be a gap
     for _ in range(_TAKEN_BYTES_MAX // size):
         block = _block(size)
         is_next = bool(row) and id(block) == id(row[-1]) + size

@@ -286,6 +286,22 @@ class Hostile(Case):
                     raise
                 self.assertIn("UnicodeEncodeError", str(exc))  # refused by compile itself
 
+    def test_source_lines_that_are_no_lines(self):
+        code = """
+            import linecache
+
+            class Line(str):
+                def strip(self, *_): raise KeyError("strip")
+                def isprintable(self): raise KeyError("isprintable")
+
+            def main(args):
+                lines = {"class": [Line("raise ValueError(1) or 2")] * 20, "none": [None] * 20, "blank": [" \\n"] * 20}
+                linecache.cache[__file__] = (1, None, lines[args["of"]], __file__)
+                raise ValueError("x")
+        """
+        for of, shown in (("class", "    raise ValueError(1) or 2\n"), ("none", "ValueError: x"), ("blank", "ValueError: x")):
+            self.assertIn("line 11, in main\n" + shown, self.check(code, "ValueError", args={"of": of}))
+
     def test_source_lines_of_huge_files_are_not_read(self):
         code = "def main(args):\n    open('big', 'w').write('1/0 #here' + ' ' * %d)\n    exec(compile('1/0', 'big', 'exec'))"
         self.assertIn("#here", self.check(code % 1000, "ZeroDivisionError"))
