@@ -190,10 +190,7 @@ fn a_store_that_hangs_leaves_threads_to_runs_and_other_stores() {
 fn calls_that_wait_for_a_store_that_hangs_are_so_many() {
     let dir = tempfile::tempdir().unwrap();
     let pipe = pipe_in(dir.path());
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let store = store().await;
         let get = |tenant| Box::pin(store.skill_get(tenant, "hang", pipe.to_str().unwrap()));
@@ -250,10 +247,7 @@ fn a_tenant_whose_part_hangs_leaves_threads_to_others() {
     const CALLS: usize = 256;
     let dir = tempfile::tempdir().unwrap();
     let pipe = pipe_in(dir.path());
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let store = store().await;
         let open = async |tenant: &str| {
