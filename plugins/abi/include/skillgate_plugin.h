@@ -534,7 +534,9 @@ typedef struct skg_skill_file {
 } skg_skill_file;
 
 #define SKG_SKILL_READ_ONLY 0x1u /* skg_skill.flags: from the operator's own
-                                    directories, the same for every tenant        */
+                                    directories, the same for every tenant: the
+                                    bundled store's alone, of any other the skill
+                                    is broken                                     */
 
 typedef struct skg_skill {
     uint32_t struct_size;

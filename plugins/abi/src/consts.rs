@@ -151,7 +151,8 @@ pub const ST_BLOB_FD: u32 = 0x8;
 /// What it holds ends with the instance's process, if not before: for tests and caches.
 pub const ST_VOLATILE: u32 = 0x10;
 
-/// `skg_skill`.flags: from the operator's own directories, the same for every tenant.
+/// `skg_skill`.flags: from the operator's own directories, the same for every tenant. The bundled store's alone: of any other
+/// the skill is broken.
 pub const SKILL_READ_ONLY: u32 = 0x1;
 
 /// `data` has the bytes.

@@ -92,7 +92,8 @@ pub struct Health {
 /// A skill version as the store has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Skill {
-    /// From the operator's own directories, the same for every tenant (`SKILL_READ_ONLY`).
+    /// From the operator's own directories, the same for every tenant (`SKILL_READ_ONLY`). The bundled store's alone: of any other
+    /// the skill is broken.
     pub read_only: bool,
     /// `salesforce.leads.sync`
     pub name: String,
