@@ -8,9 +8,7 @@ use tokio::runtime::Handle;
 
 use skillgate_plugin_abi::Op;
 
-use crate::shares::{Share, Waiting};
-
-type Job = Box<dyn FnOnce() + Send>;
+use crate::shares::{Job, Share, Waiting, run_to_end};
 
 /// The blocking threads that one instance has, and what waits for one of them.
 pub(crate) struct Lane {
@@ -77,9 +75,9 @@ impl Lane {
             ended: false,
         };
         drop(runtime.spawn_blocking(move || {
-            job();
+            run_to_end(job);
             while let Some(job) = thread.next() {
-                job();
+                run_to_end(job);
             }
         }));
     }
@@ -107,12 +105,14 @@ impl Thread {
 }
 
 impl Drop for Thread {
-    /// It never began, since the runtime ends, or a job has panicked: nobody waits for a thread that there is not.
+    /// It never began, since the runtime ends: nobody waits for a thread that there is not. Its share goes under the same lock:
+    /// whoever comes between the two would wait for it, and nobody would ask for him.
     fn drop(&mut self) {
         if self.ended {
             return;
         }
         let mut state = self.lane.state();
+        self.share = None;
         state.threads -= 1;
         let is_last = state.threads == 0;
         let forsaken = is_last.then(|| state.waiting.remove_all());
@@ -143,18 +143,25 @@ mod tests {
         while lane.state().threads > 0 {
             std::thread::yield_now();
         }
-        // One that panics ends its thread: who waits for that ends too.
+        // One that panics takes nobody's turn.
         let (go, gone) = mpsc::channel::<()>();
         lane.run(&handle, "t", None, move || gone.recv().unwrap());
         (3..6).for_each(say);
         drop(go);
+        assert_eq!(order.iter().take(3).collect::<Vec<_>>(), [3, 4, 5]);
         while lane.state().threads > 0 {
             std::thread::yield_now();
         }
-        // Where the runtime has ended no thread begins.
+        // Where the runtime has ended no thread begins, and nothing waits for one, however many come at once.
         runtime.shutdown_background();
-        (6..9).for_each(say);
-        assert_eq!(lane.state().threads, 0);
+        for _ in 0..500 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| (6..9).for_each(say));
+                scope.spawn(|| (6..9).for_each(say));
+            });
+            let state = lane.state();
+            assert_eq!((state.threads, state.waiting.len()), (0, 0));
+        }
         drop(done);
         assert_eq!(order.iter().next(), None);
     }

@@ -3,6 +3,7 @@
 //! `slots`: a tenant that has [`SHARE`] times as many as are free gets no more. So a tenant alone has three quarters of them.
 
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Times the free ones that one tenant may have.
@@ -63,6 +64,15 @@ impl Drop for Share {
             }
         }
     }
+}
+
+/// What such a thread does.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
+
+/// A job that panics, which is a fault of the host's own (the plugin's panics end where it is called), is told of by the panic's
+/// hook. It must not take its thread with it: nobody would ask for those who wait for that.
+pub(crate) fn run_to_end(job: Job) {
+    drop(catch_unwind(AssertUnwindSafe(job)));
 }
 
 /// What waits for one of so many threads. A tenant that has its share of them is passed over. Nothing waits for which a thread is

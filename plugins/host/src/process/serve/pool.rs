@@ -13,7 +13,7 @@ use super::super::frame::{Frame, Incoming};
 use super::harden;
 use super::line::Line;
 use super::wait::Wait;
-use crate::shares::{Share, Waiting};
+use crate::shares::{self, Share, Waiting, run_to_end};
 use crate::wire::Read;
 
 /// Threads that wait for something to do; others end.
@@ -22,10 +22,8 @@ const IDLE_MAX: usize = 4;
 /// Something to do for a tenant.
 pub(super) struct Job {
     pub(super) tenant: String,
-    pub(super) work: Work,
+    pub(super) work: shares::Job,
 }
-
-type Work = Box<dyn FnOnce() + Send>;
 
 type Handle = Box<dyn Fn(Frame) -> Read<Option<Job>> + Send + Sync>;
 
@@ -41,7 +39,7 @@ struct State {
     threads: usize,
     /// Of these, threads that read or wait for their turn to.
     idle: usize,
-    queue: Waiting<Work>,
+    queue: Waiting<shares::Job>,
 }
 
 impl Pool {
@@ -101,8 +99,7 @@ impl Pool {
         loop {
             let (mut share, mut work) = self.read();
             loop {
-                // A panic here would be the host's own: the plugin's are caught where it is called.
-                work();
+                run_to_end(work);
                 let mut state = self.state();
                 if let Some(next) = state.queue.next(share) {
                     drop(state);
@@ -120,7 +117,7 @@ impl Pool {
     }
 
     /// Waits for its turn and reads until there is something to do, which is then this thread's: it is not idle any more.
-    fn read(self: &Arc<Self>) -> (Share, Work) {
+    fn read(self: &Arc<Self>) -> (Share, shares::Job) {
         let mut reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
         let (incoming, wait) = &mut *reading;
         loop {
