@@ -11,9 +11,10 @@ from types import CodeType, FunctionType
 
 # CPython has objects of up to 512 bytes in pools, each for one size (a multiple of 16); larger ones are the C
 # library's. Where that is not so, some memory is taken up for nothing.
-_POOL_BYTES = 16 * 1024
+_POOL_BYTES = 16 * 1024 if sys.version_info >= (3, 10) else 4096
 _POOL_HEAD_BYTES = 48
-_ROW = 6  # objects side by side from a pool's first on: it is a new one
+_ROW = 6  # objects, side by side from a pool's first on: it is a new one
+_BATCH = 16  # objects: of the largest it is half a pool, and what is touched is to be little
 _SMALL_BYTES = range(16, 513, 16)
 _LARGE_BYTES = (65536, 49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1536, 1024, 768, 576)
 _END_BYTES = 127 * 1024  # the C library asks the system for each object that is larger
@@ -67,33 +68,40 @@ def _move(code: CodeType, called: dict, moved: dict) -> CodeType:
 
 
 def _take_small(size: int) -> None:
-    row = []  # of which the first may be a gap
-    for _ in range(_TAKEN_BYTES_MAX // size):
-        block = _block(size)
-        is_next = bool(row) and id(block) == id(row[-1]) + size
-        if not is_next:
-            _taken.extend(row)
-            row.clear()
-        if is_next or id(block) % _POOL_BYTES == _POOL_HEAD_BYTES:
-            row.append(block)
-        else:
-            _taken.append(block)
-        if len(row) == _ROW:
-            return
+    blocks = []
+    for _ in range(_TAKEN_BYTES_MAX // size // _BATCH + 1):
+        unseen = max(len(blocks) - _ROW, 0)
+        blocks += _blocks(size)
+        for at in range(unseen, len(blocks) - _ROW + 1):
+            if id(blocks[at]) % _POOL_BYTES == _POOL_HEAD_BYTES and _is_row(blocks[at : at + _ROW], size):
+                del blocks[at:]  # the new pool, as a whole, is for whatever comes
+                _taken.extend(blocks)
+                return
+    _taken.extend(blocks)
+
+
+def _is_row(blocks: list, size: int) -> bool:
+    first = id(blocks[0])
+    return all(id(block) == first + at * size for at, block in enumerate(blocks))
 
 
 def _take_large(size: int, end: int) -> None:
     for _ in range(_TAKEN_BYTES_MAX // size):
-        block = _block(size)
+        block = bytes(size - sys.getsizeof(b""))
         if id(block) > end:
             return
         _taken.append(block)
 
 
-def _block(size: int):
-    """An object of so many bytes."""
+def _blocks(size: int) -> list:
+    """Objects of so many bytes. Nothing else is made meanwhile: a number or a list would lie between them."""
     if size == 16:
-        return object()
-    if size == 32:
-        return float(size)
-    return bytes(size - sys.getsizeof(b""))
+        new, argument = object, ()
+    elif size == 32:
+        new, argument = float, (size,)
+    else:
+        new, argument = bytes, (size - sys.getsizeof(b""),)
+    blocks = [None] * _BATCH
+    for at in range(_BATCH):
+        blocks[at] = new(*argument)
+    return blocks

@@ -44,6 +44,19 @@ class Gaps(unittest.TestCase):
             """
         )
 
+    def test_of_small_objects_so_many_are_made_as_there_are_gaps(self):
+        self.alone(
+            """
+            memory.fill_gaps()
+            taken = dict.fromkeys(memory._SMALL_BYTES, 0)
+            for block in memory._taken:
+                size = -(-sys.getsizeof(block) // 16) * 16
+                if size in taken:
+                    taken[size] += size
+            assert max(taken.values()) < memory._TAKEN_BYTES_MAX // 2, taken
+            """
+        )
+
     def test_there_is_an_end(self):
         before = len(memory._taken)
         memory.fill_gaps()
