@@ -255,12 +255,11 @@ impl<'a> Running<'a> {
                 if let Some(outcome) = self.listen_to_all() {
                     break outcome;
                 }
-                self.host.log(
-                    Level::Error,
-                    TARGET,
-                    "a run was killed and has not ended in time",
-                    &[],
-                );
+                let (waited_ns, level) = self.end_wait();
+                let waited_ms = (waited_ns / 1_000_000).to_string();
+                let said = "a run was killed and has not ended in time: its answer goes without";
+                let fields = [("waited_ms", &*waited_ms)];
+                self.host.log(level, TARGET, said, &fields);
                 break Outcome::Stuck;
             }
             // Then nothing is waited for, but first it is looked whether the run is over.
@@ -336,12 +335,16 @@ impl<'a> Running<'a> {
 
     /// When the answer is given although a killed run has not been seen to end.
     fn stuck_ns(&self) -> Option<u64> {
-        let wait = if self.verdict == Some(Verdict::Timeout) {
-            DEADLINE_WAIT_NS
-        } else {
-            END_WAIT_NS
-        };
-        self.killed_ns.map(|t| t + wait)
+        self.killed_ns.map(|t| t + self.end_wait().0)
+    }
+
+    /// How long the end of a run that was killed is waited for, and how grave it is that it has not come. At a deadline it is the
+    /// answer that cannot wait: where more is to be done than the machine can that happens, and is nothing to look into.
+    fn end_wait(&self) -> (u64, Level) {
+        match self.verdict {
+            Some(Verdict::Timeout) => (DEADLINE_WAIT_NS, Level::Warn),
+            _ => (END_WAIT_NS, Level::Error),
+        }
     }
 
     fn patience(&self, now: u64) -> u64 {

@@ -271,7 +271,10 @@ fn a_run_that_has_its_result_keeps_it_though_the_launcher_dies() {
 /// Whoever was held up reads what was said to it meanwhile, and not what may be another's by now.
 #[test]
 fn an_end_that_was_told_counts_however_late_it_is_heard() {
-    let host = Host::for_tests(|_, _, _, _| {});
+    let (said, heard) = std::sync::mpsc::channel();
+    let host = Host::for_tests(move |level, _, _, fields| {
+        said.send(format!("{level:?} {fields:?}")).unwrap();
+    });
     let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
     let handle = Handle::new().unwrap();
     let store = Store::new(|| ());
@@ -279,6 +282,8 @@ fn an_end_that_was_told_counts_however_late_it_is_heard() {
     begun.running.verdict = Some(Verdict::Timeout);
     begun.running.killed_ns = Some(0);
     assert!(matches!(begun.running.attend(), Outcome::Stuck));
+    let logged = heard.try_recv().unwrap();
+    assert_eq!(logged, r#"Warn [("waited_ms", "90")]"#);
     let ended = End {
         cpu_us: 5,
         ..End::default()
