@@ -204,28 +204,33 @@ impl Gate {
 
     /// After the rules have changed: asks for every run what it would be granted now, takes away what is no longer
     /// granted, and ends the connections that stood on it. Nothing is ever added: a run keeps to the decision that
-    /// started it. `None`: nothing has changed for this run.
+    /// started it. `None`: nothing has changed for this run. `now` must not wait: the run's grant is locked meanwhile.
     pub fn recheck(&self, now: impl Fn(&Grant) -> Option<Regrant>) {
         let runs: Vec<Arc<Run>> = self.0.runs().iter().filter_map(Weak::upgrade).collect();
         for run in runs {
-            let old = run.grant();
-            let Some(now) = now(&old) else {
-                continue;
-            };
-            let left = match old.narrowed(&now) {
-                Ok(left) => left,
-                Err(error) => {
-                    tracing::error!(run_id = old.run_id, %error, "a run loses its network");
-                    match old.narrowed(&Regrant::default()) {
-                        Ok(nothing) => nothing,
-                        // An empty list of patterns always makes a grant.
-                        Err(_) => continue,
-                    }
-                }
-            };
-            run.grant.send_replace(Arc::new(left));
+            // Read and replaced as one: of two rechecks at once the second takes from what the first has left, and gives nothing
+            // of it back.
+            run.grant.send_if_modified(|grant| {
+                let Some(left) = now(grant).and_then(|now| left_of(grant, &now)) else {
+                    return false;
+                };
+                *grant = Arc::new(left);
+                true
+            });
         }
     }
+}
+
+/// What a run keeps.
+fn left_of(grant: &Grant, now: &Regrant) -> Option<Grant> {
+    grant
+        .narrowed(now)
+        .or_else(|error| {
+            tracing::error!(run_id = grant.run_id, %error, "a run loses its network");
+            // An empty list of patterns always makes a grant.
+            grant.narrowed(&Regrant::default())
+        })
+        .ok()
 }
 
 /// The open gate of one run. When it is dropped, everything that went through it ends.

@@ -472,3 +472,28 @@ async fn new_rules_end_what_they_no_longer_grant() {
     world.gate.recheck(|_| Some(Regrant::default()));
     assert!(world.connect(&authority).await.1.contains("is not granted"));
 }
+
+/// As two reloads close together do: whoever comes last gives nothing back.
+#[tokio::test]
+async fn rules_that_change_twice_at_once_take_what_either_takes() {
+    let gate = Gate::for_tests();
+    let patterns = ["https://a.example", "https://b.example"].map(str::to_owned);
+    for round in 0..500 {
+        let open = gate.open(grant(&patterns, &[]));
+        let together = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for kept in &patterns {
+                scope.spawn(|| {
+                    together.wait();
+                    gate.recheck(|_| {
+                        Some(Regrant {
+                            network: vec![kept.clone()],
+                            deny_cidrs: Vec::new(),
+                        })
+                    });
+                });
+            }
+        });
+        assert_eq!(open.run.grant().patterns(), [], "round {round}");
+    }
+}
