@@ -18,6 +18,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use skillgate::gate::{Gate, Grant, NoLedger, Resolver, Settings};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// Every row is measured in so many slices, in turns with the others.
 const ROUNDS: usize = 15;
@@ -94,7 +95,12 @@ fn upstream() -> SocketAddr {
 struct Known;
 
 impl Resolver for Known {
-    fn resolve(&self, _host: &str, _tenant: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
+    fn resolve(
+        &self,
+        _host: &str,
+        _tenant: &str,
+        _turn: OwnedSemaphorePermit,
+    ) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
         Box::pin(std::future::ready(Ok(vec!["127.0.0.2".parse().unwrap()])))
     }
 }

@@ -134,7 +134,7 @@ struct Run {
     gate: Arc<Inner>,
     grant: watch::Sender<Arc<Grant>>,
     connections: Arc<Semaphore>,
-    lookups: Semaphore,
+    lookups: Arc<Semaphore>,
     up: AtomicU64,
     down: AtomicU64,
     /// Requests that led to no connection.
@@ -187,7 +187,7 @@ impl Gate {
             gate: self.0.clone(),
             grant: watch::Sender::new(Arc::new(grant)),
             connections: Arc::new(Semaphore::new(self.0.settings.run_connections_max)),
-            lookups: Semaphore::new(RUN_LOOKUPS_MAX),
+            lookups: Arc::new(Semaphore::new(RUN_LOOKUPS_MAX)),
             up: AtomicU64::new(0),
             down: AtomicU64::new(0),
             refusals: AtomicU64::new(0),

@@ -21,15 +21,15 @@ pub(super) async fn dial(run: &Run, target: &Target) -> Result<(TcpStream, Socke
 
 async fn dial_now(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr), Refusal> {
     let settings = &run.gate.settings;
-    let addresses = {
-        // A closed semaphore has no turns left: the run is over.
-        let _turn = run.lookups.acquire().await.map_err(|_| Refusal::Busy)?;
-        run.gate
-            .resolver
-            .resolve(target.host(), &run.grant().tenant)
-            .await
-            .map_err(|_| Refusal::NoSuchHost(target.clone()))?
-    };
+    // A closed semaphore has no turns left: the run is over.
+    let turn = run.lookups.clone().acquire_owned().await;
+    let turn = turn.map_err(|_| Refusal::Busy)?;
+    let addresses = run
+        .gate
+        .resolver
+        .resolve(target.host(), &run.grant().tenant, turn)
+        .await
+        .map_err(|_| Refusal::NoSuchHost(target.clone()))?;
     let grant = run.grant();
     for address in &addresses {
         if let Err(unfit) = vet(*address, &settings.allow_private, grant.deny()) {

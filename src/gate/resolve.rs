@@ -12,6 +12,7 @@ use std::net::{IpAddr, ToSocketAddrs as _};
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::slots::Slots;
 
@@ -23,8 +24,14 @@ const HOSTS: &str = "/etc/hosts";
 
 /// Finds the addresses of a host. Tests put their own in its place.
 pub trait Resolver: fmt::Debug + Send + Sync + 'static {
-    /// All addresses of `host`, which is in canonical form, for a run of this tenant.
-    fn resolve(&self, host: &str, tenant: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>>;
+    /// All addresses of `host`, which is in canonical form, for a run of this tenant. `turn` is one of the questions that the run
+    /// may have under way, for as long as this one is, which may be longer than somebody waits for the answer.
+    fn resolve(
+        &self,
+        host: &str,
+        tenant: &str,
+        turn: OwnedSemaphorePermit,
+    ) -> BoxFuture<'static, io::Result<Vec<IpAddr>>>;
 }
 
 /// The system's resolver. Questions are divided between tenants as connections are: names that nobody answers for, however
@@ -43,14 +50,19 @@ impl Default for SystemResolver {
 }
 
 impl Resolver for SystemResolver {
-    fn resolve(&self, host: &str, tenant: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
+    fn resolve(
+        &self,
+        host: &str,
+        tenant: &str,
+        turn: OwnedSemaphorePermit,
+    ) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
         let lookups = self.lookups.clone();
         let (host, tenant) = (host.to_owned(), tenant.to_owned());
         Box::pin(async move {
             let slot = lookups.wait(&tenant).await;
             tokio::task::spawn_blocking(move || {
-                // Held by the thread, not by who waits for it: a question that nobody waits for any more still runs.
-                let _slot = slot;
+                // The thread's, not those of who waits for it: a question that nobody waits for any more still runs.
+                let (_slot, _turn) = (slot, turn);
                 let listed = in_hosts(&read_hosts(), &host);
                 if !listed.is_empty() {
                     return Ok(listed);
@@ -91,8 +103,13 @@ fn in_hosts(file: &[u8], host: &str) -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt as _;
+    use tokio::sync::Semaphore;
 
     use super::*;
+
+    fn turn(of: &Arc<Semaphore>) -> OwnedSemaphorePermit {
+        of.clone().try_acquire_owned().unwrap()
+    }
 
     #[test]
     fn hosts_file() {
@@ -110,8 +127,9 @@ mod tests {
 
     #[tokio::test]
     async fn the_system_knows_localhost() {
+        let turns = Arc::new(Semaphore::new(1));
         let found = SystemResolver::default()
-            .resolve("localhost", "a")
+            .resolve("localhost", "a", turn(&turns))
             .await
             .unwrap();
         assert!(found.iter().all(IpAddr::is_loopback) && !found.is_empty());
@@ -123,10 +141,34 @@ mod tests {
         let resolver = SystemResolver::default();
         let mut unanswered: Vec<_> = std::iter::from_fn(|| resolver.lookups.take("a")).collect();
         assert_eq!(unanswered.len(), LOOKUPS_MAX * 3 / 4);
-        let mut own = resolver.resolve("localhost", "a");
+        let turns = Arc::new(Semaphore::new(2));
+        let mut own = resolver.resolve("localhost", "a", turn(&turns));
         assert!(own.as_mut().now_or_never().is_none(), "it waits");
-        resolver.resolve("localhost", "b").await.unwrap();
+        let other = resolver.resolve("localhost", "b", turn(&turns));
+        other.await.unwrap();
         unanswered.pop();
         own.await.unwrap();
+    }
+
+    /// Else a run that gives up on names that nobody answers would ask for ever more of them.
+    #[test]
+    fn a_question_that_nobody_waits_for_is_under_way_until_it_is_answered() {
+        let one_thread = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        one_thread.block_on(async {
+            let (go, gone) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || gone.recv().unwrap_err());
+            let (resolver, turns) = (SystemResolver::default(), Arc::new(Semaphore::new(1)));
+            let mut asked = resolver.resolve("localhost", "a", turn(&turns));
+            assert!(asked.as_mut().now_or_never().is_none(), "it waits");
+            drop(asked);
+            assert_eq!(turns.available_permits(), 0);
+            drop(go);
+            busy.await.unwrap();
+            let next = turns.clone().acquire_owned().await.unwrap();
+            resolver.resolve("localhost", "a", next).await.unwrap();
+        });
     }
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicUsize;
 use futures_util::future::BoxFuture;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::*;
 
@@ -37,7 +37,12 @@ impl FakeResolver {
 }
 
 impl Resolver for FakeResolver {
-    fn resolve(&self, host: &str, _tenant: &str) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
+    fn resolve(
+        &self,
+        host: &str,
+        _tenant: &str,
+        turn: OwnedSemaphorePermit,
+    ) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let mut answers = self.answers.lock().unwrap();
         let answer = match answers.get_mut(host) {
@@ -45,7 +50,10 @@ impl Resolver for FakeResolver {
             Some(list) if list.len() > 1 => Ok(list.remove(0)),
             Some(list) => Ok(list[0].clone()),
         };
-        Box::pin(async move { answer })
+        Box::pin(async move {
+            drop(turn);
+            answer
+        })
     }
 }
 
