@@ -289,7 +289,7 @@ struct Inner {
     mismatches: AtomicU64,
     unsampled: AtomicU64,
     sampled_ms: AtomicU64,
-    confirmations: Semaphore,
+    confirmations: Arc<Semaphore>,
     samples: Arc<Semaphore>,
     metrics: OnceLock<Metrics>,
 }
@@ -307,7 +307,7 @@ impl Policy {
             mismatches: AtomicU64::new(0),
             unsampled: AtomicU64::new(0),
             sampled_ms: AtomicU64::new(0),
-            confirmations: Semaphore::new(CONFIRMATIONS_MAX),
+            confirmations: Arc::new(Semaphore::new(CONFIRMATIONS_MAX)),
             samples: Arc::new(Semaphore::new(SAMPLES_WAITING_MAX)),
             metrics: OnceLock::new(),
         }))

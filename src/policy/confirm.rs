@@ -40,12 +40,7 @@ impl Policy {
         let input = outcome.input.clone();
         let second = move || agree(&decision, set.interpret(input));
         if first {
-            let Ok(_turn) = self.0.confirmations.acquire().await else {
-                return;
-            };
-            let agreed = tokio::task::spawn_blocking(second).await;
-            let fault = agreed.unwrap_or(Err(Fault::Panic)).err();
-            if let Some(fault) = fault {
+            if let Err(fault) = self.in_turn(second).await {
                 self.disagree(decision_id, facts.method, &fault);
                 outcome.fail(fault);
             }
@@ -57,15 +52,27 @@ impl Policy {
             let (policy, id, method) = (self.clone(), decision_id.to_owned(), facts.method);
             tokio::spawn(async move {
                 let _waiting = waiting;
-                let Ok(_turn) = policy.0.confirmations.acquire().await else {
-                    return;
-                };
-                let agreed = tokio::task::spawn_blocking(second).await;
-                if let Err(fault) = agreed.unwrap_or(Err(Fault::Panic)) {
+                if let Err(fault) = policy.in_turn(second).await {
                     policy.disagree(&id, method, &fault);
                 }
             });
         }
+    }
+
+    /// Asks the interpreter on a thread of its own, of which there are so many. The turn is the thread's and not that of who waits
+    /// for it: a caller that goes away does not end what it has begun.
+    async fn in_turn(
+        &self,
+        second: impl FnOnce() -> Result<(), Fault> + Send + 'static,
+    ) -> Result<(), Fault> {
+        let turn = self.0.confirmations.clone().acquire_owned().await;
+        // Nobody closes it; without a turn there is no second opinion, and no allow that rests on one.
+        let turn = turn.map_err(|error| Fault::Unavailable(error.to_string()))?;
+        let asked = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            second()
+        });
+        asked.await.unwrap_or(Err(Fault::Panic))
     }
 
     fn sample_is_due(&self) -> bool {

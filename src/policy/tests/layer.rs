@@ -265,28 +265,6 @@ async fn rules_see_arguments_of_named_skills_alone() {
     assert!(!record.to_string().contains("canary"), "{record:#}");
 }
 
-#[tokio::test]
-async fn engines_that_disagree_are_a_denial_and_an_alarm() {
-    // Two values for one rule: the virtual machine takes the last, the interpreter fails.
-    let rules = "pick := x if { some x in [1, 2] }\ndecision := {\"allow\": true, \"visible\": {\"namespaces\": [\"*\"]}} if pick == 2";
-    let ask = || facts("list_skills", vec![]);
-    let policy = |confirm| super::policy(&one(rules), PolicyMode::Enforce, confirm);
-    assert!(policy(Confirm::Off).decide(&ask()).await.is_ok());
-    let always = policy(Confirm::Always);
-    assert_eq!(fault(&always, &ask()).await.0, "policy.engine_mismatch");
-    assert_eq!(always.status().engine_mismatches, 1);
-    // In the background: this call passes, the alarm comes.
-    let sample = policy(Confirm::Sample);
-    assert!(sample.decide(&ask()).await.is_ok());
-    while sample.status().engine_mismatches == 0 {
-        tokio::task::yield_now().await;
-    }
-    // What stays is confirmed before, whatever the sample.
-    let mut publish = facts("create_skill", vec![salesforce()]);
-    publish.publishes = true;
-    assert_eq!(fault(&sample, &publish).await.0, "policy.engine_mismatch");
-}
-
 #[test]
 fn decisions_are_read_strictly() {
     let parse = |text: &str| Decision::parse(&regorus::Value::from_json_str(text).unwrap());

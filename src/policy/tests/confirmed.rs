@@ -1,0 +1,53 @@
+//! The second opinion.
+
+use futures_util::FutureExt as _;
+
+use super::*;
+
+#[tokio::test]
+async fn engines_that_disagree_are_a_denial_and_an_alarm() {
+    // Two values for one rule: the virtual machine takes the last, the interpreter fails.
+    let rules = "pick := x if { some x in [1, 2] }\ndecision := {\"allow\": true, \"visible\": {\"namespaces\": [\"*\"]}} if pick == 2";
+    let ask = || facts("list_skills", vec![]);
+    let policy = |confirm| super::policy(&one(rules), PolicyMode::Enforce, confirm);
+    assert!(policy(Confirm::Off).decide(&ask()).await.is_ok());
+    let always = policy(Confirm::Always);
+    assert_eq!(fault(&always, &ask()).await.0, "policy.engine_mismatch");
+    assert_eq!(always.status().engine_mismatches, 1);
+    // In the background: this call passes, the alarm comes.
+    let sample = policy(Confirm::Sample);
+    assert!(sample.decide(&ask()).await.is_ok());
+    while sample.status().engine_mismatches == 0 {
+        tokio::task::yield_now().await;
+    }
+    // What stays is confirmed before, whatever the sample.
+    let mut publish = facts("create_skill", vec![salesforce()]);
+    publish.publishes = true;
+    assert_eq!(fault(&sample, &publish).await.0, "policy.engine_mismatch");
+}
+
+/// One that is asked for is given, whether or not somebody waits for it: so many at once, and no more.
+#[test]
+fn a_caller_that_goes_away_leaves_its_turn_to_its_thread() {
+    let one_thread = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    one_thread.block_on(async {
+        let policy = policy(&bundled_files(), PolicyMode::Enforce, Confirm::Always);
+        let turns = || policy.0.confirmations.available_permits();
+        let ask = facts("list_skills", vec![]);
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        let busy = tokio::task::spawn_blocking(move || gone.recv().unwrap_err());
+        for left in (0..CONFIRMATIONS_MAX).rev() {
+            let mut asked = Box::pin(policy.decide(&ask));
+            assert!(asked.as_mut().now_or_never().is_none(), "it waits");
+            drop(asked);
+            assert_eq!(turns(), left);
+        }
+        drop(go);
+        busy.await.unwrap();
+        assert!(policy.decide(&ask).await.is_ok());
+        assert_eq!(turns(), CONFIRMATIONS_MAX);
+    });
+}
