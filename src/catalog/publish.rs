@@ -59,20 +59,19 @@ impl Draft {
 }
 
 impl Catalog {
-    /// Checks a new skill whole, before anybody decides about it.
+    /// Checks a new skill whole, before anybody decides about it. `room` is what keeps the room of what came, which may be
+    /// large.
     ///
     /// # Errors
     /// [`Error::Invalid`], [`Error::PathEscape`], [`Error::LanguageUnsupported`], [`Error::TooLarge`].
-    pub async fn draft(&self, caller: &Caller, new: NewSkill) -> Result<Draft, Error> {
+    pub async fn draft(
+        &self,
+        caller: &Caller,
+        new: NewSkill,
+        room: impl Send + 'static,
+    ) -> Result<Draft, Error> {
         let (files_max, bytes_max) = (self.0.files_max, self.0.bytes_max);
-        // Hashing and parsing up to a body's worth of files is work for a thread that may take its time.
-        let assembled =
-            tokio::task::spawn_blocking(move || assemble(new, files_max, bytes_max)).await;
-        let unchecked = |_| Error::Invalid {
-            pointer: String::new(),
-            message: "the skill could not be checked".into(),
-        };
-        let bundle = assembled.map_err(unchecked)??;
+        let bundle = with_room(room, move || assemble(new, files_max, bytes_max)).await?;
         let warnings = warnings(&bundle.skill);
         let skillgate_skill::Skill {
             manifest,
@@ -160,6 +159,24 @@ fn not_stored(error: model::Error, name: &str, version: &str) -> Error {
         },
         _ => Error::Store(error),
     }
+}
+
+/// Hashing and parsing up to a body's worth of files is work for a thread that may take its time. The thread has the room, too: a
+/// caller that goes away does not end what it has begun, and that is as large as before.
+async fn with_room<T: Send + 'static>(
+    room: impl Send + 'static,
+    check: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let checked = tokio::task::spawn_blocking(move || {
+        let _room = room;
+        check()
+    });
+    checked.await.unwrap_or_else(|_| {
+        Err(Error::Invalid {
+            pointer: String::new(),
+            message: "the skill could not be checked".into(),
+        })
+    })
 }
 
 fn assemble(new: NewSkill, files_max: usize, bytes_max: u64) -> Result<Bundle, Error> {
@@ -274,7 +291,30 @@ fn pointer(problem: &Problem) -> String {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
+
+    #[test]
+    fn what_a_caller_that_has_gone_had_sent_keeps_its_room_until_it_is_looked_at() {
+        let one_thread = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
+        one_thread.block_on(async {
+            let (go, gone) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || gone.recv().unwrap_err());
+            let room = Arc::new(());
+            let mut asked = Box::pin(with_room(room.clone(), || Ok(())));
+            assert!(asked.as_mut().now_or_never().is_none(), "it waits");
+            drop(asked);
+            assert_eq!(Arc::strong_count(&room), 2);
+            drop(go);
+            busy.await.unwrap();
+            with_room((), || Ok(())).await.unwrap();
+            assert_eq!(Arc::strong_count(&room), 1);
+        });
+    }
 
     #[test]
     fn a_refusal_is_about_what_came() {

@@ -65,7 +65,10 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             skill_md: params.skill_md,
             files,
         };
-        let draft = rooms.catalog.draft(&call.caller, new).await?;
+        let draft = rooms
+            .catalog
+            .draft(&call.caller, new, call.space.clone())
+            .await?;
         let mut facts = Facts::new(METHOD.name, call.caller, call.id)
             .with("file_count", draft.file_count())
             .with("bytes", draft.bytes());
