@@ -57,6 +57,39 @@ impl State {
         self.made.close(end)
     }
 
+    /// A handle for a blob that is about to be made, if the run may make one more: those count that the store works on.
+    fn begin_blob(&mut self, created_max: usize) -> Result<i64> {
+        self.writers.check()?;
+        let open = self.writers.open.len();
+        if self.made.ids.len() + open >= created_max {
+            let why = format!("a run makes at most {created_max} blobs (runs.max_output_blobs)");
+            return Err(Error::new(abi::E_OUT_OF_RANGE, why));
+        }
+        if open >= WRITERS_MAX {
+            let why = format!("a run writes at most {WRITERS_MAX} blobs at once");
+            return Err(Error::new(abi::E_OUT_OF_RANGE, why));
+        }
+        self.writers.reserve()
+    }
+
+    /// What the store has made of a blob's writer: one to go on with, or none.
+    fn begun(&mut self, handle: i64, writer: Result<BlobWriter>) -> Result<i64> {
+        match writer {
+            Ok(writer) => self.writers.put(handle, writer)?,
+            Err(error) => {
+                self.writers.remove(handle);
+                return Err(error);
+            }
+        }
+        Ok(handle)
+    }
+
+    /// A blob is not on its way any more. `None`: the store did not take it.
+    fn arrived(&mut self, handle: i64, id: Option<String>) {
+        self.writers.remove(handle);
+        self.made.arrived(id);
+    }
+
     fn serve(&self, listener: OwnedFd) -> Result<()> {
         let Some(gate) = &self.gate else {
             return Err(if self.made.over {
@@ -78,7 +111,9 @@ impl State {
 /// keeps what serves it: else they would have their room in the store for as long.
 #[derive(Debug)]
 struct Writers<W> {
-    open: HashMap<i64, W>,
+    /// `None` while the store works on it, with no lock held over that: it is one of the run's all the same, and its sandbox may
+    /// ask for the next one on another thread.
+    open: HashMap<i64, Option<W>>,
     next: i64,
     over: bool,
 }
@@ -101,23 +136,31 @@ impl<W> Writers<W> {
         Ok(())
     }
 
-    fn add(&mut self, writer: W) -> Result<i64> {
+    /// A handle for one that is about to be made.
+    fn reserve(&mut self) -> Result<i64> {
         self.check()?;
         self.next += 1;
-        self.open.insert(self.next, writer);
+        self.open.insert(self.next, None);
         Ok(self.next)
     }
 
-    /// Out, while it is written to, so that no lock is held over the store's work.
+    /// Out, while it is written to.
     fn take(&mut self, handle: i64) -> Result<W> {
         self.check()?;
-        self.open.remove(&handle).ok_or_else(unknown_writer)
+        let writer = self.open.get_mut(&handle).and_then(Option::take);
+        writer.ok_or_else(unknown_writer)
     }
 
-    fn put_back(&mut self, handle: i64, writer: W) -> Result<()> {
+    /// One that was made or taken out.
+    fn put(&mut self, handle: i64, writer: W) -> Result<()> {
         self.check()?;
-        self.open.insert(handle, writer);
+        self.open.insert(handle, Some(writer));
         Ok(())
+    }
+
+    /// One that is none any more.
+    fn remove(&mut self, handle: i64) {
+        self.open.remove(&handle);
     }
 
     fn close(&mut self) {
@@ -318,40 +361,34 @@ impl RunHost for Services {
             tracing::info!(run_id = self.run_id, reason = why, "a blob is refused");
             return Err(Error::new(abi::E_INVALID_ARGUMENT, why));
         }
-        {
-            let state = self.state();
-            state.writers.check()?;
-            let open = state.writers.open.len();
-            if state.made.ids.len() + open >= self.created_max {
-                let max = self.created_max;
-                let why = format!("a run makes at most {max} blobs (runs.max_output_blobs)");
-                return Err(Error::new(abi::E_OUT_OF_RANGE, why));
-            }
-            if open >= WRITERS_MAX {
-                let why = format!("a run writes at most {WRITERS_MAX} blobs at once");
-                return Err(Error::new(abi::E_OUT_OF_RANGE, why));
-            }
-        }
+        let handle = self.state().begin_blob(self.created_max)?;
         let creation = self.blobs.creation(&self.caller, &kind, &self.run_id);
-        let writer = self.blobs.blocking()?.blob_create(creation)?;
-        self.state().writers.add(writer)
+        let store = self.blobs.blocking();
+        let made = store.and_then(|store| store.blob_create(creation));
+        self.state().begun(handle, made)
     }
 
     fn blob_write(&self, handle: i64, data: &[u8]) -> Result<()> {
         let mut writer = self.state().writers.take(handle)?;
-        writer.write_blocking(Bytes::copy_from_slice(data))?;
-        self.state().writers.put_back(handle, writer)
+        let written = writer.write_blocking(Bytes::copy_from_slice(data));
+        let going_on = written.map(|()| writer);
+        self.state().begun(handle, going_on).map(drop)
     }
 
     fn blob_finish(&self, handle: i64, commit: bool) -> Result<Option<String>> {
         let writer = self.state().writers.take(handle)?;
         if !commit {
+            self.state().writers.remove(handle);
             return Ok(None);
         }
         self.state().made.begin()?;
-        let mut arrival = Arrival(self, None);
+        let mut arrival = Arrival {
+            at: self,
+            handle,
+            id: None,
+        };
         let id = writer.commit_blocking().map(|stat| stat.id);
-        arrival.1 = id.as_ref().ok().cloned();
+        arrival.id = id.as_ref().ok().cloned();
         drop(arrival);
         id.map(Some)
     }
@@ -362,11 +399,15 @@ impl RunHost for Services {
 }
 
 /// A blob that is on its way, whatever becomes of that; with its id when it has arrived.
-struct Arrival<'a>(&'a Services, Option<String>);
+struct Arrival<'a> {
+    at: &'a Services,
+    handle: i64,
+    id: Option<String>,
+}
 
 impl Drop for Arrival<'_> {
     fn drop(&mut self) {
-        self.0.state().made.arrived(self.1.take());
+        self.at.state().arrived(self.handle, self.id.take());
     }
 }
 
@@ -411,18 +452,50 @@ mod tests {
         serde_json::from_value(of_runs[0]["output_blobs"].clone()).unwrap()
     }
 
+    fn state(gate: Option<gate::Open>) -> State {
+        State {
+            turn: None,
+            gate,
+            logs: Streams::new(None),
+            made: Made::default(),
+            writers: Writers::default(),
+        }
+    }
+
+    /// A sandbox may call from several threads: what the store works on for one of them counts for the others.
+    #[test]
+    fn a_run_makes_no_more_blobs_at_once_than_one_after_the_other() {
+        let mut state = state(None);
+        let full = |state: &mut State, max| {
+            let refused = state.begin_blob(max).unwrap_err();
+            assert_eq!(refused.code, abi::E_OUT_OF_RANGE);
+            refused.message
+        };
+        let (first, second) = (state.begin_blob(2).unwrap(), state.begin_blob(2).unwrap());
+        assert!(full(&mut state, 2).contains("makes at most 2"));
+        // What is not made leaves its place to another one, what is made does not.
+        let failed = Err(Error::new(abi::E_EXHAUSTED, "full"));
+        assert!(state.begun(first, failed).is_err());
+        let third = state.begin_blob(2).unwrap();
+        for (handle, id) in [(second, "blob:2"), (third, "blob:3")] {
+            state.made.begin().unwrap();
+            full(&mut state, 2);
+            state.arrived(handle, Some(id.into()));
+            full(&mut state, 2);
+        }
+        let most = state.made.ids.len() + WRITERS_MAX + 1;
+        for _ in 0..WRITERS_MAX {
+            state.begin_blob(most).unwrap();
+        }
+        assert!(full(&mut state, most).contains("writes at most 8"));
+    }
+
     /// A sandbox that does not end a run in time keeps what serves it.
     #[tokio::test]
     async fn a_run_that_is_over_reaches_nobody() {
         let network = ["https://api.example.com".to_owned()];
         let grant = gate::Grant::new("run_1", "default", "dec_1", &network, &[]).unwrap();
-        let mut state = State {
-            turn: None,
-            gate: Some(gate::Gate::for_tests().open(grant)),
-            logs: Streams::new(None),
-            made: Made::default(),
-            writers: Writers::default(),
-        };
+        let mut state = state(Some(gate::Gate::for_tests().open(grant)));
         let listener = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let (served, late) = (listener(), listener());
         let address = served.local_addr().unwrap();
@@ -442,16 +515,20 @@ mod tests {
         let all = [(); 3].map(|()| std::sync::Arc::new(()));
         let [waits, is_written, late] = all.each_ref().map(std::sync::Arc::downgrade);
         let [first, second, third] = all;
-        writers.add(first).unwrap();
-        let handle = writers.add(second).unwrap();
+        let add = |writers: &mut Writers<_>, writer| {
+            let handle = writers.reserve()?;
+            writers.put(handle, writer).map(|()| handle)
+        };
+        add(&mut writers, first).unwrap();
+        let handle = add(&mut writers, second).unwrap();
         let second = writers.take(handle).unwrap();
         assert_eq!(writers.take(handle).unwrap_err().code, abi::E_STALE);
-        writers.put_back(handle, second).unwrap();
+        writers.put(handle, second).unwrap();
         let second = writers.take(handle).unwrap();
         writers.close();
         let refused = |outcome: Result<()>| assert_eq!(outcome.unwrap_err().code, abi::E_CANCELLED);
-        refused(writers.put_back(handle, second));
-        refused(writers.add(third).map(drop));
+        refused(writers.put(handle, second));
+        refused(add(&mut writers, third).map(drop));
         refused(writers.take(1).map(drop));
         let kept = [waits, is_written, late]
             .iter()
