@@ -21,6 +21,7 @@ use skillgate_plugin_host::{LoadError, Pin, Plugin, STORE_THREADS_MAX, StorageIn
 use skillgate_plugin_sdk::model;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
 use crate::admin;
 use crate::audit::{self, Audit};
@@ -327,6 +328,9 @@ fn runtime(config: &Config) -> Result<tokio::runtime::Runtime, AppError> {
         .map_err(AppError::io("cannot start the runtime"))
 }
 
+/// How long the end of the gateway waits for a reload that goes on.
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Threads for what is neither a run nor a call of a store.
 const OTHER_THREADS_MAX: usize = 64;
 
@@ -393,14 +397,23 @@ pub fn serve(read: Read) -> Result<(), AppError> {
         tokio::spawn(app.parts.limits.clone().housekeeping());
         tokio::spawn(app.parts.authenticator.clone().housekeeping());
         let interval = Duration::from_millis(config.server.reload_watch_ms);
-        let reloads = tokio::spawn(reload.follow(hangup, interval));
+        let (end, ends) = oneshot::channel::<()>();
+        // With the sender.
+        let ends = async { ends.await.unwrap_or(()) };
+        let mut reloads = tokio::spawn(reload.follow(hangup, interval, ends));
         let (stack, metrics) = (stack::public(&app.parts), app.parts.metrics.clone());
         let until = serve_connections(listener, stack, settings, metrics, stop).await;
         // Those whose caller has gone are in no connection. They end before the plugins, which would wait for them.
         app.parts.rooms.runs.drain(until).await;
-        reloads.abort();
-        // Aborted, which is no error; it is waited for because it holds on to what ends next.
-        let _aborted = reloads.await;
+        drop(end);
+        // It holds on to what ends next, and what a reload that goes on puts in place would never be ended.
+        if tokio::time::timeout(RELOAD_TIMEOUT, &mut reloads)
+            .await
+            .is_err()
+        {
+            tracing::warn!("a reload goes on while the gateway ends: it is left to itself");
+            reloads.abort();
+        }
         app.shutdown().await;
         // Until the very end, for whoever watches it.
         operator.stop().await;

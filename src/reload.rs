@@ -311,11 +311,19 @@ impl Reload {
 
     /// Reloads on every SIGHUP, and when the watched files have changed and then stood still for `interval`: a
     /// half-written change is not taken. So it does every [`LOST_AGAIN`] while a part is lost. `interval` zero: on SIGHUP
-    /// only. Never ends.
-    pub async fn follow(self, mut hangup: Signal, interval: Duration) {
+    /// only. Ends with `stop`, and not in the middle of a reload: that is on a thread, which nothing can call back.
+    pub async fn follow(
+        self,
+        mut hangup: Signal,
+        interval: Duration,
+        stop: impl Future<Output = ()>,
+    ) {
+        let mut stop = std::pin::pin!(stop);
         let (mut before, mut tried) = (None, Instant::now());
         loop {
             let asked = tokio::select! {
+                biased;
+                () = &mut stop => return,
                 _ = hangup.recv() => true,
                 () = tokio::time::sleep(interval), if !interval.is_zero() => false,
             };

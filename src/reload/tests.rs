@@ -363,7 +363,8 @@ impl Following {
         let reload = Reload::new(seen, source, vec![Box::new(Text(say))]);
         let report = reload.report();
         let hangup = signal(SignalKind::hangup()).unwrap();
-        tokio::spawn(reload.follow(hangup, Duration::from_millis(100)));
+        let never = std::future::pending();
+        tokio::spawn(reload.follow(hangup, Duration::from_millis(100), never));
         Following { said, report }
     }
 
@@ -495,7 +496,8 @@ async fn what_is_lost_is_tried_again_until_it_is_back() {
     let _ = reload.now();
     let mut before = said.recv().await.unwrap();
     let hangup = signal(SignalKind::hangup()).unwrap();
-    let following = tokio::spawn(reload.follow(hangup, Duration::from_secs(1)));
+    let never = std::future::pending();
+    let following = tokio::spawn(reload.follow(hangup, Duration::from_secs(1), never));
     let patience = Duration::from_secs(600);
     for _ in 0..2 {
         let tried = tokio::time::timeout(patience, said.recv()).await;
@@ -507,4 +509,53 @@ async fn what_is_lost_is_tried_again_until_it_is_back() {
     let never = tokio::time::timeout(patience, said.recv());
     assert!(never.await.is_err(), "it is back");
     following.abort();
+}
+
+/// Says that it begins, and waits for a word.
+struct Slow {
+    begins: mpsc::UnboundedSender<()>,
+    go: Mutex<std::sync::mpsc::Receiver<()>>,
+    installed: Arc<AtomicBool>,
+}
+
+impl Part for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+    fn prepare(&self, _: &Config) -> Result<Install, String> {
+        self.begins.send(()).unwrap();
+        lock(&self.go).recv().unwrap();
+        let installed = self.installed.clone();
+        Ok(Box::new(move || installed.store(true, Ordering::Relaxed)))
+    }
+    fn watched(_: &Config) -> Vec<PathBuf> {
+        Vec::new()
+    }
+}
+
+/// What it puts in place would come after the end of what was there.
+#[tokio::test]
+async fn who_stops_it_waits_for_a_reload_that_goes_on() {
+    let (begins, mut begun) = mpsc::unbounded_channel();
+    let (go, gone) = std::sync::mpsc::channel();
+    let installed = Arc::new(AtomicBool::new(false));
+    let slow = Slow {
+        begins,
+        go: Mutex::new(gone),
+        installed: installed.clone(),
+    };
+    let reload = started(Box::new(|| Ok(config())), vec![Box::new(slow)]);
+    let hangup = signal(SignalKind::hangup()).unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let stopped = async { stopped.await.unwrap_or(()) };
+    let following = tokio::spawn(reload.follow(hangup, Duration::from_millis(1), stopped));
+    begun.recv().await.unwrap();
+    drop(stop);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!following.is_finished());
+    go.send(()).unwrap();
+    following.await.unwrap();
+    assert!(installed.load(Ordering::Relaxed));
 }
