@@ -11,6 +11,7 @@ mod error;
 mod files;
 mod given;
 mod kept;
+mod listing;
 mod manifest;
 mod merge;
 mod publish;
@@ -18,23 +19,21 @@ mod shelf;
 mod trees;
 
 use std::collections::HashMap;
-use std::error::Error as _;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use base64::Engine as _;
-use serde::Serialize;
 use serde_json::Value;
 use skillgate_plugin_host::{Current, StorageInstance};
 use skillgate_plugin_sdk::abi;
-use skillgate_plugin_sdk::model::{self, Content, SkillKey};
+use skillgate_plugin_sdk::model::{self, Content};
 use skillgate_skill::{
-    Manifest, Namespace, Runtime, SKILL_MD, SkillMd, SkillName, SkillPath, SkillRef, Version,
+    Manifest, Runtime, SKILL_MD, SkillMd, SkillName, SkillPath, SkillRef, Version,
 };
 
 pub use error::Error;
 use kept::Kept;
-use merge::Merge;
+pub use listing::{Listing, Page};
 pub use publish::{Draft, NewSkill};
 use trees::{Trees, check_same};
 
@@ -135,37 +134,6 @@ impl Skill {
     }
 }
 
-/// What to list.
-#[derive(Debug, Clone)]
-pub struct Listing {
-    /// That namespace and all below it.
-    pub namespace: Option<String>,
-    /// Entries on the page.
-    pub limit: u32,
-    /// Of the page before.
-    pub cursor: Option<String>,
-    /// With each skill's tags.
-    pub with_tags: bool,
-}
-
-/// A page of a listing.
-#[derive(Debug, Serialize)]
-pub struct Page {
-    skills: Vec<Entry>,
-    next_cursor: Option<String>,
-}
-
-#[derive(Debug, Serialize)]
-struct Entry {
-    name: String,
-    version: String,
-    description: String,
-    namespace: String,
-    kind: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tags: Option<Vec<String>>,
-}
-
 /// The skills of all tenants. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Catalog(Arc<Inner>);
@@ -205,108 +173,24 @@ impl Catalog {
         })))
     }
 
-    /// One page of the skills whose name `shows` takes, in the order of (namespace, name, version descending).
-    ///
-    /// # Errors
-    /// [`Error::CursorInvalid`], [`Error::Invalid`] for a namespace that is none, [`Error::Store`].
-    pub async fn list(
-        &self,
-        tenant: &str,
-        listing: &Listing,
-        shows: &(dyn Fn(&str) -> bool + Sync),
-    ) -> Result<Page, Error> {
-        let namespace = listing.namespace.as_deref().unwrap_or("");
-        if !namespace.is_empty() {
-            Namespace::parse(namespace).map_err(|error| Error::Invalid {
-                pointer: "/namespace".into(),
-                message: format!("namespace {error}"),
-            })?;
-        }
-        let after = match &listing.cursor {
-            None => SkillKey::default(),
-            Some(cursor) => {
-                cursor::decode(cursor, tenant, namespace).ok_or(Error::CursorInvalid)?
-            }
-        };
-        let mut merge = Merge::new(
-            vec![
-                self.0.shelf.clone(),
-                self.0.store.get().await.map_err(Error::Store)?,
-            ],
-            tenant,
-            namespace,
-            after,
-        );
-        let mut skills: Vec<model::Skill> = Vec::new();
-        let mut more = false;
-        while let Some((source, skill)) = merge.next().await.map_err(Error::Store)? {
-            if source > 0 && self.0.shelf_latest.contains_key(&skill.name) || !shows(&skill.name) {
-                continue;
-            }
-            if skills.len() == listing.limit as usize {
-                more = true;
-                break;
-            }
-            skills.push(skill);
-        }
-        let next_cursor = skills.last().filter(|_| more).map(|last| {
-            let key = SkillKey {
-                namespace: last.namespace.clone(),
-                name: last.name.clone(),
-                version: last.version.clone(),
-            };
-            cursor::encode(&key, tenant, namespace)
-        });
-        let mut entries = Vec::with_capacity(skills.len());
-        for skill in skills {
-            let tags = match listing.with_tags {
-                true => self.tags(tenant, &skill).await?,
-                false => None,
-            };
-            let model::Skill {
-                name,
-                version,
-                description,
-                namespace,
-                kind,
-                ..
-            } = skill;
-            entries.push(Entry {
-                name,
-                version,
-                description,
-                namespace,
-                kind,
-                tags,
-            });
-        }
-        Ok(Page {
-            skills: entries,
-            next_cursor,
-        })
-    }
-
-    /// None when this one cannot be read: it must not hide all others.
-    async fn tags(&self, tenant: &str, of: &model::Skill) -> Result<Option<Vec<String>>, Error> {
-        match self.get(tenant, &of.name, Some(&of.version)).await {
-            Ok(skill) => Ok(Some(skill.manifest.tags().to_vec())),
-            Err(error) if error.is_of_one_skill() => {
-                tracing::error!(
-                    skill = of.name, version = of.version, tenant, %error, cause = error.source().map(ToString::to_string),
-                    "a skill is listed without its tags: it cannot be read"
-                );
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
     /// A skill in a version, or in its latest (REQUIREMENTS R4).
     ///
     /// # Errors
     /// [`Error::SkillNotFound`], [`Error::VersionNotFound`], [`Error::Store`].
     pub async fn get(
         &self,
+        tenant: &str,
+        name: &str,
+        version: Option<&str>,
+    ) -> Result<Arc<Skill>, Error> {
+        self.get_from(None, tenant, name, version).await
+    }
+
+    /// The same; who has a store at hand reads in that one. To wait for the one in force would be to wait for whoever exchanges
+    /// it, who waits until nobody has the old one at hand any more.
+    async fn get_from(
+        &self,
+        at_hand: Option<&Arc<StorageInstance>>,
         tenant: &str,
         name: &str,
         version: Option<&str>,
@@ -329,7 +213,10 @@ impl Catalog {
         if let Some(skill) = version.and_then(kept) {
             return Ok(skill);
         }
-        let source = self.source(name).await?;
+        let source = match at_hand {
+            Some(store) => store.clone(),
+            None => self.source(name).await?,
+        };
         let record = match source.skill_get(tenant, name, version.unwrap_or("")).await {
             Ok(record) => record,
             Err(error) if error.code != abi::E_NOT_FOUND => return Err(Error::Store(error)),

@@ -106,7 +106,7 @@ pub(crate) fn reload(gateway: &Gateway, outcome: &str) {
 }
 
 /// What the operator sees of reloads.
-fn readyz(gateway: &Gateway) -> (u16, String) {
+pub(crate) fn readyz(gateway: &Gateway) -> (u16, String) {
     let mut operator = Client::open(&gateway.admin).unwrap();
     let answer = operator.get("/readyz?verbose").unwrap();
     (answer.status, answer.text())

@@ -1,14 +1,17 @@
 //! What was decided about before the store is exchanged, and is read after that.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::time::Duration;
 
 use serde_json::json;
 
 use crate::alone;
+use crate::examples::{instead, waiting_store};
 use crate::operator::metrics;
 use crate::support::gateway::{House, Settings};
 use crate::support::{MIB, eventually};
-use crate::swap::{TAKEN, another_store, reload};
+use crate::swap::{TAKEN, another_store, readyz, reload};
 use crate::unread::large_blob;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -85,5 +88,47 @@ fn a_read_that_waited_is_of_the_skill_that_was_decided_about() {
         }
         exchange("store");
     }
+    gateway.stop();
+}
+
+/// A call that has the old store at hand and waits for the new one would wait for who waits for it.
+#[test]
+fn a_list_that_is_under_way_is_made_to_its_end_and_the_store_exchanged_after_that() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let usual = std::fs::read_to_string(house.config()).unwrap();
+    let (store, pipe) = waiting_store(&house, "skill_get");
+    let text = instead(&usual, r#"name = "storage-fs""#, &store);
+    std::fs::write(house.config(), text).unwrap();
+    let gateway = house.start();
+    for name in ["user.one", "user.two"] {
+        let params = json!({
+            "manifest": { "name": name, "version": "1.0.0", "description": "x", "kind": "instruction", "namespace": "user" },
+            "skill_md": "# x\n",
+        });
+        gateway.client().result("create_skill", params).unwrap();
+    }
+    let mut lists = gateway.client();
+    let params = json!({ "namespace": "user", "detail": "summary" });
+    lists.ask("list_skills", params).unwrap();
+    let asked = r#"skillgate_plugin_calls_in_flight{plugin="storage"} 1"#;
+    eventually("it reads the first skill", PATIENCE, || {
+        metrics(&gateway).lines().any(|line| line == asked)
+    });
+    std::fs::write(house.config(), usual).unwrap();
+    let before = gateway.log().matches(TAKEN).count();
+    gateway.signal("HUP");
+    eventually("the store is being exchanged", PATIENCE, || {
+        readyz(&gateway).1.contains("it is being exchanged")
+    });
+    // Also a reader, so that what is for the second skill stays there until that is read.
+    let mut pipe = File::options().read(true).write(true).open(pipe).unwrap();
+    pipe.write_all(b"xx").unwrap();
+    let answer = lists.answer().unwrap().json().unwrap();
+    let listed = answer["result"]["skills"].as_array();
+    assert_eq!(listed.map(Vec::len), Some(2), "{answer}");
+    eventually("it has been exchanged", PATIENCE, || {
+        gateway.log().matches(TAKEN).count() > before
+    });
     gateway.stop();
 }

@@ -1,0 +1,135 @@
+//! What there is, page by page.
+
+use std::error::Error as _;
+use std::sync::Arc;
+
+use serde::Serialize;
+use skillgate_plugin_host::StorageInstance;
+use skillgate_plugin_sdk::model::{self, SkillKey};
+use skillgate_skill::Namespace;
+
+use super::merge::Merge;
+use super::{Catalog, Error, cursor};
+
+/// What to list.
+#[derive(Debug, Clone)]
+pub struct Listing {
+    /// That namespace and all below it.
+    pub namespace: Option<String>,
+    /// Entries on the page.
+    pub limit: u32,
+    /// Of the page before.
+    pub cursor: Option<String>,
+    /// With each skill's tags.
+    pub with_tags: bool,
+}
+
+/// A page of a listing.
+#[derive(Debug, Serialize)]
+pub struct Page {
+    skills: Vec<Entry>,
+    next_cursor: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    name: String,
+    version: String,
+    description: String,
+    namespace: String,
+    kind: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tags: Option<Vec<String>>,
+}
+
+impl Entry {
+    fn new(of: model::Skill, tags: Option<Vec<String>>) -> Self {
+        Entry {
+            name: of.name,
+            version: of.version,
+            description: of.description,
+            namespace: of.namespace,
+            kind: of.kind,
+            tags,
+        }
+    }
+}
+
+impl Catalog {
+    /// One page of the skills whose name `shows` takes, in the order of (namespace, name, version descending).
+    ///
+    /// # Errors
+    /// [`Error::CursorInvalid`], [`Error::Invalid`] for a namespace that is none, [`Error::Store`].
+    pub async fn list(
+        &self,
+        tenant: &str,
+        listing: &Listing,
+        shows: &(dyn Fn(&str) -> bool + Sync),
+    ) -> Result<Page, Error> {
+        let namespace = listing.namespace.as_deref().unwrap_or("");
+        if !namespace.is_empty() {
+            Namespace::parse(namespace).map_err(|error| Error::Invalid {
+                pointer: "/namespace".into(),
+                message: format!("namespace {error}"),
+            })?;
+        }
+        let after = match &listing.cursor {
+            None => SkillKey::default(),
+            Some(cursor) => {
+                cursor::decode(cursor, tenant, namespace).ok_or(Error::CursorInvalid)?
+            }
+        };
+        let store = self.0.store.get().await.map_err(Error::Store)?;
+        let stores = [self.0.shelf.clone(), store];
+        let mut merge = Merge::new(stores.to_vec(), tenant, namespace, after);
+        let mut skills: Vec<Entry> = Vec::new();
+        let mut more = false;
+        while let Some((source, skill)) = merge.next().await.map_err(Error::Store)? {
+            if source > 0 && self.0.shelf_latest.contains_key(&skill.name) || !shows(&skill.name) {
+                continue;
+            }
+            if skills.len() == listing.limit as usize {
+                more = true;
+                break;
+            }
+            let tags = match listing.with_tags {
+                true => self.tags(&stores[source], tenant, &skill).await?,
+                false => None,
+            };
+            skills.push(Entry::new(skill, tags));
+        }
+        let next_cursor = skills.last().filter(|_| more).map(|last| {
+            let key = SkillKey {
+                namespace: last.namespace.clone(),
+                name: last.name.clone(),
+                version: last.version.clone(),
+            };
+            cursor::encode(&key, tenant, namespace)
+        });
+        Ok(Page {
+            skills,
+            next_cursor,
+        })
+    }
+
+    /// None when this one cannot be read: it must not hide all others.
+    async fn tags(
+        &self,
+        store: &Arc<StorageInstance>,
+        tenant: &str,
+        of: &model::Skill,
+    ) -> Result<Option<Vec<String>>, Error> {
+        let read = self.get_from(Some(store), tenant, &of.name, Some(&of.version));
+        match read.await {
+            Ok(skill) => Ok(Some(skill.manifest.tags().to_vec())),
+            Err(error) if error.is_of_one_skill() => {
+                tracing::error!(
+                    skill = of.name, version = of.version, tenant, %error, cause = error.source().map(ToString::to_string),
+                    "a skill is listed without its tags: it cannot be read"
+                );
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
