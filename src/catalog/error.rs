@@ -97,10 +97,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// What is stored of one skill cannot be read, which says nothing about another.
+    /// What is stored of one skill cannot be read, or is not there, which says nothing about another.
     pub(super) fn is_of_one_skill(&self) -> bool {
         match self {
-            Error::Broken { .. } => true,
+            Error::Broken { .. }
+            | Error::Invalid { .. }
+            | Error::SkillNotFound { .. }
+            | Error::VersionNotFound { .. } => true,
             Error::Store(error) => {
                 matches!(error.code, abi::E_CORRUPT | abi::E_NOT_FOUND)
             }

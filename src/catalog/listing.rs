@@ -1,4 +1,5 @@
-//! What there is, page by page.
+//! What there is, page by page. What an agent chooses by is what its author wrote: an entry of a vendor's store is held against the
+//! skill's manifest, which is held against its skill.toml.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use skillgate_plugin_sdk::model::{self, SkillKey};
 use skillgate_skill::Namespace;
 
 use super::merge::Merge;
-use super::{Catalog, Error, cursor};
+use super::{Catalog, Error, cursor, manifest};
 
 /// What to list.
 #[derive(Debug, Clone)]
@@ -92,11 +93,8 @@ impl Catalog {
                 more = true;
                 break;
             }
-            let tags = match listing.with_tags {
-                true => self.tags(&stores[source], tenant, &skill).await?,
-                false => None,
-            };
-            skills.push(Entry::new(skill, tags));
+            let entry = self.entry(&stores[source], tenant, skill, listing).await?;
+            skills.extend(entry);
         }
         let next_cursor = skills.last().filter(|_| more).map(|last| {
             let key = SkillKey {
@@ -112,24 +110,39 @@ impl Catalog {
         })
     }
 
-    /// None when this one cannot be read: it must not hide all others.
-    async fn tags(
+    /// None of what a vendor's store lists and is not so. One skill that cannot be read must not hide all others.
+    async fn entry(
         &self,
         store: &Arc<StorageInstance>,
         tenant: &str,
-        of: &model::Skill,
-    ) -> Result<Option<Vec<String>>, Error> {
-        let read = self.get_from(Some(store), tenant, &of.name, Some(&of.version));
-        match read.await {
-            Ok(skill) => Ok(Some(skill.manifest.tags().to_vec())),
-            Err(error) if error.is_of_one_skill() => {
-                tracing::error!(
-                    skill = of.name, version = of.version, tenant, %error, cause = error.source().map(ToString::to_string),
-                    "a skill is listed without its tags: it cannot be read"
-                );
-                Ok(None)
-            }
-            Err(error) => Err(error),
+        of: model::Skill,
+        listing: &Listing,
+    ) -> Result<Option<Entry>, Error> {
+        let is_ours = store.is_ours();
+        if is_ours && !listing.with_tags {
+            return Ok(Some(Entry::new(of, None)));
         }
+        let (name, version) = (of.name.as_str(), of.version.as_str());
+        let read = self.get_from(Some(store), tenant, name, Some(version));
+        let skill = match read.await {
+            Ok(skill) => skill,
+            Err(error) if error.is_of_one_skill() => {
+                let cause = error.source().map(ToString::to_string);
+                tracing::error!(
+                    skill = name, version, tenant, %error, cause,
+                    "{}: it cannot be read",
+                    if is_ours { "a skill is listed without its tags" } else { "a skill is not listed" }
+                );
+                return Ok(is_ours.then(|| Entry::new(of, None)));
+            }
+            Err(error) => return Err(error),
+        };
+        let namespace = listing.namespace.as_deref().unwrap_or("");
+        if !is_ours && let Err(why) = manifest::is_listed(&skill.manifest, &of, namespace) {
+            tracing::error!(skill = name, version, tenant, why, "a skill is not listed");
+            return Ok(None);
+        }
+        let tags = listing.with_tags.then(|| skill.manifest.tags().to_vec());
+        Ok(Some(Entry::new(of, tags)))
     }
 }

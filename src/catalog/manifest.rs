@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use skillgate_plugin_host::StorageInstance;
 use skillgate_plugin_sdk::model;
-use skillgate_skill::{Manifest, SKILL_TOML};
+use skillgate_skill::{Manifest, SKILL_TOML, in_namespace};
 
 use super::{Catalog, Error, Skill, broken};
 
@@ -39,6 +39,31 @@ pub(super) fn is_for(manifest: &Manifest, record: &model::Skill) -> Result<(), S
     match name == record.name && version == record.version {
         true => Ok(()),
         false => Err(format!("its manifest is that of {name} {version}")),
+    }
+}
+
+/// An error says how what a list has of a skill is not what its manifest says, as a sentence. `within`: the namespace that was asked
+/// for; empty: all.
+pub(super) fn is_listed(
+    manifest: &Manifest,
+    listed: &model::Skill,
+    within: &str,
+) -> Result<(), String> {
+    let namespace = manifest.namespace().as_str();
+    for (what, listed, meant) in [
+        ("description", &*listed.description, manifest.description()),
+        ("kind", &*listed.kind, manifest.kind().as_str()),
+        ("namespace", &*listed.namespace, namespace),
+    ] {
+        if listed != meant {
+            return Err(format!(
+                "its store lists it with another {what} than its manifest has"
+            ));
+        }
+    }
+    match within.is_empty() || in_namespace(namespace, within) {
+        true => Ok(()),
+        false => Err(format!("its store lists it below {within}")),
     }
 }
 
@@ -158,5 +183,30 @@ secrets = ["KEY"]
             let why = "its manifest is that of acme.x 1.0.0".to_owned();
             assert_eq!(is_for(&manifest, &record(name, version)), Err(why));
         }
+    }
+
+    #[test]
+    fn what_is_listed_is_what_the_manifest_says() {
+        let manifest = Manifest::from_toml(FILE).unwrap();
+        let listed = || model::Skill {
+            description: "x".into(),
+            kind: "action".into(),
+            namespace: "acme".into(),
+            ..model::Skill::default()
+        };
+        let look = |listed: &model::Skill, within| is_listed(&manifest, listed, within);
+        assert_eq!(look(&listed(), ""), Ok(()));
+        assert_eq!(look(&listed(), "acme"), Ok(()));
+        let why = "its store lists it below acm".to_owned();
+        assert_eq!(look(&listed(), "acm"), Err(why));
+        let other = |change: fn(&mut model::Skill), what| {
+            let mut listed = listed();
+            change(&mut listed);
+            let why = format!("its store lists it with another {what} than its manifest has");
+            assert_eq!(look(&listed, ""), Err(why));
+        };
+        other(|it| it.description.push('.'), "description");
+        other(|it| it.kind = "instruction".into(), "kind");
+        other(|it| it.namespace.clear(), "namespace");
     }
 }

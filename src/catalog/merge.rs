@@ -5,8 +5,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use skillgate_plugin_host::StorageInstance;
+use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, Skill, SkillKey, SkillQuery};
 use skillgate_skill::Version;
+
+use crate::json::short;
 
 /// Entries that are asked of a store in one call.
 const FETCH: u32 = 100;
@@ -59,7 +62,7 @@ impl Merge {
             .enumerate()
             .filter_map(|(index, source)| source.ahead.front().map(|skill| (index, skill)));
         let first = fronts
-            .min_by(|(_, a), (_, b)| order(a, b))
+            .min_by(|(_, a), (_, b)| order(place(a), place(b)))
             .map(|(index, _)| index);
         Ok(first.and_then(|index| {
             self.sources[index]
@@ -82,6 +85,9 @@ impl Source {
             after: self.after.clone(),
         };
         let page = self.store.skill_list(query).await?;
+        if !self.store.is_ours() {
+            check_order(&self.after, &page.skills)?;
+        }
         // A store that says "more" and gives nothing would never end.
         self.more = page.more && !page.skills.is_empty();
         if let Some(last) = page.skills.last() {
@@ -96,12 +102,79 @@ impl Source {
     }
 }
 
+/// That each comes after the one before it: what is listed again and again has no end, and a caller would wait for it.
+fn check_order(after: &SkillKey, skills: &[Skill]) -> Result<(), model::Error> {
+    let mut before = [&*after.namespace, &*after.name, &*after.version];
+    for skill in skills {
+        let this = place(skill);
+        if order(before, this) != Ordering::Less {
+            let message = format!(
+                "the store lists {} {} where it does not belong: skill_list gives what comes after the place that it is asked for, in the order of skg_skill_key",
+                short(&skill.name),
+                short(&skill.version)
+            );
+            return Err(model::Error::new(abi::E_INTERNAL, message));
+        }
+        before = this;
+    }
+    Ok(())
+}
+
+fn place(skill: &Skill) -> [&str; 3] {
+    [&skill.namespace, &skill.name, &skill.version]
+}
+
 /// Namespace, name, version descending (REQUIREMENTS D2).
-fn order(a: &Skill, b: &Skill) -> Ordering {
-    let version = |skill: &Skill| Version::parse(&skill.version).ok();
-    a.namespace
-        .cmp(&b.namespace)
-        .then_with(|| a.name.cmp(&b.name))
+fn order(a: [&str; 3], b: [&str; 3]) -> Ordering {
+    let version = |place: [&str; 3]| Version::parse(place[2]).ok();
+    a[..2]
+        .cmp(&b[..2])
         .then_with(|| version(b).cmp(&version(a)))
-        .then_with(|| b.version.cmp(&a.version))
+        .then_with(|| b[2].cmp(a[2]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_goes_on() {
+        let skill = |[namespace, name, version]: [&str; 3]| Skill {
+            namespace: namespace.into(),
+            name: name.into(),
+            version: version.into(),
+            ..Skill::default()
+        };
+        let after = |[namespace, name, version]: [&str; 3]| SkillKey {
+            namespace: namespace.into(),
+            name: name.into(),
+            version: version.into(),
+        };
+        let all = [
+            ["", "b", "1.0.0"],
+            ["a", "a.b", "1.0.0+b"],
+            ["a", "a.b", "1.0.0+a"],
+            ["a", "a.b", "1.0.0-rc.10"],
+            ["a", "a.b", "1.0.0-rc.9"],
+            ["a", "a.c", "0.1.0"],
+            ["a.b", "a.a", "0.1.0"],
+        ];
+        let look = |at, all: &[[&str; 3]]| {
+            let skills: Vec<Skill> = all.iter().copied().map(skill).collect();
+            check_order(&after(at), &skills).map_err(|error| error.message)
+        };
+        assert_eq!(look([""; 3], &all), Ok(()));
+        assert_eq!(look([""; 3], &[]), Ok(()));
+        for at in 0..all.len() {
+            assert_eq!(look(all[at], &all[at + 1..]), Ok(()));
+            let why = look(all[at], &all[at..]).unwrap_err();
+            let said = format!("the store lists {} {} where", all[at][1], all[at][2]);
+            assert!(why.starts_with(&said), "{why}");
+            if at > 0 {
+                let mut swapped = all;
+                swapped.swap(at, at - 1);
+                assert!(look([""; 3], &swapped).is_err(), "{swapped:?}");
+            }
+        }
+    }
 }

@@ -10,7 +10,7 @@ use skillgate_skill::{
 };
 
 use super::trees::Turn;
-use super::{Catalog, Error, Skill, content};
+use super::{Catalog, Error, Skill, broken, content};
 use crate::auth::Caller;
 
 /// Problems that one answer to `create_skill` names.
@@ -143,7 +143,11 @@ impl Catalog {
         }
         let store = self.0.store.get().await.map_err(Error::Store)?;
         let put = store.skill_put(draft.put).await;
-        put.map_err(|error| not_stored(error, &name, &version))
+        let there = put.map_err(|error| not_stored(error, &name, &version))?;
+        match there.name == name && there.version == version {
+            true => Ok(there),
+            false => Err(broken(&there, "the store answered with another skill")),
+        }
     }
 }
 

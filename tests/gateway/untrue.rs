@@ -30,8 +30,8 @@ fn got(change: &str) -> String {
     )
 }
 
-/// A gateway whose store is the example's with other words in the place of some, and one skill in it.
-fn with_store(house: &House, changes: &[(&str, &str)]) -> Gateway {
+/// A gateway whose store is the example's with other words in the place of some.
+fn of_store(house: &House, changes: &[(&str, &str)]) -> Gateway {
     let text = std::fs::read_to_string(house.config()).unwrap();
     let store = changed(house, "store", changes);
     std::fs::write(
@@ -39,13 +39,21 @@ fn with_store(house: &House, changes: &[(&str, &str)]) -> Gateway {
         instead(&text, r#"name = "storage-fs""#, &store),
     )
     .unwrap();
-    let gateway = house.start();
-    let params = json!({
+    house.start()
+}
+
+fn skill() -> Value {
+    json!({
         "manifest": manifest(),
         "skill_md": "# Gives one\n",
         "files": [{ "path": "code/main.py", "content": "def main(args):\n    return 1\n" }],
-    });
-    gateway.client().result("create_skill", params).unwrap();
+    })
+}
+
+/// The same with one skill in it.
+fn with_store(house: &House, changes: &[(&str, &str)]) -> Gateway {
+    let gateway = of_store(house, changes);
+    gateway.client().result("create_skill", skill()).unwrap();
     gateway
 }
 
@@ -111,6 +119,89 @@ fn a_skill_whose_manifest_is_not_its_skill_toml_is_broken() {
     let house = House::new(Settings::default());
     let gateway = with_store(&house, &[(GET, &with_manifest(&manifest()))]);
     runs(&gateway);
+    gateway.stop();
+}
+
+/// What the example's skill_list does with each skill, and the same with another text in a member of it, in C.
+const LISTED: &str = "items[n] = k->answer;";
+
+fn with_other(member: &str, text: &str) -> String {
+    format!(
+        "{LISTED}\n        {{ static const skg_str other = SKG_LIT({text:?}); items[n].{member} = other; }}"
+    )
+}
+
+#[test]
+fn what_a_list_says_of_a_skill_is_what_its_manifest_says() {
+    let _alone = alone();
+    let list = |gateway: &Gateway, detail: &str| {
+        let params = json!({ "namespace": "user", "detail": detail });
+        gateway.client().result("list_skills", params).unwrap()
+    };
+    let another = |what| format!("its store lists it with another {what} than its manifest has");
+    for (member, text, why) in [
+        ("description", "Deletes one.", another("description")),
+        ("kind", "instruction", another("kind")),
+        ("namespace_", "user.one", another("namespace")),
+        ("version", "2.0.0", "it cannot be read".to_owned()),
+    ] {
+        let house = House::new(Settings::default());
+        let gateway = with_store(&house, &[(LISTED, &with_other(member, text))]);
+        for detail in ["names", "summary"] {
+            let listed = list(&gateway, detail);
+            assert_eq!(listed["skills"], json!([]), "{member}: {listed}");
+        }
+        let log = gateway.log();
+        let said: Vec<&str> = log.lines().filter(|it| it.contains(&why)).collect();
+        assert_eq!(said.len(), 2, "{log}");
+        assert!(said[0].contains("a skill is not listed"), "{log}");
+        gateway.stop();
+    }
+    let house = House::new(Settings::default());
+    let gateway = with_store(&house, &[]);
+    for detail in ["names", "names", "summary"] {
+        let listed = list(&gateway, detail);
+        let skill = &listed["skills"][0];
+        assert_eq!(skill["description"], "Gives one.", "{listed}");
+        assert_eq!(skill["kind"], "action", "{listed}");
+    }
+    let asked = r#"skillgate_plugin_calls_total{plugin="storage",op="skill_get",outcome="ok"} 1"#;
+    let page = metrics(&gateway);
+    assert!(page.lines().any(|line| line == asked), "{page}");
+    gateway.stop();
+}
+
+#[test]
+fn a_store_that_answers_about_another_skill_is_not_believed_to_have_published_this_one() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let put = "return known == NULL ? fail_full(s, op) : answer(s, op, &known->answer);";
+    let other = "{ static const skg_str other = SKG_LIT(\"2.0.0\"); skg_skill a; if (known == NULL) return fail_full(s, op); \
+                 a = known->answer; a.version = other; return answer(s, op, &a); }";
+    let gateway = of_store(&house, &[(put, other)]);
+    let answer = gateway.client().call("create_skill", skill()).unwrap();
+    assert_eq!(answer["error"]["data"]["kind"], "internal", "{answer}");
+    let log = gateway.log();
+    let why = "stored skill user.one 2.0.0 is broken: the store answered with another skill";
+    assert!(log.contains(why), "{log}");
+    gateway.stop();
+}
+
+/// A list that begins again and again has no end.
+#[test]
+fn a_list_that_does_not_go_on_is_an_error() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let page = "page.skills = skg_list_of(items, n, sizeof *items);";
+    let more = format!("page.more = 1;\n    {page}");
+    let from_the_start = "if (order_of_keys(&start, &after) < 0) start = after;";
+    let gateway = with_store(&house, &[(page, &more), (from_the_start, "")]);
+    let params = json!({ "namespace": "user" });
+    let answer = gateway.client().call("list_skills", params).unwrap();
+    assert_eq!(answer["error"]["data"]["kind"], "internal", "{answer}");
+    let log = gateway.log();
+    let why = "the store lists user.one 1.0.0 where it does not belong";
+    assert!(log.contains(why), "{log}");
     gateway.stop();
 }
 
