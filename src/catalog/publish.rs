@@ -6,7 +6,7 @@ use serde_json::Value;
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, PutSkill};
 use skillgate_skill::{
-    Bundle, Code, Manifest, PathError, Problem, SKILL_MD, SKILL_TOML, SkillPath,
+    Bundle, Code, Manifest, PathError, Problem, SKILL_MD, SKILL_TOML, SkillPath, some_of_each,
 };
 
 use super::trees::Turn;
@@ -259,12 +259,24 @@ fn warnings(skill: &skillgate_skill::Skill) -> Vec<String> {
     told(&warnings)
 }
 
-/// A line for each, with what to do about it; of many the first ones.
+/// A line for each, with what to do about it; of many some of each kind, and how many more there are of which.
 pub(super) fn told(problems: &[Problem]) -> Vec<String> {
     let line = |problem: &Problem| format!("{problem:#}").replace("\n  ", "; ");
-    let mut lines: Vec<String> = problems.iter().take(PROBLEMS_TOLD_MAX).map(line).collect();
-    if problems.len() > PROBLEMS_TOLD_MAX {
-        lines.push(format!("and {} more", problems.len() - PROBLEMS_TOLD_MAX));
+    let (shown, left) = some_of_each(problems.to_vec(), PROBLEMS_TOLD_MAX);
+    let mut lines: Vec<String> = shown.iter().map(line).collect();
+    if !left.is_empty() {
+        let mut kinds: Vec<(Code, usize)> = Vec::new();
+        for problem in &left {
+            match kinds.iter_mut().find(|(code, _)| *code == problem.code) {
+                Some((_, number)) => *number += 1,
+                None => kinds.push((problem.code, 1)),
+            }
+        }
+        let kinds = kinds
+            .iter()
+            .map(|(code, number)| format!("{number} {}", code.as_str()));
+        let kinds = kinds.collect::<Vec<_>>().join(", ");
+        lines.push(format!("and {} more: {kinds}", left.len()));
     }
     lines
 }
@@ -396,7 +408,41 @@ mod tests {
         );
         let many: Vec<String> = (0..9).map(|n| format!("\"network{n}\":1")).collect();
         let many = warned(&many.join(","));
-        assert_eq!((many.len(), many[8].as_str()), (9, "and 1 more"));
+        assert_eq!(
+            (many.len(), many[8].as_str()),
+            (9, "and 1 more: 1 unknown_key")
+        );
+    }
+
+    #[test]
+    fn no_kind_of_warning_is_hidden_by_many_of_another() {
+        let file = |n: usize, ending: &str| format!("code/m{n}.{ending}");
+        let broken = (0..10).map(|n| (file(n, "py"), b"$".to_vec()));
+        let compiled = (0..2).map(|n| (file(n, "pyc"), Vec::new()));
+        let entry = ("code/main.py".to_owned(), b"x = 1\n".to_vec());
+        let new = NewSkill {
+            manifest: r#"{"name":"a","version":"1.0.0","description":"x","kind":"action","tag":1,
+                "runtime":{"language":"python","entrypoint":"code/main.py","export":"main"}}"#
+                .into(),
+            skill_md: "# A\n".into(),
+            files: broken.chain(compiled).chain([entry]).collect(),
+        };
+        let told = warnings(&assemble(new, 20, 9000).unwrap().skill);
+        assert_eq!(told.len(), PROBLEMS_TOLD_MAX + 1, "{told:#?}");
+        let begins = [
+            "manifest:/tag: warning: \"tag\" is not known",
+            "code/main.py: warning: no definition of `main`",
+            "code/m0.py:1: warning:",
+            "code/m1.py:1: warning:",
+            "code/m2.py:1: warning:",
+            "code/m3.py:1: warning:",
+            "code/m0.pyc: warning: compiled code",
+            "code/m1.pyc: warning: compiled code",
+            "and 6 more: 6 python_syntax",
+        ];
+        for (told, begins) in told.iter().zip(begins) {
+            assert!(told.starts_with(begins), "{told}");
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::digest::{file_digest, tree_digest};
 use crate::files::FileSet;
 use crate::manifest::{Manifest, place_in_toml};
 use crate::path::SkillPath;
-use crate::problem::{Code, PROBLEMS_MAX, Problem};
+use crate::problem::{Code, PROBLEMS_MAX, Problem, some_of_each};
 use crate::python::{FunctionName, broken, is_module_of, seems_to_define};
 use crate::skill_md::SkillMd;
 use crate::text::{is_deceptive, line_column, quoted, small};
@@ -99,18 +99,14 @@ pub fn validate<B: AsRef<[u8]>>(
             }
         }
     }
-    for (path, _) in files {
-        if path.as_str().ends_with(".pyc") && problems.len() < PROBLEMS_MAX {
-            problems.push(
-                Problem::warning(
-                    path.as_str(),
-                    Code::CompiledCode,
-                    "compiled code may differ from the source beside it",
-                )
-                .help("leave __pycache__ out of the skill"),
-            );
-        }
-    }
+    let paths = files.iter().map(|(path, _)| path.as_str());
+    let compiled = paths.filter(|path| path.ends_with(".pyc")).map(|path| {
+        let message = "compiled code may differ from the source beside it";
+        let problem = Problem::warning(path, Code::CompiledCode, message);
+        problem.help("leave __pycache__ out of the skill")
+    });
+    problems.extend(compiled.take(PROBLEMS_MAX));
+    let (problems, _) = some_of_each(problems, PROBLEMS_MAX);
     match (manifest, frontmatter) {
         (Some(manifest), Some(frontmatter)) if !problems.iter().any(Problem::is_error) => {
             let mut list: Vec<SkillFile> = files
@@ -231,8 +227,7 @@ fn warn_of_modules<B: AsRef<[u8]>>(
         // In another encoding it can be read all the same.
         unreadable(std::str::from_utf8(bytes).ok()?, path, help)
     });
-    let room = PROBLEMS_MAX.saturating_sub(problems.len());
-    problems.extend(found.take(room.min(MODULES_WARNED_MAX)));
+    problems.extend(found.take(MODULES_WARNED_MAX));
 }
 
 fn unreadable(source: &str, path: &str, help: &str) -> Option<Problem> {
@@ -461,6 +456,38 @@ mod tests {
         ];
         assert_eq!(warned(&large), [name(0), name(2)]);
         assert_eq!(warned(&[(name(0), MODULES_BYTES_MAX + 1)]), [""; 0]);
+    }
+
+    #[test]
+    fn many_warnings_of_one_kind_leave_room_for_the_others() {
+        let unknown: String = (0..PROBLEMS_MAX)
+            .map(|n| format!("network{n} = 1\n"))
+            .collect();
+        let manifest = format!("{unknown}{}", MANIFEST.replace("a.b", "a.class"));
+        let mut files = whole();
+        files[0].1 = manifest.into_bytes();
+        for n in 0..PROBLEMS_MAX {
+            for (file, content) in [("py", "$"), ("pyc", "")] {
+                let path = SkillPath::parse(&format!("code/m{n}.{file}")).unwrap();
+                files.push((path, content.into()));
+            }
+        }
+        let warnings = validate(&files, MAX).unwrap().warnings;
+        assert_eq!(warnings.len(), PROBLEMS_MAX);
+        for code in [
+            Code::NameNotImportable,
+            Code::UnknownKey,
+            Code::PythonSyntax,
+            Code::CompiledCode,
+        ] {
+            let number = warnings.iter().filter(|it| it.code == code).count();
+            let all = if code == Code::NameNotImportable {
+                1
+            } else {
+                10
+            };
+            assert!(number >= all, "{number} {code:?}");
+        }
     }
 
     #[test]

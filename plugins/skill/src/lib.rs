@@ -77,7 +77,7 @@ pub use manifest::{Kind, Manifest, ManifestError, Permissions, Runtime};
 pub use name::{NameError, Namespace, SkillName, in_namespace};
 pub use network::{NetworkPattern, PatternError, Scheme, canonical_host};
 pub use path::{PathError, SkillPath};
-pub use problem::{Code, Problem, Severity};
+pub use problem::{Code, Problem, Severity, some_of_each};
 pub use python::FunctionName;
 pub use secret::{SecretName, SecretNameError};
 pub use skill_md::{SkillMd, SkillMdError};

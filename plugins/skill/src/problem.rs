@@ -1,5 +1,6 @@
 //! What is wrong with a skill, where, and what to do about it.
 
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use serde::Serialize;
@@ -196,9 +197,65 @@ impl fmt::Display for Problem {
     }
 }
 
+/// So many of these problems, and those that are left out, each in their order. Errors come before warnings, and of either the
+/// first of each kind before the second of any: many of one kind hide none of another.
+#[must_use]
+pub fn some_of_each(problems: Vec<Problem>, max: usize) -> (Vec<Problem>, Vec<Problem>) {
+    let mut of_its_kind = HashMap::new();
+    let turn = |(at, problem): (usize, &Problem)| {
+        let before: &mut usize = of_its_kind.entry(problem.code).or_default();
+        *before += 1;
+        (!problem.is_error(), *before, at)
+    };
+    let mut turns: Vec<_> = problems.iter().enumerate().map(turn).collect();
+    turns.sort_unstable();
+    let kept: BTreeSet<usize> = turns.into_iter().take(max).map(|(_, _, at)| at).collect();
+    let all = problems.into_iter().enumerate();
+    let (kept, left): (Vec<_>, Vec<_>) = all.partition(|(at, _)| kept.contains(at));
+    let problems = |numbered: Vec<(usize, Problem)>| numbered.into_iter().map(|(_, it)| it);
+    (problems(kept).collect(), problems(left).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_of_one_kind_hide_none_of_another() {
+        use Code::{CompiledCode, Invalid, Missing, PythonSyntax, UnknownKey};
+        let look = |codes: &[Code], max| {
+            let problem = |(at, code): (usize, &Code)| match code {
+                Invalid | Missing => Problem::error(at.to_string(), *code, ""),
+                _ => Problem::warning(at.to_string(), *code, ""),
+            };
+            let all = codes.iter().enumerate().map(problem).collect();
+            let (kept, left) = some_of_each(all, max);
+            let files = |of: Vec<Problem>| of.into_iter().map(|p| p.file).collect::<Vec<_>>();
+            (files(kept).join(" "), files(left).join(" "))
+        };
+        let many = [
+            UnknownKey,
+            PythonSyntax,
+            PythonSyntax,
+            PythonSyntax,
+            CompiledCode,
+            CompiledCode,
+        ];
+        for (max, kept, left) in [
+            (0, "", "0 1 2 3 4 5"),
+            (2, "0 1", "2 3 4 5"),
+            (3, "0 1 4", "2 3 5"),
+            (4, "0 1 2 4", "3 5"),
+            (5, "0 1 2 4 5", "3"),
+            (6, "0 1 2 3 4 5", ""),
+            (9, "0 1 2 3 4 5", ""),
+        ] {
+            assert_eq!(look(&many, max), (kept.into(), left.into()), "{max}");
+        }
+        let refused = [UnknownKey, Invalid, Invalid, Missing];
+        assert_eq!(look(&refused, 2), ("1 3".into(), "0 2".into()));
+        assert_eq!(look(&refused, 3), ("1 2 3".into(), "0".into()));
+    }
 
     #[test]
     fn display() {

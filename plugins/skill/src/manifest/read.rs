@@ -51,6 +51,10 @@ pub(super) fn read(
     reader.tidy_members(&mut written, "");
 
     let name = reader.required(&written, "", "name", SkillName::parse);
+    // Before what there may be so many of that nothing else has room.
+    if let Some(name) = &name {
+        reader.importable(name);
+    }
     let version = reader.required(&written, "", "version", Version::parse);
     let description = reader.required(&written, "", "description", values::description);
     let kind = reader.required(&written, "", "kind", values::kind);
@@ -82,9 +86,6 @@ pub(super) fn read(
         _ => {}
     }
     reader.unknown_keys(&written, "", TOP_KEYS);
-    if let Some(name) = &name {
-        reader.importable(name);
-    }
 
     let has_error = reader.problems.iter().any(Problem::is_error);
     match (name, version, description, kind) {
