@@ -91,7 +91,7 @@ fn a_key_that_nobody_knows_is_published_and_said() {
 
 /// Who puts a skill on the shelf need not have asked `skill validate`.
 #[test]
-fn a_key_that_nobody_knows_is_said_of_the_shelf_at_the_start() {
+fn what_is_hardly_meant_is_said_of_the_shelf_at_the_start() {
     let _alone = alone();
     let house = House::new(Settings::default());
     let shelf = house.path().join("shelf");
@@ -105,6 +105,14 @@ fn a_key_that_nobody_knows_is_said_of_the_shelf_at_the_start() {
         fs::write(skill.join("skill.toml"), manifest).unwrap();
         fs::write(skill.join("SKILL.md"), "# A\n").unwrap();
     }
+    // And one that no run could begin with.
+    let broken = shelf.join("acme.torn");
+    fs::create_dir_all(broken.join("code")).unwrap();
+    let manifest = "name = \"acme.torn\"\nversion = \"2.0.0\"\ndescription = \"d\"\nkind = \"action\"\n[runtime]\nlanguage = \"python\"\nentrypoint = \"code/main.py\"\nexport = \"main\"\n";
+    fs::write(broken.join("skill.toml"), manifest).unwrap();
+    fs::write(broken.join("SKILL.md"), "# B\n").unwrap();
+    let code = "def main(args):\n    return {\n";
+    fs::write(broken.join("code/main.py"), code).unwrap();
     let text = fs::read_to_string(house.config()).unwrap();
     let paths = text.lines().find(|line| line.starts_with("paths = "));
     let text = text.replace(paths.unwrap(), &format!("paths = [{shelf:?}]"));
@@ -115,15 +123,24 @@ fn a_key_that_nobody_knows_is_said_of_the_shelf_at_the_start() {
         .lines()
         .filter(|it| it.contains("hardly what was meant"))
         .collect();
-    assert_eq!(said.len(), 1, "{log}");
-    for part in [
-        "WARN",
-        "acme.slip",
-        "1.0.0",
-        "permision",
-        "did you mean permissions?",
-    ] {
-        assert!(said[0].contains(part), "{log}");
+    assert_eq!(said.len(), 2, "{log}");
+    for (said, parts) in said.iter().zip([
+        [
+            "acme.slip",
+            "1.0.0",
+            "permision",
+            "did you mean permissions?",
+        ],
+        [
+            "acme.torn",
+            "2.0.0",
+            "code/main.py:2",
+            "`{` is never closed",
+        ],
+    ]) {
+        for part in ["WARN"].iter().chain(&parts) {
+            assert!(said.contains(part), "{log}");
+        }
     }
     gateway.stop();
 }

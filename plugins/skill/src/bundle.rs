@@ -2,7 +2,7 @@
 
 use crate::digest::{file_digest, tree_digest};
 use crate::files::FileSet;
-use crate::manifest::{Manifest, place_in_toml};
+use crate::manifest::{Manifest, Runtime, place_in_toml};
 use crate::path::SkillPath;
 use crate::problem::{Code, PROBLEMS_MAX, Problem, some_of_each};
 use crate::python::{FunctionName, broken, is_module_of, seems_to_define};
@@ -12,7 +12,7 @@ use crate::{SKILL_MD, SKILL_TOML};
 
 /// So many bytes of the modules beside and below an entrypoint are looked at, together; a module that is more than what is left
 /// is passed over.
-const MODULES_BYTES_MAX: usize = 4 * 1024 * 1024;
+pub const MODULES_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Of so many of them it is said that Python cannot read them: who sees these looks at the others too.
 const MODULES_WARNED_MAX: usize = 10;
 
@@ -91,10 +91,8 @@ pub fn validate<B: AsRef<[u8]>>(
                     problems.push(place.into_iter().fold(problem, Problem::place));
                 }
                 Some(bytes) => {
-                    if let Some(source) = utf8(bytes, path, &mut problems) {
-                        warn_of_code(source, path, &runtime.export, &mut problems);
-                    }
-                    warn_of_modules(files, path, &mut problems);
+                    utf8(bytes, path, &mut problems);
+                    problems.extend(code_warnings(runtime, files));
                 }
             }
         }
@@ -194,6 +192,20 @@ fn utf8<'b>(bytes: &'b [u8], name: &str, problems: &mut Vec<Problem>) -> Option<
             None
         }
     }
+}
+
+/// What can be seen of a skill's code without Python: of its entrypoint, and of the modules that this can import from the skill.
+/// `files` are those of it, or more, in any order.
+pub fn code_warnings<B: AsRef<[u8]>>(runtime: &Runtime, files: &[(SkillPath, B)]) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let path = runtime.entrypoint.as_str();
+    let entrypoint = files.iter().find(|(file, _)| file.as_str() == path);
+    let source = entrypoint.and_then(|(_, bytes)| std::str::from_utf8(bytes.as_ref()).ok());
+    if let Some(source) = source {
+        warn_of_code(source, path, &runtime.export, &mut problems);
+    }
+    warn_of_modules(files, path, &mut problems);
+    problems
 }
 
 /// What can be seen of an entrypoint without Python. Of one that it cannot read nothing else is worth a word.

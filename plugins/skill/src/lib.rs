@@ -70,7 +70,7 @@ pub mod skill_md;
 mod text;
 pub mod version;
 
-pub use bundle::{Bundle, Skill, SkillFile, assemble, validate};
+pub use bundle::{Bundle, Skill, SkillFile, assemble, code_warnings, validate};
 pub use digest::{file_digest, tree_digest};
 pub use files::{FILES_MAX, FileSet};
 pub use manifest::{Kind, Manifest, ManifestError, Permissions, Runtime};
