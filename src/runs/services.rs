@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use skillgate_plugin_host::{BlobWriter, RunHost};
+use skillgate_plugin_host::{BlobWriter, BlockingStorage, RunHost};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, Result};
 use tokio::sync::oneshot;
@@ -48,12 +48,15 @@ struct State {
     logs: Streams,
     made: Made,
     writers: Writers<BlobWriter>,
+    /// The store that it writes blobs in, for as long as it does.
+    at_hand: Option<BlockingStorage>,
 }
 
 impl State {
     fn close(&mut self, end: End) -> Closed {
         self.gate = None;
         self.writers.close();
+        self.at_hand = None;
         self.made.close(end)
     }
 
@@ -77,16 +80,24 @@ impl State {
         match writer {
             Ok(writer) => self.writers.put(handle, writer)?,
             Err(error) => {
-                self.writers.remove(handle);
+                self.no_more(handle);
                 return Err(error);
             }
         }
         Ok(handle)
     }
 
+    /// A writer is none any more.
+    fn no_more(&mut self, handle: i64) {
+        self.writers.open.remove(&handle);
+        if self.writers.open.is_empty() {
+            self.at_hand = None;
+        }
+    }
+
     /// A blob is not on its way any more. `None`: the store did not take it.
     fn arrived(&mut self, handle: i64, id: Option<String>) {
-        self.writers.remove(handle);
+        self.no_more(handle);
         self.made.arrived(id);
     }
 
@@ -156,11 +167,6 @@ impl<W> Writers<W> {
         self.check()?;
         self.open.insert(handle, Some(writer));
         Ok(())
-    }
-
-    /// One that is none any more.
-    fn remove(&mut self, handle: i64) {
-        self.open.remove(&handle);
     }
 
     fn close(&mut self) {
@@ -242,6 +248,7 @@ impl Services {
                 logs: Streams::new(granted.redactor()),
                 made: Made::default(),
                 writers: Writers::default(),
+                at_hand: None,
             }),
             granted,
         }
@@ -290,6 +297,13 @@ impl Services {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// For one call. Who writes a blob asks the store that it is in: to wait for the one in force would be to wait for whoever
+    /// exchanges it, who waits until nobody writes.
+    fn store(&self) -> Result<BlockingStorage> {
+        let at_hand = self.state().at_hand.clone();
+        at_hand.map_or_else(|| self.blobs.blocking(), Ok)
+    }
+
     fn may_read(&self, id: &str) -> Result<()> {
         if self.inputs.iter().any(|input| input == id)
             || self.state().made.ids.iter().any(|made| made == id)
@@ -324,15 +338,13 @@ impl RunHost for Services {
 
     fn blob_fd(&self, id: &str) -> Result<OwnedFd> {
         self.may_read(id)?;
-        self.blobs
-            .blocking()?
-            .blob_fd(self.caller.tenant(), id)
-            .map(|(fd, _)| fd)
+        let given = self.store()?.blob_fd(self.caller.tenant(), id);
+        given.map(|(fd, _)| fd)
     }
 
     fn blob_read(&self, id: &str, offset: u64, buf: &mut [u8]) -> Result<usize> {
         self.may_read(id)?;
-        let store = self.blobs.blocking()?;
+        let store = self.store()?;
         let size = store.blob_stat(self.caller.tenant(), id)?.size_bytes;
         let len = (buf.len() as u64).min(size.saturating_sub(offset));
         if len == 0 {
@@ -363,9 +375,13 @@ impl RunHost for Services {
         }
         let handle = self.state().begin_blob(self.created_max)?;
         let creation = self.blobs.creation(&self.caller, &kind, &self.run_id);
-        let store = self.blobs.blocking();
-        let made = store.and_then(|store| store.blob_create(creation));
-        self.state().begun(handle, made)
+        let store = self.store();
+        let made = store.as_ref().map_err(Clone::clone);
+        let made = made.and_then(|store| store.blob_create(creation));
+        let mut state = self.state();
+        state.begun(handle, made)?;
+        state.at_hand = store.ok();
+        Ok(handle)
     }
 
     fn blob_write(&self, handle: i64, data: &[u8]) -> Result<()> {
@@ -378,7 +394,7 @@ impl RunHost for Services {
     fn blob_finish(&self, handle: i64, commit: bool) -> Result<Option<String>> {
         let writer = self.state().writers.take(handle)?;
         if !commit {
-            self.state().writers.remove(handle);
+            self.state().no_more(handle);
             return Ok(None);
         }
         self.state().made.begin()?;
@@ -459,6 +475,7 @@ mod tests {
             logs: Streams::new(None),
             made: Made::default(),
             writers: Writers::default(),
+            at_hand: None,
         }
     }
 

@@ -132,3 +132,41 @@ fn a_list_that_is_under_way_is_made_to_its_end_and_the_store_exchanged_after_tha
     });
     gateway.stop();
 }
+
+/// The same of a run that reads one blob while it writes another.
+#[test]
+fn a_blob_that_is_being_written_is_written_to_its_end_and_the_store_exchanged_after_that() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let usual = std::fs::read_to_string(house.config()).unwrap();
+    let (store, pipe) = waiting_store(&house, "blob_write");
+    let text = instead(&usual, r#"name = "storage-fs""#, &store);
+    std::fs::write(house.config(), text).unwrap();
+    let gateway = house.start();
+    let mut pipe = File::options().read(true).write(true).open(pipe).unwrap();
+    // For the first blob, which is one piece.
+    pipe.write_all(b"x").unwrap();
+    let code = "from runtime import blobs\n\ndef main(args):\n    one = blobs.write_bytes(bytes(400_000))\n    \
+                with blobs.open(one) as stream:\n        blobs.write_file(stream)\n";
+    let mut runs = gateway.client();
+    let params = json!({ "language": "python", "code": code });
+    runs.ask("run_code", params).unwrap();
+    let begun = r#"skillgate_plugin_calls_total{plugin="storage",op="blob_create",outcome="ok"} 2"#;
+    eventually("it writes the second blob", PATIENCE, || {
+        metrics(&gateway).lines().any(|line| line == begun)
+    });
+    std::fs::write(house.config(), usual).unwrap();
+    let before = gateway.log().matches(TAKEN).count();
+    gateway.signal("HUP");
+    eventually("the store is being exchanged", PATIENCE, || {
+        readyz(&gateway).1.contains("it is being exchanged")
+    });
+    pipe.write_all(b"x").unwrap();
+    let answer = runs.answer().unwrap().json().unwrap();
+    let made = answer["result"]["output_blobs"].as_array();
+    assert_eq!(made.map(Vec::len), Some(2), "{answer}");
+    eventually("it has been exchanged", PATIENCE, || {
+        gateway.log().matches(TAKEN).count() > before
+    });
+    gateway.stop();
+}
