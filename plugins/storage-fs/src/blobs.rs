@@ -163,7 +163,7 @@ impl Blobs {
         staging.write(META_FILE, &seal::seal(&meta)?)?;
         let marker = match meta.expires_unix_ms {
             0 => None,
-            at => Some(expiry::Marker::set(&self.ground, at, &tenant, &name)?),
+            at => Some(self.sweeper.mark(&self.ground, at, &tenant, &name)?),
         };
         let publish = || {
             let parent = place(&tenant, &name).parent;

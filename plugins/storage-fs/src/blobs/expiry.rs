@@ -3,7 +3,7 @@
 //! A blob with an end leaves an empty file `expires/<minute>/<tenant>/<name>`, durable before the blob is visible. A sweep
 //! reads the minutes that have passed and nothing else: a start over 100,000 blobs costs the same as over none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -56,17 +56,56 @@ fn minute_after(expires_unix_ms: u64) -> u64 {
     expires_unix_ms / MINUTE_MS + 1
 }
 
+/// The names of blobs that have a marker and are about to be published. A sweep leaves these alone, however due they are: to it
+/// they are not there yet, and of one that became visible after its marker had gone nobody would ever free the disk. One process
+/// uses a store, so this is known here.
+#[derive(Debug, Default)]
+struct Coming(Mutex<HashSet<String>>);
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+struct Comes {
+    coming: Arc<Coming>,
+    name: String,
+}
+
+impl Coming {
+    fn names(&self) -> MutexGuard<'_, HashSet<String>> {
+        // A panic while it was held leaves a set, whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn enter(self: &Arc<Self>, name: &str) -> Comes {
+        self.names().insert(name.to_owned());
+        Comes {
+            coming: Arc::clone(self),
+            name: name.to_owned(),
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.names().contains(name)
+    }
+}
+
+impl Drop for Comes {
+    fn drop(&mut self) {
+        self.coming.names().remove(&self.name);
+    }
+}
+
 /// A marker that is taken away again unless its blob has been published.
 #[derive(Debug)]
 pub(super) struct Marker {
     dir: OwnedFd,
-    name: String,
+    comes: Comes,
     kept: bool,
 }
 
 impl Marker {
-    pub(super) fn set(
+    fn set(
         ground: &Ground,
+        coming: &Arc<Coming>,
         expires_unix_ms: u64,
         tenant: &TenantDir,
         name: &BlobName,
@@ -76,6 +115,8 @@ impl Marker {
             minute_after(expires_unix_ms),
             tenant.as_str()
         );
+        // Before any sweep can find it.
+        let comes = coming.enter(name.as_str());
         // A sweep removes directories that are empty, this one too when the clock has jumped.
         let dir = ground.in_dir(&path, |dir| {
             beneath::create_file(&dir, name.as_str())?;
@@ -83,7 +124,7 @@ impl Marker {
         })?;
         let marker = Marker {
             dir,
-            name: name.as_str().to_owned(),
+            comes,
             kept: false,
         };
         ground.sync_shared(&marker.dir, &path)?;
@@ -99,7 +140,7 @@ impl Drop for Marker {
     fn drop(&mut self) {
         if !self.kept {
             // A marker without a blob does no harm: the sweep removes it when its time has come.
-            let _ = unlinkat(&self.dir, &self.name, AtFlags::empty());
+            let _ = unlinkat(&self.dir, &self.comes.name, AtFlags::empty());
         }
     }
 }
@@ -109,6 +150,7 @@ impl Drop for Marker {
 #[derive(Debug)]
 pub(super) struct Sweeper {
     shared: Arc<Shared>,
+    coming: Arc<Coming>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -144,11 +186,13 @@ impl Sweeper {
     pub(super) fn start(ground: Arc<Ground>, clock: Clock, sweeps: Sweeps) -> Result<Sweeper> {
         let shared = Arc::<Shared>::default();
         let its = Arc::clone(&shared);
+        let coming = Arc::<Coming>::default();
+        let leaves = Arc::clone(&coming);
         let work = move || {
             let (mut before, mut pause) = (clock(), sweeps.after);
             while !its.ends_within(pause) {
                 let now = clock();
-                let swept = sweep(&ground, now.min(before), &|| *its.ended());
+                let swept = sweep(&ground, now.min(before), &leaves, &|| *its.ended());
                 its.stuck.store(swept.stuck, Ordering::Relaxed);
                 swept.tell(&ground);
                 (before, pause) = (now, sweeps.every);
@@ -162,8 +206,20 @@ impl Sweeper {
         })?;
         Ok(Sweeper {
             shared,
+            coming,
             thread: Some(thread),
         })
+    }
+
+    /// The marker of a blob that is about to be published.
+    pub(super) fn mark(
+        &self,
+        ground: &Ground,
+        expires_unix_ms: u64,
+        tenant: &TenantDir,
+        name: &BlobName,
+    ) -> Result<Marker> {
+        Marker::set(ground, &self.coming, expires_unix_ms, tenant, name)
     }
 
     /// How much the last sweep could not remove.
@@ -213,11 +269,12 @@ impl Swept {
     }
 }
 
-/// Removes what has expired, until `is_over`.
-fn sweep(ground: &Ground, now_unix_ms: u64, is_over: &dyn Fn() -> bool) -> Swept {
+/// Removes what has expired and is there, until `is_over`.
+fn sweep(ground: &Ground, now_unix_ms: u64, coming: &Coming, is_over: &dyn Fn() -> bool) -> Swept {
     let mut sweep = Sweep {
         ground,
         now_unix_ms,
+        coming,
         is_over,
         swept: Swept::default(),
     };
@@ -228,6 +285,7 @@ fn sweep(ground: &Ground, now_unix_ms: u64, is_over: &dyn Fn() -> bool) -> Swept
 struct Sweep<'a> {
     ground: &'a Ground,
     now_unix_ms: u64,
+    coming: &'a Coming,
     is_over: &'a dyn Fn() -> bool,
     swept: Swept,
 }
@@ -293,6 +351,10 @@ impl Sweep<'_> {
         for marker in names {
             if (self.is_over)() {
                 return Ok(());
+            }
+            // Asked before the blob is looked for: one that is not coming any more is there, or never will be.
+            if self.coming.has(marker) {
+                continue;
             }
             if let Some(name) = BlobName::parse(&format!("blob:{marker}")) {
                 let place = place(tenant, &name);
@@ -421,19 +483,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (ground, _) = blobs_that_end(dir.path(), &[]);
         let tenant = TenantDir::new("acme").unwrap();
+        let coming = Arc::<Coming>::default();
         let both = std::sync::Barrier::new(2);
         let refused = std::thread::scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..TIMES {
                     both.wait();
-                    sweep(&ground, MINUTE_MS, &|| false);
+                    sweep(&ground, MINUTE_MS, &coming, &|| false);
                 }
             });
             let refused = (0..TIMES).filter_map(|_| {
                 both.wait();
                 let name = BlobName::random().unwrap();
                 // Dropped, it leaves an empty directory.
-                Marker::set(&ground, 0, &tenant, &name).err()
+                Marker::set(&ground, &coming, 0, &tenant, &name).err()
             });
             refused.collect::<Vec<_>>()
         });
@@ -444,17 +507,40 @@ mod tests {
     fn a_sweep_that_is_over_stops_and_the_next_one_goes_on() {
         let dir = tempfile::tempdir().unwrap();
         let names = [("b", 1), ("c", 1), ("d", 1)];
+        let none = Coming::default();
         let (ground, _) = blobs_that_end(dir.path(), &names);
         let blobs = dir.path().join("tenants/acme/blobs/aa");
         let left = || std::fs::read_dir(&blobs).unwrap().count();
         let one_is_gone = || left() < names.len();
-        assert_eq!(sweep(&ground, MINUTE_MS, &one_is_gone).removed, 1);
+        assert_eq!(sweep(&ground, MINUTE_MS, &none, &one_is_gone).removed, 1);
         assert_eq!(left(), 2);
         // Its marker is there until its absence is known to be durable.
         let markers = dir.path().join("expires/1/acme");
         assert_eq!(std::fs::read_dir(&markers).unwrap().count(), 3);
-        assert_eq!(sweep(&ground, MINUTE_MS, &|| false).removed, 2);
+        assert_eq!(sweep(&ground, MINUTE_MS, &none, &|| false).removed, 2);
         assert_eq!(left(), 0);
         assert!(!markers.exists());
+    }
+
+    /// As one whose commit hangs on its disk until it has expired.
+    #[test]
+    fn a_blob_that_is_published_after_its_end_is_removed_by_the_next_sweep() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ground, _) = blobs_that_end(dir.path(), &[]);
+        let (coming, tenant) = (Arc::<Coming>::default(), TenantDir::new("acme").unwrap());
+        let name = BlobName::random().unwrap();
+        let swept = || sweep(&ground, MINUTE_MS, &coming, &|| false).removed;
+        let marker = Marker::set(&ground, &coming, 0, &tenant, &name).unwrap();
+        assert_eq!(swept(), 0, "it is not there yet");
+        let blob = dir.path().join(place(&tenant, &name).path);
+        std::fs::create_dir_all(&blob).unwrap();
+        marker.keep();
+        assert_eq!(swept(), 1);
+        assert!(!blob.exists() && !dir.path().join("expires/1").exists());
+        // Of one that did not come nothing is left.
+        let name = BlobName::random().unwrap();
+        drop(Marker::set(&ground, &coming, 0, &tenant, &name).unwrap());
+        assert_eq!((swept(), coming.names().len()), (0, 0));
+        assert!(!dir.path().join("expires/1").exists());
     }
 }
