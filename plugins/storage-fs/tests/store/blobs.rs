@@ -272,7 +272,7 @@ fn the_bytes_of_blobs_are_counted_with_health_a_part_at_a_time() {
     assert_eq!(counted(), Some(2 * MIB as u64 + 64 + 10_002));
 }
 
-const SWEPT: &str = "removed expired blobs";
+pub(crate) const SWEPT: &str = "removed expired blobs";
 const STUCK: &str = "Warn could not remove what has expired";
 
 fn mortal(tenant: &str, ttl_s: u64) -> BlobCreate {

@@ -3,10 +3,12 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
 use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::{BlobCreate, CreateRequest, Error};
-use skillgate_storage_fs::StorageFs;
+use skillgate_storage_fs::{Free, StorageFs, Sweeps, World};
 
 use crate::support::*;
 
@@ -25,6 +27,7 @@ fn entry() {
         "round" => round(argument),
         "endless" => endless(argument),
         "beside" => beside(argument),
+        "sweep" => sweep(argument),
         "full" => crate::limits::fill_the_disk(Path::new(argument)),
         "stream" => crate::limits::stream_much(Path::new(argument)),
         "power" => crate::power::cut_the_power(Path::new(argument)),
@@ -122,6 +125,35 @@ fn beside(root: &str) {
         std::process::exit(0);
     });
 }
+
+/// A store whose mortal blobs have expired, until it has removed them.
+fn sweep(root: &str) {
+    let (told, swept) = std::sync::mpsc::channel();
+    let host = skillgate_plugin_sdk::Host::for_tests(move |_, _, message, _| {
+        if message == crate::blobs::SWEPT {
+            told.send(()).unwrap();
+        }
+    });
+    let since = || std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as u64;
+    let world = World {
+        clock: Arc::new(move || since() + LATER_MS),
+        space: Arc::new(|_| Ok(Free::default())),
+        sweeps: Sweeps {
+            after: Duration::ZERO,
+            every: Duration::from_secs(3600),
+        },
+    };
+    let request = CreateRequest {
+        config_json: format!(r#"{{"root": {root:?}}}"#).into_bytes(),
+        ..CreateRequest::default()
+    };
+    let _store = StorageFs::within(host, &request, world).unwrap();
+    swept.recv().unwrap();
+    say("end");
+}
+
+/// When everything that is mortal has long expired.
+pub(crate) const LATER_MS: u64 = 3_600_000;
 
 /// Names the seeds of what it stores in its acknowledgements.
 fn work(store: &StorageFs, name: &str) {

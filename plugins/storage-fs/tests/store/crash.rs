@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Storage;
-use skillgate_plugin_sdk::model::SkillQuery;
+use skillgate_plugin_sdk::model::{BlobCreate, SkillQuery};
 
 use crate::child;
 use crate::support::*;
@@ -173,19 +174,19 @@ fn counts() -> Option<BTreeMap<&'static str, u64>> {
     assert_eq!(acks(&said), ACKS, "{said:?}");
     check(&bench, &said, "undisturbed");
     let text = std::fs::read_to_string(&trace).unwrap();
-    let thread = text
-        .lines()
-        .find(|line| line.contains("renameat2("))
-        .unwrap()
-        .split(' ')
-        .next()
-        .unwrap();
+    Some(counts_of(&text, SYSCALLS))
+}
+
+/// How often the thread that renames makes each of these calls.
+fn counts_of<const N: usize>(trace: &str, calls: [&'static str; N]) -> BTreeMap<&'static str, u64> {
+    let renames = |line: &&str| line.contains("renameat2(");
+    let first = trace.lines().find(renames).unwrap();
+    let thread = first.split(' ').next().unwrap();
     let count = |name| {
-        text.lines()
-            .filter(|line| line.starts_with(thread) && line.contains(&format!(" {name}(")))
-            .count()
+        let of_it = |line: &&str| line.starts_with(thread) && line.contains(&format!(" {name}("));
+        trace.lines().filter(of_it).count()
     };
-    Some(SYSCALLS.map(|name| (name, count(name) as u64)).into())
+    calls.map(|name| (name, count(name) as u64)).into()
 }
 
 /// Every `step`-th point of every call; all of them when the tests are [`exhaustive`].
@@ -235,6 +236,58 @@ fn killed_at_every_syscall() {
     }
     println!("{} kill points of {counts:?}", points.len());
     assert_eq!(cut_short, points.len(), "a kill did not hit");
+}
+
+/// What the child has said of a sweep over two mortal blobs, when the next life has ended what was begun of it.
+fn sweep(options: &[&str], trace: &Path) -> Option<Vec<String>> {
+    let bench = bench_in_real_time();
+    let store = bench.store();
+    let mortal = BlobCreate {
+        ttl_s: 1,
+        ..blob_of("acme")
+    };
+    let put = |blob: &BlobCreate, len| store_blob(&store, blob, &bytes(1, len)).unwrap().id;
+    let end = [1000, 1_200_000].map(|len| put(&mortal, len));
+    let stays = put(&blob_of("acme"), 1000);
+    drop(store);
+    let said = run(strace_of("sweep", options, trace, &bench.root())?);
+    bench.pass_ms(child::LATER_MS);
+    let store = bench.store();
+    let began = Instant::now();
+    while count(&bench.root().join("expires")) > 0 {
+        assert!(began.elapsed() < PATIENCE, "{options:?}: markers are left");
+        std::thread::yield_now();
+    }
+    assert_eq!(bench.in_tmp(), 0, "{options:?}");
+    for id in end {
+        assert!(!bench.blob_dir("acme", &id).exists(), "{options:?}: {id}");
+    }
+    assert_eq!(read_blob(&store, "acme", &stays).unwrap(), bytes(1, 1000));
+    Some(said)
+}
+
+#[test]
+fn what_a_killed_sweep_had_begun_the_next_one_ends() {
+    const CHANGES: [&str; 4] = ["renameat2", "unlinkat", "fsync", "mkdirat"];
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace");
+    let set = format!("trace={}", CHANGES.join(","));
+    let Some(said) = sweep(&["-e", &set], &trace) else {
+        return;
+    };
+    assert_eq!(said, ["end"]);
+    let text = std::fs::read_to_string(&trace).unwrap();
+    let counts = counts_of(&text, CHANGES);
+    let points = points(&counts, 2);
+    for (name, when) in &points {
+        let set = format!("trace={name}");
+        let inject = format!("inject={name}:signal=SIGKILL:when={when}");
+        let options = ["-e", &set, "-e", &inject];
+        let said = sweep(&options, Path::new("/dev/null")).unwrap();
+        assert!(said.is_empty(), "{inject}: the kill did not hit: {said:?}");
+    }
+    println!("{} kill points of {counts:?}", points.len());
+    assert!(counts.values().all(|count| *count > 0), "{counts:?}");
 }
 
 #[test]

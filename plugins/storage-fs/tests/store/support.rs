@@ -31,7 +31,7 @@ pub(crate) struct Bench {
 }
 
 /// Waiting beyond this is a failure, also on a machine that is busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A login's 1024 are as many as one store may have open; here many stores are beside each other.
 fn allow_all_files() {
