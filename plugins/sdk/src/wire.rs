@@ -44,6 +44,9 @@ fn bad<T>(what: &str, why: impl std::fmt::Display) -> Result<T, Malformed> {
     Err(Malformed(format!("{what}: {why}")))
 }
 
+/// Most bytes that a Rust slice may have: what is said to be longer is garbled, whoever says it.
+pub(crate) const LONGEST: usize = isize::MAX as usize;
+
 /// Smallest `struct_size` that says anything: the size itself and one more field.
 const SMALLEST: usize = 8;
 
@@ -127,6 +130,7 @@ impl Reader {
     }
 
     fn spend(&mut self, what: &str, len: u64, cap: usize) -> Result<usize, Malformed> {
+        let cap = cap.min(LONGEST);
         let len = match usize::try_from(len) {
             Ok(n) if n <= cap => n,
             _ => {

@@ -32,10 +32,13 @@ pub(super) unsafe fn text(s: abi::Str, what: &str) -> Read<String> {
 /// # Safety
 /// `b` is readable as long as the result lives, or null.
 pub(super) unsafe fn data<'a>(b: abi::Bytes, what: &str) -> Read<&'a [u8]> {
-    if b.ptr.is_null() && b.len > 0 {
-        return Err(Malformed(format!("{what}: null with length {}", b.len)));
+    if b.len > 0 && (b.ptr.is_null() || b.len > wire::LONGEST as u64) {
+        let len = b.len;
+        return Err(Malformed(format!(
+            "{what}: null or too large, with length {len}"
+        )));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: no longer than a slice may be; the caller's promise.
     Ok(unsafe { b.bytes() })
 }
 
@@ -44,8 +47,10 @@ pub(super) unsafe fn data<'a>(b: abi::Bytes, what: &str) -> Read<&'a [u8]> {
 pub(super) unsafe fn buffer<'a>(buf: *mut c_void, cap: u64) -> Read<&'a mut [u8]> {
     match usize::try_from(cap) {
         Ok(0) => Ok(&mut []),
-        // SAFETY: not null; the caller's promise.
-        Ok(cap) if !buf.is_null() => Ok(unsafe { std::slice::from_raw_parts_mut(buf.cast(), cap) }),
+        Ok(cap) if !buf.is_null() && cap <= wire::LONGEST => {
+            // SAFETY: not null, and no longer than a slice may be; the caller's promise.
+            Ok(unsafe { std::slice::from_raw_parts_mut(buf.cast(), cap) })
+        }
         _ => Err(Malformed(format!("buf: null or too large, with cap {cap}"))),
     }
 }

@@ -426,6 +426,35 @@ fn destroy_ends_the_plugin_and_a_reply_that_is_left_goes_nowhere() {
 }
 
 #[test]
+fn what_is_longer_than_memory_can_be_is_refused_unread() {
+    const GARBLED: u64 = 1 << 63;
+    let shop = Shop::new();
+    let t = &shop.table;
+    let mut room = [0_u8; 1];
+    let (start, len) = (room.as_mut_ptr(), GARBLED);
+    let which = abi::SkillRef {
+        name: abi::Str { ptr: start, len },
+        version: abi::Str::EMPTY,
+    };
+    let data = abi::Bytes { ptr: start, len };
+    // SAFETY: the instance lives; what the lengths say is refused.
+    unsafe {
+        t.skill_get.unwrap()(t.self_, 1, abi::Str::EMPTY, &raw const which);
+        t.blob_write.unwrap()(t.self_, 2, 7, data);
+        t.blob_read.unwrap()(t.self_, 3, 7, start.cast(), GARBLED);
+    }
+    let most = isize::MAX;
+    let refused = [
+        format!("name: {GARBLED} bytes, more than the {most} that are allowed"),
+        format!("data: null or too large, with length {GARBLED}"),
+        format!("buf: null or too large, with cap {GARBLED}"),
+    ];
+    let refused = refused.map(|why| (abi::E_INVALID_ARGUMENT, why));
+    let ends = shop.ends().into_iter().map(|(_, code, why)| (code, why));
+    assert_eq!(ends.collect::<Vec<_>>(), refused);
+}
+
+#[test]
 fn bytes_are_lent_until_the_answer_on_any_thread() {
     let shop = Shop::new();
     let t = &shop.table;
