@@ -6,6 +6,7 @@
 )]
 
 mod killed;
+mod left;
 mod shortage;
 mod support;
 

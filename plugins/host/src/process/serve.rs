@@ -34,7 +34,7 @@ use crate::sandbox::RunContext;
 use crate::wire::{In, Read, Wire};
 use crate::written::put_error;
 use line::Line;
-use pool::{Job, Pool};
+use pool::{Job, Pool, Task};
 use run::RemoteRun;
 use wait::Wait;
 
@@ -214,7 +214,7 @@ impl<T: Served> Server<T> {
     }
 
     /// What is done about a frame that is more than a moment's work.
-    fn handle(self: &Arc<Self>, mut frame: Frame) -> Read<Option<Job>> {
+    fn handle(self: &Arc<Self>, mut frame: Frame) -> Read<Option<Task>> {
         match frame.kind {
             FrameKind::Call if frame.lost => {
                 // The plugin has not heard of it.
@@ -226,17 +226,20 @@ impl<T: Served> Server<T> {
                 let call = frame.call;
                 let mut from = frame.reader();
                 let code = from.u8("code")?;
-                T::begin(self, code, call, &mut from)
+                Ok(T::begin(self, code, call, &mut from)?.map(Task::Do))
             }
             FrameKind::Cancel => {
-                let live = self.line.op_of(frame.call).zip(self.instance());
-                match (live, &self.canceller) {
-                    // It is there as long as the process is.
-                    (Some(live), Some(canceller)) => drop(canceller.send(live)),
-                    (Some((op, instance)), None) => instance.cancel(op),
-                    (None, _) => {}
-                }
-                Ok(None)
+                Ok(self.line.op_of(frame.call).map(|op| {
+                    let (instance, canceller) = (self.instance(), self.canceller.clone());
+                    let tell = move || match (instance, canceller) {
+                        // It is there as long as the process is.
+                        (Some(instance), Some(canceller)) => drop(canceller.send((op, instance))),
+                        (Some(instance), None) => instance.cancel(op),
+                        // It is being destroyed.
+                        (None, _) => {}
+                    };
+                    Task::GiveUp(frame.call, Box::new(tell))
+                }))
             }
             FrameKind::Reply => {
                 self.line.reply(frame);
@@ -255,17 +258,20 @@ impl<T: Served> Server<T> {
                 };
                 let (writer, handle, tenant) = frame.read(read)?;
                 let which = if writer { Which::Writer } else { Which::Reader };
-                Ok(self.instance().map(|instance| Job {
+                let job = self.instance().map(|instance| Job {
                     tenant,
+                    call: None,
                     work: Box::new(move || T::close(&instance.table, which, handle)),
-                }))
+                });
+                Ok(job.map(Task::Do))
             }
             FrameKind::Destroy => {
                 let server = Arc::clone(self);
-                Ok(Some(Job {
+                Ok(Some(Task::Do(Job {
                     tenant: String::new(),
+                    call: None,
                     work: Box::new(move || server.destroy()),
-                }))
+                })))
             }
             kind => Err(Malformed(format!("frame: {kind:?} from the gateway"))),
         }
@@ -303,6 +309,7 @@ impl<T: Served> Server<T> {
                 if blocking || T::HAS_RUNS {
                     return Ok(Some(Job {
                         tenant,
+                        call: Some(call),
                         work: Box::new(work),
                     }));
                 }

@@ -19,13 +19,22 @@ use crate::wire::Read;
 /// Threads that wait for something to do; others end.
 const IDLE_MAX: usize = 4;
 
+/// What a frame asks for that whoever reads does not do itself.
+pub(super) enum Task {
+    Do(Job),
+    /// Nobody wants this call any more. If its job still waits, that is dropped, which ends the call; else this is done.
+    GiveUp(u64, shares::Job),
+}
+
 /// Something to do for a tenant.
 pub(super) struct Job {
     pub(super) tenant: String,
+    /// That it makes, if it makes one.
+    pub(super) call: Option<u64>,
     pub(super) work: shares::Job,
 }
 
-type Handle = Box<dyn Fn(Frame) -> Read<Option<Job>> + Send + Sync>;
+type Handle = Box<dyn Fn(Frame) -> Read<Option<Task>> + Send + Sync>;
 
 pub(super) struct Pool {
     line: Arc<Line>,
@@ -39,7 +48,8 @@ struct State {
     threads: usize,
     /// Of these, threads that read or wait for their turn to.
     idle: usize,
-    queue: Waiting<shares::Job>,
+    /// Each with the call that it makes, if it makes one.
+    queue: Waiting<(Option<u64>, shares::Job)>,
 }
 
 impl Pool {
@@ -49,7 +59,7 @@ impl Pool {
         incoming: Incoming,
         threads_max: usize,
         shared: bool,
-        handle: impl Fn(Frame) -> Read<Option<Job>> + Send + Sync + 'static,
+        handle: impl Fn(Frame) -> Read<Option<Task>> + Send + Sync + 'static,
     ) -> ! {
         // One that reads and one that works.
         let threads_max = threads_max.max(2);
@@ -103,7 +113,7 @@ impl Pool {
                 let mut state = self.state();
                 if let Some(next) = state.queue.next(share) {
                     drop(state);
-                    (share, work) = next;
+                    (share, (_, work)) = next;
                     continue;
                 }
                 if state.idle >= IDLE_MAX {
@@ -127,22 +137,35 @@ impl Pool {
                 Err(_) => harden::end(1),
             };
             let job = match (self.handle)(frame) {
-                Ok(Some(job)) => job,
+                Ok(Some(Task::Do(job))) => job,
+                Ok(Some(Task::GiveUp(call, else_tell))) => {
+                    self.give_up(call, else_tell);
+                    continue;
+                }
                 Ok(None) => continue,
                 Err(Malformed(_)) => harden::end(1),
             };
-            let Job { tenant, work } = job;
+            let Job { tenant, call, work } = job;
             let mut state = self.state();
             if state.idle > 1 || self.spawn(&mut state) {
-                if let Some(taken) = state.queue.enter(&tenant, work) {
+                if let Some((share, (_, work))) = state.queue.enter(&tenant, (call, work)) {
                     state.idle -= 1;
-                    return taken;
+                    return (share, work);
                 }
             } else {
-                state.queue.wait(&tenant, work);
+                state.queue.wait(&tenant, (call, work));
             }
             // It is begun by a thread that is busy now, which asks the queue before it is idle again: all others are busy, or
             // its tenant has so many of them.
+        }
+    }
+
+    fn give_up(&self, call: u64, else_tell: shares::Job) {
+        let waited = self.state().queue.remove(|(of, _)| *of == Some(call));
+        // Not under the lock: its end is an answer, which is sent.
+        match waited {
+            Some(job) => drop(job),
+            None => else_tell(),
         }
     }
 }

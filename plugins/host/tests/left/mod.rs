@@ -1,0 +1,51 @@
+//! Calls whose callers leave while they wait in the plugin's process behind others.
+
+use std::sync::Arc;
+
+use skillgate_plugin_host::ProcessSettings;
+
+use super::{Caller, PATIENCE, ask, echo_with, send, waiting_runs};
+use crate::support::settings;
+
+/// One thread that works and one that reads, and nothing ends because of its grace.
+fn narrow() -> ProcessSettings {
+    ProcessSettings {
+        threads_max: 2,
+        cancel_grace: 2 * PATIENCE,
+        ..settings()
+    }
+}
+
+async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    let waiting = async {
+        while !is_so().await {
+            tokio::task::yield_now().await;
+        }
+    };
+    let came = tokio::time::timeout(PATIENCE, waiting).await;
+    came.unwrap_or_else(|_| panic!("{what}: not after {PATIENCE:?}"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_the_plugin_has_not_begun_ends_at_once() {
+    let sandbox = echo_with(&narrow(), "{}").await;
+    let begun = waiting_runs(&sandbox, 1).await.pop().unwrap();
+    let (run, asked) = (Arc::clone(&sandbox), Arc::clone(&sandbox));
+    let mut run: Caller<_> = Box::pin(async move { ask(&run, "echo").await.map(drop) });
+    let mut health: Caller<_> = Box::pin(async move { asked.health().await.map(drop) });
+    send(&mut run);
+    send(&mut health);
+    assert_eq!(sandbox.in_flight(), 3);
+    drop(run);
+    until("the run ends", async || sandbox.in_flight() == 2).await;
+    drop(health);
+    until("the health ends", async || sandbox.in_flight() == 1).await;
+    let counts = sandbox.counts().all();
+    for ended in [("run", "cancelled", 1), ("health", "cancelled", 1)] {
+        assert!(counts.contains(&ended), "{counts:?}");
+    }
+    assert!(!begun.is_finished());
+    // The one that it has begun is told, as ever.
+    begun.abort();
+    until("the first ends", async || sandbox.in_flight() == 0).await;
+}
