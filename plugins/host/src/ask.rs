@@ -3,6 +3,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{
@@ -28,6 +29,12 @@ pub(crate) trait Ask<T: Table>: Wire + Send + Sync + 'static {
 
     /// It is about to reach the plugin.
     fn begun(&self) {}
+
+    /// Whether what ends with this call, however that ends, is still there to be thrown away: as long as the call has not reached
+    /// the plugin. `None`: nothing ends with it.
+    fn ends(&self) -> Option<&Arc<AtomicBool>> {
+        None
+    }
 
     /// Which life of a plugin's process its handle is of; `None`: it has none, any will do.
     fn life(&self) -> Option<u64> {

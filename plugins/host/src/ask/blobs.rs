@@ -110,7 +110,7 @@ impl Wire for BlobCommit {
         Ok(BlobCommit {
             tenant: from.text("tenant", usize::MAX)?.into(),
             writer,
-            open: Arc::default(),
+            open: Arc::new(AtomicBool::new(true)),
         })
     }
 }
@@ -125,6 +125,9 @@ impl Ask<StorageTable> for BlobCommit {
     /// The writer is gone with this call, however it ends: unless it never reaches the plugin.
     fn begun(&self) {
         self.open.store(false, Ordering::Release);
+    }
+    fn ends(&self) -> Option<&Arc<AtomicBool>> {
+        Some(&self.open)
     }
     fn life(&self) -> Option<u64> {
         Some(self.writer.life)

@@ -75,10 +75,12 @@ pub(crate) enum Kind {
     Service,
     /// The instance has ended.
     Destroyed,
+    /// A call has failed, and the plugin has not heard of it: what would have ended with it is still there.
+    Unheard,
 }
 
 impl Kind {
-    const ALL: [Kind; 18] = [
+    const ALL: [Kind; 19] = [
         Kind::Hello,
         Kind::Create,
         Kind::Call,
@@ -97,6 +99,7 @@ impl Kind {
         Kind::Output,
         Kind::Service,
         Kind::Destroyed,
+        Kind::Unheard,
     ];
 
     fn of(n: u8) -> Read<Kind> {

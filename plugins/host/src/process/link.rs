@@ -7,7 +7,7 @@ mod tests;
 use std::collections::HashMap;
 use std::io::{self, PipeReader, Read as _};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -48,6 +48,8 @@ pub(super) struct Pending {
     pub(super) started: bool,
     /// Of its output, when it is a run.
     pub(super) taken: services::Taken,
+    /// What is to be said again of what ends with it ([`crate::ask::Ask::ends`]) where the plugin has not heard of it.
+    pub(super) ends: Option<Arc<AtomicBool>>,
     pub(super) done: Done,
 }
 
@@ -390,7 +392,7 @@ impl Link {
             return Err(Malformed(format!("frame: {kind:?} with descriptors")));
         }
         match frame.kind {
-            Kind::Answer | Kind::Failed => self.answer(frame)?,
+            Kind::Answer | Kind::Failed | Kind::Unheard => self.answer(frame)?,
             Kind::Started => {
                 if let Some(pending) = self.calls().pending.get_mut(&frame.call) {
                     pending.started = true;
@@ -434,7 +436,11 @@ impl Link {
         }
         let pending = self.calls().pending.remove(&frame.call);
         let Some(Pending {
-            name, run, done, ..
+            name,
+            run,
+            ends,
+            done,
+            ..
         }) = pending
         else {
             return Err(Malformed(format!(
@@ -442,7 +448,10 @@ impl Link {
                 frame.call
             )));
         };
-        let outcome = if frame.kind == Kind::Failed {
+        if let (Kind::Unheard, Some(ends)) = (frame.kind, ends) {
+            ends.store(true, Ordering::Release);
+        }
+        let outcome = if matches!(frame.kind, Kind::Failed | Kind::Unheard) {
             frame.read(take_error).and_then(|error| done(Err(error)))
         } else if frame.lost {
             let mut error = Frame::lost("the gateway");

@@ -185,6 +185,7 @@ impl Remote {
         };
         let pending = Pending {
             name: A::NAME,
+            ends: ask.ends().cloned(),
             started: run.is_none(),
             run,
             taken: Taken::default(),

@@ -10,6 +10,7 @@ mod watch;
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -219,7 +220,7 @@ impl<T: Served> Server<T> {
             FrameKind::Call if frame.lost => {
                 // The plugin has not heard of it.
                 let lost = Frame::lost("the plugin's process").not_executed();
-                self.line.answer::<()>(frame.call, Err(lost));
+                self.line.answer::<()>(frame.call, Err(lost), true);
                 Ok(None)
             }
             FrameKind::Call => {
@@ -289,8 +290,11 @@ impl<T: Served> Server<T> {
         let is_run = run.is_some();
         let begun = match self.instance() {
             Some(instance) => {
-                let line = Arc::clone(&self.line);
-                let begun = instance.begin(ask, run, move |answer| line.answer(call, answer));
+                let (line, open) = (Arc::clone(&self.line), ask.ends().cloned());
+                let begun = instance.begin(ask, run, move |answer| {
+                    let unheard = open.is_some_and(|open| open.load(Ordering::Acquire));
+                    line.answer(call, answer, unheard);
+                });
                 begun.map(|begun| (begun, instance.blocking))
             }
             None => Err(Error::new(abi::E_UNAVAILABLE, "the instance is ending").not_executed()),
@@ -315,7 +319,7 @@ impl<T: Served> Server<T> {
                 }
                 work();
             }
-            Err(error) => self.line.answer::<()>(call, Err(error)),
+            Err(error) => self.line.answer::<()>(call, Err(error), true),
         }
         Ok(None)
     }
@@ -423,9 +427,13 @@ impl Served for SandboxTable {
 }
 
 impl Line {
-    /// The answer of a call, from whichever thread has it.
-    fn answer<A: Wire>(&self, call: u64, answer: Result<A>) {
+    /// The answer of a call, from whichever thread has it. `unheard`: it did not reach the plugin.
+    fn answer<A: Wire>(&self, call: u64, answer: Result<A>, unheard: bool) {
         self.ended(call);
+        let failed = match unheard {
+            true => FrameKind::Unheard,
+            false => FrameKind::Failed,
+        };
         let packet = match answer {
             Ok(answer) => Packet::new(FrameKind::Answer, call, |out| answer.put(out))
                 .map_err(|error| Error::new(abi::E_EXHAUSTED, error.to_string())),
@@ -433,7 +441,7 @@ impl Line {
         };
         let packet = match packet {
             Ok(packet) => Ok(packet),
-            Err(error) => Packet::new(FrameKind::Failed, call, |out| put_error(&error, out)),
+            Err(error) => Packet::new(failed, call, |out| put_error(&error, out)),
         };
         if let Ok(packet) = packet {
             self.send(&packet);

@@ -1,11 +1,13 @@
 //! Calls whose callers leave while they wait in the plugin's process behind others.
 
+use std::path::Path;
 use std::sync::Arc;
 
-use skillgate_plugin_host::ProcessSettings;
+use skillgate_plugin_host::model::BlobCreate;
+use skillgate_plugin_host::{ProcessSettings, StorageInstance};
 
-use super::{Caller, PATIENCE, ask, echo_with, send, waiting_runs};
-use crate::support::settings;
+use super::{Caller, PATIENCE, ask, echo_with, plugin, send, waiting_runs};
+use crate::support::{config, settings};
 
 /// One thread that works and one that reads, and nothing ends because of its grace.
 fn narrow() -> ProcessSettings {
@@ -48,4 +50,38 @@ async fn one_that_the_plugin_has_not_begun_ends_at_once() {
     // The one that it has begun is told, as ever.
     begun.abort();
     until("the first ends", async || sandbox.in_flight() == 0).await;
+}
+
+/// On which a call of the echo store's hangs until somebody opens it.
+fn pipe_in(dir: &Path) -> std::path::PathBuf {
+    let pipe = dir.join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    pipe
+}
+
+async fn writers(store: &StorageInstance) -> u32 {
+    store.health().await.unwrap().in_flight
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_whose_commit_the_plugin_has_not_begun_is_thrown_away() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = pipe_in(dir.path());
+    let store = plugin(&narrow()).storage(config("{}")).await.unwrap();
+    let writer = store.blob_create(BlobCreate::default()).await.unwrap();
+    assert_eq!(writers(&store).await, 1);
+    let (hangs, on) = (Arc::clone(&store), pipe.to_str().unwrap().to_owned());
+    let mut hangs: Caller<_> = Box::pin(async move { hangs.skill_get("t", "hang", &on).await });
+    send(&mut hangs);
+    let mut commit: Caller<_> = Box::pin(writer.commit());
+    send(&mut commit);
+    assert_eq!(store.in_flight(), 2);
+    drop(commit);
+    until("the commit ends", async || store.in_flight() == 1).await;
+    // As the end of what it hangs on.
+    let pipe = std::fs::File::options().read(true).write(true).open(&pipe);
+    hangs.await.unwrap();
+    drop(pipe);
+    until("the writer is gone", async || writers(&store).await == 0).await;
 }

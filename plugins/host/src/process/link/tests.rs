@@ -86,6 +86,7 @@ impl Other {
             started: run.is_none(),
             run,
             taken: services::Taken::default(),
+            ends: None,
             done: Box::new(|answer| {
                 drop(tell.send(answer.map(drop).unwrap_err()));
                 Ok(())
