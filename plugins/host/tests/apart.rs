@@ -9,6 +9,8 @@ mod killed;
 mod left;
 mod shortage;
 mod support;
+#[path = "../../../tests/support/tools.rs"]
+mod tools;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -170,8 +170,6 @@ impl Start {
         };
         let canceller = T::HAS_RUNS.then(canceller).transpose();
         let canceller = canceller.map_err(|error| error.to_string())?;
-        let created = Packet::new(FrameKind::Created, 0, |out| caps.put(out));
-        self.line.send(&created.map_err(|error| error.to_string())?);
         let server = Arc::new(Server {
             instance: RwLock::new(Some(instance)),
             line: Arc::clone(&self.line),
@@ -179,8 +177,14 @@ impl Start {
             runtime,
         });
         let handle = move |frame| server.handle(frame);
-        let threads_max = self.threads_max as usize;
-        Pool::run(self.line, self.incoming, threads_max, !T::HAS_RUNS, handle)
+        let (line, threads_max) = (Arc::clone(&self.line), self.threads_max as usize);
+        Pool::begin(line, self.incoming, threads_max, !T::HAS_RUNS, handle)
+            .map_err(|error| format!("no thread to call the plugin on: {error}"))?;
+        let created = Packet::new(FrameKind::Created, 0, |out| caps.put(out));
+        self.line.send(&created.map_err(|error| error.to_string())?);
+        loop {
+            std::thread::park();
+        }
     }
 }
 

@@ -1,12 +1,16 @@
-//! Descriptors for which the one that receives them has no room: one call ends, and no process.
+//! Descriptors for which the one that receives them has no room: one call ends, and no process. Threads that there is no room
+//! for.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::Command;
 
 use skillgate_plugin_host::model::{BlobCreate, Error, Mount, RunRequest, Source};
 use skillgate_plugin_host::{Isolation, SandboxInstance};
 use skillgate_plugin_sdk::abi;
 
-use super::{ask, echo};
+use super::tools;
+use super::{PATIENCE, ask, echo};
 use crate::support::{Gateway, config, open, run, sdk_plugin};
 
 fn is_exhausted(error: &Error) {
@@ -66,15 +70,19 @@ async fn what_a_plugin_has_no_room_for_is_one_error() {
     assert_eq!(open_now, open_before, "what came in part is closed");
 }
 
-/// The limit is the whole process's.
-#[test]
-fn what_the_gateway_has_no_room_for_is_one_error() {
+/// One of the ignored tests here, in a process of its own: a limit is a whole process's.
+fn alone(test: &str) {
     let mut host = Command::new(std::env::current_exe().unwrap());
-    host.args(["--exact", "shortage::child_without_room", "--ignored"]);
+    host.args(["--exact", test, "--ignored"]);
     let output = host.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}\n{errors}");
+}
+
+#[test]
+fn what_the_gateway_has_no_room_for_is_one_error() {
+    alone("shortage::child_without_room");
 }
 
 /// Sets how many descriptors this process may have, and gives what it could before.
@@ -117,4 +125,71 @@ async fn child_without_room() {
     blob.write("goes on").await.unwrap();
     assert_eq!(ask(&sandbox, "gate").await.unwrap(), "served");
     assert_eq!(ask(&sandbox, "pid").await.unwrap(), pid);
+}
+
+/// The same for a limit that is not for root. The test begins with [`be_nobody`].
+fn alone_as_nobody(test: &str) {
+    // SAFETY: asks for a number.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let is_open = |at: &Path| at.metadata().unwrap().mode() & 0o001 != 0;
+    if is_root && !sdk_plugin().ancestors().all(is_open) {
+        tools::left_out("the limit is not for root, and nobody else reaches what was built");
+        return;
+    }
+    alone(test);
+}
+
+fn be_nobody() {
+    const NOBODY: libc::uid_t = 65534;
+    // SAFETY: numbers; this process is there for one test.
+    unsafe {
+        if libc::geteuid() == 0 {
+            assert_eq!(libc::setresuid(NOBODY, NOBODY, NOBODY), 0);
+        }
+    }
+}
+
+#[test]
+fn a_plugin_that_gets_no_thread_beside_those_it_has_is_served() {
+    alone_as_nobody("shortage::child_whose_plugin_gets_no_thread");
+}
+
+/// The only child of this process.
+fn child() -> i32 {
+    let ours = std::process::id().to_string();
+    let is_ours = |pid: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.is_ok_and(|stat| stat.rsplit(") ").next().unwrap().split(' ').nth(1) == Some(&ours))
+    };
+    let all = std::fs::read_dir("/proc").unwrap();
+    let pids = all.filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok());
+    let children: Vec<i32> = pids.filter(is_ours).collect();
+    assert_eq!(children.len(), 1, "{children:?}");
+    children[0]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "run by a_plugin_that_gets_no_thread_beside_those_it_has_is_served, in a process of its own"]
+async fn child_whose_plugin_gets_no_thread() {
+    be_nobody();
+    let sandbox = echo().await;
+    let none = libc::rlimit {
+        rlim_cur: 1,
+        rlim_max: 1,
+    };
+    // SAFETY: a process of this test, and a struct that the kernel reads.
+    let limited = unsafe {
+        libc::prlimit(
+            child(),
+            libc::RLIMIT_NPROC,
+            &raw const none,
+            std::ptr::null_mut(),
+        )
+    };
+    assert_eq!(limited, 0);
+    for _ in 0..3 {
+        let health = tokio::time::timeout(PATIENCE, sandbox.health()).await;
+        let health = health.unwrap_or_else(|_| panic!("it hangs"));
+        assert_eq!(health.unwrap().state, abi::HEALTH_OK);
+    }
 }

@@ -5,6 +5,7 @@
 //! When all threads are busy, the last one reads on and calls wait in a queue. So do those of a tenant that has its share of the
 //! threads: his part of a store alone may be what hangs.
 
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use skillgate_plugin_sdk::wire::Malformed;
@@ -53,14 +54,15 @@ struct State {
 }
 
 impl Pool {
-    /// Serves until the process ends. `shared`: between tenants; else whoever sends the calls has divided them.
-    pub(super) fn run(
+    /// Serves from now on, until the process ends. `shared`: between tenants; else whoever sends the calls has divided them. An
+    /// error: there are no threads for it.
+    pub(super) fn begin(
         line: Arc<Line>,
         incoming: Incoming,
         threads_max: usize,
         shared: bool,
         handle: impl Fn(Frame) -> Read<Option<Task>> + Send + Sync + 'static,
-    ) -> ! {
+    ) -> io::Result<()> {
         // One that reads and one that works.
         let threads_max = threads_max.max(2);
         let state = State {
@@ -75,33 +77,30 @@ impl Pool {
             threads_max,
             state: Mutex::new(state),
         });
-        if !pool.spawn(&mut pool.state()) {
-            harden::end(1);
+        // These first: later there may be no room for one that works, and nobody would ask for what waits for it.
+        for _ in 0..2 {
+            pool.spawn(&mut pool.state())?;
         }
-        loop {
-            std::thread::park();
-        }
+        Ok(())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a thread, idle. `false`: there are enough, or the system has none.
-    fn spawn(self: &Arc<Self>, state: &mut State) -> bool {
-        if state.threads >= self.threads_max {
-            return false;
-        }
+    /// Adds a thread, idle.
+    fn spawn(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
         let pool = Arc::clone(self);
-        let thread = std::thread::Builder::new()
-            .name("plugin-call".into())
-            .spawn(move || pool.work());
-        if thread.is_err() {
-            return false;
-        }
+        let thread = std::thread::Builder::new().name("plugin-call".into());
+        thread.spawn(move || pool.work())?;
         state.threads += 1;
         state.idle += 1;
-        true
+        Ok(())
+    }
+
+    /// Is there, or can there be, a thread that goes on reading when another takes something to do?
+    fn has_another(self: &Arc<Self>, state: &mut State) -> bool {
+        state.idle > 1 || state.threads < self.threads_max && self.spawn(state).is_ok()
     }
 
     /// One thread: it is counted as idle.
@@ -147,7 +146,7 @@ impl Pool {
             };
             let Job { tenant, call, work } = job;
             let mut state = self.state();
-            if state.idle > 1 || self.spawn(&mut state) {
+            if self.has_another(&mut state) {
                 if let Some((share, (_, work))) = state.queue.enter(&tenant, (call, work)) {
                     state.idle -= 1;
                     return (share, work);
