@@ -65,9 +65,13 @@ async fn again(sandbox: &SandboxInstance, function: &str) -> String {
 }
 
 fn kill(pid: &str) {
+    signal(pid, libc::SIGKILL);
+}
+
+fn signal(pid: &str, signal: libc::c_int) {
     let pid = pid.parse().unwrap();
     // SAFETY: a process of this test.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
 }
 
 fn is_there(pid: &str) -> bool {
@@ -416,9 +420,8 @@ async fn it_has_nothing_of_the_gateways() {
 async fn a_signal_for_the_whole_service_does_not_end_it() {
     let sandbox = echo().await;
     let pid = ask(&sandbox, "pid").await.unwrap();
-    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-        // SAFETY: a process of this test.
-        assert_eq!(unsafe { libc::kill(pid.parse().unwrap(), signal) }, 0);
+    for sent in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        signal(&pid, sent);
     }
     assert_eq!(ask(&sandbox, "pid").await.unwrap(), pid);
     // A plugin without drain() would say so; this one has it, and the process ends with its instance.

@@ -211,6 +211,13 @@ impl Packet {
         Ok(packet)
     }
 
+    /// The call, or the service, that it is about.
+    pub(crate) fn call(&self) -> u64 {
+        let mut call = [0; 8];
+        call.copy_from_slice(&self.bytes[8..HEADER_BYTES]);
+        u64::from_le_bytes(call)
+    }
+
     pub(crate) fn set_call(&mut self, call: u64) {
         self.bytes[8..HEADER_BYTES].copy_from_slice(&call.to_le_bytes());
     }

@@ -25,7 +25,7 @@ use super::start::{Fresh, Process};
 use crate::sandbox::RunContext;
 use crate::wire::{In, Read};
 use crate::written::take_error;
-use outgoing::Outgoing;
+use outgoing::{Full, Outgoing};
 
 /// Frames that are handled before others get their turn on this thread.
 const FRAMES_AT_ONCE: usize = 64;
@@ -169,58 +169,6 @@ impl Link {
         let calls = self.calls();
         let mut runs = calls.pending.values().filter_map(|p| p.run.as_ref());
         runs.any(|run| run.request.run_id == run_id)
-    }
-
-    /// Sends a packet, or lets it wait for its turn. `false`: too much is waiting.
-    pub(super) fn send(&self, packet: Packet) -> bool {
-        let mut outgoing = self.outgoing();
-        if !outgoing.push(packet) {
-            return false;
-        }
-        if !outgoing.full {
-            // An error here is the end of the process, which whoever reads hears of.
-            let _ = self.flush(&mut outgoing);
-            if outgoing.full {
-                self.more.notify_one();
-            }
-        }
-        true
-    }
-
-    /// Sends what answers a frame of the process's own. One that goes on sending and does not read its answers is ended:
-    /// they would fill the gateway's memory, and whoever waits for one that is not sent would wait for ever.
-    pub(super) fn reply(&self, mut packet: Packet) {
-        packet.reply = true;
-        if !self.send(packet) {
-            self.kill("it sends and does not read: too many replies wait for it".to_owned());
-        }
-    }
-
-    /// Sends as much as the socket takes, without waiting.
-    fn flush(&self, outgoing: &mut Outgoing) -> io::Result<()> {
-        outgoing.full = false;
-        while let Some(first) = outgoing.packets.front() {
-            let mut parts: Vec<&[u8]> = vec![&first.bytes[outgoing.sent..]];
-            let rest = outgoing.packets.iter().skip(1);
-            // Descriptors travel with the first byte of what is sent at once.
-            let rest = rest.take_while(|packet| packet.fds.is_empty());
-            parts.extend(rest.take(socket::PARTS_MAX - 1).map(|p| p.bytes.as_slice()));
-            let fds = if outgoing.sent == 0 {
-                &first.fds[..]
-            } else {
-                &[]
-            };
-            let n = match socket::send(self.socket.get_ref(), &parts, fds, libc::MSG_DONTWAIT) {
-                Ok(n) => n,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    outgoing.full = true;
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            };
-            outgoing.left(n);
-        }
-        Ok(())
     }
 
     /// Asks the plugin to end a call.
@@ -374,14 +322,11 @@ impl Link {
                     Ok(ready) => ready,
                     Err(error) => return End::Died(error.to_string()),
                 };
-                let mut outgoing = self.outgoing();
-                if let Err(error) = self.flush(&mut outgoing) {
-                    return End::Died(error.to_string());
+                match self.send_more() {
+                    Ok(Full(false)) => break,
+                    Ok(Full(true)) => ready.clear_ready(),
+                    Err(error) => return End::Died(error.to_string()),
                 }
-                if !outgoing.full {
-                    break;
-                }
-                ready.clear_ready();
             }
         }
     }

@@ -438,16 +438,14 @@ impl Line {
             true => FrameKind::Unheard,
             false => FrameKind::Failed,
         };
-        let packet = match answer {
-            Ok(answer) => Packet::new(FrameKind::Answer, call, |out| answer.put(out))
-                .map_err(|error| Error::new(abi::E_EXHAUSTED, error.to_string())),
-            Err(error) => Err(error),
-        };
-        let packet = match packet {
-            Ok(packet) => Ok(packet),
-            Err(error) => Packet::new(failed, call, |out| put_error(&error, out)),
-        };
-        if let Ok(packet) = packet {
+        let sent = answer.and_then(|answer| {
+            let packet = Packet::new(FrameKind::Answer, call, |out| answer.put(out));
+            let packet = packet.map_err(|error| Error::new(abi::E_EXHAUSTED, error.to_string()))?;
+            self.try_send(&packet)
+        });
+        if let Err(error) = sent
+            && let Ok(packet) = Packet::new(failed, call, |out| put_error(&error, out))
+        {
             self.send(&packet);
         }
     }

@@ -215,8 +215,13 @@ fn reply(number: u64, answer: Result<impl FnOnce(&mut Out)>) -> Packet {
         }
         Err(error) => error,
     };
+    failed(number, &error)
+}
+
+/// The reply to a service that has failed.
+pub(super) fn failed(number: u64, error: &Error) -> Packet {
     let mut out = Out::default();
-    put_error(&error, &mut out);
+    put_error(error, &mut out);
     let failed = Packet::new(Kind::Reply, number, |to| {
         to.u8(0);
         to.bytes.extend_from_slice(&out.bytes);

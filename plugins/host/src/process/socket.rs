@@ -98,6 +98,15 @@ unsafe fn collect(message: &libc::msghdr, fds: &mut VecDeque<Option<OwnedFd>>) {
     }
 }
 
+/// Why descriptors were not sent ([`are_too_many`]).
+pub(crate) const TOO_MANY: &str = "its descriptors were not sent: more of this user's are under way between processes than a \
+                                   process may have open (RLIMIT_NOFILE)";
+
+/// The system takes no more descriptors now, and nothing was sent. The socket is as it was (unix(7)).
+pub(crate) fn are_too_many(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ETOOMANYREFS)
+}
+
 /// Sends as much of the parts as goes, with the descriptors at the first byte.
 pub(crate) fn send(
     socket: &UnixStream,

@@ -1,16 +1,18 @@
-//! Descriptors for which the one that receives them has no room: one call ends, and no process. Threads that there is no room
-//! for.
+//! Descriptors for which the one that receives them has no room, or of which too many are under way: one call ends, and no
+//! process. Threads that there is no room for.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use skillgate_plugin_host::model::{BlobCreate, Error, Mount, RunRequest, Source};
 use skillgate_plugin_host::{Isolation, SandboxInstance};
 use skillgate_plugin_sdk::abi;
 
 use super::tools;
-use super::{PATIENCE, ask, echo};
+use super::{Caller, PATIENCE, ask, echo, signal};
 use crate::support::{Gateway, config, open, run, sdk_plugin};
 
 fn is_exhausted(error: &Error) {
@@ -125,6 +127,108 @@ async fn child_without_room() {
     blob.write("goes on").await.unwrap();
     assert_eq!(ask(&sandbox, "gate").await.unwrap(), "served");
     assert_eq!(ask(&sandbox, "pid").await.unwrap(), pid);
+}
+
+#[test]
+fn descriptors_of_which_too_many_are_under_way_are_one_error_each() {
+    alone("shortage::child_with_many_under_way");
+}
+
+/// From now on this thread, and what it starts, may not do what the system lets an administrator do: the limit of descriptors
+/// under way is not for him.
+fn be_nobody_special() {
+    const VERSION_3: u32 = 0x2008_0522;
+    const OF_ADMINISTRATORS: [u32; 2] = [21, 24];
+    let mut header = [VERSION_3, 0];
+    // Effective, permitted and inheritable; the lower and the upper half of them.
+    let mut sets = [[0_u32; 3]; 2];
+    let (call, of) = (header.as_mut_ptr(), sets.as_mut_ptr());
+    // SAFETY: the header and the two sets of capget(2).
+    assert_eq!(unsafe { libc::syscall(libc::SYS_capget, call, of) }, 0);
+    for cap in OF_ADMINISTRATORS {
+        sets[0][0] &= !(1 << cap);
+        sets[0][1] &= !(1 << cap);
+        // SAFETY: takes numbers. Whoever may not change it has none of them.
+        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, cap, 0, 0, 0) };
+    }
+    let of = sets.as_ptr();
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_capset, call, of) }, 0);
+}
+
+/// All of it on one thread, whose rights are meant.
+#[tokio::test]
+#[ignore = "run by descriptors_of_which_too_many_are_under_way_are_one_error_each, in a process of its own"]
+async fn child_with_many_under_way() {
+    const LIMIT: u64 = 64;
+    const RUNS: usize = LIMIT as usize;
+    be_nobody_special();
+    limit_to(LIMIT);
+    let sandbox = echo().await;
+    let store = open(&sdk_plugin(), Isolation::Process);
+    let store = store.storage(config("{}")).await.unwrap();
+    let pid = ask(&sandbox, "pid").await.unwrap();
+    let root = || Mount {
+        target: "/skills/a".into(),
+        read_only: true,
+        source: Source::Fd(std::fs::File::open("/").unwrap().into()),
+        sha256: String::new(),
+        size_bytes: 0,
+    };
+    let request = Arc::new(RunRequest {
+        mounts: vec![root(), root()],
+        ..run("mounts")
+    });
+    signal(&pid, libc::SIGSTOP);
+    while !is_stopped(&pid) {
+        std::thread::yield_now();
+    }
+    let mut running = Vec::new();
+    for _ in 0..RUNS {
+        let (sandbox, request) = (Arc::clone(&sandbox), Arc::clone(&request));
+        let mut run: Caller<_> =
+            Box::pin(async move { sandbox.run(request, Gateway::new()).await });
+        let sent = run.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        running.push((run, sent));
+    }
+    // The other way, of another process of the same user.
+    let refused = store.skill_tree("t", "s", "1.0.0").await.unwrap_err();
+    are_too_many(&refused);
+    signal(&pid, libc::SIGCONT);
+    let mut refused = 0;
+    for (run, sent) in running {
+        match sent {
+            Poll::Ready(refusal) => {
+                let refusal = refusal.unwrap_err();
+                are_too_many(&refusal);
+                assert!(refusal.not_executed, "the plugin has not heard of it");
+                refused += 1;
+            }
+            Poll::Pending => {
+                let ran = tokio::time::timeout(PATIENCE, run).await;
+                let ran = ran.unwrap_or_else(|_| panic!("a run is not heard of"));
+                ran.unwrap();
+            }
+        }
+    }
+    assert!((1..RUNS).contains(&refused), "{refused}");
+    store.skill_tree("t", "s", "1.0.0").await.unwrap();
+    sandbox.run(request, Gateway::new()).await.unwrap();
+    assert_eq!(ask(&sandbox, "pid").await.unwrap(), pid);
+}
+
+/// With all its threads.
+fn is_stopped(pid: &str) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut stats =
+        threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")));
+    stats.all(|stat| stat.is_ok_and(|stat| stat.rsplit(") ").next().unwrap().starts_with('T')))
+}
+
+fn are_too_many(error: &Error) {
+    assert_eq!(error.code, abi::E_EXHAUSTED, "{error:?}");
+    assert!(error.message.contains("were not sent"), "{error}");
+    assert!(error.retryable, "{error:?}");
 }
 
 /// The same for a limit that is not for root. The test begins with [`be_nobody`].

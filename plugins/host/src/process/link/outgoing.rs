@@ -1,8 +1,15 @@
 //! What waits for a plugin's process to read it.
 
 use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::Ordering;
 
+use skillgate_plugin_abi as abi;
+use skillgate_plugin_sdk::model::Error;
+
+use super::Link;
 use crate::process::frame::Packet;
+use crate::process::{services, socket};
 
 /// Memory of what waits for a process to read it. More: a call is refused.
 const WAITING_BYTES_MAX: usize = 1 << 30;
@@ -23,6 +30,8 @@ pub(super) struct Outgoing {
     replies: usize,
     /// The socket is full: who waits for it goes on.
     pub(super) full: bool,
+    /// The system did not take their descriptors, and whoever waits for them is to be told.
+    refused: Vec<Packet>,
 }
 
 /// What a packet counts for among the replies.
@@ -47,6 +56,15 @@ impl Outgoing {
         true
     }
 
+    /// The first packet is not sent, nothing of which has left.
+    fn refuse_first(&mut self) {
+        if let Some(first) = self.packets.pop_front() {
+            self.bytes -= first.holds();
+            self.replies -= as_reply(&first);
+            self.refused.push(first);
+        }
+    }
+
     /// So many bytes have left.
     pub(super) fn left(&mut self, n: usize) {
         self.sent += n;
@@ -65,6 +83,110 @@ impl Outgoing {
             }
         }
     }
+}
+
+impl Link {
+    /// Sends a packet, or lets it wait for its turn. `false`: too much is waiting.
+    pub(in crate::process) fn send(&self, packet: Packet) -> bool {
+        let mut outgoing = self.outgoing();
+        if !outgoing.push(packet) {
+            return false;
+        }
+        let mut sent = Ok(());
+        if !outgoing.full {
+            sent = self.flush(&mut outgoing);
+            if outgoing.full {
+                self.more.notify_one();
+            }
+        }
+        let refused = std::mem::take(&mut outgoing.refused);
+        drop(outgoing);
+        self.refuse(refused);
+        if let Err(error) = sent
+            && !is_end(&error)
+        {
+            // Nobody else would try again.
+            self.kill(format!("what is sent to it is not taken: {error}"));
+        }
+        true
+    }
+
+    /// Sends what answers a frame of the process's own. One that goes on sending and does not read its answers is ended:
+    /// they would fill the gateway's memory, and whoever waits for one that is not sent would wait for ever.
+    pub(in crate::process) fn reply(&self, mut packet: Packet) {
+        packet.reply = true;
+        if !self.send(packet) {
+            self.kill("it sends and does not read: too many replies wait for it".to_owned());
+        }
+    }
+
+    /// Goes on with what waits, as there is room again.
+    pub(super) fn send_more(&self) -> io::Result<Full> {
+        let mut outgoing = self.outgoing();
+        let sent = self.flush(&mut outgoing);
+        let (full, refused) = (outgoing.full, std::mem::take(&mut outgoing.refused));
+        drop(outgoing);
+        self.refuse(refused);
+        sent.map(|()| Full(full))
+    }
+
+    /// Sends as much as the socket takes, without waiting.
+    fn flush(&self, outgoing: &mut Outgoing) -> io::Result<()> {
+        outgoing.full = false;
+        while let Some(first) = outgoing.packets.front() {
+            let mut parts: Vec<&[u8]> = vec![&first.bytes[outgoing.sent..]];
+            let rest = outgoing.packets.iter().skip(1);
+            // Descriptors travel with the first byte of what is sent at once.
+            let rest = rest.take_while(|packet| packet.fds.is_empty());
+            parts.extend(rest.take(socket::PARTS_MAX - 1).map(|p| p.bytes.as_slice()));
+            let fds = if outgoing.sent == 0 {
+                &first.fds[..]
+            } else {
+                &[]
+            };
+            match socket::send(self.socket.get_ref(), &parts, fds, libc::MSG_DONTWAIT) {
+                Ok(n) => outgoing.left(n),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    outgoing.full = true;
+                    return Ok(());
+                }
+                // No room in the socket would come of it, and nobody would be told when there are fewer of them.
+                Err(error) if !fds.is_empty() && socket::are_too_many(&error) => {
+                    outgoing.refuse_first();
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells whoever waits for packets that were not sent: the plugin's process for a reply, a call's caller for that.
+    fn refuse(&self, packets: Vec<Packet>) {
+        for packet in packets {
+            let error = Error::new(abi::E_EXHAUSTED, socket::TOO_MANY).retryable(100);
+            if packet.reply {
+                self.reply(services::failed(packet.call(), &error));
+                continue;
+            }
+            let Some(pending) = self.calls().pending.remove(&packet.begins) else {
+                continue;
+            };
+            if let Some(ends) = pending.ends {
+                ends.store(true, Ordering::Release);
+            }
+            // An error cannot be malformed.
+            let _ = (pending.done)(Err(error.not_executed()));
+        }
+    }
+}
+
+/// Whether the socket is.
+pub(super) struct Full(pub(super) bool);
+
+/// The process has ended, which whoever reads hears of.
+fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | NotConnected)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use skillgate_plugin_sdk::model::RunRequest;
 
 use super::*;
 use crate::process::ProcessSettings;
+use crate::process::frame::FDS_MAX;
 use crate::process::services::{PIECE_BYTES, Service, WINDOW_BYTES};
 use crate::sandbox::RunHost;
 use crate::wire::Out;
@@ -244,6 +245,22 @@ async fn one_that_sends_and_does_not_read_is_ended() {
     dead.unwrap().unwrap();
 }
 
+/// Nobody would try again, and whoever waits for an answer would wait for ever.
+#[tokio::test]
+async fn one_whose_socket_does_not_take_what_is_sent_is_ended() {
+    let other = other();
+    let file = tempfile::tempfile().unwrap();
+    let mut packet = Packet::new(Kind::Call, 0, |_| {}).unwrap();
+    // More than the system takes at once, as no packet has that was made like others.
+    let too_many = (0..=FDS_MAX).map(|_| file.try_clone().unwrap().into());
+    packet.fds = too_many.collect();
+    assert!(other.link.send(packet));
+    let why = other.why_killed().unwrap();
+    assert!(why.starts_with("what is sent to it is not taken"), "{why}");
+    let dead = tokio::time::timeout(PATIENCE, other.link.gone()).await;
+    dead.unwrap().unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn pieces_of_blobs_may_wait_for_a_process_that_reads_later() {
     const PIECES: usize = 64;
@@ -272,9 +289,7 @@ async fn pieces_of_blobs_may_wait_for_a_process_that_reads_later() {
         let mut whole = 0;
         while whole < PIECES {
             // As the task that serves the link does when there is room again.
-            let mut outgoing = other.link.outgoing();
-            other.link.flush(&mut outgoing).unwrap();
-            drop(outgoing);
+            other.link.send_more().unwrap();
             incoming.receive(&other.socket, 0).unwrap();
             while let Some(frame) = incoming.frame().unwrap() {
                 assert_eq!(frame.kind, Kind::Reply);

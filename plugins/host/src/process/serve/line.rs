@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use skillgate_plugin_abi as abi;
+use skillgate_plugin_sdk::model::{Error, Result};
 
 use super::super::frame::{Frame, Kind, Packet};
 use super::super::services::WINDOW_BYTES;
@@ -53,6 +54,14 @@ impl Line {
 
     /// Sends a packet, waiting for room. Without the gateway there is nothing to go on for.
     pub(super) fn send(&self, packet: &Packet) {
+        if self.try_send(packet).is_err() {
+            // Nobody would be told: what has descriptors is sent by who tells.
+            harden::end(1);
+        }
+    }
+
+    /// The same for one with descriptors. An error: of these there are too many now, and nothing was sent.
+    pub(super) fn try_send(&self, packet: &Packet) -> Result<()> {
         let send = || -> io::Result<()> {
             let _sending = lock(&self.sending);
             let mut sent = socket::send(&self.socket, &[&packet.bytes], &packet.fds, 0)?;
@@ -61,8 +70,12 @@ impl Line {
             }
             Ok(())
         };
-        if send().is_err() {
-            harden::end(0);
+        match send() {
+            Ok(()) => Ok(()),
+            Err(error) if socket::are_too_many(&error) => {
+                Err(Error::new(abi::E_EXHAUSTED, socket::TOO_MANY).retryable(100))
+            }
+            Err(_) => harden::end(0),
         }
     }
 
@@ -139,6 +152,11 @@ impl Line {
         let (send, receive) = sync_channel(1);
         lock(&self.replies).insert(number, send);
         (number, receive)
+    }
+
+    /// There will be none.
+    pub(super) fn forget(&self, number: u64) {
+        lock(&self.replies).remove(&number);
     }
 
     pub(super) fn reply(&self, frame: Frame) {

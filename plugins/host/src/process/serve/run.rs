@@ -40,8 +40,12 @@ impl RemoteRun {
             out.u64(number);
             write(out);
         });
-        let packet = packet.map_err(|e| Error::new(abi::E_EXHAUSTED, e.to_string()))?;
-        self.line.send(&packet);
+        let packet = packet.map_err(|e| Error::new(abi::E_EXHAUSTED, e.to_string()));
+        let sent = packet.and_then(|packet| self.line.try_send(&packet));
+        if let Err(error) = sent {
+            self.line.forget(number);
+            return Err(error);
+        }
         match reply.recv() {
             Ok(frame) => replied(frame, read),
             Err(_) => Err(Error::new(abi::E_INTERNAL, "there will be no reply")),
