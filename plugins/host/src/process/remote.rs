@@ -1,5 +1,6 @@
 //! An instance in a process of its own, over all the lives of that process.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{CreateRequest, Error, Result};
 use skillgate_plugin_sdk::wire::Malformed;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::backoff::Restarts;
 use super::frame::{Kind as FrameKind, Packet};
@@ -64,7 +65,7 @@ impl Remote {
         let (plugin, made) = {
             let (image, request) = (Arc::clone(&image), request.clone());
             let job = move || life(&image, first, kind, &request);
-            match tokio::task::spawn_blocking(job).await {
+            match on_a_thread("plugin-start", job).await {
                 Ok(made) => made?,
                 Err(error) => {
                     let message = format!("the start of the plugin's process did not end: {error}");
@@ -247,6 +248,19 @@ fn read<T: Table, A: Ask<T>>(ask: &A, from: &mut In<'_>) -> Read<A::Answer> {
     Ok(answer)
 }
 
+/// Does what blocks. Not on a thread of the runtime's: where the system gives none, to ask for one panics, and who keeps a
+/// process alive would keep it no more.
+async fn on_a_thread<T: Send + 'static>(
+    name: &str,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    let (tell, done) = oneshot::channel();
+    let thread = std::thread::Builder::new().name(name.into());
+    thread.spawn(move || drop(tell.send(job())))?;
+    done.await
+        .map_err(|_| io::Error::other(format!("the thread {name} has panicked")))
+}
+
 /// Starts a process, or takes the one that is there, and makes the instance in it. Blocks.
 fn life(
     image: &Image,
@@ -329,8 +343,8 @@ impl Shared {
             });
             let (lost, not_begun) = link.bury();
             let gone = Arc::clone(&link);
-            let status = tokio::task::spawn_blocking(move || gone.process.reap()).await;
-            let status = status.unwrap_or_default();
+            let status = on_a_thread("plugin-reap", move || gone.process.reap()).await;
+            let status = status.unwrap_or_else(|error| format!("how, is not known: {error}"));
             let why = match end {
                 _ if *stop.borrow() => break,
                 End::Asked => "it ended without being asked to".to_owned(),
@@ -388,7 +402,7 @@ impl Shared {
     async fn again(self: &Arc<Self>, number: u64) -> Result<Arc<Link>> {
         let shared = Arc::clone(self);
         let job = move || life(&shared.image, None, shared.kind, &shared.request);
-        let made = tokio::task::spawn_blocking(job).await;
+        let made = on_a_thread("plugin-start", job).await;
         let (_, (fresh, caps)) =
             made.map_err(|error| Error::new(abi::E_UNAVAILABLE, error.to_string()))??;
         if caps != self.caps {

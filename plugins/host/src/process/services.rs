@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{Error, Result};
@@ -189,14 +189,26 @@ pub(super) fn service(
         link.reply(reply(number, Err::<fn(&mut Out), _>(many)));
         return Ok(());
     }
-    let link = Arc::clone(link);
-    runtime.spawn_blocking(move || {
-        match serve(service, number, run, &mut frame) {
-            Ok(packet) => link.reply(packet),
-            Err(Malformed(why)) => link.kill(format!("what it sent makes no sense: {why}")),
+    let (of, taken) = (Arc::clone(link), Arc::new(AtomicBool::new(false)));
+    let is_taken = Arc::clone(&taken);
+    let work = move || {
+        if is_taken.swap(true, Ordering::AcqRel) {
+            return;
         }
+        match serve(service, number, run, &mut frame) {
+            Ok(packet) => of.reply(packet),
+            Err(Malformed(why)) => of.kill(format!("what it sent makes no sense: {why}")),
+        }
+        of.services.fetch_sub(1, Ordering::AcqRel);
+    };
+    let began = catch_unwind(AssertUnwindSafe(|| drop(runtime.spawn_blocking(work))));
+    if began.is_err() && !taken.swap(true, Ordering::AcqRel) {
+        // The runtime has no thread, and neither has the system. What was to be done stays in the runtime's queue, and whoever
+        // waits for it would wait for somebody else to ask for a thread.
         link.services.fetch_sub(1, Ordering::AcqRel);
-    });
+        let none = Error::new(abi::E_EXHAUSTED, "the gateway gets no thread for it");
+        link.reply(failed(number, &none));
+    }
     Ok(())
 }
 

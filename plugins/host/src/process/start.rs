@@ -156,8 +156,10 @@ impl Drop for Process {
             return;
         };
         let _ = child.kill();
-        // Killed, it is gone soon, but perhaps not at once, and this may be the event loop.
-        std::thread::spawn(move || child.wait());
+        // Killed, it is gone soon, but perhaps not at once, and this may be the event loop. Without a thread its number stays
+        // taken for as long as this process lives.
+        let thread = std::thread::Builder::new().name("plugin-reap".into());
+        drop(thread.spawn(move || child.wait()));
     }
 }
 
@@ -221,12 +223,16 @@ impl Image {
             .process_group(0)
             .spawn()?;
         let stderr = child.stderr.take();
-        let stderr = stderr.ok_or_else(|| io::Error::other("it has no standard error"))?;
+        let stderr = stderr.ok_or_else(|| io::Error::other("it has no standard error"));
+        let last_words = stderr.and_then(LastWords::listen).inspect_err(|_| {
+            // It is not left behind. That it has ended by itself is as good.
+            let _ = child.kill().and_then(|()| child.wait());
+        })?;
         let fresh = Fresh {
             process: Process {
                 pid: child.id(),
                 child: Mutex::new(Some(child)),
-                last_words: LastWords::listen(stderr)?,
+                last_words,
             },
             socket: ours,
             begun,

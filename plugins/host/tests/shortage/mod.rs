@@ -12,7 +12,7 @@ use skillgate_plugin_host::{Isolation, SandboxInstance};
 use skillgate_plugin_sdk::abi;
 
 use super::tools;
-use super::{Caller, PATIENCE, ask, echo, signal};
+use super::{Caller, PATIENCE, again, ask, echo, kill, signal, until_gone};
 use crate::support::{Gateway, config, open, run, sdk_plugin};
 
 fn is_exhausted(error: &Error) {
@@ -87,17 +87,17 @@ fn what_the_gateway_has_no_room_for_is_one_error() {
     alone("shortage::child_without_room");
 }
 
-/// Sets how many descriptors this process may have, and gives what it could before.
-fn limit_to(count: u64) -> u64 {
+/// Sets how much of something this process may have, and gives what it could before.
+fn limit_to(what: libc::__rlimit_resource_t, count: u64) -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: a struct that the kernel fills, and reads.
     unsafe {
-        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        assert_eq!(libc::getrlimit(what, &raw mut limit), 0);
         let before = std::mem::replace(&mut limit.rlim_cur, count);
-        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        assert_eq!(libc::setrlimit(what, &raw const limit), 0);
         before
     }
 }
@@ -115,13 +115,13 @@ async fn child_without_room() {
     let lowest = std::fs::File::open("/dev/null").unwrap();
     let lowest_free = std::os::fd::AsRawFd::as_raw_fd(&lowest);
     drop(lowest);
-    let all = limit_to(u64::try_from(lowest_free).unwrap());
+    let all = limit_to(libc::RLIMIT_NOFILE, u64::try_from(lowest_free).unwrap());
     is_exhausted(&store.skill_tree("t", "s", "1.0.0").await.unwrap_err());
     let file = store.skill_read("t", "s", "1.0.0", "file").await;
     is_exhausted(&file.unwrap_err());
     let refused = ask(&sandbox, "gate").await.unwrap_err();
     assert_eq!(refused.code, abi::E_EXHAUSTED, "{refused}");
-    limit_to(all);
+    limit_to(libc::RLIMIT_NOFILE, all);
 
     store.skill_tree("t", "s", "1.0.0").await.unwrap();
     blob.write("goes on").await.unwrap();
@@ -163,7 +163,7 @@ async fn child_with_many_under_way() {
     const LIMIT: u64 = 64;
     const RUNS: usize = LIMIT as usize;
     be_nobody_special();
-    limit_to(LIMIT);
+    limit_to(libc::RLIMIT_NOFILE, LIMIT);
     let sandbox = echo().await;
     let store = open(&sdk_plugin(), Isolation::Process);
     let store = store.storage(config("{}")).await.unwrap();
@@ -296,4 +296,59 @@ async fn child_whose_plugin_gets_no_thread() {
         let health = health.unwrap_or_else(|_| panic!("it hangs"));
         assert_eq!(health.unwrap().state, abi::HEALTH_OK);
     }
+}
+
+#[test]
+fn a_plugin_whose_gateway_has_no_thread_comes_back_when_it_has() {
+    alone_as_nobody("shortage::child_without_threads");
+}
+
+/// So that no thread is begun any more; gives what could be before.
+fn no_threads() -> u64 {
+    let all = limit_to(libc::RLIMIT_NPROC, 1);
+    let thread = std::thread::Builder::new().spawn(|| {});
+    assert!(thread.is_err(), "there may be a thread more");
+    all
+}
+
+#[test]
+#[ignore = "run by a_plugin_whose_gateway_has_no_thread_comes_back_when_it_has, in a process of its own"]
+fn child_without_threads() {
+    be_nobody();
+    const NAME: &str = "may-block";
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_name(NAME)
+        // Soon it has none that waits for something to do.
+        .thread_keep_alive(std::time::Duration::from_millis(1))
+        .build()
+        .unwrap();
+    let has_threads = || {
+        let all = std::fs::read_dir("/proc/self/task").unwrap();
+        let names = all.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")));
+        names.flatten().any(|name| name.trim_end() == NAME)
+    };
+    runtime.block_on(async {
+        let sandbox = echo().await;
+        let pid = ask(&sandbox, "pid").await.unwrap();
+        while has_threads() {
+            tokio::task::yield_now().await;
+        }
+        let all = no_threads();
+        let blob = ask(&sandbox, "blob").await.unwrap_err();
+        assert_eq!(blob.code, abi::E_EXHAUSTED, "{blob:?}");
+        kill(&pid);
+        until_gone(&pid).await;
+        // Until it could not be started again either, at least once.
+        let mut advice = 0;
+        while advice <= 100 {
+            let error = ask(&sandbox, "pid").await.unwrap_err();
+            assert!(!error.message.contains("is stopping"), "{error}");
+            advice = error.retry_after_ms;
+            tokio::task::yield_now().await;
+        }
+        limit_to(libc::RLIMIT_NPROC, all);
+        assert_ne!(again(&sandbox, "pid").await, pid);
+        assert!(ask(&sandbox, "blob").await.is_ok());
+    });
 }
