@@ -290,7 +290,7 @@ pub(crate) struct Begun<T: Table> {
     tenant: String,
     op: abi::Op,
     invoke: Option<Invoke<T>>,
-    /// It waits for a blocking thread; dropped there, its caller has left, or the runtime is shutting down.
+    /// It waits for a blocking thread; dropped there, its caller has left, or there will be none.
     queued: bool,
 }
 
@@ -318,7 +318,8 @@ impl<T: Table> Drop for Begun<T> {
         }
         let is_left = self.instance.host.ops.is_cancelled(self.op) != Some(false);
         let (code, why) = if self.queued && !is_left {
-            (abi::E_UNAVAILABLE, "the gateway is stopping")
+            let why = "there is no thread for it: the gateway is stopping, or has as many as the system allows";
+            (abi::E_UNAVAILABLE, why)
         } else {
             (
                 abi::E_CANCELLED,

@@ -2,6 +2,7 @@
 //! do not come back, a store on a disk that hangs for one, must not have those of everything else too. Nor may the calls of one
 //! tenant have all of an instance's: his part alone may be what hangs.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
@@ -19,6 +20,11 @@ struct State {
     threads: usize,
     /// Each with the call that it makes, if it makes one.
     waiting: Waiting<(Option<Op>, Job)>,
+}
+
+/// What a thread begins with, for whoever comes first.
+fn take<T>(first: &Mutex<Option<T>>) -> Option<T> {
+    first.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// One of its threads.
@@ -54,7 +60,8 @@ impl Lane {
     }
 
     /// Does it on a blocking thread of the runtime, in the order in which they come, as long as its tenant leaves threads to
-    /// others. Dropped instead when the runtime ends, or with the call that it is of ([`Lane::give_up`]).
+    /// others. Dropped instead when the runtime ends, or with the call that it is of ([`Lane::give_up`]); a call's also where the
+    /// system has no thread for it.
     pub(crate) fn run(
         self: &Arc<Self>,
         runtime: &Handle,
@@ -69,17 +76,28 @@ impl Lane {
         };
         state.threads += 1;
         drop(state);
-        let mut thread = Thread {
+        let thread = Thread {
             lane: Arc::clone(self),
             share: Some(share),
             ended: false,
         };
-        drop(runtime.spawn_blocking(move || {
+        let first = Arc::new(Mutex::new(Some((job, thread))));
+        let taken = Arc::clone(&first);
+        let work = move || {
+            let Some((job, mut thread)) = take(&taken) else {
+                return;
+            };
             run_to_end(job);
             while let Some(job) = thread.next() {
                 run_to_end(job);
             }
-        }));
+        };
+        // Without a thread of its own, and of the system's, the runtime panics, and does it when it has one again. That may be too
+        // late for a call, whose caller waits; to let go of something it is not.
+        let asked = catch_unwind(AssertUnwindSafe(|| drop(runtime.spawn_blocking(work))));
+        if asked.is_err() && of.is_some() {
+            drop(take(&first));
+        }
     }
 }
 
@@ -105,8 +123,8 @@ impl Thread {
 }
 
 impl Drop for Thread {
-    /// It never began, since the runtime ends: nobody waits for a thread that there is not. Its share goes under the same lock:
-    /// whoever comes between the two would wait for it, and nobody would ask for him.
+    /// It never began, since the runtime ends, or has no thread: nobody waits for a thread that there is not. Its share goes under
+    /// the same lock: whoever comes between the two would wait for it, and nobody would ask for him.
     fn drop(&mut self) {
         if self.ended {
             return;

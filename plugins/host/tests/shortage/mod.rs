@@ -13,7 +13,7 @@ use skillgate_plugin_sdk::abi;
 
 use super::tools;
 use super::{Caller, PATIENCE, again, ask, echo, kill, signal, until_gone};
-use crate::support::{Gateway, config, open, run, sdk_plugin};
+use crate::support::{Gateway, config, load, open, run, sdk_plugin};
 
 fn is_exhausted(error: &Error) {
     assert_eq!(error.code, abi::E_EXHAUSTED, "{error:?}");
@@ -311,29 +311,42 @@ fn no_threads() -> u64 {
     all
 }
 
+/// Of its threads that may block.
+const NAME: &str = "may-block";
+
+/// One whose threads soon end when they have nothing to do.
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().thread_name(NAME);
+    builder.thread_keep_alive(std::time::Duration::from_millis(1));
+    builder.build().unwrap()
+}
+
+/// Until it has no such thread.
+async fn idle() {
+    let own = std::fs::read_to_string("/proc/thread-self/comm").unwrap();
+    let has_threads = || {
+        let all = std::fs::read_dir("/proc/self/task").unwrap();
+        let names = all.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")));
+        // One that has just begun has the name of this thread, which began it.
+        let its = names
+            .flatten()
+            .filter(|name| name.trim_end() == NAME || *name == own);
+        its.count() > 1
+    };
+    while has_threads() {
+        tokio::task::yield_now().await;
+    }
+}
+
 #[test]
 #[ignore = "run by a_plugin_whose_gateway_has_no_thread_comes_back_when_it_has, in a process of its own"]
 fn child_without_threads() {
     be_nobody();
-    const NAME: &str = "may-block";
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .thread_name(NAME)
-        // Soon it has none that waits for something to do.
-        .thread_keep_alive(std::time::Duration::from_millis(1))
-        .build()
-        .unwrap();
-    let has_threads = || {
-        let all = std::fs::read_dir("/proc/self/task").unwrap();
-        let names = all.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("comm")));
-        names.flatten().any(|name| name.trim_end() == NAME)
-    };
-    runtime.block_on(async {
+    runtime().block_on(async {
         let sandbox = echo().await;
         let pid = ask(&sandbox, "pid").await.unwrap();
-        while has_threads() {
-            tokio::task::yield_now().await;
-        }
+        idle().await;
         let all = no_threads();
         let blob = ask(&sandbox, "blob").await.unwrap_err();
         assert_eq!(blob.code, abi::E_EXHAUSTED, "{blob:?}");
@@ -350,5 +363,39 @@ fn child_without_threads() {
         limit_to(libc::RLIMIT_NPROC, all);
         assert_ne!(again(&sandbox, "pid").await, pid);
         assert!(ask(&sandbox, "blob").await.is_ok());
+    });
+}
+
+#[test]
+fn a_store_whose_gateway_has_no_thread_is_unavailable_until_it_has() {
+    alone_as_nobody("shortage::child_with_a_store_and_no_threads");
+}
+
+#[test]
+#[ignore = "run by a_store_whose_gateway_has_no_thread_is_unavailable_until_it_has, in a process of its own"]
+fn child_with_a_store_and_no_threads() {
+    be_nobody();
+    runtime().block_on(async {
+        let store = load(&sdk_plugin()).storage(config("{}")).await.unwrap();
+        let writer = store.blob_create(BlobCreate::default()).await.unwrap();
+        let blob = writer.commit().await.unwrap();
+        let reader = store.blob_open("t", &blob.id, 0, 0).await.unwrap();
+        let readers = async || store.health().await.unwrap().capacity;
+        assert_eq!(readers().await, 1);
+        idle().await;
+        let all = no_threads();
+        for _ in 0..3 {
+            let error = store.skill_get("t", "s", "").await.unwrap_err();
+            assert_eq!(error.code, abi::E_UNAVAILABLE, "{error:?}");
+            assert!(error.not_executed, "{error:?}");
+        }
+        assert_eq!(store.in_flight(), 0);
+        drop(reader);
+        limit_to(libc::RLIMIT_NPROC, all);
+        store.skill_get("t", "s", "").await.unwrap();
+        // It was let go of meanwhile, which is made up for.
+        while readers().await > 0 {
+            tokio::task::yield_now().await;
+        }
     });
 }
