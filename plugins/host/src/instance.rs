@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use skillgate_plugin_abi as abi;
@@ -262,8 +263,9 @@ impl<T: Table> Drop for Instance<T> {
     /// Every op holds the instance, so all of them have ended. destroy() waits for the plugin's threads, and this may be
     /// one of them (inside `complete`), so it gets a thread of its own.
     fn drop(&mut self) {
-        let (table, destroyed, place) =
-            (self.table, Arc::clone(&self.destroyed), self.place.take());
+        let (table, destroyed) = (self.table, Arc::clone(&self.destroyed));
+        // Not with the thread that there may not be: what is not destroyed keeps it.
+        let place = ManuallyDrop::new(self.place.take());
         let thread = std::thread::Builder::new()
             .name("plugin-destroy".into())
             .spawn(move || {
@@ -271,7 +273,7 @@ impl<T: Table> Drop for Instance<T> {
                     // SAFETY: called once, here; no op is left, and no new one can start without the instance.
                     unsafe { destroy(table.self_()) };
                 }
-                drop(place);
+                drop(ManuallyDrop::into_inner(place));
                 destroyed.send_replace(true);
             });
         if let Err(error) = thread {

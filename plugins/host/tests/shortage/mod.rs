@@ -13,7 +13,7 @@ use skillgate_plugin_sdk::abi;
 
 use super::tools;
 use super::{Caller, PATIENCE, again, ask, echo, kill, signal, until_gone};
-use crate::support::{Gateway, config, load, open, run, sdk_plugin};
+use crate::support::{Gateway, config, load, open, probe, run, sdk_plugin};
 
 fn is_exhausted(error: &Error) {
     assert_eq!(error.code, abi::E_EXHAUSTED, "{error:?}");
@@ -397,5 +397,27 @@ fn child_with_a_store_and_no_threads() {
         while readers().await > 0 {
             tokio::task::yield_now().await;
         }
+    });
+}
+
+#[test]
+fn the_place_of_an_instance_that_no_thread_destroys_stays_taken() {
+    alone_as_nobody("shortage::child_with_a_singleton_and_no_threads");
+}
+
+#[test]
+#[ignore = "run by the_place_of_an_instance_that_no_thread_destroys_stays_taken, in a process of its own"]
+fn child_with_a_singleton_and_no_threads() {
+    be_nobody();
+    let dir = tempfile::tempdir().unwrap();
+    let plugin = load(&probe(dir.path(), "single", &["-DFLAGS=SKG_F_SINGLETON"]));
+    runtime().block_on(async {
+        let first = plugin.sandbox(config("{}")).await.unwrap();
+        idle().await;
+        let all = no_threads();
+        drop(first);
+        limit_to(libc::RLIMIT_NPROC, all);
+        let second = plugin.sandbox(config("{}")).await.unwrap_err();
+        assert_eq!(second.code, abi::E_ALREADY_EXISTS, "{second}");
     });
 }
