@@ -347,7 +347,7 @@ impl Pool {
 
     fn try_send(&self, request: &Request) -> io::Result<()> {
         let text = serde_json::to_vec(request)?;
-        sys::try_send_message(self.control.as_fd(), &text)
+        sys::try_send_message(self.control.as_fd(), &text, &[])
     }
 
     /// Hears the launcher until it goes. For a thread of its own.

@@ -160,10 +160,17 @@ fn complete<'a>(
     ways: &Ways,
 ) -> Result<(RunResult, Option<Running<'a>>), Error> {
     let launcher = attempt.launcher;
+    let (spec, wall_ms) = (attempt.spec, request.limits.wall_ms);
+    let over = || {
+        let result = over_before_it_began(spec, attempt.handle, attempt.started_ns, wall_ms)?;
+        Some((result, None))
+    };
     let children = if request.fresh { 0 } else { CHILDREN_MAX };
     for _ in 0..children {
-        let Some(mut running) = attempt.on_child(ways)? else {
-            break;
+        let mut running = match attempt.on_child(ways) {
+            Ok(Some(running)) => running,
+            Ok(None) => break,
+            Err(e) => return over().ok_or(e),
         };
         let outcome = running.attend();
         if !running.is_untouched(&outcome) {
@@ -171,11 +178,13 @@ fn complete<'a>(
         }
         running.channel.abandon();
     }
-    let (spec, wall_ms) = (attempt.spec, request.limits.wall_ms);
-    if let Some(result) = over_before_it_began(spec, attempt.handle, attempt.started_ns, wall_ms) {
-        return Ok((result, None));
+    if let Some(over) = over() {
+        return Ok(over);
     }
-    let mut running = attempt.on_its_own(ways)?;
+    let mut running = match attempt.on_its_own(ways) {
+        Ok(running) => running,
+        Err(e) => return over().ok_or(e),
+    };
     let outcome = running.attend();
     running.end(outcome, request, launcher)
 }

@@ -53,6 +53,23 @@ impl Drop for Launcher {
 }
 
 impl Launcher {
+    /// One of which there is a socket and nothing else.
+    #[cfg(test)]
+    pub(crate) fn of_nothing(control: OwnedFd) -> Self {
+        Launcher {
+            control,
+            promises: Promises {
+                cpu: false,
+                memory: false,
+                pids: false,
+            },
+            paced: Paced::default(),
+            pool: None,
+            hears: Mutex::default(),
+            dead: AtomicBool::new(false),
+        }
+    }
+
     /// For a run of which it knows nothing any more: it has died, or had no descriptors left for this one.
     pub(crate) fn has_lost_a_run(&self) {
         let mut gone = [Poll::hung_up(self.control.as_fd())];

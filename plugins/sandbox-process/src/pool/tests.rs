@@ -218,7 +218,7 @@ fn the_launcher_hears_of_a_run_that_lasts_longer_than_its_domain() {
     pool.hear_word(is_warm(), Vec::new(), &host);
     while told(&launcher).is_some() {}
     // It does not read at the moment, and is told a little later.
-    while sys::try_send_message(pool.control.as_fd(), b"{}").is_ok() {}
+    while sys::try_send_message(pool.control.as_fd(), b"{}", &[]).is_ok() {}
     pool.lasts("", 2);
     while sys::take_message(launcher.as_fd(), &mut [0; 8192]).is_ok() {}
     assert_eq!(pool.wait(), TRY_AGAIN);
@@ -241,7 +241,7 @@ fn the_launcher_hears_of_a_run_that_lasted_before_its_domain_went() {
         per_tenant: true,
     });
     pool.taken("", taken(1));
-    while sys::try_send_message(pool.control.as_fd(), b"{}").is_ok() {}
+    while sys::try_send_message(pool.control.as_fd(), b"{}", &[]).is_ok() {}
     pool.lasts("", 1);
     let domain = String::new();
     pool.hear_word(Word::Gone { domain }, Vec::new(), &host);
@@ -289,7 +289,7 @@ fn a_launcher_that_did_not_read_for_a_moment_hears_of_a_run_that_waits() {
     });
     let pool = Arc::new(pool);
     let hears = listen(&pool, &host).unwrap();
-    while sys::try_send_message(pool.control.as_fd(), &[b' '; 4096]).is_ok() {}
+    while sys::try_send_message(pool.control.as_fd(), &[b' '; 4096], &[]).is_ok() {}
     let over = AtomicU64::new(0);
     let is_over = || over.load(Ordering::Relaxed) > 0;
     std::thread::scope(|scope| {

@@ -1,11 +1,13 @@
+use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::cgroup::{Held, Part};
 use crate::channel::fake::{Store, channel, get, result, say};
+use crate::job::{Frames, Wiped};
 use crate::pool::{Pool, PoolRules};
 use crate::wire::{Request, RunSpec, Taken};
 
@@ -185,7 +187,7 @@ fn a_launcher_that_did_not_read_is_told_again_by_the_run() {
     let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
     let handle = Handle::new().unwrap();
     pool.open();
-    while sys::try_send_message(fill.as_fd(), b"{}").is_ok() {}
+    while sys::try_send_message(fill.as_fd(), b"{}", &[]).is_ok() {}
     let said = Mutex::new(Vec::new());
     let store = Store::new(|| {
         let mut buf = [0; 8192];
@@ -310,6 +312,63 @@ fn none_is_started_for_a_run_that_is_over() {
     assert_eq!(of(sys::now_ns()).as_deref(), Some("Timeout"));
     handle.cancel();
     assert_eq!(of(later).as_deref(), Some("Cancelled"));
+}
+
+/// It may be stopped, or wait for a file system that does not answer, and its socket is full of what others have asked.
+#[test]
+fn a_launcher_that_does_not_read_holds_no_run_beyond_its_time() {
+    const PATIENCE_NS: u64 = 10_000_000_000;
+    let host = Host::for_tests(|_, _, _, _| {});
+    for (wall_ns, is_cancelled) in [(50_000_000, false), (HOUR_NS, true)] {
+        let (control, reads_nothing) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        while sys::try_send_message(control.as_fd(), b"{}", &[]).is_ok() {}
+        let launcher = Arc::new(Launcher::of_nothing(control));
+        let (store, handle) = (Store::new(|| ()), Handle::new().unwrap());
+        let spec = RunSpec {
+            deadline_ns: sys::now_ns() + wall_ns,
+            ..RunSpec::default()
+        };
+        let attempt = Attempt {
+            services: &store,
+            handle: &handle,
+            launcher: &launcher,
+            host: &host,
+            tenant: "",
+            spec: &spec,
+            frames: &Frames {
+                job: Wiped(b"{}".to_vec()),
+                code: Vec::new(),
+            },
+            blobs: &BTreeSet::new(),
+            started_ns: sys::now_ns(),
+        };
+        if is_cancelled {
+            handle.cancel();
+        }
+        let (answer, in_time) = std::thread::scope(|scope| {
+            let run = scope.spawn(|| {
+                if is_cancelled {
+                    // As if it had been asked a moment before.
+                    attempt.ask(&Request::Run(spec.clone()), &[])?;
+                }
+                let (result, _) = complete(&attempt, &RunRequest::default(), &Ways::default())?;
+                Ok::<_, Error>(result.error_type)
+            });
+            let until = sys::now_ns() + PATIENCE_NS;
+            while !run.is_finished() && sys::now_ns() < until {
+                std::thread::yield_now();
+            }
+            let in_time = run.is_finished();
+            // Whoever still waits for it ends with it.
+            drop(reads_nothing);
+            (run.join().unwrap(), in_time)
+        });
+        assert!(in_time, "{answer:?}");
+        match answer {
+            Err(e) if is_cancelled => assert!(e.not_executed, "{e:?}"),
+            answer => assert_eq!(answer.unwrap(), "Timeout"),
+        }
+    }
 }
 
 /// Linux before 5.19 has no `memory.peak`.

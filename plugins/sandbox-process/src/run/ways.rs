@@ -18,12 +18,12 @@ use crate::channel::Channel;
 use crate::job::Frames;
 use crate::pool::{Pool, Waiting, limits_of};
 use crate::supervisor::Launcher;
-use crate::sys;
+use crate::sys::{self, Poll};
 use crate::usage;
 use crate::wire::{End, MESSAGE_BYTES_MAX, Request, RunSpec, Taken};
 use crate::zygote::READY;
 
-/// After so long a launcher that did not read is told again.
+/// After so long a launcher that did not read is told again: the kernel says that there is room only when much of it is free.
 const TELL_AGAIN_NS: u64 = 20_000_000;
 
 /// A run that is to be, whichever way.
@@ -276,7 +276,11 @@ impl<'a> Attempt<'a> {
         Ok(self.running(channel, output, notice))
     }
 
-    fn ask(&self, request: &Request, fds: &[std::os::fd::BorrowedFd<'_>]) -> Result<(), Error> {
+    pub(super) fn ask(
+        &self,
+        request: &Request,
+        fds: &[std::os::fd::BorrowedFd<'_>],
+    ) -> Result<(), Error> {
         let message = serde_json::to_vec(request).map_err(|e| unavailable(e.into()))?;
         if message.len() > MESSAGE_BYTES_MAX {
             return Err(Error::new(
@@ -285,10 +289,32 @@ impl<'a> Attempt<'a> {
             )
             .not_executed());
         }
-        sys::send_message(self.launcher.control.as_fd(), &message, fds).map_err(|e| {
-            self.launcher.has_lost_a_run();
-            unavailable(e)
-        })
+        let launcher = self.launcher.control.as_fd();
+        loop {
+            match sys::try_send_message(launcher, &message, fds) {
+                Ok(()) => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => self.wait_for_room()?,
+                Err(e) => {
+                    self.launcher.has_lost_a_run();
+                    return Err(unavailable(e));
+                }
+            }
+        }
+    }
+
+    /// A launcher that is stopped, or that waits for a file system, reads nothing. The run waits for it as long as it may last and
+    /// is wanted, and no longer.
+    fn wait_for_room(&self) -> Result<(), Error> {
+        let left_ns = self.spec.deadline_ns.saturating_sub(sys::now_ns());
+        if left_ns == 0 || self.handle.is_cancelled() {
+            let why = "the launcher of runs does not read what it is told";
+            return Err(unavailable(io::Error::other(why)));
+        }
+        let mut room = [
+            Poll::writable(self.launcher.control.as_fd()),
+            Poll::readable(self.handle.wake.as_fd()),
+        ];
+        sys::poll(&mut room, Some(left_ns.min(TELL_AGAIN_NS))).map_err(unavailable)
     }
 
     fn running(&self, channel: Channel<'a>, output: OwnedFd, notice: OwnedFd) -> Running<'a> {

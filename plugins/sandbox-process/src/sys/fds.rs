@@ -130,8 +130,12 @@ pub(crate) fn send_message(
 }
 
 /// The same, but never waits for a reader: `WouldBlock`.
-pub(crate) fn try_send_message(socket: BorrowedFd<'_>, data: &[u8]) -> io::Result<()> {
-    send_flagged(socket, data, &[], libc::MSG_DONTWAIT)
+pub(crate) fn try_send_message(
+    socket: BorrowedFd<'_>,
+    data: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    send_flagged(socket, data, fds, libc::MSG_DONTWAIT)
 }
 
 fn send_flagged(
@@ -295,6 +299,14 @@ impl Poll {
         Poll {
             fd: fd.as_raw_fd(),
             events: libc::POLLIN,
+            happened: 0,
+        }
+    }
+    /// There is room for more.
+    pub(crate) fn writable(fd: BorrowedFd<'_>) -> Self {
+        Poll {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLOUT,
             happened: 0,
         }
     }
