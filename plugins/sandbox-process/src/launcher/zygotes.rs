@@ -321,9 +321,14 @@ impl Domain {
             Some(Heard::Nothing) | None => {}
             Some(Heard::Said(word, mut fds)) => {
                 let word = std::str::from_utf8(&word).unwrap_or_default();
-                let pid = word.parse().ok();
-                match (self.pending.take(), pid, fds.pop(), &mut self.current) {
-                    (Some(pending), Some(pid), Some(pidfd), Some(zygote)) => {
+                let (pid, pidfd) = (word.parse().ok(), fds.pop());
+                let lack = match (&self.pending, pid, &pidfd) {
+                    (Some(_), Some(pid), None) => births::end_unwatched(pid),
+                    _ => births::shortage(word),
+                };
+                let told = pid.zip(pidfd);
+                match (self.pending.take(), told, lack, &mut self.current) {
+                    (Some(pending), Some((pid, pidfd)), _, Some(zygote)) => {
                         zygote.children += 1;
                         self.starts.succeeded();
                         events.push(Event::Born {
@@ -333,8 +338,8 @@ impl Domain {
                             init: Process { pid, pidfd },
                         });
                     }
-                    (Some(pending), None, None, Some(_)) if births::is_shortage(word) => {
-                        self.unborn(name, pending, word, events);
+                    (Some(pending), None, Some(lack), Some(_)) => {
+                        self.unborn(name, pending, &lack, events);
                     }
                     (pending, ..) => {
                         events.extend(pending.map(|p| Event::Lost(Box::new(p.child))));
@@ -477,7 +482,7 @@ enum Heard {
 
 fn heard(maker: &Maker) -> Heard {
     let mut buf = [0; WORD_BYTES_MAX];
-    match sys::receive_message(maker.control.as_fd(), &mut buf) {
+    match sys::receive_what_fits(maker.control.as_fd(), &mut buf) {
         Ok(Some((n, fds))) => Heard::Said(buf[..n].to_vec(), fds),
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Heard::Nothing,
         Ok(None) | Err(_) => Heard::End,

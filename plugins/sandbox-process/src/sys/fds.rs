@@ -214,7 +214,16 @@ pub(crate) fn receive_message(
     socket: BorrowedFd<'_>,
     buf: &mut [u8],
 ) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
-    receive(socket, buf, 0)
+    whole(receive(socket, buf, 0)?)
+}
+
+/// The same, but it is no error where descriptors lack: what came without one is there.
+pub(crate) fn receive_what_fits(
+    socket: BorrowedFd<'_>,
+    buf: &mut [u8],
+) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    let received = receive(socket, buf, 0)?;
+    whole(received.map(|r| Received { lacks: false, ..r }))
 }
 
 /// The same, and an error where none is there: others may take it.
@@ -222,14 +231,35 @@ pub(crate) fn take_message(
     socket: BorrowedFd<'_>,
     buf: &mut [u8],
 ) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
-    receive(socket, buf, libc::MSG_DONTWAIT)
+    whole(receive(socket, buf, libc::MSG_DONTWAIT)?)
+}
+
+/// A message, as far as it could be taken over.
+struct Received {
+    bytes: usize,
+    fds: Vec<OwnedFd>,
+    /// There is room for all that may be sent, so some descriptors could not be installed (unix(7)).
+    lacks: bool,
+    is_cut: bool,
+}
+
+fn whole(received: Option<Received>) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+    match received {
+        None => Ok(None),
+        Some(Received { lacks: true, .. }) => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+        Some(Received { is_cut: true, .. }) => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a message was cut",
+        )),
+        Some(Received { bytes, fds, .. }) => Ok(Some((bytes, fds))),
+    }
 }
 
 fn receive(
     socket: BorrowedFd<'_>,
     buf: &mut [u8],
     flags: libc::c_int,
-) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
+) -> io::Result<Option<Received>> {
     let mut control = [0u64; CONTROL_BYTES / 8];
     let mut iov = libc::iovec {
         iov_base: buf.as_mut_ptr().cast(),
@@ -272,17 +302,12 @@ fn receive(
     if n == 0 && fds.is_empty() {
         return Ok(None);
     }
-    if msg.msg_flags & libc::MSG_CTRUNC != 0 {
-        // There is room for all that may be sent, so some could not be installed (unix(7)).
-        return Err(io::Error::from_raw_os_error(libc::EMFILE));
-    }
-    if msg.msg_flags & libc::MSG_TRUNC != 0 {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "a message was cut",
-        ));
-    }
-    Ok(Some((n, fds)))
+    Ok(Some(Received {
+        bytes: n,
+        fds,
+        lacks: msg.msg_flags & libc::MSG_CTRUNC != 0,
+        is_cut: msg.msg_flags & libc::MSG_TRUNC != 0,
+    }))
 }
 
 /// What to wait for, and what has happened.

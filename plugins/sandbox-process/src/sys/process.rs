@@ -154,6 +154,19 @@ pub(crate) fn reap(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
+/// Kills and reaps a child by its number, which is nobody else's until it is reaped. An error where it is none.
+pub(crate) fn end_child(pid: libc::pid_t) -> io::Result<()> {
+    let id = libc::id_t::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    // SAFETY: an all-zero siginfo is valid plain data.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `info` is a valid out pointer. Nothing is waited for and nothing reaped: it is seen whether it is a child.
+    check(unsafe { libc::waitid(libc::P_PID, id, &mut info, options) }.into())?;
+    // SAFETY: no pointers.
+    check(unsafe { libc::kill(pid, libc::SIGKILL) }.into())?;
+    wait(pid).map(drop)
+}
+
 /// Waits for a child, or for any (-1), and reaps it. `None`: no child.
 pub(crate) fn wait(pid: libc::pid_t) -> io::Result<Option<(libc::pid_t, Exit)>> {
     let mut status = 0;

@@ -109,15 +109,14 @@ impl Domain {
         }
     }
 
-    /// There was no process for a child. Its zygote has done what it could, and another would do no better.
+    /// The host lacked something for a child. Its zygote has done what it could, and another would do no better.
     pub(super) fn unborn(
         &mut self,
         name: &str,
         pending: Pending,
-        word: &str,
+        why: &io::Error,
         events: &mut Vec<Event>,
     ) {
-        let why = shortage(word).map_or_else(String::new, |e| e.to_string());
         let why = format!("its children die at their birth: {why}");
         let now = crate::sys::now_ns();
         self.birth_failed(name, pending.since_ns, &why, now, events);
@@ -142,13 +141,21 @@ impl Domain {
     }
 }
 
-/// Whether a zygote says that there was no process or namespace for a child, or no memory.
-pub(super) fn is_shortage(word: &str) -> bool {
-    shortage(word).is_some()
+/// A child has come without its descriptor, since none was left here. It is ended, and that is what was lacking; `None`: it is no
+/// child.
+pub(super) fn end_unwatched(pid: libc::pid_t) -> Option<io::Error> {
+    let ended = crate::sys::end_child(pid);
+    ended
+        .ok()
+        .map(|()| io::Error::from_raw_os_error(libc::EMFILE))
 }
 
-fn shortage(word: &str) -> Option<io::Error> {
+/// What a zygote says if there was no process or namespace for a child, no memory, or no file in the whole host.
+pub(super) fn shortage(word: &str) -> Option<io::Error> {
     let code = word.strip_prefix('!')?.parse().ok()?;
-    matches!(code, libc::EAGAIN | libc::ENOMEM | libc::ENOSPC)
-        .then(|| io::Error::from_raw_os_error(code))
+    matches!(
+        code,
+        libc::EAGAIN | libc::ENOMEM | libc::ENOSPC | libc::ENFILE
+    )
+    .then(|| io::Error::from_raw_os_error(code))
 }

@@ -411,7 +411,11 @@ fn a_child_that_has_lived_was_born_well() {
 
 #[test]
 fn a_zygote_stays_that_has_no_process_for_a_child() {
-    for (code, stays) in [(libc::EAGAIN, true), (libc::EPERM, false)] {
+    for (code, stays) in [
+        (libc::EAGAIN, true),
+        (libc::ENFILE, true),
+        (libc::EPERM, false),
+    ] {
         let (mut domain, [its, _spares]) = domain();
         let maker = domain.current.as_ref().unwrap().maker.pid;
         for failures in 1..3 {
@@ -432,6 +436,45 @@ fn a_zygote_stays_that_has_no_process_for_a_child() {
             assert_eq!(said, failures == 2);
         }
     }
+}
+
+#[test]
+#[ignore = "the launcher of `a_zygote_stays_for_whose_child_no_descriptor_is_left`"]
+fn launcher_without_descriptors() {
+    let (mut domain, [its, _spares]) = domain();
+    let maker = domain.current.as_ref().unwrap().maker.pid;
+    domain.pending = Some(pending());
+    let (pid, pidfd) = loiterer();
+    sys::send_message(its.as_fd(), pid.to_string().as_bytes(), &[pidfd.as_fd()]).unwrap();
+    sys::set_limit(libc::RLIMIT_NOFILE as i32, 64).unwrap();
+    let taken: Vec<_> =
+        std::iter::from_fn(|| sys::open("/dev/null", libc::O_RDONLY).ok()).collect();
+    let (mut leaving, mut events) = (Vec::new(), Vec::new());
+    domain.hear("", &mut leaving, &mut events);
+    drop(taken);
+    assert!(matches!(events[..], [Event::Unborn(_)]));
+    assert_eq!(domain.current.as_ref().unwrap().maker.pid, maker);
+    assert!(leaving.is_empty() && !sys::is_alive(pidfd.as_fd()).unwrap());
+    assert_eq!(domain.births.failures, 1);
+    // What is no child is not ended for it.
+    domain.pending = Some(pending());
+    sys::send_message(its.as_fd(), b"1", &[]).unwrap();
+    domain.hear("", &mut leaving, &mut events);
+    assert_eq!(leaving.len(), 1);
+}
+
+/// It has done what it was told, and with the one in its place there would be as few. In a process of its own: the others need
+/// their descriptors.
+#[test]
+fn a_zygote_stays_for_whose_child_no_descriptor_is_left() {
+    let launcher = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact"])
+        .arg("launcher::zygotes::tests::launcher_without_descriptors")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&launcher.stdout);
+    assert!(launcher.status.success(), "{text}");
+    assert!(text.contains("1 passed"), "{text}");
 }
 
 fn gone(events: &[Event]) -> Vec<&str> {
