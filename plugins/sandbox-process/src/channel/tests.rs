@@ -22,6 +22,45 @@ fn what_comes_with_a_job_finds_its_room_there() {
     assert_eq!(channel.to_send.capacity(), bytes);
 }
 
+/// The launcher was gone, or the child that had it was dead before the whole of it was sent.
+#[test]
+fn a_job_that_was_not_sent_is_wiped() {
+    const BYTES: usize = 4096;
+    // Not a text: who looks for it has no copy of it, to be found in the place of the job.
+    let byte = |at: usize| ((at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
+    let mut chunk = vec![0; 1 << 20];
+    let mut is_there = || {
+        chunk.fill(0);
+        let is_it = |bytes: &[u8]| {
+            let at = |n: usize| byte(BYTES / 2 + n);
+            bytes[0] == at(0) && bytes.iter().enumerate().all(|(n, b)| *b == at(n))
+        };
+        let memory = std::fs::File::open("/proc/self/mem").unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let writable = maps.lines().filter(|line| line.contains(" rw"));
+        let places = writable.map(|line| line.split_once(' ').unwrap().0.split_once('-').unwrap());
+        let number = |text| i64::from_str_radix(text, 16).unwrap();
+        places.into_iter().any(|(begin, end)| {
+            (number(begin)..number(end)).step_by(chunk.len()).any(|at| {
+                let room = chunk.len().min((number(end) - at) as usize);
+                let read = sys::read_at(memory.as_fd(), &mut chunk[..room], at).unwrap_or(0);
+                chunk[..read].windows(64).any(is_it)
+            })
+        })
+    };
+    let (socket, _theirs) = sys::socketpair(libc::SOCK_STREAM).unwrap();
+    let first = Frames {
+        job: Wiped((0..BYTES).map(byte).collect()),
+        code: Vec::new(),
+    };
+    let services = skillgate_plugin_sdk::testing::Run::new();
+    let channel = Channel::new(socket, &first, BTreeSet::new(), &services).unwrap();
+    drop(first);
+    assert!(is_there());
+    drop(channel);
+    assert!(!is_there());
+}
+
 #[test]
 fn one_request_is_served_at_a_time() {
     let told = Mutex::new(0);
