@@ -344,16 +344,25 @@ impl Groups {
         group.try_remove()
     }
 
+    /// Removes those that no run has, but for what it gives: to be tried again soon. None is made ahead until a run wants one.
+    pub(crate) fn let_go(&mut self) -> Vec<RunGroup> {
+        self.wanted = None;
+        let free = self.free.drain(..).map(|lent| RunGroup {
+            own: Vec::new(),
+            lent: Some(lent),
+            tells: false,
+            copied_bytes: 0,
+        });
+        let ahead = self.ahead.drain(..).map(|(_, group)| group);
+        let all = free.chain(ahead);
+        all.filter_map(|mut group| (!group.try_remove()).then_some(group))
+            .collect()
+    }
+
     /// Removes the parent groups, when every run's is gone.
     pub(crate) fn remove(&mut self) -> io::Result<()> {
-        for (_, mut group) in self.ahead.drain(..) {
-            // Nothing was ever in it.
-            group.try_remove();
-        }
-        for mut lent in self.free.drain(..) {
-            // Nothing is in it.
-            lent.try_remove();
-        }
+        // Nothing is in any of them.
+        self.let_go();
         self.parents
             .iter()
             .try_for_each(|(_, dir)| remove_if_there(dir))

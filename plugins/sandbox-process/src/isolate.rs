@@ -406,16 +406,12 @@ pub(crate) fn furnish(
     spec: &RunSpec,
     mounts: &[OwnedFd],
     resize: bool,
-) -> Result<(), String> {
+) -> Result<(), Failure> {
     let interior = Interior { ground, spec };
-    let resized = if resize {
-        interior.resize_writable()
-    } else {
-        Ok(())
-    };
-    let at = |step: Step| move |e: io::Error| format!("isolation step {step:?}: {e}");
-    resized.map_err(at(Step::Writable))?;
-    interior.attach_mounts(mounts).map_err(at(Step::Mounts))
+    if resize {
+        interior.resize_writable().at(Step::Writable)?;
+    }
+    interior.attach_mounts(mounts).at(Step::Mounts)
 }
 
 /// A run's landlock rules, made where its writable directories are in place.

@@ -3,6 +3,15 @@
 //! It knows limits and mounts, never a job. It ends when its socket does (the gateway has gone, however): kills every
 //! run, removes the groups, exits. The other way round, a run's init asks the kernel to be killed when the launcher
 //! dies. So whichever of the three dies, nothing is left but empty groups, which the next launcher sweeps.
+//!
+//! How many descriptors it has. A zygote's child has 19 at most, whether it waits or runs: its pidfd, its notice, report and orders,
+//! three namespaces, and of its control group (version 1) two of memory and ten that are lent. A run with an interpreter of its own
+//! has 15. So many wait as the plugin asks for (`PoolRules::for_each`: within a quarter of what the gateway may open), so many run as
+//! the host has runs. Of those that are over, what can be lent again is kept, 13 each: of `kept_max` at most, which is of no more than
+//! there ever were at once, since the next one has it first. Nothing but the pace of this one thread bounds those that are over
+//! and not gone: that have answered and linger, that the plugin still puts away, whose group is busy. So the hard bound of all
+//! is RLIMIT_NOFILE. Where it is met what is kept goes (`make_room`); then a run is refused, as not executed, and a child is
+//! made later.
 
 mod back_off;
 mod birth;
@@ -126,6 +135,22 @@ fn be_nobodys() -> io::Result<()> {
     std::env::set_current_dir("/")?;
     let files = libc::RLIMIT_NOFILE as i32;
     sys::set_limit(files, sys::hard_limit(files)?)
+}
+
+/// Why something was not made for a run.
+struct Cannot {
+    message: String,
+    /// There was no descriptor left.
+    lacks_files: bool,
+}
+
+impl Cannot {
+    fn new(what: &str, e: &io::Error) -> Self {
+        Cannot {
+            message: format!("{what}: {e}"),
+            lacks_files: sys::is_lack_of_files(e),
+        }
+    }
 }
 
 struct Launcher {
@@ -362,7 +387,7 @@ impl Launcher {
                 match sys::receive_message(control, buf) {
                     Ok(Some((n, fds))) => self.serve(control, &buf[..n], fds),
                     // Whose run it was sees its sockets closed. The others need not suffer for it.
-                    Err(e) if sys::is_lack_of_files(&e) => {}
+                    Err(e) if sys::is_lack_of_files(&e) => self.make_room(),
                     // An error is the end too: the plugin went without reading something.
                     Ok(None) | Err(_) => return self.finish(),
                 }
@@ -386,6 +411,11 @@ impl Launcher {
                 }
             }
         }
+    }
+
+    /// There was no descriptor left.
+    fn make_room(&mut self) {
+        make_room(&mut self.leases, &mut self.groups, &mut self.leaving);
     }
 
     fn patience(&self) -> Option<u64> {
@@ -502,6 +532,18 @@ impl Launcher {
         }
         self.groups.as_mut().map_or(Ok(()), Groups::remove)
     }
+}
+
+/// What is kept for the next runs has descriptors: it is let go of.
+fn make_room(
+    leases: &mut Option<Leases>,
+    groups: &mut Option<Groups>,
+    leaving: &mut Vec<RunGroup>,
+) {
+    if let Some(leases) = leases {
+        leases.let_go();
+    }
+    leaving.extend(groups.as_mut().map(Groups::let_go).unwrap_or_default());
 }
 
 /// One launcher per state directory: an earlier one is given time to end.

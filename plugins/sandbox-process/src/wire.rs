@@ -51,8 +51,8 @@ pub(crate) struct ZygoteRules {
     pub(crate) age_max_ns: u64,
     /// How many trust domains have one at a time.
     pub(crate) domains_max: usize,
-    /// So many namespaces and directories of control groups are kept for the next runs; 0: they are made for one run, instead of
-    /// leased to one after the other.
+    /// So many namespaces and directories of control groups are kept for the next runs, as long as there are descriptors for
+    /// others; 0: they are made for one run, instead of leased to one after the other.
     pub(crate) kept_max: usize,
 }
 

@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::Launcher;
 use super::birth::Theirs;
 use super::lacking::{Kind, There};
 use super::restraint::{Restraint, Seen};
 use super::run::{Happened, Pooled, Process, Run, Untold, tell};
-use super::start::detached;
+use super::start::detached_all;
 use super::strays::Strays;
 use super::zygotes::{Event, Ordered, Zygotes};
+use super::{Cannot, Launcher, make_room};
 use crate::cgroup::{GroupLimits, RunGroup};
 use crate::guard::Without;
 use crate::isolate::{self, Ground};
@@ -121,9 +121,12 @@ impl Launcher {
         };
         match self.try_order(&name, kind, there, seen.is_busy()) {
             Ok(ordered) => ordered,
-            Err(why) => {
+            Err(cannot) => {
+                if cannot.lacks_files {
+                    self.make_room();
+                }
                 let zygotes = self.zygotes.as_mut();
-                let events = zygotes.map(|z| z.cannot_order(&name, &why, now));
+                let events = zygotes.map(|z| z.cannot_order(&name, &cannot.message, now));
                 self.act(control, events.unwrap_or_default());
                 // The next one at once, as when one has died at its birth: the others wait.
                 true
@@ -189,9 +192,9 @@ impl Launcher {
         kind: Kind,
         there: There,
         busy: bool,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Cannot> {
         let network = kind == Kind::Connected;
-        let cannot = |e: io::Error| format!("a child cannot be ordered: {e}");
+        let cannot = |e: io::Error| Cannot::new("a child cannot be ordered", &e);
         let (Some(zygotes), Some(leases)) = (&mut self.zygotes, &mut self.leases) else {
             return Ok(false);
         };
@@ -206,7 +209,7 @@ impl Launcher {
                 },
                 |slot| standing.outer_id(uid_base, slot),
             )
-            .map_err(|e| format!("namespaces for it cannot be made: {e}"))?;
+            .map_err(|e| Cannot::new("namespaces for it cannot be made", &e))?;
         let (mut group, mut scarce, mut furnishing) = (None, false, None);
         let made = || -> io::Result<_> {
             let (needs, copied_bytes) = zygotes.needs(name).ok_or(io::ErrorKind::NotFound)?;
@@ -480,16 +483,18 @@ impl Launcher {
         let Some(place) = place_of(pooled.orders.as_fd()) else {
             return run.has_no_place();
         };
-        let give = |spec: &RunSpec, pooled: &Pooled| {
+        let give = |spec: &RunSpec, mounts: Vec<OwnedFd>, pooled: &Pooled| {
             let home = self.home.as_fd();
-            furnished(&self.ground, home, place.as_fd(), spec, pooled)
+            furnished(&self.ground, home, place.as_fd(), spec, &mounts, pooled)
         };
+        let detached = |spec: &RunSpec| detached_all(&spec.mounts, &Without::default());
         if let Some(untold) = pooled.untold.take() {
             let spec = RunSpec {
                 mounts: untold.mounts,
                 ..pooled.spec.order()
             };
-            if give(&spec, pooled).is_ok() {
+            let given = detached(&spec).and_then(|mounts| give(&spec, mounts, pooled));
+            if given.is_ok() {
                 introduce(control, run, &untold.word, &untold.plugins);
             } else {
                 if let Some(zygotes) = &mut self.zygotes {
@@ -502,6 +507,11 @@ impl Launcher {
         let Some(spec) = pooled.activation.take() else {
             return;
         };
+        let mut mounts = detached(&spec);
+        if mounts.as_ref().is_err_and(|cannot| cannot.lacks_files) {
+            make_room(&mut self.leases, &mut self.groups, &mut self.leaving);
+            mounts = detached(&spec);
+        }
         let gate = match (spec.network, &self.leases) {
             // Its filter and its lease are for the other kind of run.
             (network, _) if network != pooled.spec.network => {
@@ -511,10 +521,10 @@ impl Launcher {
             _ => Ok(()),
         };
         let sent = gate
-            .map_err(|e| format!("its network cannot be prepared: {e}"))
-            .and_then(|()| give(&spec, pooled))
+            .map_err(|e| Cannot::new("its network cannot be prepared", &e))
+            .and_then(|()| give(&spec, mounts?, pooled))
             .and_then(|()| told(pooled.orders.as_fd(), &spec));
-        if let Err(message) = sent
+        if let Err(Cannot { message, .. }) = sent
             && !run.is_mute()
         {
             // Said first: what follows its end would be a less telling word.
@@ -538,35 +548,30 @@ fn furnished(
     home: BorrowedFd<'_>,
     place: BorrowedFd<'_>,
     spec: &RunSpec,
+    mounts: &[OwnedFd],
     pooled: &Pooled,
-) -> Result<(), String> {
+) -> Result<(), Cannot> {
     let disk = |spec: &RunSpec| (spec.disk_bytes, spec.disk_inodes);
     let resize = disk(spec) != disk(&pooled.spec);
-    if spec.mounts.is_empty() && !resize {
+    if mounts.is_empty() && !resize {
         return Ok(());
     }
-    // Their paths are those of the launcher's own namespace.
-    let mounts = spec
-        .mounts
-        .iter()
-        .map(|mount| detached(mount, &Without::default()))
-        .collect::<Result<Vec<_>, _>>()?;
     sys::enter_namespace(place, libc::CLONE_NEWNS)
-        .map_err(|e| format!("its mount namespace cannot be entered: {e}"))?;
-    let done = isolate::furnish(ground, spec, &mounts, resize);
+        .map_err(|e| Cannot::new("its mount namespace cannot be entered", &e))?;
+    let done = isolate::furnish(ground, spec, mounts, resize);
     if sys::enter_namespace(home, libc::CLONE_NEWNS).is_err() {
         // Every path from here on would be one of the run's.
         sys::exit_now(3);
     }
-    done
+    done.map_err(|failed| Cannot::new(&format!("isolation step {:?}", failed.step), &failed.error))
 }
 
 /// Tells a child of its run.
-fn told(orders: BorrowedFd<'_>, spec: &RunSpec) -> Result<(), String> {
+fn told(orders: BorrowedFd<'_>, spec: &RunSpec) -> Result<(), Cannot> {
     serde_json::to_vec(&spec.order())
         .map_err(io::Error::from)
         .and_then(|message| sys::send_message(orders, &message, &[]))
-        .map_err(|e| format!("a waiting interpreter cannot be told of its run: {e}"))
+        .map_err(|e| Cannot::new("a waiting interpreter cannot be told of its run", &e))
 }
 
 /// Hands a child to the plugin.

@@ -110,6 +110,13 @@ impl Leases {
             self.slots.remove(&lease.slot);
         }
     }
+
+    /// Those that no run has.
+    pub(crate) fn let_go(&mut self) {
+        for lease in self.free.drain(..) {
+            self.slots.remove(&lease.slot);
+        }
+    }
 }
 
 /// New network and ipc namespaces, which this process is then in.

@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::Launcher;
 use super::run::{Process, Run, tell};
+use super::{Cannot, Launcher};
 use crate::cgroup::{Entrance, GroupLimits, RunGroup};
 use crate::guard::{Guard, Without};
 use crate::isolate::Isolation;
@@ -20,7 +20,12 @@ impl Launcher {
         let Ok([output, channel, notice]) = <[OwnedFd; 3]>::try_from(fds) else {
             return;
         };
-        if let Err(message) = self.try_start(spec, &output, &channel, &notice) {
+        let mut started = self.try_start(spec, &output, &channel, &notice);
+        if started.as_ref().is_err_and(|cannot| cannot.lacks_files) {
+            self.make_room();
+            started = self.try_start(spec, &output, &channel, &notice);
+        }
+        if let Err(Cannot { message, .. }) = started {
             tell(notice.as_fd(), &Notice::Failed { message }, None);
         }
     }
@@ -31,14 +36,12 @@ impl Launcher {
         output: &OwnedFd,
         channel: &OwnedFd,
         notice: &OwnedFd,
-    ) -> Result<(), String> {
-        let mounts = spec
-            .mounts
-            .iter()
-            .map(|mount| detached(mount, &self.ground.without))
-            .collect::<Result<Vec<_>, _>>()?;
+    ) -> Result<(), Cannot> {
+        let mounts = detached_all(&spec.mounts, &self.ground.without)?;
         // Before there is a process: one that nobody knows of would have no deadline.
-        let kept = notice.try_clone().map_err(|e| e.to_string())?;
+        let kept = notice
+            .try_clone()
+            .map_err(|e| Cannot::new("its notice socket", &e))?;
         let slot = (0..)
             .find(|s| !self.runs.contains_key(s) && self.leases.as_ref().is_none_or(|l| !l.has(*s)))
             .unwrap_or(u32::MAX);
@@ -53,14 +56,14 @@ impl Launcher {
             .as_mut()
             .map(|groups| groups.make_run(limits))
             .transpose()
-            .map_err(|e| format!("control group: {e}"))?;
+            .map_err(|e| Cannot::new("control group", &e))?;
         let entrance = group.as_ref().map(RunGroup::entrance).unwrap_or_default();
         let started = self.spawn(spec, slot, &mounts, &entrance, [output, channel, notice]);
         let (pid, pidfd, report) = match started {
             Ok(started) => started,
             Err(e) => {
                 self.leaving.extend(group);
-                return Err(format!("cannot make a process with its namespaces: {e}"));
+                return Err(Cannot::new("cannot make a process with its namespaces", &e));
             }
         };
         let mut run = Run {
@@ -119,24 +122,29 @@ pub(crate) fn enter(isolation: &Isolation<'_>) -> ! {
     }
 }
 
+/// What a run is given, in the order of `specs`.
+pub(super) fn detached_all(specs: &[MountSpec], without: &Without) -> Result<Vec<OwnedFd>, Cannot> {
+    let of = |spec: &MountSpec| {
+        let named = |e| Cannot::new(&format!("mount {}", spec.target), &e);
+        detached(spec, without).map_err(named)
+    };
+    specs.iter().map(of).collect()
+}
+
 /// The mount of a directory or file that the plugin holds open: opened by its path in this mount namespace, and
 /// only used when it is the same file.
-pub(super) fn detached(spec: &MountSpec, without: &Without) -> Result<OwnedFd, String> {
-    let named = |e: io::Error| format!("mount {}: {e}", spec.target);
-    let at = sys::open(&spec.path, libc::O_PATH | libc::O_NOFOLLOW).map_err(named)?;
-    let stat = sys::stat(at.as_fd()).map_err(named)?;
+fn detached(spec: &MountSpec, without: &Without) -> io::Result<OwnedFd> {
+    let at = sys::open(&spec.path, libc::O_PATH | libc::O_NOFOLLOW)?;
+    let stat = sys::stat(at.as_fd())?;
     if (stat.dev, stat.ino) != (spec.dev, spec.ino) {
-        return Err(format!(
-            "mount {}: its path leads to something else now",
-            spec.target
-        ));
+        return Err(io::Error::other("its path leads to something else now"));
     }
-    let mount = sys::clone_mount(at.as_fd()).map_err(named)?;
+    let mount = sys::clone_mount(at.as_fd())?;
     let flags = if without.keeps(Guard::MountFlags) {
         NOSUID | NODEV | NOEXEC | NOSYMFOLLOW
     } else {
         0
     };
-    sys::restrict(mount.as_fd(), RDONLY | flags).map_err(named)?;
+    sys::restrict(mount.as_fd(), RDONLY | flags)?;
     Ok(mount)
 }

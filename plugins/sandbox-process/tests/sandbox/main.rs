@@ -21,6 +21,7 @@ mod guards;
 mod hostile;
 mod in_time;
 mod inside;
+mod kept;
 mod lifecycle;
 mod many;
 mod pace;
