@@ -17,6 +17,16 @@ pub(crate) const DISK_FULL: &str = "DiskFull";
 pub(crate) const CANCELLED: &str = "Cancelled";
 pub(crate) const SANDBOX_ERROR: &str = "SandboxError";
 
+/// What the sandbox says of a run that it has ended, and the gateway of one that it has lost. The code may have classes of these
+/// names, as `requests` does.
+const NOT_OF_THE_CODE: [&str; 5] = [
+    TIMEOUT,
+    OUT_OF_MEMORY,
+    CANCELLED,
+    SANDBOX_ERROR,
+    "WorkerLost",
+];
+
 /// The ways to fill in a result.
 pub(crate) trait Fill {
     fn fail(&mut self, kind: &str, message: String);
@@ -98,14 +108,12 @@ impl Fill for RunResult {
                         ),
                     );
                 } else {
-                    self.fail(
-                        if kind.is_empty() {
-                            SANDBOX_ERROR
-                        } else {
-                            &kind
-                        },
-                        message,
-                    );
+                    let kind = match kind.as_str() {
+                        "" => SANDBOX_ERROR.to_owned(),
+                        word if NOT_OF_THE_CODE.contains(&word) => format!("code.{word}"),
+                        _ => kind,
+                    };
+                    self.fail(&kind, message);
                 }
             }
         }
@@ -188,6 +196,24 @@ mod tests {
         let mut result = RunResult::default();
         result.take(guest, &RunRequest::default(), &end);
         (result.error_type, result.error_message)
+    }
+
+    /// The operator's alarms go by these words, and the caller gives a run that says `Timeout` more time.
+    #[test]
+    fn what_the_code_raises_is_not_what_the_sandbox_says() {
+        for kind in [
+            "Timeout",
+            "OutOfMemory",
+            "Cancelled",
+            "SandboxError",
+            "WorkerLost",
+        ] {
+            let text = format!("requests.exceptions.{kind}: no answer");
+            assert_eq!(failed(kind, &text), (format!("code.{kind}"), text));
+        }
+        for kind in ["TimeoutError", "MemoryError", "acme.Timeout"] {
+            assert_eq!(failed(kind, "").0, kind);
+        }
     }
 
     #[test]

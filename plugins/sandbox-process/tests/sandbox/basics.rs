@@ -6,6 +6,23 @@ use skillgate_plugin_sdk::model::{Mount, RunSkill, Source};
 
 use crate::support::*;
 
+/// Whoever reads that a run has come to its limit, or was lost, does something else than for a failure of its code.
+#[test]
+fn an_exception_that_is_called_like_an_end_is_no_such_end() {
+    let instance = Instance::new();
+    for name in ["Timeout", "WorkerLost", "Timeouts"] {
+        let code = format!("class {name}(Exception): pass\ndef main(args): raise {name}('no')\n");
+        let (result, _) = instance.code(&code);
+        let expected = match name {
+            "Timeouts" => name.to_owned(),
+            _ => format!("code.{name}"),
+        };
+        assert_eq!(result.error_type, expected);
+        let last = result.error_message.lines().last();
+        assert_eq!(last, Some(&*format!("{name}: no")));
+    }
+}
+
 #[test]
 fn hello() {
     let instance = Instance::new();
