@@ -504,7 +504,10 @@ impl<'a> Running<'a> {
                 None
             }
             Ok(Notice::Failed { message }) => Some(Outcome::Failed(message)),
-            Ok(Notice::Ended(end)) => Some(Outcome::Ended(end)),
+            Ok(Notice::Ended(end)) => Some(Outcome::Ended(match &self.child {
+                Some(child) => child.ended(end),
+                None => end,
+            })),
             Err(e) => Some(Outcome::Failed(format!(
                 "the launcher said something strange: {e}"
             ))),

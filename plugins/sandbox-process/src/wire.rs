@@ -299,6 +299,7 @@ pub(crate) struct End {
     /// Of the interpreter.
     pub(crate) exit_code: i32,
     pub(crate) signal: i32,
+    /// On [`Notice::Ended`] with what a zygote's child had used before it had a run: of a short one the launcher does not know it.
     pub(crate) cpu_us: u64,
     pub(crate) peak_memory_bytes: u64,
     pub(crate) oom_kills: u64,

@@ -351,14 +351,10 @@ impl Run {
         }
     }
 
-    /// Processor time of the run so far.
+    /// Processor time of the run so far, without what its process had used before, where that is known.
     pub(super) fn cpu_us(&self) -> Option<u64> {
-        self.counted_us().map(|us| self.of_it_us(us))
-    }
-
-    /// Without what its process had used before it had a run.
-    fn of_it_us(&self, us: u64) -> u64 {
-        us.saturating_sub(self.pooled.as_ref().map_or(0, |p| p.cpu_before_us))
+        let before_us = self.pooled.as_ref().map_or(0, |p| p.cpu_before_us);
+        self.counted_us().map(|us| us.saturating_sub(before_us))
     }
 
     /// Its group tells all of it, also when it has ended. Version 2 tells the peak since Linux 5.19.
@@ -431,7 +427,7 @@ impl Run {
     fn end(&self, init: Exit) -> End {
         let used = self.group.as_ref().map(RunGroup::used).unwrap_or_default();
         // Where nothing counts it: what was seen of it, or what was waited for.
-        let seen_us = self.used_before.cpu_us.map_or(0, |us| self.of_it_us(us));
+        let seen_us = self.used_before.cpu_us.unwrap_or(0);
         let seen_bytes = self.used_before.peak_memory_bytes.unwrap_or(0);
         // Without init's word the program was killed with it, and init has waited for nobody: what it has used is its own.
         let (exit_code, signal) = self.exited.unwrap_or((-1, init.signal));
@@ -442,7 +438,7 @@ impl Run {
         End {
             exit_code,
             signal,
-            cpu_us: self.cpu_us().unwrap_or(waited_us.max(seen_us)),
+            cpu_us: self.counted_us().unwrap_or(waited_us.max(seen_us)),
             peak_memory_bytes: used
                 .peak_memory_bytes
                 .unwrap_or(waited_bytes.max(seen_bytes)),

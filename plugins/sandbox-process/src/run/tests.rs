@@ -296,6 +296,30 @@ fn an_end_that_was_told_counts_however_late_it_is_heard() {
     assert!(matches!(outcome, Outcome::Ended(end) if end.cpu_us == 5));
 }
 
+/// Of a short run the launcher has not heard when that ends.
+#[test]
+fn what_making_its_child_has_cost_is_not_the_runs() {
+    let host = Host::for_tests(|_, _, _, _| {});
+    let (control, _heard) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    let pool = Pool::new(control, RULES);
+    let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    let handle = Handle::new().unwrap();
+    let store = Store::new(|| ());
+    let mut begun = begun(&host, &store, &handle, notice);
+    let taken = Taken {
+        cpu_before_us: 3,
+        ..TAKEN
+    };
+    begun.running.child = Some(Child::of_nothing(&pool, taken));
+    let ended = End {
+        cpu_us: 5,
+        ..End::default()
+    };
+    tell(&launcher, &Notice::Ended(ended));
+    let outcome = begun.running.attend();
+    assert!(matches!(outcome, Outcome::Ended(end) if end.cpu_us == 2));
+}
+
 /// It has waited for an interpreter, and nobody has told it.
 #[test]
 fn none_is_started_for_a_run_that_is_over() {

@@ -74,7 +74,7 @@ impl<'a> Child<'a> {
             number: taken.number,
             process_1: u32::MAX,
             group: Held::new(Vec::new(), Default::default()),
-            cpu_before_us: 0,
+            cpu_before_us: taken.cpu_before_us,
             told: false,
             tell_again_ns: 0,
         }
@@ -113,17 +113,22 @@ impl Child<'_> {
         self.has_group().then(|| self.group.used(events))
     }
 
-    fn end(&self, used: GroupUse) -> End {
+    /// What the launcher says of its end, as its run's.
+    pub(super) fn ended(&self, end: End) -> End {
         End {
-            cpu_us: used
-                .cpu_us
-                .unwrap_or_default()
-                .saturating_sub(self.cpu_before_us),
+            cpu_us: end.cpu_us.saturating_sub(self.cpu_before_us),
+            ..end
+        }
+    }
+
+    fn end(&self, used: GroupUse) -> End {
+        self.ended(End {
+            cpu_us: used.cpu_us.unwrap_or_default(),
             peak_memory_bytes: used.peak_memory_bytes.unwrap_or_default(),
             oom_kills: used.oom_kills,
             pids_refused: used.pids_refused,
             ..End::default()
-        }
+        })
     }
 
     /// The launcher hears of it, once: from now on it watches the run's limits too. Where it does not read at the moment, it is

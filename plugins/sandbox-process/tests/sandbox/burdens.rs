@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::support::*;
-#[cfg(target_arch = "x86_64")]
 use crate::zygote::warm;
 use skillgate_plugin_sdk::blocking::Sandbox;
 
@@ -190,6 +189,23 @@ def main(args):
             mode.name
         );
     }
+}
+
+/// Its child was made and has rehearsed before, which takes some milliseconds.
+#[test]
+fn a_run_that_ends_without_a_result_has_used_what_it_has_used() {
+    let instance = warm(json!({"pool_min": 4, "pool_max": 4}));
+    let used_us = |code: &str| {
+        let one = |_| {
+            eventually("children wait", || metric(&instance, "pool_idle") == 4);
+            instance.code(code).0.cpu_us as f64
+        };
+        median((0..9).map(one).collect())
+    };
+    let returns = used_us("def main(args): return 1\n");
+    let ends = used_us("import os\ndef main(args): os._exit(0)\n");
+    assert!(ends < returns * 3.0, "{ends} us, {returns} us");
+    println!("returned {returns} us, ended {ends} us");
 }
 
 /// After a mebibyte it is taken 64 KiB in a millisecond, whoever wants it.

@@ -202,6 +202,23 @@ fn a_child_that_cannot_be_built_has_failed_at_its_birth_though_a_run_has_it() {
     assert!(run.was_stillborn());
 }
 
+/// Who knows of which part that was subtracts it.
+#[test]
+fn what_is_told_of_an_end_is_the_same_whether_or_not_its_run_was_told_of() {
+    for was_told in [false, true] {
+        let mut run = of_this_process();
+        run.used_before.cpu_us = Some(5);
+        if was_told {
+            let taken = Taken {
+                cpu_before_us: 3,
+                ..TAKEN
+            };
+            run.take(&taken, 0);
+        }
+        assert_eq!(run.end(Exit::default()).cpu_us, 5, "{was_told}");
+    }
+}
+
 /// Otherwise none would be made in its place for as long as it stays.
 #[test]
 fn a_child_that_has_answered_before_its_run_was_told_of_waits_no_more() {
