@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 from _thread import RLock
 from json import JSONDecoder
-from json import dumps as _dumps
+
+from .strict_json import dumps
 
 JOB_BYTES_MAX = 24 * 1024 * 1024
 FRAME_BYTES_MAX = 1024 * 1024 + 64 * 1024
@@ -72,11 +73,11 @@ class Channel:
         return _value(self._exchange(kind, b"O", parts))
 
     def call_json(self, kind: bytes, request: dict) -> dict:
-        return self.call(kind, _dumps(request).encode("utf-8"))
+        return self.call(kind, dumps(request))
 
     def fetch(self, kind: bytes, request: dict) -> bytes:
         """A request that is answered with bytes."""
-        return self._exchange(kind, b"D", (_dumps(request).encode("utf-8"),))
+        return self._exchange(kind, b"D", (dumps(request),))
 
     def keep(self) -> None:
         """No other thread can send anything afterwards: the lock is never given back."""

@@ -19,7 +19,7 @@ from . import compiled, failure, imports, library, machine, memory, state
 from .channel import Channel, ChannelLost
 from .failure import EntrypointNotFound
 from .state import Layout
-from .strict_json import Encoder
+from .strict_json import Encoder, dumps
 from .text import one_line, plain, type_name
 
 import runtime.blobs
@@ -40,7 +40,7 @@ _RESERVE_BYTES = 256 * 1024
 _exit = os._exit
 _sleep = time.sleep
 _write = os.write
-_set_recursion_limit = sys.setrecursionlimit
+_recursion_limit, _set_recursion_limit = sys.getrecursionlimit, sys.setrecursionlimit
 # Kept, since to free it is to write where nothing of a run is.
 _first_argv = sys.argv
 
@@ -260,7 +260,7 @@ def _answer(channel: Channel, layout: Layout, begun: list) -> bytes:
     begun.append(run)
     value = _execute(job, layout)
     _check_owner(channel)
-    _set_recursion_limit(max(_RECURSION_LIMIT, sys.getrecursionlimit()))
+    _set_recursion_limit(max(_RECURSION_LIMIT, _recursion_limit()))
     return _completed(run, value, min(int(job.get("output_bytes", 4096)), _INLINE_BYTES_MAX))
 
 
@@ -439,7 +439,7 @@ def _completed(run: state.Run, value, inline_bytes: int) -> bytes:
     if summary is None and issubclass(type(value), dict):
         said = dict.get(value, "summary")
         summary = plain(said) if issubclass(type(said), str) else None
-    said = b"null" if summary is None else _dumps(_short(summary)).encode("ascii")
+    said = b"null" if summary is None else dumps(_short(summary))
     if output is None:
         return b'{"status":"completed","spilled":true,"summary":' + said + b"}"
     return b'{"status":"completed","spilled":false,"summary":' + said + b',"output":' + output + b"}"
@@ -450,17 +450,17 @@ def _failed(run: Optional[state.Run], exc: BaseException) -> bytes:
     try:
         if issubclass(type(exc), MemoryError):
             failure.release_memory(exc)
-        _set_recursion_limit(max(_RECURSION_LIMIT, sys.getrecursionlimit()))
+        _set_recursion_limit(max(_RECURSION_LIMIT, _recursion_limit()))
         error = failure.describe(exc, "main" if run is None else run.function)
         summary = run.summary if run is not None else None
         result = {"status": "failed", "spilled": False, "summary": _short(summary), "error": error}
-        return _dumps(result).encode("ascii")
+        return dumps(result)
     except MemoryError:
         return _NO_MEMORY
     except BaseException:  # something of the exception's that describe did not foresee: its type is still known
         error = {"type": type_name(type(exc)), "message": "%s (it cannot be described)" % type_name(type(exc))}
         result = {"status": "failed", "spilled": False, "summary": None, "error": error}
-        return _dumps(result).encode("ascii")
+        return dumps(result)
 
 
 def _short(summary):

@@ -55,6 +55,23 @@ class Accidents(unittest.TestCase):
             """
         )
 
+    def test_classes_that_we_would_ask(self):
+        changed = """
+            import json
+            json.JSONEncoder.encode = json.JSONEncoder.iterencode = lambda *_, **__: "no JSON"
+            sys.getrecursionlimit = None
+            import runtime
+            runtime.summary("\\u00e9")
+            """
+        writes = """
+            name = runtime.blobs.write_text("x")
+            return runtime.blobs.read_text(name) and 'fine'
+            """
+        self.assertEqual(self.unharmed(changed + writes).result["summary"], "\u00e9")
+        outcome = self.run_main(changed + "raise ValueError('\\u00e9')")
+        self.assertEqual((outcome.error["type"], outcome.result["summary"]), ("ValueError", "\u00e9"))
+        self.assertTrue(outcome.error["message"].endswith("ValueError: \u00e9"))
+
     def test_the_standard_library_is_gone(self):
         self.unharmed("sys.modules.clear(); sys.path.clear(); sys.meta_path.clear(); return 'fine'")
         outcome = self.run_main("sys.modules.clear(); sys.path.clear(); raise ValueError('x')")
