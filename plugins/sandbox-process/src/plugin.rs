@@ -268,6 +268,7 @@ impl SandboxProcess {
             }
         };
         let around = Around {
+            supervisor: &self.supervisor,
             launcher: &launcher,
             host: &self.host,
             state_dir: &self.state_dir,

@@ -3,6 +3,7 @@
 
 mod compile;
 mod ready;
+mod tries;
 mod ways;
 
 use std::io;
@@ -17,9 +18,9 @@ use crate::supervisor::Launcher;
 use crate::sys::{self, Poll};
 use crate::wire::{End, Notice};
 pub(crate) use ready::Around;
-use ready::Ready;
+pub(crate) use tries::run;
 pub(crate) use ways::Ways;
-use ways::{Attempt, Child, Place, over_before_it_began, used_by_stuck};
+use ways::{Child, Place, used_by_stuck};
 
 const TARGET: &str = "sandbox_process::run";
 /// After its result a run has this long to end by itself; then its namespace is ended.
@@ -43,8 +44,6 @@ const SLOW_EVERY_NS: u64 = 1_000_000;
 const LAST_OUTPUT_BYTES_MAX: usize = 16 << 20;
 /// A run that lasts longer is watched by the launcher too, should the plugin's thread be held up by the host.
 const LAUNCHER_TOLD_NS: u64 = 10_000_000;
-/// Children that a run tries, should one after the other be dead, or end before it has read the job.
-const CHILDREN_MAX: usize = 3;
 
 /// Why the plugin has ended a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,73 +119,6 @@ enum Outcome {
     LauncherLost,
     /// Killed, and not seen to end in time.
     Stuck,
-}
-
-/// From the request to the answer, which `answer` gets as soon as it is there. What the run leaves, descriptors above all, is
-/// put away when that has returned: to close them takes a tenth of what a short run takes.
-pub(crate) fn run<T>(
-    mut request: RunRequest,
-    services: &dyn RunServices,
-    handle: &Handle,
-    around: &Around<'_>,
-    answer: impl FnOnce(Result<RunResult, Error>) -> T,
-) -> T {
-    let started_ns = sys::now_ns();
-    let ready = match Ready::new(&mut request, services, handle, around) {
-        Ok(ready) => ready,
-        Err(e) => return answer(Err(e)),
-    };
-    let attempt = Attempt {
-        services,
-        handle,
-        launcher: around.launcher,
-        host: around.host,
-        tenant: &request.tenant,
-        spec: &ready.spec,
-        frames: &ready.frames,
-        blobs: &ready.mounts.blobs,
-        started_ns,
-    };
-    match complete(&attempt, &request, around.ways) {
-        Ok((result, _over)) => answer(Ok(result)),
-        Err(e) => answer(Err(e)),
-    }
-}
-
-/// Tries children and then an interpreter of its own, until one has run it: its result, and what is left of it.
-fn complete<'a>(
-    attempt: &Attempt<'a>,
-    request: &RunRequest,
-    ways: &Ways,
-) -> Result<(RunResult, Option<Running<'a>>), Error> {
-    let launcher = attempt.launcher;
-    let (spec, wall_ms) = (attempt.spec, request.limits.wall_ms);
-    let over = || {
-        let result = over_before_it_began(spec, attempt.handle, attempt.started_ns, wall_ms)?;
-        Some((result, None))
-    };
-    let children = if request.fresh { 0 } else { CHILDREN_MAX };
-    for _ in 0..children {
-        let mut running = match attempt.on_child(ways) {
-            Ok(Some(running)) => running,
-            Ok(None) => break,
-            Err(e) => return over().ok_or(e),
-        };
-        let outcome = running.attend();
-        if !running.is_untouched(&outcome) {
-            return running.end(outcome, request, launcher);
-        }
-        running.channel.abandon();
-    }
-    if let Some(over) = over() {
-        return Ok(over);
-    }
-    let mut running = match attempt.on_its_own(ways) {
-        Ok(running) => running,
-        Err(e) => return over().ok_or(e),
-    };
-    let outcome = running.attend();
-    running.end(outcome, request, launcher)
 }
 
 impl<'a> Running<'a> {

@@ -194,6 +194,11 @@ impl Supervisor {
         }
     }
 
+    /// The one in the place of one that has died. `None`: that lives, or there is none now.
+    pub(crate) fn after(&self, dead: &Arc<Launcher>) -> Option<Arc<Launcher>> {
+        self.launcher().ok().filter(|it| !Arc::ptr_eq(it, dead))
+    }
+
     fn spawn(&self, state: &mut State) -> Result<Arc<Launcher>, Error> {
         let broken = |what: &str, e: io::Error| {
             Error::new(abi::E_UNAVAILABLE, format!("{what}: {e}")).not_executed()

@@ -9,7 +9,9 @@ use skillgate_plugin_sdk::model::{Error, Limits, Result, RunRequest, RunSkill};
 use skillgate_plugin_sdk::{RunServices, Secret, abi};
 
 use super::ready::{deadline_of, spec_of};
-use super::{Around, Attempt, Handle, Ways, complete};
+use super::tries::complete;
+use super::ways::Attempt;
+use super::{Around, Handle, Ways};
 use crate::answer::CANCELLED;
 use crate::codes::{self, Code, Look};
 use crate::job::{self, Work};

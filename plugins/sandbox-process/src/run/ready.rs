@@ -10,12 +10,14 @@ use super::{Handle, Ways, compile};
 use crate::codes::Codes;
 use crate::job::{self, Frames, Work};
 use crate::mounts;
-use crate::supervisor::Launcher;
+use crate::supervisor::{Launcher, Supervisor};
 use crate::sys;
 use crate::wire::{MountSpec, RUN_ID_BYTES_MAX, RunSpec};
 
 /// What there is of the plugin for every run.
 pub(crate) struct Around<'a> {
+    pub(crate) supervisor: &'a Supervisor,
+    /// That lives now.
     pub(crate) launcher: &'a Arc<Launcher>,
     pub(crate) host: &'a Host,
     pub(crate) state_dir: &'a Path,

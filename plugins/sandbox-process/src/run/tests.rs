@@ -4,6 +4,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
+use super::tries::complete;
+use super::ways::{Attempt, over_before_it_began};
 use super::*;
 use crate::cgroup::{Held, Part};
 use crate::channel::fake::{Store, channel, get, result, say};

@@ -11,7 +11,8 @@ use std::time::Instant;
 use skillgate_plugin_sdk::model::{Error, RunResult};
 use skillgate_plugin_sdk::{Host, RunServices, abi};
 
-use super::{CHILDREN_MAX, Handle, Running};
+use super::tries::CHILDREN_MAX;
+use super::{Handle, Running};
 use crate::answer::{self, Fill as _};
 use crate::cgroup::{GroupUse, Held};
 use crate::channel::Channel;

@@ -1,5 +1,6 @@
 //! Whatever dies, in whatever order: nothing is left behind, and the next run works.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,9 +9,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use crate::basics::{mount, open_to_all};
 use crate::support::*;
 use crate::tools;
 use skillgate_plugin_sdk::blocking::Sandbox;
+use skillgate_plugin_sdk::model::Source;
 use skillgate_plugin_sdk::{abi, testing};
 
 fn kill_9(pid: u32) {
@@ -84,6 +87,40 @@ fn a_dead_launcher_fails_its_runs_and_is_replaced() {
         "{}",
         health.metrics_json
     );
+}
+
+/// Also those that it has been asked for, with an interpreter of their own and with a child of a zygote, and that are given files,
+/// which takes the launcher.
+#[test]
+fn a_dead_launcher_loses_no_run_that_had_not_begun() {
+    const FRESH: u64 = 8;
+    let instance = Instance::new();
+    let asked = metric(&instance, "runs_fresh") + FRESH;
+    let dir = tempfile::tempdir().unwrap();
+    open_to_all(dir.path());
+    std::fs::write(dir.path().join("blob"), "content").unwrap();
+    let run = |fresh| {
+        let mut request = request("def main(args): return open('/blobs/00ff').read()\n");
+        let blob = File::open(dir.path().join("blob")).unwrap();
+        request.mounts = vec![mount("/blobs/00ff", Source::Fd(blob.into()))];
+        request.fresh = fresh;
+        instance.plugin.run(request, &Services::default())
+    };
+    let launcher = instance.plugin.launcher_pid().unwrap();
+    assert!(tools::kill("-STOP", launcher));
+    std::thread::scope(|scope| {
+        let begin = |n| scope.spawn(move || run(n < FRESH));
+        let runs: Vec<_> = (0..5 * FRESH).map(begin).collect();
+        eventually("it has been asked for some", || {
+            metric(&instance, "runs_fresh") >= asked
+        });
+        kill_9(launcher);
+        for run in runs {
+            let result = run.join().unwrap().unwrap();
+            assert_eq!(result.output_json, br#""content""#, "{result:?}");
+        }
+    });
+    assert_eq!(metric(&instance, "launcher_starts"), 2);
 }
 
 /// A terminal's ^C and a service manager's stop reach the launcher too; the gateway is the one to decide.
