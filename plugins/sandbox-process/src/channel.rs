@@ -205,16 +205,9 @@ impl<'a> Channel<'a> {
 
     /// Waits until nobody has the other end any more, for so long at most, and hears whether the job was read.
     pub(crate) fn hear_its_end(&mut self, wait_ns: u64) {
-        let until = sys::now_ns().saturating_add(wait_ns);
-        loop {
-            let mut gone = [Poll::hung_up(self.socket.as_fd())];
-            let left = until.saturating_sub(sys::now_ns());
-            // Interrupted, or the time is over: then it is looked at once more.
-            let waited = sys::poll(&mut gone, Some(left));
-            if (waited.is_ok() && gone[0].is_ready()) || left == 0 {
-                break;
-            }
-        }
+        let mut gone = [Poll::hung_up(self.socket.as_fd())];
+        // What cannot be waited for is looked at as it is.
+        let _ = sys::poll_until(&mut gone, sys::now_ns().saturating_add(wait_ns));
         let had_result = self.result.is_some();
         // Whatever else it says is not its result any more.
         let _ = self.drain();

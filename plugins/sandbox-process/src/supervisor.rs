@@ -73,7 +73,8 @@ impl Launcher {
     /// For a run of which it knows nothing any more: it has died, or had no descriptors left for this one.
     pub(crate) fn has_lost_a_run(&self) {
         let mut gone = [Poll::hung_up(self.control.as_fd())];
-        if sys::poll(&mut gone, Some(DYING_NS)).is_err() || gone[0].is_ready() {
+        let waited = sys::poll_until(&mut gone, sys::now_ns() + DYING_NS);
+        if waited.is_err() || gone[0].is_ready() {
             self.mark_dead();
         }
     }
@@ -274,7 +275,7 @@ impl Supervisor {
         io::Seek::rewind(&mut writer)?;
         sys::send_message(control.as_fd(), b"hello", &[file.as_fd()])?;
         let mut ready = [Poll::readable(control.as_fd())];
-        sys::poll(&mut ready, Some(START_NS))?;
+        sys::poll_until(&mut ready, sys::now_ns() + START_NS)?;
         if !ready[0].is_ready() {
             return Err(io::Error::other("it took too long to start"));
         }

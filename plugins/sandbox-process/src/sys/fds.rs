@@ -422,6 +422,17 @@ pub(crate) fn poll(list: &mut [Poll], timeout_ns: Option<u64>) -> io::Result<()>
     Ok(())
 }
 
+/// The same until a moment of [`super::now_ns`], however many signals come before.
+pub(crate) fn poll_until(list: &mut [Poll], until_ns: u64) -> io::Result<()> {
+    loop {
+        let left_ns = until_ns.saturating_sub(super::now_ns());
+        poll(list, Some(left_ns))?;
+        if left_ns == 0 || list.iter().any(Poll::is_ready) {
+            return Ok(());
+        }
+    }
+}
+
 /// Makes `to` a copy of `from` that survives exec. `from` must differ from `to`.
 pub(crate) fn dup_to(from: RawFd, to: RawFd) -> io::Result<()> {
     // SAFETY: no pointers. The caller owns the table: a child before exec, with no owner of `to` left.
@@ -557,4 +568,32 @@ pub(crate) fn is_noexec(fd: BorrowedFd<'_>) -> io::Result<bool> {
 pub(crate) fn shut_down_writing(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: no pointers.
     check(unsafe { libc::shutdown(fd.as_raw_fd(), libc::SHUT_WR) }.into()).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::thread::JoinHandleExt as _;
+
+    use super::*;
+
+    /// A gateway gets some, and has handlers for them: whichever of its threads they come to waits on.
+    #[test]
+    fn a_signal_ends_no_wait_that_has_an_end() {
+        extern "C" fn nothing(_: libc::c_int) {}
+        // SAFETY: the handler does nothing, which it may do at any time, and this test alone has a use for the signal.
+        let before = unsafe { libc::signal(libc::SIGURG, nothing as *const () as usize) };
+        assert_ne!(before, libc::SIG_ERR);
+        let (silent, _stays_open) = pipe().unwrap();
+        let until_ns = super::super::now_ns() + 300_000_000;
+        let waits = std::thread::spawn(move || {
+            poll_until(&mut [Poll::readable(silent.as_fd())], until_ns).unwrap();
+            super::super::now_ns()
+        });
+        while !waits.is_finished() {
+            // SAFETY: the thread has not been joined, so that this is its name still.
+            unsafe { libc::pthread_kill(waits.as_pthread_t(), libc::SIGURG) };
+            std::thread::yield_now();
+        }
+        assert!(waits.join().unwrap() >= until_ns);
+    }
 }
