@@ -2,10 +2,12 @@
 //! do not come back, a store on a disk that hangs for one, must not have those of everything else too. Nor may the calls of one
 //! tenant have all of an instance's: his part alone may be what hangs.
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 use skillgate_plugin_abi::Op;
 
@@ -33,6 +35,19 @@ struct Thread {
     /// Of the tenant whose job it does.
     share: Option<Share>,
     ended: bool,
+}
+
+/// Does what blocks and is no call, on a thread of its own: to ask the runtime for one panics where the system gives none, and
+/// who keeps a plugin's process alive, or makes instances anew, would do so no more.
+pub(crate) async fn on_a_thread<T: Send + 'static>(
+    name: &str,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    let (tell, done) = oneshot::channel();
+    let thread = std::thread::Builder::new().name(name.into());
+    thread.spawn(move || drop(tell.send(job())))?;
+    done.await
+        .map_err(|_| io::Error::other(format!("the thread {name} has panicked")))
 }
 
 impl Lane {
@@ -92,8 +107,8 @@ impl Lane {
                 run_to_end(job);
             }
         };
-        // Without a thread of its own, and of the system's, the runtime panics, and does it when it has one again. That may be too
-        // late for a call, whose caller waits; to let go of something it is not.
+        // Without a thread of its own, and of the system's, the runtime panics, and does it when it has one again. That may be
+        // too late for a call, whose caller waits; to let go of something it is not.
         let asked = catch_unwind(AssertUnwindSafe(|| drop(runtime.spawn_blocking(work))));
         if asked.is_err() && of.is_some() {
             drop(take(&first));
@@ -123,8 +138,8 @@ impl Thread {
 }
 
 impl Drop for Thread {
-    /// It never began, since the runtime ends, or has no thread: nobody waits for a thread that there is not. Its share goes under
-    /// the same lock: whoever comes between the two would wait for it, and nobody would ask for him.
+    /// It never began, since the runtime ends, or has no thread: nobody waits for a thread that there is not. Its share goes
+    /// under the same lock: whoever comes between the two would wait for it, and nobody would ask for him.
     fn drop(&mut self) {
         if self.ended {
             return;

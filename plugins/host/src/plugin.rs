@@ -14,6 +14,7 @@ use crate::call::Place;
 use crate::hosttable::{self, HostContext};
 use crate::inspect::Inspection;
 use crate::instance::{Instance, SandboxTable, StorageTable, Table};
+use crate::lane::on_a_thread;
 use crate::load::{self, Loaded};
 use crate::process::{Fresh, Image, Kind as Which, ProcessSettings, Remote};
 use crate::sandbox::SandboxInstance;
@@ -199,7 +200,7 @@ impl Plugin {
         offers & which as u32 != 0
     }
 
-    /// Makes a storage instance, on a blocking thread. Must be called inside a tokio runtime, which the instance then
+    /// Makes a storage instance, on a thread of its own. Must be called inside a tokio runtime, which the instance then
     /// uses for its blocking calls. Dropping the future does not stop the plugin's `create`: its instance is then
     /// destroyed.
     pub async fn storage(&self, config: CreateRequest) -> Result<Arc<StorageInstance>> {
@@ -208,7 +209,7 @@ impl Plugin {
         Ok(Arc::new(StorageInstance::new(instance, caps, is_ours)))
     }
 
-    /// Makes a sandbox instance, on a blocking thread; see [`Plugin::storage`]. The error of a host that lacks a layer
+    /// Makes a sandbox instance, on a thread of its own; see [`Plugin::storage`]. The error of a host that lacks a layer
     /// carries the capability report in `detail_json`.
     pub async fn sandbox(&self, config: CreateRequest) -> Result<Arc<SandboxInstance>> {
         let (instance, caps) = self.make::<SandboxTable>(config).await?;
@@ -221,10 +222,8 @@ impl Plugin {
                 let place = self.take_place()?;
                 let loaded = Arc::clone(loaded);
                 let runtime = tokio::runtime::Handle::current();
-                let job = runtime.clone().spawn_blocking(move || {
-                    make_here::<K>(&loaded, &config, runtime, Box::new(place))
-                });
-                match job.await {
+                let job = move || make_here::<K>(&loaded, &config, runtime, Box::new(place));
+                match on_a_thread("plugin-create", job).await {
                     Ok(made) => made.map(|(instance, caps)| (Place::here(instance), caps)),
                     Err(error) => Err(Error::new(
                         abi::E_UNAVAILABLE,

@@ -1,6 +1,5 @@
 //! An instance in a process of its own, over all the lives of that process.
 
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -8,7 +7,7 @@ use std::time::{Duration, Instant};
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{CreateRequest, Error, Result};
 use skillgate_plugin_sdk::wire::Malformed;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 use super::backoff::Restarts;
 use super::frame::{Kind as FrameKind, Packet};
@@ -19,6 +18,7 @@ use crate::ask::{Ask, Handle};
 use crate::blobs::Which;
 use crate::counts::CallCounts;
 use crate::instance::Table;
+use crate::lane::on_a_thread;
 use crate::sandbox::RunContext;
 use crate::wire::{In, Read, Wire};
 
@@ -246,19 +246,6 @@ fn read<T: Table, A: Ask<T>>(ask: &A, from: &mut In<'_>) -> Read<A::Answer> {
     from.end()?;
     ask.check(&answer)?;
     Ok(answer)
-}
-
-/// Does what blocks. Not on a thread of the runtime's: where the system gives none, to ask for one panics, and who keeps a
-/// process alive would keep it no more.
-async fn on_a_thread<T: Send + 'static>(
-    name: &str,
-    job: impl FnOnce() -> T + Send + 'static,
-) -> io::Result<T> {
-    let (tell, done) = oneshot::channel();
-    let thread = std::thread::Builder::new().name(name.into());
-    thread.spawn(move || drop(tell.send(job())))?;
-    done.await
-        .map_err(|_| io::Error::other(format!("the thread {name} has panicked")))
 }
 
 /// Starts a process, or takes the one that is there, and makes the instance in it. Blocks.

@@ -401,6 +401,25 @@ fn child_with_a_store_and_no_threads() {
 }
 
 #[test]
+fn an_instance_for_which_there_is_no_thread_is_refused() {
+    alone_as_nobody("shortage::child_without_a_thread_for_an_instance");
+}
+
+#[test]
+#[ignore = "run by an_instance_for_which_there_is_no_thread_is_refused, in a process of its own"]
+fn child_without_a_thread_for_an_instance() {
+    be_nobody();
+    let plugin = load(&sdk_plugin());
+    runtime().block_on(async {
+        let all = no_threads();
+        let refused = plugin.sandbox(config("{}")).await.unwrap_err();
+        assert_eq!(refused.code, abi::E_UNAVAILABLE, "{refused}");
+        limit_to(libc::RLIMIT_NPROC, all);
+        plugin.sandbox(config("{}")).await.unwrap();
+    });
+}
+
+#[test]
 fn the_place_of_an_instance_that_no_thread_destroys_stays_taken() {
     alone_as_nobody("shortage::child_with_a_singleton_and_no_threads");
 }
