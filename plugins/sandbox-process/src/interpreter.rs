@@ -277,11 +277,14 @@ fn ask(
         });
     }
     let status = loop {
-        match child
-            .try_wait()
-            .map_err(|e| InterpreterError::Start(path.into(), e))?
-        {
-            Some(status) => break status,
+        let ended = match child.try_wait() {
+            // Whoever has started the gateway ignores the end of children (SIGCHLD), and so the kernel does not say how this one
+            // ended: its answer does.
+            Err(e) if e.raw_os_error() == Some(libc::ECHILD) => break None,
+            other => other.map_err(|e| InterpreterError::Start(path.into(), e))?,
+        };
+        match ended {
+            Some(status) => break Some(status),
             None if started.elapsed() > time => {
                 // Both can only fail when the child is already gone.
                 let _ = child.kill();
@@ -291,7 +294,7 @@ fn ask(
             None => std::thread::sleep(Duration::from_millis(2)),
         }
     };
-    if !status.success() {
+    if let Some(status) = status.filter(|status| !status.success()) {
         return Err(InterpreterError::Answer(
             path.into(),
             format!("it ended with {status}"),

@@ -128,6 +128,8 @@ fn be_nobodys() -> io::Result<()> {
         libc::SIGQUIT,
         libc::SIGPIPE,
     ])?;
+    // Whoever has started the gateway may ignore it, and what is ignored stays so in the programs that are executed.
+    sys::hear_of_children()?;
     // The first process of a session (one started by `setsid`, in a container) stays what it is.
     let _ = sys::new_session();
     // The roots that are built here are for other users.

@@ -240,11 +240,19 @@ pub(crate) fn reset_signals() -> io::Result<()> {
 
 /// Signals that do nothing from now on.
 pub(crate) fn ignore_signals(signals: &[libc::c_int]) -> io::Result<()> {
-    for signal in signals {
-        // SAFETY: SIG_IGN is no function: nothing runs when the signal comes.
-        if unsafe { libc::signal(*signal, libc::SIG_IGN) } == libc::SIG_ERR {
-            return Err(io::Error::last_os_error());
-        }
+    signals.iter().try_for_each(|s| dispose(*s, libc::SIG_IGN))
+}
+
+/// The end of a child is told, and the child stays until it is waited for (sigaction(2)).
+pub(crate) fn hear_of_children() -> io::Result<()> {
+    dispose(libc::SIGCHLD, libc::SIG_DFL)
+}
+
+/// `how`: SIG_IGN or SIG_DFL.
+fn dispose(signal: libc::c_int, how: libc::sighandler_t) -> io::Result<()> {
+    // SAFETY: neither is a function: nothing of ours runs when the signal comes.
+    if unsafe { libc::signal(signal, how) } == libc::SIG_ERR {
+        return Err(io::Error::last_os_error());
     }
     Ok(())
 }

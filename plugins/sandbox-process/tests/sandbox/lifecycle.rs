@@ -142,6 +142,27 @@ fn signals_for_the_gateway_do_not_end_runs() {
     assert_ne!(session(std::process::id()), session(launcher));
 }
 
+/// Who starts the gateway may not want to hear of its children: what is ignored stays so in the programs that a process executes.
+#[test]
+fn a_gateway_that_ignores_the_end_of_children_has_runs() {
+    let starter = "\
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+";
+    let mut gateway = Command::new("python3");
+    gateway.args(["-c", starter]);
+    gateway.arg(std::env::current_exe().unwrap());
+    gateway.args([
+        "--exact",
+        "basics::hello",
+        "lifecycle::destroy_leaves_nothing",
+    ]);
+    gateway.arg("zygote::what_a_killed_run_has_used_is_known");
+    let text = succeeds(&mut gateway);
+    assert!(text.contains("3 passed"), "{text}");
+}
+
 #[test]
 fn destroy_leaves_nothing() {
     let instance = Instance::new();
