@@ -5,6 +5,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::basics::{mount, open_to_all};
+use crate::pool::namespaces;
 use crate::support::*;
 use crate::zygote::warm;
 use skillgate_plugin_sdk::blocking::Sandbox;
@@ -15,16 +16,6 @@ const BURST: usize = 12;
 const MOUNTS: usize = 200;
 const RUN: &str = "def main(args): return 1\n";
 const LONG: &str = "import time\ndef main(args):\n    time.sleep(1)\n    return 1\n";
-
-/// Network namespaces that the launcher holds: its own, and those of leases.
-fn namespaces(launcher: u32) -> usize {
-    std::fs::read_dir(format!("/proc/{launcher}/fd"))
-        .unwrap()
-        .flatten()
-        .filter_map(|fd| std::fs::read_link(fd.path()).ok())
-        .filter(|to| to.to_string_lossy().starts_with("net:"))
-        .count()
-}
 
 /// Leaves the launcher so many numbers for new descriptors.
 fn leave(launcher: u32, count: usize) {

@@ -21,6 +21,16 @@ pub(crate) fn waiting(instance: &Instance, name: &str) -> Vec<u32> {
         .collect()
 }
 
+/// Network namespaces that the launcher holds: its own, and those of leases.
+pub(crate) fn namespaces(launcher: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{launcher}/fd"))
+        .unwrap()
+        .flatten()
+        .filter_map(|fd| std::fs::read_link(fd.path()).ok())
+        .filter(|to| to.to_string_lossy().starts_with("net:"))
+        .count()
+}
+
 #[test]
 fn children_wait_and_each_has_one_run() {
     let instance = warm(json!({"pool_min": 3}));
@@ -288,15 +298,7 @@ fn namespaces_are_leased_to_one_run_after_the_other() {
         })
         .collect();
     assert!(seen.len() <= 3, "{seen:?}");
-    let open = |instance: &Instance| {
-        let launcher = instance.plugin.launcher_pid().unwrap();
-        std::fs::read_dir(format!("/proc/{launcher}/fd"))
-            .unwrap()
-            .flatten()
-            .filter_map(|fd| std::fs::read_link(fd.path()).ok())
-            .filter(|to| to.to_string_lossy().starts_with("net:"))
-            .count()
-    };
+    let open = |instance: &Instance| namespaces(instance.plugin.launcher_pid().unwrap());
     // Home, and leases.
     assert!(open(&instance) >= 2);
     let instance = warm(json!({"pool_max": 0, "namespaces": "fresh"}));
