@@ -16,6 +16,7 @@ mod pinned;
 mod process;
 pub(crate) mod python;
 mod scheduling;
+mod sockets;
 
 pub(crate) use credentials::*;
 pub(crate) use fds::*;
@@ -27,6 +28,7 @@ pub(crate) use network::*;
 pub(crate) use pinned::*;
 pub(crate) use process::*;
 pub(crate) use scheduling::*;
+pub(crate) use sockets::*;
 
 use std::ffi::CString;
 use std::io;
