@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use skillgate_plugin_sdk::{Host, Level};
 
 use crate::cgroup::{GroupLimits, Held};
+use crate::supervisor::Silence;
 use crate::sys::{self, Poll};
 use crate::wire::{MESSAGE_BYTES_MAX, Request, RunSpec, Taken, Word};
 pub(crate) use domain::Waiting;
@@ -69,6 +70,8 @@ impl PoolRules {
 #[derive(Debug)]
 pub(crate) struct Pool {
     control: OwnedFd,
+    /// Of the launcher.
+    pub(crate) silence: Arc<Silence>,
     rules: PoolRules,
     opened: Instant,
     state: Mutex<State>,
@@ -132,6 +135,7 @@ impl Pool {
     pub(crate) fn new(control: OwnedFd, rules: PoolRules) -> Self {
         Pool {
             control,
+            silence: Arc::default(),
             rules,
             opened: Instant::now(),
             state: Mutex::default(),
@@ -379,6 +383,7 @@ impl Pool {
                     }
                     Ok(None) | Err(_) => break,
                 };
+                self.silence.end();
                 match serde_json::from_slice(&buf[..n]) {
                     Ok(word) => self.hear_word(word, fds, host),
                     Err(e) => host.log(

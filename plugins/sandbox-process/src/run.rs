@@ -8,13 +8,14 @@ mod ways;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use skillgate_plugin_sdk::model::{Error, RunRequest, RunResult};
 use skillgate_plugin_sdk::{Host, Level, RunServices, abi};
 
 use crate::answer::{self, Fill as _};
 use crate::channel::{Channel, Status};
-use crate::supervisor::Launcher;
+use crate::supervisor::{Launcher, Silence};
 use crate::sys::{self, Poll};
 use crate::wire::{End, Notice};
 pub(crate) use ready::Around;
@@ -87,6 +88,8 @@ struct Running<'a> {
     host: &'a Host,
     services: &'a dyn RunServices,
     cancel: BorrowedFd<'a>,
+    /// Of the launcher.
+    silence: Arc<Silence>,
     channel: Channel<'a>,
     output: OwnedFd,
     output_open: bool,
@@ -405,6 +408,7 @@ impl<'a> Running<'a> {
             }
             Ok(None) | Err(_) => return Some(Outcome::LauncherLost),
         };
+        self.silence.end();
         match serde_json::from_slice(&buf[..n]) {
             Ok(Notice::Started) => {
                 self.pidfd = fds.pop();

@@ -1,4 +1,6 @@
-//! Starting the launcher, starting it again when it has died, and ending it.
+//! Starting the launcher, starting it again when it has died or reads nothing any more, and ending it.
+
+mod silence;
 
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,14 +18,21 @@ use skillgate_plugin_sdk::{Host, Level, abi};
 use crate::pool::{self, Pool, PoolRules};
 use crate::sys::{self, Poll};
 use crate::wire::{Hello, HelloReply, LayerReport, LayerState, MESSAGE_BYTES_MAX, Paced};
+pub(crate) use silence::Silence;
 
 const TARGET: &str = "sandbox_process::supervisor";
 /// How long a launcher may take to try every layer and start an interpreter from a cold disk.
 const START_NS: u64 = 90_000_000_000;
 /// How long a launcher may take to end every run and leave.
 const END_WAIT: Duration = Duration::from_secs(5);
+/// How long one that was killed is waited for. In a call of a file system that does not answer it lives until that does.
+const KILLED_WAIT: Duration = Duration::from_secs(1);
 /// One that dies closes its descriptors one after the other, within so long.
 const DYING_NS: u64 = 100_000_000;
+/// What one that seems to be hung is given to read something.
+const AWAKE_NS: u64 = 100_000_000;
+/// How often it is looked whether one has ended, or reads.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
 const BACK_OFF_FIRST: Duration = Duration::from_millis(100);
 const BACK_OFF_MAX: Duration = Duration::from_secs(10);
 
@@ -36,6 +45,7 @@ pub(crate) struct Launcher {
     pub(crate) paced: Paced,
     /// `None`: every run is an interpreter of its own.
     pub(crate) pool: Option<Arc<Pool>>,
+    pub(crate) silence: Arc<Silence>,
     hears: Mutex<Option<JoinHandle<()>>>,
     dead: AtomicBool,
 }
@@ -65,6 +75,7 @@ impl Launcher {
             },
             paced: Paced::default(),
             pool: None,
+            silence: Arc::default(),
             hears: Mutex::default(),
             dead: AtomicBool::new(false),
         }
@@ -81,6 +92,29 @@ impl Launcher {
 
     fn mark_dead(&self) {
         self.dead.store(true, Ordering::Release);
+    }
+
+    fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// It lives and does nothing: it is stopped, or in a call of a file system that does not answer.
+    fn is_hung(&self) -> bool {
+        // Where that cannot be asked, nothing is known against it.
+        let unread = || sys::unread_bytes(self.control.as_fd()).unwrap_or(0);
+        let first = unread();
+        if !self.silence.is_long(first > 0, sys::now_ns()) {
+            return false;
+        }
+        // On a machine that has slept both have, and it reads a moment later.
+        let until_ns = sys::now_ns() + AWAKE_NS;
+        while sys::now_ns() < until_ns {
+            if unread() < first {
+                return false;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        true
     }
 }
 
@@ -106,6 +140,8 @@ pub(crate) struct Supervisor {
 struct State {
     current: Option<Arc<Launcher>>,
     child: Option<Child>,
+    /// Killed, and not seen to end.
+    unended: Vec<Child>,
     report: Vec<LayerReport>,
     starts: u64,
     failures: u32,
@@ -141,20 +177,23 @@ impl Supervisor {
     /// The launcher that lives, or a new one. Blocks while one starts; refuses while it is too soon to try again.
     pub(crate) fn launcher(&self) -> Result<Arc<Launcher>, Error> {
         let mut state = self.state();
-        if state
-            .child
-            .as_mut()
-            .is_some_and(|c| !matches!(c.try_wait(), Ok(None)))
+        if state.child.as_mut().is_some_and(has_ended)
             && let Some(current) = &state.current
         {
             current.mark_dead();
         }
-        if let Some(current) = state
-            .current
-            .as_ref()
-            .filter(|l| !l.dead.load(Ordering::Acquire))
-        {
-            return Ok(current.clone());
+        if let Some(current) = state.current.as_ref().filter(|l| !l.is_dead()) {
+            if !current.is_hung() {
+                return Ok(current.clone());
+            }
+            current.mark_dead();
+            self.host.log(
+                Level::Error,
+                TARGET,
+                "the launcher of runs lives and reads nothing: it is ended, with the runs under way. Was it stopped, or is a file \
+                 system that a run is given files of not answering?",
+                &[("silent_ms", &silence::LONG_MS.to_string())],
+            );
         }
         if let Some(wait) = state
             .not_before
@@ -248,11 +287,13 @@ impl Supervisor {
                     }
                     None => (None, None),
                 };
+                let silence = pool.as_ref().map(|p| p.silence.clone());
                 Ok(Arc::new(Launcher {
                     control,
                     promises,
                     paced,
                     pool,
+                    silence: silence.unwrap_or_default(),
                     hears: Mutex::new(hears),
                     dead: AtomicBool::new(false),
                 }))
@@ -309,20 +350,35 @@ impl Drop for Supervisor {
 impl State {
     /// Waits for the launcher to leave, then makes it.
     fn end_child(&mut self, patience: Duration) {
+        self.unended.retain_mut(|child| !has_ended(child));
         let Some(mut child) = self.child.take() else {
             return;
         };
-        let until = Instant::now() + patience;
-        while matches!(child.try_wait(), Ok(None)) {
-            if Instant::now() >= until {
-                // Both fail only when it is already gone.
-                let _ = child.kill();
-                let _ = child.wait();
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
+        if ends_within(&mut child, patience) {
+            return;
+        }
+        // Fails only when it is already gone.
+        let _ = child.kill();
+        if !ends_within(&mut child, KILLED_WAIT) {
+            self.unended.push(child);
         }
     }
+}
+
+/// Reaps it if it has.
+fn has_ended(child: &mut Child) -> bool {
+    !matches!(child.try_wait(), Ok(None))
+}
+
+fn ends_within(child: &mut Child, patience: Duration) -> bool {
+    let until = Instant::now() + patience;
+    while !has_ended(child) {
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    true
 }
 
 fn unavailable(message: &str, wait: Duration) -> Error {

@@ -47,6 +47,7 @@ fn begun<'a>(
         host,
         services: store,
         cancel: handle.wake.as_fd(),
+        silence: Arc::default(),
         channel,
         output,
         output_open: true,

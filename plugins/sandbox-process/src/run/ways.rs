@@ -328,6 +328,7 @@ impl<'a> Attempt<'a> {
             host: self.host,
             services: self.services,
             cancel: self.handle.wake.as_fd(),
+            silence: self.launcher.silence.clone(),
             channel,
             output,
             output_open: true,

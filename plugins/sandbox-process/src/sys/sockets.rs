@@ -230,6 +230,14 @@ fn receive(
     }))
 }
 
+/// What has been sent over an AF_UNIX socket and is still to be received, with what the kernel needs for it (SIOCOUTQ, unix(7)).
+pub(crate) fn unread_bytes(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one int.
+    check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) }.into())?;
+    Ok(bytes as usize)
+}
+
 /// Ends a socket in both directions, for everybody who holds it.
 pub(crate) fn shut_down(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: no pointers.

@@ -123,6 +123,32 @@ fn a_dead_launcher_loses_no_run_that_had_not_begun() {
     assert_eq!(metric(&instance, "launcher_starts"), 2);
 }
 
+/// Stopped, or in a call that does not return: nobody else would end it, and every run would wait for it in vain.
+#[test]
+fn a_launcher_that_reads_nothing_is_replaced() {
+    let instance = Instance::new();
+    let launcher = instance.plugin.launcher_pid().unwrap();
+    assert!(tools::kill("-STOP", launcher));
+    let is_served = |_: &u32| {
+        let mut asked = request("def main(args): return 1\n");
+        asked.fresh = true;
+        asked.limits.wall_ms = 200;
+        let result = instance.plugin.run(asked, &Services::default()).unwrap();
+        assert!(
+            result.completed || result.error_type == "Timeout",
+            "{result:?}"
+        );
+        result.completed
+    };
+    let first = (0..100)
+        .find(is_served)
+        .expect("a run that comes to another launcher");
+    assert!(first > 2, "it was ended before it was known to be hung");
+    assert_ne!(instance.plugin.launcher_pid().unwrap(), launcher);
+    eventually("the first is gone", || !alive(launcher));
+    assert_eq!(metric(&instance, "launcher_starts"), 2);
+}
+
 /// A terminal's ^C and a service manager's stop reach the launcher too; the gateway is the one to decide.
 #[test]
 fn signals_for_the_gateway_do_not_end_runs() {
