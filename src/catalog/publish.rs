@@ -128,12 +128,17 @@ impl Catalog {
         })
     }
 
-    /// Publishes a draft: durable when this returns (REQUIREMENTS K7, R9).
+    /// Publishes a draft: durable when this returns (REQUIREMENTS K7, R9). `room` as before: the store may have it for longer than
+    /// its caller is there.
     ///
     /// # Errors
     /// [`Error::AlreadyExists`] for a name of the operator's and when the version is there with other content,
     /// [`Error::TooLarge`] when the store says so, [`Error::Store`].
-    pub async fn publish(&self, draft: Draft) -> Result<model::Skill, Error> {
+    pub async fn publish(
+        &self,
+        draft: Draft,
+        room: impl Send + 'static,
+    ) -> Result<model::Skill, Error> {
         let (name, version) = (draft.put.name.clone(), draft.put.version.clone());
         // Not told by the draft: it would say to everybody which names the operator uses.
         if self.0.shelf_latest.contains_key(&name) {
@@ -142,7 +147,7 @@ impl Catalog {
             return Err(Error::AlreadyExists { message });
         }
         let store = self.0.store.get().await.map_err(Error::Store)?;
-        let put = store.skill_put(draft.put).await;
+        let put = store.skill_put_with(draft.put, room).await;
         let there = put.map_err(|error| not_stored(error, &name, &version))?;
         match there.name == name && there.version == version {
             true => Ok(there),

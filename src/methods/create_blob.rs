@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
@@ -47,7 +46,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             Facts::new(METHOD.name, call.caller.clone(), call.id).with("kind", kind.as_str());
         facts.blob_bytes = Some(content.len() as u64);
         Ok(Prepared::json(facts, move |permit| async move {
-            let content = stream::iter([Ok::<_, Error>(Bytes::from(content))]);
+            let content = stream::iter([Ok::<_, Error>(call.space.keep(content))]);
             let stat = rooms
                 .blobs
                 .within(permit.max_blob_bytes)

@@ -76,7 +76,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         facts.publishes = true;
         Ok(Prepared::json(facts, move |_permit| async move {
             let warnings = draft.warnings();
-            let published = rooms.catalog.publish(draft).await?;
+            let published = rooms.catalog.publish(draft, call.space).await?;
             Ok(Answer {
                 name: published.name,
                 version: published.version,

@@ -100,6 +100,14 @@ impl Space {
         Ok(())
     }
 
+    /// What came, on its way to who may have it for longer than its caller is there: it has the place with it, to its last piece.
+    pub fn keep(self, content: Vec<u8>) -> Bytes {
+        Bytes::from_owner(Kept {
+            content,
+            _space: self,
+        })
+    }
+
     /// An answer on its way: a large one keeps the place until all of it has left, or nobody wants it any more.
     pub(super) fn leave(&self, answer: String) -> Bytes {
         let is_large = answer.len() > SMALL_BYTES_MAX;
@@ -126,6 +134,17 @@ impl Shared {
 
     fn patience(&self) -> MutexGuard<'_, Duration> {
         self.patience.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Kept {
+    content: Vec<u8>,
+    _space: Space,
+}
+
+impl AsRef<[u8]> for Kept {
+    fn as_ref(&self) -> &[u8] {
+        &self.content
     }
 }
 
@@ -181,6 +200,25 @@ mod tests {
         drop(answer);
         drop(third);
         Space::unlimited().enter(u64::MAX).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_came_has_its_place_to_its_last_piece() {
+        let places = Slots::new(1);
+        let patience = Duration::from_secs(5);
+        let held = Held {
+            large: places.take("acme"),
+            small: None,
+        };
+        let space = Space::new(&places, "acme", patience, held);
+        let mut content = space.clone().keep(vec![7; SMALL_BYTES_MAX + 1]);
+        assert_eq!(content.len(), SMALL_BYTES_MAX + 1);
+        drop(space);
+        let piece = content.split_to(1);
+        drop(content);
+        assert!(places.take("acme").is_none(), "somebody writes it still");
+        drop(piece);
+        assert!(places.take("acme").is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -184,7 +184,21 @@ impl StorageInstance {
 
     /// Publishes a version, durably before it returns.
     pub async fn skill_put(&self, skill: PutSkill) -> Result<Skill> {
-        self.store.call(SkillPut(skill))?.wait().await
+        self.skill_put_with(skill, ()).await
+    }
+
+    /// The same; `room` is kept until the store has done with what it was given, which may be long after its caller has gone.
+    pub async fn skill_put_with(
+        &self,
+        skill: PutSkill,
+        room: impl Send + 'static,
+    ) -> Result<Skill> {
+        let done = move |skill, _| {
+            drop(room);
+            skill
+        };
+        let put = self.store.call_with(SkillPut(skill), None, done)?;
+        put.wait().await
     }
 
     /// A writer for a new blob.

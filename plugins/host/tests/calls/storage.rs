@@ -143,6 +143,35 @@ fn pipe_in(dir: &std::path::Path) -> std::path::PathBuf {
     pipe
 }
 
+/// What a caller has sent is there as long as the store has it, though nobody waits for the store any more.
+#[tokio::test]
+async fn what_a_store_was_given_keeps_its_room_until_it_has_done_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = pipe_in(dir.path());
+    let store = store().await;
+    let put = PutSkill {
+        name: "hang".into(),
+        version: pipe.to_str().unwrap().into(),
+        ..PutSkill::default()
+    };
+    let room = Arc::new(());
+    let mut call = Box::pin(store.skill_put_with(put, room.clone()));
+    let waits = tokio::time::timeout(Duration::from_millis(50), call.as_mut()).await;
+    assert!(waits.is_err(), "{waits:?}");
+    drop(call);
+    let holders = Arc::strong_count(&room);
+    // First, so that no thread is left that waits for it.
+    drop(std::fs::File::options().write(true).open(&pipe));
+    assert_eq!(holders, 2);
+    let done = async {
+        while Arc::strong_count(&room) > 1 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    let done = tokio::time::timeout(Duration::from_secs(10), done).await;
+    done.expect("it goes when the store has done with it");
+}
+
 /// The threads that may wait are for all: a store whose calls do not come back has a part of them.
 #[test]
 fn a_store_that_hangs_leaves_threads_to_runs_and_other_stores() {
