@@ -34,8 +34,9 @@ pub(crate) fn decode(answer: &Answer, expected_id: Option<&str>) -> Value {
         "body": String::from_utf8_lossy(&answer.body),
         "took": u64::try_from(answer.took.as_millis()).unwrap_or(u64::MAX),
     });
-    if let Ok(reply) = serde_json::from_slice::<Value>(&answer.body) {
-        seen["reply"] = reply;
+    match serde_json::from_slice::<Value>(&answer.body) {
+        Ok(reply) => seen["reply"] = reply,
+        Err(why) => seen["no_json"] = why.to_string().into(),
     }
     // Numbers lose their spelling in a `Value`: the id is kept as the bytes that came.
     if let Ok(members) = serde_json::from_slice::<BTreeMap<String, Box<RawValue>>>(&answer.body)
@@ -81,6 +82,10 @@ pub(crate) fn envelope(seen: &Value, product: bool) -> Vec<String> {
         wrong.push(format!(
             "expected content-type application/json, but it is {media:?}"
         ));
+    }
+    if let Some(why) = seen["no_json"].as_str() {
+        wrong.push(format!("expected JSON, but the body is none: {why}"));
+        return wrong;
     }
     if reply["jsonrpc"] != "2.0" {
         wrong.push("expected \"jsonrpc\": \"2.0\" in the answer".into());
@@ -178,4 +183,45 @@ pub(crate) fn picture(seen: &Value) -> String {
         seen["took"],
         seen["stderr"].as_str().unwrap_or_default()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(body: &[u8]) -> String {
+        let answer = Answer {
+            status: 200,
+            headers: vec![("content-type".into(), "application/json".into())],
+            body: body.to_vec(),
+            ..Answer::default()
+        };
+        envelope(&decode(&answer, Some("7")), false).join("; ")
+    }
+
+    /// One thing is wrong with it, and that is said; not all that follows from it.
+    #[test]
+    fn what_is_no_json_is_said_to_be_none() {
+        assert_eq!(told(br#"{"jsonrpc":"2.0","id":7,"result":{}}"#), "");
+        for (body, why) in [
+            (
+                &b"<html>It works</html>"[..],
+                "expected value at line 1 column 1",
+            ),
+            (b"", "EOF while parsing"),
+            (
+                b"{\"jsonrpc\":\"2.0\",\"id\":7,\"result\":\"\xff\"}",
+                "invalid unicode code point",
+            ),
+            (
+                b"{\"jsonrpc\":\"2.0\",\"id\":7,\"result\":{}} and more",
+                "trailing characters",
+            ),
+        ] {
+            let said = told(body);
+            let begins = format!("expected JSON, but the body is none: {why}");
+            assert!(said.starts_with(&begins), "{said}");
+            assert!(!said.contains("; "), "{said}");
+        }
+    }
 }

@@ -1,11 +1,28 @@
 //! The least HTTP client that can also send what no client should: one request, one connection.
+//!
+//! Whoever answers may be as wrong as can be: every answer has an end in time and in size, and what is no answer says why.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest wait for a single answer.
+/// Longest wait for a whole answer, however slowly it comes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// Longest wait for one of a server's addresses.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Silence that ends what comes back for bytes that need not be a request.
+const SILENCE: Duration = Duration::from_secs(3);
+
+/// Most that is read of an answer, its head and the frames of its chunks included. The largest that any case asks for is
+/// three million bytes of blob, which may be 18 MB as JSON.
+const ANSWER_BYTES_MAX: usize = 32 << 20;
+
+/// Most that is read of an answer's head.
+const HEAD_BYTES_MAX: usize = 256 << 10;
 
 /// Where the server is: `http://host:port/rpc`.
 #[derive(Debug, Clone, Default)]
@@ -16,6 +33,25 @@ pub(crate) struct Endpoint {
     pub(crate) path: String,
     /// A bearer token that goes with every request.
     pub(crate) token: Option<String>,
+    /// Requests without an answer since the last that had one.
+    unanswered: Arc<AtomicUsize>,
+    patience: Patience,
+}
+
+/// How long this client waits: the constants above, but for its own tests.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    answer: Duration,
+    silence: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience {
+            answer: ANSWER_TIMEOUT,
+            silence: SILENCE,
+        }
+    }
 }
 
 /// What came back, undecoded.
@@ -44,8 +80,13 @@ impl Endpoint {
         Ok(Endpoint {
             host,
             path: format!("/{path}"),
-            token: None,
+            ..Endpoint::default()
         })
+    }
+
+    /// How many requests in a row have had no answer.
+    pub(crate) fn unanswered(&self) -> usize {
+        self.unanswered.load(Ordering::Relaxed)
     }
 
     /// The endpoint as an address.
@@ -86,15 +127,7 @@ impl Endpoint {
         head.push_str("Connection: close\r\n\r\n");
         let mut bytes = head.into_bytes();
         bytes.extend_from_slice(body);
-        let (raw, took) = self.exchange(&bytes, ANSWER_TIMEOUT)?;
-        let mut answer = parse(&raw, method == "HEAD").ok_or_else(|| {
-            format!(
-                "not an HTTP answer: {:?}",
-                String::from_utf8_lossy(&raw[..raw.len().min(200)])
-            )
-        })?;
-        answer.took = took;
-        Ok(answer)
+        self.exchange(&bytes, |reader| reader.answer(method == "HEAD"))
     }
 
     /// Text as it is, but for the token in each request; everything that comes back until the server closes or falls silent.
@@ -106,57 +139,344 @@ impl Endpoint {
             }
             None => text.to_owned(),
         };
-        let (raw, took) = self.exchange(text.as_bytes(), Duration::from_secs(3))?;
-        let status = parse(&raw, false).map_or(0, |a| a.status);
-        Ok(Answer {
-            status,
-            headers: Vec::new(),
-            body: raw,
-            took,
-        })
+        self.exchange(text.as_bytes(), Reader::until_silent)
     }
 
-    fn exchange(&self, bytes: &[u8], patience: Duration) -> Result<(Vec<u8>, Duration), String> {
+    /// Sends the bytes and has `read` read what comes back, on a connection of their own.
+    fn exchange(
+        &self,
+        bytes: &[u8],
+        read: impl FnOnce(&mut Reader) -> Result<Answer, String>,
+    ) -> Result<Answer, String> {
         let began = Instant::now();
-        let addr = self
-            .host
-            .to_socket_addrs()
-            .map_err(|e| format!("{}: {e}", self.host))?
-            .next()
-            .ok_or_else(|| format!("{} has no address", self.host))?;
-        let mut stream = TcpStream::connect_timeout(&addr, Duration::from_secs(10))
-            .map_err(|e| format!("cannot connect to {addr}: {e}"))?;
-        stream
-            .set_read_timeout(Some(patience))
-            .map_err(|e| e.to_string())?;
-        stream
-            .set_write_timeout(Some(patience))
-            .map_err(|e| e.to_string())?;
-        // A server may refuse early and close: what it said is the answer, not our broken pipe.
-        let sent = stream.write_all(bytes);
-        let mut raw = Vec::new();
-        let mut chunk = [0u8; 65536];
-        loop {
-            match stream.read(&mut chunk) {
-                Ok(0) => break,
-                Ok(n) => raw.extend_from_slice(&chunk[..n]),
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => {
-                    if raw.is_empty() {
-                        return Err(format!("no answer: {e}; sending: {sent:?}"));
-                    }
-                    break;
-                }
+        let answer = self.connected().and_then(|stream| {
+            let sent = send(&stream, bytes, began + self.patience.answer / 2);
+            let mut reader = Reader {
+                stream,
+                raw: Vec::new(),
+                patience: self.patience,
+                deadline: began + self.patience.answer,
+            };
+            // A server may refuse early and close: what it said is the answer, not our broken pipe.
+            read(&mut reader).map_err(|why| match sent {
+                Ok(()) => why,
+                Err(e) => format!("{why}; the request could not be sent whole: {e}"),
+            })
+        });
+        match answer {
+            Ok(answer) => {
+                self.unanswered.store(0, Ordering::Relaxed);
+                let took = began.elapsed();
+                Ok(Answer { took, ..answer })
+            }
+            Err(why) => {
+                self.unanswered.fetch_add(1, Ordering::Relaxed);
+                Err(why)
             }
         }
-        Ok((raw, began.elapsed()))
+    }
+
+    fn connected(&self) -> Result<TcpStream, String> {
+        match self.host.to_socket_addrs() {
+            Ok(addrs) => connect(&self.host, addrs),
+            Err(e) => Err(format!("{}: {e}", self.host)),
+        }
     }
 }
 
-/// Splits an HTTP/1.1 answer, that to a HEAD, which has no body whatever its headers say, or another; `None` when it is none.
-fn parse(raw: &[u8], to_head: bool) -> Option<Answer> {
-    let end = raw.windows(4).position(|w| w == b"\r\n\r\n")?;
-    let head = std::str::from_utf8(&raw[..end]).ok()?;
+/// A name may stand for several addresses (`localhost`: ::1 and 127.0.0.1), and a server listens on one of them.
+fn connect(host: &str, addrs: impl Iterator<Item = SocketAddr>) -> Result<TcpStream, String> {
+    let mut refused = Vec::new();
+    for addr in addrs {
+        match TcpStream::connect_timeout(&addr, CONNECT_TIMEOUT) {
+            Ok(stream) => return Ok(stream),
+            Err(e) => refused.push(format!("cannot connect to {addr}: {e}")),
+        }
+    }
+    if refused.is_empty() {
+        return Err(format!("{host} has no address"));
+    }
+    Err(refused.join("; "))
+}
+
+/// Writes all of it before the deadline, also to a server that reads a byte now and then.
+fn send(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_write_timeout(Some(left))?;
+        match stream.write(bytes) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(n) => bytes = &bytes[n..],
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// What comes back on a connection, read as far as it has to be.
+#[derive(Debug)]
+struct Reader {
+    stream: TcpStream,
+    /// All that has come.
+    raw: Vec<u8>,
+    patience: Patience,
+    deadline: Instant,
+}
+
+/// Why no more came.
+#[derive(Debug)]
+enum End {
+    Closed,
+    /// For the time given.
+    Silent(Duration),
+    Failed(std::io::Error),
+    TooLarge,
+}
+
+impl Reader {
+    /// The answer to a request, to a HEAD or to another.
+    fn answer(&mut self, to_head: bool) -> Result<Answer, String> {
+        let mut at = 0;
+        loop {
+            let end = self.find(b"\r\n\r\n", at, HEAD_BYTES_MAX)?;
+            let mut answer =
+                head(&self.raw[at..end]).ok_or_else(|| self.no_http(at, "not an HTTP answer"))?;
+            at = end + 4;
+            // It only says that the answer proper is on its way.
+            if (100..200).contains(&answer.status) && answer.status != 101 {
+                continue;
+            }
+            // Such an answer has no body whatever its head says: what comes all the same is for the cases to see.
+            let bodiless = to_head || matches!(answer.status, 101 | 204 | 304);
+            answer.body = match answer.framing()? {
+                _ if bodiless => self.beyond(at)?,
+                Framing::Chunks => self.chunks(at)?,
+                Framing::Length(length) => self.exactly(at, length)?,
+                Framing::ToTheEnd => self.to_the_end(at)?,
+            };
+            return Ok(answer);
+        }
+    }
+
+    /// Everything, until the server closes or says nothing for a while; the status is that of the first answer in it.
+    fn until_silent(&mut self) -> Result<Answer, String> {
+        let body = self.beyond(0)?;
+        let first = body.windows(4).position(|w| w == b"\r\n\r\n");
+        let status = first.and_then(|end| head(&body[..end]));
+        Ok(Answer {
+            status: status.map_or(0, |answer| answer.status),
+            body,
+            ..Answer::default()
+        })
+    }
+
+    /// Reads on; `None` when something came.
+    fn more(&mut self, wait: Duration) -> Option<End> {
+        if self.raw.len() >= ANSWER_BYTES_MAX {
+            return Some(End::TooLarge);
+        }
+        let mut chunk = [0u8; 65536];
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Some(End::Silent(self.patience.answer));
+            }
+            if let Err(e) = self.stream.set_read_timeout(Some(left.min(wait))) {
+                return Some(End::Failed(e));
+            }
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Some(End::Closed),
+                Ok(n) => {
+                    self.raw.extend_from_slice(&chunk[..n]);
+                    return None;
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    let all = if left < wait {
+                        self.patience.answer
+                    } else {
+                        wait
+                    };
+                    return Some(End::Silent(all));
+                }
+                Err(e) => return Some(End::Failed(e)),
+            }
+        }
+    }
+
+    /// Reads on for an answer that has not come to its end.
+    fn need(&mut self) -> Result<(), String> {
+        match self.more(self.patience.answer) {
+            None => Ok(()),
+            Some(End::TooLarge) => Err(self.too_large()),
+            Some(end) if self.raw.is_empty() => Err(self.nothing(&end)),
+            Some(end) => Err(self.unended(&end)),
+        }
+    }
+
+    /// Where `what` begins, `most` bytes after `from` at most.
+    fn find(&mut self, what: &[u8], from: usize, most: usize) -> Result<usize, String> {
+        let mut looked = from;
+        loop {
+            let rest = &self.raw[looked..];
+            if let Some(at) = rest.windows(what.len()).position(|w| w == what) {
+                return Ok(looked + at);
+            }
+            // A part of it may have come.
+            looked = from.max(self.raw.len().saturating_sub(what.len() - 1));
+            if looked - from > most {
+                return Err(
+                    self.no_http(from, &format!("no end of a head or line in {most} bytes"))
+                );
+            }
+            self.need()?;
+        }
+    }
+
+    fn exactly(&mut self, at: usize, length: usize) -> Result<Vec<u8>, String> {
+        let end = at
+            .checked_add(length)
+            .filter(|end| *end <= ANSWER_BYTES_MAX);
+        let Some(end) = end else {
+            return Err(format!(
+                "an answer of more than {ANSWER_BYTES_MAX} bytes: it says that {length} follow the first {at}"
+            ));
+        };
+        while self.raw.len() < end {
+            let there = self.raw.len() - at;
+            self.need().map_err(|why| {
+                format!("{why}: it says that {length} bytes follow, of which {there} have come")
+            })?;
+        }
+        Ok(self.raw[at..end].to_vec())
+    }
+
+    fn chunks(&mut self, mut at: usize) -> Result<Vec<u8>, String> {
+        let mut body = Vec::new();
+        loop {
+            let end = self.find(b"\r\n", at, HEAD_BYTES_MAX)?;
+            let line = String::from_utf8_lossy(&self.raw[at..end]).into_owned();
+            let size = line.split(';').next().unwrap_or_default().trim();
+            let digits = !size.is_empty() && size.bytes().all(|b| b.is_ascii_hexdigit());
+            let size = usize::from_str_radix(size, 16).ok().filter(|_| digits);
+            let size = size.ok_or_else(|| self.no_http(at, "no chunk of a chunked answer"))?;
+            at = end + 2;
+            if size == 0 {
+                return Ok(body);
+            }
+            let chunk = self.exactly(at, size)?;
+            body.extend_from_slice(&chunk);
+            at += size;
+            if self.exactly(at, 2)? != b"\r\n" {
+                return Err(self.no_http(at, "a chunk is longer than it says"));
+            }
+            at += 2;
+        }
+    }
+
+    /// The connection's end is the body's, also where it is reset: what was sent before has come.
+    fn to_the_end(&mut self, at: usize) -> Result<Vec<u8>, String> {
+        loop {
+            match self.more(self.patience.answer) {
+                None => {}
+                Some(End::Closed | End::Failed(_)) => return Ok(self.raw[at..].to_vec()),
+                Some(End::TooLarge) => return Err(self.too_large()),
+                Some(end) => return Err(self.unended(&end)),
+            }
+        }
+    }
+
+    /// What comes from there on until the server closes or says nothing for a while.
+    fn beyond(&mut self, at: usize) -> Result<Vec<u8>, String> {
+        loop {
+            match self.more(self.patience.silence) {
+                None => {}
+                Some(End::TooLarge) => return Err(self.too_large()),
+                Some(end @ (End::Silent(_) | End::Failed(_))) if self.raw.is_empty() => {
+                    return Err(self.nothing(&end));
+                }
+                Some(_) => return Ok(self.raw[at..].to_vec()),
+            }
+        }
+    }
+
+    fn nothing(&self, end: &End) -> String {
+        match end {
+            End::Closed => "no answer: the server has closed the connection".to_owned(),
+            End::Silent(time) => format!("no answer in {} ms", time.as_millis()),
+            End::Failed(e) => format!("no answer: {e}"),
+            End::TooLarge => self.too_large(),
+        }
+    }
+
+    fn unended(&self, end: &End) -> String {
+        let why = match end {
+            End::Closed => "the server has closed the connection".to_owned(),
+            End::Silent(time) => format!("that was all in {} ms", time.as_millis()),
+            End::Failed(e) => e.to_string(),
+            End::TooLarge => return self.too_large(),
+        };
+        self.no_http(0, &format!("an answer without its end, {why}"))
+    }
+
+    fn too_large(&self) -> String {
+        self.no_http(
+            0,
+            &format!("an answer of more than {ANSWER_BYTES_MAX} bytes"),
+        )
+    }
+
+    /// What is wrong, and the bytes from there on.
+    fn no_http(&self, at: usize, wrong: &str) -> String {
+        let rest = &self.raw[at.min(self.raw.len())..];
+        let shown = String::from_utf8_lossy(&rest[..rest.len().min(200)]);
+        format!("{wrong}: {shown:?} ({} bytes)", rest.len())
+    }
+}
+
+/// Where an answer's body ends.
+#[derive(Debug)]
+enum Framing {
+    Chunks,
+    Length(usize),
+    ToTheEnd,
+}
+
+impl Answer {
+    /// As its headers say (RFC 9112, section 6.3).
+    fn framing(&self) -> Result<Framing, String> {
+        let named = |name: &str| {
+            let found = self.headers.iter().filter(move |(n, _)| n == name);
+            found.map(|(_, value)| value.as_str()).collect::<Vec<_>>()
+        };
+        let coded = named("transfer-encoding").join(",");
+        let last = coded.rsplit(',').next().unwrap_or_default().trim();
+        if last.eq_ignore_ascii_case("chunked") {
+            return Ok(Framing::Chunks);
+        }
+        let lengths = named("content-length");
+        let Some(length) = lengths.first() else {
+            return Ok(Framing::ToTheEnd);
+        };
+        let same = lengths.iter().all(|other| other == length);
+        let digits = !length.is_empty() && length.bytes().all(|b| b.is_ascii_digit());
+        match length.parse() {
+            Ok(length) if same && digits => Ok(Framing::Length(length)),
+            _ => Err(format!(
+                "an answer whose Content-Length is none: {lengths:?}"
+            )),
+        }
+    }
+}
+
+/// Status and headers; `None` when the bytes are no head of an answer.
+fn head(raw: &[u8]) -> Option<Answer> {
+    // What is no ASCII in a header is the server's own affair.
+    let head = String::from_utf8_lossy(raw);
     let mut lines = head.split("\r\n");
     let status = lines
         .next()?
@@ -165,42 +485,16 @@ fn parse(raw: &[u8], to_head: bool) -> Option<Answer> {
         .nth(1)?
         .parse()
         .ok()?;
-    let headers: Vec<(String, String)> = lines
+    let headers = lines
         .filter_map(|line| line.split_once(':'))
         .map(|(name, value)| (name.trim().to_ascii_lowercase(), value.trim().to_owned()))
         .collect();
-    let rest = &raw[end + 4..];
-    let chunked = headers
-        .iter()
-        .any(|(n, v)| n == "transfer-encoding" && v.eq_ignore_ascii_case("chunked"));
-    let body = if to_head {
-        rest.to_vec()
-    } else if chunked {
-        unchunk(rest)?
-    } else {
-        let said = headers.iter().find(|(n, _)| n == "content-length");
-        let length = said.and_then(|(_, v)| v.parse().ok()).unwrap_or(rest.len());
-        rest.get(..length)?.to_vec()
-    };
     Some(Answer {
         status,
         headers,
-        body,
-        took: Duration::ZERO,
+        ..Answer::default()
     })
 }
 
-fn unchunk(mut rest: &[u8]) -> Option<Vec<u8>> {
-    let mut body = Vec::new();
-    loop {
-        let end = rest.windows(2).position(|w| w == b"\r\n")?;
-        let line = std::str::from_utf8(&rest[..end]).ok()?;
-        let size = usize::from_str_radix(line.split(';').next()?.trim(), 16).ok()?;
-        rest = &rest[end + 2..];
-        if size == 0 {
-            return Some(body);
-        }
-        body.extend_from_slice(rest.get(..size)?);
-        rest = rest.get(size + 2..)?;
-    }
-}
+#[cfg(test)]
+mod tests;

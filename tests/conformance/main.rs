@@ -8,6 +8,7 @@
 
 mod answer;
 mod case;
+mod client;
 mod expect;
 mod gateway;
 mod http;
@@ -17,6 +18,7 @@ mod run;
 #[path = "../support/tools.rs"]
 mod tools;
 mod toy;
+mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -353,6 +355,60 @@ fn the_suite_fails_on_a_wrong_server() {
         "the suite does not notice:\n{}",
         missed.join("\n")
     );
+}
+
+/// Where there is no server, nobody waits for each case by itself, and what is said is why.
+#[test]
+fn a_server_that_gives_no_answer_is_asked_once() {
+    let suite = suite();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = listener.local_addr().expect("it has an address").port();
+    let url = format!("http://127.0.0.1:{port}/rpc");
+    drop(listener);
+    let target = Target {
+        endpoint: Endpoint::parse(&url).expect("this is an address"),
+        ..Target::default()
+    };
+    let all: Vec<&Case> = suite.cases.iter().collect();
+    let outcomes = run::run(&target, &suite, &here(), &all, &[]);
+    assert_eq!(outcomes.len(), 1);
+    let why = failure(&outcomes[0]).expect("there is no server");
+    let begins = format!("endpoint [T1] {url} gives no HTTP answer, so no case was asked: cannot");
+    assert!(why.starts_with(&begins), "{why}");
+}
+
+/// One that goes away in the middle costs the cases that it was asked, and the others are not asked.
+#[test]
+fn a_server_that_goes_away_is_left() {
+    let suite = suite();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let url = format!(
+        "http://{}/rpc",
+        listener.local_addr().expect("it has an address")
+    );
+    let answered = std::thread::spawn(move || {
+        use std::io::{Read, Write};
+        let (mut stream, _) = listener.accept().expect("somebody knocks");
+        let mut request = [0u8; 4096];
+        let read = stream.read(&mut request).expect("it is a request");
+        assert!(read > 0);
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
+        stream.write_all(answer).expect("it is read");
+    });
+    let target = Target {
+        endpoint: Endpoint::parse(&url).expect("this is an address"),
+        ..Target::default()
+    };
+    // Each asks nobody but the server; all of them would be asked, and none could be.
+    let all = chosen(&suite, "codes.").unwrap_or_else(|why| panic!("{why}"));
+    let outcomes = run::run(&target, &suite, &here(), &all, &[]);
+    answered.join().expect("it answers once");
+    let failed = outcomes.iter().filter_map(failure).count();
+    let not_asked = |o: &&Outcome| matches!(o.verdict, Verdict::Skipped(run::GONE));
+    let not_asked = outcomes.iter().filter(not_asked).count();
+    assert!((60..100).contains(&failed), "{failed} are red");
+    assert!(not_asked > 30, "{not_asked} of {}", outcomes.len());
+    assert!(report(&outcomes).contains("was not asked: the server has left the 64 requests"));
 }
 
 /// And a suite that takes our ways for the protocol's calls servers wrong that are not.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -10,13 +9,15 @@ use serde_json::{Value, json};
 
 use crate::answer::{decode, envelope, null_is_absent, picture, run_shape};
 use crate::case::{Case, Skill, Step, Suite};
+use crate::client;
 use crate::expect::{holds, value_at};
 use crate::http::Endpoint;
 use crate::own::Hosts;
 use crate::request::{Vars, fill, request_body, unhex};
+use crate::walk;
 
 /// A server and what may be asked of it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Target {
     pub(crate) endpoint: Endpoint,
     /// It promises what skillgate's contract says beyond the specification.
@@ -70,8 +71,13 @@ const KINDS: &[(&str, i64)] = &[
 /// Codes that JSON-RPC leaves to each server.
 const SERVERS_OWN: std::ops::RangeInclusive<i64> = -32099..=-32000;
 
-/// Followed of one listing. A server may have many skills of its own.
-const PAGES_MAX: usize = 100_000;
+/// Requests in a row without an answer after which nothing more is asked: more than any step sends at once, so that a server
+/// that is slow with one of them is not taken for one that is gone.
+const UNANSWERED_MAX: usize = 64;
+
+/// Why a case is skipped that there is nobody to ask for.
+pub(crate) const GONE: &str =
+    "was not asked: the server has left the 64 requests before it without an answer";
 
 /// Publishes the suite's skills, then runs the cases, four at a time.
 ///
@@ -89,6 +95,13 @@ pub(crate) fn run(
         vars: first_vars(target),
         ids: AtomicU64::new(1),
     };
+    if let Err(why) = runner.knock() {
+        return vec![Outcome {
+            id: "endpoint".into(),
+            rows: vec!["T1".into()],
+            verdict: Verdict::Failed(why),
+        }];
+    }
     let published: Vec<Outcome> = suite
         .skills
         .iter()
@@ -161,6 +174,19 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
+    /// Is there anybody? Else every case would wait for an answer by itself.
+    fn knock(&self) -> Result<(), String> {
+        let endpoint = &self.target.endpoint;
+        let request = r#"{"jsonrpc":"2.0","id":1,"method":"list_skills","params":{"limit":1}}"#;
+        match endpoint.post(request.as_bytes()) {
+            Ok(_) => Ok(()),
+            Err(why) => Err(format!(
+                "{} gives no HTTP answer, so no case was asked: {why}\n    request: {request}",
+                endpoint.url()
+            )),
+        }
+    }
+
     /// Creates a skill that cases need; this is itself a case.
     fn publish(&self, skill: &Skill) -> Outcome {
         let manifest: Value = toml::from_str(&fill(&skill.toml, &self.vars, false))
@@ -197,9 +223,13 @@ impl Runner<'_> {
             manifest["name"].as_str().unwrap_or_default(),
             manifest["version"].as_str().unwrap_or_default()
         );
-        let verdict = match self.step(&step, &mut self.vars.clone()) {
-            Ok(_) => Verdict::Passed,
-            Err(why) => Verdict::Failed(why),
+        let verdict = if self.gone() {
+            Verdict::Skipped(GONE)
+        } else {
+            match self.step(&step, &mut self.vars.clone()) {
+                Ok(_) => Verdict::Passed,
+                Err(why) => Verdict::Failed(why),
+            }
         };
         Outcome {
             id,
@@ -215,6 +245,8 @@ impl Runner<'_> {
             Verdict::Skipped("needs a sandbox: the server has none, or SKILLS_SANDBOX=no")
         } else if case.own_server && self.target.hosts.is_none() {
             Verdict::Skipped("needs a server started by the suite")
+        } else if self.gone() {
+            Verdict::Skipped(GONE)
         } else {
             self.steps(case)
         };
@@ -223,6 +255,10 @@ impl Runner<'_> {
             rows: case.rows.clone(),
             verdict,
         }
+    }
+
+    fn gone(&self) -> bool {
+        self.target.endpoint.unanswered() >= UNANSWERED_MAX
     }
 
     fn steps(&self, case: &Case) -> Verdict {
@@ -413,10 +449,10 @@ impl Runner<'_> {
 
     fn send(&self, step: &Step, vars: &Vars) -> Result<(Value, String), String> {
         if step.client {
-            return self.printed_client();
+            return client::printed(&self.target.endpoint, self.dir);
         }
         if let Some(params) = &step.walk {
-            return self.walk(&fill(params, vars, true));
+            return walk::to_the_end(&self.target.endpoint, &fill(params, vars, true));
         }
         let endpoint = &self.target.endpoint;
         let id = match &step.id {
@@ -463,68 +499,6 @@ impl Runner<'_> {
         };
         Ok((decode(&answer, None), request))
     }
-
-    /// Follows `next_cursor` to the end; the pages become one answer.
-    fn walk(&self, params: &str) -> Result<(Value, String), String> {
-        let mut params: Value = serde_json::from_str(params).map_err(|e| e.to_string())?;
-        let mut skills = Vec::new();
-        let mut sizes = Vec::new();
-        let mut followed = BTreeSet::new();
-        while sizes.len() < PAGES_MAX {
-            let body =
-                json!({"jsonrpc": "2.0", "id": 1, "method": "list_skills", "params": params});
-            let seen = decode(
-                &self.target.endpoint.post(body.to_string().as_bytes())?,
-                Some("1"),
-            );
-            let page = &seen["reply"]["result"];
-            let items = page["skills"]
-                .as_array()
-                .ok_or_else(|| format!("a page has no skills: {}", clip(&picture(&seen), 1500)))?;
-            sizes.push(items.len());
-            skills.extend(items.iter().cloned());
-            match &page["next_cursor"] {
-                Value::Null => {
-                    let result = json!({"skills": skills, "page_sizes": sizes});
-                    return Ok((json!({"reply": {"result": result}}), params.to_string()));
-                }
-                cursor if !followed.insert(cursor.to_string()) => {
-                    let again = clip(&cursor.to_string(), 200);
-                    return Err(format!(
-                        "next_cursor {again} for the second time: there is no end"
-                    ));
-                }
-                cursor => params["cursor"] = cursor.clone(),
-            }
-        }
-        Err(format!("{PAGES_MAX} pages and no end"))
-    }
-
-    /// The specification's Python client, as printed; its status is the exit code.
-    fn printed_client(&self) -> Result<(Value, String), String> {
-        let mut client = Command::new("python3");
-        client.env_remove("SKILLS_TOKEN");
-        if let Some(token) = &self.target.endpoint.token {
-            client.env("SKILLS_TOKEN", token);
-        }
-        let out = client
-            .arg("-B")
-            .arg(self.dir.join("client/run_printed.py"))
-            .arg(self.target.endpoint.url())
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|e| format!("python3: {e}"))?;
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        if let Some(line) = said.lines().find(|l| l.starts_with("using ")) {
-            println!("printed client: {line}");
-        }
-        let seen = json!({
-            "status": out.status.code(),
-            "body": String::from_utf8_lossy(&out.stdout),
-            "stderr": said,
-        });
-        Ok((seen, "the specification's client".into()))
-    }
 }
 
 fn code_of(kind: &str) -> i64 {
@@ -534,7 +508,7 @@ fn code_of(kind: &str) -> i64 {
         .1
 }
 
-fn clip(text: &str, most: usize) -> String {
+pub(crate) fn clip(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((n, _)) => format!("{}… ({} bytes)", &text[..n], text.len()),
         None => text.to_owned(),

@@ -5,7 +5,9 @@ is changed on its way out, and the token of $SKILLS_TOKEN added where there is o
 """
 
 import os
+import resource
 import runpy
+import signal
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -20,6 +22,19 @@ except ImportError:
     sys.path.insert(0, os.path.join(HERE, "stub"))
     import requests
     print("using the stand-in for requests, which is not installed", file=sys.stderr)
+
+# It waits and reads without end itself, and the server may be as wrong as can be.
+SECONDS_MAX = int(sys.argv[2])
+MEMORY_BYTES_MAX = 1 << 30
+
+
+def too_late(*_):
+    sys.exit(f"the client has not come to its end in {SECONDS_MAX} s")
+
+
+signal.signal(signal.SIGALRM, too_late)
+signal.alarm(SECONDS_MAX)
+resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
 
 endpoint = sys.argv[1]
 post = requests.post

@@ -1,0 +1,253 @@
+//! Servers that are as wrong as can be: every one of them is done with in time, and what is said tells what it did.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::*;
+
+/// So that no test waits for what the suite would wait for.
+const QUICK: Patience = Patience {
+    answer: Duration::from_millis(1500),
+    silence: Duration::from_millis(300),
+};
+
+/// A server of one connection that has read the request's head and goes on as `say` does.
+fn server(say: impl FnOnce(&mut TcpStream) + Send + 'static) -> (Endpoint, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = listener.local_addr().expect("it has an address").port();
+    let serving = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("the client connects");
+        let mut head = [0u8; 1024];
+        let read = stream.read(&mut head).expect("the client sends a request");
+        assert!(read > 0);
+        say(&mut stream);
+    });
+    let endpoint = Endpoint {
+        patience: QUICK,
+        ..Endpoint::parse(&format!("http://127.0.0.1:{port}/rpc")).expect("this is an address")
+    };
+    (endpoint, serving)
+}
+
+/// What the client makes of a server that sends these bytes and closes.
+fn told(bytes: &'static [u8]) -> Result<Answer, String> {
+    let (endpoint, serving) = server(move |stream| stream.write_all(bytes).expect("they are read"));
+    let answer = endpoint.post(b"{}");
+    serving.join().expect("the server does as it was told");
+    answer
+}
+
+/// What is said of a server that does as `say` does for as long as somebody reads.
+fn why(patience: Patience, say: impl FnOnce(&mut TcpStream) + Send + 'static) -> String {
+    let (mut endpoint, serving) = server(say);
+    endpoint.patience = patience;
+    let why = endpoint.post(b"{}").expect_err("this is no answer");
+    assert_eq!(endpoint.unanswered(), 1);
+    serving.join().expect("the server does as it was told");
+    why
+}
+
+/// Until the client is gone.
+fn wait(stream: &mut TcpStream) {
+    let mut nothing = [0u8; 1];
+    while matches!(stream.read(&mut nothing), Ok(n) if n > 0) {}
+}
+
+#[test]
+fn an_answer_is_read_to_its_own_end() {
+    let answer = |bytes| told(bytes).expect("this is an answer");
+    let plain = answer(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}");
+    assert_eq!((plain.status, plain.body.as_slice()), (200, &b"{}"[..]));
+    let closed = answer(b"HTTP/1.0 404 Not Found\r\n\r\ngone");
+    assert_eq!((closed.status, closed.body.as_slice()), (404, &b"gone"[..]));
+    let chunked = answer(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n3;x=y\r\n{\"a\r\n4\r\n\":1}\r\n0\r\nT: 1\r\n\r\n",
+    );
+    assert_eq!(chunked.body, b"{\"a\":1}");
+    let hinted = answer(
+        b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1",
+    );
+    assert_eq!((hinted.status, hinted.body.as_slice()), (200, &b"1"[..]));
+    let latin = answer(b"HTTP/1.1 200 OK\r\nServer: M\xfcller\r\nContent-Length: 1\r\n\r\n1");
+    assert_eq!(latin.status, 200);
+    // What has no body shows what it sends all the same.
+    let empty = answer(b"HTTP/1.1 204 No Content\r\n\r\nand yet");
+    assert_eq!(empty.body, b"and yet");
+}
+
+/// The end of an answer is where its head says, not where the connection ends.
+#[test]
+fn a_connection_that_stays_open_keeps_nobody_waiting() {
+    for bytes in [
+        &b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"[..],
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    ] {
+        let (endpoint, serving) = server(move |stream| {
+            stream.write_all(bytes).expect("they are read");
+            wait(stream);
+        });
+        let answer = endpoint.post(b"{}").expect("this is an answer");
+        assert_eq!(answer.body, b"{}");
+        assert!(answer.took < QUICK.answer, "{:?}", answer.took);
+        serving.join().expect("the server does as it was told");
+    }
+}
+
+#[test]
+fn what_is_no_answer_says_why() {
+    for (bytes, said) in [
+        (&b""[..], "no answer: the server has closed the connection"),
+        (b"SSH-2.0-Toy\r\n\r\n", "not an HTTP answer: \"SSH-2.0-Toy"),
+        (
+            b"HTTP/1.1 200 OK\r\nX: y",
+            "an answer without its end, the server has closed",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+            "it says that 9 bytes follow, of which 2 have come",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n{}",
+            "an answer of more than 33554432 bytes: it says that 99999999999999 follow the first 51",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999999\r\n\r\n{}",
+            "an answer whose Content-Length is none: [\"99999999999999999999999\"]",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n{}",
+            "an answer whose Content-Length is none: [\"1\", \"2\"]",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n",
+            "no chunk of a chunked answer: \"zz",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}x\r\n0\r\n\r\n",
+            "a chunk is longer than it says",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n{}\r\n",
+            "it says that 18446744073709551615 follow the first 65",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n",
+            "an answer without its end, the server has closed",
+        ),
+    ] {
+        let why = told(bytes).expect_err("this is no answer");
+        assert!(why.contains(said), "{said}\n{why}");
+    }
+}
+
+#[test]
+fn a_server_that_says_nothing_is_left() {
+    let why = why(QUICK, wait);
+    assert_eq!(why, "no answer in 1500 ms");
+}
+
+/// Each byte comes in time, and all of them would never have come.
+#[test]
+fn a_server_that_dribbles_is_left() {
+    let why = why(QUICK, |stream| {
+        let mut dribble = std::iter::once(&b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"[..])
+            .chain(std::iter::repeat(&b" "[..]));
+        // As slowly as the client would still wait for each: `read` waits that long for what never comes.
+        let pause = Some(Duration::from_millis(50));
+        stream.set_read_timeout(pause).expect("that is a time");
+        let mut rest = [0u8; 64];
+        while stream
+            .write_all(dribble.next().expect("there is always more"))
+            .is_ok()
+        {
+            if matches!(stream.read(&mut rest), Ok(0)) {
+                break;
+            }
+        }
+    });
+    assert!(
+        why.starts_with("an answer without its end, that was all in 1500 ms"),
+        "{why}"
+    );
+    assert!(why.contains("it says that 9999 bytes follow"), "{why}");
+}
+
+#[test]
+fn an_answer_without_end_is_not_kept() {
+    for begin in [
+        &b"HTTP/1.1 200 OK\r\n\r\n"[..],
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ] {
+        let why = why(Patience::default(), move |stream| {
+            // The bytes of a chunk of its own, in which the other reads no meaning.
+            let block = [&b"100000\r\n"[..], &vec![b' '; 1 << 20], b"\r\n"].concat();
+            if stream.write_all(begin).is_ok() {
+                while stream.write_all(&block).is_ok() {}
+            }
+        });
+        assert!(
+            why.starts_with("an answer of more than 33554432 bytes: "),
+            "{why}"
+        );
+    }
+}
+
+/// Of a head and of a chunk's line there may be no end either.
+#[test]
+fn a_head_without_end_is_not_kept() {
+    for begin in [
+        &b"HTTP/1.1 200 OK\r\nX: "[..],
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ] {
+        let why = why(Patience::default(), move |stream| {
+            let block = vec![b'1'; 1 << 16];
+            if stream.write_all(begin).is_ok() {
+                while stream.write_all(&block).is_ok() {}
+            }
+        });
+        assert!(
+            why.starts_with("no end of a head or line in 262144 bytes"),
+            "{why}"
+        );
+    }
+}
+
+#[test]
+fn every_address_of_a_name_is_tried() {
+    let open = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let closed = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let address = |of: &TcpListener| of.local_addr().expect("it has an address");
+    let (there, not_there) = (address(&open), address(&closed));
+    drop(closed);
+    let found = connect("localhost", [not_there, there].into_iter()).expect("one listens");
+    assert_eq!(found.peer_addr().expect("it is connected"), there);
+    let why = connect("localhost", [not_there, not_there].into_iter()).expect_err("none listens");
+    assert_eq!(
+        why.matches("cannot connect to 127.0.0.1:").count(),
+        2,
+        "{why}"
+    );
+    let why = connect("localhost", std::iter::empty()).expect_err("there is none");
+    assert_eq!(why, "localhost has no address");
+}
+
+#[test]
+fn an_answer_ends_the_count_of_those_without() {
+    let (endpoint, serving) = server(|stream| {
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n1";
+        stream.write_all(answer).expect("it is read");
+    });
+    let nobody = Endpoint {
+        host: "127.0.0.1:1".into(),
+        ..endpoint.clone()
+    };
+    for count in 1..4 {
+        assert!(nobody.post(b"{}").is_err());
+        assert_eq!(endpoint.unanswered(), count);
+    }
+    assert!(endpoint.post(b"{}").is_ok());
+    assert_eq!(endpoint.unanswered(), 0);
+    serving.join().expect("the server does as it was told");
+}
