@@ -1,5 +1,7 @@
 //! The expectation language: `path operator value`, one truth per line.
 
+use std::cmp::Ordering;
+
 use serde_json::Value;
 
 /// Checks one line against what came back; the error says what was there instead.
@@ -199,7 +201,7 @@ fn mentions(value: &Value, want: &Value) -> bool {
         }
 }
 
-/// By namespace, name, then version with the highest first; no two alike.
+/// By namespace, name, then version with the highest first; no two alike. Versions of one precedence stand as they like.
 fn sorted_skills(value: &Value) -> Result<(), String> {
     let items = value.as_array().ok_or("not an array")?;
     let text = |item: &Value, key: &str| item[key].as_str().unwrap_or_default().to_owned();
@@ -208,7 +210,8 @@ fn sorted_skills(value: &Value) -> Result<(), String> {
         let order = key(&pair[0]).cmp(&key(&pair[1])).then_with(|| {
             version_key(&text(&pair[1], "version")).cmp(&version_key(&text(&pair[0], "version")))
         });
-        if order != std::cmp::Ordering::Less {
+        let alike = text(&pair[0], "version") == text(&pair[1], "version");
+        if order == Ordering::Greater || order == Ordering::Equal && alike {
             return Err(format!(
                 "{} comes before {}",
                 short(&pair[0]),
@@ -325,5 +328,39 @@ fn clip(text: &str) -> String {
     match text.char_indices().nth(300) {
         Some((n, _)) => format!("{}… ({} bytes)", &text[..n], text.len()),
         None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::holds;
+
+    fn sorted(versions: &[&str]) -> Result<(), String> {
+        let skill = |version: &&str| json!({"namespace": "a", "name": "a.b", "version": version});
+        let skills: Vec<_> = versions.iter().map(skill).collect();
+        holds(
+            "result.skills sorted skills",
+            &json!({"reply": {"result": {"skills": skills}}}),
+        )
+    }
+
+    #[test]
+    fn the_order_is_that_of_semantic_versions() {
+        let order = ["1.10.0", "1.9.0", "1.9.0-rc.10", "1.9.0-rc.9", "1.9.0-1"];
+        assert_eq!(sorted(&order), Ok(()));
+        for pair in order.windows(2) {
+            assert!(sorted(&[pair[1], pair[0]]).is_err(), "{pair:?}");
+        }
+    }
+
+    /// Build metadata say nothing of precedence (SemVer 2.0.0, section 10): a server orders what differs there alone as it likes.
+    #[test]
+    fn what_differs_in_build_metadata_alone_stands_in_either_order() {
+        assert_eq!(sorted(&["1.0.0+a", "1.0.0+b", "0.9.0"]), Ok(()));
+        assert_eq!(sorted(&["1.0.0+b", "1.0.0+a", "0.9.0"]), Ok(()));
+        assert!(sorted(&["1.0.0+a", "1.0.0+a"]).is_err());
+        assert!(sorted(&["0.9.0", "1.0.0+a"]).is_err());
     }
 }
