@@ -67,6 +67,45 @@ pub(crate) fn null_is_absent(seen: &mut Value) {
     }
 }
 
+/// What JSON-RPC asks of everything that an endpoint answers in JSON, to one request, to a batch or to what is neither. With an
+/// error's HTTP status it may be somebody's in front of the server: then only what says that it is JSON-RPC is looked at.
+pub(crate) fn members(seen: &Value) -> Vec<String> {
+    let replies = match &seen["reply"] {
+        Value::Null => return Vec::new(),
+        Value::Array(items) => items.as_slice(),
+        one => std::slice::from_ref(one),
+    };
+    let all = seen["status"] == 200 || seen["reply"].is_array();
+    let theirs = |reply: &&Value| all || reply.get("jsonrpc").is_some();
+    let mut wrong = Vec::new();
+    for reply in replies.iter().filter(theirs) {
+        if reply["jsonrpc"] != "2.0" {
+            wrong.push("expected \"jsonrpc\": \"2.0\" in every answer".into());
+        }
+        if reply.get("id").is_none() {
+            wrong.push("expected an id in every answer, null where there is none".into());
+        }
+        wrong.extend(outcome(reply));
+    }
+    wrong.sort();
+    wrong.dedup();
+    wrong
+}
+
+/// A result or an error, and an error as JSON-RPC has it.
+fn outcome(reply: &Value) -> Vec<String> {
+    let mut wrong = Vec::new();
+    if reply.get("result").is_some() == reply.get("error").is_some() {
+        wrong.push("expected exactly one of result and error".into());
+    }
+    if let Some(error) = reply.get("error")
+        && !(error["code"].is_i64() && error["message"].is_string())
+    {
+        wrong.push("expected error.code as an integer and error.message as text".into());
+    }
+    wrong
+}
+
 /// What JSON-RPC asks of every answer to a request with an id. It says nothing of the HTTP status of an error; skillgate does.
 pub(crate) fn envelope(seen: &Value, product: bool) -> Vec<String> {
     let mut wrong = Vec::new();
@@ -98,14 +137,7 @@ pub(crate) fn envelope(seen: &Value, product: bool) -> Vec<String> {
     } else if seen["raw_id"] == Value::Null {
         wrong.push("expected the id in the answer".into());
     }
-    if reply.get("result").is_some() == reply.get("error").is_some() {
-        wrong.push("expected exactly one of result and error".into());
-    }
-    if let Some(error) = reply.get("error")
-        && !(error["code"].is_i64() && error["message"].is_string())
-    {
-        wrong.push("expected error.code as an integer and error.message as text".into());
-    }
+    wrong.extend(outcome(reply));
     wrong
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::answer::{decode, envelope, null_is_absent, picture, run_shape};
+use crate::answer::{decode, envelope, members, null_is_absent, picture, run_shape};
 use crate::case::{Case, Skill, Step, Suite};
 use crate::client;
 use crate::expect::{holds, value_at};
@@ -355,6 +355,8 @@ impl Runner<'_> {
         let mut lines = Vec::new();
         if step.call.is_some() || step.run.is_some() {
             wrong.extend(envelope(seen, self.target.product));
+        } else if step.post.is_some() || step.post_hex.is_some() {
+            wrong.extend(members(seen));
         }
         if self.target.product {
             wrong.extend(self.product_promises(seen));

@@ -70,6 +70,30 @@ pub(crate) const FAULTS: &[Fault] = &[
     fault("notifications-answered", "answers notifications", &["T5"]),
     fault("empty-batch", "answers [] with []", &["T5"]),
     fault("batch-cut", "answers only the first of a batch", &["T5"]),
+    seen_by(
+        "batch.mixed",
+        "batch-ids-mixed",
+        "in a batch a result has the id of another",
+        &["T5"],
+    ),
+    seen_by(
+        "batch.junk",
+        "batch-bare",
+        "answers in a batch are without jsonrpc",
+        &["T5"],
+    ),
+    seen_by(
+        "batch.full",
+        "batch-both",
+        "answers in a batch have result: null beside the error",
+        &["T5"],
+    ),
+    seen_by(
+        "batch.same-ids",
+        "batch-none",
+        "an answer in a batch says nothing but its id",
+        &["T5"],
+    ),
     fault("parse-error-code", "broken JSON is -32600", &["T5"]),
     fault(
         "skills-are-methods",

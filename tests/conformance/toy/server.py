@@ -700,6 +700,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
             replies = [r for r in map(answer, request) if r is not None]
             if FAULT == "batch-cut":
                 replies = replies[:1]
+            if FAULT == "batch-ids-mixed":
+                done = [r for r in replies if "result" in r]
+                for r, other in zip(done, [r["id"] for r in done[1:] + done[:1]]):
+                    r["id"] = other
+            for r in replies:
+                if FAULT == "batch-bare":
+                    del r["jsonrpc"]
+                if FAULT == "batch-both":
+                    r.setdefault("result", None)
+                if FAULT == "batch-none" and "result" in r:
+                    del r["result"]
             return self.send(200 if replies else NOTHING, replies or None)
         reply = [] if request == [] and FAULT == "empty-batch" else answer(request)
         status = 500 if reply and "result" in reply and FAULT == "http-500" else 200
