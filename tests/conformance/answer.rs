@@ -117,7 +117,8 @@ pub(crate) fn envelope(seen: &Value, product: bool) -> Vec<String> {
         ));
     }
     let media = seen["header"]["content-type"].as_str().unwrap_or_default();
-    if !media.starts_with("application/json") {
+    let essence = media.split(';').next().unwrap_or_default().trim();
+    if !essence.eq_ignore_ascii_case("application/json") {
         wrong.push(format!(
             "expected content-type application/json, but it is {media:?}"
         ));

@@ -48,6 +48,12 @@ const fn seen_by(
 /// Every row of `rows.txt` is broken by at least one of them.
 pub(crate) const FAULTS: &[Fault] = &[
     fault("media-type", "answers JSON as text/html", &["T1"]),
+    seen_by(
+        "transport.post",
+        "media-type-like",
+        "answers JSON as application/json-seq",
+        &["T1"],
+    ),
     fault("all-errors-alike", "every error is -32603", &["T2", "T3"]),
     fault("http-500", "a result is an HTTP 500", &["T2", "T5"]),
     fault(
@@ -474,6 +480,21 @@ pub(crate) const WAYS: &[Way] = &[
             "codes.method-long",
             "list.cursor-size",
             "read.long-path",
+        ],
+        sandbox: false,
+        undecided: &[],
+    },
+    Way {
+        name: "own-words",
+        what: "JSON is written with line ends and in ASCII, and so is what is measured of an output, which has to be less than 4 KB; `/` alone divides a path; other addresses are forbidden; names of media types are in capitals, too",
+        cases: &[
+            "inside.write",
+            "output.",
+            "publish.bad-files",
+            "read.odd-paths",
+            "transport.get",
+            "transport.path",
+            "transport.post",
         ],
         sandbox: false,
         undecided: &[],

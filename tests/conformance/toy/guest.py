@@ -65,7 +65,8 @@ runtime.__path__ = []
 runtime.blobs = make(
     "runtime.blobs", write_bytes=write_bytes, read_bytes=read_bytes,
     write_text=lambda content, kind="text/plain": write_bytes(lines(content).encode(), kind),
-    write_json=lambda obj, kind="application/json": write_bytes(json.dumps(obj).encode(), kind),
+    write_json=lambda obj, kind="application/json": write_bytes(
+        json.dumps(obj, indent=1 if JOB["fault"] == "own-words" else None).encode(), kind),
     read_text=lambda blob_id: lines(read_bytes(blob_id).decode()),
     read_json=lambda blob_id: json.loads(read_bytes(blob_id)))
 runtime.log = make("runtime.log", **{level: log(level) for level in ("info", "warning", "error", "debug")})

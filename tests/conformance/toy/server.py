@@ -33,6 +33,8 @@ REQUIRED = object()
 OWN_CODES = {-32003: -32051, -32004: -32050}
 # Wherever the protocol leaves it open, not as skillgate does it.
 OTHERWISE = FAULT == "otherwise"
+# Likewise, where the texts say how large an output may be, and not in which spelling of JSON.
+OWN_WORDS = FAULT == "own-words"
 # What JSON-RPC 2.0 and the texts' example call them.
 MEANINGS = {-32700: "Parse error", -32600: "Invalid Request", -32601: "Method not found", -32602: "Invalid params"}
 
@@ -206,6 +208,8 @@ def safe(path):
     if OTHERWISE and path and not path.endswith(("/", "/.", "/..")):
         path = posixpath.normpath(path.strip().replace("\\", "/"))
     parts = path.split("/")
+    if OWN_WORDS and "\0" not in path and not {"", ".", ".."} & set(parts):
+        return path
     if not path or "\\" in path or any(p in ("", ".", "..") or ord(min(p)) < 32 or p[1:2] == ":" for p in parts):
         raise params_error("the path leaves the skill", "path_escape")
     return path
@@ -596,11 +600,13 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
             raise Refused(-32000, "internal", result["message"])
         return failed(result["type"], result["message"], **common)
     answer = dict(common, status="completed", run_id=new_run(), output=result["output"])
-    spilled = len(compact(result["output"]).encode()) > 4096
+    written = json.dumps(result["output"], indent=1) if OWN_WORDS else compact(result["output"])
+    spilled = len(written.encode()) > (4095 if OWN_WORDS else 4096)
     if spilled and FAULT == "big-output-lost":
         del answer["output"]
     elif spilled and FAULT != "big-output-inline":
-        answer["output_blobs"].append(new_blob(compact(answer.pop("output")).encode(), "application/json"))
+        del answer["output"]
+        answer["output_blobs"].append(new_blob(written.encode(), "application/json"))
     text = result.get("summary")
     output = result["output"]
     if text is None and isinstance(output, dict) and isinstance(output.get("summary"), str):
@@ -687,7 +693,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send(413, None)
         path = posixpath.normpath(self.path).lower() if OTHERWISE else self.path
         if path != "/rpc":
-            return self.send(404, None)
+            return self.send(403 if OWN_WORDS else 404, None)
         try:
             request = read_json(body)
         except (ValueError, RecursionError):
@@ -721,13 +727,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send(status if reply is not None else NOTHING, reply)
 
     def do_GET(self):
+        if OWN_WORDS:
+            return self.send(403, None)
         self.send(405 if self.path == "/rpc" and not OTHERWISE else 404, None)
 
     def send(self, status, reply):
         body = b"" if reply is None else compact(reply).encode()
         self.send_response(status)
         if body:
-            self.send_header("Content-Type", "text/html" if FAULT == "media-type" else "application/json")
+            media = {"media-type": "text/html", "media-type-like": "application/json-seq",
+                     "own-words": "Application/JSON; Charset=UTF-8"}
+            self.send_header("Content-Type", media.get(FAULT, "application/json"))
         if status == 405:
             self.send_header("Allow", "POST")
         if status != 204:
