@@ -150,11 +150,13 @@ pub(crate) fn ranges(bench: &Bench) -> Done {
         (5, 3 * mib),
     ];
     for (offset, len) in cases {
+        // Whose end no 64 bits hold.
+        (1, u64::MAX),
         let read = store.range(TENANT, &stat.id, offset, len)?;
         let end = if len == 0 {
             size
         } else {
-            size.min(offset + len)
+            size.min(offset.saturating_add(len))
         };
         let (from, to) = (usize::try_from(offset), usize::try_from(end));
         let wanted = data
@@ -168,13 +170,16 @@ pub(crate) fn ranges(bench: &Bench) -> Done {
             )
         })?;
     }
-    let beyond = store.range(TENANT, &stat.id, size + 1, 0);
-    refused(
-        "blob_open",
-        "an offset beyond the end",
-        abi::E_OUT_OF_RANGE,
-        beyond,
-    )
+    for (offset, len) in [(size + 1, 0), (u64::MAX, 0), (u64::MAX, u64::MAX)] {
+        let beyond = store.range(TENANT, &stat.id, offset, len);
+        refused(
+            "blob_open",
+            "an offset beyond the end",
+            abi::E_OUT_OF_RANGE,
+            beyond,
+        )?;
+    }
+    Ok(())
 }
 
 pub(crate) fn max_bytes(bench: &Bench) -> Done {

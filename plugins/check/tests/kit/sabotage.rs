@@ -77,6 +77,7 @@ pub(crate) const STORE: &[Row] = &[
     ("takes the same at once for another", "storage/concurrent-publish", "with the same content at once one was refused"),
     ("gives the whole for a range", "storage/blob-ranges", "gives more of a blob than was asked for"),
     ("begins each range at the start", "storage/blob-ranges", "that are not these"),
+    ("counts ranges in 64 bits and no further", "storage/blob-ranges", "18446744073709551615 bytes from 1 for"),
     ("takes more than max_bytes", "storage/blob-max-bytes", "a write beyond max_bytes succeeds"),
     ("keeps what is deleted", "storage/blob-delete", "succeeds"),
     ("keeps what has expired", "storage/blob-ttl", "a blob whose ttl_s has passed succeeds"),

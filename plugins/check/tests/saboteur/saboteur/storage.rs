@@ -419,6 +419,11 @@ unsafe extern "C" fn blob_delete(
         if asked("keeps what is deleted") {
             answer(ctx_of(this), op, std::ptr::null());
             return abi::OK;
+        } else if asked("counts ranges in 64 bits and no further") {
+            match offset.wrapping_add(len) {
+                end if end < offset => (0, end),
+                _ => (offset, len),
+            }
         }
         DELETED.fetch_add(1, Ordering::SeqCst);
         STORES.get(this).blob_delete.unwrap()(this, op, tenant, id)
