@@ -74,8 +74,14 @@ pub(crate) fn durability(bench: &Bench) -> Done {
         store.put(put.clone())?;
         kept.push(put);
     }
-    let blob = if store.needs(abi::ST_BLOBS, "blobs").is_ok() {
-        Some(store.blob(TENANT, &[b"kept"])?)
+    let blobs = if store.needs(abi::ST_BLOBS, "blobs").is_ok() {
+        let kept = store.blob(TENANT, &[b"kept"])?.id;
+        let deleted = store.blob(TENANT, &[b"deleted"])?.id;
+        let id = &deleted;
+        store.call("blob_delete", |store| async move {
+            store.blob_delete(TENANT, id).await
+        })?;
+        Some((kept, deleted))
     } else {
         None
     };
@@ -140,10 +146,16 @@ pub(crate) fn durability(bench: &Bench) -> Done {
             )?,
         }
     }
-    match blob {
-        Some(stat) => blob_is_there(&store, &stat.id),
-        None => Ok(()),
-    }
+    let Some((kept, deleted)) = blobs else {
+        return Ok(());
+    };
+    blob_is_there(&store, &kept)?;
+    refused(
+        "blob_delete",
+        "after kill -9 a deleted blob",
+        abi::E_NOT_FOUND,
+        store.stat(TENANT, &deleted),
+    )
 }
 
 fn blob_is_there(store: &Store<'_>, id: &str) -> Done {

@@ -100,6 +100,7 @@ pub(crate) const STORE: &[Row] = &[
     ("forgets at its end", "storage/durability", "and after kill -9 it is gone"),
 ];
 
+    ("keeps what is deleted", "storage/durability", "after kill -9 a deleted blob succeeds"),
 #[rustfmt::skip]
 pub(crate) const SANDBOX: &[Row] = &[
     ("gives a status that there is not", "contract/answers", "status"),
