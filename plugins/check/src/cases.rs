@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::bench::{Bench, Done};
 use crate::sandbox::{egress, isolation, life, limits, runs, skills as run_skills};
-use crate::storage::{blobs, life as store_life, skills};
+use crate::storage::{blobs, life as store_life, skills, writers};
 use crate::{contract, figures, file, operations, process_state};
 
 /// What has to be there for a case to make sense.
@@ -210,6 +210,11 @@ pub(crate) const CASES: &[Case] = &[
         "a write beyond max_bytes is SKG_E_OUT_OF_RANGE", "count before you write", blobs::max_bytes),
     case("storage/blob-abort", Storage, "blob_abort",
         "a writer that is given up is thrown away, with all that it holds", "free it in blob_abort", blobs::abort),
+    case("storage/blob-writer-ends", Storage, "blob_commit",
+        "a writer is gone with blob_commit, also when that fails, and with blob_abort: blob_write then ends with SKG_E_STALE",
+        "forget the writer first, and then make the blob of it", writers::end),
+    case("storage/blob-close", Storage, "blob_close",
+        "a reader that is closed is thrown away, with all that it holds", "free it in blob_close", blobs::close),
     case("storage/blob-delete", Storage, "blob_delete",
         "from then on it is as if it had never been; another tenant cannot delete it", "look for the tenant's blob first", blobs::delete),
     case("storage/blob-ttl", Storage, "skg_blob_create_request.ttl_s",

@@ -4,6 +4,7 @@ pub(crate) mod blobs;
 pub(crate) mod life;
 pub(crate) mod skills;
 mod tree;
+pub(crate) mod writers;
 
 use std::fs::File;
 use std::io;

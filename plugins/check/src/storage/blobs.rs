@@ -31,6 +31,8 @@ const PART_BYTES: usize = 8 << 20;
 const LARGE_LIMIT: Duration = Duration::from_secs(600);
 /// Writers that are made and given up.
 const GIVEN_UP: usize = 1500;
+/// Readers that are made and closed.
+const CLOSED: usize = 1500;
 /// How late the end of those may be.
 const ABORT_LIMIT: Duration = Duration::from_secs(3);
 const ABORT_PAUSE: Duration = Duration::from_millis(5);
@@ -148,10 +150,10 @@ pub(crate) fn ranges(bench: &Bench) -> Done {
         (size - 10, 100),
         (size, 0),
         (5, 3 * mib),
-    ];
-    for (offset, len) in cases {
         // Whose end no 64 bits hold.
         (1, u64::MAX),
+    ];
+    for (offset, len) in cases {
         let read = store.range(TENANT, &stat.id, offset, len)?;
         let end = if len == 0 {
             size
@@ -242,6 +244,31 @@ pub(crate) fn abort(bench: &Bench) -> Done {
     }
     store.blob(TENANT, &[b"still works"])?;
     Ok(())
+}
+
+pub(crate) fn close(bench: &Bench) -> Done {
+    let store = store(bench)?;
+    let id = &store.blob(TENANT, &[b"read again and again"])?.id;
+    // A store that keeps what was closed runs full.
+    for i in 0..CLOSED {
+        let until = Instant::now() + ABORT_LIMIT;
+        while let Err(error) = store
+            .call(format!("reader {i} that is closed"), |store| async move {
+                store.blob_open(TENANT, id, 0, 0).await.map(drop)
+            })
+        {
+            // blob_close is called by another thread, which may be late.
+            if error.code != abi::E_EXHAUSTED || Instant::now() > until {
+                let seen = format!("after {i} readers that were closed there is no other: {error}");
+                return Err(failed_at("blob_close", seen));
+            }
+            std::thread::sleep(ABORT_PAUSE);
+        }
+    }
+    let read = store.range(TENANT, id, 0, 0)?;
+    demand(read == b"read again and again", || {
+        format!("after {CLOSED} readers that were closed it is read as {read:?}")
+    })
 }
 
 pub(crate) fn delete(bench: &Bench) -> Done {

@@ -95,12 +95,14 @@ pub(crate) const STORE: &[Row] = &[
     ("accepts paths that escape", "storage/names", "a file with the path \"../escape\" is accepted"),
     ("loses the last byte of a long write", "storage/blob-sizes", "a blob of 4095 bytes is said to have 4094"),
     ("keeps what is given up", "storage/blob-abort", "writers that were given up there is no other"),
+    ("keeps what is closed", "storage/blob-close", "readers that were closed there is no other"),
+    ("writes on after a commit", "storage/blob-writer-ends", "blob_write of a writer that was committed ends with 0"),
     ("gives other bytes of what is deleted", "storage/blob-delete-while-open", "has ended before its size"),
     ("gives a descriptor that can be written", "storage/blob-descriptors", "can be written to"),
     ("forgets at its end", "storage/durability", "and after kill -9 it is gone"),
+    ("keeps what is deleted", "storage/durability", "after kill -9 a deleted blob succeeds"),
 ];
 
-    ("keeps what is deleted", "storage/durability", "after kill -9 a deleted blob succeeds"),
 #[rustfmt::skip]
 pub(crate) const SANDBOX: &[Row] = &[
     ("gives a status that there is not", "contract/answers", "status"),

@@ -36,6 +36,7 @@ pub(super) fn wrap(inner: abi::Storage) -> abi::Storage {
         blob_write: Some(blob_write),
         blob_commit: Some(blob_commit),
         blob_abort: Some(blob_abort),
+        blob_close: Some(blob_close),
         blob_read: Some(blob_read),
         blob_fd: Some(blob_fd),
         blob_stat: Some(blob_stat),
@@ -55,6 +56,8 @@ static KEPT: AtomicUsize = AtomicUsize::new(0);
 static BUSY: AtomicUsize = AtomicUsize::new(0);
 /// drain() was called.
 static DRAINED: AtomicBool = AtomicBool::new(false);
+/// Writers that were committed.
+static COMMITTED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// Blobs that were deleted.
 static DELETED: AtomicUsize = AtomicUsize::new(0);
 
@@ -322,7 +325,13 @@ unsafe extern "C" fn blob_write(
         return abi::E_UNAVAILABLE;
     }
     // SAFETY: as above.
-    unsafe { STORES.get(this).blob_write.unwrap()(this, op, writer, data) }
+    unsafe {
+        if asked("writes on after a commit") && lock(&COMMITTED).contains(&writer) {
+            answer(ctx_of(this), op, std::ptr::null());
+            return abi::OK;
+        }
+        STORES.get(this).blob_write.unwrap()(this, op, writer, data)
+    }
 }
 
 unsafe extern "C" fn blob_abort(this: *mut c_void, writer: u64) {
@@ -331,6 +340,14 @@ unsafe extern "C" fn blob_abort(this: *mut c_void, writer: u64) {
     }
     // SAFETY: as above.
     unsafe { STORES.get(this).blob_abort.unwrap()(this, writer) }
+}
+
+unsafe extern "C" fn blob_close(this: *mut c_void, reader: u64) {
+    if asked("keeps what is closed") {
+        return;
+    }
+    // SAFETY: as above.
+    unsafe { STORES.get(this).blob_close.unwrap()(this, reader) }
 }
 
 unsafe extern "C" fn blob_read(
@@ -367,6 +384,7 @@ unsafe extern "C" fn blob_fd(
 }
 
 unsafe extern "C" fn blob_commit(this: *mut c_void, op: abi::Op, writer: u64) -> i32 {
+    lock(&COMMITTED).push(writer);
     // SAFETY: as above.
     under("blob_commit", || unsafe {
         STORES.get(this).blob_commit.unwrap()(this, op, writer)
@@ -401,6 +419,11 @@ unsafe extern "C" fn blob_open(
             (0, 0)
         } else if asked("begins each range at the start") && len > 0 {
             (0, len)
+        } else if asked("counts ranges in 64 bits and no further") {
+            match offset.wrapping_add(len) {
+                end if end < offset => (0, end),
+                _ => (offset, len),
+            }
         } else {
             (offset, len)
         };
@@ -419,11 +442,6 @@ unsafe extern "C" fn blob_delete(
         if asked("keeps what is deleted") {
             answer(ctx_of(this), op, std::ptr::null());
             return abi::OK;
-        } else if asked("counts ranges in 64 bits and no further") {
-            match offset.wrapping_add(len) {
-                end if end < offset => (0, end),
-                _ => (offset, len),
-            }
         }
         DELETED.fetch_add(1, Ordering::SeqCst);
         STORES.get(this).blob_delete.unwrap()(this, op, tenant, id)
