@@ -256,7 +256,7 @@ impl Reader {
                 _ if bodiless => self.beyond(at)?,
                 Framing::Chunks => self.chunks(at)?,
                 Framing::Length(length) => self.exactly(at, length)?,
-                Framing::ToTheEnd => self.to_the_end(at)?,
+                Framing::ToTheEnd => self.until_closed(at)?,
             };
             return Ok(answer);
         }
@@ -379,7 +379,7 @@ impl Reader {
     }
 
     /// The connection's end is the body's, also where it is reset: what was sent before has come.
-    fn to_the_end(&mut self, at: usize) -> Result<Vec<u8>, String> {
+    fn until_closed(&mut self, at: usize) -> Result<Vec<u8>, String> {
         loop {
             match self.more(self.patience.answer) {
                 None => {}
