@@ -685,7 +685,7 @@ typedef struct skg_storage {
     int32_t (*blob_open)(void *self, skg_op op, skg_str tenant, skg_str id,
                          uint64_t offset, uint64_t len);                 /* -> skg_blob_opened */
     /* The next bytes, at most cap; n may be smaller without being the end, which
-     * eof says. */
+     * eof says, and is 0 only there: who has nothing yet completes later. */
     int32_t (*blob_read)(void *self, skg_op op, uint64_t reader,
                          void *buf, uint64_t cap);                       /* -> skg_count */
     /* As blob_abort, for a reader. */

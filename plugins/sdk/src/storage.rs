@@ -59,7 +59,7 @@ pub trait Storage: Send + Sync + Sized + 'static {
         len: u64,
         reply: Reply<(u64, BlobStat)>,
     );
-    /// The next bytes, which are checked against the digest, else `E_CORRUPT`.
+    /// The next bytes, which are checked against the digest, else `E_CORRUPT`. None only with the end.
     fn blob_read(&self, reader: u64, buffer: BlobBuffer);
     /// Unknown readers are ignored. As [`Storage::blob_abort`].
     fn blob_close(&self, reader: u64);

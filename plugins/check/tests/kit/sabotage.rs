@@ -81,6 +81,7 @@ pub(crate) const STORE: &[Row] = &[
     ("takes more than max_bytes", "storage/blob-max-bytes", "a write beyond max_bytes succeeds"),
     ("keeps what is deleted", "storage/blob-delete", "succeeds"),
     ("keeps what has expired", "storage/blob-ttl", "a blob whose ttl_s has passed succeeds"),
+    ("gives nothing before the end", "storage/blob-sizes", "gives nothing of a blob, and not its end"),
     ("gives a wrong digest", "storage/blob-digests", "is said to be 0000"),
     ("gives ids that can be guessed", "storage/blob-digests", ""),
     ("fails when it is busy", "operations/many-in-flight", "health ends with -13"),

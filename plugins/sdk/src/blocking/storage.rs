@@ -42,7 +42,8 @@ pub trait Storage: Send + Sync + Sized + 'static {
     fn blob_stat(&self, tenant: &str, id: &str) -> Result<BlobStat>;
     /// A reader of `[offset, offset + len)`; `len` 0: to the end.
     fn blob_open(&self, tenant: &str, id: &str, offset: u64, len: u64) -> Result<(u64, BlobStat)>;
-    /// Bytes read and whether the end is reached. What it gives is checked against the digest, else `E_CORRUPT`.
+    /// Bytes read, 0 only with the end, and whether that is reached. What it gives is checked against the digest, else
+    /// `E_CORRUPT`.
     fn blob_read(&self, reader: u64, buf: &mut [u8]) -> Result<(usize, bool)>;
     /// Unknown readers are ignored.
     fn blob_close(&self, reader: u64);
