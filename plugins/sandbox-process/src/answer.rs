@@ -79,18 +79,22 @@ impl Fill for RunResult {
                     TYPE_BYTES_MAX,
                 );
                 let message = cut(error.message, MESSAGE_TEXT_BYTES_MAX);
-                // EAGAIN, and what Python makes of it for a thread. It may have got on without, and failed of something else.
+                // EAGAIN, and what the guest makes of it for a thread. It may have got on without, and failed of something else.
                 let says = match kind.as_str() {
                     "BlockingIOError" | "OSError" => "[Errno 11]",
-                    "RuntimeError" => "can't start new thread",
+                    "RuntimeError" | TOO_MANY_PROCESSES => "can't start new thread",
                     _ => "",
                 };
                 let refused = !says.is_empty() && message.contains(says) && end.pids_refused > 0;
-                // ENOSPC, and EFBIG of a file that was to be longer than the disk.
-                let is_of_disk = ["[Errno 28]", "[Errno 27]"]
-                    .iter()
-                    .any(|e| message.contains(e));
-                let full = kind == "OSError" && is_of_disk;
+                // ENOSPC, and EFBIG of a file that was to be longer than the disk, which the guest has called so. `DiskFull` of
+                // `runtime.blobs` is the store's, of which nothing here is the size.
+                let is_of_disk = |line: &str| {
+                    ["28", "27"]
+                        .iter()
+                        .any(|e| line.starts_with(&format!("OSError: [Errno {e}]")))
+                };
+                let full =
+                    [DISK_FULL, "OSError"].contains(&&*kind) && message.lines().any(is_of_disk);
                 if refused {
                     self.fail(
                         TOO_MANY_PROCESSES,
@@ -105,6 +109,15 @@ impl Fill for RunResult {
                         format!(
                             "the run filled its {} bytes or {} files\n{message}",
                             request.limits.disk_bytes, request.limits.disk_inodes
+                        ),
+                    );
+                } else if kind == "MemoryError" && message.lines().any(|line| line == kind) {
+                    // Python asked for more at once than there is, and says nothing of it. (The parser says why it has one.)
+                    self.fail(
+                        &kind,
+                        format!(
+                            "the run has {} bytes of memory\n{message}",
+                            request.limits.memory_bytes
                         ),
                     );
                 } else {
@@ -193,8 +206,13 @@ mod tests {
             pids_refused: 1,
             ..End::default()
         };
+        let mut request = RunRequest::default();
+        request.limits.max_pids = 7;
+        request.limits.disk_bytes = 8192;
+        request.limits.disk_inodes = 9;
+        request.limits.memory_bytes = 65536;
         let mut result = RunResult::default();
-        result.take(guest, &RunRequest::default(), &end);
+        result.take(guest, &request, &end);
         (result.error_type, result.error_message)
     }
 
@@ -213,6 +231,44 @@ mod tests {
         }
         for kind in ["TimeoutError", "MemoryError", "acme.Timeout"] {
             assert_eq!(failed(kind, "").0, kind);
+        }
+    }
+
+    /// As the guest calls them (`_known_limit`). Who reads it may do with less, when it knows how much there is.
+    #[test]
+    fn what_a_limit_has_ended_says_how_much_it_is() {
+        let thread = "Traceback (most recent call last):\nRuntimeError: can't start new thread";
+        let full =
+            "Traceback (most recent call last):\nOSError: [Errno 28] No space left on device";
+        let long =
+            "Traceback (most recent call last):\nOSError: [Errno 27] File too large\nsay less";
+        let memory = "Traceback (most recent call last):\nMemoryError";
+        for (kind, message, limit) in [
+            (
+                TOO_MANY_PROCESSES,
+                thread,
+                "the run reached its limit of 7 processes and threads",
+            ),
+            (DISK_FULL, full, "the run filled its 8192 bytes or 9 files"),
+            (DISK_FULL, long, "the run filled its 8192 bytes or 9 files"),
+            ("MemoryError", memory, "the run has 65536 bytes of memory"),
+        ] {
+            assert_eq!(
+                failed(kind, message),
+                (kind.into(), format!("{limit}\n{message}"))
+            );
+        }
+        let parser = "MemoryError: Parser stack overflowed";
+        assert_eq!(failed("MemoryError", parser).1, parser);
+        // The store is full, or the code has a class of this name.
+        for message in [
+            "runtime.blobs.DiskFull: [Errno 28] the store is full",
+            "acme: no disk",
+        ] {
+            assert_eq!(
+                failed(DISK_FULL, message),
+                (DISK_FULL.into(), message.into())
+            );
         }
     }
 
