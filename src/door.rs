@@ -1,4 +1,5 @@
-//! Which requests are meant for this server: the defence against web pages that make a browser send them.
+//! Which requests are meant for this server, and end where everybody sees them end: the defence against web pages that make
+//! a browser send them, and against requests hidden in the body of another.
 //!
 //! A page on another site can make a browser talk to a local address, directly or by rebinding its own name to it.
 //! The `Host` of such a request is the page's, its `Origin` too, so both must be ours.
@@ -58,6 +59,7 @@ pub struct Door<S> {
 impl<S> Door<S> {
     fn check(&self, named: &Named) -> Result<(), Refusal> {
         let request = &named.request;
+        framed(request.headers())?;
         let host = host(request.headers(), request.uri(), request.version())?;
         if !self.ours(&host) {
             return Err(Refusal::new(
@@ -150,6 +152,26 @@ fn host(headers: &HeaderMap, uri: &Uri, version: Version) -> Result<Authority, R
     }
 }
 
+/// Where a body ends must not be a matter of opinion (RFC 9112 section 6.1). hyper looks at the last coding alone, takes
+/// `chunked` away and leaves the others in the body; a proxy in front may do otherwise, and see another request begin.
+fn framed(headers: &HeaderMap) -> Result<(), Refusal> {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let is_known = codings.next().is_none_or(|coding| {
+        coding
+            .as_bytes()
+            .trim_ascii()
+            .eq_ignore_ascii_case(b"chunked")
+    });
+    if is_known && codings.next().is_none() {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        StatusCode::BAD_REQUEST,
+        "bad_request",
+        "the one Transfer-Encoding that is taken is `chunked`, once: send the body without another",
+    ))
+}
+
 impl<S> Service<Named> for Door<S>
 where
     S: Service<Named, Response = Response<Body>, Error = Refusal> + Clone + Send + 'static,
@@ -193,6 +215,34 @@ mod tests {
         })
         .await
         .map_or_else(|refusal| refusal.status.as_u16(), |_| 200)
+    }
+
+    #[tokio::test]
+    async fn a_body_is_framed_in_one_way() {
+        let framed = async |codings: &[&str]| {
+            status(|b| {
+                let b = b.header("host", "localhost");
+                let with = |b: http::request::Builder, &coding: &&str| {
+                    b.header("transfer-encoding", coding)
+                };
+                codings.iter().fold(b, with)
+            })
+            .await
+        };
+        for codings in [&[][..], &["chunked"], &["Chunked"], &[" chunked "]] {
+            assert_eq!(framed(codings).await, 200, "{codings:?}");
+        }
+        for codings in [
+            &["gzip, chunked"][..],
+            &["gzip", "chunked"],
+            &["chunked", "chunked"],
+            &["chunked, chunked"],
+            &["identity"],
+            &["chunked;a=b"],
+            &[""],
+        ] {
+            assert_eq!(framed(codings).await, 400, "{codings:?}");
+        }
     }
 
     #[tokio::test]
