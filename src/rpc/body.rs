@@ -49,17 +49,24 @@ impl<S> Rpc<S> {
 
     async fn read_pieces(&self, mut body: Body, tenant: &str) -> Result<(Bytes, Held), Refusal> {
         let max = self.limits.body_bytes_max;
+        let too_large = || {
+            Refusal::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "payload_too_large",
+                format!(
+                    "the body is over {max} bytes (server.max_body_bytes); send large data to POST /blobs and pass its blob id"
+                ),
+            )
+        };
+        // What its Content-Length says is refused before any of it is sent, to who waits for a `100 Continue`.
+        if usize::try_from(body.size_hint().lower()).map_or(true, |bytes| bytes > max) {
+            return Err(too_large());
+        }
         let (mut whole, mut held) = (BytesMut::new(), Held::default());
         while let Some(piece) = next_piece(&mut body, self.limits.body_timeout).await {
             let piece = piece?;
             if piece.len() > max - whole.len() {
-                return Err(Refusal::new(
-                    StatusCode::PAYLOAD_TOO_LARGE,
-                    "payload_too_large",
-                    format!(
-                        "the body is over {max} bytes (server.max_body_bytes); send large data to POST /blobs and pass its blob id"
-                    ),
-                ));
+                return Err(too_large());
             }
             self.hold(&mut held, whole.len() + piece.len(), tenant)
                 .await?;

@@ -1,12 +1,13 @@
 //! JSON-RPC over a stub of methods: every rule of the envelope, with literal bodies and answers.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, stream};
 use http::{Request, Response, header};
-use http_body::Frame;
+use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, StreamBody};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
@@ -16,7 +17,7 @@ use tower::{Service, ServiceExt, service_fn};
 use super::{Call, ErrorObject, Limits, Rpc, SMALL_BYTES_MAX};
 use crate::auth::{Authenticated, Authenticator, Caller};
 use crate::rescue::{Refusal, RequestId};
-use crate::server::{Body, full};
+use crate::server::{Body, BodyError, full};
 use crate::slots::Slots;
 use crate::telemetry::metrics::Metrics;
 
@@ -308,6 +309,32 @@ async fn a_body_in_pieces_has_the_same_limit() {
         let answer = post_body(Authenticator::off().local(), body, "application/json").await;
         let said = answer.map_or_else(|refusal| refusal.status.as_u16(), |(status, _)| status);
         assert_eq!(said, status, "{pieces} times {piece} bytes");
+    }
+}
+
+/// Says how long it is. None of it comes before somebody asks for it, as with `Expect: 100-continue`.
+struct Announced(u64);
+
+impl http_body::Body for Announced {
+    type Data = Bytes;
+    type Error = BodyError;
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        Poll::Pending
+    }
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_says_that_it_is_too_large_is_not_waited_for() {
+    for (bytes, status) in [(10_000, 408), (10_001, 413), (u64::MAX, 413)] {
+        let body = Announced(bytes).boxed_unsync();
+        let answer = post_body(Authenticator::off().local(), body, "application/json").await;
+        assert_eq!(answer.unwrap_err().status, status, "{bytes}");
     }
 }
 
