@@ -19,6 +19,15 @@ pub enum Refused {
     Content(String),
 }
 
+impl Refused {
+    /// What is wrong, and where.
+    pub fn why(self) -> String {
+        match self {
+            Refused::Syntax(why) | Refused::Content(why) => why,
+        }
+    }
+}
+
 /// What serde_json's own names begin with, by which it passes on numbers and texts that are to be read as they are. A reader
 /// that knows one of them (regorus does) reads an object of the caller's that has it as something else, or not at all: rules
 /// would see other arguments than the code that they are about.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::failure::Failure;
 use super::{ConfigFile, Exit, Output, OutputFormat, plain, policy_log, print_json};
 use crate::config::Config;
+use crate::json;
 use crate::policy::BundleError;
 use crate::policy::inspect::{self, Candidate, Case, Coverage, Opinion, Outcome};
 
@@ -281,11 +282,16 @@ fn eval(args: &EvalArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
             .hint("policies/tests/decisions/*.json are examples of input documents")
     };
     let text = std::fs::read_to_string(&args.input).map_err(|error| cannot(error.to_string()))?;
+    // Of a member that is there twice another evaluator may see the other one.
+    json::walk(&text).map_err(|refused| cannot(refused.why()))?;
     let mut input: Value =
         serde_json::from_str(&text).map_err(|error| cannot(error.to_string()))?;
     // A golden decision, or a line of the audit log.
     if input.get("request").is_none() && input.get("input").is_some() {
         input = input["input"].take();
+    }
+    if !input.is_object() {
+        return Err(cannot("an input document is a JSON object".into()));
     }
     let opinion = candidate.opinion(&input);
     match args.bundle.format.output {
@@ -341,4 +347,36 @@ pub(super) fn print_grants(
         writeln!(out, "  granted {what}: {names}")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::super::{Exit, run};
+
+    #[test]
+    fn an_input_is_an_object_that_every_evaluator_reads_alike() {
+        let policies = concat!(env!("CARGO_MANIFEST_DIR"), "/policies");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        for (text, why) in [
+            (
+                r#"{"request":{"method":"a","method":"b"}}"#,
+                "\"method\" is there twice",
+            ),
+            (r#"{"input":[]}"#, "an input document is a JSON object"),
+            ("[]", "an input document is a JSON object"),
+            ("{", "EOF"),
+        ] {
+            std::fs::write(path, text).unwrap();
+            let (mut out, mut err) = (Vec::new(), Vec::new());
+            let args = ["skillgate", "policy", "eval", policies, "--input", path];
+            let exit = run(args.map(OsString::from), &mut out, &mut err);
+            let err = String::from_utf8(err).unwrap();
+            assert_eq!((exit, out.len()), (Exit::Usage, 0), "{text}: {err}");
+            let said = err.lines().next().unwrap();
+            assert!(said.contains(path) && said.contains(why), "{text}: {err}");
+        }
+    }
 }

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::failure::Failure;
 use super::{ConfigFile, Exit, Output, OutputFormat, plain, print_json};
 use crate::app::{self, FileBlob};
+use crate::json;
 
 #[derive(Debug, Args)]
 pub(super) struct RunArgs {
@@ -30,12 +31,13 @@ pub(super) struct RunArgs {
     format: OutputFormat,
 }
 
-/// The text of a JSON object, as it is.
+/// The text of a JSON object that everybody reads alike, as it is: what the gateway refuses is refused here too.
 fn object(text: &str) -> Result<String, String> {
-    match serde_json::from_str::<serde_json::Map<String, Value>>(text) {
-        Ok(_) => Ok(text.to_owned()),
-        Err(error) => Err(format!("not a JSON object: {error}")),
+    if let Err(error) = serde_json::from_str::<serde_json::Map<String, Value>>(text) {
+        return Err(format!("not a JSON object: {error}"));
     }
+    json::walk(text).map_err(json::Refused::why)?;
+    Ok(text.to_owned())
 }
 
 /// What has a `/` before its first `=` is a path.

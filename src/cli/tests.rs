@@ -42,6 +42,7 @@ fn usage_errors_are_exit_code_2_and_help_is_an_answer() {
         &["skill", "new", "a", "--kind", "thing"],
         &["skill", "run", ".", "--args", "[]"],
         &["skill", "run", ".", "--args", "{"],
+        &["skill", "run", ".", "--args", r#"{"a":{"b":1,"b":2}}"#],
         &["skill", "run", ".", "--timeout-ms", "0"],
         &["version", "--output", "xml"],
         &["--config", "x", "version"],
