@@ -95,41 +95,61 @@ fn check(args: &CheckArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
 /// Of the files and directories that the gateway only reads, those that it could not. What it makes itself, such as the store
 /// and the log, need not be there yet.
 fn unreadable(config: &Config) -> Vec<Problem> {
-    let mut named: Vec<(String, &Path)> = Vec::new();
+    let mut named: Vec<(String, &Path, Kind)> = Vec::new();
     if !config.is_default("skills.paths") {
         let paths = config.skills.paths.iter().enumerate();
-        named.extend(paths.map(|(at, path)| (format!("skills.paths[{at}]"), path.as_path())));
+        named.extend(paths.map(|(at, path)| {
+            (
+                format!("skills.paths[{at}]"),
+                path.as_path(),
+                Kind::Directory,
+            )
+        }));
     }
     if config.policy.mode != PolicyMode::Off {
-        named.push(("policy.path".into(), &config.policy.path));
+        named.push(("policy.path".into(), &config.policy.path, Kind::Either));
         let keys = config.policy.keys.iter().enumerate();
-        named.extend(keys.map(|(at, key)| (format!("policy.keys[{at}].file"), key.file.as_path())));
+        named.extend(keys.map(|(at, key)| {
+            (
+                format!("policy.keys[{at}].file"),
+                key.file.as_path(),
+                Kind::File,
+            )
+        }));
     }
     if let Secrets::Dir(dir) = &config.secrets {
-        named.push(("secrets.dir".into(), dir));
+        named.push(("secrets.dir".into(), dir, Kind::Directory));
     }
     let plugins = &config.plugins;
     for (role, plugin) in [("storage", &plugins.storage), ("sandbox", &plugins.sandbox)] {
         if let PluginSource::Path(path) = &plugin.source {
-            named.push((format!("plugins.{role}.path"), path));
+            named.push((format!("plugins.{role}.path"), path, Kind::File));
         }
     }
-    let unread = named.into_iter().filter_map(|(key, path)| {
-        let error = read(path).err()?;
+    let unread = named.into_iter().filter_map(|(key, path, kind)| {
+        let error = read(path, kind).err()?;
         Some(config.wrong(&key, format!("cannot read {}: {error}", path.display())))
     });
     unread.flat_map(|errors| errors.problems).collect()
 }
 
-fn read(path: &Path) -> io::Result<()> {
+/// What the gateway takes at a path.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    File,
+    Directory,
+    Either,
+}
+
+fn read(path: &Path, kind: Kind) -> io::Result<()> {
     let found = fs::metadata(path)?;
-    if found.is_dir() {
-        fs::read_dir(path).map(drop)
-    } else if found.is_file() {
-        fs::File::open(path).map(drop)
-    } else {
+    match kind {
+        Kind::Directory | Kind::Either if found.is_dir() => fs::read_dir(path).map(drop),
+        Kind::File | Kind::Either if found.is_file() => fs::File::open(path).map(drop),
+        Kind::Directory => Err(io::Error::other("it is no directory")),
+        Kind::File => Err(io::Error::other("it is no file")),
         // To open a pipe would wait for who writes into it.
-        Err(io::Error::other("it is no file and no directory"))
+        Kind::Either => Err(io::Error::other("it is no file and no directory")),
     }
 }
 
@@ -144,4 +164,42 @@ fn show(args: &ShowArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
         Output::Json => print_json(out, &config.show_json())?,
     }
     Ok(Exit::Fine)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::super::run;
+    use super::*;
+
+    /// Each of these keeps the gateway from starting.
+    #[test]
+    fn a_file_is_wanted_where_a_file_is_read_and_a_directory_where_that_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("gate.toml");
+        let (a_file, a_dir) = (file.to_str().unwrap(), dir.path().to_str().unwrap());
+        let config = format!(
+            "[skills]\npaths = [{a_dir:?}, {a_file:?}]\n\
+             [[policy.keys]]\nid = \"team\"\nalgorithm = \"ES256\"\nfile = {a_dir:?}\n\
+             [secrets]\nprovider = \"dir\"\ndir = {a_file:?}\n\
+             [plugins.storage]\npath = {a_dir:?}\nallow_unsigned = true\n"
+        );
+        fs::write(&file, config).unwrap();
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let args = ["skillgate", "config", "check", "--config", a_file].map(OsString::from);
+        let exit = run(args, &mut out, &mut err);
+        let out = String::from_utf8(out).unwrap();
+        assert_eq!(exit, Exit::Configuration, "{out}");
+        for (key, path, why) in [
+            ("skills.paths[1]", a_file, "it is no directory"),
+            ("policy.keys[0].file", a_dir, "it is no file"),
+            ("secrets.dir", a_file, "it is no directory"),
+            ("plugins.storage.path", a_dir, "it is no file"),
+        ] {
+            let said = format!(": {key}: cannot read {path}: {why}\n");
+            assert!(out.contains(&said), "{said}{out}");
+        }
+        assert_eq!(out.lines().count(), 4, "{out}");
+    }
 }
