@@ -362,9 +362,13 @@ fn the_suite_fails_on_a_wrong_server() {
 fn a_server_that_gives_no_answer_is_asked_once() {
     let suite = suite();
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let port = listener.local_addr().expect("it has an address").port();
-    let url = format!("http://127.0.0.1:{port}/rpc");
-    drop(listener);
+    let there = listener.local_addr().expect("it has an address");
+    // A port that nobody listens on, and that nobody gets meanwhile: that of a connection.
+    let taken = std::net::TcpStream::connect(there).expect("one listens");
+    let url = format!(
+        "http://{}/rpc",
+        taken.local_addr().expect("it has an address")
+    );
     let target = Target {
         endpoint: Endpoint::parse(&url).expect("this is an address"),
         ..Target::default()
