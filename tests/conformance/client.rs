@@ -1,6 +1,6 @@
 //! The client that the specification prints.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
@@ -24,6 +24,12 @@ fn printed_within(
     client.env_remove("SKILLS_TOKEN");
     if let Some(token) = &endpoint.token {
         client.env("SKILLS_TOKEN", token);
+    }
+    let told = || std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+    if let Some(authorities) = endpoint.authorities.clone().or_else(told) {
+        // Python's own name for it, and that of the package requests.
+        client.env("SSL_CERT_FILE", &authorities);
+        client.env("REQUESTS_CA_BUNDLE", &authorities);
     }
     let out = client
         .arg("-B")

@@ -2,11 +2,18 @@
 //!
 //! Whoever answers may be as wrong as can be: every answer has an end in time and in size, and what is no answer says why.
 
+mod tls;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+
+use rustls::ClientConfig;
+
+use self::tls::Stream;
 
 /// Longest wait for a whole answer, however slowly it comes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
@@ -24,13 +31,17 @@ const ANSWER_BYTES_MAX: usize = 32 << 20;
 /// Most that is read of an answer's head.
 const HEAD_BYTES_MAX: usize = 256 << 10;
 
-/// Where the server is: `http://host:port/rpc`.
+/// Where the server is: `http://host:port/rpc` or `https://host:port/rpc`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Endpoint {
     /// `127.0.0.1:8080`
     pub(crate) host: String,
     /// `/rpc`
     pub(crate) path: String,
+    /// Of a server that speaks TLS.
+    tls: Option<Arc<ClientConfig>>,
+    /// The authorities that alone may vouch for that, where a test has named them.
+    pub(crate) authorities: Option<PathBuf>,
     /// A bearer token that goes with every request.
     pub(crate) token: Option<String>,
     /// Requests without an answer since the last that had one.
@@ -66,20 +77,32 @@ pub(crate) struct Answer {
 }
 
 impl Endpoint {
-    /// Reads `http://host:port/path`.
+    /// Reads `http://host:port/path` or `https://host:port/path`; of the second the certificate is checked.
     pub(crate) fn parse(url: &str) -> Result<Endpoint, String> {
-        let rest = url
-            .strip_prefix("http://")
-            .ok_or_else(|| format!("{url:?} is not an http:// address"))?;
-        let (host, path) = rest.split_once('/').unwrap_or((rest, "rpc"));
-        let host = if host.contains(':') {
-            host.to_owned()
-        } else {
-            format!("{host}:80")
+        Endpoint::trusting(url, None)
+    }
+
+    /// The same, with these authorities (a file in PEM) instead of the system's.
+    pub(crate) fn trusting(url: &str, authorities: Option<&Path>) -> Result<Endpoint, String> {
+        let (scheme, rest) = url.split_once("://").unwrap_or_default();
+        let (port, tls) = match scheme {
+            "http" => (80, None),
+            "https" => (443, Some(Arc::new(tls::trusting(authorities)?))),
+            _ => return Err(format!("{url:?} is not an http:// or https:// address")),
         };
+        let (host, path) = rest.split_once('/').unwrap_or((rest, "rpc"));
+        let named = host.rsplit_once(':');
+        // The colons of an IPv6 address stand in brackets.
+        let has_port = named.is_some_and(|(_, port)| !port.ends_with(']'));
         Ok(Endpoint {
-            host,
+            host: if has_port {
+                host.to_owned()
+            } else {
+                format!("{host}:{port}")
+            },
             path: format!("/{path}"),
+            tls,
+            authorities: authorities.map(Path::to_owned),
             ..Endpoint::default()
         })
     }
@@ -91,7 +114,8 @@ impl Endpoint {
 
     /// The endpoint as an address.
     pub(crate) fn url(&self) -> String {
-        format!("http://{}{}", self.host, self.path)
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}{}", self.host, self.path)
     }
 
     /// `POST` of JSON to the endpoint.
@@ -149,8 +173,9 @@ impl Endpoint {
         read: impl FnOnce(&mut Reader) -> Result<Answer, String>,
     ) -> Result<Answer, String> {
         let began = Instant::now();
-        let answer = self.connected().and_then(|stream| {
-            let sent = send(&stream, bytes, began + self.patience.answer / 2);
+        let answer = self.connected().and_then(|mut stream| {
+            stream.wait_until(began + self.patience.answer / 2);
+            let sent = send(&mut stream, bytes);
             let mut reader = Reader {
                 stream,
                 raw: Vec::new(),
@@ -176,11 +201,14 @@ impl Endpoint {
         }
     }
 
-    fn connected(&self) -> Result<TcpStream, String> {
-        match self.host.to_socket_addrs() {
-            Ok(addrs) => connect(&self.host, addrs),
-            Err(e) => Err(format!("{}: {e}", self.host)),
-        }
+    fn connected(&self) -> Result<Stream, String> {
+        let tcp = match self.host.to_socket_addrs() {
+            Ok(addrs) => connect(&self.host, addrs)?,
+            Err(e) => return Err(format!("{}: {e}", self.host)),
+        };
+        let name = self.host.rsplit_once(':').unwrap_or_default().0;
+        let bare = name.trim_start_matches('[').trim_end_matches(']');
+        Stream::new(tcp, self.tls.as_ref(), bare)
     }
 }
 
@@ -199,28 +227,21 @@ fn connect(host: &str, addrs: impl Iterator<Item = SocketAddr>) -> Result<TcpStr
     Err(refused.join("; "))
 }
 
-/// Writes all of it before the deadline, also to a server that reads a byte now and then.
-fn send(mut stream: &TcpStream, mut bytes: &[u8], deadline: Instant) -> std::io::Result<()> {
-    while !bytes.is_empty() {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        stream.set_write_timeout(Some(left))?;
-        match stream.write(bytes) {
-            Ok(0) => return Err(ErrorKind::WriteZero.into()),
-            Ok(n) => bytes = &bytes[n..],
+/// Writes all of it in the time that the stream has, also to a server that reads a byte now and then.
+fn send(stream: &mut Stream, bytes: &[u8]) -> std::io::Result<()> {
+    stream.write_all(bytes)?;
+    loop {
+        match stream.flush() {
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+            flushed => return flushed,
         }
     }
-    Ok(())
 }
 
 /// What comes back on a connection, read as far as it has to be.
 #[derive(Debug)]
 struct Reader {
-    stream: TcpStream,
+    stream: Stream,
     /// All that has come.
     raw: Vec<u8>,
     patience: Patience,
@@ -285,9 +306,7 @@ impl Reader {
             if left.is_zero() {
                 return Some(End::Silent(self.patience.answer));
             }
-            if let Err(e) = self.stream.set_read_timeout(Some(left.min(wait))) {
-                return Some(End::Failed(e));
-            }
+            self.stream.wait_until(Instant::now() + left.min(wait));
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Some(End::Closed),
                 Ok(n) => {

@@ -10,6 +10,7 @@ mod answer;
 mod case;
 mod client;
 mod expect;
+mod front;
 mod gateway;
 mod http;
 mod own;
@@ -28,6 +29,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use sha2::{Digest, Sha256};
 
 use crate::case::{Case, Suite};
+use crate::front::Front;
 use crate::gateway::{Plugins, TempDir};
 use crate::http::Endpoint;
 use crate::run::{Outcome, Target, Verdict};
@@ -113,18 +115,7 @@ fn with_tokens() {
     };
     let repo = Path::new(env!("CARGO_MANIFEST_DIR"));
     let server = gateway::start(repo, &data.0, &plugins).unwrap_or_else(|why| panic!("{why}"));
-    let ways = [
-        "list.",
-        "batch",
-        "transport.",
-        "texts.client",
-        "sandbox.user",
-    ];
-    let cases: Vec<&Case> = ways
-        .iter()
-        .flat_map(|way| chosen(&suite, way).unwrap_or_else(|why| panic!("{why}")))
-        .filter(|case| !case.own_server)
-        .collect();
+    let cases = of_each_way_to_send(&suite);
     let mut target = Target {
         endpoint: server.endpoint.clone(),
         product: true,
@@ -152,6 +143,69 @@ fn with_tokens() {
             "{row} is green without a token"
         );
     }
+}
+
+/// One that speaks TLS alone is asked as any other: here our own, behind something that takes it off.
+#[test]
+fn over_tls() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let suite = suite();
+    let data = TempDir::new("skillgate-conformance").expect("a temporary directory can be made");
+    let repo = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let server =
+        gateway::start(repo, &data.0, &Plugins::default()).unwrap_or_else(|why| panic!("{why}"));
+    let keys = repo.join("tests/fixtures/keys");
+    let front = Front::start(
+        &server.endpoint.host,
+        &keys.join("tls.pem"),
+        &keys.join("tls.key.pem"),
+    )
+    .unwrap_or_else(|why| panic!("{why}"));
+    let asked = |url: &str, authority: &Path| {
+        let endpoint = Endpoint::trusting(url, Some(authority));
+        let target = Target {
+            endpoint: endpoint.unwrap_or_else(|why| panic!("{why}")),
+            product: true,
+            sandbox: true,
+            ..Target::default()
+        };
+        run::run(&target, &suite, &here(), &of_each_way_to_send(&suite), &[])
+    };
+    let (url, authority) = (
+        format!("https://localhost:{}/rpc", front.port),
+        keys.join("ca.pem"),
+    );
+    let outcomes = asked(&url, &authority);
+    let failed: Vec<String> = outcomes.iter().filter_map(failure).collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+
+    // Whoever else has a certificate is not the server that is meant.
+    let other_name = format!("https://127.0.0.1:{}/rpc", front.port);
+    let other_authority = repo.join("tests/fixtures/tls/cert.pem");
+    for (url, authority, why) in [
+        (&other_name, &authority, "certificate not valid for name"),
+        (&url, &other_authority, "SSL_CERT_FILE names a file"),
+    ] {
+        let outcomes = asked(url, authority);
+        assert_eq!(outcomes.len(), 1);
+        let said = failure(&outcomes[0]).expect("nothing is asked of it");
+        assert!(said.contains(why), "{said}");
+    }
+}
+
+/// A few cases of each, of those that any server can be asked.
+fn of_each_way_to_send(suite: &Suite) -> Vec<&Case> {
+    let ways = [
+        "list.",
+        "batch",
+        "transport.",
+        "texts.client",
+        "sandbox.user",
+    ];
+    ways.iter()
+        .flat_map(|way| chosen(suite, way).unwrap_or_else(|why| panic!("{why}")))
+        .filter(|case| !case.own_server)
+        .collect()
 }
 
 #[test]
@@ -232,7 +286,7 @@ fn keeps_every_row(foreign: Option<&str>, plugins: &Plugins) {
     let (target, server) = match foreign {
         Some(url) => {
             let mut endpoint =
-                Endpoint::parse(url).expect("SKILLS_ENDPOINT is http://host:port/rpc");
+                Endpoint::parse(url).expect("SKILLS_ENDPOINT is http(s)://host:port/rpc");
             endpoint.token = std::env::var("SKILLS_TOKEN").ok();
             let product = std::env::var("SKILLS_PRODUCT").is_ok_and(|name| name == "skillgate");
             (

@@ -251,3 +251,77 @@ fn an_answer_ends_the_count_of_those_without() {
     assert_eq!(endpoint.unanswered(), 0);
     serving.join().expect("the server does as it was told");
 }
+
+/// Where an endpoint is; what is left out is what the scheme says.
+#[test]
+fn the_address_of_an_endpoint() {
+    for (url, host, path) in [
+        ("http://a.example/rpc", "a.example:80", "/rpc"),
+        ("http://a.example:8080", "a.example:8080", "/rpc"),
+        ("http://a.example/", "a.example:80", "/"),
+        ("http://[::1]/x/rpc", "[::1]:80", "/x/rpc"),
+        ("http://[::1]:8080/rpc", "[::1]:8080", "/rpc"),
+        ("https://a.example/rpc", "a.example:443", "/rpc"),
+        ("https://[::1]:8443/rpc", "[::1]:8443", "/rpc"),
+    ] {
+        let endpoint = Endpoint::trusting(url, Some(&authority())).expect("this is an address");
+        assert_eq!((&*endpoint.host, &*endpoint.path), (host, path), "{url}");
+        let scheme = url.split_once("://").unwrap_or_default().0;
+        assert_eq!(endpoint.url(), format!("{scheme}://{host}{path}"));
+    }
+    for wrong in ["", "a.example/rpc", "ftp://a.example/rpc", "://a.example"] {
+        let why = Endpoint::parse(wrong).expect_err("this is no address");
+        assert!(
+            why.contains("is not an http:// or https:// address"),
+            "{why}"
+        );
+    }
+    let why = Endpoint::trusting("https://a.example", Some(Path::new("none.pem")))
+        .expect_err("nobody can be trusted");
+    assert!(why.starts_with("none.pem: "), "{why}");
+}
+
+fn authority() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/keys/ca.pem")
+}
+
+/// What is said of a server that does so where TLS is spoken to it.
+fn why_over_tls(say: impl FnOnce(&mut TcpStream) + Send + 'static) -> String {
+    let (plain, serving) = server(say);
+    let url = plain.url().replacen("http", "https", 1);
+    let endpoint = Endpoint {
+        patience: QUICK,
+        ..Endpoint::trusting(&url, Some(&authority())).expect("this is an address")
+    };
+    let why = endpoint.post(b"{}").expect_err("this is no answer");
+    assert_eq!(endpoint.unanswered(), 1);
+    serving.join().expect("the server does as it was told");
+    why
+}
+
+#[test]
+fn who_does_not_speak_tls_is_done_with_in_time() {
+    let why = why_over_tls(wait);
+    assert!(why.starts_with("no answer in 1500 ms"), "{why}");
+
+    let why = why_over_tls(|stream| {
+        let answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+        stream.write_all(answer).expect("it is read");
+    });
+    assert!(
+        why.starts_with("no answer: received corrupt message"),
+        "{why}"
+    );
+
+    // A handshake of which a byte comes now and then.
+    let began = Instant::now();
+    let why = why_over_tls(|stream| {
+        let mut said = stream.write_all(&[22, 3, 3, 0x40, 0]);
+        while said.is_ok() {
+            std::thread::sleep(Duration::from_millis(20));
+            said = stream.write_all(&[0]);
+        }
+    });
+    assert!(why.starts_with("no answer in 1500 ms"), "{why}");
+    assert!(began.elapsed() < 2 * QUICK.answer, "{why}");
+}
