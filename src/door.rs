@@ -60,6 +60,7 @@ impl<S> Door<S> {
     fn check(&self, named: &Named) -> Result<(), Refusal> {
         let request = &named.request;
         framed(request.headers())?;
+        of_one_kind(request.headers())?;
         let host = host(request.headers(), request.uri(), request.version())?;
         if !self.ours(&host) {
             return Err(Refusal::new(
@@ -172,6 +173,18 @@ fn framed(headers: &HeaderMap) -> Result<(), Refusal> {
     ))
 }
 
+/// What a body is must not be either: what stands in front may have looked at the second header, and we at the first.
+fn of_one_kind(headers: &HeaderMap) -> Result<(), Refusal> {
+    if headers.get_all(header::CONTENT_TYPE).iter().count() < 2 {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        StatusCode::BAD_REQUEST,
+        "bad_request",
+        "the request has more than one Content-Type header",
+    ))
+}
+
 impl<S> Service<Named> for Door<S>
 where
     S: Service<Named, Response = Response<Body>, Error = Refusal> + Clone + Send + 'static,
@@ -242,6 +255,28 @@ mod tests {
             &[""],
         ] {
             assert_eq!(framed(codings).await, 400, "{codings:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_is_of_one_kind() {
+        let typed = async |kinds: &[&str]| {
+            status(|b| {
+                let b = b.header("host", "localhost");
+                kinds
+                    .iter()
+                    .fold(b, |b, &kind| b.header("content-type", kind))
+            })
+            .await
+        };
+        for kinds in [&[][..], &["application/json"], &["text/plain"]] {
+            assert_eq!(typed(kinds).await, 200, "{kinds:?}");
+        }
+        for kinds in [
+            ["application/json", "text/plain"],
+            ["application/json", "application/json"],
+        ] {
+            assert_eq!(typed(&kinds).await, 400, "{kinds:?}");
         }
     }
 
