@@ -93,7 +93,7 @@ fn check(args: &CheckArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
 }
 
 /// Of the files and directories that the gateway only reads, those that it could not. What it makes itself, such as the store
-/// and the log, need not be there yet.
+/// and the log, need not be there yet; what is there where the log is to be must be one.
 fn unreadable(config: &Config) -> Vec<Problem> {
     let mut named: Vec<(String, &Path, Kind)> = Vec::new();
     if !config.is_default("skills.paths") {
@@ -130,7 +130,16 @@ fn unreadable(config: &Config) -> Vec<Problem> {
         let error = read(path, kind).err()?;
         Some(config.wrong(&key, format!("cannot read {}: {error}", path.display())))
     });
-    unread.flat_map(|errors| errors.problems).collect()
+    let log = config.audit.path.as_path();
+    let unwritten = fs::metadata(log).is_ok_and(|found| !found.is_file());
+    let unwritten = unwritten.then(|| {
+        let why = format!("cannot write {}: it is no file", log.display());
+        config.wrong("audit.path", why)
+    });
+    unread
+        .chain(unwritten)
+        .flat_map(|errors| errors.problems)
+        .collect()
 }
 
 /// What the gateway takes at a path.
@@ -183,7 +192,8 @@ mod tests {
             "[skills]\npaths = [{a_dir:?}, {a_file:?}]\n\
              [[policy.keys]]\nid = \"team\"\nalgorithm = \"ES256\"\nfile = {a_dir:?}\n\
              [secrets]\nprovider = \"dir\"\ndir = {a_file:?}\n\
-             [plugins.storage]\npath = {a_dir:?}\nallow_unsigned = true\n"
+             [plugins.storage]\npath = {a_dir:?}\nallow_unsigned = true\n\
+             [audit]\npath = {a_dir:?}\n"
         );
         fs::write(&file, config).unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -200,6 +210,8 @@ mod tests {
             let said = format!(": {key}: cannot read {path}: {why}\n");
             assert!(out.contains(&said), "{said}{out}");
         }
-        assert_eq!(out.lines().count(), 4, "{out}");
+        let said = format!(": audit.path: cannot write {a_dir}: it is no file\n");
+        assert!(out.contains(&said), "{said}{out}");
+        assert_eq!(out.lines().count(), 5, "{out}");
     }
 }
