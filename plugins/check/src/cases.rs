@@ -118,7 +118,7 @@ pub(crate) const CASES: &[Case] = &[
         "instances of one plugin do not disturb each other (or the entry says SKG_F_SINGLETON)",
         "keep nothing of an instance in statics, or set SKG_F_SINGLETON", contract::two_instances),
     case("contract/answers", Plugin, "complete",
-        "answers are whole: no NULL where a result is due, UTF-8 texts, within the bounds of skg_completion",
+        "answers are whole: no NULL where a result is due, UTF-8 texts, within the bounds of skg_completion; health says numbers and layers",
         "see what the message names; a result is zeroed, filled and given to complete() in one go", contract::answers),
 
     // === operations ===

@@ -1,5 +1,6 @@
 //! A host table that gives nothing and counts everything.
 
+mod said;
 #[cfg(test)]
 mod tests;
 
@@ -338,6 +339,9 @@ unsafe fn read(c: *const abi::Completion, answer: Answer) -> Result<End, String>
             Answer::Health => {
                 let health = sized(p.cast::<abi::Health>(), "skg_health", &mut end)?;
                 text(health.message, "skg_health.message")?;
+                said::state(health.state)?;
+                said::metrics(&text(health.metrics_json, "skg_health.metrics_json")?)?;
+                said::report(&text(health.report_json, "skg_health.report_json")?)?;
             }
             Answer::Run => drop(sized(
                 p.cast::<abi::RunResult>(),
@@ -389,11 +393,11 @@ unsafe fn sized<T: Grows>(p: *const T, name: &'static str, end: &mut End) -> Res
 ///
 /// # Safety
 /// As [`wire::Reader::text`].
-unsafe fn text(text: abi::Str, what: &str) -> Result<(), String> {
+unsafe fn text(text: abi::Str, what: &str) -> Result<String, String> {
     const TEXT_BYTES_MAX: usize = 1 << 20;
     // SAFETY: the caller's promise.
     let read = unsafe { wire::Reader::new(TEXT_BYTES_MAX).text(text, what, TEXT_BYTES_MAX) };
-    read.map(drop).map_err(|e| e.0)
+    read.map_err(|e| e.0)
 }
 
 /// # Safety

@@ -174,6 +174,12 @@ unsafe fn changed(c: &abi::Completion) -> Option<Changed> {
                     };
                 } else if asked("lies about the size of an answer") {
                     health.struct_size -= 16;
+                } else if asked("is in a state that there is not") {
+                    health.state = 9;
+                } else if asked("says words where numbers are asked") {
+                    health.metrics_json = abi::Str::new(r#"{"blob_bytes":"many"}"#);
+                } else if asked("reports layers in its own way") {
+                    health.report_json = abi::Str::new(r#"{"seccomp":true}"#);
                 }
                 made(Answer::Health(health))
             }
