@@ -119,9 +119,17 @@ def path(blob_id: str) -> str:
         return file
     if blob_id not in run.spooled:
         target = _os.path.join(_os.environ.get("TMPDIR", run.layout.tmp), "blob-" + blob_id[len("blob:") :])
-        with _raw(blob_id) as source, _builtins.open(target, "wb") as out:
-            for piece in iter(lambda: source.read(_PIECE_BYTES), b""):
-                out.write(piece)
+        # Of threads that want it at once each makes one of its own: under the name that is given is the whole of it, always.
+        own = "%s.%d.%d" % (target, _os.getpid(), _get_ident())
+        try:
+            with _raw(blob_id) as source, _builtins.open(own, "wb") as out:
+                for piece in iter(lambda: source.read(_PIECE_BYTES), b""):
+                    out.write(piece)
+            _os.replace(own, target)
+        except BaseException:
+            if _os.path.exists(own):
+                _os.unlink(own)
+            raise
         run.spooled[blob_id] = target
     return run.spooled[blob_id]
 

@@ -168,6 +168,40 @@ class Blobs(unittest.TestCase):
         """
         self.assertEqual(self.output(body), [40])
 
+    def test_a_path_has_the_whole_whoever_asks_at_once(self):
+        # The first is in the middle when the second begins, and that one has nothing yet when the first has it all.
+        body = """
+            import os, threading
+            half, begun, done = threading.Event(), threading.Event(), threading.Event()
+            raw, content = blobs._raw, b"x" * (3 << 20)
+            class Paced:
+                def __init__(self, id): self.raw, self.reads = raw(id), 0
+                def __enter__(self): return self
+                def __exit__(self, *_): self.raw.close()
+                def read(self, size):
+                    self.reads += 1
+                    if threading.current_thread().name == "second":
+                        begun.set()
+                        assert done.wait(30)
+                    elif self.reads == 2:
+                        half.set()
+                        assert begun.wait(30)
+                    return self.raw.read(size)
+            blobs._raw = Paced
+            id, wholes = blobs.write_bytes(content), []
+            def whole():
+                with open(blobs.path(id), "rb") as f: wholes.append(f.read() == content)
+                done.set()
+            threads = [threading.Thread(target=whole, name=name) for name in ("first", "second")]
+            threads[0].start()
+            assert half.wait(30)
+            threads[1].start()
+            for thread in threads: thread.join()
+            at = blobs.path(id)
+            return [wholes, [name for name in os.listdir(os.path.dirname(at)) if name.startswith(os.path.basename(at) + ".")]]
+        """
+        self.assertEqual(self.output(body), [[True, True], []])
+
     def test_more_threads_write_than_a_gateway_takes_blobs_at_once(self):
         self.sandbox.written_at_once_max = 8
         body = """
