@@ -106,9 +106,12 @@ def _known_limit(exc, kind):
     if kind is OSError:
         # A file that was made longer than the whole disk, by truncate() or seek(). A blob that is too large has it too.
         full += (errno.EFBIG,)
-    if issubclass(kind, OSError) and _errno(exc) in full:
+    # Either may be an object of the code's, which compares in its own way.
+    number = _errno(exc) if issubclass(kind, OSError) else None
+    if type(number) is int and number in full:
         return "DiskFull"
-    if kind is RuntimeError and exc.args == ("can't start new thread",):
+    args = exc.args if kind is RuntimeError else ()
+    if len(args) == 1 and type(args[0]) is str and args[0] == "can't start new thread":
         return "TooManyProcesses"
     return None
 

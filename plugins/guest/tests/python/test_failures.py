@@ -224,6 +224,10 @@ class Endings(Case):
         self.check("import errno\ndef main(args): raise OSError(errno.ENOSPC, 'No space left on device')", "DiskFull", "OSError: [Errno 28]")
         self.check("import errno\ndef main(args): raise OSError(errno.EFBIG, 'File too large')", "DiskFull", "OSError: [Errno 27]")
         self.check("def main(args): raise RuntimeError(\"can't start new thread\")", "TooManyProcesses")
+        # What compares in its own way, and cannot be compared with a text or a number.
+        own = "class Own:\n    def __eq__(self, other): return self.x == other.x\n    __hash__ = None\ndef main(args):\n    raise "
+        self.check(own + "RuntimeError(Own())", "RuntimeError", "line 5, in main")
+        self.check(own + "OSError(Own(), 'x')", "OSError", "line 5, in main")
         self.check("def main(args): raise MemoryError", "MemoryError")
         self.check(
             """
