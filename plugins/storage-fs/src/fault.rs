@@ -68,6 +68,15 @@ impl Fault {
         matches!(*errno, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
     }
 
+    /// Of what must be there as it was stored: the disk cannot read it, or there is something else in its place.
+    pub(crate) fn is_damage(&self) -> bool {
+        match self {
+            Fault::Os { errno, .. } => *errno == Errno::IO || self.is_missing(),
+            Fault::Invalid(_) => true,
+            _ => false,
+        }
+    }
+
     /// `self`, or "not found" with this text when that is what it means.
     pub(crate) fn or_not_found(self, text: impl FnOnce() -> String) -> Fault {
         if self.is_missing() {

@@ -276,13 +276,9 @@ fn is_gone(ground: &Ground, blob: &str) -> Result<bool> {
 /// cannot read it is damage.
 fn damaged(path: &str) -> impl FnOnce(Fault) -> Fault {
     let path = path.to_owned();
-    move |fault| match fault {
-        Fault::Os {
-            errno: rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR | rustix::io::Errno::IO,
-            ..
-        }
-        | Fault::Invalid(_) => Fault::Corrupt(format!("{path}: {fault}")),
-        other => other,
+    move |fault| match fault.is_damage() {
+        true => Fault::Corrupt(format!("{path}: {fault}")),
+        false => fault,
     }
 }
 

@@ -85,7 +85,10 @@ impl Shelf {
         }
         let full = format!("{}/{path}", skill.path);
         beneath::read_file(self.root(skill)?, &full, MAX_FILE_BYTES).map_err(|fault| {
-            fault.or_not_found(|| format!("the skill has no file {path:?} any more"))
+            match fault.or_not_found(|| format!("the skill has no file {path:?} any more")) {
+                damage if damage.is_damage() => Fault::Corrupt(damage.to_string()),
+                other => other,
+            }
         })
     }
 

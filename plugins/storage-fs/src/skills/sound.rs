@@ -53,8 +53,9 @@ impl Sound {
 pub(super) fn is_sound(bytes: Result<Vec<u8>>, path: &str, file: &File) -> Result<Vec<u8>> {
     let why = match bytes {
         Ok(bytes) if file_digest(&bytes) == file.sha256 => return Ok(bytes),
-        Err(fault) if fault.is_missing() => "missing",
-        Ok(_) | Err(Fault::OutOfRange(_)) => "the content is not what was stored",
+        Err(fault) if fault.is_missing() => "missing".to_owned(),
+        Ok(_) | Err(Fault::OutOfRange(_)) => "the content is not what was stored".to_owned(),
+        Err(fault) if fault.is_damage() => fault.to_string(),
         Err(fault) => return Err(fault),
     };
     Err(Fault::Corrupt(format!(

@@ -186,7 +186,9 @@ impl Stored {
     }
 
     pub(crate) fn get(&self, tenant: &TenantDir, entry: &Entry<Sound>) -> Result<Skill> {
-        self.meta(tenant, entry).map(|meta| meta.skill())
+        let meta = self.meta(tenant, entry);
+        self.tell(place(tenant, &entry.skill), meta)
+            .map(|meta| meta.skill())
     }
 
     /// The bytes of a file, checked against its digest.
@@ -196,11 +198,13 @@ impl Stored {
         entry: &Entry<Sound>,
         path: &str,
     ) -> Result<Vec<u8>> {
-        let meta = self.meta(tenant, entry)?;
+        let version = place(tenant, &entry.skill);
+        let meta = self.meta(tenant, entry);
+        let meta = self.tell(version.clone(), meta)?;
         let file = meta.files.iter().find(|file| file.path == path);
         let file =
             file.ok_or_else(|| no_file(path, meta.files.iter().map(|file| file.path.as_str())))?;
-        let at = format!("{}/{FILES}/{path}", place(tenant, &entry.skill));
+        let at = format!("{version}/{FILES}/{path}");
         let bytes = beneath::read_file(self.ground.root(), &at, MAX_FILE_BYTES);
         let bytes = is_sound(bytes, &at, file);
         self.tell(at, bytes)
@@ -210,13 +214,13 @@ impl Stored {
     pub(crate) fn tree(&self, tenant: &TenantDir, entry: &Entry<Sound>) -> Result<OwnedFd> {
         let version = place(tenant, &entry.skill);
         let at = format!("{version}/{FILES}");
-        let opened = self.meta(tenant, entry).and_then(|meta| {
-            let dir = beneath::open_dir(self.ground.root(), &at);
-            let dir = dir.map_err(|fault| lost(&at, fault))?;
-            entry.place.check(&dir, &at, &meta.files)?;
-            Ok(dir)
-        });
-        self.tell(at, opened)
+        let meta = self.meta(tenant, entry);
+        let meta = self.tell(version, meta)?;
+        let dir = beneath::open_dir(self.ground.root(), &at);
+        let sound = dir
+            .and_then(|dir| entry.place.check(&dir, &at, &meta.files).map(|()| dir))
+            .map_err(|fault| lost(&at, fault));
+        self.tell(at, sound)
     }
 
     /// Notes, and says once, what is damaged at `at`, and when it no longer is.
@@ -347,11 +351,19 @@ fn place(tenant: &TenantDir, skill: &Skill) -> String {
     format!("{}/{}", parent(tenant, &skill.name), skill.version)
 }
 
-/// What is missing of a version that is there is damage.
+/// What is missing of a version that is there, or cannot be read any more, is damage.
 fn lost(path: &str, fault: Fault) -> Fault {
-    match fault.is_missing() {
-        true => Fault::Corrupt(format!("{path}: missing: restore it from a backup")),
-        false => fault,
+    match fault {
+        missing if missing.is_missing() => {
+            Fault::Corrupt(format!("{path}: missing: restore it from a backup"))
+        }
+        Fault::OutOfRange(_) => {
+            Fault::Corrupt(format!("{path}: {fault}: restore it from a backup"))
+        }
+        damage if damage.is_damage() => {
+            Fault::Corrupt(format!("{path}: {damage}: restore it from a backup"))
+        }
+        other => other,
     }
 }
 

@@ -125,6 +125,49 @@ fn the_operator_is_told_once_and_until_it_is_restored() {
     assert!(health.metrics_json.contains(r#""skills_damaged":0"#));
 }
 
+/// The gateway asks for it before it asks for the directory, and never comes to that.
+#[test]
+fn a_record_that_is_damaged_is_told_whoever_asks_first() {
+    type Ask = fn(&StorageFs) -> i32;
+    let asks: [Ask; 3] = [
+        |store| code_of(store.skill_get("acme", "a.b", "")),
+        |store| code_of(store.skill_read("acme", "a.b", "", "code/main.py")),
+        |store| code_of(store.skill_tree("acme", "a.b", "")),
+    ];
+    type Change = fn(&Path);
+    let changes: [Change; 3] = [
+        |meta| std::fs::write(meta, "{").unwrap(),
+        |meta| std::fs::remove_file(meta).unwrap(),
+        |meta| {
+            std::fs::remove_file(meta).unwrap();
+            std::fs::create_dir(meta).unwrap();
+        },
+    ];
+    for change in changes {
+        for ask in asks {
+            let bench = Bench::new();
+            let store = bench.store();
+            store
+                .skill_put(&skill("acme", "a.b", "1.0.0", CODE))
+                .unwrap();
+            let version = bench.root().join("tenants/acme/skills/a.b/1.0.0");
+            change(&version.join("meta.json"));
+            assert_eq!([ask(&store), ask(&store)], [abi::E_CORRUPT; 2]);
+            assert_eq!(
+                bench.count_logged("Error a skill is not what was published"),
+                1
+            );
+            let health = store.health().unwrap();
+            assert_eq!(health.state, abi::HEALTH_DEGRADED);
+            assert!(health.metrics_json.contains(r#""skills_damaged":1"#));
+        }
+    }
+}
+
+fn code_of<T>(outcome: skillgate_plugin_sdk::model::Result<T>) -> i32 {
+    outcome.err().map_or(abi::OK, |error| error.code)
+}
+
 /// A skill is known, and decided about, by its digest: who writes the record of another content cannot keep it.
 #[test]
 fn a_record_that_fits_the_changed_file_is_seen_through() {
