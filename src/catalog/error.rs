@@ -104,9 +104,16 @@ impl Error {
             | Error::Invalid { .. }
             | Error::SkillNotFound { .. }
             | Error::VersionNotFound { .. } => true,
-            Error::Store(error) => {
-                matches!(error.code, abi::E_CORRUPT | abi::E_NOT_FOUND)
-            }
+            // Its files are not what they were, or not to be read: larger, a directory, another's. What a store says of itself
+            // (that it is not there, has too much to do, or does not work) is of all.
+            Error::Store(error) => matches!(
+                error.code,
+                abi::E_CORRUPT
+                    | abi::E_NOT_FOUND
+                    | abi::E_PERMISSION
+                    | abi::E_INVALID_ARGUMENT
+                    | abi::E_OUT_OF_RANGE
+            ),
             _ => false,
         }
     }

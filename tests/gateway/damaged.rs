@@ -1,6 +1,7 @@
 //! What is damaged in the store: no other skill goes with it.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -54,6 +55,45 @@ fn a_damaged_skill_hides_no_other_in_a_listing() {
         .call("describe_skill", json!({ "name": "many.torn" }))
         .unwrap();
     assert_eq!(reply["error"]["data"]["kind"], "internal", "{reply}");
+    gateway.stop();
+}
+
+/// Nor does one whose files the gateway cannot read, or that are something else than files.
+#[test]
+fn a_skill_of_the_shelf_that_cannot_be_read_hides_no_other() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let shelf = house.path().join("shelf");
+    for name in ["one.torn", "other.whole"] {
+        let dir = shelf.join(name);
+        fs::create_dir_all(&dir).unwrap();
+        let toml = format!(
+            "name = {name:?}\nversion = \"0.1.0\"\ndescription = \"One of many.\"\nkind = \"instruction\"\ntags = [\"t\"]\n"
+        );
+        fs::write(dir.join("skill.toml"), toml).unwrap();
+        fs::write(dir.join("SKILL.md"), "# One of many\n").unwrap();
+    }
+    let config = fs::read_to_string(house.config()).unwrap();
+    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("skills");
+    let config = config.replace(&format!("{bundled:?}"), &format!("{shelf:?}"));
+    fs::write(house.config(), config).unwrap();
+    let gateway = house.start();
+    let torn = shelf.join("one.torn/SKILL.md");
+    fs::remove_file(&torn).unwrap();
+    fs::create_dir(&torn).unwrap();
+    let page = gateway
+        .client()
+        .result("list_skills", json!({ "detail": "summary" }))
+        .unwrap();
+    let skills = page["skills"].as_array().unwrap();
+    let tags_of = |name: &str| {
+        skills
+            .iter()
+            .find(|s| s["name"] == name)
+            .map(|s| &s["tags"])
+    };
+    assert_eq!(tags_of("one.torn"), Some(&Value::Null), "{page}");
+    assert_eq!(tags_of("other.whole"), Some(&json!(["t"])), "{page}");
     gateway.stop();
 }
 
