@@ -144,6 +144,9 @@ impl Link {
         if !self.send(packet)
             && let Some(pending) = self.calls().pending.remove(&call)
         {
+            if let Some(ends) = &pending.ends {
+                ends.store(true, Ordering::Release);
+            }
             return Err(pending);
         }
         Ok(call)
@@ -175,6 +178,13 @@ impl Link {
     pub(super) fn cancel(&self, call: u64) {
         if let Ok(packet) = Packet::new(Kind::Cancel, call, |_| {}) {
             self.send(packet);
+        }
+    }
+
+    /// Sends what nobody would say again, such as what it need not keep any more: a process that has no place for that is ended.
+    pub(super) fn insist(&self, packet: Packet) {
+        if !self.send(packet) {
+            self.kill("it does not read what it is told".to_owned());
         }
     }
 

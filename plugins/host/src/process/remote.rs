@@ -215,7 +215,7 @@ impl Remote {
             out.text(tenant);
         });
         if let Ok(packet) = packet {
-            link.send(packet);
+            link.insist(packet);
         }
     }
 }

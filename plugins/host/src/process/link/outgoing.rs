@@ -12,7 +12,7 @@ use crate::process::frame::Packet;
 use crate::process::{services, socket};
 
 /// Memory of what waits for a process to read it. More: a call is refused.
-const WAITING_BYTES_MAX: usize = 1 << 30;
+pub(super) const WAITING_BYTES_MAX: usize = 1 << 30;
 /// Of it, what answers the process's own frames, which cost it little. More: it sends and does not read.
 const REPLIES_BYTES_MAX: usize = 16 << 20;
 /// Most that one reply counts for there. A secret or a piece of a blob is larger, but whoever asked for it waits for it:

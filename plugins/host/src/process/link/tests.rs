@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 
 use skillgate_plugin_sdk::model::RunRequest;
 
+use super::outgoing::WAITING_BYTES_MAX;
 use super::*;
 use crate::process::ProcessSettings;
 use crate::process::frame::FDS_MAX;
@@ -241,6 +242,35 @@ async fn one_that_sends_and_does_not_read_is_ended() {
     assert!(asked.is_some_and(|asked| asked > 10_000), "{asked:?}");
     let why = other.why_killed().unwrap();
     assert!(why.starts_with("it sends and does not read"), "{why}");
+    let dead = tokio::time::timeout(PATIENCE, other.link.gone()).await;
+    dead.unwrap().unwrap();
+}
+
+/// A writer whose commit was not said is still open, and is let go of; and what is let go of is not kept.
+#[tokio::test]
+async fn what_there_is_no_place_for_any_more_is_not_forgotten() {
+    let other = other();
+    let with = |bytes| Packet::new(Kind::Call, 0, |out| out.data(&vec![0; bytes])).unwrap();
+    // More than its socket takes, and behind that all that may wait but a MiB.
+    assert!(other.link.send(with(4 << 20)));
+    let mut all = with(0);
+    all.bytes.reserve_exact(WAITING_BYTES_MAX - (5 << 20));
+    assert!(other.link.send(all));
+    let ends = Arc::new(AtomicBool::new(false));
+    let commit = Pending {
+        name: "blob_commit",
+        started: true,
+        run: None,
+        taken: services::Taken::default(),
+        ends: Some(ends.clone()),
+        done: Box::new(|_| Ok(())),
+    };
+    assert!(other.link.begin(with(2 << 20), commit).is_err());
+    assert!(ends.load(Ordering::Acquire));
+    assert!(other.why_killed().is_none());
+    other.link.insist(with(2 << 20));
+    let why = other.why_killed().unwrap();
+    assert!(why.starts_with("it does not read what it is told"), "{why}");
     let dead = tokio::time::timeout(PATIENCE, other.link.gone()).await;
     dead.unwrap().unwrap();
 }
