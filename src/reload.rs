@@ -13,11 +13,13 @@ mod tests;
 use std::any::Any;
 use std::collections::hash_map::DefaultHasher;
 use std::fmt;
+use std::fs::DirEntry;
 use std::hash::{Hash as _, Hasher as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::signal::unix::Signal;
@@ -27,7 +29,8 @@ use crate::config::{Config, ConfigErrors};
 use crate::telemetry::health::State;
 use crate::telemetry::metrics::Page;
 
-/// Files that are looked at to see whether something has changed; what is beyond is reloaded on SIGHUP only.
+/// Files of one directory, and of those in it, that are looked at to see whether something has changed; what is beyond is reloaded
+/// on SIGHUP only, and the log says so.
 const WATCHED_FILES_MAX: usize = 10_000;
 /// How long after a try a part that is lost is tried again.
 const LOST_AGAIN: Duration = Duration::from_secs(60);
@@ -51,9 +54,17 @@ pub trait Part: Send + Sync {
     /// What is wrong, with file and line where there is one.
     fn prepare(&self, config: &Config) -> Result<Install, String>;
 
-    /// Whether it has nothing in force any more, and is to be tried again although no file has changed.
+    /// Whether it has nothing in force any more, although it should have.
     fn is_lost(&self) -> bool {
         false
+    }
+
+    /// Tries to get back what was in force before it was lost, without regard to the other parts and to what is written now.
+    ///
+    /// # Errors
+    /// Why it is still lost.
+    fn recover(&self) -> Result<(), String> {
+        Ok(())
     }
 
     /// The files and directories that it reads. Asked before there is a part: the start looks at them before it reads.
@@ -87,6 +98,8 @@ pub type Watched = fn(&Config) -> Vec<PathBuf>;
 pub struct Source {
     read: Read,
     watched: Watched,
+    /// That there is more than is looked at has been said.
+    said: Once,
 }
 
 /// A configuration, and what the files that it names looked like before it and they were read.
@@ -196,7 +209,11 @@ impl Report {
 impl Source {
     /// `watched`: what the parts read with a configuration.
     pub fn new(read: Read, watched: Watched) -> Self {
-        Source { read, watched }
+        Source {
+            read,
+            watched,
+            said: Once::new(),
+        }
     }
 
     /// Reads a configuration, after a look at its files. Blocks for as long as that takes.
@@ -215,7 +232,16 @@ impl Source {
     fn looks(&self, config: &Config) -> u64 {
         let mut paths = config.looked_for.clone();
         paths.extend((self.watched)(config));
-        fingerprint(&paths)
+        let (looks, beyond) = fingerprint(&paths, WATCHED_FILES_MAX);
+        if let Some(dir) = beyond {
+            self.said.call_once(|| {
+                tracing::warn!(
+                    dir = %dir.display(),
+                    "has more than {WATCHED_FILES_MAX} files: that one of the others changes is seen on SIGHUP only"
+                );
+            });
+        }
+        looks
     }
 }
 
@@ -268,7 +294,34 @@ impl Reload {
             }
         }
         status.error = error;
+        drop(status);
+        self.recover();
         result
+    }
+
+    /// Tries again what is lost. What was refused may be what brings it back, so all of that is tried again, too.
+    fn again(&self) {
+        let is_refused = lock(&self.0.state).refused.is_some();
+        if is_refused {
+            // Said in the log and in the status.
+            let _ = self.now();
+            return;
+        }
+        let _one_at_a_time = lock(&self.0.state);
+        let _goes_on = self.0.report.begin();
+        self.recover();
+    }
+
+    /// Whether or not the rest of a reload is taken: neither keeps the other from it.
+    fn recover(&self) {
+        for part in self.0.parts.iter().filter(|part| part.is_lost()) {
+            let name = part.name();
+            let recovered = catch_unwind(AssertUnwindSafe(|| part.recover()));
+            match recovered.unwrap_or_else(|panic| Err(panicked(&*panic))) {
+                Ok(()) => tracing::info!(part = name, "is back"),
+                Err(reason) => tracing::error!(part = name, reason, "is lost still"),
+            }
+        }
     }
 
     fn take(&self, known: &mut Known) -> Result<(), String> {
@@ -328,13 +381,13 @@ impl Reload {
                 () = tokio::time::sleep(interval), if !interval.is_zero() => false,
             };
             let changed = self.blocking(Reload::changed).await.flatten();
-            let is_time = match changed {
-                Some(_) => changed == before,
-                None => tried.elapsed() >= LOST_AGAIN && self.0.parts.iter().any(|p| p.is_lost()),
-            };
+            let is_time = changed.is_some() && changed == before;
             if asked || is_time {
                 // Said in the log and in the status.
                 let _ = self.blocking(Reload::now).await;
+                tried = Instant::now();
+            } else if tried.elapsed() >= LOST_AGAIN && self.0.parts.iter().any(|p| p.is_lost()) {
+                self.blocking(Reload::again).await;
                 tried = Instant::now();
             }
             before = changed;
@@ -378,36 +431,46 @@ fn frozen(old: &Config, new: &Config) -> Vec<String> {
 }
 
 /// Names, sizes, times and inodes of everything that is there. A link counts as what it leads to: that is how secrets
-/// and configuration are replaced where they are mounted.
-fn fingerprint(paths: &[PathBuf]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    let mut left = WATCHED_FILES_MAX;
+/// and configuration are replaced where they are mounted. And the first directory of which that is not all: each has a bound of
+/// its own, so that none keeps the others, or a file with keys, from being looked at.
+fn fingerprint(paths: &[PathBuf], files_max: usize) -> (u64, Option<&Path>) {
+    let (mut hasher, mut beyond) = (DefaultHasher::new(), None);
     for path in paths {
-        look(path, &mut hasher, &mut left);
+        let mut left = files_max;
+        if !look(path, &mut hasher, &mut left) {
+            beyond = beyond.or(Some(path.as_path()));
+        }
     }
-    hasher.finish()
+    (hasher.finish(), beyond)
 }
 
-fn look(path: &Path, hasher: &mut DefaultHasher, left: &mut usize) {
+/// `false`: not at all of it.
+fn look(path: &Path, hasher: &mut DefaultHasher, left: &mut usize) -> bool {
     if *left == 0 {
-        return;
+        return false;
     }
     *left -= 1;
     path.hash(hasher);
     let Ok(meta) = std::fs::metadata(path) else {
-        return;
+        return true;
     };
     (meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec()).hash(hasher);
     if !meta.is_dir() {
-        return;
+        return true;
     }
+    // Nobody reads what lies in a hidden one (`.git`), but by a link from beside it.
+    let is_hidden = |entry: &DirEntry| {
+        entry.file_name().as_bytes().starts_with(b".")
+            && entry.file_type().is_ok_and(|kind| kind.is_dir())
+    };
     let mut names: Vec<PathBuf> = std::fs::read_dir(path)
         .into_iter()
         .flatten()
         .flatten()
+        .filter(|entry| !is_hidden(entry))
         .map(|entry| entry.path())
         .collect();
     names.sort_unstable();
     // Deep trees and loops of links end at the bound.
-    names.iter().for_each(|name| look(name, hasher, left));
+    names.iter().all(|name| look(name, hasher, left))
 }

@@ -396,27 +396,6 @@ impl Files {
     }
 }
 
-/// What to look at to see whether a bundle has changed.
-pub(super) fn paths(root: &Path) -> Vec<PathBuf> {
-    let mut paths = vec![root.to_owned()];
-    let mut todo = vec![(root.to_owned(), 0)];
-    while let Some((dir, depth)) = todo.pop() {
-        let Ok(entries) = fs::read_dir(&dir) else {
-            continue;
-        };
-        for entry in entries.flatten() {
-            if paths.len() >= BUNDLE_FILES_MAX {
-                return paths;
-            }
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) && depth < DEPTH_MAX {
-                todo.push((entry.path(), depth + 1));
-            }
-            paths.push(entry.path());
-        }
-    }
-    paths
-}
-
 /// Whether a file of a directory is part of the bundle; an archive has nothing else in it.
 fn is_wanted(path: &str, name: &str) -> bool {
     path == MANIFEST

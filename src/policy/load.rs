@@ -234,9 +234,6 @@ impl Part for Policy {
     fn watched(config: &Config) -> Vec<PathBuf> {
         let policy = &config.policy;
         let keys = policy.keys.iter().map(|key| key.file.clone());
-        bundle::paths(&policy.path)
-            .into_iter()
-            .chain(keys)
-            .collect()
+        std::iter::once(policy.path.clone()).chain(keys).collect()
     }
 }

@@ -162,7 +162,8 @@ fn a_broken_configuration_is_refused() {
 fn what_is_watched_shows_every_change() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
-    let look = || fingerprint(&[dir.path().to_path_buf(), at("..data-link")]);
+    let paths = [dir.path().to_path_buf(), at("..data-link")];
+    let look = || fingerprint(&paths, WATCHED_FILES_MAX);
     let mut seen = vec![look()];
     let mut changed = |what: &str| {
         let now = look();
@@ -190,7 +191,35 @@ fn what_is_watched_shows_every_change() {
 fn a_loop_of_links_ends() {
     let dir = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(".", dir.path().join("again")).unwrap();
-    fingerprint(&[dir.path().to_path_buf()]);
+    let paths = [dir.path().to_path_buf()];
+    fingerprint(&paths, WATCHED_FILES_MAX);
+}
+
+/// However many files a policy has, and whatever its repository keeps beside them, a key that is taken away is seen to be.
+#[test]
+fn no_directory_keeps_a_file_from_being_looked_at() {
+    let dir = tempfile::tempdir().unwrap();
+    let (policy, keys) = (dir.path().join("policy"), dir.path().join("keys.json"));
+    std::fs::create_dir_all(policy.join(".git/objects")).unwrap();
+    for n in 0..100 {
+        std::fs::write(policy.join(".git/objects").join(n.to_string()), "").unwrap();
+    }
+    for n in 0..4 {
+        std::fs::create_dir(policy.join(n.to_string())).unwrap();
+        std::fs::write(policy.join(n.to_string()).join("data.json"), "{}").unwrap();
+    }
+    std::fs::write(&keys, "[1]").unwrap();
+    let paths = [policy.clone(), keys.clone()];
+    let all = fingerprint(&paths, 9);
+    assert_eq!(all.1, None);
+    let some = fingerprint(&paths, 8);
+    assert_eq!(some.1, Some(policy.as_path()));
+    std::fs::write(&keys, "[]").unwrap();
+    assert_ne!(
+        (fingerprint(&paths, 9), fingerprint(&paths, 8)),
+        (all, some)
+    );
+    assert_ne!(fingerprint(&paths, 8), some);
 }
 
 /// Prepared when somebody says so, after it has said that it is asked.
@@ -465,7 +494,7 @@ async fn a_broken_configuration_is_refused_once() {
     assert_eq!(following.next().await.as_deref(), Some("old"));
 }
 
-/// Tells when it is tried, and is lost until it has been three times.
+/// Tells when it is tried, and is back the third time.
 struct Lost(mpsc::UnboundedSender<tokio::time::Instant>, AtomicU64);
 
 impl Part for Lost {
@@ -473,12 +502,17 @@ impl Part for Lost {
         "lost"
     }
     fn prepare(&self, _: &Config) -> Result<Install, String> {
-        self.1.fetch_add(1, Ordering::Relaxed);
-        self.0.send(tokio::time::Instant::now()).unwrap();
-        Err("still lost".into())
+        Ok(Box::new(|| ()))
     }
     fn is_lost(&self) -> bool {
         self.1.load(Ordering::Relaxed) < 3
+    }
+    fn recover(&self) -> Result<(), String> {
+        self.0.send(tokio::time::Instant::now()).unwrap();
+        match self.1.fetch_add(1, Ordering::Relaxed) {
+            2 => Ok(()),
+            _ => Err("its disk is gone".into()),
+        }
     }
     fn watched(_: &Config) -> Vec<PathBuf> {
         Vec::new()
@@ -487,10 +521,24 @@ impl Part for Lost {
 
 #[tokio::test(start_paused = true)]
 async fn what_is_lost_is_tried_again_until_it_is_back() {
+    // Whether the rest is taken or not, neither keeps the other from it.
+    for good in [true, false] {
+        let installed = Arc::new(AtomicU64::new(0));
+        let rules = Number {
+            name: "rules",
+            good: Arc::new(AtomicBool::new(good)),
+            installed: installed.clone(),
+        };
+        is_tried_again(Box::new(rules)).await;
+        assert_eq!(installed.load(Ordering::Relaxed) > 0, good);
+    }
+}
+
+async fn is_tried_again(beside: Box<dyn Part>) {
     let (say, mut said) = mpsc::unbounded_channel();
     let reload = started(
         Box::new(|| Ok(config())),
-        vec![Box::new(Lost(say, AtomicU64::new(0)))],
+        vec![Box::new(Lost(say, AtomicU64::new(0))), beside],
     );
     // Files that have not changed since.
     let _ = reload.now();
