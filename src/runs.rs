@@ -9,11 +9,11 @@ mod ending;
 mod logs;
 mod permits;
 mod queue;
+mod recheck;
 mod redaction;
 mod services;
 mod watch;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,8 +30,8 @@ use crate::audit::{self, Audit};
 use crate::auth::Caller;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
-use crate::gate::{self, Gate, Grant, Regrant};
-use crate::policy::{Permit, Policy};
+use crate::gate::{self, Gate, Grant};
+use crate::policy::Permit;
 use crate::secrets::{self, Granted, Secrets};
 use crate::telemetry::metrics::Metrics;
 pub use answer::Answer;
@@ -255,22 +255,6 @@ impl Runs {
     /// Where its secrets come from.
     pub fn secrets(&self) -> &Secrets {
         &self.secrets
-    }
-
-    /// After new rules have been put in force: takes from runs that go on what they would not be granted any more.
-    pub async fn recheck(&self, policy: &Policy) {
-        let mut granted = HashMap::new();
-        for (run_id, permit) in self.permits.before(policy.generation()) {
-            let now = policy.reconsider(&permit).await;
-            let now = now.map(|permit| Regrant {
-                network: permit.network,
-                deny_cidrs: permit.deny_cidrs,
-            });
-            granted.insert(run_id, now.unwrap_or_default());
-        }
-        // Every other run has been decided by the new rules, or has ended.
-        self.gate
-            .recheck(|grant| granted.get(&grant.run_id).cloned());
     }
 
     /// How busy it is.

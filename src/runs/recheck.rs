@@ -1,0 +1,82 @@
+//! What runs that go on lose when there are new rules.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+
+use super::Runs;
+use crate::gate::Regrant;
+use crate::policy::Policy;
+
+/// So many that are decided at the same time are taken in one go: each look at the grants is one at all of them.
+const TOGETHER_MAX: usize = 64;
+
+impl Runs {
+    /// After new rules have been put in force: takes from runs that go on what they would not be granted any more.
+    pub async fn recheck(&self, policy: &Policy) {
+        let earlier = self.permits.before(policy.generation()).into_iter();
+        let decided = earlier.map(async |(run_id, permit)| {
+            let now = policy.reconsider(&permit).await;
+            let now = now.map(|permit| Regrant {
+                network: permit.network,
+                deny_cidrs: permit.deny_cidrs,
+            });
+            (run_id, now.unwrap_or_default())
+        });
+        // Every other run has been decided by the new rules, or has ended.
+        as_decided(decided, |granted| {
+            self.gate
+                .recheck(|grant| granted.get(&grant.run_id).cloned());
+        })
+        .await;
+    }
+}
+
+/// Decides all at once, and takes what is decided as soon as it is: a decision waits for its record, which on a disk that hangs
+/// takes as long as the log waits, and no run keeps for that long what another one waits for.
+async fn as_decided<K: Eq + Hash, V>(
+    all: impl Iterator<Item = impl Future<Output = (K, V)>>,
+    mut take: impl FnMut(HashMap<K, V>),
+) {
+    let all: FuturesUnordered<_> = all.collect();
+    let mut decided = all.ready_chunks(TOGETHER_MAX);
+    while let Some(some) = decided.next().await {
+        take(some.into_iter().collect());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_waits_holds_up_no_other() {
+        let began = Instant::now();
+        let seconds = [10, 0, 10, 10, 0];
+        let decided = seconds.iter().enumerate().map(async |(n, &s)| {
+            sleep(Duration::from_secs(s)).await;
+            (n, s)
+        });
+        let mut taken = Vec::new();
+        as_decided(decided, |some| {
+            let mut some: Vec<_> = some.into_iter().collect();
+            some.sort_unstable();
+            taken.extend(
+                some.iter()
+                    .map(|(n, s)| (*n, *s, began.elapsed().as_secs())),
+            );
+        })
+        .await;
+        taken.sort_unstable();
+        assert_eq!(
+            taken,
+            [(0, 10, 10), (1, 0, 0), (2, 10, 10), (3, 10, 10), (4, 0, 0)]
+        );
+    }
+}
