@@ -5,18 +5,19 @@
 //!
 //! A **store** changes hands: its data is there once, and two instances of a store never have it at the same time (the header
 //! lets the second throw away what the first is writing). Calls wait until those under way have ended, the old instance is
-//! gone and the new one is there, which takes milliseconds. A call that does not end within [`HANDOVER_PATIENCE`], such as a
-//! slow upload, stops the exchange instead, and the old store serves on. So it does when the new one does not come up: then
-//! it is made anew. While an old one does not end no other is made, and in the end calls are refused.
+//! gone and the new one is there, which takes milliseconds. A call that does not end within five seconds, such as a slow
+//! upload, stops the exchange instead, and the old store serves on. So it does when the new one does not come up: then it is
+//! made anew. While an old one does not end no other is made, and in the end calls are refused, until the one before comes back:
+//! that is tried again and again, beside whatever else is reloaded.
 
 mod late;
 mod seats;
+mod store;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use serde_json::json;
 use skillgate_plugin_host::{
     Current, Isolation, Plugin, SandboxInstance, StorageInstance, inspect,
@@ -28,6 +29,7 @@ use tokio::task::JoinHandle;
 
 use self::late::{Ending, Ends as _, Untaken, in_time};
 use self::seats::{SANDBOXES_MAX, Seat, Seats, instance};
+pub(super) use self::store::OfStorage;
 use super::AppError;
 use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
 use crate::catalog::Catalog;
@@ -36,12 +38,6 @@ use crate::reload::{Install, Part};
 
 /// How long a plugin may take to end; what it has acknowledged is durable already.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long calls of a store wait for those under way to end before the exchange is given up.
-const HANDOVER_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the store before is made again and again when it does not come back at once, and how often. Longer than whatever
-/// has it may take to end.
-const COMEBACK_PATIENCE: Duration = Duration::from_secs(30);
-const COMEBACK_AGAIN: Duration = Duration::from_millis(250);
 /// How long a new instance may take to say how it is.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -393,106 +389,6 @@ impl Part for OfSandbox {
     }
 }
 
-/// The plugin that stores.
-pub(super) struct OfStorage {
-    plugins: Plugins,
-    handle: Handle,
-    catalog: Catalog,
-}
-
-impl Part for OfStorage {
-    fn name(&self) -> &'static str {
-        "plugins.storage"
-    }
-
-    /// Everything but letting the calls go on: see the top of this file.
-    fn prepare(&self, config: &Config) -> Result<Install, String> {
-        let Plugins(inner) = &self.plugins;
-        let before = lock(&inner.loaded_storage).clone();
-        // A store that is gone is tried again, whatever it is made from.
-        if inner.storage.gone().is_none() && before.is_as(config, Role::Storage)? {
-            return Ok(nothing());
-        }
-        let loaded = Loaded::load(config, Role::Storage).map_err(|error| error.to_string())?;
-        let instance = self.handle.block_on(hand_over(inner, &before, &loaded))?;
-        let (plugins, catalog) = (self.plugins.clone(), self.catalog.clone());
-        Ok(Box::new(move || {
-            let Plugins(inner) = plugins;
-            *lock(&inner.loaded_storage) = loaded;
-            catalog.forget();
-            inner.storage.replace(instance);
-            tracing::info!(
-                part = "plugins.storage",
-                "the new plugin has the store; the old one has ended"
-            );
-        }))
-    }
-
-    fn is_lost(&self) -> bool {
-        self.plugins.0.storage.gone().is_some()
-    }
-
-    fn watched(config: &Config) -> Vec<PathBuf> {
-        watched(config, Role::Storage)
-    }
-}
-
-/// Ends the old instance and makes the new one while calls wait. After an error they go on, with the old plugin.
-async fn hand_over(
-    inner: &Inner,
-    before: &Loaded,
-    next: &Loaded,
-) -> Result<Arc<StorageInstance>, String> {
-    let waiting = Waiting(&inner.storage);
-    if let Some(old) = inner.storage.take() {
-        let unused = tokio::time::timeout(HANDOVER_PATIENCE, old.unused()).await;
-        if unused.is_err() {
-            inner.storage.replace(old);
-            waiting.over();
-            return Err(format!(
-                "calls of the store have gone on for {} s (a slow upload or download?): reload again later",
-                HANDOVER_PATIENCE.as_secs()
-            ));
-        }
-        inner.leave(old).await;
-    }
-    inner.has_left(COMEBACK_PATIENCE).await?;
-    let make = async |loaded: &Loaded| {
-        inner.has_left(COMEBACK_AGAIN).await?;
-        let (of, state) = (loaded.clone(), inner.state.clone());
-        let making = async move { storage(&of.plugin, "store", &state, &of.config).await };
-        let made = in_time(making, loaded.create_max).await.map_err(|not| {
-            if let Some(ending) = not.ending {
-                *lock(&inner.leaving) = Some(ending);
-            }
-            not.why
-        })?;
-        match well(made.health()).await {
-            Ok(()) => Ok(made),
-            Err(why) => {
-                // It may have the store, which the next one needs.
-                inner.leave(made).await;
-                Err(why)
-            }
-        }
-    };
-    let why = match make(next).await {
-        Ok(made) => {
-            waiting.over();
-            return Ok(made);
-        }
-        Err(why) => why,
-    };
-    match until_back(async || make(before).await).await {
-        Ok(again) => {
-            inner.storage.replace(again);
-            waiting.over();
-            Err(why)
-        }
-        Err(worse) => Err(format!("{why}; and the one before: {worse}")),
-    }
-}
-
 impl Inner {
     /// Waits for the end of a sandbox, whose name is free from then on.
     fn see_off(
@@ -514,80 +410,5 @@ impl Inner {
         let mut all = lock(&self.ending);
         all.retain(|ending| !ending.is_finished());
         all.push(ending);
-    }
-
-    /// Has a store end, in the time that a plugin has for that.
-    async fn leave(&self, store: Arc<StorageInstance>) {
-        let mut destroyed = store.destroyed();
-        let ending = async move { destroyed.wait().await }.boxed().shared();
-        *lock(&self.leaving) = Some(ending);
-        end(store.shutdown()).await;
-    }
-
-    /// Waits until no store before this one has the data, those included that an exchange before could not wait for.
-    async fn has_left(&self, patience: Duration) -> Result<(), String> {
-        let leaving = lock(&self.leaving).clone();
-        let Some(leaving) = leaving else {
-            return Ok(());
-        };
-        if leaving.clone().now_or_never().is_none() {
-            tracing::warn!("the store before has not ended yet: no other one is made");
-        }
-        let left = tokio::time::timeout(patience, leaving).await;
-        left.map_err(|_| {
-            "the store before has not ended, and two must not have its data: it ends by itself, or with the gateway"
-        })?;
-        *lock(&self.leaving) = None;
-        Ok(())
-    }
-}
-
-/// Tries again for [`COMEBACK_PATIENCE`]: what had the store last may be slow to let it go, on a disk that is slow itself.
-async fn until_back<T>(make: impl AsyncFn() -> Result<T, String>) -> Result<T, String> {
-    let until = tokio::time::Instant::now() + COMEBACK_PATIENCE;
-    loop {
-        match make().await {
-            Err(_) if tokio::time::Instant::now() < until => {
-                tokio::time::sleep(COMEBACK_AGAIN).await;
-            }
-            made => return made,
-        }
-    }
-}
-
-/// Calls wait. Dropped before that is over, they are refused: better than for ever.
-struct Waiting<'a>(&'a Current<StorageInstance>);
-
-impl Waiting<'_> {
-    fn over(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0
-            .give_up("the store could not be exchanged, and the one before did not come back");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn the_store_before_has_some_time_to_come_back() {
-        let tries = AtomicU32::new(0);
-        let made = until_back(async || match tries.fetch_add(1, Ordering::Relaxed) {
-            0..5 => Err("it is in use".to_owned()),
-            _ => Ok("back"),
-        });
-        assert_eq!(made.await, Ok("back"));
-        let began = tokio::time::Instant::now();
-        let never = until_back(async || Err::<(), _>("it is in use".to_owned()));
-        assert_eq!(never.await, Err("it is in use".to_owned()));
-        assert!(began.elapsed() >= COMEBACK_PATIENCE);
     }
 }

@@ -32,6 +32,7 @@ mod keys;
 mod limits;
 mod load;
 mod log;
+mod lost;
 mod operator;
 mod ordinary_user;
 mod plugin_check;
