@@ -8,6 +8,7 @@ mod completions;
 mod config;
 mod doctor;
 mod failure;
+mod init;
 mod new_files;
 mod plugin;
 mod plugin_check;
@@ -200,6 +201,8 @@ fn run(args: impl IntoIterator<Item = OsString>, out: &mut dyn Write, err: &mut 
 
 fn execute(cli: Cli, out: &mut dyn Write) -> Result<Exit, Failure> {
     match cli.command {
+        // The gateway that it starts is not process 1.
+        None | Some(Command::Serve(_)) if init::is_first() => init::attend(),
         None => serve::run(&cli.serve),
         Some(Command::Serve(args)) => serve::run(&args),
         Some(Command::Config(command)) => config::run(&command, out),

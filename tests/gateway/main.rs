@@ -25,6 +25,7 @@ mod egress;
 mod examples;
 mod fairness;
 mod files;
+mod first;
 mod floor;
 mod inside;
 mod jwt;
