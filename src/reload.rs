@@ -7,18 +7,14 @@
 //! Files are looked at before they are read, never after: what changes in between looks new the next time, and costs at
 //! most one reload more. So it is at the start, too, which takes seconds, and after a change that was refused.
 
+mod look;
 #[cfg(test)]
 mod tests;
 
 use std::any::Any;
-use std::collections::hash_map::DefaultHasher;
 use std::fmt;
-use std::fs::DirEntry;
-use std::hash::{Hash as _, Hasher as _};
-use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -28,10 +24,8 @@ use tokio::time::Instant;
 use crate::config::{Config, ConfigErrors};
 use crate::telemetry::health::State;
 use crate::telemetry::metrics::Page;
+use look::{WATCHED_FILES_MAX, fingerprint};
 
-/// Files of one directory, and of those in it, that are looked at to see whether something has changed; what is beyond is reloaded
-/// on SIGHUP only, and the log says so.
-const WATCHED_FILES_MAX: usize = 10_000;
 /// How long after a try a part that is lost is tried again.
 const LOST_AGAIN: Duration = Duration::from_secs(60);
 /// One that goes on for longer than this, or the look before it, is shown: something that it reads hangs, a disk or a network,
@@ -428,49 +422,4 @@ fn frozen(old: &Config, new: &Config) -> Vec<String> {
         .filter(|(name, value)| !RELOADED.contains(&name.as_str()) && old.get(name) != Some(value))
         .map(|(name, _)| name.clone())
         .collect()
-}
-
-/// Names, sizes, times and inodes of everything that is there. A link counts as what it leads to: that is how secrets
-/// and configuration are replaced where they are mounted. And the first directory of which that is not all: each has a bound of
-/// its own, so that none keeps the others, or a file with keys, from being looked at.
-fn fingerprint(paths: &[PathBuf], files_max: usize) -> (u64, Option<&Path>) {
-    let (mut hasher, mut beyond) = (DefaultHasher::new(), None);
-    for path in paths {
-        let mut left = files_max;
-        if !look(path, &mut hasher, &mut left) {
-            beyond = beyond.or(Some(path.as_path()));
-        }
-    }
-    (hasher.finish(), beyond)
-}
-
-/// `false`: not at all of it.
-fn look(path: &Path, hasher: &mut DefaultHasher, left: &mut usize) -> bool {
-    if *left == 0 {
-        return false;
-    }
-    *left -= 1;
-    path.hash(hasher);
-    let Ok(meta) = std::fs::metadata(path) else {
-        return true;
-    };
-    (meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec()).hash(hasher);
-    if !meta.is_dir() {
-        return true;
-    }
-    // Nobody reads what lies in a hidden one (`.git`), but by a link from beside it.
-    let is_hidden = |entry: &DirEntry| {
-        entry.file_name().as_bytes().starts_with(b".")
-            && entry.file_type().is_ok_and(|kind| kind.is_dir())
-    };
-    let mut names: Vec<PathBuf> = std::fs::read_dir(path)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter(|entry| !is_hidden(entry))
-        .map(|entry| entry.path())
-        .collect();
-    names.sort_unstable();
-    // Deep trees and loops of links end at the bound.
-    names.iter().all(|name| look(name, hasher, left))
 }
