@@ -6,6 +6,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::{
@@ -26,6 +27,8 @@ use crate::wire::{Hello, Layer, LayerReport, LayerState, ZygoteRules};
 
 /// Namespaces and directories of control groups that are kept where few children wait: as many runs at once make no more.
 const KEPT_MIN: usize = 32;
+/// Who asks for the health while a launcher starts is answered so much later at most.
+const HEALTH_WAIT: Duration = Duration::from_secs(1);
 const MAX_TIMEOUT_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// Runs Python in a process with namespaces, a root, limits and filters of its own.
@@ -257,10 +260,10 @@ impl SandboxProcess {
                 let error = Error::new(abi::E_CANCELLED, "cancelled before it began");
                 return Err(error.not_executed());
             }
-            Ok((entered, self.supervisor.launcher()?))
+            Ok(entered)
         });
-        let (entered, launcher) = match begun {
-            Ok(begun) => begun,
+        let entered = match begun {
+            Ok(entered) => entered,
             Err(e) => {
                 let refused = Err(e);
                 self.count(&refused);
@@ -269,16 +272,11 @@ impl SandboxProcess {
         };
         let around = Around {
             supervisor: &self.supervisor,
-            launcher: &launcher,
             host: &self.host,
             state_dir: &self.state_dir,
             ways: &self.ways,
             codes: &self.codes,
-            processors: if launcher.promises.cpu {
-                self.processors
-            } else {
-                0
-            },
+            processors: self.processors,
         };
         run::run(request, services, &entered.handle, &around, |result| {
             self.count(&result);
@@ -358,7 +356,7 @@ impl Sandbox for SandboxProcess {
     fn caps(&self) -> SandboxCaps {
         let mut enforces = abi::LIMIT_WALL | abi::LIMIT_DISK | abi::LIMIT_NONROOT;
         let mut max_memory_bytes = 0;
-        if let Ok(launcher) = self.supervisor.launcher() {
+        if let Ok(launcher) = self.supervisor.launcher(|| false) {
             let has = launcher.promises;
             for (there, flag) in [
                 (has.cpu, abi::LIMIT_CPU),
@@ -380,7 +378,9 @@ impl Sandbox for SandboxProcess {
     }
 
     fn health(&self) -> Result<Health> {
-        let launcher = self.supervisor.launcher();
+        let asked = Instant::now();
+        let is_over = || asked.elapsed() >= HEALTH_WAIT;
+        let launcher = self.supervisor.launcher(is_over);
         let (mut report, starts) = self.supervisor.report();
         let in_flight = self.runs().live.len();
         let lacking: Vec<_> = report

@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,8 @@ const DYING_NS: u64 = 100_000_000;
 const AWAKE_NS: u64 = 100_000_000;
 /// How often it is looked whether one has ended, or reads.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// How often who waits for a launcher looks whether it still wants one.
+const WANTED_EVERY: Duration = Duration::from_millis(20);
 const BACK_OFF_FIRST: Duration = Duration::from_millis(100);
 const BACK_OFF_MAX: Duration = Duration::from_secs(10);
 
@@ -98,18 +100,25 @@ impl Launcher {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// It lives and does nothing: it is stopped, or in a call of a file system that does not answer.
-    fn is_hung(&self) -> bool {
+    fn unread_bytes(&self) -> usize {
         // Where that cannot be asked, nothing is known against it.
-        let unread = || sys::unread_bytes(self.control.as_fd()).unwrap_or(0);
-        let first = unread();
-        if !self.silence.is_long(first > 0, sys::now_ns()) {
-            return false;
-        }
+        sys::unread_bytes(self.control.as_fd()).unwrap_or(0)
+    }
+
+    /// Whether [`Launcher::is_hung`] is worth its time.
+    fn seems_hung(&self) -> bool {
+        self.silence.is_long(self.unread_bytes() > 0, sys::now_ns())
+    }
+
+    /// One that seems so, lives and does nothing: it is stopped, or in a call of a file system that does not answer.
+    fn is_hung(&self) -> bool {
+        let first = self.unread_bytes();
         // On a machine that has slept both have, and it reads a moment later.
         let until_ns = sys::now_ns() + AWAKE_NS;
         while sys::now_ns() < until_ns {
-            if unread() < first {
+            let left = self.unread_bytes();
+            if left == 0 || left < first {
+                self.silence.end();
                 return false;
             }
             std::thread::sleep(LOOK_EVERY);
@@ -128,16 +137,30 @@ pub(crate) struct Promises {
 
 /// One launcher at a time.
 #[derive(Debug)]
-pub(crate) struct Supervisor {
+pub(crate) struct Supervisor(Arc<Starter>);
+
+/// What a launcher is started from, by a thread that does nothing else: whoever waits for one may have no time left before it is
+/// there.
+#[derive(Debug)]
+struct Starter {
     program: OwnedFd,
     hello: Hello,
     pool: Option<PoolRules>,
     host: Host,
+    /// Never held for longer than a moment.
     state: Mutex<State>,
+    /// A start is over.
+    settled: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// Somebody makes the next launcher, or sees whether this one is hung.
+    starting: bool,
+    /// The last that has.
+    thread: Option<JoinHandle<()>>,
+    /// Why there is none after it.
+    failed: Option<Error>,
     current: Option<Arc<Launcher>>,
     child: Option<Child>,
     /// Killed, and not seen to end.
@@ -148,6 +171,22 @@ struct State {
     not_before: Option<Instant>,
 }
 
+/// A start that is under way, however it ends.
+struct Starting<'a>(&'a Starter);
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.starting = false;
+        if std::thread::panicking() {
+            let why = "the start of the launcher of runs has panicked";
+            state.failed = Some(unavailable(why, BACK_OFF_MAX));
+        }
+        drop(state);
+        self.0.settled.notify_all();
+    }
+}
+
 impl Supervisor {
     /// Starts the first launcher; an error is the reason why the instance cannot be made.
     pub(crate) fn start(
@@ -156,35 +195,127 @@ impl Supervisor {
         pool: Option<PoolRules>,
         host: Host,
     ) -> Result<Self, Error> {
-        let supervisor = Supervisor {
+        let supervisor = Supervisor(Arc::new(Starter {
             program,
             hello,
             pool,
             host,
             state: Mutex::default(),
-        };
-        supervisor.launcher()?;
+            settled: Condvar::new(),
+        }));
+        supervisor.launcher(|| false)?;
         Ok(supervisor)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        // A panic while it was held leaves at worst a launcher too many, which ends with its socket.
-        self.state
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    /// The launcher that lives, or a new one. While one starts it waits until `is_over`; it refuses while it is too soon to try
+    /// again.
+    pub(crate) fn launcher(&self, is_over: impl Fn() -> bool) -> Result<Arc<Launcher>, Error> {
+        let mut state = self.0.state();
+        let mut has_waited = false;
+        loop {
+            if !state.starting {
+                if let Some(living) = state.living() {
+                    return Ok(living);
+                }
+                if let Some(why) = state.failed.as_ref().filter(|_| has_waited) {
+                    return Err(why.clone());
+                }
+                if let Some(wait) = state
+                    .not_before
+                    .and_then(|t| t.checked_duration_since(Instant::now()))
+                {
+                    return Err(unavailable(
+                        "the launcher of runs could not be started and is tried again soon",
+                        wait,
+                    ));
+                }
+                state = self.begin(state);
+            }
+            has_waited = true;
+            // Where no thread could be had it is over already, and the next look tells how.
+            if state.starting {
+                if is_over() {
+                    let why = "the launcher of runs is being started";
+                    return Err(unavailable(why, BACK_OFF_FIRST));
+                }
+                let waited = self.0.settled.wait_timeout(state, WANTED_EVERY);
+                (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            }
+        }
     }
 
-    /// The launcher that lives, or a new one. Blocks while one starts; refuses while it is too soon to try again.
-    pub(crate) fn launcher(&self) -> Result<Arc<Launcher>, Error> {
-        let mut state = self.state();
-        if state.child.as_mut().is_some_and(has_ended)
-            && let Some(current) = &state.current
-        {
-            current.mark_dead();
+    /// The one in the place of one that has died. `None`: that lives, or there is none now.
+    pub(crate) fn after(
+        &self,
+        dead: &Arc<Launcher>,
+        is_over: impl Fn() -> bool,
+    ) -> Option<Arc<Launcher>> {
+        let launcher = self.launcher(is_over).ok();
+        launcher.filter(|it| !Arc::ptr_eq(it, dead))
+    }
+
+    fn begin<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.starting = true;
+        state.failed = None;
+        if let Some(last) = state.thread.take() {
+            // It has nothing left to do. A panic of it has been reported where it happened.
+            let _ = last.join();
         }
-        if let Some(current) = state.current.as_ref().filter(|l| !l.is_dead()) {
+        let starter = Arc::clone(&self.0);
+        let thread = std::thread::Builder::new()
+            .name("skillgate-start".into())
+            .spawn(move || starter.replace());
+        if let Ok(thread) = thread {
+            state.thread = Some(thread);
+            return state;
+        }
+        // Without a thread to be had: better a run that waits too long than none at all.
+        drop(state);
+        self.0.replace();
+        self.0.state()
+    }
+
+    /// What is known of the layers, and how often a launcher was started.
+    pub(crate) fn report(&self) -> (Vec<LayerReport>, u64) {
+        let state = self.0.state();
+        (state.report.clone(), state.starts)
+    }
+
+    /// The process id of the launcher, when none is being started, for tests that kill it.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        let settled = self.0.settled.wait_while(self.0.state(), |s| s.starting);
+        let state = settled.unwrap_or_else(PoisonError::into_inner);
+        state.child.as_ref().map(Child::id)
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        let thread = self.0.state().thread.take();
+        if let Some(thread) = thread {
+            // It executes code of a file that may not be there for long. A panic of it has been reported where it happened.
+            let _ = thread.join();
+        }
+        // The socket's end tells the launcher to end every run. Nobody else holds it: every run is over.
+        let current = self.0.state().current.take();
+        drop(current);
+        self.0.end_child(END_WAIT);
+    }
+}
+
+impl Starter {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic while it was held leaves at worst a launcher too many, which ends with its socket.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new launcher in the place of the one that has died, or that is ended here since it is hung.
+    fn replace(&self) {
+        let _starting = Starting(self);
+        let current = self.state().current.clone();
+        if let Some(current) = current.filter(|l| !l.is_dead()) {
             if !current.is_hung() {
-                return Ok(current.clone());
+                return;
             }
             current.mark_dead();
             self.host.log(
@@ -195,23 +326,18 @@ impl Supervisor {
                 &[("silent_ms", &silence::LONG_MS.to_string())],
             );
         }
-        if let Some(wait) = state
-            .not_before
-            .and_then(|t| t.checked_duration_since(Instant::now()))
-        {
-            return Err(unavailable(
-                "the launcher of runs could not be started and is tried again soon",
-                wait,
-            ));
-        }
-        let again = state.current.take().is_some();
-        state.end_child(Duration::ZERO);
-        match self.spawn(&mut state) {
+        let before = self.state().current.take();
+        let again = before.is_some();
+        drop(before);
+        self.end_child(Duration::ZERO);
+        match self.spawn() {
             Ok(launcher) => {
+                let mut state = self.state();
                 state.failures = 0;
                 state.not_before = None;
                 state.starts += 1;
-                state.current = Some(launcher.clone());
+                state.current = Some(launcher);
+                drop(state);
                 if again {
                     self.host.log(
                         Level::Warn,
@@ -220,26 +346,22 @@ impl Supervisor {
                         &[],
                     );
                 }
-                Ok(launcher)
             }
             Err(e) => {
+                let mut state = self.state();
                 state.failures += 1;
                 let wait = BACK_OFF_FIRST
                     .saturating_mul(1 << state.failures.min(7).saturating_sub(1))
                     .min(BACK_OFF_MAX);
                 state.not_before = Some(Instant::now() + wait);
-                state.end_child(END_WAIT);
-                Err(e)
+                state.failed = Some(e);
+                drop(state);
+                self.end_child(END_WAIT);
             }
         }
     }
 
-    /// The one in the place of one that has died. `None`: that lives, or there is none now.
-    pub(crate) fn after(&self, dead: &Arc<Launcher>) -> Option<Arc<Launcher>> {
-        self.launcher().ok().filter(|it| !Arc::ptr_eq(it, dead))
-    }
-
-    fn spawn(&self, state: &mut State) -> Result<Arc<Launcher>, Error> {
+    fn spawn(&self) -> Result<Arc<Launcher>, Error> {
         let broken = |what: &str, e: io::Error| {
             Error::new(abi::E_UNAVAILABLE, format!("{what}: {e}")).not_executed()
         };
@@ -258,7 +380,7 @@ impl Supervisor {
                     e,
                 )
             })?;
-        state.child = Some(child);
+        self.state().child = Some(child);
         let reply = self
             .greet(&control)
             .map_err(|e| broken("the launcher of runs does not answer", e))?;
@@ -270,7 +392,7 @@ impl Supervisor {
                 enforces_pids,
                 paced,
             } => {
-                state.report = report;
+                self.state().report = report;
                 let promises = Promises {
                     cpu: enforces_cpu,
                     memory: enforces_memory,
@@ -299,7 +421,7 @@ impl Supervisor {
                 }))
             }
             HelloReply::Refused { report } => {
-                state.report = report.clone();
+                self.state().report = report.clone();
                 Err(refusal(&report))
             }
             HelloReply::Broken { message } => {
@@ -326,42 +448,34 @@ impl Supervisor {
         Ok(serde_json::from_slice(&buf[..n])?)
     }
 
-    /// What is known of the layers, and how often a launcher was started.
-    pub(crate) fn report(&self) -> (Vec<LayerReport>, u64) {
-        let state = self.state();
-        (state.report.clone(), state.starts)
-    }
-
-    /// The process id of the launcher, for tests that kill it.
-    pub(crate) fn pid(&self) -> Option<u32> {
-        self.state().child.as_ref().map(Child::id)
-    }
-}
-
-impl Drop for Supervisor {
-    fn drop(&mut self) {
-        let mut state = self.state();
-        // The socket's end tells the launcher to end every run. Nobody else holds it: every run is over.
-        state.current = None;
-        state.end_child(END_WAIT);
-    }
-}
-
-impl State {
     /// Waits for the launcher to leave, then makes it.
-    fn end_child(&mut self, patience: Duration) {
-        self.unended.retain_mut(|child| !has_ended(child));
-        let Some(mut child) = self.child.take() else {
+    fn end_child(&self, patience: Duration) {
+        let mut state = self.state();
+        state.unended.retain_mut(|child| !has_ended(child));
+        let Some(mut child) = state.child.take() else {
             return;
         };
+        drop(state);
         if ends_within(&mut child, patience) {
             return;
         }
         // Fails only when it is already gone.
         let _ = child.kill();
         if !ends_within(&mut child, KILLED_WAIT) {
-            self.unended.push(child);
+            self.state().unended.push(child);
         }
+    }
+}
+
+impl State {
+    /// The launcher, where nothing is known against it.
+    fn living(&mut self) -> Option<Arc<Launcher>> {
+        let current = self.current.as_ref()?;
+        if self.child.as_mut().is_some_and(has_ended) {
+            current.mark_dead();
+        }
+        let lives = !current.is_dead() && !current.seems_hung();
+        lives.then(|| current.clone())
     }
 }
 

@@ -8,10 +8,10 @@ use std::time::Instant;
 use skillgate_plugin_sdk::model::{Error, Limits, Result, RunRequest, RunSkill};
 use skillgate_plugin_sdk::{RunServices, Secret, abi};
 
-use super::ready::{deadline_of, spec_of};
+use super::ready::{Begun, deadline_of, spec_of};
 use super::tries::complete;
 use super::ways::Attempt;
-use super::{Around, Handle, Ways};
+use super::{Around, Ways};
 use crate::answer::CANCELLED;
 use crate::codes::{self, Code, Look};
 use crate::job::{self, Work};
@@ -29,7 +29,7 @@ const OUTPUT_BYTES: u64 = 2 * codes::BYTES_MAX as u64;
 pub(super) fn codes_of(
     request: &RunRequest,
     mounts: &[MountSpec],
-    handle: &Handle,
+    begun: &Begun<'_>,
     around: &Around<'_>,
 ) -> Vec<Arc<Code>> {
     let copies = mounts::copies_dir(around.state_dir);
@@ -55,7 +55,7 @@ pub(super) fn codes_of(
             Look::Code(code) => found.push(code),
             Look::Make => {
                 may_make = false;
-                let code = compile(request, skill, mount, handle, around);
+                let code = compile(request, skill, mount, begun, around);
                 around.codes.keep(&place, code, Instant::now());
                 // This run has it too.
                 if let Look::Code(code) = around.codes.look(&place, false, Instant::now()) {
@@ -73,7 +73,7 @@ fn compile(
     request: &RunRequest,
     skill: &RunSkill,
     mount: &MountSpec,
-    handle: &Handle,
+    begun: &Begun<'_>,
     around: &Around<'_>,
 ) -> Option<Code> {
     let limits = &request.limits;
@@ -96,13 +96,14 @@ fn compile(
         ..RunRequest::default()
     };
     let no_blobs = Default::default();
-    let deadline_ns = deadline_of(&compile);
-    let (work, processors) = (Work::Compile, around.processors);
+    let in_full_ns = deadline_of(&compile);
+    let deadline_ns = in_full_ns.min(begun.deadline_ns);
+    let (work, processors) = (Work::Compile, begun.processors);
     let frames = job::frames(&compile, &no_blobs, &Nobody, work, deadline_ns, processors).ok()?;
     let attempt = Attempt {
         services: &Nobody,
-        handle,
-        launcher: around.launcher,
+        handle: begun.handle,
+        launcher: begun.launcher,
         host: around.host,
         tenant: &compile.tenant,
         spec: &spec_of(&compile, vec![mount.clone()], deadline_ns),
@@ -115,7 +116,9 @@ fn compile(
     if result.completed {
         return Some(Code::parse(&result.output_json, &mount.target).unwrap_or_default());
     }
-    (result.error_type != CANCELLED).then(Code::default)
+    // What a run had no time left for, another may have.
+    let is_cut_short = deadline_ns < in_full_ns || result.error_type == CANCELLED;
+    (!is_cut_short).then(Code::default)
 }
 
 /// What serves a run that is to ask for nothing.

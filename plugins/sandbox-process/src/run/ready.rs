@@ -17,14 +17,22 @@ use crate::wire::{MountSpec, RUN_ID_BYTES_MAX, RunSpec};
 /// What there is of the plugin for every run.
 pub(crate) struct Around<'a> {
     pub(crate) supervisor: &'a Supervisor,
-    /// That lives now.
-    pub(crate) launcher: &'a Arc<Launcher>,
     pub(crate) host: &'a Host,
     pub(crate) state_dir: &'a Path,
     pub(crate) ways: &'a Ways,
     pub(crate) codes: &'a Codes,
-    /// That one run may use, at least one; 0: as many as there are.
+    /// That one run may use, at least one, where that can be enforced.
     pub(crate) processors: u32,
+}
+
+/// A run for which there is a launcher.
+pub(super) struct Begun<'a> {
+    pub(super) handle: &'a Handle,
+    pub(super) launcher: &'a Arc<Launcher>,
+    /// Of its time all is counted since the plugin has got it.
+    pub(super) deadline_ns: u64,
+    /// That it may use; 0: as many as there are.
+    pub(super) processors: u32,
 }
 
 /// A request with all that its run is given.
@@ -38,25 +46,23 @@ impl Ready {
     pub(super) fn new(
         request: &mut RunRequest,
         services: &dyn RunServices,
-        handle: &Handle,
+        begun: &Begun<'_>,
         around: &Around<'_>,
     ) -> Result<Self, Error> {
-        check(request)?;
         let mounts = std::mem::take(&mut request.mounts);
         let mounts = mounts::prepare(mounts, &request.run_id, around.state_dir, services)?;
         // What it takes to compile is time of the run that does, as in every run of a skill that is not kept.
-        let deadline_ns = deadline_of(request);
-        let codes = compile::codes_of(request, &mounts.specs, handle, around);
+        let codes = compile::codes_of(request, &mounts.specs, begun, around);
         Ok(Ready {
             frames: job::frames(
                 request,
                 &mounts.blobs,
                 services,
                 Work::Run(&codes),
-                deadline_ns,
-                around.processors,
+                begun.deadline_ns,
+                begun.processors,
             )?,
-            spec: spec_of(request, mounts.specs.clone(), deadline_ns),
+            spec: spec_of(request, mounts.specs.clone(), begun.deadline_ns),
             mounts,
         })
     }
@@ -83,7 +89,8 @@ pub(super) fn spec_of(request: &RunRequest, mounts: Vec<MountSpec>, deadline_ns:
     }
 }
 
-fn check(request: &RunRequest) -> Result<(), Error> {
+/// Refuses what is no run of this sandbox.
+pub(super) fn check(request: &RunRequest) -> Result<(), Error> {
     let refuse = |code, message: String| Err(Error::new(code, message).not_executed());
     if request.language != "python" {
         return refuse(

@@ -328,11 +328,7 @@ fn what_making_its_child_has_cost_is_not_the_runs() {
 fn none_is_started_for_a_run_that_is_over() {
     let handle = Handle::new().unwrap();
     let of = |deadline_ns| {
-        let spec = RunSpec {
-            deadline_ns,
-            ..RunSpec::default()
-        };
-        over_before_it_began(&spec, &handle, 0, 7).map(|result| result.error_type)
+        over_before_it_began(deadline_ns, &handle, 0, 7).map(|result| result.error_type)
     };
     let later = sys::now_ns() + HOUR_NS;
     assert_eq!(of(later), None);

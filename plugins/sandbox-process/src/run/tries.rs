@@ -1,12 +1,10 @@
 //! What is tried until a run has been: launchers, their children, an interpreter of its own. A run is lost only where it may have
 //! begun.
 
-use std::sync::Arc;
-
 use skillgate_plugin_sdk::RunServices;
 use skillgate_plugin_sdk::model::{Error, RunRequest, RunResult};
 
-use super::ready::Ready;
+use super::ready::{Begun, Ready, check, deadline_of};
 use super::ways::{Attempt, over_before_it_began};
 use super::{Around, Handle, Running, Ways};
 use crate::sys;
@@ -26,11 +24,31 @@ pub(crate) fn run<T>(
     answer: impl FnOnce(Result<RunResult, Error>) -> T,
 ) -> T {
     let started_ns = sys::now_ns();
-    let ready = match Ready::new(&mut request, services, handle, around) {
+    if let Err(e) = check(&request) {
+        return answer(Err(e));
+    }
+    let (wall_ms, deadline_ns) = (request.limits.wall_ms, deadline_of(&request));
+    let over = || over_before_it_began(deadline_ns, handle, started_ns, wall_ms);
+    let is_over = || over().is_some();
+    // A launcher may have to be started: for no longer than the run may last and is wanted.
+    let mut launcher = match around.supervisor.launcher(is_over) {
+        Ok(launcher) => launcher,
+        Err(e) => return answer(over().ok_or(e)),
+    };
+    let begun = Begun {
+        handle,
+        launcher: &launcher,
+        deadline_ns,
+        processors: if launcher.promises.cpu {
+            around.processors
+        } else {
+            0
+        },
+    };
+    let ready = match Ready::new(&mut request, services, &begun, around) {
         Ok(ready) => ready,
         Err(e) => return answer(Err(e)),
     };
-    let mut launcher = Arc::clone(around.launcher);
     let mut tried = 1;
     loop {
         let attempt = Attempt {
@@ -48,10 +66,11 @@ pub(crate) fn run<T>(
             Ok((result, _over)) => return answer(Ok(result)),
             Err(error) => error,
         };
-        let may_try = error.not_executed && tried < LAUNCHERS_MAX;
-        let next = may_try.then(|| around.supervisor.after(&launcher));
-        let Some(next) = next.flatten() else {
+        if !error.not_executed || tried >= LAUNCHERS_MAX {
             return answer(Err(error));
+        }
+        let Some(next) = around.supervisor.after(&launcher, is_over) else {
+            return answer(over().ok_or(error));
         };
         launcher = next;
         tried += 1;
@@ -67,7 +86,8 @@ pub(super) fn complete<'a>(
     let launcher = attempt.launcher;
     let (spec, wall_ms) = (attempt.spec, request.limits.wall_ms);
     let over = || {
-        let result = over_before_it_began(spec, attempt.handle, attempt.started_ns, wall_ms)?;
+        let (handle, started_ns) = (attempt.handle, attempt.started_ns);
+        let result = over_before_it_began(spec.deadline_ns, handle, started_ns, wall_ms)?;
         Some((result, None))
     };
     let children = if request.fresh { 0 } else { CHILDREN_MAX };

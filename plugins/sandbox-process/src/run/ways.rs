@@ -370,7 +370,7 @@ pub(super) fn used_by_stuck(child: Option<&Child<'_>>, pidfd: Option<&OwnedFd>) 
 /// The result of a run that nobody wants any more, or whose time is over, and that has waited for an interpreter until now: none
 /// is started for it.
 pub(super) fn over_before_it_began(
-    spec: &RunSpec,
+    deadline_ns: u64,
     handle: &Handle,
     started_ns: u64,
     wall_ms: u64,
@@ -381,7 +381,7 @@ pub(super) fn over_before_it_began(
         create_us: now.saturating_sub(started_ns) / 1000,
         ..RunResult::default()
     };
-    if now >= spec.deadline_ns {
+    if now >= deadline_ns {
         let why = format!(
             "the run was stopped at its limit of {wall_ms} ms, in which there was no interpreter for it"
         );

@@ -1,5 +1,7 @@
 //! Whatever dies, in whatever order: nothing is left behind, and the next run works.
 
+mod starting;
+
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

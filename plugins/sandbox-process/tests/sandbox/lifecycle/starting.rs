@@ -1,0 +1,66 @@
+//! While a launcher starts, which may take long.
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use super::kill_9;
+use crate::support::*;
+use skillgate_plugin_sdk::abi;
+use skillgate_plugin_sdk::blocking::Sandbox;
+
+/// Of a machine that has much to do. A launcher waits longer for the one before it, whose lock is held here.
+const SOON: Duration = Duration::from_secs(4);
+
+/// The first has a launcher started, the others find that another thread does: none waits beyond its time.
+#[test]
+fn no_run_waits_for_a_launcher_beyond_its_time_or_its_cancel() {
+    let instance = Instance::new();
+    let lock = File::open(instance.state.path().join("state/launcher.lock")).unwrap();
+    kill_9(instance.plugin.launcher_pid().unwrap());
+    lock.lock().unwrap();
+    let began = Instant::now();
+    let mut short = request("def main(args): return 1\n");
+    short.limits.wall_ms = 500;
+    let long = request("def main(args): return 1\n");
+    let long_id = long.run_id.clone();
+    let (short, long, health) = std::thread::scope(|scope| {
+        let run = |request| scope.spawn(|| instance.run(request).0);
+        let (short, long) = (run(short), run(long));
+        let health = scope.spawn(|| instance.plugin.health().unwrap());
+        let short = short.join().unwrap();
+        eventually("the other one is cancelled", || {
+            instance.plugin.cancel(&long_id);
+            long.is_finished()
+        });
+        (short, long.join().unwrap(), health.join().unwrap())
+    });
+    let took = began.elapsed();
+    lock.unlock().unwrap();
+    assert_eq!(short.error_type, "Timeout", "{short:?}");
+    let why = "500 ms, in which there was no interpreter for it";
+    assert!(short.error_message.ends_with(why), "{short:?}");
+    assert!(short.create_us >= 500_000, "{short:?}");
+    assert_eq!(long.error_type, "Cancelled", "{long:?}");
+    assert_eq!(health.state, abi::HEALTH_DOWN, "{health:?}");
+    assert!(health.message.contains("being started"), "{health:?}");
+    assert!(took < SOON, "{took:?}");
+    // The start has gone on.
+    assert_eq!(instance.output("def main(args): return 1\n"), 1);
+    assert_eq!(metric(&instance, "launcher_starts"), 2);
+}
+
+/// Its start ends with it.
+#[test]
+fn an_instance_that_goes_leaves_no_launcher_that_was_starting() {
+    let Instance { plugin, state } = Instance::new();
+    let lock = File::open(state.path().join("state/launcher.lock")).unwrap();
+    kill_9(plugin.launcher_pid().unwrap());
+    lock.lock().unwrap();
+    let mut short = request("def main(args): return 1\n");
+    short.limits.wall_ms = 1;
+    let result = plugin.run(short, &Services::default()).unwrap();
+    assert_eq!(result.error_type, "Timeout", "{result:?}");
+    lock.unlock().unwrap();
+    drop(plugin);
+    assert!(lock.try_lock().is_ok(), "nobody has the directory");
+}
