@@ -181,6 +181,10 @@ impl<'a> Attempt<'a> {
             let Some((waiting, waited)) = taken else {
                 break;
             };
+            // A run that has become unwanted meanwhile, or whose time is over, is handed to nobody: see `complete`.
+            if cancelled() || sys::now_ns() >= self.spec.deadline_ns {
+                break;
+            }
             let furnished = waiting.furnishing != 0;
             // One that has died while it waited, or whose group cannot have these limits, is let go of.
             if let Some(running) = self.activate(pool, domain, waiting)? {

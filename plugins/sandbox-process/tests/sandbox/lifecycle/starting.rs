@@ -1,12 +1,14 @@
-//! While a launcher starts, which may take long.
+//! Before a run has begun: while a launcher starts, or its files are fetched, which may take long.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
 
 use super::kill_9;
+use crate::basics::mount;
 use crate::support::*;
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Sandbox;
+use skillgate_plugin_sdk::model::Source;
 
 /// Of a machine that has much to do. A launcher waits longer for the one before it, whose lock is held here.
 const SOON: Duration = Duration::from_secs(4);
@@ -63,4 +65,24 @@ fn an_instance_that_goes_leaves_no_launcher_that_was_starting() {
     lock.unlock().unwrap();
     drop(plugin);
     assert!(lock.try_lock().is_ok(), "nobody has the directory");
+}
+
+/// Its code and its secrets are for nobody any more.
+#[test]
+fn a_run_whose_time_is_over_when_its_files_are_there_is_handed_to_no_child() {
+    let instance = Instance::new();
+    let services = Services {
+        on_read: Some(|_| std::thread::sleep(Duration::from_millis(30))),
+        ..Services::default()
+    };
+    let blob = ("blob:aa".to_owned(), b"content".to_vec());
+    services.blobs.lock().unwrap().extend([blob]);
+    let mut late = request("def main(args): return 1\n");
+    late.limits.wall_ms = 20;
+    late.mounts
+        .push(mount("/blobs/aa", Source::Blob("blob:aa".into())));
+    let result = instance.plugin.run(late, &services).unwrap();
+    assert_eq!(result.error_type, "Timeout", "{result:?}");
+    let why = "20 ms, in which there was no interpreter for it";
+    assert!(result.error_message.ends_with(why), "{result:?}");
 }
