@@ -26,6 +26,37 @@ async fn engines_that_disagree_are_a_denial_and_an_alarm() {
     assert_eq!(fault(&sample, &publish).await.0, "policy.engine_mismatch");
 }
 
+/// A caller chooses the types of its arguments, and gets round no rule that compares them.
+#[tokio::test]
+async fn arguments_of_another_type_are_decided_as_rego_says() {
+    for (deny, args) in [
+        (
+            "deny if input.request.args.amount > 1000",
+            r#"{"amount": "5000"}"#,
+        ),
+        (
+            "deny if { some item in input.request.args.items; item > 10 }",
+            r#"{"items": [null, 11]}"#,
+        ),
+    ] {
+        let rules = format!("decision := {{\"allow\": true}} if not deny\n{deny}");
+        let ask = |args: &str| {
+            let mut facts = facts("execute_skill", vec![salesforce()]);
+            facts.args = Some(args.into());
+            facts
+        };
+        let policy = |confirm| seeing_args("salesforce.leads.sync", &rules, confirm);
+        assert!(
+            policy(Confirm::Off).decide(&ask(args)).await.is_ok(),
+            "if this fails the engine compares as Rego does: good"
+        );
+        let sample = policy(Confirm::Sample);
+        assert_eq!(fault(&sample, &ask(args)).await.0, "policy.engine_mismatch");
+        let few = r#"{"amount": 5, "items": [1]}"#;
+        assert!(sample.decide(&ask(few)).await.is_ok(), "{deny}");
+    }
+}
+
 /// One that is asked for is given, whether or not somebody waits for it: so many at once, and no more.
 #[test]
 fn a_caller_that_goes_away_leaves_its_turn_to_its_thread() {
