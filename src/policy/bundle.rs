@@ -365,6 +365,14 @@ impl Files {
                     }
                     continue;
                 }
+                // Nobody would miss what is left out: rules that deny, and their tests with them.
+                if kind.is_symlink()
+                    && !name.starts_with('.')
+                    && fs::metadata(&path).is_ok_and(|found| found.is_dir())
+                {
+                    let message = "is a link to a directory, which is not followed: put the directory itself there";
+                    return Err(BundleError::new(path.display(), message));
+                }
                 if !is_wanted(&relative, name) {
                     continue;
                 }

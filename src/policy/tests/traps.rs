@@ -308,3 +308,21 @@ fn errors_of_functions_do_not_open_a_guard() {
     .unwrap();
     assert!(set.decide(input(), BUDGET).is_err() && set.interpret(input()).is_err());
 }
+
+/// What a link leads to would be left out without a word: rules that deny, and their tests with them.
+#[test]
+fn a_link_to_a_directory_is_no_part_of_a_bundle() {
+    let dir = tempfile::tempdir().unwrap();
+    let (bundle, elsewhere) = (dir.path().join("bundle"), dir.path().join("elsewhere"));
+    for path in [&bundle, &elsewhere] {
+        std::fs::create_dir(path).unwrap();
+        std::fs::write(path.join("a.rego"), "package skills.authz\n").unwrap();
+    }
+    // As a Kubernetes volume has it.
+    std::os::unix::fs::symlink(&elsewhere, bundle.join("..data")).unwrap();
+    assert!(Files::read(&bundle).is_ok());
+    std::os::unix::fs::symlink(&elsewhere, bundle.join("custom")).unwrap();
+    let why = Files::read(&bundle).unwrap_err().to_string();
+    assert!(why.contains("bundle/custom"), "{why}");
+    assert!(why.contains("is a link to a directory"), "{why}");
+}
