@@ -21,15 +21,20 @@ pub(super) fn is_first() -> bool {
 }
 
 /// Starts this program again with the same arguments, hands on what it is to hear of, and asks for the status of everybody who has
-/// ended, until that program has.
+/// ended, until that program has; and ends as that has.
 pub(super) fn attend() -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build();
-    runtime
+    let status = runtime
         .and_then(|runtime| runtime.block_on(attended()))
-        .map_err(|error| failed(&format!("cannot be process 1: {error}")))
-        .and_then(exit_of)
+        .map_err(|error| {
+            Failure::new(
+                Exit::Runtime,
+                format!("cannot be process 1, which starts the gateway: {error}"),
+            )
+        })?;
+    std::process::exit(code_of(status))
 }
 
 async fn attended() -> io::Result<WaitStatus> {
@@ -39,7 +44,7 @@ async fn attended() -> io::Result<WaitStatus> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut arguments = std::env::args_os();
-    let mut gateway = Command::new("/proc/self/exe");
+    let mut gateway = Command::new(std::env::current_exe()?);
     gateway
         .arg0(arguments.next().unwrap_or_default())
         .args(arguments)
@@ -57,7 +62,11 @@ async fn attended() -> io::Result<WaitStatus> {
                 }
                 continue;
             }
-            _ = hangup.recv() => Signal::HUP,
+            // Nothing is lost by one that it would not hear yet, and die of: what is written now it has still to read.
+            _ = hangup.recv() => match hears_hangup(gateway) {
+                true => Signal::HUP,
+                false => continue,
+            },
             _ = terminate.recv() => Signal::TERM,
             _ = interrupt.recv() => Signal::INT,
         };
@@ -76,24 +85,19 @@ fn reap(gateway: Pid) -> io::Result<Option<WaitStatus>> {
     Ok(None)
 }
 
-/// What the gateway ended with is what this ends with.
-fn exit_of(status: WaitStatus) -> Result<Exit, Failure> {
-    let exits = [
-        Exit::Fine,
-        Exit::Findings,
-        Exit::Usage,
-        Exit::Configuration,
-        Exit::Runtime,
-    ];
-    let code = status.exit_status();
-    let exit = exits.into_iter().find(|exit| code == Some(*exit as i32));
-    exit.ok_or_else(|| match (code, status.terminating_signal()) {
-        (Some(code), _) => failed(&format!("the gateway has ended with {code}")),
-        (None, Some(signal)) => failed(&format!("the gateway was ended by signal {signal}")),
-        (None, None) => failed("the gateway has ended"),
-    })
+/// Whether it has a handler for SIGHUP by now (proc_pid_status(5), SigCgt: the lowest bit is signal 1).
+fn hears_hangup(gateway: Pid) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", gateway.as_raw_nonzero()));
+    let status = status.unwrap_or_default();
+    let mut lines = status.lines();
+    let caught = lines.find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    caught.is_some_and(|caught| caught & 1 != 0)
 }
 
-fn failed(why: &str) -> Failure {
-    Failure::new(Exit::Runtime, why)
+/// What a shell would say of its end.
+fn code_of(status: WaitStatus) -> i32 {
+    let by_signal = || status.terminating_signal().map(|signal| 128 + signal);
+    let code = status.exit_status().or_else(by_signal);
+    code.unwrap_or(Exit::Runtime as i32)
 }

@@ -21,14 +21,17 @@ fn as_process_1_it_leaves_no_zombies_and_ends_as_ever() {
     }
     let _alone = alone();
     let house = House::new(Settings::default());
-    let serve = house.command();
-    let mut command = Command::new("unshare");
-    command
-        .args(["--pid", "--fork", "--mount-proc"])
-        .arg(serve.get_program())
-        .args(serve.get_args());
-    house.clean(&mut command);
-    let mut gateway = house.start_as(command);
+    let first = || {
+        let serve = house.command();
+        let mut command = Command::new("unshare");
+        command
+            .args(["--pid", "--fork", "--mount-proc", "--kill-child"])
+            .arg(serve.get_program())
+            .args(serve.get_args());
+        house.clean(&mut command);
+        command
+    };
+    let mut gateway = house.start_as(first());
     // Of `unshare`, which only waits.
     gateway.pid = look::descendants(gateway.pid)[0].pid;
 
@@ -57,15 +60,15 @@ fn as_process_1_it_leaves_no_zombies_and_ends_as_ever() {
     gateway.signal("TERM");
     assert!(gateway.end(PATIENCE).success(), "{}", gateway.said());
 
-    // And what it ends with is told.
+    // And how it ends is told.
+    let mut gateway = house.start_as(first());
+    let below = look::descendants(gateway.pid);
+    // Process 1, and its child.
+    assert_eq!([&*below[0].name, &*below[1].name], ["skillgate"; 2]);
+    signal("KILL", below[1].pid);
+    assert_eq!(gateway.end(PATIENCE).code(), Some(128 + 9));
     std::fs::write(house.config(), "[server\n").unwrap();
-    let mut command = Command::new("unshare");
-    command
-        .args(["--pid", "--fork", "--mount-proc"])
-        .arg(serve.get_program())
-        .args(serve.get_args());
-    house.clean(&mut command);
-    let out = command.output().unwrap();
+    let out = first().output().unwrap();
     let said = String::from_utf8_lossy(&out.stderr);
     assert_eq!(out.status.code(), Some(3), "{said}");
     assert_eq!(said.matches("error: ").count(), 1, "{said}");
