@@ -293,10 +293,11 @@ impl Reload {
         result
     }
 
-    /// Tries again what is lost. What was refused may be what brings it back, so all of that is tried again, too.
-    fn again(&self) {
+    /// Tries again what is lost. What was refused may be what brings it back, so all of that is tried again, too, if it `stands`
+    /// still.
+    fn again(&self, stands: bool) {
         let is_refused = lock(&self.0.state).refused.is_some();
-        if is_refused {
+        if stands && is_refused {
             // Said in the log and in the status.
             let _ = self.now();
             return;
@@ -357,7 +358,7 @@ impl Reload {
     }
 
     /// Reloads on every SIGHUP, and when the watched files have changed and then stood still for `interval`: a
-    /// half-written change is not taken. So it does every [`LOST_AGAIN`] while a part is lost. `interval` zero: on SIGHUP
+    /// half-written change is not taken. Every [`LOST_AGAIN`] it tries again what is lost. `interval` zero: on SIGHUP
     /// only. Ends with `stop`, and not in the middle of a reload: that is on a thread, which nothing can call back.
     pub async fn follow(
         self,
@@ -375,13 +376,15 @@ impl Reload {
                 () = tokio::time::sleep(interval), if !interval.is_zero() => false,
             };
             let changed = self.blocking(Reload::changed).await.flatten();
-            let is_time = changed.is_some() && changed == before;
-            if asked || is_time {
+            let is_new = changed.is_some() && changed == before;
+            let is_lost = || self.0.parts.iter().any(|part| part.is_lost());
+            if asked || is_new {
                 // Said in the log and in the status.
                 let _ = self.blocking(Reload::now).await;
                 tried = Instant::now();
-            } else if tried.elapsed() >= LOST_AGAIN && self.0.parts.iter().any(|p| p.is_lost()) {
-                self.blocking(Reload::again).await;
+            } else if tried.elapsed() >= LOST_AGAIN && is_lost() {
+                let stands = changed.is_none();
+                self.blocking(move |reload| reload.again(stands)).await;
                 tried = Instant::now();
             }
             before = changed;

@@ -97,23 +97,21 @@ pub enum Error {
 }
 
 impl Error {
-    /// What is stored of one skill cannot be read, or is not there, which says nothing about another.
-    pub(super) fn is_of_one_skill(&self) -> bool {
+    /// What is stored of one skill cannot be read, or is not there, which says nothing about another. `is_ours`: the store is the
+    /// bundled one, of which it is known what it says of a single file.
+    pub(super) fn is_of_one_skill(&self, is_ours: bool) -> bool {
         match self {
             Error::Broken { .. }
             | Error::Invalid { .. }
             | Error::SkillNotFound { .. }
             | Error::VersionNotFound { .. } => true,
-            // Its files are not what they were, or not to be read: larger, a directory, another's. What a store says of itself
-            // (that it is not there, has too much to do, or does not work) is of all.
-            Error::Store(error) => matches!(
-                error.code,
-                abi::E_CORRUPT
-                    | abi::E_NOT_FOUND
-                    | abi::E_PERMISSION
-                    | abi::E_INVALID_ARGUMENT
-                    | abi::E_OUT_OF_RANGE
-            ),
+            Error::Store(error) => match error.code {
+                abi::E_CORRUPT | abi::E_NOT_FOUND => true,
+                // A file that the gateway may not read, a directory in its place, one that is too large. A vendor's may mean the
+                // whole store by these, of which a list without skills would be a wrong answer.
+                abi::E_PERMISSION | abi::E_INVALID_ARGUMENT | abi::E_OUT_OF_RANGE => is_ours,
+                _ => false,
+            },
             _ => false,
         }
     }

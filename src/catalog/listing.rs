@@ -126,7 +126,7 @@ impl Catalog {
         let read = self.get_from(Some(store), tenant, name, Some(version));
         let skill = match read.await {
             Ok(skill) => skill,
-            Err(error) if error.is_of_one_skill() => {
+            Err(error) if error.is_of_one_skill(is_ours) => {
                 let cause = error.source().map(ToString::to_string);
                 tracing::error!(
                     skill = name, version, tenant, %error, cause,

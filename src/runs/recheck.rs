@@ -3,15 +3,14 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
+use futures_util::{StreamExt as _, stream};
 
 use super::Runs;
 use crate::gate::Regrant;
 use crate::policy::Policy;
 
-/// So many that are decided at the same time are taken in one go: each look at the grants is one at all of them.
-const TOGETHER_MAX: usize = 64;
+/// So many are decided at once: calls wait for the log and for a second opinion behind them.
+const AT_ONCE_MAX: usize = 16;
 
 impl Runs {
     /// After new rules have been put in force: takes from runs that go on what they would not be granted any more.
@@ -34,14 +33,15 @@ impl Runs {
     }
 }
 
-/// Decides all at once, and takes what is decided as soon as it is: a decision waits for its record, which on a disk that hangs
+/// Decides many at once, and takes what is decided as soon as it is: a decision waits for its record, which on a disk that hangs
 /// takes as long as the log waits, and no run keeps for that long what another one waits for.
 async fn as_decided<K: Eq + Hash, V>(
     all: impl Iterator<Item = impl Future<Output = (K, V)>>,
     mut take: impl FnMut(HashMap<K, V>),
 ) {
-    let all: FuturesUnordered<_> = all.collect();
-    let mut decided = all.ready_chunks(TOGETHER_MAX);
+    let decided = stream::iter(all).buffer_unordered(AT_ONCE_MAX);
+    // Each look at the grants is one at all of them.
+    let mut decided = std::pin::pin!(decided.ready_chunks(AT_ONCE_MAX));
     while let Some(some) = decided.next().await {
         take(some.into_iter().collect());
     }

@@ -1,7 +1,7 @@
 //! Somebody has changed what is stored of a skill: it is not given out to be run until it is restored.
 
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use skillgate_plugin_sdk::abi;
@@ -12,6 +12,15 @@ use crate::support::*;
 
 const CODE: &[u8] = b"def main(args):\n    return 1\n";
 const EVIL: &[u8] = b"def main(args):\n    return 2\n";
+
+/// A store with one version, and where that is.
+fn published(bench: &Bench) -> (StorageFs, PathBuf) {
+    let store = bench.store();
+    store
+        .skill_put(&skill("acme", "a.b", "1.0.0", CODE))
+        .unwrap();
+    (store, bench.root().join("tenants/acme/skills/a.b/1.0.0"))
+}
 
 fn refused(store: &StorageFs, what: &str, part: &str) {
     let error = store.skill_tree("acme", "a.b", "").expect_err(what);
@@ -146,11 +155,7 @@ fn a_record_that_is_damaged_is_told_whoever_asks_first() {
     for change in changes {
         for ask in asks {
             let bench = Bench::new();
-            let store = bench.store();
-            store
-                .skill_put(&skill("acme", "a.b", "1.0.0", CODE))
-                .unwrap();
-            let version = bench.root().join("tenants/acme/skills/a.b/1.0.0");
+            let (store, version) = published(&bench);
             change(&version.join("meta.json"));
             assert_eq!([ask(&store), ask(&store)], [abi::E_CORRUPT; 2]);
             assert_eq!(
@@ -172,11 +177,7 @@ fn code_of<T>(outcome: skillgate_plugin_sdk::model::Result<T>) -> i32 {
 #[test]
 fn a_record_that_fits_the_changed_file_is_seen_through() {
     let bench = Bench::new();
-    let store = bench.store();
-    store
-        .skill_put(&skill("acme", "a.b", "1.0.0", CODE))
-        .unwrap();
-    let version = bench.root().join("tenants/acme/skills/a.b/1.0.0");
+    let (store, version) = published(&bench);
     std::fs::write(version.join("files/code/main.py"), EVIL).unwrap();
     let sealed = std::fs::read_to_string(version.join("meta.json")).unwrap();
     let record = |tree: Option<String>| {
