@@ -1,10 +1,11 @@
 //! A bundle as one file: `.tar.gz`, as `opa build` writes it.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{Read, Take};
 use std::path::Path;
 
-use flate2::read::GzDecoder;
+use flate2::read::MultiGzDecoder;
 use tar::{Archive, EntryType};
 
 use super::bundle::{BUNDLE_BYTES_MAX, BundleError, Files};
@@ -37,8 +38,12 @@ pub(super) fn read(path: &Path) -> Result<Files, BundleError> {
 
 fn unpack(compressed: Take<impl Read>) -> Result<Files, String> {
     let broken = |error: std::io::Error| format!("is no .tar.gz that can be read: {error}");
-    // A few bytes can unpack to any number of them: what comes out is what is limited.
-    let unpacked = GzDecoder::new(compressed).take(UNPACKED_BYTES_MAX);
+    let is_over = Cell::new(false);
+    // A few bytes can unpack to any number of them: what comes out is what is limited. Of members as many as there are, as in OPA.
+    let unpacked = Ending {
+        archive: MultiGzDecoder::new(compressed).take(UNPACKED_BYTES_MAX),
+        is_over: &is_over,
+    };
     let mut archive = Archive::new(unpacked);
     let mut files = Files::default();
     let mut bytes_total = 0_u64;
@@ -72,7 +77,26 @@ fn unpack(compressed: Take<impl Read>) -> Result<Files, String> {
             .add(path.clone(), content)
             .map_err(|why| format!("{path:?} {why}"))?;
     }
+    if is_over.get() {
+        // Behind the last entry there are blocks of zeros, and nothing is read beyond the first of these.
+        return Err("is cut off between two files".into());
+    }
     Ok(files)
+}
+
+/// An archive of which it is seen whether its bytes had an end before it had: without the rest it would be a smaller policy.
+struct Ending<'a, R> {
+    archive: R,
+    /// There was nothing more to read when something was asked for.
+    is_over: &'a Cell<bool>,
+}
+
+impl<R: Read> Read for Ending<'_, R> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let n = self.archive.read(buf)?;
+        self.is_over.set(n == 0 && !buf.is_empty());
+        Ok(n)
+    }
 }
 
 #[cfg(test)]
@@ -142,15 +166,39 @@ mod tests {
         assert!(read_bytes(&whole[..whole.len() / 2]).is_err());
     }
 
+    fn zipped(bytes: &[u8]) -> Vec<u8> {
+        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut gz, bytes).unwrap();
+        gz.finish().unwrap()
+    }
+
+    /// It would be a policy without the rules behind that.
+    #[test]
+    fn what_ends_between_two_files_is_no_archive() {
+        let file = EntryType::Regular;
+        let mut whole = Vec::new();
+        let packed = packed(&[
+            ("a.rego", file, b"package a"),
+            ("b.rego", file, b"package b"),
+        ]);
+        let mut unpacked = MultiGzDecoder::new(&packed[..]);
+        unpacked.read_to_end(&mut whole).unwrap();
+        // Each has a block of its own for its head and its content.
+        for files in 0..=2 {
+            let why = read_bytes(&zipped(&whole[..files * 1024])).unwrap_err();
+            assert_eq!(why, "is cut off between two files", "{files}");
+        }
+        let members = [zipped(&whole[..1024]), zipped(&whole[1024..])].concat();
+        assert_eq!(read_bytes(&members).unwrap().0.len(), 2);
+    }
+
     #[test]
     fn a_bomb_is_noticed_by_what_comes_out() {
         let mut header = tar::Header::new_gnu();
         header.set_path("data.json").unwrap();
         header.set_size(BUNDLE_BYTES_MAX + 1);
         header.set_cksum();
-        let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        std::io::Write::write_all(&mut gz, header.as_bytes()).unwrap();
-        let error = read_bytes(&gz.finish().unwrap()).unwrap_err();
+        let error = read_bytes(&zipped(header.as_bytes())).unwrap_err();
         assert!(error.contains("unpacks to more than"), "{error}");
     }
 }
