@@ -3,22 +3,30 @@
 use std::fs::File;
 use std::time::{Duration, Instant};
 
-use super::kill_9;
+use super::{alive, kill_9};
 use crate::basics::mount;
 use crate::support::*;
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Sandbox;
 use skillgate_plugin_sdk::model::Source;
+use skillgate_sandbox_process::SandboxProcess;
 
 /// Of a machine that has much to do. A launcher waits longer for the one before it, whose lock is held here.
 const SOON: Duration = Duration::from_secs(4);
+
+/// Its launcher's, and it is dead: one that was killed may live for a while yet, and is the one that is asked for until then.
+fn end(plugin: &SandboxProcess) {
+    let launcher = plugin.launcher_pid().unwrap();
+    kill_9(launcher);
+    eventually("the launcher has died", || !alive(launcher));
+}
 
 /// The first has a launcher started, the others find that another thread does: none waits beyond its time.
 #[test]
 fn no_run_waits_for_a_launcher_beyond_its_time_or_its_cancel() {
     let instance = Instance::new();
     let lock = File::open(instance.state.path().join("state/launcher.lock")).unwrap();
-    kill_9(instance.plugin.launcher_pid().unwrap());
+    end(&instance.plugin);
     lock.lock().unwrap();
     let began = Instant::now();
     let mut short = request("def main(args): return 1\n");
@@ -56,7 +64,7 @@ fn no_run_waits_for_a_launcher_beyond_its_time_or_its_cancel() {
 fn an_instance_that_goes_leaves_no_launcher_that_was_starting() {
     let Instance { plugin, state } = Instance::new();
     let lock = File::open(state.path().join("state/launcher.lock")).unwrap();
-    kill_9(plugin.launcher_pid().unwrap());
+    end(&plugin);
     lock.lock().unwrap();
     let mut short = request("def main(args): return 1\n");
     short.limits.wall_ms = 1;
