@@ -26,8 +26,10 @@ static NOTHING: libc::rlimit64 = libc::rlimit64 {
     rlim_max: 0,
 };
 /// Of which process 1 needs none, and a run that has made it its own gets none. Those of the run are set in process 2, for itself.
-static UNUSED: [usize; 4] = [
+static UNUSED: [usize; 5] = [
     libc::RLIMIT_NPROC as usize,
+    // Else it were the launcher's: where the gateway is an ordinary user, what it sends in sockets counts against all runs of it.
+    libc::RLIMIT_NOFILE as usize,
     libc::RLIMIT_AS as usize,
     libc::RLIMIT_DATA as usize,
     libc::RLIMIT_FSIZE as usize,

@@ -124,7 +124,8 @@ def main(args):
     assert!(took < 200, "{took} ms");
 }
 
-/// Where no control group counts processes and memory, limits of each process do.
+/// Where no control group counts processes and memory, limits of each process do; and what a user has in sockets, on the way to
+/// whoever reads there, may be as much as the files that one process of that user may open.
 #[test]
 #[cfg(target_arch = "x86_64")]
 fn process_1_has_no_use_for_a_run() {
@@ -132,9 +133,11 @@ fn process_1_has_no_use_for_a_run() {
 def main(args):
     mark = mmap.mmap(-1, 4096)
     struct.pack_into('<q', mark, 0, 1 << 40)
-    # A fork, whose result is kept; then it waits for ever.
+    # A call, clone or socketpair, whose result is kept; then it waits for ever.
+    numbers = {'fork': '38000000' 'bf11000000' '31f6', 'socket': '35000000' 'bf01000000' 'be01000000'}[args['call']]
     shell.write(
-        bytes.fromhex('b838000000' 'bf11000000' '31f6' '31d2' '4d31d2' '4d31c0' '0f05' '48be') + struct.pack('<Q', address(mark))
+        bytes.fromhex('b8' + numbers + '31d2' '49ba') + struct.pack('<Q', address(mark) + 8 if args['call'] == 'socket' else 0)
+        + bytes.fromhex('4d31c0' '0f05' '48be') + struct.pack('<Q', address(mark))
         + bytes.fromhex('488906' 'b807000000' '31ff' '31f6' 'baffffffff' '0f05' 'ebee')
     )
     take()
@@ -144,8 +147,13 @@ def main(args):
     return kept()
 ";
     let instance = warm(json!({}));
-    let forked = instance.output(&[TAKES_PROCESS_1, code].concat());
-    assert_eq!(forked, -libc::EAGAIN, "a fork is refused");
+    for (call, refused) in [("fork", libc::EAGAIN), ("socket", libc::EMFILE)] {
+        let mut request = request(&[TAKES_PROCESS_1, code].concat());
+        request.args_json = json!({ "call": call }).to_string().into_bytes();
+        let (result, _) = instance.run(request);
+        let got: i32 = serde_json::from_slice(&result.output_json).unwrap();
+        assert_eq!(got, -refused, "{call}: {result:?}");
+    }
 }
 
 /// It has given its result and is gone, while the thread of the run still keeps a blob of its.
