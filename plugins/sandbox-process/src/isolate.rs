@@ -19,7 +19,7 @@ use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID};
 use crate::wire::{Notice, Report, RunSpec};
 use crate::{landlock, seccomp};
 use interior::Interior;
-pub(crate) use interior::set_common_limits;
+pub(crate) use interior::{CORE_BYTES, set_common_limits};
 
 /// Namespaces that a run is born in. Its cgroup namespace comes a step later, when it is in its group, and its user
 /// namespace last, so that the others belong to the launcher's and nothing inside has rights over them.

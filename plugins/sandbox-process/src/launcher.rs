@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use crate::cgroup::{Groups, RunGroup};
 use crate::guard::Guard;
-use crate::isolate::Ground;
+use crate::isolate::{CORE_BYTES, Ground};
 use crate::probe::{self, Standing};
 use crate::root;
 use crate::sys::{self, Poll, Watch};
@@ -135,6 +135,11 @@ fn be_nobodys() -> io::Result<()> {
     // The roots that are built here are for other users.
     sys::set_umask(0o022);
     std::env::set_current_dir("/")?;
+    let core = libc::RLIMIT_CORE as i32;
+    if sys::hard_limit(core)? < CORE_BYTES {
+        // For root alone: who else starts the gateway with none has runs with none.
+        let _ = sys::set_limit(core, CORE_BYTES);
+    }
     let files = libc::RLIMIT_NOFILE as i32;
     sys::set_limit(files, sys::hard_limit(files)?)
 }

@@ -74,9 +74,10 @@ pub(crate) fn build(
     }
     for (inside, outside) in &interpreter.copies {
         let content = fs::read(outside).map_err(|e| named(e, outside))?;
-        // The program can be executed and not read: the kernel then keeps every process that runs it from being dumped
-        // (a core handler runs as root on the host) and from being looked into.
-        let mode = if *inside == interpreter.program && without.keeps(Guard::Undumpable) {
+        // What is executed, the loader too, can be executed and not read: the kernel then keeps every process that runs it from
+        // being dumped (a core handler runs as root on the host) and from being looked into.
+        let runs = *inside == interpreter.program || Some(inside) == interpreter.loader.as_ref();
+        let mode = if runs && without.keeps(Guard::Undumpable) {
             0o111
         } else {
             0o555

@@ -27,7 +27,7 @@ struct Entry {
     reason: &'static str,
 }
 
-/// When a call is allowed. Arguments are looked at as 32 bits, as the kernel does for each of these.
+/// When a call is allowed. Arguments are looked at as 32 bits, as the kernel does for each of these; a pointer as two halves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
     Always,
@@ -57,6 +57,7 @@ enum Rule {
 /// Of the argument, the bits of the mask are one of these values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Test {
+    /// With [`UPPER_HALF`]: its upper 32 bits.
     arg: u32,
     mask: u32,
     values: &'static [u32],
@@ -76,6 +77,8 @@ const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
 const ARGS: u32 = 16;
+/// Beside the number of an argument.
+const UPPER_HALF: u32 = 8;
 const X32_BIT: u32 = 0x4000_0000;
 
 #[cfg(target_arch = "x86_64")]
@@ -229,14 +232,16 @@ fn leaf(rule: Option<Rule>) -> Vec<sock_filter> {
     }
 }
 
+/// Where half of an argument is, in what the kernel gives to the program. Both machines have the lower one first.
+fn offset(arg: u32) -> u32 {
+    ARGS + 8 * (arg % UPPER_HALF) + 4 * (arg / UPPER_HALF)
+}
+
 /// Answers so when every test holds; goes on behind it when one does not.
 fn all_of(tests: &[Test], answer: sock_filter) -> Vec<sock_filter> {
     let mut out = vec![answer];
     for test in tests.iter().rev() {
-        let mut block = vec![
-            op(LOAD, ARGS + 8 * test.arg, 0, 0),
-            op(AND, test.mask, 0, 0),
-        ];
+        let mut block = vec![op(LOAD, offset(test.arg), 0, 0), op(AND, test.mask, 0, 0)];
         for (i, value) in test.values.iter().enumerate() {
             block.push(op(JUMP_EQUAL, *value, (test.values.len() - i) as u8, 0));
         }
@@ -252,8 +257,12 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Runs the program as the kernel would.
     fn run(program: &[sock_filter], arch: u32, number: u32, args: [u32; 6]) -> u32 {
+        run_wide(program, arch, number, args.map(u64::from))
+    }
+
+    /// Runs the program as the kernel would.
+    fn run_wide(program: &[sock_filter], arch: u32, number: u32, args: [u64; 6]) -> u32 {
         let (mut at, mut acc) = (0, 0);
         loop {
             let i = program[at];
@@ -263,7 +272,7 @@ mod tests {
                     acc = match i.k {
                         NUMBER => number,
                         ARCH => arch,
-                        k => args[((k - ARGS) / 8) as usize],
+                        k => (args[((k - ARGS) / 8) as usize] >> (8 * ((k - ARGS) % 8))) as u32,
                     }
                 }
                 RETURN => return i.k,
@@ -474,6 +483,29 @@ mod tests {
         assert_eq!(answers, [yes, yes, unknown, no, no, no]);
         for number in [libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_flock] {
             assert_eq!(call(number, [3; 6]), RET_ERRNO, "{number}");
+        }
+    }
+
+    #[test]
+    fn what_keeps_a_core_handler_away_cannot_be_changed() {
+        let (yes, done, no) = (RET_ALLOW, RET_ERRNO, RET_ERRNO | libc::EPERM as u32);
+        let call = |number: i64, args| run_wide(&program(false), NATIVE_ARCH, number as u32, args);
+        // The upper half alone is an address, too.
+        let somewhere = [1, 1 << 32, 0x7000_0000_0000];
+        for limit in 0..=16 {
+            let core = limit == u64::from(libc::RLIMIT_CORE);
+            let other = if limit < 16 { yes } else { no };
+            let set = call(libc::SYS_setrlimit, [limit, 1, 0, 0, 0, 0]);
+            assert_eq!(set, if core { done } else { other }, "{limit}");
+            for at in somewhere {
+                let prlimit =
+                    |pid, new, old| call(libc::SYS_prlimit64, [pid, limit, new, old, 0, 0]);
+                assert_eq!(prlimit(0, 0, at), other, "{limit} is asked for");
+                assert_eq!(prlimit(0, at, 0), if core { done } else { other });
+                assert_eq!(prlimit(0, at, at), if core { no } else { other });
+                assert_eq!(prlimit(1, 0, at), no, "of process 1");
+                assert_eq!(prlimit(1, at, 0), no);
+            }
         }
     }
 

@@ -16,6 +16,9 @@ const OPEN_FILES_MAX: u64 = 1024;
 const LOCKED_BYTES_MAX: u64 = 64 * 1024;
 const STACK_BYTES: u64 = 8 << 20;
 const PENDING_SIGNALS_MAX: u64 = 1024;
+/// 1, not 0: for a core handler behind a pipe, which runs as root on the host, 0 means "no limit of mine" (core(5)). A run cannot
+/// change it (`seccomp`).
+pub(crate) const CORE_BYTES: u64 = 1;
 /// Address space is not memory: this only stops what would burn page tables and nothing else. The cgroup limits memory.
 const ADDRESS_SPACE_MIN: u64 = 4 << 30;
 
@@ -151,8 +154,7 @@ pub(crate) fn set_common_limits() -> io::Result<()> {
         (libc::RLIMIT_STACK as i32, STACK_BYTES),
         (libc::RLIMIT_MEMLOCK as i32, LOCKED_BYTES_MAX),
         (libc::RLIMIT_SIGPENDING as i32, PENDING_SIGNALS_MAX),
-        // 1, not 0: for a core handler behind a pipe, which runs as root on the host, 0 means "no limit of mine".
-        (libc::RLIMIT_CORE as i32, 1),
+        (libc::RLIMIT_CORE as i32, CORE_BYTES),
         (libc::RLIMIT_MSGQUEUE as i32, 0),
         (libc::RLIMIT_NICE as i32, 0),
         (libc::RLIMIT_RTPRIO as i32, 0),

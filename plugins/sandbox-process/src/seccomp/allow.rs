@@ -4,7 +4,7 @@
 
 use super::Entry;
 use super::Rule::{Always, Answer, AnyOf, NoneOf, OneOf, OrAnswer};
-use super::Test;
+use super::{Test, UPPER_HALF};
 
 /// Any CLONE_NEW* flag: time, mount, cgroup, uts, ipc, user, pid and network namespaces.
 const CLONE_NEW_ANY: u32 = 0x7e02_0080;
@@ -46,6 +46,22 @@ const RECORD_LOCKS: &[u32] = &[6, 7, 37, 38];
 const MSYNC_FLAGS: &[u32] = &[0, 1, 2, 3];
 /// MS_SYNC, and with MS_INVALIDATE.
 const MSYNC_WAITS: &[u32] = &[4, 6];
+
+/// It is 1, by which a core handler of the host is not called; 0 would call it. Who sets it wants no core, and gets none: it is
+/// answered as if it had been made, unless what there was before is asked for with it.
+const RLIMIT_CORE: u32 = 4;
+/// All others.
+const LIMITS: &[u32] = &[0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+const OWN: Test = Test {
+    arg: 0,
+    mask: ALL_BITS,
+    values: &[0],
+};
+const OF_CORES: Test = Test {
+    arg: 1,
+    mask: ALL_BITS,
+    values: &[RLIMIT_CORE],
+};
 
 /// Pages that the host has set aside, which the control group of memory does not count.
 const MAP_HUGETLB: u32 = 0x40000;
@@ -215,9 +231,12 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "getpriority", x86_64: Some(140), aarch64: Some(141), rule: Always, reason: "how many processors there are" },
     Entry { name: "arch_prctl", x86_64: Some(158), aarch64: None, rule: OneOf { arg: 0, values: &[ARCH_SET_FS, ARCH_GET_FS] }, reason: "the dynamic loader sets the thread pointer" },
     Entry { name: "prctl", x86_64: Some(157), aarch64: Some(167), rule: OneOf { arg: 0, values: PRCTL_OPTIONS }, reason: "names of threads and of memory, and questions" },
-    Entry { name: "prlimit64", x86_64: Some(302), aarch64: Some(261), rule: OneOf { arg: 0, values: &[0] }, reason: "one's own limits, which can only go down; not those of init" },
+    Entry { name: "prlimit64", x86_64: Some(302), aarch64: Some(261), rule: OrAnswer { any: &[
+        &[OWN, Test { arg: 1, mask: ALL_BITS, values: LIMITS }],
+        &[OWN, OF_CORES, Test { arg: 2, mask: ALL_BITS, values: &[0] }, Test { arg: 2 | UPPER_HALF, mask: ALL_BITS, values: &[0] }],
+    ], tests: &[OWN, OF_CORES, Test { arg: 3, mask: ALL_BITS, values: &[0] }, Test { arg: 3 | UPPER_HALF, mask: ALL_BITS, values: &[0] }], answer: 0 }, reason: "one's own limits, which can only go down; not those of init" },
     Entry { name: "getrlimit", x86_64: Some(97), aarch64: Some(163), rule: Always, reason: "one's own limits and use" },
-    Entry { name: "setrlimit", x86_64: Some(160), aarch64: Some(164), rule: Always, reason: "one's own limits and use" },
+    Entry { name: "setrlimit", x86_64: Some(160), aarch64: Some(164), rule: OrAnswer { any: &[&[Test { arg: 0, mask: ALL_BITS, values: LIMITS }]], tests: &[Test { arg: 0, mask: ALL_BITS, values: &[RLIMIT_CORE] }], answer: 0 }, reason: "one's own limits and use" },
     Entry { name: "getrusage", x86_64: Some(98), aarch64: Some(165), rule: Always, reason: "one's own limits and use" },
     // signals; the pid namespace holds nobody else
     Entry { name: "kill", x86_64: Some(62), aarch64: Some(129), rule: Always, reason: "sends within the run" },

@@ -91,6 +91,8 @@ fn nothing_can_be_dumped_or_looked_into() {
 import ctypes, os, resource
 def main(args):
     libc = ctypes.CDLL(None)
+    # Who wants none sets this, and it must not be what it says: the host's handler is called then (core(5)).
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pid = os.fork()
     if pid == 0:
         import time; time.sleep(30)
@@ -100,12 +102,22 @@ def main(args):
             open(path, 'rb').read(1); seen.append(path)
         except OSError:
             pass
-    return {'dumpable': libc.prctl(3, 0, 0, 0, 0), 'core': resource.getrlimit(resource.RLIMIT_CORE), 'seen': seen}
+    try:
+        both = resource.prlimit(0, resource.RLIMIT_CORE, (0, 0))
+    except PermissionError:
+        both = None
+    loader = [line.split()[-1] for line in open('/proc/self/maps') if '/ld-linux' in line][0]
+    try:
+        seen.append(open(loader, 'rb').read(4))
+    except PermissionError:
+        pass
+    core = [resource.getrlimit(resource.RLIMIT_CORE), resource.prlimit(0, resource.RLIMIT_CORE)]
+    return {'dumpable': libc.prctl(3, 0, 0, 0, 0), 'core': core, 'both': both, 'seen': seen}
 ";
     let s = instance.output(code);
     assert_eq!(
         s,
-        serde_json::json!({"dumpable": 0, "core": [1, 1], "seen": []})
+        serde_json::json!({"dumpable": 0, "core": [[1, 1], [1, 1]], "both": null, "seen": []})
     );
 }
 

@@ -118,7 +118,7 @@ for _directory in ("/workspace", "/tmp", "/dev/shm"):
 
     def _program(w, directory=_directory):
         path = directory + "/program"
-        with open(w["loader"], "rb") as of, open(path, "wb") as f:
+        with open("/skills/given/program", "rb") as of, open(path, "wb") as f:
             f.write(of.read())
         os.chmod(path, 0o4755)
         return fork(lambda: os.execve(path, [path, "--version"], {})) == 0 and "it ran"
@@ -127,7 +127,7 @@ for _directory in ("/workspace", "/tmp", "/dev/shm"):
         import mmap
 
         path = directory + "/library"
-        with open(w["loader"], "rb") as of, open(path, "wb") as f:
+        with open("/skills/given/program", "rb") as of, open(path, "wb") as f:
             f.write(of.read())
         with open(path, "rb") as f:
             return mmap.mmap(f.fileno(), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
