@@ -305,7 +305,7 @@ impl Isolation<'_> {
             return Ok(());
         };
         let rules = own_rules(self.ground, abi, self.spec.network)?;
-        sys::landlock_enter(rules.as_fd())
+        landlock::enter(abi, rules.as_fd())
     }
 
     /// Process 2: the interpreter. Returns only when it could not.

@@ -15,6 +15,8 @@ const BIND_TCP: u64 = 1;
 const CONNECT_TCP: u64 = 1 << 1;
 const SCOPE_ABSTRACT_UNIX_SOCKET: u64 = 1;
 const SCOPE_SIGNAL: u64 = 1 << 1;
+/// LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF (Linux 6.15).
+const LOG_SAME_EXEC_OFF: u32 = 1;
 
 /// What an ABI has no rule for, of what is wanted: each came with the ABI beside it (landlock(7)). The first has one for what
 /// the second can allow.
@@ -82,6 +84,17 @@ pub(crate) fn rules(
     Ok(rules)
 }
 
+/// Puts this process under them, for ever.
+pub(crate) fn enter(abi: u32, rules: BorrowedFd<'_>) -> io::Result<()> {
+    sys::landlock_enter(rules, flags(abi))
+}
+
+/// What is refused is not told to the host's audit log, where that is on: who is refused would choose how often, and in what
+/// words. Before ABI 7 nothing was told there, and no flags are known.
+fn flags(abi: u32) -> u32 {
+    if abi >= 7 { LOG_SAME_EXEC_OFF } else { 0 }
+}
+
 fn allow(rules: BorrowedFd<'_>, path: &str, access: u64) -> io::Result<()> {
     let at = sys::open(path, libc::O_PATH)?;
     sys::landlock_allow(rules, at.as_fd(), access)
@@ -90,6 +103,12 @@ fn allow(rules: BorrowedFd<'_>, path: &str, access: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_told_to_the_audit_log() {
+        let of: Vec<u32> = (5..=8).map(flags).collect();
+        assert_eq!(of, [0, 0, 1, 1], "flags are unknown before");
+    }
 
     #[test]
     fn what_is_not_ruled_is_what_later_versions_have_brought() {

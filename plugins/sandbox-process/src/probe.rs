@@ -328,7 +328,7 @@ fn landlock(abi: Option<u32>) -> LayerReport {
     let result = trial(0, || {
         sys::set_no_new_privs()?;
         let rules = landlock::rules(abi, &[], &[], Some(isolate::GATE_PORT))?;
-        sys::landlock_enter(rules.as_fd())?;
+        landlock::enter(abi, rules.as_fd())?;
         match std::fs::OpenOptions::new()
             .write(true)
             .open("/proc/self/comm")

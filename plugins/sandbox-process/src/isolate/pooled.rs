@@ -18,10 +18,10 @@ use super::{
     At as _, Failure, Ground, INSIDE_ID, Step, drop_rights, give_up, new_proc, own_rules, tell,
 };
 use crate::cgroup::Entrance;
-use crate::seccomp;
 use crate::sys::{self, Poll, python};
 use crate::wire::{Report, RunSpec};
 use crate::zygote::{READY, REHEARSAL_FDS};
+use crate::{landlock, seccomp};
 
 /// Where the lowest of the descriptors that a child keeps for itself goes: out of the way of those with fixed numbers.
 const KEPT_FD_MIN: RawFd = 16;
@@ -146,7 +146,7 @@ impl Child {
         sys::set_no_new_privs().at(Step::NoNewPrivileges)?;
         if let Some(abi) = ground.landlock_abi {
             let rules = own_rules(ground, abi, network).at(Step::Landlock)?;
-            sys::landlock_enter(rules.as_fd()).at(Step::Landlock)?;
+            landlock::enter(abi, rules.as_fd()).at(Step::Landlock)?;
         }
         drop_rights().at(Step::Capabilities)?;
         // Nothing and nobody looks into it.

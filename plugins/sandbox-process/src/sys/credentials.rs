@@ -263,9 +263,9 @@ pub(crate) fn landlock_allow_port(
     .map(drop)
 }
 
-/// Puts this process under a ruleset, for ever.
-pub(crate) fn landlock_enter(ruleset: BorrowedFd<'_>) -> io::Result<()> {
+/// Puts this process under a ruleset, for ever. `flags`: landlock_restrict_self(2).
+pub(crate) fn landlock_enter(ruleset: BorrowedFd<'_>, flags: u32) -> io::Result<()> {
+    let number = libc::SYS_landlock_restrict_self;
     // SAFETY: no pointers.
-    check(unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_raw_fd(), 0) })
-        .map(drop)
+    check(unsafe { libc::syscall(number, ruleset.as_raw_fd(), flags) }).map(drop)
 }
