@@ -127,7 +127,11 @@ impl Place {
                 ("cpu", true) => self.put("cpu.max", &format!("{quota} {period}"))?,
                 ("cpu", false) => {
                     self.put("cpu.cfs_period_us", &period.to_string())?;
-                    self.put("cpu.cfs_quota_us", &quota.to_string())?;
+                    match self.put("cpu.cfs_quota_us", &quota.to_string()) {
+                        // No more than a group above has (sched-bwc in the kernel's documentation): then that one's holds.
+                        Err(e) if e.kind() == io::ErrorKind::InvalidInput => {}
+                        other => other?,
+                    }
                 }
                 _ => {
                     for (file, value, needed) in limit_files(v2, controller, limits) {

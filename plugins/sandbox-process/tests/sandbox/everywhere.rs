@@ -96,3 +96,30 @@ fn beside_a_mount_whose_name_is_no_text() {
     );
     assert!(text.contains("1 passed"), "{text}");
 }
+
+/// A group of version 1 takes no more of the processors than the one above it has: the service of an operator who gives the gateway
+/// half of one still has runs of one, as with version 2.
+#[test]
+fn in_a_group_with_less_of_the_processors_than_a_run() {
+    let hierarchy = std::path::Path::new("/sys/fs/cgroup/cpu");
+    if !is_root() || !hierarchy.join("tasks").exists() {
+        return; // nobody to make a group, or none of version 1
+    }
+    let group = tempfile::Builder::new()
+        .prefix("skillgate-test-half-")
+        .tempdir_in(hierarchy)
+        .unwrap()
+        .keep();
+    let enter = r#"echo 50000 >"$0/cpu.cfs_quota_us" && echo $$ >"$0/tasks" && exec "$@""#;
+    let text = succeeds(
+        Command::new("sh")
+            .args(["-c", enter])
+            .arg(&group)
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "basics::hello"]),
+    );
+    assert!(text.contains("1 passed"), "{text}");
+    eventually("its last process has left the group", || {
+        std::fs::remove_dir(&group).is_ok()
+    });
+}
