@@ -331,7 +331,8 @@ impl Ground {
                 &[("directory", path), ("error", &errno.to_string())],
             );
         }
-        synced
+        // Also what had begun before: this success may stand for pages that were lost with the one that failed.
+        synced.and_then(|()| self.refuse_when_broken())
     }
 
     fn settled(&self) -> std::sync::MutexGuard<'_, HashSet<String>> {

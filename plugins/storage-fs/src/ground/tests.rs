@@ -89,6 +89,26 @@ fn publishing_touches_nothing_of_what_was_built() {
     assert_eq!(in_tmp().count(), 0);
 }
 
+/// The failure of another's directory, reported once: its next fsync says "fine" without having written anything.
+#[test]
+fn what_had_begun_before_an_fsync_failed_is_not_acknowledged_either() {
+    let dir = tempfile::tempdir().unwrap();
+    let floor = Floor::new(Size::default(), floor::of_the_file_system());
+    let host = Host::for_tests(|_, _, _, _| {});
+    let ground = Arc::new(Ground::open(dir.path(), true, floor, host).unwrap());
+    ground.ensure_dir("x").unwrap();
+    let mut durable = ground.stage(Size::default()).unwrap().synced().unwrap();
+    ground.broken.store(true, Ordering::Release);
+    assert!(matches!(
+        durable.publish("x", "y"),
+        Err(Fault::Unavailable(_))
+    ));
+    assert!(!dir.path().join("x/y").exists());
+    drop(durable);
+    let in_tmp = std::fs::read_dir(dir.path().join("tmp")).unwrap();
+    assert_eq!(in_tmp.count(), 0);
+}
+
 #[test]
 fn a_child_that_is_being_made_does_not_keep_the_lock() {
     let dir = tempfile::tempdir().unwrap();
