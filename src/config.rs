@@ -373,7 +373,7 @@ pub struct Skills {
 pub struct Blobs {
     /// Of one blob.
     pub max_bytes: u64,
-    /// 0: until it is deleted.
+    /// 0: for good; no method deletes one.
     pub ttl_s: u64,
     /// Over `/blobs` at the same time, in either direction.
     pub max_transfers: usize,

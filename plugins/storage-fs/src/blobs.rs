@@ -140,11 +140,12 @@ impl Blobs {
 
     pub(crate) fn create(&self, create: &BlobCreate) -> Result<u64> {
         let tenant = TenantDir::new(&create.tenant)?;
-        self.writers.check_room()?;
+        self.writers.check_room(&tenant)?;
         let quota = self.quota.as_ref();
         let part = quota.map(|quota| quota.begin(&tenant)).transpose()?;
-        let writer = Writer::new(self.ground.stage(SIZE_BEFORE)?, tenant, create, part)?;
-        self.writers.insert(writer)
+        let staging = self.ground.stage(SIZE_BEFORE)?;
+        let writer = Writer::new(staging, tenant.clone(), create, part)?;
+        self.writers.insert(&tenant, writer)
     }
 
     pub(crate) fn write(&self, writer: u64, data: &[u8]) -> Result<()> {
@@ -202,10 +203,11 @@ impl Blobs {
         len: u64,
     ) -> Result<(u64, BlobStat)> {
         let (meta, place) = self.find(tenant, id)?;
-        self.readers.check_room()?;
+        let tenant = TenantDir::new(tenant)?;
+        self.readers.check_room(&tenant)?;
         let stat = meta.stat();
         let reader = Reader::open(&self.ground, &place.path, &stat, offset, len, &self.kept)?;
-        Ok((self.readers.insert(reader)?, stat))
+        Ok((self.readers.insert(&tenant, reader)?, stat))
     }
 
     pub(crate) fn read(&self, reader: u64, buf: &mut [u8]) -> Result<(usize, bool)> {

@@ -564,7 +564,7 @@ fn open_writers_and_readers_are_bounded() {
             Err(error) => break error,
         }
     });
-    assert!(readers.len() <= 1024, "{}", readers.len());
+    assert!(readers.len() <= 768, "{}", readers.len());
     for reader in readers {
         store.blob_close(reader);
     }
@@ -575,7 +575,7 @@ fn open_writers_and_readers_are_bounded() {
             Err(error) => break error,
         }
     });
-    assert!(writers.len() <= 1024, "{}", writers.len());
+    assert!(writers.len() <= 768, "{}", writers.len());
     for writer in writers {
         store.blob_abort(writer);
     }
