@@ -506,7 +506,7 @@ impl Refusal {
             ),
             Refusal::DiskFull => (
                 "disk_full",
-                "the store has no room left: store less, or ask its operator",
+                "the store has no room left for it, or is out of what it writes with: store less, try again later, or ask its operator",
             ),
             Refusal::Unavailable => ("unavailable", "the store does not answer"),
             Refusal::Invalid => ("invalid", "the request is not valid"),
