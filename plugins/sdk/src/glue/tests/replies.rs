@@ -382,6 +382,27 @@ fn a_drain_that_is_cancelled_ends_although_the_plugin_panics_at_that() {
 }
 
 #[test]
+fn a_call_is_answered_although_what_waits_for_its_cancel_panics_when_it_goes() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("when it goes");
+        }
+    }
+    let shop = Shop::new();
+    shop.get(1, "watch");
+    let reply = shop.desk.get();
+    for _ in 0..2 {
+        let bomb = Bomb;
+        reply.on_cancel(move || drop(bomb));
+    }
+    reply.ok(Skill::default());
+    let ends = shop.ends();
+    assert_eq!((ends.len(), ends[0].0, ends[0].1), (1, 1, abi::OK));
+    shop.destroy();
+}
+
+#[test]
 fn a_reply_that_is_lost_costs_its_call_and_the_drain_until_that_is_cancelled() {
     let shop = Shop::new();
     shop.get(1, "forget");
