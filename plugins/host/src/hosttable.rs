@@ -235,9 +235,12 @@ unsafe extern "C" fn log(ctx: *mut c_void, record: *const abi::LogRecord) {
         if !logs::enabled(record.level) {
             return Ok(abi::OK);
         }
+        // What goes beyond is left out, as of everything else that is written.
+        let mut first = record.fields;
+        first.len = first.len.min(logs::FIELDS_MAX);
         // SAFETY: the contract: fields is a list of skg_kv, valid during this call; every bit pattern is a skg_kv.
         let pairs = unsafe {
-            Reader::new(SHOWN_BYTES).frozen::<abi::Kv>(record.fields, "fields", logs::FIELDS_MAX)
+            Reader::new(SHOWN_BYTES).frozen::<abi::Kv>(first, "fields", logs::FIELDS_MAX)
         };
         let mut fields = String::new();
         for pair in pairs.unwrap_or_default() {

@@ -308,8 +308,11 @@ static int32_t run(void *self, skg_op op, const skg_run_request *r) {
         if (h->secret_read(h->ctx, op, skg_str_of("A", 1), NULL, 0) != SKG_E_STALE) abort();
         if (h->gate_serve(h->ctx, op, 0) != SKG_E_STALE) abort();
         if (h->op_cancelled(h->ctx, op) != 1) abort();
-    } else if (eq(r->function, "log")) {
-        skg_kv kv[1] = { { SKG_LIT("n"), SKG_LIT("42") } };
+    } else if (eq(r->function, "log") || eq(r->function, "log much")) {
+        /* The second of 65 fields, of which 64 are counted. */
+        skg_kv kv[65];
+        uint32_t fields = eq(r->function, "log") ? 1 : 65;
+        for (uint32_t i = 0; i < fields; i++) kv[i] = (skg_kv){ SKG_LIT("n"), SKG_LIT("42") };
         skg_log_record rec;
         memset(&rec, 0, sizeof rec);
         rec.struct_size = sizeof rec;
@@ -317,7 +320,7 @@ static int32_t run(void *self, skg_op op, const skg_run_request *r) {
         rec.op = op;
         rec.target = skg_str_of("probe::run", 10);
         rec.message = skg_str_of("something is off", 16);
-        rec.fields = skg_list_of(kv, 1, sizeof kv[0]);
+        rec.fields = skg_list_of(kv, fields, sizeof kv[0]);
         h->log(h->ctx, &rec);
         finish(s, op, "logged", 6);
     } else {
