@@ -391,8 +391,8 @@ typedef struct skg_run_request {
     skg_list mounts;            /* skg_mount: the skills' directories, the blobs  */
     skg_list env;               /* skg_kv: plain, not secret                      */
     skg_list secrets;           /* skg_str: names; host->secret_read has values   */
-    const skg_limits *limits;
-    const skg_gate   *gate;
+    const skg_limits *limits;   /* never NULL                                     */
+    const skg_gate   *gate;     /* NULL: no network and no gate                   */
     skg_str  traceparent;       /* W3C, or empty                                  */
 } skg_run_request;
 

@@ -105,7 +105,7 @@ pub struct BlobStat {
     pub struct_size: u32,
     /// Zero today.
     pub flags: u32,
-    /// Bytes; 0 when not known.
+    /// Bytes.
     pub size_bytes: u64,
     /// "blob:" and at least 128 random bits.
     pub id: Str,

@@ -38,7 +38,7 @@ pub struct SkillFile {
     pub path: Str,
     /// 64 hex digits.
     pub sha256: Str,
-    /// Bytes; 0 when not known.
+    /// Bytes.
     pub size_bytes: u64,
 }
 
