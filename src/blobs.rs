@@ -299,6 +299,15 @@ impl Blobs {
         }
     }
 
+    /// Removes a blob, for the gateway's own reasons: no method does that.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Store`].
+    pub async fn delete(&self, tenant: &str, id: &str) -> Result<(), Error> {
+        let gone = self.store().await?.blob_delete(tenant, id).await;
+        gone.map_err(|error| self.of(id, error))
+    }
+
     fn of(&self, id: &str, error: model::Error) -> Error {
         match error.code {
             abi::E_NOT_FOUND => Error::NotFound {

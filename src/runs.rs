@@ -356,7 +356,7 @@ impl Runs {
         // Until the answer; one that has not ended keeps it.
         let _turn = outcome.is_ok().then(|| services.turn_over());
         let ended = match outcome {
-            Ok(Ok(result)) => Ok(result),
+            Ok(Ok(result)) => Ok(services.without_secrets_in_blob(result).await),
             Ok(Err(error)) if error.not_executed => {
                 let error = Error::Sandbox(error);
                 say_why_not(&error);

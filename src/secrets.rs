@@ -13,6 +13,7 @@ mod forms;
 mod output;
 mod provider;
 mod redact;
+mod search;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,6 +28,7 @@ use crate::config::{self, Config};
 pub use output::redact_json;
 pub use provider::Refused;
 pub use redact::{Redactor, Stream};
+pub use search::Search;
 
 use crate::reload::{Install, Part};
 

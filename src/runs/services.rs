@@ -3,6 +3,8 @@
 //! The capability rule: a run reads the blobs that it was given and those that it has made, no others, whatever ids
 //! it knows.
 
+mod spilled;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

@@ -34,7 +34,7 @@ pub fn redact_json(redactor: &Redactor, json: &str) -> Option<String> {
         if first == '"' {
             let is_name = rest.trim_start().starts_with(':');
             let text: String = serde_json::from_str(token).unwrap_or_default();
-            // Nobody has cut it: an output that is too long is stored whole.
+            // Nobody has cut it: an output that is too long is stored whole, and withheld where a secret stands in it.
             let plain = redactor.uncut(&text);
             changed |= plain != text;
             let mut said = plain.clone().into_owned();

@@ -149,6 +149,17 @@ impl Redactor {
         !self.finds(text.as_bytes(), &[]).is_empty()
     }
 
+    /// Before the first byte of a text.
+    pub(super) fn start(&self) -> StateID {
+        self.start
+    }
+
+    /// After one byte more, and whether a form ends with it.
+    pub(super) fn step(&self, state: StateID, byte: u8) -> (StateID, bool) {
+        let next = self.automaton.next_state(Anchored::No, state, byte);
+        (next, self.automaton.is_match(next))
+    }
+
     /// What to put where something was found first in a text; for what can only be replaced as a whole.
     pub(super) fn first_mark(&self, text: &str) -> Option<&str> {
         let finds = self.finds(text.as_bytes(), &[]);

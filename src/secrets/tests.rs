@@ -12,7 +12,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose as b64;
 
 use super::forms::{FORM_BYTES_MAX, forms};
-use super::{Missing, RUN_BYTES_MAX, Redactor, Secret, Secrets, Stream, VALUE_BYTES_MAX};
+use super::{Missing, RUN_BYTES_MAX, Redactor, Search, Secret, Secrets, Stream, VALUE_BYTES_MAX};
 use crate::config::{self, Config, Flags, SecretVariables, Sources};
 
 /// Values with everything that encoders treat apart.
@@ -67,6 +67,12 @@ fn every_form_is_found_however_it_is_split() {
                 );
                 splits += 1;
             }
+            let mut search = Search::new(redactor.clone());
+            assert!(!search.push(b"<<") && !search.push(b"12"), "{text}");
+            for byte in text.bytes() {
+                search.push(&[byte]);
+            }
+            assert!(search.found(), "{text}");
             let single: Vec<&[u8]> = text.as_bytes().chunks(1).collect();
             assert_eq!(streamed(&redactor, &single), plain);
             for size in [2, 3, 7] {

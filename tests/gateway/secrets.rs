@@ -36,6 +36,12 @@ def main(args):
         return {"known": known}
     if way == "output":
         return {"all": forms(v), v: n, n: {v: [v]}, "number": int(n), "known": known}
+    if way == "stored":
+        return {"pad": "x" * 5000, "all": forms(v)[args["form"]]}
+    if way == "stored number":
+        return {"pad": "x" * 300000, "number": int(n)}
+    if way == "stored, nothing":
+        return {"pad": "x" * 300000, "known": known}
     if way == "summary":
         runtime.summary("x" * args["before"] + " " + v)
         return 1
@@ -303,6 +309,51 @@ fn output_with_secrets_is_json_still() {
         "{forms:?}"
     );
     gateway.stop();
+}
+
+/// An output over the limit is stored by the sandbox itself, and is the run's output all the same.
+#[test]
+fn an_output_that_is_stored_has_no_secret_in_it_either() {
+    let _alone = alone();
+    let place = Place::new();
+    let gateway = place.start();
+    let mut client = gateway.client();
+    let mut stored = |args: Value| {
+        let reply = execute(&mut client, "canary.leak", args.clone());
+        assert_eq!(reply["result"]["status"], "completed", "{args}: {reply}");
+        reply["result"].clone()
+    };
+    for form in 0..13 {
+        let result = stored(json!({ "way": "stored", "form": form }));
+        assert_clean("stored", &result.to_string());
+        let output = result["output"].as_str().unwrap_or_default();
+        assert!(
+            output.starts_with("[the output is withheld"),
+            "{form}: {result}"
+        );
+        assert_eq!(result["output_blobs"], json!([]), "{form}: {result}");
+    }
+    let result = stored(json!({ "way": "stored number" }));
+    assert_eq!(result["output_blobs"], json!([]), "{result}");
+    let blobs = place.house.path().join(".skillgate/store/tenants");
+    assert_eq!(files_below(&blobs), 0, "they are gone");
+    let result = stored(json!({ "way": "stored, nothing" }));
+    let id = &result["output_blobs"][0];
+    let read = client.call(
+        "read_blob",
+        json!({ "blob_id": id, "mode": "sample_tail", "max_bytes": 100 }),
+    );
+    assert!(read.unwrap().to_string().contains("known"), "{result}");
+    gateway.stop();
+}
+
+fn files_below(dir: &Path) -> usize {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let count = |entry: fs::DirEntry| match entry.file_type().unwrap().is_dir() {
+        true => files_below(&entry.path()),
+        false => 1,
+    };
+    entries.map(count).sum()
 }
 
 #[test]

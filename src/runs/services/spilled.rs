@@ -1,0 +1,80 @@
+//! An output that is too large for an answer, and so was stored: it is the run's output all the same, and nobody gets it with
+//! a secret of the run in it.
+
+use std::time::Duration;
+
+use skillgate_plugin_sdk::model::RunResult;
+
+use super::Services;
+use crate::blobs;
+use crate::secrets::Search;
+
+/// Bytes that are looked through at a time, on a thread that others need: some 0.5 ms.
+const PIECE_BYTES: usize = 64 * 1024;
+/// How long that may take altogether, a store that hangs included.
+const WITHIN: Duration = Duration::from_secs(30);
+
+const HAS_ONE: &str = r#""[the output is withheld: it is so large that it was stored, and the value of a secret of the run stands in it; return it without]""#;
+const UNKNOWN: &str = r#""[the output is withheld: it is so large that it was stored, and the store did not let it be looked through for the secrets of the run]""#;
+
+impl Services {
+    /// The result of a run whose output may be its last blob. Where one of its secrets stands in that, or it cannot be known, the
+    /// blob goes, and a sentence is the output.
+    pub(in crate::runs) async fn without_secrets_in_blob(
+        &self,
+        mut result: RunResult,
+    ) -> RunResult {
+        if !(result.completed && result.output_spilled) {
+            return result;
+        }
+        let (Some(redactor), Some(id)) = (self.granted.redactor(), self.created().pop()) else {
+            return result;
+        };
+        let search = Search::new(redactor.clone());
+        let looked = tokio::time::timeout(WITHIN, self.is_in_blob(search, &id)).await;
+        let why = match looked {
+            Ok(Ok(false)) => return result,
+            Ok(Ok(true)) => HAS_ONE,
+            Ok(Err(error)) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(run_id = self.run_id, error, "an output cannot be read back");
+                UNKNOWN
+            }
+            Err(_) => {
+                tracing::error!(
+                    run_id = self.run_id,
+                    "the store does not give an output back"
+                );
+                UNKNOWN
+            }
+        };
+        tracing::warn!(run_id = self.run_id, reason = why, "an output is withheld");
+        self.withdraw(&id).await;
+        result.output_spilled = false;
+        result.output_json = why.into();
+        result
+    }
+
+    async fn is_in_blob(&self, mut search: Search, id: &str) -> Result<bool, blobs::Error> {
+        let mut reader = self.blobs.open(self.caller.tenant(), id, 0, 0).await?;
+        loop {
+            let read = reader.read(PIECE_BYTES).await;
+            let (piece, end) = read.map_err(blobs::Error::Store)?;
+            if search.push(&piece) || end {
+                return Ok(search.found());
+            }
+        }
+    }
+
+    /// Nobody is told of it. What cannot be removed has a name that nobody knows.
+    async fn withdraw(&self, id: &str) {
+        self.state().made.ids.retain(|made| made != id);
+        let gone = tokio::time::timeout(WITHIN, self.blobs.delete(self.caller.tenant(), id)).await;
+        if !matches!(gone, Ok(Ok(()))) {
+            tracing::error!(
+                run_id = self.run_id,
+                "an output that was withheld cannot be removed"
+            );
+        }
+    }
+}
