@@ -51,6 +51,19 @@ struct Form {
     in_all: (usize, usize),
 }
 
+impl Form {
+    fn has_in_the_middle(&self, piece: &[u8]) -> bool {
+        let (begin, end) = self.in_all;
+        let own = self.bytes.len().checked_sub(end);
+        let own = own.and_then(|own| self.bytes.get(begin..own));
+        let texts = (own.map(str::from_utf8), str::from_utf8(piece));
+        let (Some(Ok(own)), Ok(piece)) = texts else {
+            return false;
+        };
+        piece.len() >= PIECE_BYTES_MIN && own.contains(piece)
+    }
+}
+
 impl std::fmt::Debug for Redactor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Redactor").finish_non_exhaustive()
@@ -209,7 +222,7 @@ impl Redactor {
             .max_by_key(|form| self.forms[*form].bytes.len())
     }
 
-    /// The ends of forms behind a cut; a text begins at one, too.
+    /// The ends of forms behind a cut, at which a text begins, too; and what of the middle of one stands between two of them.
     fn ends_of_forms(&self, text: &str) -> Vec<Find> {
         let mut cuts = vec![0];
         for mark in CUT_BEHIND {
@@ -227,9 +240,14 @@ impl Redactor {
                 let mut pieces = form.bytes.windows(PIECE_BYTES_MIN);
                 pieces.any(|piece| piece == first)
             };
+            let next = CUT_BEFORE.iter().filter_map(|mark| text[cut..].find(mark));
+            let between = &behind[..next.min().unwrap_or(behind.len())];
             let forms = self.forms.iter().zip(0..);
             let ends = forms.filter(|(form, _)| may_end(form));
             let ends = ends.filter_map(|(form, at)| {
+                if cut > 0 && form.has_in_the_middle(between) {
+                    return Some((between.len(), at));
+                }
                 let (len, (_, in_all)) = (end_at(&form.bytes, behind), form.in_all);
                 (len >= in_all + PIECE_BYTES_MIN).then_some((len, at))
             });

@@ -228,6 +228,17 @@ fn a_cut_leaves_no_half_of_a_secret() {
             assert_eq!(redactor.text(&text), plain);
         }
     }
+    // And none of its middle, where a text was cut twice.
+    for kept in 4..value.len() - 2 {
+        let middle = &value[1..][..kept];
+        for mark in ["…", " ... [9 characters left out] ... end"] {
+            let text = format!("says\n... [9 bytes left out] ...\n{middle}{mark}");
+            let plain = text.replace(middle, "[secret K]");
+            assert_eq!(redactor.text(&text), plain);
+        }
+        let text = format!("] ...\n it {middle}… and {middle} is");
+        assert_eq!(redactor.text(&text), text, "not at both cuts");
+    }
     // What a run had begun to write when it ended.
     assert_eq!(
         streamed(&redactor, &[b"says sk-live-012"]),
