@@ -11,8 +11,8 @@ use super::OUTPUT_BYTES_MAX;
 use super::services::Services;
 use crate::json::{self, Refused};
 
-/// Longest `summary`, in bytes.
-const SUMMARY_BYTES_MAX: usize = 1024;
+/// Longest `summary`, in bytes: the 1000 characters that `runtime.summary` keeps, whatever these are.
+const SUMMARY_BYTES_MAX: usize = 4096;
 
 /// Longest `error.message`, in bytes.
 const ERROR_BYTES_MAX: usize = 16 * 1024;
@@ -238,13 +238,16 @@ fn said_summary(output: &RawValue) -> Option<String> {
 }
 
 fn last_line(error: &Failure) -> String {
-    let last = error
-        .message
-        .lines()
-        .rev()
-        .map(str::trim)
-        .find(|line| !line.is_empty())
-        .unwrap_or(&error.r#type);
+    let mut lines = error.message.lines().rev();
+    let mut last = lines.by_ref().map(str::trim).find(|line| !line.is_empty());
+    // Of a group, which is drawn with all that is in it: its own line stands before the first of these.
+    if last.is_some_and(|line| line.starts_with("+----")) {
+        let first = lines.find(|line| line.starts_with("  +-+----"));
+        let own = first.and_then(|_| lines.next()).unwrap_or_default();
+        let own = own.trim_start_matches([' ', '|']).trim_end();
+        last = (!own.is_empty()).then_some(own);
+    }
+    let last = last.unwrap_or(&error.r#type);
     // A traceback names the class with its module: `urllib.error.URLError: no host`.
     let (class, said) = last.split_once(": ").unwrap_or((last, ""));
     match class.rsplit('.').next() {
@@ -332,6 +335,23 @@ mod tests {
             failed("ValueError", "Traceback\n  x\nValueError: bad row\n"),
             "ValueError: bad row"
         );
+        let group = "\
+  + Exception Group Traceback (most recent call last):
+  |   File \"/tmp/run_code.py\", line 2, in main
+  | ExceptionGroup: of 2 rows (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | ValueError: row 1
+    +---------------- 2 ----------------
+    | ExceptionGroup: inner (1 sub-exception)
+    +-+---------------- 1 ----------------
+      | ValueError: row 2
+      +------------------------------------
+";
+        assert_eq!(
+            failed("ExceptionGroup", group),
+            "ExceptionGroup: of 2 rows (2 sub-exceptions)"
+        );
+        assert_eq!(failed("X", "+----------"), "X", "what is no such drawing");
         assert_eq!(
             failed("URLError", "urllib.error.URLError: <no: host>"),
             "URLError: <no: host>"

@@ -42,7 +42,7 @@ _cause = BaseException.__dict__["__cause__"].__get__
 _context = BaseException.__dict__["__context__"].__get__
 _suppressed = BaseException.__dict__["__suppress_context__"].__get__
 _traceback = BaseException.__dict__["__traceback__"].__get__
-_errno, _filename = OSError.errno.__get__, OSError.filename.__get__
+_errno, _filename, _strerror = (getattr(OSError, name).__get__ for name in ("errno", "filename", "strerror"))
 _members = _Group.__dict__["exceptions"].__get__ if _Group else None
 _mro = type.__dict__["__mro__"].__get__
 # Python 3.9 does not say what was looked for.
@@ -81,7 +81,8 @@ def describe(exc: BaseException, function: str) -> dict:
     except BaseException:  # the code has put something else in the place of os.environ
         hint = None
     if hint:
-        message += "\n" + hint
+        # Before it: the last line is the exception's own, which is the run's summary.
+        message = hint + "\n" + message
     return {"type": _known_limit(exc, kind) or name, "message": cut_middle(message, MESSAGE_BYTES_MAX)}
 
 
@@ -132,7 +133,8 @@ def _hint(exc, kind, function):
                 return "this run reaches its granted hosts through the proxy that HTTPS_PROXY names, and not directly"
             return "this run has no network: a skill names hosts in permissions.network, and the policy grants them or not"
         if where == _SUBPROCESS and issubclass(type(link), (FileNotFoundError, PermissionError)):
-            return NO_SHELL
+            # It names the directory that the program was to begin in, where that is what is not there.
+            return None if _filename(link) is not None and _filename(link) is _local(link, "cwd") else NO_SHELL
         refused = _refused(link)
         if refused:
             return refused
@@ -146,7 +148,8 @@ def _refused(exc):
     if not issubclass(type(exc), OSError):
         return None
     number, file = _errno(exc), _filename(exc)
-    if number == errno.EPERM:
+    # The code may raise it, too, in words of its own.
+    if number == errno.EPERM and _strerror(exc) == os.strerror(errno.EPERM):
         return "the sandbox refuses this system call to every run: do without it"
     if number in (errno.EACCES, errno.EROFS) and type(file) is str and state.current is not None:
         layout = state.current.layout
@@ -164,12 +167,21 @@ def _chain(exc):
 
 
 def _raised_in(exc):
+    frame = _last_frame(exc)
+    return None if frame is None else frame.f_code.co_filename
+
+
+def _local(exc, name):
+    return _last_frame(exc).f_locals.get(name)
+
+
+def _last_frame(exc):
     trace = _traceback(exc)
     if trace is None:
         return None
     while trace.tb_next is not None:
         trace = trace.tb_next
-    return trace.tb_frame.f_code.co_filename
+    return trace.tb_frame
 
 
 # -- text of exceptions -------------------------------------------------------------------------------------------
@@ -228,7 +240,7 @@ def _last_lines(exc, depth: int) -> str:
     if issubclass(kind, SyntaxError):
         try:
             text = "".join(traceback.format_exception_only(kind, exc))
-            return plain(text[:_TEXT_CHARS_MAX])
+            return plain(text if len(text) <= _TEXT_CHARS_MAX else _cut(text) + "\n")
         except Exception:
             pass  # attributes that are not what they should be: like any other exception
     name = type_qualname(kind)
@@ -269,7 +281,12 @@ def _notes(exc):
         return []
     if type(notes) is not list:
         return []
-    return [plain(note[:_TEXT_CHARS_MAX]) for note in notes[:_NOTES_MAX] if type(note) is str]
+    return [plain(_cut(note)) for note in notes[:_NOTES_MAX] if type(note) is str]
+
+
+def _cut(text: str) -> str:
+    """The mark is for whoever looks for secrets, too: what is before it may be half of one."""
+    return text if len(text) <= _TEXT_CHARS_MAX else text[:_TEXT_CHARS_MAX] + "…"
 
 
 def _group(exc, depth: int) -> str:
@@ -296,13 +313,9 @@ def _group(exc, depth: int) -> str:
 def _suggestion(exc, kind) -> str:
     """As Python prints it behind the text, where an exception does not have it."""
     if _name_of and issubclass(kind, NameError):
-        wrong = _name_of(exc)
-        trace = _traceback(exc)
-        if type(wrong) is not str or trace is None:
+        wrong, frame = _name_of(exc), _last_frame(exc)
+        if type(wrong) is not str or frame is None:
             return ""
-        while trace.tb_next is not None:
-            trace = trace.tb_next
-        frame = trace.tb_frame
         meant = _closest(wrong, (frame.f_locals, frame.f_globals, frame.f_builtins))
         if wrong in sys.stdlib_module_names:
             return meant + (" Or did" if meant else ". Did") + " you forget to import %r?" % wrong

@@ -418,6 +418,11 @@ def _await(value):
         for task in pending:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        # What one was still to put away, and could not.
+        failed = [task for task in pending if not task.cancelled() and task.exception() is not None]
+        for task in failed:
+            message = "a task that was cancelled when main() returned has failed"
+            loop.call_exception_handler({"message": message, "exception": task.exception(), "task": task})
         loop.run_until_complete(loop.shutdown_asyncgens())
 
 

@@ -51,11 +51,26 @@ class _Beginning:
         import runtime.run as run
 
         now = state.current
-        told = list(sys.path), tuple(now.layout), now.job, main.code_file(), run.id, run.deadline, run._ends
+        of_run = run.id, run.deadline, run._ends, _picklable(run.args)
+        told = list(sys.path), tuple(now.layout), now.job, main.code_file(), of_run
         return exec, (_BEGIN, {"library": _LIBRARY, "told": told})
 
 
-def begin(path, layout, job, code_file, run_id, deadline, ends) -> None:
+def _picklable(args: dict) -> dict:
+    """The arguments are data; the code may have put something else among them since."""
+    import pickle
+
+    told = {}
+    for name, value in args.items():
+        try:
+            pickle.dumps((name, value))
+        except Exception:
+            continue
+        told[name] = value
+    return told
+
+
+def begin(path, layout, job, code_file, of_run) -> None:
     """In the new process."""
     from . import imports, main, state
     from .channel import NoChannel
@@ -64,7 +79,7 @@ def begin(path, layout, job, code_file, run_id, deadline, ends) -> None:
     sys.path[:] = path
     main.set_streams()
     state.current = state.Run(NoChannel(), state.Layout(*layout), job)
-    run.id, run.deadline, run._ends = run_id, deadline, ends
+    run.id, run.deadline, run._ends, run.args = of_run
     imports.change_loaded()
     finder = imports.install(job["skills"] or (), state.current.layout.skills, untouched=False)
     # As the main module of a program is loaded in each of its processes.

@@ -246,7 +246,7 @@ class Code(Case):
                     blobs.write_text("x")
                 except RuntimeError as exc:
                     print(exc, "\\ud800")
-                return [run.id, run.remaining() > 0, __name__, os.path.basename(sys.argv[0]), os.getcwd()]
+                return [run.id, run.args["how"], len(run.args), run.remaining() > 0, __name__, os.path.basename(sys.argv[0]), os.getcwd()]
             def main(args):
                 os.chdir(os.environ["TMPDIR"])
                 context = multiprocessing.get_context(args["how"])
@@ -267,6 +267,34 @@ class Code(Case):
             self.completed(outcome, [[1, 4, 9], [1, 8], "Bad(5)"])
             self.assertEqual(outcome.logs, "runtime.blobs works in the first process of the run, not in a forked child \\ud800\n")
         self.completed(self.sandbox.execute("acme"), [27])
+
+    def test_processes_that_begin_anew_have_the_arguments(self):
+        code = """
+            import multiprocessing
+            from runtime import run
+            N = run.args['n']
+            def there(_): return N, sorted(run.args)
+            def main(args):
+                args['of the code'] = lambda: 0
+                with multiprocessing.get_context('spawn').Pool(1) as pool:
+                    return pool.map(there, [1])
+        """
+        self.completed(self.sandbox.code(_dedent(code), {"n": 3, "m": None}), [[3, ["m", "n"]]])
+
+    def test_a_task_that_cannot_put_away_what_it_has_is_heard_of(self):
+        code = """
+            import asyncio
+            async def behind():
+                try: await asyncio.sleep(100)
+                finally: 1 / 0
+            async def main(args):
+                task = asyncio.ensure_future(behind())
+                await asyncio.sleep(0)
+                return 1
+        """
+        outcome = self.sandbox.code(_dedent(code))
+        self.completed(outcome, 1)
+        self.assertIn("ZeroDivisionError", outcome.logs)
 
     def test_children_of_a_warm_interpreter_share_no_randomness(self):
         # Two children of one parent, as a launcher makes them; each prints what it would have drawn.
@@ -428,9 +456,9 @@ class Entrypoints(Case):
     def test_wrong_signature_is_a_type_error(self):
         called = "called with one argument, a dict with the arguments of the call"
         for parameters in ("", "**args", "name, count", "*, name"):
-            self.failed(self.sandbox.code("def main(%s): pass" % parameters), "TypeError", "main()", "\nmain() is " + called)
+            self.failed(self.sandbox.code("def main(%s): pass" % parameters), "TypeError", "main() is %s\n" % called, "TypeError: main()")
         self.sandbox.skill("a", {"code/main.py": "def main(name, count): pass"})
-        self.failed(self.sandbox.execute("a"), "TypeError", "'count'\nmain() is " + called)
+        self.failed(self.sandbox.execute("a"), "TypeError", "main() is %s\n" % called, "'count'")
         for body in ("int([])", "len(5)", "other()"):
             outcome = self.sandbox.code("def other(x): pass\ndef main(args): " + body)
             self.failed(outcome, "TypeError", "line 2, in main")
