@@ -45,11 +45,15 @@ pub struct Record {
 
 /// Most records have at most so many bytes: room is made once.
 const RECORD_BYTES_USUAL: usize = 2048;
+/// Single parts of a record that are left out; where more would have to be, whole members are. Enough for a run of as many
+/// skills as can be mounted: what each declares, and what each is granted.
+const CUTS_MAX: usize = 128;
+/// A part has at least so many bytes: less would not pay for its name in `erased`.
+const PART_BYTES_MIN: usize = 256;
+/// What is deeper inside is no part of its own: its name would be long.
+const PART_DEPTH_MAX: usize = 8;
 /// More members that are left out are not named: what has so many is nothing that this program records.
-const ERASED_MAX: usize = 16;
-
-/// Single parts of a record that are left out; then whole members are.
-const CUTS_MAX: usize = 64;
+const ERASED_MAX: usize = 2 * CUTS_MAX;
 
 /// The log's own members.
 const RESERVED: [&str; 4] = ["sequence", "prev", "kind", "hash"];
@@ -135,13 +139,14 @@ fn shortened(text: &[u8]) -> Vec<u8> {
         // Nested more deeply than it can be read again: nothing is left of it.
         _ => (Map::new(), vec![String::new()]),
     };
-    let (mut out, mut bytes, mut cuts) = (Vec::new(), text.len(), 0);
+    let (mut out, mut bytes, mut cuts_left) = (Vec::new(), text.len(), CUTS_MAX);
     loop {
-        while bytes > RECORD_BYTES_MAX
-            && let Some((pointer, gone)) = cut_largest(&mut body, cuts < CUTS_MAX)
-        {
-            bytes = bytes.saturating_sub(gone);
-            cuts += 1;
+        let gone = cut(&mut body, bytes.saturating_sub(RECORD_BYTES_MAX), cuts_left);
+        cuts_left = cuts_left.saturating_sub(gone.len());
+        for pointer in gone {
+            // What was left out of it before is left out with it.
+            let within = format!("{pointer}/");
+            erased.retain(|before: &String| !before.starts_with(&within));
             erased.push(pointer);
         }
         out.clear();
@@ -157,34 +162,90 @@ fn shortened(text: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Takes out the largest member of the largest object of the largest ..., or of this one where `deep` is not said. A list
-/// goes as a whole, but one of objects loses members of those. Gives the JSON pointer to it (RFC 6901) and its bytes.
-fn cut_largest(members: &mut Map<String, Value>, deep: bool) -> Option<(String, usize)> {
-    let (name, value) = members
-        .iter_mut()
-        .max_by_key(|(_, value)| bytes_of(value))?;
-    let here = pointer(name);
-    let inside = match value {
-        _ if !deep => None,
-        Value::Object(inner) => cut_largest(inner, deep),
-        Value::Array(items) => {
-            let objects = items.iter_mut().enumerate();
-            let objects = objects.filter_map(|(at, item)| Some((at, item.as_object_mut()?)));
-            let largest =
-                objects.max_by_key(|(_, inner)| inner.values().map(bytes_of).sum::<usize>());
-            largest.and_then(|(at, inner)| {
-                let (below, bytes) = cut_largest(inner, deep)?;
-                Some((format!("/{at}{below}"), bytes))
-            })
-        }
-        _ => None,
+/// Takes out the largest parts until so many bytes are gone, or the largest member where more than `cuts_max` would have to
+/// go. Gives the JSON pointers to what is gone (RFC 6901). Measures everything once, and not again for each part.
+fn cut(body: &mut Map<String, Value>, excess: usize, cuts_max: usize) -> Vec<String> {
+    let mut sizes = Vec::new();
+    take_parts(body, Place::default(), &mut |bytes| {
+        sizes.push(bytes);
+        false
+    });
+    sizes.sort_unstable_by(|one, other| other.cmp(one));
+    let mut sum = 0;
+    let last = sizes.iter().take(cuts_max).position(|bytes| {
+        sum += bytes;
+        sum >= excess
+    });
+    let Some(last) = last else {
+        let largest = body.iter().max_by_key(|(_, value)| bytes_of(value));
+        let name = largest.map(|(name, _)| name.clone());
+        let gone = name.and_then(|name| body.remove(&name).map(|_| pointer(&name)));
+        return gone.into_iter().collect();
     };
-    if let Some((below, bytes)) = inside {
-        return Some((here + &below, bytes));
-    }
-    let (name, bytes) = (name.clone(), bytes_of(value));
-    members.remove(&name);
-    Some((here, bytes))
+    let least = sizes[last];
+    // Of those that are just as large, no more than have to go.
+    let mut left = sizes[..=last].iter().filter(|it| **it == least).count();
+    let is_taken = &mut |bytes: usize| {
+        let is_taken = bytes > least || bytes == least && left > 0;
+        left -= usize::from(is_taken && bytes == least);
+        is_taken
+    };
+    take_parts(body, Place::default(), is_taken)
+}
+
+/// Where an object is in a record.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    /// Objects and lists above it.
+    depth: usize,
+    /// A list is among them.
+    is_in_list: bool,
+}
+
+/// Takes out the parts of which `is_taken` says so, by their bytes, and gives the JSON pointers to them (RFC 6901). A part is a
+/// member without members of its own. A list goes as a whole, but one of objects loses parts of those; a list inside of them goes
+/// as a whole again, or what one skill declares would be a part for each of its patterns.
+fn take_parts(
+    members: &mut Map<String, Value>,
+    place: Place,
+    is_taken: &mut dyn FnMut(usize) -> bool,
+) -> Vec<String> {
+    let mut gone = Vec::new();
+    let is_deep = place.depth >= PART_DEPTH_MAX;
+    members.retain(|name, value| {
+        let below = match value {
+            Value::Object(inner) if !is_deep => {
+                let depth = place.depth + 1;
+                take_parts(inner, Place { depth, ..place }, is_taken)
+            }
+            Value::Array(items)
+                if !is_deep && !place.is_in_list && items.iter().any(Value::is_object) =>
+            {
+                let inside = Place {
+                    depth: place.depth + 2,
+                    is_in_list: true,
+                };
+                let objects = items.iter_mut().enumerate();
+                let objects = objects.filter_map(|(at, item)| Some((at, item.as_object_mut()?)));
+                let of_each = objects.flat_map(|(at, inner)| {
+                    let below = take_parts(inner, inside, is_taken).into_iter();
+                    below.map(move |below| format!("/{at}{below}"))
+                });
+                of_each.collect()
+            }
+            _ => {
+                let bytes = bytes_of(value);
+                let goes = bytes >= PART_BYTES_MIN && is_taken(bytes);
+                if goes {
+                    gone.push(pointer(name));
+                }
+                return !goes;
+            }
+        };
+        gone.extend(below.iter().map(|below| pointer(name) + below));
+        true
+    });
+    gone
 }
 
 /// Of a value, written: at least so many.
@@ -262,6 +323,8 @@ fn is_tricky(c: char) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::{Kind, RECORD_BYTES_MAX, Record};
     use serde_json::{Value, json};
 
@@ -342,6 +405,93 @@ mod tests {
         );
     }
 
+    /// As the rules see a pattern, with as many labels as one may have and about as many bytes.
+    fn pattern(skill: usize, n: usize) -> Value {
+        let labels = vec!["y".repeat(14); 15].join(".");
+        let host = format!("s{skill}p{n}.{labels}");
+        let dots = host.match_indices('.');
+        let suffixes: Vec<&str> = dots.map(|(at, _)| &host[at..]).collect();
+        json!({
+            "pattern": format!("https://{host}:443"), "scheme": "https", "host": host, "wildcard": false, "port": 443,
+            "suffixes": suffixes,
+        })
+    }
+
+    fn skill(n: usize) -> Value {
+        let network: Vec<Value> = (0..64).map(|at| pattern(n, at)).collect();
+        let permissions = json!({ "network": network, "secrets": ["S"] });
+        json!({ "name": format!("fat.skill{n}"), "version": "1.0.0", "permissions": permissions })
+    }
+
+    /// What is missing in `now`, or was emptied, by its pointer.
+    fn missing(before: &Value, now: Option<&Value>, here: String, out: &mut Vec<String>) {
+        match (before, now) {
+            (Value::Object(members), Some(Value::Object(now))) => {
+                for (name, value) in members {
+                    missing(value, now.get(name), format!("{here}/{name}"), out);
+                }
+            }
+            (Value::Array(items), Some(Value::Array(now))) => {
+                for (at, item) in items.iter().enumerate() {
+                    missing(item, now.get(at), format!("{here}/{at}"), out);
+                }
+            }
+            (before, now) if Some(before) == now => {}
+            _ => out.push(here),
+        }
+    }
+
+    /// As many as can be mounted, each with as much as can be declared.
+    #[test]
+    fn what_a_run_of_many_skills_asks_for_stays() {
+        let keys: Vec<String> = (0..40_000).map(|n| format!("key{n}")).collect();
+        // Some skills, as many as can be mounted, and what is granted to all of them beside it.
+        for (count, is_full) in [(3, false), (2, false), (32, false), (2, true), (32, true)] {
+            let skills: Vec<Value> = (0..count).map(skill).collect();
+            let of = |n: usize| skills[n]["permissions"]["network"].as_array().unwrap();
+            let texts = |n: usize| of(n).iter().map(|it| it["pattern"].clone());
+            let all: Vec<Value> = (0..count).flat_map(texts).collect();
+            let grants: serde_json::Map<_, _> = (0..count)
+                .map(|n| {
+                    (
+                        format!("fat.skill{n}"),
+                        json!({ "network": texts(n).collect::<Vec<_>>() }),
+                    )
+                })
+                .collect();
+            let mut body = json!({ "decision_id": "d", "erased": ["/input/subject/claims"], "input": {
+                "request": { "method": "run_code", "arg_keys": keys }, "source": { "ip": "192.0.2.1" }, "skills": skills,
+            }, "result": { "allow": true, "granted": { "network": all } } });
+            if is_full {
+                let grants = json!({ "code": { "network": all }, "skills": grants });
+                body["result"]["decision"] = json!({ "grants": grants });
+            }
+            let (text, value) = encode(&body);
+            assert!(text.len() <= RECORD_BYTES_MAX);
+            let input = &value["input"];
+            assert_eq!(
+                (&input["request"]["method"], &input["source"]["ip"]),
+                (&json!("run_code"), &json!("192.0.2.1")),
+                "{count} skills, full: {is_full}, erased: {}",
+                value["erased"]
+            );
+            assert_eq!(value["result"]["allow"], true);
+            for (n, skill) in input["skills"].as_array().unwrap().iter().enumerate() {
+                assert_eq!(skill["name"], format!("fat.skill{n}"));
+                assert_eq!(skill["permissions"]["secrets"], json!(["S"]));
+            }
+            let erased: Vec<String> = serde_json::from_value(value["erased"].clone()).unwrap();
+            let mut gone = vec![];
+            missing(&body, Some(&value), String::new(), &mut gone);
+            gone.retain(|it| !it.starts_with("/erased"));
+            gone.push("/input/subject/claims".into());
+            let names = |of: &[String]| of.iter().cloned().collect::<BTreeSet<_>>();
+            assert_eq!(names(&gone), names(&erased), "{count} skills");
+            let network = "/input/skills/0/permissions/network";
+            assert!(erased.iter().any(|it| it == network), "{erased:?}");
+        }
+    }
+
     #[test]
     fn thousands_of_small_parts_are_left_out_too() {
         let claims: serde_json::Map<String, Value> = (0..20_000)
@@ -350,7 +500,11 @@ mod tests {
         let (text, value) = encode(&json!({ "decision_id": "d", "input": { "claims": claims } }));
         assert!(text.len() <= RECORD_BYTES_MAX);
         assert_eq!(value["decision_id"], "d");
-        assert_eq!(value["erased"].as_array().unwrap().len(), super::ERASED_MAX);
+        assert_eq!(
+            value["erased"],
+            json!(["/input"]),
+            "and none of it by itself"
+        );
         assert!(value["input"].is_null());
     }
 }
