@@ -117,7 +117,13 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             .with("arg_keys", arg_keys)
             .with("arg_bytes", args.get().len());
         facts.missing = missing;
-        facts.skills.clone_from(&mounts);
+        // Each name once: a run that mounts two versions of one is refused, and rules that give grants by name would have two
+        // values for it.
+        for skill in &mounts {
+            if facts.skills.iter().all(|it| it.name() != skill.name()) {
+                facts.skills.push(skill.clone());
+            }
+        }
         facts.blobs.clone_from(&blobs);
         facts.timeout_ms = timeout_ms;
         Ok(Prepared::json(facts, move |permit| async move {
