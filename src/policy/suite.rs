@@ -1,14 +1,15 @@
 //! The tests of a bundle: every rule `test_...`, as `opa test` finds and runs them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use regorus::{Engine, Value};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::bundle::Bundle;
+use super::bundle::{Bundle, Module};
 use super::engine;
+use super::trial::{code_of, is_of_word};
 
 /// How often something is evaluated that the clock stops.
 const TRIES_MAX: u32 = 10;
@@ -74,7 +75,7 @@ pub struct Coverage {
 
 /// Runs all tests on the interpreter: the virtual machine does not know `with`.
 pub(super) fn run(bundle: &Bundle) -> Result<Vec<Case>, String> {
-    let engine = engine::engine(bundle, true)?;
+    let engine = with_tests(bundle)?;
     Ok(cases(bundle)
         .into_iter()
         .map(|case| evaluate(&mut engine.clone(), case))
@@ -83,7 +84,7 @@ pub(super) fn run(bundle: &Bundle) -> Result<Vec<Case>, String> {
 
 /// The same, and which lines of the rules they reached.
 pub(super) fn run_with_coverage(bundle: &Bundle) -> Result<(Vec<Case>, Vec<Coverage>), String> {
-    let mut engine = engine::engine(bundle, true)?;
+    let mut engine = with_tests(bundle)?;
     engine.set_enable_coverage(true);
     let mut lines: BTreeMap<String, (Vec<u32>, Vec<u32>)> = BTreeMap::new();
     let mut done = Vec::new();
@@ -110,6 +111,73 @@ pub(super) fn run_with_coverage(bundle: &Bundle) -> Result<(Vec<Case>, Vec<Cover
     Ok((done, coverage))
 }
 
+/// An interpreter with the tests beside the rules that they are about.
+fn with_tests(bundle: &Bundle) -> Result<Engine, String> {
+    let engine = engine::engine(bundle, true)?;
+    let found = not_served(&engine, bundle)?;
+    match found.is_empty() {
+        true => Ok(engine),
+        false => Err(found.join("\n")),
+    }
+}
+
+/// Rules in files of tests that would be asked if they were served: with a rule to deny among them every test may hold, and the
+/// gateway, which does not have it, allows.
+fn not_served(engine: &Engine, bundle: &Bundle) -> Result<Vec<String>, String> {
+    let packages = engine.get_policy_package_components();
+    let packages: BTreeMap<String, String> = packages
+        .map_err(|error| error.to_string())?
+        .into_iter()
+        .map(|it| (it.source_file, it.components.join(".")))
+        .collect();
+    let package_of = |module: &Module| packages.get(&module.path).map_or("", String::as_str);
+    let all = bundle.modules().iter();
+    let (tests, served): (Vec<_>, Vec<_>) = all.partition(|module| module.is_test());
+    let own: BTreeSet<&str> = served.iter().map(|module| package_of(module)).collect();
+    let mut found = Vec::new();
+    for module in tests {
+        let package = package_of(module);
+        let mut code = served.iter().flat_map(|it| it.text.lines().map(code_of));
+        if !own.contains(package) && !code.any(|line| asks(line, package)) {
+            continue;
+        }
+        let mut looked_at = BTreeSet::new();
+        for (index, line) in module.text.lines().enumerate() {
+            let head = line.trim_start();
+            let name = word(head.strip_prefix("default ").unwrap_or(head));
+            // Words that are no names of rules are an error to the engine.
+            let is_rule = || engine.has_declared_rule_rooted_at(&module.path, name);
+            if !is_test(name) && looked_at.insert(name) && is_rule().unwrap_or(false) {
+                found.push(format!(
+                    "{}:{}: the rule {name} of package {package} is not served, as nothing in a file whose name ends in _test.rego: put it into another file, or give the tests a package of their own (`package {package}_test`)",
+                    module.path,
+                    index + 1
+                ));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Whether a line of rules speaks of a package, or of any beside it.
+fn asks(line: &str, package: &str) -> bool {
+    let above = package.rsplit_once('.').map(|(above, _)| above);
+    let any = above.is_some_and(|above| line.contains(&format!("data.{above}[")));
+    let own = format!("data.{package}");
+    let mut places = line.match_indices(&own);
+    any || places.any(|(at, _)| !line[at + own.len()..].starts_with(is_of_word))
+}
+
+/// What a line begins with.
+fn word(line: &str) -> &str {
+    let end = line.find(|c| !is_of_word(c)).unwrap_or(line.len());
+    &line[..end]
+}
+
+fn is_test(name: &str) -> bool {
+    name.starts_with("test_") || name.starts_with("todo_test_")
+}
+
 /// Finds the tests by their text: a rule's head stands at the beginning of a line.
 fn cases(bundle: &Bundle) -> Vec<Case> {
     let mut found: Vec<Case> = Vec::new();
@@ -120,21 +188,17 @@ fn cases(bundle: &Bundle) -> Vec<Case> {
                 let name = name.split('#').next().unwrap_or_default().trim();
                 package = format!("data.{name}");
             }
-            let name: String = line
-                .chars()
-                .take_while(|c| c.is_alphanumeric() || *c == '_')
-                .collect();
-            let is_test = name.starts_with("test_") || name.starts_with("todo_test_");
+            let name = word(line);
             // One name may have several bodies, which are one rule.
             let is_new = |case: &Case| case.package != package || case.name != name;
-            if is_test && found.iter().all(is_new) {
+            if is_test(name) && found.iter().all(is_new) {
                 found.push(Case {
                     package: package.clone(),
                     outcome: match name.starts_with("todo_") {
                         true => Outcome::Skipped,
                         false => Outcome::Passed,
                     },
-                    name,
+                    name: name.to_owned(),
                     file: module.path.clone(),
                     line: index + 1,
                     took: Duration::ZERO,

@@ -120,6 +120,52 @@ fn keys_of_the_data_that_no_rule_reads() {
     assert_eq!(warnings[20], "and 10 more like these");
 }
 
+/// Tests would hold with it that do not hold in the gateway.
+#[test]
+fn a_rule_in_a_file_of_tests_that_nobody_serves() {
+    let file = "skills/custom/load_test.rego";
+    let said = |name: &str, line: usize, package: &str| {
+        format!(
+            "policies/{file}:{line}: the rule {name} of package {package} is not served, as nothing in a file whose name ends in _test.rego: put it into another file, or give the tests a package of their own (`package {package}_test`)"
+        )
+    };
+    let deny = "deny contains {\"code\": \"custom.load\", \"message\": \"x\"} if input.subject.id == \"user:mallory\"";
+    let holds = "test_it if { some r in data.skills.custom.deny with input as {\"subject\": {\"id\": \"user:mallory\"}}; r.code == \"custom.load\" }";
+    let both = format!("# of the load\npackage skills.custom # mine\n\n{deny}\n\n{holds}\n");
+    assert_eq!(refused(file, &both), said("deny", 4, "skills.custom"));
+    for (rule, name) in [
+        ("  default limit := 5", "limit"),
+        ("deny[\"x\"] := true if true", "deny"),
+        ("is_whole(f) if f == 1", "is_whole"),
+        ("names.a.b := 1", "names"),
+    ] {
+        let rules = format!("package skills.custom\nimport rego.v1\n{rule}\n");
+        assert_eq!(refused(file, &rules), said(name, 3, "skills.custom"));
+    }
+    // Asked for, and served by nobody.
+    let asks = "package skills.authz\n\nallowance := data.skills.load.allowance # data.skills.none\nany contains x if { some p in [\"own\"]; x := data.skills.sub[p] }\n";
+    let tried = |text: &str| {
+        let mut files = bundled_files();
+        for (path, text) in [("skills/authz/more.rego", asks), (file, text)] {
+            files.0.insert(path.into(), text.as_bytes().to_vec());
+        }
+        trial::run(&bundle(&files), BUDGET)
+    };
+    for package in ["skills.load", "skills.sub.own"] {
+        let why = tried(&format!("package {package}\n\nallowance := 5\n")).unwrap_err();
+        assert_eq!(why, [said("allowance", 3, package)]);
+    }
+    // What is only there for tests, and tests beside what they are about.
+    for text in [
+        "package skills.loading\n\nallowance := 5\n",
+        "package skills.none\n\nallowance := 5\n",
+        "package skills.custom_test\n\ndeny := 5\n\ntest_it if deny == 5\n",
+        "package skills.custom\n\ntest_it if {\ndeny == set() with input as {}\n}\n\ntodo_test_more if false\n",
+    ] {
+        tried(text).unwrap_or_else(|why| panic!("{text}: {why:?}"));
+    }
+}
+
 /// One level too high, the list would be for nobody.
 #[test]
 fn a_sandbox_that_is_no_object() {
