@@ -11,6 +11,7 @@ use super::{Audit, Kind, Record, Report, Unavailable, verify};
 use crate::config::{self, Fsync, OnAuditFailure};
 
 mod outside;
+mod synced;
 mod turns;
 
 /// A directory with a log's settings.

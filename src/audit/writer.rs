@@ -156,6 +156,12 @@ impl Writer {
         Ok(writer)
     }
 
+    /// Goes on in another file, as if it were the same.
+    #[cfg(test)]
+    pub(super) fn write_into(&mut self, file: std::fs::File) {
+        self.active.as_mut().unwrap().write_into(file);
+    }
+
     /// When it must be looked at although nobody asks.
     fn wakes_in(&self) -> Option<Duration> {
         match self.fsync {
@@ -277,6 +283,8 @@ impl Writer {
             seal(&mut head, record, &now, &mut out);
         }
         if active.bytes > 0 && active.bytes + out.len() as u64 > self.rotate_at_bytes {
+            // By itself: the system says once that it has lost something, and that is no name that cannot be changed.
+            active.sync()?;
             match active.rotate(&self.names) {
                 Ok(()) => {
                     self.state.rotations.fetch_add(1, Ordering::Relaxed);
