@@ -45,9 +45,9 @@
 //! that is not recorded. [`Audit::note`], for what only reads, never fails. What is lost is counted, and the `resumed`
 //! record, the first one after it works again, says how much (`unwritten`).
 //!
-//! A disk that hangs is waited for so long and no longer. The decision whose call was refused then is not written when
-//! it works again; if it was being written just then, the `resumed` record behind it names its sequence in `late`: that
-//! call was refused, whatever its decision says.
+//! A disk that hangs is waited for so long and no longer, but by who was writing when it began to: a write that the system
+//! has cannot be left. The decision whose call was refused then is not written when it works again; if it was being written
+//! just then, the `resumed` record behind it names its sequence in `late`: that call was refused, whatever its decision says.
 
 mod chain;
 mod file;
@@ -80,8 +80,8 @@ const QUEUE_RECORD_BYTES_MIN: u32 = 256;
 /// How long a caller waits for its record to be written before it counts as failed: a disk that hangs must not hang
 /// every call.
 const APPEND_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a record waits, with nothing written meanwhile, before the log counts as failing. Less than a caller waits, so that
-/// nobody is refused by a gateway that says it is ready.
+/// How long a record waits or is being written, with nothing written meanwhile, before the log counts as failing. Less than a
+/// caller waits, so that nobody is refused by a gateway that says it is ready.
 const HUNG_AFTER: Duration = Duration::from_secs(2);
 
 /// The record could not be written, and `audit.on_failure` says that then nothing is done.
@@ -127,6 +127,8 @@ struct State {
     reason: Mutex<String>,
     /// When something was written last, or began to wait where nothing was waiting.
     progress: Mutex<Option<Instant>>,
+    /// Since when somebody writes its own record, who waits in no queue; none while nobody does.
+    writing: Mutex<Option<Instant>>,
     records: AtomicU64,
     lost: AtomicU64,
     refused: AtomicU64,
@@ -149,6 +151,23 @@ impl State {
     fn progress(&self) {
         let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         *progress = Some(Instant::now());
+    }
+
+    /// Somebody writes from now on, until what is given back is dropped.
+    fn writes(self: &Arc<Self>) -> Writes {
+        let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        *writing = Some(Instant::now());
+        Writes(self.clone())
+    }
+}
+
+/// It is being written; a panic ends that too.
+struct Writes(Arc<State>);
+
+impl Drop for Writes {
+    fn drop(&mut self) {
+        let writing = self.0.writing.lock();
+        *writing.unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -338,16 +357,16 @@ impl Inner {
         }
     }
 
-    /// Whether records wait for a write that does not end. Looked at, and not set by who waited: a write that ends just then
-    /// would have to take it back.
+    /// Whether records wait for a write that does not end, or one has begun that does not. Looked at, and not set by who waited: a
+    /// write that ends just then would have to take it back.
     fn hangs(&self, now: Instant) -> bool {
+        let is_long = |since: &Mutex<Option<Instant>>| {
+            let since = *since.lock().unwrap_or_else(PoisonError::into_inner);
+            since.is_some_and(|since| now.saturating_duration_since(since) > HUNG_AFTER)
+        };
         // First: who waits by now has said since when before.
-        if self.is_idle() {
-            return false;
-        }
-        let progress = self.state.progress.lock();
-        let progress = *progress.unwrap_or_else(PoisonError::into_inner);
-        progress.is_some_and(|since| now.saturating_duration_since(since) > HUNG_AFTER)
+        let waits = !self.is_idle();
+        is_long(&self.state.writing) || waits && is_long(&self.state.progress)
     }
 
     fn send(

@@ -199,6 +199,45 @@ async fn a_disk_that_hangs_is_a_failure() {
     }
 }
 
+/// The caller that writes itself waits in no queue, and may be the only one.
+#[tokio::test]
+async fn a_disk_that_hangs_under_whoever_writes_is_a_failure() {
+    static HANGS: AtomicBool = AtomicBool::new(false);
+    static WRITES: AtomicBool = AtomicBool::new(false);
+    fn clock() -> SystemTime {
+        while HANGS.load(Ordering::SeqCst) {
+            WRITES.store(true, Ordering::SeqCst);
+            std::thread::yield_now();
+        }
+        UNIX_EPOCH
+    }
+    let place = Place::new();
+    let audit = Audit::open_at(&place.settings, clock).unwrap();
+    write(&audit, 1, 1).await;
+    HANGS.store(true, Ordering::SeqCst);
+    let writes = std::thread::spawn({
+        let audit = audit.clone();
+        move || futures_util::FutureExt::now_or_never(audit.append(record(2)))
+    });
+    while !WRITES.load(Ordering::SeqCst) {
+        tokio::task::yield_now().await;
+    }
+    let now = Instant::now();
+    assert!(audit.0.as_ref().unwrap().is_idle(), "nobody else waits");
+    assert_eq!(audit.health_at(now).failing, None, "not for long yet");
+    let health = audit.health_at(now + HUNG_AFTER * 2);
+    HANGS.store(false, Ordering::SeqCst);
+    let reason = health.failing.as_deref();
+    assert_eq!(reason, Some("writing takes longer than 2 s"));
+    assert_eq!((health.denies, health.failures), (true, 0));
+    // At once: it has written itself.
+    assert_eq!(writes.join().unwrap(), Some(Ok(())));
+    assert_eq!(audit.health_at(now + HUNG_AFTER * 2).failing, None);
+    audit.close().await;
+    assert!(place.verify().ok);
+    assert_eq!(numbers(&place), [1, 2]);
+}
+
 /// Whoever begins to wait says since when before it takes its room: to be read the other way round, else a record that comes
 /// between the two looks as if it had waited since the last one.
 #[test]
