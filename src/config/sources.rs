@@ -101,17 +101,28 @@ pub struct Flags {
 impl Sources {
     /// The process's own.
     pub fn of_process() -> Self {
-        let ours = |(name, value): (OsString, OsString)| {
-            let name = name.to_str()?.to_owned();
-            (name.starts_with(PREFIX) && !name.starts_with(SECRET_PREFIX)).then_some((name, value))
-        };
-        let secret = |(name, value): (OsString, OsString)| {
-            let name = name.to_str()?.strip_prefix(SECRET_PREFIX)?.to_owned();
-            Some((name, value.into_encoded_bytes()))
+        Sources::with(std::env::vars_os())
+    }
+
+    /// The process's own, with these variables in the place of its environment.
+    pub(super) fn with(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+        let named = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value));
+        let variables = variables.into_iter().filter_map(named);
+        let ours: BTreeMap<String, OsString> = variables
+            .filter(|(name, _)| name.starts_with(PREFIX))
+            .collect();
+        let services = Services::of(&ours);
+        let is_secret = |(name, _): &(String, OsString)| name.starts_with(SECRET_PREFIX);
+        let (secrets, env): (BTreeMap<_, _>, _) = ours.into_iter().partition(is_secret);
+        let secret = |(name, value): (String, OsString)| {
+            let secret = name
+                .strip_prefix(SECRET_PREFIX)
+                .filter(|_| !services.tell(&name))?;
+            Some((secret.to_owned(), value.into_encoded_bytes()))
         };
         Sources {
-            env: std::env::vars_os().filter_map(ours).collect(),
-            secrets: SecretVariables::new(std::env::vars_os().filter_map(secret)),
+            env,
+            secrets: SecretVariables::new(secrets.into_iter().filter_map(secret)),
             read: Box::new(file_reader()),
             is_dir: Box::new(|path| path.is_dir()),
             exe: std::env::current_exe().ok(),
@@ -199,10 +210,9 @@ impl Sources {
     /// The variables as one layer.
     fn environment(&self, problems: &mut Vec<Problem>) -> Table {
         let mut layer = Table::new();
+        let services = Services::of(&self.env);
         for (name, value) in &self.env {
-            if name == "SKILLGATE_CONFIG"
-                || name.starts_with(SECRET_PREFIX)
-                || is_service_link(name)
+            if name == "SKILLGATE_CONFIG" || name.starts_with(SECRET_PREFIX) || services.tell(name)
             {
                 continue;
             }
@@ -253,14 +263,50 @@ impl Sources {
     }
 }
 
-/// Kubernetes describes a service called `skillgate` to every container beside it by variables of these names. They are
-/// not meant for us, and refusing them would keep the gateway from starting there.
-fn is_service_link(name: &str) -> bool {
-    let rest = name.strip_prefix(PREFIX).unwrap_or_default();
-    let of_port = |rest: &str| rest.is_empty() || rest.starts_with('_') && !rest.starts_with("__");
-    rest == "SERVICE_HOST"
-        || rest.strip_prefix("SERVICE_PORT").is_some_and(of_port)
-        || rest.strip_prefix("PORT").is_some_and(of_port)
+/// Kubernetes tells every container where the services beside it are, by variables that begin with the service's name: those of
+/// `skillgate`, `skillgate-admin` or `skillgate-secret-store` look like ours. They are not meant for us: refusing them would
+/// keep the gateway from starting there, and a port is no secret.
+struct Services(Vec<String>);
+
+impl Services {
+    /// Those that are told of: by their host and their port, which no service is without. One of the two may be a secret's name.
+    fn of(variables: &BTreeMap<String, OsString>) -> Self {
+        let beside = |name: &String| {
+            let service = name.strip_suffix("SERVICE_HOST")?;
+            let is_beside = service.len() > PREFIX.len()
+                && service.ends_with('_')
+                && !service.contains("__")
+                && variables.contains_key(&format!("{service}SERVICE_PORT"));
+            is_beside.then(|| service.to_owned())
+        };
+        // The gateway's own service: no setting has such a name.
+        let own = std::iter::once(PREFIX.to_owned());
+        Services(own.chain(variables.keys().filter_map(beside)).collect())
+    }
+
+    /// Whether a variable of this name is about one of them.
+    fn tell(&self, name: &str) -> bool {
+        let of = |service: &String| name.strip_prefix(service.as_str());
+        self.0.iter().filter_map(of).any(is_of_service)
+    }
+}
+
+/// Whether a service's variable ends like this: `SERVICE_HOST`, `SERVICE_PORT`, `SERVICE_PORT_<name>`, `PORT`,
+/// `PORT_<n>_<protocol>` or `PORT_<n>_<protocol>_<what>`.
+fn is_of_service(end: &str) -> bool {
+    let of_port = |rest: &str| {
+        let Some((port, rest)) = rest.strip_prefix('_').and_then(|rest| rest.split_once('_'))
+        else {
+            return rest.is_empty();
+        };
+        let protocol = rest.split('_').next().unwrap_or_default();
+        port.parse::<u16>().is_ok() && ["TCP", "UDP", "SCTP"].contains(&protocol)
+    };
+    let of_named_port = |rest: &str| rest.is_empty() || rest.starts_with('_');
+    !end.contains("__")
+        && (end == "SERVICE_HOST"
+            || end.strip_prefix("SERVICE_PORT").is_some_and(of_named_port)
+            || end.strip_prefix("PORT").is_some_and(of_port))
 }
 
 /// Reads files as long as it lives, and remembers what a pipe has said (`--config <(...)`, `/dev/stdin`): it says it once, and

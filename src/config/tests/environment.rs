@@ -125,16 +125,68 @@ fn a_variable_that_is_no_text_is_refused() {
     );
 }
 
+/// What Kubernetes tells of a service whose variables begin so.
+fn of_service(name: &str) -> Vec<(String, &'static str)> {
+    let variables = [
+        ("SERVICE_HOST", "10.0.0.1"),
+        ("SERVICE_PORT", "8080"),
+        ("SERVICE_PORT_HTTP", "8080"),
+        ("PORT", "tcp://10.0.0.1:8080"),
+        ("PORT_8080_TCP", "tcp://10.0.0.1:8080"),
+        ("PORT_8080_TCP_ADDR", "10.0.0.1"),
+    ];
+    variables
+        .map(|(end, value)| (format!("{name}_{end}"), value))
+        .into()
+}
+
+fn load_service(variables: &[(String, &str)]) -> String {
+    let variables: Vec<_> = variables
+        .iter()
+        .map(|(name, value)| (name.as_str(), *value))
+        .collect();
+    answer(load_env(&variables))
+}
+
 #[test]
 fn the_variables_of_a_kubernetes_service_are_not_settings() {
-    let linked = [
-        ("SKILLGATE_SERVICE_HOST", "10.0.0.1"),
-        ("SKILLGATE_SERVICE_PORT", "8080"),
-        ("SKILLGATE_SERVICE_PORT_HTTP", "8080"),
-        ("SKILLGATE_PORT", "tcp://10.0.0.1:8080"),
-        ("SKILLGATE_PORT_8080_TCP_ADDR", "10.0.0.1"),
-    ];
-    assert_eq!(answer(load_env(&linked)), "accepted");
+    assert_eq!(load_service(&of_service("SKILLGATE")), "accepted");
     assert_ne!(answer(load_env(&[("SKILLGATE_PORT__X", "1")])), "accepted");
     assert_ne!(answer(load_env(&[("SKILLGATE_PORTS", "1")])), "accepted");
+}
+
+#[test]
+fn nor_are_those_of_a_service_beside_it() {
+    for service in ["SKILLGATE_ADMIN", "SKILLGATE_RATE_LIMIT"] {
+        let all = of_service(service);
+        assert_eq!(load_service(&all), "accepted");
+        for (name, _) in &all {
+            let alone = [(name.clone(), "1")];
+            assert_ne!(load_service(&alone), "accepted", "{name}");
+        }
+    }
+    for other in ["SKILLGATE_ADMIN_PORTS", "SKILLGATE_ADMIN_LISTEN"] {
+        let with = [of_service("SKILLGATE_ADMIN"), vec![(other.into(), "1")]].concat();
+        assert_ne!(load_service(&with), "accepted", "{other}");
+    }
+}
+
+/// A secret that an operator names so, where there is no such service, is one.
+#[test]
+fn nor_are_they_secrets() {
+    let secrets = |variables: &[(String, &str)]| {
+        let variables = variables.iter();
+        let sources = Sources::with(variables.map(|(name, value)| (name.into(), value.into())));
+        let names = sources.secrets.iter().map(|(name, _)| name.to_owned());
+        names.collect::<Vec<_>>()
+    };
+    let of_store = of_service("SKILLGATE_SECRET_STORE");
+    let mut all = of_store.clone();
+    all.push(("SKILLGATE_SECRET_STORE_PORT_KEY".into(), "of its own"));
+    all.push(("SKILLGATE_SECRET_PORT".into(), "another"));
+    assert_eq!(secrets(&all), ["PORT", "STORE_PORT_KEY"]);
+    for variable in of_store {
+        let name = variable.0.replace("SKILLGATE_SECRET_", "");
+        assert_eq!(secrets(&[variable]), [name]);
+    }
 }
