@@ -20,7 +20,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
-use malformed::{Due, Malformed, too_slow};
+use malformed::{Due, Malformed, no_request, too_slow};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -192,6 +192,13 @@ pub async fn serve(
                     let id = request_id.as_str();
                     tracing::info!(%peer, id, "connection ended: server.header_timeout_ms");
                     last_word(last, too_slow(), &request_id, &metrics, true).await;
+                }
+                // To this hyper says nothing itself.
+                Err(error) if error.is_parse_version_h2() && was_due.is_nothing() => {
+                    let request_id = RequestId::new();
+                    let id = request_id.as_str();
+                    tracing::info!(%peer, id, "what came is no request: HTTP/2 is not spoken here");
+                    last_word(last, no_request(), &request_id, &metrics, true).await;
                 }
                 Err(error) if !error.is_parse() => {}
                 _ => last.linger().await,

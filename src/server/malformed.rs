@@ -75,7 +75,8 @@ impl Due {
         self.0.writes.load(Ordering::Relaxed) == BEGUN
     }
 
-    fn is_nothing(&self) -> bool {
+    /// Whether all that was asked for has been answered.
+    pub(super) fn is_nothing(&self) -> bool {
         matches!(self.0.writes.load(Ordering::Relaxed), NOTHING | BEGUN)
     }
 
@@ -209,12 +210,18 @@ fn refusal(own: &[u8]) -> Refusal {
                 ),
             )
         }
-        _ => (
-            StatusCode::BAD_REQUEST,
-            "this is no request of HTTP/1.1".to_owned(),
-        ),
+        _ => return no_request(),
     };
     Refusal::new(status, "bad_request", message)
+}
+
+/// To what does not begin as a request does.
+pub(super) fn no_request() -> Refusal {
+    Refusal::new(
+        StatusCode::BAD_REQUEST,
+        "bad_request",
+        "this is no request of HTTP/1.1",
+    )
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Malformed<S> {

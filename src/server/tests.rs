@@ -87,6 +87,8 @@ async fn what_is_no_request_is_refused_as_all_else() {
         (format!("GET / HTTP/1.1\r\n{headers}\r\n"), "431"),
         (format!("GET /{target} HTTP/1.1\r\n\r\n"), "431"),
         ("\u{16}\u{3}\u{1} hello\r\n\r\n".to_owned(), "400"),
+        // HTTP/2 without being asked.
+        ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(), "400"),
     ] {
         for before in [0, 1, 100] {
             let mut client = TcpStream::connect(address).await.unwrap();
@@ -108,7 +110,7 @@ async fn what_is_no_request_is_refused_as_all_else() {
             assert!(head.contains(&format!("content-length: {}", body.len())));
         }
     }
-    assert_eq!((counts(&metrics, "431"), counts(&metrics, "400")), (9, 3));
+    assert_eq!((counts(&metrics, "431"), counts(&metrics, "400")), (9, 6));
     stop().await;
 }
 
