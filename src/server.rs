@@ -19,9 +19,9 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use malformed::{Due, Malformed, no_request, too_slow};
+use malformed::{Due, Malformed, is_begun, no_request, too_slow};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tower::util::BoxCloneSyncService;
@@ -128,7 +128,8 @@ pub async fn serve(
 ) -> Instant {
     let places = Slots::new(settings.connections_max);
     let asides = Slots::new(TURNED_AWAY_MAX);
-    let graceful = GracefulShutdown::new();
+    // Each connection listens to it until it has ended.
+    let (draining, _) = watch::channel(());
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
     let mut listener = Accepting::new(listener);
@@ -169,7 +170,7 @@ pub async fn serve(
             request.extensions_mut().insert(Peer(peer));
             ours.clone().answer(stack.clone(), request, due.answer())
         });
-        let connection = hyper::server::conn::http1::Builder::new()
+        let mut connection = hyper::server::conn::http1::Builder::new()
             // Without a timer hyper's header timeout does nothing.
             .timer(TokioTimer::new())
             .header_read_timeout(settings.header_timeout)
@@ -177,9 +178,17 @@ pub async fn serve(
             .max_headers(HEADERS_MAX)
             .half_close(false)
             .serve_connection(TokioIo::new(stream), service);
-        let connection = graceful.watch(connection);
+        let mut drains = draining.subscribe();
         connections.spawn(async move {
-            let ended = connection.await;
+            let ended = tokio::select! {
+                ended = &mut connection => ended,
+                _ = drains.changed() => {
+                    std::pin::Pin::new(&mut connection).graceful_shutdown();
+                    (&mut connection).await
+                }
+            };
+            drop(drains);
+            let is_begun = is_begun(&connection.into_parts().read_buf);
             if let Err(error) = &ended {
                 let cause = error.source().map(ToString::to_string);
                 tracing::debug!(%peer, %error, cause, "connection ended");
@@ -187,7 +196,7 @@ pub async fn serve(
             // What cannot be read as a request has been answered too; of what ended otherwise nobody waits for an answer. The
             // drain does not wait for this.
             match ended {
-                Err(error) if error.is_timeout() && was_due.is_to_a_part() => {
+                Err(error) if error.is_timeout() && was_due.is_nothing() && is_begun => {
                     let request_id = RequestId::new();
                     let id = request_id.as_str();
                     tracing::info!(%peer, id, "connection ended: server.header_timeout_ms");
@@ -209,7 +218,8 @@ pub async fn serve(
     drop(listener);
     tracing::info!("draining: no new connections");
     let until = Instant::now() + settings.drain_timeout;
-    if tokio::time::timeout_at(until, graceful.shutdown())
+    draining.send_replace(());
+    if tokio::time::timeout_at(until, draining.closed())
         .await
         .is_err()
     {

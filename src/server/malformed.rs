@@ -19,12 +19,10 @@ use crate::telemetry::metrics::Metrics;
 
 /// All that was asked for has been written.
 const NOTHING: u8 = 0;
-/// The same, and a request has begun to come.
-const BEGUN: u8 = 1;
 /// A request has been read, and its answer goes on.
-const ANSWER: u8 = 2;
+const ANSWER: u8 = 1;
 /// hyper has all of the answer, and may have to write some of it yet.
-const REST: u8 = 3;
+const REST: u8 = 2;
 
 /// What hyper writes now. Shared by who answers and who writes, which are one task.
 #[derive(Debug, Clone, Default)]
@@ -70,14 +68,9 @@ impl Due {
         }
     }
 
-    /// Whether the next answer would be one to a request of which not all has come.
-    pub(super) fn is_to_a_part(&self) -> bool {
-        self.0.writes.load(Ordering::Relaxed) == BEGUN
-    }
-
     /// Whether all that was asked for has been answered.
     pub(super) fn is_nothing(&self) -> bool {
-        matches!(self.0.writes.load(Ordering::Relaxed), NOTHING | BEGUN)
+        self.0.writes.load(Ordering::Relaxed) == NOTHING
     }
 
     fn go(&self, from: u8, to: u8) {
@@ -172,7 +165,6 @@ impl<S: AsyncWrite + Unpin> Malformed<S> {
             );
             let status = refusal.status.as_u16();
             self.metrics.http_request(NO_ROUTE, status);
-            self.due.go(BEGUN, NOTHING);
             self.ours = Some(refusal.last_answer(&request_id).into());
         }
         let ours = self.ours.as_mut()?;
@@ -186,6 +178,11 @@ impl<S: AsyncWrite + Unpin> Malformed<S> {
         }
         Some(Poll::Ready(Ok(())))
     }
+}
+
+/// Whether this, which no request was made of, is the beginning of one. Empty lines may stand before it (RFC 9112 section 2.2).
+pub(super) fn is_begun(unread: &[u8]) -> bool {
+    unread.iter().any(|byte| !matches!(byte, b'\r' | b'\n'))
 }
 
 /// To who has begun a request and does not go on.
@@ -230,14 +227,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Malformed<S> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
-        // Empty lines may stand before a request (RFC 9112 section 2.2).
-        let mut came = buf.filled()[before..].iter();
-        if came.any(|byte| !matches!(byte, b'\r' | b'\n')) {
-            self.due.go(NOTHING, BEGUN);
-        }
-        Poll::Ready(Ok(()))
+        Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 

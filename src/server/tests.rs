@@ -380,12 +380,17 @@ async fn a_connection_that_is_quiet_just_ends() {
     let metrics = Metrics::default();
     let (address, stop) = counted(constant("hello"), settings, metrics.clone()).await;
     let good = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+    let with_body = "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}";
     for (said, answers, slow) in [
         (String::new(), 0, false),
         ("\r\n".to_owned(), 0, false),
         (good.to_owned(), 1, false),
         (format!("{good}\r\n"), 1, false),
         ("GET / HT".to_owned(), 0, true),
+        // In one piece with the request before it.
+        (format!("{good}GET / HT"), 1, true),
+        (format!("{with_body}GET / HT"), 1, true),
+        (with_body.to_owned(), 1, false),
     ] {
         let mut client = TcpStream::connect(address).await.unwrap();
         client.write_all(said.as_bytes()).await.unwrap();
@@ -398,7 +403,7 @@ async fn a_connection_that_is_quiet_just_ends() {
             "{text}"
         );
     }
-    assert_eq!(counts(&metrics, "408"), 1);
+    assert_eq!(counts(&metrics, "408"), 3);
     stop().await;
     assert!(
         TcpStream::connect(address).await.is_err(),
