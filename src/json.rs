@@ -112,6 +112,43 @@ impl<'de> Visitor<'de> for Walk {
     }
 }
 
+/// A JSON text with a line for each value, for people. Nothing else is changed: names stay in their order, and numbers keep their
+/// digits, which a tree of values would not do.
+pub fn indented(text: &str) -> String {
+    let new_line = |out: &mut String, depth| {
+        out.push('\n');
+        out.extend(std::iter::repeat_n("  ", depth));
+    };
+    let mut out = String::with_capacity(2 * text.len());
+    let (mut depth, mut is_opened, mut in_text, mut is_escaped) = (0_usize, false, false, false);
+    for c in text.chars() {
+        if in_text {
+            out.push(c);
+            (in_text, is_escaped) = (is_escaped || c != '"', !is_escaped && c == '\\');
+            continue;
+        }
+        let closes = matches!(c, '}' | ']');
+        match c {
+            ' ' | '\t' | '\r' | '\n' => continue,
+            _ if closes => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        // `{}` and `[]` stay together.
+        if is_opened != closes {
+            new_line(&mut out, depth);
+        }
+        out.push(c);
+        is_opened = matches!(c, '{' | '[');
+        match c {
+            '{' | '[' => depth += 1,
+            ',' => new_line(&mut out, depth),
+            ':' => out.push(' '),
+            _ => in_text = c == '"',
+        }
+    }
+    out
+}
+
 /// At most 64 characters of a caller's word, for a message.
 pub fn short(text: &str) -> String {
     cut(text, 64).into_owned()
@@ -149,7 +186,22 @@ impl<'de> de::Deserialize<'de> for Name<'de> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Refused, cut, walk};
+    use super::{Refused, cut, indented, walk};
+
+    #[test]
+    fn is_indented_as_serde_does_it_and_keeps_what_is_written() {
+        let text = r#"{"z":[1,{"b":[],"a":{}},"{,:}\\"],"a":{"\"[":[[]]},"ä":null}"#;
+        let value: serde_json::Value = serde_json::from_str(text).unwrap();
+        let sorted = value.to_string();
+        let expected = serde_json::to_string_pretty(&value).unwrap();
+        assert_eq!(indented(&sorted), expected);
+        assert_eq!(indented(&expected), expected);
+        for scalar in ["1", "\"x\"", "{}", "[]"] {
+            assert_eq!(indented(scalar), scalar);
+        }
+        let exact = "[\n  12345678901234567890123,\n  1.50\n]";
+        assert_eq!(indented("[12345678901234567890123 , 1.50]"), exact);
+    }
 
     #[test]
     fn what_is_cut_shows_it() {

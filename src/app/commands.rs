@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use skillgate_plugin_host::{Current, Plugin};
@@ -33,7 +34,8 @@ pub struct FileBlob {
     pub file: PathBuf,
 }
 
-/// Runs one skill of a directory, with the same plugins and the same policy as the gateway, without one.
+/// Runs one skill of a directory, with the same plugins and the same policy as the gateway, without one. `args` and the answer
+/// are JSON as it is written: a tree of values would keep neither the order of names nor the digits of a large number.
 ///
 /// # Errors
 /// [`AppError`] when it did not start; a run that fails is a result.
@@ -43,7 +45,7 @@ pub fn run_skill_dir(
     args: &str,
     blobs: &[FileBlob],
     timeout_ms: Option<u64>,
-) -> Result<Value, AppError> {
+) -> Result<Box<RawValue>, AppError> {
     telemetry::start(&config.log).map_err(AppError::Log)?;
     runtime(config)?.block_on(async {
         let scratch =
@@ -70,33 +72,69 @@ async fn run_in(
     args: &str,
     blobs: &[FileBlob],
     timeout_ms: Option<u64>,
-) -> Result<Value, AppError> {
+) -> Result<Box<RawValue>, AppError> {
     let manifest = std::fs::read_to_string(dir.join("skill.toml")).map_err(AppError::io(
         format!("cannot read {}", dir.join("skill.toml").display()),
     ))?;
     let (name, version) = catalog::name_of(&manifest)
         .map_err(|message| AppError::Call(Box::new(ErrorObject::invalid_params("", message))))?;
-    let mut args: Value = serde_json::from_str(args).map_err(|error| {
-        AppError::Call(Box::new(ErrorObject::invalid_params(
-            "/args",
-            error.to_string(),
-        )))
-    })?;
-    let mut ids = Vec::new();
+    let (mut ids, mut named) = (Vec::new(), Vec::new());
     for FileBlob { argument, file } in blobs {
         let bytes =
             std::fs::read(file).map_err(AppError::io(format!("cannot read {}", file.display())))?;
-        let created = call(app, "create_blob", json!({ "content": catalog::base64(&bytes), "encoding": "base64", "kind": "application/octet-stream" })).await?;
+        let blob = json!({ "content": catalog::base64(&bytes), "encoding": "base64", "kind": "application/octet-stream" });
+        let created: Created = read(&call(app, "create_blob", &blob).await?)?;
         if let Some(argument) = argument {
-            args[argument] = created["blob_id"].clone();
+            named.push((argument.as_str(), created.blob_id.clone()));
         }
-        ids.push(created["blob_id"].clone());
+        ids.push(created.blob_id);
     }
-    let mut params = json!({ "name": name, "version": version, "args": args, "input_blobs": ids });
-    if let Some(timeout_ms) = timeout_ms {
-        params["timeout_ms"] = timeout_ms.into();
+    let execute = Execute {
+        name,
+        version,
+        args: with_blobs(args, &named)?,
+        input_blobs: ids,
+        timeout_ms,
+    };
+    call(app, "execute_skill", &execute).await
+}
+
+/// Of what `create_blob` answers.
+#[derive(Deserialize)]
+struct Created {
+    blob_id: String,
+}
+
+/// What `execute_skill` takes.
+#[derive(Serialize)]
+struct Execute {
+    name: String,
+    version: String,
+    args: Box<RawValue>,
+    input_blobs: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout_ms: Option<u64>,
+}
+
+/// The arguments, an object's text, and behind them each of these with a blob's id.
+fn with_blobs(args: &str, named: &[(&str, String)]) -> Result<Box<RawValue>, AppError> {
+    let wrong = |why: String| refused(ErrorObject::invalid_params("/args", why));
+    let raw: Box<RawValue> =
+        serde_json::from_str(args).map_err(|error| wrong(error.to_string()))?;
+    let members = raw
+        .get()
+        .strip_prefix('{')
+        .and_then(|text| text.strip_suffix('}'))
+        .ok_or_else(|| wrong("args must be an object".into()))?;
+    let mut text = format!("{{{members}");
+    let mut is_first = members.trim().is_empty();
+    for (argument, id) in named {
+        let comma = if is_first { "" } else { "," };
+        text.push_str(&format!("{comma}{}:{}", json!(argument), json!(id)));
+        is_first = false;
     }
-    call(app, "execute_skill", params).await
+    text.push('}');
+    RawValue::from_string(text).map_err(|error| wrong(error.to_string()))
 }
 
 /// Every skill that the gateway would list, asked of the stores and of the policy alone: no sandbox is started. A store that is
@@ -157,14 +195,14 @@ async fn all_pages(
     let mut cursor = Value::Null;
     loop {
         let params = json!({ "limit": 1000, "detail": "summary", "cursor": cursor });
-        let call = asked(caller.clone(), "list_skills", params)?;
+        let call = asked(caller.clone(), "list_skills", &params)?;
         let listing = methods::listing(catalog.clone(), bytes_max, call)
             .map_err(|error| refused(error.into()))?;
         let answer = PolicyLayer(policy.clone())
             .layer(Perform)
             .oneshot(listing)
             .await;
-        let mut page = read(answer)?;
+        let mut page: Value = read(&answered(answer)?)?;
         if let Some(list) = page["skills"].as_array_mut() {
             skills.append(list);
         }
@@ -176,13 +214,14 @@ async fn all_pages(
 }
 
 /// One call of the command line, through the same layers as any other.
-async fn call(app: &App, method: &str, params: Value) -> Result<Value, AppError> {
+async fn call(app: &App, method: &str, params: &impl Serialize) -> Result<Box<RawValue>, AppError> {
     let call = asked(app.parts.authenticator.local(), method, params)?;
-    read(stack::calls(&app.parts).oneshot(call).await)
+    answered(stack::calls(&app.parts).oneshot(call).await)
 }
 
-fn asked(caller: Caller, method: &str, params: Value) -> Result<Call, AppError> {
-    let params = Params::from_text(params.to_string().into_bytes().into()).map_err(refused)?;
+fn asked(caller: Caller, method: &str, params: &impl Serialize) -> Result<Call, AppError> {
+    let text = serde_json::to_vec(params).map_err(|_| refused(ErrorObject::internal()))?;
+    let params = Params::from_text(text.into()).map_err(refused)?;
     Ok(Call {
         caller,
         method: method.to_owned(),
@@ -195,8 +234,11 @@ fn asked(caller: Caller, method: &str, params: Value) -> Result<Call, AppError> 
     })
 }
 
-fn read(answer: Result<Box<RawValue>, methods::Error>) -> Result<Value, AppError> {
-    let answer = answer.map_err(|error| refused(error.into()))?;
+fn answered(answer: Result<Box<RawValue>, methods::Error>) -> Result<Box<RawValue>, AppError> {
+    answer.map_err(|error| refused(error.into()))
+}
+
+fn read<T: DeserializeOwned>(answer: &RawValue) -> Result<T, AppError> {
     serde_json::from_str(answer.get()).map_err(|_| refused(ErrorObject::internal()))
 }
 

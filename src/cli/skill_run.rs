@@ -5,10 +5,12 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
+use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::failure::Failure;
-use super::{ConfigFile, Exit, Output, OutputFormat, plain, print_json};
+use super::{ConfigFile, Exit, Output, OutputFormat, plain};
 use crate::app::{self, FileBlob};
 use crate::json;
 
@@ -67,18 +69,31 @@ pub(super) fn run(args: &RunArgs, out: &mut dyn Write) -> Result<Exit, Failure> 
     let config = args.file.load_for_command()?;
     let result = app::run_skill_dir(&config, &args.dir, &args.args, &args.blobs, args.timeout_ms)?;
     match args.format.output {
-        Output::Json => print_json(out, &result)?,
+        Output::Json => writeln!(out, "{}", json::indented(result.get()))?,
         Output::Text => print(&result, out)?,
     }
-    Ok(if result["status"] == "completed" {
+    Ok(if read::<Value>(&result)?["status"] == "completed" {
         Exit::Fine
     } else {
         Exit::Findings
     })
 }
 
+fn read<'a, T: Deserialize<'a>>(result: &'a RawValue) -> Result<T, Failure> {
+    Ok(serde_json::from_str(result.get()).map_err(std::io::Error::from)?)
+}
+
+/// What the run returned, as it is written.
+#[derive(Deserialize)]
+struct Returned<'a> {
+    #[serde(borrow)]
+    output: Option<&'a RawValue>,
+}
+
 /// What the run said, then what came of it.
-pub(super) fn print(result: &Value, out: &mut dyn Write) -> Result<(), Failure> {
+pub(super) fn print(result: &RawValue, out: &mut dyn Write) -> Result<(), Failure> {
+    let Returned { output } = read(result)?;
+    let result: Value = read(result)?;
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let lines = |out: &mut dyn Write, text: &str| {
         text.lines()
@@ -120,12 +135,8 @@ pub(super) fn print(result: &Value, out: &mut dyn Write) -> Result<(), Failure> 
         writeln!(out, "error: {}", plain(&text(&error["type"])))?;
         lines(out, &text(error.get("message").unwrap_or(&Value::Null)))?;
     }
-    match &result["output"] {
-        Value::Null => {}
-        output => {
-            writeln!(out, "output:")?;
-            print_json(out, output)?;
-        }
+    if let Some(output) = output {
+        writeln!(out, "output:\n{}", json::indented(output.get()))?;
     }
     Ok(())
 }

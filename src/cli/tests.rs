@@ -439,6 +439,7 @@ fn a_run_is_printed_without_what_a_terminal_obeys() {
         "error": { "type": "ValueError", "message": "Traceback:\n  x" }, "output": { "a": [1] },
     });
     let mut out = Vec::new();
+    let result = serde_json::value::to_raw_value(&result).unwrap();
     skill_run::print(&result, &mut out).unwrap();
     let expected = "run_1 failed\nusage: wall_ms 3\nsummary: s\\u{202e}\nlogs:\n  one\n  \\u{1b}[31mtwo\nblob: blob:1\n\
                     error: ValueError\n  Traceback:\n    x\noutput:\n{\n  \"a\": [\n    1\n  ]\n}\n";

@@ -227,6 +227,62 @@ fn a_file_is_given_to_a_skill_as_the_blob_that_an_argument_names() {
     assert!(said.contains("csv_blob is given twice"), "{said}");
 }
 
+/// As from `/rpc`: names in their order, and a number with all of its digits, in both directions.
+#[test]
+fn a_skill_that_is_run_gets_its_arguments_as_they_are_written() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let skill = house.path().join("acme.exact");
+    fs::create_dir_all(skill.join("code")).unwrap();
+    let manifest = "name = \"acme.exact\"\nversion = \"1.0.0\"\ndescription = \"d\"\nkind = \"action\"\n[runtime]\nlanguage = \"python\"\nentrypoint = \"code/main.py\"\nexport = \"main\"\n";
+    fs::write(skill.join("skill.toml"), manifest).unwrap();
+    fs::write(skill.join("SKILL.md"), "# Exact\n").unwrap();
+    let code = "def main(args):\n    n = 12345678901234567890123\n    return [list(args), args[\"n\"] == n, {\"z\": n, \"a\": \"{,}\", \"e\": [{}]}]\n";
+    fs::write(skill.join("code/main.py"), code).unwrap();
+    let blob = house.path().join("blob");
+    fs::write(&blob, "x").unwrap();
+    let run = |args: &str, more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+        command.args(["skill", "run", "--config"]);
+        command.arg(house.config()).arg(&skill);
+        command.args(["--args", args]).args(more);
+        house.clean(&mut command);
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = command.output().unwrap();
+        let said = String::from_utf8(stderr).unwrap();
+        assert!(status.success(), "{status}: {said}");
+        String::from_utf8(stdout).unwrap()
+    };
+    let compact = |text: &str| text.replace(char::is_whitespace, "");
+    let written = r#"{"z":12345678901234567890123,"a":"{,}","e":[{}]}"#;
+    let blob = format!("b\"={}", blob.display());
+    let (json, blob) = (["--output", "json"], ["--blob", &blob]);
+
+    let said = run(r#"{"z":1,"n":12345678901234567890123,"a":2}"#, &[]);
+    let (_, output) = said.split_once("output:\n").unwrap();
+    assert_eq!(
+        compact(output),
+        format!(r#"[["z","n","a"],true,{written}]"#)
+    );
+    assert!(output.contains("\n    \"z\",\n"), "for people: {output}");
+
+    let said = run(
+        r#"{ "z": 1, "n": 12345678901234567890123 } "#,
+        &[json, blob].concat(),
+    );
+    let output = format!(r#""output":[["z","n","b\""],true,{written}]"#);
+    assert!(compact(&said).contains(&output), "{said}");
+    let said = run(
+        "{ }",
+        &[&json[..], &blob, &["--blob", "n=/dev/null"]].concat(),
+    );
+    let output = format!(r#""output":[["b\"","n"],false,{written}]"#);
+    assert!(compact(&said).contains(&output), "{said}");
+}
+
 /// As OPERATING.md says: the program, its plugins, skills and policies below one prefix, and nothing of the source tree.
 #[test]
 fn an_installation_finds_what_belongs_to_it() {
