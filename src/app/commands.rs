@@ -175,7 +175,7 @@ pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
             which: "storage",
             error,
         })?;
-        let skills = all_pages(config, &catalog, &policy).await;
+        let skills = all_pages(&catalog, &policy).await;
         drop(catalog);
         for instance in store.into_iter().chain([shelf]) {
             super::swap::end(instance.shutdown()).await;
@@ -184,19 +184,15 @@ pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
     })
 }
 
-async fn all_pages(
-    config: &Config,
-    catalog: &Catalog,
-    policy: &Policy,
-) -> Result<Vec<Value>, AppError> {
+async fn all_pages(catalog: &Catalog, policy: &Policy) -> Result<Vec<Value>, AppError> {
     let caller = Authenticator::off().local();
-    let bytes_max = config.server.max_body_bytes;
     let mut skills = Vec::new();
     let mut cursor = Value::Null;
     loop {
         let params = json!({ "limit": 1000, "detail": "summary", "cursor": cursor });
         let call = asked(caller.clone(), "list_skills", &params)?;
-        let listing = methods::listing(catalog.clone(), bytes_max, call)
+        // It goes over no wire: `server.max_body_bytes` is no bound of it.
+        let listing = methods::listing(catalog.clone(), u64::MAX, call)
             .map_err(|error| refused(error.into()))?;
         let answer = PolicyLayer(policy.clone())
             .layer(Perform)

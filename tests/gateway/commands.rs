@@ -227,6 +227,20 @@ fn a_file_is_given_to_a_skill_as_the_blob_that_an_argument_names() {
     assert!(said.contains("csv_blob is given twice"), "{said}");
 }
 
+/// An answer of the command line has the bounds of no wire.
+#[test]
+fn skills_are_listed_where_an_answer_on_the_wire_would_be_too_large() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        server: "max_body_bytes = 1024",
+        ..Settings::default()
+    });
+    let (names, said) = skill_list(&house);
+    for name in ["hello.world", "csv.stats"] {
+        assert!(names.contains(&name.to_owned()), "{names:?}: {said}");
+    }
+}
+
 /// As from `/rpc`: names in their order, and a number with all of its digits, in both directions.
 #[test]
 fn a_skill_that_is_run_gets_its_arguments_as_they_are_written() {
