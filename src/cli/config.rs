@@ -11,9 +11,8 @@ use super::failure::Failure;
 use super::{ConfigFile, Exit, Output, OutputFormat, print_json};
 use crate::app;
 use crate::auth;
-use crate::config::{
-    Config, ConfigErrors, DEFAULT_TOML, PluginSource, PolicyMode, Problem, Secrets,
-};
+use crate::config::{self, Config, ConfigErrors, DEFAULT_TOML, PluginSource, PolicyMode, Problem};
+use crate::secrets::Secrets;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigCommand {
@@ -56,6 +55,7 @@ fn check(args: &CheckArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let outcome = args.file.load().and_then(|config| {
         let mut problems = auth::check(&config).map_or_else(|errors| errors.problems, |()| vec![]);
         problems.extend(unreadable(&config));
+        problems.extend(bad_secrets(&config));
         problems.extend(app::section_problems(&config));
         match problems.is_empty() {
             true => Ok(config),
@@ -117,7 +117,7 @@ fn unreadable(config: &Config) -> Vec<Problem> {
             )
         }));
     }
-    if let Secrets::Dir(dir) = &config.secrets {
+    if let config::Secrets::Dir(dir) = &config.secrets {
         named.push(("secrets.dir".into(), dir, Kind::Directory));
     }
     let plugins = &config.plugins;
@@ -139,6 +139,24 @@ fn unreadable(config: &Config) -> Vec<Problem> {
     unread
         .chain(unwritten)
         .flat_map(|errors| errors.problems)
+        .collect()
+}
+
+/// What the gateway does not take as a secret at its start, by variable or file.
+fn bad_secrets(config: &Config) -> Vec<Problem> {
+    let key = match &config.secrets {
+        // That it cannot be read is said with the others.
+        config::Secrets::Dir(dir) if read(dir, Kind::Directory).is_err() => return Vec::new(),
+        config::Secrets::Dir(_) => "secrets.dir",
+        config::Secrets::Env => "secrets.provider",
+    };
+    let refused = Secrets::prepare(config).err();
+    let problems = refused.into_iter().flat_map(|refused| refused.problems);
+    problems
+        .flat_map(|why| {
+            let why = why.strip_prefix("secrets.dir: ").unwrap_or(&why);
+            config.wrong(key, why.to_owned()).problems
+        })
         .collect()
 }
 

@@ -297,6 +297,57 @@ fn a_skill_that_is_run_gets_its_arguments_as_they_are_written() {
     assert!(compact(&said).contains(&output), "{said}");
 }
 
+/// What ends the start, by a secret's variable or its file; and what a secret is stays out of it.
+#[test]
+fn config_check_looks_at_the_secrets() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let refused = |arguments: &[&str], secret: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+        command.args(arguments).arg("--config").arg(house.config());
+        house.clean(&mut command);
+        command.envs(secret.map(|value| ("SKILLGATE_SECRET_PIN", value)));
+        let output = command.output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8(said).unwrap();
+        assert_eq!(output.status.code(), Some(3), "{arguments:?}: {said}");
+        said
+    };
+    for command in [&["serve"][..], &["config", "check"]] {
+        let said = refused(command, Some("s3cr3t"));
+        let place = "environment variable SKILLGATE_SECRET_PIN: the value has fewer than 8 bytes";
+        assert!(
+            said.contains(place) && !said.contains("s3cr3t"),
+            "{command:?}: {said}"
+        );
+    }
+    let said = refused(&["config", "check"], Some("s3cr3t"));
+    assert!(said.contains(": secrets.provider: "), "{said}");
+
+    let dir = house.path().join("secrets");
+    fs::create_dir_all(dir.join("TOKEN")).unwrap();
+    fs::write(dir.join("PIN"), "s3cr3t").unwrap();
+    fs::write(dir.join("LD_PRELOAD"), "s3cr3t-s3cr3t").unwrap();
+    house.configure(Settings {
+        extra: &format!("[secrets]\nprovider = \"dir\"\ndir = {dir:?}\n"),
+        ..Settings::default()
+    });
+    for command in [&["serve"][..], &["config", "check"]] {
+        let said = refused(command, None);
+        for (name, why) in [
+            ("TOKEN", "cannot be read: it is not a file"),
+            ("PIN", "the value has fewer than 8 bytes"),
+            ("LD_PRELOAD", ""),
+        ] {
+            let place = format!("{}: {why}", dir.join(name).display());
+            assert!(said.contains(&place), "{command:?}: {place}: {said}");
+        }
+        assert!(!said.contains("s3cr3t"), "{command:?}: {said}");
+    }
+    let said = refused(&["config", "check"], None);
+    assert_eq!(said.matches(": secrets.dir: ").count(), 3, "{said}");
+}
+
 /// As OPERATING.md says: the program, its plugins, skills and policies below one prefix, and nothing of the source tree.
 #[test]
 fn an_installation_finds_what_belongs_to_it() {
