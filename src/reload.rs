@@ -14,7 +14,7 @@ mod tests;
 use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -92,8 +92,6 @@ pub type Watched = fn(&Config) -> Vec<PathBuf>;
 pub struct Source {
     read: Read,
     watched: Watched,
-    /// That there is more than is looked at has been said.
-    said: Once,
 }
 
 /// A configuration, and what the files that it names looked like before it and they were read.
@@ -116,6 +114,8 @@ struct Inner {
     /// Held during a reload, so that there is one at a time.
     state: Mutex<Known>,
     report: Report,
+    /// That there is more than is looked at has been said.
+    said: Once,
 }
 
 struct Known {
@@ -203,11 +203,7 @@ impl Report {
 impl Source {
     /// `watched`: what the parts read with a configuration.
     pub fn new(read: Read, watched: Watched) -> Self {
-        Source {
-            read,
-            watched,
-            said: Once::new(),
-        }
+        Source { read, watched }
     }
 
     /// Reads a configuration, after a look at its files. Blocks for as long as that takes.
@@ -217,25 +213,17 @@ impl Source {
     pub fn read(&self) -> Result<Seen, ConfigErrors> {
         // Only a configuration says which files to look at, its own first of all. So it is read for that, and again
         // after the look: the second one counts. If it names others than the first, the next look will differ.
-        let looks = self.looks(&(self.read)()?);
+        let (looks, _) = self.looks(&(self.read)()?);
         let config = (self.read)()?;
         Ok(Seen { config, looks })
     }
 
-    /// What the files of a configuration look like now, without reading them.
-    fn looks(&self, config: &Config) -> u64 {
+    /// What the files of a configuration look like now, without reading them, and the first directory of which that is not all.
+    fn looks(&self, config: &Config) -> (u64, Option<PathBuf>) {
         let mut paths = config.looked_for.clone();
         paths.extend((self.watched)(config));
         let (looks, beyond) = fingerprint(&paths, WATCHED_FILES_MAX);
-        if let Some(dir) = beyond {
-            self.said.call_once(|| {
-                tracing::warn!(
-                    dir = %dir.display(),
-                    "has more than {WATCHED_FILES_MAX} files: that one of the others changes is seen on SIGHUP only"
-                );
-            });
-        }
-        looks
+        (looks, beyond.map(Path::to_owned))
     }
 }
 
@@ -251,6 +239,7 @@ impl Reload {
                 refused: None,
             }),
             report: Report::default(),
+            said: Once::new(),
         }))
     }
 
@@ -323,7 +312,7 @@ impl Reload {
         let source = &self.0.source;
         // Whatever comes of it, it is not tried again before something has changed from here on.
         known.refused = None;
-        known.in_force.looks = source.looks(&known.in_force.config);
+        known.in_force.looks = self.looks(&known.in_force.config);
         let seen = source.read().map_err(|errors| errors.to_string())?;
         let config = &known.refused.insert(seen).config;
         let mut installs = Vec::with_capacity(self.0.parts.len());
@@ -346,12 +335,26 @@ impl Reload {
         Ok(())
     }
 
+    /// As [`Source::looks`], and says what is not looked at: not there, since the first look is before there is a log.
+    fn looks(&self, config: &Config) -> u64 {
+        let (looks, beyond) = self.0.source.looks(config);
+        if let Some(dir) = beyond {
+            self.0.said.call_once(|| {
+                tracing::warn!(
+                    dir = %dir.display(),
+                    "has more than {WATCHED_FILES_MAX} files: that one of the others changes is seen on SIGHUP only"
+                );
+            });
+        }
+        looks
+    }
+
     /// What the watched files look like, if that is new.
     fn changed(&self) -> Option<Vec<u64>> {
         let known = lock(&self.0.state);
         let _goes_on = self.0.report.begin();
         let all = || std::iter::once(&known.in_force).chain(&known.refused);
-        let look = |seen: &Seen| self.0.source.looks(&seen.config);
+        let look = |seen: &Seen| self.looks(&seen.config);
         let looks: Vec<u64> = all().map(look).collect();
         let is_new = all().map(|seen| seen.looks).ne(looks.iter().copied());
         is_new.then_some(looks)

@@ -144,6 +144,26 @@ fn all_of_a_change_or_nothing_of_it() {
     gateway.stop();
 }
 
+/// Also where that was so before the log was there to say it.
+#[test]
+fn that_not_all_files_are_looked_at_is_said() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let policies = policy_in(&house, |_| ());
+    let notes = policies.join("notes");
+    fs::create_dir(&notes).unwrap();
+    for number in 0..10_001 {
+        fs::write(notes.join(format!("{number}.txt")), "").unwrap();
+    }
+    configure(&house, &policies, 20, "");
+    let gateway = house.start();
+    let said = || gateway.log().matches("is seen on SIGHUP only").count();
+    eventually("it is said", PATIENCE, || said() > 0);
+    reload(&gateway, TAKEN);
+    assert_eq!(said(), 1, "once is enough");
+    gateway.stop();
+}
+
 #[test]
 fn a_changed_file_is_taken_without_a_signal() {
     let _alone = alone();
