@@ -48,6 +48,8 @@ pub(super) struct Pending {
     pub(super) started: bool,
     /// Of its output, when it is a run.
     pub(super) taken: services::Taken,
+    /// Those of its services that may wait.
+    pub(super) open: services::Open,
     /// What is to be said again of what ends with it ([`crate::ask::Ask::ends`]) where the plugin has not heard of it.
     pub(super) ends: Option<Arc<AtomicBool>>,
     pub(super) done: Done,
@@ -82,15 +84,19 @@ pub(crate) struct Link {
     outgoing: Mutex<Outgoing>,
     more: Notify,
     calls: Mutex<Calls>,
-    /// Services of runs that wait for a thread or are on one.
-    pub(super) services: AtomicUsize,
+    /// Services of runs that wait for a thread or are on one, of all lives: what hangs does not end with its process.
+    pub(super) services: Arc<AtomicUsize>,
     killed: Notify,
     why_killed: Mutex<Option<String>>,
 }
 
 impl Link {
-    /// Must be called inside a runtime.
-    pub(super) fn new(fresh: Fresh, life: u64) -> io::Result<Arc<Self>> {
+    /// Must be called inside a runtime. `services`: those of the lives before.
+    pub(super) fn new(
+        fresh: Fresh,
+        life: u64,
+        services: Arc<AtomicUsize>,
+    ) -> io::Result<Arc<Self>> {
         let Fresh {
             process,
             socket,
@@ -111,7 +117,7 @@ impl Link {
             outgoing: Mutex::default(),
             more: Notify::new(),
             calls: Mutex::default(),
-            services: AtomicUsize::new(0),
+            services,
             killed: Notify::new(),
             why_killed: Mutex::default(),
         }))
@@ -174,10 +180,31 @@ impl Link {
         runs.any(|run| run.request.run_id == run_id)
     }
 
-    /// Asks the plugin to end a call.
+    /// A service of a call that may wait begins. `false`: the call was cancelled. Of one that has ended there is none to end.
+    pub(super) fn opens(&self, call: u64, service: &Arc<services::Waits>) -> bool {
+        let mut calls = self.calls();
+        let pending = calls.pending.get_mut(&call);
+        pending.is_none_or(|pending| pending.open.begin(service))
+    }
+
+    /// It has come back.
+    pub(super) fn closes(&self, call: u64, service: &Arc<services::Waits>) {
+        if let Some(pending) = self.calls().pending.get_mut(&call) {
+            pending.open.end(service);
+        }
+    }
+
+    /// Asks the plugin to end a call, and lets it wait for nothing of the gateway's own: what hangs there would keep it from
+    /// that, and its process would be ended for it, with the runs of everybody else.
     pub(super) fn cancel(&self, call: u64) {
+        let mut calls = self.calls();
+        let open = calls.pending.get_mut(&call).map(|it| it.open.cancel());
+        drop(calls);
         if let Ok(packet) = Packet::new(Kind::Cancel, call, |_| {}) {
             self.send(packet);
+        }
+        for service in open.unwrap_or_default() {
+            service.cancel(self);
         }
     }
 

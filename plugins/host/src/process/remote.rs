@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::backoff::Restarts;
 use super::frame::{Kind as FrameKind, Packet};
 use super::link::{Asked, End, Link, Pending, Ready};
-use super::services::Taken;
+use super::services::{Open, Taken};
 use super::start::{Fresh, Image, Kind};
 use crate::ask::{Ask, Handle};
 use crate::blobs::Which;
@@ -74,7 +74,7 @@ impl Remote {
             }
         };
         let (fresh, caps) = made;
-        let link = Link::new(fresh, 1).map_err(|error| {
+        let link = Link::new(fresh, 1, Arc::default()).map_err(|error| {
             Error::new(abi::E_UNAVAILABLE, format!("the plugin's socket: {error}"))
         })?;
         let shared = Arc::new(Shared {
@@ -190,6 +190,7 @@ impl Remote {
             started: run.is_none(),
             run,
             taken: Taken::default(),
+            open: Open::default(),
             done: Box::new(done),
         };
         Ok(Asked {
@@ -350,7 +351,7 @@ impl Shared {
                     _ = stop.wait_for(|stop| *stop) => return,
                 }
                 let tried = Instant::now();
-                match self.again(link.life + 1).await {
+                match self.again(&link).await {
                     Ok(next) => break next,
                     Err(error) => {
                         delay = restarts.ended(tried.elapsed());
@@ -386,7 +387,8 @@ impl Shared {
         link.kill("it was told to end, and did not".to_owned());
     }
 
-    async fn again(self: &Arc<Self>, number: u64) -> Result<Arc<Link>> {
+    /// The life after that one.
+    async fn again(self: &Arc<Self>, last: &Link) -> Result<Arc<Link>> {
         let shared = Arc::clone(self);
         let job = move || life(&shared.image, None, shared.kind, &shared.request);
         let made = on_a_thread("plugin-start", job).await;
@@ -397,6 +399,8 @@ impl Shared {
             let message = "it can do other things than before: restart the gateway";
             return Err(Error::new(abi::E_PRECONDITION, message));
         }
-        Link::new(fresh, number).map_err(|error| Error::new(abi::E_UNAVAILABLE, error.to_string()))
+        let services = Arc::clone(&last.services);
+        Link::new(fresh, last.life + 1, services)
+            .map_err(|error| Error::new(abi::E_UNAVAILABLE, error.to_string()))
     }
 }

@@ -120,6 +120,55 @@ impl Taken {
     }
 }
 
+/// A service that may wait. It is answered once: with what comes of it, or when its call is cancelled, if that is sooner.
+pub(super) struct Waits {
+    number: u64,
+    answered: AtomicBool,
+}
+
+impl Waits {
+    fn answer(&self, link: &Link, packet: Packet) {
+        if !self.answered.swap(true, Ordering::AcqRel) {
+            link.reply(packet);
+        }
+    }
+
+    /// What it does goes on, and is of no use to its run any more.
+    pub(super) fn cancel(&self, link: &Link) {
+        let cancelled = Error::new(abi::E_CANCELLED, "the run was cancelled");
+        self.answer(link, failed(self.number, &cancelled));
+    }
+}
+
+/// Those of a call.
+#[derive(Default)]
+pub(super) struct Open {
+    all: Vec<Arc<Waits>>,
+    /// It begins no more of them.
+    cancelled: bool,
+}
+
+impl Open {
+    /// `false`: it is not begun any more.
+    pub(super) fn begin(&mut self, service: &Arc<Waits>) -> bool {
+        if !self.cancelled {
+            self.all.push(Arc::clone(service));
+        }
+        !self.cancelled
+    }
+
+    pub(super) fn end(&mut self, service: &Arc<Waits>) {
+        // Not by its number: that is the process's word.
+        self.all.retain(|it| !Arc::ptr_eq(it, service));
+    }
+
+    /// Those that are to be told.
+    pub(super) fn cancel(&mut self) -> Vec<Arc<Waits>> {
+        self.cancelled = true;
+        std::mem::take(&mut self.all)
+    }
+}
+
 /// Output of a run that goes on. Of one that has ended it is thrown away and not answered: its process lets nobody wait
 /// for that ([`super::serve`]).
 pub(super) fn output(link: &Link, frame: &mut Frame) -> Read<()> {
@@ -182,6 +231,11 @@ pub(super) fn service(
         link.reply(packet);
         return Ok(());
     }
+    let call = frame.call;
+    let waits = Arc::new(Waits {
+        number,
+        answered: AtomicBool::new(false),
+    });
     if link.services.fetch_add(1, Ordering::AcqRel) >= BLOB_SERVICES_MAX {
         link.services.fetch_sub(1, Ordering::AcqRel);
         let many = format!("{BLOB_SERVICES_MAX} services at the same time");
@@ -189,25 +243,33 @@ pub(super) fn service(
         link.reply(reply(number, Err::<fn(&mut Out), _>(many)));
         return Ok(());
     }
-    let (of, taken) = (Arc::clone(link), Arc::new(AtomicBool::new(false)));
+    if !link.opens(call, &waits) {
+        link.services.fetch_sub(1, Ordering::AcqRel);
+        waits.cancel(link);
+        return Ok(());
+    }
+    let (of, it) = (Arc::clone(link), Arc::clone(&waits));
+    let taken = Arc::new(AtomicBool::new(false));
     let is_taken = Arc::clone(&taken);
     let work = move || {
         if is_taken.swap(true, Ordering::AcqRel) {
             return;
         }
         match serve(service, number, run, &mut frame) {
-            Ok(packet) => of.reply(packet),
+            Ok(packet) => it.answer(&of, packet),
             Err(Malformed(why)) => of.kill(format!("what it sent makes no sense: {why}")),
         }
+        of.closes(call, &it);
         of.services.fetch_sub(1, Ordering::AcqRel);
     };
     let began = catch_unwind(AssertUnwindSafe(|| drop(runtime.spawn_blocking(work))));
     if began.is_err() && !taken.swap(true, Ordering::AcqRel) {
         // The runtime has no thread, and neither has the system. What was to be done stays in the runtime's queue, and whoever
         // waits for it would wait for somebody else to ask for a thread.
+        link.closes(call, &waits);
         link.services.fetch_sub(1, Ordering::AcqRel);
         let none = Error::new(abi::E_EXHAUSTED, "the gateway gets no thread for it");
-        link.reply(failed(number, &none));
+        waits.answer(link, failed(number, &none));
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use skillgate_plugin_host::model::{CreateRequest, Error, Limits, Result, RunRequest};
 use skillgate_plugin_host::{Isolation, Pin, Plugin, ProcessSettings, RunHost};
@@ -117,6 +117,31 @@ pub(crate) struct Gateway {
     pub(crate) enough: bool,
     /// What happens while a secret is read.
     pub(crate) meanwhile: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// Where blobs are made.
+    pub(crate) store: Option<Arc<HangingStore>>,
+}
+
+/// Whoever makes a blob in it waits until it is let go.
+#[derive(Default)]
+pub(crate) struct HangingStore {
+    /// How many have come, and whether it hangs no more.
+    state: Mutex<(usize, bool)>,
+    changed: Condvar,
+}
+
+impl HangingStore {
+    pub(crate) fn came(&self) -> usize {
+        self.state.lock().unwrap().0
+    }
+    pub(crate) fn let_go(&self) {
+        self.state.lock().unwrap().1 = true;
+        self.changed.notify_all();
+    }
+    fn enter(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.0 += 1;
+        drop(self.changed.wait_while(state, |(_, goes_on)| !*goes_on));
+    }
 }
 
 impl Gateway {
@@ -163,6 +188,9 @@ impl RunHost for Gateway {
     fn blob_create(&self, kind: &str) -> Result<i64> {
         if kind == "panic" {
             panic!("the gateway's own code panics");
+        }
+        if let Some(store) = &self.store {
+            store.enter();
         }
         let mut blobs = self.blobs.lock().unwrap();
         let id = format!("blob:new{}", blobs.len());

@@ -19,8 +19,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const MANY: usize = 1_000_000;
 
 /// Takes output until it has had enough.
+#[derive(Default)]
 struct Taker {
     enough: bool,
+    /// Where blobs are made, that hangs until this says more, or is gone.
+    hangs: Option<Mutex<std::sync::mpsc::Receiver<()>>>,
 }
 
 impl RunHost for Taker {
@@ -37,6 +40,9 @@ impl RunHost for Taker {
         Ok(buf.len())
     }
     fn blob_create(&self, kind: &str) -> Result<i64> {
+        if let Some(hangs) = &self.hangs {
+            let _ = hangs.lock().unwrap().recv();
+        }
         Err(Error::new(abi::E_NOT_FOUND, kind))
     }
     fn blob_write(&self, _: i64, _: &[u8]) -> Result<()> {
@@ -66,7 +72,7 @@ fn other() -> Other {
     let (ours, socket) = UnixStream::pair().unwrap();
     fresh.socket = ours;
     Other {
-        link: Link::new(fresh, 1).unwrap(),
+        link: Link::new(fresh, 1, Arc::default()).unwrap(),
         socket,
         begins: begins.into(),
     }
@@ -88,6 +94,7 @@ impl Other {
             started: run.is_none(),
             run,
             taken: services::Taken::default(),
+            open: services::Open::default(),
             ends: None,
             done: Box::new(|answer| {
                 drop(tell.send(answer.map(drop).unwrap_err()));
@@ -163,8 +170,8 @@ async fn a_secret_that_never_leaves_is_wiped_too() {
 async fn its_end_is_its_death_and_what_it_has_begun_by_then_counts() {
     let mut other = other();
     let ((begun, crashed), (_, never_begun)) = (
-        other.begin(Some(Taker { enough: false })),
-        other.begin(Some(Taker { enough: false })),
+        other.begin(Some(Taker::default())),
+        other.begin(Some(Taker::default())),
     );
     assert!(!other.is_dead());
     tokio::time::timeout(PATIENCE, other.link.end())
@@ -195,7 +202,7 @@ async fn output_of_a_call_without_a_run_is_not_answered() {
 async fn small_output_is_answered_before_whoever_sends_it_waits() {
     const LINE_BYTES: usize = 64;
     let other = other();
-    let (call, _answered) = other.begin(Some(Taker { enough: false }));
+    let (call, _answered) = other.begin(Some(Taker::default()));
     other.received();
     let (mut told, mut answers) = (0, 0);
     for sent in (0..WINDOW_BYTES * 2).step_by(LINE_BYTES) {
@@ -216,7 +223,10 @@ async fn small_output_is_answered_before_whoever_sends_it_waits() {
 #[tokio::test]
 async fn one_that_has_sent_enough_is_told_once_and_at_once() {
     let other = other();
-    let (call, _answered) = other.begin(Some(Taker { enough: true }));
+    let (call, _answered) = other.begin(Some(Taker {
+        enough: true,
+        ..Taker::default()
+    }));
     other.received();
     for answers in [1, 0, 0] {
         other.output(call, b"one");
@@ -262,6 +272,7 @@ async fn what_there_is_no_place_for_any_more_is_not_forgotten() {
         started: true,
         run: None,
         taken: services::Taken::default(),
+        open: services::Open::default(),
         ends: Some(ends.clone()),
         done: Box::new(|_| Ok(())),
     };
@@ -295,7 +306,7 @@ async fn one_whose_socket_does_not_take_what_is_sent_is_ended() {
 async fn pieces_of_blobs_may_wait_for_a_process_that_reads_later() {
     const PIECES: usize = 64;
     let other = other();
-    let (call, _answered) = other.begin(Some(Taker { enough: false }));
+    let (call, _answered) = other.begin(Some(Taker::default()));
     other.received();
     for number in 0..PIECES {
         let asked = frame(Kind::Service, call, |out| {
@@ -331,4 +342,57 @@ async fn pieces_of_blobs_may_wait_for_a_process_that_reads_later() {
     });
     let why = tokio::task::spawn_blocking(|| reading.join().unwrap()).await;
     assert_eq!(why.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_service_that_hangs_is_answered_when_its_call_is_cancelled_and_once() {
+    let other = other();
+    let (let_go, hangs) = std::sync::mpsc::channel();
+    let (call, answered) = other.begin(Some(Taker {
+        hangs: Some(Mutex::new(hangs)),
+        ..Taker::default()
+    }));
+    other.received();
+    let create = |number: u64| {
+        let asked = frame(Kind::Service, call, |out| {
+            out.u8(Service::BlobCreate as u8);
+            out.u64(number);
+            out.text("text/plain");
+        });
+        services::service(&other.link, asked, &tokio::runtime::Handle::current()).unwrap();
+    };
+    let told = |number| {
+        let mut frames = other.received();
+        let mut reply = frames.pop().unwrap();
+        assert_eq!((reply.kind, reply.call), (Kind::Reply, number));
+        assert_eq!(reply.body[0], 0, "it has failed");
+        reply.body.remove(0);
+        assert_eq!(reply.read(take_error).unwrap().code, abi::E_CANCELLED);
+        frames
+    };
+    // The process may say one number twice: each is answered.
+    create(7);
+    create(7);
+    assert!(other.received().is_empty());
+    other.link.cancel(call);
+    let before = told(7);
+    let kinds: Vec<_> = before.iter().map(|it| it.kind).collect();
+    assert_eq!(kinds, [Kind::Cancel, Kind::Reply], "first it is told why");
+    create(8);
+    assert!(told(8).is_empty());
+    assert_eq!(
+        other.link.services.load(Ordering::Acquire),
+        2,
+        "they go on, and count"
+    );
+    drop(let_go);
+    let come_back = async {
+        while other.link.services.load(Ordering::Acquire) > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, come_back).await.unwrap();
+    assert!(other.received().is_empty(), "nobody waits for that");
+    assert!(other.link.is_pending(call));
+    drop(answered);
 }
