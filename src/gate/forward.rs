@@ -3,6 +3,7 @@
 //! Nothing of the run's bytes is passed on as it came: the request line, the framing and the Host are written here, from
 //! what was decided about. So two parsers cannot disagree about where a request ends (RFC 9112, 11.2).
 
+use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -107,12 +108,20 @@ pub(super) async fn forward(
     target: Target,
     request: Request<Incoming>,
 ) -> Result<Response<Answer>, Refusal> {
+    let refuse = |mut entry: Entry, refusal: Refusal| {
+        entry.refused(&refusal);
+        Err(refusal)
+    };
+    let request = match rebuilt(request, &target) {
+        Ok(request) => request,
+        Err(()) => {
+            let why = "it cannot be passed on".into();
+            return refuse(entry, Refusal::BadRequest(why));
+        }
+    };
     let (stream, address) = match dial(run, &target).await {
         Ok(dialled) => dialled,
-        Err(refusal) => {
-            entry.refused(&refusal);
-            return Err(refusal);
-        }
+        Err(refusal) => return refuse(entry, refusal),
     };
     entry.dialled(address);
     let bad_answer = |_| Refusal::BadAnswer(target.clone());
@@ -142,8 +151,6 @@ pub(super) async fn forward(
         })
     };
     let connection = EndOnDrop(connection.abort_handle());
-    let request = rebuilt(request, &target)
-        .map_err(|()| Refusal::BadRequest("it cannot be passed on".into()))?;
     let response = sender.send_request(request).await.map_err(|error| {
         if spent.is_spent() {
             Refusal::BytesSpent
@@ -180,9 +187,15 @@ fn rebuilt(request: Request<Incoming>, target: &Target) -> Result<Request<Incomi
     headers.insert(HOST, HeaderValue::try_from(host).map_err(|_| ())?);
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    // Behind an authority a path may be empty, here it may not.
+    let path = if path.starts_with('/') {
+        Cow::Borrowed(path)
+    } else {
+        Cow::Owned(format!("/{path}"))
+    };
     let mut request = Request::new(body);
     *request.method_mut() = parts.method;
-    *request.uri_mut() = Uri::try_from(path).map_err(|_| ())?;
+    *request.uri_mut() = Uri::try_from(&*path).map_err(|_| ())?;
     *request.version_mut() = Version::HTTP_11;
     *request.headers_mut() = headers;
     Ok(request)

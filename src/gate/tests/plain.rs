@@ -57,6 +57,30 @@ async fn a_request_is_made_anew() {
     );
 }
 
+/// As Python's urllib writes `http://host?c=1` to a proxy.
+#[tokio::test]
+async fn an_empty_path_is_passed_on_as_a_slash() {
+    let (mut world, host, authority) = world().await;
+    for (url, line) in [
+        (format!("http://{authority}?c=1"), "GET /?c=1 HTTP/1.1\r\n"),
+        (format!("http://{authority}"), "GET / HTTP/1.1\r\n"),
+    ] {
+        let before = host.text().len();
+        let request = format!("GET {url} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
+        let answer = world.exchange(request.as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{url}: {answer}");
+        let got = host.text().split_off(before);
+        assert!(got.starts_with(line), "{url}: {got}");
+        let record = world.record().await;
+        assert_eq!(
+            (record.verdict, record.reason),
+            (Verdict::Allowed, "closed"),
+            "{url}"
+        );
+        assert_eq!(record.bytes_up, got.len() as u64, "{url}");
+    }
+}
+
 #[tokio::test]
 async fn each_request_of_a_connection_is_decided_by_itself() {
     let (mut world, host, authority) = world().await;
