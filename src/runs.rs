@@ -353,8 +353,9 @@ impl Runs {
         let outcome =
             tokio::time::timeout(wall + OVERTIME, sandbox.run(request, services.clone())).await;
         let wall_ms = began.elapsed().as_millis() as u64;
-        // Until the answer; one that has not ended keeps it.
-        let _turn = outcome.is_ok().then(|| services.turn_over());
+        // Until the answer; one that has not ended keeps it. One whose sandbox was lost may hang in the store as before, on a
+        // thread of the gateway's: it has its place until that lets go of what serves it.
+        let _turn = matches!(outcome, Ok(Ok(_))).then(|| services.turn_over());
         let ended = match outcome {
             Ok(Ok(result)) => Ok(services.without_secrets_in_blob(result).await),
             Ok(Err(error)) if error.not_executed => {

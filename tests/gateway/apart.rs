@@ -1,5 +1,6 @@
 //! Plugins in processes of their own, behind the whole gateway: they serve, they are killed, and the gateway goes on.
 
+use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,8 @@ use serde_json::json;
 
 use crate::alone;
 use crate::audit;
+use crate::examples::{instead, waiting_store};
+use crate::operator::{metrics, value};
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings, signal};
 use crate::support::http::Client;
@@ -161,6 +164,50 @@ fn a_sandbox_that_is_killed_costs_its_runs_and_nothing_else() {
             json!({ "name": "hello.world", "args": { "name": "you" } }),
         );
         answer.unwrap()["result"]["output"]["greeting"] == "Hello, you!"
+    });
+    gateway.stop();
+}
+
+/// Its sandbox is gone, and what it has asked of the store is not: until that comes back it is one of the runs that go on, or
+/// runs that are lost one after the other would take all threads of the gateway.
+#[test]
+fn a_lost_run_that_hangs_in_the_store_has_its_place_until_that_lets_go() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        runs: "max_concurrent = 1\nmax_queued = 0",
+        ..Settings::default()
+    });
+    let text = std::fs::read_to_string(house.config()).unwrap();
+    let (store, pipe) = waiting_store(&house, "blob_create");
+    let store = format!("{store}\nisolation = \"gateway\"");
+    let text = instead(&text, r#"name = "storage-fs""#, &store);
+    std::fs::write(house.config(), text).unwrap();
+    let gateway = start(&house, "SANDBOX");
+    let first = host(&gateway).expect("the sandbox has a process");
+    let (answer, mut go) = std::thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            let code = "from runtime import blobs\ndef main(args):\n    blobs.write_text('x')\n";
+            let params = json!({ "language": "python", "code": code });
+            gateway.client().result("run_code", params).unwrap()
+        });
+        // Opens when the store has opened the other end.
+        let go = std::fs::File::options().write(true).open(&pipe).unwrap();
+        kill(&first);
+        (run.join().unwrap(), go)
+    });
+    assert_eq!(answer["error"]["type"], "WorkerLost", "{answer}");
+    let in_flight = || value(&metrics(&gateway), "skillgate_runs_in_flight ");
+    assert!((in_flight() - 1.0).abs() < 0.1, "it hangs");
+    let greet = || {
+        let params = json!({ "name": "hello.world", "args": { "name": "you" } });
+        gateway.client().call("execute_skill", params).unwrap()
+    };
+    let refused = greet();
+    let said = refused["error"]["message"].as_str().unwrap_or_default();
+    assert!(said.starts_with("too many runs"), "{refused}");
+    go.write_all(b"x").unwrap();
+    eventually("its place is free", Duration::from_secs(20), || {
+        greet()["result"]["output"]["greeting"] == "Hello, you!"
     });
     gateway.stop();
 }
