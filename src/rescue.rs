@@ -423,6 +423,15 @@ impl From<runs::Error> for ErrorObject {
                 let message = "the sandbox of this gateway does not run \"python\"";
                 ErrorObject::new(Code::InvalidParams, "language_unsupported", message)
             }
+            // What a request may have is the operator's to say, and what a sandbox takes its maker's.
+            Error::Sandbox(error) if error.code == abi::E_OUT_OF_RANGE && error.not_executed => {
+                tracing::info!(
+                    reason = error.message,
+                    "the sandbox does not take a run of this size"
+                );
+                let message = "code and arguments are larger than this sandbox takes: pass large data as input_blobs";
+                ErrorObject::new(Code::TooLarge, "too_large", message)
+            }
             Error::Sandbox(error) => plugin("sandbox", "run less at once", &error),
             Error::Lost => ours("a run ended without a result", &error),
         }
@@ -485,6 +494,23 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
+
+    #[test]
+    fn a_run_that_is_too_large_for_the_sandbox_is_the_callers_to_change() {
+        use skillgate_plugin_sdk::model::Error;
+        let answer = |error: Error| ErrorObject::from(runs::Error::Sandbox(error));
+        let large = || Error::new(abi::E_OUT_OF_RANGE, "25 MiB in /srv/secret/place");
+        let refused = answer(large().not_executed());
+        assert_eq!((refused.code, refused.kind), (Code::TooLarge, "too_large"));
+        assert!(
+            refused.message.contains("input_blobs"),
+            "{}",
+            refused.message
+        );
+        assert!(!refused.message.contains("secret"), "{}", refused.message);
+        // Nothing that the caller could have asked for otherwise.
+        assert_eq!(answer(large()).kind, "internal");
+    }
 
     #[tokio::test]
     async fn a_panic_is_one_answer_and_tells_nothing() {

@@ -117,6 +117,7 @@ impl Error {
             Error::Expired => "token_expired",
             Error::Grant(_) => "network_malformed",
             Error::NoGate => "no_gate",
+            Error::Sandbox(error) if error.code == abi::E_OUT_OF_RANGE => "too_large",
             Error::Sandbox(_) => "sandbox_unavailable",
             Error::Lost => "lost",
         }

@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
 
+use crate::audit;
 use crate::jwt;
 use crate::policy;
+use crate::support::MIB;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::{Answer, Client};
 
@@ -39,6 +41,33 @@ fn list(client: &mut Client) -> Answer {
 /// The error of a call, or null.
 fn error(answer: &Answer) -> Value {
     answer.json().unwrap()["error"].take()
+}
+
+/// An operator may allow larger requests than a sandbox takes.
+#[test]
+fn a_run_that_is_too_large_for_the_sandbox_says_what_to_do() {
+    let house = House::new(Settings {
+        server: &format!("max_body_bytes = {}", 64 * MIB),
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let large = "x".repeat(25 * usize::try_from(MIB).unwrap());
+    let params = json!({
+        "language": "python", "code": "def main(args):\n    return 1\n", "args": { "text": large },
+    });
+    let refused = error(&call(&mut gateway.client(), "run_code", params));
+    assert_eq!(refused["code"], -32006, "{refused}");
+    assert_eq!(refused["data"]["kind"], "too_large", "{refused}");
+    let said = refused["message"].as_str().unwrap();
+    assert!(said.contains("input_blobs"), "{said}");
+    let recorded = audit::lines(&audit::path(&house));
+    let run = recorded.iter().find(|line| line["kind"] == "run").unwrap();
+    assert_eq!(
+        (&run["status"], &run["reason"]),
+        (&json!("not_started"), &json!("too_large")),
+        "{run}"
+    );
+    gateway.stop();
 }
 
 #[test]
