@@ -461,7 +461,8 @@ typedef struct skg_sandbox {
      * result (SKG_RUN_FAILED), a failure of the sandbox an error: with
      * SKG_ERR_NOT_EXECUTED when no code of the skill has run.  SKG_E_EXHAUSTED:
      * no room now.  SKG_E_UNIMPLEMENTED, not executed: it does not run this
-     * language. */
+     * language.  SKG_E_OUT_OF_RANGE, not executed: its code and arguments are
+     * more than it takes. */
     int32_t (*run)(void *self, skg_op op, const skg_run_request *req);   /* -> skg_run_result */
     /* Advice, idempotent, never blocks; races with completion, and with the
      * beginning of run(): who registers an op asks op_cancelled() after that.

@@ -213,7 +213,8 @@ pub struct Sandbox {
     pub caps: Option<unsafe extern "C" fn(*mut c_void, *mut SandboxCaps) -> i32>,
     /// One run: create, execute, collect, destroy. A failure of the code is a result (`SKG_RUN_FAILED`), a
     /// failure of the sandbox an error: with `SKG_ERR_NOT_EXECUTED` when no code of the skill has run.
-    /// `SKG_E_EXHAUSTED`: no room now. -> `skg_run_result`.
+    /// `SKG_E_EXHAUSTED`: no room now. `SKG_E_UNIMPLEMENTED`, not executed: it does not run this language.
+    /// `SKG_E_OUT_OF_RANGE`, not executed: its code and arguments are more than it takes. -> `skg_run_result`.
     pub run: Option<unsafe extern "C" fn(*mut c_void, Op, *const RunRequest) -> i32>,
     /// Advice, idempotent, never blocks; races with completion, and with the beginning of `run()`: who
     /// registers an op asks `op_cancelled()` after that. The plugin still completes the op, soon, with

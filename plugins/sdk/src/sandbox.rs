@@ -24,8 +24,8 @@ pub trait Sandbox: Send + Sync + Sized + 'static {
     /// How it is doing, with the capability report.
     fn health(&self, reply: Reply<Health>);
     /// One run: begin it. `services` are this run's and end with its answer. A language that it does not run is
-    /// `E_UNIMPLEMENTED`, not executed. [`Reply::on_cancel`] tells when nobody wants it any more: then end it soon, and answer
-    /// with `E_CANCELLED` or its result.
+    /// `E_UNIMPLEMENTED`, not executed; code and arguments that are more than it takes are `E_OUT_OF_RANGE`, not executed.
+    /// [`Reply::on_cancel`] tells when nobody wants it any more: then end it soon, and answer with `E_CANCELLED` or its result.
     fn run(&self, request: RunRequest, services: Arc<dyn RunServices>, reply: Reply<RunResult>);
     /// The host lets go of this instance: end what works in the background, as far as runs do not need it. The SDK has ended
     /// new runs (`E_UNAVAILABLE`); those in flight go on, and the host is told when they, and this, have been answered.
