@@ -36,7 +36,7 @@ use crate::catalog::{self, Catalog, Skill};
 use crate::json::cut;
 use crate::limit::Limited;
 use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
-use crate::rpc::{Call, NoSpace, Params, Space, fits, to_raw};
+use crate::rpc::{Call, NoSpace, Params, Space, aside, fits, to_raw};
 use crate::runs::{self, Runs};
 use crate::telemetry::trace::Trace;
 use shape::{First, Object, in_words_of_json};
@@ -363,7 +363,10 @@ impl<R> Service<Permitted<Prepared<R>>> for Perform {
 /// Reads a method's parameters; the pointer of the error says where they do not fit.
 fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
     let mut reader = serde_json::Deserializer::from_str(params.as_str());
-    serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+    let read = aside(params.as_str().len(), || {
+        serde_path_to_error::deserialize(&mut reader)
+    });
+    read.map_err(|error| {
         let pointer = error
             .path()
             .iter()
@@ -411,12 +414,14 @@ enum Encoding {
 fn decode(content: String, encoding: Option<Encoding>, pointer: &str) -> Result<Vec<u8>, Error> {
     match encoding {
         None => Ok(content.into_bytes()),
-        Some(Encoding::Base64) => BASE64.decode(content).map_err(|error| {
-            Error::params(
-                pointer,
-                format!("{} is not base64: {error}", named(pointer)),
-            )
-        }),
+        Some(Encoding::Base64) => {
+            aside(content.len(), || BASE64.decode(content)).map_err(|error| {
+                Error::params(
+                    pointer,
+                    format!("{} is not base64: {error}", named(pointer)),
+                )
+            })
+        }
     }
 }
 
@@ -507,7 +512,8 @@ fn keys(args: &RawValue) -> Result<serde_json::Value, Error> {
         }
     }
     // It was walked when the call came in: there is nothing else that can be wrong with it.
-    match serde_json::Deserializer::from_str(args.get()).deserialize_map(Names) {
+    let mut reader = serde_json::Deserializer::from_str(args.get());
+    match aside(args.get().len(), || reader.deserialize_map(Names)) {
         Ok(names) => Ok(names.into_iter().collect()),
         Err(_) => Err(Error::params(
             "/args",

@@ -5,6 +5,7 @@
 //! large is walked on a thread of its own both times.
 //! Requests of a batch run one after the other and each is authorized and limited by itself.
 
+mod aside;
 mod body;
 pub mod code;
 pub mod envelope;
@@ -33,6 +34,7 @@ use crate::server::{Body, full};
 use crate::slots::Slots;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::Trace;
+pub use aside::aside;
 use body::SMALL_PLACES;
 use code::Code;
 use envelope::{BadBody, Envelope, NotARequest};

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::catalog;
 use crate::policy::Facts;
-use crate::rpc::Call;
+use crate::rpc::{Call, aside};
 use crate::runs::{Job, Program};
 
 /// The function to call when a caller does not say (REQUIREMENTS E2).
@@ -109,9 +109,10 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         later(&mut late, mountable(&mounts));
         let blobs = input_blobs(&rooms, tenant, params.input_blobs.unwrap_or_default()).await;
         let blobs = later(&mut late, blobs);
+        let digest = aside(params.code.len(), || Sha256::digest(&params.code));
         let mut facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
             .with("language", "python")
-            .with("code_sha256", hex::encode(Sha256::digest(&params.code)))
+            .with("code_sha256", hex::encode(digest))
             .with("code_bytes", params.code.len())
             .with("entrypoint", entrypoint.as_str())
             .with("arg_keys", arg_keys)
