@@ -123,6 +123,12 @@ def _hint(exc, kind, function):
     if kind is TypeError and _is_ours(exc):
         # No line of the function has run: its call was refused.
         return "%s() is called with one argument, a dict with the arguments of the call" % one_line(function, 80)
+    if issubclass(kind, OSError) and _is_ours(exc) and _is_of_blobs(kind):
+        # Whoever reads this must not call it again for that: what it does is done.
+        return (
+            "%s() has returned; what it returned is too large for an answer and could not be stored as a blob: return less"
+            % one_line(function, 80)
+        )
     if kind is ModuleNotFoundError and type(exc.name) is str and exc.name.split(".")[0] not in ("skills", "runtime"):
         return "a run can import the standard library, `runtime` and mounted skills"
     # Python calls these "temporary failure" and "no such file": that sends its reader to try again, or to look for the file.
@@ -139,6 +145,12 @@ def _hint(exc, kind, function):
         if refused:
             return refused
     return None
+
+
+def _is_of_blobs(kind) -> bool:
+    from runtime.blobs import BlobError
+
+    return issubclass(kind, BlobError)
 
 
 def _refused(exc):

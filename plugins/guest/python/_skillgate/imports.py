@@ -27,7 +27,7 @@ from io import FileIO
 from types import ModuleType
 from typing import Callable, Dict, Optional, Set
 
-from . import compiled
+from . import compiled, state
 
 PACKAGE = "skills"
 _OWN = "__own__"
@@ -229,7 +229,12 @@ class Finder:
     def _not_mounted(self, fullname: str) -> ModuleNotFoundError:
         wanted = _name_as_written(fullname)[len(PACKAGE) + 1 :]
         names = sorted(skill["name"] for skill in self._skills.values())
-        text = "skill %r is not mounted: add it to mount_skills" % wanted
+        text = "skill %r is not mounted: " % wanted
+        if state.current is None or state.current.job["code"] is not None:
+            text += "add it to mount_skills"
+        else:
+            # It has no such parameter.
+            text += "execute_skill mounts the skill alone that it executes; call that from run_code, with both in mount_skills"
         if names:
             more = len(names) - _LISTED_MAX
             text += " (mounted: %s%s)" % (", ".join(names[:_LISTED_MAX]), ", and %d more" % more if more > 0 else "")

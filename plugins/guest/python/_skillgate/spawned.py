@@ -51,23 +51,35 @@ class _Beginning:
         import runtime.run as run
 
         now = state.current
-        of_run = run.id, run.deadline, run._ends, _picklable(run.args)
+        of_run = run.id, run.deadline, run._ends, _pickled(run.args)
         told = list(sys.path), tuple(now.layout), now.job, main.code_file(), of_run
         return exec, (_BEGIN, {"library": _LIBRARY, "told": told})
 
 
-def _picklable(args: dict) -> dict:
-    """The arguments are data; the code may have put something else among them since."""
+def _pickled(args: dict) -> list:
+    """The arguments are data; the code may have put something else among them since, also what nobody there can read yet."""
     import pickle
 
-    told = {}
-    for name, value in args.items():
+    told = []
+    for member in args.items():
         try:
-            pickle.dumps((name, value))
+            told.append(pickle.dumps(member))
         except Exception:
             continue
-        told[name] = value
     return told
+
+
+def _unpickled(told: list) -> dict:
+    import pickle
+
+    args = {}
+    for member in told:
+        try:
+            name, value = pickle.loads(member)
+        except Exception:
+            continue  # of a class of the code's own
+        args[name] = value
+    return args
 
 
 def begin(path, layout, job, code_file, of_run) -> None:
@@ -79,7 +91,8 @@ def begin(path, layout, job, code_file, of_run) -> None:
     sys.path[:] = path
     main.set_streams()
     state.current = state.Run(NoChannel(), state.Layout(*layout), job)
-    run.id, run.deadline, run._ends, run.args = of_run
+    run.id, run.deadline, run._ends, told = of_run
+    run.args = _unpickled(told)
     imports.change_loaded()
     finder = imports.install(job["skills"] or (), state.current.layout.skills, untouched=False)
     # As the main module of a program is loaded in each of its processes.

@@ -137,6 +137,12 @@ class NotMounted(Case):
         self.error("from skills.salesforce import leads", "ModuleNotFoundError", "skill 'salesforce.leads' is not mounted")
         self.error("from skills import gdrive", "ModuleNotFoundError", "skill 'gdrive' is not mounted")
 
+    def test_execute_skill_has_no_parameter_for_it(self):
+        self.skill("salesforce.caller", main="def main(args):\n    from skills.salesforce.leads.sync import x")
+        outcome = self.sandbox.execute("salesforce.caller")
+        self.assertIn("call that from run_code, with both in mount_skills", outcome.error["message"])
+        self.assertNotIn("add it", outcome.error["message"])
+
     def test_named_from_inside_another_skill(self):
         self.skill("a", main="from skills.b.c import x")
         self.error("import skills.a", "ModuleNotFoundError", "skill 'b.c' is not mounted", "/skills/a/code/main.py\", line 1")

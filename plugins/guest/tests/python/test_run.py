@@ -273,9 +273,10 @@ class Code(Case):
             import multiprocessing
             from runtime import run
             N = run.args['n']
+            class Config: pass
             def there(_): return N, sorted(run.args)
             def main(args):
-                args['of the code'] = lambda: 0
+                args.update({'no value': lambda: 0, 'of the code': Config(), 'function': there})
                 with multiprocessing.get_context('spawn').Pool(1) as pool:
                     return pool.map(there, [1])
         """
@@ -418,8 +419,16 @@ class Output(Case):
         )
 
     def test_a_store_that_refuses_the_spilled_value(self):
-        self.sandbox.refuse = {"C": "disk_full"}
-        self.failed(self.sandbox.code("def main(args): return 'x' * 9999"), "DiskFull", "refused by the test")
+        code = "import runtime\ndef main(args):\n    runtime.summary('Sent 742 mails.')\n    return 'x' * 9999"
+        hint = "main() has returned; what it returned is too large for an answer and could not be stored as a blob: return less\n"
+        for refuse, kind in (({"C": "disk_full"}, "DiskFull"), ({"W": "too_large"}, "BlobTooLarge"), ({"F": "unavailable"}, "BlobError")):
+            self.sandbox.refuse = refuse
+            outcome = self.sandbox.code(code)
+            self.failed(outcome, kind, hint, "refused by the test")
+            self.assertEqual(outcome.result["summary"], "Sent 742 mails.")
+        # What the code itself stores is another matter.
+        outcome = self.sandbox.code("from runtime import blobs\ndef main(args): blobs.write_text('x')")
+        self.assertNotIn("has returned", outcome.error["message"])
 
     def test_summary(self):
         say = "import runtime\ndef main(args):\n    runtime.summary('said')\n    return {'summary': 'returned'}"
