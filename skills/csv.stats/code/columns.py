@@ -103,9 +103,9 @@ class _Numbers:
             "max": self.range[1],
             "sum": self.sum,
             "mean": self.mean,
-            "stdev": math.sqrt(self.m2 / (self.n - 1)) if self.n > 1 else None,
+            "stdev": math.sqrt(self.m2 / (self.n - 1)) if self.n > 1 and math.isfinite(self.m2) else None,
         }
-        # Sums and squares of huge numbers overflow; JSON has no infinity.
+        # Sums and squares of huge numbers overflow, in either direction; JSON has no infinity.
         return {k: v if v is None or math.isfinite(v) else None for k, v in result.items()}
 
 

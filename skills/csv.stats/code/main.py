@@ -13,6 +13,8 @@ NAME_CHARS_SHOWN_MAX = 60
 NAME_BYTES_SHOWN_MAX = 80
 COLUMNS_MAX = 2000
 FIELD_CHARS_MAX = 1024 * 1024
+# Of what is no CSV everything may be one line: it takes some sixteen times as much memory.
+LINE_CHARS_MAX = 4 * 1024 * 1024
 SAMPLE_CHARS = 64 * 1024
 DELIMITERS = ",;\t|"
 
@@ -21,11 +23,11 @@ def main(args):
     blob_id = args.get("csv_blob")
     if not isinstance(blob_id, str):
         raise ValueError("csv_blob is missing: give the id of the CSV blob")
-    encoding = args.get("encoding") or "utf-8-sig"
+    encoding = check_encoding(args.get("encoding") or "utf-8-sig")
     with blobs.open(blob_id, "r", encoding=encoding, newline="") as lines:
         try:
             stats = profile(lines, args.get("delimiter"))
-        except UnicodeDecodeError:
+        except UnicodeError:
             raise ValueError(f'the CSV is not {encoding}: give its encoding, such as "cp1252" or "utf-16"') from None
     columns = stats["columns"]
     empty = sum(column["empty"] for column in columns)
@@ -45,6 +47,14 @@ def main(args):
     }
 
 
+def check_encoding(name):
+    try:
+        "".encode(name)
+    except (LookupError, TypeError, ValueError):
+        raise ValueError(f'encoding is not one that Python knows, such as "cp1252" or "utf-16": {name!r:.80}') from None
+    return name
+
+
 def shown(name):
     """The beginning of a column's name."""
     name = name[:NAME_CHARS_SHOWN_MAX]
@@ -58,11 +68,13 @@ def profile(lines, delimiter=None):
     sample = lines.read(SAMPLE_CHARS)
     if not sample.strip():
         raise ValueError("the CSV is empty")
-    if delimiter is None:
-        delimiter = guess_delimiter(sample)
-    elif not isinstance(delimiter, str) or len(delimiter) != 1:
-        raise ValueError(f"delimiter is not one character: {delimiter!r:.80}")
+    if delimiter is not None and (not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n'):
+        raise ValueError(f"delimiter is not one character, other than a quote or a line's end: {delimiter!r:.80}")
     csv.field_size_limit(FIELD_CHARS_MAX)
+    try:
+        delimiter = delimiter or guess_delimiter(sample)
+    except csv.Error as exc:
+        raise ValueError(f"not CSV: {exc}") from None
     reader = csv.reader(_Rest(sample, lines), delimiter=delimiter)
     try:
         names = next(row for row in reader if row)  # empty lines may come before it
@@ -106,9 +118,16 @@ class _Rest:
 
     def __init__(self, head, lines):
         # The head ends anywhere, also between \r and \n: the rest of its last line belongs to it.
-        self._head = io.StringIO(head + lines.readline(), newline="")
+        self._head = io.StringIO(head + _line(lines), newline="")
         self._lines = lines
 
     def __iter__(self):
         yield from self._head
-        yield from self._lines
+        yield from iter(lambda: _line(self._lines), "")
+
+
+def _line(lines):
+    line = lines.readline(LINE_CHARS_MAX + 1)
+    if len(line) > LINE_CHARS_MAX:
+        raise ValueError(f"a line has more than {LINE_CHARS_MAX} characters: is it CSV?")
+    return line

@@ -57,8 +57,12 @@ def check_url(url):
         raise ValueError(f"not an http or https URL: {url!r:.200}")
     if parts.username or parts.password:
         raise ValueError("a URL with a user name or password is refused")
-    if not url.isascii() or any(c.isspace() for c in url):
-        raise ValueError(f"percent-encode spaces and characters outside ASCII in the URL: {url!r:.200}")
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError(f"percent-encode spaces, control characters and those outside ASCII in the URL: {url!r:.200}")
+    try:
+        parts.port  # which is looked at when it is asked for
+    except ValueError:
+        raise ValueError(f"the port of the URL is no number up to 65535: {url!r:.200}") from None
     return url
 
 
@@ -98,7 +102,7 @@ def _open(request, timeout_s):
         urllib.request.ProxyHandler(),
         urllib.request.HTTPHandler(),
         urllib.request.HTTPSHandler(),
-        urllib.request.HTTPRedirectHandler(),
+        _KeepMethod(),
         urllib.request.HTTPErrorProcessor(),
         urllib.request.UnknownHandler(),
         _KeepErrors(),
@@ -108,7 +112,8 @@ def _open(request, timeout_s):
     try:
         return opener.open(request, timeout=timeout_s)
     except urllib.error.HTTPError as exc:
-        raise ConnectionError(f"{host}: {exc}") from None  # such as too many redirects
+        # Such as too many redirects, which it says in several lines.
+        raise ConnectionError(f"{host}: {' '.join(str(exc).split())}") from None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as exc:
         cause = getattr(exc, "reason", exc)
         refused = REFUSED_TUNNEL.search(str(cause))
@@ -117,6 +122,16 @@ def _open(request, timeout_s):
         if isinstance(cause, (TimeoutError, socket.timeout)):
             raise TimeoutError(f"{host} did not answer within {timeout_s} seconds") from None
         raise ConnectionError(f"cannot reach {host}: {cause}") from None
+
+
+class _KeepMethod(urllib.request.HTTPRedirectHandler):
+    """Python before 3.13 goes on with GET where HEAD was redirected."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request is not None and req.get_method() == "HEAD":
+            request.method = "HEAD"
+        return request
 
 
 class _KeepErrors(urllib.request.HTTPDefaultErrorHandler):
@@ -160,5 +175,13 @@ def _store(response, content_type, max_bytes):
         os.unlink(path)
     media = content_type.split(";")[0].strip().lower()
     if media.startswith("text/") or media.endswith(("json", "xml")):
-        answer["preview"] = head.decode("utf-8", "replace")[:PREVIEW_CHARS]
+        answer["preview"] = _text(head, response.headers.get_content_charset("utf-8"))[:PREVIEW_CHARS]
     return answer
+
+
+def _text(head, charset):
+    """As the server says that it is encoded, if that is an encoding."""
+    try:
+        return head.decode(charset, "replace")
+    except (LookupError, UnicodeError):
+        return head.decode("utf-8", "replace")

@@ -52,6 +52,9 @@ def _luhn(text):
 
 
 def _card_prefix(text):
+    # No card; and a table of zeros is full of them.
+    if len({c for c in text if c.isdigit()}) == 1:
+        return _SKIP
     return _longest(text, 13, 19, _luhn)
 
 
