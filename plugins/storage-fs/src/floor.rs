@@ -4,6 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::fs::StatVfsMountFlags;
 use skillgate_plugin_sdk::{Host, Level};
 
 use crate::fault::{Fault, Result};
@@ -16,6 +17,8 @@ pub struct Free {
     pub bytes: Option<u64>,
     /// Files and directories that can be made. `None`: as many as there is room for, as on btrfs.
     pub inodes: Option<u64>,
+    /// Nothing can be written, as after an error of its disk (`errors=remount-ro` of ext4(5)).
+    pub is_read_only: bool,
 }
 
 /// What is free on the file system of a directory, as a parameter: tests say it.
@@ -28,6 +31,7 @@ pub(crate) fn of_the_file_system() -> Space {
         Ok(Free {
             bytes: (vfs.f_blocks > 0).then_some(bytes),
             inodes: (vfs.f_files > 0).then_some(vfs.f_favail),
+            is_read_only: vfs.f_flag.contains(StatVfsMountFlags::RDONLY),
         })
     })
 }
@@ -61,6 +65,7 @@ impl Free {
         Free {
             bytes: self.bytes.map(|free| free.saturating_sub(taken.bytes)),
             inodes: self.inodes.map(|free| free.saturating_sub(taken.inodes)),
+            ..self
         }
     }
 }
@@ -202,6 +207,12 @@ impl Floor {
                 said(free.inodes)
             )
         });
+        let read_only = "the store's file system is read-only: nothing can be stored until it is writable again (has its disk failed?)";
+        let low = if free.is_read_only {
+            Some(read_only.to_owned())
+        } else {
+            low
+        };
         Room { free, low }
     }
 

@@ -19,7 +19,7 @@ fn what_is_being_built_counts_before_it_is_on_the_disk() {
         Arc::new(move |_| {
             Ok(Free {
                 bytes: Some(said.load(Ordering::Relaxed)),
-                inodes: None,
+                ..Free::default()
             })
         }),
     );

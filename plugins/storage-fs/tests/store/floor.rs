@@ -1,7 +1,7 @@
 //! The floor of free space, on a file system that says what the test wants.
 
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
 use skillgate_plugin_sdk::abi;
@@ -152,7 +152,7 @@ fn put_at_once(bench: &Bench, puts: &[PutSkill], room: u64, taken: fn(&Path) -> 
         let taken = taken(&tmp) + taken(&tenants);
         Ok(Free {
             bytes: Some((RESERVE + room).saturating_sub(taken)),
-            inodes: None,
+            ..Free::default()
         })
     };
     let store = bench.create_on(&config, Arc::new(space)).unwrap();
@@ -171,6 +171,28 @@ fn put_at_once(bench: &Bench, puts: &[PutSkill], room: u64, taken: fn(&Path) -> 
         assert_full(bench, refused);
     }
     answers.iter().filter(|answer| answer.is_ok()).count() as u64
+}
+
+/// As the kernel makes it after an error of the disk: nobody's write gets so far as to fail in an fsync.
+#[test]
+fn a_file_system_that_has_become_read_only_is_told() {
+    let bench = Bench::new();
+    let read_only = Arc::new(AtomicBool::new(false));
+    let said = Arc::clone(&read_only);
+    let space = move |_: std::os::fd::BorrowedFd<'_>| {
+        Ok(Free {
+            is_read_only: said.load(Ordering::Relaxed),
+            ..Free::default()
+        })
+    };
+    let config = format!(r#"{{"root": {:?}, "fsync": false}}"#, bench.root());
+    let store = bench.create_on(&config, Arc::new(space)).unwrap();
+    for (is_so, state) in [(false, abi::HEALTH_OK), (true, abi::HEALTH_DEGRADED)] {
+        read_only.store(is_so, Ordering::Relaxed);
+        let health = store.health().unwrap();
+        assert_eq!(health.state, state, "{health:?}");
+        assert_eq!(health.message.contains("read-only"), is_so, "{health:?}");
+    }
 }
 
 /// Bytes of all blocks below a directory, on a file system where a directory has one at least.

@@ -95,7 +95,11 @@ impl Bench {
         let space: Space = Arc::new(move |_| {
             looks.fetch_add(1, Ordering::Relaxed);
             let [bytes, inodes] = free.each_ref().map(|n| Some(n.load(Ordering::Relaxed)));
-            Ok(Free { bytes, inodes })
+            Ok(Free {
+                bytes,
+                inodes,
+                is_read_only: false,
+            })
         });
         self.create_on(config, space)
     }
