@@ -439,9 +439,14 @@ impl<'a> Channel<'a> {
             return Err(Refusal::NotFound);
         }
         let mut data = vec![0; request.len as usize];
-        let n = self
+        let read = self
             .services
-            .blob_read(&request.id, request.offset, &mut data)?;
+            .blob_read(&request.id, request.offset, &mut data);
+        let n = read.map_err(|error| match error.code {
+            // Of readers: whoever reads needs no room.
+            abi::E_EXHAUSTED => Refusal::Unavailable,
+            _ => error.into(),
+        })?;
         data.truncate(n);
         Ok(data)
     }
