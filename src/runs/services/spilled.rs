@@ -1,18 +1,22 @@
 //! An output that is too large for an answer, and so was stored: it is the run's output all the same, and nobody gets it with
 //! a secret of the run in it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use skillgate_plugin_sdk::model::RunResult;
+use skillgate_plugin_sdk::model::{Error, RunResult};
 
 use super::Services;
 use crate::blobs;
-use crate::secrets::Search;
+use crate::secrets::{Redactor, Search};
 
 /// Bytes that are looked through at a time, on a thread that others need: some 0.5 ms.
 const PIECE_BYTES: usize = 64 * 1024;
 /// How long that may take altogether, a store that hangs included.
 const WITHIN: Duration = Duration::from_secs(30);
+
+/// Between two looks at one that is short of something at the moment.
+const AGAIN_AFTER_MIN: Duration = Duration::from_millis(100);
 
 const HAS_ONE: &str = r#""[the output is withheld: it is so large that it was stored, and the value of a secret of the run stands in it; return it without]""#;
 const UNKNOWN: &str = r#""[the output is withheld: it is so large that it was stored, and the store did not let it be looked through for the secrets of the run]""#;
@@ -30,8 +34,7 @@ impl Services {
         let (Some(redactor), Some(id)) = (self.granted.redactor(), self.created().pop()) else {
             return result;
         };
-        let search = Search::new(redactor.clone());
-        let looked = tokio::time::timeout(WITHIN, self.is_in_blob(search, &id)).await;
+        let looked = tokio::time::timeout(WITHIN, self.is_in_blob(redactor, &id)).await;
         let why = match looked {
             Ok(Ok(false)) => return result,
             Ok(Ok(true)) => HAS_ONE,
@@ -55,7 +58,21 @@ impl Services {
         result
     }
 
-    async fn is_in_blob(&self, mut search: Search, id: &str) -> Result<bool, blobs::Error> {
+    /// Whether one of them stands in it. What the store is short of for the moment is waited for.
+    async fn is_in_blob(&self, redactor: &Arc<Redactor>, id: &str) -> Result<bool, blobs::Error> {
+        loop {
+            let error = match self.look(Search::new(redactor.clone()), id).await {
+                Err(blobs::Error::Store(error)) => error,
+                other => return other,
+            };
+            let Some(wait) = passes_in(&error) else {
+                return Err(blobs::Error::Store(error));
+            };
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    async fn look(&self, mut search: Search, id: &str) -> Result<bool, blobs::Error> {
         let mut reader = self.blobs.open(self.caller.tenant(), id, 0, 0).await?;
         loop {
             let read = reader.read(PIECE_BYTES).await;
@@ -76,5 +93,32 @@ impl Services {
                 "an output that was withheld cannot be removed"
             );
         }
+    }
+}
+
+/// When to ask again, where the store says that it helps: it had no reader, or no descriptor.
+fn passes_in(error: &Error) -> Option<Duration> {
+    let wait = Duration::from_millis(error.retry_after_ms.into());
+    error.retryable.then(|| wait.max(AGAIN_AFTER_MIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use skillgate_plugin_sdk::abi;
+    use skillgate_plugin_sdk::model::Error;
+
+    use super::{AGAIN_AFTER_MIN, passes_in};
+
+    #[test]
+    fn a_shortage_that_passes_is_waited_for() {
+        let full = || Error::new(abi::E_EXHAUSTED, "all are open");
+        assert_eq!(passes_in(&full()), None);
+        assert_eq!(passes_in(&full().retryable(0)), Some(AGAIN_AFTER_MIN));
+        assert_eq!(
+            passes_in(&full().retryable(1000)),
+            Some(Duration::from_secs(1))
+        );
     }
 }
