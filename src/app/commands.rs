@@ -148,7 +148,8 @@ pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
         let named = policy::Sandbox {
             plugin: sandbox_name(config),
         };
-        let policy = Policy::new(prepared_policy(config).await?, &named, Audit::off());
+        let prepared = prepared_policy(config).await?.unremembered();
+        let policy = Policy::new(prepared, &named, Audit::off());
         // Its own state: a gateway that runs beside keeps its own.
         let scratch =
             tempfile::tempdir().map_err(AppError::io("cannot make a temporary directory"))?;

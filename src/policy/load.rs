@@ -42,8 +42,8 @@ pub struct Status {
 #[derive(Debug)]
 pub struct Prepared {
     pub(super) active: Active,
-    /// Where to remember it.
-    last: PathBuf,
+    /// Where to remember it, where it is to be.
+    last: Option<PathBuf>,
 }
 
 /// The place of a bundle in the order of revisions.
@@ -66,15 +66,18 @@ impl Prepared {
     /// Without a place to remember it.
     #[cfg(test)]
     pub(super) fn of(active: Active) -> Self {
-        Prepared {
-            active,
-            last: PathBuf::new(),
-        }
+        Prepared { active, last: None }
+    }
+
+    /// For who asks it and puts nothing in force: what was last in force is the gateway's to say.
+    #[must_use]
+    pub fn unremembered(self) -> Self {
+        Prepared { last: None, ..self }
     }
 
     /// Remembers the place in the order of revisions, so that a restart does not forget it.
     pub(super) fn remember(&self) {
-        let Some(set) = &self.active.set else {
+        let (Some(set), Some(last_file)) = (&self.active.set, &self.last) else {
             return;
         };
         let Some(sequence) = set.sequence else {
@@ -85,8 +88,8 @@ impl Prepared {
             revision: set.revision.clone(),
             sha256: set.digest.clone(),
         };
-        if let Err(error) = write_last(&self.last, &last) {
-            tracing::error!(%error, file = %self.last.display(), "the policy's sequence could not be kept: after a restart an older bundle would be taken");
+        if let Err(error) = write_last(last_file, &last) {
+            tracing::error!(%error, file = %last_file.display(), "the policy's sequence could not be kept: after a restart an older bundle would be taken");
         }
     }
 }
@@ -135,7 +138,7 @@ pub fn prepare(config: &Config) -> Result<Prepared, BundleError> {
             set,
             since: SystemTime::now(),
         },
-        last: config.plugins.state_dir.join(LAST),
+        last: Some(config.plugins.state_dir.join(LAST)),
     })
 }
 

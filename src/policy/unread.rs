@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use regorus::Value;
 
-use super::bundle::Bundle;
+use super::bundle::{Bundle, Module};
 use super::trial::{code_of, is_of_word};
 use crate::config::did_you_mean;
 use crate::json::short;
@@ -43,6 +43,9 @@ const KNOWN: [(&str, &[&str]); 8] = [
     ("log", &["mask"]),
 ];
 
+/// Where the rules are that the project brings.
+const BUNDLED: [&str; 2] = ["/skills/authz/", "/skills/lib/"];
+
 /// What is asked of each skill in an object, and is found in none if it is anything else: refused, since a list that is one level
 /// too high would be a guard that is none.
 ///
@@ -68,8 +71,20 @@ pub(super) fn shapes(bundle: &Bundle) -> Result<(), Vec<String>> {
 /// The keys beside known ones, or like one, that no rule reads.
 pub(super) fn keys(bundle: &Bundle) -> Vec<String> {
     let served = bundle.modules().iter().filter(|module| !module.is_test());
-    let code = served.flat_map(|it| it.text.lines().map(code_of));
-    let read: BTreeSet<&str> = code.flat_map(names).collect();
+    let (bundled, own): (Vec<_>, Vec<_>) =
+        served.partition(|module| BUNDLED.iter().any(|dir| module.path.contains(dir)));
+    let read_by = |modules: Vec<&'_ Module>| -> BTreeSet<String> {
+        let code = modules.iter().flat_map(|it| it.text.lines().map(code_of));
+        code.flat_map(names).map(str::to_owned).collect()
+    };
+    let mut read = read_by(bundled);
+    // That the bundled rules read it in another place says nothing of this one; where your own do may be anywhere.
+    read.retain(|name| {
+        !KNOWN
+            .iter()
+            .any(|(_, known)| known.contains(&name.as_str()))
+    });
+    read.extend(read_by(own));
     let mut warnings = Vec::new();
     for (file, document) in bundle.documents() {
         let configs = objects(document, "skills.config");
@@ -88,7 +103,7 @@ pub(super) fn keys(bundle: &Bundle) -> Vec<String> {
 fn unread(
     object: &Value,
     known: &'static [&'static str],
-    read: &BTreeSet<&str>,
+    read: &BTreeSet<String>,
 ) -> impl Iterator<Item = String> {
     // What has none of these and nothing like them is a document of another kind.
     let is_ours = members(object).any(|(name, _)| known.contains(&name));
@@ -116,6 +131,8 @@ fn names(code: &str) -> Vec<&str> {
         let after = parts.get(index + 1).map_or("", |after| after.trim_start());
         if index % 2 == 0 {
             let paths = part.split(|c| c != '.' && !is_of_word(c));
+            // What is asked of the caller is nothing of the data.
+            let paths = paths.filter(|path| !path.starts_with("input."));
             names.extend(paths.flat_map(|path| path.split('.').skip(1)));
         } else if !after.starts_with(':') {
             names.push(*part);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::alone;
 use crate::support::gateway::{House, Settings};
 
-fn skill_list(house: &House) -> (Vec<String>, String) {
+pub(crate) fn skill_list(house: &House) -> (Vec<String>, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
     command.args(["skill", "list", "--output", "json", "--config"]);
     command.arg(house.config());

@@ -439,6 +439,11 @@ fn a_policy_that_is_no_good_is_refused_at_the_start_with_its_place() {
     });
     numbered(7);
     house.start().stop();
+    // Who only asks a later one puts nothing in force.
+    numbered(8);
+    crate::commands::skill_list(&house);
+    numbered(7);
+    house.start().stop();
     numbered(6);
     let (code, said, _) = refused(&house);
     assert!(

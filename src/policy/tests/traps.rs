@@ -92,23 +92,39 @@ fn keys_of_the_data_that_no_rule_reads() {
         data["network"]["deny_cidr"] = json!(["203.0.113.0/24"]);
         data["network"]["allow"]["api.example.com"] = json!({ "skill": ["acme"] });
         data["tenants"]["acme"]["limit"] = json!({});
+        // Known elsewhere, and said of the caller: neither narrows anything here.
+        data["network"]["allow"]["own.example.com"] =
+            json!({ "exact": true, "groups": ["g"], "tenants": ["acme"] });
+        data["roles"]["admin"]["source_cidrs"] = json!(["192.0.2.0/24"]);
     };
     let all =
         "roles, groups, tenants, network, secrets, approved_digests, sandbox, limits, freezes, log";
     let place = format!("policies/{file}: ");
     let none = ": no rule reads it, so it has no effect; ";
+    let host = "known here: exact, subdomains, schemes, ports, roles, skills";
     let expected = [
         format!("{place}freeze{none}did you mean freezes?"),
         format!("{place}mine{none}known here: {all}"),
+        format!(
+            "{place}roles.admin.source_cidrs{none}known here: actions, namespaces, attenuate, any_namespace"
+        ),
         format!("{place}tenants.acme.limit{none}did you mean limits?"),
         format!("{place}network.deny_cidr{none}did you mean deny_cidrs?"),
         format!("{place}network.allow.api.example.com.skill{none}did you mean skills?"),
+        format!("{place}network.allow.own.example.com.groups{none}{host}"),
+        format!("{place}network.allow.own.example.com.tenants{none}{host}"),
     ];
     assert_eq!(warned(&slips, "# mine"), expected);
     // Somebody reads it.
     let mine = |data: &mut serde_json::Value| data["mine"] = json!({});
     let reads = "deny contains r if some r in data.skills.config.mine";
     assert!(warned(&mine, reads).is_empty());
+    let tenants = |data: &mut serde_json::Value| {
+        data["network"]["allow"]["own.example.com"] = json!({ "exact": true, "tenants": ["acme"] });
+    };
+    assert_eq!(warned(&tenants, "# mine").len(), 1);
+    let reads = "deny contains h if {\n\tsome h, it in data.skills.config.network.allow\n\tit.tenants == []\n}";
+    assert!(warned(&tenants, reads).is_empty());
     // Each tenant has one: the first of them are told.
     let many = |data: &mut serde_json::Value| {
         for n in 0..30 {
