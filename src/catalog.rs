@@ -338,7 +338,8 @@ impl Catalog {
         };
         if file.size_bytes > bytes_max {
             let message = format!(
-                "{path} has {} bytes and an answer holds at most {bytes_max} (server.max_body_bytes)",
+                "{path} has {} bytes and an answer holds at most {bytes_max} (server.max_body_bytes): read it in a run that mounts the \
+                 skill (run_code with mount_skills)",
                 file.size_bytes
             );
             return Err(Error::TooLarge { message });

@@ -39,8 +39,18 @@ pub fn openrpc() -> Value {
     })
 }
 
+/// Parameters of ours beside those of a tool's schema, which the specification prints (REQUIREMENTS R11).
+const BESIDE: [(&str, &str, &str); 1] = [(
+    "create_blob",
+    "encoding",
+    r#"{"type":"string","enum":["base64"],"description":"Set when content is base64"}"#,
+)];
+
 fn describe(method: &Method) -> Value {
-    let schema = schema(method.params);
+    let mut schema = schema(method.params);
+    for (_, name, beside) in BESIDE.iter().filter(|it| it.0 == method.name) {
+        schema["properties"][*name] = self::schema(beside);
+    }
     let required: Vec<&str> = schema["required"]
         .as_array()
         .into_iter()

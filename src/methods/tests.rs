@@ -44,6 +44,16 @@ fn openrpc_lists_every_method_with_its_parameters() {
         .find(|param| param["name"] == "name")
         .unwrap();
     assert_eq!(name["required"], true);
+    // Also what the specification's tool, which `/tools` has as it is, does not list.
+    let names = |method: &str| {
+        let methods = document["methods"].as_array().unwrap();
+        let method = methods.iter().find(|it| it["name"] == method).unwrap();
+        let params = method["params"].as_array().unwrap().iter();
+        params
+            .map(|it| it["name"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names("create_blob"), ["content", "encoding", "kind"]);
 }
 
 #[test]
