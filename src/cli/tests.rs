@@ -436,13 +436,13 @@ fn a_run_is_printed_without_what_a_terminal_obeys() {
     let result = json!({
         "run_id": "run_1", "status": "failed", "logs_preview": "one\n\u{1b}[31mtwo",
         "usage": { "wall_ms": 3 }, "summary": "s\u{202e}", "output_blobs": ["blob:1"],
-        "error": { "type": "ValueError", "message": "Traceback:\n  x" }, "output": { "a": [1] },
+        "error": { "type": "ValueError", "message": "Traceback:\n  x" }, "output": { "a": [1, "\u{9b}31m\u{202e}\u{7f}é"] },
     });
     let mut out = Vec::new();
     let result = serde_json::value::to_raw_value(&result).unwrap();
     skill_run::print(&result, &mut out).unwrap();
     let expected = "run_1 failed\nusage: wall_ms 3\nsummary: s\\u{202e}\nlogs:\n  one\n  \\u{1b}[31mtwo\nblob: blob:1\n\
-                    error: ValueError\n  Traceback:\n    x\noutput:\n{\n  \"a\": [\n    1\n  ]\n}\n";
+                    error: ValueError\n  Traceback:\n    x\noutput:\n{\n  \"a\": [\n    1,\n    \"\\u009b31m\\u202e\\u007fé\"\n  ]\n}\n";
     assert_eq!(String::from_utf8(out).unwrap(), expected);
 }
 
