@@ -1,5 +1,7 @@
 //! Finding, loading and making instances of plugins.
 
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,8 +40,25 @@ impl State {
         Ok(path)
     }
 
+    /// Of an instance: private, as the contract promises (skg_create_request). What a plugin keeps there is of all tenants.
+    fn private(&self, instance: &str) -> Result<PathBuf, AppError> {
+        let path = self.directory(instance)?;
+        let mode = std::fs::metadata(&path).map(|meta| meta.mode());
+        let closed = mode.and_then(|mode| {
+            if mode & 0o077 == 0 {
+                return Ok(());
+            }
+            std::fs::set_permissions(&path, Permissions::from_mode(0o700))
+        });
+        closed.map_err(AppError::io(format!(
+            "cannot close the directory {} to others (plugins.state_dir); it has to be the gateway's own",
+            path.display()
+        )))?;
+        Ok(path)
+    }
+
     fn request(&self, instance: &str, config: &Value) -> Result<CreateRequest, AppError> {
-        let state_dir = self.directory(instance)?;
+        let state_dir = self.private(instance)?;
         Ok(CreateRequest {
             instance_id: self.instance_id(instance),
             state_dir: state_dir.to_string_lossy().into_owned(),
@@ -187,5 +206,25 @@ pub(super) fn bundled_plugin(name: &str) -> Result<PathBuf, AppError> {
             name: name.to_owned(),
             looked,
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_instance_keeps_is_closed_to_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("state");
+        let state = State { root: root.clone() };
+        // One that an earlier version has left open, and one that is not there yet.
+        std::fs::create_dir_all(root.join("store")).unwrap();
+        std::fs::set_permissions(root.join("store"), Permissions::from_mode(0o755)).unwrap();
+        for instance in ["store", "sandbox"] {
+            let request = state.request(instance, &Value::Null).unwrap();
+            let mode = std::fs::metadata(request.state_dir).unwrap().mode();
+            assert_eq!(mode & 0o7777, 0o700, "{instance}");
+        }
     }
 }
