@@ -4,10 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, RunResult};
+use tracing::Instrument;
 
 use super::Services;
 use crate::blobs;
+use crate::runs::answer::failure;
 use crate::secrets::{Redactor, Search};
 
 /// Bytes that are looked through at a time, on a thread that others need: some 0.5 ms.
@@ -25,12 +28,24 @@ impl Services {
     /// The result of a run whose output may be its last blob. Where one of its secrets stands in that, or it cannot be known, the
     /// blob goes, and a sentence is the output.
     pub(in crate::runs) async fn without_secrets_in_blob(
-        &self,
-        mut result: RunResult,
+        self: &Arc<Self>,
+        result: RunResult,
     ) -> RunResult {
         if !(result.completed && result.output_spilled) {
             return result;
         }
+        // A task of its own: what must not be kept goes, also where its caller has gone.
+        let services = self.clone();
+        let looking = async move { services.looked_through(result).await };
+        let looked = tokio::spawn(looking.in_current_span()).await;
+        looked.unwrap_or_else(|error| {
+            tracing::error!(run_id = self.run_id, %error, "looking through an output");
+            let why = "the output could not be looked through for the secrets of the run";
+            failure(abi::RUN_SANDBOX_ERROR, why.to_owned())
+        })
+    }
+
+    async fn looked_through(&self, mut result: RunResult) -> RunResult {
         let (Some(redactor), Some(id)) = (self.granted.redactor(), self.created().pop()) else {
             return result;
         };
