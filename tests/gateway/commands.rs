@@ -9,19 +9,25 @@ use serde_json::{Value, json};
 use crate::alone;
 use crate::support::gateway::{House, Settings};
 
-pub(crate) fn skill_list(house: &House) -> (Vec<String>, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
-    command.args(["skill", "list", "--output", "json", "--config"]);
-    command.arg(house.config());
-    house.clean(&mut command);
+/// What a command that has to succeed prints, and what it says beside.
+fn succeeded(mut command: Command) -> (String, String) {
     let Output {
         status,
         stdout,
         stderr,
     } = command.output().unwrap();
-    let said = String::from_utf8(stderr).unwrap();
+    let [printed, said] = [stdout, stderr].map(|bytes| String::from_utf8(bytes).unwrap());
     assert!(status.success(), "{status}: {said}");
-    let listed: Value = serde_json::from_slice(&stdout).unwrap();
+    (printed, said)
+}
+
+pub(crate) fn skill_list(house: &House) -> (Vec<String>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+    command.args(["skill", "list", "--output", "json", "--config"]);
+    command.arg(house.config());
+    house.clean(&mut command);
+    let (stdout, said) = succeeded(command);
+    let listed: Value = serde_json::from_str(&stdout).unwrap();
     let name = |skill: &Value| skill["name"].as_str().unwrap().to_owned();
     let names = listed["skills"].as_array().unwrap().iter().map(name);
     (names.collect(), said)
@@ -261,14 +267,7 @@ fn a_skill_that_is_run_gets_its_arguments_as_they_are_written() {
         command.arg(house.config()).arg(&skill);
         command.args(["--args", args]).args(more);
         house.clean(&mut command);
-        let Output {
-            status,
-            stdout,
-            stderr,
-        } = command.output().unwrap();
-        let said = String::from_utf8(stderr).unwrap();
-        assert!(status.success(), "{status}: {said}");
-        String::from_utf8(stdout).unwrap()
+        succeeded(command).0
     };
     let compact = |text: &str| text.replace(char::is_whitespace, "");
     let written = r#"{"z":12345678901234567890123,"a":"{,}","e":[{}]}"#;
