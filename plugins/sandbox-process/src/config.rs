@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use crate::launcher::UID_ROOM;
 use crate::probe::EXCUSABLE;
 use crate::wire::Layer;
 
@@ -81,8 +82,6 @@ pub(crate) const SCHEMA: &str = r#"{
 }"#;
 
 const WAITING_MAX: u64 = 1024;
-/// Room above `uid_base` for as many runs as can ever live at once.
-const UID_ROOM: u32 = 1 << 20;
 
 impl Default for Config {
     fn default() -> Self {

@@ -16,6 +16,7 @@
 mod back_off;
 mod birth;
 mod children;
+mod ids;
 mod lacking;
 mod lasting;
 mod leases;
@@ -42,6 +43,7 @@ use crate::probe::{self, Standing};
 use crate::root;
 use crate::sys::{self, Poll, Watch};
 use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
+pub(crate) use ids::{Id, Ids, UID_ROOM};
 use leases::Leases;
 use load::Load;
 use pace::Pace;
@@ -162,8 +164,7 @@ impl Cannot {
 
 struct Launcher {
     ground: Ground,
-    standing: Standing,
-    uid_base: u32,
+    ids: Ids,
     groups: Option<Groups>,
     runs: BTreeMap<u32, Run>,
     leaving: Vec<RunGroup>,
@@ -247,13 +248,16 @@ impl Launcher {
         let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let home = sys::open("/proc/self/ns/mnt", libc::O_RDONLY)
             .map_err(|e| broken("/proc/self/ns/mnt", e))?;
+        let ids = Ids::new(standing, hello.uid_base);
+        let trial = ids
+            .take(|_| false)
+            .map_err(|e| broken("a user id for runs", e))?;
         let mut launcher = Launcher {
             home,
             lost: Vec::new(),
             strays: Vec::new(),
             ground,
-            standing,
-            uid_base: hello.uid_base,
+            ids,
             groups: None,
             runs: BTreeMap::new(),
             leaving: Vec::new(),
@@ -271,8 +275,7 @@ impl Launcher {
         };
         let outcome = probe::layers(
             &mut launcher.ground,
-            standing,
-            hello.uid_base,
+            (&launcher.ids, &trial),
             groups,
             built,
             &hello.downgrades,
@@ -459,9 +462,9 @@ impl Launcher {
     }
 
     /// The id of a run that executes its interpreter, in the launcher's user namespace.
-    fn outer_id(&self, slot: u32) -> u32 {
+    fn outer_id(&self, id: &Id) -> u32 {
         if self.ground.without.keeps(Guard::OwnUser) {
-            self.standing.outer_id(self.uid_base, slot)
+            id.outer()
         } else {
             sys::effective_ids().0
         }

@@ -8,10 +8,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::cgroup::{GroupLimits, Groups, RunGroup};
 use crate::isolate::{self, BORN_IN, Ground, Isolation};
+use crate::launcher::{self, Id, Ids};
 use crate::root::GUEST;
 use crate::sys::{self, Fork, Poll};
 use crate::wire::{Layer, LayerReport, LayerState, Report, RunSpec};
-use crate::{landlock, launcher, seccomp};
+use crate::{landlock, seccomp};
 
 /// Layers whose absence an operator may excuse, with the names for `downgrades`.
 pub(crate) const EXCUSABLE: [Layer; 3] = [Layer::Cgroup, Layer::Landlock, Layer::UserNamespace];
@@ -25,15 +26,6 @@ pub(crate) enum Standing {
     Root,
     /// An ordinary user, in a user namespace of the launcher's own where it is root: every run has that one id.
     User,
-}
-
-impl Standing {
-    pub(crate) fn outer_id(self, base: u32, slot: u32) -> u32 {
-        match self {
-            Standing::Root => base.saturating_add(slot),
-            Standing::User => 0,
-        }
-    }
 }
 
 /// Gives the launcher a mount namespace of its own, which follows the host's, with the right to mount in it.
@@ -99,14 +91,13 @@ fn missing(layer: Layer, detail: impl Into<String>, advice: &str) -> LayerReport
 /// Tries every layer, sets in `ground` what is excused, and last tries all of it together.
 pub(crate) fn layers(
     ground: &mut Ground,
-    standing: Standing,
-    uid_base: u32,
+    (ids, id): (&Ids, &Id),
     groups: Result<Groups, String>,
     built: io::Result<()>,
     excused: &[Layer],
 ) -> Outcome {
     let excused = &[excused, &ground.without.layers()].concat();
-    let id = standing.outer_id(uid_base, 0);
+    let (standing, id) = (ids.standing(), id.outer());
     let mut report = vec![
         namespaces(),
         match &built {
@@ -117,7 +108,7 @@ pub(crate) fn layers(
                 MOUNTS_ADVICE,
             ),
         },
-        user_namespace(standing, id),
+        user_namespace(ids, id),
         capabilities(id),
         seccomp(),
         landlock(ground.landlock_abi),
@@ -241,22 +232,17 @@ fn namespaces() -> LayerReport {
     )
 }
 
-fn user_namespace(standing: Standing, id: u32) -> LayerReport {
-    match (
-        trial(0, || {
-            isolate::take_identity(id, standing == Standing::Root, true, isolate::INSIDE_ID)
-        }),
-        standing,
-    ) {
-        (Ok(()), Standing::Root) => ok(
+fn user_namespace(ids: &Ids, id: u32) -> LayerReport {
+    let is_root = ids.standing() == Standing::Root;
+    let tried = trial(0, || {
+        isolate::take_identity(id, is_root, true, isolate::INSIDE_ID)
+    });
+    match tried {
+        Ok(()) => ok(
             Layer::UserNamespace,
-            format!("one per run; user ids {id} and up outside, 1000 inside"),
+            format!("one per run; {}, 1000 inside", ids.described()),
         ),
-        (Ok(()), Standing::User) => ok(
-            Layer::UserNamespace,
-            "one per run; every run has the gateway's own user id outside, 1000 inside",
-        ),
-        (Err(e), _) => missing(
+        Err(e) => missing(
             Layer::UserNamespace,
             format!("cannot give a run its own user namespace and id {id}: {e}"),
             "allow user namespaces (sysctl user.max_user_namespaces); inside a container set `uid_base` to ids that its own /proc/self/uid_map has",

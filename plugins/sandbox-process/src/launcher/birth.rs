@@ -57,13 +57,13 @@ impl Theirs {
         let entrance = group.map(RunGroup::entrance).unwrap_or_default();
         let order = Order {
             spec: child.spec.clone(),
-            outer_id: child.lease.outer_id,
+            outer_id: child.lease.id.outer(),
             user: child.lease.user.is_some(),
             born_in: entrance.born_in.is_some(),
             idle_ns: child.idle_ns,
         };
         let lease = &child.lease;
-        sys::give(self.output.as_fd(), lease.outer_id);
+        sys::give(self.output.as_fd(), lease.id.outer());
         let mut fds = vec![lease.network.as_fd(), lease.ipc.as_fd()];
         fds.extend(lease.user.as_ref().map(AsFd::as_fd));
         fds.extend([&self.orders, &self.channel, &self.output, &self.report].map(AsFd::as_fd));

@@ -199,16 +199,9 @@ impl Launcher {
             return Ok(false);
         };
         let runs = &self.runs;
-        let (standing, uid_base) = (self.standing, self.uid_base);
+        let ids = &self.ids;
         let lease = leases
-            .take(
-                |leases| {
-                    (0..)
-                        .find(|s| !runs.contains_key(s) && !leases.has(*s))
-                        .unwrap_or(u32::MAX)
-                },
-                |slot| standing.outer_id(uid_base, slot),
-            )
+            .take(|leases| ids.take(|slot| runs.contains_key(&slot) || leases.has(slot)))
             .map_err(|e| Cannot::new("namespaces for it cannot be made", &e))?;
         let (mut group, mut scarce, mut furnishing) = (None, false, None);
         let made = || -> io::Result<_> {
@@ -297,7 +290,7 @@ impl Launcher {
         child: Ordered,
         init: Process,
     ) {
-        let slot = child.lease.slot;
+        let slot = child.lease.id.slot();
         let (limits, idle_ns) = (child.limits, child.idle_ns);
         let process_1 = init.pid as u32;
         let RunSpec {

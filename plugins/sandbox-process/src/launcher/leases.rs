@@ -10,14 +10,14 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::ids::Id;
 use crate::isolate::INSIDE_ID;
 use crate::sys::{self, Fork};
 
 /// The namespaces of one run, and the user id that goes with them.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    pub(crate) slot: u32,
-    pub(crate) outer_id: u32,
+    pub(crate) id: Id,
     pub(crate) network: OwnedFd,
     pub(crate) ipc: OwnedFd,
     /// `None`: excused.
@@ -53,29 +53,23 @@ impl Leases {
         self.slots.contains(&slot)
     }
 
-    /// One that is free, or else a new one in `slot`, whose run has the id `outer_id(slot)`.
-    pub(crate) fn take(
-        &mut self,
-        slot: impl FnOnce(&Self) -> u32,
-        outer_id: impl FnOnce(u32) -> u32,
-    ) -> io::Result<Lease> {
+    /// One that is free, or else a new one with this id.
+    pub(crate) fn take(&mut self, id: impl FnOnce(&Self) -> io::Result<Id>) -> io::Result<Lease> {
         if let Some(lease) = self.free.pop() {
             return Ok(lease);
         }
-        let slot = slot(self);
-        let outer_id = outer_id(slot);
+        let id = id(self)?;
         let made = new_pair();
         self.go_home();
         let [network, ipc] = made?;
         let user = if self.with_user {
-            Some(new_user_namespace(outer_id)?)
+            Some(new_user_namespace(id.outer())?)
         } else {
             None
         };
-        self.slots.insert(slot);
+        self.slots.insert(id.slot());
         Ok(Lease {
-            slot,
-            outer_id,
+            id,
             network,
             ipc,
             user,
@@ -107,14 +101,14 @@ impl Leases {
         if pristine && self.free.len() < self.free_max {
             self.free.push(lease);
         } else {
-            self.slots.remove(&lease.slot);
+            self.slots.remove(&lease.id.slot());
         }
     }
 
     /// Those that no run has.
     pub(crate) fn let_go(&mut self) {
         for lease in self.free.drain(..) {
-            self.slots.remove(&lease.slot);
+            self.slots.remove(&lease.id.slot());
         }
     }
 }
@@ -178,15 +172,14 @@ mod tests {
             let (notice, _plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
             let [network, ipc] = new_pair().unwrap();
             let lease = Lease {
-                slot: 0,
-                outer_id: 0,
+                id: Id::of_a_test(),
                 network,
                 ipc,
                 user: None,
             };
             let _ = leases.open_gate(&lease, notice.as_fd());
         } else {
-            let _ = leases.take(|_| 0, |_| 0);
+            let _ = leases.take(|_| Ok(Id::of_a_test()));
         }
     }
 

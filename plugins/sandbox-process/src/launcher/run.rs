@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::ids::Id;
 use super::lasting::Lasting;
 use super::leases::Lease;
 use crate::cgroup::{GroupUse, RunGroup};
@@ -81,6 +82,8 @@ pub(super) struct Run {
     pub(super) used_before: GroupUse,
     /// The plugin has let go of it: when it is killed.
     pub(super) ends_ns: Option<u64>,
+    /// Of a run with an interpreter of its own: nobody else's until it has ended. A zygote's child has its lease's.
+    pub(super) _id: Option<Id>,
     /// Of a zygote's child.
     pub(super) pooled: Option<Pooled>,
 }
@@ -149,6 +152,7 @@ impl Run {
             killed: false,
             used_before: GroupUse::default(),
             ends_ns: None,
+            _id: None,
             pooled: None,
         }
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::run::{Process, Run, tell};
-use super::{Cannot, Launcher};
+use super::{Cannot, Id, Launcher};
 use crate::cgroup::{Entrance, GroupLimits, RunGroup};
 use crate::guard::{Guard, Without};
 use crate::isolate::Isolation;
@@ -42,9 +42,12 @@ impl Launcher {
         let kept = notice
             .try_clone()
             .map_err(|e| Cannot::new("its notice socket", &e))?;
-        let slot = (0..)
-            .find(|s| !self.runs.contains_key(s) && self.leases.as_ref().is_none_or(|l| !l.has(*s)))
-            .unwrap_or(u32::MAX);
+        let is_leased = |slot| self.leases.as_ref().is_some_and(|l| l.has(slot));
+        let id = self
+            .ids
+            .take(|slot| self.runs.contains_key(&slot) || is_leased(slot))
+            .map_err(|e| Cannot::new("its user id", &e))?;
+        let slot = id.slot();
         let limits = GroupLimits {
             memory_bytes: spec.memory_bytes,
             pids: spec.max_pids.saturating_add(1),
@@ -58,7 +61,7 @@ impl Launcher {
             .transpose()
             .map_err(|e| Cannot::new("control group", &e))?;
         let entrance = group.as_ref().map(RunGroup::entrance).unwrap_or_default();
-        let started = self.spawn(spec, slot, &mounts, &entrance, [output, channel, notice]);
+        let started = self.spawn(spec, &id, &mounts, &entrance, [output, channel, notice]);
         let (pid, pidfd, report) = match started {
             Ok(started) => started,
             Err(e) => {
@@ -70,6 +73,7 @@ impl Launcher {
             group,
             deadline_ns: spec.deadline_ns,
             cpu_limit_us: spec.cpu_ms.saturating_mul(1000),
+            _id: Some(id),
             ..Run::new(Process { pid, pidfd }, kept, report)
         };
         run.begin(LASTS_NS);
@@ -85,14 +89,14 @@ impl Launcher {
     fn spawn(
         &self,
         spec: &RunSpec,
-        slot: u32,
+        id: &Id,
         mounts: &[OwnedFd],
         entrance: &Entrance<'_>,
         [output, channel, notice]: [&OwnedFd; 3],
     ) -> io::Result<(libc::pid_t, OwnedFd, OwnedFd)> {
         let (report, report_in) = sys::pipe()?;
         sys::set_nonblocking(report.as_fd())?;
-        let outer_id = self.outer_id(slot);
+        let outer_id = self.outer_id(id);
         sys::give(output.as_fd(), outer_id);
         let isolation = Isolation {
             ground: &self.ground,

@@ -305,6 +305,31 @@ pub(crate) fn try_lock(fd: BorrowedFd<'_>) -> io::Result<bool> {
     }
 }
 
+/// An exclusive lock on one byte of a file that is open for writing, which need not be there: the open description has it,
+/// until that is closed or [`unlock_byte`]. `false`: somebody else has it.
+pub(crate) fn try_lock_byte(fd: BorrowedFd<'_>, at: u64) -> io::Result<bool> {
+    match lock_byte(fd, at, libc::F_WRLCK) {
+        Ok(()) => Ok(true),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+pub(crate) fn unlock_byte(fd: BorrowedFd<'_>, at: u64) -> io::Result<()> {
+    lock_byte(fd, at, libc::F_UNLCK)
+}
+
+fn lock_byte(fd: BorrowedFd<'_>, at: u64, kind: libc::c_int) -> io::Result<()> {
+    // SAFETY: an all-zero flock is valid: from the file's beginning, and no process id, which F_OFD_SETLK wants.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_start = at as libc::off_t;
+    lock.l_len = 1;
+    // SAFETY: `lock` lives through the call, which reads it alone.
+    let done = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    check(done.into()).map(drop)
+}
+
 /// The file that the code of this library was loaded from.
 pub(crate) fn own_file() -> Option<PathBuf> {
     use std::os::unix::ffi::OsStrExt;

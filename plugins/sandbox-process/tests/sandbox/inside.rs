@@ -187,6 +187,35 @@ def main(args):
     });
 }
 
+/// Of two gateways with the same `uid_base`, say, or while a sandbox is exchanged.
+#[test]
+fn runs_of_two_launchers_have_no_user_id_in_common() {
+    if !is_root() {
+        return; // every run has the gateway's own
+    }
+    let instances = [Instance::new(), Instance::new()];
+    let code = "import os, time\ndef main(args):\n    print('here', flush=True)\n    while not os.path.exists('/blobs/go/x'): time.sleep(0.005)\n";
+    let dir = tempfile::tempdir().unwrap();
+    open_to_all(dir.path());
+    let blob = || Source::Path(dir.path().display().to_string());
+    let services = [(); 4].map(|()| Services::default());
+    std::thread::scope(|scope| {
+        for (i, services) in services.iter().enumerate() {
+            let mut request = request(code);
+            request.mounts = vec![mount("/blobs/go", blob())];
+            let plugin = &instances[i % 2].plugin;
+            scope.spawn(move || plugin.run(request, services).unwrap());
+        }
+        eventually("all are there", || {
+            services.iter().all(|s| s.text().contains("here"))
+        });
+        let uids = instances.each_ref().map(run_uids);
+        std::fs::write(dir.path().join("x"), "").unwrap();
+        assert!(uids.iter().all(|uids| uids.len() == 2), "{uids:?}");
+        assert!(uids[0].is_disjoint(&uids[1]), "{uids:?}");
+    });
+}
+
 /// The user ids of the runs' interpreters, as the host sees them.
 fn run_uids(instance: &Instance) -> std::collections::BTreeSet<u32> {
     use std::os::unix::fs::MetadataExt;

@@ -117,8 +117,7 @@ fn child(init: Process, notice: OwnedFd, untold: Option<Box<Untold>>) -> Run {
         number: 1,
         domain: String::new(),
         lease: Lease {
-            slot: 0,
-            outer_id: 0,
+            id: Id::of_a_test(),
             network: nothing(),
             ipc: nothing(),
             user: None,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::launcher::Id;
 use crate::launcher::back_off::{FIRST_NS, MAX_NS};
 use crate::sys::Poll;
 use crate::wire::Memory;
@@ -128,8 +129,7 @@ fn pending() -> Pending {
     let null = || sys::open("/dev/null", libc::O_RDONLY).unwrap();
     let child = Ordered {
         lease: Lease {
-            slot: 0,
-            outer_id: 0,
+            id: Id::of_a_test(),
             network: null(),
             ipc: null(),
             user: None,
