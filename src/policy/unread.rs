@@ -33,7 +33,7 @@ const KNOWN: [(&str, &[&str]); 8] = [
         &["actions", "namespaces", "attenuate", "any_namespace"],
     ),
     ("tenants.*", &["source_cidrs", "limits"]),
-    ("network", &["allow", "allow_cidrs", "deny_cidrs"]),
+    ("network", &["allow", "deny_cidrs"]),
     (
         "network.allow.*",
         &["exact", "subdomains", "schemes", "ports", "roles", "skills"],
