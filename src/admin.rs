@@ -173,7 +173,7 @@ mod tests {
             .header("host", host)
             .body(full(""))
             .unwrap();
-        let answer = stack(admin.clone(), DoorLayer::new(&[]))
+        let answer = stack(admin.clone(), DoorLayer::new(&[], "admin.allowed_hosts"))
             .oneshot(request)
             .await
             .unwrap();

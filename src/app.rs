@@ -248,7 +248,7 @@ impl App {
                 large_bodies_max: config.server.max_large_bodies,
             },
             transfers_max: config.blobs.max_transfers,
-            door: DoorLayer::new(&config.server.allowed_hosts),
+            door: DoorLayer::new(&config.server.allowed_hosts, "server.allowed_hosts"),
             readiness,
             metrics,
         };

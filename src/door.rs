@@ -21,15 +21,17 @@ use crate::server::Body;
 #[derive(Debug, Clone)]
 pub struct DoorLayer {
     names: Arc<[String]>,
+    key: &'static str,
 }
 
 impl DoorLayer {
-    /// Lets requests in that name the listen address, a loopback name, an IP address, or one of
-    /// `server.allowed_hosts`.
+    /// Lets requests in that name the listen address, a loopback name, an IP address, or one of `allowed_hosts`, which the
+    /// configuration has as `key`.
     ///
     /// As a `Host` an IP address is safe whatever it is: rebinding needs a name. As an `Origin` it is not.
-    pub fn new(allowed_hosts: &[String]) -> Self {
+    pub fn new(allowed_hosts: &[String], key: &'static str) -> Self {
         DoorLayer {
+            key,
             names: allowed_hosts
                 .iter()
                 .map(|name| name.to_ascii_lowercase())
@@ -44,6 +46,7 @@ impl<S> Layer<S> for DoorLayer {
     fn layer(&self, inner: S) -> Door<S> {
         Door {
             names: self.names.clone(),
+            key: self.key,
             inner,
         }
     }
@@ -53,6 +56,7 @@ impl<S> Layer<S> for DoorLayer {
 #[derive(Debug, Clone)]
 pub struct Door<S> {
     names: Arc<[String]>,
+    key: &'static str,
     inner: S,
 }
 
@@ -67,8 +71,9 @@ impl<S> Door<S> {
                 StatusCode::BAD_REQUEST,
                 "bad_request",
                 format!(
-                    "this server does not answer for the host {:?}; an operator adds it to server.allowed_hosts",
-                    short(host.as_str())
+                    "this server does not answer for the host {:?}; an operator adds it to {}",
+                    short(host.as_str()),
+                    self.key
                 ),
             ));
         }
@@ -215,7 +220,8 @@ mod tests {
     use tower::{Layer, ServiceExt, service_fn};
 
     async fn status(build: impl Fn(http::request::Builder) -> http::request::Builder) -> u16 {
-        let layer = DoorLayer::new(&["gate.example.com".into(), "192.0.2.9:3000".into()]);
+        let ours = ["gate.example.com".into(), "192.0.2.9:3000".into()];
+        let layer = DoorLayer::new(&ours, "server.allowed_hosts");
         let door = layer.layer(service_fn(|_: Named| async {
             Ok(Response::new(full("in")))
         }));

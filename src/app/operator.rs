@@ -56,7 +56,7 @@ impl Operator {
         Ok(Operator {
             address: listener.local_addr().map_err(cannot())?,
             listener,
-            door: DoorLayer::new(&config.admin.allowed_hosts),
+            door: DoorLayer::new(&config.admin.allowed_hosts, "admin.allowed_hosts"),
             settings: server::Settings {
                 header_timeout: Duration::from_millis(config.server.header_timeout_ms),
                 write_timeout: Duration::from_millis(config.server.write_timeout_ms),

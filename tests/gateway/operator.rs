@@ -344,6 +344,27 @@ fn a_trace_goes_through() {
     assert!(own.len() == 32 && own != TRACE, "{own}");
 }
 
+/// Who follows the advice for the other listener opens the public one, and is refused as before.
+#[test]
+fn a_host_that_is_refused_names_the_key_of_its_listener() {
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    for (address, key) in [
+        (&gateway.address, "server.allowed_hosts"),
+        (&gateway.admin, "admin.allowed_hosts"),
+    ] {
+        let mut client = Client::open(address).unwrap();
+        client
+            .write(b"GET /metrics HTTP/1.1\r\nHost: gate.internal\r\n\r\n")
+            .unwrap();
+        let answer = client.answer().unwrap();
+        assert_eq!(answer.status, 400);
+        let text = answer.text();
+        assert!(text.contains(&format!("adds it to {key}")), "{text}");
+    }
+    gateway.stop();
+}
+
 /// A request may have a head of 64 KiB, and there are three lines in the log for one that is refused.
 #[test]
 fn nobody_writes_long_lines_to_the_log() {
