@@ -84,45 +84,17 @@ fn assemble(config: &Config, clock: Clock) -> Result<Jwt, ConfigErrors> {
         fresh: Duration::from_secs(auth.jwks_max_age_s),
         stale: Duration::from_secs(auth.jwks_max_stale_s),
     };
-    let mut issuers = HashMap::new();
+    let (mut issuers, mut problems) = (HashMap::new(), Vec::new());
     for (at, issuer) in auth.issuers.iter().enumerate() {
-        let wrong = |key: &str, message: String| {
-            config.wrong(&format!("auth.issuers[{at}].{key}"), message)
-        };
-        let remote = |location: Location| {
-            let ca = issuer.ca_file.as_deref().map(read).transpose();
-            let fetcher =
-                ca.and_then(|ca| Fetcher::new(ca.as_deref()))
-                    .map_err(|why| match &issuer.ca_file {
-                        Some(path) => wrong("ca_file", format!("{}: {why}", path.display())),
-                        None => wrong("issuer", why),
-                    })?;
-            let source = format!("{location:?} {:?}", issuer.ca_file);
-            let fetch = location.fetch(fetcher, algorithms(issuer));
-            Ok(Keys::Remote(Remote::new(
-                &issuer.issuer,
-                source,
-                fetch,
-                ages,
-                clock.clone(),
-                generation.clone(),
-            )))
-        };
-        let keys = match &issuer.keys {
-            KeySource::File(path) => Keys::Fixed(
-                key_file(path, issuer)
-                    .map_err(|why| wrong("jwks_file", format!("{}: {why}", path.display())))?,
-            ),
-            KeySource::Secret(path) => Keys::Fixed(
-                secret_file(path)
-                    .map_err(|why| wrong("secret_file", format!("{}: {why}", path.display())))?,
-            ),
-            KeySource::Url(url) => remote(Location::Url(url.clone()))?,
-            KeySource::Discovery => remote(Location::Discovery {
-                issuer: issuer.issuer.clone(),
-            })?,
-        };
-        issuers.insert(issuer.issuer.clone(), Issuer::new(issuer, keys));
+        match keys_of(config, at, ages, &clock, &generation) {
+            Ok(keys) => {
+                issuers.insert(issuer.issuer.clone(), Issuer::new(issuer, keys));
+            }
+            Err(wrong) => problems.extend(wrong.problems),
+        }
+    }
+    if !problems.is_empty() {
+        return Err(ConfigErrors { problems });
     }
     let verifier = Verifier::new(issuers, auth.token_cache_entries, generation, clock);
     let challenge = Challenge {
@@ -139,6 +111,52 @@ fn assemble(config: &Config, clock: Clock) -> Result<Jwt, ConfigErrors> {
     Ok(Jwt {
         verifier,
         challenge,
+    })
+}
+
+/// Of the issuer at this place.
+fn keys_of(
+    config: &Config,
+    at: usize,
+    ages: Ages,
+    clock: &Clock,
+    generation: &Generation,
+) -> Result<Keys, ConfigErrors> {
+    let issuer = &config.auth.issuers[at];
+    let wrong =
+        |key: &str, message: String| config.wrong(&format!("auth.issuers[{at}].{key}"), message);
+    let remote = |location: Location| {
+        let ca = issuer.ca_file.as_deref().map(read).transpose();
+        let fetcher = ca
+            .and_then(|ca| Fetcher::new(ca.as_deref()))
+            .map_err(|why| match &issuer.ca_file {
+                Some(path) => wrong("ca_file", format!("{}: {why}", path.display())),
+                None => wrong("issuer", why),
+            })?;
+        let source = format!("{location:?} {:?}", issuer.ca_file);
+        let fetch = location.fetch(fetcher, algorithms(issuer));
+        Ok(Keys::Remote(Remote::new(
+            &issuer.issuer,
+            source,
+            fetch,
+            ages,
+            clock.clone(),
+            generation.clone(),
+        )))
+    };
+    Ok(match &issuer.keys {
+        KeySource::File(path) => Keys::Fixed(
+            key_file(path, issuer)
+                .map_err(|why| wrong("jwks_file", format!("{}: {why}", path.display())))?,
+        ),
+        KeySource::Secret(path) => Keys::Fixed(
+            secret_file(path)
+                .map_err(|why| wrong("secret_file", format!("{}: {why}", path.display())))?,
+        ),
+        KeySource::Url(url) => remote(Location::Url(url.clone()))?,
+        KeySource::Discovery => remote(Location::Discovery {
+            issuer: issuer.issuer.clone(),
+        })?,
     })
 }
 

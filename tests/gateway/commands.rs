@@ -180,13 +180,14 @@ fn config_check_looks_into_the_plugins_own_sections() {
     let _alone = alone();
     let house = House::new(Settings {
         store: ", fsnc = false",
-        sandbox: Some("{ pool_max = 3000 }"),
+        sandbox: Some("{ pool_max = 3000, pace_us = 50 }"),
         ..Settings::default()
     });
     let said = said(&house, &["config", "check"], 3);
     for problem in [
         ": plugins.storage.config.fsnc: the plugin has no such key; did you mean `fsync`?\n",
         ": plugins.sandbox.config.pool_max: the plugin expects at most 1024\n",
+        ": plugins.sandbox.config.pace_us: the plugin expects at least 100\n",
     ] {
         assert!(said.contains(problem), "{said}");
     }

@@ -57,7 +57,7 @@ pub(crate) enum ZygotePer {
     Tenant,
 }
 
-/// Says every key; the gateway shows it and `plugin inspect` prints it.
+/// Says every key; `skillgate config check` holds the section against it.
 pub(crate) const SCHEMA: &str = r#"{
   "type": "object",
   "additionalProperties": false,
@@ -65,7 +65,7 @@ pub(crate) const SCHEMA: &str = r#"{
     "interpreter": {"type": "string", "description": "path of the Python (3.9 or later) of every run; default: /usr/bin/python3, else python3 on PATH"},
     "uid_base": {"type": "integer", "minimum": 1000, "maximum": 4293918719, "default": 200000, "description": "as root: each live run has a user id of its own, from this one up"},
     "cpus": {"type": "number", "minimum": 0.01, "maximum": 1024, "default": 1, "description": "processors that one run may use"},
-    "pace_us": {"type": "integer", "minimum": 0, "maximum": 4000, "default": 1000, "description": "while a run takes the processors for more than some milliseconds: after so many microseconds at the latest one goes to whoever else is owed it, whatever the kernel's clock; at least 100, or 0: at the ticks of that"},
+    "pace_us": {"type": "integer", "anyOf": [{"minimum": 100, "maximum": 4000}, {"enum": [0]}], "default": 1000, "description": "while a run takes the processors for more than some milliseconds: after so many microseconds at the latest one goes to whoever else is owed it, whatever the kernel's clock; at least 100, or 0: at the ticks of that"},
     "cgroup_parent": {"type": "string", "description": "control group to work below (a path below the mount of each hierarchy); default: the gateway's own"},
     "downgrades": {"type": "array", "items": {"enum": ["cgroup", "landlock", "user_namespace"]}, "default": [], "description": "layers that may be missing on this host; without its name here a missing layer stops the start"},
     "fresh": {"type": "boolean", "default": false, "description": "every run starts an interpreter of its own (about 20 ms) instead of being a child of a warmed one"},
@@ -188,6 +188,18 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nowhere else can an operator read them: who only inspects a plugin executes nothing of it, and so has no schema.
+    #[test]
+    fn every_key_is_in_the_operators_page() {
+        let schema: serde_json::Value = serde_json::from_str(SCHEMA).unwrap();
+        let page = include_str!("../../../OPERATING.md");
+        let keys = schema["properties"].as_object().unwrap().keys();
+        let missing: Vec<_> = keys
+            .filter(|key| !page.contains(&format!("`{key}`")))
+            .collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
 
     #[test]
     fn defaults_are_what_the_schema_says() {

@@ -73,6 +73,22 @@ async fn files_of_keys_that_are_wrong_are_refused_with_their_place() {
     let said = why(&format!("jwks_file = {:?}", dir.path()), "ES256").await;
     assert!(said.starts_with(place), "a directory: {said}");
 
+    // Of each issuer, for whoever mends them.
+    let missing = |name: &str| format!("jwks_file = {:?}", dir.path().join(name));
+    let both = format!(
+        "{}\nalgorithms = [\"ES256\"]\n[[auth.issuers]]\nissuer = \"https://b.example\"\naudiences = [\"x\"]\n{}",
+        missing("ours"),
+        missing("theirs")
+    );
+    let said = why(&both, "ES256").await;
+    for (at, name) in ["ours", "theirs"].iter().enumerate() {
+        assert!(
+            said.contains(&format!("auth.issuers[{at}].jwks_file: ")),
+            "{said}"
+        );
+        assert!(said.contains(name), "{said}");
+    }
+
     let secret = dir.path().join("secret");
     std::fs::write(&secret, "too short").unwrap();
     let said = why(&format!("secret_file = {secret:?}"), "HS256").await;
