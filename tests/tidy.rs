@@ -247,6 +247,27 @@ fn the_map_lists_every_room() {
     }
 }
 
+/// systemd's own way is to end every process of a service at once, the interpreters of runs among them.
+#[test]
+fn services_of_the_operators_page_let_runs_finish() {
+    let page = std::fs::read_to_string(root().join("OPERATING.md")).unwrap();
+    let units: Vec<&str> = page
+        .split("```ini")
+        .skip(1)
+        .filter(|unit| unit.trim_start().starts_with("[Service]"))
+        .collect();
+    assert!(!units.is_empty());
+    for unit in units {
+        let unit = unit.split("```").next().unwrap();
+        for line in ["KillMode=mixed", "ExecReload=/bin/kill -HUP $MAINPID"] {
+            assert!(
+                unit.lines().any(|l| l == line),
+                "{line} is missing in{unit}"
+            );
+        }
+    }
+}
+
 #[test]
 fn the_lock_file_is_complete_and_dependencies_are_from_the_registry_or_here() {
     let lock = fs::read_to_string(root().join("Cargo.lock")).unwrap();
