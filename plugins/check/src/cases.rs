@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::bench::{Bench, Done};
 use crate::sandbox::{egress, isolation, life, limits, runs, skills as run_skills};
-use crate::storage::{blobs, life as store_life, skills, writers};
+use crate::storage::{at_once, blobs, life as store_life, skills, writers};
 use crate::{contract, figures, file, operations, process_state};
 
 /// What has to be there for a case to make sense.
@@ -203,6 +203,9 @@ pub(crate) const CASES: &[Case] = &[
         "a blob is what was written, whatever its size", "look at the ends of your chunks and buffers", blobs::sizes),
     Case { limit: LARGE, full_only: true, ..case("storage/blob-large", Storage, "blob_write",
         "a blob of more than 4 GiB is like any other", "use 64 bits for sizes and offsets; do not keep a blob in memory", blobs::large) },
+    case("storage/blobs-at-once", Storage, "blob_write",
+        "writers and readers, of several tenants, may be open at the same time: each is its own blob's and has its own place; no room is SKG_E_EXHAUSTED",
+        "keep what belongs to a writer or a reader under its handle, and nothing of it beside that", at_once::at_once),
     case("storage/blob-ranges", Storage, "blob_open",
         "a reader gives [offset, offset+len), len 0 to the end; an offset beyond the end is SKG_E_OUT_OF_RANGE",
         "cut at the blob's end", blobs::ranges),

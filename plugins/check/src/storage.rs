@@ -1,5 +1,6 @@
 //! A store: what it gives is what was put in, for its tenant alone, in the order of the contract.
 
+pub(crate) mod at_once;
 pub(crate) mod blobs;
 pub(crate) mod life;
 pub(crate) mod skills;

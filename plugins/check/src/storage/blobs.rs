@@ -63,7 +63,7 @@ fn bytes(len: usize) -> Vec<u8> {
     out
 }
 
-fn store(bench: &Bench) -> Done<Store<'_>> {
+pub(super) fn store(bench: &Bench) -> Done<Store<'_>> {
     let store = bench.storage()?;
     store.needs(abi::ST_BLOBS, "blobs")?;
     Ok(store)

@@ -100,6 +100,8 @@ pub(crate) const STORE: &[Row] = &[
     ("loses the last byte of a long write", "storage/blob-sizes", "a blob of 4095 bytes is said to have 4094"),
     ("keeps what is given up", "storage/blob-abort", "writers that were given up there is no other"),
     ("keeps what is closed", "storage/blob-close", "readers that were closed there is no other"),
+    ("writes into the blob that was begun last", "storage/blobs-at-once", "and blob_commit says BlobStat"),
+    ("reads from the blob that was opened last", "storage/blobs-at-once", "gives 25000 bytes that are not its next ones"),
     ("writes on after a commit", "storage/blob-writer-ends", "blob_write of a writer that was committed ends with 0"),
     ("gives other bytes of what is deleted", "storage/blob-delete-while-open", "has ended before its size"),
     ("gives a descriptor that can be written", "storage/blob-descriptors", "can be written to"),
@@ -180,6 +182,16 @@ pub(crate) const IN_C: &[Row] = &[
     ("-Wl,-rpath,/somewhere", "file/inspected", "library search path"),
     ("-Wl,-z,execstack", "file/inspected", "executable stack"),
     ("-DCRASH_IN_CREATE", "contract/many-lives", "its last words: create has no future"),
+];
+
+/// The store in C with other words in the place of some.
+#[rustfmt::skip]
+const CHANGED: &[(Row, &[(&str, &str)])] = &[
+    (("gives a blob to the tenant who has begun one last", "storage/blobs-at-once", "that was written beside others is not there for \"check\""), &[
+        ("static int32_t blob_create(", "static skg_str last;\nstatic int32_t blob_create("),
+        ("b->tenant = put_text(", "last = b->tenant = put_text("),
+        ("b->stat.id = ", "b->tenant = last;\n    b->stat.id = "),
+    ]),
 ];
 
 fn limit(sabotage: &str) -> Duration {
@@ -312,6 +324,33 @@ fn what_is_wrong_with_a_file_is_found_by_name() {
         let options: Vec<_> = row.0.split(' ').collect();
         is_found(&probe(dir.path(), &format!("probe{i}"), &options), *row);
     }
+}
+
+#[test]
+fn what_a_store_in_c_does_wrong_is_found_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    for (row, changes) in CHANGED {
+        is_found(&changed_c(dir.path(), changes), *row);
+    }
+}
+
+/// With one at a time there is nothing to be mixed up, and that is no fault.
+#[test]
+fn a_store_that_has_room_for_one_blob_at_a_time_is_asked_for_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = ("define HANDLES_MAX 1024u", "define HANDLES_MAX 1u");
+    let case = "storage/blobs-at-once";
+    let settings = Settings {
+        only: vec![case.to_owned()],
+        ..settings(&changed_c(dir.path(), &[one]), &serde_json::json!({}))
+    };
+    let report = run(&settings);
+    assert_eq!(
+        ended(&report, Status::Skipped),
+        [case],
+        "{}",
+        table(&report)
+    );
 }
 
 /// Not only the calls that every plugin answers at once.

@@ -89,6 +89,7 @@ pub(super) unsafe extern "C" fn completed(
         if asked("completes twice at once") {
             return at_once(ctx, op, c);
         }
+        super::storage::note(CALL.get(), &*c);
         let code = match changed(&*c) {
             Some(mut changed) => complete(ctx, op, changed.point()),
             None => complete(ctx, op, c),

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::wire;
@@ -60,6 +60,30 @@ static DRAINED: AtomicBool = AtomicBool::new(false);
 static COMMITTED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// Blobs that were deleted.
 static DELETED: AtomicUsize = AtomicUsize::new(0);
+/// The writer, and the reader, that was given last.
+static LAST_WRITER: AtomicU64 = AtomicU64::new(0);
+static LAST_READER: AtomicU64 = AtomicU64::new(0);
+
+/// # Safety
+/// `c` is the good plugin's completion of that call.
+pub(super) unsafe fn note(call: &str, c: &abi::Completion) {
+    if c.status != abi::OK {
+        return;
+    }
+    // SAFETY: the caller's promise: a good result of that call.
+    unsafe {
+        match call {
+            "blob_create" => {
+                LAST_WRITER.store((*c.result.cast::<abi::Handle>()).handle, Ordering::SeqCst);
+            }
+            "blob_open" => {
+                let opened = c.result.cast::<abi::BlobOpened>();
+                LAST_READER.store((*opened).reader, Ordering::SeqCst);
+            }
+            _ => {}
+        }
+    }
+}
 
 /// What every kind of call can be asked for, in place of health().
 pub(super) fn at_health() {
@@ -308,16 +332,21 @@ unsafe extern "C" fn blob_create(
         if asked("keeps what has expired") {
             request.ttl_s = 0;
         }
-        STORES.get(this).blob_create.unwrap()(this, op, &raw const request)
+        under("blob_create", || {
+            STORES.get(this).blob_create.unwrap()(this, op, &raw const request)
+        })
     }
 }
 
 unsafe extern "C" fn blob_write(
     this: *mut c_void,
     op: abi::Op,
-    writer: u64,
+    mut writer: u64,
     mut data: abi::Bytes,
 ) -> i32 {
+    if asked("writes into the blob that was begun last") {
+        writer = LAST_WRITER.load(Ordering::SeqCst);
+    }
     if asked("loses the last byte of a long write") && data.len > 1000 {
         data.len -= 1;
     }
@@ -353,10 +382,13 @@ unsafe extern "C" fn blob_close(this: *mut c_void, reader: u64) {
 unsafe extern "C" fn blob_read(
     this: *mut c_void,
     op: abi::Op,
-    reader: u64,
+    mut reader: u64,
     buf: *mut c_void,
     cap: u64,
 ) -> i32 {
+    if asked("reads from the blob that was opened last") {
+        reader = LAST_READER.load(Ordering::SeqCst);
+    }
     // SAFETY: as above.
     unsafe {
         if asked("gives other bytes of what is deleted") && DELETED.load(Ordering::SeqCst) > 0 {
@@ -432,7 +464,9 @@ unsafe extern "C" fn blob_open(
         } else {
             (offset, len)
         };
-        STORES.get(this).blob_open.unwrap()(this, op, tenant, id, offset, len)
+        under("blob_open", || {
+            STORES.get(this).blob_open.unwrap()(this, op, tenant, id, offset, len)
+        })
     }
 }
 
