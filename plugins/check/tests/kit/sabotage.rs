@@ -145,6 +145,8 @@ pub(crate) const SANDBOX: &[Row] = &[
     ("has no place for files", "sandbox/limit-disk", "has written 0 bytes"),
     ("runs code on the host", "sandbox/isolation", "a run has read the host's file"),
     ("runs code on the host", "sandbox/runs-apart", "finds the files of the run before it"),
+    ("has the interpreter of the last run", "sandbox/runs-apart", "has left in the interpreter: [\"a module (json)\""),
+    ("has the interpreter of another tenant", "sandbox/runs-apart", "has left in the interpreter: ["),
     ("runs code on the host", "sandbox/egress-none", "has reached the host: tcp 127.0.0.1"),
     ("runs code on the host", "sandbox/egress-gate", "the run failed"),
     ("leaves a way out beside the gate", "sandbox/egress-gate", "a run with mode SKG_NET_GATE could open: metadata service"),

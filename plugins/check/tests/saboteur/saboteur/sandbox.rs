@@ -4,14 +4,14 @@ use std::ffi::{OsStr, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::wire;
 
 use super::answers::ctx_of;
 use super::storage::{after_destroy, at_health};
-use super::{SANDBOXES, answer, asked, asked_after, naked, under};
+use super::{SANDBOXES, answer, asked, asked_after, lock, naked, under};
 
 const EVERY_LIMIT: u32 =
     abi::LIMIT_WALL | abi::LIMIT_CPU | abi::LIMIT_MEMORY | abi::LIMIT_PIDS | abi::LIMIT_DISK;
@@ -27,6 +27,21 @@ const BUSY_MACHINE: &str = "import time\ntime.process_time = lambda: time.sleep(
 const LARGE: &[&str] = &["range(384)", "os.fork()", "skillgate-check-fill"];
 
 static FIRST_CODE: OnceLock<String> = OnceLock::new();
+
+/// An interpreter that has had another run has done all of it, and that run's files are gone.
+const USED_INTERPRETER: &str = r"
+def used(code, args):
+    import glob, json, os
+    space = {}
+    try:
+        exec(code, space)
+        space['main'](json.loads(args))
+    except BaseException: pass
+    for path in [file for place in ('/workspace', '/tmp', '/dev/shm') for file in glob.glob(place + '/skillgate-*')]:
+        os.unlink(path)
+";
+/// Of the last run: its tenant, and how an interpreter that has had it begins.
+static LAST_RUN: Mutex<Option<(String, String)>> = Mutex::new(None);
 
 /// The good table with the functions that are wrong.
 pub(super) fn wrap(inner: abi::Sandbox) -> abi::Sandbox {
@@ -118,6 +133,9 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         if asked("leaves a way out beside the gate") {
             longer = format!("{METADATA_SERVICE}{}", wire::shown(request.code, 1 << 20));
             request.code = abi::Str::of(&longer);
+        } else if let Some(whose) = asked_after("has the interpreter of ") {
+            longer = used_before(&request, whose);
+            request.code = abi::Str::of(&longer);
         } else if asked(ONLY_THE_CLOCK) {
             longer = format!("{BUSY_MACHINE}{}", wire::shown(request.code, 1 << 20));
             request.code = abi::Str::of(&longer);
@@ -157,6 +175,27 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
             helper.wait().unwrap();
         }
         code
+    }
+}
+
+/// The code of a run in an interpreter that has had the run before it, if that was such a tenant's.
+///
+/// # Safety
+/// As run(), with its request.
+unsafe fn used_before(request: &abi::RunRequest, whose: &str) -> String {
+    // SAFETY: the caller's promise.
+    let [tenant, code, args] = unsafe {
+        let args = String::from_utf8_lossy(request.args_json.bytes()).into_owned();
+        let shown = |text| wire::shown(text, 1 << 20);
+        [shown(request.tenant), shown(request.code), args]
+    };
+    // A text of JSON is one of Python too.
+    let texts = [&code, &args].map(|text| serde_json::Value::from(text.as_str()).to_string());
+    let uses = format!("{USED_INTERPRETER}used({})\n", texts.join(", "));
+    let last = lock(&LAST_RUN).replace((tenant.clone(), uses));
+    match last {
+        Some((of, uses)) if whose == "the last run" || of != tenant => uses + &code,
+        _ => code,
     }
 }
 
