@@ -235,6 +235,9 @@ pub(crate) const CASES: &[Case] = &[
     long(case("storage/durability", Storage, "skill_put",
         "what was completed with SKG_OK is there in the next life of the instance, what was not is there whole or not at all",
         "make it durable (fsync of file and directory) before complete(), or say SKG_ST_VOLATILE in caps", store_life::durability)),
+    long(case("storage/blob-durability", Storage, "blob_commit",
+        "what was completed with SKG_OK is as it was left in the next life of the instance: a blob is there, a deleted one is not",
+        "make it durable (fsync of file and directory) before complete(), or say SKG_ST_VOLATILE in caps", store_life::blob_durability)),
 
     // === the sandbox ===
     case("sandbox/languages", Sandbox, "run", "a language that it does not run is SKG_E_UNIMPLEMENTED with SKG_ERR_NOT_EXECUTED", "compare the whole name", runs::languages),

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use skillgate_plugin_host::StorageInstance;
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, SkillQuery};
 
-use super::{TENANT, digest, refused, same, skill};
+use super::{TENANT, blob_of, refused, same, skill};
 use crate::bench::{Bench, Done, Stop, Store, demand, failed, failed_at};
 use crate::process_state::children;
 use crate::raw::Kind;
@@ -31,6 +32,10 @@ pub(crate) fn kill(bench: &Bench) -> Done<Pid> {
     Ok(*pid)
 }
 
+fn is_down(error: &Error) -> bool {
+    matches!(error.code, abi::E_UNAVAILABLE | abi::E_CRASHED)
+}
+
 /// Asks again until the process is back.
 pub(crate) fn until_back<T>(mut ask: impl FnMut() -> Result<T, Error>) -> Done<T> {
     let until = Instant::now() + RESTART_LIMIT;
@@ -38,8 +43,7 @@ pub(crate) fn until_back<T>(mut ask: impl FnMut() -> Result<T, Error>) -> Done<T
         match ask() {
             Ok(answer) => return Ok(answer),
             Err(error) => {
-                let down = matches!(error.code, abi::E_UNAVAILABLE | abi::E_CRASHED);
-                if !down || Instant::now() > until {
+                if !is_down(&error) || Instant::now() > until {
                     return Err(failed_at(
                         "create",
                         format!(
@@ -54,7 +58,8 @@ pub(crate) fn until_back<T>(mut ask: impl FnMut() -> Result<T, Error>) -> Done<T
     }
 }
 
-pub(crate) fn durability(bench: &Bench) -> Done {
+/// In a process of its own, if it says that what it holds outlives that.
+fn lasting(bench: &Bench) -> Done<Store<'_>> {
     let plugin = bench.open_apart(Kind::Storage)?;
     let store = bench.storage_of(&plugin, "a")?;
     if store.instance.caps() & abi::ST_VOLATILE != 0 {
@@ -62,6 +67,11 @@ pub(crate) fn durability(bench: &Bench) -> Done {
             "caps says SKG_ST_VOLATILE: what it holds ends with its process".into(),
         ));
     }
+    Ok(store)
+}
+
+pub(crate) fn durability(bench: &Bench) -> Done {
+    let store = lasting(bench)?;
     store.needs_publishing()?;
     let mut kept = Vec::new();
     for i in 0..KEPT {
@@ -74,17 +84,6 @@ pub(crate) fn durability(bench: &Bench) -> Done {
         store.put(put.clone())?;
         kept.push(put);
     }
-    let blobs = if store.needs(abi::ST_BLOBS, "blobs").is_ok() {
-        let kept = store.blob(TENANT, &[b"kept"])?.id;
-        let deleted = store.blob(TENANT, &[b"deleted"])?.id;
-        let id = &deleted;
-        store.call("blob_delete", |store| async move {
-            store.blob_delete(TENANT, id).await
-        })?;
-        Some((kept, deleted))
-    } else {
-        None
-    };
     // One that is under way when the process ends.
     let writing = {
         let instance = Arc::clone(&store.instance);
@@ -109,10 +108,9 @@ pub(crate) fn durability(bench: &Bench) -> Done {
     let (done, torn, error) = bench
         .wait(async { Ok(writing.await) })?
         .map_err(|error| failed(error.to_string()))?;
-    demand(
-        matches!(error.code, abi::E_CRASHED | abi::E_UNAVAILABLE),
-        || format!("publishing while the process ends: {error}"),
-    )?;
+    demand(is_down(&error), || {
+        format!("publishing while the process ends: {error}")
+    })?;
     let query = SkillQuery {
         limit: 1000,
         tenant: TENANT.into(),
@@ -146,10 +144,51 @@ pub(crate) fn durability(bench: &Bench) -> Done {
             )?,
         }
     }
-    let Some((kept, deleted)) = blobs else {
-        return Ok(());
+    Ok(())
+}
+
+/// What a store keeps of blobs is asked also of one that publishes nothing.
+pub(crate) fn blob_durability(bench: &Bench) -> Done {
+    let store = lasting(bench)?;
+    store.needs(abi::ST_BLOBS, "blobs")?;
+    let mut kept = Vec::new();
+    for i in 0..KEPT {
+        let data = format!("kept {i}");
+        kept.push((store.blob(TENANT, &[data.as_bytes()])?.id, data));
+    }
+    let deleted = store.blob(TENANT, &[b"deleted"])?.id;
+    let id = &deleted;
+    store.call("blob_delete", |store| async move {
+        store.blob_delete(TENANT, id).await
+    })?;
+    // One that is under way when the process ends; of that nobody knows the id.
+    let writing = {
+        let instance = Arc::clone(&store.instance);
+        bench.spawn(async move {
+            let mut done = Vec::new();
+            for i in 0.. {
+                let data = format!("under way {i}");
+                match blob_of_text(&instance, &data).await {
+                    Ok(id) => done.push((id, data)),
+                    Err(_) => break,
+                }
+            }
+            done
+        })
     };
-    blob_is_there(&store, &kept)?;
+    kill(bench)?;
+    let done = bench
+        .wait(async { Ok(writing.await) })?
+        .map_err(|error| failed(error.to_string()))?;
+    bench.step("the first call of the next life");
+    // Whatever it says of that, it is back.
+    until_back(|| match store.stat(TENANT, &deleted) {
+        Err(error) if is_down(&error) => Err(error),
+        answer => Ok(answer.is_ok()),
+    })?;
+    for (id, data) in kept.iter().chain(&done) {
+        blob_is_there(&store, id, data)?;
+    }
     refused(
         "blob_delete",
         "after kill -9 a deleted blob",
@@ -158,7 +197,13 @@ pub(crate) fn durability(bench: &Bench) -> Done {
     )
 }
 
-fn blob_is_there(store: &Store<'_>, id: &str) -> Done {
+async fn blob_of_text(store: &StorageInstance, text: &str) -> Result<String, Error> {
+    let mut writer = store.blob_create(blob_of(TENANT)).await?;
+    writer.write(text.as_bytes().to_vec()).await?;
+    Ok(writer.commit().await?.id)
+}
+
+fn blob_is_there(store: &Store<'_>, id: &str, data: &str) -> Done {
     let gone = |error: Error| {
         failed_at(
             "blob_commit",
@@ -166,7 +211,7 @@ fn blob_is_there(store: &Store<'_>, id: &str) -> Done {
         )
     };
     let read = store.range(TENANT, id, 0, 0).map_err(gone)?;
-    demand(digest(&read) == digest(b"kept"), || {
+    demand(read == data.as_bytes(), || {
         "a blob has other bytes after kill -9".into()
     })
 }

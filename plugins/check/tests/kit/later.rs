@@ -13,8 +13,9 @@ use crate::bundled::all_pass;
 use crate::support::{one_thread, program, settings};
 
 /// What the kit asks of stores that keep skills, or more than their process does.
-const NOT_ITS_OWN: [&str; 11] = [
+const NOT_ITS_OWN: [&str; 12] = [
     "storage/blob-descriptors",
+    "storage/blob-durability",
     "storage/blob-large",
     "storage/concurrent-publish",
     "storage/cursors",

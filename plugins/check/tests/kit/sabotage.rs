@@ -106,7 +106,9 @@ pub(crate) const STORE: &[Row] = &[
     ("gives other bytes of what is deleted", "storage/blob-delete-while-open", "has ended before its size"),
     ("gives a descriptor that can be written", "storage/blob-descriptors", "can be written to"),
     ("forgets at its end", "storage/durability", "and after kill -9 it is gone"),
-    ("keeps what is deleted", "storage/durability", "after kill -9 a deleted blob succeeds"),
+    ("forgets at its end", "storage/blob-durability", "a blob was completed with SKG_OK, and after kill -9: "),
+    ("publishes nothing, and forgets blobs at its end", "storage/blob-durability", "a blob was completed with SKG_OK, and after kill -9: "),
+    ("keeps what is deleted", "storage/blob-durability", "after kill -9 a deleted blob succeeds"),
 ];
 
 #[rustfmt::skip]

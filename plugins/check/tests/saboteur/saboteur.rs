@@ -252,7 +252,7 @@ unsafe fn make<F: Grows, T: Grows>(
     if asked("has one instance without saying so") && count > 1 {
         return Err(abi::E_EXHAUSTED);
     }
-    if asked("forgets at its end") {
+    if asked("forgets at its end") || asked(storage::FORGETS_BLOBS) {
         let root = inner_config["root"].as_str().unwrap();
         inner_config["root"] = format!("{root}-{}", std::process::id()).into();
     }

@@ -10,6 +10,9 @@ use skillgate_plugin_sdk::wire;
 use super::answers::ctx_of;
 use super::{STORES, answer, asked, lock, under};
 
+/// Of a store that publishes nothing, too, blobs are asked for.
+pub(super) const FORGETS_BLOBS: &str = "publishes nothing, and forgets blobs at its end";
+
 /// How many calls of skill_put are under way.
 static PUBLISHING: AtomicUsize = AtomicUsize::new(0);
 /// How many publishers have just come.
@@ -24,6 +27,7 @@ pub(super) fn is_publishing() -> bool {
 /// The good table with the functions that are wrong.
 pub(super) fn wrap(inner: abi::Storage) -> abi::Storage {
     let mut table = abi::Storage {
+        caps: Some(caps),
         health: Some(health),
         cancel: Some(cancel),
         drain: Some(drain),
@@ -141,6 +145,17 @@ unsafe extern "C" fn health(this: *mut c_void, op: abi::Op) -> i32 {
         return abi::E_EXHAUSTED;
     }
     code
+}
+
+unsafe extern "C" fn caps(this: *mut c_void, out: *mut u32) -> i32 {
+    // SAFETY: as above; out is the host's to be written.
+    unsafe {
+        let code = STORES.get(this).caps.unwrap()(this, out);
+        if asked(FORGETS_BLOBS) {
+            *out &= !abi::ST_SKILLS_WRITE;
+        }
+        code
+    }
 }
 
 unsafe extern "C" fn cancel(this: *mut c_void, op: abi::Op) {
@@ -280,6 +295,9 @@ unsafe fn written_for(tenant: abi::Str) {
 unsafe extern "C" fn skill_put(this: *mut c_void, op: abi::Op, r: *const abi::PutSkill) -> i32 {
     // SAFETY: as above.
     unsafe {
+        if asked(FORGETS_BLOBS) {
+            return abi::E_UNIMPLEMENTED;
+        }
         let request = wire::prefix(r, "request").unwrap();
         written_for(request.tenant);
         if asked("accepts paths that escape") {
