@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::bench::{Bench, Done};
 use crate::sandbox::{egress, isolation, life, limits, runs, skills as run_skills};
-use crate::storage::{at_once, blobs, life as store_life, skills, writers};
+use crate::storage::{at_once, blobs, ids, life as store_life, skills, writers};
 use crate::{contract, figures, file, operations, process_state};
 
 /// What has to be there for a case to make sense.
@@ -228,6 +228,9 @@ pub(crate) const CASES: &[Case] = &[
     case("storage/blob-digests", Storage, "blob_commit",
         "sha256, size, kind and owner are the blob's; an id is \"blob:\" and at least 128 random bits",
         "hash what was written; take ids from the system's randomness", blobs::digests),
+    long(case("storage/blob-ids", Storage, "skg_blob_stat.id",
+        "an id is \"blob:\" and at least 128 random bits: from those of other blobs, and of other lives, none can be guessed",
+        "take all of it from the system's randomness (getrandom), for each blob anew: no counter, no clock, no rand()", ids::ids)),
     case("storage/blob-descriptors", Storage, "blob_fd",
         "a read-only, seekable descriptor of the content", "open with O_RDONLY", blobs::descriptors),
     case("storage/blob-tenants", Storage, "blob_open",
