@@ -55,12 +55,13 @@ use crate::telemetry::trace::Trace;
 use decision::Declared;
 use engine::{Fault, PolicySet};
 use input::Inputs;
+use load::Place;
 use memo::Memo;
 use outcome::Outcome;
 
 pub use bundle::BundleError;
 pub use input::{ARGS_BYTES_MAX, Sandbox};
-pub use load::{Prepared, Status, prepare};
+pub use load::{Prepared, Status, prepare, watched};
 
 /// Decisions of the interpreter at once: it must not take the processors from the calls.
 const CONFIRMATIONS_MAX: usize = 2;
@@ -297,7 +298,7 @@ struct Inner {
 impl Policy {
     /// With a policy that passed its trial, and where its decisions are recorded.
     pub fn new(prepared: Prepared, sandbox: &Sandbox, audit: Audit) -> Self {
-        prepared.remember();
+        prepared.place().iter().for_each(Place::remember);
         Policy(Arc::new(Inner {
             active: ArcSwap::from_pointee(prepared.active),
             inputs: Inputs::new(sandbox),
@@ -329,10 +330,16 @@ impl Policy {
             prepared.active.since = before.since;
         } else {
             tracing::info!(revision = prepared.revision(), "policy is in force");
-            prepared.remember();
             prepared.active.generation = before.generation + 1;
         }
         self.0.active.store(Arc::new(prepared.active));
+    }
+
+    /// Of which generation a prepared policy would be, if its rules are other ones than those in force.
+    fn next_generation(&self, prepared: &Prepared) -> Option<u64> {
+        let before = self.0.active.load();
+        let is_new = !prepared.active.decides_as(&before);
+        is_new.then(|| before.generation + 1)
     }
 
     /// Which of the sets of rules since the start is in force.

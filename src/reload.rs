@@ -34,8 +34,41 @@ const SLOW_AFTER: Duration = Duration::from_secs(60);
 /// What these sections say beyond the parts' own is read once, at the start.
 const RELOADED: [&str; 5] = ["auth", "plugins", "policy", "rate_limit", "secrets"];
 
-/// Puts what was prepared in place. Cannot fail, and does not wait.
-pub type Install = Box<dyn FnOnce() + Send>;
+type Step = Box<dyn FnOnce() + Send>;
+
+/// What was prepared, and how it is put in place.
+pub struct Install {
+    before: Option<Step>,
+    put: Step,
+}
+
+impl Install {
+    /// `put` puts it in place. Cannot fail, and does not wait: what is asked in between meets a half of two.
+    pub fn new(put: impl FnOnce() + Send + 'static) -> Self {
+        Install {
+            before: None,
+            put: Box::new(put),
+        }
+    }
+
+    /// `before` comes when all is prepared and before anything of it is in place, that of other parts included. It cannot fail
+    /// either, and may wait, for a disk: all that was in force is in force still.
+    #[must_use]
+    pub fn after(self, before: impl FnOnce() + Send + 'static) -> Self {
+        Install {
+            before: Some(Box::new(before)),
+            ..self
+        }
+    }
+
+    /// All of them, in their order.
+    pub(crate) fn all(installs: Vec<Install>) {
+        let (before, put): (Vec<_>, Vec<_>) =
+            installs.into_iter().map(|it| (it.before, it.put)).unzip();
+        before.into_iter().flatten().for_each(|before| before());
+        put.into_iter().for_each(|put| put());
+    }
+}
 
 /// Something of the gateway that can be changed while it serves.
 pub trait Part: Send + Sync {
@@ -135,6 +168,12 @@ struct GoesOn<'a>(&'a Report);
 impl Drop for GoesOn<'_> {
     fn drop(&mut self) {
         lock(&self.0.0).since = None;
+    }
+}
+
+impl fmt::Debug for Install {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Install").finish_non_exhaustive()
     }
 }
 
@@ -328,7 +367,7 @@ impl Reload {
                 "changed, and read at the start only: restart to use it"
             );
         }
-        installs.into_iter().for_each(|install| install());
+        Install::all(installs);
         if let Some(taken) = known.refused.take() {
             known.in_force = taken;
         }

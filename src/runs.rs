@@ -258,6 +258,11 @@ impl Runs {
         &self.secrets
     }
 
+    /// From now on nothing begins on the strength of rules before that generation.
+    pub fn outdate(&self, generation: u64) {
+        self.permits.outdate(generation);
+    }
+
     /// How busy it is.
     pub fn load(&self) -> Load {
         Load(self.queue.clone())

@@ -203,7 +203,7 @@ impl Part for Secrets {
     fn prepare(&self, config: &Config) -> Result<Install, String> {
         let prepared = Secrets::prepare(config).map_err(|refused| refused.to_string())?;
         let secrets = self.clone();
-        Ok(Box::new(move || secrets.install(prepared)))
+        Ok(Install::new(move || secrets.install(prepared)))
     }
 
     fn watched(config: &Config) -> Vec<PathBuf> {

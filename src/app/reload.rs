@@ -10,14 +10,15 @@ use super::swap::{OfSandbox, OfStorage, Plugins};
 use crate::auth::{self, Authenticator};
 use crate::config::{AuthMode, Config, KeySource};
 use crate::limit::Limits;
-use crate::policy::Policy;
+use crate::policy::{self, Policy};
 use crate::reload::{Install, Part, Reload, Seen, Source, Watched};
 use crate::runs::Runs;
 use crate::secrets::Secrets;
 use crate::stack::Parts;
 
 /// Everything that reloads, in the order in which it is put in place: who may come in last, so that nobody who is let in
-/// anew meets old rules. Its outcome is shown with the health and the metrics of the parts.
+/// anew meets old rules, and the rules behind the secrets, so that nothing that they allow gets an old one. Its outcome is
+/// shown with the health and the metrics of the parts.
 pub(super) fn reload(seen: Seen, source: Source, parts: &mut Parts, plugins: &Plugins) -> Reload {
     let handle = Handle::current();
     let runs = parts.rooms.runs.clone();
@@ -72,19 +73,20 @@ struct Rules {
 
 impl Part for Rules {
     fn name(&self) -> &'static str {
-        self.policy.name()
+        "policy"
     }
     fn prepare(&self, config: &Config) -> Result<Install, String> {
-        let install = Part::prepare(&self.policy, config)?;
+        let prepared = policy::prepare(config).map_err(|error| error.to_string())?;
+        // Before the secrets are exchanged, too: what the rules before allow gets none of the new ones.
+        let runs = self.runs.clone();
+        let outdate = move |generation| runs.outdate(generation);
         let (policy, runs, handle) = (self.policy.clone(), self.runs.clone(), self.handle.clone());
-        Ok(Box::new(move || {
-            install();
-            // What goes on with a network that it would not get any more loses it.
-            handle.spawn(async move { runs.recheck(&policy).await });
-        }))
+        // What goes on with a network that it would not get any more loses it.
+        let in_force = move || drop(handle.spawn(async move { runs.recheck(&policy).await }));
+        Ok(self.policy.exchange(prepared, outdate, in_force))
     }
     fn watched(config: &Config) -> Vec<PathBuf> {
-        Policy::watched(config)
+        policy::watched(config)
     }
 }
 
@@ -109,7 +111,7 @@ impl Part for Keys {
             .block_on(auth::prepare(config, auth::Clock::system()))
             .map_err(|errors| errors.to_string())?;
         let authenticator = self.authenticator.clone();
-        Ok(Box::new(move || authenticator.install(prepared)))
+        Ok(Install::new(move || authenticator.install(prepared)))
     }
     fn watched(config: &Config) -> Vec<PathBuf> {
         let issuers = config.auth.issuers.iter();

@@ -305,7 +305,7 @@ async fn well(said: impl Future<Output = model::Result<Health>>) -> Result<(), S
 }
 
 fn nothing() -> Install {
-    Box::new(|| ())
+    Install::new(|| ())
 }
 
 fn watched(config: &Config, role: Role) -> Vec<PathBuf> {
@@ -363,7 +363,7 @@ impl Part for OfSandbox {
         let (plugins, handle) = (self.plugins.clone(), self.handle.clone());
         let untaken = Untaken::new(&plugins, &handle, instance, seat);
         self.handle.block_on(untaken.is_well())?;
-        Ok(Box::new(move || {
+        Ok(Install::new(move || {
             let Some((instance, seat)) = untaken.take() else {
                 return;
             };

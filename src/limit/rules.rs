@@ -215,7 +215,7 @@ impl reload::Part for Limits {
     /// What can be wrong with a rule is found by the configuration, which knows the line; so this cannot fail.
     fn prepare(&self, config: &Config) -> Result<reload::Install, String> {
         let (this, prepared) = (self.clone(), Limits::prepare(config));
-        Ok(Box::new(move || this.install(prepared)))
+        Ok(reload::Install::new(move || this.install(prepared)))
     }
 
     /// Nothing but the configuration itself.

@@ -14,7 +14,7 @@ use super::memo::Memo;
 use super::trial::Report;
 use super::{Active, Policy, child, signature};
 use crate::config::{self, Config, PolicyMode};
-use crate::reload::{Install, Part};
+use crate::reload::Install;
 
 /// This program. By this name it is found after it was replaced by a newer one, too.
 const SELF: &str = "/proc/self/exe";
@@ -43,7 +43,7 @@ pub struct Status {
 pub struct Prepared {
     pub(super) active: Active,
     /// Where to remember it, where it is to be.
-    last: Option<PathBuf>,
+    pub(super) last: Option<PathBuf>,
 }
 
 /// The place of a bundle in the order of revisions.
@@ -75,21 +75,31 @@ impl Prepared {
         Prepared { last: None, ..self }
     }
 
-    /// Remembers the place in the order of revisions, so that a restart does not forget it.
+    /// Its place in the order of revisions, where it has one that is to be remembered.
+    pub(super) fn place(&self) -> Option<Place> {
+        let set = self.active.set.as_ref()?;
+        Some(Place {
+            last: Last {
+                sequence: set.sequence?,
+                revision: set.revision.clone(),
+                sha256: set.digest.clone(),
+            },
+            file: self.last.clone()?,
+        })
+    }
+}
+
+/// What is to be remembered, and where.
+pub(super) struct Place {
+    last: Last,
+    file: PathBuf,
+}
+
+impl Place {
+    /// So that a restart does not forget it.
     pub(super) fn remember(&self) {
-        let (Some(set), Some(last_file)) = (&self.active.set, &self.last) else {
-            return;
-        };
-        let Some(sequence) = set.sequence else {
-            return;
-        };
-        let last = Last {
-            sequence,
-            revision: set.revision.clone(),
-            sha256: set.digest.clone(),
-        };
-        if let Err(error) = write_last(last_file, &last) {
-            tracing::error!(%error, file = %last_file.display(), "the policy's sequence could not be kept: after a restart an older bundle would be taken");
+        if let Err(error) = write_last(&self.file, &self.last) {
+            tracing::error!(%error, file = %self.file.display(), "the policy's sequence could not be kept: after a restart an older bundle would be taken");
         }
     }
 }
@@ -223,20 +233,36 @@ fn follows(set: &PolicySet, last: &Path, path: &Path) -> Result<(), BundleError>
     ))
 }
 
-impl Part for Policy {
-    fn name(&self) -> &'static str {
-        "policy"
+impl Policy {
+    /// Puts a prepared policy in force, in a reload. `outdate` hears of the generation of new rules before anything of the reload is
+    /// in place, and `in_force` when the rules are.
+    ///
+    /// Their place in the order of revisions is on the disk before they decide anything: a gateway that ends in between must not
+    /// take older ones after that. So it is before the reload, all of it, and no disk that hangs keeps a half of it in force.
+    pub fn exchange(
+        &self,
+        prepared: Prepared,
+        outdate: impl FnOnce(u64) + Send + 'static,
+        in_force: impl FnOnce() + Send + 'static,
+    ) -> Install {
+        let (policy, place) = (self.clone(), prepared.place());
+        let next = self.next_generation(&prepared);
+        Install::new(move || {
+            policy.install(prepared);
+            in_force();
+        })
+        .after(move || {
+            if let Some(generation) = next {
+                place.into_iter().for_each(|place| place.remember());
+                outdate(generation);
+            }
+        })
     }
+}
 
-    fn prepare(&self, config: &Config) -> Result<Install, String> {
-        let prepared = prepare(config).map_err(|error| error.to_string())?;
-        let policy = self.clone();
-        Ok(Box::new(move || policy.install(prepared)))
-    }
-
-    fn watched(config: &Config) -> Vec<PathBuf> {
-        let policy = &config.policy;
-        let keys = policy.keys.iter().map(|key| key.file.clone());
-        std::iter::once(policy.path.clone()).chain(keys).collect()
-    }
+/// The files and directories that a policy is read from.
+pub fn watched(config: &Config) -> Vec<PathBuf> {
+    let policy = &config.policy;
+    let keys = policy.keys.iter().map(|key| key.file.clone());
+    std::iter::once(policy.path.clone()).chain(keys).collect()
 }

@@ -1,6 +1,7 @@
 //! The engine, the layer and the trial, with the bundled policy and with wrong ones.
 
 mod confirmed;
+mod exchange;
 mod layer;
 mod memo;
 mod nobody;

@@ -25,7 +25,7 @@ impl Part for Number {
             return Err("keys.json:3:7: no key".into());
         }
         let installed = self.installed.clone();
-        Ok(Box::new(move || {
+        Ok(Install::new(move || {
             installed.fetch_add(1, Ordering::Relaxed);
         }))
     }
@@ -171,7 +171,7 @@ impl Part for Waits {
     fn prepare(&self, _: &Config) -> Result<Install, String> {
         self.0.send(()).unwrap();
         lock(&self.1).recv().unwrap();
-        Ok(Box::new(|| ()))
+        Ok(Install::new(|| ()))
     }
     fn watched(_: &Config) -> Vec<PathBuf> {
         Vec::new()
@@ -304,7 +304,7 @@ impl Part for Text {
     fn prepare(&self, config: &Config) -> Result<Install, String> {
         let said = self.0.clone();
         match fs::read_to_string(&config.policy.path) {
-            Ok(text) => Ok(Box::new(move || said.send(text).unwrap())),
+            Ok(text) => Ok(Install::new(move || said.send(text).unwrap())),
             Err(error) => {
                 said.send("refused".into()).unwrap();
                 Err(error.to_string())
@@ -438,7 +438,7 @@ impl Part for Lost {
         "lost"
     }
     fn prepare(&self, _: &Config) -> Result<Install, String> {
-        Ok(Box::new(|| ()))
+        Ok(Install::new(|| ()))
     }
     fn is_lost(&self) -> bool {
         self.1.load(Ordering::Relaxed) < 3
@@ -510,7 +510,9 @@ impl Part for Slow {
         self.begins.send(()).unwrap();
         lock(&self.go).recv().unwrap();
         let installed = self.installed.clone();
-        Ok(Box::new(move || installed.store(true, Ordering::Relaxed)))
+        Ok(Install::new(move || {
+            installed.store(true, Ordering::Relaxed)
+        }))
     }
     fn watched(_: &Config) -> Vec<PathBuf> {
         Vec::new()

@@ -53,10 +53,16 @@ impl Permits {
         self.state().check(permit)
     }
 
-    /// The permits that older rules gave. From now on no run starts with such a one.
-    pub(super) fn before(&self, generation: u64) -> Vec<(String, Permit)> {
+    /// From now on no run starts with a permit that older rules gave.
+    pub(super) fn outdate(&self, generation: u64) {
         let mut state = self.state();
         state.generation = state.generation.max(generation);
+    }
+
+    /// The permits that older rules gave. From now on no run starts with such a one.
+    pub(super) fn before(&self, generation: u64) -> Vec<(String, Permit)> {
+        self.outdate(generation);
+        let state = self.state();
         let older = state.in_use.iter();
         older
             .filter(|(_, permit)| permit.generation < generation)

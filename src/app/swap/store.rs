@@ -45,7 +45,7 @@ impl Part for OfStorage {
         let loaded = Loaded::load(config, Role::Storage).map_err(|error| error.to_string())?;
         let instance = self.handle.block_on(hand_over(inner, &before, &loaded))?;
         let (plugins, catalog) = (self.plugins.clone(), self.catalog.clone());
-        Ok(Box::new(move || {
+        Ok(Install::new(move || {
             let Plugins(inner) = plugins;
             *lock(&inner.loaded_storage) = loaded;
             catalog.forget();

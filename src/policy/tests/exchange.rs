@@ -1,0 +1,81 @@
+//! What a reload does with new rules, and in which order.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::*;
+use crate::reload::Install;
+use crate::telemetry::logged::Log;
+
+const LAST: &str = "policy/last.json";
+
+/// Rules with a number, to be remembered in that file.
+fn numbered(rules: &str, sequence: u64, last: PathBuf) -> Prepared {
+    let mut files = one(rules);
+    let manifest = format!(
+        "{{\"revision\": \"r{sequence}\", \"roots\": [\"skills\"], \"metadata\": {{\"sequence\": {sequence}}}}}"
+    );
+    files
+        .add(".manifest".into(), manifest.into_bytes())
+        .unwrap();
+    let mut prepared = prepared(&files, PolicyMode::Enforce, Confirm::Off);
+    prepared.last = Some(last);
+    prepared
+}
+
+/// What there is of new rules when a reload puts another part in place: the generation in force, the one that is announced, and
+/// whether the disk has their number. And whether they were announced as being in force in the end.
+fn exchanged(policy: &Policy, prepared: Prepared) -> ((u64, u64, bool), bool) {
+    let last = prepared.last.clone().unwrap();
+    let (announced, in_force) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+    let (seen, is_told) = (announced.clone(), in_force.clone());
+    let rules = policy.exchange(
+        prepared,
+        move |generation| announced.store(generation, Ordering::Relaxed),
+        move || in_force.store(1, Ordering::Relaxed),
+    );
+    let (asked, met) = (policy.clone(), Arc::new(std::sync::Mutex::new(None)));
+    let meets = met.clone();
+    let other = Install::new(move || {
+        let announced = seen.load(Ordering::Relaxed);
+        *meets.lock().unwrap() = Some((asked.generation(), announced, last.exists()));
+    });
+    Install::all(vec![other, rules]);
+    let met = met.lock().unwrap().take().unwrap();
+    (met, is_told.load(Ordering::Relaxed) == 1)
+}
+
+/// Among the others are the secrets: what the rules before have allowed must not get a new one, and what the new ones allow no
+/// old one.
+#[test]
+fn no_rules_begin_anything_while_the_other_parts_are_exchanged() {
+    let dir = tempfile::tempdir().unwrap();
+    let last = dir.path().join(LAST);
+    let policy = enforced("decision := {\"allow\": true}");
+    let narrower = || numbered("decision := {\"allow\": false}", 7, last.clone());
+    assert_eq!(exchanged(&policy, narrower()), ((0, 1, true), true));
+    assert_eq!(policy.generation(), 1);
+    let kept = fs::read_to_string(&last).unwrap();
+    assert!(kept.contains("\"sequence\":7"), "{kept}");
+
+    // The same once more: what they have allowed is allowed still.
+    assert_eq!(exchanged(&policy, narrower()), ((1, 0, true), true));
+    assert_eq!(policy.generation(), 1);
+}
+
+#[test]
+fn a_number_that_cannot_be_kept_is_said_and_keeps_no_rules_away() {
+    let dir = tempfile::tempdir().unwrap();
+    // No directory can be made here.
+    fs::write(dir.path().join("policy"), "").unwrap();
+    let policy = enforced("decision := {\"allow\": true}");
+    let narrower = numbered("decision := {\"allow\": false}", 7, dir.path().join(LAST));
+    let (log, _here) = Log::begin();
+    assert_eq!(exchanged(&policy, narrower), ((0, 1, false), true));
+    assert_eq!(policy.generation(), 1);
+    let said = log.taken();
+    assert!(
+        said.contains("the policy's sequence could not be kept"),
+        "{said}"
+    );
+}
