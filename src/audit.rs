@@ -131,6 +131,8 @@ struct State {
     writing: Mutex<Option<Instant>>,
     records: AtomicU64,
     lost: AtomicU64,
+    /// Records that found no room in the queue, until the writer counts them among those that were not written.
+    unqueued: AtomicU64,
     refused: AtomicU64,
     failures: AtomicU64,
     rotations: AtomicU64,
@@ -264,6 +266,7 @@ impl Audit {
             .try_acquire_many_owned(queued_bytes(&record))
             .is_ok_and(|room| inner.send(record, room, Fate::default(), None));
         if !sent {
+            inner.state.unqueued.fetch_add(1, Ordering::Relaxed);
             inner.state.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -333,14 +336,19 @@ impl Inner {
         }
         let fate = Fate::default();
         self.begins_to_wait();
+        let mut is_queued = false;
         let written = async {
             let bytes = queued_bytes(&record);
             let room = self.room.clone().acquire_many_owned(bytes).await.ok()?;
             let (answer, written) = oneshot::channel();
-            let sent = self.send(record, room, fate.clone(), Some(answer));
-            sent.then_some(written)?.await.ok()
+            is_queued = self.send(record, room, fate.clone(), Some(answer));
+            is_queued.then_some(written)?.await.ok()
         };
-        match tokio::time::timeout(APPEND_TIMEOUT, written).await {
+        let written = tokio::time::timeout(APPEND_TIMEOUT, written).await;
+        if !is_queued {
+            self.state.unqueued.fetch_add(1, Ordering::Relaxed);
+        }
+        match written {
             Ok(written) => written == Some(true),
             Err(_) => is_void && fate.give_up(),
         }

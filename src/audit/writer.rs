@@ -100,6 +100,8 @@ pub(super) struct Writer {
     unwritten: u64,
     /// Some of those were given up since the last `resumed` record.
     is_behind: bool,
+    /// Some of them found no room in the queue, since then.
+    was_full: bool,
     /// Sequences of records that are in the file and that their callers had given up, not yet said in the log.
     late: Vec<u64>,
     /// A file that could not be renamed is tried again when it has grown by so much.
@@ -134,6 +136,7 @@ impl Writer {
             unsynced: None,
             unwritten: 0,
             is_behind: false,
+            was_full: false,
             late: Vec::new(),
             rotate_at_bytes: settings.max_file_bytes,
         };
@@ -250,7 +253,9 @@ impl Writer {
             }
         }
         // At once: nobody knows when the next record comes.
-        if !self.late.is_empty()
+        self.count_unqueued();
+        let is_full = self.was_full && self.active.is_some();
+        if (is_full || !self.late.is_empty())
             && let Err(error) = self.commit([])
         {
             self.fail(&error);
@@ -267,6 +272,7 @@ impl Writer {
         &mut self,
         records: impl IntoIterator<Item = &'a Encoded>,
     ) -> std::io::Result<()> {
+        self.count_unqueued();
         let (mut head, mut out) = (self.head.clone(), Vec::new());
         let now = rfc3339((self.clock)());
         let gone = self.active.as_ref().and_then(|it| it.is_gone(&self.names));
@@ -279,7 +285,7 @@ impl Writer {
             Some(active) => active,
             None => Active::reopen(&self.names)?,
         };
-        if is_new || self.is_behind || !self.late.is_empty() {
+        if is_new || self.is_behind || self.was_full || !self.late.is_empty() {
             seal(&mut head, &self.resumed(gone), &now, &mut out);
         }
         for record in records {
@@ -311,7 +317,7 @@ impl Writer {
         self.unsynced = self.unsynced.or_else(|| Some(Instant::now()));
         self.active = Some(active);
         self.head = head;
-        self.is_behind = false;
+        (self.is_behind, self.was_full) = (false, false);
         self.late.clear();
         self.state.progress();
         if self.state.failing.swap(false, Ordering::AcqRel) {
@@ -320,12 +326,21 @@ impl Writer {
         Ok(())
     }
 
+    /// What found no room came to nobody who writes. It is counted here from now on, whether or not the next write succeeds.
+    fn count_unqueued(&mut self) {
+        let unqueued = self.state.unqueued.swap(0, Ordering::Relaxed);
+        self.unwritten += unqueued;
+        self.was_full |= unqueued > 0;
+    }
+
     /// The first record after a failure: why, what the log lacks since the start, and what it has of refused calls.
     fn resumed(&self, gone: Option<&str>) -> Encoded {
         let reason = if let Some(why) = gone {
             why.to_owned()
         } else if self.state.failing.load(Ordering::Acquire) {
             self.state.reason()
+        } else if self.was_full {
+            "more waited to be written than there is room for".to_owned()
         } else if self.is_behind || !self.late.is_empty() {
             format!("writing took longer than {} s", APPEND_TIMEOUT.as_secs())
         } else {
@@ -367,6 +382,7 @@ impl Writer {
     }
 
     fn end(&mut self) {
+        self.count_unqueued();
         let record = self.event("stopped", &[]);
         let ended = self.commit([&record]).and_then(|()| self.sync());
         if let Err(error) = ended {

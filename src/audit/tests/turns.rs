@@ -44,6 +44,45 @@ async fn what_was_posted_and_could_not_be_written_is_lost() {
     assert_eq!(resumed(&place)[0]["unwritten"], 2);
 }
 
+/// It was never the writer's, which has to say it all the same: in the numbers as in the log.
+#[tokio::test]
+async fn what_found_no_room_is_in_the_log_as_lost() {
+    for fails in [false, true] {
+        let mut place = Place::new();
+        // All in one.
+        place.settings.max_file_bytes = 1 << 30;
+        let audit = place.open();
+        let works = hang(&audit);
+        while audit.health().lost < 2 {
+            audit.post(record(1));
+        }
+        // Waits for room, and then no more.
+        tokio::time::pause();
+        audit.note(record(2)).await;
+        tokio::time::resume();
+        assert_eq!(audit.health().lost, 3);
+        if fails {
+            block(&place);
+        }
+        drop(works);
+        if fails {
+            // All of it: nothing is written in the middle of what comes then.
+            while audit.health().failing.is_none() || !audit.0.as_ref().unwrap().is_idle() {
+                tokio::task::yield_now().await;
+            }
+            unblock(&place);
+        }
+        audit.close().await;
+        let (health, said) = (audit.health(), resumed(&place));
+        assert!(fails || health.lost == 3, "{health:?}");
+        let last = said.last().unwrap();
+        assert_eq!(last["unwritten"], health.lost, "{health:?}");
+        let reason = "more waited to be written than there is room for";
+        assert!(fails || last["reason"] == reason, "{last}");
+        assert!(place.verify().ok);
+    }
+}
+
 /// A disk that hangs is no failure for a while: what has begun by then is on record, however much of it.
 #[tokio::test]
 async fn nothing_begins_whose_end_would_find_no_room() {
