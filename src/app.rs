@@ -20,7 +20,7 @@ use serde_json::json;
 use skillgate_plugin_host::{LoadError, Pin, Plugin, STORE_THREADS_MAX, StorageInstance};
 use skillgate_plugin_sdk::model;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::admin;
@@ -339,16 +339,14 @@ const OTHER_THREADS_MAX: usize = 64;
 /// # Errors
 /// [`AppError`] when it cannot start.
 pub fn serve(read: Read) -> Result<(), AppError> {
-    // First of all, so that no change during the start is missed.
+    // First of all: whoever asks for a reload during the start gets it after that, as does a change of what is read next.
+    let hangup = hangup()?;
     let source = Source::new(read, reload::watched);
     let seen = source.read()?;
     let config = &seen.config;
     telemetry::start(&config.log).map_err(AppError::Log)?;
     let runtime = runtime(config)?;
     let outcome = runtime.block_on(async {
-        // Whoever asks for a reload during the start gets it after that: by default the signal would end the process.
-        let hangup =
-            signal(SignalKind::hangup()).map_err(AppError::io("cannot wait for SIGHUP"))?;
         // Before the plugins: a port that is taken should be known before a sandbox is built.
         let listen = config.server.listen;
         let listener = TcpListener::bind(listen)
@@ -422,6 +420,18 @@ pub fn serve(read: Read) -> Result<(), AppError> {
     });
     runtime.shutdown_timeout(Duration::from_secs(5));
     outcome
+}
+
+/// Hears of SIGHUP from now on, which by default would end the process. A runtime of its own asks for it, as the handler is the
+/// process's: how large the one is that serves only the configuration says, which is read behind this.
+fn hangup() -> Result<Signal, AppError> {
+    let why = "cannot wait for SIGHUP";
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .map_err(AppError::io(why))?;
+    let _here = runtime.enter();
+    signal(SignalKind::hangup()).map_err(AppError::io(why))
 }
 
 fn announce(public: SocketAddr, operator: SocketAddr) -> std::io::Result<()> {

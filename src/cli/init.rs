@@ -62,7 +62,8 @@ async fn attended() -> io::Result<WaitStatus> {
                 }
                 continue;
             }
-            // Nothing is lost by one that it would not hear yet, and die of: what is written now it has still to read.
+            // Nothing is lost by one that it would not hear yet, and die of: it hears before it reads anything, so what is written
+            // now it has still to read.
             _ = hangup.recv() => match hears_hangup(gateway) {
                 true => Signal::HUP,
                 false => continue,

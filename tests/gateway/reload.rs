@@ -1,6 +1,7 @@
 //! Changes while the gateway serves: taken whole, or refused whole with the place of the mistake.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -15,7 +16,8 @@ use crate::operator::{metrics, value};
 use crate::policy::{narrow, policy_in};
 use crate::stopping::{SLEEPS, begun};
 use crate::support::eventually;
-use crate::support::gateway::{Gateway, House, Settings, signal};
+use crate::support::gateway::{Gateway, House, Settings, is_root, signal};
+use crate::support::look;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -70,6 +72,57 @@ fn a_reload_that_is_asked_for_during_the_start_comes_after_it() {
         eventually(TAKEN, PATIENCE, || gateway.log().contains(TAKEN));
         gateway.stop();
     });
+}
+
+/// Also while it reads its configuration, of which it may have missed what was written just then; and as process 1, which hands
+/// it on.
+#[test]
+fn a_reload_that_is_asked_for_while_the_configuration_is_read_comes_too() {
+    let _alone = alone();
+    let mut ways: Vec<&[&str]> = vec![&[]];
+    if is_root() {
+        ways.push(&["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]);
+    }
+    for way in ways {
+        let house = House::new(Settings::default());
+        let text = fs::read(house.config()).unwrap();
+        fs::remove_file(house.config()).unwrap();
+        let made = Command::new("mkfifo").arg(house.config()).status().unwrap();
+        assert!(made.success());
+        let serve = house.command();
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "echo $$ > pid; exec \"$@\"", "sh"])
+            .args(way)
+            .arg(serve.get_program())
+            .args(serve.get_args());
+        house.clean(&mut command);
+        std::thread::scope(|scope| {
+            let gateway = scope.spawn(|| house.start_as(command));
+            // Comes back when somebody reads.
+            let mut pipe = fs::File::options()
+                .write(true)
+                .open(house.config())
+                .unwrap();
+            let pid = fs::read_to_string(house.path().join("pid")).unwrap();
+            let mut pid = pid.trim().parse().unwrap();
+            if !way.is_empty() {
+                // Of `unshare`, which only waits.
+                pid = look::descendants(pid)[0].pid;
+            }
+            signal("HUP", pid);
+            // Process 1 has to hear of it, which nothing shows, before the other one goes on.
+            std::thread::sleep(Duration::from_millis(300));
+            // Nobody is there to read it where the signal has ended the gateway: its start says so.
+            let _broken = pipe.write_all(&text);
+            drop(pipe);
+            let mut gateway = gateway.join().unwrap();
+            gateway.pid = pid;
+            eventually(TAKEN, PATIENCE, || gateway.log().contains(TAKEN));
+            gateway.signal("TERM");
+            assert!(gateway.end(PATIENCE).success(), "{}", gateway.said());
+        });
+    }
 }
 
 #[test]
