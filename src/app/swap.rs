@@ -309,10 +309,17 @@ fn nothing() -> Install {
 }
 
 fn watched(config: &Config, role: Role) -> Vec<PathBuf> {
-    match &role.of(config).source {
-        PluginSource::Name(_) => Vec::new(),
-        PluginSource::Path(path) => vec![path.clone()],
-    }
+    let plugin = role.of(config);
+    let PluginSource::Path(path) = &plugin.source else {
+        return Vec::new();
+    };
+    // It may come behind its file, which is refused until then.
+    let signature = plugin.minisign_key.is_some().then(|| {
+        let mut file = path.clone().into_os_string();
+        file.push(".minisig");
+        file.into()
+    });
+    std::iter::once(path.clone()).chain(signature).collect()
 }
 
 /// The plugin that runs code.
@@ -410,5 +417,37 @@ impl Inner {
         let mut all = lock(&self.ending);
         all.retain(|ending| !ending.is_finished());
         all.push(ending);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Flags, Sources};
+
+    #[test]
+    fn a_signature_is_watched_like_the_file() {
+        let watched = |known: &str, value: &str| {
+            let mut env = std::collections::BTreeMap::new();
+            env.insert(
+                "SKILLGATE_PLUGINS__STORAGE__PATH".into(),
+                "/vendor/store.so".into(),
+            );
+            env.insert(format!("SKILLGATE_PLUGINS__STORAGE__{known}"), value.into());
+            let sources = Sources {
+                env,
+                secrets: Default::default(),
+                read: Box::new(|_| Err(std::io::ErrorKind::NotFound.into())),
+                is_dir: Box::new(|_| false),
+                exe: None,
+            };
+            let config = Config::load(&sources, &Flags::default()).unwrap();
+            super::watched(&config, Role::Storage)
+        };
+        let [file, signature] = ["/vendor/store.so", "/vendor/store.so.minisig"].map(PathBuf::from);
+        let unsigned = watched("ALLOW_UNSIGNED", "true");
+        assert_eq!(unsigned, std::slice::from_ref(&file));
+        let key = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
+        assert_eq!(watched("MINISIGN_KEY", key), [file, signature]);
     }
 }
