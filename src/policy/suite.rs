@@ -9,7 +9,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::bundle::{Bundle, Module};
 use super::engine;
-use super::trial::{code_of, is_of_word};
+use super::trial::is_of_word;
 
 /// How often something is evaluated that the clock stops.
 const TRIES_MAX: u32 = 10;
@@ -137,8 +137,7 @@ fn not_served(engine: &Engine, bundle: &Bundle) -> Result<Vec<String>, String> {
     let mut found = Vec::new();
     for module in tests {
         let package = package_of(module);
-        let mut code = served.iter().flat_map(|it| it.text.lines().map(code_of));
-        if !own.contains(package) && !code.any(|line| asks(line, package)) {
+        if !own.contains(package) && !served.iter().any(|it| asks(&it.text, package)) {
             continue;
         }
         let mut looked_at = BTreeSet::new();
@@ -159,13 +158,82 @@ fn not_served(engine: &Engine, bundle: &Bundle) -> Result<Vec<String>, String> {
     Ok(found)
 }
 
-/// Whether a line of rules speaks of a package, or of any beside it.
-fn asks(line: &str, package: &str) -> bool {
-    let above = package.rsplit_once('.').map(|(above, _)| above);
-    let any = above.is_some_and(|above| line.contains(&format!("data.{above}[")));
-    let own = format!("data.{package}");
-    let mut places = line.match_indices(&own);
-    any || places.any(|(at, _)| !line[at + own.len()..].starts_with(is_of_word))
+/// Whether rules speak of a package, or of any below one that it is in, by its whole name or by one that they import.
+fn asks(rules: &str, package: &str) -> bool {
+    let package: Vec<&str> = package.split('.').collect();
+    let lines: Vec<String> = rules.lines().map(unquoted).collect();
+    // What stands beside others in its line is looked at as they are.
+    let is_import =
+        |line: &&String| line.trim_start().starts_with("import ") && !line.contains(';');
+    let (imports, code): (Vec<&String>, Vec<&String>) = lines.iter().partition(is_import);
+    let mut names = vec![("data", package.as_slice())];
+    names.extend(imports.iter().filter_map(|line| imported(line, &package)));
+    let is_imported = names.iter().any(|(_, rest)| rest.is_empty());
+    let mut places = code
+        .iter()
+        .flat_map(|line| names.iter().map(move |it| (line, it)));
+    is_imported || places.any(|(line, (name, rest))| speaks_of(line, name, rest))
+}
+
+/// What an import calls that which a package is in, and what of the package's name comes behind that: nothing where it is the
+/// package itself, or something in it.
+fn imported<'a>(import: &'a str, package: &'a [&'a str]) -> Option<(&'a str, &'a [&'a str])> {
+    let mut words = import.split_whitespace().skip(1);
+    let mut steps = words.next()?.split('.');
+    let mut name = steps.next().filter(|step| *step == "data")?;
+    let mut rest = package;
+    for step in steps {
+        let Some((first, more)) = rest.split_first() else {
+            break;
+        };
+        name = word(step);
+        if name != *first {
+            return None;
+        }
+        // `data.skills["custom"]`: any that is there.
+        rest = if name == step { more } else { &[] };
+    }
+    Some((words.nth(1).unwrap_or(name), rest))
+}
+
+/// Whether a line has that name with the rest behind it, or all or any of what is below a part of that.
+fn speaks_of(line: &str, name: &str, rest: &[&str]) -> bool {
+    let mut places = line.match_indices(name);
+    places.any(|(at, _)| {
+        let mut tail = &line[at + name.len()..];
+        if line[..at].ends_with(|c| c == '.' || is_of_word(c)) || tail.starts_with(is_of_word) {
+            return false;
+        }
+        for part in rest {
+            match tail.strip_prefix('.') {
+                Some(more) if word(more) == *part => tail = &more[part.len()..],
+                Some(_) => return false,
+                None => return true,
+            }
+        }
+        true
+    })
+}
+
+/// A line without what its strings say, and without its comment.
+fn unquoted(line: &str) -> String {
+    let (mut code, mut end, mut is_escaped) = (String::new(), None, false);
+    for c in line.chars() {
+        match end {
+            None if c == '#' => break,
+            None => {
+                end = ['"', '`'].contains(&c).then_some(c);
+                code.push(c);
+            }
+            Some(_) if is_escaped => is_escaped = false,
+            Some(quote) if c == quote => {
+                end = None;
+                code.push(c);
+            }
+            Some(quote) => is_escaped = quote == '"' && c == '\\',
+        }
+    }
+    code
 }
 
 /// What a line begins with.

@@ -171,6 +171,20 @@ fn a_rule_in_a_file_of_tests_that_nobody_serves() {
         let why = tried(&format!("package {package}\n\nallowance := 5\n")).unwrap_err();
         assert_eq!(why, [said("allowance", 3, package)]);
     }
+    // By another name, and from further above.
+    let named = "package skills.authz\n\nimport data.skills as all\nimport data.skills.deep\n\nfew := all.few.allowance\nsome_of contains x if { some p in [\"own\"]; x := deep[p] }\nlow := data.skills.low[\"of\"].any\nsaid := \"all.loud, deep and data.skills\"\nother := input.all.loud\nwide := wall.loud\nwall := {\"loud\": 1}\n";
+    let tried_named = |text: &str| {
+        let mut files = bundled_files();
+        for (path, text) in [("skills/authz/more.rego", named), (file, text)] {
+            files.0.insert(path.into(), text.as_bytes().to_vec());
+        }
+        trial::run(&bundle(&files), BUDGET)
+    };
+    for package in ["skills.few", "skills.deep.own", "skills.low.of.it"] {
+        let why = tried_named(&format!("package {package}\n\nallowance := 5\n")).unwrap_err();
+        assert_eq!(why, [said("allowance", 3, package)]);
+    }
+    tried_named("package skills.loud\n\nallowance := 5\n").unwrap();
     // What is only there for tests, and tests beside what they are about.
     for text in [
         "package skills.loading\n\nallowance := 5\n",
