@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, RunResult};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::Services;
@@ -15,7 +17,10 @@ use crate::secrets::{Redactor, Search};
 
 /// Bytes that are looked through at a time, on a thread that others need: some 0.5 ms.
 const PIECE_BYTES: usize = 64 * 1024;
-/// How long that may take altogether, a store that hangs included.
+/// One piece at a time, of whichever output: searches that go on at once would have all of these threads, one piece after the
+/// other, and whoever is asked meanwhile would wait behind dozens of them. Who waits comes in turn.
+static TURN: Semaphore = Semaphore::const_new(1);
+/// How long that may take altogether, a store that hangs included, and turns of others not.
 const WITHIN: Duration = Duration::from_secs(30);
 
 /// Between two looks at one that is short of something at the moment.
@@ -49,16 +54,15 @@ impl Services {
         let (Some(redactor), Some(id)) = (self.granted.redactor(), self.created().pop()) else {
             return result;
         };
-        let looked = tokio::time::timeout(WITHIN, self.is_in_blob(redactor, &id)).await;
-        let why = match looked {
-            Ok(Ok(false)) => return result,
-            Ok(Ok(true)) => HAS_ONE,
-            Ok(Err(error)) => {
+        let why = match self.is_in_blob(redactor, &id).await {
+            Ok(false) => return result,
+            Ok(true) => HAS_ONE,
+            Err(Unknown::Store(error)) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(run_id = self.run_id, error, "an output cannot be read back");
                 UNKNOWN
             }
-            Err(_) => {
+            Err(Unknown::Late) => {
                 tracing::error!(
                     run_id = self.run_id,
                     "the store does not give an output back"
@@ -74,24 +78,33 @@ impl Services {
     }
 
     /// Whether one of them stands in it. What the store is short of for the moment is waited for.
-    async fn is_in_blob(&self, redactor: &Arc<Redactor>, id: &str) -> Result<bool, blobs::Error> {
+    async fn is_in_blob(&self, redactor: &Arc<Redactor>, id: &str) -> Result<bool, Unknown> {
+        let mut patience = Patience::begin();
         loop {
-            let error = match self.look(Search::new(redactor.clone()), id).await {
-                Err(blobs::Error::Store(error)) => error,
+            let search = Search::new(redactor.clone());
+            let error = match self.look(search, id, &mut patience).await {
+                Err(Unknown::Store(blobs::Error::Store(error))) => error,
                 other => return other,
             };
             let Some(wait) = passes_in(&error) else {
-                return Err(blobs::Error::Store(error));
+                return Err(Unknown::Store(blobs::Error::Store(error)));
             };
-            tokio::time::sleep(wait).await;
+            patience.with(tokio::time::sleep(wait)).await?;
         }
     }
 
-    async fn look(&self, mut search: Search, id: &str) -> Result<bool, blobs::Error> {
-        let mut reader = self.blobs.open(self.caller.tenant(), id, 0, 0).await?;
+    async fn look(
+        &self,
+        mut search: Search,
+        id: &str,
+        patience: &mut Patience,
+    ) -> Result<bool, Unknown> {
+        let opened = self.blobs.open(self.caller.tenant(), id, 0, 0);
+        let mut reader = patience.with(opened).await?.map_err(Unknown::Store)?;
         loop {
-            let read = reader.read(PIECE_BYTES).await;
-            let (piece, end) = read.map_err(blobs::Error::Store)?;
+            let read = patience.with(reader.read(PIECE_BYTES)).await?;
+            let (piece, end) = read.map_err(|error| Unknown::Store(blobs::Error::Store(error)))?;
+            let _turn = patience.turn().await;
             if search.push(&piece) || end {
                 return Ok(search.found());
             }
@@ -111,6 +124,37 @@ impl Services {
     }
 }
 
+/// Why it cannot be known whether there is a secret in an output.
+enum Unknown {
+    /// The store does not give it out.
+    Store(blobs::Error),
+    /// It did not in time.
+    Late,
+}
+
+/// Until when it may take.
+struct Patience(Instant);
+
+impl Patience {
+    fn begin() -> Self {
+        Patience(Instant::now() + WITHIN)
+    }
+
+    /// What the store is asked.
+    async fn with<T>(&self, asked: impl Future<Output = T>) -> Result<T, Unknown> {
+        let answer = tokio::time::timeout_at(self.0, asked).await;
+        answer.map_err(|_| Unknown::Late)
+    }
+
+    /// Waits until no other piece is looked through, for as long as that takes. Nobody closes what is waited for.
+    async fn turn(&mut self) -> Option<SemaphorePermit<'static>> {
+        let began = Instant::now();
+        let turn = TURN.acquire().await.ok();
+        self.0 += began.elapsed();
+        turn
+    }
+}
+
 /// When to ask again, where the store says that it helps: it had no reader, or no descriptor.
 fn passes_in(error: &Error) -> Option<Duration> {
     let wait = Duration::from_millis(error.retry_after_ms.into());
@@ -124,7 +168,29 @@ mod tests {
     use skillgate_plugin_sdk::abi;
     use skillgate_plugin_sdk::model::Error;
 
-    use super::{AGAIN_AFTER_MIN, passes_in};
+    use super::{AGAIN_AFTER_MIN, Patience, WITHIN, passes_in};
+
+    #[tokio::test(start_paused = true)]
+    async fn one_piece_is_looked_through_at_a_time_and_none_is_given_up_for_waiting() {
+        let turn = Patience::begin().turn().await;
+        let second = tokio::spawn(async {
+            let mut patience = Patience::begin();
+            let _turn = patience.turn().await;
+            let late = patience.with(std::future::pending::<()>());
+            let began = tokio::time::Instant::now();
+            assert!(late.await.is_err());
+            began.elapsed()
+        });
+        tokio::time::sleep(WITHIN * 2).await;
+        assert!(!second.is_finished());
+        drop(turn);
+        let waited = second.await.unwrap();
+        // The timer's steps are of one ms.
+        assert!(
+            waited.abs_diff(WITHIN) < Duration::from_millis(5),
+            "{waited:?}"
+        );
+    }
 
     #[test]
     fn a_shortage_that_passes_is_waited_for() {
