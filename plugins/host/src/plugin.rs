@@ -202,7 +202,7 @@ impl Plugin {
 
     /// Makes a storage instance, on a thread of its own. Must be called inside a tokio runtime, which the instance then
     /// uses for its blocking calls. Dropping the future does not stop the plugin's `create`: its instance is then
-    /// destroyed.
+    /// destroyed. After an error there is no instance any more.
     pub async fn storage(&self, config: CreateRequest) -> Result<Arc<StorageInstance>> {
         let (instance, caps) = self.make::<StorageTable>(config).await?;
         let is_ours = !self.0.guarded;
@@ -249,8 +249,16 @@ impl Plugin {
                 let mut nothing = VecDeque::new();
                 let mut from = In::new(&caps, &mut nothing);
                 let caps = K::Caps::take(&mut from).and_then(|caps| from.end().map(|()| caps));
-                let caps = caps.map_err(|Malformed(why)| Error::new(abi::E_PROTOCOL, why))?;
-                Ok((Place::there(remote), caps))
+                match caps {
+                    Ok(caps) => Ok((Place::there(remote), caps)),
+                    Err(Malformed(why)) => {
+                        let mut destroyed = remote.destroyed();
+                        drop(remote);
+                        // An error says that the sender is gone, which is as good an end as any.
+                        drop(destroyed.wait_for(|done| *done).await);
+                        Err(Error::new(abi::E_PROTOCOL, why))
+                    }
+                }
             }
         }
     }
@@ -329,9 +337,21 @@ pub(crate) fn make_here<K: Made>(
 ) -> Result<(Arc<Instance<K>>, K::Caps)> {
     let factory = factory::<K>(loaded)?;
     let (table, host) = create::<K>(&loaded.info.id, &factory, config)?;
-    // From here on, an error destroys the instance.
+    let caps = table.caps().inspect_err(|error| {
+        let (plugin, why) = (&loaded.info.id, &error.message);
+        tracing::warn!(
+            plugin,
+            instance = config.instance_id,
+            why,
+            "a new instance is no good, and is destroyed"
+        );
+        // Here, before the error is known: after it another instance is made, and two must not have the data.
+        if let Some(destroy) = table.destroy() {
+            // SAFETY: called once, here; nobody else has the instance, and caps has returned.
+            unsafe { destroy(table.self_()) };
+        }
+    })?;
     let instance = Instance::new(table, host, loaded.info.blocking, runtime, place);
-    let caps = instance.table.caps()?;
     Ok((instance, caps))
 }
 

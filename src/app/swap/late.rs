@@ -43,7 +43,7 @@ pub(super) struct NotMade {
 }
 
 /// Waits for an instance, and no longer than `limit`: `create` of a plugin in this process may wait for a disk that never
-/// answers.
+/// answers, and so may the end of what it has made and is no good.
 pub(super) async fn in_time<I: Ends>(
     making: impl Future<Output = Result<Arc<I>, AppError>> + Send + 'static,
     limit: Duration,
@@ -55,7 +55,7 @@ pub(super) async fn in_time<I: Ends>(
         return made.map_err(|error| not_made(error.to_string()));
     }
     let why = format!(
-        "its create() goes on for longer than {} ms (plugins.process_start_timeout_ms): see what it waits for",
+        "its create() goes on for longer than {} ms (plugins.process_start_timeout_ms): see what it waits for, or the end of what it has made",
         limit.as_millis()
     );
     tracing::warn!(

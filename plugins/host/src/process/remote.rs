@@ -269,6 +269,7 @@ fn life(
                 "the plugin {} refused to start the instance {}: {}",
                 fresh.info.id, request.instance_id, error.message
             );
+            fresh.end();
             error
         })?;
     Ok((fresh.info.id.clone(), (fresh, caps)))
@@ -390,15 +391,18 @@ impl Shared {
     /// The life after that one.
     async fn again(self: &Arc<Self>, last: &Link) -> Result<Arc<Link>> {
         let shared = Arc::clone(self);
-        let job = move || life(&shared.image, None, shared.kind, &shared.request);
+        let job = move || {
+            let (_, (fresh, caps)) = life(&shared.image, None, shared.kind, &shared.request)?;
+            if caps != shared.caps {
+                fresh.end();
+                // What the gateway has promised by the first ones would not hold.
+                let message = "it can do other things than before: restart the gateway";
+                return Err(Error::new(abi::E_PRECONDITION, message));
+            }
+            Ok(fresh)
+        };
         let made = on_a_thread("plugin-start", job).await;
-        let (_, (fresh, caps)) =
-            made.map_err(|error| Error::new(abi::E_UNAVAILABLE, error.to_string()))??;
-        if caps != self.caps {
-            // What the gateway has promised by the first ones would not hold.
-            let message = "it can do other things than before: restart the gateway";
-            return Err(Error::new(abi::E_PRECONDITION, message));
-        }
+        let fresh = made.map_err(|error| Error::new(abi::E_UNAVAILABLE, error.to_string()))??;
         let services = Arc::clone(&last.services);
         Link::new(fresh, last.life + 1, services)
             .map_err(|error| Error::new(abi::E_UNAVAILABLE, error.to_string()))

@@ -330,6 +330,12 @@ impl Fresh {
         }
     }
 
+    /// Ends the process, and waits until it is gone: another one may be made for the same data then. Blocks.
+    pub(crate) fn end(&self) {
+        self.process.kill();
+        self.process.reap();
+    }
+
     fn left(&self) -> Result<Duration, String> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {

@@ -430,3 +430,13 @@ async fn a_plugin_can_open_the_file_that_was_checked() {
     std::fs::remove_file(file).unwrap();
     plugin.sandbox(config("myself")).await.unwrap();
 }
+
+#[tokio::test]
+async fn what_cannot_say_what_it_can_do_is_destroyed_before_the_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let plugin = load(&probe(dir.path(), "refusing", &["-DREFUSE_CAPS"]));
+    let destroyed = dir.path().join("destroyed");
+    let error = plugin.storage(config(destroyed.to_str().unwrap())).await;
+    assert_eq!(error.unwrap_err().code, abi::E_INTERNAL);
+    assert!(destroyed.exists(), "it has the data still");
+}

@@ -7,13 +7,15 @@
  *   -DSTATIC_TLS: reserves thread-local storage at program start
  *   -DCONSTRUCTOR: creates the file that $SKG_PROBE names as soon as any of its code runs
  *   -DHANG_IN_CREATE: writes its process's number to the file that config_json names, and does not come back
- *   -DHANG_IN_GET: a store that does the same in skill_get */
+ *   -DHANG_IN_GET: a store that does the same in skill_get
+ *   -DREFUSE_CAPS: a store that fails in caps, and takes its time in destroy: then it makes the file that config_json names */
 #include "skillgate_plugin.h"
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -72,7 +74,7 @@ __attribute__((constructor)) static void ran(void) {
 }
 #endif
 
-#if defined(HANG_IN_CREATE) || defined(HANG_IN_GET)
+#if defined(HANG_IN_CREATE) || defined(HANG_IN_GET) || defined(REFUSE_CAPS)
 static char told[4096];
 static void tell(skg_bytes path) {
     if (path.len >= sizeof told) abort();
@@ -420,7 +422,7 @@ static int32_t create(const skg_host *host, const skg_create_request *req, const
 }
 
 static const skg_sandbox_factory factory = { sizeof(skg_sandbox_factory), 0, create };
-#ifdef HANG_IN_GET
+#if defined(HANG_IN_GET) || defined(REFUSE_CAPS)
 static int32_t get(void *self, skg_op op, skg_str tenant, const skg_skill_ref *r) {
     (void)self, (void)op, (void)tenant, (void)r;
     hang();
@@ -429,9 +431,19 @@ static int32_t get(void *self, skg_op op, skg_str tenant, const skg_skill_ref *r
 static int32_t store_caps(void *self, uint32_t *flags) {
     (void)self;
     *flags = SKG_ST_SKILLS;
+#ifdef REFUSE_CAPS
+    return SKG_E_INTERNAL;
+#endif
     return SKG_OK;
 }
-static void store_destroy(void *self) { (void)self; }
+static void store_destroy(void *self) {
+    (void)self;
+#ifdef REFUSE_CAPS
+    struct timespec a_while = { 0, 300 * 1000 * 1000 };
+    nanosleep(&a_while, NULL);
+    close(open(told, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+#endif
+}
 static int32_t store_create(const skg_host *host, const skg_create_request *req, const skg_storage **out, skg_error *err) {
     static skg_storage table;
     (void)host, (void)err;
