@@ -2,6 +2,7 @@
 
 mod commands;
 mod files;
+mod hold;
 mod operator;
 mod plugins;
 mod reload;
@@ -72,6 +73,13 @@ pub enum AppError {
         /// Why.
         error: model::Error,
     },
+    /// Another program has instances of plugins under the same names.
+    InUse {
+        /// Where they keep what is theirs.
+        state_dir: PathBuf,
+        /// The number of its process, where that is known.
+        holder: Option<u32>,
+    },
     /// Secrets could not be read.
     Secrets(secrets::Refused),
     /// The audit log could not be opened.
@@ -105,6 +113,7 @@ impl AppError {
             | AppError::NoSuchPlugin { .. } => 3,
             AppError::Load(_)
             | AppError::Create { .. }
+            | AppError::InUse { .. }
             | AppError::Audit(_)
             | AppError::Io { .. } => 4,
         }
@@ -132,6 +141,17 @@ impl fmt::Display for AppError {
             }
             AppError::Create { which, error } => {
                 write!(f, "the {which} plugin refused to start: {}", error.message)
+            }
+            AppError::InUse { state_dir, holder } => {
+                let dir = state_dir.display();
+                write!(
+                    f,
+                    "{dir} (plugins.state_dir) is in use by another skillgate"
+                )?;
+                if let Some(holder) = holder {
+                    write!(f, " (process {holder})")?;
+                }
+                f.write_str(": stop it, or give this one another")
             }
             AppError::Secrets(error) => error.fmt(f),
             AppError::Audit(error) => error.fmt(f),
@@ -172,7 +192,7 @@ impl App {
     async fn build(config: &Config, audit: Audit) -> Result<App, AppError> {
         // Before the plugins: a policy that is refused should be known before a sandbox is built.
         let policy = prepared_policy(config).await?;
-        let state = State::new(config)?;
+        let state = State::new(config)?.held()?;
         let shelf = shelf(config, &state).await?;
         let plugins = Plugins::start(config, state).await?;
         let (store, sandbox) = (plugins.storage(), plugins.sandbox());

@@ -1,12 +1,13 @@
 //! The commands that need the whole gateway but no listener.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use skillgate_plugin_host::{Current, Plugin};
+use skillgate_plugin_host::{Current, Plugin, StorageInstance};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, Health};
 use tower::{Layer, ServiceExt};
@@ -158,11 +159,10 @@ pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
         };
         let shelf = shelf(config, &own).await?;
         let of_store = load(config, Role::Storage)?;
-        let (state, settings) = (State::new(config)?, &config.plugins.storage.config);
-        let store = match storage(&of_store, "store", &state, settings).await {
+        let store = match open_store(config, &of_store).await {
             Ok(store) => Some(store),
-            Err(AppError::Create { error, .. }) if error.code == abi::E_UNAVAILABLE => {
-                let why = error.message;
+            Err(why) if is_elsewhere(&why) => {
+                let why = why.to_string();
                 tracing::warn!(why, "published skills are left out: a gateway that runs lists them itself, with list_skills");
                 None
             }
@@ -183,6 +183,20 @@ pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
         }
         skills
     })
+}
+
+/// The gateway's own, where no gateway has it: two instances of a store never have its data at the same time.
+async fn open_store(config: &Config, plugin: &Plugin) -> Result<Arc<StorageInstance>, AppError> {
+    let state = State::new(config)?.held()?;
+    storage(plugin, "store", &state, &config.plugins.storage.config).await
+}
+
+fn is_elsewhere(why: &AppError) -> bool {
+    match why {
+        AppError::InUse { .. } => true,
+        AppError::Create { error, .. } => error.code == abi::E_UNAVAILABLE,
+        _ => false,
+    }
 }
 
 async fn all_pages(catalog: &Catalog, policy: &Policy) -> Result<Vec<Value>, AppError> {

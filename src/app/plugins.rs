@@ -14,6 +14,7 @@ use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::CreateRequest;
 
 use super::AppError;
+use super::hold::hold;
 use super::unkept::unkept;
 use crate::config::{Config, PluginIsolation, PluginRef, PluginSource, Runs};
 
@@ -31,12 +32,16 @@ impl State {
         Ok(State { root })
     }
 
+    /// The same when no other program has instances here, and none can have any from now on.
+    pub(super) fn held(self) -> Result<Self, AppError> {
+        make_directory(&self.root)?;
+        hold(&self.root)?;
+        Ok(self)
+    }
+
     pub(super) fn directory(&self, name: &str) -> Result<PathBuf, AppError> {
         let path = self.root.join(name);
-        std::fs::create_dir_all(&path).map_err(AppError::io(format!(
-            "cannot make the directory {} (plugins.state_dir)",
-            path.display()
-        )))?;
+        make_directory(&path)?;
         Ok(path)
     }
 
@@ -73,6 +78,13 @@ impl State {
         let digest = Sha256::digest(self.root.as_os_str().as_encoded_bytes());
         format!("{instance}-{}", hex::encode(&digest[..6]))
     }
+}
+
+fn make_directory(path: &Path) -> Result<(), AppError> {
+    std::fs::create_dir_all(path).map_err(AppError::io(format!(
+        "cannot make the directory {} (plugins.state_dir)",
+        path.display()
+    )))
 }
 
 pub(super) async fn storage(

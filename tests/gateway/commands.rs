@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 
 use crate::alone;
+use crate::examples::{changed, instead};
 use crate::support::gateway::{House, Settings};
 
 /// What a command that has to succeed prints, and what it says beside.
@@ -69,6 +70,55 @@ fn skills_are_listed_beside_a_gateway_and_without_one() {
         assert!(names.contains(&name.to_owned()), "{names:?}: {said}");
     }
     assert!(!said.contains("left out"), "{said}");
+}
+
+/// A vendor's store need not know who else has its data: what would make it a second time is refused.
+#[test]
+fn no_second_instance_of_a_store_is_made_beside_a_gateway() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        server: "reload_watch_ms = 0",
+        ..Settings::default()
+    });
+    // It writes down when it is made.
+    let journal = house.path().join("journal");
+    let made = format!(
+        "    {{ FILE *f = fopen({journal:?}, \"a\"); if (f != NULL && fputs(\"made\\n\", f) >= 0) fclose(f); }}\n"
+    );
+    let begin = "    s->host = host;\n";
+    let store = changed(&house, "store", &[(begin, &format!("{made}{begin}"))]);
+    let text = fs::read_to_string(house.config()).unwrap();
+    let text = instead(&text, r#"name = "storage-fs""#, &store);
+    fs::write(house.config(), text).unwrap();
+    let times_made = || fs::read_to_string(&journal).unwrap().lines().count();
+    let mut gateway = house.start();
+    assert_eq!(times_made(), 1);
+    let by_whom = format!(
+        "state (plugins.state_dir) is in use by another skillgate (process {})",
+        gateway.pid
+    );
+
+    let (names, said) = skill_list(&house);
+    assert!(names.contains(&"hello.world".to_owned()), "{names:?}");
+    assert!(
+        said.contains(&by_whom) && said.contains("list_skills"),
+        "{said}"
+    );
+    assert_eq!(times_made(), 1);
+
+    let mut second = house.command();
+    second.env("SKILLGATE_AUDIT__PATH", house.path().join("second.jsonl"));
+    let output = second.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains(&by_whom), "{said}");
+    assert_eq!(times_made(), 1);
+
+    // What it has started may live a moment longer, and has nothing of its name.
+    gateway.kill();
+    let gateway = house.start();
+    assert_eq!(times_made(), 2);
+    gateway.stop();
 }
 
 /// A version stays as it is: whoever publishes one is told at once.

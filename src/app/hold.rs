@@ -1,0 +1,117 @@
+//! One program at a time makes instances under the names of a `plugins.state_dir`: two of one name would each remove what the
+//! other one is writing, as the contract lets them.
+
+use std::fs::{File, TryLockError};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::AppError;
+
+const LOCK_FILE: &str = "lock";
+/// More than a process's number has.
+const HOLDER_BYTES_MAX: u64 = 32;
+
+/// Takes the names, for as long as this process lives: an instance that does not end has its name until then. The kernel lets
+/// go of them with the process, however that ends; no child has them, since each executes a program of its own.
+pub(super) fn hold(state_dir: &Path) -> Result<(), AppError> {
+    let path = state_dir.join(LOCK_FILE);
+    let failed = |what: &str| {
+        AppError::io(format!(
+            "cannot {what} {} (plugins.state_dir)",
+            path.display()
+        ))
+    };
+    let mut lock = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+        .open(&path)
+        .map_err(failed("open"))?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            return Err(AppError::InUse {
+                state_dir: state_dir.to_owned(),
+                holder: holder(&lock),
+            });
+        }
+        Err(TryLockError::Error(error)) if has_no_locks(&error) => {
+            tracing::warn!(dir = %state_dir.display(), %error, "the file system of plugins.state_dir has no locks: see to it that no other gateway has this directory");
+        }
+        Err(TryLockError::Error(error)) => return Err(failed("lock")(error)),
+    }
+    // Only so that a refusal can name who holds it.
+    let _unnamed = write_holder(&mut lock);
+    std::mem::forget(lock);
+    Ok(())
+}
+
+fn has_no_locks(error: &std::io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::NOLCK | Errno::NOTSUP | Errno::NOSYS)
+    )
+}
+
+fn write_holder(lock: &mut File) -> std::io::Result<()> {
+    lock.set_len(0)?;
+    writeln!(lock, "{}", std::process::id())
+}
+
+/// The number of the process that has it, as far as that is written.
+fn holder(lock: &File) -> Option<u32> {
+    let mut text = String::new();
+    lock.take(HOLDER_BYTES_MAX).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_state_directory_is_one_programs() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = dir.path().join(LOCK_FILE);
+        hold(dir.path()).unwrap();
+        let mode = lock.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        // Another open file is as another program.
+        let refused = hold(dir.path()).unwrap_err();
+        assert_eq!(refused.exit_code(), 4);
+        let said = refused.to_string();
+        for part in [
+            dir.path().to_str().unwrap(),
+            &format!("process {}", std::process::id()),
+            "stop it, or give this one another",
+        ] {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        // Nor is one held where the name of the lock leads elsewhere.
+        let other = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(&lock, other.path().join(LOCK_FILE)).unwrap();
+        let said = hold(other.path()).unwrap_err().to_string();
+        assert!(said.contains("cannot open"), "{said}");
+    }
+
+    #[test]
+    fn where_there_are_no_locks_is_known() {
+        for (errno, is_without) in [
+            (Errno::NOLCK, true),
+            (Errno::OPNOTSUPP, true),
+            (Errno::NOSYS, true),
+            (Errno::IO, false),
+        ] {
+            assert_eq!(has_no_locks(&errno.into()), is_without, "{errno}");
+        }
+    }
+}
