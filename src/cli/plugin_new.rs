@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 
 use super::failure::Failure;
 use super::{Exit, new_files, plain};
-use sources::{C_SANDBOX, C_STORAGE, HEADER, RUST_SANDBOX, RUST_STORAGE, SDK};
+use sources::{C_SANDBOX, C_STORAGE, HEADER, RUST_SANDBOX, RUST_STORAGE, RUST_STORAGE_TESTS, SDK};
 
 /// Longest name, in bytes: it becomes that of files, and part of the plugin's id, of which a plugin's file says 43.
 const NAME_BYTES_MAX: usize = 30;
@@ -252,6 +252,9 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
                 Kind::Sandbox => (RUST_SANDBOX, ""),
             };
             add("src/lib.rs", fill(code));
+            if args.kind == Kind::Storage {
+                add("src/tests.rs", fill(RUST_STORAGE_TESTS));
+            }
             let manifest = CARGO_TOML.replace("{dependencies}", dependencies);
             add("Cargo.toml", fill(&manifest));
             add(".gitignore", "/target\n".to_owned());

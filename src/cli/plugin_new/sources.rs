@@ -7,6 +7,7 @@ pub(super) const C_STORAGE: &str = include_str!("../../../plugins/example-c/stor
 pub(super) const C_SANDBOX: &str = include_str!("../../../plugins/example-c/echo.c");
 /// To start from in Rust. `{id}`, `{name}` and `{vendor}` are filled in.
 pub(super) const RUST_STORAGE: &str = include_str!("storage.rs.in");
+pub(super) const RUST_STORAGE_TESTS: &str = include_str!("storage_tests.rs.in");
 pub(super) const RUST_SANDBOX: &str = include_str!("sandbox.rs.in");
 
 /// The crates that a plugin in Rust is made with, without their tests: path below `skillgate/`, and text.
