@@ -44,7 +44,7 @@ enum Kind {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Language {
-    /// Rust 1.63 or newer, with cargo
+    /// Rust 1.63 or newer, for a store 1.68, with cargo
     Rust,
     /// C99, with make
     C,
@@ -102,6 +102,7 @@ const CARGO_TOML: &str = r#"[package]
 name = "{name}"
 version = "0.1.0"
 edition = "2021"
+rust-version = "{rust_version}"
 publish = false
 
 [lib]
@@ -119,7 +120,13 @@ strip = "debuginfo"
 [workspace]
 "#;
 
-const STORAGE_DEPENDENCIES: &str = r#"semver = "1"
+/// What the SDK needs.
+const RUST_VERSION: &str = "1.63";
+/// What the newest `semver` needs, which cargo takes whatever the compiler is.
+const STORAGE_RUST_VERSION: &str = "1.68";
+
+const STORAGE_DEPENDENCIES: &str = r#"# Its newest release is what needs Rust 1.68 (rust-version above). The SDK needs 1.63.
+semver = "1"
 sha2 = { version = "0.10", default-features = false }
 "#;
 
@@ -127,7 +134,7 @@ const CRATE_TOML: &str = r#"[package]
 name = "skillgate-plugin-{crate}"
 version = "{version}"
 edition = "2021"
-rust-version = "1.63"
+rust-version = "{rust_version}"
 license = "Apache-2.0"
 publish = false
 {dependencies}"#;
@@ -247,21 +254,24 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
             add("skillgate_plugin.h", HEADER.to_owned());
         }
         Language::Rust => {
-            let (code, dependencies) = match args.kind {
-                Kind::Storage => (RUST_STORAGE, STORAGE_DEPENDENCIES),
-                Kind::Sandbox => (RUST_SANDBOX, ""),
+            let (code, dependencies, rust_version) = match args.kind {
+                Kind::Storage => (RUST_STORAGE, STORAGE_DEPENDENCIES, STORAGE_RUST_VERSION),
+                Kind::Sandbox => (RUST_SANDBOX, "", RUST_VERSION),
             };
             add("src/lib.rs", fill(code));
             if args.kind == Kind::Storage {
                 add("src/tests.rs", fill(RUST_STORAGE_TESTS));
             }
-            let manifest = CARGO_TOML.replace("{dependencies}", dependencies);
+            let manifest = CARGO_TOML
+                .replace("{dependencies}", dependencies)
+                .replace("{rust_version}", rust_version);
             add("Cargo.toml", fill(&manifest));
             add(".gitignore", "/target\n".to_owned());
             for (name, dependencies) in [("abi", ""), ("sdk", SDK_DEPENDENCIES)] {
                 let text = CRATE_TOML
                     .replace("{crate}", name)
                     .replace("{version}", env!("CARGO_PKG_VERSION"))
+                    .replace("{rust_version}", RUST_VERSION)
                     .replace("{dependencies}", dependencies);
                 add(&format!("skillgate/{name}/Cargo.toml"), text);
             }
