@@ -1,9 +1,10 @@
 //! What a case works with: its directory, the plugin, instances of it, and a note of every step, for when there is no
 //! verdict.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::future::Future;
 use std::io::Write as _;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(20);
 pub(crate) const LISTEN: Duration = Duration::from_millis(150);
 /// The kit's children are the gateway's: a cancelled call may go on for this long before its process is killed.
 const CANCEL_GRACE: Duration = Duration::from_secs(10);
+/// Of a case's directory: in it each instance has its `state_dir`. No instance has this name.
+const STATE: &str = "state";
 
 /// Why a case does not pass.
 #[derive(Debug)]
@@ -194,8 +197,13 @@ impl Bench {
     /// What an instance is made from; two of the same name share what they keep.
     pub(crate) fn request(&self, instance: &str) -> Done<CreateRequest> {
         let scratch = self.dir.join(instance);
-        let state = scratch.join("state");
-        std::fs::create_dir_all(&state)?;
+        std::fs::create_dir_all(&scratch)?;
+        // Not in there, which is the plugin's alone, and closed to others, as the gateway makes it.
+        let state = self.dir.join(STATE).join(instance);
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&state)?;
         let path = scratch.display().to_string();
         // The path goes into JSON text, whose quotes are there already.
         let quoted = serde_json::Value::from(path).to_string();
@@ -290,5 +298,46 @@ impl Store<'_> {
     ) -> Result<T> {
         self.bench.step(step);
         self.bench.wait(call(Arc::clone(&self.instance)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn bench(dir: &Path, config_json: &str) -> Bench {
+        let job = Job {
+            case: "contract/answers".into(),
+            plugin: PathBuf::new(),
+            config_json: config_json.into(),
+            own_process: false,
+            full: false,
+            program: PathBuf::new(),
+            host_args: Vec::new(),
+        };
+        Bench::new(job, dir).unwrap()
+    }
+
+    #[test]
+    fn scratch_is_an_empty_directory_and_state_dir_a_private_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let bench = bench(dir.path(), "${scratch}");
+        let mut places = std::collections::HashSet::new();
+        for instance in ["a", "b"] {
+            let request = bench.request(instance).unwrap();
+            let scratch = PathBuf::from(String::from_utf8(request.config_json).unwrap());
+            let found: Vec<_> = std::fs::read_dir(&scratch).unwrap().flatten().collect();
+            assert!(found.is_empty(), "{instance}: {found:?}");
+            let mode = std::fs::metadata(&request.state_dir).unwrap().mode();
+            assert_eq!(mode & 0o7777, 0o700, "{instance}");
+            assert!(places.insert(scratch) && places.insert(request.state_dir.into()));
+        }
+        // The next life of an instance finds what the one before has kept.
+        let kept = |request: CreateRequest| Path::new(&request.state_dir).join("kept");
+        std::fs::write(kept(bench.request("a").unwrap()), "").unwrap();
+        assert!(kept(bench.request("a").unwrap()).exists());
+        assert!(!kept(bench.request("b").unwrap()).exists());
     }
 }
