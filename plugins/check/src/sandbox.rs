@@ -1,6 +1,7 @@
 //! A sandbox: what it runs, what it keeps a run from, and what is left of it.
 
 pub(crate) mod egress;
+pub(crate) mod gate;
 pub(crate) mod isolation;
 pub(crate) mod life;
 pub(crate) mod limits;
@@ -8,10 +9,8 @@ pub(crate) mod runs;
 pub(crate) mod skills;
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
-use std::net::TcpListener;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +21,7 @@ use skillgate_plugin_sdk::model::{Error, Limits, Result, RunRequest, RunResult};
 
 use crate::bench::{Bench, Done, Stop, failed};
 use crate::raw::Kind;
+use gate::Gate;
 
 /// The longest that a run of the kit lasts by itself.
 pub(crate) const WALL_MS: u64 = 15_000;
@@ -29,8 +29,6 @@ pub(crate) const WALL_MS: u64 = 15_000;
 const OUTPUT_BYTES_MAX: usize = 1 << 20;
 /// Most that a run may store as one blob.
 const BLOB_BYTES_MAX: usize = 16 << 20;
-/// A request to the gate has no more.
-const HEAD_BYTES_MAX: usize = 64 << 10;
 
 /// Why cases that run code are skipped.
 pub(crate) const NO_PYTHON: &str = "it does not run python";
@@ -68,11 +66,8 @@ pub(crate) struct Services {
     pub(crate) blobs: Mutex<HashMap<String, Vec<u8>>>,
     /// By writer.
     writing: Mutex<HashMap<i64, Vec<u8>>>,
-    /// The run may have a gate.
-    pub(crate) gate: bool,
-    /// First lines of what the gate was asked.
-    pub(crate) asked: Arc<Mutex<Vec<String>>>,
-    pub(crate) gate_served: AtomicBool,
+    /// `None`: the run has none.
+    pub(crate) gate: Option<Gate>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -152,38 +147,14 @@ impl RunHost for Services {
         Ok(Some(id))
     }
     fn gate_serve(&self, listener: OwnedFd) -> Result<()> {
-        if !self.gate {
+        let Some(gate) = &self.gate else {
             return Err(Error::new(abi::E_PERMISSION, "the run has no gate"));
-        }
-        self.gate_served.store(true, Ordering::Release);
-        let listener = TcpListener::from(listener);
-        let asked = Arc::clone(&self.asked);
-        // It ends with the case's process.
-        std::thread::spawn(move || {
-            while let Ok((mut stream, _)) = listener.accept() {
-                // Who leaves early has asked nothing.
-                let _ = answer(&mut stream, &asked);
-            }
-        });
-        Ok(())
+        };
+        gate.serve(listener).map_err(|error| {
+            let why = format!("the run's listener cannot be served: {error}");
+            Error::new(abi::E_INVALID_ARGUMENT, why)
+        })
     }
-}
-
-/// A gate that lets everything through to nowhere: its answer is `hello`.
-fn answer(stream: &mut (impl Read + Write), asked: &Mutex<Vec<String>>) -> std::io::Result<()> {
-    let mut head = Vec::new();
-    let mut byte = [0];
-    while !head.ends_with(b"\r\n\r\n") && head.len() < HEAD_BYTES_MAX {
-        stream.read_exact(&mut byte)?;
-        head.push(byte[0]);
-    }
-    let first = String::from_utf8_lossy(&head)
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .to_owned();
-    lock(asked).push(first);
-    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
 }
 
 pub(crate) fn limits() -> Limits {

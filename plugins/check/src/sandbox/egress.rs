@@ -6,7 +6,6 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use rustix::process::getpid;
 use serde::Deserialize;
@@ -14,6 +13,7 @@ use serde_json::json;
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::RunRequest;
 
+use super::gate::Gate;
 use super::{Services, output_of, request};
 use crate::bench::{Bench, Done, Stop, demand, failed, failed_at};
 
@@ -268,7 +268,7 @@ pub(crate) fn gate(bench: &Bench) -> Done {
         ..request(&code)
     };
     let services = Arc::new(Services {
-        gate: true,
+        gate: Some(Gate::default()),
         ..Services::default()
     });
     let done = output_of(
@@ -283,13 +283,14 @@ pub(crate) fn gate(bench: &Bench) -> Done {
             "code that returns what it read and could open returns {done}"
         ))
     })?;
-    if !services.gate_served.load(Ordering::Acquire) {
+    let gate = services.gate.as_ref();
+    if !gate.is_some_and(Gate::has_listener) {
         return Err(failed_at(
             "gate_serve",
             "it was not called for a run with mode SKG_NET_GATE",
         ));
     }
-    let asked = super::lock(&services.asked).clone();
+    let asked = gate.map(Gate::asked).unwrap_or_default();
     demand(
         body == "hello" && asked.iter().any(|line| line.contains("gate.test/through")),
         || format!("through its gate a run reads {body}; the gate was asked {asked:?}"),

@@ -157,12 +157,17 @@ pub(crate) const SANDBOX: &[Row] = &[
     ("runs code on the host", "sandbox/killed", "go on in the next one"),
 ];
 
-/// Ways to say that a limit was reached which the bundled sandbox does not take, and which are right all the same.
+/// Ways that the bundled sandbox does not take, and which are right all the same: to say that a limit was reached, and to
+/// hand over what it listens on.
 const RIGHT_TOO: &[(&str, &str)] = &[
     ("ends large runs as OutOfMemory", "sandbox/limit-memory"),
     ("ends large runs as MemoryError", "sandbox/limit-memory"),
     ("ends large runs as TooManyProcesses", "sandbox/limit-pids"),
     ("ends large runs as DiskFull", "sandbox/limit-disk"),
+    (
+        "gives a listener that does not block",
+        "sandbox/egress-gate",
+    ),
 ];
 
 /// Only the superuser has this to give away.

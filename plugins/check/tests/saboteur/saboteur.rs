@@ -173,6 +173,22 @@ unsafe extern "C" fn swallow(_: *mut c_void, _: abi::Op, _: u32, _: abi::Bytes) 
     abi::OK
 }
 
+type GateServe = unsafe extern "C" fn(*mut c_void, abi::Op, abi::Fd) -> i32;
+
+/// Likewise its gate_serve().
+static GATE: OnceLock<GateServe> = OnceLock::new();
+
+/// # Safety
+/// As gate_serve().
+unsafe extern "C" fn serve_without_blocking(ctx: *mut c_void, run: abi::Op, fd: abi::Fd) -> i32 {
+    // SAFETY: the caller's promise: the descriptor is open, and goes to the host's own function.
+    unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+        GATE.get().unwrap()(ctx, run, fd)
+    }
+}
+
 unsafe extern "C" fn no_blob(_: *mut c_void, _: abi::Op, _: abi::Str) -> i64 {
     i64::from(abi::E_EXHAUSTED)
 }
@@ -273,6 +289,12 @@ unsafe fn make<F: Grows, T: Grows>(
     };
     if asked("swallows the output of runs") {
         shown.run_output = Some(swallow);
+    }
+    if let Some(gate) = known.gate_serve {
+        GATE.get_or_init(|| gate);
+    }
+    if asked("gives a listener that does not block") {
+        shown.gate_serve = Some(serve_without_blocking);
     }
     if asked("stores no blobs of runs") {
         shown.blob_create = Some(no_blob);
