@@ -7,6 +7,7 @@ mod audit;
 mod completions;
 mod config;
 mod doctor;
+mod ended;
 mod failure;
 mod init;
 mod new_files;
@@ -52,6 +53,10 @@ enum Exit {
     Configuration = 3,
     /// Anything else went wrong.
     Runtime = 4,
+    /// SIGINT came, as a shell says it.
+    Interrupted = 130,
+    /// SIGTERM came.
+    Terminated = 143,
 }
 
 /// A gateway that runs skills for agents: in real isolation, under your policy

@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use skillgate_plugin_check::{Isolation, KitError, Report, Settings, check, run_case};
 
 use super::Exit;
+use super::ended::Ended;
 use super::failure::Failure;
 use crate::app::PLUGIN_HOST;
 
@@ -77,10 +79,20 @@ pub(super) fn run(args: &CheckArgs, out: &mut dyn Write) -> Result<Exit, Failure
     settings.full = args.full;
     settings.only.clone_from(&args.only);
     settings.skip.clone_from(&args.skip);
+    let ended = Ended::by_signals().map_err(|error| {
+        let why =
+            format!("cannot wait for signals: {error}; it needs memory, a thread and descriptors");
+        Failure::new(Exit::Runtime, why)
+    })?;
+    settings.stop = Some(Arc::clone(&ended.pipe));
     // A row as soon as its case has ended: the whole takes a while.
-    let report = check(&settings, |case| {
+    let checked = check(&settings, |case| {
         case.write_row(out)?;
         out.flush()
+    });
+    let report = checked.map_err(|error| match ended.exit() {
+        Some(exit) if matches!(error, KitError::Stopped) => Failure::new(exit, error.to_string()),
+        _ => error.into(),
     })?;
     report.write_sum(out)?;
     if let (Some(path), Some(form)) = (&args.report, form) {

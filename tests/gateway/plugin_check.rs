@@ -2,8 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::alone;
@@ -102,6 +104,58 @@ fn one_that_does_not() {
         said.contains("there is nothing to serve") && said.contains("does --config fit it?"),
         "{said}"
     );
+}
+
+/// Ends a check by a signal when it is in the middle of a case: its code, what it said, and what it has left.
+fn ended_by(signal: Signal) -> (Option<i32>, String, Vec<PathBuf>) {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, place) = (dir.path().join("config.json"), dir.path().join("place"));
+    fs::write(&config, r#"{"root": "${scratch}/store"}"#).unwrap();
+    fs::create_dir(&place).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+    command.args(["plugin", "check"]).arg(bundled());
+    // It waits for the end of a blob, for a second at least.
+    command.args(["--only", "storage/blob-ttl", "--config"]);
+    command.arg(&config).env("TMPDIR", &place);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let check = command.spawn().unwrap();
+    let names = || -> Vec<_> {
+        let entries = fs::read_dir(&place).unwrap().flatten();
+        entries.map(|entry| entry.path()).collect()
+    };
+    let is_there = |case: &PathBuf| {
+        let job = fs::read_to_string(case.join("job.json")).unwrap_or_default();
+        // It has noted its first step.
+        let steps = fs::read_to_string(case.join("steps")).unwrap_or_default();
+        job.contains("storage/blob-ttl") && !steps.is_empty()
+    };
+    let limit = Instant::now() + Duration::from_secs(30);
+    while !names().iter().any(is_there) {
+        assert!(Instant::now() < limit, "the case does not begin");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill_process(Pid::from_child(&check), signal).unwrap();
+    let output = check.wait_with_output().unwrap();
+    let mut left = names();
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        // One that ends just now is none.
+        let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        if text(&line).contains(place.to_str().unwrap()) {
+            left.push(process.path());
+        }
+    }
+    (output.status.code(), text(&output.stderr), left)
+}
+
+#[test]
+fn one_that_is_interrupted_leaves_nothing_behind() {
+    let _alone = alone();
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let (ended, said, left) = ended_by(signal);
+        assert_eq!((ended, left), (Some(code), Vec::new()), "{said}");
+        let part = "the check was stopped before its last case had ended";
+        assert!(said.contains(part), "{said}");
+    }
 }
 
 #[test]

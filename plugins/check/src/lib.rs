@@ -30,7 +30,9 @@ mod storage;
 mod raw;
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -64,6 +66,9 @@ pub struct Settings {
     pub only: Vec<String>,
     /// Cases whose name begins with one of these are left out; the report says so.
     pub skip: Vec<String>,
+    /// When the other end of this pipe is closed, the check ends with [`KitError::Stopped`], and nothing is left of the case
+    /// that was under way.
+    pub stop: Option<Arc<OwnedFd>>,
     /// This program: with `case_args` and a path it calls [`run_case`], with `host_args`
     /// [`skillgate_plugin_host::serve_plugin`].
     pub program: PathBuf,
@@ -85,6 +90,7 @@ impl Settings {
             limit_max: None,
             only: Vec::new(),
             skip: Vec::new(),
+            stop: None,
             program: PathBuf::from("/proc/self/exe"),
             case_args: case_args.iter().map(OsString::from).collect(),
             host_args: host_args.iter().map(|&arg| arg.to_owned()).collect(),
@@ -118,6 +124,9 @@ pub enum KitError {
     /// A case that there is not.
     #[error("there is no case {0:?}")]
     NoSuchCase(String),
+    /// See [`Settings::stop`].
+    #[error("the check was stopped before its last case had ended")]
+    Stopped,
     /// Not all cases had the same file.
     #[error(
         "{} was changed during the check (its sha256 was {before:?}, and is {now:?}), so the report would be about neither: check it again when nothing builds it", file.display()

@@ -2,15 +2,17 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
 use skillgate_plugin_host::{Isolation, inspect};
 
 use crate::cases::{CASES, Case, Needs};
-use crate::watchdog::{End, ORDERS, Orders, watch};
+use crate::watchdog::{END_LIMIT, End, ORDERS, Orders, Waited, wait_for, watch};
 use crate::{CaseReport, Job, KitError, Outcome, Report, Settings, Status, Verdict};
 
 /// What is demanded when a case's process has ended without a verdict, and what to do.
@@ -163,8 +165,7 @@ fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict)
         .map_err(KitError::os("make a directory"))?;
 
     let began = Instant::now();
-    let watchdog = watch(start(dir, settings, &orders)?, orders.limit())
-        .map_err(KitError::os("wait for a watchdog"))?;
+    let watchdog = attend(start(dir, settings, &orders)?, settings, &orders)?;
     let end = End::read(dir, watchdog)?;
     let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     let verdict = verdict(case, dir, &end)?;
@@ -241,7 +242,8 @@ fn start(dir: &Path, settings: &Settings, orders: &Orders) -> Result<Child, KitE
         .current_dir(dir.join(HERE))
         .env_clear()
         .env(CANARY, "nobody else may see this")
-        .stdin(Stdio::null())
+        // It sees by this pipe that the kit is gone.
+        .stdin(Stdio::piped())
         .stdout(out)
         .stderr(err)
         // A signal from the terminal is the kit's.
@@ -254,6 +256,28 @@ fn start(dir: &Path, settings: &Settings, orders: &Orders) -> Result<Child, KitE
     command
         .spawn()
         .map_err(KitError::os(format!("start {}", orders.program.display())))
+}
+
+/// Waits for a case's watchdog; `None`: it hangs. When the check is stopped, nothing of the case is left.
+fn attend(
+    mut watchdog: Child,
+    settings: &Settings,
+    orders: &Orders,
+) -> Result<Option<ExitStatus>, KitError> {
+    let wrong = || KitError::os("wait for a watchdog");
+    let stop = settings.stop.as_ref().map(AsFd::as_fd);
+    let waited = wait_for(Pid::from_child(&watchdog), orders.limit(), stop).map_err(wrong())?;
+    let limit = if waited == Waited::Over {
+        drop(watchdog.stdin.take());
+        END_LIMIT
+    } else {
+        Duration::ZERO
+    };
+    let (last, status) = watch(watchdog, limit, None).map_err(wrong())?;
+    match waited {
+        Waited::Over => Err(KitError::Stopped),
+        _ => Ok((last == Waited::Ended).then_some(status)),
+    }
 }
 
 /// What a case's child has found; without its verdict: how it ended and what it was doing.

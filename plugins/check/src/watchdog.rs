@@ -3,15 +3,19 @@
 //! A process that a plugin starts may make a session of its own, or outlive its parent twice over: neither a process group
 //! nor the parent's pid finds it then. This process is the subreaper of all of them (`PR_SET_CHILD_SUBREAPER`): an orphan
 //! becomes its child. It loads nothing, so a plugin can neither crash nor hang it.
+//!
+//! Its standard input is a pipe whose other end is the kit's. When that is closed, by the kit or because there is no kit any
+//! more, however it has ended, the case is over: then this process ends it, and removes its directory too.
 
 use std::ffi::OsString;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, getpid, kill_process, kill_process_group, pidfd_open,
     set_child_subreaper, wait,
@@ -30,6 +34,8 @@ const END: &str = "end.json";
 const GRACE: Duration = Duration::from_secs(2);
 /// How long it may take when it was killed.
 const KILLED_LIMIT: Duration = Duration::from_secs(10);
+/// Longest that it takes to end a case, with all that this has started.
+pub(crate) const END_LIMIT: Duration = GRACE.saturating_add(KILLED_LIMIT.saturating_mul(2));
 /// Between two looks at what is left.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -45,7 +51,7 @@ pub(crate) struct Orders {
 impl Orders {
     /// Longest that the watchdog itself takes.
     pub(crate) fn limit(&self) -> Duration {
-        Duration::from_millis(self.limit_ms) + GRACE + 2 * KILLED_LIMIT
+        Duration::from_millis(self.limit_ms) + END_LIMIT
     }
 }
 
@@ -95,43 +101,83 @@ pub(crate) fn run(orders: &Path) -> Result<(), KitError> {
     let child = Command::new(&of.program)
         .args(&of.case_args)
         .arg(dir.join(JOB))
+        .stdin(Stdio::null())
         // A signal to the whole group of a case is not one to its watchdog.
         .process_group(0)
         .spawn()
         .map_err(KitError::os(format!("start {}", of.program.display())))?;
+    let kit = std::io::stdin();
     let limit = Duration::from_millis(of.limit_ms);
-    let status = watch(child, limit).map_err(KitError::os("wait for a case"))?;
-    end_orphans().map_err(KitError::os("end what a case has left"))?;
-    let end = status.map_or(End::Hung(of.limit_ms), End::of);
+    let watched = watch(child, limit, Some(kit.as_fd()));
+    let (waited, status) = watched.map_err(KitError::os("wait for a case"))?;
+    let left = end_orphans().map_err(KitError::os("end what a case has left"));
+    // It may also have gone only now. Nobody waits for an end then, and nobody else removes what is there.
+    if is_closed(kit.as_fd()).map_err(KitError::os("look for the kit"))? {
+        drop(std::fs::remove_dir_all(dir));
+        return left;
+    }
+    left?;
+    let end = match waited {
+        Waited::Ended => End::of(status),
+        Waited::TooLong | Waited::Over => End::Hung(of.limit_ms),
+    };
     let words = serde_json::to_vec(&end).map_err(|error| KitError::Words { what: END, error })?;
     std::fs::write(dir.join(END), words).map_err(KitError::os("write an end"))
 }
 
-/// Waits for a child, no longer than `limit`; then it is killed, and that is `None`. Whatever else is in its process group
-/// is killed in any case.
-pub(crate) fn watch(mut child: Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+/// How it ends to wait for a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Waited {
+    Ended,
+    TooLong,
+    /// Somebody has closed the other end of the pipe.
+    Over,
+}
+
+/// Waits for a child, no longer than `limit`, nor than the other end of `pipe` is open; then it is killed. Whatever else is
+/// in its process group is killed in any case.
+pub(crate) fn watch(
+    mut child: Child,
+    limit: Duration,
+    pipe: Option<BorrowedFd<'_>>,
+) -> std::io::Result<(Waited, ExitStatus)> {
     let group = Pid::from_child(&child);
-    let ended = wait_for(group, limit);
+    let waited = wait_for(group, limit, pipe);
     // ESRCH: nobody is left.
     let _ = kill_process_group(group, Signal::KILL);
     let status = child.wait()?;
-    Ok(ended?.then_some(status))
+    Ok((waited?, status))
 }
 
-/// Has it ended within `limit`? It stays to be waited for.
-fn wait_for(pid: Pid, limit: Duration) -> std::io::Result<bool> {
+/// Waits for a process, which stays to be waited for, and sees when the other end of `pipe` is closed.
+pub(crate) fn wait_for(
+    pid: Pid,
+    limit: Duration,
+    pipe: Option<BorrowedFd<'_>>,
+) -> std::io::Result<Waited> {
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
     let until = Instant::now() + limit;
     loop {
         let left = until.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).map_err(std::io::Error::other)?;
-        let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&pidfd, PollFlags::IN)];
+        // Of its end poll() tells unasked.
+        fds.extend(pipe.map(|pipe| PollFd::from_borrowed_fd(pipe, PollFlags::empty())));
         match poll(&mut fds, Some(&left)) {
-            Ok(ready) => return Ok(ready > 0),
+            Ok(0) => return Ok(Waited::TooLong),
+            Ok(_) if fds[0].revents().is_empty() => return Ok(Waited::Over),
+            Ok(_) => return Ok(Waited::Ended),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
     }
+}
+
+/// Is the other end of this pipe closed?
+fn is_closed(pipe: BorrowedFd<'_>) -> std::io::Result<bool> {
+    let mut fds = [PollFd::from_borrowed_fd(pipe, PollFlags::empty())];
+    let at_once = Timespec::default();
+    Ok(retry_on_intr(|| poll(&mut fds, Some(&at_once)))? > 0)
 }
 
 /// Waits until this process has no children: for those that do not end by themselves, kills them. What a killed one had

@@ -1,14 +1,19 @@
 //! The kit leaves the machine of whoever runs it as it was, whatever a plugin does.
 
 use std::path::Path;
-use std::time::Duration;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use skillgate_plugin_check::{KitError, Settings, Status};
 
-use crate::support::{ended, example_c, run, sabotaged, saboteur, settings, table};
+use crate::support::{ended, example_c, program, run, sabotaged, saboteur, settings, table};
 
 /// What hangs waits for it.
 const SHORT: Duration = Duration::from_secs(3);
+/// Only there to fail.
+const LONG: Duration = Duration::from_secs(30);
 
 fn check(sabotage: &str, case: &str) -> skillgate_plugin_check::Report {
     run(&Settings {
@@ -20,11 +25,16 @@ fn check(sabotage: &str, case: &str) -> skillgate_plugin_check::Report {
 
 /// Processes whose command line begins so.
 fn named(name: &str) -> Vec<String> {
+    whose(|line| line.starts_with(name))
+}
+
+/// Processes whose command line is such a one.
+fn whose(is_it: impl Fn(&str) -> bool) -> Vec<String> {
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let found = all.filter(|process| {
         // One that ends just now is none.
         let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-        line.starts_with(name.as_bytes())
+        is_it(&String::from_utf8_lossy(&line))
     });
     found
         .map(|process| process.file_name().to_string_lossy().into_owned())
@@ -42,6 +52,62 @@ fn what_a_case_leaves_in_a_session_of_its_own_ends_with_it() {
         assert!(table(&report).contains(seen), "{}", table(&report));
         assert_eq!(named(&mark), Vec::<String>::new());
     }
+}
+
+/// Waits until it is so.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let limit = Instant::now() + LONG;
+    while !is_so() {
+        assert!(Instant::now() < limit, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+const HANGS: &str = "leaves a session and hangs";
+
+/// A signal that ends the kit, one that nobody can handle among them, reaches neither the case nor what that has started.
+#[test]
+fn a_case_ends_with_whoever_checks() {
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        let dir = tempfile::tempdir().unwrap();
+        let mark = format!("{HANGS} {} {signal:?}", std::process::id());
+        let mut kit = Command::new(program())
+            .arg("check")
+            .arg(saboteur("store"))
+            .arg(sabotaged("storage_fs", &mark).to_string())
+            .arg("operations/exactly-once")
+            .env("TMPDIR", dir.path())
+            .spawn()
+            .unwrap();
+        until("it hangs", || !named(&mark).is_empty());
+        let place = dir.path().to_str().unwrap();
+        let case = || whose(|line| line.contains(place));
+        assert_eq!(case().len(), 2, "a watchdog and a case");
+        kill_process(Pid::from_child(&kit), signal).unwrap();
+        kit.wait().unwrap();
+        until("a process is left", || {
+            named(&mark).is_empty() && case().is_empty()
+        });
+        let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
+        assert!(left.is_empty(), "{signal:?}: {left:?}");
+    }
+}
+
+#[test]
+fn a_check_that_is_stopped_ends_when_nothing_is_left_of_its_case() {
+    let (stop, end) = std::io::pipe().unwrap();
+    let mark = format!("{HANGS} {} until it is stopped", std::process::id());
+    let settings = Settings {
+        only: vec!["operations/exactly-once".to_owned()],
+        stop: Some(Arc::new(stop.into())),
+        ..settings(&saboteur("store"), &sabotaged("storage_fs", &mark))
+    };
+    let checks = std::thread::spawn(move || skillgate_plugin_check::check(&settings, |_| Ok(())));
+    until("it hangs", || !named(&mark).is_empty());
+    drop(end);
+    let error = checks.join().unwrap().unwrap_err();
+    assert!(matches!(error, KitError::Stopped), "{error}");
+    assert_eq!(named(&mark), Vec::<String>::new());
 }
 
 #[test]

@@ -1,7 +1,10 @@
-//! The program whose children the kit's cases are, in the tests; `skillgate` is its own.
+//! The program whose children the kit's cases are, in the tests; `skillgate` is its own. It also checks, for tests that end
+//! whoever does.
 
 use std::path::Path;
 use std::process::ExitCode;
+
+use skillgate_plugin_check::Settings;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -11,6 +14,17 @@ fn main() -> ExitCode {
             Ok(()) => return ExitCode::SUCCESS,
             Err(error) => error.to_string(),
         },
+        ["check", plugin, config, case] => {
+            let settings = Settings {
+                config_json: (*config).to_owned(),
+                only: vec![(*case).to_owned()],
+                ..Settings::new(plugin, &["case"], &["host"])
+            };
+            match skillgate_plugin_check::check(&settings, |_| Ok(())) {
+                Ok(_) => return ExitCode::SUCCESS,
+                Err(error) => error.to_string(),
+            }
+        }
         ["host"] => {
             let Err(why) = skillgate_plugin_host::serve_plugin();
             why
