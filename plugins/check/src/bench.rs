@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use skillgate_plugin_host::{
     Isolation, Pin, Plugin, ProcessSettings, SandboxInstance, StorageInstance,
@@ -18,10 +18,13 @@ use tokio::runtime::Runtime;
 
 use crate::raw::Kind;
 use crate::run::{SANITIZERS, STEPS};
+use crate::watchdog::ANSWERED;
 use crate::{About, Figure, Job, KitError, Verdict};
 
 /// Longest that one call may take, unless a case says otherwise.
 pub(crate) const CALL_LIMIT: Duration = Duration::from_secs(20);
+/// So much of what a call takes may be its way: a plugin that is farther away is a slow one.
+const FAR_MAX: Duration = Duration::from_millis(250);
 /// How long is listened for what must not come any more: a second completion, a call after destroy().
 pub(crate) const LISTEN: Duration = Duration::from_millis(150);
 /// The kit's children are the gateway's: a cancelled call may go on for this long before its process is killed.
@@ -82,6 +85,9 @@ pub(crate) struct Bench {
     pub(crate) job: Job,
     pub(crate) dir: PathBuf,
     steps: File,
+    answered: File,
+    /// What of the seconds that were waited for answers is not in there yet.
+    waited: Mutex<Duration>,
     last_step: Mutex<String>,
     about: Mutex<Option<About>>,
     figures: Mutex<Vec<Figure>>,
@@ -90,11 +96,13 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new(job: Job, dir: &Path) -> std::result::Result<Self, KitError> {
-        let steps = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(dir.join(STEPS))
-            .map_err(KitError::os("note a case's steps"))?;
+        let notes = |name| {
+            let file = OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(dir.join(name));
+            file.map_err(KitError::os("note a case's steps"))
+        };
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -103,7 +111,9 @@ impl Bench {
         Ok(Bench {
             job,
             dir: dir.to_owned(),
-            steps,
+            steps: notes(STEPS)?,
+            answered: notes(ANSWERED)?,
+            waited: Mutex::default(),
             last_step: Mutex::default(),
             about: Mutex::default(),
             figures: Mutex::default(),
@@ -260,15 +270,30 @@ impl Bench {
         limit: Duration,
         call: impl Future<Output = Result<T>>,
     ) -> Result<T> {
+        let began = Instant::now();
         self.runtime.block_on(async {
             match tokio::time::timeout(limit, call).await {
-                Ok(answer) => answer,
+                Ok(answer) => {
+                    self.is_answered_after(began.elapsed());
+                    answer
+                }
                 Err(_) => Err(Error::new(
                     abi::E_DEADLINE,
                     format!("no answer within {} s", limit.as_secs()),
                 )),
             }
         })
+    }
+
+    /// Tells the watchdog: an answer that was waited for is no hanging.
+    fn is_answered_after(&self, time: Duration) {
+        let mut waited = lock(&self.waited);
+        *waited += time.min(FAR_MAX);
+        while *waited >= Duration::from_secs(1) {
+            *waited -= Duration::from_secs(1);
+            // One that is not noted makes the case's limit no longer.
+            let _ = (&self.answered).write_all(b".");
+        }
     }
 
     pub(crate) fn spawn<T: Send + 'static>(
@@ -339,5 +364,35 @@ mod tests {
         std::fs::write(kept(bench.request("a").unwrap()), "").unwrap();
         assert!(kept(bench.request("a").unwrap()).exists());
         assert!(!kept(bench.request("b").unwrap()).exists());
+    }
+    #[test]
+    fn what_answers_take_is_noted_for_the_watchdog() {
+        let dir = tempfile::tempdir().unwrap();
+        let bench = bench(dir.path(), "");
+        let noted = || std::fs::metadata(dir.path().join(ANSWERED)).unwrap().len();
+        for _ in 0..25 {
+            bench.is_answered_after(Duration::from_millis(40));
+        }
+        assert_eq!(noted(), 1);
+        // A slow one is not far away.
+        for _ in 0..3 {
+            bench.is_answered_after(CALL_LIMIT);
+        }
+        assert_eq!(noted(), 1);
+        bench.is_answered_after(CALL_LIMIT);
+        assert_eq!(noted(), 2);
+        let late = async {
+            tokio::time::sleep(CALL_LIMIT).await;
+            Ok(())
+        };
+        let late = bench.wait_within(FAR_MAX, late);
+        assert_eq!(late.unwrap_err().code, abi::E_DEADLINE);
+        assert_eq!(*lock(&bench.waited), Duration::ZERO);
+        let answer = async {
+            tokio::time::sleep(LISTEN).await;
+            Ok(())
+        };
+        bench.wait(answer).unwrap();
+        assert!(*lock(&bench.waited) >= LISTEN);
     }
 }

@@ -1,6 +1,6 @@
 //! What calls cost on this machine: reported, not judged.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use skillgate_plugin_sdk::model::{Result, SkillQuery};
 
@@ -8,16 +8,21 @@ use crate::bench::{Bench, Done};
 use crate::raw::Kind;
 use crate::sandbox;
 
+/// Most of each that are made.
 const CALLS: usize = 1000;
 const RUNS: usize = 10;
+/// Of what is slow, or far away, so many as begin within this, and one in any case.
+const MEASURED_FOR: Duration = Duration::from_secs(3);
 
 fn measure(bench: &Bench, name: &str, calls: usize, mut call: impl FnMut() -> Result<()>) -> Done {
     let mut times = Vec::with_capacity(calls);
-    for _ in 0..calls {
+    let first = Instant::now();
+    while times.is_empty() || (times.len() < calls && first.elapsed() < MEASURED_FOR) {
         let began = Instant::now();
         call()?;
         times.push(began.elapsed().as_secs_f64() * 1e6);
     }
+    bench.figure(&format!("{name}_calls"), times.len() as f64);
     times.sort_by(f64::total_cmp);
     let at = |share: f64| {
         times

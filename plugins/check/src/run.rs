@@ -27,6 +27,8 @@ const FILES_ADVICE: &str = "use paths below state_dir or those of your configura
 const LAST_WORDS_BYTES_MAX: u64 = 400;
 /// Largest verdict that is read.
 const VERDICT_BYTES_MAX: u64 = 1 << 20;
+/// Most that a case may take longer for a plugin whose answers come from far away.
+const ANSWERS_MAX: Duration = Duration::from_secs(600);
 /// Environment variable of every child that no sandbox may show to its runs.
 pub(crate) const CANARY: &str = "SKILLGATE_CHECK_CANARY";
 
@@ -157,7 +159,10 @@ fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict)
     let orders = Orders {
         program: job.program.clone(),
         case_args: settings.case_args.clone(),
-        limit_ms: u64::try_from(limit.as_millis()).unwrap_or(u64::MAX),
+        limit_ms: ms(limit),
+        answers_ms_max: ms(settings.limit_max.map_or(ANSWERS_MAX, |max| {
+            max.saturating_sub(limit).min(ANSWERS_MAX)
+        })),
     };
     write(dir, JOB, &job)?;
     write(dir, ORDERS, &orders)?;
@@ -167,7 +172,7 @@ fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict)
     let began = Instant::now();
     let watchdog = attend(start(dir, settings, &orders)?, settings, &orders)?;
     let end = End::read(dir, watchdog)?;
-    let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let took_ms = ms(began.elapsed());
     let verdict = verdict(case, dir, &end)?;
     let mut report = skipped(case, "");
     report.took_ms = took_ms;
@@ -204,6 +209,10 @@ fn run(case: &'static Case, settings: &Settings) -> Result<(CaseReport, Verdict)
     // What a plugin has left there may be anything; a directory that stays is no reason to fail.
     drop(scratch.close());
     Ok((report, verdict))
+}
+
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The names in a directory, in order.
@@ -266,14 +275,14 @@ fn attend(
 ) -> Result<Option<ExitStatus>, KitError> {
     let wrong = || KitError::os("wait for a watchdog");
     let stop = settings.stop.as_ref().map(AsFd::as_fd);
-    let waited = wait_for(Pid::from_child(&watchdog), orders.limit(), stop).map_err(wrong())?;
+    let waited = wait_for(Pid::from_child(&watchdog), || orders.limit(), stop).map_err(wrong())?;
     let limit = if waited == Waited::Over {
         drop(watchdog.stdin.take());
         END_LIMIT
     } else {
         Duration::ZERO
     };
-    let (last, status) = watch(watchdog, limit, None).map_err(wrong())?;
+    let (last, status) = watch(watchdog, || limit, None).map_err(wrong())?;
     match waited {
         Waited::Over => Err(KitError::Stopped),
         _ => Ok((last == Waited::Ended).then_some(status)),

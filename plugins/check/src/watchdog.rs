@@ -29,6 +29,8 @@ use crate::run::JOB;
 /// Names of its files in a case's directory: its orders, and how the case ended.
 pub(crate) const ORDERS: &str = "watchdog.json";
 const END: &str = "end.json";
+/// The case's own: a byte for each second that it has waited for answers which came.
+pub(crate) const ANSWERED: &str = "answered";
 
 /// How long what a case leaves behind may take to end by itself: a sandbox's helper removes control groups.
 const GRACE: Duration = Duration::from_secs(2);
@@ -44,14 +46,27 @@ const LOOK: Duration = Duration::from_millis(2);
 pub(crate) struct Orders {
     pub(crate) program: PathBuf,
     pub(crate) case_args: Vec<OsString>,
-    /// Longest that the case may take, in milliseconds.
+    /// Longest that the case may take, in milliseconds, beside what it waits for answers.
     pub(crate) limit_ms: u64,
+    /// Most that it may take for these.
+    pub(crate) answers_ms_max: u64,
 }
 
 impl Orders {
     /// Longest that the watchdog itself takes.
     pub(crate) fn limit(&self) -> Duration {
-        Duration::from_millis(self.limit_ms) + END_LIMIT
+        Duration::from_millis(self.limit_ms)
+            + Duration::from_millis(self.answers_ms_max)
+            + END_LIMIT
+    }
+
+    /// Longest that the case of this directory may take, as it is known by now. A store that is far away takes its time for
+    /// each of many calls, which is no hanging.
+    fn case_limit(&self, dir: &Path) -> Duration {
+        // One that has no such file has waited for nothing.
+        let answered_s = std::fs::metadata(dir.join(ANSWERED)).map_or(0, |file| file.len());
+        let answered_ms = answered_s.saturating_mul(1000).min(self.answers_ms_max);
+        Duration::from_millis(self.limit_ms) + Duration::from_millis(answered_ms)
     }
 }
 
@@ -107,7 +122,7 @@ pub(crate) fn run(orders: &Path) -> Result<(), KitError> {
         .spawn()
         .map_err(KitError::os(format!("start {}", of.program.display())))?;
     let kit = std::io::stdin();
-    let limit = Duration::from_millis(of.limit_ms);
+    let limit = || of.case_limit(dir);
     let watched = watch(child, limit, Some(kit.as_fd()));
     let (waited, status) = watched.map_err(KitError::os("wait for a case"))?;
     let left = end_orphans().map_err(KitError::os("end what a case has left"));
@@ -119,7 +134,9 @@ pub(crate) fn run(orders: &Path) -> Result<(), KitError> {
     left?;
     let end = match waited {
         Waited::Ended => End::of(status),
-        Waited::TooLong | Waited::Over => End::Hung(of.limit_ms),
+        Waited::TooLong | Waited::Over => {
+            End::Hung(u64::try_from(limit().as_millis()).unwrap_or(u64::MAX))
+        }
     };
     let words = serde_json::to_vec(&end).map_err(|error| KitError::Words { what: END, error })?;
     std::fs::write(dir.join(END), words).map_err(KitError::os("write an end"))
@@ -134,11 +151,11 @@ pub(crate) enum Waited {
     Over,
 }
 
-/// Waits for a child, no longer than `limit`, nor than the other end of `pipe` is open; then it is killed. Whatever else is
+/// Waits for a child, no longer than `limit` says, nor than the other end of `pipe` is open; then it is killed. Whatever else is
 /// in its process group is killed in any case.
 pub(crate) fn watch(
     mut child: Child,
-    limit: Duration,
+    limit: impl Fn() -> Duration,
     pipe: Option<BorrowedFd<'_>>,
 ) -> std::io::Result<(Waited, ExitStatus)> {
     let group = Pid::from_child(&child);
@@ -149,25 +166,27 @@ pub(crate) fn watch(
     Ok((waited?, status))
 }
 
-/// Waits for a process, which stays to be waited for, and sees when the other end of `pipe` is closed.
+/// Waits for a process, which stays to be waited for, and sees when the other end of `pipe` is closed. When the limit is
+/// there it may have become another.
 pub(crate) fn wait_for(
     pid: Pid,
-    limit: Duration,
+    limit: impl Fn() -> Duration,
     pipe: Option<BorrowedFd<'_>>,
 ) -> std::io::Result<Waited> {
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-    let until = Instant::now() + limit;
+    let began = Instant::now();
     loop {
-        let left = until.saturating_duration_since(Instant::now());
+        let left = limit().saturating_sub(began.elapsed());
+        let is_due = left.is_zero();
         let left = Timespec::try_from(left).map_err(std::io::Error::other)?;
         let mut fds = vec![PollFd::new(&pidfd, PollFlags::IN)];
         // Of its end poll() tells unasked.
         fds.extend(pipe.map(|pipe| PollFd::from_borrowed_fd(pipe, PollFlags::empty())));
         match poll(&mut fds, Some(&left)) {
-            Ok(0) => return Ok(Waited::TooLong),
+            Ok(0) if is_due => return Ok(Waited::TooLong),
+            Ok(0) | Err(Errno::INTR) => {}
             Ok(_) if fds[0].revents().is_empty() => return Ok(Waited::Over),
             Ok(_) => return Ok(Waited::Ended),
-            Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
     }
@@ -203,5 +222,42 @@ fn end_orphans() -> std::io::Result<()> {
             }
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_that_is_answered_has_longer_and_not_for_ever() {
+        let dir = tempfile::tempdir().unwrap();
+        let of = Orders {
+            program: PathBuf::new(),
+            case_args: Vec::new(),
+            limit_ms: 100,
+            answers_ms_max: 1000,
+        };
+        let sleep = || Command::new("sleep").arg("0.6").spawn().unwrap();
+        let watched = || {
+            watch(sleep(), || of.case_limit(dir.path()), None)
+                .unwrap()
+                .0
+        };
+        assert_eq!(watched(), Waited::TooLong);
+        let answered = |seconds| std::fs::write(dir.path().join(ANSWERED), vec![b'.'; seconds]);
+        answered(1).unwrap();
+        assert_eq!(watched(), Waited::Ended);
+        answered(1000).unwrap();
+        assert_eq!(of.case_limit(dir.path()), Duration::from_millis(1100));
+    }
+
+    #[test]
+    fn a_limit_may_grow_while_it_is_waited_for() {
+        let child = Command::new("sleep").arg("0.6").spawn().unwrap();
+        let began = Instant::now();
+        // More with every look: its calls are answered.
+        let limit = || began.elapsed().min(Duration::from_secs(30)) + Duration::from_millis(50);
+        assert_eq!(watch(child, limit, None).unwrap().0, Waited::Ended);
     }
 }

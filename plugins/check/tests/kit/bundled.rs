@@ -1,10 +1,15 @@
 //! The bundled plugins and the example in C pass, here and in processes of their own.
 
+use std::time::Duration;
+
 use skillgate_plugin_check::{Isolation, Settings, Status};
 
 use crate::support::{
-    bundled, config_of, ended, example_c, full, not_enforced, run, settings, table,
+    bundled, changed_c, config_of, ended, example_c, full, not_enforced, run, settings, table,
 };
+
+/// No case may take longer whose calls do not: a thousand calls over a network do.
+const EVERY_DAY_LIMIT: Duration = Duration::from_secs(30);
 
 fn passes(name: &str, isolation: Isolation, only: &[&str], may_skip: &[&str]) {
     let settings = Settings {
@@ -98,4 +103,37 @@ fn the_store_in_c_passes() {
         ];
         all_pass(&settings, &may_skip);
     }
+}
+
+/// Whose calls go over a network, as it looks from here: each takes its time, and nothing else is wrong.
+#[test]
+fn a_store_that_is_far_away_passes() {
+    let dir = tempfile::tempdir().unwrap();
+    let changes = [
+        (
+            "#include <pthread.h>",
+            "#include <poll.h>\n#include <pthread.h>",
+        ),
+        ("resume(s);", "poll(NULL, 0, 45); resume(s);"),
+    ];
+    let store = changed_c(dir.path(), &changes);
+    // Those with many calls take minutes then.
+    let every_day = ["contract/answers", "figures", "storage/cursors"];
+    let only: &[&str] = if full() { &[] } else { &every_day };
+    let settings = Settings {
+        only: only.iter().map(|&name| name.to_owned()).collect(),
+        limit_max: (!full()).then_some(EVERY_DAY_LIMIT),
+        ..settings(&store, &serde_json::json!({}))
+    };
+    all_pass(&settings, &["storage/blob-large", "storage/durability"]);
+    let report = run(&Settings {
+        only: vec!["figures".to_owned()],
+        ..settings
+    });
+    let figures = &report.cases.last().unwrap().figures;
+    let calls = figures
+        .iter()
+        .find(|figure| figure.name == "skill_list_calls");
+    let calls = calls.unwrap().value;
+    assert!((1.0..1000.0).contains(&calls), "{calls}");
 }
