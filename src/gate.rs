@@ -163,6 +163,13 @@ impl Run {
         self.refusals.load(Ordering::Acquire) > REFUSALS_RECORDED_MAX
     }
 
+    /// It has moved as many bytes as it may in one direction, without which the other is of no use.
+    fn is_spent(&self) -> bool {
+        let settings = &self.gate.settings;
+        self.up.load(Ordering::Relaxed) >= settings.run_upload_bytes_max
+            || self.down.load(Ordering::Relaxed) >= settings.run_download_bytes_max
+    }
+
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }

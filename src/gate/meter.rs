@@ -119,13 +119,23 @@ impl<T: AsyncRead + Unpin> AsyncRead for Metered<T> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.meter.is_spent() {
+            return Poll::Ready(Err(Spent.into()));
+        }
         let before = buf.filled().len();
         ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
         let n = buf.filled().len() - before;
-        if n > self.meter.room_down() {
-            return Poll::Ready(Err(self.meter.spend().into()));
+        // What there is room for comes through, as in a tunnel: else a run would never have spent its bytes.
+        let passed = n.min(self.meter.room_down());
+        buf.set_filled(before + passed);
+        self.meter.down(passed);
+        if passed == n {
+            return Poll::Ready(Ok(()));
         }
-        self.meter.down(n);
+        let spent = self.meter.spend();
+        if passed == 0 {
+            return Poll::Ready(Err(spent.into()));
+        }
         Poll::Ready(Ok(()))
     }
 }

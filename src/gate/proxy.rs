@@ -138,18 +138,20 @@ fn decide(run: &Arc<Run>, target: Result<Target, Refusal>) -> Result<(Entry, Tar
     let checked = target.and_then(|target| {
         entry.target(&target);
         let grant = run.grant();
-        if grant.allows(&target) {
-            if run.gate.ledger.can_keep() {
-                Ok(target)
-            } else {
-                Err(Refusal::NoRecord)
-            }
-        } else {
-            Err(Refusal::NotGranted {
+        if !grant.allows(&target) {
+            return Err(Refusal::NotGranted {
                 target,
                 granted: grant.patterns().to_vec(),
-            })
+            });
         }
+        // Before the host hears of it: it would act on a request whose answer does not reach the run.
+        if run.is_spent() {
+            return Err(Refusal::BytesSpent);
+        }
+        if !run.gate.ledger.can_keep() {
+            return Err(Refusal::NoRecord);
+        }
+        Ok(target)
     });
     match checked {
         Ok(target) => Ok((entry, target)),

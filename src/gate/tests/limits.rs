@@ -232,10 +232,9 @@ async fn bytes_up() {
     let record = world.record().await;
     assert_eq!((record.reason, record.bytes_up), ("bytes_spent", max));
     host.has(max as usize).await;
-    // The run's, not the connection's.
-    let (mut client, _) = world.connect(&authority).await;
-    client.write_all(&hello).await.unwrap();
-    let _ = rest(&mut client).await;
+    // The run's, not the connection's: it gets no further one.
+    let (_client, head) = world.connect(&authority).await;
+    assert!(head.starts_with("HTTP/1.1 403"), "{head}");
     assert_eq!(world.record().await.reason, "bytes_spent");
     let answer = world
         .exchange(format!("GET http://{authority}/ HTTP/1.1\r\n\r\n").as_bytes())
@@ -245,29 +244,44 @@ async fn bytes_up() {
         "{answer}"
     );
     assert_eq!(host.got.lock().unwrap().len() as u64, max);
+    assert_eq!(host.reached(), 1);
 }
 
 #[tokio::test]
 async fn bytes_down() {
-    let (_host, authority, grant) =
+    let few = || Settings {
+        run_download_bytes_max: 16,
+        ..settings()
+    };
+    let (host, authority, grant) =
         host_and_grant(b"HTTP/1.1 200 OK\r\nContent-Length: 4096\r\n\r\n").await;
-    let mut world = world(
-        Settings {
-            run_download_bytes_max: 16,
-            ..settings()
-        },
-        grant,
-    );
-    let (mut client, _) = world.connect(&authority).await;
+    let post = format!("POST http://{authority}/ HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody");
+    let mut tunnelled = world(few(), grant.clone());
+    let (mut client, _) = tunnelled.connect(&authority).await;
     client.write_all(&hello("api.example.com")).await.unwrap();
     assert!(rest(&mut client).await.len() <= 16);
-    let record = world.record().await;
+    let record = tunnelled.record().await;
     assert_eq!((record.reason, record.bytes_down), ("bytes_spent", 16));
-    let answer = world
-        .exchange(format!("GET http://{authority}/ HTTP/1.1\r\n\r\n").as_bytes())
-        .await;
+    assert_eq!(host.reached(), 1);
+
+    // Over plain HTTP, too, they are spent with the connection that would have more.
+    let mut plain = world(few(), grant);
+    let answer = plain.exchange(post.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
-    assert_eq!(world.record().await.reason, "bytes_spent");
+    let record = plain.record().await;
+    assert_eq!((record.reason, record.bytes_down), ("bytes_spent", 16));
+    assert_eq!(host.reached(), 2);
+
+    // A host that acted on a request of which nobody may see the answer would act again on the next one.
+    for mut world in [tunnelled, plain] {
+        let answer = world.exchange(post.as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+        assert_eq!(world.record().await.reason, "bytes_spent");
+        let (_client, head) = world.connect(&authority).await;
+        assert!(head.starts_with("HTTP/1.1 403"), "{head}");
+        assert_eq!(world.record().await.reason, "bytes_spent");
+    }
+    assert_eq!(host.reached(), 2);
 }
 
 #[tokio::test]
