@@ -235,7 +235,10 @@ fn left_of(grant: &Grant, now: &Regrant) -> Option<Grant> {
         .or_else(|error| {
             tracing::error!(run_id = grant.run_id, %error, "a run loses its network");
             // An empty list of patterns always makes a grant.
-            grant.narrowed(&Regrant::default())
+            grant.narrowed(&Regrant {
+                decision_id: now.decision_id.clone(),
+                ..Regrant::default()
+            })
         })
         .ok()
 }

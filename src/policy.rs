@@ -347,10 +347,10 @@ impl Policy {
         self.0.active.load().generation
     }
 
-    /// What would be granted now for what a permit with a network was granted for; none when it would be refused.
-    /// Recorded like every decision.
-    pub async fn reconsider(&self, permit: &Permit) -> Option<Permit> {
-        self.decide(permit.basis.as_ref()?).await.ok()
+    /// What would be granted now for what a permit with a network was granted for; none for one without. Recorded like every
+    /// decision.
+    pub async fn reconsider(&self, permit: &Permit) -> Option<Result<Permit, Denied>> {
+        Some(self.decide(permit.basis.as_ref()?).await)
     }
 
     /// For health and metrics.

@@ -139,7 +139,7 @@ pub(super) async fn forward(
             let _slot = slot;
             tokio::select! {
                 biased;
-                () = revoked(&run, &target, address) => entry.cut("revoked"),
+                () = revoked(&run, &target, address) => entry.revoked(),
                 () = meter.silence(run.gate.settings.idle_timeout) => entry.cut("idle"),
                 // Where the answer waits for an error, the connection itself ends well: the meter knows.
                 ended = connection => match ended {

@@ -22,7 +22,7 @@ pub struct Grant {
     pub run_id: String,
     /// Whose run it is.
     pub tenant: String,
-    /// The decision that granted it.
+    /// The decision that granted it, or the last one that took something of it.
     pub decision_id: String,
     patterns: Vec<NetworkPattern>,
     globs: GlobSet,
@@ -100,10 +100,15 @@ impl Grant {
     }
 
     /// What is left of this grant under what would be granted now: patterns that both have, addresses that either denies.
+    /// A decision that takes something of it is its own from then on. One that takes nothing is not: it may grant what the run
+    /// has lost before, and the records would name it as what refused that.
     pub(super) fn narrowed(&self, now: &Regrant) -> Result<Grant, BadGrant> {
         let mut deny = self.deny.clone();
         for text in &now.deny_cidrs {
-            deny.push(cidr(text)?);
+            let range = cidr(text)?;
+            if !deny.iter().any(|denied| denied.contains(&range)) {
+                deny.push(range);
+            }
         }
         let patterns: Vec<_> = self
             .patterns
@@ -115,7 +120,14 @@ impl Grant {
             })
             .cloned()
             .collect();
+        let takes = patterns.len() < self.patterns.len() || deny.len() > self.deny.len();
+        let decided = if takes {
+            now.decision_id.as_str()
+        } else {
+            &self.decision_id
+        };
         Ok(Grant {
+            decision_id: decided.to_owned(),
             globs: globs(&patterns)?,
             patterns,
             deny,
@@ -127,6 +139,8 @@ impl Grant {
 /// What a run would be granted by rules that have just come into force.
 #[derive(Debug, Clone, Default)]
 pub struct Regrant {
+    /// The decision that grants it, or nothing.
+    pub decision_id: String,
     /// As in a permit.
     pub network: Vec<String>,
     /// As in a permit.
@@ -242,6 +256,7 @@ mod tests {
     fn a_change_narrows_and_never_widens() {
         let old = grant(&["https://a.com", "https://b.com"], &["10.0.0.0/8"]).unwrap();
         let now = Regrant {
+            decision_id: "dec_2".into(),
             network: vec!["https://B.com/".into(), "https://c.com".into()],
             deny_cidrs: vec!["11.0.0.0/8".into()],
         };
@@ -254,6 +269,7 @@ mod tests {
             ["https://b.com"]
         );
         assert_eq!(left.deny().len(), 2);
+        assert_eq!(left.decision_id, "dec_2");
         assert!(!allows(&left, Scheme::Https, "a.com:443"));
         assert!(!allows(&left, Scheme::Https, "c.com:443"));
         assert!(allows(&left, Scheme::Https, "b.com:443"));
@@ -263,6 +279,30 @@ mod tests {
                 ..now
             })
             .is_err()
+        );
+    }
+
+    /// The records name a decision that says what they say: one that has given back what an earlier one took has not.
+    #[test]
+    fn a_decision_that_takes_nothing_is_not_the_grants() {
+        let old = grant(&["https://a.com", "https://b.com"], &["10.0.0.0/8"]).unwrap();
+        let now = |decision_id: &str, network: &[&str], deny: &[&str]| Regrant {
+            decision_id: decision_id.into(),
+            network: network.iter().map(|text| (*text).to_owned()).collect(),
+            deny_cidrs: deny.iter().map(|text| (*text).to_owned()).collect(),
+        };
+        let both = ["https://a.com", "https://b.com"];
+        let same = old
+            .narrowed(&now("dec_2", &both, &["10.1.0.0/16"]))
+            .unwrap();
+        assert_eq!((same.decision_id.as_str(), same.deny().len()), ("dec_1", 1));
+        let denies = old.narrowed(&now("dec_3", &both, &["11.0.0.1"])).unwrap();
+        assert_eq!(denies.decision_id, "dec_3");
+        let one = old.narrowed(&now("dec_4", &both[..1], &[])).unwrap();
+        let back = one.narrowed(&now("dec_5", &both, &[])).unwrap();
+        assert_eq!(
+            (back.decision_id.as_str(), back.patterns().len()),
+            ("dec_4", 1)
         );
     }
 }

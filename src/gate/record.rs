@@ -30,7 +30,7 @@ pub struct Record {
     pub run_id: String,
     /// Whose run.
     pub tenant: String,
-    /// The decision that granted, or did not grant it.
+    /// The decision that granted, or did not grant it; of a connection that new rules have ended, the one that did.
     pub decision_id: String,
     /// What became of it.
     pub verdict: Verdict,
@@ -154,7 +154,20 @@ impl Entry {
         if let Some(target) = refusal.target() {
             self.target(target);
         }
+        self.decided_now();
         self.cut(refusal.code());
+    }
+
+    /// Ended by new rules.
+    pub(super) fn revoked(&mut self) {
+        self.decided_now();
+        self.cut("revoked");
+    }
+
+    /// By what the run may reach now, of which new rules may have taken something since the request came.
+    fn decided_now(&mut self) {
+        let grant = self.run.grant();
+        self.record.decision_id.clone_from(&grant.decision_id);
     }
 
     /// Whether it is to be kept. The first one beyond what a run may have of refusals stands for all that follow, so it tells

@@ -120,7 +120,7 @@ impl Tunnel {
         };
         tokio::select! {
             biased;
-            () = revoked(&run, &target, address) => entry.cut("revoked"),
+            () = revoked(&run, &target, address) => entry.revoked(),
             () = meter.silence(run.gate.settings.idle_timeout) => entry.cut("idle"),
             copied = copied => match copied {
                 Ok(_) => entry.ended("closed"),

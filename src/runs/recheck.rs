@@ -7,7 +7,7 @@ use futures_util::{StreamExt as _, stream};
 
 use super::Runs;
 use crate::gate::Regrant;
-use crate::policy::Policy;
+use crate::policy::{Denied, Permit, Policy};
 
 /// So many are decided at once: calls wait for the log and for a second opinion behind them.
 const AT_ONCE_MAX: usize = 16;
@@ -16,20 +16,31 @@ impl Runs {
     /// After new rules have been put in force: takes from runs that go on what they would not be granted any more.
     pub async fn recheck(&self, policy: &Policy) {
         let earlier = self.permits.before(policy.generation()).into_iter();
-        let decided = earlier.map(async |(run_id, permit)| {
-            let now = policy.reconsider(&permit).await;
-            let now = now.map(|permit| Regrant {
-                network: permit.network,
-                deny_cidrs: permit.deny_cidrs,
-            });
-            (run_id, now.unwrap_or_default())
-        });
+        let decided = earlier
+            .map(async |(run_id, permit)| (run_id, regrant(policy.reconsider(&permit).await)));
         // Every other run has been decided by the new rules, or has ended.
         as_decided(decided, |granted| {
             self.gate
                 .recheck(|grant| granted.get(&grant.run_id).cloned());
         })
         .await;
+    }
+}
+
+/// What a run is granted now; nothing when it would be refused.
+fn regrant(now: Option<Result<Permit, Denied>>) -> Regrant {
+    match now {
+        Some(Ok(permit)) => Regrant {
+            decision_id: permit.decision_id,
+            network: permit.network,
+            deny_cidrs: permit.deny_cidrs,
+        },
+        Some(Err(denied)) => Regrant {
+            decision_id: denied.decision_id,
+            ..Regrant::default()
+        },
+        // It has no network that could be taken.
+        None => Regrant::default(),
     }
 }
 

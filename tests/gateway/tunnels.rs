@@ -285,36 +285,45 @@ fn decisions(house: &House) -> Vec<Value> {
 /// Every connection with its end, every decision with what it granted.
 fn recorded(house: &House, [lost, kept]: &[Host; 2], narrowed: &Value, refused: &Value) {
     let all = records(house);
-    let of = |run: &Value, host: &Host| -> Vec<(String, String)> {
+    let decisions = decisions(house);
+    // Started, narrowed; started, twice the same, refused.
+    let nth = |decision_id: &Value| {
+        let mut all = decisions.iter();
+        all.position(|decision| decision["decision_id"] == *decision_id)
+    };
+    let of = |run: &Value, host: &Host| -> Vec<(String, String, Option<usize>)> {
         let mut ends: Vec<_> = all
             .iter()
             .filter(|record| record["kind"] == "connection" && record["run_id"] == *run)
             .filter(|record| record["port"] == host.port && record["host"] == "localhost")
             .map(|record| {
                 let text = |name: &str| record[name].as_str().unwrap().to_owned();
-                (text("verdict"), text("reason"))
+                let decision = nth(&record["decision_id"]);
+                (text("verdict"), text("reason"), decision)
             })
             .collect();
         // A connection is recorded at its end: two ends at the same time have no order.
         ends.sort();
         ends
     };
-    let pair = |verdict: &str, reason: &str| (verdict.to_owned(), reason.to_owned());
-    let cut = [
-        pair("refused", "network.not_granted"),
-        pair("refused", "revoked"),
-    ];
-    assert_eq!(of(narrowed, lost), cut);
+    // What ended it is the decision that no longer granted it.
+    let cut = |nth: usize| {
+        ["network.not_granted", "revoked"]
+            .map(|why| ("refused".to_owned(), why.to_owned(), Some(nth)))
+    };
+    assert_eq!(of(narrowed, lost), cut(1));
     let still = of(narrowed, kept);
-    assert_eq!(still.len(), 2, "{still:?}");
+    let by: Vec<_> = still.iter().map(|(_, _, decision)| *decision).collect();
+    assert_eq!(by.len(), 2, "{still:?}");
+    assert!(by.contains(&Some(0)) && by.contains(&Some(1)), "{still:?}");
     assert!(
-        still.iter().all(|(verdict, _)| verdict == "allowed"),
+        still.iter().all(|(verdict, _, _)| verdict == "allowed"),
         "{still:?}"
     );
     for host in [lost, kept] {
-        assert_eq!(of(refused, host), cut);
+        assert_eq!(of(refused, host), cut(5));
     }
-    let granted: Vec<Value> = decisions(house)
+    let granted: Vec<Value> = decisions
         .iter()
         .map(|record| record["result"]["granted"]["network"].clone())
         .collect();
@@ -322,7 +331,6 @@ fn recorded(house: &House, [lost, kept]: &[Host; 2], narrowed: &Value, refused: 
     let mut both = [url(lost), url(kept)];
     both.sort();
     let (both, one) = (json!(both), json!([url(kept)]));
-    // Started, narrowed; started, twice the same, refused.
     let nothing = json!([]);
     assert_eq!(
         granted.iter().collect::<Vec<_>>(),

@@ -427,6 +427,7 @@ async fn new_rules_end_what_they_no_longer_grant() {
     client.read_exact(&mut got).await.unwrap();
     let same = || {
         Some(Regrant {
+            decision_id: "dec_same".into(),
             network: vec![format!("https://{authority}")],
             deny_cidrs: Vec::new(),
         })
@@ -445,14 +446,18 @@ async fn new_rules_end_what_they_no_longer_grant() {
     );
     world.gate.recheck(|_| {
         Some(Regrant {
+            decision_id: "dec_other".into(),
             network: same().unwrap().network,
             deny_cidrs: vec!["127.0.0.2/32".into()],
         })
     });
     assert_eq!(rest(&mut client).await, "");
-    let mut reasons = vec![world.record().await.reason, world.record().await.reason];
+    let records = [world.record().await, world.record().await];
+    let mut reasons = records.each_ref().map(|record| record.reason);
     reasons.sort_unstable();
     assert!(reasons.contains(&"revoked"), "{reasons:?}");
+    let revoked = records.iter().find(|record| record.reason == "revoked");
+    assert_eq!(revoked.unwrap().decision_id, "dec_other");
     assert!(
         world
             .connect(&authority)
@@ -460,6 +465,7 @@ async fn new_rules_end_what_they_no_longer_grant() {
             .1
             .starts_with("HTTP/1.1 403")
     );
+    assert_eq!(world.record().await.decision_id, "dec_other");
     // What is gone does not come back.
     world.gate.recheck(|_| same());
     assert!(
@@ -488,7 +494,7 @@ async fn rules_that_change_twice_at_once_take_what_either_takes() {
                     gate.recheck(|_| {
                         Some(Regrant {
                             network: vec![kept.clone()],
-                            deny_cidrs: Vec::new(),
+                            ..Regrant::default()
                         })
                     });
                 });
