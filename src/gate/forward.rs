@@ -4,6 +4,8 @@
 //! what was decided about. So two parsers cannot disagree about where a request ends (RFC 9112, 11.2).
 
 use std::borrow::Cow;
+use std::error::Error as _;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,9 +17,10 @@ use http::{Request, Response, StatusCode, Uri, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use super::dial::dial;
+use super::grant::Grant;
 use super::meter::{Meter, Metered};
 use super::record::{Counts, Entry};
 use super::refusal::Refusal;
@@ -124,53 +127,136 @@ pub(super) async fn forward(
         Err(refusal) => return refuse(entry, refusal),
     };
     entry.dialled(address);
-    let bad_answer = |_| Refusal::BadAnswer(target.clone());
     let meter = Meter::new(run.clone(), entry.counts.clone());
-    let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
+    let counts = entry.counts.clone();
+    let shaken = hyper::client::conn::http1::Builder::new()
         .max_headers(HEADERS_MAX)
         .max_buf_size(HEAD_BYTES_MAX)
         .handshake(TokioIo::new(Metered::new(stream, meter.clone())))
-        .await
-        .map_err(bad_answer)?;
-    let (counts, spent) = (entry.counts.clone(), meter.clone());
+        .await;
+    let (mut sender, connection) = match shaken {
+        Ok(shaken) => shaken,
+        Err(error) => return refuse(entry, unanswered(&error, &target)),
+    };
     let connection = {
         let (run, target) = (run.clone(), target.clone());
         tokio::spawn(async move {
             let _slot = slot;
-            tokio::select! {
+            let end = tokio::select! {
                 biased;
-                () = revoked(&run, &target, address) => entry.revoked(),
-                () = meter.silence(run.gate.settings.idle_timeout) => entry.cut("idle"),
+                () = revoked(&run, &target, address) => End::Revoked,
+                () = meter.silence(run.gate.settings.idle_timeout) => End::Idle,
                 // Where the answer waits for an error, the connection itself ends well: the meter knows.
                 ended = connection => match ended {
-                    _ if meter.is_spent() => entry.cut(Refusal::BytesSpent.code()),
-                    Ok(()) => entry.ended("closed"),
-                    Err(_) => entry.ended("broken"),
+                    _ if meter.is_spent() => End::Spent,
+                    Ok(()) => End::Closed,
+                    Err(_) => End::Broken,
                 },
-            }
+            };
+            end.note(&mut entry);
+            (entry, end)
         })
     };
-    let connection = EndOnDrop(connection.abort_handle());
-    let response = sender.send_request(request).await.map_err(|error| {
-        if spent.is_spent() {
-            Refusal::BytesSpent
-        } else {
-            bad_answer(error)
+    let ends = EndOnDrop(connection.abort_handle());
+    let answered = match sender.send_request(request).await {
+        // Nothing was asked for that could be switched to.
+        Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+            Err(Refusal::BadAnswer(target.clone()))
         }
-    })?;
-    // Nothing was asked for that could be switched to.
-    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        return Err(Refusal::BadAnswer(target));
-    }
+        Ok(response) => Ok(response),
+        Err(error) => Err(unanswered(&error, &target)),
+    };
+    let response = match answered {
+        Ok(response) => response,
+        Err(refusal) => {
+            // The connection has nothing more to do, and ends.
+            drop(sender);
+            return Err(settled(run, target, connection, refusal).await);
+        }
+    };
     let mut response = response.map(|body| Answer {
         body,
         counts,
-        _connection: connection,
+        _connection: ends,
     });
     strip_hop_by_hop(response.headers_mut());
     *response.version_mut() = Version::HTTP_11;
     response.extensions_mut().clear();
     Ok(response)
+}
+
+/// How a connection to a host has ended.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Revoked,
+    Idle,
+    Spent,
+    Closed,
+    Broken,
+}
+
+impl End {
+    fn note(self, entry: &mut Entry) {
+        match self {
+            End::Revoked => entry.revoked(),
+            End::Idle => entry.cut("idle"),
+            End::Spent => entry.cut(Refusal::BytesSpent.code()),
+            End::Closed => entry.ended("closed"),
+            End::Broken => entry.ended("broken"),
+        }
+    }
+}
+
+/// Why there is no answer, as far as the request itself can tell.
+fn unanswered(error: &hyper::Error, target: &Target) -> Refusal {
+    // Where the host was quicker than the request, its own error is inside.
+    let first = error.source().and_then(|inner| inner.downcast_ref());
+    let error: &hyper::Error = first.unwrap_or(error);
+    if error.is_user() {
+        return Refusal::BadRequest("its body has not come whole".into());
+    }
+    let broken = error.source().is_some_and(|inner| inner.is::<io::Error>());
+    if broken || error.is_incomplete_message() || error.is_closed() || error.is_canceled() {
+        return Refusal::NoAnswer(target.clone());
+    }
+    Refusal::BadAnswer(target.clone())
+}
+
+/// Why there is no answer, for the run and on record: a rule or a limit that has ended the connection, else `refusal`.
+async fn settled(
+    run: &Run,
+    target: Target,
+    connection: JoinHandle<(Entry, End)>,
+    refusal: Refusal,
+) -> Refusal {
+    // Nobody ends it from outside while the run waits here.
+    let Ok((mut entry, end)) = connection.await else {
+        return refusal;
+    };
+    match end {
+        End::Revoked => taken(&run.grant(), target),
+        End::Idle => Refusal::Timeout(target),
+        End::Spent => Refusal::BytesSpent,
+        End::Closed | End::Broken => {
+            if let Refusal::NoAnswer(_) = refusal {
+                entry.ended(refusal.code());
+            } else {
+                entry.refused(&refusal);
+            }
+            refusal
+        }
+    }
+}
+
+/// What new rules have taken: the host, or an address of it.
+fn taken(grant: &Grant, target: Target) -> Refusal {
+    if grant.allows(&target) {
+        return Refusal::Address(target);
+    }
+    Refusal::NotGranted {
+        target,
+        granted: grant.patterns().to_vec(),
+    }
 }
 
 /// In origin-form (RFC 9112, 3.2.1), with one Host, for this connection alone.

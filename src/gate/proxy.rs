@@ -303,6 +303,7 @@ fn proxy_status(refusal: &Refusal) -> &'static str {
         Refusal::NoSuchHost(_) => "skillgate; error=dns_error",
         Refusal::Unreachable(_) => "skillgate; error=destination_unavailable",
         Refusal::Timeout(_) => "skillgate; error=connection_timeout",
+        Refusal::NoAnswer(_) => "skillgate; error=connection_terminated",
         Refusal::BadAnswer(_) => "skillgate; error=http_protocol_error",
         Refusal::Busy => "skillgate; error=connection_limit_reached",
         Refusal::NoRecord => "skillgate; error=proxy_internal_error",

@@ -33,6 +33,8 @@ pub(super) enum Refusal {
     Unreachable(Target),
     /// It did not answer in time.
     Timeout(Target),
+    /// It ended the connection without an answer.
+    NoAnswer(Target),
     /// What it answered cannot be passed on.
     BadAnswer(Target),
     /// The gateway has too many connections.
@@ -50,7 +52,10 @@ impl Refusal {
             Refusal::BadRequest(_) | Refusal::BadHost(_) | Refusal::HttpsWithoutConnect => 400,
             Refusal::NotAProxyRequest => 404,
             Refusal::NotGranted { .. } | Refusal::Address(_) | Refusal::BytesSpent => 403,
-            Refusal::NoSuchHost(_) | Refusal::Unreachable(_) | Refusal::BadAnswer(_) => 502,
+            Refusal::NoSuchHost(_)
+            | Refusal::Unreachable(_)
+            | Refusal::NoAnswer(_)
+            | Refusal::BadAnswer(_) => 502,
             Refusal::Busy | Refusal::NoRecord => 503,
             Refusal::Timeout(_) => 504,
         }
@@ -68,6 +73,7 @@ impl Refusal {
             Refusal::Address(_) => "network.denied_address",
             Refusal::Unreachable(_) => "unreachable",
             Refusal::Timeout(_) => "timeout",
+            Refusal::NoAnswer(_) => "no_answer",
             Refusal::BadAnswer(_) => "bad_answer",
             Refusal::Busy => "busy",
             Refusal::NoRecord => "not_recorded",
@@ -83,6 +89,7 @@ impl Refusal {
             | Refusal::Address(target)
             | Refusal::Unreachable(target)
             | Refusal::Timeout(target)
+            | Refusal::NoAnswer(target)
             | Refusal::BadAnswer(target) => Some(target),
             _ => None,
         }
@@ -106,6 +113,7 @@ impl Refusal {
             ),
             Refusal::Unreachable(target) => format!("{target} cannot be reached"),
             Refusal::Timeout(target) => format!("{target} did not answer in time"),
+            Refusal::NoAnswer(target) => format!("{target} ended the connection before it had answered"),
             Refusal::BadAnswer(target) => format!("{target} gave an answer that is not HTTP"),
             Refusal::Busy => "the gateway has too many connections open; try again in a second".into(),
             Refusal::NoRecord => "the gateway cannot record connections now, so it makes none; its operator has to mend the audit log".into(),

@@ -6,10 +6,16 @@ const OK: &[u8] = b"HTTP/1.1 200 Fine\r\nContent-Length: 2\r\nConnection: x-secr
 
 async fn world() -> (World, Host, String) {
     let host = Host::new("127.0.0.2", OK).await;
-    let authority = format!("plain.example.com:{}", host.address.port());
+    let (world, authority) = world_of(host.address);
+    (world, host, authority)
+}
+
+/// Where the one at this address is all that is granted.
+fn world_of(host: SocketAddr) -> (World, String) {
+    let authority = format!("plain.example.com:{}", host.port());
     let world = World::new(settings(), grant(&[format!("http://{authority}")], &[]));
     world.resolver.say("plain.example.com", &[&["127.0.0.2"]]);
-    (world, host, authority)
+    (world, authority)
 }
 
 #[tokio::test]
@@ -302,9 +308,7 @@ async fn a_host_that_misbehaves() {
         ),
     ] {
         let host = Host::new("127.0.0.2", reply).await;
-        let authority = format!("plain.example.com:{}", host.address.port());
-        let mut world = World::new(settings(), grant(&[format!("http://{authority}")], &[]));
-        world.resolver.say("plain.example.com", &[&["127.0.0.2"]]);
+        let (mut world, authority) = world_of(host.address);
         let answer = world
             .exchange(format!("GET http://{authority}/ HTTP/1.1\r\n\r\n").as_bytes())
             .await;
@@ -313,8 +317,63 @@ async fn a_host_that_misbehaves() {
             answer.starts_with(&format!("HTTP/1.1 {status} ")),
             "{answer}"
         );
-        assert_eq!(world.record().await.address, Some(host.address));
+        assert_eq!(json(&answer)["error"], "bad_answer");
+        let record = world.record().await;
+        assert_eq!(
+            (record.verdict, record.reason),
+            (Verdict::Refused, "bad_answer"),
+            "{answer}"
+        );
+        assert_eq!(record.address, Some(host.address));
     }
+}
+
+/// It gave no answer, which is another thing than one that is not HTTP.
+#[tokio::test]
+async fn a_host_that_ends_without_an_answer() {
+    for (said, reset) in [(&b""[..], false), (b"HTTP/1.1 20", false), (b"", true)] {
+        let host = TcpListener::bind("127.0.0.2:0").await.unwrap();
+        let (mut world, authority) = world_of(host.local_addr().unwrap());
+        let request = format!("GET http://{authority}/ HTTP/1.1\r\n\r\n");
+        let ends = async {
+            let (mut stream, _) = host.accept().await.unwrap();
+            head(&mut stream).await;
+            stream.write_all(said).await.unwrap();
+            if reset {
+                stream.set_zero_linger().unwrap();
+            }
+        };
+        let (answer, ()) = tokio::join!(world.exchange(request.as_bytes()), ends);
+        assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
+        assert_eq!(json(&answer)["error"], "no_answer");
+        let record = world.record().await;
+        assert_eq!(
+            (record.verdict, record.reason),
+            (Verdict::Allowed, "no_answer")
+        );
+    }
+}
+
+#[tokio::test]
+async fn new_rules_that_come_before_the_answer() {
+    let host = Host::new("127.0.0.2", b"").await;
+    let (mut world, authority) = world_of(host.address);
+    let request = format!("GET http://{authority}/ HTTP/1.1\r\n\r\n");
+    let revoke = async {
+        host.has(20).await;
+        world.gate.recheck(|_| Some(Regrant::default()));
+    };
+    let (answer, ()) = tokio::join!(world.exchange(request.as_bytes()), revoke);
+    assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+    let told = json(&answer);
+    assert_eq!(told["error"], "network.not_granted");
+    let message = told["message"].as_str().unwrap();
+    assert!(message.contains("It may reach no host."), "{message}");
+    let record = world.record().await;
+    assert_eq!(
+        (record.verdict, record.reason),
+        (Verdict::Refused, "revoked")
+    );
 }
 
 /// A redirect is an answer like another: where it leads is a new request, and decided anew.
