@@ -6,6 +6,7 @@ mod hellos;
 mod limits;
 mod plain;
 mod tunnels;
+mod unread;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

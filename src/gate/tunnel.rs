@@ -293,8 +293,7 @@ impl Hello<'_> {
 
     async fn send<W: AsyncWrite + Unpin>(&self, to: &mut W, bytes: &[u8]) -> Result<(), End> {
         let passed = bytes.len().min(self.meter.room_up());
-        to.write_all(&bytes[..passed]).await?;
-        self.meter.up(passed);
+        write(to, &bytes[..passed], self.meter, Meter::up).await?;
         if passed < bytes.len() {
             return Err(io::Error::from(self.meter.spend()).into());
         }
@@ -322,11 +321,29 @@ where
             return to.shutdown().await;
         }
         let passed = n.min(room(meter));
-        to.write_all(&buf[..passed]).await?;
-        count(meter, passed);
+        write(to, &buf[..passed], meter, count).await?;
         look(&buf[..passed]);
         if passed < n {
             return Err(meter.spend().into());
         }
     }
+}
+
+/// Counts what has been written as it goes: whatever ends the tunnel may do so in the middle, and a side that reads slowly is
+/// not silent.
+async fn write<W: AsyncWrite + Unpin>(
+    to: &mut W,
+    mut bytes: &[u8],
+    meter: &Meter,
+    count: fn(&Meter, usize),
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let n = to.write(bytes).await?;
+        if n == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        count(meter, n);
+        bytes = &bytes[n..];
+    }
+    Ok(())
 }
