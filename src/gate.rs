@@ -139,6 +139,8 @@ struct Run {
     down: AtomicU64,
     /// Requests that led to no connection.
     refusals: AtomicU64,
+    /// Failures to find or to reach a host.
+    failures: AtomicU64,
     ended: AtomicBool,
 }
 
@@ -198,6 +200,7 @@ impl Gate {
             up: AtomicU64::new(0),
             down: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
             ended: AtomicBool::new(false),
         });
         let mut runs = self.0.runs();

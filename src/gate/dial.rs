@@ -1,7 +1,11 @@
 //! From a granted name to a connection: one question, every answer vetted, the vetted address dialled.
 
+use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
+use rustix::io::Errno;
 use tokio::net::TcpStream;
 
 use super::Run;
@@ -11,6 +15,8 @@ use super::target::Target;
 
 /// Addresses of one host that are tried.
 const DIALS_MAX: usize = 8;
+/// Failures of one run that are warned of. They cost the run nothing, so without an end a loop of them would fill the log.
+const FAILURES_LOGGED_MAX: u64 = 20;
 
 /// Connects, within `connect_timeout` for the name and the connection together.
 pub(super) async fn dial(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr), Refusal> {
@@ -29,7 +35,14 @@ async fn dial_now(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr),
         .resolver
         .resolve(target.host(), &run.grant().tenant, turn)
         .await
-        .map_err(|_| Refusal::NoSuchHost(target.clone()))?;
+        .map_err(|error| {
+            failed(run, target, None, &error);
+            if is_out_of_files(&error) {
+                Refusal::Busy
+            } else {
+                Refusal::NoSuchHost(target.clone())
+            }
+        })?;
     let grant = run.grant();
     for address in &addresses {
         if let Err(unfit) = vet(*address, &settings.allow_private, grant.deny()) {
@@ -48,10 +61,14 @@ async fn dial_now(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr),
     let patience = settings.connect_timeout / (tried.max(1) as u32);
     for address in addresses.into_iter().take(DIALS_MAX) {
         let address = SocketAddr::new(address, target.port());
-        if let Ok(Ok(stream)) = tokio::time::timeout(patience, TcpStream::connect(address)).await {
-            // A relay must not hold back the last piece of a message. A socket that refuses is slower, no more.
-            let _ = stream.set_nodelay(true);
-            return Ok((stream, address));
+        match connect(address, patience).await {
+            Ok(stream) => return Ok((stream, address)),
+            Err(error) => {
+                failed(run, target, Some(address), &error);
+                if is_out_of_files(&error) {
+                    return Err(Refusal::Busy);
+                }
+            }
         }
     }
     Err(if tried == 0 {
@@ -59,4 +76,34 @@ async fn dial_now(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr),
     } else {
         Refusal::Unreachable(target.clone())
     })
+}
+
+async fn connect(address: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+    let stream = tokio::time::timeout(patience, TcpStream::connect(address)).await??;
+    // A relay must not hold back the last piece of a message. A socket that refuses is slower, no more.
+    let _ = stream.set_nodelay(true);
+    Ok(stream)
+}
+
+/// The gateway's own trouble, which says nothing of a host.
+fn is_out_of_files(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE)
+    )
+}
+
+/// The operator's part: a run is told of no address, and nothing of the gateway's host.
+fn failed(run: &Run, target: &Target, address: Option<SocketAddr>, error: &io::Error) {
+    if run.failures.fetch_add(1, Ordering::Relaxed) >= FAILURES_LOGGED_MAX {
+        return;
+    }
+    let grant = run.grant();
+    let (run_id, host) = (&grant.run_id, grant.plain(target.host()));
+    match address {
+        Some(address) => {
+            tracing::warn!(run_id, %host, %address, %error, "a granted host cannot be reached");
+        }
+        None => tracing::warn!(run_id, %host, %error, "a granted name cannot be resolved"),
+    }
 }

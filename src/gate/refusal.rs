@@ -25,7 +25,7 @@ pub(super) enum Refusal {
         target: Target,
         granted: Vec<NetworkPattern>,
     },
-    /// There is no such name, or no answer.
+    /// There is no such name, or nobody who could say it has answered.
     NoSuchHost(Target),
     /// An address of it must not be dialled.
     Address(Target),
@@ -37,7 +37,7 @@ pub(super) enum Refusal {
     NoAnswer(Target),
     /// What it answered cannot be passed on.
     BadAnswer(Target),
-    /// The gateway has too many connections.
+    /// The gateway has too many connections, or no file for another one.
     Busy,
     /// Connections cannot be recorded, so none is made.
     NoRecord,
@@ -106,7 +106,7 @@ impl Refusal {
             Refusal::NotGranted { target, .. } => format!(
                 "{target} is not granted to this run: permissions.network must name it and the gateway's policy must grant it"
             ),
-            Refusal::NoSuchHost(target) => format!("{} has no address", target.host()),
+            Refusal::NoSuchHost(target) => format!("{} has no address that the gateway could find", target.host()),
             Refusal::Address(target) => format!(
                 "{} leads to an address that this gateway does not connect to; only its operator can allow it",
                 target.host()

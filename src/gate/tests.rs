@@ -2,6 +2,7 @@
 //! `allow_private`) for hosts, and sentinels on 127.0.0.1 and elsewhere for what must never be reached.
 
 mod attacks;
+mod dialling;
 mod hellos;
 mod limits;
 mod plain;

@@ -1,0 +1,91 @@
+//! Hosts that are not found, or not reached: what the run is told, and what the operator.
+
+use rustix::io::Errno;
+
+use super::*;
+use crate::telemetry::logged::Log;
+
+/// Failures of one run that the log tells of.
+const LOGGED: usize = 20;
+
+/// Fails as it is told.
+#[derive(Debug)]
+struct Failing(fn() -> io::Error);
+
+impl Resolver for Failing {
+    fn resolve(
+        &self,
+        _host: &str,
+        _tenant: &str,
+        _turn: OwnedSemaphorePermit,
+    ) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
+        let error = (self.0)();
+        Box::pin(async move { Err(error) })
+    }
+}
+
+/// The head of the answer to a CONNECT, and what the log says.
+async fn asked(resolver: Arc<dyn Resolver>, port: u16, times: usize) -> (String, String) {
+    let gate = Gate::new(settings(), resolver, Arc::new(NoLedger));
+    let open = gate.open(grant(&[format!("https://api.example.com:{port}")], &[]));
+    let (fd, address) = listener();
+    open.serve(fd).unwrap();
+    let (log, _here) = Log::begin();
+    let mut said = String::new();
+    for _ in 0..times {
+        said = connect_at(address, &format!("api.example.com:{port}"))
+            .await
+            .1;
+    }
+    let lines = log.taken();
+    let warnings = lines.lines().filter(|line| line.contains(" WARN "));
+    (said, warnings.map(|line| format!("{line}\n")).collect())
+}
+
+/// Whether there is no such name or no name server is not always known.
+#[tokio::test]
+async fn a_name_that_is_not_found() {
+    let resolver = Failing(|| io::Error::other("temporary failure in name resolution"));
+    let (said, log) = asked(Arc::new(resolver), 443, 1).await;
+    assert!(
+        said.starts_with(
+            "HTTP/1.1 502 api.example.com has no address that the gateway could find\r\n"
+        ),
+        "{said}"
+    );
+    assert!(
+        log.contains("temporary failure in name resolution")
+            && log.contains("run_1")
+            && log.contains("api.example.com"),
+        "{log}"
+    );
+}
+
+#[tokio::test]
+async fn a_host_that_refuses() {
+    let port = Host::new("127.0.0.2", b"").await.address.port();
+    let resolver = FakeResolver::default();
+    resolver.say("api.example.com", &[&["127.0.0.2"]]);
+    let (said, log) = asked(Arc::new(resolver), port, LOGGED + 5).await;
+    assert!(said.contains("cannot be reached"), "{said}");
+    assert!(
+        log.contains("refused") && log.contains(&format!("127.0.0.2:{port}")),
+        "{log}"
+    );
+    // A run that asks on and on does not fill the log.
+    assert_eq!(log.lines().count(), LOGGED, "{log}");
+}
+
+/// That says nothing of the host, and passes.
+#[tokio::test]
+async fn no_files_left() {
+    let full: [fn() -> io::Error; 2] = [|| Errno::MFILE.into(), || Errno::NFILE.into()];
+    for error in full {
+        let (said, log) = asked(Arc::new(Failing(error)), 443, 1).await;
+        assert!(
+            said.starts_with("HTTP/1.1 503") && said.contains("retry-after: 1"),
+            "{said}"
+        );
+        assert!(log.contains(&error().to_string()), "{log}");
+    }
+}
