@@ -6,6 +6,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -23,6 +24,8 @@ use crate::slots::Slot;
 const BUFFER_BYTES: usize = 32 << 10;
 /// Bytes that are read at once while a tunnel begins.
 const HELD_BYTES: usize = 4096;
+/// For the last words to the run.
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 const RECORD_HEADER: usize = 5;
 const CHANGE_CIPHER_SPEC: u8 = 20;
 const ALERT: u8 = 21;
@@ -73,7 +76,7 @@ impl Tunnel {
             target,
             mut upstream,
             address,
-            slot: _slot,
+            slot,
         } = self;
         let meter = Meter::new(run.clone(), entry.counts.clone());
         let (mut from_run, mut to_run) = tokio::io::split(client);
@@ -133,12 +136,16 @@ impl Tunnel {
                 }
             },
         }
-        if let Some(bad) = say {
-            // Nobody has to hear it; the tunnel is closed in any case.
-            let _ = to_run.write_all(&goodbye(bad, &target)).await;
-        }
-        // The same: an end that is gone cannot be told.
-        let _ = to_run.shutdown().await;
+        // The tunnel is over, whether or not the run hears of it.
+        drop((entry, upstream, slot));
+        let told = async {
+            if let Some(bad) = say {
+                to_run.write_all(&goodbye(bad, &target)).await?;
+            }
+            to_run.shutdown().await
+        };
+        // An end that is gone, or does not read, cannot be told.
+        let _ = tokio::time::timeout(GOODBYE_TIMEOUT, told).await;
     }
 }
 

@@ -50,3 +50,20 @@ async fn a_tunnel_that_ends_in_the_middle_of_a_piece() {
     assert!(got >= PIPE_BYTES as u64);
     assert_eq!(record.bytes_down, got);
 }
+
+/// Nobody has to hear the last words: they hold no tunnel of the gateway's, nor for long one of the run's connections.
+#[tokio::test]
+async fn last_words_that_nobody_reads() {
+    let (mut world, host, authority, mut client, serving) = tunnel(b"").await;
+    client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let record = world.record().await;
+    assert_eq!(record.reason, "tls.required");
+    let (_next, head) = world.connect(&authority).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    assert_eq!(host.reached(), 2);
+    tokio::time::timeout(Duration::from_secs(10), serving)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(count(client).await, PIPE_BYTES as u64);
+}
