@@ -141,7 +141,7 @@ impl Catalog {
     ) -> Result<model::Skill, Error> {
         let (name, version) = (draft.put.name.clone(), draft.put.version.clone());
         // Not told by the draft: it would say to everybody which names the operator uses.
-        if self.0.shelf_latest.contains_key(&name) {
+        if self.is_operators(&draft.put.tenant, &name).await? {
             let message =
                 format!("{name} is one of the operator's own skills: publish under another name");
             return Err(Error::AlreadyExists { message });
@@ -152,6 +152,18 @@ impl Catalog {
         match there.name == name && there.version == version {
             true => Ok(there),
             false => Err(broken(&there, "the store answered with another skill")),
+        }
+    }
+
+    /// Also where no version of it could be put on the shelf: it will be there again after a restart.
+    async fn is_operators(&self, tenant: &str, name: &str) -> Result<bool, Error> {
+        if self.0.shelf_latest.contains_key(name) {
+            return Ok(true);
+        }
+        match self.0.shelf.skill_get(tenant, name, "").await {
+            Err(error) if error.code == abi::E_NOT_FOUND => Ok(false),
+            Err(error) if error.code != abi::E_CORRUPT => Err(Error::Store(error)),
+            _ => Ok(true),
         }
     }
 }

@@ -169,10 +169,7 @@ fn what_is_hardly_meant_is_said_of_the_shelf_at_the_start() {
     fs::write(broken.join("SKILL.md"), "# B\n").unwrap();
     let code = "def main(args):\n    return {\n";
     fs::write(broken.join("code/main.py"), code).unwrap();
-    let text = fs::read_to_string(house.config()).unwrap();
-    let paths = text.lines().find(|line| line.starts_with("paths = "));
-    let text = text.replace(paths.unwrap(), &format!("paths = [{shelf:?}]"));
-    fs::write(house.config(), text).unwrap();
+    house.shelve(&shelf);
     let gateway = house.start();
     let log = gateway.log();
     let said: Vec<_> = log

@@ -1,6 +1,8 @@
 //! What is damaged in the store: no other skill goes with it.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -127,5 +129,35 @@ fn a_damaged_skill_is_as_hidden_as_a_whole_one() {
         let reply = client.call(method, params).unwrap();
         assert_eq!(reply["error"]["data"]["kind"], "internal", "{reply}");
     }
+    gateway.stop();
+}
+
+#[test]
+fn what_the_shelf_could_not_read_is_told_and_its_name_is_not_free() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let shelf = house.path().join("shelf");
+    // A name that is no text can be listed and not opened, by root either.
+    let version = shelf.join("acme.pay").join(OsStr::from_bytes(b"1.0.0\xff"));
+    fs::create_dir_all(version).unwrap();
+    house.shelve(&shelf);
+    let gateway = house.start();
+    let mut operator = Client::open(&gateway.admin).unwrap();
+    let ready = operator.get("/readyz?verbose").unwrap();
+    assert_eq!(ready.status, 200);
+    let told = ready.text();
+    let impaired = told.lines().find(|line| line.starts_with("[!]shelf"));
+    assert!(impaired.unwrap_or(&told).contains("1 skills"), "{told}");
+    let publish = |name: &str| {
+        let params = json!({
+            "manifest": { "name": name, "version": "1.0.0", "description": "d", "kind": "instruction" },
+            "skill_md": "# A\n",
+        });
+        gateway.client().call("create_skill", params).unwrap()
+    };
+    let taken = publish("acme.pay");
+    assert_eq!(taken["error"]["data"]["kind"], "already_exists", "{taken}");
+    let free = publish("acme.free");
+    assert_eq!(free["result"]["name"], "acme.free", "{free}");
     gateway.stop();
 }

@@ -97,6 +97,14 @@ config = {sandbox}
         fs::write(self.config(), text).unwrap();
     }
 
+    /// The operator's skills are those in `shelf`, and not ours.
+    pub(crate) fn shelve(&self, shelf: &Path) {
+        let text = fs::read_to_string(self.config()).unwrap();
+        let paths = text.lines().find(|line| line.starts_with("paths = "));
+        let text = text.replace(paths.unwrap(), &format!("paths = [{shelf:?}]"));
+        fs::write(self.config(), text).unwrap();
+    }
+
     pub(crate) fn path(&self) -> &Path {
         self.dir.path()
     }

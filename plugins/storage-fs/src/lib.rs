@@ -36,7 +36,8 @@
 //!
 //! `<dir>/<any>/skill.toml` or `<dir>/<name>/<version>/skill.toml`, or `<dir>/skill.toml` for a directory that is one
 //! skill; read once at the start. A skill that is not valid is left
-//! out and named in the log with file, line and column.
+//! out and named in the log with file, line and column; one that cannot be read is counted in the health as well. A directory's
+//! name of which something was left out is nobody's to publish under.
 #![forbid(unsafe_code)]
 
 mod beneath;
@@ -178,12 +179,19 @@ impl Storage for StorageFs {
     }
 
     fn health(&self) -> Result<Health, Error> {
-        let skills = self.skills.count();
+        let (skills, unread) = (self.skills.count(), self.skills.unread());
+        let missing = || {
+            format!("{unread} skills could not be read at the start, and are missing: see the log")
+        };
         let Some(Writable { ground, blobs }) = &self.writable else {
+            let (state, message) = match unread {
+                0 => (abi::HEALTH_OK, format!("{skills} skills on the shelf")),
+                _ => (abi::HEALTH_DEGRADED, missing()),
+            };
             return Ok(Health {
-                state: abi::HEALTH_OK,
-                message: format!("{skills} skills on the shelf"),
-                metrics_json: format!(r#"{{"skills":{skills}}}"#),
+                state,
+                message,
+                metrics_json: format!(r#"{{"skills":{skills},"skills_unread":{unread}}}"#),
                 ..Health::default()
             });
         };
@@ -201,16 +209,11 @@ impl Storage for StorageFs {
             .into_iter()
             .filter_map(|(name, n)| Some(format!(r#","{name}":{}"#, n?)))
             .collect();
-        let (unread, damaged) = (self.skills.unread(), self.skills.damaged());
+        let damaged = self.skills.damaged();
         let (state, message) = match (ground.broken(), room.low) {
             (Some(why), _) => (abi::HEALTH_DOWN, why.to_owned()),
             (None, Some(why)) => (abi::HEALTH_DEGRADED, why),
-            (None, None) if unread > 0 => (
-                abi::HEALTH_DEGRADED,
-                format!(
-                    "{unread} skills could not be read at the start, and are missing: see the log"
-                ),
-            ),
+            (None, None) if unread > 0 => (abi::HEALTH_DEGRADED, missing()),
             (None, None) if damaged > 0 => (
                 abi::HEALTH_DEGRADED,
                 format!(

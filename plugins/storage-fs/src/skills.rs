@@ -62,9 +62,9 @@ impl Skills {
         })
     }
 
-    /// What the writable store could not read at its start.
+    /// What could not be read at the start.
     pub(crate) fn unread(&self) -> usize {
-        self.stored.as_ref().map_or(0, Stored::unread)
+        self.stored.as_ref().map_or(0, Stored::unread) + self.shelf.unread()
     }
 
     /// What of the writable store was found to be damaged when it was last asked for.
@@ -148,6 +148,12 @@ impl Skills {
                 put.name, put.version
             )));
         }
+        if self.shelf.is_incomplete(&put.name) {
+            return Err(Fault::AlreadyExists(format!(
+                "{} is on the operator's shelf, where something of it was left off at the start: choose another name",
+                put.name
+            )));
+        }
         stored.put(put)
     }
 
@@ -185,6 +191,12 @@ impl Skills {
                 })
             })
         };
+        // Not "not found": whoever asks whether a name is free has to hear that it is not.
+        if found.is_none() && version.is_empty() && self.shelf.is_incomplete(name) {
+            return Err(Fault::Corrupt(format!(
+                "{name} was left off the shelf at the start: see the log"
+            )));
+        }
         found.ok_or_else(|| no_skill(name, version))
     }
 }

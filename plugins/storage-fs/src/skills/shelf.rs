@@ -1,7 +1,8 @@
 //! The operator's own directories of skills: read once at the start, the same for every tenant, never written.
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -17,6 +18,9 @@ use crate::ground::TARGET;
 
 /// Of a skill that is not valid so many errors are logged.
 const MAX_ERRORS_LOGGED: usize = 5;
+
+/// What a fresh file system comes with, for root alone: nobody misses a skill in it.
+const OF_FILE_SYSTEM: &str = "lost+found";
 
 /// Where a skill of the shelf is, and what of it is not in a listing.
 #[derive(Debug)]
@@ -45,21 +49,60 @@ impl Shelved {
 pub(crate) struct Shelf {
     index: Index<Shelved>,
     roots: Vec<OwnedFd>,
+    unread: usize,
+    /// Names of directories of which something was left off, as far as an operator names them after their skills.
+    incomplete: BTreeSet<String>,
+}
+
+/// A configured directory while it is read.
+struct Reading<'a> {
+    root: &'a OwnedFd,
+    /// Which of the configured directories.
+    at: usize,
+    shown: String,
+    host: &'a Host,
+}
+
+impl Reading<'_> {
+    fn full(&self, path: &str) -> String {
+        match path {
+            "." => self.shown.clone(),
+            _ => format!("{}/{path}", self.shown),
+        }
+    }
+}
+
+/// Why a skill is left off.
+enum Unfit {
+    /// What it is cannot be known.
+    Unread(Fault),
+    Invalid(Vec<String>),
 }
 
 impl Shelf {
-    /// Reads the directories. What is not a valid skill is left out and named in the log.
+    /// Reads the directories. What is not a valid skill is left out and named in the log; what cannot be read is counted, too.
     pub(crate) fn scan(dirs: &[PathBuf], host: &Host) -> Result<Shelf> {
         let mut shelf = Shelf {
             index: Index::default(),
             roots: Vec::new(),
+            unread: 0,
+            incomplete: BTreeSet::new(),
         };
         for dir in dirs {
             let shown = dir.display().to_string();
             // The configured directory itself may be a symbolic link: the operator has named it.
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             match rustix::fs::open(dir, flags, Mode::empty()) {
-                Ok(fd) => shelf.scan_dir(fd, dir, host)?,
+                Ok(root) => {
+                    let reading = Reading {
+                        root: &root,
+                        at: shelf.roots.len(),
+                        shown,
+                        host,
+                    };
+                    shelf.scan_dir(&reading)?;
+                    shelf.roots.push(root);
+                }
                 Err(Errno::NOENT) => warn(
                     host,
                     "a directory of skills is not there",
@@ -70,6 +113,17 @@ impl Shelf {
             }
         }
         Ok(shelf)
+    }
+
+    /// Skills, and directories in which some may be, that are there and could not be read at the start: nobody sees them until
+    /// the next one.
+    pub(crate) fn unread(&self) -> usize {
+        self.unread
+    }
+
+    /// The operator has something of this name that is not on the shelf: it is his, too.
+    pub(crate) fn is_incomplete(&self, name: &str) -> bool {
+        self.incomplete.contains(name)
     }
 
     pub(crate) fn index(&self) -> &Index<Shelved> {
@@ -102,75 +156,63 @@ impl Shelf {
             .ok_or_else(|| Fault::NotFound("the skill's directory is not open".to_owned()))
     }
 
-    fn scan_dir(&mut self, root: OwnedFd, dir: &Path, host: &Host) -> Result<()> {
-        let at = self.roots.len();
-        let shown = dir.display().to_string();
-        let entries = beneath::entries(&root, &shown)?;
+    fn scan_dir(&mut self, reading: &Reading<'_>) -> Result<()> {
+        let entries = beneath::entries(reading.root, &reading.shown)?;
         // The directory is a skill itself: what is in it belongs to that skill.
-        if entries.iter().any(|(name, _)| name == SKILL_TOML) {
-            self.take(&root, at, ".", &shown, host);
-            self.roots.push(root);
-            return Ok(());
+        if has_manifest(&entries) {
+            return self.take(reading, ".");
         }
         for (name, kind) in entries {
-            if kind == FileType::Symlink {
-                warn(
-                    host,
-                    "left off the shelf",
-                    &format!("{shown}/{name}"),
-                    "it is a symbolic link, and none is followed",
-                );
-            }
-            if kind != FileType::Directory || name.starts_with('.') {
+            if !self.is_to_be_read(reading, &name, kind) {
                 continue;
             }
-            if has_manifest(&root, &name) {
-                self.take(&root, at, &name, &shown, host);
+            let below = self.list(reading, &name)?;
+            if has_manifest(&below) {
+                self.take(reading, &name)?;
                 continue;
             }
-            let below =
-                match beneath::open_dir(&root, &name).and_then(|fd| beneath::entries(fd, &name)) {
-                    Ok(below) => below,
-                    Err(fault) => {
-                        warn(
-                            host,
-                            "left off the shelf",
-                            &format!("{shown}/{name}"),
-                            &fault.to_string(),
-                        );
-                        continue;
-                    }
-                };
             for (version, kind) in below {
                 let path = format!("{name}/{version}");
-                if kind == FileType::Directory
-                    && !version.starts_with('.')
-                    && has_manifest(&root, &path)
+                if self.is_to_be_read(reading, &path, kind)
+                    && has_manifest(&self.list(reading, &path)?)
                 {
-                    self.take(&root, at, &path, &shown, host);
+                    self.take(reading, &path)?;
                 }
             }
         }
-        self.roots.push(root);
         Ok(())
     }
 
+    /// Is it a directory that may be a skill's? A link to one is told: somebody has meant something by it.
+    fn is_to_be_read(&mut self, reading: &Reading<'_>, path: &str, kind: FileType) -> bool {
+        if kind == FileType::Symlink {
+            self.leave_off(reading, path, "it is a symbolic link, and none is followed");
+        }
+        let name = path.rsplit('/').next().unwrap_or(path);
+        kind == FileType::Directory && !name.starts_with('.') && path != OF_FILE_SYSTEM
+    }
+
+    /// What is in a directory; nothing when it cannot be read, which counts.
+    fn list(&mut self, reading: &Reading<'_>, path: &str) -> Result<Vec<(String, FileType)>> {
+        let listed =
+            beneath::open_dir(reading.root, path).and_then(|fd| beneath::entries(fd, path));
+        listed.or_else(|fault| self.miss(reading, path, fault).map(|()| Vec::new()))
+    }
+
     /// Puts the skill in `path` on the shelf, or says why not.
-    fn take(&mut self, root: &OwnedFd, at: usize, path: &str, shown: &str, host: &Host) {
-        let full = match path {
-            "." => shown.to_owned(),
-            _ => format!("{shown}/{path}"),
-        };
-        let (version, skill, mut place) = match examine(root, path, &full) {
+    fn take(&mut self, reading: &Reading<'_>, path: &str) -> Result<()> {
+        let full = reading.full(path);
+        let (version, skill, mut place) = match examine(reading.root, path, &full) {
             Ok(examined) => examined,
-            Err(errors) => {
+            Err(Unfit::Unread(fault)) => return self.miss(reading, path, fault),
+            Err(Unfit::Invalid(errors)) => {
                 for error in errors.iter().take(MAX_ERRORS_LOGGED) {
-                    warn(host, "left off the shelf", &full, error);
+                    self.leave_off(reading, path, error);
                 }
-                return;
+                return Ok(());
             }
         };
-        place.root = at;
+        place.root = reading.at;
         let what = format!(
             "{} {} is on the shelf already, from another directory",
             skill.name, skill.version
@@ -178,33 +220,47 @@ impl Shelf {
         let there = self.index.get(&skill.name, &version);
         let same = there.is_some_and(|there| there.skill.tree_sha256 == skill.tree_sha256);
         if !self.index.insert(version, skill, place) && !same {
-            warn(host, "left off the shelf", &full, &what);
+            self.leave_off(reading, path, &what);
         }
+        Ok(())
+    }
+
+    /// Goes on without what could not be read. A start that is short of descriptors or memory must not go on as if nothing were
+    /// there.
+    fn miss(&mut self, reading: &Reading<'_>, path: &str, fault: Fault) -> Result<()> {
+        if fault.is_shortage() {
+            return Err(fault);
+        }
+        self.unread += 1;
+        self.leave_off(reading, path, &fault.to_string());
+        Ok(())
+    }
+
+    fn leave_off(&mut self, reading: &Reading<'_>, path: &str, why: &str) {
+        warn(reading.host, "left off the shelf", &reading.full(path), why);
+        let name = path.split('/').next().unwrap_or(path);
+        self.incomplete.insert(name.to_owned());
     }
 }
 
 /// Symbolic links and special files included: they are refused later, by name.
-fn has_manifest(root: &OwnedFd, skill: &str) -> bool {
-    beneath::open_dir(root, skill)
-        .and_then(|fd| beneath::entries(fd, skill))
-        .is_ok_and(|entries| entries.iter().any(|(name, _)| name == SKILL_TOML))
+fn has_manifest(entries: &[(String, FileType)]) -> bool {
+    entries.iter().any(|(name, _)| name == SKILL_TOML)
 }
 
 /// Reads and checks a whole skill. Errors begin with the file, line and column.
-fn examine(
-    root: &OwnedFd,
-    path: &str,
-    full: &str,
-) -> Result<(Version, Skill, Shelved), Vec<String>> {
+fn examine(root: &OwnedFd, path: &str, full: &str) -> Result<(Version, Skill, Shelved), Unfit> {
     let mut files = Vec::new();
     beneath::open_dir(root, path)
         .and_then(|dir| collect(&dir, "", 0, &mut 0, &mut files))
-        .map_err(|fault| vec![format!("{full}: {fault}")])?;
+        .map_err(|fault| match fault {
+            Fault::Os { .. } => Unfit::Unread(fault),
+            other => Unfit::Invalid(vec![format!("{full}: {other}")]),
+        })?;
     let valid = skillgate_skill::validate(&files, MAX_SKILL_BYTES).map_err(|problems| {
         let errors = problems.iter().filter(|problem| problem.is_error());
-        errors
-            .map(|problem| format!("{full}/{problem}"))
-            .collect::<Vec<_>>()
+        let errors = errors.map(|problem| format!("{full}/{problem}"));
+        Unfit::Invalid(errors.collect())
     })?;
     let manifest = &valid.manifest;
     let skill = Skill {

@@ -28,6 +28,7 @@ fn entry() {
         "endless" => endless(argument),
         "beside" => beside(argument),
         "sweep" => sweep(argument),
+        "shelf" => crate::shelf::scan(Path::new(argument)),
         "full" => crate::limits::fill_the_disk(Path::new(argument)),
         "stream" => crate::limits::stream_much(Path::new(argument)),
         "power" => crate::power::cut_the_power(Path::new(argument)),

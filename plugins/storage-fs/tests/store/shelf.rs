@@ -1,11 +1,15 @@
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Storage;
-use skillgate_plugin_sdk::model::{Content, SkillKey, SkillQuery};
+use skillgate_plugin_sdk::model::{Content, CreateRequest, SkillKey, SkillQuery};
+use skillgate_plugin_sdk::{Host, abi};
 use skillgate_storage_fs::StorageFs;
 
+use crate::child::say;
+use crate::crash;
 use crate::support::*;
 
 fn write_skill(dir: &Path, name: &str, version: &str, more: &str) {
@@ -296,4 +300,111 @@ fn shelf_and_store_in_one_instance_are_one_list() {
         store.skill_put(&taken).unwrap_err().code,
         abi::E_ALREADY_EXISTS
     );
+}
+
+/// A name that is no text can be listed and not opened, by root either.
+const NOT_TO_BE_OPENED: &[u8] = b"2.0.0\xff";
+
+#[test]
+fn a_version_that_cannot_be_read_is_told_and_its_name_is_the_operators() {
+    let bench = Bench::new();
+    let dir = bench.dir.path().join("skills");
+    write_skill(&dir.join("demo.some/1.0.0"), "demo.some", "1.0.0", "");
+    for name in ["demo.some", "demo.none"] {
+        let version = dir.join(name).join(OsStr::from_bytes(NOT_TO_BE_OPENED));
+        write_skill(&version, name, "2.0.0", "");
+    }
+    // What every file system has is nobody's skill.
+    std::fs::create_dir_all(dir.join("lost+found")).unwrap();
+    for root in [false, true] {
+        bench.logs.lock().unwrap().clear();
+        let store = shelf(&bench, std::slice::from_ref(&dir), root);
+        assert_eq!(listed(&store, 5), ["demo.some@1.0.0"]);
+        for name in ["demo.some", "demo.none"] {
+            let told = format!("Warn left off the shelf [(\"path\", \"{}", dir.display());
+            assert_eq!(bench.count_logged(&format!("{told}/{name}/2.0.0")), 1);
+        }
+        let health = store.health().unwrap();
+        assert_eq!(health.state, abi::HEALTH_DEGRADED);
+        assert!(health.message.starts_with("2 "), "{}", health.message);
+        assert!(health.metrics_json.contains(r#""skills_unread":2"#));
+        let get = |name| store.skill_get("acme", name, "").map_err(|e| e.code);
+        assert_eq!(get("demo.some").unwrap().version, "1.0.0");
+        assert_eq!(get("demo.none").unwrap_err(), abi::E_CORRUPT);
+        assert_eq!(get("demo.other").unwrap_err(), abi::E_NOT_FOUND);
+        for name in ["demo.some", "demo.none"].into_iter().filter(|_| root) {
+            let taken = store.skill_put(&skill("acme", name, "2.0.0", b"mine"));
+            assert_eq!(taken.unwrap_err().code, abi::E_ALREADY_EXISTS, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_link_among_versions_is_told() {
+    let bench = Bench::new();
+    let dir = bench.dir.path().join("skills");
+    write_skill(&dir.join("demo.some/1.0.0"), "demo.some", "1.0.0", "");
+    symlink("1.0.0", dir.join("demo.some/latest")).unwrap();
+    std::fs::create_dir_all(dir.join("demo.none")).unwrap();
+    symlink("../demo.some/1.0.0", dir.join("demo.none/1.0.0")).unwrap();
+    let store = shelf(&bench, &[dir], true);
+    assert_eq!(listed(&store, 5), ["demo.some@1.0.0"]);
+    for link in ["demo.some/latest", "demo.none/1.0.0"] {
+        assert_eq!(bench.count_logged(link), 1, "{link}");
+    }
+    assert_eq!(bench.count_logged("it is a symbolic link"), 2);
+    // It could be read, and is not to be followed.
+    assert_eq!(store.health().unwrap().state, abi::HEALTH_OK);
+    let taken = store.skill_put(&skill("acme", "demo.none", "1.0.0", b"mine"));
+    assert_eq!(taken.unwrap_err().code, abi::E_ALREADY_EXISTS);
+}
+
+/// The child's part: what it has found on the shelf in `dir`.
+pub(crate) fn scan(dir: &Path) {
+    let request = CreateRequest {
+        config_json: format!(r#"{{"read_only_skills": [{dir:?}]}}"#).into_bytes(),
+        ..CreateRequest::default()
+    };
+    match StorageFs::create(Host::for_tests(|_, _, _, _| {}), request) {
+        Err(error) => say(&format!("refused {}", error.code)),
+        Ok(store) => {
+            let found = listed(&store, 5).len();
+            say(&format!("found {found} {}", store.health().unwrap().state));
+        }
+    }
+    say("end");
+}
+
+/// Of two versions in one directory: that, and of each itself, itself again, its directory of code and its three files.
+const OPENS: u32 = 13;
+
+/// What does not let a directory or a file be opened says nothing about what is in it.
+#[test]
+fn whatever_cannot_be_opened_is_not_taken_for_nothing() {
+    let bench = Bench::new();
+    let dir = bench.dir.path().join("skills");
+    for version in ["1.0.0", "2.0.0"] {
+        write_skill(&dir.join("demo.a").join(version), "demo.a", version, "");
+    }
+    let found = |skills, state| format!("found {skills} {state}");
+    let degraded = [0, 1].map(|skills| found(skills, abi::HEALTH_DEGRADED));
+    let refused = [format!("refused {}", abi::E_EXHAUSTED)];
+    for (error, expected) in [("EACCES", &degraded[..]), ("EMFILE", &refused)] {
+        for when in 1..=OPENS + 1 {
+            let inject = format!("inject=openat2:error={error}:when={when}");
+            let options = ["-e", "trace=openat2", "-e", &inject];
+            let null = Path::new("/dev/null");
+            let Some(command) = crash::strace_of("shelf", &options, null, &dir) else {
+                return;
+            };
+            let said = crash::run(command);
+            assert_eq!(said.last().map(String::as_str), Some("end"), "{said:?}");
+            let is_said = |line: &String| said.contains(line);
+            // The last one does not come to pass.
+            match when > OPENS {
+                true => assert!(is_said(&found(2, abi::HEALTH_OK)), "{inject}: {said:?}"),
+                false => assert!(expected.iter().any(is_said), "{inject}: {said:?}"),
+            }
+        }
+    }
 }
