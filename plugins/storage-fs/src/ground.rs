@@ -38,6 +38,11 @@ const ALLOWED_IN_NEW: [&str; 3] = [LOCK_FILE, TMP, "lost+found"];
 /// How many directories are remembered as durable; beyond, the memory starts anew, which costs an fsync and no more.
 const MAX_SETTLED: usize = 65_536;
 
+/// To open a directory that the operator has named, or one above it.
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC);
+
 /// A directory that goes as soon as it is made is made again this often.
 const MAX_RACES: usize = 8;
 
@@ -74,11 +79,14 @@ impl Ground {
     pub(crate) fn open(root: &Path, fsync: bool, floor: Floor, host: Host) -> Result<Ground> {
         make_dirs(root, fsync)?;
         let shown = root.display().to_string();
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(root, flags, Mode::empty()).map_err(Fault::os("open", &shown))?;
+        let fd =
+            rustix::fs::open(root, DIRECTORY, Mode::empty()).map_err(Fault::os("open", &shown))?;
         refuse_foreign(&fd, &shown)?;
         let lock = take_lock(&fd, &shown)?;
         close_to_others(&fd, &shown, &host)?;
+        if fsync {
+            settle_above(root, &shown)?;
+        }
         match mkdirat(&fd, TMP, Mode::from_raw_mode(0o700)) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(Fault::os("make", TMP)(errno)),
@@ -510,11 +518,32 @@ fn make_dirs(root: &Path, fsync_wanted: bool) -> Result<()> {
             _ => Path::new("."),
         };
         if fsync_wanted {
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            rustix::fs::open(parent, flags, Mode::empty())
+            rustix::fs::open(parent, DIRECTORY, Mode::empty())
                 .and_then(|fd| retry_on_intr(|| fsync(&fd)))
                 .map_err(Fault::os("make durable", &shown))?;
         }
+    }
+    Ok(())
+}
+
+/// Makes the entry of the root and of each directory above it durable, as far as they are on one disk and may be opened:
+/// one that was there already may have been made a moment ago, by the gateway for something else of its own.
+fn settle_above(root: &Path, shown: &str) -> Result<()> {
+    let way = std::fs::canonicalize(root)
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        .map_err(Fault::os("resolve", shown))?;
+    let stat = rustix::fs::stat(&way).map_err(Fault::os("stat", shown))?;
+    for dir in way.ancestors().skip(1) {
+        let shown = dir.display().to_string();
+        let fd = match rustix::fs::open(dir, DIRECTORY, Mode::empty()) {
+            Err(Errno::ACCESS) => break,
+            opened => opened.map_err(Fault::os("open", &shown))?,
+        };
+        let above = rustix::fs::fstat(&fd).map_err(Fault::os("stat", &shown))?;
+        if above.st_dev != stat.st_dev {
+            break;
+        }
+        retry_on_intr(|| fsync(&fd)).map_err(Fault::os("make durable", &shown))?;
     }
     Ok(())
 }

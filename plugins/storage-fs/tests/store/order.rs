@@ -129,6 +129,35 @@ fn everything_is_durable_before_it_is_seen_and_before_it_is_acknowledged() {
     assert!(text.lines().count() as u64 > child::PADDING_WRITES);
 }
 
+/// Who made the directories above the store, the gateway for its audit log or a life that ended at once, need not have made
+/// them durable: a power cut would take the store away with them.
+#[test]
+fn the_way_to_the_store_is_durable_before_anything_is_acknowledged() {
+    let bench = crash::bench_in_real_time();
+    let trace = bench.dir.path().join("trace");
+    let above = bench.dir.path().canonicalize().unwrap();
+    for (way, made) in [
+        ("there/store", "there"),
+        ("all/there", "all/there"),
+        ("a/b", ""),
+    ] {
+        std::fs::create_dir_all(above.join(made)).unwrap();
+        let root = above.join(way);
+        let options = ["-y", "-s", "200", "-e", "trace=fsync,write"];
+        let Some(command) = crash::strace(&options, &trace, &root) else {
+            return;
+        };
+        crash::run(command);
+        let text = std::fs::read_to_string(&trace).unwrap();
+        let (before, _) = text.split_once("ack ").unwrap();
+        for dir in root.ancestors().skip(1).take(2) {
+            let its = format!("<{}>", dir.display());
+            let is_synced = |line: &str| line.contains("fsync(") && line.contains(&its);
+            assert!(before.lines().any(is_synced), "{way}: {its} in {before}");
+        }
+    }
+}
+
 /// Each directory of a tree is made durable, and there may be very many: nobody else's skill waits for that.
 #[test]
 fn a_deep_tree_is_made_durable_while_others_publish() {
