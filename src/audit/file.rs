@@ -297,8 +297,6 @@ impl Active {
     /// Finds where the chain ends, and cuts off what a crash left behind its end.
     pub(super) fn find(names: &Names) -> Result<Found, OpenError> {
         let path = &names.active;
-        fs::create_dir_all(&names.dir)
-            .map_err(|error| OpenError::new(path, "cannot make its directory", error))?;
         let (mut active, torn, head) = Active::open(path)?;
         let head = match head {
             Some(head) => head,
@@ -471,6 +469,25 @@ fn lines(file: &mut File) -> io::Result<usize> {
         lines += buffer[..read].iter().filter(|b| **b == b'\n').count();
         last = buffer[read - 1];
     }
+}
+
+/// Makes the directory of a log, and its own entry and those above it durable, as far as they are on one disk and may be
+/// opened: whoever made one of them, this process or an earlier one, may not have come to that.
+pub(super) fn make_dir(dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(dir)?;
+    let way = fs::canonicalize(dir)?;
+    let disk = fs::metadata(&way)?.dev();
+    for above in way.ancestors().skip(1) {
+        let opened = match File::open(above) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => break,
+            opened => opened?,
+        };
+        if opened.metadata()?.dev() != disk {
+            break;
+        }
+        opened.sync_all()?;
+    }
+    Ok(())
 }
 
 /// A name that was made or changed is durable only when its directory is.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::chain::Head;
-use super::file::{Active, Lock, Names, OpenError};
+use super::file::{Active, Lock, Names, OpenError, make_dir};
 use super::record::{Encoded, Kind, Record, member};
 use super::timestamp::rfc3339;
 use super::{APPEND_TIMEOUT, State};
@@ -120,8 +120,9 @@ impl Writer {
         let no_file = || std::io::Error::other("expected the name of a file");
         let names =
             Names::of(&path).ok_or_else(|| OpenError::new(&path, "it names no file", no_file()))?;
-        std::fs::create_dir_all(&names.dir)
-            .map_err(|error| OpenError::new(&path, "cannot make its directory", error))?;
+        make_dir(&names.dir).map_err(|error| {
+            OpenError::new(&path, "cannot make its directory or make it durable", error)
+        })?;
         let lock = Lock::take(&names)?;
         let found = Active::find(&names)?;
         let mut writer = Writer {

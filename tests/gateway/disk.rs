@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -17,6 +17,37 @@ use crate::support::http::Client;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const CODE: &str = "def main(args):\n    return 1\n";
+
+/// A gateway for which no sync of `path` (its end) succeeds while `switch` is there.
+fn failing_sync(house: &House, path: &Path, switch: &Path) -> Command {
+    let shim = house.path().join("failing_sync.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/audit/failing_sync.c");
+    let compiled = Command::new("cc")
+        .args([
+            "-std=gnu99",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-O1",
+            "-fPIC",
+            "-shared",
+            "-o",
+        ])
+        .args([&shim, &source])
+        .output()
+        .unwrap();
+    assert!(
+        compiled.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiled.stderr)
+    );
+    let mut command = house.command();
+    command
+        .env("LD_PRELOAD", &shim)
+        .env("FAIL_SYNC_OF", path)
+        .env("FAIL_SYNC_WHILE", switch);
+    command
+}
 
 /// A gateway whose audit log is on a disk that fails to sync while a file is there.
 struct Failing {
@@ -32,34 +63,8 @@ impl Failing {
             extra: &format!("[audit]\n{audit}\n"),
             ..Settings::default()
         });
-        let shim = house.path().join("failing_sync.so");
-        let source =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/audit/failing_sync.c");
-        let compiled = Command::new("cc")
-            .args([
-                "-std=gnu99",
-                "-Wall",
-                "-Wextra",
-                "-Werror",
-                "-O1",
-                "-fPIC",
-                "-shared",
-                "-o",
-            ])
-            .args([&shim, &source])
-            .output()
-            .unwrap();
-        assert!(
-            compiled.status.success(),
-            "{}",
-            String::from_utf8_lossy(&compiled.stderr)
-        );
         let switch = house.path().join("the-disk-fails");
-        let mut command = house.command();
-        command
-            .env("LD_PRELOAD", &shim)
-            .env("FAIL_SYNC_OF", "/audit.jsonl")
-            .env("FAIL_SYNC_WHILE", &switch);
+        let command = failing_sync(&house, Path::new("/audit.jsonl"), &switch);
         let gateway = house.start_as(command);
         Failing {
             house,
@@ -123,6 +128,39 @@ impl Failing {
 
 fn code() -> Value {
     json!({ "language": "python", "code": CODE })
+}
+
+/// What must not start: how it ended, and what it said. One that has started all the same is ended.
+fn ended(mut command: Command) -> (Option<i32>, String) {
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let began = Instant::now();
+    while child.try_wait().unwrap().is_none() && began.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let _ended = child.kill();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), said)
+}
+
+/// A power cut would take away the log together with a directory that nobody has made durable.
+#[test]
+fn a_log_whose_directory_is_not_durable_is_not_written() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let switch = house.path().join("the-disk-fails");
+    let command = || failing_sync(&house, house.path(), &switch);
+    fs::write(&switch, "").unwrap();
+    // The directory is made by the first of them, and found by the second.
+    for _ in 0..2 {
+        let (code, said) = ended(command());
+        assert_eq!(code, Some(4), "{said}");
+        assert!(said.contains("cannot make its directory"), "{said}");
+        assert!(path(&house).parent().unwrap().is_dir() && !path(&house).exists());
+    }
+    fs::remove_file(&switch).unwrap();
+    house.start_as(command()).stop();
 }
 
 #[test]
