@@ -25,14 +25,28 @@ pub(super) fn write(root: &Path) -> io::Result<()> {
     std::fs::create_dir_all(&dir)?;
     for (name, text) in FILES {
         let path = dir.join(name);
+        let fresh = dir.join(format!(".{name}.new"));
+        // Left by a start that was cut short. With a hidden file in it the directory is no skill.
+        remove(&fresh)?;
         if std::fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
             continue;
         }
-        let fresh = dir.join(format!(".{name}.new"));
-        std::fs::write(&fresh, text)?;
-        std::fs::rename(&fresh, &path)?;
+        let put = std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, &path));
+        if put.is_err() {
+            // What could not be written is what to tell; the next start tries this again.
+            let _ = remove(&fresh);
+        }
+        put?;
     }
     Ok(())
+}
+
+/// A file that need not be there.
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -54,5 +68,23 @@ mod tests {
             2,
             "no leftovers"
         );
+    }
+
+    /// A directory with a hidden file in it is no skill.
+    #[test]
+    fn what_a_start_that_was_cut_short_has_left_goes() {
+        let root = tempfile::tempdir().unwrap();
+        write(root.path()).unwrap();
+        let dir = root.path().join(NAME);
+        let files = || std::fs::read_dir(&dir).unwrap().count();
+        // Before the rename, of which another start has made one.
+        std::fs::write(dir.join(".SKILL.md.new"), "---\nname: Ski").unwrap();
+        write(root.path()).unwrap();
+        assert_eq!(files(), 2, "beside a sound copy");
+
+        std::fs::remove_file(dir.join("SKILL.md")).unwrap();
+        std::fs::create_dir_all(dir.join("SKILL.md/in-the-way")).unwrap();
+        write(root.path()).unwrap_err();
+        assert_eq!(files(), 2, "after an error");
     }
 }
