@@ -36,7 +36,7 @@ use crate::catalog::{self, Catalog, Skill};
 use crate::json::cut;
 use crate::limit::Limited;
 use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
-use crate::rpc::{Call, NoSpace, Params, Space, aside, fits, to_raw};
+use crate::rpc::{Call, NoSpace, Params, Space, aside, json_bytes, to_raw};
 use crate::runs::{self, Runs};
 use crate::telemetry::trace::Trace;
 use shape::{First, Object, in_words_of_json};
@@ -194,7 +194,7 @@ impl Prepared {
     }
 
     /// The same for one that gives what is stored and changes nothing: an answer of more than `bytes_max` bytes is refused
-    /// with `instead`, what to do then, and a large one has its place before it is made.
+    /// with `instead`, what to do then, and one of more than a few bytes has its place before it is made.
     fn reading<T, F>(
         facts: Facts,
         space: Space,
@@ -220,15 +220,13 @@ async fn bounded(
     bytes_max: u64,
     instead: &'static str,
 ) -> Result<Box<RawValue>, Error> {
-    if !fits(&answer, bytes_max) {
+    let Some(bytes) = json_bytes(&answer, bytes_max) else {
         let message = format!(
             "as JSON this has over {bytes_max} bytes, and an answer holds no more (server.max_body_bytes): {instead}"
         );
         return Err(Error::TooLarge { message });
-    }
-    if space.lacks(&answer) {
-        space.wait().await?;
-    }
+    };
+    space.enter(bytes).await?;
     to_raw(&answer).map_err(Error::Serialize)
 }
 

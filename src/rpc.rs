@@ -38,6 +38,7 @@ pub use aside::aside;
 use body::SMALL_PLACES;
 use code::Code;
 use envelope::{BadBody, Envelope, NotARequest};
+use space::Places;
 pub use space::{NoSpace, Space};
 
 /// A body of more bytes is a large one: it takes a place while it is here, and is not walked on a thread that others need. So
@@ -195,11 +196,9 @@ pub struct Limits {
 pub struct Rpc<S> {
     inner: S,
     limits: Limits,
-    /// Large bodies that are here.
-    places: Arc<Slots>,
-    /// Those of over [`body::FIRST_BYTES_MAX`] that are not large.
-    small_places: Arc<Slots>,
-    /// Those that are being walked: as many as there are processors.
+    /// Of bodies that are here and of answers that have not left.
+    places: Places,
+    /// Large bodies that are being walked: as many as there are processors.
     walks: Arc<Slots>,
     metrics: Metrics,
 }
@@ -211,8 +210,10 @@ impl<S> Rpc<S> {
         Rpc {
             inner,
             limits,
-            places: Slots::new(limits.large_bodies_max),
-            small_places: Slots::new(limits.large_bodies_max.saturating_mul(SMALL_PLACES)),
+            places: Places {
+                large: Slots::new(limits.large_bodies_max),
+                small: Slots::new(limits.large_bodies_max.saturating_mul(SMALL_PLACES)),
+            },
             walks: Slots::new(processors),
             metrics: Metrics::default(),
         }
@@ -343,7 +344,7 @@ where
             );
             return Err(ErrorObject::new(Code::TooLarge, "too_large", message));
         }
-        Ok(self.space.enter(bytes as u64).await?)
+        Ok(self.space.beside(bytes as u64).await?)
     }
 
     /// The whole body.
@@ -514,9 +515,9 @@ fn no_content() -> Response<Body> {
     response
 }
 
-/// Whether an answer has at most so many bytes as JSON, where a control character of a text has six. Looks no further than
-/// that.
-pub fn fits(answer: &impl serde::Serialize, bytes_max: u64) -> bool {
+/// How many bytes an answer has as JSON, where a control character of a text has six; none when these are more than so
+/// many: it looks no further.
+pub fn json_bytes(answer: &impl serde::Serialize, bytes_max: u64) -> Option<u64> {
     /// Counts, and fails with the first byte too many.
     struct Room(u64);
     impl io::Write for Room {
@@ -531,7 +532,10 @@ pub fn fits(answer: &impl serde::Serialize, bytes_max: u64) -> bool {
             Ok(())
         }
     }
-    !serde_json::to_writer(Room(bytes_max), answer).is_err_and(|error| error.is_io())
+    let mut room = Room(bytes_max);
+    let counted = serde_json::to_writer(&mut room, answer);
+    // Any other error is told to whoever writes the answer.
+    (!counted.is_err_and(|error| error.is_io())).then(|| bytes_max - room.0)
 }
 
 /// Serializes an answer of ours.

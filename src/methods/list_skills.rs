@@ -10,7 +10,7 @@ use skillgate_skill::name::NAME_BYTES_MAX;
 use super::{Error, Method, Prepared, Rooms, read_params};
 use crate::catalog::{Catalog, Listing, Page};
 use crate::policy::Facts;
-use crate::rpc::Call;
+use crate::rpc::{Call, json_bytes};
 
 /// Largest page.
 const LIMIT_MAX: u32 = 1000;
@@ -100,13 +100,15 @@ pub(crate) fn listing(
                 catalog.list(tenant, &listing, &shows)
             };
             let page: Page = list().await?;
-            if call.space.lacks(&page) && !call.space.take() {
-                // As large as its answer: it does not wait in memory.
-                drop(page);
-                call.space.wait().await?;
-                return Ok(list().await?);
+            match json_bytes(&page, answer_bytes_max) {
+                Some(bytes) if !call.space.take(bytes) => {
+                    // As large as its answer: it does not wait in memory.
+                    drop(page);
+                    call.space.enter(bytes).await?;
+                    Ok(list().await?)
+                }
+                _ => Ok(page),
             }
-            Ok(page)
         },
     ))
 }

@@ -15,8 +15,9 @@ use crate::slots::{Slot, Slots};
 /// would keep its connection and its part of the memory for as long as it likes.
 pub(super) const BODY_TIMEOUTS_MAX: u32 = 10;
 
-/// A body of no more bytes is simply here. One of more, and small all the same, takes a place of its own kind when it has come
-/// so far, until it is answered: else a connection that never sends the last byte would have [`SMALL_BYTES_MAX`] for nothing.
+/// A body of no more bytes is simply here, and so is an answer. One of more, and small all the same, takes a place of its own
+/// kind, a body when it has come so far and until it is answered, an answer until it has left: else a connection that never
+/// sends the last byte, or does not read, would have [`SMALL_BYTES_MAX`] for nothing.
 pub(super) const FIRST_BYTES_MAX: usize = 16 << 10;
 /// Places of that kind for each of a large one: the default has 1,024 of them, 256 MiB.
 pub(super) const SMALL_PLACES: usize = 16;
@@ -83,12 +84,15 @@ impl<S> Rpc<S> {
     async fn hold(&self, held: &mut Held, bytes: usize, tenant: &str) -> Result<(), Refusal> {
         if bytes > SMALL_BYTES_MAX {
             if held.large.is_none() {
-                held.large = Some(self.place(&self.places, SMALL_BYTES_MAX, tenant).await?);
+                held.large = Some(
+                    self.place(&self.places.large, SMALL_BYTES_MAX, tenant)
+                        .await?,
+                );
                 held.small = None;
             }
         } else if bytes > FIRST_BYTES_MAX && held.small.is_none() {
             held.small = Some(
-                self.place(&self.small_places, FIRST_BYTES_MAX, tenant)
+                self.place(&self.places.small, FIRST_BYTES_MAX, tenant)
                     .await?,
             );
         }

@@ -236,10 +236,9 @@ async fn the_answers_of_a_batch_have_an_end() {
 #[test]
 fn an_answer_fits_by_its_json() {
     for (answer, bytes) in [("abc", 5), ("\u{1}\n", 10), ("\u{e9}", 4)] {
-        assert!(
-            super::fits(&answer, bytes) && !super::fits(&answer, bytes - 1),
-            "{answer:?}"
-        );
+        assert_eq!(super::json_bytes(&answer, bytes), Some(bytes), "{answer:?}");
+        assert_eq!(super::json_bytes(&answer, bytes + 7), Some(bytes));
+        assert_eq!(super::json_bytes(&answer, bytes - 1), None, "{answer:?}");
     }
 }
 
@@ -432,6 +431,64 @@ async fn bodies_that_do_not_arrive_have_places_too() {
     assert_eq!(other.await.unwrap().unwrap().0, 200);
 }
 
+/// Whoever asks for many answers and reads none leaves places to others, in a batch as by themselves.
+#[tokio::test(start_paused = true)]
+async fn answers_that_are_not_read_have_places_too() {
+    const BYTES: usize = 200_000;
+    let limits = Limits {
+        body_bytes_max: 1 << 20,
+        ..LIMITS
+    };
+    let reads = |call: Call| async move {
+        if call.method != "read" {
+            return stub(call).await;
+        }
+        call.space.enter(BYTES as u64).await?;
+        Ok(to_raw_value(&"x".repeat(BYTES)).unwrap())
+    };
+    let rpc = Rpc::new(service_fn(reads), limits);
+    // The head and no more: the answer stays as it is.
+    let ask = |text: &str| {
+        let request = Request::post("/rpc")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(full(text.to_owned()))
+            .unwrap();
+        let asked = rpc.clone().oneshot(Authenticated {
+            caller: Authenticator::off().local(),
+            request_id: RequestId::new(),
+            request,
+        });
+        async { asked.await.unwrap().into_body() }
+    };
+    let text = async |body: Body| body.collect().await.unwrap().to_bytes();
+    let is_refused = |answer: &[u8]| {
+        let answer: Value = serde_json::from_slice(answer).unwrap();
+        answer["error"]["code"] == -32007
+    };
+    let call = |id: u8| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"read"}}"#);
+    let mut unread = Vec::new();
+    for n in 0..30 {
+        let answer = ask(&call(n)).await;
+        // Of the 16 places one tenant has twelve.
+        if n < 12 {
+            unread.push(answer);
+        } else {
+            let answer = text(answer).await;
+            let answer = answer.as_ref();
+            assert!(is_refused(answer), "{n}: {} bytes", answer.len());
+        }
+    }
+    let null = ask(r#"{"jsonrpc":"2.0","id":1,"method":"null"}"#).await;
+    assert!(!is_refused(&text(null).await), "little");
+    let read = unread.pop().unwrap();
+    assert!(text(read).await.len() > BYTES);
+    let batch = format!("[{},{}]", call(1), call(2));
+    let _large = rpc.places.large.take("another").unwrap();
+    let answers: Value = serde_json::from_slice(&text(ask(&batch).await).await).unwrap();
+    assert_eq!(answers[0]["result"].as_str().map(str::len), Some(BYTES));
+    assert_eq!(answers[1]["error"]["code"], -32007, "both together");
+}
+
 /// Its caller would do it again.
 #[tokio::test]
 async fn what_has_been_done_is_answered_without_a_place_too() {
@@ -447,7 +504,7 @@ async fn what_has_been_done_is_answered_without_a_place_too() {
         ..LIMITS
     };
     let rpc = Rpc::new(service_fn(done), limits);
-    let _place = rpc.places.take("another").unwrap();
+    let _place = rpc.places.large.take("another").unwrap();
     let call =
         |id: u8, method: &str| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}"}}"#);
     let (alone, batch) = (
