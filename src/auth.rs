@@ -52,7 +52,7 @@ const TEND_EVERY: Duration = Duration::from_secs(5);
 pub struct Subject {
     /// Proven by a token, or the local operator.
     pub authenticated: bool,
-    /// "user", or "service" for a client that acts for itself.
+    /// "service" for a client that acts for itself, as far as its token says so; else "user".
     pub kind: &'static str,
     /// `sub`
     pub id: String,

@@ -109,7 +109,7 @@ impl Mapping {
         }
         Ok(Subject {
             authenticated: true,
-            kind: kind(claims, &id),
+            kind: kind(claims),
             id,
             tenant,
             issuer: issuer.to_owned(),
@@ -214,10 +214,16 @@ fn actor(act: &Value) -> Result<Actor, Refused> {
     })
 }
 
-/// A client that acts for itself has its own name as subject (RFC 9068 section 2.2); Entra says so in `idtyp`.
-fn kind(claims: &Map<String, Value>, id: &str) -> &'static str {
-    let says = |claim: &str, word: &str| claims.get(claim).and_then(Value::as_str) == Some(word);
-    if says("client_id", id) || says("azp", id) || says("idtyp", "app") {
+/// The claims that name the client which a token was issued to: RFC 9068 section 2.2, OpenID Connect Core section 2, and Okta.
+pub(super) const CLIENT_CLAIMS: [&str; 3] = ["client_id", "azp", "cid"];
+
+/// A client that acts for itself has its own name as `sub` (RFC 9068 section 2.2), whatever claim names the caller: a user may
+/// choose what others say, such as the name he goes by. Entra says so in `idtyp`.
+fn kind(claims: &Map<String, Value>) -> &'static str {
+    let text = |claim: &str| claims.get(claim).and_then(Value::as_str);
+    let sub = text("sub");
+    let is_sub = |claim: &str| sub.is_some() && text(claim) == sub;
+    if CLIENT_CLAIMS.into_iter().any(is_sub) || text("idtyp") == Some("app") {
         "service"
     } else {
         "user"

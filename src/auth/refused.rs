@@ -69,8 +69,8 @@ pub enum Refused {
         "the token is bound to a key or certificate (cnf) and cannot be used as a bearer token"
     )]
     Bound,
-    /// `azp` or `client_id` is not on the list.
-    #[error("the token was issued to a client that may not use this server (azp, client_id)")]
+    /// `client_id`, `azp` or `cid` is not on the list.
+    #[error("the token was issued to a client that may not use this server (azp, client_id, cid)")]
     Client,
     /// The tenant is not one of this issuer's.
     #[error("the token's issuer may not speak for its tenant")]

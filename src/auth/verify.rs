@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::Subject;
 use super::cache::{self, Cache, Generation};
-use super::claims::Mapping;
+use super::claims::{CLIENT_CLAIMS, Mapping};
 use super::clock::{Clock, Now};
 use super::crypto;
 use super::jwks::Keys;
@@ -282,12 +282,12 @@ impl Issuer {
         found.then_some(()).ok_or(Refused::Audience)
     }
 
-    /// `client_id` (RFC 9068 section 2.2) or `azp`, where the configuration has a list.
+    /// Where the configuration has a list of clients: all claims that name one, and one at least.
     fn check_party(&self, claims: &Map<String, Value>) -> Result<(), Refused> {
         if self.authorized_parties.is_empty() {
             return Ok(());
         }
-        let mut named = ["client_id", "azp"]
+        let mut named = CLIENT_CLAIMS
             .into_iter()
             .filter_map(|claim| claims.get(claim))
             .peekable();

@@ -27,6 +27,13 @@ async fn the_table_of_attacks() {
         "beta"
     );
     assert_eq!(world.ask(&of_c(|_, _| ())).await.unwrap().tenant, "acme");
+    for client in ["azp", "cid"] {
+        let token = of_b(&world, |_, claims| {
+            claims[client] = claims["client_id"].take();
+            drop(claims.as_object_mut().unwrap().remove("client_id"));
+        });
+        assert!(world.ask(&token).await.is_ok(), "{client}");
+    }
 
     let mut attacks = Vec::new();
     for table in [

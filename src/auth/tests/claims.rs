@@ -79,26 +79,45 @@ async fn what_policies_see_is_not_nested_deeply() {
 #[tokio::test]
 async fn services_act_for_themselves() {
     let world = World::new().await;
-    for (claim, value) in [("client_id", "alice"), ("azp", "alice"), ("idtyp", "app")] {
+    for (claim, value) in [
+        ("client_id", "alice"),
+        ("azp", "alice"),
+        ("cid", "alice"),
+        ("idtyp", "app"),
+    ] {
         let token = world.with(|_, claims| claims[claim] = value.into());
         assert_eq!(world.ask(&token).await.unwrap().kind, "service", "{claim}");
     }
     assert_eq!(world.ask(&world.good()).await.unwrap().kind, "user");
 }
 
+/// Whatever claim names the caller: others may be what a user has written himself.
+#[test]
+fn a_service_is_one_by_its_sub() {
+    let subject = |claims: Value| {
+        let mapping = mapping(r#"{ subject = ["preferred_username", "sub"] }"#);
+        mapping.subject(A, claims.as_object().unwrap(), 1).unwrap()
+    };
+    for client in ["client_id", "azp", "cid"] {
+        let user = subject(json!({ "sub": "7", "preferred_username": "agent", client: "agent" }));
+        assert_eq!((user.id.as_str(), user.kind), ("agent", "user"), "{client}");
+        let app = subject(json!({ "sub": "agent", "preferred_username": "bot", client: "agent" }));
+        assert_eq!((app.id.as_str(), app.kind), ("bot", "service"), "{client}");
+    }
+}
+
+/// `auth.issuers.claims` as they would be written.
+fn mapping(claims: &str) -> super::super::claims::Mapping {
+    let text = format!(
+        "auth.mode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{A}\"\naudiences = [\"x\"]\ndiscovery = true\nalgorithms = [\"ES256\"]\n\
+         default_tenant = \"fallback\"\nclaims = {claims}\n"
+    );
+    super::super::claims::Mapping::new(&configuration(&text).unwrap().auth.issuers[0])
+}
+
 #[test]
 fn claims_are_found_where_the_configuration_says() {
-    let issuer = |claims: &str| {
-        let text = format!(
-            "auth.mode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{A}\"\naudiences = [\"x\"]\ndiscovery = true\nalgorithms = [\"ES256\"]\n\
-             default_tenant = \"fallback\"\nclaims = {claims}\n"
-        );
-        configuration(&text).unwrap().auth.issuers[0].clone()
-    };
-    let subject = |mapping: &str, claims: Value| {
-        let mapping = super::super::claims::Mapping::new(&issuer(mapping));
-        mapping.subject(A, claims.as_object().unwrap(), 1)
-    };
+    let subject = |claims: &str, of: Value| mapping(claims).subject(A, of.as_object().unwrap(), 1);
     let both = json!({ "sub": "s", "upn": "u", "tid": "t", "org": { "id": "o" } });
     let found = |mapping: &str| {
         let subject = subject(mapping, both.clone()).unwrap();

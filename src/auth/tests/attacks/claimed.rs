@@ -368,6 +368,7 @@ pub(super) fn kinds(world: &World) -> Vec<Attack> {
         ("client_id", json!(null)),
         ("client_id", json!("Good-Client")),
         ("azp", json!("another")),
+        ("cid", json!("another")),
     ] {
         let name = format!("{claim} is {value}");
         table.push(attack(
@@ -376,7 +377,7 @@ pub(super) fn kinds(world: &World) -> Vec<Attack> {
             of_b(world, |_, claims| claims[claim] = value),
         ));
     }
-    table.push(attack("no client_id and no azp", "client", {
+    table.push(attack("no client_id, no azp and no cid", "client", {
         of_b(world, |_, claims| {
             drop(claims.as_object_mut().unwrap().remove("client_id"))
         })
