@@ -10,6 +10,7 @@ use futures_util::{Stream, stream};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
+use tokio::time::Instant;
 use tower::{ServiceBuilder, ServiceExt};
 
 use crate::auth::{Authenticated, Caller};
@@ -24,6 +25,12 @@ use crate::server::{Body, BodyError, Broken, full, next_piece};
 use crate::slots::{Slot, Slots};
 use crate::stack::Parts;
 use crate::telemetry::trace::Trace;
+
+/// What an upload brings at least, in bytes for each second that is waited for it.
+const UPLOAD_BYTES_PER_S_MIN: u64 = 1024;
+/// Over so many times `server.body_timeout_ms`. Without a least pace one that comes drop by drop, each in time, would have its
+/// place and the store for as long as it likes: none is exchanged while a blob is written to it.
+const UPLOAD_PACE_TIMEOUTS: u32 = 10;
 
 /// Blobs over plain HTTP.
 #[derive(Debug, Clone)]
@@ -102,7 +109,7 @@ impl Transfer {
         let _place = self.place(&caller)?;
         let bytes = http_body::Body::size_hint(request.body()).exact();
         let trace = traced(&request);
-        let content = pieces(request.into_body(), self.idle_timeout);
+        let content = pieces(request.into_body(), caller.clone(), self.idle_timeout);
         let stored = self
             .permitted(
                 trace,
@@ -220,6 +227,10 @@ fn traced(request: &Request<Body>) -> Trace {
 #[derive(Debug)]
 enum UploadError {
     Body(Broken),
+    /// It comes too slowly.
+    Slow,
+    /// Its caller's token has come to its end before it has.
+    Expired,
     Blob(blobs::Error),
 }
 
@@ -233,23 +244,80 @@ impl From<UploadError> for Refusal {
     fn from(error: UploadError) -> Self {
         match error {
             UploadError::Body(broken) => broken.into(),
+            UploadError::Slow => Refusal::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "timeout",
+                format!(
+                    "the body comes too slowly: under {UPLOAD_BYTES_PER_S_MIN} bytes in a second, for {UPLOAD_PACE_TIMEOUTS} times \
+                     server.body_timeout_ms; send it over a faster connection, or in smaller blobs"
+                ),
+            ),
+            UploadError::Expired => Refusal::new(
+                StatusCode::UNAUTHORIZED,
+                "unauthenticated",
+                "the token expired before the body had arrived, so nothing is stored; get a new one and send it again",
+            )
+            .with(header::WWW_AUTHENTICATE, r#"Bearer error="invalid_token""#),
             UploadError::Blob(error) => ErrorObject::from(error).into(),
         }
     }
 }
 
-/// The data of a body; a pause longer than `idle` ends it.
+/// The data of a body. A pause longer than `idle` ends it, and so do a pace that is too slow and the end of the token: also that
+/// between the last piece and the end, after which it is stored.
 fn pieces(
     body: Body,
+    caller: Caller,
     idle: Duration,
 ) -> impl Stream<Item = Result<Bytes, UploadError>> + Send + 'static {
-    stream::unfold(Some(body), move |body| async move {
-        let mut body = body?;
-        Some(match next_piece(&mut body, idle).await? {
-            Ok(piece) => (Ok(piece), Some(body)),
-            Err(broken) => (Err(UploadError::Body(broken)), None),
-        })
+    let upload = Some((body, Pace::new(idle)));
+    stream::unfold((upload, caller), move |(upload, caller)| async move {
+        let (mut body, mut pace) = upload?;
+        let began = Instant::now();
+        let piece = next_piece(&mut body, idle).await;
+        let why = match piece {
+            _ if caller.has_expired() => UploadError::Expired,
+            None => return None,
+            Some(Err(broken)) => UploadError::Body(broken),
+            Some(Ok(piece)) if pace.is_kept(piece.len(), began.elapsed()) => {
+                return Some((Ok(piece), (Some((body, pace)), caller)));
+            }
+            Some(Ok(_)) => UploadError::Slow,
+        };
+        Some((Err(why), (None, caller)))
     })
+}
+
+/// How an upload comes on.
+struct Pace {
+    /// It is looked at when so long has been waited for it. What the store takes is not the sender's time.
+    looked_after: Duration,
+    /// Since then.
+    waited: Duration,
+    bytes: u64,
+}
+
+impl Pace {
+    fn new(idle: Duration) -> Self {
+        Pace {
+            looked_after: idle * UPLOAD_PACE_TIMEOUTS,
+            waited: Duration::ZERO,
+            bytes: 0,
+        }
+    }
+
+    /// With so many bytes more, which were waited for.
+    fn is_kept(&mut self, bytes: usize, waited: Duration) -> bool {
+        self.waited += waited;
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+        if self.waited < self.looked_after {
+            return true;
+        }
+        let least = UPLOAD_BYTES_PER_S_MIN as f64 * self.waited.as_secs_f64();
+        let is_kept = self.bytes as f64 >= least;
+        (self.waited, self.bytes) = (Duration::ZERO, 0);
+        is_kept
+    }
 }
 
 fn streamed(download: Download, place: Slot) -> Body {
@@ -347,8 +415,18 @@ fn range(
 
 #[cfg(test)]
 mod tests {
-    use super::{Unsatisfiable, range};
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use futures_util::{StreamExt, stream};
     use http::{HeaderMap, HeaderValue, Method, header};
+    use http_body::Frame;
+    use http_body_util::{BodyExt, StreamBody};
+    use tokio::time::Instant;
+
+    use super::{Caller, Refusal, Unsatisfiable, pieces, range};
+    use crate::auth::Authenticator;
+    use crate::server::full;
 
     const ETAG: &str = "\"abc\"";
 
@@ -378,6 +456,52 @@ mod tests {
             assert_eq!(ask(text, 10), expected, "{text}");
         }
         assert_eq!(ask("bytes=0-", 0), Err(Unsatisfiable));
+    }
+
+    const IDLE: Duration = Duration::from_secs(30);
+
+    /// So many bytes in each piece and so many pieces, ten seconds apart: how many came, after how many seconds, and what ended it.
+    async fn uploaded(caller: Caller, bytes: usize, count: usize) -> (usize, u64, Option<Refusal>) {
+        let content = stream::iter(vec![Bytes::from(vec![b'x'; bytes]); count]);
+        let arriving = content.then(async |piece| {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            Ok(Frame::data(piece))
+        });
+        let body = StreamBody::new(arriving.boxed()).boxed_unsync();
+        let (began, mut came) = (Instant::now(), 0);
+        let mut pieces = std::pin::pin!(pieces(body, caller, IDLE));
+        let mut why = None;
+        while let Some(piece) = pieces.next().await {
+            match piece {
+                Ok(_) => came += 1,
+                Err(error) => why = Some(Refusal::from(error)),
+            }
+        }
+        (came, began.elapsed().as_secs(), why)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upload_may_take_long_but_not_for_ever() {
+        let caller = || Authenticator::off().local();
+        let (came, took_s, why) = uploaded(caller(), 10_240, 1000).await;
+        assert_eq!((came, took_s), (1000, 10_000), "{why:?}");
+        let (came, took_s, why) = uploaded(caller(), 10_239, 1000).await;
+        let why = why.unwrap();
+        assert_eq!((came, took_s, why.status.as_u16()), (29, 300, 408));
+        assert!(why.message.contains("server.body_timeout_ms"));
+        // One that ends before it is looked at has been quick enough.
+        let (came, _, why) = uploaded(caller(), 1, 29).await;
+        assert!(came == 29 && why.is_none(), "{why:?}");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_stored_after_the_token_has_expired() {
+        let expired = Authenticator::off().local().expired();
+        let mut pieces = std::pin::pin!(pieces(full(""), expired, IDLE));
+        let why = Refusal::from(pieces.next().await.unwrap().unwrap_err());
+        assert_eq!((why.status.as_u16(), why.kind), (401, "unauthenticated"));
+        assert_eq!(why.headers[0].0, header::WWW_AUTHENTICATE);
+        assert!(pieces.next().await.is_none());
     }
 
     #[test]

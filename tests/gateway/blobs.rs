@@ -408,3 +408,29 @@ fn an_id_may_be_percent_encoded() {
     );
     gateway.stop();
 }
+
+/// Each byte in time, and no end: it is told so, and nothing is left of it.
+#[test]
+fn an_upload_that_comes_drop_by_drop_ends() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        server: "body_timeout_ms = 500",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let headers = [("Content-Type", "text/plain"), ("Content-Length", "1000")];
+    client.head("POST", "/blobs", &headers).unwrap();
+    // Longer than it may, and not so long that what comes after the answer is no longer taken.
+    for _ in 0..80 {
+        client.write(b"x").unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let answer = client.answer().unwrap();
+    assert_eq!(answer.status, 408, "{}", answer.text());
+    assert!(answer.text().contains("too slowly"), "{}", answer.text());
+    eventually("nothing is left of it", Duration::from_secs(10), || {
+        house.unfinished() == 0
+    });
+    gateway.stop();
+}
