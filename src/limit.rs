@@ -114,6 +114,13 @@ fn refusal(limited: &Limited, standings: &[Standing]) -> Refusal {
     refusal
 }
 
+impl From<Limited> for Refusal {
+    /// For a call that is an HTTP request of its own.
+    fn from(limited: Limited) -> Self {
+        refusal(&limited, &limited.standings)
+    }
+}
+
 // === the request's levels ===
 
 /// Makes [`AddressLimit`].
@@ -315,7 +322,11 @@ where
             skills: &skills,
             ..Asked::by(&facts.caller)
         };
-        if let (_, Err(limited)) = self.limits.count(Level::Call, asked) {
+        if let (standings, Err(limited)) = self.limits.count(Level::Call, asked) {
+            let limited = Limited {
+                standings,
+                ..limited
+            };
             return Either::Right(ready(Err(limited.into())));
         }
         Either::Left(self.inner.call(permitted))

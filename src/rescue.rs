@@ -212,6 +212,16 @@ impl From<ErrorObject> for Refusal {
     }
 }
 
+impl From<methods::Error> for Refusal {
+    /// For the same faces: as its error object, and one of a rate limit with the headers that every 429 has.
+    fn from(error: methods::Error) -> Self {
+        match error {
+            methods::Error::Limited(limited) => limited.into(),
+            error => ErrorObject::from(error).into(),
+        }
+    }
+}
+
 /// A request with its name, as the layers below take it.
 #[derive(Debug)]
 pub struct Named {

@@ -79,7 +79,7 @@ impl Transfer {
         stack
             .oneshot(prepared.traced(trace))
             .await
-            .map_err(|error| ErrorObject::from(error).into())
+            .map_err(Refusal::from)
     }
 
     /// Stores the body under its Content-Type.

@@ -163,7 +163,7 @@ impl<'a> Asked<'a> {
 }
 
 /// How a rule stands for one caller after a call was counted, or was not.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Standing {
     pub(super) rule: Arc<Rule>,
     pub(super) left: u64,
@@ -186,6 +186,8 @@ pub struct Limited {
     pub burst: u64,
     /// From then on one call fits, if nobody else takes it.
     pub retry_after_ms: u64,
+    /// How the rules stand that counted the call or did not, for who is told in headers.
+    pub(super) standings: Vec<Standing>,
 }
 
 impl Limited {
@@ -203,6 +205,7 @@ impl Limited {
             per_s: *per_s,
             burst: *burst,
             retry_after_ms: wait_ns.div_ceil(1_000_000),
+            standings: Vec::new(),
         }
     }
 }

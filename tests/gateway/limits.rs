@@ -348,5 +348,9 @@ fn blobs_over_http_are_calls_too() {
     assert_eq!(refused.status, 429);
     assert_eq!(error(&refused)["data"]["kind"], "rate_limited");
     assert!(refused.header("retry-after").is_some());
+    let limit = refused.header("ratelimit").unwrap();
+    assert!(limit.starts_with("\"blobs\";r=0;t="), "{limit}");
+    let policy = refused.header("ratelimit-policy").unwrap();
+    assert!(policy.starts_with("\"blobs\";q=1;w="), "{policy}");
     gateway.stop();
 }
