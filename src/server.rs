@@ -60,10 +60,22 @@ pub fn peer_ip<B>(request: &Request<B>) -> IpAddr {
     peer.map_or(IpAddr::from([0, 0, 0, 0]), |peer| peer.0.ip())
 }
 
-/// What an address counts as: an IPv6 host owns its /64 (RFC 6177), so it could have a new address for every connection.
+/// What an address counts as for a rate limit: an IPv6 network has a /64 (RFC 4291 section 2.5.1), of which each host could have
+/// a new address for every connection.
 pub(crate) fn network(ip: IpAddr) -> IpAddr {
+    prefix(ip, 64)
+}
+
+/// What it counts as for connections: an IPv6 site has a /56 or more (RFC 6177), which is 256 networks, and a few of these
+/// would have all connections between them.
+fn site(ip: IpAddr) -> IpAddr {
+    prefix(ip, 56)
+}
+
+/// The first `bits` of an IPv6 address; one of IPv4 is one host's, or a whole network's behind it.
+fn prefix(ip: IpAddr, bits: u32) -> IpAddr {
     match ip.to_canonical() {
-        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX))),
+        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & !(u128::MAX >> bits))),
         v4 => v4,
     }
 }
@@ -141,7 +153,7 @@ pub async fn serve(
             accepted = listener.next() => accepted,
         };
         // Whoever holds many before a word is said leaves some to others.
-        let address = network(peer.ip()).to_string();
+        let address = site(peer.ip()).to_string();
         let Some(place) = places.take(&address) else {
             let request_id = RequestId::new();
             let id = request_id.as_str();

@@ -46,6 +46,24 @@ fn counts(metrics: &Metrics, code: &str) -> usize {
     count.map_or(0, |count| count.parse().unwrap())
 }
 
+/// A site's networks are one address to connections, and each of them one to rate limits.
+#[test]
+fn a_site_of_ipv6_is_one_address() {
+    let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
+    for n in 0..8 {
+        let host = ip(&format!("2001:db8:1:ff0{n}::7"));
+        assert_eq!(super::site(host), ip("2001:db8:1:ff00::"), "{host}");
+        let own = ip(&format!("2001:db8:1:ff0{n}::"));
+        assert_eq!(super::network(host), own, "{host}");
+    }
+    let other = ip("2001:db8:1:fe00::7");
+    assert_eq!(super::site(other), ip("2001:db8:1:fe00::"));
+    for host in ["192.0.2.1", "::ffff:192.0.2.1"] {
+        assert_eq!(super::site(ip(host)), ip("192.0.2.1"), "{host}");
+        assert_eq!(super::network(ip(host)), ip("192.0.2.1"), "{host}");
+    }
+}
+
 /// Whoever opens many would fill the log with what he is refused.
 #[tokio::test]
 async fn connections_without_a_place_are_said_now_and_then() {
