@@ -363,7 +363,7 @@ impl Runs {
         // thread of the gateway's: it has its place until that lets go of what serves it.
         let _turn = matches!(outcome, Ok(Ok(_))).then(|| services.turn_over());
         let ended = match outcome {
-            Ok(Ok(result)) => Ok(services.without_secrets_in_blob(result).await),
+            Ok(Ok(result)) => Ok(result),
             Ok(Err(error)) if error.not_executed => {
                 let error = Error::Sandbox(error);
                 say_why_not(&error);
@@ -383,6 +383,7 @@ impl Runs {
                 ))
             }
         };
+        let ended = services.without_secrets_in_blob(ended).await;
         let answer = answer(run_id, &label, ended, &services, wall_ms);
         tracing::info!(
             run_id = answer.run_id,

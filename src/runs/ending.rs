@@ -14,6 +14,8 @@ use crate::audit::{Audit, Outcome, Record, RunEnd, Unavailable, What};
 
 /// How long the record of a run that is over waits for blobs that are on their way into the store.
 const ARRIVAL_PATIENCE: Duration = Duration::from_secs(60);
+/// The same when the gateway ends, which then waits twice as long for the record.
+const LAST_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Owed to the log from a run's beginning on; a run that is dropped with its caller pays by that.
 #[derive(Debug)]
@@ -121,9 +123,10 @@ impl Ending {
         match services.close(end) {
             Ok(closed) => Some(closed),
             Err(told) => {
+                let owing = Owing(services);
                 // Without a runtime the gateway has ended, and a store that does not answer has nobody to answer.
                 if let Ok(runtime) = Handle::try_current() {
-                    runtime.spawn(arrives(services, told, going));
+                    runtime.spawn(arrives(owing, told, going));
                 }
                 None
             }
@@ -135,17 +138,38 @@ impl Ending {
     }
 }
 
-/// Waits for the blobs of a run that is over, but not for ever: a record without one of them is better than none.
-async fn arrives(services: Arc<Services>, told: oneshot::Receiver<()>, going: Option<Going>) {
+/// Who waits for the blobs of a run that is over. One that goes before they are there, with the gateway, leaves no end owed that
+/// nothing else would pay.
+struct Owing(Arc<Services>);
+
+impl Drop for Owing {
+    fn drop(&mut self) {
+        self.0.is_left();
+    }
+}
+
+/// Waits for the blobs of a run that is over, and looks through those that may be its output, but not for ever: a record without
+/// one of them is better than none.
+async fn arrives(owing: Owing, told: oneshot::Receiver<()>, going: Option<Going>) {
+    let services = &owing.0;
     let gateway_ends = async move {
         match going {
-            Some(mut going) => going.over().await,
+            Some(mut going) => {
+                going.over().await;
+                tokio::time::sleep(LAST_PATIENCE).await;
+            }
             None => std::future::pending().await,
         }
     };
+    let settled = async {
+        // Its sender is dropped where there is nothing to look through.
+        if told.await.is_ok() {
+            services.look_through().await;
+        }
+    };
+    let mut settled = std::pin::pin!(settled);
     tokio::select! {
-        // Its sender is dropped with the end.
-        _ = told => return,
+        () = &mut settled => return,
         () = tokio::time::sleep(ARRIVAL_PATIENCE) => {}
         () = gateway_ends => {}
     }
@@ -153,6 +177,8 @@ async fn arrives(services: Arc<Services>, told: oneshot::Receiver<()>, going: Op
         "the store does not say whether it has a blob of a run that is over: its record is without it"
     );
     services.pay();
+    // A secret does not stay in the store for having come so late.
+    settled.await;
 }
 
 impl Drop for Ending {

@@ -57,10 +57,14 @@ struct State {
 }
 
 impl State {
-    fn close(&mut self, end: End) -> Closed {
+    fn stop(&mut self) {
         self.gate = None;
         self.writers.close();
         self.at_hand = None;
+    }
+
+    fn close(&mut self, end: End) -> Closed {
+        self.stop();
         self.made.close(end)
     }
 
@@ -199,7 +203,7 @@ impl Services {
                 turn: Some(turn),
                 gate,
                 logs: Streams::new(granted.redactor()),
-                made: Made::default(),
+                made: Made::new(granted.redactor().is_some()),
                 writers: Writers::default(),
                 at_hand: None,
             }),
@@ -243,6 +247,11 @@ impl Services {
     /// An end that is owed is recorded now, whatever is still on its way.
     pub(super) fn pay(&self) {
         self.state().made.pay();
+    }
+
+    /// Nobody waits any more for what is on its way.
+    pub(super) fn is_left(&self) {
+        self.state().made.is_left();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

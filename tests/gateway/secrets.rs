@@ -1,7 +1,6 @@
 //! Secrets of the whole program: the run that they are granted to has them, and nothing that leaves the gateway does.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -9,11 +8,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::alone;
-use crate::audit;
-use crate::examples::{instead, waiting_store};
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::Client;
+
+mod stored;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -351,46 +350,6 @@ fn an_output_that_is_stored_has_no_secret_in_it_either() {
         json!({ "blob_id": id, "mode": "sample_tail", "max_bytes": 100 }),
     );
     assert!(read.unwrap().to_string().contains("known"), "{result}");
-    gateway.stop();
-}
-
-/// It goes all the same: nobody will ask for it, and it would be kept for good.
-#[test]
-fn an_output_that_is_stored_with_a_secret_goes_though_its_caller_has_gone() {
-    let _alone = alone();
-    let place = Place::new();
-    let text = fs::read_to_string(place.house.config()).unwrap();
-    let (store, pipe) = waiting_store(&place.house, "blob_open");
-    let text = instead(&text, r#"name = "storage-fs""#, &store);
-    fs::write(place.house.config(), text).unwrap();
-    let gateway = place.start();
-    let mut gone = gateway.client();
-    let args = json!({ "way": "stored", "form": 0 });
-    let params = json!({ "name": "canary.leak", "args": args });
-    gone.ask("execute_skill", params).unwrap();
-    // Comes back when the store is to give out what is to be looked through.
-    let mut go = fs::File::options().write(true).open(&pipe).unwrap();
-    gone.hang_up();
-    let end = || {
-        let mut all = audit::lines(&audit::path(&place.house)).into_iter();
-        all.find(|line| line["kind"] == "run")
-    };
-    eventually("its end is recorded", PATIENCE, || end().is_some());
-    let end = end().unwrap();
-    assert_eq!(end["status"], "cancelled", "{end}");
-    let id = &end["output_blobs"][0];
-    assert!(id.is_string(), "{end}");
-    // A letter for each time that the store is asked.
-    go.write_all(b"go on and on").unwrap();
-    eventually("it is withheld", PATIENCE, || {
-        gateway.log().contains("an output is withheld")
-    });
-    let mut client = gateway.client();
-    eventually("it is gone", PATIENCE, || {
-        let params = json!({ "blob_id": id, "mode": "sample_head", "max_bytes": 100 });
-        let read = client.call("read_blob", params).unwrap();
-        read["error"]["data"]["kind"] == "blob_not_found"
-    });
     gateway.stop();
 }
 

@@ -11,48 +11,116 @@ use crate::runs::ending::End;
 #[derive(Debug, Default)]
 pub(super) struct Made {
     pub(super) ids: Vec<String>,
-    /// On their way into the store: from here on they cannot be held back.
-    committing: usize,
+    /// The run was given secrets: nobody is told of what may be its output before that was looked through.
+    has_secrets: bool,
+    /// What may be its output, and nobody has looked through.
+    unseen: Vec<String>,
+    /// Blobs on their way into the store, which cannot be held back from here on, and looks at what is unseen.
+    under_way: usize,
     pub(super) over: bool,
-    /// The end that is owed, until what is on its way has arrived; and who waits for that, whom the drop of it tells.
-    owed: Option<(End, oneshot::Sender<()>)>,
+    /// The end that is owed, until all that has come to its end.
+    owed: Option<End>,
+    /// Who waits for that: it is told when there is something to look through, and by the drop of this when there is not.
+    tells: Option<oneshot::Sender<()>>,
 }
 
 /// An end that can be recorded, with the blobs that the run has made; or what tells that the last of them has arrived, with
-/// which it is recorded.
+/// which it is recorded: when they were looked through, where there is something to look through.
 pub(in crate::runs) type Closed = std::result::Result<(End, Vec<String>), oneshot::Receiver<()>>;
 
 impl Made {
+    pub(super) fn new(has_secrets: bool) -> Self {
+        Made {
+            has_secrets,
+            ..Made::default()
+        }
+    }
+
     pub(super) fn begin(&mut self) -> Result<()> {
         if self.over {
             return Err(Error::new(abi::E_CANCELLED, "the run is over"));
         }
-        self.committing += 1;
+        self.under_way += 1;
         Ok(())
     }
 
     /// `None`: the store did not take it.
     pub(super) fn arrived(&mut self, id: Option<String>) {
-        self.committing -= 1;
-        self.ids.extend(id);
-        if self.committing == 0 {
+        // A run that is over cannot say any more whether this is its output.
+        let unseen = self.over && self.has_secrets;
+        let list = if unseen {
+            &mut self.unseen
+        } else {
+            &mut self.ids
+        };
+        list.extend(id);
+        self.is_done();
+    }
+
+    /// It makes no more. Whether there is something to look through, where its last one may be its output.
+    pub(super) fn stop(&mut self, last_may_be_output: bool) -> bool {
+        if !self.over && self.has_secrets && last_may_be_output {
+            self.unseen.extend(self.ids.pop());
+        }
+        self.over = true;
+        !self.unseen.is_empty()
+    }
+
+    /// They are to be looked through, which ends with `looked_through`.
+    pub(super) fn take_unseen(&mut self) -> Vec<String> {
+        self.under_way += 1;
+        std::mem::take(&mut self.unseen)
+    }
+
+    /// `plain`: those that have no secret in them.
+    pub(super) fn looked_through(&mut self, plain: Vec<String>) {
+        self.ids.extend(plain);
+        self.is_done();
+    }
+
+    fn is_done(&mut self) {
+        self.under_way -= 1;
+        self.settle();
+    }
+
+    /// Nobody who waits would be there to look through anything.
+    fn settle(&mut self) {
+        if self.under_way > 0 {
+            return;
+        }
+        let tells = self.tells.take();
+        let is_told = !self.unseen.is_empty() && tells.is_some_and(|tells| tells.send(()).is_ok());
+        if !is_told {
             self.pay();
         }
     }
 
     pub(super) fn close(&mut self, end: End) -> Closed {
-        self.over = true;
-        if self.committing == 0 {
+        let is_unseen = self.stop(true);
+        if self.under_way == 0 && !is_unseen {
             return Ok((end, self.ids.clone()));
         }
         let (tells, told) = oneshot::channel();
-        self.owed = Some((end, tells));
+        self.owed = Some(end);
+        self.tells = Some(tells);
+        self.settle();
         Err(told)
     }
 
+    /// Without what is still under way, and without what nobody has looked through.
     pub(super) fn pay(&mut self) {
-        if let Some((end, _tells)) = self.owed.take() {
+        if let Some(end) = self.owed.take() {
             end.post(&self.ids);
+        }
+        if !self.has_secrets {
+            self.tells = None;
+        }
+    }
+
+    /// Nobody waits any more: if nothing is under way that would pay, this does.
+    pub(super) fn is_left(&mut self) {
+        if self.under_way == 0 {
+            self.pay();
         }
     }
 }
@@ -122,5 +190,79 @@ mod tests {
             made.arrived(Some("blob:1".into()));
         });
         assert_eq!(listed.await, [""; 0]);
+    }
+
+    /// Whether a run completed or not, nobody hears of its output before that was looked through.
+    #[tokio::test]
+    async fn what_may_be_an_output_is_on_record_when_it_was_looked_through() {
+        let of_secrets = |made: &mut Made, count: usize| {
+            *made = Made::new(true);
+            for number in 1..=count {
+                made.begin().unwrap();
+                made.arrived(Some(format!("blob:{number}")));
+            }
+        };
+        // Its caller goes, and all its blobs have arrived.
+        let listed = recorded(|made, end| {
+            of_secrets(made, 2);
+            let mut told = made.close(end).unwrap_err();
+            assert_eq!(told.try_recv(), Ok(()));
+            assert_eq!(made.ids, ["blob:1"]);
+            let unseen = made.take_unseen();
+            assert_eq!(unseen, ["blob:2"]);
+            made.looked_through(unseen);
+        });
+        assert_eq!(listed.await, ["blob:1", "blob:2"]);
+        // One is on its way.
+        let listed = recorded(|made, end| {
+            of_secrets(made, 0);
+            made.begin().unwrap();
+            assert!(!made.stop(true));
+            let mut told = made.close(end).unwrap_err();
+            assert_eq!(told.try_recv(), Err(TryRecvError::Empty));
+            made.arrived(Some("blob:1".into()));
+            assert_eq!(told.try_recv(), Ok(()));
+            assert_eq!(made.ids, [""; 0]);
+            assert_eq!(made.take_unseen(), ["blob:1"]);
+            made.looked_through(Vec::new());
+        });
+        assert_eq!(listed.await, [""; 0]);
+        // So late that the record was not kept waiting: it is looked through all the same.
+        let listed = recorded(|made, end| {
+            of_secrets(made, 0);
+            made.begin().unwrap();
+            let mut told = made.close(end).unwrap_err();
+            made.pay();
+            assert_eq!(told.try_recv(), Err(TryRecvError::Empty));
+            made.arrived(Some("blob:1".into()));
+            assert_eq!(told.try_recv(), Ok(()));
+        });
+        assert_eq!(listed.await, [""; 0]);
+        // Its caller goes while it is looked through.
+        let listed = recorded(|made, end| {
+            of_secrets(made, 1);
+            assert!(made.stop(true));
+            let unseen = made.take_unseen();
+            let mut told = made.close(end).unwrap_err();
+            assert_eq!(told.try_recv(), Err(TryRecvError::Empty));
+            made.looked_through(unseen);
+            assert_eq!(told.try_recv(), Err(TryRecvError::Closed));
+        });
+        assert_eq!(listed.await, ["blob:1"]);
+        // The gateway has ended, and nobody is left to do it.
+        let listed = recorded(|made, end| {
+            of_secrets(made, 1);
+            drop(made.close(end).unwrap_err());
+            made.is_left();
+        });
+        assert_eq!(listed.await, [""; 0]);
+        // It has completed, and its output is not stored.
+        let listed = recorded(|made, end| {
+            of_secrets(made, 1);
+            assert!(!made.stop(false));
+            let (end, all) = made.close(end).unwrap();
+            end.post(&all);
+        });
+        assert_eq!(listed.await, ["blob:1"]);
     }
 }

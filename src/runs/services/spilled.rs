@@ -30,32 +30,71 @@ const HAS_ONE: &str = r#""[the output is withheld: it is so large that it was st
 const UNKNOWN: &str = r#""[the output is withheld: it is so large that it was stored, and the store did not let it be looked through for the secrets of the run]""#;
 
 impl Services {
-    /// The result of a run whose output may be its last blob. Where one of its secrets stands in that, or it cannot be known, the
+    /// The end of a run whose output may be its last blob. Where one of its secrets stands in that, or it cannot be known, the
     /// blob goes, and a sentence is the output.
     pub(in crate::runs) async fn without_secrets_in_blob(
         self: &Arc<Self>,
-        result: RunResult,
-    ) -> RunResult {
-        if !(result.completed && result.output_spilled) {
-            return result;
+        mut ended: Result<RunResult, RunResult>,
+    ) -> Result<RunResult, RunResult> {
+        let completed = ended.as_mut().ok().filter(|result| result.completed);
+        // One that did not complete may have stored its output all the same, and was ended before it could say so.
+        let may_be_output = completed.as_ref().is_none_or(|it| it.output_spilled);
+        if !self.stop(may_be_output) {
+            return ended;
         }
         // A task of its own: what must not be kept goes, also where its caller has gone.
         let services = self.clone();
-        let looking = async move { services.looked_through(result).await };
+        let looking = async move { services.look_through().await };
         let looked = tokio::spawn(looking.in_current_span()).await;
-        looked.unwrap_or_else(|error| {
-            tracing::error!(run_id = self.run_id, %error, "looking through an output");
-            let why = "the output could not be looked through for the secrets of the run";
-            failure(abi::RUN_SANDBOX_ERROR, why.to_owned())
-        })
+        let spilled = completed.filter(|result| result.output_spilled);
+        match (looked, spilled) {
+            (Ok(Some(why)), Some(result)) => {
+                result.output_spilled = false;
+                result.output_json = why.into();
+            }
+            (Err(error), spilled) => {
+                tracing::error!(run_id = self.run_id, %error, "looking through an output");
+                let why = "the output could not be looked through for the secrets of the run";
+                if let Some(result) = spilled {
+                    *result = failure(abi::RUN_SANDBOX_ERROR, why.to_owned());
+                }
+            }
+            _ => {}
+        }
+        ended
     }
 
-    async fn looked_through(&self, mut result: RunResult) -> RunResult {
-        let (Some(redactor), Some(id)) = (self.granted.redactor(), self.created().pop()) else {
-            return result;
+    /// It makes no more blobs. Whether there is something to look through.
+    fn stop(&self, last_may_be_output: bool) -> bool {
+        let mut state = self.state();
+        state.stop();
+        state.made.stop(last_may_be_output)
+    }
+
+    /// Looks through what may be its output, and removes what has a secret in it. The sentence of that, if it is so.
+    pub(in crate::runs) async fn look_through(&self) -> Option<&'static str> {
+        let redactor = self.granted.redactor()?;
+        let unseen = self.state().made.take_unseen();
+        let mut look = Look {
+            at: self,
+            plain: Vec::new(),
         };
-        let why = match self.is_in_blob(redactor, &id).await {
-            Ok(false) => return result,
+        let mut withheld = None;
+        for id in unseen {
+            let Some(why) = self.why_withheld(redactor, &id).await else {
+                look.plain.push(id);
+                continue;
+            };
+            tracing::warn!(run_id = self.run_id, reason = why, "an output is withheld");
+            self.withdraw(&id).await;
+            withheld = Some(why);
+        }
+        withheld
+    }
+
+    async fn why_withheld(&self, redactor: &Arc<Redactor>, id: &str) -> Option<&'static str> {
+        Some(match self.is_in_blob(redactor, id).await {
+            Ok(false) => return None,
             Ok(true) => HAS_ONE,
             Err(Unknown::Store(error)) => {
                 let error = &error as &dyn std::error::Error;
@@ -69,12 +108,7 @@ impl Services {
                 );
                 UNKNOWN
             }
-        };
-        tracing::warn!(run_id = self.run_id, reason = why, "an output is withheld");
-        self.withdraw(&id).await;
-        result.output_spilled = false;
-        result.output_json = why.into();
-        result
+        })
     }
 
     /// Whether one of them stands in it. What the store is short of for the moment is waited for.
@@ -113,7 +147,6 @@ impl Services {
 
     /// Nobody is told of it. What cannot be removed has a name that nobody knows.
     async fn withdraw(&self, id: &str) {
-        self.state().made.ids.retain(|made| made != id);
         let gone = tokio::time::timeout(WITHIN, self.blobs.delete(self.caller.tenant(), id)).await;
         if !matches!(gone, Ok(Ok(()))) {
             tracing::error!(
@@ -152,6 +185,19 @@ impl Patience {
         let turn = TURN.acquire().await.ok();
         self.0 += began.elapsed();
         turn
+    }
+}
+
+/// A look at what may be an output, however it ends; with those that have no secret in them.
+struct Look<'a> {
+    at: &'a Services,
+    plain: Vec<String>,
+}
+
+impl Drop for Look<'_> {
+    fn drop(&mut self) {
+        let plain = std::mem::take(&mut self.plain);
+        self.at.state().made.looked_through(plain);
     }
 }
 
