@@ -54,7 +54,7 @@ impl Install {
     /// `before` comes when all is prepared and before anything of it is in place, that of other parts included. It cannot fail
     /// either, and may wait, for a disk: all that was in force is in force still.
     #[must_use]
-    pub fn after(self, before: impl FnOnce() + Send + 'static) -> Self {
+    pub fn preceded_by(self, before: impl FnOnce() + Send + 'static) -> Self {
         Install {
             before: Some(Box::new(before)),
             ..self

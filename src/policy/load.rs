@@ -251,7 +251,7 @@ impl Policy {
             policy.install(prepared);
             in_force();
         })
-        .after(move || {
+        .preceded_by(move || {
             if let Some(generation) = next {
                 place.into_iter().for_each(|place| place.remember());
                 outdate(generation);
