@@ -70,7 +70,8 @@ const HANGS: &str = "leaves a session and hangs";
 fn a_case_ends_with_whoever_checks() {
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let dir = tempfile::tempdir().unwrap();
-        let mark = format!("{HANGS} {} {signal:?}", std::process::id());
+        // Not the beginning of the other test's, which looks for its own.
+        let mark = format!("{HANGS} {signal:?} {}", std::process::id());
         let mut kit = Command::new(program())
             .arg("check")
             .arg(saboteur("store"))
