@@ -9,13 +9,14 @@ use crate::support::*;
 
 /// What an instance is made for by `config`, whatever the way is that runs get their interpreters. The other checks go
 /// through all ways by themselves, or are about one.
-const ONE_WAY_AT_A_TIME: [&str; 8] = [
+const ONE_WAY_AT_A_TIME: [&str; 9] = [
     "basics::",
     "egress::",
     "guards::",
     "hostile::",
     "inside::",
     "lifecycle::",
+    "neighbours::",
     "programs::",
     "red_list::",
 ];

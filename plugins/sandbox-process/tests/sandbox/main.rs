@@ -24,6 +24,7 @@ mod inside;
 mod kept;
 mod lifecycle;
 mod many;
+mod neighbours;
 mod pace;
 mod pool;
 mod programs;
