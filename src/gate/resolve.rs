@@ -9,6 +9,7 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs as _};
+use std::path::Path;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -63,7 +64,7 @@ impl Resolver for SystemResolver {
             tokio::task::spawn_blocking(move || {
                 // The thread's, not those of who waits for it: a question that nobody waits for any more still runs.
                 let (_slot, _turn) = (slot, turn);
-                let listed = in_hosts(&read_hosts(), &host);
+                let listed = in_hosts(&read_hosts(HOSTS.as_ref())?, &host);
                 if !listed.is_empty() {
                     return Ok(listed);
                 }
@@ -76,14 +77,21 @@ impl Resolver for SystemResolver {
     }
 }
 
-fn read_hosts() -> Vec<u8> {
-    let fits = std::fs::metadata(HOSTS).is_ok_and(|m| m.is_file() && m.len() <= HOSTS_BYTES_MAX);
-    // Without the file there is DNS.
-    if fits {
-        std::fs::read(HOSTS).unwrap_or_default()
-    } else {
-        Vec::new()
+/// The text of hosts(5). Without the file there is DNS; one that is there and cannot be read is an error, since it may keep
+/// a name away from what DNS says of it.
+fn read_hosts(path: &Path) -> io::Result<Vec<u8>> {
+    let about = match std::fs::metadata(path) {
+        Ok(about) => about,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    if !about.is_file() || about.len() > HOSTS_BYTES_MAX {
+        return Err(io::Error::other(format!(
+            "{}: not a file of at most {HOSTS_BYTES_MAX} bytes",
+            path.display()
+        )));
     }
+    std::fs::read(path)
 }
 
 /// The addresses that hosts(5) gives to a name. A comment in another encoding costs no line.
@@ -123,6 +131,24 @@ mod tests {
         assert_eq!(of("x.test"), ["10.0.0.1", "::1"]);
         assert_eq!(of("y.test"), ["10.0.0.1"]);
         assert!(of("z.test").is_empty() && of("test").is_empty() && of("").is_empty());
+    }
+
+    #[test]
+    fn a_hosts_file_that_is_there_is_read_or_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hosts");
+        assert_eq!(read_hosts(&path).unwrap(), b"");
+        std::fs::write(&path, "10.0.0.1 x.test\n").unwrap();
+        assert_eq!(read_hosts(&path).unwrap(), b"10.0.0.1 x.test\n");
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        file.set_len(HOSTS_BYTES_MAX).unwrap();
+        read_hosts(&path).unwrap();
+        file.set_len(HOSTS_BYTES_MAX + 1).unwrap();
+        for wrong in [path.as_path(), dir.path()] {
+            let error = read_hosts(wrong).unwrap_err().to_string();
+            let told = format!("{}: not a file of at most 4194304 bytes", wrong.display());
+            assert_eq!(error, told);
+        }
     }
 
     #[tokio::test]
