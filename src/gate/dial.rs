@@ -47,13 +47,15 @@ async fn dial_now(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr),
     for address in &addresses {
         if let Err(unfit) = vet(*address, &settings.allow_private, grant.deny()) {
             // One bad answer spoils all: a name that leads inside now and then is not to be trusted at other times.
-            tracing::warn!(
-                run_id = grant.run_id,
-                host = %grant.plain(target.host()),
-                %address,
-                ?unfit,
-                "a granted name leads to an address that is not dialled"
-            );
+            if is_told(run) {
+                tracing::warn!(
+                    run_id = grant.run_id,
+                    host = %grant.plain(target.host()),
+                    %address,
+                    ?unfit,
+                    "a granted name leads to an address that is not dialled"
+                );
+            }
             return Err(Refusal::Address(target.clone()));
         }
     }
@@ -93,9 +95,14 @@ fn is_out_of_files(error: &io::Error) -> bool {
     )
 }
 
+/// Whether one more failure of this run is warned of.
+fn is_told(run: &Run) -> bool {
+    run.failures.fetch_add(1, Ordering::Relaxed) < FAILURES_LOGGED_MAX
+}
+
 /// The operator's part: a run is told of no address, and nothing of the gateway's host.
 fn failed(run: &Run, target: &Target, address: Option<SocketAddr>, error: &io::Error) {
-    if run.failures.fetch_add(1, Ordering::Relaxed) >= FAILURES_LOGGED_MAX {
+    if !is_told(run) {
         return;
     }
     let grant = run.grant();

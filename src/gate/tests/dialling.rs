@@ -76,6 +76,17 @@ async fn a_host_that_refuses() {
     assert_eq!(log.lines().count(), LOGGED, "{log}");
 }
 
+/// An answer that leads inside is the operator's to know, as often as other failures are.
+#[tokio::test]
+async fn a_name_that_leads_inside() {
+    let resolver = FakeResolver::default();
+    resolver.say("api.example.com", &[&["169.254.169.254"]]);
+    let (said, log) = asked(Arc::new(resolver), 443, LOGGED + 5).await;
+    assert!(said.starts_with("HTTP/1.1 403"), "{said}");
+    assert!(log.contains("169.254.169.254") && !said.contains("169.254"));
+    assert_eq!(log.lines().count(), LOGGED, "{log}");
+}
+
 /// That says nothing of the host, and passes.
 #[tokio::test]
 async fn no_files_left() {
