@@ -293,9 +293,21 @@ fn package_of(text: &str) -> &str {
     code_of(named.unwrap_or_default()).trim()
 }
 
-/// A line without its comment.
+/// A line without its comment. A `#` in a string begins none.
 pub(super) fn code_of(line: &str) -> &str {
-    line.split('#').next().unwrap_or_default()
+    let (mut quote, mut escaped) = (None, false);
+    for (at, c) in line.char_indices() {
+        match quote {
+            _ if escaped => escaped = false,
+            Some('"') if c == '\\' => escaped = true,
+            Some(open) if c == open => quote = None,
+            Some(_) => {}
+            None if c == '"' || c == '`' => quote = Some(c),
+            None if c == '#' => return &line[..at],
+            None => {}
+        }
+    }
+    line
 }
 
 pub(super) fn is_of_word(c: char) -> bool {
@@ -312,9 +324,8 @@ fn check_builtins(set: &PolicySet, bundle: &Bundle) -> Result<(), Vec<String>> {
                 .iter()
                 .filter(|module| !module.is_test())
                 .find_map(|module| {
-                    let line = module.text.lines().position(|line| {
-                        line.split('#').next().unwrap_or_default().contains(name)
-                    })?;
+                    let mut lines = module.text.lines();
+                    let line = lines.position(|line| code_of(line).contains(name))?;
                     Some(format!("{}:{}: ", module.path, line + 1))
                 })
                 .unwrap_or_default();
@@ -502,4 +513,28 @@ fn check_golden(set: &PolicySet, golden: &Golden, budget: u64) -> Result<(), Str
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::code_of;
+
+    #[test]
+    fn a_comment_begins_outside_of_strings() {
+        for (line, code) in [
+            ("", ""),
+            ("# all of it", ""),
+            ("x := 1 # one", "x := 1 "),
+            (
+                r##"split(a, "#")[0] == input.b # "c""##,
+                r##"split(a, "#")[0] == input.b "##,
+            ),
+            (r##"a == "\"#" # b"##, r##"a == "\"#" "##),
+            (r##"a == "\\" # b"##, r##"a == "\\" "##),
+            (r##"a == `\`# b"##, r##"a == `\`"##),
+            (r##"a == `"#` # b"##, r##"a == `"#` "##),
+        ] {
+            assert_eq!(code_of(line), code);
+        }
+    }
 }
