@@ -37,6 +37,7 @@ use crate::rescue::{Named, Refusal, RequestId};
 use crate::server::{Body, peer_ip};
 use crate::telemetry::metrics::Metrics;
 pub use challenge::METADATA_PATH;
+pub use claims::check_subject;
 pub use clock::{Clock, Now};
 pub use mint::{DevelopmentKey, MintError};
 use prepare::Jwt;

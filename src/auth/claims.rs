@@ -139,6 +139,18 @@ fn is_within(value: &Value, levels: usize) -> bool {
     }
 }
 
+/// A caller's name as every token must have it, for clap's `value_parser`.
+///
+/// # Errors
+/// The rule that it breaks.
+pub fn check_subject(text: &str) -> Result<String, String> {
+    if is_subject(text) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("a caller's name is {SUBJECT_RULE}"))
+    }
+}
+
 /// ASCII as OpenID Connect has it, so that no two look alike.
 fn is_subject(text: &str) -> bool {
     (1..=SUBJECT_BYTES_MAX).contains(&text.len())

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::failure::Failure;
 use super::{ConfigFile, Exit, Output, OutputFormat, print_json};
-use crate::auth::{Clock, DevelopmentKey, MintError};
+use crate::auth::{self, Clock, DevelopmentKey, MintError};
 
 /// Longest life of a minted token, in seconds: they are for trying things.
 const TTL_S_MAX: u64 = 2_678_400;
@@ -69,7 +69,7 @@ pub(super) struct MintArgs {
     #[arg(long, value_name = "FILE")]
     key: PathBuf,
     /// The caller (sub)
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = auth::check_subject)]
     subject: String,
     /// The caller's tenant (tenant)
     #[arg(long, value_name = "NAME")]
@@ -457,6 +457,12 @@ mod tests {
             &["mint", "--key", &key, "--subject", "a", "--ttl", "0"],
             "--ttl",
         );
+        for subject in ["", " a", "caf\u{e9}"] {
+            wrong(
+                &["mint", "--key", &key, "--subject", subject],
+                "1 to 255 printable ASCII characters",
+            );
+        }
         wrong(
             &[
                 "mint",
