@@ -155,6 +155,13 @@ impl State {
         *progress = Some(Instant::now());
     }
 
+    /// A record is not written.
+    fn lose(&self, unwritten: Unwritten) {
+        if unwritten == Unwritten::Lost {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// Somebody writes from now on, until what is given back is dropped.
     fn writes(self: &Arc<Self>) -> Writes {
         let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -228,8 +235,12 @@ impl Audit {
         };
         // What was decided is void when the call is refused; a run that has ended has ended.
         let denies = inner.on_failure == config::OnAuditFailure::Deny;
-        let is_void = denies && record.kind() == Kind::Decision;
-        if inner.write(record, is_void).await {
+        let unwritten = if denies && record.kind() == Kind::Decision {
+            Unwritten::Void
+        } else {
+            Unwritten::Late
+        };
+        if inner.write(record, unwritten).await {
             return Ok(());
         }
         match inner.on_failure {
@@ -245,12 +256,10 @@ impl Audit {
     }
 
     /// Records something that goes on whether it can be recorded or not: what only reads, or a refusal. Comes back when
-    /// it is in the file or counted as lost.
+    /// it is in the file or counted as lost; that does not hang on who waits for it.
     pub async fn note(&self, record: Record) {
-        if let Some(inner) = &self.0
-            && !inner.write(record, false).await
-        {
-            inner.state.lost.fetch_add(1, Ordering::Relaxed);
+        if let Some(inner) = &self.0 {
+            inner.write(record, Unwritten::Lost).await;
         }
     }
 
@@ -323,35 +332,68 @@ impl Audit {
     }
 }
 
+/// What becomes of a record that is not written in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unwritten {
+    /// What it says is not true then, so it must not be there later.
+    Void,
+    /// It may be there later.
+    Late,
+    /// The same, and it counts as lost.
+    Lost,
+}
+
+/// A record on its way into the queue. Counted when it does not get there, also where who waits for its room goes away: a
+/// client that hangs up.
+struct Entering<'a> {
+    state: &'a State,
+    unwritten: Unwritten,
+    is_queued: bool,
+}
+
+impl Drop for Entering<'_> {
+    fn drop(&mut self) {
+        if !self.is_queued {
+            self.state.unqueued.fetch_add(1, Ordering::Relaxed);
+            self.state.lose(self.unwritten);
+        }
+    }
+}
+
 impl Inner {
-    /// Whether it is in the file. `is_void`: what it says is not true when this says no, so it must not be there later.
-    async fn write(&self, record: Record, is_void: bool) -> bool {
+    /// Whether it is in the file.
+    async fn write(&self, record: Record, unwritten: Unwritten) -> bool {
         let record = record.encode();
         if let Some(written) = self.desk.write_at_once(&record) {
             if !written {
                 // It may be waiting for the next entry, however long: now it has to try again. An error means that it is gone.
                 let _ = self.queue.send(Entry::Wake);
+                self.state.lose(unwritten);
             }
             return written;
         }
         let fate = Fate::default();
         self.begins_to_wait();
-        let mut is_queued = false;
+        let mut entering = Entering {
+            state: &self.state,
+            unwritten,
+            is_queued: false,
+        };
         let written = async {
             let bytes = queued_bytes(&record);
             let room = self.room.clone().acquire_many_owned(bytes).await.ok()?;
             let (answer, written) = oneshot::channel();
-            is_queued = self.send(record, room, fate.clone(), Some(answer));
-            is_queued.then_some(written)?.await.ok()
+            entering.is_queued = self.send(record, room, fate.clone(), Some(answer));
+            entering.is_queued.then_some(written)?.await.ok()
         };
-        let written = tokio::time::timeout(APPEND_TIMEOUT, written).await;
-        if !is_queued {
-            self.state.unqueued.fetch_add(1, Ordering::Relaxed);
-        }
-        match written {
+        let is_written = match tokio::time::timeout(APPEND_TIMEOUT, written).await {
             Ok(written) => written == Some(true),
-            Err(_) => is_void && fate.give_up(),
+            Err(_) => unwritten == Unwritten::Void && fate.give_up(),
+        };
+        if !is_written && entering.is_queued {
+            self.state.lose(unwritten);
         }
+        is_written
     }
 
     fn is_idle(&self) -> bool {

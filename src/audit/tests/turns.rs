@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use futures_util::FutureExt as _;
 use serde_json::{Map, Value, json};
 
 use super::{Place, block, record, unblock, write};
@@ -61,6 +62,9 @@ async fn what_found_no_room_is_in_the_log_as_lost() {
         audit.note(record(2)).await;
         tokio::time::resume();
         assert_eq!(audit.health().lost, 3);
+        // Whose caller hangs up, too.
+        assert!(audit.note(record(3)).now_or_never().is_none(), "it waits");
+        assert_eq!(audit.health().lost, 4);
         if fails {
             block(&place);
         }
@@ -74,7 +78,7 @@ async fn what_found_no_room_is_in_the_log_as_lost() {
         }
         audit.close().await;
         let (health, said) = (audit.health(), resumed(&place));
-        assert!(fails || health.lost == 3, "{health:?}");
+        assert!(fails || health.lost == 4, "{health:?}");
         let last = said.last().unwrap();
         assert_eq!(last["unwritten"], health.lost, "{health:?}");
         let reason = "more waited to be written than there is room for";
