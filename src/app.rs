@@ -192,7 +192,7 @@ impl App {
     async fn build(config: &Config, audit: Audit) -> Result<App, AppError> {
         // Before the plugins: a policy that is refused should be known before a sandbox is built.
         let policy = prepared_policy(config).await?;
-        let state = State::new(config)?.held()?;
+        let state = State::new(config)?.held(STATE_PATIENCE).await?;
         let shelf = shelf(config, &state).await?;
         let plugins = Plugins::start(config, state).await?;
         let (store, sandbox) = (plugins.storage(), plugins.sandbox());
@@ -350,6 +350,9 @@ fn runtime(config: &Config) -> Result<tokio::runtime::Runtime, AppError> {
 
 /// How long the end of the gateway waits for a reload that goes on.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a start waits for who has `plugins.state_dir` and may be about to end: a `skill list`, or the gateway before.
+const STATE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Threads for what is neither a run nor a call of a store.
 const OTHER_THREADS_MAX: usize = 64;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -187,7 +188,7 @@ pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
 
 /// The gateway's own, where no gateway has it: two instances of a store never have its data at the same time.
 async fn open_store(config: &Config, plugin: &Plugin) -> Result<Arc<StorageInstance>, AppError> {
-    let state = State::new(config)?.held()?;
+    let state = State::new(config)?.held(Duration::ZERO).await?;
     storage(plugin, "store", &state, &config.plugins.storage.config).await
 }
 

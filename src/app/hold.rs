@@ -5,19 +5,24 @@ use std::fs::{File, TryLockError};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use tokio::time::Instant;
 
 use super::AppError;
 
 const LOCK_FILE: &str = "lock";
 /// More than a process's number has.
 const HOLDER_BYTES_MAX: u64 = 32;
+/// How often it is asked again whether the names are free.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// Takes the names, for as long as this process lives: an instance that does not end has its name until then. The kernel lets
-/// go of them with the process, however that ends; no child has them, since each executes a program of its own.
-pub(super) fn hold(state_dir: &Path) -> Result<(), AppError> {
+/// go of them with the process, however that ends; no child has them, since each executes a program of its own. Waits for
+/// `patience` until who has them lets go.
+pub(super) async fn hold(state_dir: &Path, patience: Duration) -> Result<(), AppError> {
     let path = state_dir.join(LOCK_FILE);
     let failed = |what: &str| {
         AppError::io(format!(
@@ -34,7 +39,16 @@ pub(super) fn hold(state_dir: &Path) -> Result<(), AppError> {
         .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
         .open(&path)
         .map_err(failed("open"))?;
-    match lock.try_lock() {
+    let until = Instant::now() + patience;
+    let tried = loop {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                tokio::time::sleep(AGAIN).await;
+            }
+            tried => break tried,
+        }
+    };
+    match tried {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             return Err(AppError::InUse {
@@ -76,17 +90,19 @@ fn holder(lock: &File) -> Option<u32> {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
+    use futures_util::FutureExt as _;
+
     use super::*;
 
-    #[test]
-    fn a_state_directory_is_one_programs() {
+    #[tokio::test]
+    async fn a_state_directory_is_one_programs() {
         let dir = tempfile::tempdir().unwrap();
         let lock = dir.path().join(LOCK_FILE);
-        hold(dir.path()).unwrap();
+        hold(dir.path(), Duration::ZERO).await.unwrap();
         let mode = lock.metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o7777, 0o600);
         // Another open file is as another program.
-        let refused = hold(dir.path()).unwrap_err();
+        let refused = hold(dir.path(), Duration::ZERO).await.unwrap_err();
         assert_eq!(refused.exit_code(), 4);
         let said = refused.to_string();
         for part in [
@@ -99,8 +115,23 @@ mod tests {
         // Nor is one held where the name of the lock leads elsewhere.
         let other = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(&lock, other.path().join(LOCK_FILE)).unwrap();
-        let said = hold(other.path()).unwrap_err().to_string();
+        let refused = hold(other.path(), Duration::ZERO).await;
+        let said = refused.unwrap_err().to_string();
         assert!(said.contains("cannot open"), "{said}");
+    }
+
+    /// A `skill list` that was just on its way.
+    #[tokio::test(start_paused = true)]
+    async fn who_has_it_may_let_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let patience = Duration::from_secs(5);
+        let other = File::create(dir.path().join(LOCK_FILE)).unwrap();
+        other.lock().unwrap();
+        hold(dir.path(), patience).await.unwrap_err();
+        let mut held = std::pin::pin!(hold(dir.path(), patience));
+        assert!(held.as_mut().now_or_never().is_none(), "it waits");
+        other.unlock().unwrap();
+        held.await.unwrap();
     }
 
     #[test]

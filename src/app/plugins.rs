@@ -32,10 +32,11 @@ impl State {
         Ok(State { root })
     }
 
-    /// The same when no other program has instances here, and none can have any from now on.
-    pub(super) fn held(self) -> Result<Self, AppError> {
+    /// The same when no other program has instances here, and none can have any from now on. One that has may end within
+    /// `patience`.
+    pub(super) async fn held(self, patience: Duration) -> Result<Self, AppError> {
         make_directory(&self.root)?;
-        hold(&self.root)?;
+        hold(&self.root, patience).await?;
         Ok(self)
     }
 
