@@ -52,7 +52,7 @@ impl Install {
     }
 
     /// `before` comes when all is prepared and before anything of it is in place, that of other parts included. It cannot fail
-    /// either, and may wait, for a disk: all that was in force is in force still.
+    /// either, and may wait, for a disk: all that was in force is in force still, but a store that has changed hands.
     #[must_use]
     pub fn preceded_by(self, before: impl FnOnce() + Send + 'static) -> Self {
         Install {

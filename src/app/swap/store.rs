@@ -34,7 +34,8 @@ impl Part for OfStorage {
         "plugins.storage"
     }
 
-    /// Everything but letting the calls go on: see the top of `swap.rs`.
+    /// Everything: calls wait until then (see the top of `swap.rs`), and must not for what others have to do before the reload is
+    /// in place, such as a sync of a disk. Nothing can refuse the reload any more.
     fn prepare(&self, config: &Config) -> Result<Install, String> {
         let Plugins(inner) = &self.plugins;
         let before = lock(&inner.loaded_storage).clone();
@@ -44,12 +45,10 @@ impl Part for OfStorage {
         }
         let loaded = Loaded::load(config, Role::Storage).map_err(|error| error.to_string())?;
         let instance = self.handle.block_on(hand_over(inner, &before, &loaded))?;
-        let (plugins, catalog) = (self.plugins.clone(), self.catalog.clone());
-        Ok(Install::new(move || {
-            let Plugins(inner) = plugins;
-            *lock(&inner.loaded_storage) = loaded;
-            catalog.forget();
-            inner.storage.replace(instance);
+        *lock(&inner.loaded_storage) = loaded;
+        self.catalog.forget();
+        inner.storage.replace(instance);
+        Ok(Install::new(|| {
             tracing::info!(
                 part = "plugins.storage",
                 "the new plugin has the store; the old one has ended"
