@@ -62,6 +62,8 @@ use outcome::Outcome;
 pub use bundle::BundleError;
 pub use input::{ARGS_BYTES_MAX, Sandbox};
 pub use load::{Prepared, Status, prepare, watched};
+#[cfg(test)]
+pub(crate) use trial::METHODS;
 
 /// Decisions of the interpreter at once: it must not take the processors from the calls.
 const CONFIRMATIONS_MAX: usize = 2;
@@ -140,9 +142,15 @@ impl Facts {
 
     /// Something runs or is made: such a call is never allowed without its record.
     fn has_consequences(&self) -> bool {
-        matches!(
+        // The others: one that is not known here has them.
+        !matches!(
             self.method,
-            "execute_skill" | "run_code" | "create_skill" | "create_blob"
+            "list_skills"
+                | "describe_skill"
+                | "read_skill_file"
+                | "read_blob"
+                | "load_skills_protocol_guide"
+                | "rpc.discover"
         )
     }
 }

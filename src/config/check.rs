@@ -283,7 +283,7 @@ const RECOVERY_S_MAX: u64 = 366 * 86_400;
 const RULES_MAX: usize = 64;
 
 /// What a rule may count: the protocol's methods. A rule with a typing error would count nothing.
-pub(super) const METHODS: [&str; 10] = [
+pub(crate) const METHODS: [&str; 10] = [
     "load_skills_protocol_guide",
     "list_skills",
     "describe_skill",

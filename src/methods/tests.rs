@@ -27,6 +27,20 @@ fn every_schema_is_an_object_schema_and_required_names_exist() {
     );
 }
 
+/// Rooms that must not know this one have lists of their own: a method that is missing in one could not be limited, or would be
+/// asked about by no trial of a policy.
+#[test]
+fn everybody_means_the_same_methods() {
+    let sorted = |names: &[&'static str]| {
+        let mut names = names.to_vec();
+        names.sort_unstable();
+        names
+    };
+    let own = sorted(&TABLE.each_ref().map(|method| method.name));
+    assert_eq!(sorted(&crate::config::METHODS), own);
+    assert_eq!(sorted(&crate::policy::METHODS), own);
+}
+
 #[test]
 fn openrpc_lists_every_method_with_its_parameters() {
     let document = openrpc();

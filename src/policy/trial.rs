@@ -363,7 +363,7 @@ fn has_width(line: &str) -> bool {
 // === who is nobody gets nothing ===
 
 /// Every method that calls arrive for.
-const METHODS: [&str; 10] = [
+pub(crate) const METHODS: [&str; 10] = [
     "list_skills",
     "describe_skill",
     "read_skill_file",
