@@ -133,6 +133,8 @@ pub enum Program {
     Code {
         /// Python source.
         code: String,
+        /// Its SHA-256 in hexadecimal digits, as the decision had it.
+        sha256: String,
         /// The function to call.
         entrypoint: String,
     },
@@ -481,7 +483,9 @@ impl Runs {
                 request.skill = skill.name().to_owned();
                 request.function = runtime.export.to_string();
             }
-            Program::Code { code, entrypoint } => {
+            Program::Code {
+                code, entrypoint, ..
+            } => {
                 request.code.clone_from(code);
                 request.function.clone_from(entrypoint);
             }

@@ -110,9 +110,10 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         let blobs = input_blobs(&rooms, tenant, params.input_blobs.unwrap_or_default()).await;
         let blobs = later(&mut late, blobs);
         let digest = aside(params.code.len(), || Sha256::digest(&params.code));
+        let sha256 = hex::encode(digest);
         let mut facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
             .with("language", "python")
-            .with("code_sha256", hex::encode(digest))
+            .with("code_sha256", sha256.as_str())
             .with("code_bytes", params.code.len())
             .with("entrypoint", entrypoint.as_str())
             .with("arg_keys", arg_keys)
@@ -131,6 +132,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             late.map_or(Ok(()), Err)?;
             let program = Program::Code {
                 code: params.code,
+                sha256,
                 entrypoint,
             };
             let job = Job {

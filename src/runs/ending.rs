@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sha2::{Digest, Sha256};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
@@ -43,8 +42,8 @@ impl Ending {
             tenant: job.caller.tenant().to_owned(),
             what: match &job.program {
                 Program::Skill(target) => What::Skill(skill(target)),
-                Program::Code { code, .. } => What::Code {
-                    sha256: hex::encode(Sha256::digest(code)),
+                Program::Code { code, sha256, .. } => What::Code {
+                    sha256: sha256.clone(),
                     bytes: code.len(),
                 },
             },
