@@ -13,6 +13,8 @@ use crate::auth::Caller;
 
 /// Bytes that go to or from the store in one call.
 pub const CHUNK_BYTES: usize = 256 * 1024;
+/// A sample whose size nobody asks for (REQUIREMENTS P2).
+pub const SAMPLE_BYTES_DEFAULT: u64 = 2000;
 /// Longest MIME type, in bytes (RFC 6838 section 4.2: each half at most 127).
 const KIND_BYTES_MAX: usize = 255;
 
@@ -202,19 +204,19 @@ impl Blobs {
         Ok(writer.commit().await.map_err(|error| self.of("", error))?)
     }
 
-    /// A part of a blob for an answer of at most `bytes_max` bytes.
+    /// A part of a blob, of which `stat` is known, for an answer of at most `answer_bytes_max` bytes.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::TooLarge`] when all of it is asked for and it does not fit.
     pub async fn preview(
         &self,
         tenant: &str,
-        id: &str,
+        stat: BlobStat,
         mode: Mode,
         max_bytes: Option<u64>,
         answer_bytes_max: u64,
     ) -> Result<Preview, Error> {
-        let stat = self.stat(tenant, id).await?;
+        let id = stat.id.as_str();
         let want = match (mode, max_bytes) {
             (Mode::Full, None) if stat.size_bytes > answer_bytes_max => {
                 return Err(Error::TooLarge {
@@ -227,7 +229,7 @@ impl Blobs {
             }
             (Mode::Full, None) => stat.size_bytes,
             (_, max_bytes) => max_bytes
-                .unwrap_or(crate::methods::SAMPLE_BYTES_DEFAULT)
+                .unwrap_or(SAMPLE_BYTES_DEFAULT)
                 .min(answer_bytes_max)
                 .min(stat.size_bytes),
         };

@@ -44,8 +44,6 @@ use shape::{First, Object, in_words_of_json};
 pub use discover::openrpc;
 pub(crate) use list_skills::listing;
 
-/// `read_blob` without `max_bytes` (REQUIREMENTS P2).
-pub const SAMPLE_BYTES_DEFAULT: u64 = 2000;
 /// Blobs that one run may be given.
 const INPUT_BLOBS_MAX: usize = 64;
 /// Of a caller's own word so many characters are told back to him.

@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use super::{Content, Error, Method, Prepared, Rooms, read_params};
-use crate::blobs::Mode;
+use crate::blobs::{Mode, SAMPLE_BYTES_DEFAULT};
 use crate::policy::Facts;
 use crate::rpc::Call;
 
@@ -51,10 +51,10 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             .with("max_bytes", params.max_bytes);
         let most = match mode {
             Mode::Full => u64::MAX,
-            Mode::SampleHead | Mode::SampleTail => super::SAMPLE_BYTES_DEFAULT,
+            Mode::SampleHead | Mode::SampleTail => SAMPLE_BYTES_DEFAULT,
         };
         let bytes = params.max_bytes.unwrap_or(most).min(stat.size_bytes);
-        facts.blobs = vec![stat];
+        facts.blobs = vec![stat.clone()];
         let instead = "read less with max_bytes, stream GET /blobs/{id}, or work on it in a run with input_blobs";
         let bytes_max = rooms.answer_bytes_max;
         Ok(Prepared::reading(
@@ -68,7 +68,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
                     .blobs
                     .preview(
                         call.caller.tenant(),
-                        &params.blob_id,
+                        stat,
                         mode,
                         params.max_bytes,
                         bytes_max,
