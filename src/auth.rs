@@ -169,7 +169,6 @@ impl Caller {
 
     /// A caller that no token vouches for.
     #[cfg(test)]
-    #[allow(dead_code, reason = "for the tests of other rooms")]
     pub(crate) fn for_tests(tenant: &str, id: &str, roles: &[&str]) -> Self {
         let subject = Subject {
             id: id.into(),
@@ -186,7 +185,6 @@ impl Caller {
 
     /// The same with claims that an issuer's token would have.
     #[cfg(test)]
-    #[allow(dead_code, reason = "for the tests of other rooms")]
     pub(crate) fn with_claims(mut self, claims: Map<String, Value>) -> Self {
         Arc::get_mut(&mut self.subject).unwrap().claims = claims;
         self

@@ -21,8 +21,10 @@
 //!   ▼ plugins/host   the only door to plugins              plain values    → C ABI → plugin
 //! ```
 //!
-//! Beside the way: `reload` changes keys, policies, limits, secrets and plugins while it is in use; `slots` divides what there
-//! are only so many of between tenants, or addresses.
+//! Beside the way: `cli` reads the command line, `app` puts the rooms together and `config` says what they are to be; `reload`
+//! changes keys, policies, limits, secrets and plugins while they are in use; `secrets` has what runs may be given and looks for
+//! it in what they give back; `slots` divides what there are only so many of between tenants, or addresses; `admin` and
+//! `telemetry` are what the operator sees; `json` reads what is too large or too odd to be taken as it comes.
 //!
 //! Every step takes one type and gives the next; a step never calls back up. Two types carry the security:
 //! [`auth::Caller`] (only `auth` makes one) and [`policy::Permitted`] (only `policy` makes one).
@@ -36,8 +38,9 @@
 //!    processes.
 //! 4. `rpc` knows no skills; `methods` knows no HTTP; `catalog`, `blobs`, `runs`, `gate` know no JSON-RPC error.
 //! 5. Only `rescue` decides what a caller is told. A run's failure is never a JSON-RPC error, and the other way round.
-//! 6. Use goes down: main → app → server → stack → {auth, limit, rpc, policy, methods} → {catalog, blobs, runs → gate} →
-//!    {audit, host → abi}.
+//! 6. Use goes down: main → cli → app → stack → {door, auth, limit, faces, rpc, policy, methods} → {catalog, blobs, runs → gate} →
+//!    {secrets, audit, host → abi}. Words that every room may use: `server`'s body, `rescue::Refusal` (not below `methods`),
+//!    `json`, `slots`, `telemetry` and `reload::Part`. `rescue` alone knows the errors of all rooms.
 //! 7. Everything has a limit with its unit in its name; what an operator may change is in `config/default.toml`.
 //! 8. No blocking call on an async thread.
 //!

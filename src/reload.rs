@@ -16,7 +16,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::signal::unix::Signal;
 use tokio::time::Instant;
@@ -107,8 +107,6 @@ pub struct Status {
     pub taken: u64,
     /// Reloads that were refused since the start.
     pub refused: u64,
-    /// When the last one ended, whichever way.
-    pub at: Option<SystemTime>,
     /// Why the last one was refused; `None` when it was taken.
     pub error: Option<String>,
     /// Since when one goes on, or a look at the files.
@@ -299,7 +297,6 @@ impl Reload {
         let result = taken.unwrap_or_else(|panic| Err(panicked(&*panic)));
         let error = result.as_ref().err().cloned();
         let mut status = lock(&self.0.report.0);
-        status.at = Some(SystemTime::now());
         match &error {
             None => {
                 status.taken += 1;

@@ -378,6 +378,11 @@ pub(super) fn sources(
                 "Writes of the audit log that failed.",
                 audit.failures,
             ),
+            (
+                "skillgate_audit_rotations_total",
+                "Files of the audit log that were full and were given a name of their own.",
+                audit.rotations,
+            ),
         ] {
             page.family(name, "counter", help);
             page.sample(&[], value as f64);

@@ -27,7 +27,7 @@ pub(super) async fn dial(run: &Run, target: &Target) -> Result<(TcpStream, Socke
 
 async fn dial_now(run: &Run, target: &Target) -> Result<(TcpStream, SocketAddr), Refusal> {
     let settings = &run.gate.settings;
-    // A closed semaphore has no turns left: the run is over.
+    // Nobody closes it: a run that is over has its tasks ended.
     let turn = run.lookups.clone().acquire_owned().await;
     let turn = turn.map_err(|_| Refusal::Busy)?;
     let addresses = run

@@ -36,6 +36,17 @@ enum Detail {
     Full,
 }
 
+impl Detail {
+    /// As policies see it.
+    fn name(self) -> &'static str {
+        match self {
+            Detail::Manifest => "manifest",
+            Detail::Summary => "summary",
+            Detail::Full => "full",
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Answer<'a> {
     skill: Described<'a>,
@@ -61,8 +72,8 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
         )
         .await?;
         let detail = params.detail.unwrap_or(Detail::Summary);
-        let mut facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
-            .with("detail", format!("{detail:?}").to_lowercase());
+        let mut facts =
+            Facts::new(METHOD.name, call.caller.clone(), call.id).with("detail", detail.name());
         facts.skills = vec![skill.clone()];
         Ok(Prepared::new(facts, move |_permit| async move {
             late.map_or(Ok(()), Err)?;

@@ -355,10 +355,7 @@ fn blob(stat: &BlobStat, tenant: &str) -> Value {
 
 /// `::ffff:10.1.2.3` is `10.1.2.3`: the engine's `net.cidr_contains` does not see it (OPA's does).
 fn canonical(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V6(six) => six.to_ipv4_mapped().map_or(ip, IpAddr::V4),
-        IpAddr::V4(_) => ip,
-    }
+    ip.to_canonical()
 }
 
 /// The day in UTC; 1970-01-01 was a Thursday.

@@ -43,13 +43,6 @@ pub struct Answer {
     pub(super) usage: Usage,
 }
 
-impl Answer {
-    /// The run returned.
-    pub fn completed(&self) -> bool {
-        self.error.is_none()
-    }
-}
-
 /// Why a run failed, in its own words.
 #[derive(Debug, Serialize)]
 pub(super) struct Failure {

@@ -10,8 +10,6 @@ use crate::{SKILL_MD, SKILL_TOML};
 
 /// Most files of one skill, `skill.toml` and `SKILL.md` included.
 pub const FILES_MAX: usize = 1000;
-/// A sensible limit on all bytes of one skill, for callers who have no setting of their own.
-pub const TOTAL_BYTES_MAX_DEFAULT: u64 = 16 * 1024 * 1024;
 
 /// The files of one skill with their sizes.
 ///

@@ -44,11 +44,6 @@ impl Version {
     pub fn is_prerelease(&self) -> bool {
         !self.0.pre.is_empty()
     }
-
-    /// The parts.
-    pub fn as_semver(&self) -> &semver::Version {
-        &self.0
-    }
 }
 
 impl Ord for Version {
