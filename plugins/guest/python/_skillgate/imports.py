@@ -34,6 +34,8 @@ _OWN = "__own__"
 # A skill cannot take these names for its neighbours: they mean the same everywhere in a run, or are no modules.
 _RESERVED = frozenset((PACKAGE, "runtime", "__pycache__", "__init__")) | frozenset(sys.builtin_module_names)
 _LISTED_MAX = 20
+# Files whose functions are between an import statement and the finder.
+_MACHINERY = ("<frozen importlib", importlib.__file__, __file__)
 # Modules of the standard library, by name, and what changes each when it is imported (`library`).
 CHANGED: Dict[str, Callable[[ModuleType], None]] = {}
 
@@ -227,6 +229,10 @@ class Finder:
         return None
 
     def _not_mounted(self, fullname: str) -> ModuleNotFoundError:
+        outside = _relative_import_under_way()
+        if outside is not None:
+            # A directory beside the entrypoint's, as files lie: what it would be as a module is no skill at all.
+            return ModuleNotFoundError(outside)
         wanted = _name_as_written(fullname)[len(PACKAGE) + 1 :]
         names = sorted(skill["name"] for skill in self._skills.values())
         text = "skill %r is not mounted: " % wanted
@@ -273,6 +279,7 @@ class SkillImport:
 
     def __init__(self, owner: _Owner):
         self._owner = owner
+        self.directory = owner.directory
 
     def __call__(self, name, globals=None, locals=None, fromlist=(), level=0):
         owner = self._owner
@@ -310,6 +317,19 @@ class SkillImport:
         if type(name) is not str or not self.knows(name.partition(".")[0]):
             return None
         return self._owner.package if name == self._owner.stem else self._canonical(name)
+
+    def advice(self, name: str, globals) -> str:
+        """For a module that has written `from ..name import`, with dots that lead out of the skill."""
+        text = "a skill's modules are found in the directory of its entrypoint (%s) and below: " % self.directory
+        head, _, rest = name.partition(".")
+        if head == self.directory.rpartition("/")[2]:
+            name = rest
+        else:
+            text += "move %s there and " % ("`%s`" % head if head else "it")
+        own = self._owner.package
+        package = (globals or {}).get("__package__") or own
+        dots = "." * (1 + max(0, package.count(".") - own.count(".")))
+        return text + "write `from %s%s import ...`" % (dots, name)
 
     @property
     def builtins(self) -> dict:
@@ -559,6 +579,20 @@ def _name_as_written(fullname: str) -> str:
                 break
         frame = frame.f_back
     return name
+
+
+def _relative_import_under_way() -> Optional[str]:
+    """Of one that a skill's module makes, and that leads out of the skill: what to do. Frames as in `_name_as_written`."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_MACHINERY):
+        names = frame.f_locals
+        if frame.f_code is SkillImport.__call__.__code__:
+            return names["self"].advice(names["name"], names["globals"]) if names["level"] > 0 else None
+        if frame.f_code is SkillImport.module.__code__:
+            dots = names["name"].startswith(".")
+            return names["self"].advice(names["name"].lstrip("."), {"__package__": names["package"]}) if dots else None
+        frame = frame.f_back
+    return None
 
 
 def _and(names) -> str:

@@ -147,6 +147,41 @@ class NotMounted(Case):
         self.skill("a", main="from skills.b.c import x")
         self.error("import skills.a", "ModuleNotFoundError", "skill 'b.c' is not mounted", "/skills/a/code/main.py\", line 1")
 
+    def test_a_relative_import_that_leaves_its_skill(self):
+        deep = "from . import near\nfrom .pkg import deep"
+        for name in ("t.up", "up"):
+            there = "a skill's modules are found in the directory of its entrypoint (%s) and below: " % self.sandbox.path("skills", name, "code")
+            move = "move `lib` there and write `from .lib.helper import ...`"
+            for line, advice in (
+                ("from ..lib.helper import g", move),
+                ("from ..lib import helper", "move `lib` there and write `from .lib import ...`"),
+                ("from ..code.helper import g", "write `from .helper import ...`"),
+                ("from ..code import helper", "write `from . import ...`"),
+                ("from .. import lib", "move it there and write `from . import ...`"),
+                ("import importlib\nimportlib.import_module('..lib.helper', __package__)", move),
+                ("def f():\n    from ..lib.helper import g\nf()", move),
+            ):
+                self.sandbox.skills.clear()
+                self.skill(name, main=line)
+                message = self.error("import skills." + name, "ModuleNotFoundError", "/skills/%s/code/main.py" % name)
+                self.assertTrue(message.endswith("ModuleNotFoundError: " + there + advice), message)
+                outcome = self.sandbox.execute(name)
+                self.assertTrue(outcome.error["message"].endswith(there + advice), outcome.error)
+                self.assertNotIn("mount_skills", message + outcome.error["message"])
+            # From further down, and with another skill at the place of a neighbour.
+            self.sandbox.skills.clear()
+            self.skill(name, main=deep, near="", pkg__deep="from ...lib.helper import g", **{"pkg/__init__": ""})
+            self.error("import skills." + name, "ModuleNotFoundError", there + "move `lib` there and write `from ..lib.helper import ...`")
+            self.skill(name + ".near", main="")
+            self.error("import skills." + name, "ModuleNotFoundError", there + "move `lib` there and write `from ..lib.helper import ...`")
+
+    def test_a_whole_name_is_no_relative_one(self):
+        wanted = "skill 'b.c' is not mounted: add it to mount_skills"
+        for line in ("from skills.b.c import x", "import importlib\nimportlib.import_module('skills.b.c')", "import importlib.util as u\nu.find_spec('skills.b')"):
+            self.sandbox.skills.clear()
+            self.skill("t.up", main="from . import near", near=line)
+            self.error("import skills.t.up", "ModuleNotFoundError", wanted if "util" not in line else "skill 'b' is not mounted: add")
+
     def test_it_can_be_caught(self):
         body = "try:\n    import skills.x\nexcept ImportError:\n    return 'optional'"
         self.assertEqual(self.output(body), "optional")
