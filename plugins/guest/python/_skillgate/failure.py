@@ -7,6 +7,7 @@ the level of C, texts are cut, and frames, causes and groups are counted.
 from __future__ import annotations
 
 import errno
+import importlib
 import linecache
 import os
 import sys
@@ -15,6 +16,7 @@ from collections import deque
 from itertools import islice
 
 from . import state
+from .imports import SkillImport
 from .strict_json import NotSerializable
 from .text import cut_middle, one_line, plain, type_name, type_qualname
 
@@ -34,6 +36,8 @@ _SUGGESTED_OF_MAX, _SUGGESTED_CHARS_MAX, _SUGGESTED_DEPTH_MAX = 750, 40, 2
 _SUGGESTED_LIKE = 0.7
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+# Of an import that fails, what is between its statement and the error.
+_IMPORTING = (_LIBRARY, "<frozen importlib", importlib.__file__)
 _SOCKET, _SUBPROCESS = (os.path.join(os.path.dirname(os.__file__), name) for name in ("socket.py", "subprocess.py"))
 _class_dict = type.__dict__["__dict__"].__get__
 _Group = getattr(sys.modules["builtins"], "BaseExceptionGroup", None)
@@ -130,7 +134,7 @@ def _hint(exc, kind, function):
             % one_line(function, 80)
         )
     if kind is ModuleNotFoundError and type(exc.name) is str and exc.name.split(".")[0] not in ("skills", "runtime"):
-        return "a run can import the standard library, `runtime` and mounted skills"
+        return "a run can import the standard library, `runtime` and mounted skills" + _beside(exc)
     # Python calls these "temporary failure" and "no such file": that sends its reader to try again, or to look for the file.
     for link in _chain(exc):
         where = _raised_in(link)
@@ -145,6 +149,23 @@ def _hint(exc, kind, function):
         if refused:
             return refused
     return None
+
+
+def _beside(exc) -> str:
+    """What a skill's own code can import besides. Its author knows the file as the manifest has it: `code/helper.py`."""
+    found, trace = None, _traceback(exc)
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_IMPORTING):
+            found = trace.tb_frame
+        trace = trace.tb_next
+    skill = None if found is None else found.f_builtins.get("__import__")
+    if type(skill) is not SkillImport:
+        return ""
+    text = ", and the modules beside this skill's entrypoint, by their own names: `import %s`"
+    head, _, rest = exc.name.partition(".")
+    if rest and head == skill.directory.rpartition("/")[2]:
+        return text % one_line(rest, 80) + ", without `%s.`" % one_line(head, 80)
+    return text % "helper"
 
 
 def _is_of_blobs(kind) -> bool:

@@ -145,6 +145,28 @@ class Tracebacks(Case):
             message = self.check("def main(args): " + line, kind)
             self.assertNotIn("has no", message)
 
+    def test_what_can_be_imported(self):
+        told = "a run can import the standard library, `runtime` and mounted skills"
+        beside = told + ", and the modules beside this skill's entrypoint, by their own names: `import %s`\n"
+        without = beside[:-1] + ", without `code.`\n"
+        self.hinted("import helpr\ndef main(args): pass", "ModuleNotFoundError", told + "\n")
+        for line, hint in (
+            ("import helpr", beside % "helper"),
+            ("from lib.helper import g", beside % "helper"),
+            ("import importlib; importlib.import_module('helpr')", beside % "helper"),
+            ("from code.helper import g", without % "helper"),
+            ("import code.lib.helper", without % "lib"),
+            # Not the skill's own: another module has asked for it.
+            ("import builtins; exec('import helpr', {'__builtins__': builtins})", told + "\n"),
+        ):
+            self.sandbox.skills.clear()
+            self.sandbox.skill("t.up", {"code/main.py": "def main(args):\n    " + line, "code/helper.py": "g = 1"})
+            executed = self.sandbox.execute("t.up").error
+            imported = self.sandbox.code("from skills.t.up import main").error
+            for error in (executed, imported):
+                self.assertEqual(error["type"], "ModuleNotFoundError")
+                self.assertTrue(error["message"].startswith(hint + "Traceback"), error["message"])
+
     def test_what_the_sandbox_refuses(self):
         # As it refuses them.
         refused = "import errno, os\ndef main(args): raise OSError(errno.%s, os.strerror(errno.%s)%s)"
