@@ -138,7 +138,7 @@ def _hint(exc, kind, function):
     # Python calls these "temporary failure" and "no such file": that sends its reader to try again, or to look for the file.
     for link in _chain(exc):
         where = _raised_in(link)
-        if where == _SOCKET and type_name(type(link)) in ("gaierror", "PermissionError"):
+        if _is_of_the_network(link, where):
             if "HTTPS_PROXY" in os.environ or "HTTP_PROXY" in os.environ:
                 return "this run reaches its granted hosts through the proxy that HTTPS_PROXY names, and not directly"
             return "this run has no network: a skill names hosts in permissions.network, and the policy grants them or not"
@@ -149,6 +149,12 @@ def _hint(exc, kind, function):
         if refused:
             return refused
     return None
+
+
+def _is_of_the_network(exc, where) -> bool:
+    name = type_name(type(exc)) if issubclass(type(exc), OSError) else None
+    # Names are looked up by functions of C, whose caller may be any code; what is refused may be a file.
+    return name in ("gaierror", "herror") or (name == "PermissionError" and where == _SOCKET)
 
 
 def _beside(exc) -> str:

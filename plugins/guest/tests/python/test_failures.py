@@ -167,6 +167,17 @@ class Tracebacks(Case):
                 self.assertEqual(error["type"], "ModuleNotFoundError")
                 self.assertTrue(error["message"].startswith(hint + "Traceback"), error["message"])
 
+    def test_names_that_a_function_of_c_looks_up(self):
+        # As `socket.gethostbyname`, `gethostbyaddr` and `connect` fail: no frame of the library is in between.
+        for line, kind in (
+            ("_socket.getaddrinfo('a.example', 80, flags=socket.AI_NUMERICHOST)", "gaierror"),
+            ("raise socket.herror(1, 'Unknown host')", "herror"),
+        ):
+            code = "import _socket, os, socket\ndef main(args):\n    os.environ.update(args)\n    " + line
+            self.hinted(code, kind, "this run has no network: ")
+            self.hinted(code, kind, "this run reaches its granted hosts through the proxy", args={"HTTPS_PROXY": "http://127.0.0.1:3128"})
+        self.assertNotIn("this run", self.check("class gaierror(Exception): pass\ndef main(args): raise gaierror('x')", "gaierror"))
+
     def test_what_the_sandbox_refuses(self):
         # As it refuses them.
         refused = "import errno, os\ndef main(args): raise OSError(errno.%s, os.strerror(errno.%s)%s)"
