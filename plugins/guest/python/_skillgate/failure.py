@@ -39,6 +39,7 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Of an import that fails, what is between its statement and the error.
 _IMPORTING = (_LIBRARY, "<frozen importlib", importlib.__file__)
 _SOCKET, _SUBPROCESS = (os.path.join(os.path.dirname(os.__file__), name) for name in ("socket.py", "subprocess.py"))
+_GET_VARIABLE = type(os.environ).__getitem__.__code__
 _class_dict = type.__dict__["__dict__"].__get__
 _Group = getattr(sys.modules["builtins"], "BaseExceptionGroup", None)
 
@@ -145,6 +146,8 @@ def _hint(exc, kind, function):
         if where == _SUBPROCESS and issubclass(type(link), (FileNotFoundError, PermissionError)):
             # It names the directory that the program was to begin in, where that is what is not there.
             return None if _filename(link) is not None and _filename(link) is _local(link, "cwd") else NO_SHELL
+        if type(link) is KeyError and _raised_by(link) is _GET_VARIABLE:
+            return _no_variable(link)
         refused = _refused(link)
         if refused:
             return refused
@@ -155,6 +158,14 @@ def _is_of_the_network(exc, where) -> bool:
     name = type_name(type(exc)) if issubclass(type(exc), OSError) else None
     # Names are looked up by functions of C, whose caller may be any code; what is refused may be a file.
     return name in ("gaierror", "herror") or (name == "PermissionError" and where == _SOCKET)
+
+
+def _no_variable(exc) -> str:
+    name = exc.args[0] if len(exc.args) == 1 else None
+    return (
+        "this run has no %s: a skill names its secrets in permissions.secrets, and the policy grants them or not; "
+        "code that mounts a skill does not get that skill's"
+    ) % ("variable " + one_line(name, 80) if type(name) is str else "such variable")
 
 
 def _beside(exc) -> str:
@@ -206,8 +217,13 @@ def _chain(exc):
 
 
 def _raised_in(exc):
+    code = _raised_by(exc)
+    return None if code is None else code.co_filename
+
+
+def _raised_by(exc):
     frame = _last_frame(exc)
-    return None if frame is None else frame.f_code.co_filename
+    return None if frame is None else frame.f_code
 
 
 def _local(exc, name):

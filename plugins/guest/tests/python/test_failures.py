@@ -178,6 +178,25 @@ class Tracebacks(Case):
             self.hinted(code, kind, "this run reaches its granted hosts through the proxy", args={"HTTPS_PROXY": "http://127.0.0.1:3128"})
         self.assertNotIn("this run", self.check("class gaierror(Exception): pass\ndef main(args): raise gaierror('x')", "gaierror"))
 
+    def test_a_variable_that_is_not_there(self):
+        hint = (
+            "this run has no variable MY_KEY: a skill names its secrets in permissions.secrets, and the policy grants them or not; "
+            "code that mounts a skill does not get that skill's\n"
+        )
+        code = "import os\ndef main(args):\n    %s"
+        for line, kind in (
+            ("os.environ['MY_KEY']", "KeyError"),
+            ("os.environ.pop('MY_KEY')", "KeyError"),
+            ("try: os.environ['MY_KEY']\n    except KeyError as exc: raise RuntimeError('set a key') from exc", "RuntimeError"),
+        ):
+            message = self.hinted(code % line, kind, hint)
+            self.assertNotIn("/usr/bin", message, "no value of another")
+        self.hinted(code % "os.environb[b'MY_KEY']", "KeyError", hint.replace("variable MY_KEY", "such variable"))
+        long = "'M' * 5000 + '\\n'"
+        self.hinted(code % "os.environ[%s]" % long, "KeyError", "this run has no variable %s…: a skill" % ("M" * 79))
+        for line in ("{}['MY_KEY']", "os.environ = {}; os.environ['MY_KEY']", "raise KeyError('MY_KEY')"):
+            self.assertNotIn("this run", self.check(code % line, "KeyError"))
+
     def test_what_the_sandbox_refuses(self):
         # As it refuses them.
         refused = "import errno, os\ndef main(args): raise OSError(errno.%s, os.strerror(errno.%s)%s)"
