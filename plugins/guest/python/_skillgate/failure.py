@@ -204,7 +204,11 @@ def _refused(exc):
     if number in (errno.EACCES, errno.EROFS) and type(file) is str and state.current is not None:
         layout = state.current.layout
         if not os.path.abspath(file).startswith((layout.workspace + "/", layout.tmp + "/")):
-            return "a run writes files below its current directory (%s) and %s alone" % (layout.workspace, layout.tmp)
+            text = "a run writes files"
+            if number == errno.EACCES:
+                # It may have been opened to be read: that it says of both.
+                text = "a run may not open this file: it reads its skills, its blobs, the Python library and what it wrote itself, and writes"
+            return text + " below its current directory (%s) and %s alone" % (layout.workspace, layout.tmp)
     return None
 
 

@@ -208,10 +208,14 @@ class Tracebacks(Case):
             message = self.check("def main(args): raise " + raised, None)
             self.assertNotIn("system call", message)
         places = "a run writes files below its current directory (%s) and %s alone\n" % (self.sandbox.path("workspace"), self.sandbox.path("tmp"))
-        for name, kind in (("EACCES", "PermissionError"), ("EROFS", "OSError")):
-            self.hinted(refused % (name, name, ", __file__.replace('tmp/', 'skills/')"), kind, places)
+        # Of a file that may be read elsewhere, or written: which of them it was the error does not say.
+        reads = "a run may not open this file: it reads its skills, its blobs, the Python library and what it wrote itself, and writes" + places[len("a run writes files"):]
+        for name, kind, said in (("EACCES", "PermissionError", reads), ("EROFS", "OSError", places)):
+            self.hinted(refused % (name, name, ", __file__.replace('tmp/', 'skills/')"), kind, said)
             for file in ("", ", 'own'", ", __file__", ", b'/x'", ", 3"):
-                self.assertNotIn("a run writes", self.check(refused % (name, name, file), kind))
+                message = self.check(refused % (name, name, file), kind)
+                self.assertNotIn("a run writes", message)
+                self.assertNotIn("a run may not", message)
         said = "nobody types anything in a run: what it needs comes with the arguments of the call\n"
         message = self.hinted("def main(args): return input()", "EOFError", said)
         self.assertTrue(message.endswith("\nEOFError: EOF when reading a line"), message)
