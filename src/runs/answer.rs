@@ -231,6 +231,9 @@ fn said_summary(output: &RawValue) -> Option<String> {
 }
 
 fn last_line(error: &Failure) -> String {
+    if let Some(line) = line_of_class(error) {
+        return line;
+    }
     let mut lines = error.message.lines().rev();
     let mut last = lines.by_ref().map(str::trim).find(|line| !line.is_empty());
     // Of a group, which is drawn with all that is in it: its own line stands before the first of these.
@@ -248,6 +251,34 @@ fn last_line(error: &Failure) -> String {
         Some(name) if name == error.r#type => format!("{name}: {said}"),
         _ => format!("{}: {last}", error.r#type),
     }
+}
+
+/// The last line that begins with the class, as a traceback has it: behind it stand the other lines of the exception's text,
+/// and its notes.
+fn line_of_class(error: &Failure) -> Option<String> {
+    let name = error.r#type.as_str();
+    let mut below = "";
+    for line in error.message.lines().rev() {
+        let (class, said) = match line.split_once(':') {
+            // A text that begins with an end of line.
+            Some((class, said)) if said.trim().is_empty() => (class, below),
+            Some((class, said)) => (class, said.trim()),
+            None => (line.trim_end(), ""),
+        };
+        // With its module it is longer: `urllib.error.URLError: no host`.
+        let module = class.strip_suffix(name);
+        let is_it = module.is_some_and(|module| module.is_empty() || module.ends_with('.'));
+        if is_it && !line.starts_with(char::is_whitespace) {
+            return Some(match said {
+                "" => name.to_owned(),
+                said => format!("{name}: {said}"),
+            });
+        }
+        if !line.trim().is_empty() {
+            below = line.trim();
+        }
+    }
+    None
 }
 
 /// At most `bytes_max` bytes, cut between characters, with a sign that something is missing.
@@ -357,6 +388,51 @@ mod tests {
             failed("Timeout", "the run was ended"),
             "Timeout: the run was ended"
         );
+    }
+
+    #[test]
+    fn a_summary_is_the_line_with_the_class_and_not_what_follows_it() {
+        let failed = |kind: &str, message: &str| {
+            last_line(&Failure {
+                r#type: kind.into(),
+                message: message.into(),
+            })
+        };
+        for (message, summary) in [
+            (
+                "Traceback...\nValueError: bad\nnote here",
+                "ValueError: bad",
+            ),
+            ("Traceback...\nValueError\nnote here", "ValueError"),
+            (
+                "skills.a.b.ValueError: bad\r\nsecond\n\n",
+                "ValueError: bad",
+            ),
+            // The one that left the code, and not its cause.
+            (
+                "ValueError: first\n\nThe above exception...\n\nTraceback\n  x\nValueError: second\nnote",
+                "ValueError: second",
+            ),
+            // A text that begins with an end of line.
+            ("ValueError: \n\n  rows:\n  1, 2", "ValueError: rows:"),
+            // A line that only looks like it: indented, or of another class.
+            (
+                "ValueError: bad\n  ValueError: of what was read\nMyValueError: x",
+                "ValueError: bad",
+            ),
+            (
+                "nothing that has the class\n",
+                "ValueError: nothing that has the class",
+            ),
+            ("", "ValueError"),
+        ] {
+            assert_eq!(failed("ValueError", message), summary, "{message:?}");
+        }
+        let is_full = "OSError: [Errno 28] No space left on device";
+        assert_eq!(failed("DiskFull", is_full), format!("DiskFull: {is_full}"));
+        // In a time that grows with the text alone.
+        let hostile = "ValueErro: ".repeat(1_000_000) + &"\nx.ValueError x:".repeat(1_000_000);
+        assert!(failed("ValueError", &hostile).starts_with("ValueError: "));
     }
 
     #[test]

@@ -86,7 +86,8 @@ def describe(exc: BaseException, function: str) -> dict:
     except BaseException:  # the code has put something else in the place of os.environ
         hint = None
     if hint:
-        # Before it: the last line is the exception's own, which is the run's summary.
+        # Before it: the run's summary is the last line that begins with the class, and behind that are the exception's notes and
+        # the other lines of its text.
         message = hint + "\n" + message
     return {"type": _known_limit(exc, kind) or name, "message": cut_middle(message, MESSAGE_BYTES_MAX)}
 
