@@ -42,7 +42,7 @@ pub fn walk(text: &str) -> Result<(), Refused> {
     Walk.deserialize(&mut reader)
         .and_then(|()| reader.end())
         .map_err(|error| {
-            let message = error.to_string();
+            let message = in_plain_words(error.to_string());
             // serde_json gives its error codes no names; a unit test below holds these words to its wording.
             if error.is_data() || message.starts_with("number out of range") {
                 Refused::Content(message)
@@ -50,6 +50,26 @@ pub fn walk(text: &str) -> Result<(), Refused> {
                 Refused::Syntax(message)
             }
         })
+}
+
+/// serde_json has two texts for one mistake, and neither says what it is.
+fn in_plain_words(message: String) -> String {
+    for theirs in [
+        "lone leading surrogate in hex escape",
+        "unexpected end of hex escape",
+    ] {
+        if let Some(place) = message.strip_prefix(theirs) {
+            return format!("half of a surrogate pair, which is no character{place}");
+        }
+    }
+    message
+}
+
+/// A message of serde_json's without the place at its end, where that says nothing to whoever reads it.
+pub fn without_place(message: &str) -> &str {
+    message
+        .rsplit_once(" at line ")
+        .map_or(message, |(message, _)| message)
 }
 
 struct Walk;
@@ -255,6 +275,22 @@ mod tests {
             "[-1e999]",
         ] {
             assert!(matches!(walk(text), Err(Refused::Content(_))), "{text}");
+        }
+    }
+
+    #[test]
+    fn half_of_a_surrogate_pair_is_called_that() {
+        for text in [
+            r#""\ud800""#,
+            r#""\udc00x""#,
+            r#""\ud800\n""#,
+            r#""\ud800\ud800""#,
+            r#"{"\ud83dx":1}"#,
+        ] {
+            let why = walk(text).unwrap_err().why();
+            let said = "half of a surrogate pair, which is no character";
+            assert!(why.starts_with(said), "{text}: {why}");
+            assert!(why.contains(" at line 1 column "), "{text}: {why}");
         }
     }
 }

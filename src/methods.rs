@@ -33,7 +33,7 @@ use tower::{Layer, Service, ServiceExt};
 use crate::audit;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
-use crate::json::cut;
+use crate::json::{cut, without_place};
 use crate::limit::Limited;
 use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
 use crate::rpc::{Call, NoSpace, Params, Space, aside, json_bytes, to_raw};
@@ -376,10 +376,7 @@ fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
             });
         // The place in the text says nothing to a caller whose JSON library made it.
         let message = error.into_inner().to_string();
-        let message = message
-            .rsplit_once(" at line ")
-            .map_or(message.as_str(), |(message, _)| message);
-        let message = &*cut(message, TOLD_CHARS_MAX);
+        let message = &*cut(without_place(&message), TOLD_CHARS_MAX);
         // REQUIREMENTS R2: null is absent, also where something must not be.
         match pointer.rsplit_once('/') {
             Some((above, name)) if message.starts_with("invalid type: null") => {

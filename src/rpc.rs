@@ -83,13 +83,16 @@ impl Params {
     pub fn from_text(text: Bytes) -> Result<Self, ErrorObject> {
         let object = std::str::from_utf8(&text)
             .map_err(|error| ErrorObject::invalid_params("", error.to_string()))?;
+        // Their places count from where the parameters begin, and would be read as places in the body.
         json::walk(object).map_err(|refused| match refused {
             Refused::Syntax(message) => ErrorObject::new(
                 Code::Parse,
                 "parse_error",
-                format!("parse error: {message}"),
+                format!("parse error in params: {}", json::without_place(&message)),
             ),
-            Refused::Content(message) => ErrorObject::invalid_params("", message),
+            Refused::Content(message) => {
+                ErrorObject::invalid_params("", json::without_place(&message))
+            }
         })?;
         // Every parameter here has a name; an empty list of them by position is an empty list all the same.
         if object

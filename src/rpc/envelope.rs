@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde::de::{self, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::json::short;
+use crate::json::{short, without_place};
 
 /// Longest `id` that is echoed, in bytes of its JSON text.
 pub const ID_BYTES_MAX: usize = 256;
@@ -124,8 +124,9 @@ fn read(raw: &RawValue, body: &Bytes) -> Result<Envelope, NotARequest> {
         .deserialize_map(Members)
         .map_err(|error| NotARequest {
             id: None,
+            // Its place counts from where the request begins, which in a batch is anywhere.
             message: if error.is_data() {
-                error.to_string()
+                without_place(&error.to_string()).to_owned()
             } else {
                 "a request is a JSON object".into()
             },
