@@ -39,7 +39,7 @@ use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
 use crate::rpc::{Call, NoSpace, Params, Space, aside, json_bytes, to_raw};
 use crate::runs::{self, Runs};
 use crate::telemetry::trace::Trace;
-use shape::{First, Object, in_words_of_json};
+use shape::{First, Object, Whole, in_words_of_json};
 
 pub use discover::openrpc;
 pub(crate) use list_skills::listing;
@@ -533,7 +533,8 @@ fn object(raw: Option<Box<RawValue>>, pointer: &str) -> Result<Box<RawValue>, Er
 }
 
 /// `timeout_ms`: at least 1; more than the maximum is cut to it.
-fn timeout(ms: Option<u64>, pointer: &str) -> Result<Option<u64>, Error> {
+fn timeout(ms: Option<Whole>, pointer: &str) -> Result<Option<u64>, Error> {
+    let ms = ms.map(|Whole(ms)| ms);
     if ms == Some(0) {
         let message = format!("{} must be at least 1 (millisecond)", named(pointer));
         return Err(Error::params(pointer, message));

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
-    Error, First, INPUT_BLOBS_MAX, Method, Prepared, Rooms, find, input_blobs, keys, later, object,
-    read_params, timeout,
+    Error, First, INPUT_BLOBS_MAX, Method, Prepared, Rooms, Whole, find, input_blobs, keys, later,
+    object, read_params, timeout,
 };
 use crate::policy::{ARGS_BYTES_MAX, Facts};
 use crate::rpc::Call;
@@ -30,7 +30,7 @@ struct Params {
     version: Option<String>,
     args: Option<Box<RawValue>>,
     input_blobs: Option<First<String, INPUT_BLOBS_MAX>>,
-    timeout_ms: Option<u64>,
+    timeout_ms: Option<Whole>,
 }
 
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use skillgate_skill::name::NAME_BYTES_MAX;
 
-use super::{Error, Method, Prepared, Rooms, read_params};
+use super::{Error, Method, Prepared, Rooms, Whole, read_params};
 use crate::catalog::{Catalog, Listing, Page};
 use crate::policy::Facts;
 use crate::rpc::{Call, json_bytes};
@@ -31,7 +31,7 @@ pub(super) const METHOD: Method = Method {
 struct Params {
     namespace: Option<String>,
     detail: Option<Detail>,
-    limit: Option<u32>,
+    limit: Option<Whole>,
     cursor: Option<String>,
 }
 
@@ -53,7 +53,10 @@ pub(crate) fn listing(
     call: Call,
 ) -> Result<Prepared, Error> {
     let params: Params = read_params(&call.params)?;
-    let limit = params.limit.unwrap_or(LIMIT_DEFAULT);
+    let limit = match params.limit {
+        Some(Whole(limit)) => u32::try_from(limit).unwrap_or(u32::MAX),
+        None => LIMIT_DEFAULT,
+    };
     if limit == 0 || limit > LIMIT_MAX {
         return Err(Error::params(
             "/limit",

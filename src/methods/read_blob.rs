@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-use super::{Content, Error, Method, Prepared, Rooms, read_params};
+use super::{Content, Error, Method, Prepared, Rooms, Whole, read_params};
 use crate::blobs::{Mode, SAMPLE_BYTES_DEFAULT};
 use crate::policy::Facts;
 use crate::rpc::Call;
@@ -24,7 +24,7 @@ pub(super) const METHOD: Method = Method {
 struct Params {
     blob_id: String,
     mode: Option<Mode>,
-    max_bytes: Option<u64>,
+    max_bytes: Option<Whole>,
 }
 
 #[derive(Serialize)]
@@ -38,7 +38,8 @@ struct Answer {
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
         let params: Params = read_params(&call.params)?;
-        if params.max_bytes == Some(0) {
+        let max_bytes = params.max_bytes.map(|Whole(bytes)| bytes);
+        if max_bytes == Some(0) {
             return Err(Error::params("/max_bytes", "max_bytes must be at least 1"));
         }
         let mode = params.mode.unwrap_or(Mode::SampleHead);
@@ -48,12 +49,12 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             .await?;
         let mut facts = Facts::new(METHOD.name, call.caller.clone(), call.id)
             .with("mode", mode.name())
-            .with("max_bytes", params.max_bytes);
+            .with("max_bytes", max_bytes);
         let most = match mode {
             Mode::Full => u64::MAX,
             Mode::SampleHead | Mode::SampleTail => SAMPLE_BYTES_DEFAULT,
         };
-        let bytes = params.max_bytes.unwrap_or(most).min(stat.size_bytes);
+        let bytes = max_bytes.unwrap_or(most).min(stat.size_bytes);
         facts.blobs = vec![stat.clone()];
         let instead = "read less with max_bytes, stream GET /blobs/{id}, or work on it in a run with input_blobs";
         let bytes_max = rooms.answer_bytes_max;
@@ -70,7 +71,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
                         call.caller.tenant(),
                         stat,
                         mode,
-                        params.max_bytes,
+                        max_bytes,
                         bytes_max,
                     )
                     .await?;

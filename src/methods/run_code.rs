@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
 use super::{
-    Error, First, INPUT_BLOBS_MAX, MOUNT_SKILLS_MAX, Method, Object, Prepared, Rooms, find,
+    Error, First, INPUT_BLOBS_MAX, MOUNT_SKILLS_MAX, Method, Object, Prepared, Rooms, Whole, find,
     input_blobs, keys, later, mountable, object, read_params, timeout,
 };
 use crate::catalog;
@@ -43,7 +43,7 @@ struct Params {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Limits {
-    timeout_ms: Option<u64>,
+    timeout_ms: Option<Whole>,
 }
 
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {

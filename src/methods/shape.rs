@@ -4,7 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, IgnoredAny, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 /// A structure inside the parameters. serde would also take an array for it; the protocol takes an object.
@@ -24,6 +24,39 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
             }
         }
         deserializer.deserialize_map(Members(PhantomData))
+    }
+}
+
+/// A number of things. JSON Schema's integer, which `/tools` promises, is any number without a fraction: a client that has
+/// doubles alone writes 3 as 3.0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Whole(pub(super) u64);
+
+impl<'de> Deserialize<'de> for Whole {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// The doubles up to here are the whole numbers that they are written as; of those beyond, some are left out.
+        const EXACT_MAX: f64 = (1_u64 << 53) as f64;
+        struct Number;
+        impl Visitor<'_> for Number {
+            type Value = Whole;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number, not below 0")
+            }
+            fn visit_u64<E: de::Error>(self, number: u64) -> Result<Whole, E> {
+                Ok(Whole(number))
+            }
+            fn visit_i64<E: de::Error>(self, number: i64) -> Result<Whole, E> {
+                let whole = u64::try_from(number).map(Whole);
+                whole.map_err(|_| E::invalid_value(Unexpected::Signed(number), &self))
+            }
+            fn visit_f64<E: de::Error>(self, number: f64) -> Result<Whole, E> {
+                if number.fract() == 0.0 && (0.0..=EXACT_MAX).contains(&number) {
+                    return Ok(Whole(number as u64));
+                }
+                Err(E::invalid_type(Unexpected::Float(number), &self))
+            }
+        }
+        deserializer.deserialize_u64(Number)
     }
 }
 
@@ -62,7 +95,7 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for First<T, M
     }
 }
 
-/// serde names Rust's types; who reads this has sent JSON, and knows no u64.
+/// serde has its own names for what JSON calls an object and an array.
 pub(super) fn in_words_of_json(message: &str) -> String {
     let (found, expected) = message.rsplit_once(", expected ").unwrap_or((message, ""));
     let found = match found {
@@ -73,7 +106,6 @@ pub(super) fn in_words_of_json(message: &str) -> String {
     let found = found.replacen("unknown variant", "unknown value", 1);
     match expected {
         "" => found,
-        "u32" | "u64" => format!("{found}, expected a whole number, not below 0"),
         "a sequence" => format!("{found}, expected an array"),
         other => format!("{found}, expected {other}"),
     }

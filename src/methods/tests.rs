@@ -78,7 +78,7 @@ fn parameters_that_do_not_fit_say_where() {
     struct Shape {
         name: String,
         limits: Option<super::Object<Inner>>,
-        list: Option<Vec<u32>>,
+        list: Option<Vec<super::Whole>>,
         detail: Option<Detail>,
     }
     #[derive(Debug, Deserialize)]
@@ -91,7 +91,7 @@ fn parameters_that_do_not_fit_say_where() {
     #[serde(deny_unknown_fields)]
     #[expect(dead_code, reason = "only its shape matters")]
     struct Inner {
-        timeout_ms: Option<u64>,
+        timeout_ms: Option<super::Whole>,
     }
     let read = |text: &'static str| read_params::<Shape>(&Params::from_text(text.into()).unwrap());
     for (text, place, word) in [
@@ -150,6 +150,53 @@ fn parameters_that_do_not_fit_say_where() {
     );
 }
 
+/// JSON Schema's integer, which `/tools` promises, is any number without a fraction: clients that have doubles alone write 5.0.
+#[test]
+fn whole_numbers_may_be_written_as_doubles() {
+    #[derive(Debug, Deserialize)]
+    struct Shape {
+        n: Option<super::Whole>,
+    }
+    let read = |number: &str| {
+        let text = format!(r#"{{"n":{number}}}"#);
+        read_params::<Shape>(&Params::from_text(text.into()).unwrap())
+    };
+    for (number, is) in [
+        ("5", 5),
+        ("5.0", 5),
+        ("3e2", 300),
+        ("0.0", 0),
+        ("-0.0", 0),
+        ("9007199254740992.0", 1 << 53),
+        ("18446744073709551615", u64::MAX),
+    ] {
+        let read = read(number).unwrap_or_else(|error| panic!("{number}: {error}"));
+        assert_eq!(read.n, Some(super::Whole(is)), "{number}");
+    }
+    assert!(read("null").unwrap().n.is_none(), "REQUIREMENTS R2");
+    for number in [
+        "1.5",
+        "-1",
+        "-1.0",
+        "1e30",
+        "9007199254740994.0",
+        "18446744073709551616",
+        "\"5\"",
+        "true",
+        "[5]",
+    ] {
+        match read(number).unwrap_err() {
+            super::Error::Params { pointer, message } => {
+                assert_eq!(pointer, "/n");
+                let expected = "expected a whole number, not below 0";
+                assert!(message.starts_with("n: invalid "), "{number}: {message}");
+                assert!(message.ends_with(expected), "{number}: {message}");
+            }
+            other => panic!("{number}: {other}"),
+        }
+    }
+}
+
 #[test]
 fn what_a_body_has_too_much_of_is_not_kept() {
     #[derive(Debug, Default, Deserialize)]
@@ -188,9 +235,10 @@ fn small_helpers() {
     };
     let wrong = object(raw("[1]"), "/args").unwrap_err();
     assert_eq!(said(wrong), "args must be an object");
-    let wrong = timeout(Some(0), "/limits/timeout_ms").unwrap_err();
+    let wrong = timeout(Some(super::Whole(0)), "/limits/timeout_ms").unwrap_err();
     assert!(said(wrong).starts_with("limits/timeout_ms must be"));
-    assert_eq!(timeout(Some(1), "/timeout_ms").unwrap(), Some(1));
+    let one = timeout(Some(super::Whole(1)), "/timeout_ms");
+    assert_eq!(one.unwrap(), Some(1));
     assert_eq!(
         decode("aGk=".into(), Some(super::Encoding::Base64), "/content").unwrap(),
         b"hi"
