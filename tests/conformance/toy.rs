@@ -460,6 +460,8 @@ pub(crate) struct Way {
     pub(crate) sandbox: bool,
     /// Cases that it leaves undecided.
     pub(crate) undecided: &'static [&'static str],
+    /// How often the same server is shown to them: what the suite leaves there for good is no fault of the server's.
+    pub(crate) times: usize,
 }
 
 /// The protocol's rows must stay green on each of them: a demand that one of them fails is `product`.
@@ -470,6 +472,7 @@ pub(crate) const WAYS: &[Way] = &[
         cases: &[""],
         sandbox: false,
         undecided: &[],
+        times: 2,
     },
     Way {
         name: "wordy",
@@ -483,6 +486,7 @@ pub(crate) const WAYS: &[Way] = &[
         ],
         sandbox: false,
         undecided: &[],
+        times: 1,
     },
     Way {
         name: "own-words",
@@ -498,6 +502,7 @@ pub(crate) const WAYS: &[Way] = &[
         ],
         sandbox: false,
         undecided: &[],
+        times: 1,
     },
     Way {
         name: "slow-start",
@@ -505,6 +510,7 @@ pub(crate) const WAYS: &[Way] = &[
         cases: &["time."],
         sandbox: false,
         undecided: &[],
+        times: 1,
     },
     Way {
         name: "slow-sandbox",
@@ -512,6 +518,7 @@ pub(crate) const WAYS: &[Way] = &[
         cases: &["time.", "execute.timeout-one", "codes.run-ends"],
         sandbox: false,
         undecided: &[],
+        times: 1,
     },
     Way {
         name: "slow-refusals",
@@ -519,6 +526,7 @@ pub(crate) const WAYS: &[Way] = &[
         cases: &["codes.depth#1", "mounted.many-unknown"],
         sandbox: false,
         undecided: &[],
+        times: 1,
     },
     Way {
         name: "container",
@@ -541,6 +549,7 @@ pub(crate) const WAYS: &[Way] = &[
         ],
         sandbox: true,
         undecided: &["sandbox.memory"],
+        times: 1,
     },
 ];
 
