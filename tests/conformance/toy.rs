@@ -530,9 +530,10 @@ pub(crate) const WAYS: &[Way] = &[
     },
     Way {
         name: "container",
-        what: "runs see an ordinary container of their own",
+        what: "runs see an ordinary container of their own, as a user of the group 0",
         cases: &[
             "sandbox.user",
+            "sandbox.become-root",
             "sandbox.processes",
             "sandbox.threads",
             "sandbox.forks",

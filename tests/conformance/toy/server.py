@@ -21,6 +21,8 @@ import tempfile
 import threading
 import time
 
+import container
+
 GUIDE, STATE, FAULT = open(sys.argv[1], encoding="utf-8").read(), sys.argv[2], sys.argv[3]
 GUEST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest.py")
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*(\.[a-z0-9][a-z0-9_-]*)*")
@@ -500,6 +502,8 @@ def job(code, skill, function, args, skills, blobs, timeout_ms):
     if FAULT == "container":
         if "1 << 40" in (code or ""):
             return failed("MemoryError", "a tebibyte is too much")
+        if "setgid" in (code or ""):
+            return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": container.probed(code, args)}
         said = [output for word, output in (("hoard", 64), ('return "fine"', "fine")) if word in (code or "")]
         output = said[0] if said else dict(CONTAINER, skills=["__init__.py"] + [s.name for s in skills])
         return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": output}
