@@ -530,7 +530,7 @@ pub(crate) const WAYS: &[Way] = &[
     },
     Way {
         name: "container",
-        what: "runs see an ordinary container of their own, as a user of the group 0",
+        what: "runs see an ordinary container of their own, as a user of the group 0 and in a directory below /workspace",
         cases: &[
             "sandbox.user",
             "sandbox.become-root",
@@ -543,6 +543,7 @@ pub(crate) const WAYS: &[Way] = &[
             "sandbox.side-by-side",
             "sandbox.skill-mount",
             "sandbox.workspace",
+            "sandbox.writes",
             "sandbox.host-files",
             "sandbox.environment",
             // It has more than 4 GiB, or no limit.

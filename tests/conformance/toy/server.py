@@ -502,7 +502,7 @@ def job(code, skill, function, args, skills, blobs, timeout_ms):
     if FAULT == "container":
         if "1 << 40" in (code or ""):
             return failed("MemoryError", "a tebibyte is too much")
-        if "setgid" in (code or ""):
+        if any(word in (code or "") for word in ("setgid", "conformance-marker")):
             return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": container.probed(code, args)}
         said = [output for word, output in (("hoard", 64), ('return "fine"', "fine")) if word in (code or "")]
         output = said[0] if said else dict(CONTAINER, skills=["__init__.py"] + [s.name for s in skills])
