@@ -470,7 +470,9 @@ def new_run():
 
 
 def failed(kind, message, **more):
-    return {"status": "failed", "run_id": new_run(), "summary": message.strip().splitlines()[-1],
+    # As in one of the texts' examples.
+    summary = "Skill execution failed." if OTHERWISE else message.strip().splitlines()[-1]
+    return {"status": "failed", "run_id": new_run(), "summary": summary,
             "error": {"type": kind, "message": message}, **more}
 
 
