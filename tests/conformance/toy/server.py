@@ -411,7 +411,7 @@ def check_manifest(m):
         if not isinstance(m.get(name), str) or not m[name]:
             raise params_error(f"{name} is missing in the manifest")
     grammar = STRICT_NAME if FAULT == "strict-names" else NAME
-    if not grammar.fullmatch(m["name"]) or len(m["name"]) > 200 or (m["name"] == "skills.protocol.guide" and not OTHERWISE):
+    if not grammar.fullmatch(m["name"]) or not OTHERWISE and (len(m["name"]) > 200 or m["name"] == "skills.protocol.guide"):
         raise params_error("the name does not follow the grammar")
     if not SEMVER.fullmatch(m["version"]):
         raise params_error("the version is not semantic")
