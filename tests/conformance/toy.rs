@@ -468,7 +468,7 @@ pub(crate) struct Way {
 pub(crate) const WAYS: &[Way] = &[
     Way {
         name: "otherwise",
-        what: "errors have an HTTP status, there is nothing to GET, notifications are 202, errors say their code in words and no more, codes that JSON-RPC leaves open are its own, what is unknown is passed over, paths are made plain, results have more members, members of a run that have nothing are null, a kind may be any text, and a name as long as one likes, code has half a megabyte at most, a failed run says what was raised and not where, and in its summary no more than that it failed, a page has a hundred at most, a cursor is a number and never the same twice, arguments may be thousands deep, a request has two megabytes at most, Python is 3.10",
+        what: "errors have an HTTP status, there is nothing to GET, notifications are 202, errors say their code in words and no more, codes that JSON-RPC leaves open are its own, what is unknown is passed over, paths are made plain, results have more members, members of a run that have nothing are null, a kind may be any text, and a name as long as one likes, and entrypoint and export any text until they are called, code has half a megabyte at most, a failed run says what was raised and not where, and in its summary no more than that it failed, a page has a hundred at most, a cursor is a number and never the same twice, arguments may be thousands deep, a request has two megabytes at most, Python is 3.10",
         cases: &[""],
         sandbox: false,
         undecided: &[],

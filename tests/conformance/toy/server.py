@@ -390,7 +390,7 @@ def create_skill(params):
         if FAULT != "resources-lost" or not path.startswith("resources/"):
             files[path] = from_text(item)
     runtime = manifest.get("runtime")
-    if runtime and FAULT != "manifest-unchecked" and runtime["entrypoint"] not in files:
+    if runtime and FAULT != "manifest-unchecked" and not OTHERWISE and runtime["entrypoint"] not in files:
         raise params_error("the entrypoint is not among the files")
     skill = Skill(manifest, files)
     there = SKILLS.get(skill.name, {}).get(skill.version)
@@ -422,7 +422,7 @@ def check_manifest(m):
         r = take(m.get("runtime") or {}, language=(str, REQUIRED), entrypoint=(str, REQUIRED), export=(str, REQUIRED))
         one_of(r["language"], ("python",), "language")
         safe(r["entrypoint"])
-        if not r["export"].isidentifier():
+        if not r["export"] or not OTHERWISE and not r["export"].isidentifier():
             raise params_error("export is the name of a function")
 
 
