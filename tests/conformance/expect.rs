@@ -85,6 +85,14 @@ fn test(op: &str, rest: &str, value: &Value) -> Result<(), String> {
             fine.then_some(())
                 .ok_or_else(|| format!("does not: {}", clip(want)))
         }
+        "within" => {
+            let want = json(rest)?;
+            let want = want.as_str().ok_or("takes a namespace")?;
+            let text = value.as_str().ok_or("not a text")?;
+            within(text, want)
+                .then_some(())
+                .ok_or_else(|| format!("neither {want:?} nor below it"))
+        }
         "sorted" if rest == "skills" => sorted_skills(value),
         "unique" => {
             let items = value.as_array().ok_or("not an array")?;
@@ -199,6 +207,13 @@ fn mentions(value: &Value, want: &Value) -> bool {
             Value::Object(members) => members.values().any(|item| mentions(item, want)),
             _ => false,
         }
+}
+
+/// A namespace is the other one or lies below it, segment by segment.
+fn within(namespace: &str, outer: &str) -> bool {
+    namespace
+        .strip_prefix(outer)
+        .is_some_and(|below| below.is_empty() || below.starts_with('.'))
 }
 
 /// By namespace, name, then version with the highest first; no two alike. Versions of one precedence stand as they like.
@@ -344,6 +359,16 @@ mod tests {
             "result.skills sorted skills",
             &json!({"reply": {"result": {"skills": skills}}}),
         )
+    }
+
+    #[test]
+    fn a_namespace_is_within_itself_and_those_above() {
+        let within = |namespace: &str| {
+            let seen = json!({"reply": {"result": namespace}});
+            holds(r#"result within "sales.force""#, &seen).is_ok()
+        };
+        assert!(within("sales.force") && within("sales.force.leads"));
+        assert!(!within("sales") && !within("sales.forces") && !within(""));
     }
 
     #[test]

@@ -505,6 +505,14 @@ pub(crate) const WAYS: &[Way] = &[
         times: 1,
     },
     Way {
+        name: "inhabited",
+        what: "there are skills of its own users, in the namespaces that the texts name, too, and below them, more than a page has",
+        cases: &["list.", "namespace.", "texts.", "guide."],
+        sandbox: false,
+        undecided: &[],
+        times: 1,
+    },
+    Way {
         name: "slow-start",
         what: "a sandbox takes a second to begin, of the run's own time",
         cases: &["time."],

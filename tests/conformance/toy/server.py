@@ -145,6 +145,16 @@ SECRETS = {"CONFORMANCE_GRANTED": "conformance-granted-7731", "CONFORMANCE_REFUS
            "CONFORMANCE_UNNAMED": "conformance-unnamed-9164"}
 
 
+if FAULT == "inhabited":
+    # Skills of its own users: some in namespaces that begin as those of the texts, and more than a page has in these.
+    theirs = [(space, "contacts") for space in ("crm", "leads", "sales", "force", "skills.proto")]
+    for space, count in (("hello", 60), ("salesforce", 40), ("salesforce.marketing", 20), ("skills", 60), ("stripe", 60)):
+        theirs += [(space, f"a{n}") for n in range(count)]
+    for space, name in theirs:
+        add(Skill({"name": f"{space}.{name}", "version": "1.0.0", "kind": "instruction",
+                   "description": "Of somebody else.", "namespace": space}, {"SKILL.md": b"# Theirs\n"}))
+
+
 def secrets_of(skill):
     """Of those that the skill names the granted."""
     if skill is None or FAULT == "no-secrets":
