@@ -10,10 +10,10 @@ use crate::alone;
 use crate::audit;
 use crate::examples::{instead, waiting_store};
 use crate::operator::{metrics, value};
-use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings, signal};
 use crate::support::http::Client;
 use crate::support::look::{self, Process};
+use crate::support::{eventually, writing_end};
 
 /// As `ps` shows the process of a plugin.
 const NAME: &str = "skillgate-host";
@@ -190,8 +190,8 @@ fn a_lost_run_that_hangs_in_the_store_has_its_place_until_that_lets_go() {
             let params = json!({ "language": "python", "code": code });
             gateway.client().result("run_code", params).unwrap()
         });
-        // Opens when the store has opened the other end.
-        let go = std::fs::File::options().write(true).open(&pipe).unwrap();
+        // The store is in the call.
+        let go = writing_end(&pipe, Duration::from_secs(20));
         kill(&first);
         (run.join().unwrap(), go)
     });

@@ -1,5 +1,6 @@
 //! The examples for vendors, loaded by the real gateway: it says what they are not.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -7,9 +8,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::alone;
-use crate::support::eventually;
 use crate::support::gateway::{House, Settings};
 use crate::support::http::Client;
+use crate::support::{eventually, writing_end};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -217,8 +218,7 @@ fn a_blob_that_arrives_after_the_end_of_its_run_is_on_record() {
         records.collect()
     };
     assert_eq!(records(), [json!(null); 0], "it waits for its blob");
-    // Opens when the store has opened the other end.
-    std::fs::write(pipe, "x").unwrap();
+    writing_end(&pipe, PATIENCE).write_all(b"x").unwrap();
     eventually("the end of the run is on record", PATIENCE, || {
         !records().is_empty()
     });
@@ -286,7 +286,7 @@ fn a_store_that_is_slow_to_end_is_waited_for() {
             let made = json!({ "content": "x", "kind": "text/plain" });
             gateway.client().call("create_blob", made)
         });
-        std::fs::write(&pipe, "x").unwrap();
+        writing_end(&pipe, PATIENCE).write_all(b"x").unwrap();
         said("the new plugin has the store");
         assert_eq!(written(), "made\nended\nmade\n");
         let made = call.join().unwrap().unwrap();
@@ -294,7 +294,7 @@ fn a_store_that_is_slow_to_end_is_waited_for() {
     });
     // Whoever opens it after that need not wait either.
     std::thread::scope(|scope| {
-        scope.spawn(|| std::fs::write(&pipe, "x"));
+        scope.spawn(|| writing_end(&pipe, PATIENCE).write_all(b"x"));
         gateway.stop();
     });
     assert_eq!(written(), "made\nended\nmade\nended\n");

@@ -15,9 +15,9 @@ use crate::keys::Issuer;
 use crate::operator::{metrics, value};
 use crate::policy::{narrow, policy_in};
 use crate::stopping::{SLEEPS, begun};
-use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings, is_root, signal};
 use crate::support::look;
+use crate::support::{eventually, writing_end};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -100,10 +100,7 @@ fn a_reload_that_is_asked_for_while_the_configuration_is_read_comes_too() {
         std::thread::scope(|scope| {
             let gateway = scope.spawn(|| house.start_as(command));
             // Comes back when somebody reads.
-            let mut pipe = fs::File::options()
-                .write(true)
-                .open(house.config())
-                .unwrap();
+            let mut pipe = writing_end(&house.config(), PATIENCE);
             let pid = fs::read_to_string(house.path().join("pid")).unwrap();
             let mut pid = pid.trim().parse().unwrap();
             if !way.is_empty() {

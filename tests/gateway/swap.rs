@@ -10,10 +10,10 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::operator::metrics;
-use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::Client;
 use crate::support::look;
+use crate::support::{eventually, writing_end};
 use crate::{alone, count, unread};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -424,7 +424,7 @@ fn install_waiting(vendor: &Vendor<'_>, kind: &str, source: &str, function: &str
 
 /// Whoever waits for the pipe goes on.
 fn open(pipe: &Path) {
-    drop(fs::OpenOptions::new().write(true).open(pipe).unwrap());
+    drop(writing_end(pipe, PATIENCE));
 }
 
 const CREATE: &str = "static int32_t create(";

@@ -1,5 +1,6 @@
 //! A store of a vendor's: nothing that it gives and that was not published is shown or run, and what it is asked for (need `cc`).
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -9,8 +10,8 @@ use serde_json::{Value, json};
 use crate::alone;
 use crate::examples::{changed, instead};
 use crate::operator::metrics;
-use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::{eventually, writing_end};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -306,7 +307,7 @@ fn runs_that_come_together_have_their_store_asked_once() {
     eventually("all have been decided about", PATIENCE, || {
         metrics(&gateway).contains(&decided) && asked.exists()
     });
-    std::fs::write(pipe, "x").unwrap();
+    writing_end(&pipe, PATIENCE).write_all(b"x").unwrap();
     for mut run in runs {
         let answer = run.answer().unwrap().json().unwrap();
         assert_eq!(answer["result"]["output"], 1, "{answer}");

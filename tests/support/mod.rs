@@ -8,7 +8,12 @@ pub(crate) mod look;
 pub(crate) mod random;
 pub(crate) mod tools;
 
+use std::fs::File;
+use std::path::Path;
 use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 pub(crate) const MIB: u64 = 1 << 20;
 
@@ -20,6 +25,17 @@ pub(crate) fn eventually(what: &str, limit: Duration, mut so: impl FnMut() -> bo
         std::thread::sleep(Duration::from_millis(5));
     }
     began.elapsed()
+}
+
+/// The end for writing of a named pipe, as soon as somebody has the other one: a plain open waits for that, and for ever
+/// where nobody comes.
+pub(crate) fn writing_end(pipe: &Path, limit: Duration) -> File {
+    let mut end = Err(Errno::NXIO);
+    eventually("somebody reads the pipe", limit, || {
+        end = rustix::fs::open(pipe, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty());
+        !matches!(end, Err(Errno::NXIO))
+    });
+    end.unwrap().into()
 }
 
 /// The value below which a share of the (sorted) values lies.

@@ -8,6 +8,7 @@ use super::*;
 use crate::audit;
 use crate::examples::{instead, waiting_store};
 use crate::operator::{metrics, value};
+use crate::support::writing_end;
 
 /// What the example's store counts of all that it has.
 const STORED_BYTES: &str = "skillgate_plugin_value{plugin=\"storage\",name=\"bytes\"} ";
@@ -38,8 +39,7 @@ impl Storing {
         let mut client = self.gateway.client();
         let params = json!({ "name": "canary.leak", "args": args, "timeout_ms": timeout_ms });
         client.ask("execute_skill", params).unwrap();
-        let pipe = fs::OpenOptions::new().write(true).open(&self.pipe).unwrap();
-        (client, pipe)
+        (client, writing_end(&self.pipe, PATIENCE))
     }
 
     fn ends(&self) -> Vec<Value> {
