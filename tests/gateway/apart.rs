@@ -13,7 +13,7 @@ use crate::operator::{metrics, value};
 use crate::support::gateway::{Gateway, House, Settings, signal};
 use crate::support::http::Client;
 use crate::support::look::{self, Process};
-use crate::support::{eventually, writing_end};
+use crate::support::{Over, eventually, writing_end};
 
 /// As `ps` shows the process of a plugin.
 const NAME: &str = "skillgate-host";
@@ -52,6 +52,7 @@ fn a_store_that_is_killed_costs_its_calls_and_nothing_else() {
     let stop = AtomicBool::new(false);
     let answered = AtomicU64::new(0);
     let stored = std::thread::scope(|scope| {
+        let over = Over(&stop);
         let clients: Vec<_> = (0..4)
             .map(|n| {
                 let (gateway, stop, answered) = (&gateway, &stop, &answered);
@@ -99,7 +100,7 @@ fn a_store_that_is_killed_costs_its_calls_and_nothing_else() {
             let answer = blob(&mut gateway.client(), "after").unwrap();
             answer["result"]["blob_id"].is_string()
         });
-        stop.store(true, Ordering::Relaxed);
+        drop(over);
         let ended: Vec<_> = clients.into_iter().map(|c| c.join().unwrap()).collect();
         let refused: usize = ended.iter().map(|(_, refused)| refused).sum();
         let stored: Vec<_> = ended.into_iter().flat_map(|(stored, _)| stored).collect();

@@ -6,14 +6,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::eventually;
 use crate::support::gateway::{House, Settings};
 use crate::support::http::Client;
 use crate::support::random::Random;
+use crate::support::{Over, eventually};
 use crate::{alone, count};
 
 const CODE: &str = "def main(args):\n    return 1\n";
@@ -55,14 +56,15 @@ pub(crate) fn assert_holds(house: &House) {
     assert!(said.ends_with("the chain holds\n"), "{said}");
 }
 
-/// Runs code until the gateway does not answer any more.
-fn runs(address: &str, told: &Mutex<BTreeSet<String>>) -> std::io::Result<()> {
+/// Runs code until the gateway does not answer any more, or nobody waits for that.
+fn runs(address: &str, told: &Mutex<BTreeSet<String>>, over: &AtomicBool) -> std::io::Result<()> {
     let mut client = Client::open(address)?;
-    loop {
+    while !over.load(Ordering::Relaxed) {
         let result = client.run(CODE, json!({}))?;
         let id = result["run_id"].as_str().unwrap().to_owned();
         told.lock().unwrap().insert(id);
     }
+    Ok(())
 }
 
 #[test]
@@ -75,9 +77,11 @@ fn a_killed_gateway_has_recorded_what_it_answered() {
     for round in 0..count(4, 60) {
         let mut gateway = house.start();
         let before = told.lock().unwrap().len();
+        let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let _over = Over(&over);
             for _ in 0..3 {
-                scope.spawn(|| runs(&gateway.address.clone(), &told));
+                scope.spawn(|| runs(&gateway.address.clone(), &told, &over));
             }
             eventually("some runs are answered", Duration::from_secs(20), || {
                 told.lock().unwrap().len() > before + 3 + random.below(10) as usize

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use skillgate::auth::DevelopmentKey;
 
 use crate::jwt::{ask, claims, house_of};
-use crate::support::eventually;
 use crate::support::gateway::{Gateway, Settings};
+use crate::support::{Over, eventually};
 use crate::{alone, count};
 
 /// `runs.max_concurrent`
@@ -98,6 +98,7 @@ fn a_flood_delays_others_by_their_turn_and_no_more() {
     let [served, refused] = [const { AtomicUsize::new(0) }; 2];
     let over = AtomicBool::new(false);
     let traces: Vec<Vec<String>> = std::thread::scope(|scope| {
+        let _over = Over(&over);
         for _ in 0..FLOOD {
             scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
@@ -133,13 +134,8 @@ fn a_flood_delays_others_by_their_turn_and_no_more() {
                 })
             })
             .collect();
-        let traces = asked
-            .into_iter()
-            .map(|thread| thread.join())
-            .collect::<Vec<_>>();
-        // Before anything fails here: the flood has to end.
-        over.store(true, Ordering::Relaxed);
-        traces.into_iter().map(Result::unwrap).collect()
+        let traces = asked.into_iter().map(|thread| thread.join().unwrap());
+        traces.collect()
     });
 
     let log = gateway.log();

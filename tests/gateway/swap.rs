@@ -13,7 +13,7 @@ use crate::operator::metrics;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::Client;
 use crate::support::look;
-use crate::support::{eventually, writing_end};
+use crate::support::{Over, eventually, writing_end};
 use crate::{alone, count, unread};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -342,10 +342,11 @@ fn a_slow_upload_keeps_its_store() {
     vendor.release("storage", 1);
     let (stop, answered) = (AtomicBool::new(false), AtomicU64::new(0));
     let wrong = std::thread::scope(|scope| {
+        let over = Over(&stop);
         // Sooner or later one of these meets the exchange; none fails.
         let calls = scope.spawn(|| client(&gateway, 0, &stop, &answered));
         reload(&gateway, REFUSED);
-        stop.store(true, Ordering::Relaxed);
+        drop(over);
         calls.join().unwrap()
     });
     assert!(wrong.is_empty(), "{wrong:?}");

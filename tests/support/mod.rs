@@ -10,6 +10,7 @@ pub(crate) mod tools;
 
 use std::fs::File;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
@@ -36,6 +37,15 @@ pub(crate) fn writing_end(pipe: &Path, limit: Duration) -> File {
         !matches!(end, Err(Errno::NXIO))
     });
     end.unwrap().into()
+}
+
+/// Sets a flag when it goes, also with a check that fails: threads that go on until it is set end, and with them their scope.
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// The value below which a share of the (sorted) values lies.

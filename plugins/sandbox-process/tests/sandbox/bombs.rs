@@ -140,9 +140,9 @@ fn neighbour(instance: &Instance) -> Vec<f64> {
     (0..STRETCH).map(|_| took_ms(instance)).collect()
 }
 
-/// Sets it off again and again as long as it is wanted; every one must end as it should.
-fn explode(instance: &Instance, bomb: &Bomb, wanted: &AtomicBool, lit: &AtomicBool) {
-    while wanted.load(Ordering::Acquire) {
+/// Sets it off again and again until it is over; every one must end as it should.
+fn explode(instance: &Instance, bomb: &Bomb, over: &AtomicBool, lit: &AtomicBool) {
+    while !over.load(Ordering::Relaxed) {
         let code = format!(
             "import mmap, os, signal, threading, time\ndef main(args):\n    print('lit', flush=True)\n    {}\n",
             bomb.body
@@ -174,12 +174,12 @@ fn beside(instance: &Instance, bomb: &Bomb, turns: usize) -> (Vec<f64>, Vec<f64>
     let (mut quiet, loud) = (Vec::new(), Mutex::new(Vec::new()));
     for _ in 0..turns {
         quiet.extend(neighbour(instance));
-        let (wanted, lit) = (AtomicBool::new(true), AtomicBool::new(false));
+        let (over, lit) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            scope.spawn(|| explode(instance, bomb, &wanted, &lit));
+            let _over = Over(&over);
+            scope.spawn(|| explode(instance, bomb, &over, &lit));
             eventually("it has begun", || lit.load(Ordering::Acquire));
             loud.lock().unwrap().extend(neighbour(instance));
-            wanted.store(false, Ordering::Release);
         });
     }
     (quiet, loud.into_inner().unwrap())

@@ -42,15 +42,6 @@ const BOTH_BACK_STARTS_MAX: f64 = 8.0;
 const KILLS: usize = 5;
 const KILLS_FULL: usize = 100;
 
-/// Ends the neighbours, whichever way the others end.
-struct Over<'a>(&'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// How late the answers of runs are that have to be ended, in milliseconds, and in how many the processor time is missing.
 fn lateness(instance: &Instance, runs: usize) -> (Vec<f64>, usize) {
     let (late, over) = (Mutex::new(Vec::new()), AtomicBool::new(false));
