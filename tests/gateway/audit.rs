@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::gateway::{House, Settings};
+use crate::support::gateway::{House, Settings, must_not_start};
 use crate::support::http::Client;
 use crate::support::random::Random;
 use crate::support::{Over, eventually};
@@ -264,9 +264,8 @@ fn a_log_that_cannot_be_used_keeps_the_gateway_from_starting() {
     let house = House::new(Settings::default());
     let gateway = house.start();
     let refused = |what: &str| {
-        let output = house.command().output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(4), "{said}");
+        let (code, said) = must_not_start(house.command());
+        assert_eq!(code, Some(4), "{said}");
         assert!(
             said.contains(&path(&house).display().to_string()) && said.contains(what),
             "{said}"

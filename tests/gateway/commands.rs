@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::alone;
 use crate::examples::{changed, instead};
-use crate::support::gateway::{House, Settings};
+use crate::support::gateway::{House, Settings, must_not_start};
 
 /// What a command that has to succeed prints, and what it says beside.
 fn succeeded(mut command: Command) -> (String, String) {
@@ -108,9 +108,8 @@ fn no_second_instance_of_a_store_is_made_beside_a_gateway() {
 
     let mut second = house.command();
     second.env("SKILLGATE_AUDIT__PATH", house.path().join("second.jsonl"));
-    let output = second.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(4), "{said}");
+    let (code, said) = must_not_start(second);
+    assert_eq!(code, Some(4), "{said}");
     assert!(said.contains(&by_whom), "{said}");
     assert_eq!(times_made(), 1);
 
@@ -354,10 +353,8 @@ fn config_check_looks_at_the_secrets() {
         command.args(arguments).arg("--config").arg(house.config());
         house.clean(&mut command);
         command.envs(secret.map(|value| ("SKILLGATE_SECRET_PIN", value)));
-        let output = command.output().unwrap();
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8(said).unwrap();
-        assert_eq!(output.status.code(), Some(3), "{arguments:?}: {said}");
+        let (code, said) = must_not_start(command);
+        assert_eq!(code, Some(3), "{arguments:?}: {said}");
         said
     };
     for command in [&["serve"][..], &["config", "check"]] {

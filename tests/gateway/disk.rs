@@ -5,14 +5,14 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::alone;
 use crate::audit::{assert_holds, lines, path};
 use crate::support::eventually;
-use crate::support::gateway::{Gateway, House, Settings, signal};
+use crate::support::gateway::{Gateway, House, Settings, must_not_start, signal};
 use crate::support::http::Client;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -130,20 +130,6 @@ fn code() -> Value {
     json!({ "language": "python", "code": CODE })
 }
 
-/// What must not start: how it ended, and what it said. One that has started all the same is ended.
-fn ended(mut command: Command) -> (Option<i32>, String) {
-    command.stdin(Stdio::null()).stdout(Stdio::null());
-    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-    let began = Instant::now();
-    while child.try_wait().unwrap().is_none() && began.elapsed() < PATIENCE {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let _ended = child.kill();
-    let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    (output.status.code(), said)
-}
-
 /// A power cut would take away the log together with a directory that nobody has made durable.
 #[test]
 fn a_log_whose_directory_is_not_durable_is_not_written() {
@@ -154,7 +140,7 @@ fn a_log_whose_directory_is_not_durable_is_not_written() {
     fs::write(&switch, "").unwrap();
     // The directory is made by the first of them, and found by the second.
     for _ in 0..2 {
-        let (code, said) = ended(command());
+        let (code, said) = must_not_start(command());
         assert_eq!(code, Some(4), "{said}");
         assert!(said.contains("cannot make its directory"), "{said}");
         assert!(path(&house).parent().unwrap().is_dir() && !path(&house).exists());

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::alone;
 use crate::support::eventually;
-use crate::support::gateway::{House, Settings, is_root, signal};
+use crate::support::gateway::{House, Settings, is_root, must_not_start, signal};
 use crate::support::look;
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -68,8 +68,7 @@ fn as_process_1_it_leaves_no_zombies_and_ends_as_ever() {
     signal("KILL", below[1].pid);
     assert_eq!(gateway.end(PATIENCE).code(), Some(128 + 9));
     std::fs::write(house.config(), "[server\n").unwrap();
-    let out = first().output().unwrap();
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert_eq!(out.status.code(), Some(3), "{said}");
+    let (code, said) = must_not_start(first());
+    assert_eq!(code, Some(3), "{said}");
     assert_eq!(said.matches("error: ").count(), 1, "{said}");
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::jwt::{LIST, auth, claims, house, key, with_token};
 use crate::support::eventually;
-use crate::support::gateway::{Gateway, Settings};
+use crate::support::gateway::{Gateway, Settings, must_not_start};
 use crate::support::http::Client;
 
 #[test]
@@ -32,9 +32,8 @@ fn a_broken_file_of_keys_stops_the_start_with_its_place() {
             extra: &auth(&format!("jwks_file = {path:?}"), r#"["ES256"]"#),
             ..Settings::default()
         });
-        let output = dir.command().output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(3), "{said}");
+        let (code, said) = must_not_start(dir.command());
+        assert_eq!(code, Some(3), "{said}");
         let config = std::fs::read_to_string(dir.config()).unwrap();
         let line = 1 + config
             .lines()

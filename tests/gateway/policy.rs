@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::alone;
-use crate::support::gateway::{House, Settings};
+use crate::support::gateway::{House, Settings, must_not_start};
 use crate::support::http::Client;
 
 fn bundled() -> PathBuf {
@@ -375,13 +375,6 @@ fn a_shadow_records_and_does_not_refuse() {
     gateway.stop();
 }
 
-/// Starts what must not start: its exit code and what it said.
-pub(crate) fn refused(house: &House) -> (Option<i32>, String, Duration) {
-    let began = Instant::now();
-    let output = house.command().output().unwrap();
-    (output.status.code(), said(&output), began.elapsed())
-}
-
 #[test]
 fn a_policy_that_is_no_good_is_refused_at_the_start_with_its_place() {
     let _alone = alone();
@@ -406,7 +399,9 @@ fn a_policy_that_is_no_good_is_refused_at_the_start_with_its_place() {
         ),
     ] {
         fs::write(&custom, text).unwrap();
-        let (code, said, took) = refused(&house);
+        let began = Instant::now();
+        let (code, said) = must_not_start(house.command());
+        let took = began.elapsed();
         assert_eq!(code, Some(3), "{said}");
         assert!(said.contains(why) && said.contains("policy.path"), "{said}");
         assert!(took < Duration::from_secs(20), "{took:?}");
@@ -419,10 +414,10 @@ fn a_policy_that_is_no_good_is_refused_at_the_start_with_its_place() {
         extra: unsigned,
         ..Settings::default()
     });
-    let (code, said, _) = refused(&house);
+    let (code, said) = must_not_start(house.command());
     assert!(code == Some(3) && said.contains("key.pem"), "{said}");
     fs::write(house.path().join("key.pem"), "-----BEGIN PUBLIC KEY-----\nMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEEVs/o5+uQbTjL3chynL4wXgUg2R9\nq9UU8I5mEovUf86QZ7kOBIjJwqnzD1omageEHWwHdBO6B+dFabmdT9POxg==\n-----END PUBLIC KEY-----\n").unwrap();
-    let (code, said, _) = refused(&house);
+    let (code, said) = must_not_start(house.command());
     assert!(
         code == Some(3) && said.contains(".signatures.json: is missing"),
         "{said}"
@@ -445,7 +440,7 @@ fn a_policy_that_is_no_good_is_refused_at_the_start_with_its_place() {
     numbered(7);
     house.start().stop();
     numbered(6);
-    let (code, said, _) = refused(&house);
+    let (code, said) = must_not_start(house.command());
     assert!(
         code == Some(3)
             && said.contains("policies/.manifest")

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::alone;
 use crate::support::eventually;
-use crate::support::gateway::{Gateway, House, Settings};
+use crate::support::gateway::{Gateway, House, Settings, must_not_start};
 use crate::support::http::Client;
 
 mod stored;
@@ -437,9 +437,8 @@ fn values_that_cannot_be_given_keep_the_gateway_from_starting() {
     let _alone = alone();
     let place = Place::new();
     let refused = |what: &[&str]| {
-        let output = place.command().output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(3), "{said}");
+        let (code, said) = must_not_start(place.command());
+        assert_eq!(code, Some(3), "{said}");
         for what in what {
             assert!(said.contains(what), "{what}: {said}");
         }

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::alone;
-use crate::policy::{policy_in, refused, said, skillgate};
-use crate::support::gateway::{House, Settings};
+use crate::policy::{policy_in, said, skillgate};
+use crate::support::gateway::{House, Settings, must_not_start};
 
 /// A key of `policy.keys`, and what `opa sign` does with its other half.
 struct Signer {
@@ -145,7 +145,7 @@ fn a_check_says_of_a_signature_what_the_gateway_says() {
             && tampered.contains("has another content than was signed"),
         "{tampered}"
     );
-    let (code, gateway, _) = refused(&house);
+    let (code, gateway) = must_not_start(house.command());
     assert!(
         code == Some(3) && gateway.contains(tampered.trim()),
         "{gateway}"
@@ -202,7 +202,7 @@ fn a_check_says_of_an_older_bundle_what_the_gateway_says() {
         code == Some(1) && text.contains("7 of revision \"r7\" was in force already"),
         "{text}"
     );
-    let (code, gateway, _) = refused(&house);
+    let (code, gateway) = must_not_start(house.command());
     assert!(
         code == Some(3) && gateway.contains(text.trim()),
         "{gateway}"

@@ -1,11 +1,11 @@
 //! Starts and stops the real program.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::http::Client;
 use super::look::{self, Process};
@@ -213,6 +213,28 @@ config = {sandbox}
             .find(|process| process.name == LAUNCHER);
         gateway
     }
+}
+
+/// What must not start: how it ended, and all that it said. One that has started all the same is ended.
+pub(crate) fn must_not_start(mut command: Command) -> (Option<i32>, String) {
+    // Not into pipes: who says more than one holds would wait for a reader.
+    let mut said = tempfile::tempfile().unwrap();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(said.try_clone().unwrap())
+        .stderr(said.try_clone().unwrap())
+        .spawn()
+        .unwrap();
+    let began = Instant::now();
+    while child.try_wait().unwrap().is_none() && began.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let _ended_already = child.kill();
+    let code = child.wait().unwrap().code();
+    let mut text = Vec::new();
+    said.rewind().unwrap();
+    said.read_to_end(&mut text).unwrap();
+    (code, String::from_utf8_lossy(&text).into_owned())
 }
 
 /// To one process.
