@@ -148,7 +148,13 @@ impl<'a> Running<'a> {
             self.channel.hear_its_end(LOST_WAIT_NS);
             launcher.has_lost_a_run();
         }
-        Ok((self.answer(outcome, request)?, Some(self)))
+        let is_stuck = matches!(outcome, Outcome::Stuck);
+        let answer = self.answer(outcome, request);
+        if is_stuck && let Some(pidfd) = &self.pidfd {
+            // Its launcher should have done it and does nothing. Not before what the run has used is read, which goes with it.
+            let _ = sys::kill_by_pidfd(pidfd.as_fd());
+        }
+        Ok((answer?, Some(self)))
     }
 
     /// The result of a zygote's child is there: what it has said and used until now is the run's. What is left of it is

@@ -1,5 +1,6 @@
 //! Whatever dies, in whatever order: nothing is left behind, and the next run works.
 
+mod hung;
 mod starting;
 
 use std::fs::File;
