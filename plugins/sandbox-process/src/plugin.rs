@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -155,7 +156,7 @@ impl SandboxProcess {
         let config = Config::parse(&request.config_json)
             .map_err(|m| Error::new(abi::E_INVALID_ARGUMENT, m))?;
         let state_dir = PathBuf::from(&request.state_dir);
-        let broken = |e: std::io::Error| {
+        let broken = |e: io::Error| {
             Error::new(
                 abi::E_UNAVAILABLE,
                 format!("state directory {}: {e}", state_dir.display()),
@@ -194,7 +195,7 @@ impl SandboxProcess {
         };
         let source = InterpreterSource::of(&config, rules);
         let hello = Hello {
-            instance: group_name(&request.instance_id, &state_dir),
+            instance: group_name(&request.instance_id, &state_dir).map_err(broken)?,
             state_dir: state_dir.to_string_lossy().into_owned(),
             uid_base: config.uid_base,
             cpus: config.cpus,
@@ -219,7 +220,7 @@ impl SandboxProcess {
             Supervisor::start(program, hello, (!fresh).then_some(rules), host.clone())?;
         // Not before the launcher has the directory to itself: until then they may be another's, whose runs need them.
         match fs::remove_dir_all(mounts::copies_dir(&state_dir)) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(broken(e)),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(broken(e)),
             _ => {}
         }
         Ok(SandboxProcess {
@@ -506,18 +507,22 @@ fn parts_of(rules: PoolRules, domains: usize, host: &Host) -> Result<PoolRules> 
     Ok(part)
 }
 
-/// `skillgate-<instance>-<state directory>`: two gateways may call their instances the same.
+/// `skillgate-<instance>-<state directory>`: two gateways may call their instances the same, and, each with a mount namespace of its
+/// own, their directories too, and still make their groups below the same one. So it is the directory itself that counts, beside
+/// its path: in its next life an instance finds what it has left. Where it is another one by then (restored from a backup, on a
+/// file system that was mounted anew) what was left stays: groups with nothing in them, since all that was has died with its launcher.
 #[doc(hidden)]
-pub fn group_name(instance_id: &str, state_dir: &Path) -> String {
+pub fn group_name(instance_id: &str, state_dir: &Path) -> io::Result<String> {
     use std::hash::{DefaultHasher, Hash as _, Hasher as _};
     let plain: String = instance_id
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
         .take(40)
         .collect();
+    let directory = fs::metadata(state_dir)?;
     let mut hasher = DefaultHasher::new();
-    state_dir.hash(&mut hasher);
-    format!("skillgate-{plain}-{:08x}", hasher.finish() as u32)
+    (state_dir, directory.dev(), directory.ino()).hash(&mut hasher);
+    Ok(format!("skillgate-{plain}-{:08x}", hasher.finish() as u32))
 }
 
 fn guest_files() -> Vec<(String, String)> {
@@ -530,4 +535,26 @@ fn guest_files() -> Vec<(String, String)> {
             )
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As it is for two gateways that each have a directory of their own at the same path.
+    #[test]
+    fn groups_have_the_name_of_the_directory_and_not_of_its_path() {
+        let base = tempfile::tempdir().unwrap();
+        let state = base.path().join("state");
+        let name = || group_name("a.b", &state).unwrap();
+        fs::create_dir(&state).unwrap();
+        let first = name();
+        assert!(first.starts_with("skillgate-a_b-"), "{first}");
+        assert_eq!(name(), first, "its next life finds them");
+        // It stays, so that its number is no other's.
+        fs::rename(&state, base.path().join("away")).unwrap();
+        assert!(group_name("a.b", &state).is_err(), "there is none");
+        fs::create_dir(&state).unwrap();
+        assert_ne!(name(), first);
+    }
 }

@@ -42,7 +42,8 @@ pub(crate) fn groups_of(state: &Path) -> Vec<PathBuf> {
 }
 
 fn group_marker(state: &Path) -> String {
-    skillgate_sandbox_process::group_name("test", &state.join("state").canonicalize().unwrap())
+    let state = state.join("state").canonicalize().unwrap();
+    skillgate_sandbox_process::group_name("test", &state).unwrap()
 }
 
 pub(crate) fn mounts_with(part: &Path) -> usize {
