@@ -21,6 +21,7 @@ mod lacking;
 mod lasting;
 mod leases;
 mod load;
+mod lock;
 mod nursery;
 mod pace;
 mod restraint;
@@ -46,6 +47,8 @@ use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
 pub(crate) use ids::{Id, Ids, UID_ROOM};
 use leases::Leases;
 use load::Load;
+use lock::lock;
+pub(crate) use lock::take_from;
 use pace::Pace;
 use restraint::{Hold, Restraint};
 use run::{Happened, LINGER_LONG_NS, LINGER_NS, Returning, Run, tell};
@@ -59,8 +62,6 @@ const CPU_CHECK_NS: u64 = 50_000_000;
 const REMOVE_AGAIN_NS: u64 = 5_000_000;
 /// Requests that are read before the launcher looks at its runs again.
 const MESSAGES_AT_ONCE: usize = 32;
-/// How long a launcher waits for the one before it to end.
-const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// The program. What it returns is the exit code of the process.
 pub(crate) fn main() -> i32 {
@@ -554,28 +555,4 @@ fn make_room(
         leases.let_go();
     }
     leaving.extend(groups.as_mut().map(Groups::let_go).unwrap_or_default());
-}
-
-/// One launcher per state directory: an earlier one is given time to end.
-fn lock(state: &Path) -> io::Result<OwnedFd> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let path = state.join("launcher.lock");
-    let file = std::fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(&path)?;
-    let lock = OwnedFd::from(file);
-    let until = std::time::Instant::now() + LOCK_WAIT;
-    while !sys::try_lock(lock.as_fd())? {
-        if std::time::Instant::now() > until {
-            return Err(io::Error::other(format!(
-                "another launcher holds {}; is a second gateway using this directory?",
-                path.display()
-            )));
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(lock)
 }

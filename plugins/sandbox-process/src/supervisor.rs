@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::{Host, Level, abi};
 
+use crate::launcher;
 use crate::pool::{self, Pool, PoolRules};
 use crate::sys::{self, Poll};
 use crate::wire::{Hello, HelloReply, LayerReport, LayerState, MESSAGE_BYTES_MAX, Paced};
@@ -365,6 +366,9 @@ impl Starter {
         let broken = |what: &str, e: io::Error| {
             Error::new(abi::E_UNAVAILABLE, format!("{what}: {e}")).not_executed()
         };
+        let unended: Vec<_> = self.state().unended.iter().map(Child::id).collect();
+        let state_dir = Path::new(&self.hello.state_dir);
+        launcher::take_from(&unended, state_dir).map_err(|e| broken("state directory", e))?;
         let (control, theirs) =
             sys::socketpair(libc::SOCK_SEQPACKET).map_err(|e| broken("socketpair", e))?;
         let child = Command::new(format!("/proc/self/fd/{}", self.program.as_raw_fd()))
