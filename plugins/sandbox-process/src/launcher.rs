@@ -47,8 +47,8 @@ use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
 pub(crate) use ids::{Id, Ids, UID_ROOM};
 use leases::Leases;
 use load::Load;
-use lock::lock;
 pub(crate) use lock::take_from;
+use lock::{Lock, lock};
 use pace::Pace;
 use restraint::{Hold, Restraint};
 use run::{Happened, LINGER_LONG_NS, LINGER_NS, Returning, Run, tell};
@@ -190,7 +190,7 @@ struct Launcher {
     /// Of children that are reaped.
     returning: Vec<Returning>,
     /// Held while this launcher lives.
-    _lock: OwnedFd,
+    lock: Lock,
 }
 
 impl Launcher {
@@ -272,7 +272,7 @@ impl Launcher {
             processors,
             children: 0,
             returning: Vec::new(),
-            _lock: lock,
+            lock,
         };
         let outcome = probe::layers(
             &mut launcher.ground,
@@ -311,6 +311,7 @@ impl Launcher {
             enforces_cpu: has("cpuacct"),
             enforces_memory: has("memory"),
             enforces_pids: has("pids"),
+            is_alone: launcher.lock.is_certain,
         };
         Ok((reply, launcher))
     }

@@ -395,8 +395,15 @@ impl Starter {
                 enforces_memory,
                 enforces_pids,
                 paced,
+                is_alone,
             } => {
                 self.state().report = report;
+                if !is_alone {
+                    let said = "the file system of the sandbox's state directory has no locks: see to it that no other gateway has \
+                                this directory";
+                    let dir = ("dir", &*self.hello.state_dir);
+                    self.host.log(Level::Warn, TARGET, said, &[dir]);
+                }
                 let promises = Promises {
                     cpu: enforces_cpu,
                     memory: enforces_memory,

@@ -171,6 +171,8 @@ pub(crate) enum HelloReply {
         enforces_memory: bool,
         enforces_pids: bool,
         paced: Paced,
+        /// `false`: whether another launcher has the state directory cannot be known there.
+        is_alone: bool,
     },
     /// A layer is missing and not excused.
     Refused { report: Vec<LayerReport> },

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,12 +15,24 @@ const AGAIN: Duration = Duration::from_millis(10);
 /// More than a process's number has.
 const HOLDER_BYTES_MAX: u64 = 32;
 
-/// Takes the directory: an earlier launcher is given time to end.
-pub(super) fn lock(state: &Path) -> io::Result<OwnedFd> {
-    lock_within(state, WAIT)
+/// A state directory, as long as this lives.
+#[derive(Debug)]
+pub(super) struct Lock {
+    _file: File,
+    /// `false`: its file system has no locks, and nobody knows who else has it.
+    pub(super) is_certain: bool,
 }
 
-fn lock_within(state: &Path, wait: Duration) -> io::Result<OwnedFd> {
+/// Takes the directory: an earlier launcher is given time to end.
+pub(super) fn lock(state: &Path) -> io::Result<Lock> {
+    lock_within(state, WAIT, |file| sys::try_lock(file.as_fd()))
+}
+
+fn lock_within(
+    state: &Path,
+    wait: Duration,
+    try_lock: impl Fn(&File) -> io::Result<bool>,
+) -> io::Result<Lock> {
     let path = path_in(state);
     let until = Instant::now() + wait;
     loop {
@@ -32,10 +44,18 @@ fn lock_within(state: &Path, wait: Duration) -> io::Result<OwnedFd> {
             .truncate(false)
             .mode(0o600)
             .open(&path)?;
-        if takes(&file, &path)? {
+        let (locked, is_certain) = match try_lock(&file) {
+            Err(e) if has_no_locks(&e) => (true, false),
+            tried => (tried?, true),
+        };
+        // The lock of a file that has no name any more says nothing.
+        if locked && is_at(&file, &path) {
             // What is not written is only not named, and not taken away.
             let _ = write_holder(&mut file);
-            return Ok(file.into());
+            return Ok(Lock {
+                _file: file,
+                is_certain,
+            });
         }
         if Instant::now() > until {
             let process = match holder(file) {
@@ -51,9 +71,11 @@ fn lock_within(state: &Path, wait: Duration) -> io::Result<OwnedFd> {
     }
 }
 
-/// Whether the directory is taken with that. The lock of a file that has no name any more says nothing.
-fn takes(file: &File, path: &Path) -> io::Result<bool> {
-    Ok(sys::try_lock(file.as_fd())? && is_at(file, path))
+fn has_no_locks(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOLCK | libc::ENOTSUP | libc::ENOSYS)
+    )
 }
 
 /// Takes the directory from one of these processes, should it be theirs: the caller's own children, which were killed and do not
@@ -104,44 +126,62 @@ mod tests {
 
     const AT_ONCE: Duration = Duration::ZERO;
 
+    fn at_once(state: &Path) -> io::Result<Lock> {
+        lock_within(state, AT_ONCE, |file| sys::try_lock(file.as_fd()))
+    }
+
     #[test]
     fn who_holds_it_is_named() {
         let state = tempfile::tempdir().unwrap();
-        let first = lock_within(state.path(), AT_ONCE).unwrap();
-        let said = lock_within(state.path(), AT_ONCE).unwrap_err().to_string();
+        let first = at_once(state.path()).unwrap();
+        assert!(first.is_certain);
+        let said = at_once(state.path()).unwrap_err().to_string();
         let who = format!("another launcher (process {}) holds", std::process::id());
         assert!(said.starts_with(&who), "{said}");
         drop(first);
-        lock_within(state.path(), AT_ONCE).unwrap();
+        at_once(state.path()).unwrap();
     }
 
     #[test]
     fn it_is_taken_from_a_process_that_has_it_and_from_no_other() {
         let state = tempfile::tempdir().unwrap();
         let own = std::process::id();
-        let _first = lock_within(state.path(), AT_ONCE).unwrap();
+        let _first = at_once(state.path()).unwrap();
         for others in [vec![], vec![own + 1]] {
             take_from(&others, state.path()).unwrap();
-            assert!(lock_within(state.path(), AT_ONCE).is_err(), "{others:?}");
+            assert!(at_once(state.path()).is_err(), "{others:?}");
         }
         take_from(&[own + 1, own], state.path()).unwrap();
-        let _second = lock_within(state.path(), AT_ONCE).unwrap();
-        assert!(lock_within(state.path(), AT_ONCE).is_err(), "one at a time");
+        let _second = at_once(state.path()).unwrap();
+        assert!(at_once(state.path()).is_err(), "one at a time");
     }
 
-    /// As a second gateway's launcher would.
+    /// As a second gateway's launcher would that has opened the first.
     #[test]
-    fn who_has_waited_for_a_file_that_was_put_away_has_nothing() {
+    fn the_lock_of_a_file_that_is_put_away_says_nothing() {
         let state = tempfile::tempdir().unwrap();
         let path = path_in(state.path());
-        let first = lock_within(state.path(), AT_ONCE).unwrap();
-        let waited_for = File::open(&path).unwrap();
-        take_from(&[std::process::id()], state.path()).unwrap();
-        drop(first);
-        let second = File::from(lock_within(state.path(), AT_ONCE).unwrap());
-        assert!(!takes(&waited_for, &path).unwrap());
-        assert!(takes(&second, &path).unwrap(), "its own");
-        std::fs::remove_file(&path).unwrap();
-        assert!(!takes(&second, &path).unwrap());
+        let put_away_first = |file: &File| {
+            if is_at(file, &path) {
+                std::fs::remove_file(&path).unwrap();
+            }
+            sys::try_lock(file.as_fd())
+        };
+        assert!(lock_within(state.path(), AT_ONCE, put_away_first).is_err());
+        assert!(at_once(state.path()).is_ok());
+    }
+
+    #[test]
+    fn where_there_are_no_locks_nothing_is_certain() {
+        let state = tempfile::tempdir().unwrap();
+        let tried = |errno| {
+            let fails = |_: &File| Err(io::Error::from_raw_os_error(errno));
+            lock_within(state.path(), AT_ONCE, fails).map(|lock| lock.is_certain)
+        };
+        for errno in [libc::ENOLCK, libc::EOPNOTSUPP, libc::ENOSYS] {
+            assert_eq!(tried(errno).unwrap(), false, "{errno}");
+        }
+        let other = tried(libc::EIO).unwrap_err();
+        assert_eq!(other.raw_os_error(), Some(libc::EIO));
     }
 }
