@@ -171,12 +171,15 @@ fn what_is_refused_says_what_to_do() {
     let instance = Instance::new();
     let call = "the sandbox refuses this system call to every run: do without it";
     let places = "a run writes files below its current directory (/workspace) and /tmp alone";
+    let reads = "a run may not open this file: it reads its skills, its blobs, the Python library and what it wrote itself, \
+                 and writes below its current directory (/workspace) and /tmp alone";
     for (line, said) in [
         ("os.nice(1)", call),
         ("os.sched_setaffinity(0, [0])", call),
         ("os.memfd_create('x')", call),
         ("open(os.path.dirname(os.__file__) + '/x', 'w')", places),
         ("os.mkdir('/skills/cache')", places),
+        ("open(__import__('sys').executable, 'rb')", reads),
         (
             "input()",
             "nobody types anything in a run: what it needs comes with the arguments of the call",
