@@ -179,7 +179,7 @@ mod tests {
             lock_within(state.path(), AT_ONCE, fails).map(|lock| lock.is_certain)
         };
         for errno in [libc::ENOLCK, libc::EOPNOTSUPP, libc::ENOSYS] {
-            assert_eq!(tried(errno).unwrap(), false, "{errno}");
+            assert!(!tried(errno).unwrap(), "{errno}");
         }
         let other = tried(libc::EIO).unwrap_err();
         assert_eq!(other.raw_os_error(), Some(libc::EIO));
