@@ -28,7 +28,7 @@ use hierarchy::{Hierarchy, hierarchies};
 use lent::Lent;
 use swept::sweep;
 pub(crate) use used::GroupUse;
-use used::count;
+use used::{count, counts_all};
 
 /// What a run may use of the processors is counted in periods of this length. Many processes use it up at once, so that it
 /// bounds how long they take everything, and whoever else has just come waits.
@@ -246,6 +246,11 @@ impl Groups {
         self.parents
             .iter()
             .any(|(h, _)| h.controllers.contains(&controller) || (h.v2 && controller == "cpuacct"))
+    }
+
+    /// Whether a group tells all that its run has used, also when that has ended.
+    pub(crate) fn counts_all(&self) -> bool {
+        counts_all(&self.parents)
     }
 
     /// In words, for the report.

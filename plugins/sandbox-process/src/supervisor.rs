@@ -73,6 +73,7 @@ impl Launcher {
             control,
             promises: Promises {
                 cpu: false,
+                counts_all: false,
                 memory: false,
                 pids: false,
             },
@@ -128,10 +129,11 @@ impl Launcher {
     }
 }
 
-/// What the launcher can enforce here.
+/// What the launcher can enforce here, and whether it counts all that a run uses: then that is known after the run's end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Promises {
     pub(crate) cpu: bool,
+    pub(crate) counts_all: bool,
     pub(crate) memory: bool,
     pub(crate) pids: bool,
 }
@@ -392,6 +394,7 @@ impl Starter {
             HelloReply::Ready {
                 report,
                 enforces_cpu,
+                counts_all,
                 enforces_memory,
                 enforces_pids,
                 paced,
@@ -406,6 +409,7 @@ impl Starter {
                 }
                 let promises = Promises {
                     cpu: enforces_cpu,
+                    counts_all,
                     memory: enforces_memory,
                     pids: enforces_pids,
                 };

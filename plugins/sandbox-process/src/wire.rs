@@ -168,6 +168,8 @@ pub(crate) enum HelloReply {
     Ready {
         report: Vec<LayerReport>,
         enforces_cpu: bool,
+        /// What a run has used is known after its end.
+        counts_all: bool,
         enforces_memory: bool,
         enforces_pids: bool,
         paced: Paced,

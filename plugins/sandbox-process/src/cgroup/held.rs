@@ -110,8 +110,8 @@ impl Held {
         total.with_copied(self.limits.copied_bytes)
     }
 
-    /// Processor time so far, in microseconds.
-    pub(crate) fn cpu_us(&self) -> u64 {
+    /// Processor time so far, in microseconds, where it is counted.
+    pub(crate) fn cpu_us(&self) -> Option<u64> {
         let mut total = GroupUse::default();
         let counts = |p: &Part| p.v2 || p.controllers.iter().any(|c| c == "cpuacct");
         for (n, (part, _)) in self.parts.iter().enumerate().filter(|(_, p)| counts(&p.0)) {
@@ -119,7 +119,7 @@ impl Held {
                 self.text(n, file)
             });
         }
-        total.cpu_us.unwrap_or(0)
+        total.cpu_us
     }
 
     /// What a small file of a part says; nothing when it is not there.

@@ -1,5 +1,10 @@
 //! What a group has counted, by its files.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::hierarchy::Hierarchy;
+
 /// What a group has counted.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct GroupUse {
@@ -70,6 +75,16 @@ pub(super) fn count(
     }
 }
 
+/// Whether groups in these say how much memory and time was used.
+pub(super) fn counts_all(parents: &[(Arc<Hierarchy>, PathBuf)]) -> bool {
+    let has = |(h, parent): &(Arc<Hierarchy>, PathBuf), file: fn(bool) -> &'static str| {
+        let controllers: Vec<_> = h.controllers.iter().map(|c| (*c).to_owned()).collect();
+        use_files(h.v2, &controllers).any(|f| f == file(h.v2) && parent.join(f).exists())
+    };
+    let some_has = |file| parents.iter().any(|parent| has(parent, file));
+    some_has(cpu_file) && some_has(peak_file)
+}
+
 pub(super) fn field_of(text: &str, name: &str) -> Option<u64> {
     text.lines()
         .find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
@@ -77,7 +92,34 @@ pub(super) fn field_of(text: &str, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    #[test]
+    fn a_group_counts_all_where_it_has_a_file_for_each() {
+        let base = tempfile::tempdir().unwrap();
+        let counts_all = |v2, controllers: &[&'static str], files: &[&str]| {
+            let parent = base.path().join(files.concat());
+            fs::create_dir_all(&parent).unwrap();
+            for file in files {
+                fs::write(parent.join(file), "").unwrap();
+            }
+            let hierarchy = Hierarchy {
+                v2,
+                controllers: controllers.to_vec(),
+                base: base.path().into(),
+            };
+            counts_all(&[(Arc::new(hierarchy), parent)])
+        };
+        let (v1, v2) = (["cpuacct", "memory"], ["memory", "cpu"]);
+        let of_v1 = ["cpuacct.usage", "memory.max_usage_in_bytes"];
+        assert!(counts_all(true, &v2, &["cpu.stat", "memory.peak"]));
+        assert!(!counts_all(true, &v2, &["cpu.stat"]), "Linux 5.18");
+        assert!(!counts_all(true, &["pids"], &["cpu.stat"]));
+        assert!(counts_all(false, &v1, &of_v1));
+        assert!(!counts_all(false, &v1[1..], &of_v1[1..]));
+    }
 
     #[test]
     fn fields() {

@@ -97,16 +97,19 @@ impl Child<'_> {
     /// What it has used so far, and no more of its end than that. `events`: also how often a limit was met.
     pub(super) fn used_so_far(&self, events: bool) -> Option<End> {
         let seen = || usage::of_run(self.process_1);
-        let used = match self.counted(events) {
-            // Version 2 says it since Linux 5.19.
-            Some(used) if used.peak_memory_bytes.is_none() => GroupUse {
-                peak_memory_bytes: seen().and_then(|seen| seen.peak_memory_bytes),
-                ..used
-            },
-            Some(used) => used,
-            None => seen()?,
+        let Some(used) = self.counted(events) else {
+            return Some(self.end(seen()?));
         };
-        Some(self.end(used))
+        // Version 2 says the peak since Linux 5.19, and version 1 the time with `cpuacct`.
+        if used.cpu_us.is_some() && used.peak_memory_bytes.is_some() {
+            return Some(self.end(used));
+        }
+        let seen = seen().unwrap_or_default();
+        Some(self.end(GroupUse {
+            cpu_us: used.cpu_us.or(seen.cpu_us),
+            peak_memory_bytes: used.peak_memory_bytes.or(seen.peak_memory_bytes),
+            ..used
+        }))
     }
 
     /// What its group says.
@@ -212,13 +215,8 @@ impl<'a> Attempt<'a> {
         if waiting.group.limit(limits_of(self.spec)).is_err() {
             return Ok(None);
         }
-        let cpu_before_us = if waiting.group.is_there() {
-            waiting.group.cpu_us()
-        } else {
-            usage::of_run(waiting.process_1)
-                .and_then(|u| u.cpu_us)
-                .unwrap_or(0)
-        };
+        let seen_us = || usage::of_run(waiting.process_1).and_then(|u| u.cpu_us);
+        let cpu_before_us = waiting.group.cpu_us().or_else(seen_us).unwrap_or(0);
         let mut channel = Channel::new(
             waiting.channel,
             self.frames,
@@ -342,7 +340,7 @@ impl<'a> Attempt<'a> {
             place: None,
             notice,
             pidfd: None,
-            is_counted: self.launcher.promises.cpu,
+            is_counted: self.launcher.promises.counts_all,
             child: None,
             started_ns: self.started_ns,
             ready_ns: None,
