@@ -234,6 +234,12 @@ pub(crate) const FAULTS: &[Fault] = &[
         )
     },
     fault("never-truncated", "truncated is always false", &["P2"]),
+    seen_by(
+        "blob.characters#3",
+        "cut-untold",
+        "a sample that ends before its last character is not truncated",
+        &["P2", "R11"],
+    ),
     fault("no-tail", "sample_tail is the head", &["P2"]),
     fault(
         "full-is-a-sample",

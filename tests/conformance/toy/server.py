@@ -382,6 +382,8 @@ def read_blob(params):
     part = content[start:end]
     out = {"content": part.decode("utf-8", "replace")} if FAULT == "cuts-characters" else as_text(part)
     out["truncated"] = FAULT not in ("never-truncated", "full-is-a-sample") and len(part) < len(content)
+    if FAULT == "cut-untold":
+        out["truncated"] = len(part) == most < len(content)
     return dict(out, kind=kind)
 
 
