@@ -74,6 +74,15 @@ pub(crate) const FAULTS: &[Fault] = &[
         &["T5"],
     ),
     fault("notifications-answered", "answers notifications", &["T5"]),
+    Fault {
+        product: true,
+        ..seen_by(
+            "notifications.done",
+            "notifications-dropped",
+            "does nothing of what a notification says",
+            &["T5"],
+        )
+    },
     fault("empty-batch", "answers [] with []", &["T5"]),
     fault("batch-cut", "answers only the first of a batch", &["T5"]),
     seen_by(
