@@ -1,5 +1,6 @@
 //! The kit leaves the machine of whoever runs it as it was, whatever a plugin does.
 
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -23,9 +24,9 @@ fn check(sabotage: &str, case: &str) -> skillgate_plugin_check::Report {
     })
 }
 
-/// Processes whose command line begins so.
+/// Processes that were started under this name.
 fn named(name: &str) -> Vec<String> {
-    whose(|line| line.starts_with(name))
+    whose(|line| line.split('\0').next() == Some(name))
 }
 
 /// Processes whose command line is such a one.
@@ -54,6 +55,26 @@ fn what_a_case_leaves_in_a_session_of_its_own_ends_with_it() {
     }
 }
 
+/// Names of processes that other tests start meanwhile may begin with that of this one's, and numbers of other runs with its number.
+#[test]
+fn a_process_is_looked_for_by_its_whole_name() {
+    let name = format!("has a whole name {}", std::process::id());
+    let longer = ["1", " until it is stopped"].map(|more| format!("{name}{more}"));
+    let mut others = longer.each_ref().map(|other| {
+        let mut sleep = Command::new("sleep");
+        sleep.arg0(other).arg("30").spawn().unwrap()
+    });
+    let found = named(&name);
+    let each = longer.each_ref().map(|other| named(other));
+    let pids = others.each_ref().map(|other| vec![other.id().to_string()]);
+    for other in &mut others {
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+    assert_eq!(found, Vec::<String>::new());
+    assert_eq!(each, pids);
+}
+
 /// Waits until it is so.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let limit = Instant::now() + LONG;
@@ -70,7 +91,6 @@ const HANGS: &str = "leaves a session and hangs";
 fn a_case_ends_with_whoever_checks() {
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let dir = tempfile::tempdir().unwrap();
-        // Not the beginning of the other test's, which looks for its own.
         let mark = format!("{HANGS} {signal:?} {}", std::process::id());
         let mut kit = Command::new(program())
             .arg("check")
