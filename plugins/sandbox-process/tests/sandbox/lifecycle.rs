@@ -215,14 +215,15 @@ fn destroy_leaves_nothing() {
 fn drain_waits_for_the_last_run_and_takes_no_new_one() {
     let instance = Instance::new();
     let long = request(
-        "import time\ndef main(args):\n    print('here', flush=True)\n    time.sleep(0.3)\n    return 1\n",
+        "import time\ndef main(args):\n    print('here', flush=True)\n    time.sleep(0.3)\n    print('over', flush=True)\n    return 1\n",
     );
     let services = Services::default();
     std::thread::scope(|scope| {
         let run = scope.spawn(|| instance.plugin.run(long, &services).unwrap());
         eventually("it runs", || services.text().contains("here"));
         instance.plugin.drain().unwrap();
-        assert!(run.is_finished() || run.join().unwrap().completed);
+        assert!(services.text().contains("over"), "{}", services.text());
+        assert!(run.join().unwrap().completed);
     });
     let error = instance
         .plugin
