@@ -427,8 +427,13 @@ unsafe extern "C" fn gate_serve(ctx: *mut c_void, run: abi::Op, listener: abi::F
         }
         // SAFETY: the contract: an open descriptor, the plugin's until this call has returned SKG_OK.
         let borrowed = unsafe { BorrowedFd::borrow_raw(listener) };
-        let Ok(ours) = borrowed.as_fd().try_clone_to_owned() else {
-            return Ok(abi::E_INVALID_ARGUMENT);
+        let ours = match borrowed.as_fd().try_clone_to_owned() {
+            Ok(ours) => ours,
+            // It is a listener as it should be: there is no room for another descriptor now.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                return Ok(abi::E_EXHAUSTED);
+            }
+            Err(_) => return Ok(abi::E_INVALID_ARGUMENT),
         };
         run.host.gate_serve(ours)?;
         // SAFETY: taken over: the call succeeds, so the plugin no longer owns it.

@@ -60,6 +60,19 @@ async fn what_a_plugin_has_no_room_for_is_one_error() {
         is_exhausted(&refused);
         assert!(refused.not_executed, "the plugin has not heard of it");
     }
+    // Both come, and the SDK has no room for its own of the first, or of the second.
+    for room in ["2", "3"] {
+        make_room_for(&sandbox, room).await;
+        let refused = sandbox.run(with_mounts(), Gateway::new()).await;
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.code, abi::E_EXHAUSTED, "{room}: {refused}");
+        assert!(refused.not_executed && refused.retryable, "{refused:?}");
+        assert!(refused.message.contains("mounts.fd"), "{refused}");
+    }
+    // The listener is open, and the host's table has no room for its own.
+    make_room_for(&sandbox, "1").await;
+    let refused = ask(&sandbox, "gate").await.unwrap_err();
+    assert_eq!(refused.code, abi::E_EXHAUSTED, "{refused}");
     make_room_for(&sandbox, "0").await;
     // What the host says of a service reaches the plugin as a code.
     let refused = ask(&sandbox, "blob by descriptor").await.unwrap_err();

@@ -5,13 +5,44 @@ use std::os::unix::io::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 
 use skillgate_plugin_abi as abi;
 
+use super::malformed;
 use crate::model::{
-    BlobCreate, BlobStat, Content, CreateRequest, Health, Limits, Mount, PutSkill, RunRequest,
-    RunResult, RunSkill, Skill, SkillFile, SkillKey, SkillPage, SkillQuery, Source,
+    BlobCreate, BlobStat, Content, CreateRequest, Error, Health, Limits, Mount, PutSkill,
+    RunRequest, RunResult, RunSkill, Skill, SkillFile, SkillKey, SkillPage, SkillQuery, Source,
 };
 use crate::wire::{self, size_of_u32, Malformed, Reader};
 
 type Read<T> = Result<T, Malformed>;
+
+/// Why a request with descriptors is not taken.
+pub(super) enum Refused {
+    Malformed(Malformed),
+    /// The request is as it should be; there is no room for its descriptors now.
+    NoRoom(String),
+}
+
+impl From<Malformed> for Refused {
+    fn from(why: Malformed) -> Self {
+        Refused::Malformed(why)
+    }
+}
+
+impl From<Refused> for Error {
+    fn from(why: Refused) -> Self {
+        match why {
+            Refused::Malformed(why) => malformed(why),
+            Refused::NoRoom(why) => Error::new(abi::E_EXHAUSTED, why)
+                .not_executed()
+                .retryable(NO_ROOM_MS),
+        }
+    }
+}
+
+/// When a run for which there was no descriptor is worth another try: others have ended by then.
+const NO_ROOM_MS: u32 = 1000;
+/// The system's numbers for "this process has as many files open as it may have", and the same of the whole system.
+const EMFILE: i32 = 24;
+const ENFILE: i32 = 23;
 
 /// Most elements in a list of a request. The host is trusted with sizes; this only keeps a garbled length from being an
 /// allocation.
@@ -150,20 +181,24 @@ pub(super) unsafe fn blob_create(p: *const abi::BlobCreateRequest) -> Read<BlobC
 ///
 /// # Safety
 /// `fd` is open during the call, as the contract says.
-unsafe fn dup(fd: abi::Fd, what: &str) -> Read<OwnedFd> {
+unsafe fn dup(fd: abi::Fd, what: &str) -> Result<OwnedFd, Refused> {
     if fd < 0 {
-        return Err(Malformed(format!("{what}: no descriptor")));
+        return Err(Malformed(format!("{what}: no descriptor")).into());
     }
     // SAFETY: not -1; open by the caller's promise.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
-    borrowed
-        .try_clone_to_owned()
-        .map_err(|e| Malformed(format!("{what}: descriptor {fd}: {e}")))
+    borrowed.try_clone_to_owned().map_err(|e| {
+        let why = format!("{what}: descriptor {fd}: {e}");
+        match e.raw_os_error() {
+            Some(EMFILE | ENFILE) => Refused::NoRoom(why),
+            _ => Malformed(why).into(),
+        }
+    })
 }
 
 /// # Safety
 /// A mount of the host's request, good during the call.
-unsafe fn mount(m: &abi::Mount) -> Read<Mount> {
+unsafe fn mount(m: &abi::Mount) -> Result<Mount, Refused> {
     // SAFETY: the caller's promise.
     unsafe {
         Ok(Mount {
@@ -176,7 +211,7 @@ unsafe fn mount(m: &abi::Mount) -> Read<Mount> {
                 abi::SRC_BLOB => Source::Blob(text(m.blob_id, "mounts.blob_id")?),
                 kind => {
                     let why = format!("mounts.source_kind: {kind} is not known to this plugin");
-                    return Err(Malformed(why));
+                    return Err(Malformed(why).into());
                 }
             },
             sha256: text(m.sha256, "mounts.sha256")?,
@@ -187,7 +222,7 @@ unsafe fn mount(m: &abi::Mount) -> Read<Mount> {
 
 /// # Safety
 /// The host's request, good during the call.
-pub(super) unsafe fn run(p: *const abi::RunRequest) -> Read<RunRequest> {
+pub(super) unsafe fn run(p: *const abi::RunRequest) -> Result<RunRequest, Refused> {
     // SAFETY: the caller's promise; every bit pattern is a skg_kv and a skg_str.
     unsafe {
         let r = wire::prefix(p, "request")?;

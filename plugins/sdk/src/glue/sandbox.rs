@@ -10,7 +10,7 @@ use super::host_table::HostTable;
 use super::instance::Instance;
 use super::panics::{guard, quietly};
 use super::services::Services;
-use super::{convert, create, malformed};
+use super::{convert, create};
 use crate::model::Error;
 use crate::reply::Reply;
 use crate::{wire, Sandbox};
@@ -138,7 +138,7 @@ unsafe extern "C" fn run<S: Sandbox>(
     let work = || {
         // SAFETY: the contract: the request is good during the call.
         match unsafe { convert::run(r) } {
-            Err(error) => reply.fail(malformed(error)),
+            Err(error) => reply.fail(error.into()),
             Ok(_) if reply.cancelled() => reply.fail(cancelled_before()),
             Ok(request) => {
                 instance.with(|sandbox| sandbox.run(request, services, reply));
