@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use skillgate_plugin_abi as abi;
 
-/// The target of every record that comes from a plugin. The plugin's own target is the field `target`: the metadata of
-/// an event is static.
+/// The target of every record that comes from a plugin: the metadata of an event is static. The plugin's own target is the
+/// field `plugin_target`; in a record as JSON, `target` is this one.
 const TARGET: &str = "skillgate::plugin";
 
 /// Most bytes of a record's target, and of a field's name and value; what is longer is cut.
@@ -93,7 +93,7 @@ pub(crate) fn write(r: &Record<'_>) {
         event,
         plugin = r.plugin,
         instance = r.instance,
-        target = r.target,
+        plugin_target = r.target,
         run_id = r.run_id,
         fields = r.fields,
         "{}",

@@ -9,7 +9,8 @@ mod support;
 use std::sync::{Arc, Mutex};
 
 use skillgate_plugin_host::model::CreateRequest;
-use support::{Gateway, config, load, probe, run, sdk_plugin};
+use skillgate_plugin_host::Isolation;
+use support::{Gateway, config, load, open, probe, run, sdk_plugin};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -61,12 +62,47 @@ async fn a_record_has_its_plugin_target_run_and_fields() {
     let events = events.lock().unwrap();
     let expected = concat!(
         r#"WARN skillgate::plugin message=something is off plugin="org.skillgate.probe" instance="test""#,
-        r#" target="probe::run" run_id="run_log" fields="n=42""#
+        r#" plugin_target="probe::run" run_id="run_log" fields="n=42""#
     );
     assert_eq!(events[0], expected);
     // A record has so many; what is beyond is left out, and no more than that.
     assert_eq!(events[1].matches("n=42").count(), 64, "{}", events[1]);
     assert_eq!(events.len(), 2);
+}
+
+/// What the gateway would write of a record, in its format `text`, or as JSON.
+async fn written(isolation: Isolation, function: &str, json: bool) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let file = std::fs::File::create_new(dir.path().join("log")).unwrap();
+    let builder = tracing_subscriber::fmt().with_writer(Mutex::new(file));
+    let log: tracing::Dispatch = if json {
+        builder.json().flatten_event(true).finish().into()
+    } else {
+        builder.with_ansi(false).finish().into()
+    };
+    // Before there is a process, which is told what the log wants.
+    let _log = tracing::dispatcher::set_default(&log);
+    let plugin = open(&probe(dir.path(), "written", &[]), isolation);
+    let sandbox = plugin.sandbox(config("{}")).await.unwrap();
+    sandbox.run(run(function), Gateway::new()).await.unwrap();
+    std::fs::read_to_string(dir.path().join("log")).unwrap()
+}
+
+const WAYS: [Isolation; 2] = [Isolation::Gateway, Isolation::Process];
+
+/// Also where the format has members of its own beside the fields.
+#[tokio::test]
+async fn a_record_as_json_has_each_member_once() {
+    for isolation in WAYS {
+        let line = written(isolation, "log", true).await;
+        let whole: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(whole["target"], "skillgate::plugin", "{line}");
+        assert_eq!(whole["plugin_target"], "probe::run", "{line}");
+        for member in whole.as_object().unwrap().keys() {
+            let times = line.matches(&format!("\"{member}\":")).count();
+            assert_eq!(times, 1, "{member}: {line}");
+        }
+    }
 }
 
 // This one blocks, and so logs on other threads: its events are for the program's subscriber, which is of this test only.
@@ -100,15 +136,15 @@ async fn records_of_the_sdk_are_of_a_run_and_of_whichever_instance_is_left() {
     let events = events.lock().unwrap();
     let traced: Vec<_> = events
         .iter()
-        .filter(|event| event.contains(r#"target="traced""#))
+        .filter(|event| event.contains(r#"plugin_target="traced""#))
         .collect();
     let expected = [("a", 1), ("b", 2), ("a", 3)].map(|(instance, version)| {
         format!(
-            r#"WARN skillgate::plugin message=asked plugin="org.skillgate.test" instance="{instance}" target="traced" run_id="" fields="tenant=acme version={version}""#
+            r#"WARN skillgate::plugin message=asked plugin="org.skillgate.test" instance="{instance}" plugin_target="traced" run_id="" fields="tenant=acme version={version}""#
         )
     });
     assert_eq!(traced, expected.iter().collect::<Vec<_>>());
     // The SDK says of which call a record is.
-    let of_run = r#"target="echo" run_id="run_log""#;
+    let of_run = r#"plugin_target="echo" run_id="run_log""#;
     assert!(events.iter().any(|e| e.contains(of_run)), "{events:?}");
 }
