@@ -7,10 +7,11 @@
 mod support;
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use skillgate_plugin_host::model::CreateRequest;
-use skillgate_plugin_host::Isolation;
-use support::{Gateway, config, load, open, probe, run, sdk_plugin};
+use skillgate_plugin_host::{Isolation, Pin, Plugin, ProcessSettings};
+use support::{Gateway, config, load, open, probe, run, sdk_plugin, settings};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -102,6 +103,32 @@ async fn a_record_as_json_has_each_member_once() {
             let times = line.matches(&format!("\"{member}\":")).count();
             assert_eq!(times, 1, "{member}: {line}");
         }
+    }
+}
+
+#[tokio::test]
+async fn a_process_that_dies_as_it_is_ended_has_its_last_words() {
+    let settings = ProcessSettings {
+        cancel_grace: Duration::from_secs(1),
+        ..settings()
+    };
+    for (option, signal) in [("-DCRASH_IN_DESTROY", 6), ("-DHANG_IN_DESTROY", 9)] {
+        let events: Arc<Mutex<Vec<String>>> = Arc::default();
+        let _kept = tracing::subscriber::set_default(Keep(Arc::clone(&events)));
+        let dir = tempfile::tempdir().unwrap();
+        let file = probe(dir.path(), "ends", &[option]);
+        let plugin = Plugin::open(&file, &Pin::default(), Isolation::Process, &settings);
+        let sandbox = plugin.unwrap().sandbox(config("{}")).await.unwrap();
+        drop(sandbox);
+        let said = format!("it was ended by signal {signal}; its last words: destroy has no end");
+        let is_it = |event: &String| event.starts_with("ERROR ") && event.contains(&said);
+        let logged = async {
+            while !events.lock().unwrap().iter().any(is_it) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let logged = tokio::time::timeout(Duration::from_secs(20), logged).await;
+        assert!(logged.is_ok(), "{option}: {:?}", events.lock().unwrap());
     }
 }
 

@@ -25,6 +25,9 @@ use crate::wire::{In, Read, Wire};
 /// Calls that a process may have at the same time, as for a plugin in this process.
 const IN_FLIGHT_MAX: u64 = (1 << 16) - 1;
 
+/// Why a process was killed that had the grace time to end.
+const NOT_IN_TIME: &str = "it was told to end, and did not";
+
 /// An instance. Dropping it ends the instance, and its process, once its calls have ended.
 pub(crate) struct Remote(Arc<Shared>);
 
@@ -323,7 +326,7 @@ impl Shared {
             let began = Instant::now();
             let end = tokio::select! {
                 end = link.serve(&self) => end,
-                () = self.stop_it(&link, stop.clone()) => End::Asked,
+                () = self.stop_it(&link, stop.clone()) => End::Died(NOT_IN_TIME.to_owned()),
             };
             // Before the state says that there is no link: whoever ends this task buries the one that there is.
             link.end().await;
@@ -334,13 +337,19 @@ impl Shared {
             let gone = Arc::clone(&link);
             let status = on_a_thread("plugin-reap", move || gone.process.reap()).await;
             let status = status.unwrap_or_else(|error| format!("how, is not known: {error}"));
+            let stops = *stop.borrow();
             let why = match end {
-                _ if *stop.borrow() => break,
+                End::Asked if stops => break,
                 End::Asked => "it ended without being asked to".to_owned(),
                 End::Died(why) => why,
             };
-            let mut delay = restarts.ended(began.elapsed());
             let (plugin, instance) = (&self.plugin, self.instance());
+            if stops {
+                // Its data may not be as the plugin's own end leaves it, and nothing else would say so.
+                tracing::error!(%plugin, %instance, why, status, calls_lost = lost, calls_not_begun = not_begun, "the process of a plugin that was told to end has not ended by itself");
+                break;
+            }
+            let mut delay = restarts.ended(began.elapsed());
             tracing::error!(%plugin, %instance, why, status, calls_lost = lost, calls_not_begun = not_begun, again_ms = delay.as_millis() as u64, "the process of a plugin has ended");
             link = loop {
                 self.set(State::Down {
@@ -385,7 +394,7 @@ impl Shared {
             instance = self.instance(),
             "a plugin's process did not end within {ms} ms and is killed"
         );
-        link.kill("it was told to end, and did not".to_owned());
+        link.kill(NOT_IN_TIME.to_owned());
     }
 
     /// The life after that one.

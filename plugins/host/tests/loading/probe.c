@@ -7,6 +7,7 @@
  *   -DSTATIC_TLS: reserves thread-local storage at program start
  *   -DCONSTRUCTOR: creates the file that $SKG_PROBE names as soon as any of its code runs
  *   -DHANG_IN_CREATE: writes its process's number to the file that config_json names, and does not come back
+ *   -DCRASH_IN_DESTROY, -DHANG_IN_DESTROY: says something on standard error then, and ends, or does not
  *   -DHANG_IN_GET: a store that does the same in skill_get
  *   -DREFUSE_CAPS: a store that fails in caps, and takes its time in destroy: then it makes the file that config_json names */
 #include "skillgate_plugin.h"
@@ -362,6 +363,15 @@ static int32_t health(void *self, skg_op op) {
 
 static void destroy(void *self) {
     struct instance *s = self;
+#if defined(CRASH_IN_DESTROY) || defined(HANG_IN_DESTROY)
+    static const char words[] = "destroy has no end\n";
+    if (write(2, words, sizeof words - 1) < 0) return;
+#ifdef CRASH_IN_DESTROY
+    abort();
+#endif
+    alarm(45); /* when nobody ends it */
+    for (;;) pause();
+#endif
     pthread_mutex_lock(&s->lock);
     while (s->threads > 0) pthread_cond_wait(&s->changed, &s->lock);
     pthread_mutex_unlock(&s->lock);
