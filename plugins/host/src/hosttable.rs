@@ -251,12 +251,9 @@ unsafe extern "C" fn log(ctx: *mut c_void, record: *const abi::LogRecord) {
                     wire::shown(pair.value, logs::VALUE_BYTES),
                 )
             };
-            if !fields.is_empty() {
-                fields.push(' ');
+            if !logs::add_field(&mut fields, &key, &value) {
+                break;
             }
-            fields.push_str(&key);
-            fields.push('=');
-            fields.push_str(&value);
         }
         let run = context.ops.run(record.op);
         logs::write(&logs::Record {

@@ -1,5 +1,7 @@
 //! A plugin's log records as events of the gateway.
 
+use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::sync::OnceLock;
 
 use skillgate_plugin_abi as abi;
@@ -72,8 +74,57 @@ pub(crate) fn enabled(level: u32) -> bool {
     }
 }
 
-/// One record, its texts already cut and made UTF-8. `fields` is `key=value key=value`: their names are the plugin's,
-/// and an event's field names are static.
+/// Adds a field to those of a record, as `key=value`. What would be read as more than one name or value is quoted. `false`:
+/// there is no room for it.
+pub(crate) fn add_field(fields: &mut String, key: &str, value: &str) -> bool {
+    let before = fields.len();
+    if !fields.is_empty() {
+        fields.push(' ');
+    }
+    add_word(fields, key);
+    fields.push('=');
+    add_word(fields, value);
+    let fits = fields.len() <= FIELDS_BYTES;
+    if !fits {
+        fields.truncate(before);
+    }
+    fits
+}
+
+fn add_word(fields: &mut String, word: &str) {
+    let is_plain = |c: char| !c.is_whitespace() && is_safe(c) && !matches!(c, '"' | '=');
+    if word.chars().all(is_plain) {
+        fields.push_str(word);
+    } else {
+        // A String takes whatever is written to it.
+        let _ = write!(fields, "{word:?}");
+    }
+}
+
+/// Neither control characters nor those that end a line or change the direction of the text around them.
+fn is_safe(c: char) -> bool {
+    !c.is_control()
+        && !matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A text in which a reader of the log cannot take a part for a line of its own.
+fn on_one_line(text: &str) -> Cow<'_, str> {
+    if text.chars().all(is_safe) {
+        return Cow::Borrowed(text);
+    }
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_safe(c) {
+            line.push(c);
+        } else {
+            line.extend(c.escape_debug());
+        }
+    }
+    Cow::Owned(line)
+}
+
+/// One record, its texts already cut and made UTF-8. `fields` is `key=value key=value` ([`add_field`]): their names are the
+/// plugin's, and an event's field names are static.
 pub(crate) struct Record<'a> {
     pub(crate) level: u32,
     pub(crate) plugin: &'a str,
@@ -88,6 +139,7 @@ pub(crate) fn write(r: &Record<'_>) {
     if let Some(elsewhere) = ELSEWHERE.get() {
         return (elsewhere.write)(r);
     }
+    // Here, where it is written: a process of its own sends what it likes. The fields are texts, which the log quotes.
     at_level!(
         r.level,
         event,
@@ -97,6 +149,23 @@ pub(crate) fn write(r: &Record<'_>) {
         run_id = r.run_id,
         fields = r.fields,
         "{}",
-        r.message
+        on_one_line(r.message)
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever reads them from a process of its own takes no more.
+    #[test]
+    fn fields_that_grow_by_their_quotes_keep_to_their_room() {
+        let value = "\u{1}".repeat(VALUE_BYTES);
+        let mut fields = String::new();
+        let fits = |_: &u32| add_field(&mut fields, "k", &value);
+        let added = (0..FIELDS_MAX).take_while(fits).count();
+        assert!((1..FIELDS_MAX as usize).contains(&added), "{added}");
+        assert!(fields.len() <= FIELDS_BYTES, "{}", fields.len());
+        assert_eq!(fields.matches("k=").count(), added);
+    }
 }

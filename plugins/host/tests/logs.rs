@@ -107,6 +107,19 @@ async fn a_record_as_json_has_each_member_once() {
 }
 
 #[tokio::test]
+async fn a_record_is_one_line_whatever_is_in_it() {
+    for isolation in WAYS {
+        let line = written(isolation, "log lines", false).await;
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(line.contains(r"a\nb\u{1b}[2J plugin="), "{line}");
+        let json = written(isolation, "log lines", true).await;
+        let whole: serde_json::Value = serde_json::from_str(&json).unwrap();
+        // What a name and a value are is seen by who reads it.
+        assert_eq!(whole["fields"], r#"n=42 "a b"="1 c=\"2\"\n""#, "{json}");
+    }
+}
+
+#[tokio::test]
 async fn a_process_that_dies_as_it_is_ended_has_its_last_words() {
     let settings = ProcessSettings {
         cancel_grace: Duration::from_secs(1),

@@ -311,6 +311,18 @@ static int32_t run(void *self, skg_op op, const skg_run_request *r) {
         if (h->secret_read(h->ctx, op, skg_str_of("A", 1), NULL, 0) != SKG_E_STALE) abort();
         if (h->gate_serve(h->ctx, op, 0) != SKG_E_STALE) abort();
         if (h->op_cancelled(h->ctx, op) != 1) abort();
+    } else if (eq(r->function, "log lines")) {
+        skg_kv kv[2] = { { SKG_LIT("n"), SKG_LIT("42") }, { SKG_LIT("a b"), SKG_LIT("1 c=\"2\"\n") } };
+        skg_log_record rec;
+        memset(&rec, 0, sizeof rec);
+        rec.struct_size = sizeof rec;
+        rec.level = SKG_LOG_WARN;
+        rec.op = op;
+        rec.target = skg_str_of("probe::run", 10);
+        rec.message = skg_str_of("a\nb\x1b[2J", 7);
+        rec.fields = skg_list_of(kv, 2, sizeof kv[0]);
+        h->log(h->ctx, &rec);
+        finish(s, op, "logged", 6);
     } else if (eq(r->function, "log") || eq(r->function, "log much")) {
         /* The second of 65 fields, of which 64 are counted. */
         skg_kv kv[65];
