@@ -482,11 +482,25 @@ impl<'a> Elf<'a> {
         self.notes().find_map(|note| skillgate_note(&note))
     }
 
-    /// Has it the build id that Go's linker writes?
+    /// Has it what Go's linker writes: a build id, which `-ldflags=-buildid=` leaves out, or the mark of the build's
+    /// information, by which Go itself knows its programs?
     fn is_go(&self) -> bool {
-        const GO_BUILD_ID: u32 = 4;
-        self.notes()
-            .any(|note| note.owner == b"Go\0\0" && note.kind == GO_BUILD_ID)
+        const BUILD_ID: u32 = 4;
+        let has_id = |note: RawNote<'_>| note.owner == b"Go\0\0" && note.kind == BUILD_ID;
+        self.notes().any(has_id) || self.has_go_information()
+    }
+
+    fn has_go_information(&self) -> bool {
+        const MARK: &[u8] = b"\xff Go buildinf:";
+        /// Addresses of the mark are multiples of it.
+        const ALIGNED: usize = 16;
+        let mut loaded = self.segments.iter().filter(|s| s.kind == PT_LOAD);
+        loaded.any(|s| {
+            let from = usize::try_from(s.address.wrapping_neg() % ALIGNED as u64).ok();
+            let content = from.and_then(|from| self.content(s).get(from..));
+            let mut pieces = content.unwrap_or_default().chunks(ALIGNED);
+            pieces.any(|piece| piece.starts_with(MARK))
+        })
     }
 }
 

@@ -518,6 +518,7 @@ fn plugins_that_must_have_a_process_get_one() {
     for (options, expected) in [
         ("-DFLAGS=SKG_F_OWN_PROCESS", Isolation::Process),
         ("-DGO", Isolation::Process),
+        ("-DGO_WITHOUT_ID", Isolation::Process),
         ("-DFLAGS=0", Isolation::Gateway),
     ] {
         let file = probe(dir.path(), "forced", &[options]);

@@ -172,11 +172,13 @@ fn a_process_of_its_own() {
         &["-DFLAGS=SKG_F_OWN_PROCESS"],
         "it asks for a process of its own: configure isolation = \"process\"",
     );
-    refused(
-        "go",
-        &["-DGO"],
-        "it is written in Go, whose runtime changes signal handlers",
-    );
+    for option in ["-DGO", "-DGO_WITHOUT_ID"] {
+        refused(
+            "go",
+            &[option],
+            "it is written in Go, whose runtime changes signal handlers",
+        );
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
  *
  *   -DNOTE_MAJOR=9 -DENTRY_MAJOR=9 -DMIN_HOST=7 -DFLAGS=... -DNO_NOTE -DNO_ENTRY -DENTRY_ID="..."
  *   -DVERSION="..." of the plugin     -DANY_FACTORY: gives its factory for every id
- *   -DGO: has the build id of a program in Go     -DTEXTREL: an address in its code
+ *   -DGO: has the build id of a program in Go     -DGO_WITHOUT_ID: its build information alone     -DTEXTREL: an address in its code
  *   -DSTATIC_TLS: reserves thread-local storage at program start
  *   -DCONSTRUCTOR: creates the file that $SKG_PROBE names as soon as any of its code runs
  *   -DHANG_IN_CREATE: writes its process's number to the file that config_json names, and does not come back
@@ -56,6 +56,11 @@ static const skg_note_v1 note = {
 #ifdef GO
 __attribute__((used, section(".note.go.buildid"), aligned(4)))
 static const struct { uint32_t namesz, descsz, type; char name[4], desc[8]; } go = { 4, 8, 4, "Go\0", "x/y/z/w" };
+#endif
+
+#ifdef GO_WITHOUT_ID
+/* as the linker of Go 1.18 writes it: the mark, the size of a pointer, flags */
+__attribute__((used, aligned(16))) static unsigned char go_build_information[32] = "\xff Go buildinf:\x08\x02";
 #endif
 
 #ifdef STATIC_TLS
