@@ -67,13 +67,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
                 call.space.enter(bytes).await?;
                 let preview = rooms
                     .blobs
-                    .preview(
-                        call.caller.tenant(),
-                        stat,
-                        mode,
-                        max_bytes,
-                        bytes_max,
-                    )
+                    .preview(call.caller.tenant(), stat, mode, max_bytes, bytes_max)
                     .await?;
                 Ok(Answer {
                     content: Content::from(preview.bytes),
