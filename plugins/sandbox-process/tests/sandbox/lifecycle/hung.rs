@@ -38,7 +38,9 @@ fn a_run_ends_at_its_deadline_although_its_launcher_does_nothing() {
         let its_own = services.text().trim().parse().unwrap();
         below = descendants(launcher);
         below.retain(|pid| pid_namespace(*pid) == Some(its_own));
-        assert!(below.len() >= 2, "its init and its interpreter: {below:?}");
+        // Its init and its interpreter, of which an ordinary user may not look at both; they end together.
+        let seen = if is_root() { 2 } else { 1 };
+        assert!(below.len() >= seen, "{below:?}");
         assert!(tools::kill("-STOP", launcher));
         run.join().unwrap()
     });
