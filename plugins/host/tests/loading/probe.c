@@ -122,6 +122,20 @@ static int32_t finish(struct instance *s, skg_op op, const char *out, uint64_t n
     return s->host->complete(s->host->ctx, op, &c);
 }
 
+/* One record of the log, and the end of the run. */
+static void say(struct instance *s, skg_op op, skg_str message, const skg_kv *kv, uint32_t fields) {
+    skg_log_record rec;
+    memset(&rec, 0, sizeof rec);
+    rec.struct_size = sizeof rec;
+    rec.level = SKG_LOG_WARN;
+    rec.op = op;
+    rec.target = skg_str_of("probe::run", 10);
+    rec.message = message;
+    rec.fields = skg_list_of(kv, fields, sizeof kv[0]);
+    s->host->log(s->host->ctx, &rec);
+    finish(s, op, "logged", 6);
+}
+
 struct job { struct instance *s; skg_op op; };
 
 static void thread_done(struct instance *s) {
@@ -318,31 +332,13 @@ static int32_t run(void *self, skg_op op, const skg_run_request *r) {
         if (h->op_cancelled(h->ctx, op) != 1) abort();
     } else if (eq(r->function, "log lines")) {
         skg_kv kv[2] = { { SKG_LIT("n"), SKG_LIT("42") }, { SKG_LIT("a b"), SKG_LIT("1 c=\"2\"\n") } };
-        skg_log_record rec;
-        memset(&rec, 0, sizeof rec);
-        rec.struct_size = sizeof rec;
-        rec.level = SKG_LOG_WARN;
-        rec.op = op;
-        rec.target = skg_str_of("probe::run", 10);
-        rec.message = skg_str_of("a\nb\x1b[2J", 7);
-        rec.fields = skg_list_of(kv, 2, sizeof kv[0]);
-        h->log(h->ctx, &rec);
-        finish(s, op, "logged", 6);
+        say(s, op, skg_str_of("a\nb\x1b[2J", 7), kv, 2);
     } else if (eq(r->function, "log") || eq(r->function, "log much")) {
         /* The second of 65 fields, of which 64 are counted. */
         skg_kv kv[65];
         uint32_t fields = eq(r->function, "log") ? 1 : 65;
         for (uint32_t i = 0; i < fields; i++) kv[i] = (skg_kv){ SKG_LIT("n"), SKG_LIT("42") };
-        skg_log_record rec;
-        memset(&rec, 0, sizeof rec);
-        rec.struct_size = sizeof rec;
-        rec.level = SKG_LOG_WARN;
-        rec.op = op;
-        rec.target = skg_str_of("probe::run", 10);
-        rec.message = skg_str_of("something is off", 16);
-        rec.fields = skg_list_of(kv, fields, sizeof kv[0]);
-        h->log(h->ctx, &rec);
-        finish(s, op, "logged", 6);
+        say(s, op, skg_str_of("something is off", 16), kv, fields);
     } else {
         finish(s, op, "?", 1);
     }
