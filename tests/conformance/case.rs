@@ -164,8 +164,28 @@ fn check(case: &Case) -> Result<(), String> {
         if checks == 0 && !sugar && step.save.is_empty() {
             return Err(format!("step {} expects nothing", n + 1));
         }
+        if !case.alone && needs_a_still_store(step) {
+            return Err(format!(
+                "step {} wants a listing that nobody adds to meanwhile: alone = true",
+                n + 1
+            ));
+        }
     }
     Ok(())
+}
+
+/// Whether other cases that publish would disturb it: a later listing has more, and where cursors count skills, as they may,
+/// a page repeats what the one before it had.
+fn needs_a_still_store(step: &Step) -> bool {
+    let says = |words: &str| step.expect.iter().any(|line| line.contains(words));
+    let of_all = step.call.as_deref() == Some("list_skills")
+        && (step.params.as_ref()).is_some_and(|params| params.contains(r#""namespace":"${p}""#));
+    let kept = step
+        .save
+        .values()
+        .any(|path| path.starts_with("result.skills"));
+    let in_order = says("result.skills sorted") || says("result.skills unique");
+    step.walk.is_some() && (in_order || kept) || of_all && kept
 }
 
 /// The case once per entry of `each`, with the file's variables below its own.
