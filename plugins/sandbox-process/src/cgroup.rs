@@ -37,9 +37,12 @@ const CPU_PERIOD_US: u64 = 10_000;
 const CPU_QUOTA_US: u64 = 5_000;
 /// ... but no longer than this, since what has been stopped ends only when it may go on.
 const CPU_PERIOD_US_MAX: u64 = 100_000;
-/// The share of the processors of a run that lasts, beside one that does not: an eighth. The file and what to write, in
-/// version 1 (of 1024) and 2 (of 100).
-const LASTING: [(&str, &str); 2] = [("cpu.shares", "128"), ("cpu.weight", "12")];
+/// The file with a group's share of the processors, in version 1 and 2 ...
+const SHARE_FILE: [&str; 2] = ["cpu.shares", "cpu.weight"];
+/// ... what is in it when a group is made ...
+const SHARE: [&str; 2] = ["1024", "100"];
+/// ... and for a run that lasts, beside one that does not: an eighth.
+const SHARE_LASTING: [&str; 2] = ["128", "12"];
 /// What connections of a run may hold in the kernel. Version 1 counts that for nobody where it has no limit of its own, and what
 /// all of a host's connections hold is bounded too: beyond that, every one of them suffers. Version 2 counts it as memory.
 const TCP_BYTES_MAX: u64 = 16 << 20;
@@ -427,10 +430,20 @@ impl RunGroup {
         if let Some(lent) = &mut self.lent {
             lent.is_changed = true;
         }
+        self.share(SHARE_LASTING)
+    }
+
+    /// A run that had made way is killed. What its processes have left to do, to free their memory, keeps those waiting who want to
+    /// hear of its end, and behind runs that go on it would come last.
+    pub(crate) fn make_haste(&self) -> io::Result<()> {
+        self.share(SHARE)
+    }
+
+    fn share(&self, share: [&str; 2]) -> io::Result<()> {
         let of_cpu = |place: &&Place| place.hierarchy.controllers.contains(&"cpu");
         self.places().find(of_cpu).map_or(Ok(()), |place| {
-            let (file, share) = LASTING[usize::from(place.hierarchy.v2)];
-            place.put(file, share)
+            let version = usize::from(place.hierarchy.v2);
+            place.put(SHARE_FILE[version], share[version])
         })
     }
 

@@ -97,6 +97,8 @@ struct Running<'a> {
     output_bytes: usize,
     /// When more of it is taken.
     slow_ns: u64,
+    /// Held until the answer is given, also where the run is killed: whoever is the last to let go of it waits until every processor
+    /// has left what it is reading in the kernel (`synchronize_rcu_expedited`), and that may be run by run that has to wait for one.
     /// This and the next go before the notice socket, for whose end the launcher waits: then it removes the group, of which no
     /// file may be open, or the kernel remembers it.
     place: Option<Place>,
@@ -172,8 +174,6 @@ impl<'a> Running<'a> {
 
     /// Without a verdict of its own.
     fn kill_now(&mut self) {
-        // While the run still has it too: then it is the run that frees its files, with its own share of the processors.
-        self.place = None;
         // The launcher kills when this ends. It is the way where it has to see first what has been used, and while the pidfd
         // is still to come. Before the rest, so that the launcher never takes that end for an accident.
         let _ = sys::shut_down_writing(self.notice.as_fd());

@@ -57,6 +57,10 @@ impl Lasting {
         }
     }
 
+    pub(super) fn has_made_way(&self) -> bool {
+        self.has_made_way
+    }
+
     pub(super) fn began_ns(&self) -> u64 {
         self.began_ns
     }

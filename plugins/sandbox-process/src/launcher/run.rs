@@ -218,12 +218,29 @@ impl Run {
     }
 
     pub(super) fn kill(&mut self) {
-        if !self.killed && self.is_awaited() && !self.is_counted() {
+        if self.killed {
+            return;
+        }
+        self.killed = true;
+        let is_awaited = self.is_awaited();
+        if is_awaited && !self.is_counted() {
             self.used_before = usage::of_run(self.init.pid as u32).unwrap_or_default();
         }
         // The kernel refuses only for a process that is not ours to kill, which this one is.
         let _ = sys::kill_by_pidfd(self.init.pidfd.as_fd());
-        self.killed = true;
+        if is_awaited {
+            self.make_haste();
+        }
+    }
+
+    /// Its end does not come last where it is waited for.
+    fn make_haste(&self) {
+        // Before process 1 is dead no other is killed, and they may take all there is. Who is no root cannot have it so.
+        let _ = sys::weigh_more(self.init.pid);
+        if self.lasting.has_made_way() {
+            // One whose group has gone under its hands has ended.
+            let _ = self.group.as_ref().map(RunGroup::make_haste);
+        }
     }
 
     /// A zygote's child that was to be given something has no place for it. It has ended instead, or is let go of, and will be

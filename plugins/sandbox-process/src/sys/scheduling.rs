@@ -63,6 +63,16 @@ pub(crate) fn come_first(pid: libc::pid_t) -> io::Result<Precedence> {
     Ok(Precedence::ShortSlice)
 }
 
+/// [`weigh_more`]: nine times as much as others. With the most that the kernel has, 87 times, a group's part of the processors goes
+/// where this one was last, also while it sleeps: what the group has on another one waits for a tenth of a second.
+const NICE: libc::c_int = -10;
+
+/// The process `pid` gets most of what its group has of a processor (sched(7), "The nice value"). Fails without CAP_SYS_NICE.
+pub(crate) fn weigh_more(pid: libc::pid_t) -> io::Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::setpriority(libc::PRIO_PROCESS, pid as u32, NICE) }.into()).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

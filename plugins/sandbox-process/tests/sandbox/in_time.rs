@@ -1,11 +1,14 @@
 //! What must come in time although the processors have more to do than they can: the answer of a run that has reached its
 //! deadline, and another zygote where one was killed. With `SKILLGATE_TEST_FULL` each takes the whole machine: `--test-threads=1`.
 
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use serde_json::json;
+use skillgate_plugin_sdk::blocking::Sandbox;
+use skillgate_plugin_sdk::testing;
 
 use crate::support::*;
 use crate::zygote::{settled, signal, warm};
@@ -53,8 +56,14 @@ fn lateness(instance: &Instance, runs: usize) -> (Vec<f64>, usize) {
         ));
         request.limits.wall_ms = WALL_MS;
         let began = Instant::now();
-        let (result, services) = instance.run(request);
-        let took = began.elapsed().as_secs_f64() * 1000.0;
+        // Until the answer is given. What the run leaves is put away after that.
+        let services = Services::default();
+        let (reply, replied) = testing::reply();
+        let (result, took) = std::thread::scope(|scope| {
+            scope.spawn(|| instance.plugin.run_and_clear(request, &services, reply));
+            let result = replied.wait().unwrap();
+            (result, began.elapsed().as_secs_f64() * 1000.0)
+        });
         assert_eq!(
             result.error_type,
             "Timeout",
@@ -111,6 +120,88 @@ fn a_deadline_is_kept_under_full_load() {
             "{}: {uncounted} without processor time",
             mode.name
         );
+    }
+}
+
+/// A group of version 1 whose processes stand still, also where they have been killed, until this is dropped.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    /// `None`: there is version 2 alone, where what stands still can be killed.
+    fn make() -> Option<Self> {
+        let freezer = Path::new("/sys/fs/cgroup/freezer");
+        if !freezer.join("cgroup.procs").exists() {
+            return None;
+        }
+        // Process ids are those of a namespace.
+        let unique = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
+        let dir = freezer.join(format!("standing-still-{}", unique.trim()));
+        std::fs::create_dir(&dir).unwrap();
+        Some(Frozen(dir))
+    }
+
+    /// They are there, and stand still.
+    fn hold(&self, pids: &[u32]) {
+        for pid in pids {
+            std::fs::write(self.0.join("cgroup.procs"), pid.to_string()).unwrap();
+        }
+        let state = self.0.join("freezer.state");
+        std::fs::write(&state, "FROZEN").unwrap();
+        eventually("they stand still", || {
+            std::fs::read_to_string(&state).unwrap() == "FROZEN\n"
+        });
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        std::fs::write(self.0.join("freezer.state"), "THAWED").unwrap();
+        eventually("they have ended", || std::fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+fn nice_of(pid: &u32) -> i32 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The 19th field (proc_pid_stat(5)); the second ends with the last parenthesis.
+    let rest = stat.rsplit_once(')').unwrap().1;
+    rest.split_whitespace().nth(16).unwrap().parse().unwrap()
+}
+
+/// One that has made way for others does not end behind them too.
+#[test]
+fn a_run_that_is_ended_has_its_share_of_the_processors_again() {
+    for mode in modes() {
+        // An ordinary user has no groups.
+        let Some(frozen) = is_root().then(Frozen::make).flatten() else {
+            return;
+        };
+        let instance = Instance::with(&mode.config, None);
+        let launcher = instance.plugin.launcher_pid().unwrap();
+        let mut busy = request("def main(args):\n    while True: pass\n");
+        busy.limits.wall_ms = 4000;
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| instance.run(busy));
+            let lasts = eventually_there("it has made way", || {
+                let all = processes_of_runs(launcher).into_iter();
+                let lasts: Vec<u32> = all
+                    .filter(|pid| share_of(pid).is_some_and(|s| s < SHARE))
+                    .collect();
+                if lasts.is_empty() {
+                    Err("it has not")
+                } else {
+                    Ok(lasts)
+                }
+            });
+            frozen.hold(&lasts);
+            assert_eq!(run.join().unwrap().0.error_type, "Timeout");
+            eventually("it has its share again", || {
+                lasts.iter().all(|pid| share_of(pid) == Some(SHARE))
+            });
+            let nice: Vec<i32> = lasts.iter().map(nice_of).collect();
+            assert!(nice.iter().any(|n| *n < 0), "process 1 first: {nice:?}");
+        });
+        drop(frozen);
+        eventually("it is over", || processes_of_runs(launcher).is_empty());
     }
 }
 

@@ -550,3 +550,25 @@ pub(crate) fn processes_of_runs(launcher: u32) -> Vec<u32> {
         .map(|(pid, _)| pid)
         .collect()
 }
+
+/// The share of the processors of a group that nobody has changed, as version 1 counts it.
+pub(crate) const SHARE: u64 = 1024;
+
+/// That of the group of a process, where it has one.
+pub(crate) fn share_of(pid: &u32) -> Option<u64> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    groups.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        let read = |file: String| {
+            let share = std::fs::read_to_string(file).ok()?;
+            share.trim().parse::<u64>().ok()
+        };
+        if controllers.is_empty() {
+            let percent = read(format!("/sys/fs/cgroup{path}/cpu.weight"))?;
+            return Some(percent * SHARE / 100);
+        }
+        let has = controllers.split(',').any(|c| c == "cpu");
+        has.then(|| read(format!("/sys/fs/cgroup/{controllers}{path}/cpu.shares")))?
+    })
+}
