@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::future::BoxFuture;
-use http::{HeaderMap, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use serde_json::{Map, Value};
 use tower::{Layer, Service, ServiceExt};
 
@@ -273,6 +273,19 @@ impl Authenticator {
         }
     }
 
+    /// A refusal from below. One for want of a token says what to do, as it does to whoever comes with a bad one: the token has
+    /// expired since it was checked. `host`: what the request called us.
+    fn challenge(&self, mut refusal: Refusal, host: Option<HeaderValue>) -> Refusal {
+        if let Mode::Jwt(jwt) = &**self.0.mode.load()
+            && refusal.status == StatusCode::UNAUTHORIZED
+        {
+            let headers = host.map(|host| (header::HOST, host)).into_iter().collect();
+            let challenge = jwt.challenge.expired(&refusal.message, &headers);
+            refusal.headers.push(challenge);
+        }
+        refusal
+    }
+
     /// Who asks; the error has its name for metrics with it.
     async fn authenticate(
         &self,
@@ -425,6 +438,10 @@ where
 
     fn call(&mut self, named: Named) -> Self::Future {
         let Auth { layer, inner } = self.clone();
-        Box::pin(async move { inner.oneshot(layer.identify(named).await?).await })
+        let host = named.request.headers().get(header::HOST).cloned();
+        Box::pin(async move {
+            let answer = inner.oneshot(layer.identify(named).await?).await;
+            answer.map_err(|refusal| layer.authenticator.challenge(refusal, host))
+        })
     }
 }

@@ -90,6 +90,11 @@ impl Challenge {
         refusal
     }
 
+    /// What is said to whoever's token has expired while the request was under way.
+    pub(super) fn expired(&self, message: &str, headers: &HeaderMap) -> (HeaderName, HeaderValue) {
+        self.header(Some("invalid_token"), message, headers)
+    }
+
     fn header(
         &self,
         error: Option<&str>,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::server::full;
-use ::http::StatusCode;
+
 use tower::service_fn;
 
 /// A request through the layer: the caller below it, or the refusal.
@@ -350,4 +350,47 @@ async fn scopes_that_everybody_needs_and_the_name_of_the_resource() {
             "bearer_methods_supported": ["header"], "scopes_supported": ["skills", "runs:make"],
         })
     );
+}
+
+/// It was good when the request came.
+#[tokio::test]
+async fn a_token_that_expires_under_way_is_challenged_like_one_that_has() {
+    let world = World::new().await;
+    let bearer = format!("Bearer {}", world.good());
+    let answer = |auth: &Authenticator, status| {
+        let layer = AuthLayer {
+            authenticator: auth.clone(),
+            open: &[],
+            metrics: Metrics::default(),
+        };
+        let below = service_fn(move |_: Authenticated| async move {
+            Err::<Response<Body>, _>(Refusal::new(status, "a_kind", "get a \"new\" one"))
+        });
+        let request = Request::builder()
+            .header("host", "gate.example:8080")
+            .header("authorization", &bearer)
+            .body(full(""));
+        layer.layer(below).oneshot(Named {
+            request_id: RequestId::new(),
+            request: request.unwrap(),
+        })
+    };
+    let refusal = answer(&world.auth, StatusCode::UNAUTHORIZED)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        challenge(&refusal),
+        format!(
+            "Bearer error=\"invalid_token\", error_description=\"get a 'new' one\", {METADATA}"
+        )
+    );
+    assert_eq!(refusal.kind, "a_kind");
+    let other = answer(&world.auth, StatusCode::FORBIDDEN)
+        .await
+        .unwrap_err();
+    assert_eq!(challenge(&other), "");
+    let off = answer(&Authenticator::off(), StatusCode::UNAUTHORIZED)
+        .await
+        .unwrap_err();
+    assert_eq!(challenge(&off), "", "nobody is asked for a token");
 }
