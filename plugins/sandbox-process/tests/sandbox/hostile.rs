@@ -254,7 +254,8 @@ fn the_disk_is_bounded_in_bytes_and_files() {
 fn processor_time_of_all_processes_together_is_bounded() {
     let instance = Instance::new();
     let mut request = request("import os\ndef main(args):\n    os.fork()\n    while True: pass\n");
-    request.limits.cpu_ms = 1000;
+    // It makes way for short runs, and other tests have many of those: what it may use comes slowly.
+    request.limits.cpu_ms = 300;
     let (result, _, took) = timed(&instance, request, 20_000);
     assert_eq!(result.error_type, "Timeout", "{result:?}");
     assert!(
@@ -264,7 +265,7 @@ fn processor_time_of_all_processes_together_is_bounded() {
     assert!(took < Duration::from_secs(15), "{took:?}: {result:?}");
     if is_root() {
         assert!(
-            result.cpu_us >= 1_000_000 && result.cpu_us < 1_500_000,
+            result.cpu_us >= 300_000 && result.cpu_us < 800_000,
             "{result:?}"
         );
     }
