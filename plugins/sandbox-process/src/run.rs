@@ -97,8 +97,8 @@ struct Running<'a> {
     output_bytes: usize,
     /// When more of it is taken.
     slow_ns: u64,
-    /// Held until the answer is given, also where the run is killed: whoever is the last to let go of it waits until every processor
-    /// has left what it is reading in the kernel (`synchronize_rcu_expedited`), and that may be run by run that has to wait for one.
+    /// Held until the answer is given, also where the run is killed: whoever is the last to let go of it waits for all who are
+    /// reading in the kernel (`synchronize_rcu_expedited`), and among them may be runs that wait for a processor themselves.
     /// This and the next go before the notice socket, for whose end the launcher waits: then it removes the group, of which no
     /// file may be open, or the kernel remembers it.
     place: Option<Place>,
