@@ -64,6 +64,10 @@ fn a_process_is_looked_for_by_its_whole_name() {
         let mut sleep = Command::new("sleep");
         sleep.arg0(other).arg("30").spawn().unwrap()
     });
+    // A process is there, and its program begun, a moment before its command line can be read.
+    until("each has its name", || {
+        longer.iter().all(|other| !named(other).is_empty())
+    });
     let found = named(&name);
     let each = longer.each_ref().map(|other| named(other));
     let pids = others.each_ref().map(|other| vec![other.id().to_string()]);
