@@ -42,6 +42,7 @@ const BACK_MAX_FULL_MS: f64 = 200.0;
 /// Without `SKILLGATE_TEST_FULL` every other test runs beside it: the middle one, in runs on an interpreter of their own.
 const BACK_STARTS_MAX: f64 = 2.0;
 const BOTH_BACK_STARTS_MAX: f64 = 8.0;
+const KILLS_TIMED: usize = 11;
 const KILLS: usize = 5;
 const KILLS_FULL: usize = 100;
 
@@ -178,7 +179,8 @@ fn a_run_that_is_ended_has_its_share_of_the_processors_again() {
         let instance = Instance::with(&mode.config, None);
         let launcher = instance.plugin.launcher_pid().unwrap();
         let mut busy = request("def main(args):\n    while True: pass\n");
-        busy.limits.wall_ms = 4000;
+        busy.limits.wall_ms = 30_000;
+        let id = busy.run_id.clone();
         std::thread::scope(|scope| {
             let run = scope.spawn(|| instance.run(busy));
             let lasts = eventually_there("it has made way", || {
@@ -193,7 +195,8 @@ fn a_run_that_is_ended_has_its_share_of_the_processors_again() {
                 }
             });
             frozen.hold(&lasts);
-            assert_eq!(run.join().unwrap().0.error_type, "Timeout");
+            instance.plugin.cancel(&id);
+            assert_eq!(run.join().unwrap().0.error_type, "Cancelled");
             eventually("it has its share again", || {
                 lasts.iter().all(|pid| share_of(pid) == Some(SHARE))
             });
@@ -207,7 +210,7 @@ fn a_run_that_is_ended_has_its_share_of_the_processors_again() {
 
 #[test]
 fn a_killed_zygote_is_soon_back() {
-    let kills = if full() { KILLS_FULL } else { KILLS };
+    let kills = if full() { KILLS_FULL } else { KILLS_TIMED };
     let instance = warm(json!({"pool_max": 0}));
     let own = Instance::with(&fresh().config, None);
     let mut pair = settled(&instance, &[]);

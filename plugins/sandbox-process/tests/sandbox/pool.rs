@@ -368,7 +368,7 @@ def main(args):
 }
 
 /// Looks while a run of `code`, which says "here", is under way, and ends it.
-fn while_it_runs(instance: &Instance, code: &str, look: impl FnOnce()) {
+pub(crate) fn while_it_runs(instance: &Instance, code: &str, look: impl FnOnce()) {
     let services = Services::default();
     let request = request(code);
     let id = request.run_id.clone();

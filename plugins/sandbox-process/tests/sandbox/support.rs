@@ -425,6 +425,12 @@ pub(crate) fn eventually_there<T, E: Display>(
 
 /// Process ids below `root`, by what /proc says now.
 pub(crate) fn descendants(root: u32) -> Vec<u32> {
+    let all = descendants_and_parents(root).into_iter();
+    all.map(|(pid, _)| pid).collect()
+}
+
+/// Each with the process that it is a child of.
+fn descendants_and_parents(root: u32) -> Vec<(u32, u32)> {
     let mut parents = HashMap::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else {
@@ -439,15 +445,11 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
             parents.insert(pid, ppid);
         }
     }
-    let mut found = vec![root];
+    let mut found = vec![(root, 0)];
     let mut at = 0;
-    while let Some(parent) = found.get(at).copied() {
-        found.extend(
-            parents
-                .iter()
-                .filter(|(_, pp)| **pp == parent)
-                .map(|(p, _)| *p),
-        );
+    while let Some((parent, _)) = found.get(at).copied() {
+        let children = parents.iter().filter(|(_, pp)| **pp == parent);
+        found.extend(children.map(|(pid, pp)| (*pid, *pp)));
         at += 1;
     }
     found.split_off(1)
@@ -531,23 +533,23 @@ pub(crate) fn stat_field(pid: u32, field: usize) -> u64 {
 
 /// What is below a launcher but for what waits: zygotes, their spares, what keeps the pace, and children that have no run (an init and a waiting process).
 pub(crate) fn processes_of_runs(launcher: u32) -> Vec<u32> {
-    let named: Vec<(u32, String)> = descendants(launcher)
+    const OF_NO_RUN: [&str; 5] = [
+        "",
+        "skillgate-warm",
+        "skillgate-spare",
+        "skillgate-pace",
+        "skillgate-idle",
+    ];
+    let named: Vec<(u32, u32, String)> = descendants_and_parents(launcher)
         .into_iter()
-        .map(|pid| (pid, name_of(pid)))
-        .filter(|(_, name)| {
-            !["", "skillgate-warm", "skillgate-spare", "skillgate-pace"].contains(&&**name)
-        })
+        .map(|(pid, parent)| (pid, parent, name_of(pid)))
         .collect();
-    let mut waiting = named.iter().filter(|(_, n)| n == "skillgate-idle").count();
+    let idle = named.iter().filter(|(.., name)| name == "skillgate-idle");
+    let inits_of_idle: Vec<u32> = idle.map(|(_, parent, _)| *parent).collect();
     named
         .into_iter()
-        .filter(|(_, name)| name != "skillgate-idle")
-        .filter(|(_, name)| {
-            let of_waiting = name == "skillgate-init" && waiting > 0;
-            waiting -= usize::from(of_waiting);
-            !of_waiting
-        })
-        .map(|(pid, _)| pid)
+        .filter(|(pid, _, name)| !OF_NO_RUN.contains(&&**name) && !inits_of_idle.contains(pid))
+        .map(|(pid, ..)| pid)
         .collect()
 }
 
