@@ -473,6 +473,7 @@ impl Runs {
                 abi::NET_GATE
             },
             fresh: job.permit.fresh,
+            traceparent: job.permit.trace.map_or_else(String::new, |t| t.to_string()),
             ..RunRequest::default()
         };
         match &job.program {

@@ -84,6 +84,51 @@ fn a_sandbox_that_runs_no_python_refuses_every_run_and_says_why() {
     gateway.stop();
 }
 
+/// A vendor's sandbox can put what it does below the call, in whatever keeps the traces.
+#[test]
+fn a_sandbox_is_told_of_the_trace() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let says = r#"char json[80];
+    r.output_json.ptr = (const uint8_t *)json;
+    r.output_json.len = (uint64_t)snprintf(json, sizeof json, "\"%.*s\"", (int)req->traceparent.len, req->traceparent.ptr);"#;
+    let section = changed(
+        &house,
+        "echo",
+        &[
+            (
+                r#"is(req->language, "echo")"#,
+                r#"is(req->language, "python")"#,
+            ),
+            (
+                "#include <stdlib.h>",
+                "#include <stdio.h>\n#include <stdlib.h>",
+            ),
+            ("r.output_json = req->args_json;", says),
+        ],
+    );
+    let text = std::fs::read_to_string(house.config()).unwrap();
+    let text = instead(&text, r#"name = "sandbox-process""#, &section);
+    std::fs::write(house.config(), text).unwrap();
+    let gateway = house.start();
+    let params = json!({ "language": "python", "code": "def main(args):\n    return 1\n" });
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": "run_code", "params": params });
+    let body = body.to_string();
+    let json = ("Content-Type", "application/json");
+    let of_a_caller = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    for given in [&[("traceparent", of_a_caller)][..], &[]] {
+        let headers: Vec<_> = given.iter().chain([&json]).copied().collect();
+        let answer = gateway
+            .client()
+            .request("POST", "/rpc", &headers, body.as_bytes())
+            .unwrap();
+        let ours = answer.header("traceparent").unwrap().to_owned();
+        let answer = answer.json().unwrap();
+        assert_eq!(answer["result"]["output"], ours, "{answer}");
+    }
+    gateway.stop();
+}
+
 #[test]
 fn a_sandbox_without_a_gate_is_not_given_a_run_that_has_network() {
     let _alone = alone();

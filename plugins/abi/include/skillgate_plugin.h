@@ -393,7 +393,8 @@ typedef struct skg_run_request {
     skg_list secrets;           /* skg_str: names; host->secret_read has values   */
     const skg_limits *limits;   /* never NULL                                     */
     const skg_gate   *gate;     /* NULL: no network and no gate                   */
-    skg_str  traceparent;       /* W3C, or empty                                  */
+    skg_str  traceparent;       /* W3C Trace Context, of the call: what you do for
+                                   it may be a span below; may be empty           */
 } skg_run_request;
 
 #define SKG_RUN_COMPLETED 1u

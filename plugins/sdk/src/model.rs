@@ -352,7 +352,7 @@ pub struct RunRequest {
     pub network: u32,
     /// An interpreter that shares no address layout and no hash seed with another run's.
     pub fresh: bool,
-    /// W3C, or empty.
+    /// W3C Trace Context, version 00, of the call: what a plugin does for it may be a span below. May be empty.
     pub traceparent: String,
 }
 
