@@ -137,11 +137,14 @@ def _hint(exc, kind, function):
         )
     if kind is ModuleNotFoundError and type(exc.name) is str and exc.name.split(".")[0] not in ("skills", "runtime"):
         return "a run can import the standard library, `runtime` and mounted skills" + _beside(exc)
+    if kind is ImportError:
+        return _module_of_the_directory(exc)
     # Python calls these "temporary failure" and "no such file": that sends its reader to try again, or to look for the file.
     for link in _chain(exc):
         where = _raised_in(link)
-        if _is_of_the_network(link, where):
-            if "HTTPS_PROXY" in os.environ or "HTTP_PROXY" in os.environ:
+        has_proxy = "HTTPS_PROXY" in os.environ or "HTTP_PROXY" in os.environ
+        if _is_of_the_network(link, where, has_proxy):
+            if has_proxy:
                 return "this run reaches its granted hosts through the proxy that HTTPS_PROXY names, and not directly"
             return "this run has no network: a skill names hosts in permissions.network, and the policy grants them or not"
         if where == _SUBPROCESS and issubclass(type(link), (FileNotFoundError, PermissionError)):
@@ -155,10 +158,18 @@ def _hint(exc, kind, function):
     return None
 
 
-def _is_of_the_network(exc, where) -> bool:
-    name = type_name(type(exc)) if issubclass(type(exc), OSError) else None
-    # Names are looked up by functions of C, whose caller may be any code; what is refused may be a file.
-    return name in ("gaierror", "herror") or (name == "PermissionError" and where == _SOCKET)
+def _is_of_the_network(exc, where, has_proxy: bool) -> bool:
+    if not issubclass(type(exc), OSError):
+        return False
+    # Names are looked up, and addresses connected to, by functions of C, whose caller may be any code.
+    name, number = type_name(type(exc)), _errno(exc)
+    if type(number) is int and number in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+        return True
+    if name == "PermissionError" and where != _SOCKET:
+        # What is refused may be a file; that of a socket has no name. Without a proxy there is no such socket.
+        is_refused = type(number) is int and number == errno.EACCES and _strerror(exc) == os.strerror(errno.EACCES)
+        return has_proxy and is_refused and _filename(exc) is None and "_socket" in sys.modules
+    return name in ("gaierror", "herror", "PermissionError")
 
 
 def _no_variable(exc) -> str:
@@ -171,19 +182,39 @@ def _no_variable(exc) -> str:
 
 def _beside(exc) -> str:
     """What a skill's own code can import besides. Its author knows the file as the manifest has it: `code/helper.py`."""
-    found, trace = None, _traceback(exc)
-    while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_IMPORTING):
-            found = trace.tb_frame
-        trace = trace.tb_next
-    skill = None if found is None else found.f_builtins.get("__import__")
-    if type(skill) is not SkillImport:
+    skill = _importer(exc)
+    if skill is None:
         return ""
     text = ", and the modules beside this skill's entrypoint, by their own names: `import %s`"
     head, _, rest = exc.name.partition(".")
     if rest and head == skill.directory.rpartition("/")[2]:
         return text % one_line(rest, 80) + ", without `%s.`" % one_line(head, 80)
     return text % "helper"
+
+
+def _module_of_the_directory(exc):
+    """`from code import helper`, where the library has a module `code` too: Python says that this has no `helper`."""
+    skill = _importer(exc)
+    if skill is None or exc.name != skill.directory.rpartition("/")[2] or type(exc.msg) is not str:
+        return None
+    wanted = exc.msg.partition("cannot import name '")[2].partition("'")[0]
+    if not skill.knows(wanted):
+        return None
+    return "the modules beside this skill's entrypoint are imported by their own names: `import %s`, and not from `%s`" % (
+        one_line(wanted, 80),
+        one_line(exc.name, 80),
+    )
+
+
+def _importer(exc):
+    """The import of the skill whose module has the statement that failed."""
+    found, trace = None, _traceback(exc)
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_IMPORTING):
+            found = trace.tb_frame
+        trace = trace.tb_next
+    skill = None if found is None else found.f_builtins.get("__import__")
+    return skill if type(skill) is SkillImport else None
 
 
 def _is_of_blobs(kind) -> bool:

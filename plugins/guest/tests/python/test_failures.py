@@ -167,16 +167,44 @@ class Tracebacks(Case):
                 self.assertEqual(error["type"], "ModuleNotFoundError")
                 self.assertTrue(error["message"].startswith(hint + "Traceback"), error["message"])
 
+    def test_a_module_beside_the_entrypoint_whose_directory_is_called_like_one_of_the_library(self):
+        hint = "the modules beside this skill's entrypoint are imported by their own names: `import helper`, and not from `code`\n"
+        for line, hinted in (
+            ("from code import helper", True),
+            ("from code import InteractiveConsole, helper as h", True),
+            ("from code import helpr", False),
+            ("from json import helper", False),
+            ("raise ImportError('cannot import name', name=7)", False),
+            ("exc = ImportError(name='code'); exc.msg = 7; raise exc", False),
+            ("import builtins; exec('from code import helper', {'__builtins__': builtins})", False),
+        ):
+            self.sandbox.skills.clear()
+            self.sandbox.skill("t.up", {"code/main.py": "def main(args):\n    " + line, "code/helper.py": "g = 1"})
+            error = self.sandbox.execute("t.up").error
+            self.assertEqual(error["type"], "ImportError", line)
+            self.assertTrue(error["message"].startswith(hint * hinted + "Traceback"), error["message"])
+
     def test_names_that_a_function_of_c_looks_up(self):
         # As `socket.gethostbyname`, `gethostbyaddr` and `connect` fail: no frame of the library is in between.
         for line, kind in (
             ("_socket.getaddrinfo('a.example', 80, flags=socket.AI_NUMERICHOST)", "gaierror"),
             ("raise socket.herror(1, 'Unknown host')", "herror"),
+            # An address, and the proxy is not asked.
+            ("raise OSError(101, os.strerror(101))", "OSError"),
         ):
             code = "import _socket, os, socket\ndef main(args):\n    os.environ.update(args)\n    " + line
             self.hinted(code, kind, "this run has no network: ")
             self.hinted(code, kind, "this run reaches its granted hosts through the proxy", args={"HTTPS_PROXY": "http://127.0.0.1:3128"})
         self.assertNotIn("this run", self.check("class gaierror(Exception): pass\ndef main(args): raise gaierror('x')", "gaierror"))
+
+    def test_addresses_that_a_function_of_c_connects_to(self):
+        # As a sandbox refuses it to a run that has a proxy; one that has none has no socket.
+        code = "import os, socket\ndef main(args):\n    os.environ.update(args)\n    raise PermissionError(%s)"
+        proxy = {"HTTPS_PROXY": "http://127.0.0.1:3128"}
+        refused = "13, os.strerror(13)"
+        self.hinted(code % refused, "PermissionError", "this run reaches its granted hosts through the proxy", args=proxy)
+        for other, args in ((refused, {}), (refused + ", 'file'", proxy), ("13, 'no'", proxy), ("'13'", proxy), ("13.0, 'x'", proxy)):
+            self.assertNotIn("this run", self.check(code % other, "PermissionError", args=args))
 
     def test_a_variable_that_is_not_there(self):
         hint = (

@@ -178,6 +178,29 @@ fn programs_find_the_gate_by_themselves() {
     }
 }
 
+/// The system's words are for somebody whose cable is out.
+#[test]
+fn who_goes_past_the_proxy_is_told_of_it() {
+    let instance = Instance::new();
+    for line in [
+        "socket.create_connection(('192.0.2.1', 443), timeout=5)",
+        "socket.create_connection(('2001:db8::1', 443), timeout=5)",
+        "socket.create_connection(('a.test', 443), timeout=5)",
+        "socket.socket().connect(('192.0.2.1', 443))",
+        // Its proxy's port, which Landlock knows no address of.
+        "socket.socket().connect(('192.0.2.1', 3128))",
+        "socket.socket(type=socket.SOCK_DGRAM).sendto(b'?', ('192.0.2.1', 53))",
+    ] {
+        let (services, _) = gate();
+        let code =
+            format!("import socket\ndef main(args):\n    try: {line}\n    finally: last()\n");
+        let result = instance.plugin.run(with_network(&code), &services).unwrap();
+        let told = "this run reaches its granted hosts through the proxy that HTTPS_PROXY names";
+        let message = &result.error_message;
+        assert!(message.starts_with(told), "{line}: {message}");
+    }
+}
+
 #[test]
 fn without_network_nothing_of_it_is_there() {
     let instance = Instance::new();
