@@ -380,9 +380,6 @@ impl Policy {
     async fn decide(&self, facts: &Facts) -> Result<Permit, Denied> {
         let active = self.0.active.load_full();
         let decision_id = format!("dec_{}", hex::encode(rand::random::<[u8; 12]>()));
-        if active.mode == PolicyMode::Off {
-            return Ok(bare_permit(decision_id, active.generation, facts.trace));
-        }
         let mut outcome = self.evaluate_guarded(&active, facts);
         if outcome.allows() {
             self.confirm(&active, facts, &decision_id, &mut outcome)
@@ -412,10 +409,11 @@ impl Policy {
     ) {
         let is_shadow = active.mode == PolicyMode::Shadow;
         record::report(is_shadow, facts, decision_id, outcome);
+        // Also where the rules are not asked: whatever runs or is made is on record.
         if !self.0.audit.is_on() {
             return;
         }
-        let record = record::record(is_shadow, facts, decision_id, outcome);
+        let record = record::record(active.mode, facts, decision_id, outcome);
         if !facts.has_consequences() || !is_shadow && !outcome.allows() {
             self.0.audit.note(record).await;
         } else if let Err(error) = self.0.audit.append(record).await {

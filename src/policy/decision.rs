@@ -127,6 +127,21 @@ pub(super) struct Grant {
 type Read<T> = Result<T, String>;
 
 impl Decision {
+    /// No rule has been asked.
+    pub(super) fn unasked() -> Self {
+        Decision {
+            allow: true,
+            reasons: Vec::new(),
+            code: Compartment::default(),
+            skills: BTreeMap::new(),
+            limits: Limits::default(),
+            visible: None,
+            deny_cidrs: Vec::new(),
+            fresh: false,
+            log: Log::unsaid(),
+        }
+    }
+
     pub(super) fn parse(value: &Value) -> Result<Self, Fault> {
         read(value).map_err(Fault::Malformed)
     }

@@ -10,6 +10,7 @@ use super::engine::Fault;
 use super::memo::Said;
 use super::outcome::Outcome;
 use super::{Active, Facts, Policy, input};
+use crate::config::PolicyMode;
 
 /// What came of a question.
 struct Asked {
@@ -24,7 +25,11 @@ impl Policy {
     /// A panic is a denial like every other: recorded, counted, told as `policy.panic`.
     pub(super) fn evaluate_guarded(&self, active: &Active, facts: &Facts) -> Outcome {
         let evaluated = catch_unwind(AssertUnwindSafe(|| {
-            self.evaluate(active, facts, (self.0.clock)())
+            let now = (self.0.clock)();
+            match active.mode {
+                PolicyMode::Off => self.unasked(facts, now),
+                PolicyMode::Enforce | PolicyMode::Shadow => self.evaluate(active, facts, now),
+            }
         }));
         evaluated.unwrap_or_else(|_| Outcome {
             set: active.set.clone(),
@@ -36,6 +41,22 @@ impl Policy {
             is_recalled: false,
             took_ns: 0,
         })
+    }
+
+    /// With `policy.mode = "off"`: everything is allowed, and nothing given.
+    fn unasked(&self, facts: &Facts, now: SystemTime) -> Outcome {
+        let now_s = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let question = self.0.inputs.build(facts, now_s, None);
+        Outcome {
+            set: None,
+            input: input::with_id(question, &facts.id),
+            raw: None,
+            decision: Ok(Decision::unasked()),
+            log: Log::unsaid(),
+            grant: Grant::default(),
+            is_recalled: false,
+            took_ns: 0,
+        }
     }
 
     pub(super) fn evaluate(&self, active: &Active, facts: &Facts, now: SystemTime) -> Outcome {

@@ -11,8 +11,10 @@ use serde_json::{Value, json};
 
 use super::Facts;
 use super::decision::{Limits, LogLevel};
+use super::load::mode_name;
 use super::outcome::Outcome;
 use crate::audit::{Kind, Record};
+use crate::config::PolicyMode;
 
 /// The path of the decision, as OPA writes it.
 const PATH: &str = "skills/authz/decision";
@@ -61,7 +63,7 @@ pub(super) fn report(is_shadow: bool, facts: &Facts, decision_id: &str, outcome:
 
 /// The record of one decision. Takes the input out of the outcome: nothing needs it any more.
 pub(super) fn record(
-    is_shadow: bool,
+    mode: PolicyMode,
     facts: &Facts,
     decision_id: &str,
     outcome: &mut Outcome,
@@ -96,7 +98,7 @@ pub(super) fn record(
             &Labels {
                 product: "skillgate",
                 version: env!("CARGO_PKG_VERSION"),
-                mode: if is_shadow { "shadow" } else { "enforce" },
+                mode: mode_name(mode),
             },
         )
         .with(

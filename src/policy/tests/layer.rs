@@ -259,7 +259,7 @@ async fn rules_see_arguments_of_named_skills_alone() {
     }
     let active = policy.0.active.load_full();
     let mut outcome = policy.evaluate(&active, &named, SystemTime::now());
-    let record = record::record(false, &named, "dec_1", &mut outcome).json();
+    let record = record::record(PolicyMode::Enforce, &named, "dec_1", &mut outcome).json();
     assert_eq!(record["result"]["allow"], true);
     assert_eq!(record["erased"], json!(["/input/request/args"]));
     assert!(!record.to_string().contains("canary"), "{record:#}");

@@ -34,7 +34,7 @@ fn the_bundled_rules_are_asked_once_a_second() {
     // The id of the record is the call's own.
     let active = policy.0.active.load_full();
     let mut outcome = policy.evaluate(&active, &facts, NOW);
-    let record = record::record(false, &facts, "dec_1", &mut outcome).json();
+    let record = record::record(PolicyMode::Enforce, &facts, "dec_1", &mut outcome).json();
     assert_eq!(record["input"]["request"]["id"], "another");
     assert_eq!(record["metrics"]["counter_policy_decision_recalled"], 1);
     let later = NOW + Duration::from_secs(1);

@@ -41,6 +41,7 @@ async fn what_cannot_be_recorded_is_denied_if_it_has_consequences() {
     for (mode, on_failure) in [
         (PolicyMode::Enforce, Deny),
         (PolicyMode::Shadow, Deny),
+        (PolicyMode::Off, Deny),
         (PolicyMode::Enforce, Continue),
     ] {
         let audit = audit_at(&dir.path().join("audit.jsonl"), on_failure);
@@ -68,6 +69,37 @@ async fn what_cannot_be_recorded_is_denied_if_it_has_consequences() {
         let (refused, lost) = if on_failure == Deny { (3, 1) } else { (0, 4) };
         assert_eq!((health.refused, health.lost), (refused, lost));
     }
+}
+
+/// Nothing runs and nothing is made that is not on record.
+#[tokio::test]
+async fn where_no_rules_are_asked_calls_are_recorded_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("audit.jsonl");
+    let audit = audit_at(&path, config::OnAuditFailure::Deny);
+    let policy = recorded(PolicyMode::Off, &audit);
+    let mut ask = facts("execute_skill", vec![salesforce()]);
+    ask.trace = Some(Trace::new());
+    let permit = policy.decide(&ask).await.unwrap();
+    assert!(permit.network.is_empty() && permit.secrets.is_empty());
+    assert!(policy.reconsider(&permit).await.is_none());
+    audit.close().await;
+    let text = std::fs::read_to_string(path).unwrap();
+    let record: Value = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .find(|record: &Value| record["kind"] == "decision")
+        .unwrap();
+    assert_eq!(record["decision_id"], permit.decision_id);
+    assert_eq!(record["labels"]["mode"], "off");
+    assert_eq!(record["bundles"]["policy"]["sha256"], "");
+    assert_eq!(record["requested_by"], "local");
+    assert!(record["trace_id"].is_string());
+    assert_eq!(record["input"]["request"]["method"], "execute_skill");
+    let granted = json!({"network": [], "secrets": []});
+    assert_eq!(record["result"]["allow"], true);
+    assert_eq!(record["result"]["granted"], granted);
+    assert!(record["input"]["subject"]["claims"].is_null(), "{record}");
 }
 
 #[tokio::test]
@@ -273,7 +305,7 @@ fn no_record_is_nested_too_deeply_to_be_read() {
         let active = policy.0.active.load_full();
         let mut outcome = policy.evaluate(&active, &ask, SystemTime::now());
         // It is read again here.
-        let record = record::record(false, &ask, "dec_1", &mut outcome).json();
+        let record = record::record(PolicyMode::Enforce, &ask, "dec_1", &mut outcome).json();
         assert_eq!(record["input"]["subject"]["id"], "alice", "{members}");
     }
 }
@@ -285,7 +317,7 @@ async fn a_record_says_what_was_decided_and_nothing_more() {
     ask.timeout_ms = Some(1000);
     let active = policy.0.active.load_full();
     let mut outcome = policy.evaluate(&active, &ask, SystemTime::now());
-    let record = record::record(true, &ask, "dec_1", &mut outcome).json();
+    let record = record::record(PolicyMode::Shadow, &ask, "dec_1", &mut outcome).json();
     for (pointer, value) in [
         ("/decision_id", json!("dec_1")),
         ("/labels/mode", json!("shadow")),
