@@ -13,13 +13,14 @@ use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, Health};
 use tower::{Layer, ServiceExt};
 
+use super::hold;
 use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
 use super::unkept::{unkept, with};
 use super::{App, AppError, prepared_policy, runtime, shelf};
 use crate::audit::Audit;
 use crate::auth::{Authenticator, Caller};
 use crate::catalog::{self, Catalog};
-use crate::config::{Config, PluginSource};
+use crate::config::{Config, PluginIsolation, PluginRef, PluginSource};
 use crate::methods::{self, Perform};
 use crate::policy::{self, Policy, PolicyLayer};
 use crate::rescue::RequestId;
@@ -36,8 +37,9 @@ pub struct FileBlob {
     pub file: PathBuf,
 }
 
-/// Runs one skill of a directory, with the same plugins and the same policy as the gateway, without one. `args` and the answer
-/// are JSON as it is written: a tree of values would keep neither the order of names nor the digits of a large number.
+/// Runs one skill of a directory, with the same sandbox and the same policy as the gateway, without one, on a store that goes with
+/// the run: what somebody tries has no business among what tenants keep. `args` and the answer are JSON as it is written: a tree of
+/// values would keep neither the order of names nor the digits of a large number.
 ///
 /// # Errors
 /// [`AppError`] when it did not start; a run that fails is a result.
@@ -58,9 +60,14 @@ pub fn run_skill_dir(
                 .map_err(AppError::io(format!("cannot resolve {}", dir.display())))?,
         ];
         config.plugins.state_dir = scratch.path().join("state");
-        if config.plugins.storage.source == PluginSource::Name("storage-fs".into()) {
-            config.plugins.storage.config = json!({ "root": scratch.path().join("store") });
-        }
+        config.plugins.storage = PluginRef {
+            source: PluginSource::Name("storage-fs".into()),
+            sha256: None,
+            minisign_key: None,
+            allow_unsigned: false,
+            isolation: PluginIsolation::Gateway,
+            config: json!({ "root": scratch.path().join("store") }),
+        };
         let app = App::build(&config, Audit::off()).await?;
         let outcome = run_in(&app, dir, args, blobs, timeout_ms).await;
         app.shutdown().await;
@@ -293,10 +300,17 @@ pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
         let mut config = config.clone();
         let store = &mut config.plugins.storage;
         // A store of its own, with all else that is configured: else a mistake in it would be heard at the start.
-        if store.source == PluginSource::Name("storage-fs".into()) {
+        let is_own = store.source == PluginSource::Name("storage-fs".into());
+        if is_own {
             store.config["root"] = json!(scratch.path().join("store"));
         }
-        let (plugin, health) = ask_storage(&config, &state).await;
+        // Any other has its data once, as a gateway that runs may have it now.
+        let in_use = if is_own {
+            None
+        } else {
+            hold::in_use(&State::new(&config)?.root)
+        };
+        let (plugin, health) = ask_storage(&config, &state, in_use).await;
         report.add("storage", plugin.as_ref(), health);
         Ok(report)
     })
@@ -327,11 +341,23 @@ async fn ask_sandbox(config: &Config, state: &State) -> Asked {
     (Some(loaded), health)
 }
 
-async fn ask_storage(config: &Config, state: &State) -> Asked {
+/// `in_use`: who has its data now, so that it is not asked.
+async fn ask_storage(config: &Config, state: &State, in_use: Option<String>) -> Asked {
     let loaded = match load(config, Role::Storage) {
         Ok(loaded) => loaded,
         Err(error) => return (None, Err(error)),
     };
+    if let Some(who) = in_use {
+        let message = format!(
+            "not asked: {who} has its data, and /readyz?verbose of that one says how it is"
+        );
+        let health = Health {
+            state: abi::HEALTH_OK,
+            message,
+            ..Health::default()
+        };
+        return (Some(loaded), Ok(health));
+    }
     let health = match storage(&loaded, "store", state, &config.plugins.storage.config).await {
         Ok(instance) => {
             let health = instance.health().await.map_err(|error| AppError::Create {

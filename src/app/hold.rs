@@ -67,6 +67,20 @@ pub(super) async fn hold(state_dir: &Path, patience: Duration) -> Result<(), App
     Ok(())
 }
 
+/// Whether another program has them now, and which. Makes nothing and takes nothing.
+pub(super) fn in_use(state_dir: &Path) -> Option<String> {
+    let lock = File::options()
+        .read(true)
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+        .open(state_dir.join(LOCK_FILE))
+        .ok()?;
+    if !matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)) {
+        return None;
+    }
+    let number = holder(&lock).map_or_else(String::new, |id| format!(" (process {id})"));
+    Some(format!("another skillgate{number}"))
+}
+
 fn has_no_locks(error: &std::io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -98,7 +112,10 @@ mod tests {
     async fn a_state_directory_is_one_programs() {
         let dir = tempfile::tempdir().unwrap();
         let lock = dir.path().join(LOCK_FILE);
+        assert!(in_use(dir.path()).is_none() && !lock.exists());
         hold(dir.path(), Duration::ZERO).await.unwrap();
+        let who = format!("another skillgate (process {})", std::process::id());
+        assert_eq!(in_use(dir.path()), Some(who));
         let mode = lock.metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o7777, 0o600);
         // Another open file is as another program.

@@ -184,6 +184,41 @@ fn a_sandbox_that_promises_no_containment_is_named_at_the_start() {
     gateway.stop();
 }
 
+/// What tenants keep is one gateway's; a store that has its data once would refuse whoever comes beside it.
+#[test]
+fn a_store_that_a_gateway_has_is_made_by_no_command_beside_it() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    // Each time that it is made a file comes.
+    let made = house.path().join("made");
+    std::fs::create_dir(&made).unwrap();
+    let mark = format!(
+        "s->host = host; {{ char name[] = {:?}; close(mkstemp(name)); }}",
+        made.join("XXXXXX")
+    );
+    let section = changed(&house, "store", &[("s->host = host;", &mark)]);
+    let text = std::fs::read_to_string(house.config()).unwrap();
+    let text = instead(&text, r#"name = "storage-fs""#, &section);
+    std::fs::write(house.config(), text).unwrap();
+    let times = || std::fs::read_dir(&made).unwrap().count();
+    let gateway = house.start();
+    assert_eq!(times(), 1);
+    let doctor = crate::commands::said(&house, &["doctor"], 0);
+    let told = "not asked: another skillgate (process ";
+    assert!(doctor.contains(told), "{doctor}");
+    let skill = Path::new(env!("CARGO_MANIFEST_DIR")).join("skills/hello.world");
+    let skill = skill.to_str().unwrap();
+    crate::commands::said(&house, &["skill", "run", skill], 0);
+    assert_eq!(times(), 1);
+    gateway.stop();
+    // Nobody has it any more.
+    let doctor = crate::commands::said(&house, &["doctor"], 0);
+    assert!(!doctor.contains("not asked"), "{doctor}");
+    assert_eq!(times(), 2);
+    crate::commands::said(&house, &["skill", "run", skill], 0);
+    assert_eq!(times(), 2);
+}
+
 /// At the start, while it serves, and to whoever asks before.
 #[test]
 fn a_sandbox_that_enforces_less_than_is_configured_is_named() {
