@@ -123,6 +123,8 @@ impl Drop for Server {
 pub(crate) struct Plugins {
     /// "storage-fs", "example-c", or a plugin's file. Absent: the first.
     pub(crate) store: Option<String>,
+    /// `config` of a plugin's file, in TOML. Absent: none.
+    pub(crate) store_config: Option<String>,
     /// Where both plugins run: "gateway" or "process". Absent: as the gateway's defaults say.
     pub(crate) isolation: Option<String>,
     /// Callers need a token. The endpoint then has one.
@@ -139,6 +141,7 @@ impl Plugins {
         };
         Ok(Plugins {
             store: setting("SKILLS_STORE")?,
+            store_config: setting("SKILLS_STORE_CONFIG")?,
             isolation: setting("SKILLS_ISOLATION")?,
             tokens: false,
         })
@@ -156,7 +159,10 @@ impl Plugins {
             Some("example-c") => example_c(repo, data)?,
             Some(path) => std::path::absolute(path).map_err(|e| format!("{path}: {e}"))?,
         };
-        Ok(format!("path = {file:?}\nallow_unsigned = true"))
+        let config = self.store_config.as_deref().unwrap_or("{}");
+        Ok(format!(
+            "path = {file:?}\nallow_unsigned = true\nconfig = {config}"
+        ))
     }
 }
 
