@@ -341,7 +341,9 @@ impl Part for OfSandbox {
                 "plugins.state_dir cannot change while the gateway serves; restart it".into(),
             );
         }
-        if lock(&inner.loaded_sandbox).0.is_as(config, Role::Sandbox)? {
+        // Not held while the file is read: /metrics wants it too, and a disk may hang.
+        let before = lock(&inner.loaded_sandbox).0.clone();
+        if before.is_as(config, Role::Sandbox)? {
             return Ok(nothing());
         }
         if sandbox_name(config) != inner.sandbox_name {
