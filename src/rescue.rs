@@ -424,8 +424,8 @@ impl From<runs::Error> for ErrorObject {
             Error::Secrets(_) | Error::NoGate => {
                 ErrorObject::new(Code::Unavailable, "unavailable", message)
             }
-            // The result is withheld: what cannot be recorded is not given away.
-            Error::Audit(error) => error.into(),
+            // The result is withheld: what cannot be recorded is not given away. Whoever is told to try again would do it twice.
+            Error::Audit(_) => ErrorObject::new(Code::Unavailable, "unavailable", message),
             Error::Grant(_) => ours("a run's network cannot be granted", &error),
             // The configuration's fault, and what a caller would ask its operator: another sandbox.
             Error::Sandbox(error) if error.code == abi::E_UNIMPLEMENTED && error.not_executed => {
@@ -467,7 +467,8 @@ fn plugin(
     error: &skillgate_plugin_sdk::model::Error,
 ) -> ErrorObject {
     match error.code {
-        abi::E_UNAVAILABLE | abi::E_CRASHED | abi::E_EXHAUSTED | abi::E_ABORTED => {
+        // Stale is what a process had that has ended.
+        abi::E_UNAVAILABLE | abi::E_CRASHED | abi::E_STALE | abi::E_EXHAUSTED | abi::E_ABORTED => {
             tracing::warn!(
                 which,
                 code = error.code,

@@ -77,7 +77,9 @@ pub enum Error {
     #[error(transparent)]
     Secrets(#[from] secrets::Missing),
     /// The run has ended, and its end could not be recorded.
-    #[error(transparent)]
+    #[error(
+        "the run has ended, and the gateway cannot write its audit log, so its result is withheld: look at what the run has done before you call it again"
+    )]
     Audit(#[from] audit::Unavailable),
     /// The rules that allowed it have been replaced while it waited.
     #[error("the organisation's rules changed while this run waited: nothing was run, call again")]

@@ -160,7 +160,8 @@ fn a_record_that_is_not_durable_is_none() {
     let late = std::thread::scope(|scope| {
         let run = scope.spawn(|| {
             let text = "import time\ndef main(args):\n    time.sleep(1)\n    return 'withheld'\n";
-            failing.refusal("run_code", json!({ "language": "python", "code": text }))
+            let params = json!({ "language": "python", "code": text });
+            failing.gateway.client().call("run_code", params).unwrap()
         });
         eventually("it is under way", PATIENCE, || {
             failing.gateway.log().matches("run started").count() == 2
@@ -168,7 +169,12 @@ fn a_record_that_is_not_durable_is_none() {
         failing.fail();
         run.join().unwrap()
     });
-    assert_eq!(late, ("unavailable".to_owned(), vec![]));
+    let error = &late["error"];
+    assert_eq!(error["data"]["kind"], "unavailable", "{late}");
+    // It has run: nobody is told that nothing was done, or to do it again.
+    let said = error["message"].as_str().unwrap();
+    assert!(said.starts_with("the run has ended"), "{late}");
+    assert!(error["data"]["retry_after_ms"].is_null(), "{late}");
 
     // Nothing that has consequences begins.
     let blobs = failing.house.blobs().len();

@@ -201,10 +201,12 @@ impl Drop for Look<'_> {
     }
 }
 
-/// When to ask again, where the store says that it helps: it had no reader, or no descriptor.
+/// When to ask again: where the store says that it helps, since it had no reader or no descriptor, and where its process has ended
+/// under a reader, and another one has the blob.
 fn passes_in(error: &Error) -> Option<Duration> {
     let wait = Duration::from_millis(error.retry_after_ms.into());
-    error.retryable.then(|| wait.max(AGAIN_AFTER_MIN))
+    let has_ended = matches!(error.code, abi::E_CRASHED | abi::E_STALE);
+    (error.retryable || has_ended).then(|| wait.max(AGAIN_AFTER_MIN))
 }
 
 #[cfg(test)]
@@ -236,6 +238,15 @@ mod tests {
             waited.abs_diff(WITHIN) < Duration::from_millis(5),
             "{waited:?}"
         );
+    }
+
+    #[test]
+    fn another_process_of_the_store_is_waited_for() {
+        for code in [abi::E_CRASHED, abi::E_STALE] {
+            let ended = Error::new(code, "the process has ended");
+            assert_eq!(passes_in(&ended), Some(AGAIN_AFTER_MIN));
+        }
+        assert_eq!(passes_in(&Error::new(abi::E_NOT_FOUND, "it is gone")), None);
     }
 
     #[test]
