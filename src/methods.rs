@@ -5,6 +5,7 @@
 //! gives back can act only with a [`Permit`]. Knows no HTTP and no envelope.
 
 pub mod blob_transfer;
+mod content;
 mod create_blob;
 mod create_skill;
 mod describe_skill;
@@ -22,11 +23,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD as BASE64;
 use futures_util::future::BoxFuture;
 use serde::de::{self, DeserializeOwned, IgnoredAny, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserializer, Serialize};
 use serde_json::value::RawValue;
 use tower::{Layer, Service, ServiceExt};
 
@@ -39,6 +38,7 @@ use crate::policy::{Decidable, Denied, Facts, Permit, Permitted};
 use crate::rpc::{Call, NoSpace, Params, Space, aside, json_bytes, to_raw};
 use crate::runs::{self, Runs};
 use crate::telemetry::trace::Trace;
+use content::{Content, Encoding, decode};
 use shape::{First, Object, Whole, in_words_of_json};
 
 pub use discover::openrpc;
@@ -395,50 +395,6 @@ fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
 /// As a message names a parameter: `limits/timeout_ms`.
 fn named(pointer: &str) -> &str {
     pointer.trim_start_matches('/')
-}
-
-/// Text, or bytes as base64 (REQUIREMENTS R11).
-#[derive(Debug, Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Encoding {
-    Base64,
-}
-
-fn decode(content: String, encoding: Option<Encoding>, pointer: &str) -> Result<Vec<u8>, Error> {
-    match encoding {
-        None => Ok(content.into_bytes()),
-        Some(Encoding::Base64) => {
-            aside(content.len(), || BASE64.decode(content)).map_err(|error| {
-                Error::params(
-                    pointer,
-                    format!("{} is not base64: {error}", named(pointer)),
-                )
-            })
-        }
-    }
-}
-
-/// Content on its way out: as text when it is, else as base64.
-#[derive(Debug, Serialize)]
-struct Content {
-    content: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    encoding: Option<&'static str>,
-}
-
-impl From<Vec<u8>> for Content {
-    fn from(bytes: Vec<u8>) -> Self {
-        match String::from_utf8(bytes) {
-            Ok(content) => Content {
-                content,
-                encoding: None,
-            },
-            Err(error) => Content {
-                content: BASE64.encode(error.as_bytes()),
-                encoding: Some("base64"),
-            },
-        }
-    }
 }
 
 /// An error that must not be told before the decision: which version, which files, which blobs are there would tell a

@@ -243,12 +243,28 @@ fn small_helpers() {
         decode("aGk=".into(), Some(super::Encoding::Base64), "/content").unwrap(),
         b"hi"
     );
-    let wrong = decode(
-        "a*".into(),
-        Some(super::Encoding::Base64),
-        "/files/0/content",
+    for (content, why) in [
+        ("a*".to_owned(), "('*' at 1)"),
+        (
+            format!("{}\n{}", "aGkh".repeat(19), "aGkh"),
+            "('\\n' at 76)",
+        ),
+        ("data:;base64,aGk=".to_owned(), "(':' at 4)"),
+        ("aGk".to_owned(), "("),
+    ] {
+        let read = decode(content, Some(super::Encoding::Base64), "/files/0/content");
+        let told = said(read.unwrap_err());
+        let begins = format!("files/0/content is not base64 {why}");
+        assert!(told.starts_with(&begins), "{told}");
+        assert!(told.contains("for text leave encoding out"), "{told}");
+    }
+    let read = |json: &str| serde_json::from_str::<super::Encoding>(json);
+    assert!(read(r#""base64""#).is_ok());
+    let told = read(r#""utf-8""#).unwrap_err().to_string();
+    assert!(
+        told.contains(r#""utf-8" is not taken: leave encoding out"#),
+        "{told}"
     );
-    assert!(said(wrong.unwrap_err()).starts_with("files/0/content is not base64"));
 }
 
 /// The policy sees all names of a call's arguments, or there is no call.
