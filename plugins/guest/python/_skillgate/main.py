@@ -348,6 +348,8 @@ def _load_code(code: str) -> ModuleType:
 def module_of_code(code: str, path: str) -> ModuleType:
     # The lines as Python counts them: `splitlines` would end some at characters like \x0c and \u2028 too.
     lines = StringIO(code, None).readlines()
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"  # as linecache does with a file's: traceback counts on it
     # No time of change (None): the text stays, whatever the code does to the file.
     linecache.cache[path] = (len(code), None, lines, path)
     sys.argv = [path]
@@ -385,7 +387,8 @@ def _find_function(module: ModuleType, name: str):
     function = names.get(name)
     if callable(function):
         return function
-    where = "the code" if module.__name__ == CODE_MODULE else names.get("__file__", module.__name__)
+    is_code = module.__name__ == CODE_MODULE
+    where = "the code" if is_code else names.get("__file__", module.__name__)
     if name in names:
         why = "%r is a %s and not a function" % (one_line(name, 100), one_line(type(function).__name__, 100))
     else:
@@ -395,7 +398,10 @@ def _find_function(module: ModuleType, name: str):
     listed = ", ".join(found[:_FUNCTIONS_LISTED_MAX]) or "none"
     if len(found) > _FUNCTIONS_LISTED_MAX:
         listed += ", and %d more" % (len(found) - _FUNCTIONS_LISTED_MAX)
-    raise EntrypointNotFound("%s in %s; its functions: %s" % (why, where, listed))
+    remedy = "define it, or correct runtime.export in the manifest"
+    if is_code:
+        remedy = "what it does outside of functions is done; write `def main(args):`, which returns the result, or name another as entrypoint"
+    raise EntrypointNotFound("%s in %s; its functions: %s (%s)" % (why, where, listed, remedy))
 
 
 def _is_awaitable(value) -> bool:

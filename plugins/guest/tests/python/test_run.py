@@ -459,6 +459,9 @@ class Entrypoints(Case):
         )
         self.failed(self.sandbox.code(code, function="X"), "EntrypointNotFound", "'X' is a int and not a function")
         self.failed(self.sandbox.code("", function="main"), "EntrypointNotFound", "its functions: none")
+        self.failed(self.sandbox.code("print(1)"), "EntrypointNotFound", "write `def main(args):`, which returns the result")
+        self.sandbox.skill("t.up", {"code/main.py": "def other(args): pass"})
+        self.failed(self.sandbox.execute("t.up"), "EntrypointNotFound", "its functions: other (define it, or correct runtime.export")
         for name in ("__class__", "__builtins__", "__name__", "__dict__", "print", "a.b", "", "x\ny" * 500):
             self.failed(self.sandbox.code(code, function=name), "EntrypointNotFound")
 
