@@ -16,20 +16,17 @@ from collections import deque
 from itertools import islice
 
 from . import state
-from .imports import SkillImport
+from .imports import SkillImport, compile_source
 from .strict_json import NotSerializable
 from .text import cut_middle, one_line, plain, type_name, type_qualname
 
 MESSAGE_BYTES_MAX = 8 * 1024
 _TEXT_CHARS_MAX = 6 * 1024
 _HEAD_FRAMES, _TAIL_FRAMES = 16, 32
-_CHAIN_MAX = 8
-_GROUP_MEMBERS_MAX = 8
-_GROUP_DEPTH_MAX = 3
-_NOTES_MAX = 8
-_LINE_CHARS_MAX = 200
+_CHAIN_MAX, _NOTES_MAX = 8, 8
+_GROUP_MEMBERS_MAX, _GROUP_DEPTH_MAX = 8, 3
 _SOURCE_BYTES_MAX = 4 * 1024 * 1024
-_REPEATS_SHOWN = 3
+_LINE_CHARS_MAX, _REPEATS_SHOWN = 200, 3
 _GROUP_END = "+------------------------------------"
 # Names to suggest are looked for among so many of so many characters, and not for each exception of groups in groups.
 _SUGGESTED_OF_MAX, _SUGGESTED_CHARS_MAX, _SUGGESTED_DEPTH_MAX = 750, 40, 2
@@ -38,7 +35,10 @@ _SUGGESTED_LIKE = 0.7
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Of an import that fails, what is between its statement and the error.
 _IMPORTING = (_LIBRARY, "<frozen importlib", importlib.__file__)
-_SOCKET, _SUBPROCESS = (os.path.join(os.path.dirname(os.__file__), name) for name in ("socket.py", "subprocess.py"))
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_SOCKET, _SUBPROCESS, _GETPASS, _UNITTEST, *_COMMAND_LINES = (
+    _STANDARD + name + ".py" for name in ("socket", "subprocess", "getpass", "unittest/main", "argparse", "optparse")
+)
 _GET_VARIABLE = type(os.environ).__getitem__.__code__
 _class_dict = type.__dict__["__dict__"].__get__
 _Group = getattr(sys.modules["builtins"], "BaseExceptionGroup", None)
@@ -56,6 +56,17 @@ _attribute_of, _object_of = (
     (AttributeError.name.__get__, AttributeError.obj.__get__) if hasattr(AttributeError, "name") else (None, None)
 )
 
+_RUNTIME = ("runtime", "runtime.blobs", "runtime.log", "runtime.run")
+# The protocol's methods, of which code may think that they are its functions.
+_TOOLS = frozenset(
+    "create_blob create_skill describe_skill execute_skill list_skills load_skills_protocol_guide read_blob read_skill_file run_code".split()
+)
+_INSTALLERS = frozenset(("pip", "pip3", "ensurepip", "uv", "conda"))
+_READS_BLOBS = (
+    'a blob is read by `from runtime import blobs`: blobs.read_text(id), blobs.open(id, "r"), or blobs.path(id) for a file\'s name; '
+    "its id must be in input_blobs of the call"
+)
+_VERSION = "this run has Python %d.%d" % sys.version_info[:2]
 NO_SHELL = "a run has no shell and, unless its operator gives it some, no programs but Python: do it in Python"
 
 _ACROSS = {
@@ -125,7 +136,7 @@ def _known_limit(exc, kind):
 
 def _hint(exc, kind, function):
     if kind is SystemExit:
-        return "the code ended the interpreter before %s() returned: return a value instead" % one_line(function, 80)
+        return _ended(_raised_in(exc)) % one_line(function, 80)
     if kind is TypeError and _is_ours(exc):
         # No line of the function has run: its call was refused.
         return "%s() is called with one argument, a dict with the arguments of the call" % one_line(function, 80)
@@ -136,9 +147,12 @@ def _hint(exc, kind, function):
             % one_line(function, 80)
         )
     if kind is ModuleNotFoundError and type(exc.name) is str and exc.name.split(".")[0] not in ("skills", "runtime"):
-        return "a run can import the standard library, `runtime` and mounted skills" + _beside(exc)
+        can = "a run can import the standard library, `runtime` and mounted skills (`from skills.<name> import ...`)"
+        return can + ", and nothing can be installed" + _beside(exc)
     if kind is ImportError:
-        return _module_of_the_directory(exc)
+        return _module_of_the_directory(exc) or _names_of(exc.name) or _version_of(exc)
+    if issubclass(kind, SyntaxError) and _raised_by(exc) is compile_source.__code__:
+        return _VERSION  # in another it may be right; not of a text that the code reads or has compiled
     # Python calls these "temporary failure" and "no such file": that sends its reader to try again, or to look for the file.
     for link in _chain(exc):
         where = _raised_in(link)
@@ -147,15 +161,64 @@ def _hint(exc, kind, function):
             if has_proxy:
                 return "this run reaches its granted hosts through the proxy that HTTPS_PROXY names, and not directly"
             return "this run has no network: a skill names hosts in permissions.network, and the policy grants them or not"
+        if _installs(link, where):
+            return "nothing can be installed in a run: it has the standard library, `runtime` and mounted skills"
         if where == _SUBPROCESS and issubclass(type(link), (FileNotFoundError, PermissionError)):
             # It names the directory that the program was to begin in, where that is what is not there.
             return None if _filename(link) is not None and _filename(link) is _local(link, "cwd") else NO_SHELL
         if type(link) is KeyError and _raised_by(link) is _GET_VARIABLE:
             return _no_variable(link)
-        refused = _refused(link)
-        if refused:
-            return refused
+        said = _refused(link, where) or _misnamed(link)
+        if said:
+            return said
     return None
+
+
+def _ended(where) -> str:
+    if where in _COMMAND_LINES:
+        return "a run has no command line: read what is needed from args, the dict that %s() gets"
+    text = "the code ended the interpreter before %s() returned: "
+    return text + ("call `unittest.main(exit=False)`" if where == _UNITTEST else "return a value instead")
+
+
+def _version_of(exc):
+    """For a name that the library may have in another version."""
+    name, text = exc.name, exc.msg
+    if type(name) is not str or type(text) is not str or not text.startswith("cannot import name "):
+        return None
+    return _VERSION if name.partition(".")[0] in getattr(sys, "stdlib_module_names", ()) else None
+
+
+def _installs(exc, where) -> bool:
+    """Whether it is of a program that installs packages, and that failed or could not be started."""
+    failed = type(exc) is getattr(sys.modules.get("subprocess"), "CalledProcessError", None)
+    command = exc.cmd if failed else _local(exc, "args") if where == _SUBPROCESS else None
+    items = command[:64] if type(command) in (list, tuple) else (command,)
+    words = " ".join(item[:_LINE_CHARS_MAX] for item in items if type(item) is str).split()
+    return not _INSTALLERS.isdisjoint(word.rpartition("/")[2] for word in words)
+
+
+def _names_of(name):
+    """What a module of `runtime` has, for who has asked it for something else."""
+    module = sys.modules.get(name) if type(name) is str and name in _RUNTIME else None
+    names = module.__dict__.get("__all__") if type(module) is type(sys) else None
+    return "%s has %s" % (name, one_line(", ".join(names[:64]), 400)) if type(names) is list else None
+
+
+def _runtime_of(exc):
+    """The name of runtime's module that has no such attribute."""
+    wanted = _object_of(exc) if _object_of and type(exc) is AttributeError else None
+    return next((name for name in _RUNTIME if wanted is not None and sys.modules.get(name) is wanted), None)
+
+
+def _misnamed(exc):
+    name = _name_of(exc) if _name_of and type(exc) is NameError else None
+    if type(name) is not str or name not in _TOOLS:
+        return _names_of(_runtime_of(exc))
+    text = "%s is a tool of the caller's, and no function of the code: " % name
+    if name.endswith("_blob"):
+        return text + "`from runtime import blobs`, then blobs.read_text(id), blobs.write_text(text, kind=...)"
+    return text + "mount the skill, and `from skills.<name> import main`"
 
 
 def _is_of_the_network(exc, where, has_proxy: bool) -> bool:
@@ -185,7 +248,7 @@ def _beside(exc) -> str:
     skill = _importer(exc)
     if skill is None:
         return ""
-    text = ", and the modules beside this skill's entrypoint, by their own names: `import %s`"
+    text = "; the modules beside this skill's entrypoint are imported by their own names: `import %s`"
     head, _, rest = exc.name.partition(".")
     if rest and head == skill.directory.rpartition("/")[2]:
         return text % one_line(rest, 80) + ", without `%s.`" % one_line(head, 80)
@@ -223,16 +286,31 @@ def _is_of_blobs(kind) -> bool:
     return issubclass(kind, BlobError)
 
 
-def _refused(exc):
+def _asks_a_terminal(exc) -> bool:
+    """Whether the code's own line that led to it reads what whoever starts a program gives it."""
+    head, _, tail = _frames(_traceback(exc))
+    for filename, line, _, _, names in reversed(head + tail):
+        if not filename.startswith((_STANDARD, "<frozen")):
+            source = _source_line(filename, line, names)  # of a statement of several lines it is one
+            return "sys.argv" in source or "sys.stdin" in source
+    return False
+
+
+def _refused(exc, where):
     """For what the system says of a sandbox as it would of a user who lacks a right, or who has pressed a key."""
-    if type(exc) is EOFError and _text(exc) == "EOF when reading a line":
+    if type(exc) is EOFError and (where == _GETPASS or _text(exc) == "EOF when reading a line"):
         return "nobody types anything in a run: what it needs comes with the arguments of the call"
+    if type_name(type(exc)) in ("IndexError", "JSONDecodeError", "EOFError") and _asks_a_terminal(exc):
+        return "a run has no command line and no standard input: what it needs is in the arguments of the call"
     if not issubclass(type(exc), OSError):
         return None
     number, file = _errno(exc), _filename(exc)
     # The code may raise it, too, in words of its own.
     if number == errno.EPERM and _strerror(exc) == os.strerror(errno.EPERM):
         return "the sandbox refuses this system call to every run: do without it"
+    blobs = ("blob:",) if state.current is None else ("blob:", state.current.layout.blobs + "/")
+    if number == errno.ENOENT and type(file) is str and file.startswith(blobs) and not _is_of_blobs(type(exc)):
+        return _READS_BLOBS
     if number in (errno.EACCES, errno.EROFS) and type(file) is str and state.current is not None:
         layout = state.current.layout
         if not os.path.abspath(file).startswith((layout.workspace + "/", layout.tmp + "/")):
@@ -413,7 +491,8 @@ def _suggestion(exc, kind) -> str:
         return meant
     if _attribute_of and issubclass(kind, AttributeError):
         wrong = _attribute_of(exc)
-        return _closest(wrong, _attributes(_object_of(exc))) if type(wrong) is str else ""
+        # Of runtime's the hint names them all: the closest is often one that does something else.
+        return _closest(wrong, _attributes(_object_of(exc))) if type(wrong) is str and not _runtime_of(exc) else ""
     return ""
 
 
