@@ -220,9 +220,10 @@ typedef struct skg_host {
     int32_t (*run_output)(void *ctx, skg_op run, uint32_t stream, skg_bytes data);
 
     /* Copies the plaintext of a secret that the request named into buf.
-     * Returns its length; more than cap means nothing was copied.  Audited.
-     * Wipe buf as soon as the sandbox has the value.  SKG_E_PERMISSION: the
-     * request does not name it. */
+     * Returns its length; more than cap means nothing was copied.  A read is
+     * not recorded: the run's audit record has the names of the secrets that it
+     * was granted.  Wipe buf as soon as the sandbox has the value.
+     * SKG_E_PERMISSION: the request does not name it. */
     int64_t (*secret_read)(void *ctx, skg_op run, skg_str name, void *buf, uint64_t cap);
 
     /* Input blobs, and those that this run has made.  blob_fd: a readable,
@@ -237,7 +238,8 @@ typedef struct skg_host {
      * returns the id's length, commit=0 throws it away and returns 0.  An id has
      * at most 128 bytes: a commit with a smaller cap is SKG_E_INVALID_ARGUMENT
      * and the writer stays.  Writers that are left when the run ends are thrown
-     * away.  SKG_E_EXHAUSTED, SKG_E_OUT_OF_RANGE: a quota is reached. */
+     * away.  SKG_E_EXHAUSTED, SKG_E_OUT_OF_RANGE: a quota is reached; a run has
+     * 8 writers at once, and create is SKG_E_OUT_OF_RANGE beyond. */
     int64_t (*blob_create)(void *ctx, skg_op run, skg_str kind);           /* [blocking] */
     int32_t (*blob_write)(void *ctx, skg_op run, int64_t writer, skg_bytes data); /* [blocking] */
     int64_t (*blob_finish)(void *ctx, skg_op run, int64_t writer, int32_t commit,
@@ -246,7 +248,8 @@ typedef struct skg_host {
     /* From now until the op completes, the host accepts on this listening
      * socket and is the run's gate there.  Takes the descriptor (SKG_FD) when
      * it returns SKG_OK; else it stays the plugin's.  May be called more than
-     * once.  SKG_E_PERMISSION: the run has no gate. */
+     * once: a run has up to 4 listeners.  SKG_E_INVALID_ARGUMENT: one more, or
+     * no listening socket.  SKG_E_PERMISSION: the run has no gate. */
     int32_t (*gate_serve)(void *ctx, skg_op run, skg_fd listener);
 } skg_host;
 
@@ -352,9 +355,10 @@ typedef struct skg_egress_rule {
 #define SKG_NET_SELF 2u         /* the plugin enforces `rules`                    */
 
 /* The gate: the gateway's own per-run endpoint.  It speaks HTTP/1.1: CONNECT
- * and absolute-form requests are the egress proxy; "/rt/..." is the run's
- * runtime API (blobs, log).  It is the only thing a sandbox ever needs to
- * reach.  Two ways to reach it:
+ * and absolute-form requests are the egress proxy; "/rt/..." is kept for the
+ * run's runtime API (blobs, log), and this version answers 404 there: bring
+ * these to host->blob_* and run_output by a channel of your own.  It is the
+ * only thing a sandbox ever needs to reach.  Two ways to reach it:
  *
  *   listener  the plugin creates a listening stream socket that only the inside
  *             can connect to, and gives it to host->gate_serve(): a TCP socket

@@ -155,8 +155,9 @@ pub struct Host {
     /// keep draining, send no more. `SKG_E_INVALID_ARGUMENT`: no such stream.
     pub run_output: Option<unsafe extern "C" fn(*mut c_void, Op, u32, Bytes) -> i32>,
     /// Copies the plaintext of a secret that the request named into buf. Returns its length; more than cap
-    /// means nothing was copied. Audited. Wipe buf as soon as the sandbox has the value. `SKG_E_PERMISSION`:
-    /// the request does not name it.
+    /// means nothing was copied. A read is not recorded: the run's audit record has the names of the secrets that
+    /// it was granted. Wipe buf as soon as the sandbox has the value. `SKG_E_PERMISSION`: the request does not
+    /// name it.
     pub secret_read: Option<unsafe extern "C" fn(*mut c_void, Op, Str, *mut c_void, u64) -> i64>,
     /// Input blobs, and those that this run has made. blob_fd: a readable, seekable descriptor (`SKG_FD`), or
     /// `SKG_E_UNIMPLEMENTED` when the store has none: then read ranges. blob_read: bytes read, 0 at the end.
@@ -168,7 +169,8 @@ pub struct Host {
     /// commit=1 stores it, copies its id to buf and returns the id's length, commit=0 throws it away and
     /// returns 0. An id has at most 128 bytes: a commit with a smaller cap is `SKG_E_INVALID_ARGUMENT` and the
     /// writer stays. Writers that are left when the run ends are thrown away. `SKG_E_EXHAUSTED`,
-    /// `SKG_E_OUT_OF_RANGE`: a quota is reached. Blocking.
+    /// `SKG_E_OUT_OF_RANGE`: a quota is reached; a run has 8 writers at once, and create is `SKG_E_OUT_OF_RANGE`
+    /// beyond. Blocking.
     pub blob_create: Option<unsafe extern "C" fn(*mut c_void, Op, Str) -> i64>,
     /// Blocking.
     pub blob_write: Option<unsafe extern "C" fn(*mut c_void, Op, i64, Bytes) -> i32>,
@@ -176,7 +178,8 @@ pub struct Host {
     pub blob_finish: Option<unsafe extern "C" fn(*mut c_void, Op, i64, i32, *mut u8, u64) -> i64>,
     /// From now until the op completes, the host accepts on this listening socket and is the run's gate there.
     /// Takes the descriptor (`SKG_FD`) when it returns `SKG_OK`; else it stays the plugin's. May be called more
-    /// than once. `SKG_E_PERMISSION`: the run has no gate.
+    /// than once: a run has up to 4 listeners. `SKG_E_INVALID_ARGUMENT`: one more, or no listening socket.
+    /// `SKG_E_PERMISSION`: the run has no gate.
     pub gate_serve: Option<unsafe extern "C" fn(*mut c_void, Op, Fd) -> i32>,
 }
 
