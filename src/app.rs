@@ -207,7 +207,7 @@ impl App {
             which: "storage",
             error,
         })?;
-        let metrics = Metrics::new(methods::TABLE.iter().map(|method| method.name));
+        let metrics = Metrics::new(methods::names());
         let blobs = Blobs::new(store.clone(), config.blobs.max_bytes, config.blobs.ttl_s);
         let secrets = Secrets::new(Secrets::prepare(config).map_err(AppError::Secrets)?);
         let runs = Runs::new(

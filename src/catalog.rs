@@ -203,7 +203,7 @@ impl Catalog {
         if let Some(version) = version {
             Version::parse(version).map_err(|error| Error::Invalid {
                 pointer: "/version".into(),
-                message: format!("version {error}"),
+                message: format!("version {error}, or leave it out for the latest"),
             })?;
         }
         let owner = self.owner(tenant, name);

@@ -39,7 +39,7 @@ use crate::rpc::{Call, NoSpace, Params, Space, aside, json_bytes, to_raw};
 use crate::runs::{self, Runs};
 use crate::telemetry::trace::Trace;
 use content::{Content, Encoding, decode};
-use shape::{First, Object, Whole, in_words_of_json};
+use shape::{First, Object, Whole, in_words_of_json, meaning};
 
 pub use discover::openrpc;
 pub(crate) use list_skills::listing;
@@ -286,6 +286,11 @@ pub static TABLE: [Method; 10] = [
     discover::METHOD,
 ];
 
+/// The names in [`TABLE`].
+pub fn names() -> [&'static str; 10] {
+    TABLE.each_ref().map(|method| method.name)
+}
+
 /// Makes [`Resolve`].
 #[derive(Debug, Clone)]
 pub struct ResolveLayer(pub Rooms);
@@ -356,8 +361,9 @@ impl<R> Service<Permitted<Prepared<R>>> for Perform {
 
 // === what several methods need ===
 
-/// Reads a method's parameters; the pointer of the error says where they do not fit.
-fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
+/// Reads a method's parameters; the pointer of the error says where they do not fit, and its message what `schema`, the
+/// method's, says of what is missing or of another type.
+fn read_params<T: DeserializeOwned>(params: &Params, schema: &str) -> Result<T, Error> {
     let mut reader = serde_json::Deserializer::from_str(params.as_str());
     let read = aside(params.as_str().len(), || {
         serde_path_to_error::deserialize(&mut reader)
@@ -380,14 +386,22 @@ fn read_params<T: DeserializeOwned>(params: &Params) -> Result<T, Error> {
         // REQUIREMENTS R2: null is absent, also where something must not be.
         match pointer.rsplit_once('/') {
             Some((above, name)) if message.starts_with("invalid type: null") => {
-                Error::params(above, format!("missing field `{name}` (it is null)"))
+                let meaning = meaning(schema, &pointer);
+                let message = format!("missing field `{name}` (it is null){meaning}");
+                Error::params(above, message)
             }
             // An unknown one is named already.
             Some(_) if !message.starts_with("unknown field") => {
                 let message = format!("{}: {}", named(&pointer), in_words_of_json(message));
-                Error::params(pointer, message)
+                let meaning = meaning(schema, &pointer);
+                Error::params(pointer, message + &meaning)
             }
-            _ => Error::params(pointer, message),
+            _ => {
+                let missing = message.strip_prefix("missing field `");
+                let name = missing.and_then(|rest| rest.strip_suffix('`'));
+                let meaning = name.map(|name| meaning(schema, &format!("{pointer}/{name}")));
+                Error::params(pointer, message.to_owned() + &meaning.unwrap_or_default())
+            }
         }
     })
 }
@@ -478,10 +492,17 @@ fn keys(args: &RawValue) -> Result<serde_json::Value, Error> {
 fn object(raw: Option<Box<RawValue>>, pointer: &str) -> Result<Box<RawValue>, Error> {
     match raw {
         Some(raw) if raw.get().starts_with('{') => Ok(raw),
-        Some(_) => Err(Error::params(
-            pointer,
-            format!("{} must be an object", named(pointer)),
-        )),
+        Some(raw) => {
+            // Who writes JSON into a string has read the one sentence already.
+            let text = raw.get().starts_with('"');
+            let no_text = if text {
+                ", and not a string with one in it"
+            } else {
+                ""
+            };
+            let message = format!("{} must be an object{no_text}", named(pointer));
+            Err(Error::params(pointer, message))
+        }
         None => {
             RawValue::from_string("{}".into()).map_err(|error| Error::Serialize(Arc::new(error)))
         }

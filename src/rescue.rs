@@ -320,7 +320,10 @@ impl From<methods::Error> for ErrorObject {
             Error::UnknownMethod { method } => ErrorObject::new(
                 Code::MethodNotFound,
                 "method_not_found",
-                format!("there is no method {method:?}; GET /openrpc.json lists them"),
+                format!(
+                    "there is no method {method:?}; there are {}",
+                    methods::names().join(", ")
+                ),
             ),
             Error::Params { pointer, message } => ErrorObject::invalid_params(pointer, message),
             Error::TooLarge { message } => ErrorObject::new(Code::TooLarge, "too_large", message),

@@ -379,8 +379,8 @@ mod tests {
             panic!("{error:?}");
         };
         assert_eq!(pointer, "/manifest/runtime/entrypoint");
-        let said =
-            "manifest:/runtime/entrypoint: error: entrypoint \"main.py\" is not among the files";
+        let said = "manifest:/runtime/entrypoint: error: entrypoint \"main.py\" is not among the files; \
+             help: it is a path among the files, such as \"code/main.py\"";
         assert!(message.starts_with(said), "{message}");
     }
 

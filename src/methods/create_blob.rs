@@ -39,7 +39,7 @@ pub struct Created {
 
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
-        let params: Params = read_params(&call.params)?;
+        let params: Params = read_params(&call.params, METHOD.params)?;
         let kind = Kind::parse(&params.kind).map_err(|message| Error::params("/kind", message))?;
         let content = decode(params.content, params.encoding, "/content")?;
         let mut facts =

@@ -49,7 +49,7 @@ struct Answer {
 
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
-        let params: Params = read_params(&call.params)?;
+        let params: Params = read_params(&call.params, METHOD.params)?;
         let mut files = Vec::new();
         let First(given) = params.files.unwrap_or_default();
         for (index, Object(file)) in given.into_iter().enumerate() {

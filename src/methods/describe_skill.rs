@@ -63,7 +63,7 @@ struct Described<'a> {
 
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
-        let params: Params = read_params(&call.params)?;
+        let params: Params = read_params(&call.params, METHOD.params)?;
         let (skill, late) = find(
             &rooms,
             call.caller.tenant(),

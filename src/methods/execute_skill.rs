@@ -35,7 +35,7 @@ struct Params {
 
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
-        let params: Params = read_params(&call.params)?;
+        let params: Params = read_params(&call.params, METHOD.params)?;
         let args = object(params.args, "/args")?;
         let timeout_ms = timeout(params.timeout_ms, "/timeout_ms")?;
         // Before it is found: else the answer would tell a hidden skill from a missing one.

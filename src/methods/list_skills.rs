@@ -52,7 +52,7 @@ pub(crate) fn listing(
     answer_bytes_max: u64,
     call: Call,
 ) -> Result<Prepared, Error> {
-    let params: Params = read_params(&call.params)?;
+    let params: Params = read_params(&call.params, METHOD.params)?;
     let limit = match params.limit {
         Some(Whole(limit)) => u32::try_from(limit).unwrap_or(u32::MAX),
         None => LIMIT_DEFAULT,

@@ -27,7 +27,7 @@ struct Params {}
 
 fn prepare(_rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
-        let Params {} = read_params(&call.params)?;
+        let Params {} = read_params(&call.params, METHOD.params)?;
         let facts = Facts::new(METHOD.name, call.caller, call.id);
         Ok(Prepared::json(facts, |_permit| async {
             Ok(Content::from(GUIDE.as_bytes().to_vec()))

@@ -37,7 +37,7 @@ struct Answer {
 
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
-        let params: Params = read_params(&call.params)?;
+        let params: Params = read_params(&call.params, METHOD.params)?;
         let max_bytes = params.max_bytes.map(|Whole(bytes)| bytes);
         if max_bytes == Some(0) {
             return Err(Error::params("/max_bytes", "max_bytes must be at least 1"));

@@ -29,7 +29,7 @@ struct Params {
 
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
-        let params: Params = read_params(&call.params)?;
+        let params: Params = read_params(&call.params, METHOD.params)?;
         let path = catalog::path(&params.path)?;
         let (skill, late) = find(
             &rooms,

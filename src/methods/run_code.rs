@@ -48,7 +48,7 @@ struct Limits {
 
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
-        let params: Params = read_params(&call.params)?;
+        let params: Params = read_params(&call.params, METHOD.params)?;
         if params.language != "python" {
             return Err(catalog::Error::LanguageUnsupported {
                 message: format!(

@@ -95,6 +95,29 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for First<T, M
     }
 }
 
+/// What a method's schema says of the parameter at `pointer`, to put behind a message: its description, and the members of
+/// the objects of which it is a list. Empty where it says nothing.
+pub(super) fn meaning(schema: &str, pointer: &str) -> String {
+    let whole = super::discover::schema(schema);
+    let found =
+        pointer
+            .split('/')
+            .skip(1)
+            .fold(&whole, |outer, name| match name.parse::<usize>() {
+                Ok(_) => &outer["items"],
+                Err(_) => &outer["properties"][name],
+            });
+    let mut text = String::new();
+    if let Some(description) = found["description"].as_str() {
+        text = format!("; it is: {description}");
+        if let Some(members) = found["items"]["properties"].as_object() {
+            let names: Vec<String> = members.keys().map(|name| format!("`{name}`")).collect();
+            text += &format!(", as objects with {}", names.join(", "));
+        }
+    }
+    text
+}
+
 /// serde has its own names for what JSON calls an object and an array.
 pub(super) fn in_words_of_json(message: &str) -> String {
     let (found, expected) = message.rsplit_once(", expected ").unwrap_or((message, ""));

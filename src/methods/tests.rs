@@ -36,7 +36,7 @@ fn everybody_means_the_same_methods() {
         names.sort_unstable();
         names
     };
-    let own = sorted(&TABLE.each_ref().map(|method| method.name));
+    let own = sorted(&super::names());
     assert_eq!(sorted(&crate::config::METHODS), own);
     assert_eq!(sorted(&crate::policy::METHODS), own);
 }
@@ -93,25 +93,32 @@ fn parameters_that_do_not_fit_say_where() {
     struct Inner {
         timeout_ms: Option<super::Whole>,
     }
-    let read = |text: &'static str| read_params::<Shape>(&Params::from_text(text.into()).unwrap());
+    let schema = r#"{"properties":{"name":{"description":"Skill name"},"list":{"description":"Numbers","items":{"type":"integer"}},
+        "limits":{"properties":{"timeout_ms":{"description":"Milliseconds"}}}}}"#;
+    let read =
+        |text: &'static str| read_params::<Shape>(&Params::from_text(text.into()).unwrap(), schema);
     for (text, place, word) in [
-        ("{}", "", "missing field `name`"),
+        ("{}", "", "missing field `name`; it is: Skill name"),
         (
             r#"{"name":5}"#,
             "/name",
-            "name: invalid type: integer `5`, expected a string",
+            "name: invalid type: integer `5`, expected a string; it is: Skill name",
         ),
         (
             r#"{"name":{}}"#,
             "/name",
             "name: invalid type: object, expected",
         ),
-        (r#"{"name":null}"#, "", "missing field `name`"),
+        (
+            r#"{"name":null}"#,
+            "",
+            "missing field `name` (it is null); it is: Skill name",
+        ),
         (r#"{"name":"a","nmae":1}"#, "/nmae", "unknown field `nmae`"),
         (
             r#"{"name":"a","limits":{"timeout_ms":-1}}"#,
             "/limits/timeout_ms",
-            "limits/timeout_ms: invalid value: integer `-1`, expected a whole number, not below 0",
+            "limits/timeout_ms: invalid value: integer `-1`, expected a whole number, not below 0; it is: Milliseconds",
         ),
         (
             r#"{"name":"a","limits":{"timeout_ms":1.5}}"#,
@@ -159,7 +166,7 @@ fn whole_numbers_may_be_written_as_doubles() {
     }
     let read = |number: &str| {
         let text = format!(r#"{{"n":{number}}}"#);
-        read_params::<Shape>(&Params::from_text(text.into()).unwrap())
+        read_params::<Shape>(&Params::from_text(text.into()).unwrap(), "{}")
     };
     for (number, is) in [
         ("5", 5),
@@ -204,7 +211,7 @@ fn what_a_body_has_too_much_of_is_not_kept() {
     struct Shape {
         list: super::First<String, 3>,
     }
-    let read = |text: String| read_params::<Shape>(&Params::from_text(text.into()).unwrap());
+    let read = |text: String| read_params::<Shape>(&Params::from_text(text.into()).unwrap(), "{}");
     for (count, kept) in [(0, 0), (3, 3), (4, 4), (5, 4), (100_000, 4)] {
         let text = format!(r#"{{"list":{}}}"#, json!(vec!["x"; count]));
         assert_eq!(read(text).unwrap().list.0.len(), kept);
@@ -235,6 +242,11 @@ fn small_helpers() {
     };
     let wrong = object(raw("[1]"), "/args").unwrap_err();
     assert_eq!(said(wrong), "args must be an object");
+    let wrong = object(raw(r#""{\"a\":1}""#), "/args").unwrap_err();
+    assert_eq!(
+        said(wrong),
+        "args must be an object, and not a string with one in it"
+    );
     let wrong = timeout(Some(super::Whole(0)), "/limits/timeout_ms").unwrap_err();
     assert!(said(wrong).starts_with("limits/timeout_ms must be"));
     let one = timeout(Some(super::Whole(1)), "/timeout_ms");

@@ -13,6 +13,8 @@ use crate::{SKILL_MD, SKILL_TOML};
 /// So many bytes of the modules beside and below an entrypoint are looked at, together; a module that is more than what is left
 /// is passed over.
 pub const MODULES_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// So many of the modules are named to whoever names one as entrypoint that is not there.
+const MODULES_NAMED_MAX: usize = 5;
 /// Of so many of them it is said that Python cannot read them: who sees these looks at the others too.
 const MODULES_WARNED_MAX: usize = 10;
 
@@ -84,8 +86,9 @@ pub fn validate<B: AsRef<[u8]>>(
                 None => {
                     let message = format!("entrypoint {} is not among the files", quoted(path));
                     let pointer = "/runtime/entrypoint";
-                    let problem =
-                        Problem::error(SKILL_TOML, Code::FileMissing, message).at(pointer);
+                    let problem = Problem::error(SKILL_TOML, Code::FileMissing, message)
+                        .at(pointer)
+                        .help(instead(files));
                     let text = find(SKILL_TOML).and_then(|bytes| std::str::from_utf8(bytes).ok());
                     let place = text.and_then(|text| place_in_toml(text, pointer));
                     problems.push(place.into_iter().fold(problem, Problem::place));
@@ -267,6 +270,19 @@ fn warn_of_hidden(text: &str, problems: &mut Vec<Problem>) {
     }
 }
 
+/// What to do about an entrypoint that is not among the files.
+fn instead<B>(files: &[(SkillPath, B)]) -> String {
+    let modules = files.iter().map(|(path, _)| path.as_str());
+    let mut modules: Vec<&str> = modules.filter(|path| path.ends_with(".py")).collect();
+    modules.sort_unstable();
+    let named = modules.iter().take(MODULES_NAMED_MAX);
+    let named: Vec<String> = named.map(|path| quoted(path)).collect();
+    match named.is_empty() {
+        true => "add that file: there is no module at all".into(),
+        false => format!("it is a path among the files, such as {}", named.join(", ")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -439,6 +455,26 @@ mod tests {
                 assert!(text.is_empty() || problem.to_string() == *text, "{problem}");
             }
         }
+    }
+
+    #[test]
+    fn an_entrypoint_that_is_not_there_may_be_another_file() {
+        let help = |files: &[(SkillPath, Vec<u8>)]| {
+            let problems = validate(files, MAX).unwrap_err();
+            problems.into_iter().find_map(|problem| problem.help)
+        };
+        let mut files = whole();
+        files.retain(|(path, _)| path.as_str() != "code/main.py");
+        let said = help(&files).unwrap();
+        assert_eq!(said, "add that file: there is no module at all");
+        for n in 0..=MODULES_NAMED_MAX {
+            let path = SkillPath::parse(&format!("m{n}.py")).unwrap();
+            files.push((path, Vec::new()));
+        }
+        assert_eq!(
+            help(&files).unwrap(),
+            r#"it is a path among the files, such as "m0.py", "m1.py", "m2.py", "m3.py", "m4.py""#
+        );
     }
 
     #[test]
