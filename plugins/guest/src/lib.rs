@@ -5,8 +5,9 @@
 //! and answers its frames. Every vendor gives the same files, so a skill means the same everywhere.
 //!
 //! Inside, `bootstrap.py` calls `_skillgate/main.py`:
-//! `channel` reads the job, `imports` makes the mounted skills importable, the code runs, `strict_json` checks what
-//! it returned or `failure` describes what it raised, and `channel` sends the result. A job that says `compile` gives the code of a
+//! `channel` reads the job, `imports` makes the mounted skills importable (`loading` loads them, `not_found` says what is none of
+//! theirs), the code runs, `strict_json` checks what it returned or `failure` describes what it raised (`raised` asks it, `hints`
+//! says what to do), and `channel` sends the result. A job that says `compile` gives the code of a
 //! skill, which later jobs may bring along (`compiled`). `library` changes modules of the standard library that work on a skill's
 //! behalf, and `spawned` is how an interpreter that the code starts finds all of this.
 
@@ -25,11 +26,15 @@ pub const FILES: &[(&str, &[u8])] = files![
     "_skillgate/channel.py",
     "_skillgate/compiled.py",
     "_skillgate/failure.py",
+    "_skillgate/hints.py",
     "_skillgate/imports.py",
     "_skillgate/library.py",
+    "_skillgate/loading.py",
     "_skillgate/main.py",
     "_skillgate/machine.py",
     "_skillgate/memory.py",
+    "_skillgate/not_found.py",
+    "_skillgate/raised.py",
     "_skillgate/rehearsal/main.py",
     "_skillgate/spawned.py",
     "_skillgate/state.py",

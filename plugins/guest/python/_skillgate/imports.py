@@ -13,7 +13,7 @@ A mounted skill wins over what a skill with a shorter name has at that place: wi
 functions by the ordinary rules of Python, a neighbour `sync.py` under the name `skills.acme.__own__.sync`.
 
 Only Python source is loaded: no .pyc (it could say something else than the source that was reviewed) and no
-extension modules. What has been compiled before is taken for the very same source alone (`compiled`).
+extension modules (`loading`). What has been compiled before is taken for the very same source alone (`compiled`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ import importlib
 import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from io import FileIO
 from types import ModuleType
 from typing import Callable, Dict, Optional, Set
 
-from . import compiled, state
+from . import not_found, state
+from .loading import VirtualPackage, new_package, source_spec
 
 PACKAGE = "skills"
 _OWN = "__own__"
 # A skill cannot take these names for its neighbours: they mean the same everywhere in a run, or are no modules.
 _RESERVED = frozenset((PACKAGE, "runtime", "__pycache__", "__init__")) | frozenset(sys.builtin_module_names)
-_LISTED_MAX = 20
 # Files whose functions are between an import statement and the finder.
 _MACHINERY = ("<frozen importlib", importlib.__file__, __file__)
 # Modules of the standard library, by name, and what changes each when it is imported (`library`).
@@ -147,7 +146,7 @@ class Finder:
 
     def _load_now(self, spec: ModuleSpec, above: Optional[ModuleType]) -> ModuleType:
         name = spec.name
-        module = sys.modules[name] = _new_package(spec)
+        module = sys.modules[name] = new_package(spec)
         spec._initializing = True  # for Python's own words to who imports it in a circle
         try:
             spec.loader.exec_module(module)
@@ -192,7 +191,7 @@ class Finder:
         owner = self._owners.get(fullname)
         if owner is None:
             owner = self._owners[fullname] = _Owner(self, name, fullname, file)
-        return _source_spec(fullname, file, owner, [owner.directory], entry=True)
+        return source_spec(fullname, file, owner, [owner.directory], entry=True)
 
     def _neighbour_spec(self, fullname: str, owner: "_Owner") -> Optional[ModuleSpec]:
         parts = fullname[len(owner.package) + 1 :].split(".")
@@ -205,10 +204,10 @@ class Finder:
         base = os.path.join(owner.directory, *parts)
         init = os.path.join(base, "__init__.py")
         if os.path.isfile(init):
-            return _source_spec(fullname, init, owner, [base])
+            return source_spec(fullname, init, owner, [base])
         if os.path.isfile(base + ".py"):
             # A module that has mounted skills below its name must be a package for them to be found.
-            return _source_spec(fullname, base + ".py", owner, [] if fullname in self._below else None)
+            return source_spec(fullname, base + ".py", owner, [] if fullname in self._below else None)
         if os.path.isdir(base):
             return self._virtual_spec(fullname, base)
         return None
@@ -234,16 +233,8 @@ class Finder:
             # A directory beside the entrypoint's, as files lie: what it would be as a module is no skill at all.
             return ModuleNotFoundError(outside)
         wanted = _name_as_written(fullname)[len(PACKAGE) + 1 :]
-        names = sorted(skill["name"] for skill in self._skills.values())
-        text = "skill %r is not mounted: " % wanted
-        if state.current is None or state.current.job["code"] is not None:
-            text += "add it to mount_skills"
-        else:
-            # It has no such parameter.
-            text += "execute_skill mounts the skill alone that it executes; call that from run_code, with both in mount_skills"
-        if names:
-            more = len(names) - _LISTED_MAX
-            text += " (mounted: %s%s)" % (", ".join(names[:_LISTED_MAX]), ", and %d more" % more if more > 0 else "")
+        can_be_named = state.current is None or state.current.job["code"] is not None
+        text = not_found.not_mounted(wanted, [skill["name"] for skill in self._skills.values()], can_be_named)
         # Without `name`: with it, `from skills import x` would replace this text by a shorter one.
         return ModuleNotFoundError(text)
 
@@ -320,16 +311,9 @@ class SkillImport:
 
     def advice(self, name: str, globals) -> str:
         """For a module that has written `from ..name import`, with dots that lead out of the skill."""
-        text = "a skill's modules are found in the directory of its entrypoint (%s) and below: " % self.directory
-        head, _, rest = name.partition(".")
-        if head == self.directory.rpartition("/")[2]:
-            name = rest
-        else:
-            text += "move %s there and " % ("`%s`" % head if head else "it")
         own = self._owner.package
         package = (globals or {}).get("__package__") or own
-        dots = "." * (1 + max(0, package.count(".") - own.count(".")))
-        return text + "write `from %s%s import ...`" % (dots, name)
+        return not_found.outside(self.directory, name, package.count(".") - own.count("."))
 
     @property
     def builtins(self) -> dict:
@@ -371,81 +355,6 @@ class SkillImport:
         return answer
 
 
-class SkillModule(ModuleType):
-    """The module of a skill's entrypoint. It is a package too, but its submodules are not written into its
-    namespace: `def report()` beside `report.py` stays the function, as in a script."""
-
-    def __setattr__(self, name, value):
-        if isinstance(value, ModuleType) and sys.modules.get("%s.%s" % (self.__name__, name)) is value:
-            return
-        super().__setattr__(name, value)
-
-    def __getattr__(self, name):
-        module = sys.modules.get("%s.%s" % (self.__name__, name))
-        if module is None:
-            raise AttributeError("module %r has no attribute %r" % (self.__name__, name))
-        return module
-
-
-class OverlaidModule(SkillModule):
-    """One with other skills mounted below its name: from outside, those win over its own attributes."""
-
-    def __getattribute__(self, name):
-        get = super().__getattribute__
-        if name in get("__dict__").get("__mounted__", ()):
-            return _import_module("%s.%s" % (get("__name__"), name))
-        return get(name)
-
-
-class VirtualPackage(ModuleType):
-    """A package that is only a part of skills' names."""
-
-    def __getattr__(self, name):
-        if name in self.__dict__.get("__mounted__", ()):
-            return _import_module("%s.%s" % (self.__name__, name))
-        raise AttributeError("package %r has no attribute %r" % (self.__name__, name))
-
-    def __dir__(self):
-        return sorted(set(super().__dir__()) | set(self.__dict__.get("__mounted__", ())))
-
-
-class _SourceLoader(SourceFileLoader):
-    """Reads the source itself, each time, and runs it with the skill's builtins."""
-
-    def __init__(self, fullname: str, path: str, owner: _Owner, entry: bool):
-        super().__init__(fullname, path)
-        self._owner = owner
-        self._entry = entry
-
-    def get_code(self, fullname):
-        return _compile_file(self.get_filename(fullname))
-
-    def create_module(self, spec):
-        if not self._entry:
-            return None
-        if not self._owner.mounted:
-            return SkillModule(spec.name)
-        module = OverlaidModule(spec.name)
-        module.__dict__["__mounted__"] = self._owner.mounted
-        return module
-
-    def exec_module(self, module):
-        owner = self._owner
-        code = _compile_file(self.path)
-        names = module.__dict__
-        names["__builtins__"] = owner.builtins
-        alias = "%s.%s" % (owner.package, owner.stem)
-        if self._entry and owner.stem and owner.stem not in owner.mounted:
-            # `from . import main` in a neighbour means this module, not a second copy of it.
-            sys.modules[alias] = module
-        try:
-            exec(code, names)
-        except BaseException:
-            if sys.modules.get(alias) is module:
-                del sys.modules[alias]
-            raise
-
-
 class _ChangingLoader(SourceFileLoader):
     """Of a module of the standard library that is changed."""
 
@@ -467,46 +376,6 @@ def change_loaded() -> None:
         module = sys.modules.get(name)
         if module:
             change(module)
-
-
-def compile_source(source, path: str):
-    """Code of a module. Every way in which Python says that text is no program becomes a SyntaxError."""
-    try:
-        return compile(source, path, "exec", dont_inherit=True)
-    except SyntaxError:
-        raise
-    except ValueError as cause:  # null characters, before Python 3.12
-        raise SyntaxError("%s: %s" % (path, cause)) from None
-
-
-def _compile_file(path: str):
-    with FileIO(path) as file:
-        source = file.readall()
-    code = compiled.code_of(path, source)
-    return compile_source(source, path) if code is None else code
-
-
-def _source_spec(fullname: str, file: str, owner: _Owner, path, entry: bool = False) -> ModuleSpec:
-    loader = _SourceLoader(fullname, file, owner, entry)
-    spec = ModuleSpec(fullname, loader, origin=file, is_package=path is not None)
-    if path is not None:
-        spec.submodule_search_locations = path
-    spec.has_location = True
-    return spec
-
-
-def _new_package(spec: ModuleSpec) -> ModuleType:
-    """What `importlib.util.module_from_spec` gives, without `__cached__`, since nothing is cached: that function looks for
-    each attribute first, and goes through the class of the module to set it."""
-    module = spec.loader.create_module(spec)
-    names = module.__dict__
-    names["__loader__"] = spec.loader
-    names["__package__"] = spec.name
-    names["__spec__"] = spec
-    names["__path__"] = spec.submodule_search_locations
-    if spec.origin is not None:
-        names["__file__"] = spec.origin
-    return module
 
 
 def _import_module_for_skills(name, package=None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from . import failure, state
+from . import hints, state
 import runtime.log
 
 _SHELL = "/bin/sh"
@@ -28,7 +28,7 @@ def _system_that_says_why(command):
     """`os.system`. Without a shell it gives a number and no word: it is the shell that would say what is wrong."""
     status = _system(command)
     if status == _NO_PROGRAM and not os.path.exists(_SHELL):
-        runtime.log.warning("os.system: " + failure.NO_SHELL)
+        runtime.log.warning("os.system: " + hints.NO_SHELL)
     return status
 
 

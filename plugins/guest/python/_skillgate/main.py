@@ -15,7 +15,7 @@ from json import dumps as _dumps
 from types import FunctionType, ModuleType
 from typing import Optional
 
-from . import compiled, failure, imports, library, machine, memory, state
+from . import compiled, failure, imports, library, loading, machine, memory, state
 from .channel import Channel, ChannelLost
 from .failure import EntrypointNotFound
 from .state import Layout
@@ -86,7 +86,7 @@ def warm(modules=()) -> None:
     imports.change_loaded()
     imports.copy_builtins()
     names = {}
-    exec(imports.compile_source("def main(args):\n    return {'a': [1, 2.5, None, 'é']}\n", "<warm>"), names)
+    exec(loading.compile_source("def main(args):\n    return {'a': [1, 2.5, None, 'é']}\n", "<warm>"), names)
     Encoder(len, 4096).encode(names["main"]({}))
     try:
         raise ValueError("warm")
@@ -133,7 +133,7 @@ def _make_rehearsals(layout: Layout):
     file = imports.entry_file(beside.skills, skill)
     with open(file, "rb") as opened:
         source = opened.read()
-    made = source, marshal.dumps(imports.compile_source(source, file))
+    made = source, marshal.dumps(loading.compile_source(source, file))
     index = [(file, *map(len, made))]
     made_id = _MADE_ID.decode("ascii")
     of_code, of_skill = (layout, _REHEARSED, None, (), (), ()), (beside, None, _REHEARSAL, [skill], index, made)
@@ -318,7 +318,7 @@ def _execute(job: dict, layout: Layout):
     """Loads the code or the skill, calls its function and gives what it returned, awaited. For a job that says `compile`
     the skill is not loaded: what is given is its code, for the jobs of later runs."""
     if job.get("compile"):
-        return compiled.make(_entry_file(job, layout), imports.compile_source)
+        return compiled.make(_entry_file(job, layout), loading.compile_source)
     of_code = job.get("code") is not None
     finder = imports.install(job.get("skills") or (), layout.skills, untouched=not of_code)
     module = _load_code(job["code"]) if of_code else _load_skill(job, layout, finder)
@@ -356,7 +356,7 @@ def module_of_code(code: str, path: str) -> ModuleType:
     module = ModuleType(CODE_MODULE)
     module.__file__ = path
     sys.modules[CODE_MODULE] = module
-    exec(imports.compile_source(code.lstrip("\ufeff"), path), module.__dict__)
+    exec(loading.compile_source(code.lstrip("\ufeff"), path), module.__dict__)
     return module
 
 

@@ -17,6 +17,141 @@ class Hints(Case):
         return message
 
 
+class Lacking(Hints):
+    def test_what_a_run_does_not_have(self):
+        refused = "exec(compile('raise PermissionError(1)', socket.__file__, 'exec'))"  # as a sandbox refuses a socket
+        for line, kind in (("socket.getaddrinfo('a.example', 80, flags=socket.AI_NUMERICHOST)", "gaierror"), (refused, "PermissionError")):
+            code = "import os, socket\ndef main(args):\n    os.environ.update(args)\n    "
+            self.hinted(code + line, kind, "this run has no network: ")
+            self.hinted(code + line, kind, "this run reaches its granted hosts through the proxy", args={"HTTPS_PROXY": "http://127.0.0.1:3128"})
+            self.check(code + "os.environ = None; " + line, kind)
+            wrapped = "try: %s\n    except OSError as exc: raise ValueError('cannot fetch') from exc" % line
+            message = self.hinted(code + wrapped, "ValueError", "this run has no network: ")
+            self.assertTrue(message.endswith("\nValueError: cannot fetch"), "its summary is its last line")
+        run = "import subprocess, sys\ndef main(args): subprocess.run(%s)"
+        self.hinted(run % "['no-such-program']", "FileNotFoundError", "a run has no shell")
+        # The program is there.
+        message = self.check(run % "[sys.executable, '-c', '1'], cwd='/none'", "FileNotFoundError")
+        self.assertNotIn("a run has", message)
+        for line, kind in (("raise PermissionError(1)", "PermissionError"), ("open('/nothing')", "FileNotFoundError"), ("__import__('socket').socket(9999)", "OSError")):
+            message = self.check("def main(args): " + line, kind)
+            self.assertNotIn("has no", message)
+
+    def test_what_can_be_imported(self):
+        told = "a run can import the standard library, `runtime` and mounted skills (`from skills.<name> import ...`), and nothing can be installed"
+        beside = told + "; the modules beside this skill's entrypoint are imported by their own names: `import %s`\n"
+        without = beside[:-1] + ", without `code.`\n"
+        self.hinted("import helpr\ndef main(args): pass", "ModuleNotFoundError", told + "\n")
+        for line, hint in (
+            ("import helpr", beside % "helper"),
+            ("from lib.helper import g", beside % "helper"),
+            ("import importlib; importlib.import_module('helpr')", beside % "helper"),
+            ("from code.helper import g", without % "helper"),
+            ("import code.lib.helper", without % "lib"),
+            # Not the skill's own: another module has asked for it.
+            ("import builtins; exec('import helpr', {'__builtins__': builtins})", told + "\n"),
+        ):
+            self.sandbox.skills.clear()
+            self.sandbox.skill("t.up", {"code/main.py": "def main(args):\n    " + line, "code/helper.py": "g = 1"})
+            executed = self.sandbox.execute("t.up").error
+            imported = self.sandbox.code("from skills.t.up import main").error
+            for error in (executed, imported):
+                self.assertEqual(error["type"], "ModuleNotFoundError")
+                self.assertTrue(error["message"].startswith(hint + "Traceback"), error["message"])
+
+    def test_a_module_beside_the_entrypoint_whose_directory_is_called_like_one_of_the_library(self):
+        hint = "the modules beside this skill's entrypoint are imported by their own names: `import helper`, and not from `code`\n"
+        # Not the skill's own: it may be a name of another version's library.
+        version = "this run has Python %d.%d\n" % sys.version_info[:2] if sys.version_info >= (3, 10) else ""
+        for line, hinted in (
+            ("from code import helper", hint),
+            ("from code import InteractiveConsole, helper as h", hint),
+            ("from code import helpr", version),
+            ("from json import helper", version),
+            ("raise ImportError('cannot import name', name=7)", ""),
+            ("exc = ImportError(name='code'); exc.msg = 7; raise exc", ""),
+            ("import builtins; exec('from code import helper', {'__builtins__': builtins})", version),
+        ):
+            self.sandbox.skills.clear()
+            self.sandbox.skill("t.up", {"code/main.py": "def main(args):\n    " + line, "code/helper.py": "g = 1"})
+            error = self.sandbox.execute("t.up").error
+            self.assertEqual(error["type"], "ImportError", line)
+            self.assertTrue(error["message"].startswith(hinted + "Traceback"), error["message"])
+
+    def test_names_that_a_function_of_c_looks_up(self):
+        # As `socket.gethostbyname`, `gethostbyaddr` and `connect` fail: no frame of the library is in between.
+        for line, kind in (
+            ("_socket.getaddrinfo('a.example', 80, flags=socket.AI_NUMERICHOST)", "gaierror"),
+            ("raise socket.herror(1, 'Unknown host')", "herror"),
+            # An address, and the proxy is not asked.
+            ("raise OSError(101, os.strerror(101))", "OSError"),
+        ):
+            code = "import _socket, os, socket\ndef main(args):\n    os.environ.update(args)\n    " + line
+            self.hinted(code, kind, "this run has no network: ")
+            self.hinted(code, kind, "this run reaches its granted hosts through the proxy", args={"HTTPS_PROXY": "http://127.0.0.1:3128"})
+        self.assertNotIn("this run", self.check("class gaierror(Exception): pass\ndef main(args): raise gaierror('x')", "gaierror"))
+
+    def test_addresses_that_a_function_of_c_connects_to(self):
+        # As a sandbox refuses it to a run that has a proxy; one that has none has no socket.
+        code = "import os, socket\ndef main(args):\n    os.environ.update(args)\n    raise PermissionError(%s)"
+        proxy = {"HTTPS_PROXY": "http://127.0.0.1:3128"}
+        refused = "13, os.strerror(13)"
+        self.hinted(code % refused, "PermissionError", "this run reaches its granted hosts through the proxy", args=proxy)
+        for other, args in ((refused, {}), (refused + ", 'file'", proxy), ("13, 'no'", proxy), ("'13'", proxy), ("13.0, 'x'", proxy)):
+            self.assertNotIn("this run", self.check(code % other, "PermissionError", args=args))
+
+    def test_a_variable_that_is_not_there(self):
+        hint = (
+            "this run has no variable MY_KEY: a skill names its secrets in permissions.secrets, and the policy grants them or not; "
+            "code that mounts a skill does not get that skill's\n"
+        )
+        code = "import os\ndef main(args):\n    %s"
+        for line, kind in (
+            ("os.environ['MY_KEY']", "KeyError"),
+            ("os.environ.pop('MY_KEY')", "KeyError"),
+            ("try: os.environ['MY_KEY']\n    except KeyError as exc: raise RuntimeError('set a key') from exc", "RuntimeError"),
+        ):
+            message = self.hinted(code % line, kind, hint)
+            self.assertNotIn("/usr/bin", message, "no value of another")
+        self.hinted(code % "os.environb[b'MY_KEY']", "KeyError", hint.replace("variable MY_KEY", "such variable"))
+        long = "'M' * 5000 + '\\n'"
+        self.hinted(code % "os.environ[%s]" % long, "KeyError", "this run has no variable %s…: a skill" % ("M" * 79))
+        for line in ("{}['MY_KEY']", "os.environ = {}; os.environ['MY_KEY']", "raise KeyError('MY_KEY')"):
+            self.assertNotIn("this run", self.check(code % line, "KeyError"))
+
+    def test_what_the_sandbox_refuses(self):
+        # As it refuses them.
+        refused = "import errno, os\ndef main(args): raise OSError(errno.%s, os.strerror(errno.%s)%s)"
+        call = "the sandbox refuses this system call to every run: do without it\n"
+        self.hinted(refused % ("EPERM", "EPERM", ""), "PermissionError", call)
+        self.hinted("def main(args):\n    try: raise OSError(1, __import__('os').strerror(1))\n    except OSError as exc: raise ValueError('no') from exc", "ValueError", call)
+        # An error of the code's own, in words of its own.
+        for raised in ("OSError(1, 'the account is locked')", "type('ApiError', (OSError,), {})(1, 'the account is locked')"):
+            message = self.check("def main(args): raise " + raised, None)
+            self.assertNotIn("system call", message)
+        places = "a run writes files below its current directory (%s) and %s alone\n" % (self.sandbox.path("workspace"), self.sandbox.path("tmp"))
+        # Of a file that may be read elsewhere, or written: which of them it was the error does not say.
+        reads = "a run may not open this file: it reads its skills, its blobs, the Python library and what it wrote itself, and writes" + places[len("a run writes files"):]
+        for name, kind, said in (("EACCES", "PermissionError", reads), ("EROFS", "OSError", places)):
+            self.hinted(refused % (name, name, ", __file__.replace('tmp/', 'skills/')"), kind, said)
+            for file in ("", ", 'own'", ", __file__", ", b'/x'", ", 3"):
+                message = self.check(refused % (name, name, file), kind)
+                self.assertNotIn("a run writes", message)
+                self.assertNotIn("a run may not", message)
+        said = "nobody types anything in a run: what it needs comes with the arguments of the call\n"
+        message = self.hinted("def main(args): return input()", "EOFError", said)
+        self.assertTrue(message.endswith("\nEOFError: EOF when reading a line"), message)
+        self.assertNotIn("nobody", self.check("import pickle\ndef main(args): pickle.loads(b'')", "EOFError"))
+
+    def test_a_shell_that_is_not_there(self):
+        code = "import os, pickle\ndef main(args): return pickle.loads(pickle.dumps(os.system))('exit 127')"
+        said = "[warning] os.system: a run has no shell and, unless its operator gives it some, no programs but Python: do it in Python\n"
+        for shell, logs in (("/none", said), ("", "")):
+            before = "import _skillgate.machine; _skillgate.machine._SHELL = root + %r" % shell
+            outcome = self.sandbox.code(code, before=before)
+            self.assertEqual((outcome.output, outcome.logs), (127 << 8, logs))
+
+
 class Blobs(Hints):
     HINT = (
         "a blob is read by `from runtime import blobs`: blobs.read_text(id), blobs.open(id, \"r\"), or blobs.path(id) for a file's name; "

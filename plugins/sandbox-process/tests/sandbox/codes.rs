@@ -130,14 +130,14 @@ fn nothing_that_a_run_does_is_in_it() {
     let instance = Instance::new();
     let hostile = "
 import builtins, marshal, sys
-from _skillgate import compiled, imports, main as guest
+from _skillgate import compiled, loading, main as guest
 import helper
 def main(args):
     seen = helper.value
     evil = compile('value = 666', '/skills/acme.sync/code/helper.py', 'exec')
     compiled._known.clear()
     compiled.make = compiled.code_of = lambda *a: evil
-    imports.compile_source = builtins.compile = lambda *a, **k: evil
+    loading.compile_source = builtins.compile = lambda *a, **k: evil
     sys.modules['helper'] = sys.modules['skills.acme.sync.helper'] = None
     try:
         open('/skills/acme.sync/code/helper.pyc', 'wb').write(marshal.dumps(evil))

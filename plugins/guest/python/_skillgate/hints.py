@@ -1,0 +1,243 @@
+"""What whoever reads a failure is to do, in one sentence before the traceback."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+
+from . import state
+from .imports import SkillImport
+from .loading import compile_source
+from .raised import (
+    LIBRARY,
+    LINE_CHARS_MAX,
+    chain,
+    errno_of,
+    filename_of,
+    frames_of,
+    is_ours,
+    local_of,
+    name_of,
+    object_of,
+    raised_by,
+    raised_in,
+    source_line,
+    strerror_of,
+    text_of,
+    traceback_of,
+)
+from .text import one_line, type_name
+
+# Of an import that fails, what is between its statement and the error.
+_IMPORTING = (LIBRARY, "<frozen importlib", importlib.__file__)
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_SOCKET = _STANDARD + "socket.py"
+_SUBPROCESS = _STANDARD + "subprocess.py"
+_GETPASS = _STANDARD + "getpass.py"
+_UNITTEST = _STANDARD + "unittest/main.py"
+_COMMAND_LINES = (_STANDARD + "argparse.py", _STANDARD + "optparse.py")
+_GET_VARIABLE = type(os.environ).__getitem__.__code__
+
+_RUNTIME = ("runtime", "runtime.blobs", "runtime.log", "runtime.run")
+# The protocol's methods, of which code may think that they are its functions.
+_TOOLS = frozenset(
+    "create_blob create_skill describe_skill execute_skill list_skills load_skills_protocol_guide read_blob read_skill_file run_code".split()
+)
+_INSTALLERS = frozenset(("pip", "pip3", "ensurepip", "uv", "conda"))
+_READS_BLOBS = (
+    'a blob is read by `from runtime import blobs`: blobs.read_text(id), blobs.open(id, "r"), or blobs.path(id) for a file\'s name; '
+    "its id must be in input_blobs of the call"
+)
+_VERSION = "this run has Python %d.%d" % sys.version_info[:2]
+NO_SHELL = "a run has no shell and, unless its operator gives it some, no programs but Python: do it in Python"
+
+
+def hint(exc, kind, function):
+    """Of an exception that has left the code whose `function` was to be called; None when Python's own words do."""
+    if kind is SystemExit:
+        return _ended(raised_in(exc)) % one_line(function, 80)
+    if kind is TypeError and is_ours(exc):
+        # No line of the function has run: its call was refused.
+        return "%s() is called with one argument, a dict with the arguments of the call" % one_line(function, 80)
+    if issubclass(kind, OSError) and is_ours(exc) and _is_of_blobs(kind):
+        # Whoever reads this must not call it again for that: what it does is done.
+        return (
+            "%s() has returned; what it returned is too large for an answer and could not be stored as a blob: return less"
+            % one_line(function, 80)
+        )
+    if kind is ModuleNotFoundError and type(exc.name) is str and exc.name.split(".")[0] not in ("skills", "runtime"):
+        can = "a run can import the standard library, `runtime` and mounted skills (`from skills.<name> import ...`)"
+        return can + ", and nothing can be installed" + _beside(exc)
+    if kind is ImportError:
+        return _module_of_the_directory(exc) or _names_of(exc.name) or _version_of(exc)
+    if issubclass(kind, SyntaxError) and raised_by(exc) is compile_source.__code__:
+        return _VERSION  # in another it may be right; not of a text that the code reads or has compiled
+    # Python calls these "temporary failure" and "no such file": that sends its reader to try again, or to look for the file.
+    for link in chain(exc):
+        where = raised_in(link)
+        has_proxy = "HTTPS_PROXY" in os.environ or "HTTP_PROXY" in os.environ
+        if _is_of_the_network(link, where, has_proxy):
+            if has_proxy:
+                return "this run reaches its granted hosts through the proxy that HTTPS_PROXY names, and not directly"
+            return "this run has no network: a skill names hosts in permissions.network, and the policy grants them or not"
+        if _installs(link, where):
+            return "nothing can be installed in a run: it has the standard library, `runtime` and mounted skills"
+        if where == _SUBPROCESS and issubclass(type(link), (FileNotFoundError, PermissionError)):
+            # It names the directory that the program was to begin in, where that is what is not there.
+            return None if filename_of(link) is not None and filename_of(link) is local_of(link, "cwd") else NO_SHELL
+        if type(link) is KeyError and raised_by(link) is _GET_VARIABLE:
+            return _no_variable(link)
+        said = _refused(link, where) or _misnamed(link)
+        if said:
+            return said
+    return None
+
+
+def _ended(where) -> str:
+    if where in _COMMAND_LINES:
+        return "a run has no command line: read what is needed from args, the dict that %s() gets"
+    text = "the code ended the interpreter before %s() returned: "
+    return text + ("call `unittest.main(exit=False)`" if where == _UNITTEST else "return a value instead")
+
+
+def _version_of(exc):
+    """For a name that the library may have in another version."""
+    name, text = exc.name, exc.msg
+    if type(name) is not str or type(text) is not str or not text.startswith("cannot import name "):
+        return None
+    return _VERSION if name.partition(".")[0] in getattr(sys, "stdlib_module_names", ()) else None
+
+
+def _installs(exc, where) -> bool:
+    """Whether it is of a program that installs packages, and that failed or could not be started."""
+    failed = type(exc) is getattr(sys.modules.get("subprocess"), "CalledProcessError", None)
+    command = exc.cmd if failed else local_of(exc, "args") if where == _SUBPROCESS else None
+    items = command[:64] if type(command) in (list, tuple) else (command,)
+    words = " ".join(item[:LINE_CHARS_MAX] for item in items if type(item) is str).split()
+    return not _INSTALLERS.isdisjoint(word.rpartition("/")[2] for word in words)
+
+
+def _names_of(name):
+    """What a module of `runtime` has, for who has asked it for something else."""
+    module = sys.modules.get(name) if type(name) is str and name in _RUNTIME else None
+    names = module.__dict__.get("__all__") if type(module) is type(sys) else None
+    return "%s has %s" % (name, one_line(", ".join(names[:64]), 400)) if type(names) is list else None
+
+
+def runtime_of(exc):
+    """The name of runtime's module that has no such attribute."""
+    wanted = object_of(exc) if object_of and type(exc) is AttributeError else None
+    return next((name for name in _RUNTIME if wanted is not None and sys.modules.get(name) is wanted), None)
+
+
+def _misnamed(exc):
+    name = name_of(exc) if name_of and type(exc) is NameError else None
+    if type(name) is not str or name not in _TOOLS:
+        return _names_of(runtime_of(exc))
+    text = "%s is a tool of the caller's, and no function of the code: " % name
+    if name.endswith("_blob"):
+        return text + "`from runtime import blobs`, then blobs.read_text(id), blobs.write_text(text, kind=...)"
+    return text + "mount the skill, and `from skills.<name> import main`"
+
+
+def _is_of_the_network(exc, where, has_proxy: bool) -> bool:
+    if not issubclass(type(exc), OSError):
+        return False
+    # Names are looked up, and addresses connected to, by functions of C, whose caller may be any code.
+    name, number = type_name(type(exc)), errno_of(exc)
+    if type(number) is int and number in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+        return True
+    if name == "PermissionError" and where != _SOCKET:
+        # What is refused may be a file; that of a socket has no name. Without a proxy there is no such socket.
+        is_refused = type(number) is int and number == errno.EACCES and strerror_of(exc) == os.strerror(errno.EACCES)
+        return has_proxy and is_refused and filename_of(exc) is None and "_socket" in sys.modules
+    return name in ("gaierror", "herror", "PermissionError")
+
+
+def _no_variable(exc) -> str:
+    name = exc.args[0] if len(exc.args) == 1 else None
+    return (
+        "this run has no %s: a skill names its secrets in permissions.secrets, and the policy grants them or not; "
+        "code that mounts a skill does not get that skill's"
+    ) % ("variable " + one_line(name, 80) if type(name) is str else "such variable")
+
+
+def _beside(exc) -> str:
+    """What a skill's own code can import besides. Its author knows the file as the manifest has it: `code/helper.py`."""
+    skill = _importer(exc)
+    if skill is None:
+        return ""
+    text = "; the modules beside this skill's entrypoint are imported by their own names: `import %s`"
+    head, _, rest = exc.name.partition(".")
+    if rest and head == skill.directory.rpartition("/")[2]:
+        return text % one_line(rest, 80) + ", without `%s.`" % one_line(head, 80)
+    return text % "helper"
+
+
+def _module_of_the_directory(exc):
+    """`from code import helper`, where the library has a module `code` too: Python says that this has no `helper`."""
+    skill = _importer(exc)
+    if skill is None or exc.name != skill.directory.rpartition("/")[2] or type(exc.msg) is not str:
+        return None
+    wanted = exc.msg.partition("cannot import name '")[2].partition("'")[0]
+    if not skill.knows(wanted):
+        return None
+    return "the modules beside this skill's entrypoint are imported by their own names: `import %s`, and not from `%s`" % (
+        one_line(wanted, 80),
+        one_line(exc.name, 80),
+    )
+
+
+def _importer(exc):
+    """The import of the skill whose module has the statement that failed."""
+    found, trace = None, traceback_of(exc)
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_IMPORTING):
+            found = trace.tb_frame
+        trace = trace.tb_next
+    skill = None if found is None else found.f_builtins.get("__import__")
+    return skill if type(skill) is SkillImport else None
+
+
+def _is_of_blobs(kind) -> bool:
+    from runtime.blobs import BlobError
+
+    return issubclass(kind, BlobError)
+
+
+def _asks_a_terminal(exc) -> bool:
+    """Whether the code's own line that led to it reads what whoever starts a program gives it."""
+    head, _, tail = frames_of(traceback_of(exc))
+    for filename, line, _, _, names in reversed(head + tail):
+        if not filename.startswith((_STANDARD, "<frozen")):
+            source = source_line(filename, line, names)  # of a statement of several lines it is one
+            return "sys.argv" in source or "sys.stdin" in source
+    return False
+
+
+def _refused(exc, where):
+    """For what the system says of a sandbox as it would of a user who lacks a right, or who has pressed a key."""
+    if type(exc) is EOFError and (where == _GETPASS or text_of(exc) == "EOF when reading a line"):
+        return "nobody types anything in a run: what it needs comes with the arguments of the call"
+    if type_name(type(exc)) in ("IndexError", "JSONDecodeError", "EOFError") and _asks_a_terminal(exc):
+        return "a run has no command line and no standard input: what it needs is in the arguments of the call"
+    if not issubclass(type(exc), OSError):
+        return None
+    number, file = errno_of(exc), filename_of(exc)
+    # The code may raise it, too, in words of its own.
+    if number == errno.EPERM and strerror_of(exc) == os.strerror(errno.EPERM):
+        return "the sandbox refuses this system call to every run: do without it"
+    blobs = ("blob:",) if state.current is None else ("blob:", state.current.layout.blobs + "/")
+    if number == errno.ENOENT and type(file) is str and file.startswith(blobs) and not _is_of_blobs(type(exc)):
+        return _READS_BLOBS
+    if number in (errno.EACCES, errno.EROFS) and type(file) is str and state.current is not None:
+        layout = state.current.layout
+        if not os.path.abspath(file).startswith((layout.workspace + "/", layout.tmp + "/")):
+            text = "a run writes files"
+            if number == errno.EACCES:
+                # It may have been opened to be read: that it says of both.
+                text = "a run may not open this file: it reads its skills, its blobs, the Python library and what it wrote itself, and writes"
+            return text + " below its current directory (%s) and %s alone" % (layout.workspace, layout.tmp)
+    return None
