@@ -113,9 +113,7 @@ class Finder:
             return self._virtual_spec(fullname)
         if owner is not None:
             # With `name`, so that `from skills.x import missing` gives Python's own text.
-            raise ModuleNotFoundError(
-                "skill %r has no module %r" % (owner.skill, fullname[len(owner.package) + 1 :]), name=fullname
-            )
+            raise ModuleNotFoundError(self._no_module(fullname, owner), name=fullname)
         raise self._not_mounted(fullname)
 
     def create_module(self, spec):
@@ -190,7 +188,7 @@ class Finder:
             raise ImportError("skill %r has no file %r, which its manifest names as entrypoint" % (name, entrypoint))
         owner = self._owners.get(fullname)
         if owner is None:
-            owner = self._owners[fullname] = _Owner(self, name, fullname, file)
+            owner = self._owners[fullname] = _Owner(self, fullname, file)
         return source_spec(fullname, file, owner, [owner.directory], entry=True)
 
     def _neighbour_spec(self, fullname: str, owner: "_Owner") -> Optional[ModuleSpec]:
@@ -227,6 +225,12 @@ class Finder:
             parent = parent.rpartition(".")[0]
         return None
 
+    def _no_module(self, fullname: str, owner: "_Owner") -> str:
+        full = owner.package
+        wanted = _name_as_written(fullname)[len(full) + 1 :]
+        names = getattr(sys.modules.get(full), "__dict__", {})  # it may have put another in its place
+        return not_found.no_module(wanted, full, self._skills[full], names, owner.neighbours())
+
     def _not_mounted(self, fullname: str) -> ModuleNotFoundError:
         outside = _relative_import_under_way()
         if outside is not None:
@@ -234,7 +238,7 @@ class Finder:
             return ModuleNotFoundError(outside)
         wanted = _name_as_written(fullname)[len(PACKAGE) + 1 :]
         can_be_named = state.current is None or state.current.job["code"] is not None
-        text = not_found.not_mounted(wanted, [skill["name"] for skill in self._skills.values()], can_be_named)
+        text = not_found.not_mounted(wanted, self._skills, can_be_named)
         # Without `name`: with it, `from skills import x` would replace this text by a shorter one.
         return ModuleNotFoundError(text)
 
@@ -242,8 +246,7 @@ class Finder:
 class _Owner:
     """A skill with code, and what its own modules need."""
 
-    def __init__(self, finder: Finder, skill: str, package: str, file: str):
-        self.skill = skill
+    def __init__(self, finder: Finder, package: str, file: str):
         self.package = package
         self.directory, _, entry = file.rpartition("/")
         self.stem = entry[:-3] if entry.endswith(".py") else None

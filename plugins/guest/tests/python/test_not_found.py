@@ -17,7 +17,7 @@ class NotMounted(Case):
             self.assertTrue(self.error(line, "ModuleNotFoundError").endswith(wanted))
         self.skill("salesforce.other", main="")
         for line in ("from skills.salesforce.leads.sync import x", "import skills.salesforce.leads.sync"):
-            self.error(line, "ModuleNotFoundError", wanted + " (mounted: salesforce.other)")
+            self.error(line, "ModuleNotFoundError", wanted + " (mounted: skills.salesforce.other)")
         self.error("from skills.salesforce import leads", "ModuleNotFoundError", "skill 'salesforce.leads' is not mounted")
         self.error("from skills import gdrive", "ModuleNotFoundError", "skill 'gdrive' is not mounted")
 
@@ -96,6 +96,106 @@ class NotMounted(Case):
 
     def test_other_modules(self):
         self.error("import requests", "ModuleNotFoundError", "No module named 'requests'", "the standard library, `runtime` and mounted skills")
+
+    def test_what_is_mounted_is_listed_as_it_is_imported(self):
+        for n in range(24):
+            self.skill("a-b.s%02d" % n, main="")
+        self.sandbox.skill("guide.one", {"SKILL.md": ""}, None)
+        listed = ", ".join("skills.a_b.s%02d" % n for n in range(20))
+        self.error("import skills.x", "ModuleNotFoundError", "add it to mount_skills (mounted: %s, and 4 more)" % listed)
+
+
+class Misspelled(Case):
+    """A skill that is mounted, under a name that it does not have."""
+
+    def mounted(self, line, wanted, *meant):
+        message = self.error(line, "ModuleNotFoundError")
+        self.assertTrue(message.endswith("skill %r is not mounted; mounted is %s" % (wanted, ", and ".join(meant))), message)
+
+    def test_other_spellings(self):
+        self.skill("salesforce.lead-sync", main="def main(args): pass")
+        self.skill("csv.stats", "code/run.py", run="def main(args): pass")
+        lead = "salesforce.lead-sync: `from skills.salesforce.lead_sync import main`"
+        stats = "csv.stats: `from skills.csv.stats import main`"
+        for line, wanted, meant in (
+            ("from skills.salesforce_lead_sync import main", "salesforce_lead_sync", lead),
+            ("import skills.salesforceleadsync.main", "salesforceleadsync.main", lead),
+            ("from skills.lead_sync import main", "lead_sync", lead),
+            ("from skills import lead_sync", "lead_sync", lead),
+            ("from skills.lead_sync.code.main import main", "lead_sync.code.main", lead),
+            ("from skills.Salesforce.Lead_Sync import main", "Salesforce.Lead_Sync", lead),
+            ("from skills.salesforce import LeadSync", "salesforce.LeadSync", lead),
+            ("import importlib; importlib.import_module('skills.salesforce.lead-sync')", "salesforce.lead-sync", lead),
+            ("from skills.csv import main", "csv.main", stats),
+            ("from skills.stats.run import main", "stats.run", stats),
+            ("from skills.CSV.stats import main", "CSV.stats", stats),
+        ):
+            self.mounted(line, wanted, meant)
+
+    def test_of_several_the_one_of_the_whole_name_and_of_many_none(self):
+        for name in ("a.sync", "b.sync", "c-d.sync"):
+            self.skill(name, main="")
+        ways = ["%s: `from skills.%s import main`" % (name, name.replace("-", "_")) for name in ("a.sync", "b.sync", "c-d.sync")]
+        self.mounted("import skills.sync", "sync", *ways)
+        self.mounted("import skills.c_d_sync", "c_d_sync", ways[2])
+        self.skill("e.sync", main="")
+        self.error("import skills.sync", "ModuleNotFoundError", "skill 'sync' is not mounted: add it to mount_skills (mounted: skills.a.sync, ")
+        self.mounted("import skills.a_sync", "a_sync", ways[0])
+
+    def test_the_function_that_it_exports_and_what_no_statement_can_name(self):
+        self.skill("acme.dates", main="")
+        self.sandbox.skills[-1]["function"] = "parse"
+        self.mounted("import skills.dates", "dates", "acme.dates: `from skills.acme.dates import parse`")
+        self.mounted("import skills.dates.parse", "dates.parse", "acme.dates: `from skills.acme.dates import parse`")
+        self.skill("2fa.import", main="")
+        self.mounted("from importlib import import_module as i; i('skills.2fa_import')", "2fa_import", "2fa.import: `importlib.import_module('skills.2fa.import').main`")
+
+    def test_an_instruction_skill(self):
+        self.sandbox.skill("guide.one", {"SKILL.md": ""}, None)
+        self.mounted("import skills.guide_one", "guide_one", "guide.one: an instruction skill, which has files to read and no code to import")
+
+    def test_another_skill_is_not_meant(self):
+        self.skill("salesforce.sync", main="")
+        for name in ("gdrive.sync", "salesforce.sync2", "leads.salesforce", "sync.leads", "main"):
+            self.error("import skills." + name, "ModuleNotFoundError", "skill %r is not mounted: add it to mount_skills" % name)
+
+    def test_for_execute_skill_too(self):
+        self.skill("salesforce.lead-sync", main="def main(args):\n    import skills.lead_sync")
+        outcome = self.sandbox.execute("salesforce.lead-sync")
+        self.assertIn("mounted is salesforce.lead-sync: `from skills", outcome.error["message"])
+
+
+class ModulesOfASkill(Case):
+    """What is in a skill, named as its files lie."""
+
+    def no_module(self, line, skill, wanted, instead):
+        message = self.error(line, "ModuleNotFoundError")
+        self.assertTrue(message.endswith("skill %r has no module %r%s" % (skill, wanted, instead)), message)
+
+    def test_the_skill_itself_is_the_module(self):
+        self.skill("csv.stats", "code/run.py", run="def main(args): pass\ndef mean(x): pass", helper="")
+        itself = ": skills.csv.stats itself is the module of code/run.py: `from skills.csv.stats import %s`"
+        for wanted, name in (("code.run", "main"), ("code", "main"), ("main", "main"), ("code.main", "main"), ("mean", "mean"), ("code.mean", "mean")):
+            self.no_module("from skills.csv.stats.%s import main" % wanted, "csv.stats", wanted, itself % name)
+            self.no_module("import skills.csv.stats." + wanted, "csv.stats", wanted, itself % name)
+        self.assertEqual(self.output("from skills.csv.stats.run import main\nreturn main({})"), None)
+        for wanted in ("nothing", "code.nothing", "mean.x", "resources.main"):
+            self.no_module("import skills.csv.stats." + wanted, "csv.stats", wanted, "")
+
+    def test_a_module_beside_it(self):
+        self.skill("csv.stats", "code/app/run.py", **{"app/run": "", "app/helper/text": "x = 1"})
+        instead = ": it is `skills.csv.stats.helper.text`, without `code.app.`"
+        self.no_module("from skills.csv.stats.code.app.helper.text import x", "csv.stats", "code.app.helper.text", instead)
+        self.no_module("import skills.csv.stats.code.app", "csv.stats", "code.app", ": skills.csv.stats itself is the module of code/app/run.py: `from skills.csv.stats import main`")
+
+    def test_of_one_that_has_put_something_else_in_its_place(self):
+        other = "type('Other', (), {'__slots__': (), '__path__': [], '__spec__': None})()"
+        self.skill("a", main="import sys\nname = __name__\nsys.modules[name] = %s\n__import__(name + '.x')" % other)
+        self.no_module("import skills.a", "a", "x", "")
+
+    def test_a_name_that_is_missing_is_said_as_python_says_it(self):
+        self.skill("a", "code/run.py", run="")
+        self.error("from skills.a import main", "ImportError", "cannot import name 'main' from 'skills.a'")
 
 
 if __name__ == "__main__":
