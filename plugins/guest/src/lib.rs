@@ -7,8 +7,8 @@
 //! Inside, `bootstrap.py` calls `_skillgate/main.py`:
 //! `channel` reads the job, `imports` makes the mounted skills importable (`loading` loads them, `not_found` says what is none of
 //! theirs), the code runs, `strict_json` checks what it returned or `failure` describes what it raised (`raised` asks it, `hints`
-//! says what to do), and `channel` sends the result. A job that says `compile` gives the code of a
-//! skill, which later jobs may bring along (`compiled`). `library` changes modules of the standard library that work on a skill's
+//! says what to do), `left` warns of files that the code does not keep, and `channel` sends the result. A job that says `compile`
+//! gives the code of a skill, which later jobs may bring along (`compiled`). `library` changes modules of the standard library that work on a skill's
 //! behalf, and `spawned` is how an interpreter that the code starts finds all of this.
 
 #![forbid(unsafe_code)]
@@ -28,6 +28,7 @@ pub const FILES: &[(&str, &[u8])] = files![
     "_skillgate/failure.py",
     "_skillgate/hints.py",
     "_skillgate/imports.py",
+    "_skillgate/left.py",
     "_skillgate/library.py",
     "_skillgate/loading.py",
     "_skillgate/main.py",

@@ -6,6 +6,7 @@ import errno
 import importlib
 import os
 import sys
+from itertools import islice
 
 from . import state
 from .imports import SkillImport
@@ -18,6 +19,7 @@ from .raised import (
     filename_of,
     frames_of,
     is_ours,
+    last_frame,
     local_of,
     name_of,
     object_of,
@@ -45,6 +47,8 @@ _RUNTIME = ("runtime", "runtime.blobs", "runtime.log", "runtime.run")
 _TOOLS = frozenset(
     "create_blob create_skill describe_skill execute_skill list_skills load_skills_protocol_guide read_blob read_skill_file run_code".split()
 )
+_NAMES_MAX = 64
+_NAMES_CHARS_MAX = 400
 _INSTALLERS = frozenset(("pip", "pip3", "ensurepip", "uv", "conda"))
 _READS_BLOBS = (
     'a blob is read by `from runtime import blobs`: blobs.read_text(id), blobs.open(id, "r"), or blobs.path(id) for a file\'s name; '
@@ -73,7 +77,7 @@ def hint(exc, kind, function):
     if kind is ImportError:
         return _module_of_the_directory(exc) or _names_of(exc.name) or _version_of(exc)
     if issubclass(kind, SyntaxError) and raised_by(exc) is compile_source.__code__:
-        return _VERSION  # in another it may be right; not of a text that the code reads or has compiled
+        return _no_program(exc)  # not of a text that the code reads or has compiled
     # Python calls these "temporary failure" and "no such file": that sends its reader to try again, or to look for the file.
     for link in chain(exc):
         where = raised_in(link)
@@ -89,7 +93,7 @@ def hint(exc, kind, function):
             return None if filename_of(link) is not None and filename_of(link) is local_of(link, "cwd") else NO_SHELL
         if type(link) is KeyError and raised_by(link) is _GET_VARIABLE:
             return _no_variable(link)
-        said = _refused(link, where) or _misnamed(link)
+        said = _refused(link, where) or _misnamed(link) or _no_argument(link)
         if said:
             return said
     return None
@@ -100,6 +104,16 @@ def _ended(where) -> str:
         return "a run has no command line: read what is needed from args, the dict that %s() gets"
     text = "the code ended the interpreter before %s() returned: "
     return text + ("call `unittest.main(exit=False)`" if where == _UNITTEST else "return a value instead")
+
+
+def _no_program(exc) -> str:
+    """For what is wrapped as in a chat, or escaped once too often; else in another version it may be right."""
+    line = exc.text if type(exc.text) is str else ""
+    if line.lstrip().startswith("```"):
+        return "the code is to be Python alone, without the lines of ``` around it"
+    if exc.msg == "unexpected character after line continuation character" and "\\n" in line:
+        return "a line of the code ends with a newline, and not with a backslash and an n"
+    return _VERSION
 
 
 def _version_of(exc):
@@ -123,7 +137,7 @@ def _names_of(name):
     """What a module of `runtime` has, for who has asked it for something else."""
     module = sys.modules.get(name) if type(name) is str and name in _RUNTIME else None
     names = module.__dict__.get("__all__") if type(module) is type(sys) else None
-    return "%s has %s" % (name, one_line(", ".join(names[:64]), 400)) if type(names) is list else None
+    return "%s has %s" % (name, one_line(", ".join(names[:_NAMES_MAX]), _NAMES_CHARS_MAX)) if type(names) is list else None
 
 
 def runtime_of(exc):
@@ -140,6 +154,25 @@ def _misnamed(exc):
     if name.endswith("_blob"):
         return text + "`from runtime import blobs`, then blobs.read_text(id), blobs.write_text(text, kind=...)"
     return text + "mount the skill, and `from skills.<name> import main`"
+
+
+def _no_argument(exc):
+    """For `args["x"]` of a call that has no `x`."""
+    from runtime.run import args
+
+    key = exc.args[0] if type(exc) is KeyError and len(exc.args) == 1 else None
+    head, _, tail = frames_of(traceback_of(exc))
+    if type(key) is not str or type(args) is not dict or key in args or not head:
+        return None
+    filename, line, code, _, names = (tail or head)[-1]
+    frame = last_frame(exc)
+    source = source_line(filename, line, names) if frame.f_code is code else ""
+    asked = ("[%r]" % key, '["%s"]' % key)
+    if not any(value is args and (name + asked[0] in source or name + asked[1] in source) for name, value in frame.f_locals.items()):
+        return None
+    there = ", ".join(repr(name) for name in islice(args, _NAMES_MAX) if type(name) is str)
+    there = "they have " + one_line(there, _NAMES_CHARS_MAX) if there else "there are none"
+    return "the arguments of this call have no %s: %s" % (one_line(repr(key), 80), there)
 
 
 def _is_of_the_network(exc, where, has_proxy: bool) -> bool:

@@ -15,7 +15,7 @@ from json import dumps as _dumps
 from types import FunctionType, ModuleType
 from typing import Optional
 
-from . import compiled, failure, imports, library, loading, machine, memory, state
+from . import compiled, failure, imports, left, library, loading, machine, memory, state
 from .channel import Channel, ChannelLost
 from .failure import EntrypointNotFound
 from .state import Layout
@@ -260,6 +260,8 @@ def _answer(channel: Channel, layout: Layout, begun: list) -> bytes:
     begun.append(run)
     value = _execute(job, layout)
     _check_owner(channel)
+    if run.job["code"] is not None:
+        left.warn_of_files(run, code_file())
     _set_recursion_limit(max(_RECURSION_LIMIT, _recursion_limit()))
     return _completed(run, value, min(int(job.get("output_bytes", 4096)), _INLINE_BYTES_MAX))
 

@@ -17,6 +17,32 @@ class Hints(Case):
         return message
 
 
+class Wrapped(Hints):
+    def test_code_that_is_wrapped_as_in_a_chat(self):
+        fenced = "the code is to be Python alone, without the lines of ``` around it\n"
+        self.hinted("```python\ndef main(args): return 1\n```", "SyntaxError", fenced)
+        self.hinted("def main(args): return 1\n```\n", "SyntaxError", fenced)
+        self.hinted("def main(args): return `1`\n", "SyntaxError", VERSION)
+
+    def test_code_that_is_escaped_once_too_often(self):
+        escaped = "a line of the code ends with a newline, and not with a backslash and an n\n"
+        self.hinted(r"def main(args):\n    return 1\n", "SyntaxError", escaped)
+        self.hinted("def main(args): return 1 \\ + 2\n", "SyntaxError", VERSION)
+
+
+class Arguments(Hints):
+    def test_one_that_the_call_has_not(self):
+        given = {"csv_blob": 1, "n\n": 2}
+        for line in ("return args['csv']", "return [args['csv'] for _ in 'x']", "return {**args, 'x': args['csv']}"):
+            self.hinted("def main(args):\n    " + line, "KeyError", "the arguments of this call have no 'csv': they have 'csv_blob', 'n\\n'\n", args=given)
+        self.hinted("def main(a):\n    return a['csv']", "KeyError", "the arguments of this call have no 'csv': there are none\n")
+        self.hinted("def main(a):\n    return f(a)\ndef f(options):\n    return options['csv']", "KeyError", "the arguments of this call have no 'csv'")
+
+    def test_what_is_missing_elsewhere(self):
+        for line in ("return args['a']['csv']", "return {}['csv']", "raise KeyError('csv')", "args[5]", "args['a'].pop('csv')", "x = dict(args); x['csv']"):
+            self.unhinted("def main(args):\n    " + line, "KeyError", args={"a": {}})
+
+
 class Lacking(Hints):
     def test_what_a_run_does_not_have(self):
         refused = "exec(compile('raise PermissionError(1)', socket.__file__, 'exec'))"  # as a sandbox refuses a socket

@@ -1,0 +1,47 @@
+"""What an agent's code has written and does not keep: it would be looked for in the next run, which has a disk of its own."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+
+from runtime.log import warning
+
+from . import state
+from .text import one_line
+
+_LISTED_MAX = 64
+_NAMED_MAX = 3
+# Of the library's own making; whoever begins a name with a dot does not look for the file either.
+_SCRATCH = (".", "tmp", "pymp-")
+
+_scandir = os.scandir
+
+
+def warn_of_files(run: state.Run, code_file: str) -> None:
+    """A line in the log for files below the workspace and the directory for temporary ones (`code_file`, which is there,
+    is not the code's), of a run that has stored no blob: who has stored one knows how."""
+    try:
+        names = [] if run.created else _names(run.layout, code_file)
+        if names:
+            warning(_text(names))
+    except Exception:
+        pass  # the code has taken away a directory, a stream, or all memory: this is a courtesy
+
+
+def _names(layout: state.Layout, code_file: str) -> list:
+    """As its current directory leads to them, where the code has not changed that."""
+    with _scandir(layout.workspace) as entries:
+        names = [entry.name for entry in islice(entries, _LISTED_MAX) if not entry.name.startswith(_SCRATCH)]
+    with _scandir(layout.tmp) as entries:
+        others = [entry.path for entry in islice(entries, _LISTED_MAX) if not entry.name.startswith(_SCRATCH)]
+    return sorted(names) + sorted(path for path in others if path != code_file)
+
+
+def _text(names: list) -> str:
+    named = ", ".join(one_line(name, 80) for name in names[:_NAMED_MAX])
+    if len(names) > _NAMED_MAX:
+        named += " and others"
+    verb = "is" if len(names) == 1 else "are"
+    advice = "`from runtime import blobs`, and blobs.write_file(path, kind=...) keeps a file and gives its id, to be returned"
+    return "%s %s gone with this run: %s" % (named, verb, advice)

@@ -1,0 +1,53 @@
+"""Files that end with a run which does not keep them."""
+
+import unittest
+
+from support import Sandbox
+
+KEPT = "`from runtime import blobs`, and blobs.write_file(path, kind=...) keeps a file and gives its id, to be returned\n"
+
+
+class Left(unittest.TestCase):
+    def new_sandbox(self):
+        """Of a run of its own: files stay in it."""
+        self.sandbox = Sandbox()
+        self.addCleanup(self.sandbox.close)
+
+    def log(self, body):
+        self.new_sandbox()
+        outcome = self.sandbox.code("import os, sys, tempfile\nfrom runtime import blobs\ndef main(args):\n    " + body)
+        self.assertEqual(outcome.status, "completed", outcome.result)
+        return outcome.logs
+
+    def test_a_file_is_gone_with_its_run(self):
+        self.assertEqual(self.log("open('out.csv', 'w').close()"), "[warning] out.csv is gone with this run: " + KEPT)
+
+    def test_so_are_several_and_those_that_are_temporary(self):
+        log = self.log("for name in ('b', 'a', '%s/t.txt' % tempfile.gettempdir()): open(name, 'w').close()")
+        self.assertEqual(log, "[warning] a, b, %s are gone with this run: %s" % (self.sandbox.path("tmp/t.txt"), KEPT))
+
+    def test_a_directory_of_many_is_not_all_said(self):
+        log = self.log("for n in range(5): os.mkdir('d\\n%d' % n)")
+        self.assertEqual(log, "[warning] d 0, d 1, d 2 and others are gone with this run: " + KEPT)
+
+    def test_nothing_is_said_of_what_nobody_looks_for(self):
+        for body in (
+            "pass",
+            "open('out.csv', 'w').close(); blobs.write_file('out.csv')",
+            "tempfile.mkdtemp(); open('.cache', 'w').close()",
+        ):
+            self.assertEqual(self.log(body), "", body)
+        self.new_sandbox()
+        self.sandbox.skill("t.scratch", {"code/main.py": "def main(args): open('scratch', 'w').close()"})
+        self.assertEqual(self.sandbox.execute("t.scratch").logs, "", "its author has read what a run keeps")
+
+    def test_what_cannot_be_said_fails_nothing(self):
+        for body in (
+            "os.rename(os.getcwd(), os.getcwd() + '.away')",
+            "open('out.csv', 'w').close(); sys.stdout = type('X', (), {'flush': lambda self: 1 / 0})()",
+        ):
+            self.log(body)
+
+
+if __name__ == "__main__":
+    unittest.main()
