@@ -85,6 +85,20 @@ fn in_list(stop: Stop) -> Stop {
     }
 }
 
+/// Of a read-only store nothing else is asked about publishing, so it is asked here whether it is one.
+pub(crate) fn publishing(bench: &Bench) -> Done {
+    let store = bench.storage()?;
+    let put = store.put(skill(TENANT, "check.taken", "1.0.0", CODE));
+    if store.instance.caps() & abi::ST_SKILLS_WRITE == 0 {
+        let what = "a skill for a store whose caps says that it is read-only";
+        return refused("skill_put", what, abi::E_UNIMPLEMENTED, put);
+    }
+    put.map(drop).map_err(|error| {
+        let seen = format!("caps says SKG_ST_SKILLS_WRITE, and a skill is not taken: {error}");
+        failed_at("skill_put", seen)
+    })
+}
+
 pub(crate) fn publish_twice(bench: &Bench) -> Done {
     let store = bench.storage()?;
     store.needs_publishing()?;

@@ -151,7 +151,7 @@ unsafe extern "C" fn caps(this: *mut c_void, out: *mut u32) -> i32 {
     // SAFETY: as above; out is the host's to be written.
     unsafe {
         let code = STORES.get(this).caps.unwrap()(this, out);
-        if asked(FORGETS_BLOBS) {
+        if asked(FORGETS_BLOBS) || asked("publishes what it says it cannot") {
             *out &= !abi::ST_SKILLS_WRITE;
         }
         code
@@ -295,7 +295,7 @@ unsafe fn written_for(tenant: abi::Str) {
 unsafe extern "C" fn skill_put(this: *mut c_void, op: abi::Op, r: *const abi::PutSkill) -> i32 {
     // SAFETY: as above.
     unsafe {
-        if asked(FORGETS_BLOBS) {
+        if asked(FORGETS_BLOBS) || asked("publishes nothing, and says that it can") {
             return abi::E_UNIMPLEMENTED;
         }
         let request = wire::prefix(r, "request").unwrap();
