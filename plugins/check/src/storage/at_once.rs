@@ -120,7 +120,8 @@ fn is_its_own(store: &Store<'_>, blob: &Blob, committed: &BlobStat) -> Done {
     })?;
     let (bytes, sha256) = (blob.data.len(), digest(&blob.data));
     for (function, stat) in [("blob_commit", committed), ("blob_stat", &known)] {
-        let whole = stat.size_bytes == bytes as u64 && stat.sha256 == sha256;
+        let same = stat.sha256.eq_ignore_ascii_case(&sha256);
+        let whole = stat.size_bytes == bytes as u64 && same;
         if !whole || stat.kind != *kind || stat.owner != *owner {
             let seen = format!(
                 "{bytes} bytes with the digest {sha256}, of the kind {kind} and of {owner:?}, were written in turns with others, and {function} says {stat:?}"
