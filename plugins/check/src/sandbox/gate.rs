@@ -5,12 +5,10 @@
 
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio};
 use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
@@ -21,8 +19,11 @@ use super::lock;
 const LISTENERS_MAX: usize = 4;
 /// Connections of one listener that are served at the same time; more wait in its queue.
 const CONNECTIONS_MAX: usize = 32;
-/// Until there is room for one more, or descriptors again.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
+/// Until there are descriptors again.
+const ACCEPT_AGAIN: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
 /// A request has no more.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
@@ -63,7 +64,7 @@ impl Gate {
         let serving = Serving {
             asked: Arc::clone(&self.asked),
             ended,
-            open: AtomicUsize::new(0),
+            places: Places::default(),
         };
         let thread = thread::Builder::new().name("kit-gate".into());
         let accepts = thread.spawn(move || serving.accept(&listener))?;
@@ -96,46 +97,82 @@ impl Drop for Gate {
 struct Serving {
     asked: Arc<Mutex<Vec<String>>>,
     ended: PipeReader,
-    /// Connections that are open.
-    open: AtomicUsize,
+    places: Places,
+}
+
+/// For connections of one listener.
+#[derive(Default)]
+struct Places {
+    taken: Mutex<Taken>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Taken {
+    places: usize,
+    /// The next connection is left in the queue until one of these ends.
+    all: bool,
+}
+
+impl Places {
+    /// Waits until there is one, which is taken then.
+    fn take(&self) {
+        let mut taken = lock(&self.taken);
+        taken.all = taken.places == CONNECTIONS_MAX;
+        self.changed.notify_all();
+        let full = |taken: &mut Taken| taken.places == CONNECTIONS_MAX;
+        let waited = self.changed.wait_while(taken, full);
+        let mut taken = waited.unwrap_or_else(PoisonError::into_inner);
+        (taken.places, taken.all) = (taken.places + 1, false);
+    }
+
+    fn give_back(&self) {
+        lock(&self.taken).places -= 1;
+        self.changed.notify_all();
+    }
 }
 
 impl Serving {
     /// Accepts and serves; what it has begun ends with it.
     fn accept(&self, listener: &OwnedFd) {
         thread::scope(|connections| {
-            while self.waits_for(listener) {
-                let room = self.open.load(Ordering::Acquire) < CONNECTIONS_MAX;
-                let next = room.then(|| accept_with(listener, SocketFlags::CLOEXEC));
-                let Some(Ok(stream)) = next else {
-                    thread::sleep(ACCEPT_AGAIN);
-                    continue;
+            while self.waits_for(Some(listener), None) {
+                // At the end of all this every connection ends too.
+                self.places.take();
+                let stream = match accept_with(listener, SocketFlags::CLOEXEC) {
+                    Ok(stream) => stream,
+                    Err(error) => {
+                        self.places.give_back();
+                        // Who has left is not there, and the next one is waited for.
+                        if ![Errno::AGAIN, Errno::CONNABORTED].contains(&error) {
+                            self.waits_for(None, Some(&ACCEPT_AGAIN));
+                        }
+                        continue;
+                    }
                 };
-                self.open.fetch_add(1, Ordering::AcqRel);
                 let serve = || {
                     // Who leaves early has asked nothing.
                     let _ = self.answer(stream);
-                    self.open.fetch_sub(1, Ordering::AcqRel);
+                    self.places.give_back();
                 };
                 let thread = thread::Builder::new().spawn_scoped(connections, serve);
                 if thread.is_err() {
-                    self.open.fetch_sub(1, Ordering::AcqRel);
+                    self.places.give_back();
                 }
             }
         });
     }
 
-    /// Waits until there is something to take from a socket. `false`: it is over.
-    fn waits_for(&self, socket: &OwnedFd) -> bool {
+    /// Waits until there is something to take from a socket, no longer than `most`. `false`: it is over.
+    fn waits_for(&self, socket: Option<&OwnedFd>, most: Option<&Timespec>) -> bool {
+        let ended = PollFd::from_borrowed_fd(self.ended.as_fd(), PollFlags::IN);
+        let socket = socket.map(|socket| PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
+        let mut fds: Vec<_> = [ended].into_iter().chain(socket).collect();
         loop {
-            let mut fds = [
-                PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.ended.as_fd(), PollFlags::IN),
-            ];
-            match poll(&mut fds, None) {
+            match poll(&mut fds, most) {
                 Err(Errno::INTR) => {}
                 Err(_) => return false,
-                Ok(_) => return fds[1].revents().is_empty(),
+                Ok(_) => return fds[0].revents().is_empty(),
             }
         }
     }
@@ -143,7 +180,7 @@ impl Serving {
     fn answer(&self, stream: OwnedFd) -> io::Result<()> {
         let (mut head, mut piece) = (Vec::new(), [0; 4096]);
         while !head.windows(4).any(|end| end == b"\r\n\r\n") && head.len() < HEAD_BYTES_MAX {
-            if !self.waits_for(&stream) {
+            if !self.waits_for(Some(&stream), None) {
                 return Ok(());
             }
             let (_, n) = recv(&stream, &mut piece, RecvFlags::empty())?;
@@ -165,6 +202,7 @@ mod tests {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::time::Duration;
 
     use super::*;
 
@@ -222,17 +260,32 @@ mod tests {
     fn more_connections_than_it_serves_at_once_wait_for_their_turn() {
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = tcp.local_addr().unwrap();
-        let gate = Gate::default();
-        gate.serve(tcp.into()).unwrap();
+        tcp.set_nonblocking(true).unwrap();
+        let (ended, end) = io::pipe().unwrap();
+        let serving = Serving {
+            asked: Arc::default(),
+            ended,
+            places: Places::default(),
+        };
         let connect = || TcpStream::connect(address).unwrap();
-        let silent: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connect()).collect();
-        let waits = connect();
-        waits.set_read_timeout(LONG).unwrap();
-        let asks = thread::spawn(move || ask(waits));
-        thread::sleep(3 * ACCEPT_AGAIN);
-        assert_eq!(gate.asked(), Vec::<String>::new());
-        drop(silent);
-        assert!(asks.join().unwrap().ends_with("hello"));
+        thread::scope(|threads| {
+            threads.spawn(|| serving.accept(&tcp.into()));
+            let silent: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connect()).collect();
+            let waits = connect();
+            waits.set_read_timeout(LONG).unwrap();
+            let asks = threads.spawn(move || ask(waits));
+            let places = &serving.places;
+            let room = |taken: &mut Taken| !taken.all;
+            let waited = (places.changed)
+                .wait_timeout_while(lock(&places.taken), LONG.unwrap(), room)
+                .unwrap();
+            assert!(!waited.1.timed_out(), "it has a place for one more");
+            drop(waited);
+            assert_eq!(*lock(&serving.asked), Vec::<String>::new());
+            drop(silent);
+            assert!(asks.join().unwrap().ends_with("hello"));
+            drop(end);
+        });
     }
 
     #[test]
