@@ -187,6 +187,20 @@ async fn a_child_that_goes_on_beginning_does_not_keep_its_dead_plugin() {
     until_gone(std::str::from_utf8(&child).unwrap()).await;
 }
 
+/// Whoever has read it, a thread for each life, has closed it then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_child_that_keeps_standard_error_does_not_keep_its_reader() {
+    let sandbox = echo().await;
+    for _ in 0..3 {
+        let gateway = Gateway::new();
+        let (pid, error) = lost(&sandbox, "leave a child with stderr", gateway.clone()).await;
+        assert_eq!(error.code, abi::E_CRASHED);
+        assert_ne!(again(&sandbox, "pid").await, pid);
+        let (_, child) = gateway.output.lock().unwrap().pop().unwrap();
+        until_gone(std::str::from_utf8(&child).unwrap()).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_says_no_more_and_goes_on_beginning_is_ended() {
     let sandbox = echo().await;

@@ -67,6 +67,26 @@ pub(crate) fn holds(end: &impl AsFd) -> io::Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
+/// Waits until the other side of `end` is closed, which is true, or there is something to read at `other`, its end included.
+pub(crate) fn ends_before(end: &impl AsFd, other: &impl AsFd) -> io::Result<bool> {
+    const FOR_EVER: libc::c_int = -1;
+    let wanted = |fd: BorrowedFd<'_>, events| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events,
+        revents: 0,
+    };
+    // POLLHUP comes unasked.
+    let mut both = [wanted(end.as_fd(), 0), wanted(other.as_fd(), libc::POLLIN)];
+    // SAFETY: structs that are ours, and their count.
+    while unsafe { libc::poll(both.as_mut_ptr(), 2, FOR_EVER) } < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    Ok(both[0].revents != 0)
+}
+
 /// # Safety
 /// `message` was filled by recvmsg, and nobody has taken its descriptors.
 unsafe fn collect(message: &libc::msghdr, fds: &mut VecDeque<Option<OwnedFd>>) {

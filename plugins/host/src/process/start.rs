@@ -1,7 +1,7 @@
 //! Starting a plugin's process: until it has said what it is, and until it has an instance. Blocks.
 
 use std::fs::File;
-use std::io::{self, PipeReader};
+use std::io::{self, PipeReader, PipeWriter, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -26,8 +26,6 @@ use crate::written::take_error;
 
 /// Bytes of what it writes to standard error that are kept, to say why it has ended.
 const LAST_WORDS_BYTES: usize = 2048;
-/// How long they are waited for after its end.
-const LAST_WORDS_MAX: Duration = Duration::from_millis(100);
 /// How long a process that was killed, or has closed its socket, may take to be gone.
 const GONE_MAX: Duration = Duration::from_secs(5);
 
@@ -73,39 +71,70 @@ pub(crate) struct Process {
 #[derive(Debug)]
 struct LastWords {
     said: Arc<Mutex<Vec<u8>>>,
+    /// Closed when the process has ended.
+    ended: Mutex<Option<PipeWriter>>,
     /// Closed when nothing more can come.
     over: Mutex<Receiver<()>>,
 }
 
 impl LastWords {
     /// Keeps the process from waiting for a reader, too.
-    fn listen(mut stderr: impl io::Read + Send + 'static) -> io::Result<LastWords> {
+    fn listen(stderr: PipeReader) -> io::Result<LastWords> {
         let said: Arc<Mutex<Vec<u8>>> = Arc::default();
         let kept = Arc::clone(&said);
+        let (end, ended) = io::pipe()?;
         let (open, over) = sync_channel(0);
         let thread = std::thread::Builder::new().name("plugin-stderr".into());
         thread.spawn(move || {
             let _open = open;
-            let mut buffer = [0; 4096];
-            while let Ok(n @ 1..) = stderr.read(&mut buffer) {
+            let keep = |said: &[u8]| {
                 let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                kept.extend_from_slice(&buffer[..n]);
+                kept.extend_from_slice(said);
                 let old = kept.len().saturating_sub(LAST_WORDS_BYTES);
                 kept.drain(..old);
+            };
+            if let Err(error) = read_until_ended(stderr, &end, keep) {
+                tracing::warn!(%error, "what a plugin's process writes to standard error is not read any more");
             }
         })?;
-        let over = Mutex::new(over);
-        Ok(LastWords { said, over })
+        let (ended, over) = (Mutex::new(Some(ended)), Mutex::new(over));
+        Ok(LastWords { said, ended, over })
     }
 
     /// Of a process that has ended.
     fn text(&self) -> String {
-        // What it has started may have standard error still; there is nothing to wait for then.
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(ended.take());
         let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = over.recv_timeout(LAST_WORDS_MAX);
+        // Nothing is ever sent: this is its end.
+        let _ = over.recv();
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&said).trim().to_owned()
     }
+}
+
+/// Reads what comes, until all have closed it, or until the other side of `end` is closed: what the process has started may
+/// have standard error for as long as it likes, and is not heard any more then, but for what is there already.
+fn read_until_ended(
+    mut stderr: PipeReader,
+    end: &PipeReader,
+    mut keep: impl FnMut(&[u8]),
+) -> io::Result<()> {
+    let mut buffer = [0; 4096];
+    while !socket::ends_before(end, &stderr)? {
+        match stderr.read(&mut buffer)? {
+            0 => return Ok(()),
+            n => keep(&buffer[..n]),
+        }
+    }
+    let mut left = socket::holds(&stderr)?;
+    while left > 0 {
+        let next = left.min(buffer.len());
+        stderr.read_exact(&mut buffer[..next])?;
+        keep(&buffer[..next]);
+        left -= next;
+    }
+    Ok(())
 }
 
 impl Process {
@@ -224,7 +253,8 @@ impl Image {
             .spawn()?;
         let stderr = child.stderr.take();
         let stderr = stderr.ok_or_else(|| io::Error::other("it has no standard error"));
-        let last_words = stderr.and_then(LastWords::listen).inspect_err(|_| {
+        let listen = |stderr| LastWords::listen(PipeReader::from(OwnedFd::from(stderr)));
+        let last_words = stderr.and_then(listen).inspect_err(|_| {
             // It is not left behind. That it has ended by itself is as good.
             let _ = child.kill().and_then(|()| child.wait());
         })?;
@@ -386,5 +416,38 @@ impl Fresh {
         // It ends when its socket does.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         format!("{why}; {}", self.process.reap())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn who_has_standard_error_longer_than_its_process_keeps_no_thread_and_loses_no_words() {
+        let (stderr, mut child) = io::pipe().unwrap();
+        let words = LastWords::listen(stderr).unwrap();
+        let long = [b'x'; 3 * LAST_WORDS_BYTES];
+        child.write_all(&long).unwrap();
+        child.write_all(b" and the last").unwrap();
+        let text = words.text();
+        assert_eq!(text.len(), LAST_WORDS_BYTES);
+        assert!(text.ends_with("xx and the last"), "{text}");
+        // The thread has closed the other side.
+        let error = child.write_all(b"more").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn who_goes_on_writing_for_ever_does_not_keep_the_last_words_back() {
+        let (stderr, mut child) = io::pipe().unwrap();
+        let words = LastWords::listen(stderr).unwrap();
+        std::thread::spawn(move || while child.write_all(&[b'x'; 4096]).is_ok() {});
+        let (told, text) = sync_channel(1);
+        std::thread::spawn(move || told.send(words.text()));
+        let text = text.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert!(text.len() <= LAST_WORDS_BYTES);
     }
 }

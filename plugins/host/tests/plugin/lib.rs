@@ -475,6 +475,7 @@ impl Sandbox for Echo {
             }
             "leave a child" => leave_a_child(services),
             "leave a child that begins" => hostile::leave_a_child_that_begins(services),
+            "leave a child with stderr" => hostile::leave_a_child_with_standard_error(services),
             "say no more and begin" => hostile::say_no_more_and_begin(),
             "ask and do not read" => hostile::ask_and_do_not_read(),
             "drizzle" => {
