@@ -56,6 +56,8 @@ pub struct Skill {
     store: Weak<StorageInstance>,
     /// To ask it for the directory.
     turn: trees::Turn,
+    /// Nothing is known but its name ([`Catalog::stand_in`]).
+    is_unread: bool,
 }
 
 impl Skill {
@@ -82,6 +84,7 @@ impl Skill {
             frontmatter: Value::Null,
             store: Weak::new(),
             turn: trees::Turn::default(),
+            is_unread: false,
         })
     }
 
@@ -123,6 +126,10 @@ impl Skill {
     /// SKILL.md's front matter.
     pub fn frontmatter(&self) -> &Value {
         &self.frontmatter
+    }
+    /// It could not be read, and this is what stands in its place: its version, kind and digest are nobody's, and it is not run.
+    pub fn is_unread(&self) -> bool {
+        self.is_unread
     }
     /// From the operator's shelf; else published by [`Skill::publisher`].
     pub fn on_shelf(&self) -> bool {
@@ -254,13 +261,17 @@ impl Catalog {
 
     /// What can be decided about in the place of a skill that cannot be read: its name, and nothing that it asks for. None for
     /// what cannot be the name of a skill.
-    pub fn stand_in(&self, name: &str, version: Option<&str>) -> Option<Arc<Skill>> {
-        let version = version.unwrap_or("0.0.0");
+    pub fn stand_in(&self, name: &str) -> Option<Arc<Skill>> {
+        // A manifest has to have them; whoever decides or records is told that they are none (`is_unread`).
         let manifest = format!(
-            "name = {name:?}\nversion = {version:?}\ndescription = \"cannot be read\"\nkind = \"instruction\"\n"
+            "name = {name:?}\nversion = \"0.0.0\"\ndescription = \"cannot be read\"\nkind = \"instruction\"\n"
         );
         let on_shelf = self.0.shelf_latest.contains_key(name);
-        Skill::unstored(&manifest, on_shelf).ok().map(Arc::new)
+        let skill = Skill::unstored(&manifest, on_shelf).ok()?;
+        Some(Arc::new(Skill {
+            is_unread: true,
+            ..skill
+        }))
     }
 
     /// Whose a name is in the cache.
@@ -409,6 +420,7 @@ fn parse(
         frontmatter: Value::Object(skill_md.frontmatter),
         store: Arc::downgrade(store),
         turn: trees::Turn::default(),
+        is_unread: false,
     })
 }
 

@@ -437,7 +437,7 @@ async fn find(
             Err(error.into())
         }
         Err(error) => {
-            let Some(skill) = rooms.catalog.stand_in(name, version) else {
+            let Some(skill) = rooms.catalog.stand_in(name) else {
                 return Err(error.into());
             };
             Ok((skill, late.or(Some(error.into()))))

@@ -122,6 +122,7 @@ impl Catalog {
                 frontmatter: Value::Object(frontmatter),
                 store: Weak::new(),
                 turn: Turn::default(),
+                is_unread: false,
             }),
             put,
             warnings,

@@ -165,7 +165,13 @@ fn print_record(record: &Value, out: &mut dyn Write) -> Result<(), Failure> {
         .as_array()
         .into_iter()
         .flatten()
-        .map(|skill| format!("{} {}", text(&skill["name"]), text(&skill["version"])))
+        .map(|skill| {
+            let version = match skill["unread"] == true {
+                true => "(could not be read)".to_owned(),
+                false => text(&skill["version"]),
+            };
+            format!("{} {version}", text(&skill["name"]))
+        })
         .collect();
     writeln!(
         out,
@@ -269,6 +275,10 @@ pub(super) fn simulate(args: &SimulateArgs, out: &mut dyn Write) -> Result<Exit,
                 (
                     replay.erased,
                     "had something erased, so the candidate saw less than the gateway",
+                ),
+                (
+                    replay.unread,
+                    "were about a skill that could not be read, so by its name alone, and no such call went on",
                 ),
                 (
                     changes - replay.flips.len() as u64,

@@ -67,7 +67,7 @@ macro_rules! keys {
 }
 keys! {
     schema request method id protocol subject authenticated kind tenant issuer roles groups scopes actor claims
-    source ip proxied time now_s weekday skills name version namespace digest provenance origin publisher signed
+    source ip proxied time now_s weekday skills name unread version namespace digest provenance origin publisher signed
     permissions network pattern scheme host wildcard port suffixes secrets blobs owner size_bytes limits requested
     timeout_ms blob_bytes args sandbox plugin isolation secret_delivery
 }
@@ -183,8 +183,8 @@ impl Inputs {
     }
 
     fn skill(&self, skill: &Skill, is_draft: bool) -> Value {
-        // A draft is nobody's skill yet: it must not push published ones out.
-        if is_draft {
+        // A draft is nobody's skill yet, and what could not be read is none: they must not push published ones out.
+        if is_draft || skill.is_unread() {
             return described(skill);
         }
         let mut known = self.skills.lock().unwrap_or_else(PoisonError::into_inner);
@@ -271,12 +271,17 @@ fn described(skill: &Skill) -> Value {
     let k = &*KEYS;
     let manifest = skill.manifest();
     let permissions = manifest.permissions();
+    let is_unread = skill.is_unread();
+    // Of what could not be read nothing is made up: null is equal to no version and no digest. Its namespace is that of a
+    // manifest that names none: the beginning of its name, which is known.
+    let read = |value: Value| if is_unread { Value::Null } else { value };
     object([
         (&k.name, skill.name().into()),
-        (&k.version, skill.version().into()),
+        (&k.unread, is_unread.into()),
+        (&k.version, read(skill.version().into())),
         (&k.namespace, manifest.namespace().to_string().into()),
-        (&k.kind, manifest.kind().as_str().into()),
-        (&k.digest, format!("sha256:{}", skill.digest()).into()),
+        (&k.kind, read(manifest.kind().as_str().into())),
+        (&k.digest, read(format!("sha256:{}", skill.digest()).into())),
         (
             &k.provenance,
             object([
@@ -290,7 +295,7 @@ fn described(skill: &Skill) -> Value {
                     }
                     .into(),
                 ),
-                (&k.publisher, skill.publisher().into()),
+                (&k.publisher, read(skill.publisher().into())),
                 (&k.signed, false.into()),
             ]),
         ),

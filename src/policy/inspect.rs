@@ -249,7 +249,7 @@ pub struct Flip {
     pub method: String,
     /// The subject's id.
     pub subject: String,
-    /// Name and version of each skill.
+    /// Name and version of each skill; `(could not be read)` where that is not known.
     pub skills: Vec<String>,
     /// As it was.
     pub was: Value,
@@ -268,6 +268,8 @@ pub struct Replay {
     pub unreadable: u64,
     /// Replayed decisions of whose input something was erased: the candidate saw less than the gateway.
     pub erased: u64,
+    /// Replayed decisions about a skill that could not be read: about its name, and nothing that it asks for.
+    pub unread: u64,
     /// Calls that were allowed and would be denied.
     pub would_be_denied: u64,
     /// Calls that were denied and would be allowed.
@@ -304,6 +306,10 @@ impl Replay {
         {
             self.erased += 1;
         }
+        let mut skills = input["skills"].as_array().into_iter().flatten();
+        if skills.any(|skill| skill["unread"] == true) {
+            self.unread += 1;
+        }
         let opinion = candidate.opinion(input);
         let result = &record["result"];
         let was_allowed = result["allow"] == true;
@@ -333,7 +339,10 @@ impl Replay {
                     .as_array()
                     .into_iter()
                     .flatten()
-                    .map(|skill| format!("{} {}", text(&skill["name"]), text(&skill["version"])))
+                    .map(|skill| {
+                        let version = skill["version"].as_str().unwrap_or("(could not be read)");
+                        format!("{} {version}", text(&skill["name"]))
+                    })
                     .collect(),
                 was: json!({ "allow": was_allowed, "codes": codes(&reasons), "network": granted("network"), "secrets": granted("secrets") }),
                 would_be: json!({ "allow": opinion.allow, "codes": codes(&opinion.reasons), "network": opinion.network, "secrets": opinion.secrets }),

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::alone;
-use crate::policy::{hidden_is_missing, narrow, policy_in};
+use crate::policy::{hidden_is_missing, narrow, policy_in, said, skillgate};
 use crate::support::gateway::{House, Settings};
 use crate::support::http::Client;
+use crate::{alone, audit};
 
 /// Publishes an instruction, and changes what is stored of it behind the gateway's back.
 fn publish_and_damage(house: &House, client: &mut Client, name: &str) {
@@ -129,6 +129,64 @@ fn a_damaged_skill_is_as_hidden_as_a_whole_one() {
         let reply = client.call(method, params).unwrap();
         assert_eq!(reply["error"]["data"]["kind"], "internal", "{reply}");
     }
+    gateway.stop();
+}
+
+/// Nor does its record: a version that is there would be looked for.
+#[test]
+fn a_skill_that_cannot_be_read_is_on_record_without_version_and_digest() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let mut client = gateway.client();
+    publish_and_damage(&house, &mut client, "hello.torn");
+    for params in [
+        json!({ "name": "hello.torn" }),
+        json!({ "name": "hello.torn", "version": "0.1.0" }),
+        json!({ "name": "hello.world" }),
+    ] {
+        client.call("describe_skill", params).unwrap();
+    }
+    let asked = |log: Vec<Value>, name: &str| -> Vec<Value> {
+        let of = |line: &Value| line["input"]["request"]["method"] == "describe_skill";
+        let skills = log.into_iter().filter(of);
+        let skills = skills.map(|mut line| line["input"]["skills"][0].take());
+        skills.filter(|skill| skill["name"] == name).collect()
+    };
+    let torn = json!({
+        "name": "hello.torn", "unread": true, "version": null, "namespace": "hello", "kind": null, "digest": null,
+        "provenance": { "origin": "agent", "publisher": null, "signed": false },
+        "permissions": { "network": [], "secrets": [] },
+    });
+    let log = audit::lines(&house.path().join(".skillgate/audit.jsonl"));
+    assert_eq!(asked(log.clone(), "hello.torn"), [torn.clone(), torn]);
+    let whole = &asked(log.clone(), "hello.world")[0];
+    assert_eq!(whole["unread"], false, "{whole}");
+    assert!(whole["version"].is_string() && whole["digest"].is_string());
+
+    // The record is asked again as what it is.
+    let bundle = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies");
+    let against = bundle.to_str().unwrap();
+    let config = ["--config", "skillgate.toml"];
+    let of_torn = |line: &&Value| line["input"]["skills"][0]["name"] == "hello.torn";
+    let decision = log.iter().rfind(of_torn).unwrap();
+    let explain = [
+        "policy",
+        "explain",
+        decision["decision_id"].as_str().unwrap(),
+    ];
+    let told = said(&skillgate(&house, &[&explain[..], &config].concat()));
+    assert!(
+        told.contains(": hello.torn (could not be read)\n"),
+        "{told}"
+    );
+    let simulate = ["policy", "simulate", "--against", against];
+    let told = said(&skillgate(&house, &[&simulate[..], &config].concat()));
+    assert!(
+        told.contains("0 would be denied, 0 would be allowed")
+            && told.contains("note: 2 were about a skill that could not be read"),
+        "{told}"
+    );
     gateway.stop();
 }
 

@@ -95,6 +95,8 @@ const IDLE: &[&str] = &[
     "/blobs/0/*",
     "/limits/blob_bytes",
     "/limits/requested/*",
+    // What could not be read asks for nothing.
+    "/skills/0/unread",
     "/skills/0/version",
     "/skills/0/kind",
     "/skills/0/digest",
