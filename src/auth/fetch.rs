@@ -113,6 +113,8 @@ impl Fetcher {
             let port = uri
                 .port_u16()
                 .unwrap_or(if scheme == "https" { 443 } else { 80 });
+            // As the system finds it, by its search domains too: inside of a cluster issuers are named by those. Whoever answers
+            // has to have a certificate of the name as it is written here.
             tokio::net::lookup_host((bare, port))
                 .await
                 .map_err(FetchError::Connect)?
