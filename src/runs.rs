@@ -106,23 +106,22 @@ pub enum Error {
 }
 
 impl Error {
-    /// Why a run was not started, as its record has it: one word, which names nothing of this host.
-    fn reason(&self) -> &'static str {
-        match self {
+    /// Why a run was not started, as its record has it: one word, which names nothing of this host. None of one that has ended.
+    fn reason(&self) -> Option<&'static str> {
+        Some(match self {
             Error::NotExecutable { .. } => "skill_not_executable",
             Error::QueueFull { .. } => "queue_full",
             Error::Catalog(_) => "skill_unavailable",
             Error::Blobs(_) => "blob_unavailable",
             Error::Secrets(_) => "secret_unavailable",
-            Error::Audit(_) => "audit_unavailable",
             Error::Outdated => "policy_changed",
             Error::Expired => "token_expired",
             Error::Grant(_) => "network_malformed",
             Error::NoGate => "no_gate",
             Error::Sandbox(error) if error.code == abi::E_OUT_OF_RANGE => "too_large",
             Error::Sandbox(_) => "sandbox_unavailable",
-            Error::Lost => "lost",
-        }
+            Error::Audit(_) | Error::Lost => return None,
+        })
     }
 }
 
@@ -303,20 +302,23 @@ impl Runs {
 
     async fn run_now(&self, job: Job) -> Result<Answer, Error> {
         let caller = &job.caller;
+        let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
+        let ending = || Ending::new(self.audit.clone(), self.drain.enter(), &job, &run_id);
         let wait = Wait::new(self.metrics.clone());
         let turn = match self.queue.turn(caller.tenant(), &caller.subject().id).await {
             Ok(turn) => turn,
             Err(error) => {
                 // Most of those that are refused have not waited.
                 wait.uncounted();
+                // It was allowed, and that is on record.
+                ending().not_started(error.reason()).await;
                 return Err(error);
             }
         };
         drop(wait);
         let mut watch = Watch::new(self.metrics.clone(), &job.program);
-        let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let label = label(&job.program);
-        let mut ending = Ending::new(self.audit.clone(), self.drain.enter(), &job, &run_id);
+        let mut ending = ending();
         // For the operator, who can do more about a secret that is not there than the caller.
         let say_why_not = |error: &Error| {
             let decision_id = &job.permit.decision_id;

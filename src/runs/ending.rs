@@ -1,4 +1,5 @@
-//! The end of a run in the audit log: each run that got its turn has exactly one, however it ends.
+//! The end of a run in the audit log: each run that got its turn has exactly one, however it ends, and so has each for which the
+//! queue had no room.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -81,10 +82,10 @@ impl Ending {
 
     /// Nothing of it was executed, for this reason; the caller gets the error that it is about, whether this can be recorded or
     /// not.
-    pub(super) async fn not_started(self, reason: &'static str) {
+    pub(super) async fn not_started(self, reason: Option<&'static str>) {
         let how = How {
             status: "not_started",
-            reason: Some(reason),
+            reason,
             error_type: None,
             wall_ms: self.wall_ms(),
             cpu_ms: Some(0),
@@ -264,5 +265,37 @@ impl End {
     pub(super) fn post(self, output_blobs: &[String]) {
         let (audit, record, _going) = self.into_record(output_blobs);
         audit.post(record);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use skillgate_plugin_sdk::{abi, model};
+
+    use super::super::Error;
+    use super::Unavailable;
+
+    #[test]
+    fn why_a_run_was_not_started_is_in_the_manual() {
+        let of = |code| Error::Sandbox(model::Error::new(code, "x"));
+        let manual = include_str!("../../OPERATING.md");
+        let why = "Of one that\nwas not started it has the `reason`";
+        let (_, told) = manual.split_once(why).unwrap();
+        let (told, _) = told.split_once("\n\n").unwrap();
+        for error in [
+            Error::QueueFull { retry_after_ms: 1 },
+            Error::Outdated,
+            Error::Expired,
+            Error::NoGate,
+            of(abi::E_OUT_OF_RANGE),
+            of(abi::E_UNAVAILABLE),
+        ] {
+            let reason = error.reason().unwrap();
+            assert!(told.contains(&format!("`{reason}`")), "{reason}: {told}");
+        }
+        // These have been started.
+        for error in [Error::Audit(Unavailable), Error::Lost] {
+            assert_eq!(error.reason(), None, "{error}");
+        }
     }
 }

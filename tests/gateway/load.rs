@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::support::gateway::{Gateway, House, Settings, is_root};
 use crate::support::{MIB, eventually, look};
-use crate::{alone, count};
+use crate::{alone, audit, count};
 
 const AT_ONCE: u64 = 32;
 /// What the gateway may grow by between the first hundred runs and the last: allocators keep some.
@@ -289,5 +289,15 @@ fn a_full_queue_refuses_at_once() {
         "{reply}"
     );
     assert!(*took < Duration::from_secs(1), "refused after {took:?}");
+    // The policy allowed all four, so the log says which of them was none.
+    let log = audit::lines(&audit::path(&house));
+    let mut runs = log.iter().filter(|line| line["kind"] == "run");
+    let refused = runs.find(|run| run["status"] == "not_started").unwrap();
+    assert_eq!(refused["reason"], "queue_full", "{refused}");
+    let decision = &refused["decision_id"];
+    let allowed = log
+        .iter()
+        .find(|line| line["kind"] == "decision" && line["decision_id"] == *decision);
+    assert_eq!(allowed.unwrap()["result"]["allow"], true, "{refused}");
     gateway.stop();
 }
