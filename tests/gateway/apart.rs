@@ -124,6 +124,45 @@ fn a_store_that_is_killed_costs_its_calls_and_nothing_else() {
     assert!(!last.lives(), "nothing is left");
 }
 
+/// What the store had of an upload is gone with its process. The next one may have begun with something else under the same number.
+#[test]
+fn an_upload_that_outlives_its_store_is_to_be_sent_again() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = start(&house, "STORAGE");
+    let first = host(&gateway).expect("the store has a process");
+    let mut client = gateway.client();
+    let headers = [("Content-Type", "text/plain"), ("Content-Length", "10")];
+    client.head("POST", "/blobs", &headers).unwrap();
+    client.write(b"01234").unwrap();
+    let tmp = house.store().join("tmp");
+    eventually("half of it is there", Duration::from_secs(20), || {
+        let names = look::tree(&tmp).into_iter();
+        let mut files = names.filter_map(|name| std::fs::metadata(tmp.join(name)).ok());
+        files.any(|file| file.is_file() && file.len() == 5)
+    });
+    // The store's word for that is on its way; this comes behind it.
+    blob(&mut gateway.client(), "before").unwrap();
+    kill(&first);
+    eventually("the store serves", Duration::from_secs(20), || {
+        let answer = blob(&mut gateway.client(), "after").unwrap();
+        answer["result"]["blob_id"].is_string()
+    });
+    client.write(b"56789").unwrap();
+    let answer = client.answer().unwrap();
+    let error = answer.json().unwrap()["error"].take();
+    assert_eq!(
+        (answer.status, &error["code"], &error["data"]["kind"]),
+        (503, &json!(-32007), &json!("unavailable")),
+        "{error}"
+    );
+    assert!(error["data"]["retry_after_ms"].is_u64(), "{error}");
+    assert!(gateway.log().contains("that had this open has ended"));
+    // Nothing is left of it but what others have stored.
+    assert_eq!((house.unfinished(), house.blobs().len()), (0, 2));
+    gateway.stop();
+}
+
 /// The sandbox's process is killed under a run: the run is lost and said to be, and the next one works.
 #[test]
 fn a_sandbox_that_is_killed_costs_its_runs_and_nothing_else() {
