@@ -86,7 +86,7 @@ fn in_list(stop: Stop) -> Stop {
 }
 
 /// Of a read-only store nothing else is asked about publishing, so it is asked here whether it is one.
-pub(crate) fn publishing(bench: &Bench) -> Done {
+pub(crate) fn caps(bench: &Bench) -> Done {
     let store = bench.storage()?;
     let put = store.put(skill(TENANT, "check.taken", "1.0.0", CODE));
     if store.instance.caps() & abi::ST_SKILLS_WRITE == 0 {

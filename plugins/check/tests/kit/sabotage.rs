@@ -70,8 +70,8 @@ pub(crate) const STORE: &[Row] = &[
     ("writes to standard error", "process/streams", "it wrote to stderr: \"debug"),
     // What a store promises.
     ("publishes a version again", "storage/publish-twice", "the same version with other content succeeds"),
-    ("publishes what it says it cannot", "storage/publishing", "a skill for a store whose caps says that it is read-only succeeds"),
-    ("publishes nothing, and says that it can", "storage/publishing", "caps says SKG_ST_SKILLS_WRITE, and a skill is not taken"),
+    ("publishes what it says it cannot", "storage/caps", "a skill for a store whose caps says that it is read-only succeeds"),
+    ("publishes nothing, and says that it can", "storage/caps", "caps says SKG_ST_SKILLS_WRITE, and a skill is not taken"),
     ("lists in another order", "storage/order", "the order is"),
     ("gives the first page for ever", "storage/cursors", "the cursor does not go on"),
     ("promises more than there is", "storage/cursors", "there is said to be more, and the next page is empty"),
@@ -373,7 +373,7 @@ fn what_a_store_says_otherwise_within_the_contract_passes() {
         ),
     ];
     let cases = [
-        "storage/publishing",
+        "storage/caps",
         "storage/blobs-at-once",
         "storage/blob-digests",
         "storage/blob-ids",
