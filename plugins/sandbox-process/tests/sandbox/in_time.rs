@@ -176,7 +176,8 @@ fn a_run_that_is_ended_has_its_share_of_the_processors_again() {
         let Some(frozen) = is_root().then(Frozen::make).flatten() else {
             return;
         };
-        let instance = Instance::with(&mode.config, None);
+        // Whichever way this ends they go on before it is put away: of what stands still nothing can be.
+        let (instance, frozen) = (Instance::with(&mode.config, None), frozen);
         let launcher = instance.plugin.launcher_pid().unwrap();
         let mut busy = request("def main(args):\n    while True: pass\n");
         busy.limits.wall_ms = 30_000;
