@@ -9,6 +9,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Map, Value, json};
 use skillgate::auth::DevelopmentKey;
 
+use crate::alone;
 use crate::operator::{metrics, value};
 use crate::policy::policy_in;
 use crate::stopping::SLEEPS;
@@ -365,6 +366,8 @@ fn anybody_may_ask_where_to_get_a_token() {
 #[test]
 fn a_run_that_waits_is_not_begun_when_its_token_has_expired() {
     const PATIENCE: Duration = Duration::from_secs(20);
+    // Its caller has to come before the token's end.
+    let _alone = alone();
     let key = key();
     let dir = house("");
     let path = dir.path().join("jwks.json");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::alone;
 use crate::audit;
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
@@ -32,6 +33,8 @@ pub(crate) fn value(page: &str, series: &str) -> f64 {
 
 #[test]
 fn health_part_by_part() {
+    // It has to say so while a run goes on.
+    let _alone = alone();
     let house = House::new(Settings::default());
     let mut gateway = house.start();
     let mut client = operator(&gateway);

@@ -13,6 +13,7 @@ use skillgate_plugin_host::{
 };
 use skillgate_plugin_sdk::abi;
 
+use crate::alone;
 use crate::support::gateway::{House, Settings};
 use crate::support::tools;
 
@@ -123,8 +124,9 @@ fn its_compiler_is_enough(dir: &Path) {
     }
 }
 
-/// The kit finds nothing.
+/// The kit finds nothing. Its cases look at the clock.
 fn passes(file: &Path, isolation: &str) -> String {
+    let _alone = alone();
     let mut check = Command::new(env!("CARGO_BIN_EXE_skillgate"));
     check.args(["plugin", "check", "--isolation", isolation]);
     check.arg(file);
@@ -263,6 +265,7 @@ fn a_new_plugin_in_c_passes_with_every_access_checked() {
         let mut check = Command::new("sh");
         // In a process of its own as well, where nothing of the environment is inherited.
         check.args(["-c", &format!("{said} && {said} --isolation process")]);
+        let _alone = alone();
         let output = check.current_dir(&dir).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{said}{output:?}");
