@@ -67,16 +67,15 @@ pub(crate) fn holds(end: &impl AsFd) -> io::Result<usize> {
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
-/// Waits until the other side of `end` is closed, which is true, or there is something to read at `other`, its end included.
-pub(crate) fn ends_before(end: &impl AsFd, other: &impl AsFd) -> io::Result<bool> {
+/// Waits until a process has ended (`pidfd`), which is true, or there is something to read at `other`, its end included.
+pub(crate) fn ends_before(pidfd: &impl AsFd, other: &impl AsFd) -> io::Result<bool> {
     const FOR_EVER: libc::c_int = -1;
-    let wanted = |fd: BorrowedFd<'_>, events| libc::pollfd {
+    let readable = |fd: BorrowedFd<'_>| libc::pollfd {
         fd: fd.as_raw_fd(),
-        events,
+        events: libc::POLLIN,
         revents: 0,
     };
-    // POLLHUP comes unasked.
-    let mut both = [wanted(end.as_fd(), 0), wanted(other.as_fd(), libc::POLLIN)];
+    let mut both = [readable(pidfd.as_fd()), readable(other.as_fd())];
     // SAFETY: structs that are ours, and their count.
     while unsafe { libc::poll(both.as_mut_ptr(), 2, FOR_EVER) } < 0 {
         let error = io::Error::last_os_error();

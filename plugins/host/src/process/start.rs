@@ -1,7 +1,7 @@
 //! Starting a plugin's process: until it has said what it is, and until it has an instance. Blocks.
 
 use std::fs::File;
-use std::io::{self, PipeReader, PipeWriter, Read as _};
+use std::io::{self, PipeReader, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -71,18 +71,15 @@ pub(crate) struct Process {
 #[derive(Debug)]
 struct LastWords {
     said: Arc<Mutex<Vec<u8>>>,
-    /// Closed when the process has ended.
-    ended: Mutex<Option<PipeWriter>>,
     /// Closed when nothing more can come.
     over: Mutex<Receiver<()>>,
 }
 
 impl LastWords {
     /// Keeps the process from waiting for a reader, too.
-    fn listen(stderr: PipeReader) -> io::Result<LastWords> {
+    fn listen(stderr: PipeReader, pidfd: OwnedFd) -> io::Result<LastWords> {
         let said: Arc<Mutex<Vec<u8>>> = Arc::default();
         let kept = Arc::clone(&said);
-        let (end, ended) = io::pipe()?;
         let (open, over) = sync_channel(0);
         let thread = std::thread::Builder::new().name("plugin-stderr".into());
         thread.spawn(move || {
@@ -93,18 +90,16 @@ impl LastWords {
                 let old = kept.len().saturating_sub(LAST_WORDS_BYTES);
                 kept.drain(..old);
             };
-            if let Err(error) = read_until_ended(stderr, &end, keep) {
+            if let Err(error) = read_until_ended(stderr, &pidfd, keep) {
                 tracing::warn!(%error, "what a plugin's process writes to standard error is not read any more");
             }
         })?;
-        let (ended, over) = (Mutex::new(Some(ended)), Mutex::new(over));
-        Ok(LastWords { said, ended, over })
+        let over = Mutex::new(over);
+        Ok(LastWords { said, over })
     }
 
     /// Of a process that has ended.
     fn text(&self) -> String {
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(ended.take());
         let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         // Nothing is ever sent: this is its end.
         let _ = over.recv();
@@ -113,15 +108,15 @@ impl LastWords {
     }
 }
 
-/// Reads what comes, until all have closed it, or until the other side of `end` is closed: what the process has started may
-/// have standard error for as long as it likes, and is not heard any more then, but for what is there already.
+/// Reads what comes, until all have closed it, or until the process has ended: what that has started may have standard error
+/// for as long as it likes, and is not heard any more then, but for what is there already.
 fn read_until_ended(
     mut stderr: PipeReader,
-    end: &PipeReader,
+    pidfd: &OwnedFd,
     mut keep: impl FnMut(&[u8]),
 ) -> io::Result<()> {
     let mut buffer = [0; 4096];
-    while !socket::ends_before(end, &stderr)? {
+    while !socket::ends_before(pidfd, &stderr)? {
         match stderr.read(&mut buffer)? {
             0 => return Ok(()),
             n => keep(&buffer[..n]),
@@ -253,7 +248,8 @@ impl Image {
             .spawn()?;
         let stderr = child.stderr.take();
         let stderr = stderr.ok_or_else(|| io::Error::other("it has no standard error"));
-        let listen = |stderr| LastWords::listen(PipeReader::from(OwnedFd::from(stderr)));
+        let pidfd = socket::pidfd(child.id());
+        let listen = |stderr| LastWords::listen(PipeReader::from(OwnedFd::from(stderr)), pidfd?);
         let last_words = stderr.and_then(listen).inspect_err(|_| {
             // It is not left behind. That it has ended by itself is as good.
             let _ = child.kill().and_then(|()| child.wait());
@@ -428,10 +424,13 @@ mod tests {
     #[test]
     fn who_has_standard_error_longer_than_its_process_keeps_no_thread_and_loses_no_words() {
         let (stderr, mut child) = io::pipe().unwrap();
-        let words = LastWords::listen(stderr).unwrap();
+        // It is readable when all have closed it, as the descriptor of a process is when that has ended.
+        let (process, ends) = io::pipe().unwrap();
+        let words = LastWords::listen(stderr, process.into()).unwrap();
         let long = [b'x'; 3 * LAST_WORDS_BYTES];
         child.write_all(&long).unwrap();
         child.write_all(b" and the last").unwrap();
+        drop(ends);
         let text = words.text();
         assert_eq!(text.len(), LAST_WORDS_BYTES);
         assert!(text.ends_with("xx and the last"), "{text}");
@@ -443,7 +442,9 @@ mod tests {
     #[test]
     fn who_goes_on_writing_for_ever_does_not_keep_the_last_words_back() {
         let (stderr, mut child) = io::pipe().unwrap();
-        let words = LastWords::listen(stderr).unwrap();
+        let (process, ends) = io::pipe().unwrap();
+        let words = LastWords::listen(stderr, process.into()).unwrap();
+        drop(ends);
         std::thread::spawn(move || while child.write_all(&[b'x'; 4096]).is_ok() {});
         let (told, text) = sync_channel(1);
         std::thread::spawn(move || told.send(words.text()));
