@@ -7,9 +7,10 @@
 //! Inside, `bootstrap.py` calls `_skillgate/main.py`:
 //! `channel` reads the job, `imports` makes the mounted skills importable (`loading` loads them, `not_found` says what is none of
 //! theirs), the code runs, `strict_json` checks what it returned or `failure` describes what it raised (`raised` asks it, `hints`
-//! says what to do), `left` warns of files that the code does not keep, and `channel` sends the result. A job that says `compile`
-//! gives the code of a skill, which later jobs may bring along (`compiled`). `library` changes modules of the standard library that work on a skill's
-//! behalf, and `spawned` is how an interpreter that the code starts finds all of this.
+//! says what to do), `left` and `unfinished` warn of files that it does not keep and of what it has not waited for, and `channel`
+//! sends the result. A job that says `compile` gives the code of a skill, which later jobs may bring along (`compiled`). `library`
+//! changes modules of the standard library that work on a skill's behalf, and `spawned` is how an interpreter that the code starts
+//! finds all of this.
 
 #![forbid(unsafe_code)]
 
@@ -41,6 +42,7 @@ pub const FILES: &[(&str, &[u8])] = files![
     "_skillgate/state.py",
     "_skillgate/strict_json.py",
     "_skillgate/text.py",
+    "_skillgate/unfinished.py",
     "runtime/__init__.py",
     "runtime/blobs.py",
     "runtime/log.py",

@@ -15,7 +15,7 @@ from json import dumps as _dumps
 from types import FunctionType, ModuleType
 from typing import Optional
 
-from . import compiled, failure, imports, left, library, loading, machine, memory, state
+from . import compiled, failure, imports, left, library, loading, machine, memory, state, unfinished
 from .channel import Channel, ChannelLost
 from .failure import EntrypointNotFound
 from .state import Layout
@@ -172,6 +172,7 @@ def _rehearse_once(fd: int, peer: int, layout: Layout, frames: bytes) -> None:
     modules = len(sys.modules)
     channel = Channel(fd)
     _finish(channel, _answer(channel, layout, []))
+    unfinished.counted()  # and not said: what there may be is not a run's
     file = code_file()
     if file in linecache.cache:  # it was one of code
         del linecache.cache[file]
@@ -234,6 +235,7 @@ def serve(prepared: list, layout: Layout = Layout(), lingers: bool = False) -> N
     begun = []
     try:
         result = _answer(channel, layout, begun)
+        _warn_of_unfinished(begun[0])
     except ChannelLost as exc:
         _lost(exc)
     except BaseException as exc:  # SystemExit and KeyboardInterrupt are failures of the run like any other
@@ -480,6 +482,16 @@ def _short(summary):
     if summary is None or len(summary) <= SUMMARY_CHARS_MAX:
         return summary
     return summary[: SUMMARY_CHARS_MAX - 1] + "…"
+
+
+def _warn_of_unfinished(run: state.Run) -> None:
+    try:
+        text = unfinished.warning(run.function)
+        if text:
+            _flush()
+            _write(2, ("[warning] %s\n" % text).encode("utf-8"))
+    except BaseException:
+        pass  # what is read may be of the code's own making, and descriptor 2 closed: its result is what it is
 
 
 def _flush() -> None:
