@@ -50,6 +50,23 @@ _TOOLS = frozenset(
 _NAMES_MAX = 64
 _NAMES_CHARS_MAX = 400
 _INSTALLERS = frozenset(("pip", "pip3", "ensurepip", "uv", "conda"))
+# What some version of the library had, and what does the same.
+_GONE = {
+    "asynchat": "use asyncio",
+    "asyncore": "use asyncio",
+    "cgi": "use urllib.parse.parse_qs for a query, html.escape for a text, and email.message for a header",
+    "cgitb": "use traceback",
+    "crypt": "use hashlib.scrypt or hashlib.pbkdf2_hmac",
+    "distutils": "compare versions as tuples of numbers; shutil, subprocess and sysconfig do most of the rest",
+    "imghdr": "compare the first bytes of the file",
+    "imp": "use importlib",
+    "pipes": "use shlex.quote for a word, and subprocess",
+    "smtpd": "nobody outside can connect to a run",
+    "sndhdr": "compare the first bytes of the file",
+    "telnetlib": "nothing else there does the same",
+    "uu": "use binascii.a2b_uu and b2a_uu",
+    "xdrlib": "use struct",
+}
 _READS_BLOBS = (
     'a blob is read by `from runtime import blobs`: blobs.read_text(id), blobs.open(id, "r"), or blobs.path(id) for a file\'s name; '
     "its id must be in input_blobs of the call"
@@ -71,9 +88,9 @@ def hint(exc, kind, function):
             "%s() has returned; what it returned is too large for an answer and could not be stored as a blob: return less"
             % one_line(function, 80)
         )
-    if kind is ModuleNotFoundError and type(exc.name) is str and exc.name.split(".")[0] not in ("skills", "runtime"):
-        can = "a run can import the standard library, `runtime` and mounted skills (`from skills.<name> import ...`)"
-        return can + ", and nothing can be installed" + _beside(exc)
+    missing = _missing(exc) if kind is ModuleNotFoundError and type(exc.name) is str else None
+    if missing:
+        return missing
     if kind is ImportError:
         return _module_of_the_directory(exc) or _names_of(exc.name) or _version_of(exc)
     if issubclass(kind, SyntaxError) and raised_by(exc) is compile_source.__code__:
@@ -114,6 +131,18 @@ def _no_program(exc) -> str:
     if exc.msg == "unexpected character after line continuation character" and "\\n" in line:
         return "a line of the code ends with a newline, and not with a backslash and an n"
     return _VERSION
+
+
+def _missing(exc):
+    head = exc.name.partition(".")[0]
+    if head == "skills":
+        return None  # its own text says it
+    if head == "runtime":
+        return _names_of(exc.name.rpartition(".")[0])
+    if head in _GONE:
+        return "%s, whose library has no `%s`: %s" % (_VERSION, head, _GONE[head])
+    can = "a run can import the standard library, `runtime` and mounted skills (`from skills.<name> import ...`)"
+    return can + ", and nothing can be installed" + _beside(exc)
 
 
 def _version_of(exc):
@@ -254,7 +283,8 @@ def _refused(exc, where):
     """For what the system says of a sandbox as it would of a user who lacks a right, or who has pressed a key."""
     if type(exc) is EOFError and (where == _GETPASS or text_of(exc) == "EOF when reading a line"):
         return "nobody types anything in a run: what it needs comes with the arguments of the call"
-    if type_name(type(exc)) in ("IndexError", "JSONDecodeError", "EOFError") and _asks_a_terminal(exc):
+    is_of_none = type_name(type(exc)) in ("IndexError", "JSONDecodeError", "EOFError")
+    if (is_of_none or type(exc) is ValueError and text_of(exc).startswith("not enough values to unpack")) and _asks_a_terminal(exc):
         return "a run has no command line and no standard input: what it needs is in the arguments of the call"
     if not issubclass(type(exc), OSError):
         return None

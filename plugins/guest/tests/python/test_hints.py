@@ -247,6 +247,34 @@ class NamesThatAreImported(Hints):
             self.unhinted(MAIN + "raise ImportError('x', %s)" % more, "ImportError")
 
 
+    def test_modules_that_runtime_does_not_have(self):
+        for line, hint in (
+            ("import runtime.blob", "runtime has BlobError, BlobNotFound, BlobTooLarge, DiskFull, blobs, log, run, summary\n"),
+            ("import runtime.logs as log", "runtime has BlobError, "),
+            ("from runtime.blob import read_text", "runtime has BlobError, "),
+            ("import runtime.blobs.files", "runtime.blobs has BlobError, "),
+            ("import importlib; importlib.import_module('runtime.blob')", "runtime has BlobError, "),
+        ):
+            self.hinted(line + "\ndef main(args): pass", "ModuleNotFoundError", hint)
+        for name in ("runtime", "runtime.none.blob", "skills", "skills.x"):
+            self.unhinted(MAIN + "raise ModuleNotFoundError('x', name=%r)" % name, "ModuleNotFoundError")
+
+    def test_modules_that_are_gone(self):
+        hint = VERSION[:-1] + ", whose library has no `%s`: %s"
+        for name, said in (
+            ("imp", "use importlib\n"),
+            ("distutils.version", "compare versions as tuples of numbers; "),
+            ("cgi", "use urllib.parse.parse_qs for a query, "),
+            ("telnetlib", "nothing else there does the same\n"),
+            ("pipes", "use shlex.quote for a word, and subprocess\n"),
+        ):
+            raised = MAIN + "raise ModuleNotFoundError('x', name=%r)" % name
+            self.hinted(raised, "ModuleNotFoundError", hint % (name.partition(".")[0], said))
+        for since, names in (((3, 12), ("imp", "asyncore", "asynchat", "smtpd", "distutils.version")), ((3, 13), ("cgi", "crypt", "telnetlib"))):
+            for name in names if sys.version_info >= since else ():
+                self.hinted("import %s\ndef main(args): pass" % name, "ModuleNotFoundError", hint % (name.partition(".")[0], ""))
+
+
 class NobodyStartsIt(Hints):
     def test_arguments_that_are_parsed(self):
         hint = "a run has no command line: read what is needed from args, the dict that %s() gets\n"
@@ -274,12 +302,16 @@ class NobodyStartsIt(Hints):
             ("sys.argv[1]", "IndexError"),
             ("__import__('json').load(sys.stdin)", "JSONDecodeError"),
             ("__import__('pickle').load(sys.stdin.buffer)", "EOFError"),
+            ("a, b = sys.argv[1:]", "ValueError"),
+            ("_, a, *b = sys.argv", "ValueError"),
         ):
             self.hinted(MAIN + line, kind, hint)
         for line, kind in (
             ("[][1]", "IndexError"),
             ("text = sys.stdin.read()\n    __import__('json').loads(text)", "JSONDecodeError"),
             ("raise KeyError(sys.argv)", "KeyError"),
+            ("a, b = [1]", "ValueError"),
+            ("raise ValueError(f'not enough: {sys.argv}')", "ValueError"),
         ):
             self.unhinted(MAIN + line, kind)
 
