@@ -62,7 +62,7 @@ class Tracebacks(Case):
                 try:
                     PART
                 except Exception as exc:
-                    print("".join(traceback.format_exception(exc)), end="")
+                    print("".join(traceback.format_exception(type(exc), exc, exc.__traceback__)), end="")
                     raise
         """
         code = textwrap.dedent(code)
@@ -86,7 +86,8 @@ class Tracebacks(Case):
             outcome = self.sandbox.code(code, args={"a": {"b": None, "c": {}}, "one": 1, "two": "2"})
             self.assertEqual(outcome.error["message"] + "\n", outcome.logs)
             marked += "^" in outcome.error["message"]
-        self.assertGreater(marked, 6)
+        # Python 3.9 and 3.10 mark nothing.
+        self.assertEqual(marked > 6, sys.version_info >= (3, 11), marked)
 
     def test_what_marks_cannot_be_below(self):
         for line in ("int('x', '" + "y" * 200 + "')", "int('\x0c\x1b')"):
