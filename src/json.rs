@@ -174,11 +174,14 @@ pub fn short(text: &str) -> String {
     cut(text, 64).into_owned()
 }
 
-/// At most so many characters of a caller's word, and a sign that there are more.
+/// The sign that there is more.
+pub const CUT: char = '…';
+
+/// At most so many characters of a caller's word, and [`CUT`] where there are more.
 pub fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
     match text.char_indices().nth(chars_max) {
         None => Cow::Borrowed(text),
-        Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
+        Some((end, _)) => Cow::Owned(format!("{}{CUT}", &text[..end])),
     }
 }
 

@@ -378,6 +378,8 @@ impl From<catalog::Error> for ErrorObject {
                 ErrorObject::new(Code::AlreadyExists, "already_exists", message)
             }
             Error::TooLarge { .. } => ErrorObject::new(Code::TooLarge, "too_large", message),
+            // The configuration's fault or wish; to call again changes nothing.
+            Error::ReadOnly => ErrorObject::new(Code::Unavailable, "unavailable", message),
             Error::Broken { .. } => ours("a stored skill is broken", &error),
             Error::Replaced { .. } => ErrorObject::new(Code::Unavailable, "unavailable", message)
                 .with("retry_after_ms", 0.into()),
@@ -524,6 +526,14 @@ mod tests {
         assert!(!refused.message.contains("secret"), "{}", refused.message);
         // Nothing that the caller could have asked for otherwise.
         assert_eq!(answer(large()).kind, "internal");
+    }
+
+    #[test]
+    fn who_publishes_where_nothing_is_published_is_not_told_to_try_again() {
+        let answer = ErrorObject::from(catalog::Error::ReadOnly);
+        let (code, kind) = (answer.code, answer.kind);
+        assert_eq!((code, kind), (Code::Unavailable, "unavailable"));
+        assert!(!answer.data.contains_key("retry_after_ms"));
     }
 
     #[tokio::test]

@@ -1,6 +1,9 @@
 //! What can go wrong with a skill.
 
 use skillgate_plugin_sdk::{abi, model};
+use skillgate_skill::{NameError, SkillName};
+
+use crate::json::CUT;
 
 /// What can go wrong with a skill.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -8,7 +11,7 @@ pub enum Error {
     /// Missing, hidden or another tenant's: the same words for all.
     #[error(
         "there is no skill {name:?}{}; list_skills shows what there is",
-        apart(name)
+        instead(name)
     )]
     SkillNotFound {
         /// As asked for, cut.
@@ -71,6 +74,11 @@ pub enum Error {
         /// Which.
         message: String,
     },
+    /// The store takes none (`SKG_E_UNIMPLEMENTED` of `skill_put`).
+    #[error(
+        "the skill store of this gateway is read-only: nothing is published here; run_code runs what is not published"
+    )]
+    ReadOnly,
     /// A stored skill that cannot be read.
     #[error("stored skill {name} {version} is broken: {why}")]
     Broken {
@@ -117,12 +125,20 @@ impl Error {
     }
 }
 
-/// What whoever writes a version behind a name should write instead: `mount_skills` takes them together, and nothing else.
-fn apart(name: &str) -> String {
-    name.split_once('@')
-        .map_or_else(String::new, |(name, version)| {
-            format!(": a version is a parameter of its own, name {name:?} and version {version:?}")
-        })
+/// What to write instead of what cannot be a skill's name; of one that can, nothing. Of a name and a version, which
+/// `mount_skills` takes together, and nothing else does: how to say them.
+fn instead(name: &str) -> String {
+    if let Some((name, version)) = name.split_once('@') {
+        return format!(
+            ": a version is a parameter of its own, name {name:?} and version {version:?}"
+        );
+    }
+    match SkillName::parse(name) {
+        Err(NameError::BadCharacter(_, wrong)) if wrong != CUT => format!(
+            ": no name has the character {wrong:?}, only a-z, 0-9, `_`, `-` and dots between segments"
+        ),
+        _ => String::new(),
+    }
 }
 
 #[cfg(test)]
@@ -138,5 +154,24 @@ mod tests {
             said("csv.stats@0.1.0"),
             "there is no skill \"csv.stats@0.1.0\": a version is a parameter of its own, name \"csv.stats\" and version \"0.1.0\"; list_skills shows what there is"
         );
+    }
+
+    #[test]
+    fn what_cannot_be_a_name_is_told_why() {
+        let said = |name: &str| Error::SkillNotFound { name: name.into() }.to_string();
+        for (name, wrong) in [
+            ("Hello.World", "'H'"),
+            ("hello world", "' '"),
+            ("a/b", "'/'"),
+        ] {
+            let why = format!(": no name has the character {wrong}, only a-z, 0-9,");
+            assert!(said(name).contains(&why), "{}", said(name));
+        }
+        // What was cut may be one.
+        let cut = format!("{}…", "a".repeat(64));
+        for name in ["hello_world", "a.-b", "", &cut] {
+            let plain = format!("there is no skill {name:?}; list_skills shows what there is");
+            assert_eq!(said(name), plain);
+        }
     }
 }

@@ -179,6 +179,7 @@ fn not_stored(error: model::Error, name: &str, version: &str) -> Error {
         abi::E_OUT_OF_RANGE => Error::TooLarge {
             message: format!("{name} {version} is larger than what the store keeps of one skill"),
         },
+        abi::E_UNIMPLEMENTED => Error::ReadOnly,
         _ => Error::Store(error),
     }
 }
@@ -483,6 +484,7 @@ mod tests {
         assert!(matches!(error, Error::TooLarge { .. }), "{error:?}");
         let message = "a 1.0.0 is larger than what the store keeps of one skill";
         assert_eq!(error.to_string(), message);
+        assert!(matches!(store(abi::E_UNIMPLEMENTED), Error::ReadOnly));
         assert!(matches!(store(abi::E_INTERNAL), Error::Store(_)));
     }
 }
