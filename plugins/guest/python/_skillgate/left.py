@@ -19,23 +19,23 @@ _scandir = os.scandir
 
 
 def warn_of_files(run: state.Run, code_file: str) -> None:
-    """A line in the log for files below the workspace and the directory for temporary ones (`code_file`, which is there,
-    is not the code's), of a run that has stored no blob: who has stored one knows how."""
+    """A line in the log for files below the workspace and the directory for temporary ones, of a run that has stored no blob:
+    who has stored one knows how. `code_file` is the code itself, and what `blobs.path` has copied is a blob already."""
     try:
-        names = [] if run.created else _names(run.layout, code_file)
+        names = [] if run.created else _names(run.layout, {code_file, *run.spooled.values()})
         if names:
             warning(_text(names))
     except Exception:
         pass  # the code has taken away a directory, a stream, or all memory: this is a courtesy
 
 
-def _names(layout: state.Layout, code_file: str) -> list:
+def _names(layout: state.Layout, ours: set) -> list:
     """As its current directory leads to them, where the code has not changed that."""
     with _scandir(layout.workspace) as entries:
         names = [entry.name for entry in islice(entries, _LISTED_MAX) if not entry.name.startswith(_SCRATCH)]
     with _scandir(layout.tmp) as entries:
         others = [entry.path for entry in islice(entries, _LISTED_MAX) if not entry.name.startswith(_SCRATCH)]
-    return sorted(names) + sorted(path for path in others if path != code_file)
+    return sorted(names) + sorted(path for path in others if path not in ours)
 
 
 def _text(names: list) -> str:

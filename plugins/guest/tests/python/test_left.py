@@ -41,6 +41,13 @@ class Left(unittest.TestCase):
         self.sandbox.skill("t.scratch", {"code/main.py": "def main(args): open('scratch', 'w').close()"})
         self.assertEqual(self.sandbox.execute("t.scratch").logs, "", "its author has read what a run keeps")
 
+    def test_a_blob_that_was_copied_out_is_not_the_codes(self):
+        self.new_sandbox()
+        self.sandbox.input_blobs.append("blob:far")
+        self.sandbox.serve_inputs_by_channel["blob:far"] = b"x"
+        outcome = self.sandbox.code("from runtime import blobs\ndef main(args): return blobs.path('blob:far')")
+        self.assertEqual((outcome.output, outcome.logs), (self.sandbox.path("tmp/blob-far"), ""))
+
     def test_what_cannot_be_said_fails_nothing(self):
         for body in (
             "os.rename(os.getcwd(), os.getcwd() + '.away')",
