@@ -2,11 +2,10 @@
 //! fails; nor does one when the new one is no good.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -17,9 +16,9 @@ use crate::support::look;
 use crate::support::{Over, eventually, writing_end};
 use crate::{alone, count, unread};
 
+mod hung;
+
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Far less than what hangs here does, on any machine.
-const AT_ONCE: Duration = Duration::from_secs(20);
 const CLIENTS: u64 = 3;
 
 pub(crate) const TAKEN: &str = "reloaded: ";
@@ -86,47 +85,6 @@ impl<'a> Vendor<'a> {
             .replace("config = { root =", &format!("config = {{ {more} root ="));
         assert!(text.contains("storage.so") && text.contains("sandbox.so"));
         fs::write(self.house.config(), text).unwrap();
-    }
-}
-
-/// A file that whoever opens it waits for, as on a disk that hangs, for as long as this is there: by a lease, of which the kernel
-/// makes an end after a time (`fs.lease-break-time`, 45 s).
-struct Hung {
-    holder: Child,
-    said: BufReader<ChildStdout>,
-}
-
-impl Hung {
-    fn new(file: &Path) -> Hung {
-        let lease = "import fcntl, os, signal, sys\nfile = os.open(sys.argv[1], os.O_RDWR)\n\
-            signal.signal(signal.SIGIO, lambda *_: os.write(1, b'asked\\n'))\n\
-            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)\nprint('held', flush=True)\nsys.stdin.read()\n";
-        let mut holder = Command::new("python3")
-            .args(["-c", lease])
-            .arg(file)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let said = BufReader::new(holder.stdout.take().unwrap());
-        let mut hung = Hung { holder, said };
-        hung.says("held");
-        hung
-    }
-
-    /// Waits until it does.
-    fn says(&mut self, what: &str) {
-        let mut line = String::new();
-        self.said.read_line(&mut line).unwrap();
-        assert_eq!(line.trim_end(), what);
-    }
-}
-
-impl Drop for Hung {
-    fn drop(&mut self) {
-        // It ends with what it reads.
-        drop(self.holder.stdin.take());
-        let _ = self.holder.wait();
     }
 }
 
@@ -630,27 +588,5 @@ fn a_run_that_waited_is_of_the_skill_that_was_decided_about() {
             }
         }
     }
-    gateway.stop();
-}
-
-/// What the operator watches is there while the file of a plugin is being read, and a disk may take its time for that.
-#[test]
-fn a_sandbox_whose_file_hangs_holds_up_no_metrics() {
-    let _alone = alone();
-    let house = House::new(Settings::default());
-    let vendor = Vendor::new(&house, 0);
-    let gateway = house.start();
-    let mut hung = Hung::new(&vendor.file("sandbox"));
-    gateway.signal("HUP");
-    hung.says("asked");
-    let began = Instant::now();
-    let page = metrics(&gateway);
-    assert!(began.elapsed() < AT_ONCE, "after {:?}", began.elapsed());
-    assert!(page.contains("skillgate_plugin_info"), "{page}");
-    assert!(!gateway.log().contains(TAKEN), "it is still being read");
-    drop(hung);
-    eventually("it has been read", PATIENCE, || {
-        gateway.log().contains(TAKEN)
-    });
     gateway.stop();
 }
