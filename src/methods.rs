@@ -493,7 +493,7 @@ fn object(raw: Option<Box<RawValue>>, pointer: &str) -> Result<Box<RawValue>, Er
     match raw {
         Some(raw) if raw.get().starts_with('{') => Ok(raw),
         Some(raw) => {
-            // Who writes JSON into a string has read the one sentence already.
+            // It is one to whoever has sent it.
             let text = raw.get().starts_with('"');
             let no_text = if text {
                 ", and not a string with one in it"

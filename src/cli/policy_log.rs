@@ -11,7 +11,7 @@ use super::failure::Failure;
 use super::policy::{BundleArgs, load, print_grants, print_opinion, print_reasons};
 use super::{ConfigFile, Exit, Output, OutputFormat, plain, print_json};
 use crate::audit::{LogFile, check, find};
-use crate::policy::inspect::{Flip, Guard, Opinion, Replay, Search};
+use crate::policy::inspect::{Flip, Guard, Opinion, Replay, Search, skills};
 
 /// Changes that a replay lists; the rest is counted.
 const FLIPS_LISTED_MAX: usize = 1000;
@@ -161,18 +161,7 @@ fn print_record(record: &Value, out: &mut dyn Write) -> Result<(), Failure> {
         text(&record["timestamp"]),
         text(&record["bundles"]["policy"]["revision"])
     )?;
-    let skills: Vec<String> = input["skills"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .map(|skill| {
-            let version = match skill["unread"] == true {
-                true => "(could not be read)".to_owned(),
-                false => text(&skill["version"]),
-            };
-            format!("{} {version}", text(&skill["name"]))
-        })
-        .collect();
+    let skills: Vec<String> = (skills(input).iter()).map(|skill| plain(skill)).collect();
     writeln!(
         out,
         "  {} by {} of tenant {}{}{}",

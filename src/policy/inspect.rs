@@ -240,6 +240,16 @@ fn declared(input: &Value) -> Vec<Declared<'_>> {
         .collect()
 }
 
+/// Name and version of each skill that a decision was about; `(could not be read)` where that is not known.
+pub fn skills(input: &Value) -> Vec<String> {
+    let named = |skill: &Value| {
+        let version = skill["version"].as_str().unwrap_or("(could not be read)");
+        format!("{} {version}", skill["name"].as_str().unwrap_or_default())
+    };
+    let skills = input["skills"].as_array().into_iter().flatten();
+    skills.map(named).collect()
+}
+
 /// How a recorded decision would be with another bundle.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Flip {
@@ -249,7 +259,7 @@ pub struct Flip {
     pub method: String,
     /// The subject's id.
     pub subject: String,
-    /// Name and version of each skill; `(could not be read)` where that is not known.
+    /// See [`skills`].
     pub skills: Vec<String>,
     /// As it was.
     pub was: Value,
@@ -335,15 +345,7 @@ impl Replay {
                 decision_id: text(&record["decision_id"]),
                 method: text(&input["request"]["method"]),
                 subject: text(&input["subject"]["id"]),
-                skills: input["skills"]
-                    .as_array()
-                    .into_iter()
-                    .flatten()
-                    .map(|skill| {
-                        let version = skill["version"].as_str().unwrap_or("(could not be read)");
-                        format!("{} {version}", text(&skill["name"]))
-                    })
-                    .collect(),
+                skills: self::skills(input),
                 was: json!({ "allow": was_allowed, "codes": codes(&reasons), "network": granted("network"), "secrets": granted("secrets") }),
                 would_be: json!({ "allow": opinion.allow, "codes": codes(&opinion.reasons), "network": opinion.network, "secrets": opinion.secrets }),
             });
