@@ -280,11 +280,12 @@ impl Gateway {
     /// Empty where the host gives it none.
     pub(crate) fn instance(&self) -> String {
         let number = self.group();
+        // Not `run-<number>`, somebody's run of that number, which is below such a group.
         look::groups("skillgate-")
             .iter()
             .filter_map(|path| path.file_name()?.to_str()?.strip_suffix(&number))
+            .find(|name| name.starts_with("skillgate-"))
             .map(str::to_owned)
-            .next()
             .unwrap_or_default()
     }
 
