@@ -206,7 +206,7 @@ where
     }
 }
 
-/// On to `inner`, or not; the headers are added on the way back.
+/// On to `inner`, or not; the headers are added on the way back, to an answer and to what `inner` refuses alike.
 fn pass<S, R>(
     counted: Option<(Vec<Standing>, Result<(), Limited>)>,
     inner: S,
@@ -220,9 +220,12 @@ where
     match counted {
         Some((standings, Err(limited))) => Box::pin(ready(Err(refusal(&limited, &standings)))),
         Some((standings, Ok(()))) if !standings.is_empty() => Box::pin(async move {
-            let mut response = inner.oneshot(request).await?;
-            add_headers(response.headers_mut(), &standings);
-            Ok(response)
+            let mut answer = inner.oneshot(request).await;
+            match &mut answer {
+                Ok(response) => add_headers(response.headers_mut(), &standings),
+                Err(refusal) => refusal.headers.extend(headers(&standings)),
+            }
+            answer
         }),
         _ => Box::pin(inner.oneshot(request)),
     }

@@ -81,7 +81,7 @@ pub struct Refusal {
     pub message: String,
     /// More members of `error.data`.
     pub data: Map<String, Value>,
-    /// Further headers: `Allow`, `Retry-After`, `WWW-Authenticate`.
+    /// Further headers: `Allow`, `RateLimit`, `Retry-After`, `WWW-Authenticate`.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Close the connection after the answer: what follows on it cannot be trusted or is not wanted.
     pub close: bool,
@@ -141,11 +141,10 @@ impl Refusal {
             header::CONTENT_TYPE,
             HeaderValue::from_static("application/json"),
         );
-        headers.extend(
-            self.headers
-                .into_iter()
-                .map(|(name, value)| (Some(name), value)),
-        );
+        // One name may come several times: each rate limit that has counted the request adds its own.
+        for (name, value) in self.headers {
+            headers.append(name, value);
+        }
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

@@ -161,7 +161,14 @@ fn what_a_caller_is_told() {
     let left = all(&answer, "ratelimit");
     assert!(left[0].starts_with("\"per-subject\";r=1;t="), "{left:?}");
     assert!(left[1].starts_with("\"per-address\";r=49;t="), "{left:?}");
-    assert_eq!(list(&mut client).status, 200);
+
+    // What is refused behind the limits has cost as much as what is answered, and says so.
+    let refused = client.get("/nowhere").unwrap();
+    assert_eq!(refused.status, 404);
+    let left = all(&refused, "ratelimit");
+    assert!(left[0].starts_with("\"per-subject\";r=0;t="), "{left:?}");
+    assert!(left[1].starts_with("\"per-address\";r=48;t="), "{left:?}");
+    assert_eq!(all(&refused, "ratelimit-policy").len(), 2);
 
     let refused = list(&mut client);
     assert_eq!(refused.status, 429);
@@ -198,6 +205,7 @@ fn nobody_spends_the_quota_of_those_without_a_token() {
     let rules = [
         rule("caller", r#"["tenant", "subject"]"#, 2, ""),
         rule("apart", r#"["ip", "subject"]"#, 5, ""),
+        rule("address", r#"["ip"]"#, 50, ""),
     ];
     house.configure(Settings {
         extra: &(auth + &rules.concat()),
@@ -212,6 +220,11 @@ fn nobody_spends_the_quota_of_those_without_a_token() {
     let token = key.token(&jwt::claims("alice", "default")).unwrap();
     let mut asked = || jwt::with_token(&mut client, &token, jwt::LIST).status;
     assert_eq!([asked(), asked(), asked()], [200, 200, 429]);
+    // Nobody's token is refused before a caller is counted; what is left of the address is told with it.
+    let refused = jwt::with_token(&mut client, "no.such.token", jwt::LIST);
+    assert_eq!(refused.status, 401);
+    let left = refused.header("ratelimit").unwrap();
+    assert!(left.starts_with("\"address\";r=40;t="), "{left}");
     gateway.stop();
 }
 
