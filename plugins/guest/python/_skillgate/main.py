@@ -172,7 +172,7 @@ def _rehearse_once(fd: int, peer: int, layout: Layout, frames: bytes) -> None:
     modules = len(sys.modules)
     channel = Channel(fd)
     _finish(channel, _answer(channel, layout, []))
-    unfinished.counted()  # and not said: what there may be is not a run's
+    _unfinished(state.current)  # and not said: what there may be is not a run's
     file = code_file()
     if file in linecache.cache:  # it was one of code
         del linecache.cache[file]
@@ -235,7 +235,9 @@ def serve(prepared: list, layout: Layout = Layout(), lingers: bool = False) -> N
     begun = []
     try:
         result = _answer(channel, layout, begun)
-        _warn_of_unfinished(begun[0])
+        text = _unfinished(begun[0])
+        if text:
+            _warn(text)
     except ChannelLost as exc:
         _lost(exc)
     except BaseException as exc:  # SystemExit and KeyboardInterrupt are failures of the run like any other
@@ -484,14 +486,19 @@ def _short(summary):
     return summary[: SUMMARY_CHARS_MAX - 1] + "…"
 
 
-def _warn_of_unfinished(run: state.Run) -> None:
+def _unfinished(run: state.Run) -> str:
     try:
-        text = unfinished.warning(run.function)
-        if text:
-            _flush()
-            _write(2, ("[warning] %s\n" % text).encode("utf-8"))
+        return unfinished.warning(run.function)
     except BaseException:
-        pass  # what is read may be of the code's own making, and descriptor 2 closed: its result is what it is
+        return ""  # what is read may be of the code's own making: its result is what it is
+
+
+def _warn(text: str) -> None:
+    try:
+        _flush()
+        _write(2, ("[warning] %s\n" % text).encode("utf-8"))
+    except BaseException:
+        pass  # nor does it fail for a descriptor 2 that the code has closed
 
 
 def _flush() -> None:

@@ -30,6 +30,8 @@ _own = object.__getattribute__
 
 def warning(function: str) -> str:
     """A sentence for the log; none when there is nothing to say, as in most runs."""
+    if not _threads_started() and "multiprocessing.process" not in sys.modules:
+        return ""
     threads, processes = counted()
     for _ in range(_LOOKS):
         if not threads and not processes:
@@ -49,7 +51,7 @@ def warning(function: str) -> str:
 
 
 def counted() -> Tuple[int, int]:
-    """How many threads, and how many processes. Where there are none it looks at next to nothing."""
+    """How many threads, and how many processes."""
     threads = processes = 0
     idle = set()
     if _threads_started() and "threading" in sys.modules:

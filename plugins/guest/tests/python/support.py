@@ -57,8 +57,8 @@ class Outcome:
 class Sandbox:
     """A directory with skills, blobs, workspace; `run` starts an interpreter in it."""
 
-    def __init__(self):
-        self.root = tempfile.mkdtemp(prefix="skillgate-guest-")
+    def __init__(self, below=None):
+        self.root = tempfile.mkdtemp(prefix="skillgate-guest-", dir=below)
         self.skills = []
         self.input_blobs = []
         self.refuse = {}  # frame type -> error word

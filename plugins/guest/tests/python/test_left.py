@@ -1,5 +1,6 @@
 """Files that end with a run which does not keep them."""
 
+import os
 import unittest
 
 from support import Sandbox
@@ -8,13 +9,13 @@ KEPT = "`from runtime import blobs`, and blobs.write_file(path, kind=...) keeps 
 
 
 class Left(unittest.TestCase):
-    def new_sandbox(self):
+    def new_sandbox(self, below=None):
         """Of a run of its own: files stay in it."""
-        self.sandbox = Sandbox()
+        self.sandbox = Sandbox(below)
         self.addCleanup(self.sandbox.close)
 
-    def log(self, body):
-        self.new_sandbox()
+    def log(self, body, below=None):
+        self.new_sandbox(below)
         outcome = self.sandbox.code("import os, sys, tempfile\nfrom runtime import blobs\ndef main(args):\n    " + body)
         self.assertEqual(outcome.status, "completed", outcome.result)
         return outcome.logs
@@ -47,6 +48,16 @@ class Left(unittest.TestCase):
         self.sandbox.serve_inputs_by_channel["blob:far"] = b"x"
         outcome = self.sandbox.code("from runtime import blobs\ndef main(args): return blobs.path('blob:far')")
         self.assertEqual((outcome.output, outcome.logs), (self.sandbox.path("tmp/blob-far"), ""))
+
+    @unittest.skipUnless(os.path.ismount("/dev/shm"), "this machine has no tmpfs there")
+    def test_on_tmpfs_as_in_a_run_nothing_is_read_where_there_is_nothing(self):
+        told = "sys.modules['_skillgate.left']._scandir = lambda path: print('reads', path) or 1 / 0"
+        self.assertEqual(self.log(told, below="/dev/shm"), "")
+        for file in ("out.csv", "../tmp/t.txt"):
+            log = self.log("open(%r, 'w').close(); %s" % (file, told), below="/dev/shm")
+            self.assertIn("reads " + self.sandbox.path(), log, file)
+            log = self.log("open(%r, 'w').close()" % file, below="/dev/shm")
+            self.assertIn("%s is gone with this run" % os.path.basename(file), log)
 
     def test_what_cannot_be_said_fails_nothing(self):
         for body in (
