@@ -7,6 +7,7 @@ mod tries;
 mod ways;
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -30,8 +31,9 @@ const GRACE_NS: u64 = 100_000_000;
 const DEADLINE_WAIT_NS: u64 = 90_000_000;
 /// The same for a run that is ended for another reason: nobody has been promised a time.
 const END_WAIT_NS: u64 = 5_000_000_000;
-/// For the end of a run whose launcher has died, so that it is known whether it had begun.
-const LOST_WAIT_NS: u64 = 100_000_000;
+/// For the end of a run whose launcher has died: only then is it known that it had not begun, and may be tried again. At least so
+/// long, and at most, for as long as the run may last: a busy kernel takes its time to put away what a launcher had.
+const LOST_WAIT_NS: RangeInclusive<u64> = 100_000_000..=2_000_000_000;
 const OUTPUT_BYTES: usize = 64 << 10;
 /// What a run says is first looked for so long after its begin: most runs have their result by then, and to be woken for
 /// a line before it would take the processor from the run. A run that fills the pipe sooner waits.
@@ -147,7 +149,8 @@ impl<'a> Running<'a> {
                 let _ = sys::kill_by_pidfd(pidfd.as_fd());
             }
             // Only then is it known whether it had read its job.
-            self.channel.hear_its_end(LOST_WAIT_NS);
+            self.channel
+                .hear_its_end(lost_wait_ns(self.deadline_ns, sys::now_ns()));
             launcher.has_lost_a_run();
         }
         let is_stuck = matches!(outcome, Outcome::Stuck);
@@ -539,6 +542,11 @@ impl<'a> Running<'a> {
         }
         Ok(result)
     }
+}
+
+fn lost_wait_ns(deadline_ns: u64, now_ns: u64) -> u64 {
+    let left_ns = deadline_ns.saturating_sub(now_ns);
+    left_ns.clamp(*LOST_WAIT_NS.start(), *LOST_WAIT_NS.end())
 }
 
 #[cfg(test)]

@@ -337,6 +337,21 @@ fn none_is_started_for_a_run_that_is_over() {
     assert_eq!(of(later).as_deref(), Some("Cancelled"));
 }
 
+/// It is waited for so that it can be tried again: not past its time, but as long as the kernel may have to do.
+#[test]
+fn the_end_of_a_lost_run_is_waited_for_while_it_may_last() {
+    const MS: u64 = 1_000_000;
+    for (left_ms, wait_ms) in [(0, 100), (99, 100), (700, 700), (60_000, 2000)] {
+        let now_ns = 5 * HOUR_NS;
+        assert_eq!(
+            lost_wait_ns(now_ns + left_ms * MS, now_ns),
+            wait_ms * MS,
+            "{left_ms} ms are left"
+        );
+    }
+    assert_eq!(lost_wait_ns(0, HOUR_NS), 100 * MS, "its time is over");
+}
+
 /// It may be stopped, or wait for a file system that does not answer, and its socket is full of what others have asked.
 #[test]
 fn a_launcher_that_does_not_read_holds_no_run_beyond_its_time() {
