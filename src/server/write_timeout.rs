@@ -24,6 +24,9 @@ pub(super) struct WriteTimeout<S> {
     timeout: Duration,
     /// Since the first write that had to wait; none while they make progress.
     waits: Option<Pin<Box<Sleep>>>,
+    /// The kernel took what was offered, and has not said that there is room: it is offered more until it takes none. Else
+    /// each write, however small, would wait for the whole time beside room for thousands.
+    took_offer: bool,
 }
 
 impl<S: Socket> WriteTimeout<S> {
@@ -32,6 +35,7 @@ impl<S: Socket> WriteTimeout<S> {
             stream,
             timeout,
             waits: None,
+            took_offer: false,
         }
     }
 
@@ -44,7 +48,14 @@ impl<S: Socket> WriteTimeout<S> {
     ) -> Poll<io::Result<usize>> {
         if outcome.is_ready() {
             self.waits = None;
+            self.took_offer = false;
             return outcome;
+        }
+        if self.took_offer {
+            match self.stream.offer(first) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.took_offer = false,
+                outcome => return Poll::Ready(outcome),
+            }
         }
         let timeout = self.timeout;
         let waits = self
@@ -63,6 +74,7 @@ impl<S: Socket> WriteTimeout<S> {
             }
             outcome => {
                 self.waits = None;
+                self.took_offer = true;
                 Poll::Ready(outcome)
             }
         }
@@ -193,21 +205,47 @@ mod tests {
         stream.write_all(&[0; 10]).await.unwrap();
     }
 
-    /// By the clock: the kernel's buffers know no other.
-    #[tokio::test]
-    async fn a_reader_that_is_slower_than_the_kernel_tells_is_not_cut_off() {
+    /// A connection whose peer has read a little of what waits for it: far from a third, which is when the kernel says that
+    /// there is room. By the clock: the kernel's buffers know no other.
+    async fn slowly_read(limit: Duration) -> (WriteTimeout<Connection>, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (peer, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
         let (mut peer, ours) = (peer.unwrap(), accepted.unwrap().0);
-        let mut stream = WriteTimeout::new(Connection::new(ours), Duration::from_secs(1));
+        let mut stream = WriteTimeout::new(Connection::new(ours), limit);
         let piece = vec![0; 64 * 1024];
         let mut written = 0;
-        while let Ok(n) = timeout(Duration::from_millis(100), stream.write(&piece)).await {
+        while let Ok(n) = timeout(limit / 10, stream.write(&piece)).await {
             written += n.unwrap();
         }
-        // Far from a third of what waits, which is when the kernel says that there is room.
         peer.read_exact(&mut vec![0; written / 10]).await.unwrap();
+        (stream, peer)
+    }
+
+    #[tokio::test]
+    async fn small_writes_do_not_wait_one_by_one_for_what_the_kernel_does_not_tell() {
+        let limit = Duration::from_secs(1);
+        let (mut stream, _peer) = slowly_read(limit).await;
+        let mut taken = 0;
+        let writes = async {
+            loop {
+                match stream.write(&[0; 100]).await {
+                    Ok(_) => taken += 1,
+                    Err(error) => break error,
+                }
+            }
+        };
+        let error = timeout(20 * limit, writes)
+            .await
+            .expect("there is room for all of them");
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+        assert!(taken > 1, "{taken} writes");
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_is_slower_than_the_kernel_tells_is_not_cut_off() {
+        let (mut stream, mut peer) = slowly_read(Duration::from_secs(1)).await;
+        let piece = vec![0; 64 * 1024];
         assert!(stream.write(&piece).await.unwrap() > 0);
         let error = loop {
             if let Err(error) = stream.write(&piece).await {
