@@ -332,6 +332,9 @@ impl Runs {
             if gate.is_some() && sandbox.caps().egress & abi::EGRESS_GATE_LISTENER == 0 {
                 return Err(Error::NoGate);
             }
+            // Once more, and last: a store may have kept it waiting for long. It is also behind the opening of the gate, since
+            // new rules look for gates that are open, and may have looked before this one was.
+            self.check(&job)?;
             Ok((prepared, sandbox))
         };
         let ((_in_use, granted, gate, request), sandbox) = match ready.await {
@@ -410,15 +413,19 @@ impl Runs {
         job: &Job,
         run_id: &str,
     ) -> Result<(Option<InUse>, Granted, Option<gate::Open>, RunRequest), Error> {
-        if job.caller.has_expired() {
-            return Err(Error::Expired);
-        }
+        self.check(job)?;
         let in_use = self.permits.enter(run_id, &job.permit)?;
         let granted = self.secrets.grant(&job.permit.secrets).await?;
         let gate = self.open_gate(job, run_id, &granted)?;
-        // Once more: new rules look for gates that are open, and may have looked before this one was.
-        self.permits.check(&job.permit)?;
         Ok((in_use, granted, gate, self.request(job, run_id).await?))
+    }
+
+    /// That neither the caller's token nor the rules that allowed it have come to their end meanwhile.
+    fn check(&self, job: &Job) -> Result<(), Error> {
+        if job.caller.has_expired() {
+            return Err(Error::Expired);
+        }
+        self.permits.check(&job.permit)
     }
 
     /// The way out of a run whose permit has one.

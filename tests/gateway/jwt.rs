@@ -21,7 +21,7 @@ const ISSUER: &str = "http://localhost/dev";
 pub(crate) const LIST: &[u8] =
     br#"{"jsonrpc":"2.0","id":1,"method":"list_skills","params":{"limit":1}}"#;
 
-fn now_s() -> u64 {
+pub(crate) fn now_s() -> u64 {
     let now = std::time::SystemTime::now();
     now.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs()
 }
