@@ -156,12 +156,6 @@ impl State {
     }
 
     /// A record is not written.
-    fn lose(&self, unwritten: Unwritten) {
-        if unwritten == Unwritten::Lost {
-            self.lost.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
     /// Somebody writes from now on, until what is given back is dropped.
     fn writes(self: &Arc<Self>) -> Writes {
         let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -234,11 +228,10 @@ impl Audit {
             return Ok(());
         };
         // What was decided is void when the call is refused; a run that has ended has ended.
-        let denies = inner.on_failure == config::OnAuditFailure::Deny;
-        let unwritten = if denies && record.kind() == Kind::Decision {
-            Unwritten::Void
-        } else {
-            Unwritten::Late
+        let unwritten = match inner.on_failure {
+            config::OnAuditFailure::Deny if record.kind() == Kind::Decision => Unwritten::Void,
+            config::OnAuditFailure::Deny => Unwritten::Late,
+            config::OnAuditFailure::Continue => Unwritten::Lost,
         };
         if inner.write(record, unwritten).await {
             return Ok(());
@@ -248,15 +241,12 @@ impl Audit {
                 inner.state.refused.fetch_add(1, Ordering::Relaxed);
                 Err(Unavailable)
             }
-            config::OnAuditFailure::Continue => {
-                inner.state.lost.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            }
+            config::OnAuditFailure::Continue => Ok(()),
         }
     }
 
     /// Records something that goes on whether it can be recorded or not: what only reads, or a refusal. Comes back when
-    /// it is in the file or counted as lost; that does not hang on who waits for it.
+    /// it is in the file or counted as lost; either happens also when whoever waits for it goes away.
     pub async fn note(&self, record: Record) {
         if let Some(inner) = &self.0 {
             inner.write(record, Unwritten::Lost).await;
@@ -269,14 +259,15 @@ impl Audit {
             return;
         };
         let record = record.encode();
+        let fate = Fate::new(Unwritten::Lost);
         inner.begins_to_wait();
         let room = inner.room.clone();
         let sent = room
             .try_acquire_many_owned(queued_bytes(&record))
-            .is_ok_and(|room| inner.send(record, room, Fate::default(), None));
+            .is_ok_and(|room| inner.send(record, room, fate.clone(), None));
         if !sent {
             inner.state.unqueued.fetch_add(1, Ordering::Relaxed);
-            inner.state.lost.fetch_add(1, Ordering::Relaxed);
+            fate.lose(&inner.state);
         }
     }
 
@@ -334,7 +325,7 @@ impl Audit {
 
 /// What becomes of a record that is not written in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Unwritten {
+pub(super) enum Unwritten {
     /// What it says is not true then, so it must not be there later.
     Void,
     /// It may be there later.
@@ -347,7 +338,7 @@ enum Unwritten {
 /// client that hangs up.
 struct Entering<'a> {
     state: &'a State,
-    unwritten: Unwritten,
+    fate: Fate,
     is_queued: bool,
 }
 
@@ -355,7 +346,7 @@ impl Drop for Entering<'_> {
     fn drop(&mut self) {
         if !self.is_queued {
             self.state.unqueued.fetch_add(1, Ordering::Relaxed);
-            self.state.lose(self.unwritten);
+            self.fate.lose(self.state);
         }
     }
 }
@@ -368,15 +359,15 @@ impl Inner {
             if !written {
                 // It may be waiting for the next entry, however long: now it has to try again. An error means that it is gone.
                 let _ = self.queue.send(Entry::Wake);
-                self.state.lose(unwritten);
+                Fate::new(unwritten).lose(&self.state);
             }
             return written;
         }
-        let fate = Fate::default();
+        let fate = Fate::new(unwritten);
         self.begins_to_wait();
         let mut entering = Entering {
             state: &self.state,
-            unwritten,
+            fate: fate.clone(),
             is_queued: false,
         };
         let written = async {
@@ -391,7 +382,7 @@ impl Inner {
             Err(_) => unwritten == Unwritten::Void && fate.give_up(),
         };
         if !is_written && entering.is_queued {
-            self.state.lose(unwritten);
+            fate.lose(&self.state);
         }
         is_written
     }

@@ -2,7 +2,7 @@
 //! own.
 
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant, SystemTime};
@@ -14,7 +14,7 @@ use super::chain::Head;
 use super::file::{Active, Lock, Names, OpenError, make_dir};
 use super::record::{Encoded, Kind, Record, member};
 use super::timestamp::rfc3339;
-use super::{APPEND_TIMEOUT, State};
+use super::{APPEND_TIMEOUT, State, Unwritten};
 use crate::config::{self, Fsync};
 
 /// Records that are written at once, in bytes; a file is over its limit by no more than this.
@@ -53,8 +53,11 @@ pub(super) struct Waiting {
 /// A record that the writer has taken cannot be called back: the system may have its bytes already. When it is in the
 /// file after all, the log says behind it that its caller had given it up (`late`). What remains is a gateway that ends
 /// between the two: then the record stands alone, as it does when the gateway ends before the call goes on.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Fate(Arc<AtomicU8>);
+///
+/// A record that is lost is counted, once: by a caller that has waited for long enough, or by the writer, who also knows of one
+/// whose caller has left.
+#[derive(Debug, Clone)]
+pub(super) struct Fate(Arc<(AtomicU8, AtomicBool)>);
 
 const WAITS: u8 = 0;
 const TAKEN: u8 = 1;
@@ -62,6 +65,18 @@ const WRITTEN: u8 = 2;
 const GIVEN_UP: u8 = 3;
 
 impl Fate {
+    pub(super) fn new(unwritten: Unwritten) -> Fate {
+        let counts = unwritten == Unwritten::Lost;
+        Fate(Arc::new((AtomicU8::new(WAITS), AtomicBool::new(counts))))
+    }
+
+    /// It is not written, or not soon enough for its caller.
+    pub(super) fn lose(&self, state: &State) {
+        if self.0.1.swap(false, Ordering::AcqRel) {
+            state.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// The writer, before it writes: whether anybody wants it still.
     pub(super) fn take(&self) -> bool {
         self.step(WAITS, TAKEN)
@@ -79,7 +94,10 @@ impl Fate {
 
     fn step(&self, from: u8, to: u8) -> bool {
         let order = (Ordering::AcqRel, Ordering::Acquire);
-        self.0.compare_exchange(from, to, order.0, order.1).is_ok()
+        self.0
+            .0
+            .compare_exchange(from, to, order.0, order.1)
+            .is_ok()
     }
 }
 
@@ -243,14 +261,13 @@ impl Writer {
             if written.is_ok() && !waiting.fate.end() {
                 self.late.push(sequence);
             }
+            if written.is_err() {
+                waiting.fate.lose(&self.state);
+            }
             drop(waiting.room);
-            match waiting.answer {
+            if let Some(answer) = waiting.answer {
                 // Whoever asked may have gone; the record stays.
-                Some(answer) => drop(answer.send(written.is_ok())),
-                None if written.is_err() => {
-                    self.state.lost.fetch_add(1, Ordering::Relaxed);
-                }
-                None => {}
+                let _ = answer.send(written.is_ok());
             }
         }
         // At once: nobody knows when the next record comes.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Place, block, record, unblock, write};
 use crate::audit::writer::Fate;
-use crate::audit::{Audit, HUNG_AFTER, Health, Kind, Record, Unavailable};
+use crate::audit::{Audit, HUNG_AFTER, Health, Kind, Record, Unavailable, Unwritten};
 use crate::config::{Fsync, OnAuditFailure};
 
 #[tokio::test]
@@ -333,6 +333,34 @@ async fn the_record_of_a_caller_that_has_left_is_written() {
     assert_eq!((numbers(&place), resumed(&place)), (vec![1], vec![]));
 }
 
+/// And counted, where it cannot be: there is nobody else who could.
+#[tokio::test]
+async fn the_record_of_a_caller_that_has_left_is_lost_once() {
+    let mut place = Place::new();
+    place.settings.on_failure = OnAuditFailure::Continue;
+    let audit = place.open();
+    let works = hang(&audit);
+    assert!(audit.note(record(1)).now_or_never().is_none(), "it waits");
+    assert!(audit.append(record(2)).now_or_never().is_none());
+    // One whose caller has counted it, after 10 s.
+    tokio::time::pause();
+    audit.note(record(3)).await;
+    tokio::time::resume();
+    assert_eq!(audit.health().lost, 1);
+    block(&place);
+    drop(works);
+    while audit.health().failing.is_none() || !audit.0.as_ref().unwrap().is_idle() {
+        tokio::task::yield_now().await;
+    }
+    unblock(&place);
+    audit.close().await;
+    assert_eq!(audit.health().lost, 3);
+    assert_eq!(
+        (numbers(&place), &resumed(&place)[0]["unwritten"]),
+        (vec![], &json!(3))
+    );
+}
+
 #[tokio::test]
 async fn a_decision_that_was_being_written_is_named() {
     static HANGS: AtomicBool = AtomicBool::new(false);
@@ -379,13 +407,13 @@ async fn a_decision_that_was_being_written_is_named() {
 
 #[test]
 fn one_of_the_writer_and_the_caller_comes_first() {
-    let fate = Fate::default();
+    let fate = Fate::new(Unwritten::Void);
     assert!(!fate.give_up(), "it is in no file");
     assert!(!fate.take(), "and comes into none");
-    let fate = Fate::default();
+    let fate = Fate::new(Unwritten::Void);
     assert!(fate.take() && fate.end());
     assert!(fate.give_up(), "it is in the file");
-    let fate = Fate::default();
+    let fate = Fate::new(Unwritten::Void);
     assert!(fate.take() && !fate.give_up());
     assert!(!fate.end(), "its caller has gone");
 }
