@@ -218,14 +218,14 @@ async fn bounded(
     bytes_max: u64,
     instead: &'static str,
 ) -> Result<Box<RawValue>, Error> {
-    let Some(bytes) = json_bytes(&answer, bytes_max) else {
+    let Some(bytes) = aside(space.large_bytes(), || json_bytes(&answer, bytes_max)) else {
         let message = format!(
             "as JSON this has over {bytes_max} bytes, and an answer holds no more (server.max_body_bytes): {instead}"
         );
         return Err(Error::TooLarge { message });
     };
     space.enter(bytes).await?;
-    to_raw(&answer).map_err(Error::Serialize)
+    aside(bytes as usize, || to_raw(&answer)).map_err(Error::Serialize)
 }
 
 impl<R> fmt::Debug for Prepared<R> {

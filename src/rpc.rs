@@ -386,7 +386,9 @@ where
         // JSON-RPC 2.0 section 4.1: a notification is never answered, not even with an error.
         let id = id?;
         Some(match outcome {
-            Ok(result) => format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{}}}"#, result.get()),
+            Ok(result) => aside(result.get().len(), || {
+                format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{}}}"#, result.get())
+            }),
             Err(error) => error.answer(Some(id), &self.request_id),
         })
     }

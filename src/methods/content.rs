@@ -68,7 +68,7 @@ pub(super) struct Content {
 
 impl From<Vec<u8>> for Content {
     fn from(bytes: Vec<u8>) -> Self {
-        match String::from_utf8(bytes) {
+        aside(bytes.len(), || match String::from_utf8(bytes) {
             Ok(content) => Content {
                 content,
                 encoding: None,
@@ -77,6 +77,6 @@ impl From<Vec<u8>> for Content {
                 content: BASE64.encode(error.as_bytes()),
                 encoding: Some("base64"),
             },
-        }
+        })
     }
 }

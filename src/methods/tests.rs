@@ -1,8 +1,13 @@
 //! The table as a whole, and the helpers that methods share.
 
-use super::{TABLE, decode, object, openrpc, read_params, timeout};
-use crate::rpc::Params;
-use serde::Deserialize;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
+use super::{TABLE, bounded, decode, object, openrpc, read_params, timeout};
+use crate::rpc::{Params, Space};
+use serde::ser::Error as _;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
 #[test]
@@ -308,4 +313,43 @@ fn names_of_arguments() {
             "{message}"
         );
     }
+}
+
+/// What is large is more than a quarter of this.
+const TEXT_BYTES: usize = 1 << 20;
+
+/// A large answer that is looked through and then written: the second time it waits for somebody else, who has one thread.
+struct Waits {
+    times: AtomicUsize,
+    hears: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Serialize for Waits {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.times.fetch_add(1, Ordering::SeqCst) == 1 {
+            let heard = self
+                .hears
+                .lock()
+                .unwrap()
+                .recv_timeout(Duration::from_secs(30));
+            heard.map_err(S::Error::custom)?;
+        }
+        "x".repeat(TEXT_BYTES).serialize(serializer)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn others_go_on_while_a_large_answer_is_written() {
+    let (say, hears) = mpsc::channel();
+    let written = tokio::spawn(async move {
+        tokio::spawn(async move { say.send(()) });
+        let answer = Waits {
+            times: AtomicUsize::new(0),
+            hears: Mutex::new(hears),
+        };
+        let room = 2 * TEXT_BYTES as u64;
+        bounded(answer, &Space::unlimited(), room, "").await
+    });
+    let written = written.await.unwrap().unwrap();
+    assert_eq!(written.get().len(), TEXT_BYTES + 2);
 }

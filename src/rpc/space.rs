@@ -144,6 +144,16 @@ impl Space {
         self.0.as_ref().is_none_or(take)
     }
 
+    /// How many bytes an answer may have that has not been counted, so that it is looked through `aside`: what has a place for
+    /// what is large may be as large as that.
+    pub fn large_bytes(&self) -> usize {
+        let is_large = |shared: &Arc<Shared>| shared.held().large.is_some();
+        match self.0.as_ref().is_some_and(is_large) {
+            true => SMALL_BYTES_MAX + 1,
+            false => 0,
+        }
+    }
+
     /// What came, on its way to who may have it for longer than its caller is there: it has the place with it, to its last piece.
     pub fn keep(self, content: Vec<u8>) -> Bytes {
         Bytes::from_owner(Kept {
