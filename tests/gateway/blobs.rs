@@ -414,15 +414,15 @@ fn an_id_may_be_percent_encoded() {
 fn an_upload_that_comes_drop_by_drop_ends() {
     let _alone = alone();
     let house = House::new(Settings {
-        server: "body_timeout_ms = 500",
+        server: "body_timeout_ms = 1500",
         ..Settings::default()
     });
     let gateway = house.start();
     let mut client = gateway.client();
     let headers = [("Content-Type", "text/plain"), ("Content-Length", "1000")];
     client.head("POST", "/blobs", &headers).unwrap();
-    // Longer than it may, and not so long that what comes after the answer is no longer taken.
-    for _ in 0..80 {
+    // Longer than the 15 s that it may, and not so long that what comes after the answer is no longer taken (10 s more).
+    for _ in 0..160 {
         client.write(b"x").unwrap();
         std::thread::sleep(Duration::from_millis(100));
     }

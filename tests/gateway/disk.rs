@@ -159,7 +159,7 @@ fn a_record_that_is_not_durable_is_none() {
     // A run that has begun while the disk was well: its end cannot be recorded, so its result is withheld.
     let late = std::thread::scope(|scope| {
         let run = scope.spawn(|| {
-            let text = "import time\ndef main(args):\n    time.sleep(1)\n    return 'withheld'\n";
+            let text = "import time\ndef main(args):\n    time.sleep(4)\n    return 'withheld'\n";
             let params = json!({ "language": "python", "code": text });
             failing.gateway.client().call("run_code", params).unwrap()
         });

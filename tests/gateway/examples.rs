@@ -285,7 +285,7 @@ fn a_blob_that_arrives_after_the_end_of_its_run_is_on_record() {
     let gateway = house.start();
     let mut client = gateway.client();
     let code = "from runtime import blobs\n\ndef main(args):\n    blobs.write_text('late')\n    blobs.write_text('later')\n";
-    let params = json!({ "language": "python", "code": code, "limits": { "timeout_ms": 1000 } });
+    let params = json!({ "language": "python", "code": code, "limits": { "timeout_ms": 4000 } });
     let run = client.result("run_code", params).unwrap();
     assert_eq!(run["error"]["type"], "Timeout", "{run}");
     assert_eq!(run["output_blobs"], json!([]), "{run}");

@@ -57,7 +57,7 @@ fn health_part_by_part() {
     }
     // While a run keeps it from ending, the gateway says that it stops.
     let mut caller = gateway.client();
-    let code = "import time\ndef main(args):\n    time.sleep(2)\n";
+    let code = "import time\ndef main(args):\n    time.sleep(5)\n";
     let params = json!({ "language": "python", "code": code });
     caller.ask("run_code", params).unwrap();
     eventually("the run is under way", Duration::from_secs(20), || {

@@ -193,13 +193,13 @@ fn sigterm_lets_runs_finish() {
     let mut idle = gateway.client();
     assert_eq!(idle.get("/readyz").unwrap().status, 200);
     let instance = gateway.instance();
-    let code = "import os, time\ndef main(args):\n    if os.fork() == 0:\n        time.sleep(1000)\n    time.sleep(1.5)\n    return 'finished'\n";
+    let code = "import os, time\ndef main(args):\n    if os.fork() == 0:\n        time.sleep(1000)\n    time.sleep(5)\n    return 'finished'\n";
     let mut client = begun(&gateway, code);
     gateway.signal("TERM");
     let began = Instant::now();
     eventually(
         "new connections are refused",
-        Duration::from_secs(1),
+        Duration::from_secs(3),
         || {
             TcpStream::connect(&gateway.address)
                 .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)

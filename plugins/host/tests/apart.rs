@@ -272,11 +272,21 @@ async fn a_call_that_ignores_its_cancellation_ends_the_process() {
         .unwrap();
     assert_eq!(error.code, abi::E_CRASHED);
     until_gone(&pid).await;
-    // One that listens is left alone.
-    let pid = again(&sandbox, "pid").await;
+    again(&sandbox, "pid").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_listens_to_its_cancellation_is_left_alone() {
+    let settings = ProcessSettings {
+        // In which its answer has to come, from one process to the other.
+        cancel_grace: Duration::from_secs(1),
+        ..settings()
+    };
+    let sandbox = echo_with(&settings, "{}").await;
+    let pid = ask(&sandbox, "pid").await.unwrap();
     let waits = tokio::time::timeout(Duration::from_millis(50), ask(&sandbox, "wait")).await;
     assert!(waits.is_err());
-    tokio::time::sleep(Duration::from_millis(60)).await;
+    tokio::time::sleep(settings.cancel_grace + Duration::from_millis(200)).await;
     assert_eq!(ask(&sandbox, "pid").await.unwrap(), pid);
 }
 
@@ -478,7 +488,6 @@ fn a_process_that_does_not_start_says_why() {
     };
     let program = |path: &str, args: &[&str]| ProcessSettings {
         program: Path::new(path).to_owned(),
-        start_timeout: Duration::from_millis(200),
         ..ProcessSettings::this_program(args)
     };
     let text = open(&program("/nowhere/skillgate", &[]));
@@ -488,7 +497,10 @@ fn a_process_that_does_not_start_says_why() {
     );
     let text = open(&program("/bin/false", &[]));
     assert!(text.ends_with("it has exited with code 1"), "{text}");
-    let text = open(&program("/bin/sleep", &["100"]));
+    let text = open(&ProcessSettings {
+        start_timeout: Duration::from_millis(200),
+        ..program("/bin/sleep", &["100"])
+    });
     assert!(
         text.contains("it took too long; it was ended by signal 9"),
         "{text}"

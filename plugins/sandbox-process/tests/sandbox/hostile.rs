@@ -256,13 +256,13 @@ fn processor_time_of_all_processes_together_is_bounded() {
     let mut request = request("import os\ndef main(args):\n    os.fork()\n    while True: pass\n");
     // It makes way for short runs, and other tests have many of those: what it may use comes slowly.
     request.limits.cpu_ms = 300;
-    let (result, _, took) = timed(&instance, request, 20_000);
+    let (result, _, _) = timed(&instance, request, 120_000);
     assert_eq!(result.error_type, "Timeout", "{result:?}");
+    // And not of the time that has passed.
     assert!(
         result.error_message.contains("processor time"),
         "{result:?}"
     );
-    assert!(took < Duration::from_secs(15), "{took:?}: {result:?}");
     if is_root() {
         assert!(
             result.cpu_us >= 300_000 && result.cpu_us < 800_000,

@@ -495,7 +495,8 @@ fn a_burst_has_the_processors_for_itself() {
         let idle = std::thread::scope(|scope| {
             let mut ids = Vec::new();
             for services in &services {
-                let request = request(busy);
+                let mut request = request(busy);
+                request.limits.wall_ms = 60_000;
                 ids.push(request.run_id.clone());
                 scope.spawn(|| instance.plugin.run(request, services).unwrap());
             }

@@ -413,7 +413,8 @@ pub(crate) fn eventually_there<T, E: Display>(
     what: &str,
     mut there: impl FnMut() -> Result<T, E>,
 ) -> T {
-    let until = Instant::now() + Duration::from_secs(10);
+    // Only there to fail: whatever has to come sooner is timed by its test.
+    let until = Instant::now() + Duration::from_secs(30);
     loop {
         match there() {
             Ok(found) => return found,
