@@ -90,11 +90,22 @@ def _waits_for_work(frame) -> bool:
 
 
 def _pids(processes: set) -> Iterator[int]:
+    ended = set(map(id, _finalized()))
     for process in processes:
+        if id(process) in ended:
+            continue
         own = _own(process, "__dict__")
         pid = _own(own["_popen"], "__dict__")["pid"]
         if not own["_config"].get("daemon") and type(pid) is int and pid > 0:
             yield pid
+
+
+def _finalized() -> Iterator[object]:
+    """What Python itself ends at the end of a program, before it waits for any process: a `Manager`'s server, for one."""
+    finalizers = _variables("multiprocessing.util").get("_finalizer_registry")
+    for (priority, _), finalizer in finalizers.copy().items() if type(finalizers) is dict else ():
+        if type(priority) is int and priority >= 0:
+            yield from _own(finalizer, "__dict__")["_args"]
 
 
 def _is_alive(pid: int) -> bool:

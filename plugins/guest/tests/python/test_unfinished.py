@@ -128,6 +128,13 @@ class Processes(Case):
         self.said("multiprocessing.Process(target=work, daemon=True).start()", "", self.IMPORTS)
         self.said("global pool; pool = multiprocessing.Pool(2, begin); pool.map(abs, [0])", "", self.IMPORTS)
 
+    def test_the_server_of_a_manager(self):
+        # By itself it ends when Python does, and here nobody ends it.
+        serve = "global manager; manager = multiprocessing.managers.SyncManager(); manager.start(begin); manager.list([1])\n"
+        imports = self.IMPORTS + "import multiprocessing.managers"
+        self.said(serve, "", imports)
+        self.said(serve + "multiprocessing.Process(target=work).start()", _ONE % "process", imports)
+
     def test_one_that_has_ended_and_that_nobody_has_asked(self):
         body = """
             import os
