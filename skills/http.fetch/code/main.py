@@ -145,7 +145,9 @@ def _read(response):
     """http.client takes an answer that breaks off for one that has ended, unless it comes in chunks."""
     try:
         piece = response.read(PIECE_BYTES)
-    except http.client.HTTPException as exc:
+    except (TimeoutError, socket.timeout):
+        raise TimeoutError("the server went silent in the middle of its answer") from None
+    except (http.client.HTTPException, OSError) as exc:
         raise ConnectionError(f"the answer broke off: {exc}") from None
     if not piece and response.length:
         raise ConnectionError(f"the answer broke off {response.length} bytes before its end")
@@ -183,5 +185,5 @@ def _text(head, charset):
     """As the server says that it is encoded, if that is an encoding."""
     try:
         return head.decode(charset, "replace")
-    except (LookupError, UnicodeError):
+    except (LookupError, ValueError):  # ValueError: its name may have a null character
         return head.decode("utf-8", "replace")

@@ -5,7 +5,9 @@ import json
 import os
 import random
 import re
+import socket
 import socketserver
+import struct
 import threading
 import unittest
 
@@ -311,6 +313,9 @@ class Gate(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
+        if "X-Reset" in headers:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            os.close(self.connection.detach())
 
     do_HEAD = do_GET
 
@@ -334,6 +339,7 @@ class HttpFetch(Case):
             "http://www.example.com/": (200, {}, b"moved"),
             "http://example.com/latin": (200, {"Content-Type": "text/html; charset=iso-8859-1"}, "Grüße".encode("latin-1")),
             "http://example.com/charset": (200, {"Content-Type": "text/html; charset=none"}, b"odd"),
+            "http://example.com/null": (200, {"Content-Type": "text/html; charset*=us-ascii'en'a%00b"}, b"odd"),
             "http://example.com/loop": (302, {"Location": "http://example.com/loop"}, b""),
             "http://example.com/file": (302, {"Location": "file:///etc/passwd"}, b""),
             "http://example.com/ftp": (302, {"Location": "ftp://example.com/x"}, b""),
@@ -378,7 +384,7 @@ class HttpFetch(Case):
             self.gate.answers["http://example.com/good"] = (200, {"Content-Type": said}, b"good")
             outcome = self.fetch(url="http://example.com/good")
             self.assertEqual(outcome.blobs[outcome.output["blob"]], (said, b"good"))
-        for path, text in (("latin", "Grüße"), ("charset", "odd")):
+        for path, text in (("latin", "Grüße"), ("charset", "odd"), ("null", "odd")):
             self.assertEqual(self.fetch(url="http://example.com/" + path).output["preview"], text)
         outcome = self.fetch(url="http://example.com/", method="HEAD")
         self.assertEqual((outcome.output["status"], outcome.blobs), (200, {}))
@@ -419,6 +425,9 @@ class HttpFetch(Case):
         for said, body in (({"Content-Length": "100"}, b"part"), ({"Content-Length": "0", "Transfer-Encoding": "chunked"}, b"64\r\npart")):
             self.gate.answers["http://example.com/cut"] = (200, said, body)
             self.failed(self.fetch(url="http://example.com/cut"), "ConnectionError", "the answer broke off")
+        reset = {"Content-Length": "100", "X-Reset": "yes"}
+        self.gate.answers["http://example.com/cut"] = (200, reset, b"part")
+        self.failed(self.fetch(url="http://example.com/cut"), "ConnectionError", "the answer broke off")
         self.gate.answers["http://example.com/cut"] = (200, {"Content-Length": "100"}, b"part")
         self.assertTrue(self.fetch(url="http://example.com/cut", max_bytes=3).output["truncated"])
 
