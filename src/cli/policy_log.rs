@@ -171,6 +171,12 @@ fn print_record(record: &Value, out: &mut dyn Write) -> Result<(), Failure> {
         if skills.is_empty() { "" } else { ": " },
         skills.join(", ")
     )?;
+    for skill in input["skills"].as_array().into_iter().flatten() {
+        // Of one that could not be read it is not known.
+        if let Some(digest) = skill["digest"].as_str() {
+            writeln!(out, "  {} is {}", text(&skill["name"]), plain(digest))?;
+        }
+    }
     print_reasons(result["reasons"].as_array().map_or(&[], Vec::as_slice), out)?;
     if result["allow"] == true {
         print_grants(

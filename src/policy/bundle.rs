@@ -373,7 +373,7 @@ impl Files {
                     let message = "is a link to a directory, which is not followed: put the directory itself there";
                     return Err(BundleError::new(path.display(), message));
                 }
-                if !is_wanted(&relative, name) {
+                if !is_wanted(&relative) {
                     continue;
                 }
                 let real = fs::canonicalize(&path).map_err(|error| cannot(&path, error))?;
@@ -405,7 +405,8 @@ impl Files {
 }
 
 /// Whether a file of a directory is part of the bundle; an archive has nothing else in it.
-fn is_wanted(path: &str, name: &str) -> bool {
+pub(super) fn is_wanted(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
     path == MANIFEST
         || path == SIGNATURES
         || ["data.json", "data.yaml", "data.yml"].contains(&name)

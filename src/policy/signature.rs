@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256, Sha384, Sha512};
 
-use super::bundle::{BundleError, Files, MANIFEST, SIGNATURES, plain_json};
+use super::bundle::{BundleError, Files, MANIFEST, SIGNATURES, is_wanted, plain_json};
 use crate::config::PolicyKey;
 
 /// Bytes of a signature file.
@@ -93,7 +93,7 @@ fn check(files: &Files, keys: &[Key], text: &[u8]) -> Result<(), String> {
     for (path, bytes) in files.0.iter().filter(|(path, _)| *path != SIGNATURES) {
         let file = signed
             .remove(path.as_str())
-            .ok_or_else(|| format!("does not name the file {path:?}"))?;
+            .ok_or_else(|| unnamed(path, signed.keys().copied()))?;
         let digest = digest(path, bytes, &file.algorithm)?;
         if digest != file.hash.to_ascii_lowercase() {
             return Err(format!(
@@ -101,10 +101,22 @@ fn check(files: &Files, keys: &[Key], text: &[u8]) -> Result<(), String> {
             ));
         }
     }
-    match signed.keys().next() {
+    // `opa sign` names each file of a directory, and those that are no part of the bundle are not read here.
+    match signed.keys().find(|path| is_wanted(path)) {
         None => Ok(()),
         Some(missing) => Err(format!("names the file {missing:?}, which is missing")),
     }
+}
+
+/// That a file is not among those that were signed. `opa sign` names them as it has been told to find them.
+fn unnamed<'a>(path: &str, mut signed: impl Iterator<Item = &'a str>) -> String {
+    let elsewhere = signed.find_map(|name| name.strip_suffix(path)?.strip_suffix('/'));
+    let how = elsewhere.map_or_else(String::new, |above| {
+        format!(
+            ", but one below {above:?}: sign from within the bundle's directory (opa sign -b .)"
+        )
+    });
+    format!("does not name the file {path:?}{how}")
 }
 
 /// The payload, once a key says that it is its own. The algorithm is the key's; the token only agrees or does not.
@@ -401,6 +413,25 @@ mod tests {
             let error = outcome(bundle, &keys, std::slice::from_ref(&good)).unwrap_err();
             assert!(error.contains(why), "{error}");
         }
+
+        // As `opa sign` names what is in a directory: all of it, and from where it was called.
+        let beside = files(&[
+            (".manifest", "{}"),
+            ("a.rego", "package a"),
+            ("b/data.json", "{\"x\": 1}"),
+            ("README.md", "# Ours"),
+            ("b/notes.json", "{}"),
+        ]);
+        let token = signer.token(&header, &json!({ "files": listed(&beside) }));
+        assert_eq!(outcome(&bundle, &keys, &[token]), Ok(()));
+        let mut names = listed(&bundle);
+        for file in names.as_array_mut().unwrap() {
+            file["name"] = format!("ours/{}", file["name"].as_str().unwrap()).into();
+        }
+        let token = signer.token(&header, &json!({ "files": names }));
+        let error = outcome(&bundle, &keys, &[token]).unwrap_err();
+        let advice = "one below \"ours\": sign from within the bundle's directory (opa sign -b .)";
+        assert!(error.ends_with(advice), "{error}");
 
         let mut stripped = good.clone();
         stripped.truncate(good.rfind('.').unwrap() + 1);

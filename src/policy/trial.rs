@@ -171,7 +171,7 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
         modules: bundle.modules().len(),
         tests: cases.len(),
         goldens: bundle.goldens().len(),
-        warnings: first([unasked(bundle), unread::keys(bundle)].concat()),
+        warnings: first([ungolden(bundle), unasked(bundle), unread::keys(bundle)].concat()),
     })
 }
 
@@ -242,6 +242,16 @@ fn check_packages(bundle: &Bundle) -> Result<(), Vec<String>> {
     match foreign.is_empty() {
         true => Ok(()),
         false => Err(foreign.into_iter().collect()),
+    }
+}
+
+/// That what decides has hardly been asked: tests are run by the interpreter alone.
+fn ungolden(bundle: &Bundle) -> Vec<String> {
+    let warning = "no golden decisions (tests/decisions/*.json): the virtual machine, which decides, was hardly tried; `opa build` \
+                   leaves them out, and `tar -C DIRECTORY -czf FILE .` keeps them";
+    match bundle.goldens().is_empty() {
+        true => vec![warning.into()],
+        false => vec![],
     }
 }
 

@@ -117,10 +117,13 @@ fn a_check_says_of_a_signature_what_the_gateway_says() {
     let (code, text) = check(&house, &["--unsigned"]);
     assert!(code == Some(0) && text.contains(": fine: "), "{text}");
     assert!(text.contains(note), "{text}");
+    assert!(text.contains("warning: no golden decisions "), "{text}");
     let (_, text) = check(&house, &["--unsigned", "--output", "json"]);
     let answer: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(answer["signature"], "not_looked_at", "{text}");
 
+    // `opa sign` names this one too, which is no part of the bundle.
+    fs::write(policies.join("README.md"), "# Ours\n").unwrap();
     signer.sign(&policies);
     let (code, text) = check(&house, &[]);
     assert!(code == Some(0) && text.contains(": fine: "), "{text}");
