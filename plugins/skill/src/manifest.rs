@@ -173,10 +173,12 @@ impl Manifest {
     }
 
     /// Either form can be longer than what was read: escapes differ, and the namespace is filled in. Stores keep the one and
-    /// write the other; both must be readable again.
+    /// write the other; both must be readable again, and what is read from JSON has the namespace as if it had been written.
     fn fits(self, file: &str) -> Result<Manifest, ManifestError> {
-        check_bytes(file, " as JSON", self.to_json().to_string().len())?;
-        check_bytes(file, " as TOML", self.to_toml().len())?;
+        let filled_in = self.filled_in();
+        check_bytes(file, " as TOML", toml_text::write(&filled_in).len())?;
+        let json = Value::Object(filled_in).to_string();
+        check_bytes(file, " as JSON", json.len())?;
         Ok(self)
     }
 
@@ -189,10 +191,14 @@ impl Manifest {
     /// The manifest as JSON: every key as written, unknown ones too, and the namespace filled in
     /// when it was not written. This is what `describe_skill` shows and what stores keep.
     pub fn to_json(&self) -> Value {
+        Value::Object(self.filled_in())
+    }
+
+    fn filled_in(&self) -> Map<String, Value> {
         let mut all = self.written.clone();
         all.entry("namespace")
             .or_insert_with(|| Value::String(self.namespace.to_string()));
-        Value::Object(all)
+        all
     }
 
     /// Unique name.
