@@ -245,7 +245,10 @@ impl Catalog {
         if record.name != name || version.is_some_and(|version| version != record.version) {
             return Err(broken(&record, "the store answered with another skill"));
         }
-        if let Some(skill) = kept(&record.version) {
+        // A store that had lost it may have another one by now, under the same name and version.
+        if let Some(skill) = kept(&record.version)
+            && skill.digest() == record.tree_sha256
+        {
             return Ok(skill);
         }
         if record.read_only && !source.is_ours() {

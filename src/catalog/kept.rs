@@ -45,6 +45,17 @@ impl State {
         self.tenants.get(&key.0)?.skills.get(key)
     }
 
+    fn remove(&mut self, key: &Key) {
+        if let Some(share) = self.tenants.get_mut(&key.0)
+            && let Some(skill) = share.skills.remove(key)
+        {
+            let bytes = weight(&skill);
+            share.bytes -= bytes;
+            self.bytes -= bytes;
+            self.number -= 1;
+        }
+    }
+
     /// Forgets the tenant who has the most.
     fn forget_one(&mut self, how_much: impl Fn(&Share) -> usize) {
         let most = self.tenants.iter().max_by_key(|(_, share)| how_much(share));
@@ -80,8 +91,10 @@ impl Kept {
             return; // read anew each time, rather than in the place of all others
         }
         let mut state = self.state();
-        if state.get(&key).is_some() {
-            return; // somebody else has read it meanwhile
+        match state.get(&key) {
+            // Somebody else has read it meanwhile.
+            Some(there) if there.digest() == skill.digest() => return,
+            _ => state.remove(&key),
         }
         if state.number >= SKILLS_MAX {
             state.forget_one(|share| share.skills.len());

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::alone;
 use crate::audit;
-use crate::examples::{instead, waiting_store};
+use crate::examples::{compiled, instead, plugins, waiting_store};
 use crate::operator::{metrics, value};
 use crate::support::gateway::{Gateway, House, Settings, signal};
 use crate::support::http::Client;
@@ -205,6 +205,41 @@ fn a_sandbox_that_is_killed_costs_its_runs_and_nothing_else() {
         );
         answer.unwrap()["result"]["output"]["greeting"] == "Hello, you!"
     });
+    gateway.stop();
+}
+
+/// What was read from it is what it has no more: another one that is published then is what is described and run.
+#[test]
+fn a_store_that_has_lost_a_skill_may_have_another_of_its_name() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let text = std::fs::read_to_string(house.config()).unwrap();
+    let store = compiled(&house, "store", &plugins().join("example-c/store.c"));
+    let text = instead(&text, r#"name = "storage-fs""#, &store);
+    std::fs::write(house.config(), text).unwrap();
+    let gateway = house.start();
+    let publish = |says: &str| {
+        let params = json!({
+            "manifest": {
+                "name": "acme.says", "version": "1.0.0", "description": says, "kind": "action", "namespace": "acme",
+                "runtime": { "language": "python", "entrypoint": "code/main.py", "export": "main" },
+            },
+            "skill_md": "---\nname: acme.says\n---\n",
+            "files": [{ "path": "code/main.py", "content": format!("def main(args):\n    return {says:?}\n") }],
+        });
+        let answer = gateway.client().call("create_skill", params).unwrap();
+        answer["result"].is_object()
+    };
+    let executed = || {
+        let params = json!({ "name": "acme.says", "args": {} });
+        gateway.client().call("execute_skill", params).unwrap()
+    };
+    assert!(publish("the first"));
+    assert_eq!(executed()["result"]["output"], "the first");
+    kill(&host(&gateway).expect("the store has a process"));
+    eventually("it is back", Duration::from_secs(20), || publish("another"));
+    let answer = executed();
+    assert_eq!(answer["result"]["output"], "another", "{answer}");
     gateway.stop();
 }
 

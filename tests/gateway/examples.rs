@@ -20,11 +20,11 @@ fn example(house: &House, name: &str) -> String {
     compiled(house, name, &source)
 }
 
-fn plugins() -> PathBuf {
+pub(crate) fn plugins() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("plugins")
 }
 
-fn compiled(house: &House, name: &str, source: &Path) -> String {
+pub(crate) fn compiled(house: &House, name: &str, source: &Path) -> String {
     let file = house.path().join(format!("{name}.so"));
     let output = Command::new("cc")
         .args(["-std=c99", "-fPIC", "-shared", "-pthread", "-I"])

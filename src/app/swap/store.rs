@@ -44,9 +44,11 @@ impl Part for OfStorage {
             return Ok(nothing());
         }
         let loaded = Loaded::load(config, Role::Storage).map_err(|error| error.to_string())?;
-        let instance = self.handle.block_on(hand_over(inner, &before, &loaded))?;
-        *lock(&inner.loaded_storage) = loaded;
+        let outcome = self.handle.block_on(hand_over(inner, &before, &loaded));
+        // Also where the old one was made once more: it may have lost what was read from it.
         self.catalog.forget();
+        let instance = outcome?;
+        *lock(&inner.loaded_storage) = loaded;
         inner.storage.replace(instance);
         Ok(Install::new(|| {
             tracing::info!(
