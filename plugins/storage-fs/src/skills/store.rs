@@ -438,14 +438,16 @@ fn meta_of(put: &PutSkill) -> Result<Meta> {
     })
 }
 
-/// What a version takes, each file as if no other were in its directories.
+/// What a version takes.
 fn size_of(files: &[File], sealed_bytes: u64) -> Size {
     let bytes: u64 = files.iter().map(|file| file.size_bytes).sum();
-    let parts = |file: &File| file.path.split('/').count() as u64;
-    let inodes: u64 = files.iter().map(parts).sum();
+    let mut directories = BTreeSet::new();
+    for File { path, .. } in files {
+        directories.extend(path.match_indices('/').map(|(at, _)| &path[..at]));
+    }
     Size {
         bytes: bytes + sealed_bytes,
-        inodes: inodes + INODES_BESIDE,
+        inodes: (files.len() + directories.len()) as u64 + INODES_BESIDE,
     }
 }
 
