@@ -468,9 +468,8 @@ pub(crate) fn take_identity(
     sys::set_uid(outer_id)?;
     // Dumpable, since else /proc/self is not one's own.
     sys::set_dumpable(true)?;
-    // The run's processes are the first to be killed when the host is out of memory. Before landlock, which forbids
-    // writing to /proc.
-    fs::write("/proc/self/oom_score_adj", "900")?;
+    // Before landlock, which forbids writing to /proc.
+    die_first()?;
     if user_namespace {
         sys::unshare(libc::CLONE_NEWUSER)?;
         // A process may map its own id, and only that, without any right outside, when it gives up setgroups.
@@ -480,6 +479,19 @@ pub(crate) fn take_identity(
         fs::write("/proc/self/uid_map", &map)?;
     }
     Ok(())
+}
+
+/// The run's processes are the first to be killed when the host is out of memory. The gateway may have been started as one of
+/// those that are (`OOMScoreAdjust=`, a pod without a request of memory): then that is left, since who has no CAP_SYS_RESOURCE
+/// in the first user namespace may not be less likely to be killed than he was made (proc(5)), and nobody needs to be.
+pub(crate) fn die_first() -> io::Result<()> {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    const FIRST: i32 = 900;
+    let is_first = |now: &str| now.trim().parse().is_ok_and(|now: i32| now >= FIRST);
+    if is_first(&fs::read_to_string(FILE)?) {
+        return Ok(());
+    }
+    fs::write(FILE, FIRST.to_string())
 }
 
 fn new_proc(hidden: bool) -> io::Result<OwnedFd> {

@@ -15,7 +15,8 @@ use libc::sock_filter;
 
 use super::interior::Interior;
 use super::{
-    At as _, Failure, Ground, INSIDE_ID, Step, drop_rights, give_up, new_proc, own_rules, tell,
+    At as _, Failure, Ground, INSIDE_ID, Step, die_first, drop_rights, give_up, new_proc,
+    own_rules, tell,
 };
 use crate::cgroup::Entrance;
 use crate::sys::{self, Poll, python};
@@ -311,8 +312,7 @@ fn become_user(namespace: bool, outer_id: u32) -> io::Result<()> {
     sys::set_uid(id)?;
     // Dumpable, since else /proc/self is not one's own.
     sys::set_dumpable(true)?;
-    // The run's processes are the first to be killed when the host is out of memory.
-    std::fs::write("/proc/self/oom_score_adj", "900")
+    die_first()
 }
 
 #[cfg(test)]

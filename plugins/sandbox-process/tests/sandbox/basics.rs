@@ -23,6 +23,20 @@ fn an_exception_that_is_called_like_an_end_is_no_such_end() {
     }
 }
 
+/// When the host is out of memory (proc(5)); and no less so than whoever starts it.
+#[test]
+fn a_run_is_the_first_to_be_killed() {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    let own: i64 = std::fs::read_to_string(FILE)
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    let code = format!("def main(args): return int(open({FILE:?}).read())\n");
+    let instance = Instance::new();
+    assert_eq!(instance.output(&code), own.max(900));
+}
+
 #[test]
 fn hello() {
     let instance = Instance::new();

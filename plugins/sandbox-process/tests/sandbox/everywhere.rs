@@ -82,6 +82,24 @@ fn fresh_as_user() {
     again(ORDINARY, Some("fresh"), &ONE_WAY_AT_A_TIME);
 }
 
+/// A gateway that is one of the first to be killed when memory is short: what it starts may not be less than that, but where it
+/// is root in the first user namespace.
+#[test]
+fn where_all_are_the_first_to_be_killed() {
+    const FIRST_TO_BE_KILLED: &str = "basics::a_run_is_the_first_to_be_killed";
+    if !is_root() {
+        return; // who may not take it back, and has no way to begin with it
+    }
+    let exec = "echo 950 >/proc/self/oom_score_adj && exec \"$@\"";
+    let text = succeeds(
+        Command::new("sh")
+            .args(["-c", exec, "sh"])
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", FIRST_TO_BE_KILLED]),
+    );
+    assert!(text.contains("1 passed"), "{text}");
+}
+
 /// Whoever may mount chooses the name, any bytes: fusermount(1) does so for every user.
 #[test]
 fn beside_a_mount_whose_name_is_no_text() {
