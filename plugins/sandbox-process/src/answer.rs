@@ -144,6 +144,14 @@ impl Fill for RunResult {
                     limits.cpu_ms
                 ),
             );
+        } else if end.oom_kills > 0 && end.killed_for_others {
+            self.fail(
+                OUT_OF_MEMORY,
+                format!(
+                    "the host had no memory left and ended this run, which had {} of its {} bytes: call again later",
+                    end.peak_memory_bytes, limits.memory_bytes
+                ),
+            );
         } else if end.oom_kills > 0 {
             self.fail(
                 OUT_OF_MEMORY,
@@ -231,6 +239,34 @@ mod tests {
         }
         for kind in ["TimeoutError", "MemoryError", "acme.Timeout"] {
             assert_eq!(failed(kind, "").0, kind);
+        }
+    }
+
+    /// Who reads it is to change the code for the one, and not for the other.
+    #[test]
+    fn who_is_killed_for_the_host_has_not_needed_too_much() {
+        let mut request = RunRequest::default();
+        request.limits.memory_bytes = 65536;
+        for (killed_for_others, words) in [
+            (false, "the run needed more than its 65536 bytes of memory"),
+            (
+                true,
+                "the host had no memory left and ended this run, which had 4096 of its 65536 bytes: call again later",
+            ),
+        ] {
+            let end = End {
+                signal: libc::SIGKILL,
+                oom_kills: 1,
+                peak_memory_bytes: 4096,
+                killed_for_others,
+                ..End::default()
+            };
+            let mut result = RunResult::default();
+            result.died(&request, &end);
+            assert_eq!(
+                (&*result.error_type, &*result.error_message),
+                (OUT_OF_MEMORY, words)
+            );
         }
     }
 

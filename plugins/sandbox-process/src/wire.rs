@@ -307,6 +307,8 @@ pub(crate) struct End {
     pub(crate) cpu_us: u64,
     pub(crate) peak_memory_bytes: u64,
     pub(crate) oom_kills: u64,
+    /// Those were for the memory of the host, or of a group above, and not of the run's own limit.
+    pub(crate) killed_for_others: bool,
     /// How often the limit of processes refused one.
     pub(crate) pids_refused: u64,
     /// The launcher ended it, since it had used its CPU time.

@@ -11,6 +11,9 @@ pub(crate) struct GroupUse {
     pub(crate) cpu_us: Option<u64>,
     pub(crate) peak_memory_bytes: Option<u64>,
     pub(crate) oom_kills: u64,
+    /// Of those, none for its own limit: the memory of the host, or of a group above, was at its end. Nobody counts them apart:
+    /// a limit that was never met has killed nothing.
+    pub(crate) killed_for_others: bool,
     pub(crate) pids_refused: u64,
 }
 
@@ -63,6 +66,16 @@ pub(super) fn count(
                 "memory.oom_control"
             };
             total.oom_kills = field_of(&read(file), "oom_kill").unwrap_or(0);
+            // What cannot be read is no reason to blame the host.
+            total.killed_for_others = total.oom_kills > 0
+                && match v2 {
+                    true => field_of(&read(file), "oom") == Some(0),
+                    // The second holds memory and swap together, and has the same value where swap is accounted.
+                    false => {
+                        number("memory.failcnt") == Some(0)
+                            && number("memory.memsw.failcnt").unwrap_or(0) == 0
+                    }
+                };
         }
     }
     if events && controllers.contains(&"pids") {
@@ -119,6 +132,36 @@ mod tests {
         assert!(!counts_all(true, &["pids"], &["cpu.stat"]));
         assert!(counts_all(false, &v1, &of_v1));
         assert!(!counts_all(false, &v1[1..], &of_v1[1..]));
+    }
+
+    #[test]
+    fn who_was_killed_for_others_has_not_met_its_limit() {
+        let counted = |v2, files: &[(&str, &str)]| {
+            let mut total = GroupUse::default();
+            count(&mut total, v2, &["memory"], true, |file| {
+                let found = files.iter().find(|(name, _)| *name == file);
+                found.map_or_else(String::new, |(_, text)| (*text).to_owned())
+            });
+            (total.oom_kills, total.killed_for_others)
+        };
+        let v2 = |events| counted(true, &[("memory.events", events)]);
+        assert_eq!(v2("low 0\nmax 9\noom 0\noom_kill 0\n"), (0, false));
+        assert_eq!(v2("low 0\nmax 9\noom 1\noom_kill 1\n"), (1, false));
+        assert_eq!(v2("low 0\nmax 0\noom 0\noom_kill 2\n"), (2, true));
+        let v1 = |failed, with_swap| {
+            let mut files = vec![
+                ("memory.oom_control", "under_oom 0\noom_kill 1\n"),
+                ("memory.failcnt", failed),
+            ];
+            files.extend(with_swap);
+            counted(false, &files)
+        };
+        let swap = |failed| Some(("memory.memsw.failcnt", failed));
+        assert_eq!(v1("0\n", None), (1, true));
+        assert_eq!(v1("0\n", swap("0\n")), (1, true));
+        assert_eq!(v1("0\n", swap("3\n")), (1, false));
+        assert_eq!(v1("3\n", swap("0\n")), (1, false));
+        assert_eq!(v1("", None), (1, false));
     }
 
     #[test]

@@ -464,6 +464,7 @@ impl Run {
                 .peak_memory_bytes
                 .unwrap_or(waited_bytes.max(seen_bytes)),
             oom_kills: used.oom_kills,
+            killed_for_others: used.killed_for_others,
             pids_refused: used.pids_refused,
             cpu_exhausted: self.cpu_exhausted,
             deadline_passed: self.deadline_passed,

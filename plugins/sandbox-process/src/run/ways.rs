@@ -130,6 +130,7 @@ impl Child<'_> {
             cpu_us: used.cpu_us.unwrap_or_default(),
             peak_memory_bytes: used.peak_memory_bytes.unwrap_or_default(),
             oom_kills: used.oom_kills,
+            killed_for_others: used.killed_for_others,
             pids_refused: used.pids_refused,
             ..End::default()
         })
