@@ -129,11 +129,16 @@ enum Outcome {
 }
 
 impl<'a> Running<'a> {
-    /// Whether no byte of the job was read, so that nothing of the run has happened: a zygote's child that could not be
-    /// made one's own, or that had been killed while it waited.
+    /// Whether nothing of the run has happened: a zygote's child that could not be made one's own, as its launcher says, or
+    /// that had been killed while it waited, and has read no byte of the job.
     fn is_untouched(&self, outcome: &Outcome) -> bool {
-        let over = matches!(outcome, Outcome::Failed(_) | Outcome::Ended(_));
-        self.child.is_some() && self.verdict.is_none() && over && self.channel.is_unread()
+        let has_not_begun = match outcome {
+            // Said before its channel is closed, by which alone it is known what has been read.
+            Outcome::Failed(_) => !self.channel.has_heard(),
+            Outcome::Ended(_) => self.channel.is_unread(),
+            Outcome::LauncherLost | Outcome::Stuck => false,
+        };
+        self.child.is_some() && self.verdict.is_none() && has_not_begun
     }
 
     fn end(

@@ -242,6 +242,26 @@ fn what_has_said_something_was_executed() {
     }
 }
 
+/// Its launcher says so while the run's channel is open, by whose end alone it is known what has been read.
+#[test]
+fn a_child_that_could_not_be_made_ones_own_is_not_the_last_that_is_tried() {
+    let host = Host::for_tests(|_, _, _, _| {});
+    let (control, _heard) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    let pool = Pool::new(control, RULES);
+    for said in [vec![], get()] {
+        let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        let handle = Handle::new().unwrap();
+        let store = Store::new(|| ());
+        let mut begun = begun(&host, &store, &handle, notice);
+        begun.running.child = Some(Child::of_nothing(&pool, TAKEN));
+        say(&begun.theirs, std::slice::from_ref(&said));
+        let message = "no descriptor left".to_owned();
+        tell(&launcher, &Notice::Failed { message });
+        let outcome = attend(&mut begun.running, &launcher);
+        assert_eq!(begun.running.is_untouched(&outcome), said.is_empty());
+    }
+}
+
 /// What it has done is done. Whoever is told that the sandbox was unavailable does it once more.
 #[test]
 fn a_run_that_has_its_result_keeps_it_though_the_launcher_dies() {
