@@ -115,6 +115,7 @@ pub(crate) fn layers(
     ];
     let (line, mut groups) = cgroup(groups, standing);
     report.push(line);
+    ground.memory_by_cgroup = groups.as_ref().is_some_and(|g| g.has("memory"));
     let is_excused = |l: &LayerReport| excused.contains(&l.layer) && EXCUSABLE.contains(&l.layer);
     let lost = |layer: Layer, report: &[LayerReport]| {
         report
@@ -381,11 +382,13 @@ fn cgroup(groups: Result<Groups, String>, standing: Standing) -> (LayerReport, O
         });
     let found = groups.describe();
     let line = match tried {
-        Err(e) => missing(
-            Layer::Cgroup,
-            format!("cannot put a process under limits ({found}): {e}"),
-            advice,
-        ),
+        Err(e) => {
+            // Whoever does without them does without all of them: no run could be put there either. What stays is empty and
+            // swept by the next start.
+            let _ = groups.remove();
+            let detail = format!("cannot put a process under limits ({found}): {e}");
+            return (missing(Layer::Cgroup, detail, advice), None);
+        }
         Ok(()) if lacking.is_empty() => ok(Layer::Cgroup, found),
         Ok(()) if lacking == ["cpu"] => LayerReport {
             layer: Layer::Cgroup,
