@@ -103,9 +103,11 @@ def _pids(processes: set) -> Iterator[int]:
 def _finalized() -> Iterator[object]:
     """What Python itself ends at the end of a program, before it waits for any process: a `Manager`'s server, for one."""
     finalizers = _variables("multiprocessing.util").get("_finalizer_registry")
-    for (priority, _), finalizer in finalizers.copy().items() if type(finalizers) is dict else ():
-        if type(priority) is int and priority >= 0:
-            yield from _own(finalizer, "__dict__")["_args"]
+    for key, finalizer in finalizers.copy().items() if type(finalizers) is dict else ():
+        # The first of the two is its priority, or None: then nobody ends it at the end.
+        if type(key) is tuple and type(key[0]) is int and key[0] >= 0:
+            args = _own(finalizer, "__dict__")["_args"]
+            yield from args if type(args) is tuple else ()
 
 
 def _is_alive(pid: int) -> bool:

@@ -154,7 +154,7 @@ class Hostile(Case):
                 get = items = __getitem__ = __contains__ = __iter__ = keys = copy
                 __dict__ = property(copy)
         """
-        lies = textwrap.dedent(lies) + "import sys, types, _thread\nimport multiprocessing.process as mp\n"
+        lies = textwrap.dedent(lies) + "import sys, types, _thread\nimport multiprocessing.process as mp, multiprocessing.util as mu\n"
         for line in (
             "threading._active = Lies()",
             "threading._active = None",
@@ -166,6 +166,9 @@ class Hostile(Case):
             "mp._children = Lies()",
             "mp._children.add(object())",
             "mp._children.add(types.SimpleNamespace)",
+            "mp._children.add(object()); mu._finalizer_registry = Lies()",
+            "mp._children.add(object()); mu._finalizer_registry[(0, -1)] = types.SimpleNamespace(_args=Lies())",
+            "mp._children.add(object()); mu._finalizer_registry[Lies] = Lies()",
             "sys.modules = Lies()",
             "sys._current_frames = Lies().copy",
             "sys.stdout = Lies()",
