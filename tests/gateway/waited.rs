@@ -136,71 +136,6 @@ fn a_list_that_is_under_way_is_made_to_its_end_and_the_store_exchanged_after_tha
     gateway.stop();
 }
 
-/// A run has its turn and waits for the store, which has to find a blob: what allowed it is looked at again after that.
-#[test]
-fn a_run_whose_blob_came_late_is_not_begun_by_rules_or_a_token_that_have_ended() {
-    // The token has to hold until its run waits.
-    let _alone = alone();
-    let key = DevelopmentKey::generate("ES256").unwrap();
-    let (house, sections) = house_of(&key, &["default"]);
-    house.configure(Settings {
-        extra: &sections.replace("algorithms", "leeway_s = 0\nalgorithms"),
-        ..Settings::default()
-    });
-    let usual = std::fs::read_to_string(house.config()).unwrap();
-    let (store, pipe) = waiting_store(&house, "blob_fd");
-    let text = instead(&usual, r#"name = "storage-fs""#, &store);
-    std::fs::write(house.config(), text).unwrap();
-    let gateway = house.start();
-    let long = key.token(&claims("ann", "default")).unwrap();
-    let headers = [
-        ("Authorization", format!("Bearer {long}")),
-        ("Content-Type", "text/plain".to_owned()),
-    ];
-    let headers = headers
-        .each_ref()
-        .map(|(name, value)| (*name, value.as_str()));
-    let made = gateway.client().request("POST", "/blobs", &headers, b"x");
-    let blob = made.unwrap().json().unwrap()["blob_id"].take();
-    let code = "def main(args):\n    return 1\n";
-    let params = json!({ "language": "python", "code": code, "input_blobs": [blob] });
-    let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "run_code", "params": params });
-    let call = call.to_string();
-    let mut short = claims("bob", "default");
-    let end_s = now_s() + 5;
-    short.insert("exp".into(), end_s.into());
-    let short = key.token(&short).unwrap();
-    std::thread::scope(|scope| {
-        let runs = [&long, &short].map(|token| {
-            let call = call.as_bytes();
-            let mut client = gateway.client();
-            scope.spawn(move || with_token(&mut client, token, call))
-        });
-        let asked = r#"skillgate_plugin_calls_in_flight{plugin="storage"} 2"#;
-        eventually("both wait for their blob", PATIENCE, || {
-            metrics(&gateway).lines().any(|line| line == asked)
-        });
-        policy_in(&house, |data| {
-            data["tenants"]["default"]["limits"] = json!({ "timeout_ms": 1000 })
-        });
-        reload(&gateway, TAKEN);
-        eventually("a token has expired", PATIENCE, || now_s() > end_s);
-        let mut pipe = File::options().read(true).write(true).open(&pipe).unwrap();
-        pipe.write_all(b"xx").unwrap();
-        let refused = runs.map(|run| {
-            let answer = run.join().unwrap().json().unwrap();
-            answer["error"]["data"]["kind"].clone()
-        });
-        assert_eq!(refused, ["unavailable", "unauthenticated"]);
-    });
-    assert_eq!(gateway.log().matches("run started").count(), 0);
-    let log = std::fs::read_to_string(house.path().join(".skillgate/audit.jsonl")).unwrap();
-    for reason in ["policy_changed", "token_expired"] {
-        assert_eq!(log.matches(&format!("\"{reason}\"")).count(), 1, "{log}");
-    }
-    gateway.stop();
-}
-
 /// The same of a run that reads one blob while it writes another.
 #[test]
 fn a_blob_that_is_being_written_is_written_to_its_end_and_the_store_exchanged_after_that() {
@@ -236,5 +171,70 @@ fn a_blob_that_is_being_written_is_written_to_its_end_and_the_store_exchanged_af
     eventually("it has been exchanged", PATIENCE, || {
         gateway.log().matches(TAKEN).count() > before
     });
+    gateway.stop();
+}
+
+/// A run has its turn and waits for the store, which has to find a blob: what allowed it is looked at again after that.
+#[test]
+fn a_run_whose_blob_came_late_is_not_begun_by_rules_or_a_token_that_have_ended() {
+    // The token has to hold until its run waits.
+    let _alone = alone();
+    let key = DevelopmentKey::generate("ES256").unwrap();
+    let (house, sections) = house_of(&key, &["default"]);
+    house.configure(Settings {
+        extra: &sections.replace("algorithms", "leeway_s = 0\nalgorithms"),
+        ..Settings::default()
+    });
+    let usual = std::fs::read_to_string(house.config()).unwrap();
+    let (store, pipe) = waiting_store(&house, "blob_fd");
+    let text = instead(&usual, r#"name = "storage-fs""#, &store);
+    std::fs::write(house.config(), text).unwrap();
+    let gateway = house.start();
+    let long = key.token(&claims("ann", "default")).unwrap();
+    let headers = [
+        ("Authorization", format!("Bearer {long}")),
+        ("Content-Type", "text/plain".to_owned()),
+    ];
+    let headers = headers
+        .each_ref()
+        .map(|(name, value)| (*name, value.as_str()));
+    let made = gateway.client().request("POST", "/blobs", &headers, b"x");
+    let blob = made.unwrap().json().unwrap()["blob_id"].take();
+    let code = "def main(args):\n    return 1\n";
+    let params = json!({ "language": "python", "code": code, "input_blobs": [blob] });
+    let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "run_code", "params": params });
+    let call = call.to_string();
+    let mut short = claims("bob", "default");
+    let end_s = now_s() + 8;
+    short.insert("exp".into(), end_s.into());
+    let short = key.token(&short).unwrap();
+    std::thread::scope(|scope| {
+        let runs = [&long, &short].map(|token| {
+            let call = call.as_bytes();
+            let mut client = gateway.client();
+            scope.spawn(move || with_token(&mut client, token, call))
+        });
+        let asked = r#"skillgate_plugin_calls_in_flight{plugin="storage"} 2"#;
+        eventually("both wait for their blob", PATIENCE, || {
+            metrics(&gateway).lines().any(|line| line == asked)
+        });
+        policy_in(&house, |data| {
+            data["tenants"]["default"]["limits"] = json!({ "timeout_ms": 1000 })
+        });
+        reload(&gateway, TAKEN);
+        eventually("a token has expired", PATIENCE, || now_s() > end_s);
+        let mut pipe = File::options().read(true).write(true).open(&pipe).unwrap();
+        pipe.write_all(b"xx").unwrap();
+        let refused = runs.map(|run| {
+            let answer = run.join().unwrap().json().unwrap();
+            answer["error"]["data"]["kind"].clone()
+        });
+        assert_eq!(refused, ["unavailable", "unauthenticated"]);
+    });
+    assert_eq!(gateway.log().matches("run started").count(), 0);
+    let log = std::fs::read_to_string(house.path().join(".skillgate/audit.jsonl")).unwrap();
+    for reason in ["policy_changed", "token_expired"] {
+        assert_eq!(log.matches(&format!("\"{reason}\"")).count(), 1, "{log}");
+    }
     gateway.stop();
 }
