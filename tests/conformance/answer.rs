@@ -52,33 +52,47 @@ pub(crate) fn decode(answer: &Answer, expected_id: Option<&str>) -> Value {
 
 /// A run's optional members, where null says that there is nothing, as it does of a parameter (R2). Not so `output`: null is one.
 pub(crate) fn null_is_absent(seen: &mut Value) {
-    let Some(result) = seen
-        .pointer_mut("/reply/result")
-        .and_then(Value::as_object_mut)
-    else {
-        return;
+    let replies = match &mut seen["reply"] {
+        Value::Array(items) => items.as_mut_slice(),
+        one => std::slice::from_mut(one),
     };
-    if result.contains_key("run_id") {
-        for name in ["error", "output_blobs", "logs_preview"] {
-            if result.get(name).is_some_and(Value::is_null) {
-                result.remove(name);
+    for reply in replies {
+        if !says_it_is_a_run(reply) {
+            continue;
+        }
+        if let Some(result) = reply.get_mut("result").and_then(Value::as_object_mut) {
+            for name in ["error", "output_blobs", "logs_preview"] {
+                if result.get(name).is_some_and(Value::is_null) {
+                    result.remove(name);
+                }
             }
         }
     }
 }
 
+/// The answers of a batch, or the one there is.
+pub(crate) fn replies(seen: &Value) -> &[Value] {
+    match &seen["reply"] {
+        Value::Null => &[],
+        Value::Array(items) => items,
+        one => std::slice::from_ref(one),
+    }
+}
+
+/// Whether a result is a run's, where the request does not tell.
+pub(crate) fn says_it_is_a_run(reply: &Value) -> bool {
+    let result = &reply["result"];
+    result.get("run_id").is_some()
+        || matches!(result["status"].as_str(), Some("completed" | "failed"))
+}
+
 /// What JSON-RPC asks of everything that an endpoint answers in JSON, to one request, to a batch or to what is neither. With an
 /// error's HTTP status it may be somebody's in front of the server: then only what says that it is JSON-RPC is looked at.
 pub(crate) fn members(seen: &Value) -> Vec<String> {
-    let replies = match &seen["reply"] {
-        Value::Null => return Vec::new(),
-        Value::Array(items) => items.as_slice(),
-        one => std::slice::from_ref(one),
-    };
     let all = seen["status"] == 200 || seen["reply"].is_array();
     let theirs = |reply: &&Value| all || reply.get("jsonrpc").is_some();
     let mut wrong = Vec::new();
-    for reply in replies.iter().filter(theirs) {
+    for reply in replies(seen).iter().filter(theirs) {
         if reply["jsonrpc"] != "2.0" {
             wrong.push("expected \"jsonrpc\": \"2.0\" in every answer".into());
         }
@@ -142,9 +156,9 @@ pub(crate) fn envelope(seen: &Value, product: bool) -> Vec<String> {
     wrong
 }
 
-/// What the specification asks of every result of a run.
-pub(crate) fn run_shape(seen: &Value, product: bool) -> Vec<String> {
-    let Some(result) = seen["reply"].get("result") else {
+/// What the specification asks of every result of a run; nothing of an error.
+pub(crate) fn run_shape(reply: &Value, product: bool) -> Vec<String> {
+    let Some(result) = reply.get("result") else {
         return Vec::new();
     };
     let mut wrong = Vec::new();
@@ -198,7 +212,7 @@ pub(crate) fn run_shape(seen: &Value, product: bool) -> Vec<String> {
             "no members of other names",
         );
         must(
-            holds("result.run_id is run_id", seen).is_ok(),
+            holds("result.run_id is run_id", &json!({ "reply": reply })).is_ok(),
             "run_id is run_ and 96 random bits",
         );
     }

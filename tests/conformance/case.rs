@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// One file of `cases/`.
 #[derive(Debug, Default, Deserialize)]
@@ -34,7 +34,7 @@ pub(crate) struct Skill {
 }
 
 /// One case: a story of steps that proves rows of the specification.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Case {
     pub(crate) id: String,
@@ -48,6 +48,8 @@ pub(crate) struct Case {
     pub(crate) own_server: bool,
     /// Runs while no other case does.
     pub(crate) alone: bool,
+    /// Where the server is wrong, it stays so for all its users: asked of others only when somebody says so.
+    pub(crate) lasting: bool,
     #[serde(rename = "let")]
     pub(crate) vars: BTreeMap<String, toml::Value>,
     /// The case once per entry, with the entry's members as variables.
@@ -56,7 +58,7 @@ pub(crate) struct Case {
 }
 
 /// One exchange with the server and what must be true of it.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Step {
     // What is sent: exactly one of these.
@@ -95,7 +97,7 @@ pub(crate) struct Step {
 }
 
 /// A request that is not a plain POST of JSON.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct HttpStep {
     pub(crate) method: String,

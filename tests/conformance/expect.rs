@@ -125,6 +125,12 @@ fn is(value: &Value, what: &str) -> Result<(), String> {
         "present" => true,
         "text" => value.is_string(),
         "integer" => value.is_i64() || value.is_u64(),
+        // Invalid params, or a code that JSON-RPC leaves to servers and applications (JSON-RPC 2.0, section 5.1).
+        "refusal" => value.as_i64().is_some_and(|code| {
+            code == -32602
+                || (-32099..=-32000).contains(&code)
+                || !(-32768..=-32000).contains(&code)
+        }),
         "number" => value.is_number(),
         "boolean" => value.is_boolean(),
         "array" => value.is_array(),

@@ -8,10 +8,11 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustls::ClientConfig;
+use serde_json::Value;
 
 use self::tls::Stream;
 
@@ -27,6 +28,17 @@ const SILENCE: Duration = Duration::from_secs(3);
 /// Most that is read of an answer, its head and the frames of its chunks included. The largest that any case asks for is
 /// three million bytes of blob, which may be 18 MB as JSON.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
+
+/// Longest wait that a server may ask for at once, and longest that this client waits for all that ask it to come later: some
+/// have limits that a suite goes beyond.
+const LATER_MAX: Duration = Duration::from_secs(60);
+const LATER_ALL_MAX: Duration = Duration::from_secs(900);
+
+/// Least wait of who is told to come at once.
+const LATER_MIN: Duration = Duration::from_millis(20);
+
+/// What is larger is no refusal.
+const REFUSAL_BYTES_MAX: usize = 16 << 10;
 
 /// Most that is read of an answer's head.
 const HEAD_BYTES_MAX: usize = 256 << 10;
@@ -46,6 +58,8 @@ pub(crate) struct Endpoint {
     pub(crate) token: Option<String>,
     /// Requests without an answer since the last that had one.
     unanswered: Arc<AtomicUsize>,
+    /// Milliseconds that were waited for a server that said when to come again.
+    waited_ms: Arc<AtomicU64>,
     patience: Patience,
 }
 
@@ -112,6 +126,11 @@ impl Endpoint {
         self.unanswered.load(Ordering::Relaxed)
     }
 
+    /// How long it was waited for a server that had no time.
+    pub(crate) fn waited(&self) -> Duration {
+        Duration::from_millis(self.waited_ms.load(Ordering::Relaxed))
+    }
+
     /// The endpoint as an address.
     pub(crate) fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
@@ -124,7 +143,7 @@ impl Endpoint {
         self.request("POST", &self.path, &json, body)
     }
 
-    /// Any request with a body whose length is said.
+    /// Any request with a body whose length is said; again where the server has done nothing of it and says when to come.
     pub(crate) fn request(
         &self,
         method: &str,
@@ -151,7 +170,19 @@ impl Endpoint {
         head.push_str("Connection: close\r\n\r\n");
         let mut bytes = head.into_bytes();
         bytes.extend_from_slice(body);
-        self.exchange(&bytes, |reader| reader.answer(method == "HEAD"))
+        loop {
+            let answer = self.exchange(&bytes, |reader| reader.answer(method == "HEAD"))?;
+            let Some(later) = answer.later().filter(|later| *later <= LATER_MAX) else {
+                return Ok(answer);
+            };
+            let later = later.max(LATER_MIN);
+            let ms = u64::try_from(later.as_millis()).unwrap_or(u64::MAX);
+            let waited = self.waited_ms.fetch_add(ms, Ordering::Relaxed);
+            if Duration::from_millis(waited) + later > LATER_ALL_MAX {
+                return Ok(answer);
+            }
+            std::thread::sleep(later);
+        }
     }
 
     /// Text as it is, but for the token in each request; everything that comes back until the server closes or falls silent.
@@ -466,6 +497,24 @@ enum Framing {
 }
 
 impl Answer {
+    /// When to send the request again that was refused for want of time: `Retry-After` of a 429 or a 503 (RFC 9110, section 10.2.3;
+    /// a date is not understood), or `error.data.retry_after_ms`.
+    fn later(&self) -> Option<Duration> {
+        if matches!(self.status, 429 | 503) {
+            let (_, after) = self
+                .headers
+                .iter()
+                .find(|(name, _)| name == "retry-after")?;
+            return after.trim().parse().ok().map(Duration::from_secs);
+        }
+        if self.body.len() > REFUSAL_BYTES_MAX {
+            return None;
+        }
+        let reply: Value = serde_json::from_slice(&self.body).ok()?;
+        let ms = reply["error"]["data"]["retry_after_ms"].as_u64()?;
+        Some(Duration::from_millis(ms))
+    }
+
     /// As its headers say (RFC 9112, section 6.3).
     fn framing(&self) -> Result<Framing, String> {
         let named = |name: &str| {

@@ -14,6 +14,8 @@ mod front;
 mod gateway;
 mod http;
 mod own;
+mod proofs;
+mod published;
 mod request;
 mod run;
 #[path = "../support/tools.rs"]
@@ -24,7 +26,6 @@ mod walk;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use sha2::{Digest, Sha256};
 
@@ -120,8 +121,8 @@ fn with_tokens() {
         endpoint: server.endpoint.clone(),
         product: true,
         sandbox: true,
-        data_dir: None,
         hosts: Some(server.hosts.clone()),
+        ..Target::default()
     };
     let outcomes = run::run(&target, &suite, &here(), &cases, &[]);
     let failed: Vec<String> = outcomes.iter().filter_map(failure).collect();
@@ -220,9 +221,26 @@ fn a_selection_of_nothing_is_a_mistake() {
         Ok(suite.cases.len())
     );
     assert_eq!(chosen(&suite, "sandbox.user").map(|all| all.len()), Ok(1));
-    assert_eq!(isolates(None), Ok(true));
-    assert_eq!(isolates(Some("no")), Ok(false));
-    assert!(isolates(Some("false")).is_err());
+    assert_eq!(said("SKILLS_SANDBOX", None, true), Ok(true));
+    assert_eq!(said("SKILLS_SANDBOX", Some("no"), true), Ok(false));
+    assert_eq!(said("SKILLS_LASTING", Some("yes"), false), Ok(true));
+    assert!(said("SKILLS_SANDBOX", Some("false"), true).is_err());
+    assert_eq!(is_product(None), Ok(false));
+    assert_eq!(is_product(Some("skillgate")), Ok(true));
+    assert!(is_product(Some("Skillgate")).is_err());
+    // Nor does one of which every case is skipped.
+    let outcome = |id: &str, verdict| Outcome {
+        id: id.into(),
+        rows: vec!["T1".into()],
+        verdict,
+    };
+    let mut outcomes = vec![
+        outcome("skill hello.world 0.1.0", Verdict::Passed),
+        outcome("sandbox.user", Verdict::Skipped("needs a sandbox")),
+    ];
+    assert!(nothing_asked(&suite, &outcomes));
+    outcomes[1].verdict = Verdict::Passed;
+    assert!(!nothing_asked(&suite, &outcomes));
 }
 
 /// The cases whose id contains `wanted`.
@@ -244,13 +262,34 @@ fn chosen<'s>(suite: &'s Suite, wanted: &str) -> Result<Vec<&'s Case>, String> {
     Ok(cases)
 }
 
-/// `SKILLS_SANDBOX`: are the cases asked that try what a run could break?
-fn isolates(said: Option<&str>) -> Result<bool, String> {
-    match said {
-        None | Some("yes") => Ok(true),
+/// `SKILLS_SANDBOX`: are the cases asked that try what a run could break? `SKILLS_LASTING`: those that could spoil the server for
+/// its users?
+fn said(variable: &str, value: Option<&str>, otherwise: bool) -> Result<bool, String> {
+    match value {
+        None => Ok(otherwise),
+        Some("yes") => Ok(true),
         Some("no") => Ok(false),
-        Some(other) => Err(format!("SKILLS_SANDBOX is yes or no, not {other:?}")),
+        Some(other) => Err(format!("{variable} is yes or no, not {other:?}")),
     }
+}
+
+/// `SKILLS_PRODUCT`: does the server promise what skillgate's contract says?
+fn is_product(value: Option<&str>) -> Result<bool, String> {
+    match value {
+        None | Some("") => Ok(false),
+        Some("skillgate") => Ok(true),
+        Some(other) => Err(format!(
+            "SKILLS_PRODUCT is skillgate or not set, not {other:?}"
+        )),
+    }
+}
+
+/// Whether no case came to be asked, of those that were chosen: then nothing has been shown.
+fn nothing_asked(suite: &Suite, outcomes: &[Outcome]) -> bool {
+    let asked = |o: &Outcome| {
+        !matches!(o.verdict, Verdict::Skipped(_)) && suite.cases.iter().any(|case| case.id == o.id)
+    };
+    !outcomes.iter().any(asked)
 }
 
 /// The bundled plugins keep to the gateway's own process unless somebody says otherwise: here somebody does.
@@ -280,46 +319,53 @@ fn keeps_every_row(foreign: Option<&str>, plugins: &Plugins) {
     let suite = suite();
     let wanted = std::env::var("SKILLS_CASES").unwrap_or_default();
     let cases = chosen(&suite, &wanted).unwrap_or_else(|why| panic!("{why}"));
-    let sandbox = std::env::var("SKILLS_SANDBOX").ok();
-    let sandbox = isolates(sandbox.as_deref()).unwrap_or_else(|why| panic!("{why}"));
+    let asked = |variable: &str, otherwise| {
+        let value = std::env::var(variable).ok();
+        said(variable, value.as_deref(), otherwise).unwrap_or_else(|why| panic!("{why}"))
+    };
+    let (sandbox, lasting) = (
+        asked("SKILLS_SANDBOX", true),
+        asked("SKILLS_LASTING", false),
+    );
+    let product = std::env::var("SKILLS_PRODUCT").ok();
+    let product = is_product(product.as_deref()).unwrap_or_else(|why| panic!("{why}"));
     let data = TempDir::new("skillgate-conformance").expect("a temporary directory can be made");
     let (target, server) = match foreign {
         Some(url) => {
             let mut endpoint =
                 Endpoint::parse(url).expect("SKILLS_ENDPOINT is http(s)://host:port/rpc");
             endpoint.token = std::env::var("SKILLS_TOKEN").ok();
-            let product = std::env::var("SKILLS_PRODUCT").is_ok_and(|name| name == "skillgate");
-            (
-                Target {
-                    endpoint,
-                    product,
-                    sandbox,
-                    data_dir: None,
-                    hosts: None,
-                },
-                None,
-            )
+            let target = Target {
+                endpoint,
+                product,
+                sandbox,
+                lasting,
+                ..Target::default()
+            };
+            (target, None)
         }
         None => {
             let repo = Path::new(env!("CARGO_MANIFEST_DIR"));
             let server =
                 gateway::start(repo, &data.0, plugins).unwrap_or_else(|why| panic!("{why}"));
-            let data_dir = Some(data.0.display().to_string());
-            (
-                Target {
-                    endpoint: server.endpoint.clone(),
-                    product: true,
-                    sandbox,
-                    data_dir,
-                    hosts: Some(server.hosts.clone()),
-                },
-                Some(server),
-            )
+            let target = Target {
+                endpoint: server.endpoint.clone(),
+                product: true,
+                sandbox,
+                lasting,
+                data_dir: Some(data.0.display().to_string()),
+                hosts: Some(server.hosts.clone()),
+            };
+            (target, Some(server))
         }
     };
     let outcomes = run::run(&target, &suite, &here(), &cases, &[]);
     let report = report(&outcomes);
     println!("{}\n{report}", target.endpoint.url());
+    let waited = target.endpoint.waited();
+    if !waited.is_zero() {
+        println!("waited {waited:?} for a server that said when to come again");
+    }
     let failed: Vec<String> = outcomes.iter().filter_map(failure).collect();
     let log = server
         .as_ref()
@@ -336,210 +382,11 @@ fn keeps_every_row(foreign: Option<&str>, plugins: &Plugins) {
         outcomes.len(),
         failed.join("\n\n")
     );
-}
-
-/// A suite that cannot fail proves nothing: each wrong server must turn the rows red that it breaks,
-/// and the same server without its fault must leave them green.
-#[test]
-fn the_suite_fails_on_a_wrong_server() {
-    let _turn = ONE_AT_A_TIME.lock();
-    let suite = suite();
-    let data = TempDir::new("skillgate-toy").expect("a temporary directory can be made");
-    let right = toy::start(&here(), &data.0, "none").unwrap_or_else(|why| panic!("{why}"));
-    let all: Vec<&Case> = suite.cases.iter().collect();
-    let outcomes = run::run(&toy::target(&right), &suite, &here(), &all, &[]);
-    let failed: Vec<String> = outcomes.iter().filter_map(failure).collect();
     assert!(
-        failed.is_empty(),
-        "the toy server is right, but:\n\n{}",
-        failed.join("\n\n")
+        !nothing_asked(&suite, &outcomes),
+        "no case of {} was asked:\n{report}",
+        cases.len()
     );
-    // What is asked of skillgate alone is not red for another reason than the fault.
-    let by_itself = |case: &&Case| {
-        let mut faults = toy::FAULTS.iter().filter(|fault| fault.product);
-        faults.any(|fault| fault.case == Some(case.id.as_str()))
-    };
-    let products: Vec<&Case> = suite.cases.iter().filter(by_itself).collect();
-    let mut target = toy::target(&right);
-    target.product = true;
-    let outcomes = run::run(&target, &suite, &here(), &products, &[]);
-    let failed: Vec<String> = outcomes.iter().filter_map(failure).collect();
-    assert!(
-        failed.is_empty(),
-        "the toy server is right, but asked as skillgate is:\n\n{}",
-        failed.join("\n\n")
-    );
-    drop(right);
-
-    let broken: BTreeSet<&str> = toy::FAULTS
-        .iter()
-        .flat_map(|fault| fault.rows)
-        .copied()
-        .collect();
-    let unbroken: Vec<String> = rows()
-        .into_iter()
-        .map(|(id, _)| id)
-        .filter(|id| !broken.contains(id.as_str()))
-        .collect();
-    assert!(
-        unbroken.is_empty(),
-        "no wrong server breaks the rows {unbroken:?}"
-    );
-
-    let next = AtomicUsize::new(0);
-    let missed = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for _ in 0..3 {
-            scope.spawn(|| {
-                while let Some(fault) = toy::FAULTS.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let green = still_green(&suite, &data.0, fault);
-                    missed
-                        .lock()
-                        .expect("no thread panics while it holds this")
-                        .extend(green);
-                }
-            });
-        }
-    });
-    let missed = missed
-        .into_inner()
-        .expect("no thread panics while it holds this");
-    assert!(
-        missed.is_empty(),
-        "the suite does not notice:\n{}",
-        missed.join("\n")
-    );
-}
-
-/// Where there is no server, nobody waits for each case by itself, and what is said is why.
-#[test]
-fn a_server_that_gives_no_answer_is_asked_once() {
-    let suite = suite();
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let there = listener.local_addr().expect("it has an address");
-    // A port that nobody listens on, and that nobody gets meanwhile: that of a connection.
-    let taken = std::net::TcpStream::connect(there).expect("one listens");
-    let url = format!(
-        "http://{}/rpc",
-        taken.local_addr().expect("it has an address")
-    );
-    let target = Target {
-        endpoint: Endpoint::parse(&url).expect("this is an address"),
-        ..Target::default()
-    };
-    let all: Vec<&Case> = suite.cases.iter().collect();
-    let outcomes = run::run(&target, &suite, &here(), &all, &[]);
-    assert_eq!(outcomes.len(), 1);
-    let why = failure(&outcomes[0]).expect("there is no server");
-    let begins = format!("endpoint [T1] {url} gives no HTTP answer, so no case was asked: cannot");
-    assert!(why.starts_with(&begins), "{why}");
-}
-
-/// One that goes away in the middle costs the cases that it was asked, and the others are not asked.
-#[test]
-fn a_server_that_goes_away_is_left() {
-    let suite = suite();
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    let url = format!(
-        "http://{}/rpc",
-        listener.local_addr().expect("it has an address")
-    );
-    let answered = std::thread::spawn(move || {
-        use std::io::{Read, Write};
-        let (mut stream, _) = listener.accept().expect("somebody knocks");
-        let mut request = [0u8; 4096];
-        let read = stream.read(&mut request).expect("it is a request");
-        assert!(read > 0);
-        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}";
-        stream.write_all(answer).expect("it is read");
-    });
-    let target = Target {
-        endpoint: Endpoint::parse(&url).expect("this is an address"),
-        ..Target::default()
-    };
-    // Each asks nobody but the server; all of them would be asked, and none could be.
-    let all = chosen(&suite, "codes.").unwrap_or_else(|why| panic!("{why}"));
-    let outcomes = run::run(&target, &suite, &here(), &all, &[]);
-    answered.join().expect("it answers once");
-    let failed = outcomes.iter().filter_map(failure).count();
-    let not_asked = |o: &&Outcome| matches!(o.verdict, Verdict::Skipped(run::GONE));
-    let not_asked = outcomes.iter().filter(not_asked).count();
-    assert!((60..100).contains(&failed), "{failed} are red");
-    assert!(not_asked > 30, "{not_asked} of {}", outcomes.len());
-    assert!(report(&outcomes).contains("was not asked: the server has left the 64 requests"));
-}
-
-/// And a suite that takes our ways for the protocol's calls servers wrong that are not.
-#[test]
-fn the_suite_passes_servers_that_are_right_in_other_ways() {
-    let _turn = ONE_AT_A_TIME.lock();
-    let suite = suite();
-    let data = TempDir::new("skillgate-toy").expect("a temporary directory can be made");
-    for way in toy::WAYS {
-        let server = toy::start(&here(), &data.0, way.name).unwrap_or_else(|why| panic!("{why}"));
-        let mut target = toy::target(&server);
-        target.sandbox = way.sandbox;
-        for time in 1..=way.times {
-            stays_green(&suite, &target, way, time);
-        }
-    }
-}
-
-/// One run of the suite against a server that is right in its own way, the first or a later one.
-fn stays_green(suite: &Suite, target: &Target, way: &toy::Way, time: usize) {
-    let sees = |case: &&Case| way.cases.iter().any(|id| case.id.starts_with(id));
-    let cases: Vec<&Case> = suite.cases.iter().filter(sees).collect();
-    let outcomes = run::run(target, suite, &here(), &cases, &[]);
-    let failed: Vec<String> = outcomes.iter().filter_map(failure).collect();
-    let (name, what) = (way.name, way.what);
-    assert!(
-        failed.is_empty(),
-        "{name}, run {time}: a server is right that {what}, but:\n\n{}",
-        failed.join("\n\n")
-    );
-    let undecided = |o: &&Outcome| matches!(o.verdict, Verdict::Skipped(run::UNDECIDED));
-    let undecided: Vec<&str> = outcomes.iter().filter(undecided).map(|o| &*o.id).collect();
-    assert_eq!(undecided, way.undecided, "{name}");
-    let report = report(&outcomes);
-    for id in undecided {
-        assert!(
-            report.contains(&format!("skipped 1: {id} is undecided: ")),
-            "{report}"
-        );
-    }
-    let green = cases.len() - way.undecided.len();
-    println!("{name:<24} {what:<50} {green} cases are green");
-}
-
-/// The rows that do not notice a fault.
-fn still_green(suite: &Suite, data: &Path, fault: &toy::Fault) -> Vec<String> {
-    let server = toy::start(&here(), data, fault.name).unwrap_or_else(|why| panic!("{why}"));
-    let mut target = toy::target(&server);
-    target.sandbox = fault.sandbox;
-    target.product = fault.product;
-    let concerned = |case: &&Case| {
-        case.rows
-            .iter()
-            .any(|row| fault.rows.contains(&row.as_str()))
-            && (!fault.sandbox || case.sandbox)
-            && fault.case.is_none_or(|id| case.id == id)
-    };
-    let cases: Vec<&Case> = suite.cases.iter().filter(concerned).collect();
-    let outcomes = run::run(&target, suite, &here(), &cases, fault.rows);
-    let (green, red): (Vec<&str>, Vec<&str>) = fault
-        .rows
-        .iter()
-        .partition(|row| run::red(&outcomes, row) == 0);
-    println!(
-        "{:<24} {:<50} red: {}",
-        fault.name,
-        fault.what,
-        red.join(" ")
-    );
-    green
-        .into_iter()
-        .map(|row| format!("{}: {row} stays green", fault.name))
-        .collect()
 }
 
 fn failure(outcome: &Outcome) -> Option<String> {

@@ -7,12 +7,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use serde_json::{Value, json};
 
-use crate::answer::{decode, envelope, members, null_is_absent, picture, run_shape};
-use crate::case::{Case, Skill, Step, Suite};
+use crate::answer::{
+    decode, envelope, members, null_is_absent, picture, replies, run_shape, says_it_is_a_run,
+};
+use crate::case::{Case, Step, Suite};
 use crate::client;
 use crate::expect::{holds, value_at};
 use crate::http::Endpoint;
 use crate::own::Hosts;
+use crate::published::Lacking;
 use crate::request::{Vars, fill, request_body, unhex};
 use crate::walk;
 
@@ -24,6 +27,8 @@ pub(crate) struct Target {
     pub(crate) product: bool,
     /// It isolates runs.
     pub(crate) sandbox: bool,
+    /// What cases leave on it may be what its users read.
+    pub(crate) lasting: bool,
     /// Its data directory, when this suite started it.
     pub(crate) data_dir: Option<String>,
     /// Hosts for its runs, when this suite configured it.
@@ -50,7 +55,7 @@ pub(crate) enum Verdict {
     Failed(String),
 }
 
-/// Error kinds and their JSON-RPC codes.
+/// Error kinds and skillgate's codes.
 const KINDS: &[(&str, i64)] = &[
     ("parse_error", -32700),
     ("invalid_request", -32600),
@@ -68,8 +73,13 @@ const KINDS: &[(&str, i64)] = &[
     ("too_large", -32006),
 ];
 
-/// Codes that JSON-RPC leaves to each server.
-const SERVERS_OWN: std::ops::RangeInclusive<i64> = -32099..=-32000;
+/// What JSON-RPC itself names. The code of every other kind is the server's own affair, in the texts too.
+const NAMED: &[&str] = &[
+    "parse_error",
+    "invalid_request",
+    "method_not_found",
+    "invalid_params",
+];
 
 /// Requests in a row without an answer after which nothing more is asked: more than any step sends at once, so that a server
 /// that is slow with one of them is not taken for one that is gone.
@@ -78,6 +88,9 @@ const UNANSWERED_MAX: usize = 64;
 /// Why a case is skipped that there is nobody to ask for.
 pub(crate) const GONE: &str =
     "was not asked: the server has left the 64 requests before it without an answer";
+
+/// Why a case is skipped that could leave something for good in a place that everybody reads.
+pub(crate) const LASTING: &str = "could leave something behind that all users of the server would read: SKILLS_LASTING=yes asks it";
 
 /// Publishes the suite's skills, then runs the cases, four at a time.
 ///
@@ -89,11 +102,12 @@ pub(crate) fn run(
     cases: &[&Case],
     until_red: &[&str],
 ) -> Vec<Outcome> {
-    let runner = Runner {
+    let mut runner = Runner {
         target,
         dir,
         vars: first_vars(target),
         ids: AtomicU64::new(1),
+        lacking: Lacking::default(),
     };
     if let Err(why) = runner.knock() {
         return vec![Outcome {
@@ -102,11 +116,9 @@ pub(crate) fn run(
             verdict: Verdict::Failed(why),
         }];
     }
-    let published: Vec<Outcome> = suite
-        .skills
-        .iter()
-        .map(|skill| runner.publish(skill))
-        .collect();
+    let (published, lacking) = runner.publish_all(&suite.skills);
+    runner.lacking = lacking;
+    let runner = runner;
     let (alone, together): (Vec<&Case>, Vec<&Case>) = cases.iter().partition(|case| case.alone);
     let next = AtomicUsize::new(0);
     let done = Mutex::new(published);
@@ -166,11 +178,13 @@ fn first_vars(target: &Target) -> Vars {
     vars
 }
 
-struct Runner<'a> {
-    target: &'a Target,
+pub(crate) struct Runner<'a> {
+    pub(crate) target: &'a Target,
     dir: &'a Path,
-    vars: Vars,
-    ids: AtomicU64,
+    pub(crate) vars: Vars,
+    pub(crate) ids: AtomicU64,
+    /// Of the suite's skills.
+    lacking: Lacking,
 }
 
 impl Runner<'_> {
@@ -187,57 +201,6 @@ impl Runner<'_> {
         }
     }
 
-    /// Creates a skill that cases need; this is itself a case.
-    fn publish(&self, skill: &Skill) -> Outcome {
-        let manifest: Value = toml::from_str(&fill(&skill.toml, &self.vars, false))
-            .expect("a skill's manifest in a case file is TOML");
-        let files: Vec<Value> = skill
-            .files
-            .iter()
-            .map(|(path, content)| json!({"path": path, "content": fill(content, &self.vars, false)}))
-            .collect();
-        let params = json!({"manifest": manifest, "skill_md": fill(&skill.md, &self.vars, false), "files": files});
-        let mut expect = vec![
-            format!("result.name == {}", manifest["name"]),
-            format!("result.version == {}", manifest["version"]),
-        ];
-        let mut any = Vec::new();
-        if skill.shared_name {
-            any = vec![
-                std::mem::take(&mut expect),
-                vec![
-                    "error.code is integer".into(),
-                    "product: error.code == -32004".into(),
-                ],
-            ];
-        }
-        let step = Step {
-            call: Some("create_skill".into()),
-            params: Some(params.to_string()),
-            expect,
-            any,
-            ..Step::default()
-        };
-        let id = format!(
-            "skill {} {}",
-            manifest["name"].as_str().unwrap_or_default(),
-            manifest["version"].as_str().unwrap_or_default()
-        );
-        let verdict = if self.gone() {
-            Verdict::Skipped(GONE)
-        } else {
-            match self.step(&step, &mut self.vars.clone()) {
-                Ok(_) => Verdict::Passed,
-                Err(why) => Verdict::Failed(why),
-            }
-        };
-        Outcome {
-            id,
-            rows: vec!["K7".into()],
-            verdict,
-        }
-    }
-
     fn case(&self, case: &Case) -> Outcome {
         let verdict = if case.product && !self.target.product {
             Verdict::Skipped("skillgate's own promise")
@@ -245,6 +208,10 @@ impl Runner<'_> {
             Verdict::Skipped("needs a sandbox: the server has none, or SKILLS_SANDBOX=no")
         } else if case.own_server && self.target.hosts.is_none() {
             Verdict::Skipped("needs a server started by the suite")
+        } else if case.lasting && self.target.hosts.is_none() && !self.target.lasting {
+            Verdict::Skipped(LASTING)
+        } else if let Some(why) = self.lacking.of(case) {
+            Verdict::Skipped(why)
         } else if self.gone() {
             Verdict::Skipped(GONE)
         } else {
@@ -257,7 +224,7 @@ impl Runner<'_> {
         }
     }
 
-    fn gone(&self) -> bool {
+    pub(crate) fn gone(&self) -> bool {
         self.target.endpoint.unanswered() >= UNANSWERED_MAX
     }
 
@@ -295,7 +262,7 @@ impl Runner<'_> {
     }
 
     /// False: what came back is allowed, and leaves the case undecided.
-    fn step(&self, step: &Step, vars: &mut Vars) -> Result<bool, String> {
+    pub(crate) fn step(&self, step: &Step, vars: &mut Vars) -> Result<bool, String> {
         let times = step.times.max(1);
         let answers: Vec<(Value, String)> = if times == 1 {
             vec![self.send(step, vars)?]
@@ -361,8 +328,13 @@ impl Runner<'_> {
         if self.target.product {
             wrong.extend(self.product_promises(seen));
         }
-        if step.run.is_some() || step.call.as_deref() == Some("execute_skill") {
-            wrong.extend(run_shape(seen, self.target.product));
+        let method = step.call.as_ref().map(|call| fill(call, vars, false));
+        let runs = |reply: &&Value| match method.as_deref() {
+            Some(method) => matches!(method, "execute_skill" | "run_code"),
+            None => step.run.is_some() || step.post.is_some() && says_it_is_a_run(reply),
+        };
+        for reply in replies(seen).iter().filter(runs) {
+            wrong.extend(run_shape(reply, self.target.product));
         }
         if let Some(output) = &step.output {
             lines.push("result.status == \"completed\"".to_owned());
@@ -383,10 +355,13 @@ impl Runner<'_> {
             let kind = fill(kind, vars, false);
             let kinds: Vec<&str> = kind.split('|').collect();
             let codes: BTreeSet<i64> = kinds.iter().map(|k| code_of(k)).collect();
+            let named = kinds.iter().all(|kind| NAMED.contains(kind));
             lines.push("result is absent".to_owned());
             lines.push("error.code is integer".to_owned());
-            let ours = codes.iter().any(|code| SERVERS_OWN.contains(code));
-            let mark = if ours { "product: " } else { "" };
+            if codes.contains(&-32602) {
+                lines.push("error.code is refusal".to_owned());
+            }
+            let mark = if named { "" } else { "product: " };
             lines.push(format!("{mark}error.code in {}", json!(codes)));
             lines.push(format!("product: error.data.kind in {}", json!(kinds)));
         }
@@ -426,11 +401,7 @@ impl Runner<'_> {
     /// True of every answer of skillgate: errors have a kind and a request id, and nothing inside leaks out.
     fn product_promises(&self, seen: &Value) -> Vec<String> {
         let mut wrong = Vec::new();
-        let replies = match &seen["reply"] {
-            Value::Array(items) => items.clone(),
-            other => vec![other.clone()],
-        };
-        for error in replies.iter().filter_map(|reply| reply.get("error")) {
+        for error in replies(seen).iter().filter_map(|reply| reply.get("error")) {
             for member in ["kind", "request_id"] {
                 if error["data"][member].as_str().is_none_or(str::is_empty) {
                     wrong.push(format!("expected error.data.{member} in every error"));

@@ -49,6 +49,19 @@ const fn seen_by(
     }
 }
 
+/// One place of an ordinary container that is open, shown to the case that looks there.
+const fn hole(
+    case: &'static str,
+    name: &'static str,
+    what: &'static str,
+    rows: &'static [&'static str],
+) -> Fault {
+    Fault {
+        sandbox: true,
+        ..seen_by(case, name, what, rows)
+    }
+}
+
 /// Every row of `rows.txt` is broken by at least one of them.
 pub(crate) const FAULTS: &[Fault] = &[
     fault("media-type", "answers JSON as text/html", &["T1"]),
@@ -180,6 +193,34 @@ pub(crate) const FAULTS: &[Fault] = &[
         &["E15"],
     ),
     fault("no-run-id", "a run without an id", &["E3"]),
+    seen_by(
+        "code.syntax#1",
+        "unnamed-failures",
+        "code that never began has no id and no summary",
+        &["E3"],
+    ),
+    seen_by(
+        "batch.runs",
+        "batch-unnamed",
+        "a run in a batch has no id",
+        &["E3"],
+    ),
+    fault(
+        "examples-fail",
+        "an example of the texts is an internal error",
+        &["K7"],
+    ),
+    fault(
+        "examples-lost",
+        "an example of the texts is there, it says, and is not",
+        &["K7"],
+    ),
+    seen_by(
+        "publish.front-matter",
+        "front-matter-by-lines",
+        "reads front matter line by line",
+        &["D4", "K1"],
+    ),
     fault("big-output-inline", "returns any output inline", &["E4"]),
     fault(
         "big-output-lost",
@@ -407,6 +448,12 @@ pub(crate) const FAULTS: &[Fault] = &[
         &["E12"],
     ),
     seen_by(
+        "granted.not-to-code",
+        "mounted-secrets",
+        "code gets the secrets of what it mounts",
+        &["R8", "E12"],
+    ),
+    seen_by(
         "granted.host",
         "no-network",
         "no run reaches a host that it is granted",
@@ -445,6 +492,55 @@ pub(crate) const FAULTS: &[Fault] = &[
             &["E13"],
         )
     },
+    hole(
+        "granted.not-more-to-code",
+        "any-host",
+        "code reaches any host",
+        &["R8", "E13"],
+    ),
+    hole("sandbox.user", "hole-root", "runs are root", &["E8"]),
+    hole(
+        "sandbox.become-root",
+        "hole-become-root",
+        "runs may become root",
+        &["E8"],
+    ),
+    hole(
+        "sandbox.processes",
+        "hole-processes",
+        "runs may signal others",
+        &["E8"],
+    ),
+    hole(
+        "sandbox.host-files",
+        "hole-files",
+        "runs read the host's files",
+        &["E10"],
+    ),
+    hole(
+        "sandbox.writes",
+        "hole-writes",
+        "runs write where they like",
+        &["E10"],
+    ),
+    hole(
+        "sandbox.own-skill",
+        "hole-skill",
+        "a skill can change itself",
+        &["E9"],
+    ),
+    hole(
+        "sandbox.side-by-side",
+        "hole-neighbours",
+        "two runs share a directory",
+        &["E7"],
+    ),
+    hole(
+        "sandbox.environment",
+        "hole-environment",
+        "a secret of the server is in the environment",
+        &["E12"],
+    ),
     Fault {
         sandbox: true,
         ..seen_by(
@@ -483,9 +579,7 @@ pub(crate) fn start(here: &Path, data: &Path, fault: &str) -> Result<Server, Str
 pub(crate) fn target(server: &Server) -> Target {
     Target {
         endpoint: server.endpoint.clone(),
-        product: false,
-        sandbox: false,
-        data_dir: None,
         hosts: Some(server.hosts.clone()),
+        ..Target::default()
     }
 }

@@ -307,6 +307,8 @@ fn who_does_not_speak_tls_is_done_with_in_time() {
     let why = why_over_tls(|stream| {
         let answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
         stream.write_all(answer).expect("it is read");
+        // Who ends a connection with something unread in it takes back what it said.
+        wait(stream);
     });
     assert!(
         why.starts_with("no answer: received corrupt message"),
@@ -324,4 +326,33 @@ fn who_does_not_speak_tls_is_done_with_in_time() {
     });
     assert!(why.starts_with("no answer in 1500 ms"), "{why}");
     assert!(began.elapsed() < 2 * QUICK.answer, "{why}");
+}
+
+/// It has done nothing of what it refuses so, and a wait that is longer than anybody has is an answer.
+#[test]
+fn who_is_told_when_to_come_comes_then() {
+    let busy: [&[u8]; 3] = [
+        b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n{\"error\":{\"code\":-32007,\"data\":{\"retry_after_ms\":1}}}",
+    ];
+    let last =
+        b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 3600\r\nContent-Length: 0\r\n\r\n";
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    let port = listener.local_addr().expect("it has an address").port();
+    let serving = std::thread::spawn(move || {
+        for answer in busy.into_iter().chain([&last[..]]) {
+            let (mut stream, _) = listener.accept().expect("the client connects");
+            let mut request = [0u8; 1024];
+            let read = stream.read(&mut request).expect("it sends a request");
+            assert!(request[..read].ends_with(b"{}"));
+            stream.write_all(answer).expect("it is read");
+        }
+    });
+    let endpoint =
+        Endpoint::parse(&format!("http://127.0.0.1:{port}/rpc")).expect("this is an address");
+    let answer = endpoint.post(b"{}").expect("this is an answer");
+    serving.join().expect("the client came four times");
+    assert_eq!(answer.status, 503);
+    assert_eq!(endpoint.waited(), LATER_MIN * 3);
 }

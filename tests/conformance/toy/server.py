@@ -9,6 +9,7 @@ names are of other ways to be right.
 import base64
 import gc
 import http.server
+import itertools
 import json
 import os
 import posixpath
@@ -22,6 +23,9 @@ import threading
 import time
 
 import container
+import strict_json
+from front_matter import front_matter_of
+from strict_json import Twice, has_twins
 
 GUIDE, STATE, FAULT = open(sys.argv[1], encoding="utf-8").read(), sys.argv[2], sys.argv[3]
 GUEST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest.py")
@@ -37,6 +41,10 @@ OWN_CODES = {-32003: -32051, -32004: -32050}
 OTHERWISE = FAULT == "otherwise"
 # Likewise, where the texts say how large an output may be, and not in which spelling of JSON.
 OWN_WORDS = FAULT == "own-words"
+# As lenient as JSON, JSON-RPC and the texts allow, and with codes of its own wherever they name none.
+LENIENT = FAULT == "lenient"
+KINDS_OWN = {"skill_not_found": -32001, "version_not_found": -32011, "file_not_found": 404, "blob_not_found": -32002,
+             "path_escape": 4003, "cursor_invalid": 1, "skill_not_executable": -32099, "language_unsupported": -1}
 # What JSON-RPC 2.0 and the texts' example call them.
 MEANINGS = {-32700: "Parse error", -32600: "Invalid Request", -32601: "Method not found", -32602: "Invalid params"}
 
@@ -44,6 +52,8 @@ MEANINGS = {-32700: "Parse error", -32600: "Invalid Request", -32601: "Method no
 class Refused(Exception):
     def __init__(self, code, kind, message):
         super().__init__(message)
+        if LENIENT:
+            code = KINDS_OWN.get(kind, code)
         self.error = {"code": code, "message": message,
                       "data": {"kind": kind, "request_id": secrets.token_hex(8)}}
         if OTHERWISE:
@@ -55,48 +65,12 @@ def params_error(message, kind="invalid_params"):
     return Refused(-32602, kind, message)
 
 
-# === JSON that keeps what it was given ===
-
-class Twice(ValueError):
-    pass
-
-
-def no_twins(pairs):
-    members = dict(pairs)
-    if len(members) != len(pairs) and not OTHERWISE:
-        members[Twice] = True
-    return members
-
-
-def has_twins(value, depth=0):
-    if isinstance(value, dict):
-        return Twice in value or any(has_twins(v) for v in value.values())
-    return isinstance(value, list) and any(has_twins(v) for v in value)
-
-
-def no_constant(name):
-    raise ValueError(name)
-
+# === JSON ===
 
 def read_json(body):
     text = body.decode("utf-8-sig" if OTHERWISE else "utf-8")
-    value = json.loads(text, object_pairs_hook=no_twins, parse_constant=no_constant)
-    if "\\u" in text:
-        json.dumps(list(strings(value)), ensure_ascii=False).encode("utf-8")  # lone surrogates
-    return value
-
-
-def strings(value):
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, inner in value.items():
-            if key is not Twice:
-                yield key
-            yield from strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from strings(inner)
+    twins = dict if OTHERWISE or LENIENT else strict_json.marked
+    return strict_json.read(text, twins, replace=LENIENT)
 
 
 def compact(value):
@@ -143,6 +117,13 @@ add(Skill({"name": "conformance.keys", "version": "1.0.0", "kind": "action",
           {"SKILL.md": b"# Keys\n", "code/main.py": open(KEYS, "rb").read()}))
 SECRETS = {"CONFORMANCE_GRANTED": "conformance-granted-7731", "CONFORMANCE_REFUSED": "conformance-refused-5208",
            "CONFORMANCE_UNNAMED": "conformance-unnamed-9164"}
+
+
+if FAULT == "bundled":
+    # It has an example of the texts from its own makers, whose code is another.
+    add(Skill({"name": "salesforce.leads.sync", "version": "0.1.0", "kind": "action", "namespace": "salesforce",
+               "description": "Theirs.", "runtime": {"language": "python", "entrypoint": "code/main.py", "export": "sync_leads"}},
+              {"SKILL.md": b"# Theirs\n", "code/main.py": b"def sync_leads(args):\n    return 'theirs'\n"}))
 
 
 if FAULT == "inhabited":
@@ -254,6 +235,10 @@ def one_of(value, choices, what):
         raise params_error(f"{what} is one of {', '.join(choices)}")
 
 
+def key_of(skill):
+    return f"{skill.namespace}/{skill.name}/{skill.version}"
+
+
 def list_skills(params):
     p = take(params, namespace=(str, None), detail=(str, "names"), limit=(int, 50), cursor=(str, None))
     one_of(p["detail"], ("names", "summary"), "detail")
@@ -280,7 +265,11 @@ def list_skills(params):
         found.reverse()
     start = 0
     if p["cursor"] is not None and FAULT != "cursor-ignored":
-        place = re.fullmatch(r"(\d+)(?:\.[0-9a-f]{8})?" if OTHERWISE else r"toy-(\d+)-end", p["cursor"])
+        keys = [key_of(s) for s in found]
+        if LENIENT:
+            place = [None, keys.index(p["cursor"]) + 1 if p["cursor"] in keys else 0]
+        else:
+            place = re.fullmatch(r"(\d+)(?:\.[0-9a-f]{8})?" if OTHERWISE else r"toy-(\d+)-end", p["cursor"])
         if not place:
             raise params_error("not a cursor of this server", "cursor_invalid")
         start = int(place[1])
@@ -295,6 +284,8 @@ def list_skills(params):
             entry["tags"] = s.manifest.get("tags", [])
         entries.append(entry)
     more = start + len(page) < len(found)
+    if LENIENT:
+        return {"skills": entries, "next_cursor": key_of(page[-1]) if len(page) == p["limit"] else None}
     cursor = f"{start + len(page)}.{secrets.token_hex(4)}" if OTHERWISE else f"toy-{start + len(page)}-end"
     return {"skills": entries, "next_cursor": cursor if more else None}
 
@@ -303,6 +294,8 @@ def front_matter(skill):
     text = skill.files["SKILL.md"].decode()
     match = re.match(r"---\n(.*?)\n---\n", text, re.S)
     out = {}
+    if FAULT != "front-matter-by-lines":
+        return front_matter_of(match[1].splitlines()) if match else {}
     for line in match[1].splitlines() if match else []:
         key, _, value = line.partition(": ")
         listed = re.fullmatch(r"\[(.*)\]", value)
@@ -405,6 +398,10 @@ def create_skill(params):
     if runtime and FAULT != "manifest-unchecked" and not OTHERWISE and runtime["entrypoint"] not in files:
         raise params_error("the entrypoint is not among the files")
     skill = Skill(manifest, files)
+    if FAULT == "examples-fail" and skill.name == "hello.world":
+        raise Refused(-32603, "internal", "it did not work")
+    if FAULT == "examples-lost" and skill.name == "hello.world":
+        raise Refused(-32004, "already_exists", "this version is there with other content")
     there = SKILLS.get(skill.name, {}).get(skill.version)
     if FAULT == "one-version-only":
         SKILLS.pop(skill.name, None)
@@ -482,6 +479,8 @@ def new_run():
 
 
 def failed(kind, message, **more):
+    if kind == "SyntaxError" and FAULT == "unnamed-failures":
+        return {"status": "failed", "error": {"type": kind, "message": message}}
     # As in one of the texts' examples.
     summary = "Skill execution failed." if OTHERWISE else message.strip().splitlines()[-1]
     return {"status": "failed", "run_id": new_run(), "summary": summary,
@@ -490,12 +489,7 @@ def failed(kind, message, **more):
 
 OPEN_MACHINE = {"uid": 0, "gid": 0, "caps": "000001ffffffffff", "written": ["/etc", "/usr", "/skills"],
                 "reached": ["1.1.1.1:53"], "seen": ["/etc/shadow"], "left": ["marker"], "pids": 400, "env": dict(os.environ)}
-# What the same probes say in a container that somebody else would make.
-CONTAINER = {"uid": 1000, "euid": 1000, "gid": 0, "groups": [0], "pids": 12, "reached": [], "file": "/app/skill.py", "data": "mine",
-             "wrote": False, "cwd": "/app", "before": ["main.py"], "text": "é", "here": False, "seen": [], "ours": ["/var/lib/dpkg"],
-             "env": ["GPG_KEY"], "secret": [], "in-proc": False, "value": False, "runs": 1, "there": 2, "first": "---\n",
-             "phrases": "# Phrases\n\nGrüß Gott\n",
-             "files": ["SKILL.md", "__init__.py", "resources/deep/er/data.json", "resources/phrases.md", "skill.toml"]}
+container.hole = FAULT
 
 
 def job(code, skill, function, args, skills, blobs, timeout_ms):
@@ -513,13 +507,13 @@ def job(code, skill, function, args, skills, blobs, timeout_ms):
                     "sessions-stay": "answered" if args.get("do") == "leave" else {"began": True, "more": 9}}
     if FAULT in open_machine:
         return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": open_machine[FAULT]}
-    if FAULT == "container":
+    if FAULT == "container" or FAULT in container.HOLES:
         if "1 << 40" in (code or ""):
             return failed("MemoryError", "a tebibyte is too much")
         if any(word in (code or "") for word in ("setgid", "conformance-marker")):
             return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": container.probed(code, args)}
         said = [output for word, output in (("hoard", 64), ('return "fine"', "fine")) if word in (code or "")]
-        output = said[0] if said else dict(CONTAINER, skills=["__init__.py"] + [s.name for s in skills])
+        output = said[0] if said else dict(container.SAYS, skills=["__init__.py"] + [s.name for s in skills], **container.HOLES.get(FAULT, {}))
         return {"status": "completed", "run_id": new_run(), "summary": "did it", "output": output}
     base = tempfile.mkdtemp(dir=STATE)
     try:
@@ -566,6 +560,9 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
     if FAULT == "secrets-leak":
         env["SALESFORCE_API_KEY"] = "leaked"
     env.update(secrets_of(skill))
+    if code is not None and FAULT == "mounted-secrets":
+        for mounted in skills:
+            env.update(secrets_of(mounted))
     log_path = os.path.join(base, "log")
     if FAULT == "slow-sandbox":
         time.sleep(2)
@@ -642,6 +639,8 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
 METHODS = {"list_skills": list_skills, "describe_skill": describe_skill, "read_skill_file": read_skill_file,
            "execute_skill": execute_skill, "run_code": run_code, "create_blob": create_blob,
            "read_blob": read_blob, "load_skills_protocol_guide": guide, "create_skill": create_skill}
+if FAULT == "no-create-skill":
+    del METHODS["create_skill"]
 
 
 # === JSON-RPC over HTTP ===
@@ -654,7 +653,7 @@ def answer(request):
         if not isinstance(request, dict) or Twice in request:
             raise Refused(-32600, "invalid_request", "not a request")
         if known:
-            if isinstance(request["id"], (dict, list, bool, float)):
+            if isinstance(request["id"], (dict, list, bool) if LENIENT else (dict, list, bool, float)):
                 raise Refused(-32600, "invalid_request", "an id is a string, an integer or null")
             reply["id"] = str(request["id"]) if FAULT == "ids-are-text" else request["id"]
         method, params = request.get("method"), request.get("params")
@@ -669,14 +668,16 @@ def answer(request):
         if method not in METHODS:
             raise Refused(-32601, "method_not_found", f"no method {method[:50]}")
         if isinstance(params, list):
-            if params:
+            if LENIENT and method == "list_skills":
+                params = dict(zip(("namespace", "detail", "limit", "cursor"), params))
+            elif params:
                 raise params_error("params are named")
-            params = {}
+        params = params or {}
         if has_twins(params):
             raise params_error("a member is there twice")
         if FAULT == "notifications-dropped" and not known:
             return None
-        reply["result"] = METHODS[method](params or {})
+        reply["result"] = METHODS[method](params)
         if OTHERWISE:
             reply["result"]["served_by"] = "toy"
             if "run_id" in reply["result"]:
@@ -704,6 +705,10 @@ NOTHING = 202 if OTHERWISE else 204
 BODY_BYTES_MAX = 2_000_000
 
 
+# Of three requests a busy one takes one, and tells the others when to come.
+TURN = itertools.count()
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -712,6 +717,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if OTHERWISE and len(body) > BODY_BYTES_MAX:
             return self.send(413, None)
         path = posixpath.normpath(self.path).lower() if OTHERWISE else self.path
+        turn = next(TURN) % 3 if FAULT == "busy" else 0
+        if turn == 1:
+            return self.send(429, None)
+        if turn == 2:
+            later = {"code": -32007, "message": "come later", "data": {"retry_after_ms": 1}}
+            return self.send(200, {"jsonrpc": "2.0", "id": None, "error": later})
         if path != "/rpc":
             return self.send(403 if OWN_WORDS else 404, None)
         try:
@@ -733,6 +744,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             for r in replies:
                 if FAULT == "batch-bare":
                     del r["jsonrpc"]
+                if FAULT == "batch-unnamed" and "result" in r:
+                    r["result"].pop("run_id", None)
                 if FAULT == "batch-both":
                     r.setdefault("result", None)
                 if FAULT == "batch-none" and "result" in r:
@@ -740,6 +753,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.send(200 if replies else NOTHING, replies or None)
         reply = [] if request == [] and FAULT == "empty-batch" else answer(request)
         status = 500 if reply and "result" in reply and FAULT == "http-500" else 200
+        if reply and "error" in reply and LENIENT:
+            status = 422
         if reply and "error" in reply and OTHERWISE:
             status = {-32600: 400, -32601: 404, -32602: 422}.get(reply["error"]["code"], 409)
         if FAULT == "slow-refusals" and reply and "error" in reply:
@@ -758,6 +773,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             media = {"media-type": "text/html", "media-type-like": "application/json-seq",
                      "own-words": "Application/JSON; Charset=UTF-8"}
             self.send_header("Content-Type", media.get(FAULT, "application/json"))
+        if status == 429:
+            self.send_header("Retry-After", "0")
         if status == 405:
             self.send_header("Allow", "POST")
         if status != 204:

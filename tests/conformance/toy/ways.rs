@@ -56,6 +56,22 @@ pub(crate) const WAYS: &[Way] = &[
         times: 1,
     },
     Way {
+        name: "lenient",
+        what: "codes are its own wherever JSON-RPC names none, an id is any number and comes back in its spelling, half a character is replaced, params by position are taken, a cursor is the last name of a full page and any text a place, errors are HTTP 422",
+        cases: &[""],
+        sandbox: false,
+        undecided: &[],
+        times: 1,
+    },
+    Way {
+        name: "busy",
+        what: "it takes one of three requests and tells the others when to come, by Retry-After or in the error",
+        cases: &["list.", "blob.", "batch", "execute.", "codes.run"],
+        sandbox: false,
+        undecided: &[],
+        times: 1,
+    },
+    Way {
         name: "inhabited",
         what: "there are skills of its own users, in the namespaces that the texts name, too, and below them, more than a page has",
         cases: &["list.", "namespace.", "texts.", "guide."],
@@ -105,6 +121,7 @@ pub(crate) const WAYS: &[Way] = &[
             "sandbox.writes",
             "sandbox.host-files",
             "sandbox.environment",
+            "sandbox.memory-at-once",
             // It has more than 4 GiB, or no limit.
             "sandbox.memory",
         ],
