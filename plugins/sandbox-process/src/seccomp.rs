@@ -450,6 +450,23 @@ mod tests {
                 "a connection that connect() does not see"
             );
         }
+        let dont_wait = libc::MSG_DONTWAIT as u32;
+        for network in [false, true] {
+            for (number, arg) in [
+                (libc::SYS_sendto, 3),
+                (libc::SYS_sendmsg, 2),
+                (libc::SYS_sendmmsg, 3),
+                (libc::SYS_recvfrom, 3),
+                (libc::SYS_recvmsg, 2),
+                (libc::SYS_recvmmsg, 3),
+            ] {
+                let mut args = [0; 6];
+                args[arg] = dont_wait;
+                assert!(call(network, number, args), "{number}");
+                args[arg] |= libc::MSG_OOB as u32;
+                assert!(!call(network, number, args), "{number} out of band");
+            }
+        }
     }
 
     #[test]
@@ -481,6 +498,15 @@ mod tests {
         // TCGETS, FIONBIO; FICLONE; FICLONERANGE, TIOCSTI, TIOCLINUX.
         let answers = [0x5401, 0x5421, 0x4004_9409, 0x4020_940d, 0x5412, 0x541c].map(ioctl);
         assert_eq!(answers, [yes, yes, unknown, no, no, no]);
+        let futex = |operation| call(libc::SYS_futex, [0, operation, 1, 0, 0, 0]);
+        for flags in [0, 128, 256, 384] {
+            let missing = RET_ERRNO | libc::ENOSYS as u32;
+            let answers: Vec<u32> = (0..16).map(|operation| futex(operation | flags)).collect();
+            let [y, n, m] = [yes, no, missing];
+            // WAIT, WAKE, FD, REQUEUE, ... to LOCK_PI2, which is 13.
+            let wanted = [y, y, n, y, y, y, m, m, m, y, y, m, m, m, n, n];
+            assert_eq!(answers, wanted, "{flags}");
+        }
         for number in [libc::SYS_fsync, libc::SYS_fdatasync, libc::SYS_flock] {
             assert_eq!(call(number, [3; 6]), RET_ERRNO, "{number}");
         }

@@ -21,6 +21,18 @@ const SOL_SOCKET: u32 = 1;
 const ALL_BITS: u32 = u32::MAX;
 /// Connects and sends at once, past what watches connect().
 const MSG_FASTOPEN: u32 = 0x2000_0000;
+/// Data past the others. Of sockets of AF_UNIX a part of the kernel of its own (Linux 5.15), which nothing that we run uses, and
+/// which has been a way out of sandboxes (CVE-2025-38236).
+const MSG_OOB: u32 = 1;
+
+/// Without PRIVATE_FLAG and CLOCK_REALTIME.
+const FUTEX_OPERATION: u32 = !0x180;
+/// WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET and WAKE_BITSET.
+const FUTEX_WAITS: &[u32] = &[0, 1, 3, 4, 5, 9, 10];
+/// LOCK_PI, UNLOCK_PI, TRYLOCK_PI, WAIT_REQUEUE_PI, CMP_REQUEUE_PI and LOCK_PI2: a run has no priorities that could be inherited, and
+/// these have been ways into the kernel more than once (CVE-2014-3153, CVE-2021-3347). The C library says of such a mutex that
+/// there is none.
+const FUTEX_INHERITS: &[u32] = &[6, 7, 8, 11, 12, 13];
 
 /// TCP_NODELAY, KEEPIDLE, KEEPINTVL, KEEPCNT, QUICKACK and USER_TIMEOUT; never TCP_ULP (TLS in the kernel) or others that
 /// load modules.
@@ -219,7 +231,7 @@ pub(super) const ALLOWED: &[Entry] = &[
     Entry { name: "set_tid_address", x86_64: Some(218), aarch64: Some(96), rule: Always, reason: "set up of threads by the C library" },
     Entry { name: "set_robust_list", x86_64: Some(273), aarch64: Some(99), rule: Always, reason: "set up of threads by the C library" },
     Entry { name: "rseq", x86_64: Some(334), aarch64: Some(293), rule: Always, reason: "set up of threads by the C library" },
-    Entry { name: "futex", x86_64: Some(202), aarch64: Some(98), rule: Always, reason: "waiting for threads and locks" },
+    Entry { name: "futex", x86_64: Some(202), aarch64: Some(98), rule: OrAnswer { any: &[&[Test { arg: 1, mask: FUTEX_OPERATION, values: FUTEX_WAITS }]], tests: &[Test { arg: 1, mask: FUTEX_OPERATION, values: FUTEX_INHERITS }], answer: libc::ENOSYS }, reason: "waiting for threads and locks, without the inheritance of priorities" },
     Entry { name: "sched_yield", x86_64: Some(24), aarch64: Some(124), rule: Always, reason: "waiting for threads and locks" },
     Entry { name: "membarrier", x86_64: Some(324), aarch64: Some(283), rule: Always, reason: "waiting for threads and locks" },
     Entry { name: "sched_getaffinity", x86_64: Some(204), aarch64: Some(123), rule: Always, reason: "how many processors there are" },
@@ -288,12 +300,12 @@ pub(super) const ALLOWED: &[Entry] = &[
         &[Test { arg: 1, mask: ALL_BITS, values: &[SOL_SOCKET] }, Test { arg: 2, mask: ALL_BITS, values: SOCKET_OPTIONS }],
     ]), reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
     Entry { name: "shutdown", x86_64: Some(48), aarch64: Some(210), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
-    Entry { name: "sendto", x86_64: Some(44), aarch64: Some(206), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
-    Entry { name: "recvfrom", x86_64: Some(45), aarch64: Some(207), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
-    Entry { name: "sendmsg", x86_64: Some(46), aarch64: Some(211), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
-    Entry { name: "recvmsg", x86_64: Some(47), aarch64: Some(212), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
-    Entry { name: "sendmmsg", x86_64: Some(307), aarch64: Some(269), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
-    Entry { name: "recvmmsg", x86_64: Some(299), aarch64: Some(243), rule: Always, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
+    Entry { name: "sendto", x86_64: Some(44), aarch64: Some(206), rule: NoneOf { arg: 3, mask: MSG_OOB }, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
+    Entry { name: "recvfrom", x86_64: Some(45), aarch64: Some(207), rule: NoneOf { arg: 3, mask: MSG_OOB }, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
+    Entry { name: "sendmsg", x86_64: Some(46), aarch64: Some(211), rule: NoneOf { arg: 2, mask: MSG_OOB }, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
+    Entry { name: "recvmsg", x86_64: Some(47), aarch64: Some(212), rule: NoneOf { arg: 2, mask: MSG_OOB }, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
+    Entry { name: "sendmmsg", x86_64: Some(307), aarch64: Some(269), rule: NoneOf { arg: 3, mask: MSG_OOB }, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
+    Entry { name: "recvmmsg", x86_64: Some(299), aarch64: Some(243), rule: NoneOf { arg: 3, mask: MSG_OOB }, reason: "multiprocessing and asyncio; a socket of another family cannot be made" },
     Entry { name: "socket", x86_64: Some(41), aarch64: Some(198), rule: OneOf { arg: 0, values: &[AF_UNIX] }, reason: "AF_VSOCK is not bound by network namespaces, AF_NETLINK and AF_ALG are wide doors into the kernel" },
     Entry { name: "socketpair", x86_64: Some(53), aarch64: Some(199), rule: OneOf { arg: 0, values: &[AF_UNIX] }, reason: "the same" },
     // the system
@@ -318,9 +330,9 @@ pub(super) const NETWORK: &[Entry] = &[
         &[Test { arg: 1, mask: ALL_BITS, values: &[SOL_SOCKET] }, Test { arg: 2, mask: ALL_BITS, values: SOCKET_QUESTIONS }],
         &[Test { arg: 1, mask: ALL_BITS, values: &[IPPROTO_TCP] }, Test { arg: 2, mask: ALL_BITS, values: TCP_QUESTIONS }],
     ]), reason: "what HTTP clients ask" },
-    Entry { name: "sendto", x86_64: Some(44), aarch64: Some(206), rule: NoneOf { arg: 3, mask: MSG_FASTOPEN }, reason: "a connection is made by connect() alone" },
-    Entry { name: "sendmsg", x86_64: Some(46), aarch64: Some(211), rule: NoneOf { arg: 2, mask: MSG_FASTOPEN }, reason: "the same" },
-    Entry { name: "sendmmsg", x86_64: Some(307), aarch64: Some(269), rule: NoneOf { arg: 3, mask: MSG_FASTOPEN }, reason: "the same" },
+    Entry { name: "sendto", x86_64: Some(44), aarch64: Some(206), rule: NoneOf { arg: 3, mask: MSG_FASTOPEN | MSG_OOB }, reason: "a connection is made by connect() alone" },
+    Entry { name: "sendmsg", x86_64: Some(46), aarch64: Some(211), rule: NoneOf { arg: 2, mask: MSG_FASTOPEN | MSG_OOB }, reason: "the same" },
+    Entry { name: "sendmmsg", x86_64: Some(307), aarch64: Some(269), rule: NoneOf { arg: 3, mask: MSG_FASTOPEN | MSG_OOB }, reason: "the same" },
 ];
 
 /// What a zygote does beside, and its children until they are sealed: taken away by their last filter.

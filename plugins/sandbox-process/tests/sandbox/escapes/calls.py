@@ -238,6 +238,21 @@ if not IS_AARCH64:
     attempt("a call by the x32 table", ESCAPE, SECCOMP, sure=False)(lambda w: _machine_code(b"\xb8\x27\x00\x00\x40\x0f\x05\xc3"))
 
 
+# Linux 5.14 has none.
+@attempt("data past the others, between one's own sockets", ESCAPE, SECCOMP, sure=False)
+def _(w):
+    import socket
+
+    a, _b = socket.socketpair()
+    return a.send(b"x", socket.MSG_OOB) == 1 and "sent"
+
+
+@attempt("a lock that inherits priorities", ESCAPE, SECCOMP)
+def _(w):
+    word = ctypes.c_uint(0)
+    return call(202, ctypes.addressof(word), 6, 0, 0) == 0 and "locked"
+
+
 @attempt("a program in memory alone", ESCAPE, SECCOMP)
 def _(w):
     fd = os.memfd_create("x", 0)
