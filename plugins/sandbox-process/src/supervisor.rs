@@ -545,7 +545,11 @@ pub(crate) fn own_program(file: Option<PathBuf>) -> io::Result<OwnedFd> {
     if is_executable(&opened) {
         return Ok(opened);
     }
-    let copy = sys::memfd(c"skillgate-runs")?;
+    let copy = sys::memfd_of_program(c"skillgate-runs").map_err(|e| {
+        let why = "it cannot be executed where it is, and the host lets no copy in memory be executed (vm.memfd_noexec); \
+                   make the file executable (chmod 755), on a file system without noexec";
+        named(io::Error::new(e.kind(), format!("{why}: {e}")))
+    })?;
     io::copy(
         &mut std::fs::File::from(opened),
         &mut std::fs::File::from(copy.try_clone()?),

@@ -34,10 +34,26 @@ pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     own_fd(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) }.into())
 }
 
-/// An anonymous file.
+/// An anonymous file that is read.
 pub(crate) fn memfd(name: &CStr) -> io::Result<OwnedFd> {
+    memfd_as(name, libc::MFD_NOEXEC_SEAL)
+}
+
+/// An anonymous file that is executed. EACCES: the host forbids that (sysctl vm.memfd_noexec = 2).
+pub(crate) fn memfd_of_program(name: &CStr) -> io::Result<OwnedFd> {
+    memfd_as(name, libc::MFD_EXEC)
+}
+
+/// Said in any case: with vm.memfd_noexec (Linux 6.3) the kernel takes who says neither for one that does not execute it, or
+/// refuses him.
+fn memfd_as(name: &CStr, what_for: libc::c_uint) -> io::Result<OwnedFd> {
     // SAFETY: `name` is NUL-terminated.
-    own_fd(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) }.into())
+    let make = |flags| own_fd(unsafe { libc::memfd_create(name.as_ptr(), flags) }.into());
+    match make(libc::MFD_CLOEXEC | what_for) {
+        // Older kernels do not know the flags.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => make(libc::MFD_CLOEXEC),
+        made => made,
+    }
 }
 
 /// Non-blocking from now on. It is a property of the open description: never set it on one that is shared with a run.
@@ -362,6 +378,23 @@ mod tests {
     use super::*;
 
     /// A gateway gets some, and has handlers for them: whichever of its threads they come to waits on.
+    /// `vm.memfd_noexec` (Linux 6.3) goes by it.
+    #[test]
+    fn what_is_made_in_memory_says_whether_it_is_executed() {
+        let may_be_executed = |file: &OwnedFd| stat(file.as_fd()).unwrap().mode & 0o111 != 0;
+        let named = |flags| {
+            // SAFETY: the name is NUL-terminated.
+            own_fd(unsafe { libc::memfd_create(c"x".as_ptr(), flags) }.into())
+        };
+        let is_known = named(libc::MFD_CLOEXEC | libc::MFD_NOEXEC_SEAL).is_ok();
+        let data = memfd(c"data").unwrap();
+        assert_eq!(may_be_executed(&data), !is_known);
+        match memfd_of_program(c"program") {
+            Ok(program) => assert!(may_be_executed(&program)),
+            Err(e) => assert_eq!(e.raw_os_error(), Some(libc::EACCES), "vm.memfd_noexec is 2"),
+        }
+    }
+
     #[test]
     fn a_signal_ends_no_wait_that_has_an_end() {
         extern "C" fn nothing(_: libc::c_int) {}
