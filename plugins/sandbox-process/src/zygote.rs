@@ -137,8 +137,12 @@ fn proc() -> io::Result<OwnedFd> {
 
 /// What is mapped here.
 fn own_maps(proc: BorrowedFd<'_>) -> io::Result<String> {
-    let maps = sys::open_at(proc, "self/maps", libc::O_RDONLY)?;
-    io::read_to_string(File::from(maps))
+    read_own(proc, "self/maps")
+}
+
+fn read_own(proc: BorrowedFd<'_>, path: &str) -> io::Result<String> {
+    let file = sys::open_at(proc, path, libc::O_RDONLY)?;
+    io::read_to_string(File::from(file))
 }
 
 /// A copy of the zygote that does what children do before anything of their own, and what every run does, and says which pages
@@ -271,8 +275,8 @@ fn try_tend() -> io::Result<Option<Born>> {
     let mut lacks = Vec::new();
     // The last that is done before the first child: what is written from here on is copied with each.
     let moved = proc()
-        .and_then(|proc| own_maps(proc.as_fd()))
-        .and_then(|maps| sys::have_forks_map_memory(&maps));
+        .and_then(|proc| read_own(proc.as_fd(), "self/smaps"))
+        .and_then(|smaps| sys::have_forks_map_memory(&smaps));
     let in_large_pages = moved.as_ref().is_ok_and(|all| *all);
     if !in_large_pages {
         let why = moved

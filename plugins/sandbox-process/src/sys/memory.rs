@@ -19,12 +19,12 @@ const PLACE_BYTES_MIN: usize = 16 << 10;
 /// addresses, with the same bytes and rights. A fork then copies no tables for it: it finds what it reads sixteen pages at a
 /// time, what it writes to is copied (see `pinned.rs`), and its end lets go of less. `false`: the kernel has no such pages.
 ///
-/// Before there are threads. The file has no name, and no descriptor when this returns; nobody can write to it. `maps` is this
-/// process's own /proc/PID/maps, and what it lists is there as long as this runs. This is about speed alone: where an error is
+/// Before there are threads. The file has no name, and no descriptor when this returns; nobody can write to it. `smaps` is this
+/// process's own /proc/PID/smaps, and what it lists is there as long as this runs. This is about speed alone: where an error is
 /// given, or a rule of the host is against it, the bytes are where they were.
-pub(crate) fn have_forks_map_memory(maps: &str) -> io::Result<bool> {
-    let places: Vec<Place> = maps.lines().filter_map(Place::of).collect();
-    // SAFETY: the maps say that they are mapped, private and readable, and there is no other thread.
+pub(crate) fn have_forks_map_memory(smaps: &str) -> io::Result<bool> {
+    let places = places_of(smaps);
+    // SAFETY: the smaps say that they are mapped, private and readable, and there is no other thread.
     unsafe { exchange(&places) }
 }
 
@@ -74,6 +74,26 @@ impl Place {
         };
         (pages.len() >= PLACE_BYTES_MIN).then_some(Place { pages, protection })
     }
+}
+
+/// Those of which a fork is to have what is there, by /proc/PID/smaps (proc_pid_smaps(5)). What the kernel keeps from forks
+/// (`madvise(2)`: WIPEONFORK, DONTFORK; `dp`, droppable, as the keys of getrandom() in the vDSO are) would be in all of them, once
+/// it is a file's: the same random numbers in each run. `sl` is sealed, and cannot be exchanged.
+fn places_of(smaps: &str) -> Vec<Place> {
+    let (mut places, mut place) = (Vec::new(), None);
+    for line in smaps.lines() {
+        if let Some(flags) = line.strip_prefix("VmFlags:") {
+            let stays = |flag| ["wf", "dc", "dp", "sl"].contains(&flag);
+            places.extend(
+                place
+                    .take()
+                    .filter(|_| !flags.split_whitespace().any(stays)),
+            );
+        } else if Mapping::of(line).is_some() {
+            place = Place::of(line);
+        }
+    }
+    places
 }
 
 /// # Safety
@@ -218,6 +238,44 @@ mod tests {
             let pages = 0x10_0000..0x10_4000;
             let place = protection.map(|protection| Place { pages, protection });
             assert_eq!(Place::of(line), place, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_from_forks_stays_so() {
+        let mapping = "100000-104000 rw-p 00000000 00:00 0 ";
+        let rest =
+            "Size:                 16 kB\nRss:                   4 kB\nTHPeligible:           0\n";
+        let smaps = |flags: &str| format!("{mapping}\n{rest}{flags}");
+        assert_eq!(places_of(&smaps("VmFlags: rd wr mr mw me ac \n")).len(), 1);
+        for flag in ["wf", "dc", "dp", "sl"] {
+            let flags = format!("VmFlags: rd wr mr mw me {flag} ac \n");
+            assert_eq!(places_of(&smaps(&flags)), [], "{flag}");
+        }
+        assert_eq!(places_of(&smaps("")), [], "nobody says what it is");
+
+        let bytes = PLACE_BYTES_MIN;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let writable = libc::PROT_READ | libc::PROT_WRITE;
+        let nowhere = std::ptr::null_mut();
+        let is_place = |advice: Option<c_int>| {
+            // SAFETY: a new mapping, which is nobody else's, and goes again.
+            unsafe {
+                let start = libc::mmap(nowhere, bytes, writable, flags, -1, 0);
+                assert_ne!(start, libc::MAP_FAILED);
+                if let Some(advice) = advice {
+                    assert_eq!(libc::madvise(start, bytes, advice), 0);
+                }
+                let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+                let has_it = |place: &Place| place.pages.contains(&(start as usize));
+                let has_it = places_of(&smaps).iter().any(has_it);
+                assert_eq!(libc::munmap(start, bytes), 0);
+                has_it
+            }
+        };
+        assert!(is_place(None));
+        for advice in [libc::MADV_WIPEONFORK, libc::MADV_DONTFORK] {
+            assert!(!is_place(Some(advice)), "{advice}");
         }
     }
 
