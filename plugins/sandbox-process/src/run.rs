@@ -126,6 +126,8 @@ enum Outcome {
     LauncherLost,
     /// Killed, and not seen to end in time.
     Stuck,
+    /// Told to end, since its end would not be seen: no descriptor was left here for what the launcher sent.
+    Unwatched(io::Error),
 }
 
 impl<'a> Running<'a> {
@@ -136,7 +138,8 @@ impl<'a> Running<'a> {
             // Said before its channel is closed, by which alone it is known what has been read.
             Outcome::Failed(_) => !self.channel.has_heard(),
             Outcome::Ended(_) => self.channel.is_unread(),
-            Outcome::LauncherLost | Outcome::Stuck => false,
+            // For another there would be no descriptors either.
+            Outcome::LauncherLost | Outcome::Stuck | Outcome::Unwatched(_) => false,
         };
         self.child.is_some() && self.verdict.is_none() && has_not_begun
     }
@@ -158,7 +161,11 @@ impl<'a> Running<'a> {
                 .hear_its_end(lost_wait_ns(self.deadline_ns, sys::now_ns()));
             launcher.has_lost_a_run();
         }
-        let is_stuck = matches!(outcome, Outcome::Stuck);
+        if matches!(outcome, Outcome::Unwatched(_)) {
+            self.channel
+                .hear_its_end(lost_wait_ns(self.deadline_ns, sys::now_ns()));
+        }
+        let is_stuck = matches!(outcome, Outcome::Stuck | Outcome::Unwatched(_));
         let answer = self.answer(outcome, request);
         if is_stuck && let Some(pidfd) = &self.pidfd {
             // Its launcher should have done it and does nothing. Not before what the run has used is read, which goes with it.
@@ -416,9 +423,8 @@ impl<'a> Running<'a> {
         let (n, mut fds) = match sys::receive_message(self.notice.as_fd(), &mut buf) {
             Ok(Some(message)) => message,
             Err(e) if sys::is_lack_of_files(&e) => {
-                // Its end would not be seen. The launcher sees that nobody listens any more, and ends it.
-                self.kill(Verdict::Broken(format!("it could not be watched: {e}")));
-                return Some(Outcome::Stuck);
+                self.kill_now();
+                return Some(Outcome::Unwatched(e));
             }
             Ok(None) | Err(_) => return Some(Outcome::LauncherLost),
         };
@@ -473,7 +479,11 @@ impl<'a> Running<'a> {
         let is_known = self.channel.result.is_some() || self.verdict.is_some();
         let outcome = match outcome {
             // What it had said before, or was ended for, is how it ended, whoever has died since.
-            Outcome::LauncherLost if is_known => Outcome::Stuck,
+            Outcome::LauncherLost | Outcome::Unwatched(_) if is_known => Outcome::Stuck,
+            Outcome::Unwatched(e) if !self.channel.is_unread() => {
+                self.verdict = Some(Verdict::Broken(unwatched(&e)));
+                Outcome::Stuck
+            }
             other => other,
         };
         let end = match outcome {
@@ -493,6 +503,11 @@ impl<'a> Running<'a> {
                     format!("cannot isolate a run: {message}"),
                 );
                 return Err(unless_heard(error.retryable(100)));
+            }
+            // It has read nothing of its job.
+            Outcome::Unwatched(e) => {
+                let error = Error::new(abi::E_UNAVAILABLE, unwatched(&e));
+                return Err(error.not_executed().retryable(100));
             }
             Outcome::LauncherLost => {
                 let error = Error::new(
@@ -547,6 +562,10 @@ impl<'a> Running<'a> {
         }
         Ok(result)
     }
+}
+
+fn unwatched(why: &io::Error) -> String {
+    format!("it could not be watched: {why}")
 }
 
 fn lost_wait_ns(deadline_ns: u64, now_ns: u64) -> u64 {

@@ -19,6 +19,9 @@ const REGISTRY: &str = "/run/skillgate-user-ids.lock";
 /// Room above `uid_base` for as many runs as can ever live at once.
 pub(crate) const UID_ROOM: u32 = 1 << 20;
 
+/// An id that no run can have (`chown(2)` takes it for "as it is").
+const NOBODYS: u32 = u32::MAX;
+
 /// The ids that a launcher may give to runs.
 #[derive(Debug)]
 pub(crate) struct Ids {
@@ -144,7 +147,12 @@ fn registry(path: &Path) -> io::Result<OwnedFd> {
     if !meta.is_file() || meta.uid() != sys::effective_ids().0 || meta.mode() & 0o077 != 0 {
         return Err(io::Error::other("others can lock it"));
     }
-    Ok(file.into())
+    let file = OwnedFd::from(file);
+    // A file system may have no locks (NFS without its daemon). Whoever has this byte meanwhile is another that asks.
+    if sys::try_lock_byte(file.as_fd(), NOBODYS.into())? {
+        sys::unlock_byte(file.as_fd(), NOBODYS.into())?;
+    }
+    Ok(file)
 }
 
 #[cfg(test)]

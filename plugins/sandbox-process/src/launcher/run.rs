@@ -441,8 +441,7 @@ impl Run {
 
     /// Whether [`Happened::LetGo`] is still to be heard of: the plugin says nothing on this socket but its end.
     fn is_let_go(&self) -> bool {
-        let mut over = [Poll::readable(self.notice.as_fd())];
-        sys::poll(&mut over, Some(0)).is_ok() && over[0].is_ready()
+        is_let_go(self.notice.as_fd())
     }
 
     fn end(&self, init: Exit) -> End {
@@ -470,6 +469,17 @@ impl Run {
             deadline_passed: self.deadline_passed,
         }
     }
+}
+
+fn is_let_go(notice: BorrowedFd<'_>) -> bool {
+    let mut over = [Poll::readable(notice)];
+    sys::poll(&mut over, Some(0)).is_ok() && over[0].is_ready()
+}
+
+/// Whether a run that is still to begin has been answered, or is about to be: its time is over, or the plugin has let go of it. Its
+/// job may lie in its socket all the same, and would be done.
+pub(super) fn is_too_late(notice: BorrowedFd<'_>, deadline_ns: u64) -> bool {
+    sys::now_ns() >= deadline_ns || is_let_go(notice)
 }
 
 pub(super) fn tell(notice: BorrowedFd<'_>, what: &Notice, pidfd: Option<BorrowedFd<'_>>) {

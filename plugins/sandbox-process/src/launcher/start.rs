@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::run::{Process, Run, tell};
+use super::run::{Process, Run, is_too_late, tell};
 use super::{Cannot, Id, Launcher};
 use crate::cgroup::{Entrance, GroupLimits, RunGroup};
 use crate::guard::{Guard, Without};
@@ -20,6 +20,10 @@ impl Launcher {
         let Ok([output, channel, notice]) = <[OwnedFd; 3]>::try_from(fds) else {
             return;
         };
+        if is_too_late(notice.as_fd(), spec.deadline_ns) {
+            let message = "it was over before it began".into();
+            return tell(notice.as_fd(), &Notice::Failed { message }, None);
+        }
         let mut started = self.try_start(spec, &output, &channel, &notice);
         if started.as_ref().is_err_and(|cannot| cannot.lacks_files) {
             self.make_room();

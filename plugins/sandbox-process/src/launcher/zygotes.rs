@@ -524,8 +524,9 @@ impl Pending {
     /// loaded host is not.
     fn is_stuck(&mut self, zygote: libc::pid_t) -> bool {
         const TICKS: u64 = 10;
+        // Who is dead is heard of on its socket. It is this process that has no descriptor to look with.
         let Some((state, ticks)) = look(zygote) else {
-            return true;
+            return false;
         };
         let before = *self.ticks_seen.get_or_insert(ticks);
         "TtZX".contains(state) || ticks >= before + TICKS

@@ -293,6 +293,32 @@ fn a_run_that_has_its_result_keeps_it_though_the_launcher_dies() {
     }
 }
 
+/// No descriptor is left for what the launcher sends: who has read nothing of its job has not begun, and its caller may try again.
+#[test]
+fn a_run_that_could_not_be_watched_has_begun_if_it_has_read_its_job() {
+    let host = Host::for_tests(|_, _, _, _| {});
+    for reads in [false, true] {
+        let (notice, launcher) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+        let handle = Handle::new().unwrap();
+        let store = Store::new(|| ());
+        let mut begun = begun(&host, &store, &handle, notice);
+        if reads {
+            assert_ne!(sys::read(begun.theirs.as_fd(), &mut [0; 100]).unwrap(), 0);
+        }
+        drop(begun.theirs);
+        begun.running.channel.hear_its_end(0);
+        let lack = io::Error::from_raw_os_error(libc::EMFILE);
+        let outcome = Outcome::Unwatched(lack);
+        assert!(!begun.running.is_untouched(&outcome));
+        match begun.running.answer(outcome, &RunRequest::default()) {
+            Ok(result) if reads => assert_eq!(result.error_type, answer::SANDBOX_ERROR),
+            Err(e) if !reads => assert!(e.not_executed && e.retry_after_ms > 0, "{e:?}"),
+            other => panic!("reads: {reads}, {other:?}"),
+        }
+        drop(launcher);
+    }
+}
+
 /// Whoever was held up reads what was said to it meanwhile, and not what may be another's by now.
 #[test]
 fn an_end_that_was_told_counts_however_late_it_is_heard() {

@@ -29,6 +29,23 @@ fn what_a_run_makes_its_process_1_say_is_how_it_ended_and_no_more() {
     }
 }
 
+/// It has been answered, or is about to be, and its job lies in its socket all the same.
+#[test]
+fn what_is_over_is_not_begun() {
+    let later = sys::now_ns() + 3_600_000_000_000;
+    let (notice, plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    assert!(!is_too_late(notice.as_fd(), later));
+    assert!(
+        is_too_late(notice.as_fd(), sys::now_ns()),
+        "its time is over"
+    );
+    sys::shut_down_writing(plugins.as_fd()).unwrap();
+    assert!(is_too_late(notice.as_fd(), later), "it was cancelled");
+    let (notice, plugins) = sys::socketpair(libc::SOCK_SEQPACKET).unwrap();
+    drop(plugins);
+    assert!(is_too_late(notice.as_fd(), later), "it was answered");
+}
+
 /// Of what is killed with its process 1 that has waited for nobody: where nothing counts it, it is not known.
 #[test]
 fn what_process_1_has_used_is_not_what_its_run_has_used() {
