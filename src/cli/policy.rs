@@ -18,7 +18,7 @@ pub(super) enum PolicyCommand {
     /// Try a bundle as the gateway does before it takes one (exit code 1 if it would be refused)
     ///
     /// With policy.keys in the configuration it must be signed by one of them. Its metadata.sequence is compared with what
-    /// was in force last where the gateway has kept that: in its plugins.state_dir, on its own host.
+    /// was enforced last where the gateway has kept that: in its plugins.state_dir, on its own host.
     Check(CheckArgs),
     /// Run the tests of a bundle: every rule `test_...` (exit code 1 if one fails)
     Test(TestArgs),

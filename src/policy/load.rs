@@ -18,7 +18,7 @@ use crate::reload::Install;
 
 /// This program. By this name it is found after it was replaced by a newer one, too.
 const SELF: &str = "/proc/self/exe";
-/// What was in force last, below `plugins.state_dir`.
+/// What was enforced last, below `plugins.state_dir`.
 const LAST: &str = "policy/last.json";
 
 /// How the policy is, for health and metrics.
@@ -75,8 +75,12 @@ impl Prepared {
         Prepared { last: None, ..self }
     }
 
-    /// Its place in the order of revisions, where it has one that is to be remembered.
+    /// Its place in the order of revisions, where it has one that is to be remembered. A shadow only tries its rules: those that
+    /// were enforced before it may be enforced again.
     pub(super) fn place(&self) -> Option<Place> {
+        if self.active.mode != PolicyMode::Enforce {
+            return None;
+        }
         let set = self.active.set.as_ref()?;
         Some(Place {
             last: Last {

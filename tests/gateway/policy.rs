@@ -378,6 +378,52 @@ fn a_shadow_records_and_does_not_refuse() {
 }
 
 #[test]
+fn what_was_enforced_before_a_shadow_is_enforced_again_after_it() {
+    let _alone = alone();
+    let in_mode = |mode: &str| format!("[policy]\npath = \"policies\"\nmode = {mode:?}");
+    let house = house(&in_mode("enforce"));
+    let policies = policy_in(&house, narrow);
+    let set = |mode: &str, sequence: u64| {
+        house.configure(Settings {
+            // Both files are taken at once: by a signal.
+            server: "reload_watch_ms = 0",
+            extra: &in_mode(mode),
+            ..Settings::default()
+        });
+        let manifest = json!({ "revision": format!("r{sequence}"), "roots": ["skills"], "metadata": { "sequence": sequence } });
+        fs::write(policies.join(".manifest"), manifest.to_string()).unwrap();
+    };
+    set("enforce", 7);
+    let gateway = house.start();
+    let code = json!({ "language": "python", "code": "def main(args): return 1" });
+    let reloaded = |outcome: &str| {
+        let before = gateway.log().matches(outcome).count();
+        gateway.signal("HUP");
+        crate::support::eventually(outcome, Duration::from_secs(30), || {
+            gateway.log().matches(outcome).count() > before
+        });
+        let reply = gateway.client().call("run_code", code.clone()).unwrap();
+        reply["error"]["data"]["kind"].clone()
+    };
+    // The candidate is tried, and the one before it is enforced again.
+    set("shadow", 8);
+    assert_eq!(reloaded("reloaded"), Value::Null);
+    set("enforce", 7);
+    assert_eq!(reloaded("reloaded"), "policy_denied");
+    // One that is older than what was enforced is not even tried.
+    set("shadow", 6);
+    assert_eq!(reloaded("reload refused"), "policy_denied");
+    // And a candidate that was enforced is remembered.
+    set("shadow", 8);
+    assert_eq!(reloaded("reloaded"), Value::Null);
+    set("enforce", 8);
+    assert_eq!(reloaded("reloaded"), "policy_denied");
+    set("enforce", 7);
+    assert_eq!(reloaded("reload refused"), "policy_denied");
+    gateway.stop();
+}
+
+#[test]
 fn a_policy_that_is_no_good_is_refused_at_the_start_with_its_place() {
     let _alone = alone();
     let house = house("[policy]\npath = \"policies\"");

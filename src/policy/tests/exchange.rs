@@ -11,6 +11,10 @@ const LAST: &str = "policy/last.json";
 
 /// Rules with a number, to be remembered in that file.
 fn numbered(rules: &str, sequence: u64, last: PathBuf) -> Prepared {
+    numbered_in(PolicyMode::Enforce, rules, sequence, last)
+}
+
+fn numbered_in(mode: PolicyMode, rules: &str, sequence: u64, last: PathBuf) -> Prepared {
     let mut files = one(rules);
     let manifest = format!(
         "{{\"revision\": \"r{sequence}\", \"roots\": [\"skills\"], \"metadata\": {{\"sequence\": {sequence}}}}}"
@@ -18,7 +22,7 @@ fn numbered(rules: &str, sequence: u64, last: PathBuf) -> Prepared {
     files
         .add(".manifest".into(), manifest.into_bytes())
         .unwrap();
-    let mut prepared = prepared(&files, PolicyMode::Enforce, Confirm::Off);
+    let mut prepared = prepared(&files, mode, Confirm::Off);
     prepared.last = Some(last);
     prepared
 }
@@ -78,4 +82,37 @@ fn a_number_that_cannot_be_kept_is_said_and_keeps_no_rules_away() {
         said.contains("the policy's sequence could not be kept"),
         "{said}"
     );
+}
+
+/// Else what was enforced before the trial could not be enforced after it.
+#[test]
+fn a_shadow_is_not_remembered_until_it_is_enforced() {
+    let dir = tempfile::tempdir().unwrap();
+    let last = dir.path().join(LAST);
+    let of = |mode, sequence| {
+        numbered_in(
+            mode,
+            "decision := {\"allow\": true}",
+            sequence,
+            last.clone(),
+        )
+    };
+    let kept = || fs::read_to_string(&last).unwrap_or_default();
+    // Neither at the start...
+    in_force(of(PolicyMode::Shadow, 6));
+    assert_eq!(kept(), "");
+    let policy = in_force(of(PolicyMode::Enforce, 7));
+    assert!(kept().contains("\"sequence\":7"), "{}", kept());
+    // ... nor by a reload.
+    assert_eq!(
+        exchanged(&policy, of(PolicyMode::Shadow, 8)),
+        ((0, 1, true), true)
+    );
+    assert!(kept().contains("\"sequence\":7"), "{}", kept());
+    // The very same rules, which decide now.
+    assert_eq!(
+        exchanged(&policy, of(PolicyMode::Enforce, 8)),
+        ((1, 2, true), true)
+    );
+    assert!(kept().contains("\"sequence\":8"), "{}", kept());
 }
