@@ -16,6 +16,7 @@ mod plugin_check;
 mod plugin_new;
 mod policy;
 mod policy_log;
+mod reader;
 mod serve;
 mod skill;
 mod skill_dir;
@@ -38,6 +39,7 @@ use crate::app::{PLUGIN_HOST, allow_all_files};
 use crate::config::{Config, ConfigErrors, Flags, Sources};
 use crate::telemetry;
 use failure::Failure;
+use reader::Reader;
 
 /// How a command ends (contract, section 1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,6 +176,7 @@ pub fn main() -> ExitCode {
 
 /// Runs one command line; data goes to `out`, the rest to `err`.
 fn run(args: impl IntoIterator<Item = OsString>, out: &mut dyn Write, err: &mut dyn Write) -> Exit {
+    let out = &mut Reader::of(out);
     let outcome = match Cli::try_parse_from(args) {
         Ok(cli) => execute(cli, out).and_then(|exit| Ok(out.flush().map(|()| exit)?)),
         Err(error) => {
@@ -194,8 +197,6 @@ fn run(args: impl IntoIterator<Item = OsString>, out: &mut dyn Write, err: &mut 
     telemetry::flush();
     let failure = match outcome {
         Ok(exit) => return exit,
-        // Whoever read us has read enough: `skillgate skill list | head`.
-        Err(failure) if failure.is_broken_pipe() => return Exit::Fine,
         Err(failure) => failure,
     };
     // Data that was already there is not lost. Nothing is left to tell anybody if one of these two writes fails.

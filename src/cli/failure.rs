@@ -13,7 +13,6 @@ pub(super) struct Failure {
     exit: Exit,
     error: String,
     hints: Vec<String>,
-    broken_pipe: bool,
 }
 
 impl Failure {
@@ -23,7 +22,6 @@ impl Failure {
             exit,
             error: error.into(),
             hints: Vec::new(),
-            broken_pipe: false,
         }
     }
 
@@ -36,11 +34,6 @@ impl Failure {
 
     pub(super) fn exit(&self) -> Exit {
         self.exit
-    }
-
-    /// The reader of our output has gone.
-    pub(super) fn is_broken_pipe(&self) -> bool {
-        self.broken_pipe
     }
 }
 
@@ -60,11 +53,7 @@ impl fmt::Display for Failure {
 /// What was to be printed could not be.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        let broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
-        Failure {
-            broken_pipe,
-            ..Failure::new(Exit::Runtime, format!("cannot write the output: {error}"))
-        }
+        Failure::new(Exit::Runtime, format!("cannot write the output: {error}"))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The program from its arguments to its output and exit code, without a process of its own.
 
+mod reader;
+
 use super::*;
 
 use std::path::Path;
@@ -464,49 +466,6 @@ fn the_doctor_prints_what_to_do() {
                     PLUGIN  ROLE     VERSION  STATE    MESSAGE\nx       sandbox  1        refuses  no\n\n\
                     what to do:\n  user_ns: allow them\n\nthe gateway would refuse to start on this host\n";
     assert_eq!(String::from_utf8(out).unwrap(), expected);
-}
-
-/// A stdout whose reader has gone, or whose disk is full.
-struct Gone(io::ErrorKind);
-
-impl Write for Gone {
-    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
-        Err(self.0.into())
-    }
-    fn flush(&mut self) -> io::Result<()> {
-        Err(self.0.into())
-    }
-}
-
-#[test]
-fn a_reader_that_has_gone_is_no_error_and_a_full_disk_is_one() {
-    for command in [
-        &["version"][..],
-        &["version", "--output", "json"],
-        &["--help"],
-        &["completions", "bash"],
-    ] {
-        let run_with = |kind| {
-            let mut err = Vec::new();
-            let args = std::iter::once("skillgate")
-                .chain(command.iter().copied())
-                .map(OsString::from);
-            let exit = run(args, &mut Gone(kind), &mut err);
-            (exit, String::from_utf8(err).unwrap())
-        };
-        assert_eq!(
-            run_with(io::ErrorKind::BrokenPipe),
-            (Exit::Fine, String::new()),
-            "{command:?}"
-        );
-        let full = run_with(io::ErrorKind::StorageFull);
-        assert_eq!(full.0, Exit::Runtime, "{command:?}");
-        assert!(
-            full.1.starts_with("error: cannot write the output: "),
-            "{command:?}: {}",
-            full.1
-        );
-    }
 }
 
 #[test]
