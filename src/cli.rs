@@ -124,15 +124,19 @@ struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// The configuration without anything from the command line but its file.
+    /// The configuration for a command that does not listen: what serves with a flag is no mistake to it.
     fn load(&self) -> Result<Config, ConfigErrors> {
-        Config::load(
-            &Sources::of_process(),
-            &Flags {
-                config: self.config.clone(),
-                ..Flags::default()
-            },
-        )
+        self.load_to_serve(true)
+    }
+
+    /// The configuration as `serve` reads it, with or without `--insecure-no-auth`.
+    fn load_to_serve(&self, insecure_no_auth: bool) -> Result<Config, ConfigErrors> {
+        let flags = Flags {
+            config: self.config.clone(),
+            insecure_no_auth,
+            ..Flags::default()
+        };
+        Config::load(&Sources::of_process(), &flags)
     }
 
     /// The same for a command that does one thing and ends: it logs what is wrong, not its steps, unless the operator

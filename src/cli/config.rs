@@ -26,6 +26,9 @@ pub(super) enum ConfigCommand {
 pub(super) struct CheckArgs {
     #[command(flatten)]
     file: ConfigFile,
+    /// Check it as `serve --insecure-no-auth` reads it: a non-loopback address is taken although nobody is asked who they are
+    #[arg(long)]
+    insecure_no_auth: bool,
     #[command(flatten)]
     format: OutputFormat,
 }
@@ -52,7 +55,8 @@ pub(super) fn run(command: &ConfigCommand, out: &mut dyn Write) -> Result<Exit, 
 }
 
 fn check(args: &CheckArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let outcome = args.file.load().and_then(|config| {
+    let loaded = args.file.load_to_serve(args.insecure_no_auth);
+    let outcome = loaded.and_then(|config| {
         let mut problems = auth::check(&config).map_or_else(|errors| errors.problems, |()| vec![]);
         problems.extend(unreadable(&config));
         problems.extend(bad_secrets(&config));

@@ -199,6 +199,32 @@ fn config_check_looks_at_what_is_named() {
     }
 }
 
+/// Only who listens, or asks whether the gateway would, is told who could reach it.
+#[test]
+fn what_serves_with_insecure_no_auth_is_taken_by_every_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("gate.toml");
+    std::fs::write(&file, "[server]\nlisten = \"0.0.0.0:0\"\n").unwrap();
+    let with = |args: &[&str]| skillgate(&[args, &["--config", text(&file)]].concat());
+    for refuses in [&["config", "check"][..], &["serve"]] {
+        let (exit, out, err) = with(refuses);
+        assert_eq!(exit, Exit::Configuration, "{refuses:?}");
+        assert!(
+            format!("{out}{err}").contains("start with --insecure-no-auth"),
+            "{out}{err}"
+        );
+    }
+    let (exit, out, err) = with(&["config", "check", "--insecure-no-auth"]);
+    let fine = format!("{}: fine\n", text(&file));
+    assert_eq!((exit, out, err.as_str()), (Exit::Fine, fine, ""));
+    let (exit, out, err) = with(&["config", "show"]);
+    assert_eq!((exit, err.as_str()), (Exit::Fine, ""));
+    assert!(out.contains("listen = \"0.0.0.0:0\""), "{out}");
+    // An input that is not there, of a configuration that is taken.
+    let (exit, _, err) = with(&["policy", "eval", "--input", "/nowhere/input.json"]);
+    assert_ne!(exit, Exit::Configuration, "{err}");
+}
+
 #[test]
 fn the_printed_defaults_are_a_file_to_start_from() {
     let (exit, out, _) = skillgate(&["config", "show", "--default"]);
