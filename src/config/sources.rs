@@ -269,19 +269,17 @@ impl Sources {
 struct Services(Vec<String>);
 
 impl Services {
-    /// Those that are told of: by their host and their port, which no service is without. One of the two may be a secret's name.
+    /// Those that are told of, the gateway's own among them: by their host and their port, which no service is without. One of
+    /// them alone may be a secret's name, or be meant as a setting, which nobody must take for one.
     fn of(variables: &BTreeMap<String, OsString>) -> Self {
-        let beside = |name: &String| {
+        let told = |name: &String| {
             let service = name.strip_suffix("SERVICE_HOST")?;
-            let is_beside = service.len() > PREFIX.len()
-                && service.ends_with('_')
+            let is_told = service.ends_with('_')
                 && !service.contains("__")
                 && variables.contains_key(&format!("{service}SERVICE_PORT"));
-            is_beside.then(|| service.to_owned())
+            is_told.then(|| service.to_owned())
         };
-        // The gateway's own service: no setting has such a name.
-        let own = std::iter::once(PREFIX.to_owned());
-        Services(own.chain(variables.keys().filter_map(beside)).collect())
+        Services(variables.keys().filter_map(told).collect())
     }
 
     /// Whether a variable of this name is about one of them.
