@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Seek};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -13,6 +14,10 @@ use super::file::Names;
 
 /// More breaks are counted, not listed.
 const BREAKS_MAX: usize = 100;
+/// How often a last line without an end is read again, and the time before each: a record that is being written just now has its end
+/// within a second, and what a crash has left has none after it either.
+const READ_AGAIN: u32 = 20;
+const READ_AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// What was found in a log.
 #[derive(Debug, Default, Serialize)]
@@ -137,19 +142,26 @@ pub fn find(path: &Path) -> io::Result<Vec<Vec<LogFile>>> {
     Ok(logs)
 }
 
-/// Checks what was found.
+/// Checks what was found. Waits for up to a second for the end of a record that is being written just now.
 ///
 /// # Errors
 /// When something cannot be read at all.
 pub fn check(logs: &[Vec<LogFile>]) -> io::Result<Report> {
+    check_waiting(logs, || std::thread::sleep(READ_AGAIN_AFTER))
+}
+
+/// The same with another way to wait before the end of a log is read again.
+pub(super) fn check_waiting(logs: &[Vec<LogFile>], mut wait: impl FnMut()) -> io::Result<Report> {
     let mut report = Report::default();
     for files in logs {
         let mut chain = Chain {
             report: &mut report,
             head: None,
         };
-        for file in files {
-            chain.file(file)?;
+        for (at, file) in files.iter().enumerate() {
+            // Only the last one is written.
+            let again = if at + 1 == files.len() { READ_AGAIN } else { 0 };
+            chain.file(file, (0..again).map(|_| wait()))?;
         }
     }
     report.ok = report.break_count == 0;
@@ -222,7 +234,8 @@ struct Chain<'a> {
 }
 
 impl Chain<'_> {
-    fn file(&mut self, file: &LogFile) -> io::Result<()> {
+    /// `again` waits before each time that a line without an end may be read again.
+    fn file(&mut self, file: &LogFile, mut again: impl Iterator<Item = ()>) -> io::Result<()> {
         let path = file.path();
         let mut reader = file.reader()?;
         let mut checked = Checked {
@@ -234,8 +247,12 @@ impl Chain<'_> {
         };
         let (mut line, mut number) = (Vec::new(), 0);
         loop {
-            let end =
-                read_line(&mut reader, &mut line).map_err(|error| unreadable(path, &error))?;
+            let end = read_line(&mut reader, &mut line);
+            let mut end = end.map_err(|error| unreadable(path, &error))?;
+            while end == End::Torn && again.next().is_some() {
+                end = read_line_again(&mut reader, &mut line)
+                    .map_err(|error| unreadable(path, &error))?;
+            }
             if end == End::Nothing {
                 break;
             }
@@ -268,8 +285,8 @@ impl Chain<'_> {
         }
         if end == End::Torn {
             let message = format!(
-                "the file ends in the middle of a record, after {} bytes of it: cut off, or left by a crash \
-                 (the gateway notes that at its next start), or being written just now",
+                "the file ends in the middle of a record, after {} bytes of it: cut off, left by a crash \
+                 (the gateway notes that at its next start), or written to a disk that hangs",
                 line.len()
             );
             wrong("torn", message);
@@ -402,6 +419,14 @@ fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<End> {
             return Ok(End::Whole);
         }
     }
+}
+
+/// Reads the last line anew, of which there was no end: its writer may have gone on, or taken it back.
+fn read_line_again(reader: &mut BufReader<File>, line: &mut Vec<u8>) -> io::Result<End> {
+    // A line that has no end yet was kept whole; it is shorter than any file may be.
+    let back = i64::try_from(line.len()).unwrap_or(i64::MAX);
+    reader.seek(SeekFrom::Current(-back))?;
+    read_line(reader, line)
 }
 
 fn skip_line(reader: &mut impl BufRead) -> io::Result<()> {
