@@ -70,7 +70,7 @@ pub use file::OpenError;
 use record::Encoded;
 pub use record::{Kind, Record};
 pub(crate) use run::{Outcome, RunEnd, What};
-pub use verify::{Break, LogFile, Report, check, find, verify};
+pub use verify::{Break, LogFile, Report, check, find, verify, verify_in_order};
 use writer::{Desk, Entry, Fate, Waiting, Writer};
 
 /// Bytes of records that wait for the writer; who comes later waits for room.

@@ -62,6 +62,8 @@ pub(super) struct Link {
     pub(super) hash: Hash,
     /// As its bytes make it.
     pub(super) computed: Hash,
+    /// Its kind is `log`: what the log says of itself.
+    pub(super) is_own: bool,
 }
 
 impl Link {
@@ -80,12 +82,13 @@ impl Link {
             .ok()
             .filter(|n| sequence == format!("{n}"))?;
         let prev = rest[digits..].strip_prefix(br#","prev":""#)?.get(..64)?;
-        rest[digits + 9 + 64..].strip_prefix(br#"","kind":""#)?;
+        let kind = rest[digits + 9 + 64..].strip_prefix(br#"","kind":""#)?;
         Some(Link {
             sequence,
             prev: digest(prev)?,
             hash: digest(hash)?,
             computed: hex::encode(Sha256::digest(body)),
+            is_own: kind.starts_with(br#"log""#),
         })
     }
 

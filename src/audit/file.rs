@@ -9,6 +9,8 @@ use sha2::{Digest, Sha256};
 
 use super::chain::{Head, LINE_BYTES_MAX, Link};
 
+/// Why the file is not what was written, in the `resumed` record behind it: its records are lost, unless somebody has a copy.
+pub(super) const CUT: &str = "the file was cut";
 /// Digits of the sequence in the name of a file that is full: all that a `u64` can have.
 const SEQUENCE_DIGITS: usize = 20;
 /// What a new file may be used for: by its owner.
@@ -352,7 +354,7 @@ impl Active {
         match fs::symlink_metadata(&names.active) {
             Ok(found) if (found.dev(), found.ino()) == self.inode => {
                 // To go on where it ended would leave zeros before it.
-                (found.len() < self.bytes).then_some("the file was cut")
+                (found.len() < self.bytes).then_some(CUT)
             }
             _ => Some("the file was moved away"),
         }

@@ -7,13 +7,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::chain::{Head, LINE_BYTES_MAX, Link};
-use super::file::Names;
+use super::file::{CUT, Names};
 
 /// More breaks are counted, not listed.
 const BREAKS_MAX: usize = 100;
+/// And of what a log says that it lacks, more than this.
+const OWN_NOTES_MAX: usize = 100;
 /// How often a last line without an end is read again, and the time before each: a record that is being written just now has its end
 /// within a second, and what a crash has left has none after it either.
 const READ_AGAIN: u32 = 20;
@@ -69,6 +71,18 @@ pub struct Break {
 /// When something cannot be read at all, or there is no log.
 pub fn verify(path: &Path) -> io::Result<Report> {
     check(&find(path)?)
+}
+
+/// Checks these files as one log, in this order: what was taken elsewhere, and what came after it.
+///
+/// # Errors
+/// When one of them cannot be read.
+pub fn verify_in_order(paths: &[PathBuf]) -> io::Result<Report> {
+    let file = |path: &PathBuf| LogFile {
+        path: path.clone(),
+        opened: None,
+    };
+    check(&[paths.iter().map(file).collect()])
 }
 
 /// One file of a log.
@@ -157,12 +171,15 @@ pub(super) fn check_waiting(logs: &[Vec<LogFile>], mut wait: impl FnMut()) -> io
         let mut chain = Chain {
             report: &mut report,
             head: None,
+            unwritten: None,
+            own_notes: 0,
         };
         for (at, file) in files.iter().enumerate() {
             // Only the last one is written.
             let again = if at + 1 == files.len() { READ_AGAIN } else { 0 };
             chain.file(file, (0..again).map(|_| wait()))?;
         }
+        chain.end();
     }
     report.ok = report.break_count == 0;
     Ok(report)
@@ -231,6 +248,33 @@ struct Chain<'a> {
     report: &'a mut Report,
     /// The last record that was read; none before the first.
     head: Option<Head>,
+    /// What the log has said last that it lacks since the gateway was started; none before it has said anything.
+    unwritten: Option<u64>,
+    /// Notes of what it has said, those that are not listed too.
+    own_notes: usize,
+}
+
+/// A record of the log about itself, as far as it is about what the log lacks.
+#[derive(Debug, Deserialize)]
+struct Own {
+    event: String,
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    unwritten: u64,
+    repaired: Option<Repaired>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Repaired {
+    cut_bytes: u64,
+}
+
+impl Own {
+    /// The gateway has found its file emptied, and begins anew.
+    fn follows_a_cut(&self) -> bool {
+        self.event == "resumed" && self.reason == CUT
+    }
 }
 
 impl Chain<'_> {
@@ -311,8 +355,17 @@ impl Chain<'_> {
                 "its hash fits, but it is not JSON that every reader reads alike".into(),
             );
         }
+        let own = link.is_own.then(|| serde_json::from_slice::<Own>(line));
+        let own = own.and_then(Result::ok);
         let Some(before) = &self.head else {
-            if link.sequence == 1 && link.prev != Head::genesis().hash {
+            if own.as_ref().is_some_and(Own::follows_a_cut) {
+                // Who takes full files away leaves one that begins with any other record.
+                let message = format!(
+                    "the log begins with record {}, which says that the file was cut: the records before were in it",
+                    link.sequence
+                );
+                wrong("cut", message);
+            } else if link.sequence == 1 && link.prev != Head::genesis().hash {
                 wrong("chain", "record 1 names a record before it".into());
             } else if link.sequence != 1 {
                 self.report.notes.push(format!(
@@ -320,6 +373,9 @@ impl Chain<'_> {
                     path.display(),
                     link.sequence
                 ));
+            }
+            if let Some(own) = own {
+                self.own(path, number, &own);
             }
             return Some(link);
         };
@@ -344,7 +400,49 @@ impl Chain<'_> {
             );
             wrong("chain", message);
         }
+        if let Some(own) = own {
+            self.own(path, number, &own);
+        }
         Some(link)
+    }
+
+    /// What a whole log lacks all the same, as it says itself.
+    fn own(&mut self, path: &Path, number: u64, own: &Own) {
+        // Counted since then.
+        if own.event == "started" {
+            self.unwritten = Some(0);
+        }
+        let known = self.unwritten.replace(own.unwritten);
+        let more = own.unwritten.saturating_sub(known.unwrap_or(0));
+        let since = match known {
+            Some(_) => "here",
+            None => "since the gateway was started",
+        };
+        let mut notes = Vec::new();
+        if more > 0 {
+            notes.push(format!("it lacks {more} record(s) {since}"));
+        }
+        if let Some(repaired) = &own.repaired {
+            let bytes = repaired.cut_bytes;
+            notes.push(format!(
+                "it ended in the middle of a record here, of which {bytes} bytes were cut off"
+            ));
+        }
+        for note in notes {
+            self.own_notes += 1;
+            if self.own_notes <= OWN_NOTES_MAX {
+                let note = format!("{}:{number}: the log says that {note}", path.display());
+                self.report.notes.push(note);
+            }
+        }
+    }
+
+    fn end(self) {
+        let unlisted = self.own_notes.saturating_sub(OWN_NOTES_MAX);
+        if unlisted > 0 {
+            let note = format!("the log says so at {unlisted} more place(s)");
+            self.report.notes.push(note);
+        }
     }
 
     /// A full file is named after its first record.

@@ -1,13 +1,13 @@
 //! `skillgate audit`: reads the audit log.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
 use super::failure::Failure;
 use super::{ConfigFile, Exit, Output, OutputFormat, plain, print_json};
-use crate::audit::{Report, verify};
+use crate::audit::{Report, verify, verify_in_order};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum AuditCommand {
@@ -17,8 +17,10 @@ pub(super) enum AuditCommand {
 
 #[derive(Debug, Args)]
 pub(super) struct VerifyArgs {
-    /// The log's file, with the full ones of the same log before it; or a directory of logs [default: audit.path]
-    file: Option<PathBuf>,
+    /// The log's file, with the full ones of the same log before it; or a directory of logs; or several files, as one log in
+    /// this order [default: audit.path]
+    #[arg(value_name = "FILE")]
+    files: Vec<PathBuf>,
     #[command(flatten)]
     config: ConfigFile,
     #[command(flatten)]
@@ -27,12 +29,17 @@ pub(super) struct VerifyArgs {
 
 pub(super) fn run(command: &AuditCommand, out: &mut dyn Write) -> Result<Exit, Failure> {
     let AuditCommand::Verify(args) = command;
-    let path = match &args.file {
-        Some(file) => file.clone(),
-        None => args.config.load()?.audit.path,
+    let of_one = |path: &Path| {
+        let cannot = |error| Failure::new(Exit::Runtime, format!("{}: {error}", path.display()));
+        verify(path).map_err(cannot)
     };
-    let report = verify(&path)
-        .map_err(|error| Failure::new(Exit::Runtime, format!("{}: {error}", path.display())))?;
+    let report = match args.files.as_slice() {
+        [] => of_one(&args.config.load()?.audit.path)?,
+        [one] => of_one(one)?,
+        all => {
+            verify_in_order(all).map_err(|error| Failure::new(Exit::Runtime, error.to_string()))?
+        }
+    };
     match args.format.output {
         Output::Text => print(&report, out)?,
         Output::Json => print_json(out, &report)?,

@@ -2,11 +2,12 @@
 
 use std::fs;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Place, write};
+use crate::audit::chain::Head;
 use crate::audit::verify::check_waiting;
-use crate::audit::{check, find, verify};
+use crate::audit::{Report, check, find, verify, verify_in_order};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_that_rotates_while_it_is_read_is_whole() {
@@ -96,6 +97,10 @@ async fn a_file_that_is_cut_is_written_from_its_end() {
     place.settings.max_file_bytes = 2000;
     let audit = place.open();
     write(&audit, 0, 2).await;
+    let (before, copy) = (
+        fs::read(place.path()).unwrap(),
+        place.dir.path().join("copy"),
+    );
     let file = fs::OpenOptions::new().write(true).open(place.path());
     file.unwrap().set_len(0).unwrap();
     write(&audit, 2, 2).await;
@@ -106,13 +111,97 @@ async fn a_file_that_is_cut_is_written_from_its_end() {
         (&first["event"], &first["sequence"], &first["reason"]),
         (&json!("resumed"), &json!(4), &json!("the file was cut"))
     );
+    // What was in it is lost, and no hash shows it: the log itself does.
+    let breaks = |report: &Report| -> Vec<_> {
+        let places = report.breaks.iter();
+        places.map(|found| (found.line, found.kind)).collect()
+    };
     let report = place.verify();
-    assert!(report.ok, "{report:?}");
-    assert_eq!(report.notes.len(), 1, "where it begins: {report:?}");
+    assert_eq!(breaks(&report), [(1, "cut")], "{report:?}");
+    assert!(!report.ok && report.notes.is_empty(), "{report:?}");
+    // Whoever has a copy of it lacks nothing.
+    fs::write(&copy, &before).unwrap();
+    let both = [copy, place.path().to_owned()];
+    let report = verify_in_order(&both).unwrap();
+    assert!(report.ok && report.notes.is_empty(), "{report:?}");
+    assert_eq!((report.files.len(), report.files[0].records), (2, 3));
     // And it rotates as ever.
     write(&audit, 4, 20).await;
     audit.close().await;
-    assert!(audit.health().rotations > 0 && place.verify().ok);
+    assert!(audit.health().rotations > 0);
+    let report = place.verify();
+    assert_eq!(breaks(&report), [(1, "cut")], "{report:?}");
+    // It is taken away with the full file that begins so; what is left begins with a record like others.
+    fs::remove_file(&place.full()[0]).unwrap();
+    let report = place.verify();
+    assert!(report.ok && report.notes.len() == 1, "{report:?}");
+    assert!(report.notes[0].contains("the ones before are not here"));
+}
+
+/// No hash shows what was never written.
+#[tokio::test]
+async fn what_the_log_says_that_it_lacks_is_noted() {
+    let place = Place::new();
+    let life = |events: &[(&str, Value)]| {
+        let mut head = Head::genesis();
+        let mut text = Vec::new();
+        for (event, more) in events {
+            let member = format!(",\"event\":{event:?},{}", &more.to_string()[1..]);
+            let member = member.strip_suffix('}').unwrap();
+            head.seal("log", &[member.as_bytes()], &mut text);
+            head.seal(
+                "decision",
+                &[b",\"event\":\"resumed\",\"unwritten\":9"],
+                &mut text,
+            );
+        }
+        text
+    };
+    let lacks = |unwritten: u64| json!({ "unwritten": unwritten });
+    let text = life(&[
+        ("started", lacks(0)),
+        ("resumed", lacks(2)),
+        ("resumed", lacks(2)),
+        ("resumed", lacks(5)),
+        ("stopped", lacks(5)),
+        (
+            "started",
+            json!({ "unwritten": 0, "repaired": { "cut_bytes": 17 } }),
+        ),
+        ("stopped", lacks(1)),
+    ]);
+    fs::create_dir_all(place.path().parent().unwrap()).unwrap();
+    let noted = |text: &[u8]| {
+        fs::write(place.path(), text).unwrap();
+        let report = place.verify();
+        assert!(report.ok, "{report:?}");
+        let file = format!("{}:", place.path().display());
+        let notes = report.notes.iter();
+        notes
+            .map(|note| note.replace(&file, ""))
+            .collect::<Vec<_>>()
+    };
+    let said = [
+        "3: the log says that it lacks 2 record(s) here",
+        "7: the log says that it lacks 3 record(s) here",
+        "11: the log says that it ended in the middle of a record here, of which 17 bytes were cut off",
+        "13: the log says that it lacks 1 record(s) here",
+    ];
+    assert_eq!(noted(&text), said);
+    // The files before were taken away: what was known then is not known here.
+    let lines: Vec<&[u8]> = text.split_inclusive(|byte| *byte == b'\n').collect();
+    assert_eq!(
+        noted(&lines[4..9].concat())[1..],
+        [
+            "1: the log says that it lacks 2 record(s) since the gateway was started",
+            "3: the log says that it lacks 3 record(s) here",
+        ]
+    );
+    // As breaks, they are not listed without end.
+    let many: Vec<_> = (0..=150).map(|n| ("resumed", lacks(n))).collect();
+    let notes = noted(&life(&many));
+    assert_eq!(notes.len(), 101);
+    assert_eq!(notes[100], "the log says so at 50 more place(s)");
 }
 
 #[tokio::test]

@@ -60,6 +60,8 @@ fn what_was_found_does_not_hang_on_who_reads_it() {
     for command in [
         &["audit", "verify", text(&log)][..],
         &["audit", "verify", text(&log), "--output", "json"],
+        // Several files are one log.
+        &["audit", "verify", text(&log), text(&log)],
         &["policy", "check", text(&rules)],
         &["policy", "check", text(&rules), "--output", "json"],
     ] {
