@@ -270,6 +270,8 @@ struct Active {
     set: Option<Arc<PolicySet>>,
     memo: Memo,
     since: SystemTime,
+    /// Allowed calls on which the two engines disagreed since then.
+    mismatches: Arc<AtomicU64>,
 }
 
 impl Active {
@@ -336,6 +338,7 @@ impl Policy {
         if prepared.active.decides_as(&before) {
             prepared.active.generation = before.generation;
             prepared.active.since = before.since;
+            prepared.active.mismatches = before.mismatches.clone();
         } else {
             tracing::info!(revision = prepared.revision(), "policy is in force");
             prepared.active.generation = before.generation + 1;
@@ -371,7 +374,8 @@ impl Policy {
             revision: set.map(|set| set.revision.clone()).unwrap_or_default(),
             sha256: set.map(|set| set.digest.clone()).unwrap_or_default(),
             age_s: age.unwrap_or_default().as_secs(),
-            engine_mismatches: self.0.mismatches.load(Ordering::Relaxed),
+            engine_mismatches: active.mismatches.load(Ordering::Relaxed),
+            engine_mismatches_total: self.0.mismatches.load(Ordering::Relaxed),
             unconfirmed: self.0.unsampled.load(Ordering::Relaxed),
         }
     }

@@ -424,7 +424,7 @@ pub(super) fn decisions(metrics: &Metrics, policy: Policy) {
             "counter",
             "Calls that one evaluator allowed and the other did not.",
         );
-        page.sample(&[], status.engine_mismatches as f64);
+        page.sample(&[], status.engine_mismatches_total as f64);
         page.family(
             "skillgate_policy_unconfirmed_total",
             "counter",

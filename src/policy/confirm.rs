@@ -1,5 +1,6 @@
 //! The second opinion: an allow of the virtual machine is decided again on the interpreter (`policy.confirm`).
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::UNIX_EPOCH;
 
@@ -21,7 +22,7 @@ impl Policy {
     /// Asks the interpreter for its opinion of an allow, before the call goes on or behind it.
     pub(super) async fn confirm(
         &self,
-        active: &Active,
+        active: &Arc<Active>,
         facts: &Facts,
         decision_id: &str,
         outcome: &mut Outcome,
@@ -44,7 +45,7 @@ impl Policy {
         let second = move || agree(&decision, set.interpret(input));
         if first {
             if let Err(fault) = self.in_turn(second).await {
-                self.disagree(decision_id, facts.method, &fault);
+                self.disagree(active, decision_id, facts.method, &fault);
                 outcome.fail(fault);
             }
         } else if allowed.is_multiple_of(SAMPLE_EVERY) && self.sample_is_due() {
@@ -52,11 +53,12 @@ impl Policy {
                 self.0.unsampled.fetch_add(1, Ordering::Relaxed);
                 return;
             };
-            let (policy, id, method) = (self.clone(), decision_id.to_owned(), facts.method);
+            let (policy, active) = (self.clone(), active.clone());
+            let (id, method) = (decision_id.to_owned(), facts.method);
             tokio::spawn(async move {
                 let _waiting = waiting;
                 if let Err(fault) = policy.in_turn(second).await {
-                    policy.disagree(&id, method, &fault);
+                    policy.disagree(&active, &id, method, &fault);
                 }
             });
         }
@@ -93,7 +95,9 @@ impl Policy {
     }
 
     /// The alarm: one of the engines is wrong, or a rule means two things.
-    fn disagree(&self, decision_id: &str, method: &str, fault: &Fault) {
+    pub(super) fn disagree(&self, active: &Active, decision_id: &str, method: &str, fault: &Fault) {
+        // Of the rules that decided, which may not be in force any more.
+        active.mismatches.fetch_add(1, Ordering::Relaxed);
         self.0.mismatches.fetch_add(1, Ordering::Relaxed);
         tracing::error!(
             decision_id,

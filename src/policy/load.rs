@@ -32,8 +32,10 @@ pub struct Status {
     pub sha256: String,
     /// Since it was put in force.
     pub age_s: u64,
-    /// Allowed calls on which the two engines disagreed.
+    /// Allowed calls on which the two engines disagreed since then.
     pub engine_mismatches: u64,
+    /// The same since the start, whatever rules decided.
+    pub engine_mismatches_total: u64,
     /// Allowed calls that were to be confirmed in the background and were not, since too many were waiting.
     pub unconfirmed: u64,
 }
@@ -151,6 +153,7 @@ pub fn prepare(config: &Config) -> Result<Prepared, BundleError> {
             memo: Memo::new(set.as_ref().is_none_or(|set| set.may_see_id)),
             set,
             since: SystemTime::now(),
+            mismatches: Arc::default(),
         },
         last: Some(config.plugins.state_dir.join(LAST)),
     })

@@ -67,6 +67,7 @@ fn prepared(files: &Files, mode: PolicyMode, confirm: Confirm) -> Prepared {
         memo: Memo::new(set.may_see_id),
         set: Some(Arc::new(set)),
         since: SystemTime::now(),
+        mismatches: Arc::default(),
     })
 }
 

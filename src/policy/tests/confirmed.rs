@@ -26,6 +26,37 @@ async fn engines_that_disagree_are_a_denial_and_an_alarm() {
     assert_eq!(fault(&sample, &publish).await.0, "policy.engine_mismatch");
 }
 
+/// Else rules that were put right would be shown as wrong until the gateway is started anew.
+#[tokio::test]
+async fn a_mismatch_counts_for_the_rules_that_had_it() {
+    let pick = "pick := x if { some x in [1, 2] }\ndecision := {\"allow\": true, \"visible\": {\"namespaces\": [\"*\"]}} if pick == 2";
+    let of = |rules: &str| prepared(&one(rules), PolicyMode::Enforce, Confirm::Always);
+    let policy = in_force(of(pick));
+    let counts = || {
+        let status = policy.status();
+        (status.engine_mismatches, status.engine_mismatches_total)
+    };
+    let ask = || facts("list_skills", vec![]);
+    assert!(policy.decide(&ask()).await.is_err());
+    assert_eq!(counts(), (1, 1));
+    // The same rules once more, of which callers may be told less.
+    let mut same = of(pick);
+    same.active.exposure = Exposure::Codes;
+    policy.install(same);
+    assert_eq!(counts(), (1, 1));
+    assert!(policy.decide(&ask()).await.is_err());
+    assert_eq!(counts(), (2, 2));
+    // One that was decided by the rules before is theirs, however late it is known.
+    let before = policy.0.active.load_full();
+    policy.install(of("decision := {\"allow\": true}"));
+    assert_eq!(counts(), (0, 2));
+    let fault = Fault::EngineMismatch("late".into());
+    policy.disagree(&before, "dec_late", "list_skills", &fault);
+    assert_eq!(counts(), (0, 3));
+    policy.install(of(pick));
+    assert_eq!(counts(), (0, 3));
+}
+
 /// A caller chooses the types of its arguments, and gets round no rule that compares them.
 #[tokio::test]
 async fn arguments_of_another_type_are_decided_as_rego_says() {
