@@ -476,7 +476,10 @@ impl<'a> Section<'a> {
             return empty();
         };
         if !matches!(node.value, Value::Table(_)) {
-            self.mistyped(key, node, "a table");
+            // Of what stands there the kind alone: it was meant for a plugin, and may be a database's name with its password.
+            let kind = node.value.kind();
+            let message = format!("{kind} does not fit here, expected a table");
+            self.note(&node.origin, key, message);
             return empty();
         }
         self.json(&raw::join(&self.path, key), node)

@@ -11,17 +11,29 @@ use super::section::{Kind, any_item, as_text};
 const MASK: &str = "***";
 
 /// A key of a plugin's section whose name has one of these in it may hold a secret.
-const SECRET_WORDS: [&str; 10] = [
+const SECRET_WORDS: [&str; 11] = [
     "key",
     "secret",
     "token",
-    "password",
-    "passwd",
+    "pass",
     "pwd",
-    "passphrase",
     "credential",
-    "authorization",
+    "auth",
+    "bearer",
     "cookie",
+    "dsn",
+    "private",
+];
+
+/// Has one of those in it, and none of its sense. `authorization` has.
+const OTHER_WORDS: [&str; 7] = [
+    "author",
+    "authors",
+    "authority",
+    "bypass",
+    "passive",
+    "passthrough",
+    "pass_through",
 ];
 
 /// The tree after all layers, masked when it is made, so that no later mistake can show more.
@@ -98,7 +110,8 @@ fn settle(path: &str, value: Value, known: &BTreeMap<String, Kind>, kind: Kind) 
             Value::List(items.into_iter().map(item).collect())
         }
         Value::String(text)
-            if has_password(&text) || kind == Kind::Open && sets_a_secret(&text) =>
+            if has_password(&text)
+                || kind == Kind::Open && (sets_a_secret(&text) || has_bare_password(&text)) =>
         {
             Value::String(MASK.into())
         }
@@ -108,24 +121,52 @@ fn settle(path: &str, value: Value, known: &BTreeMap<String, Kind>, kind: Kind) 
 
 fn names_a_secret(key: &str) -> bool {
     let key = key.to_lowercase();
-    SECRET_WORDS.iter().any(|word| key.contains(word))
-}
-
-/// `host=db password=...`, as databases are named, or `https://host/?api_key=...`.
-fn sets_a_secret(text: &str) -> bool {
-    let text = text.to_lowercase();
-    let is_set = |(at, word): (usize, &str)| text[at + word.len()..].trim_start().starts_with('=');
+    let is_other = |at: usize| {
+        OTHER_WORDS.iter().any(|other| {
+            key.match_indices(other).any(|(start, _)| {
+                let end = start + other.len();
+                // Not the beginning of another word, such as `authorization`.
+                let ends = !key[end..].starts_with(|c: char| c.is_ascii_lowercase());
+                (start..end).contains(&at) && ends
+            })
+        })
+    };
     SECRET_WORDS
         .iter()
-        .any(|word| text.match_indices(word).any(is_set))
+        .any(|word| key.match_indices(word).any(|(at, _)| !is_other(at)))
+}
+
+/// `host=db password=...`, as databases are named, `https://host/?api_key=...`, or `Authorization: Bearer ...`.
+fn sets_a_secret(text: &str) -> bool {
+    let is_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
+    let named = |text: &str| {
+        let name = text.rsplit(|c| !is_name(c)).next();
+        name.is_some_and(names_a_secret)
+    };
+    let set = text.match_indices(['=', ':']).any(|(at, sign)| {
+        // `https://auth:8080` sets nothing.
+        let is_set = sign == "=" || text[at + 1..].starts_with(char::is_whitespace);
+        is_set && named(text[..at].trim_end())
+    });
+    set || text.to_lowercase().contains("bearer ")
+}
+
+/// `user:password@tcp(host:3306)/name`, as some name databases, without a scheme.
+fn has_bare_password(text: &str) -> bool {
+    let Some((before, host)) = text.rsplit_once('@').filter(|_| !text.contains("://")) else {
+        return false;
+    };
+    // What names an image and its digest is no user's.
+    before.contains(':') && !host.starts_with("sha256:")
 }
 
 /// `scheme://user:password@host`
 fn has_password(text: &str) -> bool {
-    let authority = text
-        .split_once("://")
-        .map(|(_, rest)| rest.split(['/', '?', '#']).next().unwrap_or_default());
-    authority.is_some_and(|authority| authority.contains('@'))
+    let mut authorities = text
+        .split("://")
+        .skip(1)
+        .map(|rest| rest.split(['/', '?', '#']).next().unwrap_or_default());
+    authorities.any(|authority| authority.contains('@'))
 }
 
 fn write_table(out: &mut String, path: &str, table: &Table, origins: bool) {

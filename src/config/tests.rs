@@ -465,7 +465,30 @@ fn secrets_of_plugins_are_masked() {
         dsn = "host=db user=store Password = hunter6"
         endpoints = ["https://db.example.com/?v=1&api_key=hunter7"]
         user_pwd = "hunter8"
+        pass = "hunter9"
+        db_pass = "hunter10"
+        basicAuth = "store:hunter11"
+        authorization = "hunter12"
+        oauth = { grant = "hunter13" }
+        bearer = "hunter14"
+        DSN = "hunter15"
+        private = "hunter16"
+        database = "store:hunter17@tcp(db:3306)/skills"
+        spaced = "store:hunter 18@tcp(db:3306)/skills"
+        second = "https://one, https://store:hunter19@two"
+        parts = "host=db;PGPASS = hunter20"
+        headers = ["X-Api-Key: hunter21", "Proxy: Bearer hunter22"]
         order = "key, then size"
+        author = "Ada"
+        authors = ["Ada", "Grace"]
+        authority = "ca.example.com"
+        bypass_hosts = ["db"]
+        passive = true
+        pass_through = true
+        service = "https://auth:8080/tokens"
+        image = "store/skills:1.2@sha256:0123"
+        remote = "git@example.com:skills.git"
+        level = "mode=fast"
         "#,
     )
     .unwrap();
@@ -486,7 +509,22 @@ fn secrets_of_plugins_are_masked() {
         "Api-Key = \"***\"",
         "dsn = \"***\"",
         "endpoints = [\"***\"]",
+        "pass = \"***\"",
+        "private = \"***\"",
+        "database = \"***\"",
+        "headers = [\"***\", \"***\"]",
+        // And no more than that.
         "order = \"key, then size\"",
+        "author = \"Ada\"",
+        "authors = [\"Ada\", \"Grace\"]",
+        "authority = \"ca.example.com\"",
+        "bypass_hosts = [\"db\"]",
+        "passive = true",
+        "pass_through = true",
+        "service = \"https://auth:8080/tokens\"",
+        "image = \"store/skills:1.2@sha256:0123\"",
+        "remote = \"git@example.com:skills.git\"",
+        "level = \"mode=fast\"",
     ] {
         assert!(shown.contains(line), "{line}: {shown}");
     }
@@ -494,4 +532,38 @@ fn secrets_of_plugins_are_masked() {
         config.plugins.storage.config["db"]["password"], "hunter3",
         "the plugin itself gets it"
     );
+}
+
+/// By their names many of its keys could be secrets: `auth`, `keys`, `key_file`.
+#[test]
+fn nothing_of_the_gateways_own_is_masked() {
+    for text in [DEFAULT_TOML, &default_with_examples()] {
+        let tree = raw::parse(&Document::Default, text).unwrap();
+        let notes = Notes::default();
+        Section::root(&tree, &notes, |root| read(root, &Flags::default()));
+        let known = notes.known.into_inner();
+        let shown = show::Effective::new(tree, &known).to_toml(false);
+        assert!(shown.contains("\n[auth]\nmode = \"off\"\n"), "{shown}");
+        assert!(!shown.contains("***"), "{shown}");
+    }
+}
+
+/// The answer goes to the log, and to `/readyz?verbose` after a reload that was refused.
+#[test]
+fn what_stands_for_a_plugins_section_is_not_quoted() {
+    for (value, kind) in [
+        ("\"store:hunter@tcp(db)/skills\"", "a string"),
+        ("[\"hunter\"]", "a list"),
+        ("31337", "an integer"),
+    ] {
+        let refused = answer(load(&format!("[plugins.storage]\nconfig = {value}\n")));
+        assert_eq!(
+            refused,
+            format!(
+                "./skillgate.toml:2:10: plugins.storage.config: {kind} does not fit here, expected a table"
+            )
+        );
+    }
+    let refused = answer(load("[plugins.storage.config]\npassword = hunter\n"));
+    assert!(!refused.contains("hunter"), "{refused}");
 }

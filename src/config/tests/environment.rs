@@ -98,7 +98,7 @@ fn what_is_wrong_in_the_environment_is_named() {
         (
             "PLUGINS__STORAGE__CONFIG",
             "x",
-            "plugins.storage.config: \"x\" does not fit here, expected a table",
+            "plugins.storage.config: a string does not fit here, expected a table",
         ),
     ] {
         let name = format!("SKILLGATE_{name}");
