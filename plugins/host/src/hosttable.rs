@@ -178,6 +178,17 @@ unsafe extern "C" fn complete(ctx: *mut c_void, op: abi::Op, c: *const abi::Comp
         if completion.status == abi::OK {
             return Ok(done(Ok(completion.result)));
         }
+        if completion.status > 0 {
+            // Nothing of it was read, so nothing in it was taken: the plugin must not hear SKG_OK.
+            done(Err(Error::new(
+                abi::E_PROTOCOL,
+                format!(
+                    "the plugin {} completed a call with the status {}, which is no SKG_E_*",
+                    context.plugin, completion.status
+                ),
+            )));
+            return Ok(abi::E_PROTOCOL);
+        }
         // SAFETY: the contract: error is null or points to an error, valid during this call.
         let error = unsafe { error_of(completion.status, completion.error) };
         Ok(done(Err(error)))
@@ -437,4 +448,49 @@ unsafe extern "C" fn gate_serve(ctx: *mut c_void, run: abi::Op, listener: abi::F
         drop(unsafe { OwnedFd::from_raw_fd(listener) });
         Ok(abi::OK)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn what_is_in_a_completion_whose_status_is_none_stays_the_plugins() {
+        let (context, table) = make("com.acme.store", "a");
+        let file = tempfile::tempfile().unwrap();
+        let mut content: abi::Content = wire::zeroed();
+        content.struct_size = wire::size_of_u32::<abi::Content>();
+        content.kind = abi::CONTENT_FILE;
+        content.fd = file.as_raw_fd();
+        let completion = abi::Completion {
+            struct_size: wire::size_of_u32::<abi::Completion>(),
+            status: 5,
+            error: std::ptr::null(),
+            result: (&raw const content).cast(),
+        };
+        let (ended, end) = mpsc::channel();
+        let done = move |result: Result<*const c_void>| {
+            // SAFETY: the content above, which lives until `complete` is back.
+            let read = result.map(|p| unsafe { answer::content(p.cast()) });
+            ended.send(read.map(drop)).unwrap();
+            abi::OK
+        };
+        let op = context.ops.insert(None, Box::new(done)).unwrap();
+        // SAFETY: the table's own ctx, and a completion that lives until it is back.
+        let code = unsafe { table.complete.unwrap()(table.ctx, op, &raw const completion) };
+        assert_eq!(code, abi::E_PROTOCOL);
+        let error = end.recv().unwrap().unwrap_err();
+        assert_eq!(error.code, abi::E_PROTOCOL);
+        assert_eq!(
+            error.message,
+            "the plugin com.acme.store completed a call with the status 5, which is no SKG_E_*"
+        );
+        // Still open, and still the same file.
+        file.set_len(7).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 7);
+        assert!(!context.ops.is_live(op));
+    }
 }

@@ -120,6 +120,7 @@ async fn malformed_answers_are_errors() {
         ),
         ("no result", "result: is null"),
         ("no size", "struct_size is 0"),
+        ("positive status", "the status 5, which is no SKG_E_*"),
     ] {
         let error = sandbox
             .run(run(function), Gateway::new())

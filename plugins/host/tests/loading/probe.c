@@ -272,6 +272,9 @@ static int32_t run(void *self, skg_op op, const skg_run_request *r) {
     } else if (eq(r->function, "no size")) {
         result.struct_size = 0;
         h->complete(h->ctx, op, &c);
+    } else if (eq(r->function, "positive status")) {
+        c.status = 5;
+        if (h->complete(h->ctx, op, &c) != SKG_E_PROTOCOL) abort();
     } else if (eq(r->function, "short result")) {
         /* an older plugin: the struct ended after summary; what follows is not ours to read */
         struct { skg_run_result r; } padded;
