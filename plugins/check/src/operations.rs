@@ -305,7 +305,7 @@ pub(crate) fn drain(bench: &Bench) -> Done {
         bench.step("a call after drain");
         let called = match kind {
             Kind::Sandbox => instance.run(run_code(), Values::Plain, Shape::Whole, false)?,
-            Kind::Storage => instance.blob_create(Values::Plain, Shape::Whole)?,
+            Kind::Storage => store_call(&instance)?,
         };
         let end = instance.end(&called, CALL_LIMIT)?;
         demand(end.status == abi::E_UNAVAILABLE, || {
@@ -316,6 +316,19 @@ pub(crate) fn drain(bench: &Bench) -> Done {
         })?;
         destroy(bench, &instance)
     })
+}
+
+/// A call that begins something in a store, of what it says that it has.
+fn store_call(instance: &RawInstance) -> Done<Called> {
+    let (_, has) = instance.caps(Shape::Whole)?;
+    if has & abi::ST_BLOBS != 0 {
+        return Ok(instance.blob_create(Values::Plain, Shape::Whole)?);
+    }
+    if has & abi::ST_SKILLS != 0 {
+        return Ok(instance.skill_list(Values::Plain, Shape::Whole)?);
+    }
+    let neither = "caps says that it has neither skills nor blobs";
+    Err(Stop::Skipped(neither.into()))
 }
 
 /// Drains a store; what was open before goes on to its end.

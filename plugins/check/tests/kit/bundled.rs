@@ -105,6 +105,58 @@ fn the_store_in_c_passes() {
     }
 }
 
+/// A store may keep only skills, or only blobs, and need not say how it is: what it has not is not asked for.
+#[test]
+fn a_store_that_has_one_half_passes() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = "SKG_ST_SKILLS | SKG_ST_SKILLS_WRITE | SKG_ST_BLOBS | SKG_ST_BLOB_FD |";
+    let skills = [
+        "health",
+        "blob_create",
+        "blob_write",
+        "blob_commit",
+        "blob_abort",
+        "blob_stat",
+        "blob_open",
+        "blob_read",
+        "blob_close",
+        "blob_fd",
+        "blob_delete",
+    ];
+    let blobs = [
+        "health",
+        "skill_list",
+        "skill_get",
+        "skill_read",
+        "skill_tree",
+        "skill_put",
+    ];
+    for (has, lacks) in [
+        ("SKG_ST_SKILLS | SKG_ST_SKILLS_WRITE |", &skills[..]),
+        ("SKG_ST_BLOBS | SKG_ST_BLOB_FD |", &blobs),
+    ] {
+        let lacks = lacks
+            .iter()
+            .map(|of| (format!("    t->{of} = {of};"), format!("    (void){of};")));
+        let lacks: Vec<(String, String)> = lacks.collect();
+        let changes = lacks.iter().map(|(of, none)| (of.as_str(), none.as_str()));
+        let changes: Vec<_> = changes.chain([(all, has)]).collect();
+        let settings = settings(&changed_c(dir.path(), &changes), &serde_json::json!({}));
+        let report = run(&settings);
+        assert!(report.is_good(), "{has}: {}", table(&report));
+        let skipped = ended(&report, Status::Skipped);
+        assert!(
+            skipped.iter().all(|case| case.starts_with("storage/")),
+            "{has}: {skipped:?}"
+        );
+        let figures = report.cases.iter().flat_map(|case| &case.figures);
+        let lists = figures
+            .filter(|of| of.name.starts_with("skill_list"))
+            .count();
+        assert_eq!(lists > 0, has.contains("SKILLS"), "{has}");
+    }
+}
+
 /// Whose calls go over a network, as it looks from here: each takes its time, and nothing else is wrong.
 #[test]
 fn a_store_that_is_far_away_passes() {
