@@ -89,8 +89,9 @@ typedef uint64_t skg_op;
 /* SKG_FD: a POSIX file descriptor, opened O_CLOEXEC, or -1.  The one thing
  * whose ownership moves: the receiver closes it.  In an answer it moves when
  * complete() has returned SKG_OK, and not before: after any other result it is
- * still the plugin's.  A descriptor inside a *request* stays the sender's
- * (borrowed until the op completes: dup it). */
+ * still the plugin's.  One where none is due (beside SKG_CONTENT_DATA, in the
+ * answer of blob_open) is SKG_E_PROTOCOL: write -1.  A descriptor inside a
+ * *request* stays the sender's (borrowed until the op completes: dup it). */
 typedef int32_t skg_fd;
 
 /* Results of calls, and the status of a completion. */

@@ -80,15 +80,64 @@ fn type_name(kind: libc::mode_t) -> &'static str {
     }
 }
 
+/// What has to be so of a descriptor that is taken.
+fn check_given(fd: abi::Fd, expected: libc::mode_t, what: &str) -> Read<()> {
+    check_fd(fd, what)?;
+    check_type(fd, expected, what)
+}
+
 /// Takes a checked descriptor of this type of file. The last step of reading an answer: what is refused stays the plugin's.
 ///
 /// # Safety
 /// The plugin gives `fd` away by the answer that is being read.
 unsafe fn take_fd(fd: abi::Fd, expected: libc::mode_t, what: &str) -> Read<OwnedFd> {
-    check_fd(fd, what)?;
-    check_type(fd, expected, what)?;
+    check_given(fd, expected, what)?;
     // SAFETY: open, and ours by the caller's promise.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// No descriptor is due here. A number that could be taken is one that the plugin means to give away: with SKG_OK it would be
+/// nobody's, and stay open. What no plugin could give, as the 0 of a struct that was only zeroed, is nothing.
+fn no_fd(fd: abi::Fd, what: &str) -> Read<()> {
+    let given = |of: &libc::mode_t| check_given(fd, *of, what).is_ok();
+    if fd >= 0 && [libc::S_IFREG, libc::S_IFDIR].iter().any(given) {
+        return Err(Malformed(format!(
+            "{what}: descriptor {fd}, where none is due: write -1"
+        )));
+    }
+    Ok(())
+}
+
+/// What is wrong with the descriptor of a skg_content, as the gateway looks at it; nothing is taken. For the kit.
+///
+/// # Errors
+/// In one line.
+#[doc(hidden)]
+pub fn check_content(c: &abi::Content) -> Result<(), String> {
+    let checked = match c.kind {
+        abi::CONTENT_DATA => no_fd(c.fd, "content.fd"),
+        abi::CONTENT_DIR => check_given(c.fd, libc::S_IFDIR, "fd"),
+        abi::CONTENT_FILE | abi::CONTENT_TAR => check_given(c.fd, libc::S_IFREG, "fd"),
+        kind => Err(unknown_kind(kind)),
+    };
+    checked.map_err(|Malformed(why)| why)
+}
+
+/// The same of a skg_blob_opened: of blob_open, or of blob_fd, whose answer is a descriptor. For the kit.
+///
+/// # Errors
+/// In one line.
+#[doc(hidden)]
+pub fn check_opened(o: &abi::BlobOpened, is_fd: bool) -> Result<(), String> {
+    let checked = match is_fd {
+        true => check_given(o.fd, libc::S_IFREG, "fd"),
+        false => no_fd(o.fd, "opened.fd"),
+    };
+    checked.map_err(|Malformed(why)| why)
+}
+
+fn unknown_kind(kind: u32) -> Malformed {
+    Malformed(format!("content.kind: {kind} is not one of this host's"))
 }
 
 /// # Safety
@@ -169,9 +218,12 @@ pub(crate) unsafe fn content(p: *const abi::Content) -> Read<Content> {
     unsafe {
         let c = wire::prefix(p, "content")?;
         match c.kind {
-            abi::CONTENT_DATA => Reader::new(ANSWER_BYTES)
-                .bytes(c.data, "data", ANSWER_BYTES)
-                .map(Content::Data),
+            abi::CONTENT_DATA => {
+                no_fd(c.fd, "content.fd")?;
+                Reader::new(ANSWER_BYTES)
+                    .bytes(c.data, "data", ANSWER_BYTES)
+                    .map(Content::Data)
+            }
             abi::CONTENT_FILE => Ok(Content::File(
                 take_fd(c.fd, libc::S_IFREG, "fd")?,
                 c.size_bytes,
@@ -181,9 +233,7 @@ pub(crate) unsafe fn content(p: *const abi::Content) -> Read<Content> {
                 take_fd(c.fd, libc::S_IFREG, "fd")?,
                 c.size_bytes,
             )),
-            kind => Err(Malformed(format!(
-                "content.kind: {kind} is not one of this host's"
-            ))),
+            kind => Err(unknown_kind(kind)),
         }
     }
 }
@@ -214,6 +264,7 @@ pub(crate) unsafe fn blob_reader(p: *const abi::BlobOpened) -> Read<(u64, BlobSt
     // SAFETY: the caller's promise.
     unsafe {
         let o = wire::prefix(p, "opened")?;
+        no_fd(o.fd, "opened.fd")?;
         Ok((o.reader, blob_stat(o.stat)?))
     }
 }
@@ -340,6 +391,47 @@ mod tests {
             Ok(Content::File(fd, 0)) => assert_eq!(fd.as_raw_fd(), given),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn where_no_descriptor_is_due_none_is_left_open() {
+        let mut data = file(0);
+        data.kind = abi::CONTENT_DATA;
+        let stat = abi::BlobStat {
+            struct_size: wire::size_of_u32::<abi::BlobStat>(),
+            ..wire::zeroed()
+        };
+        let mut opened: abi::BlobOpened = wire::zeroed();
+        opened.struct_size = wire::size_of_u32::<abi::BlobOpened>();
+        opened.stat = &raw const stat;
+        let dir = tempfile::tempdir().unwrap();
+        let (pipe, _writes) = std::io::pipe().unwrap();
+        let folder = std::fs::File::open(dir.path()).unwrap();
+        let one = tempfile::tempfile().unwrap();
+        // What was only zeroed, what is none, and what no answer of this kind could have.
+        for fd in [0, -1, 1 << 20, pipe.as_raw_fd()] {
+            (data.fd, opened.fd) = (fd, fd);
+            // SAFETY: without texts.
+            unsafe {
+                assert!(matches!(content(&data), Ok(Content::Data(of)) if of.is_empty()));
+                assert!(blob_reader(&opened).is_ok());
+            }
+            assert_eq!(check_content(&data), Ok(()));
+            assert_eq!(check_opened(&opened, false), Ok(()));
+        }
+        for fd in [one.as_raw_fd(), folder.as_raw_fd()] {
+            (data.fd, opened.fd) = (fd, fd);
+            let why = format!("content.fd: descriptor {fd}, where none is due: write -1");
+            assert_eq!(error(&data), why);
+            assert_eq!(check_content(&data), Err(why));
+            let why = format!("opened.fd: descriptor {fd}, where none is due: write -1");
+            // SAFETY: without texts.
+            assert_eq!(unsafe { blob_reader(&opened) }.unwrap_err().0, why);
+            assert_eq!(check_opened(&opened, false), Err(why));
+        }
+        // Refused, they stay the plugin's.
+        assert_eq!(one.metadata().unwrap().len(), 0);
+        assert!(folder.metadata().unwrap().is_dir());
     }
 
     #[test]

@@ -42,6 +42,8 @@ mod trust;
 mod wire;
 mod written;
 
+#[doc(hidden)]
+pub use answer::{check_content, check_opened};
 pub use blobs::{BlobReader, BlobWriter};
 pub use call::Destroyed;
 pub use counts::CallCounts;

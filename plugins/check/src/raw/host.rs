@@ -11,6 +11,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use skillgate_plugin_host::{check_content, check_opened};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::wire::{self, Grows, size_of_u32};
 
@@ -33,6 +34,8 @@ pub(crate) enum Answer {
     Content,
     Handle,
     Stat,
+    /// blob_open's, and blob_fd's: one struct, and a descriptor only in the other.
+    Reader,
     Opened,
     Count,
     Run,
@@ -358,7 +361,10 @@ unsafe fn read(c: *const abi::Completion, answer: Answer) -> Result<End, String>
             }
             Answer::Content => {
                 let content = sized(p.cast::<abi::Content>(), "skg_content", &mut end)?;
-                take(content.fd);
+                check_content(&content)?;
+                if content.kind != abi::CONTENT_DATA {
+                    take(content.fd);
+                }
             }
             Answer::Handle => end.handle = p.cast::<abi::Handle>().read_unaligned().handle,
             Answer::Count => end.handle = p.cast::<abi::Count>().read_unaligned().n,
@@ -366,10 +372,14 @@ unsafe fn read(c: *const abi::Completion, answer: Answer) -> Result<End, String>
                 let stat = sized(p.cast::<abi::BlobStat>(), "skg_blob_stat", &mut end)?;
                 end.id = wire::shown(stat.id, MESSAGE_BYTES_MAX);
             }
-            Answer::Opened => {
+            Answer::Reader | Answer::Opened => {
                 let opened = sized(p.cast::<abi::BlobOpened>(), "skg_blob_opened", &mut end)?;
+                let is_fd = answer == Answer::Opened;
+                check_opened(&opened, is_fd)?;
                 end.handle = opened.reader;
-                take(opened.fd);
+                if is_fd {
+                    take(opened.fd);
+                }
             }
         }
     }
@@ -419,12 +429,10 @@ unsafe fn elements<T: Grows>(
 /// A descriptor in an answer is the host's.
 ///
 /// # Safety
-/// `fd` is negative, or a descriptor that changes its owner here.
+/// `fd` was looked at as the gateway looks at it, and changes its owner here.
 unsafe fn take(fd: abi::Fd) {
-    if fd >= 0 {
-        // SAFETY: the caller's promise.
-        drop(unsafe { OwnedFd::from_raw_fd(fd) });
-    }
+    // SAFETY: the caller's promise.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
 }
 
 unsafe extern "C" fn op_cancelled(ctx: *mut c_void, op: abi::Op) -> i32 {

@@ -196,7 +196,7 @@ impl RawInstance {
     }
 
     fn blob_open(&self, tenant: abi::Str, id: abi::Str) -> Called {
-        call!(self.blob_open(tenant, id, 0, 0), Answer::Opened)
+        call!(self.blob_open(tenant, id, 0, 0), Answer::Reader)
     }
 
     /// A reader of a blob that is made for it; `None` when there is none to be had.

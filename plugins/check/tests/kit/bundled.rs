@@ -157,6 +157,29 @@ fn a_store_that_has_one_half_passes() {
     }
 }
 
+/// Where none is due, 0 is what a struct that was only zeroed has: nobody's standard input is closed for it.
+#[test]
+fn a_store_that_leaves_out_the_descriptor_where_none_is_due_passes() {
+    let dir = tempfile::tempdir().unwrap();
+    let changes = [("            c.fd = -1;\n", ""), ("    o.fd = -1;\n", "")];
+    let store = changed_c(dir.path(), &changes);
+    let only = [
+        "contract/answers",
+        "operations/exactly-once",
+        "process/descriptors",
+        "storage/publish-and-read",
+        "storage/blob-ranges",
+    ];
+    for isolation in [Isolation::Gateway, Isolation::Process] {
+        let settings = Settings {
+            isolation,
+            only: only.map(str::to_owned).to_vec(),
+            ..settings(&store, &serde_json::json!({}))
+        };
+        all_pass(&settings, &[]);
+    }
+}
+
 /// Whose calls go over a network, as it looks from here: each takes its time, and nothing else is wrong.
 #[test]
 fn a_store_that_is_far_away_passes() {

@@ -33,6 +33,8 @@ pub(crate) const STORE: &[Row] = &[
     ("gives a text that is not UTF-8", "contract/answers", "not UTF-8"),
     ("gives a huge text", "contract/answers", "more than the"),
     ("gives null with a length", "contract/answers", "null with length 5"),
+    ("gives a descriptor beside data", "contract/answers", "skill_read was completed with a malformed answer: content.fd: descriptor "),
+    ("gives a descriptor beside a reader", "contract/answers", "blob_open was completed with a malformed answer: opened.fd: descriptor "),
     ("is in a state that there is not", "contract/answers", "skg_health.state is 9"),
     ("says words where numbers are asked", "contract/answers", "skg_health.metrics_json is no flat"),
     ("reports layers in its own way", "contract/answers", "skg_health.report_json is no list of layers"),

@@ -200,6 +200,19 @@ unsafe fn changed(c: &abi::Completion) -> Option<Changed> {
                 opened.fd = libc::open(path.as_ptr().cast(), libc::O_RDWR | libc::O_CLOEXEC);
                 made(Answer::Opened(opened))
             }
+            "skill_read" if ok && asked("gives a descriptor beside data") => {
+                let mut content = c.result.cast::<abi::Content>().read();
+                if content.kind == abi::CONTENT_DATA {
+                    (content.fd, _) = tar_of(&[]);
+                }
+                content.kind = abi::CONTENT_DATA;
+                made(Answer::Content(content))
+            }
+            "blob_open" if ok && asked("gives a descriptor beside a reader") => {
+                let mut opened = c.result.cast::<abi::BlobOpened>().read();
+                (opened.fd, _) = tar_of(&[]);
+                made(Answer::Opened(opened))
+            }
             "skill_get" if ok && asked("loses a file") => {
                 let mut skill = c.result.cast::<abi::Skill>().read();
                 skill.files.len -= 1;

@@ -35,6 +35,7 @@ pub(super) fn wrap(inner: abi::Storage) -> abi::Storage {
         skill_list: Some(skill_list),
         skill_get: Some(skill_get),
         skill_put: Some(skill_put),
+        skill_read: Some(skill_read),
         skill_tree: Some(skill_tree),
         blob_create: Some(blob_create),
         blob_write: Some(blob_write),
@@ -258,6 +259,19 @@ unsafe extern "C" fn skill_get(
             STORES.get(this).skill_get.unwrap()(this, op, tenant, &raw const which)
         })
     }
+}
+
+unsafe extern "C" fn skill_read(
+    this: *mut c_void,
+    op: abi::Op,
+    tenant: abi::Str,
+    r: *const abi::SkillRef,
+    path: abi::Str,
+) -> i32 {
+    // SAFETY: as above.
+    under("skill_read", || unsafe {
+        STORES.get(this).skill_read.unwrap()(this, op, tenant, r, path)
+    })
 }
 
 unsafe extern "C" fn skill_tree(
