@@ -7,6 +7,7 @@ mod operator;
 mod plugins;
 mod reload;
 mod sections;
+mod silent;
 mod swap;
 mod unkept;
 

@@ -15,6 +15,7 @@ use tower::{Layer, ServiceExt};
 
 use super::hold;
 use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
+use super::silent::heard;
 use super::unkept::{unkept, with};
 use super::{App, AppError, prepared_policy, runtime, shelf};
 use crate::audit::Audit;
@@ -328,7 +329,7 @@ async fn ask_sandbox(config: &Config, state: &State) -> Asked {
     let health = match sandbox(&loaded, "sandbox", state, settings, &config.runs).await {
         Ok(instance) => {
             let unkept = unkept(instance.caps(), &config.runs);
-            let health = instance.health().await.map_err(|error| AppError::Create {
+            let health = heard(instance.health().await).map_err(|error| AppError::Create {
                 which: "sandbox",
                 error,
             });
@@ -360,7 +361,7 @@ async fn ask_storage(config: &Config, state: &State, in_use: Option<String>) -> 
     }
     let health = match storage(&loaded, "store", state, &config.plugins.storage.config).await {
         Ok(instance) => {
-            let health = instance.health().await.map_err(|error| AppError::Create {
+            let health = heard(instance.health().await).map_err(|error| AppError::Create {
                 which: "storage",
                 error,
             });

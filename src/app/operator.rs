@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 
 use self::said::{Asker, Numbers, address};
 use super::AppError;
+use super::silent::heard;
 use super::unkept::{unkept, with};
 use crate::admin::{self, Admin};
 use crate::audit::Audit;
@@ -139,7 +140,7 @@ pub(super) fn health(
             let unkept = unkept(instance.caps(), &promised);
             let asked = asker.ask(address(&instance), async move {
                 let health = instance.health().await;
-                health.map(|health| with(health, &unkept))
+                heard(health).map(|health| with(health, &unkept))
             });
             of_runs.clone().said("sandbox", asked).boxed()
         }

@@ -32,6 +32,7 @@ use self::seats::{SANDBOXES_MAX, Seat, Seats, instance};
 pub(super) use self::store::OfStorage;
 use super::AppError;
 use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
+use super::silent::heard;
 use crate::catalog::Catalog;
 use crate::config::{Config, PluginSource, Runs};
 use crate::reload::{Install, Part};
@@ -290,7 +291,7 @@ pub(super) async fn end(ending: impl Future<Output = model::Result<()>>) -> bool
 
 /// Does a new instance work, as far as it says itself?
 async fn well(said: impl Future<Output = model::Result<Health>>) -> Result<(), String> {
-    match tokio::time::timeout(HEALTH_TIMEOUT, said).await {
+    match tokio::time::timeout(HEALTH_TIMEOUT, said).await.map(heard) {
         Ok(Ok(health)) if health.state == abi::HEALTH_DOWN => Err(format!(
             "it says of itself that it is down: {}",
             health.message
@@ -426,6 +427,35 @@ impl Inner {
 mod tests {
     use super::*;
     use crate::config::{Flags, Sources};
+
+    /// It may be all that there is of the tenants' data: who says nothing is not refused like one that is down.
+    #[tokio::test]
+    async fn a_new_instance_is_taken_unless_it_is_down_or_cannot_say() {
+        let says = |state| {
+            Ok(Health {
+                state,
+                message: "no disk".into(),
+                ..Health::default()
+            })
+        };
+        let fails = |code| Err(model::Error::new(code, "no answer"));
+        for (said, expected) in [
+            (says(abi::HEALTH_OK), Ok(())),
+            (says(abi::HEALTH_DEGRADED), Ok(())),
+            (fails(abi::E_UNIMPLEMENTED), Ok(())),
+            (
+                says(abi::HEALTH_DOWN),
+                Err("it says of itself that it is down: no disk"),
+            ),
+            (
+                fails(abi::E_PROTOCOL),
+                Err("it does not say how it is: no answer"),
+            ),
+        ] {
+            let taken = well(std::future::ready(said)).await;
+            assert_eq!(taken, expected.map_err(str::to_owned));
+        }
+    }
 
     #[test]
     fn a_signature_is_watched_like_the_file() {

@@ -380,6 +380,65 @@ fn a_store_that_is_slow_to_end_is_waited_for() {
     assert_eq!(written(), "made\nended\nmade\nended\n");
 }
 
+/// The contract lets them leave `health` out: they work, at the start, when they are looked at and when they are exchanged.
+#[test]
+fn plugins_that_do_not_say_how_they_are_work() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        server: "reload_watch_ms = 0",
+        ..Settings::default()
+    });
+    let usual = std::fs::read_to_string(house.config()).unwrap();
+    let release = |number: u32| {
+        let another = format!("#include <stdlib.h>\nextern int release;\nint release = {number};");
+        let of = |name: &str, table: &str, bundled: &str, text: &str| {
+            let health = format!("    {table}health = health;");
+            let none = "    (void)health;";
+            let changes = [
+                (health.as_str(), none),
+                ("#include <stdlib.h>", another.as_str()),
+            ];
+            instead(text, bundled, &changed(&house, name, &changes))
+        };
+        let text = of("store", "t->", r#"name = "storage-fs""#, &usual);
+        let text = of("echo", "e->table.", r#"name = "sandbox-process""#, &text);
+        std::fs::write(house.config(), text).unwrap();
+    };
+    release(1);
+    let says_nothing = "it does not say how it is";
+    let doctor = crate::commands::said(&house, &["doctor"], 0);
+    assert_eq!(doctor.matches(says_nothing).count(), 2, "{doctor}");
+    let gateway = house.start();
+    let is_ready = || {
+        let (status, parts) = crate::swap::readyz(&gateway);
+        assert_eq!(status, 200, "{parts}");
+        for part in ["storage", "sandbox"] {
+            let of = parts
+                .lines()
+                .find(|line| line.contains(&format!("]{part} ")));
+            assert!(of.is_some_and(|of| of.contains(says_nothing)), "{parts}");
+        }
+    };
+    let stores = || {
+        let made = json!({ "content": "x", "kind": "text/plain" });
+        let made = gateway.client().call("create_blob", made).unwrap();
+        assert!(made["result"]["blob_id"].is_string(), "{made}");
+    };
+    is_ready();
+    stores();
+    release(2);
+    crate::swap::reload(&gateway, crate::swap::TAKEN);
+    for taken in [
+        "the new plugin has the store",
+        "new runs go to the new plugin",
+    ] {
+        assert!(gateway.log().contains(taken), "{}", gateway.log());
+    }
+    is_ready();
+    stores();
+    gateway.stop();
+}
+
 #[test]
 fn a_store_that_keeps_nothing_is_named_at_the_start() {
     let _alone = alone();

@@ -475,7 +475,8 @@ typedef struct skg_sandbox {
      * The plugin still completes the op, soon, with SKG_E_CANCELLED or its
      * result. */
     void    (*cancel)(void *self, skg_op op);
-    /* Asked now and then, and by `doctor`. */
+    /* Asked now and then, and by `doctor`.  An instance without it is taken to
+     * be well. */
     int32_t (*health)(void *self, skg_op op);                            /* -> skg_health */
     /* Take no new work (SKG_E_UNAVAILABLE); complete when nothing is in flight. */
     int32_t (*drain)(void *self, skg_op op);                             /* -> none */

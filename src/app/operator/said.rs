@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, Health as Said};
 
+use crate::app::silent::heard;
 use crate::telemetry::health::State;
 use crate::telemetry::metrics::Page;
 
@@ -94,7 +95,7 @@ impl Numbers {
             plugin,
             said: None,
         };
-        let said = match asked.await {
+        let said = match heard(asked.await) {
             Ok(said) => said,
             Err(error) => return State::Failed(error.message),
         };
@@ -194,6 +195,12 @@ mod tests {
         assert_eq!(ask("storage", gone).await, State::Failed("it hangs".into()));
         assert!(!shown(r#"plugin="storage""#) && !shown("skillgate_blob_store_bytes"));
         assert!(shown(r#"{plugin="shelf",name="free_bytes"} 7"#));
+        // One that has no health() says no numbers either, and works.
+        ask("storage", well()).await;
+        let none = Err(Error::new(abi::E_UNIMPLEMENTED, "no such call"));
+        let silent = State::Well("it does not say how it is".into());
+        assert_eq!(ask("storage", none).await, silent);
+        assert!(!shown(r#"plugin="storage""#));
 
         // Nor one that does not answer, of which the health is not told; until nobody waits for that any more.
         let mut asked = Box::pin(numbers.clone().said("shelf", std::future::pending()));
