@@ -22,7 +22,7 @@ use serde_json::value::RawValue;
 use skillgate_plugin_host::{Current, SandboxInstance};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{
-    self, BlobStat, Limits, Mount, RunRequest, RunResult, RunSkill, Source,
+    self, BlobStat, Limits, Mount, RunRequest, RunResult, RunSkill, SandboxCaps, Source,
 };
 use tracing::Instrument;
 
@@ -47,7 +47,7 @@ use watch::{Wait, Watch};
 pub const OUTPUT_BYTES_MAX: usize = 4096;
 /// Largest `logs_preview`, in bytes (REQUIREMENTS E5).
 pub const LOGS_BYTES_MAX: usize = 2048;
-/// How long after its deadline a sandbox may take to say so before the gateway answers without it.
+/// How long after its deadline a sandbox that enforces it may take to say so before the gateway answers without it.
 const OVERTIME: Duration = Duration::from_secs(2);
 
 /// What keeps a run from starting, or its end from being known. A run that fails is an [`Answer`].
@@ -365,8 +365,8 @@ impl Runs {
             decision_id = job.permit.decision_id,
             "run started"
         );
-        let outcome =
-            tokio::time::timeout(wall + OVERTIME, sandbox.run(request, services.clone())).await;
+        let patience = wall + overtime(sandbox.caps());
+        let outcome = tokio::time::timeout(patience, sandbox.run(request, services.clone())).await;
         let wall_ms = began.elapsed().as_millis() as u64;
         // Until the answer; one that has not ended keeps it. One whose sandbox was lost may hang in the store as before, on a
         // thread of the gateway's: it has its place until that lets go of what serves it.
@@ -382,7 +382,10 @@ impl Runs {
             }
             Ok(Err(error)) => Err(sandbox_failure(&run_id, &error, &services)),
             Err(_) => {
-                tracing::error!(run_id, "the sandbox did not keep the deadline");
+                // Of one that does not enforce it the gateway has ended the run, as it says it does.
+                if patience > wall {
+                    tracing::error!(run_id, "the sandbox did not keep the deadline");
+                }
                 Err(failure(
                     abi::RUN_TIMEOUT,
                     format!(
@@ -539,6 +542,15 @@ impl Runs {
     }
 }
 
+/// What a run gets beyond its deadline. Who does not say that it enforces one leaves that to the host, which the contract has
+/// cancel at `wall_ms`: nothing would come of waiting.
+fn overtime(caps: &SandboxCaps) -> Duration {
+    match caps.enforces & abi::LIMIT_WALL {
+        0 => Duration::ZERO,
+        _ => OVERTIME,
+    }
+}
+
 fn label(program: &Program) -> String {
     match program {
         Program::Skill(skill) => format!("{} {}", skill.name(), skill.version()),
@@ -561,5 +573,21 @@ fn sandbox_failure(run_id: &str, error: &model::Error, services: &Services) -> R
         abi::E_CANCELLED => failure(abi::RUN_CANCELLED, "the run was cancelled".into()),
         // Never run again from here: it may have had effects.
         _ => failure(WORKER_LOST, "the sandbox was lost while the run was under way; what the run had done until then is not known, so look before you call it again".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_enforce_the_deadline_is_cancelled_at_it() {
+        let caps = |enforces| SandboxCaps {
+            enforces,
+            ..SandboxCaps::default()
+        };
+        assert_eq!(overtime(&caps(0)), Duration::ZERO);
+        assert_eq!(overtime(&caps(!abi::LIMIT_WALL)), Duration::ZERO);
+        assert_eq!(overtime(&caps(abi::LIMIT_WALL)), OVERTIME);
     }
 }

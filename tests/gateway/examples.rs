@@ -84,6 +84,57 @@ fn a_sandbox_that_runs_no_python_refuses_every_run_and_says_why() {
     gateway.stop();
 }
 
+/// The contract: the host cancels at `wall_ms`. One that enforces it itself gets a moment to say so.
+#[test]
+fn a_run_is_cancelled_at_its_deadline_unless_its_sandbox_ends_it() {
+    let _alone = alone();
+    const WALL_MS: u64 = 300;
+    const OVERTIME_MS: u64 = 2000;
+    let house = House::new(Settings::default());
+    let usual = std::fs::read_to_string(house.config()).unwrap();
+    let seen = house.path().join("seen");
+    let clock = "#define _POSIX_C_SOURCE 200809L\n#include \"skillgate_plugin.h\"\n#include <stdio.h>\n#include <time.h>\n\
+        static struct timespec began;\n";
+    let begins = "int added;\n    clock_gettime(CLOCK_MONOTONIC, &began);";
+    let writes = format!(
+        "{{ struct timespec now; FILE *file = fopen({seen:?}, \"w\"); clock_gettime(CLOCK_MONOTONIC, &now);\n\
+         fprintf(file, \"%ld\", (long)((now.tv_sec - began.tv_sec) * 1000 + (now.tv_nsec - began.tv_nsec) / 1000000)); fclose(file); }}\n\
+         fail(e, op, SKG_E_CANCELLED, 0, \"cancelled\");"
+    );
+    for (enforces, overtime_ms) in [("0", 0), ("SKG_LIMIT_WALL", OVERTIME_MS)] {
+        let caps = format!("out->egress = SKG_EGRESS_CAN_DENY; out->enforces = {enforces};");
+        let changes = [
+            ("#include \"skillgate_plugin.h\"\n", clock),
+            ("int added;", begins),
+            (
+                "fail(e, op, SKG_E_CANCELLED, 0, \"cancelled\");",
+                writes.as_str(),
+            ),
+            ("out->egress = SKG_EGRESS_CAN_DENY;", caps.as_str()),
+            (
+                r#"is(req->language, "echo")"#,
+                r#"is(req->language, "python")"#,
+            ),
+        ];
+        let section = changed(&house, "echo", &changes);
+        let text = instead(&usual, r#"name = "sandbox-process""#, &section);
+        std::fs::write(house.config(), text).unwrap();
+        let gateway = house.start();
+        let params =
+            json!({ "language": "python", "code": "wait", "limits": { "timeout_ms": WALL_MS } });
+        let run = gateway.client().result("run_code", params).unwrap();
+        assert_eq!(run["error"]["type"], "Timeout", "{run}");
+        // It is written before the run has ended for the plugin, and the gateway does not end before that.
+        let blamed = gateway.log().contains("did not keep the deadline");
+        gateway.stop();
+        assert_eq!(blamed, overtime_ms > 0, "{enforces}");
+        let cancelled: u64 = std::fs::read_to_string(&seen).unwrap().parse().unwrap();
+        // What a slow machine adds is less than what it must not wait for.
+        let within = WALL_MS + overtime_ms - 50..WALL_MS + overtime_ms + OVERTIME_MS;
+        assert!(within.contains(&cancelled), "{enforces}: {cancelled} ms");
+    }
+}
+
 /// A vendor's sandbox can put what it does below the call, in whatever keeps the traces.
 #[test]
 fn a_sandbox_is_told_of_the_trace() {

@@ -306,7 +306,9 @@ typedef struct skg_sandbox_caps {
 typedef struct skg_limits {
     uint32_t struct_size;
     uint32_t max_pids;
-    uint64_t wall_ms;           /* always set; the host cancels at this deadline  */
+    uint64_t wall_ms;           /* always set; the host cancels at this deadline,
+                                   and a moment after it where caps says that the
+                                   sandbox ends the run (SKG_LIMIT_WALL)          */
     uint64_t cpu_ms;            /* 0: no limit, here and below                    */
     uint64_t memory_bytes;
     uint64_t disk_bytes;        /* /workspace, /tmp and /dev/shm together         */
