@@ -263,13 +263,13 @@ impl RawInstance {
         })
     }
 
-    /// Marks the op and tells the plugin; `false` when it has no cancel.
-    pub(crate) fn cancel(&self, op: abi::Op) -> bool {
+    /// Marks the op and tells the plugin; how long that took, `None` when it has no cancel.
+    pub(crate) fn cancel(&self, op: abi::Op) -> Option<Duration> {
         self.host.mark_cancelled(op);
+        let began = Instant::now();
         // SAFETY: the instance's own function, which takes any op: it is advice.
-        of_table!(self.cancel)
-            .map(|f| unsafe { f(self.this(), op) })
-            .is_some()
+        of_table!(self.cancel).map(|f| unsafe { f(self.this(), op) })?;
+        Some(began.elapsed())
     }
 
     /// What get_extension gives for an id that nobody has.

@@ -84,7 +84,10 @@ const TREE: &str = "1760b44c33809dfc30c3121dfcce928d28a9dd579727b91afb951eb468a1
 
 macro_rules! call {
     ($instance:ident . $field:ident ($($arg:expr),*), $answer:expr) => {
-        $instance.make(stringify!($field), $answer, false, |op| match &$instance.table {
+        call!($instance.$field($($arg),*), $answer, false)
+    };
+    ($instance:ident . $field:ident ($($arg:expr),*), $answer:expr, $cancelled:expr) => {
+        $instance.make(stringify!($field), $answer, $cancelled, |op| match &$instance.table {
             // SAFETY: the instance's own function, for an op of its host; what the arguments point to is lent for ever.
             Table::Storage(table) => table.$field.map(|f| unsafe { f(table.self_, op, $($arg),*) }),
             Table::Sandbox(_) => None,
@@ -94,6 +97,15 @@ macro_rules! call {
 
 impl RawInstance {
     pub(crate) fn skill_list(&self, values: Values, shape: Shape) -> io::Result<Called> {
+        self.list(values, shape, false)
+    }
+
+    /// The same for a caller who is gone before it begins.
+    pub(crate) fn cancelled_skill_list(&self) -> io::Result<Called> {
+        self.list(Values::Plain, Shape::Whole, true)
+    }
+
+    fn list(&self, values: Values, shape: Shape, cancelled: bool) -> io::Result<Called> {
         let request = abi::ListRequest {
             struct_size: 0,
             limit: 10,
@@ -106,7 +118,7 @@ impl RawInstance {
             },
         };
         let request = place(&request, shape)?;
-        Ok(call!(self.skill_list(request), Answer::Page))
+        Ok(call!(self.skill_list(request), Answer::Page, cancelled))
     }
 
     pub(crate) fn skill_put(&self, values: Values, shape: Shape) -> io::Result<Called> {

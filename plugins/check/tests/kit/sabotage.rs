@@ -92,6 +92,7 @@ pub(crate) const STORE: &[Row] = &[
     ("gives a wrong digest", "storage/blob-digests", "is said to be 0000"),
     ("fails when it is busy", "operations/many-in-flight", "health ends with -13"),
     ("aborts at a cancel of nothing", "operations/cancel-before", "it was at: cancel of ops"),
+    ("hangs on what is cancelled already", "operations/cancel-before", "it hangs: no end within 3 s, so it was killed; it was at: a call that was cancelled before it began"),
     ("completes what is cancelled", "operations/cancel-after", "was completed a second time"),
     ("loses a file", "storage/publish-and-read", "and what was put has"),
     ("gives another manifest", "storage/publish-and-read", "manifest_json is not what was put"),
@@ -118,6 +119,7 @@ pub(crate) const STORE: &[Row] = &[
 pub(crate) const SANDBOX: &[Row] = &[
     ("gives a status that there is not", "contract/answers", "status"),
     ("ignores cancel", "operations/cancel-during", "it hangs"),
+    ("waits in cancel until the run has ended", "operations/cancel-during", "it never blocks, and returns after "),
     ("is drained at once", "operations/drain", "while a run is in flight"),
     ("takes every language for its own", "sandbox/languages", "ends with a result"),
     ("loses the arguments", "sandbox/answers", "the output is"),
@@ -217,7 +219,10 @@ const CHANGED: &[(Row, &[(&str, &str)])] = &[
 
 fn limit(sabotage: &str) -> Duration {
     match sabotage {
-        "hangs" | "ignores cancel" | "does not limit time" => SHORT,
+        "hangs"
+        | "hangs on what is cancelled already"
+        | "ignores cancel"
+        | "does not limit time" => SHORT,
         _ => LIMIT,
     }
 }

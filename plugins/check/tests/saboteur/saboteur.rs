@@ -149,6 +149,11 @@ type RunOutput = unsafe extern "C" fn(*mut c_void, abi::Op, u32, abi::Bytes) -> 
 /// The host's run_output(), which is the same for all instances.
 static OUTPUT: OnceLock<RunOutput> = OnceLock::new();
 
+type OpCancelled = unsafe extern "C" fn(*mut c_void, abi::Op) -> i32;
+
+/// Likewise its op_cancelled().
+static CANCELLED: OnceLock<OpCancelled> = OnceLock::new();
+
 type SecretRead = unsafe extern "C" fn(*mut c_void, abi::Op, abi::Str, *mut c_void, u64) -> i64;
 
 /// Likewise its secret_read().
@@ -277,6 +282,9 @@ unsafe fn make<F: Grows, T: Grows>(
     let real = known.complete.unwrap();
     if let Some(output) = known.run_output {
         OUTPUT.get_or_init(|| output);
+    }
+    if let Some(cancelled) = known.op_cancelled {
+        CANCELLED.get_or_init(|| cancelled);
     }
     if let Some(secret) = known.secret_read {
         SECRET.get_or_init(|| secret);

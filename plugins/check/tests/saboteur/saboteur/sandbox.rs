@@ -26,6 +26,10 @@ const BUSY_MACHINE: &str = "import time\ntime.process_time = lambda: time.sleep(
 /// In the code of runs that try to get past a limit of memory, processes or files.
 const LARGE: &[&str] = &["range(384)", "os.fork()", "skillgate-check-fill"];
 
+/// Runs that go on.
+static RUNNING: Mutex<Vec<abi::Op>> = Mutex::new(Vec::new());
+const A_MOMENT: std::time::Duration = std::time::Duration::from_millis(10);
+
 static FIRST_CODE: OnceLock<String> = OnceLock::new();
 
 /// An interpreter that has had another run has done all of it, and that run's files are gone.
@@ -167,9 +171,11 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         let helper = asked("shows secrets on a command line")
             .then(|| helper(this, op, request.secrets))
             .flatten();
+        lock(&RUNNING).push(op);
         let code = under("run", || {
             SANDBOXES.get(this).run.unwrap()(this, op, &raw const request)
         });
+        lock(&RUNNING).retain(|other| *other != op);
         if let Some(mut helper) = helper {
             helper.kill().unwrap();
             helper.wait().unwrap();
@@ -257,6 +263,13 @@ unsafe extern "C" fn cancel(this: *mut c_void, op: abi::Op) {
     }
     // SAFETY: as above.
     unsafe { SANDBOXES.get(this).cancel.unwrap()(this, op) }
+    if asked("waits in cancel until the run has ended") && lock(&RUNNING).contains(&op) {
+        while lock(&RUNNING).contains(&op) {
+            std::thread::sleep(A_MOMENT);
+        }
+        // And puts away what it has left.
+        std::thread::sleep(10 * A_MOMENT);
+    }
 }
 
 unsafe extern "C" fn drain(this: *mut c_void, op: abi::Op) -> i32 {

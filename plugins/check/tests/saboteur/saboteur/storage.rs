@@ -206,6 +206,13 @@ unsafe extern "C" fn skill_list(this: *mut c_void, op: abi::Op, r: *const abi::L
     // SAFETY: as above; the host's request is readable.
     unsafe {
         let mut request = wire::prefix(r, "request").unwrap();
+        if asked("hangs on what is cancelled already")
+            && super::CANCELLED.get().unwrap()(ctx_of(this), op) != 0
+        {
+            loop {
+                std::thread::park();
+            }
+        }
         if asked("gives the first page for ever") {
             request.after = abi::SkillKey {
                 namespace_: abi::Str::EMPTY,
