@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::bench::{Bench, Done};
 use crate::sandbox::{egress, isolation, life, limits, runs, skills as run_skills};
-use crate::storage::{at_once, blobs, ids, life as store_life, skills, writers};
+use crate::storage::{at_once, blobs, ids, lent, life as store_life, skills, writers};
 use crate::{contract, figures, file, operations, process_state};
 
 /// What has to be there for a case to make sense.
@@ -204,6 +204,9 @@ pub(crate) const CASES: &[Case] = &[
         "build it aside and make it visible in one step (rename, transaction)", skills::concurrent_publish),
     case("storage/blob-sizes", Storage, "blob_write",
         "a blob is what was written, whatever its size", "look at the ends of your chunks and buffers", blobs::sizes),
+    by_fault(case("storage/blob-buffers", Storage, "blob_read",
+        "blob_read writes at most cap bytes and blob_write reads len, and both leave their buffers alone once their op is complete",
+        "bound what you copy by cap; copy what you need later, and complete last of all", lent::buffers)),
     Case { limit: LARGE, full_only: true, ..case("storage/blob-large", Storage, "blob_write",
         "a blob of more than 4 GiB is like any other", "use 64 bits for sizes and offsets; do not keep a blob in memory", blobs::large) },
     case("storage/blobs-at-once", Storage, "blob_write",

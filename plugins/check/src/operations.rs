@@ -8,7 +8,7 @@ use skillgate_plugin_sdk::abi;
 use crate::bench::{Bench, CALL_LIMIT, Done, LISTEN, Stop, demand, failed_at};
 use crate::contract::{destroy, each_kind, go_round, make, no_wrongs};
 use crate::process_state::threads;
-use crate::raw::{Called, HostShape, Kind, RawInstance, Shape, Values, run_code};
+use crate::raw::{Called, HostShape, Kind, READ_BYTES, RawInstance, Room, Shape, Values, run_code};
 use crate::sandbox::NO_PYTHON;
 
 /// How many calls are in flight at once.
@@ -157,13 +157,9 @@ fn with_waiting_run<T>(
 pub(crate) fn cancel_during(bench: &Bench) -> Done {
     each_kind(bench, |plugin, kind| {
         let instance = whole(bench, plugin, kind)?;
-        let data: &'static [u8] = match kind {
-            Kind::Sandbox => &[],
-            Kind::Storage => Box::leak(vec![7; WRITTEN_BYTES].into()),
-        };
         cancels_soon(|| match kind {
             Kind::Sandbox => cancel_run(bench, &instance),
-            Kind::Storage => cancel_write(bench, &instance, data),
+            Kind::Storage => cancel_write(bench, &instance),
         })?;
         no_wrongs(&instance.host.listen(LISTEN))?;
         destroy(bench, &instance)
@@ -211,13 +207,14 @@ fn cancel_run(bench: &Bench, instance: &RawInstance) -> Done<Duration> {
 }
 
 /// Of a write that takes a while.
-fn cancel_write(bench: &Bench, instance: &RawInstance, data: &'static [u8]) -> Done<Duration> {
+fn cancel_write(bench: &Bench, instance: &RawInstance) -> Done<Duration> {
+    let data = Room::of(&vec![7; WRITTEN_BYTES])?;
     let created = instance.blob_create(Values::Plain, Shape::Whole)?;
     let writer = instance.end(&created, CALL_LIMIT)?.handle;
     bench.step("cancel of a blob_write that may be under way");
     let op = instance.host.next_op();
     let (took, called) = std::thread::scope(|scope| {
-        let write = scope.spawn(|| instance.blob_write(writer, abi::Bytes::of(data)));
+        let write = scope.spawn(|| instance.blob_write(writer, data));
         (instance.cancel(op), write.join())
     });
     let called = called.map_err(|_| crate::bench::failed("a thread of the kit panicked"))?;
@@ -376,14 +373,18 @@ fn drain_with_open_blobs(bench: &Bench, instance: &RawInstance) -> Done {
         // It keeps no blobs, or has no room for one.
         return Ok(());
     }
-    let write = || Some(instance.blob_write(open.handle, abi::Bytes::of(b"abc")));
-    let commit = || Some(instance.blob_commit(open.handle));
-    let read = || reader.map(|reader| instance.blob_read(reader));
-    let goes_on: [(&str, &dyn Fn() -> Option<Called>); 3] =
+    let write = || Ok(Some(instance.blob_write(open.handle, Room::of(b"abc")?)));
+    let commit = || Ok(Some(instance.blob_commit(open.handle)));
+    let read = || {
+        let read = reader.map(|reader| instance.blob_read(reader, READ_BYTES));
+        read.transpose()
+    };
+    type Call<'a> = &'a dyn Fn() -> std::io::Result<Option<Called>>;
+    let goes_on: [(&str, Call<'_>); 3] =
         [("writer", &write), ("writer", &commit), ("reader", &read)];
     for (who, call) in goes_on {
         bench.step(format!("what a {who} does that was open before drain"));
-        let Some(called) = call() else { continue };
+        let Some(called) = call()? else { continue };
         let end = instance.end(&called, CALL_LIMIT)?;
         if end.status != abi::OK {
             let (name, code, why) = (called.name, end.status, end.message);

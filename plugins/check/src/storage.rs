@@ -3,6 +3,7 @@
 pub(crate) mod at_once;
 pub(crate) mod blobs;
 pub(crate) mod ids;
+pub(crate) mod lent;
 pub(crate) mod life;
 pub(crate) mod skills;
 mod tree;

@@ -15,7 +15,7 @@ use skillgate_plugin_host::{check_content, check_opened};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::wire::{self, Grows, size_of_u32};
 
-use super::place::{Shape, for_ever, place};
+use super::place::{Room, Shape, for_ever, place};
 
 /// A minor of the contract that no plugin has heard of.
 const FUTURE_MINOR: u32 = 9;
@@ -61,6 +61,9 @@ pub(crate) struct End {
     pub(crate) handle: u64,
     /// Of a blob.
     pub(crate) id: String,
+    /// What was read of one, and whether that was its end.
+    pub(crate) data: Vec<u8>,
+    pub(crate) eof: bool,
     /// Structs in it whose `struct_size` is not what the header declares: (struct, said, declared).
     pub(crate) sizes: Vec<(&'static str, u32, u32)>,
 }
@@ -71,6 +74,8 @@ struct OpState {
     cancelled: bool,
     refused: bool,
     output: usize,
+    /// What the plugin may touch until it completes.
+    room: Option<Room>,
     /// Whoever completes it first has it; its answer may still be being read.
     completed: bool,
     ended: Option<End>,
@@ -144,6 +149,7 @@ impl RawHost {
             cancelled,
             refused: false,
             output: 0,
+            room: None,
             completed: false,
             ended: None,
         };
@@ -156,6 +162,13 @@ impl RawHost {
         self.lock().next + OP_STEP
     }
 
+    /// The op of the call that is made now has this until it completes.
+    pub(super) fn lends(&self, op: abi::Op, room: Room) {
+        if let Some(of) = self.lock().ops.get_mut(&op) {
+            of.room = Some(room);
+        }
+    }
+
     /// The call was refused: the op must not be completed.
     pub(super) fn refused(&self, op: abi::Op, code: i32) {
         let mut state = self.lock();
@@ -163,6 +176,9 @@ impl RawHost {
             return;
         };
         of.refused = true;
+        if let Some(room) = of.room.take() {
+            room.take_back();
+        }
         if of.completed {
             let wrong = format!(
                 "{} was refused with {code}, and completed all the same",
@@ -277,17 +293,17 @@ unsafe extern "C" fn complete(ctx: *mut c_void, op: abi::Op, c: *const abi::Comp
         Some(of) if of.refused => (None, format!("{} was refused and completed later", of.name)),
         Some(of) => {
             of.completed = true;
-            (Some((of.name, of.answer)), String::new())
+            (Some((of.name, of.answer, of.room.take())), String::new())
         }
     };
-    let Some((name, answer)) = answer else {
+    let Some((name, answer, room)) = answer else {
         state.wrongs.push(wrong);
         host.changed.notify_all();
         return abi::E_STALE;
     };
     drop(state);
     // SAFETY: the contract: c points to a completion, valid during this call.
-    let (end, code) = match unsafe { read(c, answer) } {
+    let (end, code) = match unsafe { read(c, answer, room) } {
         Ok(end) => (end, abi::OK),
         Err(why) => {
             let wrong = format!("{name} was completed with a malformed answer: {why}");
@@ -295,12 +311,16 @@ unsafe extern "C" fn complete(ctx: *mut c_void, op: abi::Op, c: *const abi::Comp
             (
                 End {
                     status: abi::E_PROTOCOL,
+                    message: why,
                     ..End::default()
                 },
                 abi::E_PROTOCOL,
             )
         }
     };
+    if let Some(room) = room {
+        room.take_back();
+    }
     let mut state = host.lock();
     if let Some(of) = state.ops.get_mut(&op) {
         of.ended = Some(end);
@@ -310,8 +330,12 @@ unsafe extern "C" fn complete(ctx: *mut c_void, op: abi::Op, c: *const abi::Comp
 }
 
 /// # Safety
-/// `c` is what a plugin gave to complete().
-unsafe fn read(c: *const abi::Completion, answer: Answer) -> Result<End, String> {
+/// `c` is what a plugin gave to complete(), and `room` what its op was lent.
+unsafe fn read(
+    c: *const abi::Completion,
+    answer: Answer,
+    room: Option<Room>,
+) -> Result<End, String> {
     let mut end = End::default();
     // SAFETY: the caller's promise.
     let completion = unsafe { sized(c, "skg_completion", &mut end) }?;
@@ -367,7 +391,15 @@ unsafe fn read(c: *const abi::Completion, answer: Answer) -> Result<End, String>
                 }
             }
             Answer::Handle => end.handle = p.cast::<abi::Handle>().read_unaligned().handle,
-            Answer::Count => end.handle = p.cast::<abi::Count>().read_unaligned().n,
+            Answer::Count => {
+                let count = p.cast::<abi::Count>().read_unaligned();
+                end.eof = count.eof != 0;
+                if let Some(room) = room {
+                    let (n, cap) = (count.n, room.len());
+                    let data = room.copy(n);
+                    end.data = data.ok_or_else(|| format!("n is {n}, and cap is {cap}"))?;
+                }
+            }
             Answer::Stat => {
                 let stat = sized(p.cast::<abi::BlobStat>(), "skg_blob_stat", &mut end)?;
                 end.id = wire::shown(stat.id, MESSAGE_BYTES_MAX);

@@ -73,6 +73,60 @@ pub(super) fn lend<T: Copy>(values: &'static [T]) -> *const T {
     at.cast_const()
 }
 
+/// Memory that is lent until its op completes, and from then on faults: the data of a blob_write, the room of a blob_read. The
+/// byte behind it faults from the beginning.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    at: usize,
+    bytes: usize,
+}
+
+impl Room {
+    /// Zeroed.
+    pub(crate) fn new(bytes: usize) -> io::Result<Self> {
+        let at = for_ever(|| before_a_guard(bytes))? as usize;
+        Ok(Room { at, bytes })
+    }
+
+    /// Filled with a copy.
+    pub(crate) fn of(data: &[u8]) -> io::Result<Self> {
+        let room = Room::new(data.len())?;
+        // SAFETY: so many bytes are writable there, and nobody knows of it yet.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), room.at as *mut u8, data.len()) };
+        Ok(room)
+    }
+
+    pub(super) fn pointer(self) -> *mut u8 {
+        self.at as *mut u8
+    }
+
+    pub(super) fn len(self) -> u64 {
+        self.bytes as u64
+    }
+
+    /// The first `n` bytes; `None`: there are fewer.
+    ///
+    /// # Safety
+    /// It was not taken back, and nobody writes there now.
+    pub(super) unsafe fn copy(self, n: u64) -> Option<Vec<u8>> {
+        let n = usize::try_from(n).ok().filter(|n| *n <= self.bytes)?;
+        // SAFETY: so many bytes are readable there, by the caller's promise.
+        Some(unsafe { std::slice::from_raw_parts(self.pointer(), n) }.to_vec())
+    }
+
+    /// From now on it cannot be touched. The kit does not look at it again.
+    pub(super) fn take_back(self) {
+        let Ok(page) = page_bytes() else { return };
+        let start = self.at - self.at % page;
+        // What cannot be taken back, which is never so of one's own mapping, stays.
+        // SAFETY: the pages that were mapped for it, up to the guard.
+        unsafe {
+            let bytes = self.at + self.bytes - start;
+            libc::mprotect(start as *mut libc::c_void, bytes, libc::PROT_NONE);
+        }
+    }
+}
+
 /// What the structs that a host produces measure in minor 0: no host shows less of them. They grow at the end, so this is
 /// where such a host's ends.
 fn oldest_size<T: 'static>() -> usize {
@@ -151,12 +205,16 @@ fn size_of_len<T>(values: &[T]) -> u32 {
     u32::try_from(values.len()).unwrap_or(size_of_u32::<()>())
 }
 
+fn page_bytes() -> io::Result<usize> {
+    // SAFETY: asks for a number.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) })
+        .map_err(|_| io::Error::last_os_error())
+}
+
 /// `size` writable bytes, the last of which is the last before a page that cannot be touched. Aligned to 8 when `size`
 /// is a multiple of 8.
 fn before_a_guard(size: usize) -> io::Result<*mut u8> {
-    // SAFETY: asks for a number.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) })
-        .map_err(|_| io::Error::last_os_error())?;
+    let page = page_bytes()?;
     let room = size.max(1).div_ceil(page) * page;
     // SAFETY: new memory at an address of the kernel's choice.
     let start = unsafe {
@@ -213,6 +271,20 @@ mod tests {
         ];
         let wrong: Vec<_> = wrong.into_iter().flatten().collect();
         assert!(wrong.is_empty(), "{wrong:?}");
+    }
+
+    #[test]
+    fn what_is_in_a_room_can_be_had_until_it_is_taken_back() {
+        for data in [&b""[..], b"hello", &[7; 5000]] {
+            let room = Room::of(data).unwrap();
+            assert_eq!((room.at + room.bytes) % 4096, 0);
+            // SAFETY: made just now.
+            unsafe {
+                assert_eq!(room.copy(room.len()).unwrap(), data);
+                assert_eq!(room.copy(room.len() + 1), None);
+            }
+            room.take_back();
+        }
     }
 
     #[test]

@@ -8,13 +8,16 @@ use skillgate_plugin_sdk::wire::size_of_u32;
 
 use super::host::{Answer, End};
 use super::instance::{Called, RawInstance, Table};
-use super::place::{Shape, for_ever, lend, place, place_list};
+use super::place::{Room, Shape, lend, place, place_list};
 use crate::bench::Done;
 
 /// Of a run in a tour.
 const WALL_MS: u64 = 10_000;
 const MEMORY_BYTES: u64 = 256 << 20;
 const DISK_BYTES: u64 = 32 << 20;
+
+/// What is read of a blob at once.
+pub(crate) const READ_BYTES: usize = 64;
 
 /// What the texts and lists of requests are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -195,8 +198,32 @@ impl RawInstance {
         Ok(call!(self.blob_create(request), Answer::Handle))
     }
 
-    pub(crate) fn blob_write(&self, writer: u64, data: abi::Bytes) -> Called {
-        call!(self.blob_write(writer, data), Answer::None)
+    /// The data is lent until the op completes.
+    pub(crate) fn blob_write(&self, writer: u64, data: Room) -> Called {
+        let bytes = abi::Bytes {
+            ptr: data.pointer(),
+            len: data.len(),
+        };
+        self.write(writer, bytes, Some(data))
+    }
+
+    fn write(&self, writer: u64, bytes: abi::Bytes, room: Option<Room>) -> Called {
+        self.make("blob_write", Answer::None, false, |op| {
+            self.lent_to(op, room);
+            match &self.table {
+                // SAFETY: the instance's own function; the bytes are readable until the op completes.
+                Table::Storage(table) => table
+                    .blob_write
+                    .map(|f| unsafe { f(table.self_, op, writer, bytes) }),
+                Table::Sandbox(_) => None,
+            }
+        })
+    }
+
+    fn lent_to(&self, op: abi::Op, room: Option<Room>) {
+        if let Some(room) = room {
+            self.host.lends(op, room);
+        }
     }
 
     pub(crate) fn blob_commit(&self, writer: u64) -> Called {
@@ -207,26 +234,39 @@ impl RawInstance {
         call!(self.blob_stat(tenant, id), Answer::Stat)
     }
 
-    fn blob_open(&self, tenant: abi::Str, id: abi::Str) -> Called {
-        call!(self.blob_open(tenant, id, 0, 0), Answer::Reader)
+    fn blob_open(&self, tenant: abi::Str, id: abi::Str, offset: u64) -> Called {
+        call!(self.blob_open(tenant, id, offset, 0), Answer::Reader)
+    }
+
+    /// A reader of a blob of the tour's tenant, from there to its end.
+    pub(crate) fn blob_open_at(&self, id: &'static str, offset: u64) -> Called {
+        self.blob_open(Values::Plain.text(TENANT), Values::Plain.text(id), offset)
     }
 
     /// A reader of a blob that is made for it; `None` when there is none to be had.
     pub(crate) fn reader(&self, limit: Duration) -> Done<Option<u64>> {
         let created = self.blob_create(Values::Plain, Shape::Whole)?;
         let writer = self.end(&created, limit)?.handle;
-        let data = for_ever(|| Values::Plain.bytes(b"hello"));
-        self.end(&self.blob_write(writer, data), limit)?;
+        self.end(&self.blob_write(writer, Room::of(b"hello")?), limit)?;
         let id: &'static str = Box::leak(self.end(&self.blob_commit(writer), limit)?.id.into());
-        let opened = self.blob_open(Values::Plain.text(TENANT), Values::Plain.text(id));
-        let opened = self.end(&opened, limit)?;
+        let opened = self.end(&self.blob_open_at(id, 0), limit)?;
         Ok((opened.status == abi::OK).then_some(opened.handle))
     }
 
-    pub(crate) fn blob_read(&self, reader: u64) -> Called {
-        let buffer: &'static mut [u8] = Box::leak(vec![0; 64].into());
-        let (buffer, cap) = (buffer.as_mut_ptr(), buffer.len() as u64);
-        call!(self.blob_read(reader, buffer.cast(), cap), Answer::Count)
+    /// The room is lent until the op completes; what was read is in its end.
+    pub(crate) fn blob_read(&self, reader: u64, cap: usize) -> io::Result<Called> {
+        let room = Room::new(cap)?;
+        let (buffer, cap) = (room.pointer().cast(), room.len());
+        Ok(self.make("blob_read", Answer::Count, false, |op| {
+            self.lent_to(op, Some(room));
+            match &self.table {
+                // SAFETY: the instance's own function; so many bytes are writable until the op completes.
+                Table::Storage(table) => table
+                    .blob_read
+                    .map(|f| unsafe { f(table.self_, op, reader, buffer, cap) }),
+                Table::Sandbox(_) => None,
+            }
+        }))
     }
 
     fn blob_fd(&self, tenant: abi::Str, id: abi::Str) -> Called {
@@ -362,17 +402,19 @@ pub(crate) fn tour(
     make("skill_read", &mut || Ok(instance.skill_read(values)))?;
     make("skill_tree", &mut || Ok(instance.skill_tree(values)))?;
     let writer = make("blob_create", &mut || instance.blob_create(values, shape))?.handle;
-    make("blob_write", &mut || {
-        // It is the plugin's until the op completes.
-        let data = for_ever(|| values.bytes(b"hello"));
-        Ok(instance.blob_write(writer, data))
+    make("blob_write", &mut || match values {
+        Values::Plain => Ok(instance.blob_write(writer, Room::of(b"hello")?)),
+        Values::Null | Values::Dangling => Ok(instance.write(writer, values.bytes(b""), None)),
     })?;
     let id = make("blob_commit", &mut || Ok(instance.blob_commit(writer)))?.id;
     let id: &'static str = Box::leak(id.into());
     let id = || values.text(id);
     make("blob_stat", &mut || Ok(instance.blob_stat(tenant(), id())))?;
-    let reader = make("blob_open", &mut || Ok(instance.blob_open(tenant(), id())))?.handle;
-    make("blob_read", &mut || Ok(instance.blob_read(reader)))?;
+    let reader = make("blob_open", &mut || {
+        Ok(instance.blob_open(tenant(), id(), 0))
+    })?;
+    let reader = reader.handle;
+    make("blob_read", &mut || instance.blob_read(reader, READ_BYTES))?;
     make("blob_fd", &mut || Ok(instance.blob_fd(tenant(), id())))?;
     step("blob_close and blob_abort");
     instance.let_go(writer, reader);

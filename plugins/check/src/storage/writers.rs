@@ -4,7 +4,7 @@ use skillgate_plugin_sdk::abi;
 
 use crate::bench::{Bench, CALL_LIMIT, Done, Stop, failed_at};
 use crate::contract::{destroy, make};
-use crate::raw::{Called, HostShape, Kind, RawInstance, RawPlugin, Shape, Values};
+use crate::raw::{Called, HostShape, Kind, RawInstance, RawPlugin, Room, Shape, Values};
 
 /// More than the writers of the kit's plain calls may take.
 const TOO_MUCH: usize = (16 << 20) + 1;
@@ -20,16 +20,16 @@ pub(crate) fn end(bench: &Bench) -> Done {
         return Err(Stop::Skipped("caps says that it has no blobs".into()));
     }
     let committed = writer(bench, &store)?;
-    fine(&store, &store.blob_write(committed, hello()))?;
+    fine(&store, &store.blob_write(committed, hello()?))?;
     bench.step("blob_commit");
     fine(&store, &store.blob_commit(committed))?;
     gone(bench, &store, committed, "was committed")?;
 
     // Whether what has failed can be committed is the store's affair.
     let failed = writer(bench, &store)?;
-    let data: &'static [u8] = Box::leak(vec![7; TOO_MUCH].into());
+    let data = Room::of(&vec![7; TOO_MUCH])?;
     bench.step("blob_write beyond max_bytes");
-    store.end(&store.blob_write(failed, abi::Bytes::of(data)), CALL_LIMIT)?;
+    store.end(&store.blob_write(failed, data), CALL_LIMIT)?;
     bench.step("blob_commit after a write that has failed");
     store.end(&store.blob_commit(failed), CALL_LIMIT)?;
     gone(
@@ -47,8 +47,8 @@ pub(crate) fn end(bench: &Bench) -> Done {
     destroy(bench, &store)
 }
 
-fn hello() -> abi::Bytes {
-    Values::Plain.bytes(b"hello")
+fn hello() -> std::io::Result<Room> {
+    Room::of(b"hello")
 }
 
 fn writer(bench: &Bench, store: &RawInstance) -> Done<u64> {
@@ -69,7 +69,7 @@ fn fine(store: &RawInstance, called: &Called) -> Done<u64> {
 
 fn gone(bench: &Bench, store: &RawInstance, writer: u64, how: &str) -> Done {
     bench.step(format!("blob_write of a writer that {how}"));
-    let write = store.end(&store.blob_write(writer, hello()), CALL_LIMIT)?;
+    let write = store.end(&store.blob_write(writer, hello()?), CALL_LIMIT)?;
     if write.status != abi::E_STALE {
         let seen = format!(
             "blob_write of a writer that {how} ends with {} instead of SKG_E_STALE",

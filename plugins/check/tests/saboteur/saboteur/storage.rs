@@ -57,6 +57,8 @@ pub(super) fn wrap(inner: abi::Storage) -> abi::Storage {
 
 /// Where the tenant of the last skill_list was.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
+/// Where the data of the last blob_write was.
+static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 /// How many calls of health are under way.
 static BUSY: AtomicUsize = AtomicUsize::new(0);
 /// drain() was called.
@@ -398,6 +400,9 @@ unsafe extern "C" fn blob_write(
             answer(ctx_of(this), op, std::ptr::null());
             return abi::OK;
         }
+        if asked("keeps blob_write's data") {
+            WRITTEN.store(data.ptr as usize, Ordering::SeqCst);
+        }
         STORES.get(this).blob_write.unwrap()(this, op, writer, data)
     }
 }
@@ -443,7 +448,19 @@ unsafe extern "C" fn blob_read(
         if asked("ends what is read at drain") && DRAINED.load(Ordering::SeqCst) {
             return abi::E_UNAVAILABLE;
         }
-        STORES.get(this).blob_read.unwrap()(this, op, reader, buf, cap)
+        if asked("says more than it has read") {
+            let count = abi::Count { n: cap + 1, eof: 0 };
+            answer(ctx_of(this), op, (&raw const count).cast());
+            return abi::OK;
+        }
+        if asked("writes 16 bytes whatever cap is") {
+            buf.cast::<[u8; 16]>().write_unaligned([0; 16]);
+        }
+        let code = STORES.get(this).blob_read.unwrap()(this, op, reader, buf, cap);
+        if asked("writes into the room after complete") && code == abi::OK {
+            buf.cast::<u8>().write_volatile(0);
+        }
+        code
     }
 }
 
@@ -461,6 +478,11 @@ unsafe extern "C" fn blob_fd(
 
 unsafe extern "C" fn blob_commit(this: *mut c_void, op: abi::Op, writer: u64) -> i32 {
     lock(&COMMITTED).push(writer);
+    let written = WRITTEN.load(Ordering::SeqCst) as *const u8;
+    if !written.is_null() {
+        // SAFETY: none: this is what it is for.
+        std::hint::black_box(unsafe { written.read_volatile() });
+    }
     // SAFETY: as above.
     under("blob_commit", || unsafe {
         STORES.get(this).blob_commit.unwrap()(this, op, writer)
