@@ -25,7 +25,7 @@ pub(crate) fn make(
     let request = bench.request(name)?;
     bench.step(format!("create ({kind:?}, {host:?} host)"));
     match plugin.create(kind, host, &request, shape)? {
-        Made::Instance(instance) => Ok(instance),
+        Made::Instance(instance) => Ok(*instance),
         Made::Refused(code, message) => Err(failed_at(
             "create",
             format!(
@@ -58,7 +58,7 @@ pub(crate) fn no_wrongs(wrongs: &[String]) -> Done {
 /// Does `work` for each kind that the plugin offers, in C.
 pub(crate) fn each_kind(bench: &Bench, mut work: impl FnMut(&RawPlugin, Kind) -> Done) -> Done {
     let plugin = bench.load()?;
-    let raw = RawPlugin::new(&plugin)?;
+    let raw = RawPlugin::new(&plugin, &bench.dir)?;
     bench
         .kinds(&plugin)
         .into_iter()

@@ -1,6 +1,7 @@
 //! A host table that gives nothing and counts everything.
 
 mod said;
+pub(super) mod services;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +15,10 @@ use std::time::{Duration, Instant};
 use skillgate_plugin_host::{check_content, check_opened};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::wire::{self, Grows, size_of_u32};
+
+use services::{
+    blob_create, blob_fd, blob_finish, blob_read, blob_write, gate_serve, run_output, secret_read,
+};
 
 use super::place::{Room, Shape, for_ever, place};
 
@@ -68,14 +73,30 @@ pub(crate) struct End {
     pub(crate) sizes: Vec<(&'static str, u32, u32)>,
 }
 
+/// What the plugin may touch until its op completes.
+#[derive(Debug, Default)]
+pub(super) struct Lent {
+    pub(super) room: Option<Room>,
+    /// Of mounts.
+    pub(super) descriptors: Vec<OwnedFd>,
+}
+
+impl Lent {
+    fn take_back(self) {
+        if let Some(room) = self.room {
+            room.take_back();
+        }
+        drop(self.descriptors);
+    }
+}
+
 struct OpState {
     name: &'static str,
     answer: Answer,
     cancelled: bool,
     refused: bool,
     output: usize,
-    /// What the plugin may touch until it completes.
-    room: Option<Room>,
+    lent: Lent,
     /// Whoever completes it first has it; its answer may still be being read.
     completed: bool,
     ended: Option<End>,
@@ -149,7 +170,7 @@ impl RawHost {
             cancelled,
             refused: false,
             output: 0,
-            room: None,
+            lent: Lent::default(),
             completed: false,
             ended: None,
         };
@@ -163,9 +184,9 @@ impl RawHost {
     }
 
     /// The op of the call that is made now has this until it completes.
-    pub(super) fn lends(&self, op: abi::Op, room: Room) {
+    pub(super) fn lends(&self, op: abi::Op, lent: Lent) {
         if let Some(of) = self.lock().ops.get_mut(&op) {
-            of.room = Some(room);
+            of.lent = lent;
         }
     }
 
@@ -176,9 +197,7 @@ impl RawHost {
             return;
         };
         of.refused = true;
-        if let Some(room) = of.room.take() {
-            room.take_back();
-        }
+        std::mem::take(&mut of.lent).take_back();
         if of.completed {
             let wrong = format!(
                 "{} was refused with {code}, and completed all the same",
@@ -293,17 +312,18 @@ unsafe extern "C" fn complete(ctx: *mut c_void, op: abi::Op, c: *const abi::Comp
         Some(of) if of.refused => (None, format!("{} was refused and completed later", of.name)),
         Some(of) => {
             of.completed = true;
-            (Some((of.name, of.answer, of.room.take())), String::new())
+            let lent = std::mem::take(&mut of.lent);
+            (Some((of.name, of.answer, lent)), String::new())
         }
     };
-    let Some((name, answer, room)) = answer else {
+    let Some((name, answer, lent)) = answer else {
         state.wrongs.push(wrong);
         host.changed.notify_all();
         return abi::E_STALE;
     };
     drop(state);
     // SAFETY: the contract: c points to a completion, valid during this call.
-    let (end, code) = match unsafe { read(c, answer, room) } {
+    let (end, code) = match unsafe { read(c, answer, lent.room) } {
         Ok(end) => (end, abi::OK),
         Err(why) => {
             let wrong = format!("{name} was completed with a malformed answer: {why}");
@@ -318,9 +338,7 @@ unsafe extern "C" fn complete(ctx: *mut c_void, op: abi::Op, c: *const abi::Comp
             )
         }
     };
-    if let Some(room) = room {
-        room.take_back();
-    }
+    lent.take_back();
     let mut state = host.lock();
     if let Some(of) = state.ops.get_mut(&op) {
         of.ended = Some(end);
@@ -501,94 +519,4 @@ unsafe extern "C" fn get_extension(ctx: *mut c_void, _id: *const u8) -> *const c
     // SAFETY: the plugin gives back the ctx of its table.
     unsafe { host(ctx) }.is_open("get_extension");
     std::ptr::null()
-}
-
-/// A service of a run: is there such a run, and is it going on?
-///
-/// # Safety
-/// `ctx` is that of a table made by [`RawHost::new`].
-unsafe fn service(ctx: *mut c_void, run: abi::Op, function: &str, code: i32) -> i32 {
-    // SAFETY: the caller's promise.
-    let host = unsafe { host(ctx) };
-    if !host.is_open(function) {
-        return abi::E_STALE;
-    }
-    let state = host.lock();
-    match state.ops.get(&run) {
-        Some(of) if of.answer == Answer::Run && of.ended.is_none() => code,
-        _ => abi::E_STALE,
-    }
-}
-
-unsafe extern "C" fn run_output(
-    ctx: *mut c_void,
-    run: abi::Op,
-    stream: u32,
-    data: abi::Bytes,
-) -> i32 {
-    // SAFETY: the plugin gives back the ctx of its table.
-    let (host, code) = unsafe { (host(ctx), service(ctx, run, "run_output", abi::OK)) };
-    if code == abi::OK && !matches!(stream, abi::STDOUT | abi::STDERR | abi::RUNLOG) {
-        return abi::E_INVALID_ARGUMENT;
-    }
-    if let Some(of) = host.lock().ops.get_mut(&run) {
-        of.output += usize::try_from(data.len).unwrap_or(0);
-    }
-    host.changed.notify_all();
-    code
-}
-
-unsafe extern "C" fn secret_read(
-    ctx: *mut c_void,
-    run: abi::Op,
-    _: abi::Str,
-    _: *mut c_void,
-    _: u64,
-) -> i64 {
-    // SAFETY: the plugin gives back the ctx of its table.
-    i64::from(unsafe { service(ctx, run, "secret_read", abi::E_PERMISSION) })
-}
-
-unsafe extern "C" fn blob_fd(ctx: *mut c_void, run: abi::Op, _: abi::Str) -> i32 {
-    // SAFETY: the plugin gives back the ctx of its table.
-    unsafe { service(ctx, run, "blob_fd", abi::E_NOT_FOUND) }
-}
-
-unsafe extern "C" fn blob_read(
-    ctx: *mut c_void,
-    run: abi::Op,
-    _: abi::Str,
-    _: u64,
-    _: *mut c_void,
-    _: u64,
-) -> i64 {
-    // SAFETY: the plugin gives back the ctx of its table.
-    i64::from(unsafe { service(ctx, run, "blob_read", abi::E_NOT_FOUND) })
-}
-
-unsafe extern "C" fn blob_create(ctx: *mut c_void, run: abi::Op, _: abi::Str) -> i64 {
-    // SAFETY: the plugin gives back the ctx of its table.
-    i64::from(unsafe { service(ctx, run, "blob_create", abi::E_EXHAUSTED) })
-}
-
-unsafe extern "C" fn blob_write(ctx: *mut c_void, run: abi::Op, _: i64, _: abi::Bytes) -> i32 {
-    // SAFETY: the plugin gives back the ctx of its table.
-    unsafe { service(ctx, run, "blob_write", abi::E_STALE) }
-}
-
-unsafe extern "C" fn blob_finish(
-    ctx: *mut c_void,
-    run: abi::Op,
-    _: i64,
-    _: i32,
-    _: *mut u8,
-    _: u64,
-) -> i64 {
-    // SAFETY: the plugin gives back the ctx of its table.
-    i64::from(unsafe { service(ctx, run, "blob_finish", abi::E_STALE) })
-}
-
-unsafe extern "C" fn gate_serve(ctx: *mut c_void, run: abi::Op, _: abi::Fd) -> i32 {
-    // SAFETY: the plugin gives back the ctx of its table.
-    unsafe { service(ctx, run, "gate_serve", abi::E_PERMISSION) }
 }

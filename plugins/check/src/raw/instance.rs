@@ -1,6 +1,7 @@
 //! The plugin's tables as C has them.
 
 use std::ffi::{CStr, c_void};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use skillgate_plugin_host::Plugin;
@@ -10,7 +11,7 @@ use skillgate_plugin_sdk::wire::{self, Grows, size_of_u32};
 
 use super::host::{Answer, End, HostShape, RawHost};
 use super::place::{Shape, place, take_back};
-use super::tour::Values;
+use super::tour::{Values, make_mounted};
 use crate::bench::{Done, failed_at};
 
 /// What a plugin offers.
@@ -32,11 +33,13 @@ impl Kind {
 /// A plugin in this process.
 pub(crate) struct RawPlugin {
     pub(crate) entry: abi::EntryV1,
+    /// Where the directories are that runs are given.
+    mounted: PathBuf,
 }
 
 /// What create() said.
 pub(crate) enum Made {
-    Instance(RawInstance),
+    Instance(Box<RawInstance>),
     /// The code, the message, whether the message can be shown.
     Refused(i32, String),
 }
@@ -60,6 +63,8 @@ pub(super) enum Table {
 pub(crate) struct RawInstance {
     pub(crate) host: &'static RawHost,
     pub(super) table: Table,
+    /// As its plugin's.
+    pub(super) mounted: PathBuf,
     /// What its table, and its factory, say that they measure: (struct, said, declared).
     pub(crate) sizes: Vec<(&'static str, u32, u32)>,
 }
@@ -70,11 +75,14 @@ unsafe impl Send for RawInstance {}
 unsafe impl Sync for RawInstance {}
 
 impl RawPlugin {
-    pub(crate) fn new(plugin: &Plugin) -> Done<Self> {
+    /// `dir` is the case's own.
+    pub(crate) fn new(plugin: &Plugin, dir: &Path) -> Done<Self> {
         let entry = plugin.entry();
         let entry =
             entry.ok_or_else(|| failed_at("the kit", "the plugin is not in this process"))?;
-        Ok(RawPlugin { entry })
+        let mounted = dir.join("mounted");
+        make_mounted(&mounted)?;
+        Ok(RawPlugin { entry, mounted })
     }
 
     /// What `get_factory` gives for an id, as an address.
@@ -200,14 +208,15 @@ impl RawPlugin {
             Kind::Storage => ("skg_storage_factory", "skg_storage"),
             Kind::Sandbox => ("skg_sandbox_factory", "skg_sandbox"),
         };
-        Ok(Made::Instance(RawInstance {
+        Ok(Made::Instance(Box::new(RawInstance {
             host,
             table: table(instance),
+            mounted: self.mounted.clone(),
             sizes: vec![
                 (names.0, of_factory, size_of_u32::<F>()),
                 (names.1, of_table, size_of_u32::<T>()),
             ],
-        }))
+        })))
     }
 }
 

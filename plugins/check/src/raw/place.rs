@@ -127,6 +127,15 @@ impl Room {
     }
 }
 
+/// Lends a list of what never grows.
+pub(super) fn lend_list<T: Copy + 'static>(values: &[T]) -> abi::List {
+    let values: &'static [T] = Box::leak(values.into());
+    abi::List {
+        ptr: lend(values).cast(),
+        ..abi::List::of(values)
+    }
+}
+
 /// What the structs that a host produces measure in minor 0: no host shows less of them. They grow at the end, so this is
 /// where such a host's ends.
 fn oldest_size<T: 'static>() -> usize {
@@ -143,6 +152,8 @@ fn known<T: 'static>() -> usize {
         (TypeId::of::<abi::BlobCreateRequest>(), 88),
         (TypeId::of::<abi::RunRequest>(), 216),
         (TypeId::of::<abi::RunSkill>(), 72),
+        (TypeId::of::<abi::Mount>(), 88),
+        (TypeId::of::<abi::EgressRule>(), 56),
         (TypeId::of::<abi::Limits>(), 56),
         (TypeId::of::<abi::Gate>(), 72),
         (TypeId::of::<abi::SandboxCaps>(), 40),
@@ -265,6 +276,8 @@ mod tests {
             same::<abi::BlobCreateRequest>(),
             same::<abi::RunRequest>(),
             same::<abi::RunSkill>(),
+            same::<abi::Mount>(),
+            same::<abi::EgressRule>(),
             same::<abi::Limits>(),
             same::<abi::Gate>(),
             same::<abi::SandboxCaps>(),

@@ -1,14 +1,19 @@
 //! Each call of the contract once, in C.
 
+use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::wire::size_of_u32;
 
-use super::host::{Answer, End};
+use super::host::services::SECRET;
+use super::host::{Answer, End, Lent};
 use super::instance::{Called, RawInstance, Table};
-use super::place::{Room, Shape, lend, place, place_list};
+use super::place::{Room, Shape, lend, lend_list, place, place_list};
 use crate::bench::Done;
 
 /// Of a run in a tour.
@@ -125,14 +130,10 @@ impl RawInstance {
     }
 
     pub(crate) fn skill_put(&self, values: Values, shape: Shape) -> io::Result<Called> {
-        let files: &'static [abi::PutFile] = Box::leak(
-            FILES
-                .map(|(path, data)| abi::PutFile {
-                    path: values.text(path),
-                    data: values.bytes(data),
-                })
-                .into(),
-        );
+        let files = FILES.map(|(path, data)| abi::PutFile {
+            path: values.text(path),
+            data: values.bytes(data),
+        });
         let request = abi::PutSkill {
             struct_size: 0,
             flags: 0,
@@ -146,10 +147,7 @@ impl RawInstance {
             tree_sha256: values.text(TREE),
             manifest_json: values.bytes(MANIFEST),
             files: match values {
-                Values::Plain => abi::List {
-                    ptr: lend(files).cast(),
-                    ..abi::List::of(files)
-                },
+                Values::Plain => lend_list(&files),
                 Values::Null | Values::Dangling => values.list(),
             },
         };
@@ -221,9 +219,11 @@ impl RawInstance {
     }
 
     fn lent_to(&self, op: abi::Op, room: Option<Room>) {
-        if let Some(room) = room {
-            self.host.lends(op, room);
-        }
+        let lent = Lent {
+            room,
+            ..Lent::default()
+        };
+        self.host.lends(op, lent);
     }
 
     pub(crate) fn blob_commit(&self, writer: u64) -> Called {
@@ -318,19 +318,13 @@ impl RawInstance {
             ca_pem: values.text(""),
             rules: values.list(),
         };
-        // Never used: its language has nothing to import. It is there so that a list with a stride is.
-        let skill = abi::RunSkill {
-            struct_size: size_of_u32::<abi::RunSkill>(),
-            reserved: 0,
-            name: values.text("check.none"),
-            version: values.text(VERSION),
-            entrypoint: values.text(""),
-            function: values.text(""),
+        let (lists, descriptors) = match values {
+            Values::Plain => self.lists(shape)?,
+            Values::Null | Values::Dangling => (Lists::all(values.list()), Vec::new()),
         };
-        let skills = if values == Values::Plain {
-            place_list(&[skill], shape)?
-        } else {
-            values.list()
+        let gate = abi::Gate {
+            rules: lists.rules,
+            ..gate
         };
         static RUNS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let number = RUNS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -345,10 +339,10 @@ impl RawInstance {
             skill: values.text(""),
             function: values.text("main"),
             args_json: values.bytes(b"{}"),
-            skills,
-            mounts: values.list(),
-            env: values.list(),
-            secrets: values.list(),
+            skills: lists.skills,
+            mounts: lists.mounts,
+            env: lists.env,
+            secrets: lists.secrets,
             limits: place(&limits, shape)?,
             gate: match values {
                 Values::Plain => place(&gate, shape)?,
@@ -357,14 +351,109 @@ impl RawInstance {
             traceparent: values.text(""),
         };
         let request = place(&request, shape)?;
-        Ok(
-            self.make("run", Answer::Run, cancelled, |op| match &self.table {
-                // SAFETY: the instance's own function; the request is lent for ever.
+        Ok(self.make("run", Answer::Run, cancelled, |op| {
+            let lent = Lent {
+                room: None,
+                descriptors,
+            };
+            self.host.lends(op, lent);
+            match &self.table {
+                // SAFETY: the instance's own function; the request is lent for ever, its descriptors until it ends.
                 Table::Sandbox(table) => table.run.map(|f| unsafe { f(table.self_, op, request) }),
                 Table::Storage(_) => None,
-            }),
-        )
+            }
+        }))
     }
+
+    /// Two of everything: who walks a list by the size that he knows is right about the first. No run looks at any of it.
+    fn lists(&self, shape: Shape) -> io::Result<(Lists, Vec<OwnedFd>)> {
+        let text = |text| Values::Plain.text(text);
+        let skills = MOUNTED.map(|(name, _)| abi::RunSkill {
+            struct_size: size_of_u32::<abi::RunSkill>(),
+            reserved: 0,
+            name: text(name),
+            version: text(VERSION),
+            entrypoint: text(""),
+            function: text(""),
+        });
+        let (mut mounts, mut descriptors) = (Vec::new(), Vec::new());
+        for (name, target) in MOUNTED {
+            let directory: OwnedFd = File::open(self.mounted.join(name))?.into();
+            mounts.push(abi::Mount {
+                struct_size: size_of_u32::<abi::Mount>(),
+                source_kind: abi::SRC_FD,
+                read_only: 1,
+                fd: directory.as_raw_fd(),
+                target: text(target),
+                path: text(""),
+                blob_id: text(""),
+                sha256: text(TREE),
+                size_bytes: 0,
+            });
+            descriptors.push(directory);
+        }
+        let rules = ["one.example.com", "two.example.com"].map(|host| abi::EgressRule {
+            struct_size: size_of_u32::<abi::EgressRule>(),
+            port: 0,
+            scheme: text("https"),
+            host: text(host),
+            path_prefix: text(""),
+        });
+        let env = ["CHECK_ONE", "CHECK_TWO"].map(|key| abi::Kv {
+            key: text(key),
+            value: text("set by the kit"),
+        });
+        let lists = Lists {
+            skills: place_list(&skills, shape)?,
+            mounts: place_list(&mounts, shape)?,
+            rules: place_list(&rules, shape)?,
+            env: lend_list(&env),
+            secrets: lend_list(&[text(SECRET)]),
+        };
+        Ok((lists, descriptors))
+    }
+}
+
+/// Those of a run.
+struct Lists {
+    skills: abi::List,
+    mounts: abi::List,
+    rules: abi::List,
+    env: abi::List,
+    secrets: abi::List,
+}
+
+impl Lists {
+    fn all(list: abi::List) -> Self {
+        Lists {
+            skills: list,
+            mounts: list,
+            rules: list,
+            env: list,
+            secrets: list,
+        }
+    }
+}
+
+/// Skills that nobody imports, and where they are.
+const MOUNTED: [(&str, &str); 2] = [
+    ("check.one", "/skills/check.one"),
+    ("check.two", "/skills/check.two"),
+];
+
+/// Makes the directories of the skills that runs are given. A sandbox whose user is nobody has to be able to read them.
+pub(super) fn make_mounted(dir: &Path) -> io::Result<()> {
+    let readable = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode));
+    for (name, _) in MOUNTED {
+        let skill = dir.join(name);
+        fs::create_dir_all(&skill)?;
+        readable(&skill, 0o755)?;
+        for (path, data) in FILES {
+            fs::write(skill.join(path), data)?;
+            readable(&skill.join(path), 0o644)?;
+        }
+    }
+    Ok(())
 }
 
 /// A run that answers at once.

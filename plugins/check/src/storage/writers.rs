@@ -11,7 +11,7 @@ const TOO_MUCH: usize = (16 << 20) + 1;
 
 pub(crate) fn end(bench: &Bench) -> Done {
     let plugin = bench.load()?;
-    let plugin = RawPlugin::new(&plugin)?;
+    let plugin = RawPlugin::new(&plugin, &bench.dir)?;
     let (kind, host, shape) = (Kind::Storage, HostShape::Now, Shape::Whole);
     let store = make(bench, &plugin, kind, "a", host, shape)?;
     let (_, flags) = store.caps(shape)?;

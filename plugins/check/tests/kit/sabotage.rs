@@ -122,6 +122,10 @@ pub(crate) const STORE: &[Row] = &[
 #[rustfmt::skip]
 pub(crate) const SANDBOX: &[Row] = &[
     ("gives a status that there is not", "contract/answers", "status"),
+    ("walks by sizeof: skills", "contract/newer-host", "SIGSEGV (signal 11); it was at: run"),
+    ("walks by sizeof: mounts", "contract/newer-host", "SIGSEGV (signal 11); it was at: run"),
+    ("walks by sizeof: rules", "contract/newer-host", "SIGSEGV (signal 11); it was at: run"),
+    ("keeps the list of secrets", "contract/borrowed", "SIGSEGV (signal 11); it was at: run, where nothing can be read any more"),
     ("ignores cancel", "operations/cancel-during", "it hangs"),
     ("waits in cancel until the run has ended", "operations/cancel-during", "it never blocks, and returns after "),
     ("is drained at once", "operations/drain", "while a run is in flight"),

@@ -4,6 +4,7 @@ use std::ffi::{OsStr, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use skillgate_plugin_sdk::abi;
@@ -25,6 +26,9 @@ const BUSY_MACHINE: &str = "import time\ntime.process_time = lambda: time.sleep(
 
 /// In the code of runs that try to get past a limit of memory, processes or files.
 const LARGE: &[&str] = &["range(384)", "os.fork()", "skillgate-check-fill"];
+
+/// Where the secrets of the last run were named.
+static KEPT: AtomicUsize = AtomicUsize::new(0);
 
 /// Runs that go on.
 static RUNNING: Mutex<Vec<abi::Op>> = Mutex::new(Vec::new());
@@ -109,6 +113,13 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
         if is_large && asked("has no place for files") {
             return end(this, op, abi::RUN_COMPLETED, "", b"0");
         }
+        walk_by_sizeof(&request);
+        if asked("keeps the list of secrets") {
+            let kept = KEPT.swap(request.secrets.ptr as usize, Ordering::SeqCst) as *const u8;
+            if !kept.is_null() {
+                std::hint::black_box(kept.read_volatile());
+            }
+        }
         let mut limits = wire::prefix(request.limits, "limits").unwrap_or_else(|_| wire::zeroed());
         limits.struct_size = wire::size_of_u32::<abi::Limits>();
         if asked("does not limit memory") {
@@ -181,6 +192,36 @@ unsafe extern "C" fn run(this: *mut c_void, op: abi::Op, r: *const abi::RunReque
             helper.wait().unwrap();
         }
         code
+    }
+}
+
+/// Looks at the texts of one kind of list, as C code does that writes ptr[i].
+///
+/// # Safety
+/// As run(), with its request.
+unsafe fn walk_by_sizeof(request: &abi::RunRequest) {
+    unsafe fn walk<T: Copy>(list: abi::List, text: impl Fn(&T) -> abi::Str) {
+        for i in 0..list.len as usize {
+            // SAFETY: none: this is what it is for.
+            unsafe {
+                let text = text(&list.ptr.cast::<T>().add(i).read_unaligned());
+                if text.len > 0 {
+                    std::hint::black_box(text.ptr.read_volatile());
+                }
+            }
+        }
+    }
+    // SAFETY: as above; the gate is null, or the host's.
+    unsafe {
+        match asked_after("walks by sizeof: ") {
+            Some("skills") => walk(request.skills, |of: &abi::RunSkill| of.name),
+            Some("mounts") => walk(request.mounts, |of: &abi::Mount| of.target),
+            Some("rules") if !request.gate.is_null() => {
+                let gate = wire::prefix(request.gate, "gate").unwrap();
+                walk(gate.rules, |of: &abi::EgressRule| of.host);
+            }
+            _ => {}
+        }
     }
 }
 
