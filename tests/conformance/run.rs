@@ -357,10 +357,12 @@ impl Runner<'_> {
             let codes: BTreeSet<i64> = kinds.iter().map(|k| code_of(k)).collect();
             let named = kinds.iter().all(|kind| NAMED.contains(kind));
             lines.push("result is absent".to_owned());
-            lines.push("error.code is integer".to_owned());
-            if codes.contains(&-32602) {
-                lines.push("error.code is refusal".to_owned());
-            }
+            let any = if codes.contains(&-32602) {
+                "refusal"
+            } else {
+                "integer"
+            };
+            lines.push(format!("error.code is {any}"));
             let mark = if named { "" } else { "product: " };
             lines.push(format!("{mark}error.code in {}", json!(codes)));
             lines.push(format!("product: error.data.kind in {}", json!(kinds)));
