@@ -9,7 +9,7 @@ use crate::cgroup::{Entrance, GroupLimits, RunGroup};
 use crate::guard::{Guard, Without};
 use crate::isolate::Isolation;
 use crate::sys::{self, Fork, NODEV, NOEXEC, NOSUID, NOSYMFOLLOW, RDONLY};
-use crate::wire::{MountSpec, Notice, RunSpec};
+use crate::wire::{End, MountSpec, Notice, RunSpec};
 
 /// A run with an interpreter of its own that has used more of a processor makes way for others: it has that to start first.
 const LASTS_NS: u64 = 100_000_000;
@@ -21,8 +21,13 @@ impl Launcher {
             return;
         };
         if is_too_late(notice.as_fd(), spec.deadline_ns) {
-            let message = "it was over before it began".into();
-            return tell(notice.as_fd(), &Notice::Failed { message }, None);
+            // A failure would be tried again. Who has let go of it knows better how it ended.
+            let end = End {
+                exit_code: -1,
+                deadline_passed: true,
+                ..End::default()
+            };
+            return tell(notice.as_fd(), &Notice::Ended(end), None);
         }
         let mut started = self.try_start(spec, &output, &channel, &notice);
         if started.as_ref().is_err_and(|cannot| cannot.lacks_files) {
