@@ -189,7 +189,8 @@ fn a_run_that_is_ended_has_its_share_of_the_processors_again() {
                 let lasts: Vec<u32> = all
                     .filter(|pid| share_of(pid).is_some_and(|s| s < SHARE))
                     .collect();
-                if lasts.is_empty() {
+                // Process 1 and the one with the code: one of them may have been looked at before.
+                if lasts.len() < 2 {
                     Err("it has not")
                 } else {
                     Ok(lasts)
