@@ -67,6 +67,8 @@ _GONE = {
     "uu": "use binascii.a2b_uu and b2a_uu",
     "xdrlib": "use struct",
 }
+# How Python says that there were no words, and no number in none.
+_OF_NOTHING = ("not enough values to unpack", "invalid literal for int() with base 10: ''", "could not convert string to float: ''")
 _READS_BLOBS = (
     'a blob is read by `from runtime import blobs`: blobs.read_text(id), blobs.open(id, "r"), or blobs.path(id) for a file\'s name; '
     "its id must be in input_blobs of the call"
@@ -284,7 +286,7 @@ def _refused(exc, where):
     if type(exc) is EOFError and (where == _GETPASS or text_of(exc) == "EOF when reading a line"):
         return "nobody types anything in a run: what it needs comes with the arguments of the call"
     is_of_none = type_name(type(exc)) in ("IndexError", "JSONDecodeError", "EOFError")
-    if (is_of_none or type(exc) is ValueError and text_of(exc).startswith("not enough values to unpack")) and _asks_a_terminal(exc):
+    if (is_of_none or type(exc) is ValueError and text_of(exc).startswith(_OF_NOTHING)) and _asks_a_terminal(exc):
         return "a run has no command line and no standard input: what it needs is in the arguments of the call"
     if not issubclass(type(exc), OSError):
         return None

@@ -229,18 +229,25 @@ class Finder:
         full = owner.package
         wanted = _name_as_written(fullname)[len(full) + 1 :]
         names = getattr(sys.modules.get(full), "__dict__", {})  # it may have put another in its place
-        return not_found.no_module(wanted, full, self._skills[full], names, owner.neighbours())
+        return not_found.no_module(wanted, full, self._skills, names, owner.neighbours())
 
     def _not_mounted(self, fullname: str) -> ModuleNotFoundError:
         outside = _relative_import_under_way()
         if outside is not None:
             # A directory beside the entrypoint's, as files lie: what it would be as a module is no skill at all.
             return ModuleNotFoundError(outside)
-        wanted = _name_as_written(fullname)[len(PACKAGE) + 1 :]
-        can_be_named = state.current is None or state.current.job["code"] is not None
-        text = not_found.not_mounted(wanted, self._skills, can_be_named)
         # Without `name`: with it, `from skills import x` would replace this text by a shorter one.
-        return ModuleNotFoundError(text)
+        return ModuleNotFoundError(self._to_mount(_name_as_written(fullname)))
+
+    def _to_mount(self, fullname: str) -> str:
+        can_be_named = state.current is None or state.current.job["code"] is not None
+        return not_found.not_mounted(fullname[len(PACKAGE) + 1 :], self._skills, can_be_named)
+
+    def no_attribute(self, package: str, name: str) -> str:
+        """Of a package that is only a part of names, from which a skill may have been taken without an import of its own."""
+        text, full = "package %r has no attribute %r" % (package, name), "%s.%s" % (package, name)
+        # A directory of a skill has that skill's files.
+        return text if self._owner_of(full) is not None else "%s: %s" % (text, self._to_mount(full))
 
 
 class _Owner:

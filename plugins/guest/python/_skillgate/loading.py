@@ -49,7 +49,10 @@ class VirtualPackage(ModuleType):
     def __getattr__(self, name):
         if name in self.__dict__.get("__mounted__", ()):
             return _import_module("%s.%s" % (self.__name__, name))
-        raise AttributeError("package %r has no attribute %r" % (self.__name__, name))
+        # What Python itself looks for is no skill, and may be what this asks for.
+        if name.startswith("__"):
+            raise AttributeError("package %r has no attribute %r" % (self.__name__, name))
+        raise AttributeError(self.__spec__.loader.no_attribute(self.__name__, name))
 
     def __dir__(self):
         return sorted(set(super().__dir__()) | set(self.__dict__.get("__mounted__", ())))

@@ -14,12 +14,9 @@ _MEANT_MAX = 3
 
 def not_mounted(wanted: str, skills: Dict[str, dict], can_be_named: bool) -> str:
     """`can_be_named`: whoever calls has a parameter for it."""
-    meant = _meant(wanted, skills)
+    meant = _mounted_instead(wanted, skills)
     if meant:
-        return "skill %r is not mounted; mounted is %s" % (
-            wanted,
-            ", and ".join("%s: %s" % (skills[full]["name"], _import_of(full, skills[full])) for full in meant),
-        )
+        return "skill %r is not mounted%s" % (wanted, meant)
     text = "skill %r is not mounted: " % wanted
     if can_be_named:
         text += "add it to mount_skills"
@@ -32,8 +29,9 @@ def not_mounted(wanted: str, skills: Dict[str, dict], can_be_named: bool) -> str
     return text
 
 
-def no_module(wanted: str, full: str, skill: dict, names: dict, neighbours: frozenset) -> str:
+def no_module(wanted: str, full: str, skills: Dict[str, dict], names: dict, neighbours: frozenset) -> str:
     """Of one in a skill: `wanted` in that whose module is `full` and has `names`."""
+    skill = skills[full]
     text = "skill %r has no module %r" % (skill["name"], wanted)
     parts, path = wanted.split("."), _path(skill)
     own = "%s: %s itself is the module of %s: %%s" % (text, full, skill["entrypoint"])
@@ -48,7 +46,8 @@ def no_module(wanted: str, full: str, skill: dict, names: dict, neighbours: froz
         return text + ": it is `%s.%s`, without `%s.`" % (full, ".".join(inside), ".".join(folder))
     if len(inside) == 1 and inside[0] in names:
         return own % _import_of(full, skill, inside[0])
-    return text
+    # One whose name begins with this one's, perhaps.
+    return text + _mounted_instead("%s.%s" % (skill["name"], wanted), skills)
 
 
 def outside(directory: str, name: str, depth: int) -> str:
@@ -61,6 +60,12 @@ def outside(directory: str, name: str, depth: int) -> str:
     else:
         text += "move %s there and " % ("`%s`" % head if head else "it")
     return text + "write `from %s%s import ...`" % ("." * (1 + max(0, depth)), name)
+
+
+def _mounted_instead(wanted: str, skills: Dict[str, dict]) -> str:
+    meant = ("%s: %s" % (skills[full]["name"], _import_of(full, skills[full])) for full in _meant(wanted, skills))
+    told = ", and ".join(meant)
+    return "; mounted is " + told if told else ""
 
 
 def _meant(wanted: str, skills: Dict[str, dict]) -> List[str]:

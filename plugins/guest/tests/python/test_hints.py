@@ -304,6 +304,8 @@ class NobodyStartsIt(Hints):
             ("__import__('pickle').load(sys.stdin.buffer)", "EOFError"),
             ("a, b = sys.argv[1:]", "ValueError"),
             ("_, a, *b = sys.argv", "ValueError"),
+            ("int(sys.stdin.readline())", "ValueError"),
+            ("float(sys.stdin.read())", "ValueError"),
         ):
             self.hinted(MAIN + line, kind, hint)
         for line, kind in (
@@ -311,6 +313,8 @@ class NobodyStartsIt(Hints):
             ("text = sys.stdin.read()\n    __import__('json').loads(text)", "JSONDecodeError"),
             ("raise KeyError(sys.argv)", "KeyError"),
             ("a, b = [1]", "ValueError"),
+            ("int('')", "ValueError"),
+            ("int(sys.argv[0])", "ValueError"),
             ("raise ValueError(f'not enough: {sys.argv}')", "ValueError"),
         ):
             self.unhinted(MAIN + line, kind)

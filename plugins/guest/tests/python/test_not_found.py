@@ -21,6 +21,20 @@ class NotMounted(Case):
         self.error("from skills.salesforce import leads", "ModuleNotFoundError", "skill 'salesforce.leads' is not mounted")
         self.error("from skills import gdrive", "ModuleNotFoundError", "skill 'gdrive' is not mounted")
 
+    def test_taken_from_a_package_and_not_imported(self):
+        text = "package 'skills' has no attribute 'lead_sync': skill 'lead_sync' is not mounted"
+        self.error("import skills\nskills.lead_sync", "AttributeError", text + ": add it to mount_skills")
+        self.skill("acme.lead-sync", main="", pkg__deep="")
+        self.error("import skills\nskills.lead_sync.main({})", "AttributeError", text + "; mounted is acme.lead-sync: `from ")
+        self.error("import skills.acme\nskills.acme.other", "AttributeError", "skill 'acme.other' is not mounted: add")
+        # What is no skill's name, and what would be in a directory of one.
+        message = self.error("import skills\nskills.__nothing__", "AttributeError", "no attribute '__nothing__'")
+        self.assertNotIn("mount", message.rpartition("AttributeError")[2])
+        message = self.error("import skills.acme.lead_sync.pkg as p\np.other", "AttributeError", "no attribute 'other'")
+        self.assertNotIn("mount", message.rpartition("AttributeError")[2])
+        body = "import skills\nreturn [hasattr(skills, name) for name in ('x', '__x__', '__path__', 'acme')]"
+        self.assertEqual(self.output(body), [False, False, True, True])
+
     def test_execute_skill_has_no_parameter_for_it(self):
         self.skill("salesforce.caller", main="def main(args):\n    from skills.salesforce.leads.sync import x")
         outcome = self.sandbox.execute("salesforce.caller")
@@ -187,6 +201,14 @@ class ModulesOfASkill(Case):
         instead = ": it is `skills.csv.stats.helper.text`, without `code.app.`"
         self.no_module("from skills.csv.stats.code.app.helper.text import x", "csv.stats", "code.app.helper.text", instead)
         self.no_module("import skills.csv.stats.code.app", "csv.stats", "code.app", ": skills.csv.stats itself is the module of code/app/run.py: `from skills.csv.stats import main`")
+
+    def test_a_skill_whose_name_begins_with_its_name(self):
+        self.skill("acme", main="")
+        self.skill("acme.lead-sync", main="")
+        instead = "; mounted is acme.lead-sync: `from skills.acme.lead_sync import main`"
+        self.no_module("from skills.acme.LeadSync import main", "acme", "LeadSync", instead)
+        self.no_module("import skills.acme.leadsync.main", "acme", "leadsync.main", instead)
+        self.no_module("import skills.acme.other", "acme", "other", "")
 
     def test_of_one_that_has_put_something_else_in_its_place(self):
         other = "type('Other', (), {'__slots__': (), '__path__': [], '__spec__': None})()"
