@@ -455,8 +455,7 @@ impl Link {
         calls.over = true;
         let pending = std::mem::take(&mut calls.pending);
         drop(calls);
-        let mut outgoing = std::mem::take(&mut *self.outgoing());
-        outgoing.full = true;
+        let outgoing = std::mem::take(&mut *self.outgoing());
         // Of the first, a part has left.
         let unsent = outgoing.packets.iter().skip(usize::from(outgoing.sent > 0));
         let unsent: Vec<u64> = unsent.map(|packet| packet.begins).collect();
