@@ -104,6 +104,11 @@ impl Skill {
     pub fn file_bytes(&self, path: &str) -> u64 {
         self.file(path).map_or(0, |file| file.size_bytes)
     }
+    /// Its store has it as long as its process lives: who has read it asks again each time whether it is there.
+    fn may_be_lost(&self) -> bool {
+        let store = self.store.upgrade();
+        store.is_some_and(|store| store.caps() & abi::ST_VOLATILE != 0)
+    }
     fn file(&self, path: &str) -> Option<&model::SkillFile> {
         self.record.files.iter().find(|file| file.path == path)
     }
@@ -217,7 +222,9 @@ impl Catalog {
         let version = version.or_else(|| self.0.shelf_latest.get(name).map(String::as_str));
         let key = |version: &str| (owner.to_owned(), name.to_owned(), version.to_owned());
         let kept = |version: &str| self.0.kept.get(&key(version));
-        if let Some(skill) = version.and_then(kept) {
+        if let Some(skill) = version.and_then(kept)
+            && !skill.may_be_lost()
+        {
             return Ok(skill);
         }
         let source = match at_hand {

@@ -230,16 +230,21 @@ fn a_store_that_has_lost_a_skill_may_have_another_of_its_name() {
         let answer = gateway.client().call("create_skill", params).unwrap();
         answer["result"].is_object()
     };
-    let executed = || {
-        let params = json!({ "name": "acme.says", "args": {} });
+    let executed = |version: Option<&str>| {
+        let mut params = json!({ "name": "acme.says", "args": {} });
+        if let Some(version) = version {
+            params["version"] = json!(version);
+        }
         gateway.client().call("execute_skill", params).unwrap()
     };
     assert!(publish("the first"));
-    assert_eq!(executed()["result"]["output"], "the first");
-    kill(&host(&gateway).expect("the store has a process"));
-    eventually("it is back", Duration::from_secs(20), || publish("another"));
-    let answer = executed();
-    assert_eq!(answer["result"]["output"], "another", "{answer}");
+    assert_eq!(executed(None)["result"]["output"], "the first");
+    for (version, says) in [(Some("1.0.0"), "the second"), (None, "the third")] {
+        kill(&host(&gateway).expect("the store has a process"));
+        eventually("it is back", Duration::from_secs(20), || publish(says));
+        let answer = executed(version);
+        assert_eq!(answer["result"]["output"], says, "{answer}");
+    }
     gateway.stop();
 }
 
