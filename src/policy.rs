@@ -185,6 +185,8 @@ pub struct Permit {
     pub visible: Option<Vec<String>>,
     /// Which of the sets of rules since the start has decided.
     pub generation: u64,
+    /// What they are to whoever is decided about: `enforce`, `shadow` or `off`.
+    pub mode: &'static str,
     /// The trace of the call that was decided about.
     pub trace: Option<Trace>,
     /// What the decision was about, where it may have to be made again while it is in use.
@@ -197,7 +199,7 @@ impl Permit {
     pub(crate) fn for_tests(generation: u64, network: Vec<String>) -> Self {
         Permit {
             network,
-            ..bare_permit(String::new(), generation, None)
+            ..bare_permit(String::new(), generation, "enforce", None)
         }
     }
 
@@ -439,6 +441,7 @@ impl Policy {
             Ok(decision) if allowed => Ok(Permit {
                 decision_id,
                 generation: active.generation,
+                mode: load::mode_name(active.mode),
                 trace: facts.trace,
                 basis: (!outcome.grant.network.is_empty()).then(|| Arc::new(facts.clone())),
                 network: outcome.grant.network,
@@ -453,7 +456,13 @@ impl Policy {
             }),
             // A shadow lets everything pass, and gives nothing that the decision has not given.
             _ if is_shadow && !unrecorded => {
-                Ok(bare_permit(decision_id, active.generation, facts.trace))
+                let mode = load::mode_name(active.mode);
+                Ok(bare_permit(
+                    decision_id,
+                    active.generation,
+                    mode,
+                    facts.trace,
+                ))
             }
             Ok(decision) => Err(Denied {
                 decision_id,
@@ -475,10 +484,16 @@ impl Policy {
 }
 
 /// A permit without network, secrets or ceilings.
-fn bare_permit(decision_id: String, generation: u64, trace: Option<Trace>) -> Permit {
+fn bare_permit(
+    decision_id: String,
+    generation: u64,
+    mode: &'static str,
+    trace: Option<Trace>,
+) -> Permit {
     Permit {
         decision_id,
         generation,
+        mode,
         trace,
         basis: None,
         network: Vec::new(),

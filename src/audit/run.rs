@@ -19,6 +19,8 @@ pub(crate) enum What {
 pub(crate) struct RunEnd {
     pub(crate) run_id: String,
     pub(crate) decision_id: String,
+    /// What the rules were to it, as in the decision's record: `enforce`, `shadow` or `off`.
+    pub(crate) mode: &'static str,
     /// Of the call, as in the decision's record.
     pub(crate) trace: Option<Trace>,
     /// The subject's id, as in the decision's record.
@@ -62,6 +64,7 @@ impl RunEnd {
         let mut put = |name: &str, value: Value| body.insert(name.to_owned(), value);
         put("run_id", self.run_id.into());
         put("decision_id", self.decision_id.into());
+        put("labels", json!({ "mode": self.mode }));
         if let Some(trace) = self.trace {
             put("trace_id", trace.trace_id().into());
             put("span_id", trace.span_id().into());

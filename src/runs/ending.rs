@@ -37,6 +37,7 @@ impl Ending {
         let run = RunEnd {
             run_id: run_id.to_owned(),
             decision_id: job.permit.decision_id.clone(),
+            mode: job.permit.mode,
             trace: job.permit.trace,
             requested_by: job.caller.subject().id.clone(),
             source_ip: job.caller.ip().to_string(),
@@ -223,6 +224,7 @@ impl End {
         let run = RunEnd {
             run_id: "run_1".into(),
             decision_id: "1".into(),
+            mode: "enforce",
             trace: None,
             requested_by: "local".into(),
             source_ip: "127.0.0.1".into(),
