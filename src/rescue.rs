@@ -77,6 +77,8 @@ pub struct Refusal {
     pub status: StatusCode,
     /// Stable identifier.
     pub kind: &'static str,
+    /// JSON-RPC's, for the body.
+    code: Code,
     /// For the caller.
     pub message: String,
     /// More members of `error.data`.
@@ -94,9 +96,18 @@ impl Refusal {
             status,
             StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT
         );
+        let code = match status {
+            StatusCode::UNAUTHORIZED => Code::Unauthenticated,
+            StatusCode::FORBIDDEN => Code::Denied,
+            StatusCode::TOO_MANY_REQUESTS => Code::RateLimited,
+            StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
+            StatusCode::INTERNAL_SERVER_ERROR => Code::Internal,
+            _ => Code::InvalidRequest,
+        };
         Refusal {
             status,
             kind,
+            code,
             message: message.into(),
             data: Map::new(),
             headers: Vec::new(),
@@ -118,20 +129,8 @@ impl Refusal {
         self
     }
 
-    fn code(&self) -> Code {
-        match self.status {
-            StatusCode::UNAUTHORIZED => Code::Unauthenticated,
-            StatusCode::FORBIDDEN => Code::Denied,
-            StatusCode::TOO_MANY_REQUESTS => Code::RateLimited,
-            StatusCode::SERVICE_UNAVAILABLE => Code::Unavailable,
-            StatusCode::INTERNAL_SERVER_ERROR => Code::Internal,
-            _ => Code::InvalidRequest,
-        }
-    }
-
     fn response(self, request_id: &RequestId) -> Response<String> {
-        let code = self.code();
-        let mut error = ErrorObject::new(code, self.kind, self.message);
+        let mut error = ErrorObject::new(self.code, self.kind, self.message);
         error.data = self.data;
         let text = error.answer(None, request_id);
         let mut response = Response::new(text);
@@ -201,7 +200,11 @@ impl From<ErrorObject> for Refusal {
             _ if error.kind.ends_with("_not_found") => StatusCode::NOT_FOUND,
             _ => StatusCode::BAD_REQUEST,
         };
-        let mut refusal = Refusal::new(status, error.kind, error.message);
+        let mut refusal = Refusal {
+            // As for the method: its kind is one of that code's.
+            code: error.code,
+            ..Refusal::new(status, error.kind, error.message)
+        };
         if let Some(wait_ms) = error.data.get("retry_after_ms").and_then(Value::as_u64) {
             let wait = HeaderValue::from(wait_ms.div_ceil(1000));
             refusal.headers.push((header::RETRY_AFTER, wait));

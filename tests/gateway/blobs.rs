@@ -275,8 +275,8 @@ fn what_is_broken_off_or_too_large_leaves_nothing() {
             Ok(answer) => {
                 let error = answer.json().unwrap()["error"].clone();
                 assert_eq!(
-                    (answer.status, &error["data"]["kind"]),
-                    (413, &json!("too_large")),
+                    (answer.status, &error["data"]["kind"], &error["code"]),
+                    (413, &json!("too_large"), &json!(-32006)),
                     "{error}"
                 );
                 assert_eq!(answer.header("connection"), Some("close"));
