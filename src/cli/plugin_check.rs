@@ -8,9 +8,9 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use skillgate_plugin_check::{Isolation, KitError, Report, Settings, check, run_case};
 
-use super::Exit;
 use super::ended::Ended;
 use super::failure::Failure;
+use super::{Exit, Output, OutputFormat};
 use crate::app::PLUGIN_HOST;
 
 /// What a case's process is started with, before the path of its orders.
@@ -38,6 +38,8 @@ pub(super) struct CheckArgs {
     /// Leave out cases whose name begins so; the report says it
     #[arg(long, value_name = "NAME")]
     skip: Vec<String>,
+    #[command(flatten)]
+    format: OutputFormat,
 }
 
 /// Where the calls go that are made as the gateway makes them.
@@ -85,16 +87,23 @@ pub(super) fn run(args: &CheckArgs, out: &mut dyn Write) -> Result<Exit, Failure
         Failure::new(Exit::Runtime, why)
     })?;
     settings.stop = Some(Arc::clone(&ended.pipe));
+    let is_text = matches!(args.format.output, Output::Text);
     // A row as soon as its case has ended: the whole takes a while.
     let checked = check(&settings, |case| {
-        case.write_row(out)?;
-        out.flush()
+        if is_text {
+            case.write_row(out)?;
+            out.flush()?;
+        }
+        Ok(())
     });
     let report = checked.map_err(|error| match ended.exit() {
         Some(exit) if matches!(error, KitError::Stopped) => Failure::new(exit, error.to_string()),
         _ => error.into(),
     })?;
-    report.write_sum(out)?;
+    match args.format.output {
+        Output::Text => report.write_sum(out)?,
+        Output::Json => report.write_json(out)?,
+    }
     if let (Some(path), Some(form)) = (&args.report, form) {
         write(&report, path, form).map_err(|error| {
             let why = format!("the report {} cannot be written: {error}", path.display());

@@ -73,6 +73,21 @@ fn a_plugin_that_passes() {
         ];
         assert_eq!(names, expected);
     }
+    let output = check(
+        &bundled(),
+        &[
+            "--config",
+            config,
+            "--only",
+            "file/loads",
+            "--output",
+            "json",
+        ],
+    );
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["plugin"]["id"], "org.skillgate.storage-fs");
+    assert_eq!(report["cases"][0]["status"], "passed", "{report}");
+    assert_eq!(output.status.code(), Some(0));
 }
 
 #[test]
