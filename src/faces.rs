@@ -9,18 +9,23 @@ use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use http::{HeaderValue, Method, Response, StatusCode, header};
+use serde_json::value::RawValue;
+use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceExt};
 
 use crate::audit::Audit;
 use crate::auth::{Authenticated, Authenticator, METADATA_PATH};
 use crate::methods;
 use crate::rescue::Refusal;
-use crate::rpc::Rpc;
+use crate::rpc::{Call, Rpc};
 use crate::server::{Body, full};
-use crate::stack::{Calls, Parts};
 use crate::telemetry::health::{Check, Health, Part, State};
 
+pub use blobs::Transfer;
 pub use tools::Format;
+
+/// Calls, as JSON-RPC and the command line make them.
+pub type Calls = BoxCloneSyncService<Call, Box<RawValue>, methods::Error>;
 
 /// Whether the gateway takes work: not while it drains, and not while a part of it is not well.
 #[derive(Debug, Clone)]
@@ -138,18 +143,23 @@ pub struct Faces(Arc<Services>);
 struct Services {
     authenticator: Authenticator,
     rpc: Rpc<Calls>,
-    blobs: blobs::Transfer,
+    blobs: Transfer,
     readiness: Readiness,
 }
 
 impl Faces {
     /// The paths over one stack of calls.
-    pub fn new(rpc: Rpc<Calls>, parts: &Parts) -> Self {
+    pub fn new(
+        rpc: Rpc<Calls>,
+        blobs: Transfer,
+        readiness: Readiness,
+        authenticator: Authenticator,
+    ) -> Self {
         Faces(Arc::new(Services {
             rpc,
-            blobs: blobs::Transfer::new(parts),
-            readiness: parts.readiness.clone(),
-            authenticator: parts.authenticator.clone(),
+            blobs,
+            readiness,
+            authenticator,
         }))
     }
 

@@ -38,11 +38,13 @@
 //!    processes.
 //! 4. `rpc` knows no skills; `methods` knows no HTTP; `catalog`, `blobs`, `runs`, `gate` know no JSON-RPC error.
 //! 5. Only `rescue` decides what a caller is told. A run's failure is never a JSON-RPC error, and the other way round.
-//! 6. Use goes down: main → cli → app → stack → {door, auth, limit, faces, rpc, policy, methods} → {catalog, blobs, runs → gate} →
-//!    {secrets, audit, host → abi}. Words that every room may use: `server`'s body, `rescue::Refusal` (not below `methods`),
-//!    `json`, `slots`, `telemetry` and `reload::Part`. `rescue` alone knows the errors of all rooms.
+//! 6. Use goes down: main → cli → app → stack → admin → faces → methods → {limit → rpc, policy → auth, door} → runs → {catalog, blobs,
+//!    gate} → {secrets, audit, host → abi}. Words that every room may use: `auth::Caller`, `policy::Permit`, `server`'s body,
+//!    `rescue::Refusal` (not below `methods`), `json`, `slots`, `telemetry`, `config`'s types and `reload::Part`. `rescue` alone
+//!    knows the errors of all rooms.
 //! 7. Everything has a limit with its unit in its name; what an operator may change is in `config/default.toml`.
-//! 8. No blocking call on an async thread.
+//! 8. No blocking call on an async thread, but the audit log's: what it writes is in the file before its caller goes on, and one
+//!    call at a time writes.
 //!
 //! `tests/tidy.rs` holds the tree to what of this can be checked by reading.
 #![forbid(unsafe_code)]

@@ -1,24 +1,20 @@
 //! The way of a request, as one list. The order is a security decision; the reasons stand beside it.
 
 use http::{Request, Response};
-use serde_json::value::RawValue;
 use tower::ServiceBuilder;
 use tower::util::BoxCloneSyncService;
 
 use crate::auth::{AuthLayer, Authenticator};
 use crate::door::DoorLayer;
-use crate::faces::{self, Faces, OPEN_PATHS, Readiness};
+use crate::faces::{self, Calls, Faces, OPEN_PATHS, Readiness, Transfer};
 use crate::limit::{AddressLimitLayer, CallLimitLayer, LimitLayer, Limits, RecountLayer};
-use crate::methods::{self, Perform, ResolveLayer, Rooms};
+use crate::methods::{Perform, ResolveLayer, Rooms};
 use crate::policy::{Policy, PolicyLayer};
 use crate::rescue::RescueLayer;
-use crate::rpc::{self, Call, Rpc};
+use crate::rpc::{self, Rpc};
 use crate::server::{Body, Stack};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::watch::WatchLayer;
-
-/// Calls, as JSON-RPC and the command line make them.
-pub type Calls = BoxCloneSyncService<Call, Box<RawValue>, methods::Error>;
 
 /// What the stack is made of.
 #[derive(Debug, Clone)]
@@ -64,7 +60,19 @@ pub fn calls(parts: &Parts) -> Calls {
 pub fn public(parts: &Parts) -> Stack {
     let metrics = parts.metrics.clone();
     let rpc = Rpc::new(calls(parts), parts.rpc).watched_by(metrics.clone());
-    let faces = Faces::new(rpc, parts);
+    let transfer = Transfer::new(
+        parts.rooms.clone(),
+        parts.policy.clone(),
+        parts.limits.clone(),
+        parts.rpc.body_timeout,
+        parts.transfers_max,
+    );
+    let faces = Faces::new(
+        rpc,
+        transfer,
+        parts.readiness.clone(),
+        parts.authenticator.clone(),
+    );
     let route = faces::route;
     let stack = ServiceBuilder::new()
         // Outermost, so that what is counted is what was answered, and every line of the log has its trace.

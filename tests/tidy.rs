@@ -148,6 +148,68 @@ fn rooms_do_not_know_what_they_must_not() {
     );
 }
 
+/// Rooms from the top down.
+const LADDER: [&str; 17] = [
+    "cli", "app", "stack", "admin", "faces", "methods", "limit", "rpc", "policy", "auth", "door",
+    "runs", "catalog", "blobs", "gate", "secrets", "audit",
+];
+/// What every room may use; these use each other alone. `rescue` knows the errors of all.
+const WORDS: [&str; 7] = [
+    "server",
+    "rescue",
+    "json",
+    "slots",
+    "telemetry",
+    "reload",
+    "config",
+];
+const WORDS_OF_ROOMS: [&str; 2] = ["auth::Caller", "policy::Permit"];
+
+/// Each `crate::room::...` of a file, up to where it branches.
+fn uses(code: &str) -> Vec<&str> {
+    let is_path = |c: char| c.is_alphanumeric() || c == '_' || c == ':';
+    let path = |text: &str| text.find(|c| !is_path(c)).unwrap_or(text.len());
+    let mut found = Vec::new();
+    for rest in code.split("crate::").skip(1) {
+        let several = rest.strip_prefix('{').and_then(|all| all.split_once('}'));
+        let each = several.map_or(vec![rest], |(all, _)| all.split(',').collect());
+        let each = each.into_iter().map(str::trim);
+        found.extend(
+            each.map(|one| &one[..path(one)])
+                .filter(|one| !one.is_empty()),
+        );
+    }
+    found
+}
+
+#[test]
+fn use_goes_down() {
+    let step = |room: &str| LADDER.iter().position(|known| *known == room);
+    let (mut sins, mut looked) = (Vec::new(), 0);
+    for (name, text) in files("src", &[".rs"]) {
+        let room = name["src/".len()..].split(['/', '.']).next().unwrap();
+        if is_test(&name) || ["lib", "main", "rescue"].contains(&room) {
+            continue;
+        }
+        let text = code(&text);
+        for used in uses(&text) {
+            looked += 1;
+            let other = used.split("::").next().unwrap();
+            let is_word = WORDS.contains(&other) || WORDS_OF_ROOMS.contains(&used);
+            let is_down = match (step(room), step(other)) {
+                _ if other == room || is_word => true,
+                (Some(of), Some(to)) => of < to,
+                _ => false,
+            };
+            if !is_down {
+                sins.push(format!("{name} uses crate::{used}"));
+            }
+        }
+    }
+    assert!(looked > 200, "{looked} uses of rooms");
+    assert!(sins.is_empty(), "{}", sins.join("\n"));
+}
+
 #[test]
 fn only_config_reads_settings_and_only_the_host_opens_libraries() {
     for (name, text) in files("src", &[".rs"]) {

@@ -9,8 +9,9 @@ use tokio::runtime::Handle;
 use super::swap::{OfSandbox, OfStorage, Plugins};
 use crate::auth::{self, Authenticator};
 use crate::config::{AuthMode, Config, KeySource};
+use crate::gate::Regrant;
 use crate::limit::Limits;
-use crate::policy::{self, Policy};
+use crate::policy::{self, Denied, Permit, Policy};
 use crate::reload::{Install, Part, Reload, Seen, Source, Watched};
 use crate::runs::Runs;
 use crate::secrets::Secrets;
@@ -82,11 +83,33 @@ impl Part for Rules {
         let outdate = move |generation| runs.outdate(generation);
         let (policy, runs, handle) = (self.policy.clone(), self.runs.clone(), self.handle.clone());
         // What goes on with a network that it would not get any more loses it.
-        let in_force = move || drop(handle.spawn(async move { runs.recheck(&policy).await }));
+        let in_force = move || {
+            drop(handle.spawn(async move {
+                let decide = async |permit| regrant(policy.reconsider(&permit).await);
+                runs.recheck(policy.generation(), decide).await;
+            }));
+        };
         Ok(self.policy.exchange(prepared, outdate, in_force))
     }
     fn watched(config: &Config) -> Vec<PathBuf> {
         policy::watched(config)
+    }
+}
+
+/// What a run is granted now; nothing when it would be refused.
+fn regrant(now: Option<Result<Permit, Denied>>) -> Regrant {
+    match now {
+        Some(Ok(permit)) => Regrant {
+            decision_id: permit.decision_id,
+            network: permit.network,
+            deny_cidrs: permit.deny_cidrs,
+        },
+        Some(Err(denied)) => Regrant {
+            decision_id: denied.decision_id,
+            ..Regrant::default()
+        },
+        // It has no network that could be taken.
+        None => Regrant::default(),
     }
 }
 

@@ -23,7 +23,6 @@ use crate::rescue::Refusal;
 use crate::rpc::ErrorObject;
 use crate::server::{Body, BodyError, Broken, full, next_piece};
 use crate::slots::{Slot, Slots};
-use crate::stack::Parts;
 use crate::telemetry::trace::Trace;
 
 /// What an upload brings at least, in bytes for each second that is waited for it.
@@ -34,7 +33,7 @@ const UPLOAD_PACE_TIMEOUTS: u32 = 10;
 
 /// Blobs over plain HTTP.
 #[derive(Debug, Clone)]
-pub(super) struct Transfer {
+pub struct Transfer {
     rooms: Rooms,
     policy: Policy,
     limits: Limits,
@@ -44,13 +43,20 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    pub(super) fn new(parts: &Parts) -> Self {
+    /// Of as many at the same time as `transfers_max` says, each of which goes on after `idle_timeout` at the latest.
+    pub fn new(
+        rooms: Rooms,
+        policy: Policy,
+        limits: Limits,
+        idle_timeout: Duration,
+        transfers_max: usize,
+    ) -> Self {
         Transfer {
-            rooms: parts.rooms.clone(),
-            policy: parts.policy.clone(),
-            limits: parts.limits.clone(),
-            idle_timeout: parts.rpc.body_timeout,
-            places: Slots::new(parts.transfers_max),
+            rooms,
+            policy,
+            limits,
+            idle_timeout,
+            places: Slots::new(transfers_max),
         }
     }
 

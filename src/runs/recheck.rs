@@ -7,40 +7,30 @@ use futures_util::{StreamExt as _, stream};
 
 use super::Runs;
 use crate::gate::Regrant;
-use crate::policy::{Denied, Permit, Policy};
+use crate::policy::Permit;
 
 /// So many are decided at once: calls wait for the log and for a second opinion behind them.
 const AT_ONCE_MAX: usize = 16;
 
 impl Runs {
-    /// After new rules have been put in force: takes from runs that go on what they would not be granted any more.
-    pub async fn recheck(&self, policy: &Policy) {
-        let earlier = self.permits.before(policy.generation()).into_iter();
-        let decided = earlier
-            .map(async |(run_id, permit)| (run_id, regrant(policy.reconsider(&permit).await)));
+    /// After new rules, of this `generation`, have been put in force: takes from runs that go on what they would not be granted
+    /// any more. What a permit of the rules before is worth now, `decide` says.
+    pub async fn recheck<D, F>(&self, generation: u64, decide: D)
+    where
+        D: Fn(Permit) -> F,
+        F: Future<Output = Regrant>,
+    {
+        let earlier = self.permits.before(generation).into_iter();
+        let decided = earlier.map(|(run_id, permit)| {
+            let decided = decide(permit);
+            async { (run_id, decided.await) }
+        });
         // Every other run has been decided by the new rules, or has ended.
         as_decided(decided, |granted| {
             self.gate
                 .recheck(|grant| granted.get(&grant.run_id).cloned());
         })
         .await;
-    }
-}
-
-/// What a run is granted now; nothing when it would be refused.
-fn regrant(now: Option<Result<Permit, Denied>>) -> Regrant {
-    match now {
-        Some(Ok(permit)) => Regrant {
-            decision_id: permit.decision_id,
-            network: permit.network,
-            deny_cidrs: permit.deny_cidrs,
-        },
-        Some(Err(denied)) => Regrant {
-            decision_id: denied.decision_id,
-            ..Regrant::default()
-        },
-        // It has no network that could be taken.
-        None => Regrant::default(),
     }
 }
 
