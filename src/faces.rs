@@ -54,14 +54,18 @@ impl Readiness {
         }
     }
 
-    /// From now on `/readyz` says no, so that a balancer sends nothing more.
+    /// From now on `/readyz` says no, so that a balancer sends nothing more, and what comes all the same is refused.
     pub fn draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
     /// Part by part, for the operator. The gateway's own state is as it is now, that of the others at most a second old.
     pub async fn report(&self) -> Vec<Part> {
-        let draining = if self.draining.load(Ordering::Relaxed) {
+        let draining = if self.is_draining() {
             State::Failed("the gateway is stopping".into())
         } else {
             State::Well("no".into())
@@ -98,10 +102,14 @@ impl Readiness {
     }
 }
 
+/// For every blob's own.
+const ONE_BLOB: &str = "/blobs/{id}";
+
 /// The public paths, with the methods they answer, for `405` and for what `serve` prints.
-pub const PATHS: [(&str, &str, &str); 8] = [
+pub const PATHS: [(&str, &str, &str); 9] = [
     ("/rpc", "POST", "JSON-RPC 2.0"),
     ("/blobs", "POST", "store a body as a blob, streamed"),
+    (ONE_BLOB, "GET", "a blob, streamed, or a range of it"),
     (
         "/tools",
         "GET",
@@ -129,7 +137,7 @@ pub const OPEN_PATHS: [&str; 4] = [
 /// The known word for a path, for metrics.
 pub fn route(path: &str) -> &'static str {
     if path.starts_with("/blobs/") {
-        return "/blobs/{id}";
+        return ONE_BLOB;
     }
     let known = PATHS.iter().find(|(known, _, _)| *known == path);
     known.map_or("other", |(known, _, _)| known)
@@ -166,6 +174,14 @@ impl Faces {
     async fn answer(self, request: Authenticated) -> Result<Response<Body>, Refusal> {
         let Faces(services) = self;
         let path = request.request.uri().path();
+        // A connection on which a request had begun to arrive before is read to that one's end.
+        if services.readiness.is_draining() && !OPEN_PATHS.contains(&path) {
+            let why = "the gateway is stopping; nothing was done: try again, with another one if there are several";
+            return Err(
+                Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", why)
+                    .with(header::RETRY_AFTER, "1"),
+            );
+        }
         if let Some(id) = path.strip_prefix("/blobs/") {
             only(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
             let id = blob_id(id);

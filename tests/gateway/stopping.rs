@@ -195,6 +195,14 @@ fn sigterm_lets_runs_finish() {
     let instance = gateway.instance();
     let code = "import os, time\ndef main(args):\n    if os.fork() == 0:\n        time.sleep(1000)\n    time.sleep(5)\n    return 'finished'\n";
     let mut client = begun(&gateway, code);
+    let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "run_code", "params": { "language": "python", "code": "def main(args): pass" } });
+    let call = call.to_string();
+    let mut half = gateway.client();
+    half.write(b"POST /rpc HTTP/1.1\r\nHost: localhost\r\n")
+        .unwrap();
+    eventually("the gateway has it", Duration::from_secs(20), || {
+        half.is_read()
+    });
     gateway.signal("TERM");
     let began = Instant::now();
     eventually(
@@ -210,6 +218,23 @@ fn sigterm_lets_runs_finish() {
         assert_eq!(answer.status, 503, "{}", answer.text());
         assert!(answer.header("retry-after").is_some());
     }
+    // One on which a request has begun to arrive is read to its end, and nothing is done for it.
+    let rest = format!(
+        "Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{call}",
+        call.len()
+    );
+    half.write(rest.as_bytes()).unwrap();
+    let refused = half.answer().unwrap();
+    let error = refused.json().unwrap()["error"].clone();
+    assert_eq!(
+        (refused.status, &error["code"], &error["data"]["kind"]),
+        (503, &json!(-32007), &json!("unavailable")),
+        "{error}"
+    );
+    assert_eq!(
+        (refused.header("retry-after"), refused.header("connection")),
+        (Some("1"), Some("close"))
+    );
     assert!(gateway.ended().is_none(), "it waits for the run");
     let answer = client.answer().unwrap();
     let reply = answer.json().unwrap();

@@ -92,6 +92,24 @@ impl Client {
         self.stream.get_mut().write_all(bytes)
     }
 
+    /// All that was written has been read (proc_net_tcp: `tx_queue:rx_queue`, in hexadecimal, of either end).
+    pub(crate) fn is_read(&self) -> bool {
+        let stream = self.stream.get_ref();
+        let (ours, theirs) = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+        let port = |address: &str| u16::from_str_radix(address.split(':').nth(1)?, 16).ok();
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let waits = |local: u16, remote: u16| {
+            table.lines().find_map(|line| {
+                let mut fields = line.split_whitespace().skip(1);
+                let of = [port(fields.next()?)?, port(fields.next()?)?];
+                let (sent, came) = fields.nth(1)?.split_once(':')?;
+                (of == [local, remote]).then_some([sent == "00000000", came == "00000000"])
+            })
+        };
+        let sent = waits(ours.port(), theirs.port()).is_some_and(|[all_sent, _]| all_sent);
+        sent && waits(theirs.port(), ours.port()).is_some_and(|[_, all_read]| all_read)
+    }
+
     /// A request with a body that is there.
     pub(crate) fn request(
         &mut self,
