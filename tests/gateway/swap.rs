@@ -434,7 +434,7 @@ const CREATE: &str = "static int32_t create(";
 const DESTROY: &str = "static void destroy(";
 
 /// Long enough for a plugin that comes up.
-const CREATE_MAX: &str = "[plugins]\nprocess_start_timeout_ms = 3000\n";
+const CREATE_MAX: &str = "[plugins]\nprocess_start_timeout_ms = 10000\n";
 
 /// Nobody waits for ever for a store that does not come up: the exchange is given up, and the one before is back as soon as
 /// the other cannot have its data any more.
@@ -465,7 +465,7 @@ fn a_store_that_does_not_come_up_is_given_up() {
     let log = gateway.log();
     let line = log.lines().rfind(|line| line.contains(REFUSED)).unwrap();
     assert!(
-        line.contains("its create() goes on for longer than 3000 ms"),
+        line.contains("its create() goes on for longer than 10000 ms"),
         "{line}"
     );
     gateway.stop();
@@ -487,7 +487,7 @@ fn a_sandbox_that_does_not_come_up_is_given_up() {
     assert!(
         gateway
             .log()
-            .contains("its create() goes on for longer than 3000 ms")
+            .contains("its create() goes on for longer than 10000 ms")
     );
     vendor.release("sandbox", 1);
     reload(&gateway, TAKEN);

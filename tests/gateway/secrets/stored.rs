@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use super::*;
 use crate::audit;
@@ -82,17 +83,30 @@ fn an_output_that_is_stored_at_the_deadline_has_no_secret_in_it_either() {
     let _alone = alone();
     let storing = Storing::start("blob_commit");
     let before = storing.kept();
-    for (number, (args, count)) in (1..).zip(outputs()) {
+    let mut outputs = outputs().into_iter().peekable();
+    for number in 1..10 {
+        let Some((args, count)) = outputs.peek().cloned() else {
+            break;
+        };
+        let began = Instant::now();
         let (client, mut pipe) = storing.run(args, 3000);
         // Later than its deadline, and sooner than its end is known without the sandbox, which is 2 s after that: so long may
-        // the way into the store have taken.
+        // the way into the store have taken. On a machine that stood still it may have been longer, and that is another test.
         std::thread::sleep(Duration::from_millis(3300));
         pipe.write_all(b"x").unwrap();
-        let blobs = timed_out(client);
-        assert_eq!(blobs.as_array().unwrap().len(), count, "{blobs}");
-        assert_eq!(storing.end(number)["output_blobs"], blobs);
-        assert_eq!(storing.kept() > before, count > 0);
+        let is_in_time = began.elapsed() < Duration::from_millis(4800);
+        let (blobs, end) = (timed_out(client), storing.end(number));
+        if is_in_time {
+            assert_eq!(blobs.as_array().unwrap().len(), count, "{blobs}");
+            assert_eq!(end["output_blobs"], blobs);
+            assert_eq!(storing.kept() > before, count > 0);
+            outputs.next();
+        }
     }
+    assert!(
+        outputs.next().is_none(),
+        "the machine stood still each time"
+    );
     storing.gateway.stop();
 }
 

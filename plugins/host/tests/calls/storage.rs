@@ -1,6 +1,7 @@
 //! Stores, through the SDK.
 
 use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
 use super::*;
 use skillgate_plugin_host::{STORE_CALLS_MAX, STORE_THREADS_MAX};
@@ -156,12 +157,17 @@ async fn what_a_store_was_given_keeps_its_room_until_it_has_done_with_it() {
     };
     let room = Arc::new(());
     let mut call = Box::pin(store.skill_put_with(put, room.clone()));
-    let waits = tokio::time::timeout(Duration::from_millis(50), call.as_mut()).await;
-    assert!(waits.is_err(), "{waits:?}");
+    let begun = dir.path().join("pipe.begun");
+    let until = Instant::now() + Duration::from_secs(20);
+    while !begun.exists() && Instant::now() < until {
+        let waits = tokio::time::timeout(Duration::from_millis(5), call.as_mut()).await;
+        assert!(waits.is_err(), "{waits:?}");
+    }
     drop(call);
     let holders = Arc::strong_count(&room);
-    // First, so that no thread is left that waits for it.
-    drop(std::fs::File::options().write(true).open(&pipe));
+    // First, so that no thread is left that waits for it; and this waits for none.
+    drop(std::fs::File::options().read(true).write(true).open(&pipe));
+    assert!(begun.exists(), "the store has the call");
     assert_eq!(holders, 2);
     let done = async {
         while Arc::strong_count(&room) > 1 {

@@ -287,7 +287,8 @@ impl Storage for Memory {
     }
     fn skill_put(&self, put: &PutSkill) -> Result<Skill> {
         if put.name == "hang" {
-            // A pipe, until somebody opens it.
+            // A pipe, until somebody opens it; who waits for this sees a file beside it.
+            std::fs::write(format!("{}.begun", put.version), "").unwrap();
             drop(std::fs::File::open(&put.version));
         }
         let file = |(path, data): &(String, Vec<u8>)| SkillFile {

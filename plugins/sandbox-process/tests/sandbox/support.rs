@@ -492,11 +492,18 @@ pub(crate) fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
 
 /// A number of the instance's health.
 pub(crate) fn metric(instance: &Instance, name: &str) -> u64 {
+    let [number] = metrics(instance, [name]);
+    number
+}
+
+/// Numbers of the instance's health, of one time.
+pub(crate) fn metrics<const N: usize>(instance: &Instance, names: [&str; N]) -> [u64; N] {
     let health = instance.plugin.health().unwrap();
     let metrics: serde_json::Value = serde_json::from_str(&health.metrics_json).unwrap();
-    metrics[name]
-        .as_u64()
-        .unwrap_or_else(|| panic!("no {name} in {metrics}"))
+    names.map(|name| {
+        let number = metrics[name].as_u64();
+        number.unwrap_or_else(|| panic!("no {name} in {metrics}"))
+    })
 }
 
 /// What the sandbox says of one layer.
