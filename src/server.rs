@@ -103,8 +103,12 @@ pub async fn next_piece(body: &mut Body, idle: Duration) -> Option<Result<Bytes,
     }
 }
 
-/// Largest head of a request, request line and headers together; beyond it the answer is 431.
-const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// Largest head of a request, request line and headers together; beyond it the answer is 431. As much of each connection may be
+/// kept until its head has come or its time for it has passed, and nobody has asked for a token yet: so it is little more than
+/// the longest token, 8 KiB, needs. The trailers of a body have as many.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// What is read at once, of a body above all: less makes uploads slower. hyper wants no more while it has any left.
+const READ_BYTES_MAX: usize = 64 << 10;
 /// Most headers of a request.
 const HEADERS_MAX: usize = 100;
 /// How long connections that are cut off may take to be gone: each ends where it waits next.
@@ -186,7 +190,8 @@ pub async fn serve(
             // Without a timer hyper's header timeout does nothing.
             .timer(TokioTimer::new())
             .header_read_timeout(settings.header_timeout)
-            .max_buf_size(HEAD_BYTES_MAX)
+            .max_header_size(HEAD_BYTES_MAX)
+            .max_buf_size(READ_BYTES_MAX)
             .max_headers(HEADERS_MAX)
             .half_close(false)
             .serve_connection(TokioIo::new(stream), service);

@@ -1,7 +1,7 @@
 //! Connections as their peers see them: what is answered to what, when each ends, and who has a place.
 
 use super::connection::LINGER_BYTES_MAX;
-use super::{Metrics, Settings, Stack, full, serve};
+use super::{HEAD_BYTES_MAX, Metrics, Settings, Stack, full, serve};
 use http::Response;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -129,6 +129,56 @@ async fn what_is_no_request_is_refused_as_all_else() {
         }
     }
     assert_eq!((counts(&metrics, "431"), counts(&metrics, "400")), (9, 6));
+    stop().await;
+}
+
+/// Whoever goes on with it for ever is refused where it has become too large, and not when its time has passed: meanwhile all
+/// of it would be in memory, before anybody has asked for a token.
+#[tokio::test]
+async fn a_head_is_read_no_further_than_it_may_go() {
+    let metrics = Metrics::default();
+    let (address, stop) = counted(constant("hello"), PATIENT, metrics.clone()).await;
+    let of_length = |bytes: usize| {
+        let (start, end) = ("GET / HTTP/1.1\r\nX-Big: ", "\r\n\r\n");
+        let value = "x".repeat(bytes - start.len() - end.len());
+        format!("{start}{value}{end}")
+    };
+    let unfinished = of_length(40 << 10).trim_end().to_owned();
+    for (said, status) in [
+        (unfinished, "431"),
+        (of_length(HEAD_BYTES_MAX + 1), "431"),
+        (of_length(HEAD_BYTES_MAX), "200"),
+    ] {
+        let client = TcpStream::connect(address).await.unwrap();
+        client.set_nodelay(true).unwrap();
+        let (mut reading, mut writing) = client.into_split();
+        let writes = tokio::spawn(async move {
+            for piece in said.as_bytes().chunks(1000) {
+                // The server may have ended it before all is sent.
+                if writing.write_all(piece).await.is_err() {
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+            writing
+        });
+        let mut answer = [0; 1024];
+        let read = tokio::time::timeout(Duration::from_secs(10), reading.read(&mut answer));
+        let read = read.await.expect("an answer at once").unwrap();
+        let answer = String::from_utf8_lossy(&answer[..read]);
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status} ")),
+            "{answer}"
+        );
+        if status == "431" {
+            assert!(
+                answer.contains("over 16384 bytes or over 100 headers"),
+                "{answer}"
+            );
+        }
+        drop(writes.await.unwrap());
+    }
+    assert_eq!(counts(&metrics, "431"), 2);
     stop().await;
 }
 
