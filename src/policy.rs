@@ -50,6 +50,7 @@ use crate::audit::Audit;
 use crate::auth::Caller;
 use crate::catalog::Skill;
 use crate::config::{Confirm, Exposure, PolicyMode};
+use crate::slots::Slots;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::Trace;
 use decision::Declared;
@@ -65,7 +66,7 @@ pub use load::{Prepared, Status, prepare, watched};
 #[cfg(test)]
 pub(crate) use trial::METHODS;
 
-/// Decisions of the interpreter at once: it must not take the processors from the calls.
+/// Decisions of the interpreter at once: it must not take the processors from the calls. Tenants have them in turn.
 const CONFIRMATIONS_MAX: usize = 2;
 /// Waiting for a background confirmation; more are left out and counted.
 const SAMPLES_WAITING_MAX: usize = 64;
@@ -302,7 +303,7 @@ struct Inner {
     mismatches: AtomicU64,
     unsampled: AtomicU64,
     sampled_ms: AtomicU64,
-    confirmations: Arc<Semaphore>,
+    confirmations: Arc<Slots>,
     samples: Arc<Semaphore>,
     metrics: OnceLock<Metrics>,
 }
@@ -320,7 +321,7 @@ impl Policy {
             mismatches: AtomicU64::new(0),
             unsampled: AtomicU64::new(0),
             sampled_ms: AtomicU64::new(0),
-            confirmations: Arc::new(Semaphore::new(CONFIRMATIONS_MAX)),
+            confirmations: Slots::new(CONFIRMATIONS_MAX),
             samples: Arc::new(Semaphore::new(SAMPLES_WAITING_MAX)),
             metrics: OnceLock::new(),
         }))

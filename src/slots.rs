@@ -66,6 +66,12 @@ impl Slots {
             .then(|| self.slot(tenant.clone()))
     }
 
+    /// How many nobody has.
+    #[cfg(test)]
+    pub(crate) fn free(&self) -> usize {
+        self.state().free
+    }
+
     /// One for this tenant, as soon as there is one for it. Dropping the future leaves the queue.
     pub(crate) async fn wait(self: &Arc<Self>, tenant: &str) -> Slot {
         let tenant: Tenant = tenant.into();

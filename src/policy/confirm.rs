@@ -44,7 +44,7 @@ impl Policy {
         let input = outcome.input.clone();
         let second = move || agree(&decision, set.interpret(input));
         if first {
-            if let Err(fault) = self.in_turn(second).await {
+            if let Err(fault) = self.in_turn(facts.caller.tenant(), second).await {
                 self.disagree(active, decision_id, facts.method, &fault);
                 outcome.fail(fault);
             }
@@ -55,24 +55,25 @@ impl Policy {
             };
             let (policy, active) = (self.clone(), active.clone());
             let (id, method) = (decision_id.to_owned(), facts.method);
+            let tenant = facts.caller.tenant().to_owned();
             tokio::spawn(async move {
                 let _waiting = waiting;
-                if let Err(fault) = policy.in_turn(second).await {
+                if let Err(fault) = policy.in_turn(&tenant, second).await {
                     policy.disagree(&active, &id, method, &fault);
                 }
             });
         }
     }
 
-    /// Asks the interpreter on a thread of its own, of which there are so many. The turn is the thread's and not that of who waits
-    /// for it: a caller that goes away does not end what it has begun.
+    /// Asks the interpreter on a thread of its own, of which there are so many; tenants have them in turn, so that one who wants
+    /// thousands holds up no other. The turn is the thread's and not that of who waits for it: a caller that goes away does not end
+    /// what it has begun.
     async fn in_turn(
         &self,
+        tenant: &str,
         second: impl FnOnce() -> Result<(), Fault> + Send + 'static,
     ) -> Result<(), Fault> {
-        let turn = self.0.confirmations.clone().acquire_owned().await;
-        // Nobody closes it; without a turn there is no second opinion, and no allow that rests on one.
-        let turn = turn.map_err(|error| Fault::Unavailable(error.to_string()))?;
+        let turn = self.0.confirmations.wait(tenant).await;
         let asked = tokio::task::spawn_blocking(move || {
             let _turn = turn;
             second()

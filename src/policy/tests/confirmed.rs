@@ -97,7 +97,7 @@ fn a_caller_that_goes_away_leaves_its_turn_to_its_thread() {
         .unwrap();
     one_thread.block_on(async {
         let policy = policy(&bundled_files(), PolicyMode::Enforce, Confirm::Always);
-        let turns = || policy.0.confirmations.available_permits();
+        let turns = || policy.0.confirmations.free();
         let ask = facts("list_skills", vec![]);
         let (go, gone) = std::sync::mpsc::channel::<()>();
         let busy = tokio::task::spawn_blocking(move || gone.recv().unwrap_err());
@@ -112,4 +112,35 @@ fn a_caller_that_goes_away_leaves_its_turn_to_its_thread() {
         assert!(policy.decide(&ask).await.is_ok());
         assert_eq!(turns(), CONFIRMATIONS_MAX);
     });
+}
+
+/// Whoever publishes by the thousand waits for himself.
+#[tokio::test]
+async fn one_tenants_confirmations_hold_up_no_others() {
+    let policy = policy(
+        &one("decision := {\"allow\": true}"),
+        PolicyMode::Enforce,
+        Confirm::Always,
+    );
+    let of = |tenant: &str| {
+        let mut facts = facts("list_skills", vec![]);
+        facts.caller = crate::auth::Caller::for_tests(tenant, "alice", &[]);
+        facts
+    };
+    let (flood, other) = (of("a"), of("b"));
+    let mut turns: Vec<_> = (0..CONFIRMATIONS_MAX)
+        .map(|_| policy.0.confirmations.take("a").unwrap())
+        .collect();
+    let mut flooding: Vec<_> = (0..10).map(|_| Box::pin(policy.decide(&flood))).collect();
+    for asked in &mut flooding {
+        assert!(asked.as_mut().now_or_never().is_none(), "it waits");
+    }
+    let mut asked = Box::pin(policy.decide(&other));
+    assert!(asked.as_mut().now_or_never().is_none(), "there is no turn");
+    // One is given back: this is the second that has it, whatever goes on of the flood.
+    drop(turns.pop());
+    let first = flooding.remove(0);
+    assert!(first.await.is_ok());
+    let next = tokio::time::timeout(Duration::from_secs(10), asked).await;
+    assert!(next.expect("its turn has come").is_ok());
 }
