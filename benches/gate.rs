@@ -18,6 +18,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use skillgate::gate::{Gate, Grant, NoLedger, Resolver, Settings};
+use skillgate::pace::Pace;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// Every row is measured in so many slices, in turns with the others.
@@ -193,6 +194,7 @@ fn main() {
             allow_private: vec!["127.0.0.2/32".parse().unwrap()],
             tunnels_max: 4096,
             run_connections_max: 64,
+            tenant_pace: Pace::new(1_000_000, 1, 1_000_000),
             connect_timeout: ms(10_000),
             idle_timeout: ms(120_000),
             header_timeout: ms(10_000),

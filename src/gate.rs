@@ -21,6 +21,7 @@ mod forward;
 mod grant;
 mod hello;
 mod meter;
+mod paced;
 mod proxy;
 mod record;
 mod refusal;
@@ -47,7 +48,9 @@ pub use record::{Ledger, NoLedger, Record, Verdict};
 pub use resolve::{Resolver, SystemResolver};
 
 use crate::config;
+use crate::pace::Pace;
 use crate::slots::{Slot, Slots};
+use paced::Paced;
 use target::Target;
 
 /// Questions to the resolver that one run has under way: names that nobody answers must not hold up others' names.
@@ -69,6 +72,8 @@ pub struct Settings {
     pub tunnels_max: usize,
     /// Of one run at once; more wait to be accepted.
     pub run_connections_max: usize,
+    /// Of one tenant's runs, one after the other.
+    pub tenant_pace: Pace,
     /// For the name and the connection together.
     pub connect_timeout: Duration,
     /// Without a byte in either direction.
@@ -95,6 +100,11 @@ impl Settings {
             allow_private: config.allow_private.clone(),
             tunnels_max: config.max_tunnels,
             run_connections_max: config.max_run_connections,
+            tenant_pace: Pace::new(
+                config.tenant_connections_per_s,
+                1,
+                config.tenant_connections_burst,
+            ),
             connect_timeout: ms(config.connect_timeout_ms),
             idle_timeout: ms(config.idle_timeout_ms),
             header_timeout: ms(config.header_timeout_ms),
@@ -117,6 +127,7 @@ struct Inner {
     resolver: Arc<dyn Resolver>,
     ledger: Arc<dyn Ledger>,
     slots: Arc<Slots>,
+    paced: Paced,
     runs: Mutex<Vec<Weak<Run>>>,
     runtime: Handle,
 }
@@ -182,6 +193,7 @@ impl Gate {
     pub fn new(settings: Settings, resolver: Arc<dyn Resolver>, ledger: Arc<dyn Ledger>) -> Self {
         Gate(Arc::new(Inner {
             slots: Slots::new(settings.tunnels_max),
+            paced: Paced::new(settings.tenant_pace),
             settings,
             resolver,
             ledger,

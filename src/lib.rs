@@ -23,8 +23,9 @@
 //!
 //! Beside the way: `cli` reads the command line, `app` puts the rooms together and `config` says what they are to be; `reload`
 //! changes keys, policies, limits, secrets and plugins while they are in use; `secrets` has what runs may be given and looks for
-//! it in what they give back; `slots` divides what there are only so many of between tenants, or addresses; `admin` and
-//! `telemetry` are what the operator sees; `json` reads what is too large or too odd to be taken as it comes.
+//! it in what they give back; `slots` divides what there are only so many of between tenants, or addresses, and `pace` counts how
+//! often each of them does something; `admin` and `telemetry` are what the operator sees; `json` reads what is too large or too
+//! odd to be taken as it comes.
 //!
 //! Every step takes one type and gives the next; a step never calls back up. Two types carry the security:
 //! [`auth::Caller`] (only `auth` makes one) and [`policy::Permitted`] (only `policy` makes one).
@@ -40,7 +41,7 @@
 //! 5. Only `rescue` decides what a caller is told. A run's failure is never a JSON-RPC error, and the other way round.
 //! 6. Use goes down: main → cli → app → stack → admin → faces → methods → {limit → rpc, policy → auth, door} → runs → {catalog, blobs,
 //!    gate} → {secrets, audit, host → abi}. Words that every room may use: `auth::Caller`, `policy::Permit`, `server`'s body,
-//!    `rescue::Refusal` (not below `methods`), `json`, `slots`, `telemetry`, `config`'s types and `reload::Part`. `rescue` alone
+//!    `rescue::Refusal` (not below `methods`), `json`, `slots`, `pace`, `telemetry`, `config`'s types and `reload::Part`. `rescue` alone
 //!    knows the errors of all rooms.
 //! 7. Everything has a limit with its unit in its name; what an operator may change is in `config/default.toml`.
 //! 8. No blocking call on an async thread, but the audit log's: what it writes is in the file before its caller goes on, and one
@@ -71,6 +72,7 @@ pub mod faces;
 pub mod json;
 pub mod rpc;
 
+pub mod pace;
 pub mod slots;
 
 pub mod policy;

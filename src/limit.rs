@@ -17,7 +17,6 @@
 //! have calls outstanding, further keys share one count together until there is room. So whoever floods a rule with
 //! new keys takes quota from new keys only, and nobody ever gets more than the rule says.
 
-mod ledger;
 mod rules;
 #[cfg(test)]
 mod tests;

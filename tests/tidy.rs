@@ -154,11 +154,12 @@ const LADDER: [&str; 17] = [
     "runs", "catalog", "blobs", "gate", "secrets", "audit",
 ];
 /// What every room may use; these use each other alone. `rescue` knows the errors of all.
-const WORDS: [&str; 7] = [
+const WORDS: [&str; 8] = [
     "server",
     "rescue",
     "json",
     "slots",
+    "pace",
     "telemetry",
     "reload",
     "config",

@@ -19,6 +19,10 @@ pub struct Gate {
     pub max_tunnels: usize,
     /// Of one run, at the same time.
     pub max_run_connections: usize,
+    /// That one tenant's runs make, one after the other.
+    pub tenant_connections_per_s: u64,
+    /// At once.
+    pub tenant_connections_burst: u64,
     /// From one run.
     pub max_run_upload_bytes: u64,
     /// To one run.
@@ -42,6 +46,8 @@ pub(super) fn read(s: &Section<'_>) -> Gate {
         allow_private: networks(s, "allow_private"),
         max_tunnels: s.count("max_tunnels", 1..=1_000_000),
         max_run_connections: s.count("max_run_connections", 1..=10_000),
+        tenant_connections_per_s: s.integer("tenant_connections_per_s", 1..=1_000_000),
+        tenant_connections_burst: s.integer("tenant_connections_burst", 1..=1_000_000),
         max_run_upload_bytes: s.integer("max_run_upload_bytes", 1..=TIB),
         max_run_download_bytes: s.integer("max_run_download_bytes", 1..=TIB),
         connect_timeout_ms: s.integer("connect_timeout_ms", 1..=MS_MAX),

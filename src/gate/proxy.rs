@@ -151,6 +151,10 @@ fn decide(run: &Arc<Run>, target: Result<Target, Refusal>) -> Result<(Entry, Tar
         if !run.gate.ledger.can_keep() {
             return Err(Refusal::NoRecord);
         }
+        // Last: what is refused for another reason costs the tenant none.
+        if !run.gate.paced.admits(&grant.tenant) {
+            return Err(Refusal::TooFast);
+        }
         Ok(target)
     });
     match checked {
@@ -282,7 +286,7 @@ fn refused(refusal: &Refusal) -> Response<Reply> {
         "proxy-status",
         HeaderValue::from_static(proxy_status(refusal)),
     );
-    if matches!(refusal, Refusal::Busy) {
+    if matches!(refusal, Refusal::Busy | Refusal::TooFast) {
         headers.insert(http::header::RETRY_AFTER, HeaderValue::from_static("1"));
     }
     if let Ok(reason) = ReasonPhrase::try_from(refusal.headline().into_bytes()) {
@@ -305,7 +309,7 @@ fn proxy_status(refusal: &Refusal) -> &'static str {
         Refusal::Timeout(_) => "skillgate; error=connection_timeout",
         Refusal::NoAnswer(_) => "skillgate; error=connection_terminated",
         Refusal::BadAnswer(_) => "skillgate; error=http_protocol_error",
-        Refusal::Busy => "skillgate; error=connection_limit_reached",
+        Refusal::Busy | Refusal::TooFast => "skillgate; error=connection_limit_reached",
         Refusal::NoRecord => "skillgate; error=proxy_internal_error",
     }
 }

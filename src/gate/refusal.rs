@@ -39,6 +39,8 @@ pub(super) enum Refusal {
     BadAnswer(Target),
     /// The gateway has too many connections, or no file for another one.
     Busy,
+    /// The runs of the tenant have made too many connections one after the other.
+    TooFast,
     /// Connections cannot be recorded, so none is made.
     NoRecord,
     /// The run has moved as many bytes as it may.
@@ -56,7 +58,7 @@ impl Refusal {
             | Refusal::Unreachable(_)
             | Refusal::NoAnswer(_)
             | Refusal::BadAnswer(_) => 502,
-            Refusal::Busy | Refusal::NoRecord => 503,
+            Refusal::Busy | Refusal::TooFast | Refusal::NoRecord => 503,
             Refusal::Timeout(_) => 504,
         }
     }
@@ -75,7 +77,7 @@ impl Refusal {
             Refusal::Timeout(_) => "timeout",
             Refusal::NoAnswer(_) => "no_answer",
             Refusal::BadAnswer(_) => "bad_answer",
-            Refusal::Busy => "busy",
+            Refusal::Busy | Refusal::TooFast => "busy",
             Refusal::NoRecord => "not_recorded",
             Refusal::BytesSpent => "bytes_spent",
         }
@@ -116,6 +118,7 @@ impl Refusal {
             Refusal::NoAnswer(target) => format!("{target} ended the connection before it had answered"),
             Refusal::BadAnswer(target) => format!("{target} gave an answer that is not HTTP"),
             Refusal::Busy => "the gateway has too many connections open; try again in a second".into(),
+            Refusal::TooFast => "this tenant's runs make connections too fast; try again in a second, and send more over each".into(),
             Refusal::NoRecord => "the gateway cannot record connections now, so it makes none; its operator has to mend the audit log".into(),
             Refusal::BytesSpent => "this run has sent or received as many bytes as it may; only the gateway's operator can raise the limit".into(),
         };

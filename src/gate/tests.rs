@@ -153,6 +153,7 @@ pub(super) fn settings() -> Settings {
         allow_private: vec!["127.0.0.2/32".parse().unwrap()],
         tunnels_max: 64,
         run_connections_max: 64,
+        tenant_pace: Pace::new(1_000_000, 1, 1_000_000),
         connect_timeout: Duration::from_secs(5),
         idle_timeout: Duration::from_secs(30),
         header_timeout: Duration::from_secs(5),

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 
-use super::ledger::{Key, Ledger, Pace, Place};
 use crate::auth::Caller;
 use crate::config::{Config, RateKey, RateLimit};
+use crate::pace::{Key, Ledger, Pace, Place};
 use crate::reload;
 use crate::server::network;
 

@@ -5,9 +5,9 @@ use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
 use super::headers;
-use super::ledger::{Key, Ledger, Pace, Place};
 use super::rules::{Asked, Clock, Level, Limited, Limits, Prepared};
 use crate::config::{RateKey, RateLimit};
+use crate::pace::{Key, Ledger, Pace, Place};
 
 const SECOND_NS: u64 = 1_000_000_000;
 

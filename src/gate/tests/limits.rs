@@ -98,6 +98,63 @@ async fn tunnels_of_one_tenant() {
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
 }
 
+/// A connection that is closed at once takes no place and no byte: nothing else would end a loop of them.
+#[tokio::test]
+async fn connections_of_one_tenant_one_after_the_other() {
+    let (host, authority, _) = host_and_grant(b"SERVER").await;
+    let of = |tenant: &str| {
+        let network = [
+            format!("https://{authority}"),
+            format!("http://{authority}"),
+        ];
+        Grant::new("run_1", tenant, "dec_1", &network, &[]).unwrap()
+    };
+    let settings = Settings {
+        tenant_pace: Pace::new(1, 3600, 3),
+        ..settings()
+    };
+    let mut world = world(settings, of("north"));
+    for _ in 0..3 {
+        let (tunnel, head) = world.connect(&authority).await;
+        assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+        drop(tunnel);
+        assert_eq!(world.record().await.reason, "broken");
+    }
+    let (_refused, head) = world.connect(&authority).await;
+    assert!(
+        head.starts_with("HTTP/1.1 503 this tenant's runs make connections too fast")
+            && head.contains("retry-after: 1"),
+        "{head}"
+    );
+    assert_eq!(world.record().await.reason, "busy");
+    // As all that are refused: so many of a run are on record.
+    let refusals = &world.open.as_ref().unwrap().run.refusals;
+    assert_eq!(refusals.load(Ordering::SeqCst), 1);
+    let request = format!("GET http://{authority}/ HTTP/1.1\r\n\r\n");
+    let answer = world.exchange(request.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert_eq!(json(&answer)["error"], "busy");
+    assert_eq!(world.record().await.reason, "busy");
+    // What is refused for another reason is none of them, and other tenants have their own.
+    let other = world.gate.open(of("south"));
+    let (fd, address) = listener();
+    other.serve(fd).unwrap();
+    for _ in 0..4 {
+        let (_client, head) = connect_at(address, "other.example.com:443").await;
+        assert!(head.starts_with("HTTP/1.1 403"), "{head}");
+    }
+    let (_tunnel, head) = connect_at(address, &authority).await;
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    let reached = async {
+        while host.reached() < 4 {
+            tokio::task::yield_now().await;
+        }
+    };
+    let reached = tokio::time::timeout(Duration::from_secs(10), reached).await;
+    assert!(reached.is_ok());
+    assert_eq!(host.reached(), 4);
+}
+
 #[tokio::test]
 async fn connections_of_one_run() {
     let (_host, authority, grant) = host_and_grant(b"SERVER").await;

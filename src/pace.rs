@@ -1,4 +1,4 @@
-//! What one rule remembers of its keys: bounded memory, and arithmetic by `governor`.
+//! How often, for each of many keys (`[[rate_limit]]`, `gate.tenant_connections_per_s`): bounded memory, and arithmetic by `governor`.
 //!
 //! `governor` has the algorithm (GCRA); the memory is ours for two reasons. Its own stores grow with every key that was
 //! ever seen, and they take one key of one rule at a time, while a call must be counted by all rules or by none.
@@ -16,7 +16,7 @@ use governor::nanos::Nanos;
 use governor::state::StateStore;
 use governor::{Quota, RateLimiter};
 
-/// The keys of a rule are spread over so many maps, so that a sweep or a growing map stops its callers for a moment
+/// The keys of a ledger are spread over so many maps, so that a sweep or a growing map stops its callers for a moment
 /// only.
 const PARTS: usize = 16;
 
@@ -25,7 +25,7 @@ const SWEEP_PAUSE_NS: u64 = 100_000_000;
 
 /// A key as it is kept: 128 bits of keyed hashes. A caller can choose neither its own nor somebody else's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Key(pub(super) u64, pub(super) u64);
+pub(crate) struct Key(pub(crate) u64, pub(crate) u64);
 
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
@@ -35,7 +35,7 @@ impl Hash for Key {
 
 /// [`Key`] is random already.
 #[derive(Default)]
-pub(super) struct AsItIs(u64);
+pub(crate) struct AsItIs(u64);
 
 impl Hasher for AsItIs {
     fn finish(&self) -> u64 {
@@ -55,17 +55,18 @@ impl Hasher for AsItIs {
 /// limiter's clock.
 type Part = HashMap<Key, u64, BuildHasherDefault<AsItIs>>;
 
-/// What a rule allows.
+/// What is allowed to each key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pace {
+pub struct Pace {
     /// Between two calls at the steady rate. Rounded up: never more than the quota.
-    pub(super) interval_ns: u64,
+    pub(crate) interval_ns: u64,
     /// At once.
-    pub(super) burst: u32,
+    pub(crate) burst: u32,
 }
 
 impl Pace {
-    pub(super) fn new(quota: u64, per_s: u64, burst: u64) -> Self {
+    /// So many in so many seconds, and so many at once.
+    pub fn new(quota: u64, per_s: u64, burst: u64) -> Self {
         // The configuration keeps all of them far from these ends.
         let interval = (u128::from(per_s) * 1_000_000_000).div_ceil(u128::from(quota.max(1)));
         Pace {
@@ -75,7 +76,7 @@ impl Pace {
     }
 
     /// Calls that are left at `now`, and nanoseconds until there is one more.
-    pub(super) fn left(self, full_at: Option<u64>, now: u64) -> (u64, u64) {
+    pub(crate) fn left(self, full_at: Option<u64>, now: u64) -> (u64, u64) {
         let (interval, burst) = (self.interval_ns, u64::from(self.burst));
         let used = full_at.unwrap_or(now).saturating_sub(now);
         let left = burst.saturating_sub(used.div_ceil(interval));
@@ -86,15 +87,15 @@ impl Pace {
 
 /// Where a key's count is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// Its own.
     Own(Key),
     /// All keys that there is no room for have one together.
     Shared,
 }
 
-/// The memory of one rule.
-pub(super) struct Ledger {
+/// What is remembered of the keys of one pace.
+pub(crate) struct Ledger {
     parts: [Part; PARTS],
     sweep_from_ns: [u64; PARTS],
     part_keys_max: usize,
@@ -113,7 +114,7 @@ impl fmt::Debug for Ledger {
 
 impl Ledger {
     /// Keeps at most about `keys_max` keys apart.
-    pub(super) fn new(pace: Pace, keys_max: usize) -> Self {
+    pub(crate) fn new(pace: Pace, keys_max: usize) -> Self {
         Ledger {
             parts: std::array::from_fn(|_| Part::default()),
             sweep_from_ns: [0; PARTS],
@@ -126,7 +127,7 @@ impl Ledger {
 
     /// Finds the place of a key. One that has its whole burst again is as good as one that was never seen and makes
     /// room; where there is none, the key shares.
-    pub(super) fn place(&mut self, key: Key, now: u64) -> Place {
+    pub(crate) fn place(&mut self, key: Key, now: u64) -> Place {
         let at = part_of(key);
         let part = &mut self.parts[at];
         if part.len() < self.part_keys_max || part.contains_key(&key) {
@@ -142,14 +143,14 @@ impl Ledger {
         Place::Shared
     }
 
-    pub(super) fn full_at(&self, place: Place) -> Option<u64> {
+    pub(crate) fn full_at(&self, place: Place) -> Option<u64> {
         match place {
             Place::Own(key) => self.parts[part_of(key)].get(&key).copied(),
             Place::Shared => self.shared,
         }
     }
 
-    pub(super) fn set(&mut self, place: Place, full_at: Option<u64>) {
+    pub(crate) fn set(&mut self, place: Place, full_at: Option<u64>) {
         match (place, full_at) {
             (Place::Own(key), Some(full_at)) => {
                 self.parts[part_of(key)].insert(key, full_at);
@@ -162,14 +163,14 @@ impl Ledger {
     }
 
     /// Counts one call, or says how many nanoseconds it comes too early.
-    pub(super) fn count(&mut self, place: Place, now: u64) -> Result<(), u64> {
+    pub(crate) fn count(&mut self, place: Place, now: u64) -> Result<(), u64> {
         let full_at = self.gcra.check(self.full_at(place), now)?;
         self.set(place, Some(full_at));
         Ok(())
     }
 
     /// Drops idle keys of one part; after [`PARTS`] times all have been looked at.
-    pub(super) fn sweep_some(&mut self, now: u64) {
+    pub(crate) fn sweep_some(&mut self, now: u64) {
         let part = &mut self.parts[self.next_part];
         part.retain(|_, full_at| *full_at > now);
         if part.capacity() > 4 * part.len() {
@@ -179,7 +180,7 @@ impl Ledger {
     }
 
     /// Keys that are kept apart now.
-    pub(super) fn keys(&self) -> usize {
+    pub(crate) fn keys(&self) -> usize {
         self.parts.iter().map(Part::len).sum()
     }
 }
@@ -216,7 +217,7 @@ impl StateStore for InTheKey {
     }
 }
 
-/// The moment that a check is about: all rules of a level see the same one.
+/// The moment that a check is about: all that count one thing together see the same one.
 #[derive(Debug)]
 struct Moment(Cell<u64>);
 
