@@ -1,6 +1,7 @@
 //! The wiring: the only file that knows all parts. Decides nothing.
 
 mod commands;
+mod dumps;
 mod files;
 mod hold;
 mod operator;
@@ -47,6 +48,7 @@ use crate::telemetry;
 use crate::telemetry::metrics::Metrics;
 
 pub use commands::{DoctorReport, FileBlob, doctor, list_skills, run_skill_dir};
+pub use dumps::leave_no_dump;
 pub use files::allow_all_files;
 use operator::{CountedConnections, Operator, decisions, health, issuers, sources};
 pub(crate) use plugins::PLUGIN_HOST;

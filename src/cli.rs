@@ -35,7 +35,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::app::{PLUGIN_HOST, allow_all_files};
+use crate::app::{PLUGIN_HOST, allow_all_files, leave_no_dump};
 use crate::config::{Config, ConfigErrors, Flags, Sources};
 use crate::telemetry;
 use failure::Failure;
@@ -172,6 +172,7 @@ struct OutputFormat {
 #[must_use]
 pub fn main() -> ExitCode {
     // First of all: a plugin goes by what it finds.
+    leave_no_dump();
     allow_all_files();
     let mut out = io::BufWriter::new(io::stdout());
     let exit = run(std::env::args_os(), &mut out, &mut io::stderr());

@@ -1,4 +1,4 @@
-//! The limit of open files: raised as far as it may be, and where that is not far, what lacks them comes back.
+//! The limit of open files: raised as far as it may be, and where that is not far, what lacks them comes back. And that of a dump.
 
 use std::fs;
 use std::process::Command;
@@ -26,13 +26,10 @@ fn start(house: &House, limit: &str) -> Gateway {
     house.start_as(shell)
 }
 
-/// Of a process's `Max open files`, the soft and the hard limit.
-fn open_files_max(pid: u32) -> [String; 2] {
+/// Of a process's limit, the soft and the hard one.
+fn limits(pid: u32, name: &str) -> [String; 2] {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
-    let line = limits
-        .lines()
-        .find_map(|l| l.strip_prefix("Max open files"))
-        .unwrap();
+    let line = limits.lines().find_map(|l| l.strip_prefix(name)).unwrap();
     let mut words = line.split_whitespace().map(str::to_owned);
     [words.next().unwrap(), words.next().unwrap()]
 }
@@ -56,9 +53,28 @@ fn value(gateway: &Gateway, name: &str) -> u64 {
 fn the_soft_limit_is_raised_to_the_hard_one() {
     let house = House::new(Settings::default());
     let gateway = start(&house, "-S -n 100");
-    let [soft, hard] = open_files_max(gateway.pid);
+    let [soft, hard] = limits(gateway.pid, "Max open files");
     assert_eq!(soft, hard);
     gateway.stop();
+}
+
+/// All secrets are in its memory. With 1 there is no file, and no call of a handler, which there would be with 0.
+#[test]
+fn the_gateway_leaves_no_dump() {
+    const NAME: &str = "Max core file size";
+    let [_, most] = limits(std::process::id(), NAME);
+    let house = House::new(Settings::default());
+    for before in ["0", "$(ulimit -H -c)"] {
+        let gateway = start(&house, &format!("-S -c {before}"));
+        let [soft, hard] = limits(gateway.pid, NAME);
+        if most == "0" && !is_root() {
+            assert_eq!([soft, hard], ["0", "0"], "nobody can raise it");
+        } else {
+            assert_eq!(soft, "1");
+            assert!(most == "0" || hard == most, "{hard}: it stays, for prlimit");
+        }
+        gateway.stop();
+    }
 }
 
 /// Callers and runs together want more than there is. Some are refused, in words; nothing of it lasts.
