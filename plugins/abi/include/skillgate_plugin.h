@@ -682,7 +682,9 @@ typedef struct skg_storage {
     int32_t (*blob_create)(void *self, skg_op op, const skg_blob_create_request *r); /* -> skg_handle */
     /* Appends.  SKG_E_OUT_OF_RANGE: beyond max_bytes.  SKG_E_STALE: no such writer. */
     int32_t (*blob_write)(void *self, skg_op op, uint64_t writer, skg_bytes data);   /* -> none */
-    /* Makes the blob visible.  The writer is gone, also when this fails. */
+    /* Makes the blob visible.  The writer is gone with the op, also when that
+     * fails.  Refused (a result < 0), there is no op: the writer stays, and
+     * blob_abort follows. */
     int32_t (*blob_commit)(void *self, skg_op op, uint64_t writer);      /* -> skg_blob_stat */
     /* Throws the writer away; an unknown one is ignored.  No op of it is in
      * flight.  Called on a thread that may wait. */

@@ -250,7 +250,7 @@ pub struct Storage {
     pub blob_create: Option<unsafe extern "C" fn(*mut c_void, Op, *const BlobCreateRequest) -> i32>,
     /// Appends. `SKG_E_OUT_OF_RANGE`: beyond max_bytes. `SKG_E_STALE`: no such writer. -> none.
     pub blob_write: Option<unsafe extern "C" fn(*mut c_void, Op, u64, Bytes) -> i32>,
-    /// Makes the blob visible. The writer is gone, also when this fails. -> `skg_blob_stat`.
+    /// Makes the blob visible. The writer is gone with the op, also when that fails; refused, it stays. -> `skg_blob_stat`.
     pub blob_commit: Option<unsafe extern "C" fn(*mut c_void, Op, u64) -> i32>,
     /// Throws the writer away; an unknown one is ignored. No op of it is in flight. Called on a thread that may
     /// wait.

@@ -30,8 +30,11 @@ pub(crate) trait Ask<T: Table>: Wire + Send + Sync + 'static {
     /// It is about to reach the plugin.
     fn begun(&self) {}
 
+    /// The plugin has refused it, and done nothing.
+    fn refused(&self) {}
+
     /// Whether what ends with this call, however that ends, is still there to be thrown away: as long as the call has not reached
-    /// the plugin. `None`: nothing ends with it.
+    /// the plugin, and when that has refused it. `None`: nothing ends with it.
     fn ends(&self) -> Option<&Arc<AtomicBool>> {
         None
     }

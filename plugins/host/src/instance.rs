@@ -169,7 +169,11 @@ impl<T: Table> Instance<T> {
             .inspect_err(|error| self.counts.add(A::NAME, error.code))?;
         let invoke = move |table: &T, op| {
             ask.begun();
-            ask.invoke(table, op)
+            let code = ask.invoke(table, op);
+            if code < 0 {
+                ask.refused();
+            }
+            code
         };
         Ok(Begun {
             instance: Arc::clone(self),

@@ -122,9 +122,12 @@ impl Ask<StorageTable> for BlobCommit {
     fn tenant(&self) -> &str {
         &self.tenant
     }
-    /// The writer is gone with this call, however it ends: unless it never reaches the plugin.
+    /// The writer is gone with this call, however it ends: unless it never reaches the plugin, or is refused.
     fn begun(&self) {
         self.open.store(false, Ordering::Release);
+    }
+    fn refused(&self) {
+        self.open.store(true, Ordering::Release);
     }
     fn ends(&self) -> Option<&Arc<AtomicBool>> {
         Some(&self.open)

@@ -75,7 +75,7 @@ pub(crate) enum Kind {
     Service,
     /// The instance has ended.
     Destroyed,
-    /// A call has failed, and the plugin has not heard of it: what would have ended with it is still there.
+    /// A call has failed, and the plugin has not heard of it or has refused it: what would have ended with it is still there.
     Unheard,
 }
 

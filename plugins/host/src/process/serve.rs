@@ -431,7 +431,8 @@ impl Served for SandboxTable {
 }
 
 impl Line {
-    /// The answer of a call, from whichever thread has it. `unheard`: it did not reach the plugin.
+    /// The answer of a call, from whichever thread has it. `unheard`: it did not reach the plugin, or was
+    /// refused there.
     fn answer<A: Wire>(&self, call: u64, answer: Result<A>, unheard: bool) {
         self.ended(call);
         let failed = match unheard {

@@ -205,3 +205,42 @@ async fn many_at_once() {
     }
     end(store).await;
 }
+
+/// How many aborts the store that refuses has heard, once there are so many.
+async fn aborts(store: &StorageInstance, least: u32) -> u32 {
+    let waiting = async {
+        loop {
+            let heard = store.health().await.unwrap().capacity;
+            if heard >= least {
+                return heard;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let heard = tokio::time::timeout(Duration::from_secs(30), waiting).await;
+    heard.unwrap_or_else(|_| panic!("{least} aborts are not heard"))
+}
+
+/// A call that is refused has no op that the writer could have gone with: it is thrown away as if nobody had asked.
+#[tokio::test]
+async fn a_writer_whose_commit_is_refused_is_aborted_once() {
+    let inline = "-DFLAGS=0";
+    for options in [
+        &[inline][..],
+        &["-DFLAGS=SKG_F_BLOCKING"],
+        &[inline, "-DNO_COMMIT"],
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let options = [&["-Wno-unused-function"], options].concat();
+        let file = compile("tests/store/refuses.c", dir.path(), "refuses", &options);
+        let plugin = support::open(&file, ISOLATION);
+        let store = plugin.storage(config("{}")).await.unwrap();
+        let writer = store.blob_create(blob_of("t")).await.unwrap();
+        let error = writer.commit().await.unwrap_err();
+        assert!(error.not_executed, "{options:?}: {error:?}");
+        assert_eq!(aborts(&store, 1).await, 1, "{options:?}");
+        // That of another one comes after all that there are of the first.
+        drop(store.blob_create(blob_of("t")).await.unwrap());
+        assert_eq!(aborts(&store, 2).await, 2, "{options:?}");
+    }
+}
