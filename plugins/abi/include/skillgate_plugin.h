@@ -168,7 +168,9 @@ typedef struct skg_blob_stat {
     uint32_t struct_size;
     uint32_t flags;
     uint64_t size_bytes;
-    skg_str  id;               /* "blob:" and at least 128 random bits        */
+    skg_str  id;               /* "blob:" and at least 128 random bits, as 22 to
+                                  123 of A-Z a-z 0-9 . _ - (base64url, hex), the
+                                  first of them no '.'                        */
     skg_str  kind;             /* MIME type                                   */
     skg_str  sha256;           /* 64 hex digits                               */
     skg_str  owner;            /* subject that created it                     */
@@ -510,9 +512,25 @@ typedef struct skg_sandbox_factory {
 
 /* A store keeps skills and blobs of tenants.  What one tenant has stored does
  * not exist for another: the answer is SKG_E_NOT_FOUND, as for a thing that was
- * never there.  The host has checked every name, version and path before a call
- * (see skillgate's CONTRACT for the grammars); a store checks again what it turns
- * into a path of its own.
+ * never there.  The host has checked every tenant, name, version and path before
+ * a call; a store checks again what it turns into a path of its own:
+ *
+ *   tenant   1 to 128 of A-Z a-z 0-9 . _ -, the first a letter or a digit
+ *   name     of a skill, and namespace of one: 1 to 16 parts with '.' between them,
+ *            at most 128 bytes; a part is of a-z 0-9 _ -, the first of them a letter
+ *            or a digit
+ *   version  SemVer 2.0.0, at most 128 bytes
+ *   path     1 to 16 parts with '/' between them, each of 1 to 128 bytes of UTF-8 in
+ *            normal form C, together at most 512; none is "." or ".."; no backslash
+ *            and no character that a reader does not see (control characters, zero
+ *            width); the first begins with no '~' and is no drive ("C:").  Of one
+ *            skill no path is another's directory, or differs from it in case only
+ *
+ * The id of a blob and the namespace to be listed are a caller's words as he wrote
+ * them, any text: what is no id of this store's is SKG_E_NOT_FOUND.  Ids that the
+ * store gives are held to what is said at skg_blob_stat.id: runs have their blobs
+ * as files of these names, and a URL has them without escapes.  Other characters,
+ * or more of them, are SKG_E_PROTOCOL.
  *
  * DURABILITY.  When skill_put or blob_commit has completed with SKG_OK, the thing
  * survives a power cut (of a store with SKG_ST_VOLATILE: it is there while the

@@ -107,7 +107,7 @@ pub struct BlobStat {
     pub flags: u32,
     /// Bytes.
     pub size_bytes: u64,
-    /// "blob:" and at least 128 random bits.
+    /// "blob:" and at least 128 random bits, as 22 to 123 of `A-Z a-z 0-9 . _ -`, the first of them no `.`.
     pub id: Str,
     /// MIME type.
     pub kind: Str,

@@ -16,6 +16,9 @@ type Read<T> = Result<T, Malformed>;
 pub(crate) const ANSWER_BYTES: usize = 64 << 20;
 /// Most bytes of a name, id, digest, MIME type.
 pub(crate) const NAME_BYTES: usize = 1024;
+/// Most bytes of a blob's id behind its [`BLOB_ID_BEGINS`].
+const BLOB_ID_BYTES: usize = 123;
+const BLOB_ID_BEGINS: &str = "blob:";
 /// Most bytes of a description, summary, message.
 pub(crate) const TEXT_BYTES: usize = 1 << 20;
 /// Most bytes of a text that is only shown; what is longer is cut.
@@ -136,6 +139,36 @@ pub fn check_opened(o: &abi::BlobOpened, is_fd: bool) -> Result<(), String> {
     checked.map_err(|Malformed(why)| why)
 }
 
+/// Whether an id that a store gives to a blob can be a file's name in a run, and a part of a URL: it is found where the blob is
+/// made, and not at the first run that is given it. How many letters it has at least is the store's business: only it knows which
+/// of them are random.
+pub(crate) fn named(id: String) -> Read<String> {
+    match check_blob_id(&id) {
+        Ok(()) => Ok(id),
+        Err(why) => Err(Malformed(why)),
+    }
+}
+
+/// As every id of a blob is checked that a store gives: for who is the host of another kind.
+///
+/// # Errors
+/// In one line.
+#[doc(hidden)]
+pub fn check_blob_id(id: &str) -> Result<(), String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let is_good = id.strip_prefix(BLOB_ID_BEGINS).is_some_and(|behind| {
+        (1..=BLOB_ID_BYTES).contains(&behind.len())
+            && !behind.starts_with('.')
+            && behind.bytes().all(plain)
+    });
+    match is_good {
+        true => Ok(()),
+        false => Err(format!(
+            "id: {id:?} is not \"{BLOB_ID_BEGINS}\" and at most {BLOB_ID_BYTES} of A-Z a-z 0-9 . _ -, the first of them no '.'"
+        )),
+    }
+}
+
 fn unknown_kind(kind: u32) -> Malformed {
     Malformed(format!("content.kind: {kind} is not one of this host's"))
 }
@@ -246,7 +279,7 @@ pub(crate) unsafe fn blob_stat(p: *const abi::BlobStat) -> Read<BlobStat> {
     unsafe {
         let s = wire::prefix(p, "stat")?;
         Ok(BlobStat {
-            id: r.text(s.id, "id", NAME_BYTES)?,
+            id: r.text(s.id, "id", NAME_BYTES).and_then(named)?,
             kind: r.text(s.kind, "kind", NAME_BYTES)?,
             size_bytes: s.size_bytes,
             sha256: r.text(s.sha256, "sha256", NAME_BYTES)?,
@@ -399,6 +432,7 @@ mod tests {
         data.kind = abi::CONTENT_DATA;
         let stat = abi::BlobStat {
             struct_size: wire::size_of_u32::<abi::BlobStat>(),
+            id: abi::Str::new("blob:a"),
             ..wire::zeroed()
         };
         let mut opened: abi::BlobOpened = wire::zeroed();
@@ -432,6 +466,37 @@ mod tests {
         // Refused, they stay the plugin's.
         assert_eq!(one.metadata().unwrap().len(), 0);
         assert!(folder.metadata().unwrap().is_dir());
+    }
+
+    #[test]
+    fn ids_of_blobs_are_names_of_files() {
+        let longest = format!("blob:{}", "a".repeat(BLOB_ID_BYTES));
+        for good in ["blob:Az09._-", "blob:one", "blob:-a", &longest] {
+            assert_eq!(check_blob_id(good), Ok(()), "{good}");
+        }
+        let too_long = format!("{longest}a");
+        for bad in [
+            "",
+            "blob:",
+            "a",
+            "BLOB:a",
+            "blob:.a",
+            "blob:a+b",
+            "blob:a/b",
+            "blob:a=",
+            "blob:a b",
+            "blob:a:b",
+            "blob:a%3Ab",
+            "blob:é",
+            "blob:a\0",
+            &too_long,
+        ] {
+            let why = check_blob_id(bad).expect_err(bad);
+            assert!(
+                why.starts_with(&format!("id: {bad:?} is not \"blob:\"")),
+                "{why}"
+            );
+        }
     }
 
     #[test]

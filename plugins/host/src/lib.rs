@@ -43,7 +43,7 @@ mod wire;
 mod written;
 
 #[doc(hidden)]
-pub use answer::{check_content, check_opened};
+pub use answer::{check_blob_id, check_content, check_opened};
 pub use blobs::{BlobReader, BlobWriter};
 pub use call::Destroyed;
 pub use counts::CallCounts;

@@ -10,7 +10,7 @@ use skillgate_plugin_sdk::model::{
 use skillgate_plugin_sdk::wire::Malformed;
 
 use crate::answer::{
-    DOCUMENT_BYTES, FILES, NAME_BYTES, OUTPUT_BLOBS, SHOWN_BYTES, TEXT_BYTES, check_type,
+    DOCUMENT_BYTES, FILES, NAME_BYTES, OUTPUT_BLOBS, SHOWN_BYTES, TEXT_BYTES, check_type, named,
 };
 use crate::inspect::Note;
 use crate::plugin::Info;
@@ -61,6 +61,17 @@ mod field {
     text!(report, DOCUMENT_BYTES);
     // From the gateway: as long as it likes.
     text!(long, usize::MAX);
+
+    /// The id that a store gives to a blob.
+    pub(crate) mod id {
+        use super::*;
+        pub(crate) fn put(id: &str, out: &mut Out) {
+            out.text(id);
+        }
+        pub(crate) fn take(from: &mut In<'_>, what: &str) -> Read<String> {
+            from.text(what, NAME_BYTES).and_then(named)
+        }
+    }
 
     macro_rules! data {
         ($name:ident, $max:expr) => {
@@ -154,7 +165,7 @@ wire! {
         publisher: name, manifest_json: document, files: files,
     }
     SkillPage { more: flag, skills: skills }
-    BlobStat { id: name, kind: name, size_bytes: n64, sha256: name, owner: name, created_unix_ms: n64 }
+    BlobStat { id: id, kind: name, size_bytes: n64, sha256: name, owner: name, created_unix_ms: n64 }
     RunResult {
         completed: flag, output_json: data, output_spilled: flag, summary: text, error_type: name, error_message: text,
         output_blobs: blobs, exit_code: int, signal: int, create_us: n64, exec_us: n64, cpu_us: n64,

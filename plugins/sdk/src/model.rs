@@ -211,7 +211,7 @@ pub struct PutSkill {
 /// What is known of a blob.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct BlobStat {
-    /// `blob:` and at least 128 random bits.
+    /// `blob:` and at least 128 random bits, as 22 to 123 of `A-Z a-z 0-9 . _ -`, the first of them no `.`.
     pub id: String,
     /// MIME type.
     pub kind: String,

@@ -12,7 +12,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use skillgate_plugin_host::{check_content, check_opened};
+use skillgate_plugin_host::{check_blob_id, check_content, check_opened};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::wire::{self, Grows, size_of_u32};
 
@@ -421,6 +421,7 @@ unsafe fn read(
             Answer::Stat => {
                 let stat = sized(p.cast::<abi::BlobStat>(), "skg_blob_stat", &mut end)?;
                 end.id = wire::shown(stat.id, MESSAGE_BYTES_MAX);
+                check_blob_id(&end.id)?;
             }
             Answer::Reader | Answer::Opened => {
                 let opened = sized(p.cast::<abi::BlobOpened>(), "skg_blob_opened", &mut end)?;

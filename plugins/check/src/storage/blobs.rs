@@ -42,8 +42,8 @@ const LONG_TTL_S: u64 = 3600;
 /// How much longer the blob may be there: clocks are coarse. It is no time for a sweep to come by.
 const TTL_LATE_MAX: Duration = Duration::from_secs(10);
 const TTL_PAUSE: Duration = Duration::from_millis(20);
-/// Of an id behind "blob:": at least 128 random bits, in whatever alphabet. A byte of a text has about 7 of them at most.
-const ID_BYTES_MIN: usize = 18;
+/// Of an id behind "blob:": at least 128 random bits. Of the 65 characters that it may have, one has about 6 of them at most.
+const ID_BYTES_MIN: usize = 22;
 /// As the host bounds it.
 const ID_BYTES_MAX: usize = 128;
 

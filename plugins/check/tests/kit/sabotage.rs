@@ -220,6 +220,12 @@ const CHANGED: &[(Row, &[(&str, &str)])] = &[
     (("gives ids of 80 bits", "storage/blob-digests", "is not \"blob:\" and 128 random bits"), &[
         ("#define ID_BYTES 31u ", "#define ID_BYTES 21u "),
     ]),
+    (("writes its ids in base64", "storage/blob-digests", "+\" is not \"blob:\" and at most 123 of A-Z a-z 0-9 . _ -"), &[
+        ("letters[random[i] & 31];", "letters[random[i] & 31];\n    id[ID_BYTES - 1] = '+';"),
+    ]),
+    (("begins its ids with a dot", "contract/answers", "is not \"blob:\" and at most 123 of A-Z a-z 0-9 . _ -"), &[
+        ("letters[random[i] & 31];", "letters[random[i] & 31];\n    id[5] = '.';"),
+    ]),
     (("takes its ids from rand()", "storage/blob-ids", "was given a second time, in another life"), &[
         ("    memcpy(id, \"blob:\", 5);", "    for (i = 0; i < sizeof random; i++) random[i] = (uint8_t)(rand() >> 8);\n    memcpy(id, \"blob:\", 5);"),
     ]),
@@ -368,20 +374,20 @@ fn what_a_store_in_c_does_wrong_is_found_by_name() {
     }
 }
 
-/// What is right, and not as the bundled store does it: a store for reading, with another alphabet and in capitals.
+/// What is right, and not as the bundled store does it: a store for reading, with other letters in ids and capitals in digests.
 #[test]
 fn what_a_store_says_otherwise_within_the_contract_passes() {
     let dir = tempfile::tempdir().unwrap();
     let changes = [
         ("SKG_ST_SKILLS | SKG_ST_SKILLS_WRITE |", "SKG_ST_SKILLS |"),
         ("    t->skill_put = skill_put;", "    (void)skill_put;"),
-        // 128 random bits in base 85.
-        ("#define ID_BYTES 31u ", "#define ID_BYTES 25u "),
+        // 128 random bits in base64url.
+        ("#define ID_BYTES 31u ", "#define ID_BYTES 27u "),
         (
-            "static const char letters[] = \"abcdefghijklmnopqrstuvwxyz234567\";",
-            "",
+            "abcdefghijklmnopqrstuvwxyz234567",
+            "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_",
         ),
-        ("letters[random[i] & 31]", "(char)('!' + random[i] % 85)"),
+        ("letters[random[i] & 31]", "letters[random[i] & 63]"),
         (
             "    sha256_hex(&h->digest, b->sha256);",
             "    sha256_hex(&h->digest, b->sha256);\n    { int i; for (i = 0; i < 64; i++) if (b->sha256[i] >= 'a') b->sha256[i] -= 32; }",
