@@ -9,7 +9,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Component, Path};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, openat, statat};
 use sha2::{Digest as _, Sha256};
 use skillgate_plugin_sdk::model::{Content, SkillFile};
 use skillgate_skill::path::PATH_DEPTH_MAX;
@@ -26,10 +26,17 @@ const READ_BYTES: usize = 64 << 10;
 /// Reads all of it, a piece at a time, and leaves every descriptor where it stands. An error says what is not as it should be, as
 /// a sentence.
 pub(super) fn is_of(given: &Content, files: &[SkillFile]) -> Result<(), String> {
-    is_of_within(given, files, ENTRIES_MAX)
+    // A run of a gateway that is root is another user's, and reads what others may.
+    let for_others = rustix::process::geteuid().is_root();
+    is_of_within(given, files, ENTRIES_MAX, for_others)
 }
 
-fn is_of_within(given: &Content, files: &[SkillFile], entries_max: usize) -> Result<(), String> {
+fn is_of_within(
+    given: &Content,
+    files: &[SkillFile],
+    entries_max: usize,
+    for_others: bool,
+) -> Result<(), String> {
     let bytes = files.iter().map(|file| file.size_bytes);
     if bytes.fold(0, u64::saturating_add) > CONTENT_BYTES_MAX {
         return Err(format!("has more than {CONTENT_BYTES_MAX} bytes"));
@@ -40,9 +47,14 @@ fn is_of_within(given: &Content, files: &[SkillFile], entries_max: usize) -> Res
             .map(|file| (file.path.as_str(), file))
             .collect(),
         entries_left: entries_max,
+        for_others,
     };
     match given {
-        Content::Dir(fd) => look.directory(fd.as_fd(), "", 0)?,
+        Content::Dir(fd) => {
+            let stat = fstat(fd).map_err(|errno| unreadable("", errno))?;
+            look.mode("its directory", stat.st_mode)?;
+            look.directory(fd.as_fd(), "", 0)?;
+        }
         Content::Tar(fd, _) => {
             let file = fd.try_clone().map(File::from);
             let file = file.map_err(|error| format!("its archive cannot be read: {error}"))?;
@@ -62,6 +74,17 @@ struct Look<'a> {
     /// Files that were not met yet.
     left: BTreeMap<&'a str, &'a SkillFile>,
     entries_left: usize,
+    /// Whether others than this user have to be able to read it.
+    for_others: bool,
+}
+
+fn unreadable(path: &str, errno: rustix::io::Errno) -> String {
+    let path = if path.is_empty() {
+        "its directory"
+    } else {
+        path
+    };
+    format!("{path}: cannot be read: {errno}")
 }
 
 impl Look<'_> {
@@ -69,6 +92,22 @@ impl Look<'_> {
         let less = self.entries_left.checked_sub(1);
         self.entries_left = less.ok_or("has more entries than are looked at")?;
         Ok(())
+    }
+
+    /// Whether the code of a run can read it: a store that leaves modes to the umask has files that it cannot.
+    fn mode(&self, path: &str, raw_mode: u32) -> Result<(), String> {
+        let (needed, wanted) = match FileType::from_raw_mode(raw_mode) {
+            FileType::Directory => (Mode::ROTH | Mode::XOTH, "o+rx"),
+            _ => (Mode::ROTH, "o+r"),
+        };
+        let mode = Mode::from_raw_mode(raw_mode);
+        if mode.contains(needed) || !self.for_others {
+            return Ok(());
+        }
+        Err(format!(
+            "{path}: has the mode {:04o}, and runs, which are other users, cannot read it: its store has to make it {wanted}",
+            mode.as_raw_mode()
+        ))
     }
 
     /// One more is as bad as one that was changed: code is found by its name.
@@ -86,14 +125,6 @@ impl Look<'_> {
     }
 
     fn directory(&mut self, dir: BorrowedFd<'_>, above: &str, depth: usize) -> Result<(), String> {
-        let unreadable = |path: &str, errno: rustix::io::Errno| {
-            let path = if path.is_empty() {
-                "its directory"
-            } else {
-                path
-            };
-            format!("{path}: cannot be read: {errno}")
-        };
         if depth > PATH_DEPTH_MAX {
             return Err(format!(
                 "{above}: is nested deeper than {PATH_DEPTH_MAX} directories"
@@ -113,11 +144,13 @@ impl Look<'_> {
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
             match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Directory => {
+                    self.mode(&path, stat.st_mode)?;
                     let below = openat(dir, name, flags | OFlags::DIRECTORY, Mode::empty());
                     let below = below.map_err(wrong)?;
                     self.directory(below.as_fd(), &format!("{path}/"), depth + 1)?;
                 }
                 FileType::RegularFile => {
+                    self.mode(&path, stat.st_mode)?;
                     let file = openat(dir, name, flags, Mode::empty()).map_err(wrong)?;
                     self.file(&path, File::from(file))?;
                 }

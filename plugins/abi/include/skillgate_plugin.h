@@ -686,7 +686,9 @@ typedef struct skg_storage {
     /* One file of a version. */
     int32_t (*skill_read)(void *self, skg_op op, skg_str tenant, const skg_skill_ref *r,
                           skg_str path);                 /* -> skg_content: DATA or FILE */
-    /* A version's directory, to be mounted. */
+    /* A version's directory, to be mounted where code reads it that may be another
+     * user's: all that is in it, and it itself, is readable by others (files o+r,
+     * directories o+rx), whatever the umask.  Modes inside a tar do not matter. */
     int32_t (*skill_tree)(void *self, skg_op op, skg_str tenant, const skg_skill_ref *r);
                                                          /* -> skg_content: DIR or TAR   */
     /* Publishes a version; the answer is what skill_get would say.
@@ -720,7 +722,8 @@ typedef struct skg_storage {
                          void *buf, uint64_t cap);                       /* -> skg_count */
     /* As blob_abort, for a reader. */
     void    (*blob_close)(void *self, uint64_t reader);
-    /* A read-only, seekable descriptor of the checked content (SKG_ST_BLOB_FD). */
+    /* A read-only, seekable descriptor of the checked content (SKG_ST_BLOB_FD).  It
+     * is mounted as a directory of skill_tree is: a file that has a name is o+r. */
     int32_t (*blob_fd)(void *self, skg_op op, skg_str tenant, skg_str id);   /* -> skg_blob_opened */
     /* From then on it is as if it had never been; open readers may go on. */
     int32_t (*blob_delete)(void *self, skg_op op, skg_str tenant, skg_str id); /* -> none */

@@ -240,7 +240,8 @@ pub struct Storage {
     pub skill_get: Option<unsafe extern "C" fn(*mut c_void, Op, Str, *const SkillRef) -> i32>,
     /// One file of a version. -> `skg_content`: DATA or FILE.
     pub skill_read: Option<unsafe extern "C" fn(*mut c_void, Op, Str, *const SkillRef, Str) -> i32>,
-    /// A version's directory, to be mounted. -> `skg_content`: DIR or TAR.
+    /// A version's directory, to be mounted where code reads it that may be another user's: all of it is readable by
+    /// others (files o+r, directories o+rx), whatever the umask. -> `skg_content`: DIR or TAR.
     pub skill_tree: Option<unsafe extern "C" fn(*mut c_void, Op, Str, *const SkillRef) -> i32>,
     /// Publishes a version; the answer is what skill_get would say. `SKG_E_ALREADY_EXISTS`: it is there with
     /// other content. `SKG_E_UNIMPLEMENTED`: read-only (no `SKG_ST_SKILLS_WRITE`). -> `skg_skill`.
@@ -265,7 +266,8 @@ pub struct Storage {
     pub blob_read: Option<unsafe extern "C" fn(*mut c_void, Op, u64, *mut c_void, u64) -> i32>,
     /// As blob_abort, for a reader.
     pub blob_close: Option<unsafe extern "C" fn(*mut c_void, u64)>,
-    /// A read-only, seekable descriptor of the checked content (`SKG_ST_BLOB_FD`). -> `skg_blob_opened`.
+    /// A read-only, seekable descriptor of the checked content (`SKG_ST_BLOB_FD`); a file that has a name is o+r.
+    /// -> `skg_blob_opened`.
     pub blob_fd: Option<unsafe extern "C" fn(*mut c_void, Op, Str, Str) -> i32>,
     /// From then on it is as if it had never been; open readers may go on. -> none.
     pub blob_delete: Option<unsafe extern "C" fn(*mut c_void, Op, Str, Str) -> i32>,

@@ -177,7 +177,8 @@ pub(crate) const CASES: &[Case] = &[
 
     // === storage ===
     case("storage/publish-and-read", Storage, "skill_get",
-        "skill_get, skill_list, skill_read and skill_tree give what skill_put was given", "compare with what the message shows", skills::publish_and_read),
+        "skill_get, skill_list, skill_read and skill_tree give what skill_put was given, a directory so that others can read it",
+        "compare with what the message shows; set modes with fchmod, whatever the umask", skills::publish_and_read),
     case("storage/publish-twice", Storage, "skill_put",
         "the same version with the same content succeeds and changes nothing, with other content it is SKG_E_ALREADY_EXISTS",
         "compare tree_sha256 with that of what is there", skills::publish_twice),
@@ -238,7 +239,8 @@ pub(crate) const CASES: &[Case] = &[
         "an id is \"blob:\" and at least 128 random bits: from those of other blobs, and of other lives, none can be guessed",
         "take all of it from the system's randomness (getrandom), for each blob anew: no counter, no clock, no rand()", ids::ids)),
     case("storage/blob-descriptors", Storage, "blob_fd",
-        "a read-only, seekable descriptor of the content", "open with O_RDONLY", blobs::descriptors),
+        "a read-only, seekable descriptor of the content, which others can read where it has a name",
+        "open with O_RDONLY; set the mode with fchmod, whatever the umask", blobs::descriptors),
     case("storage/blob-tenants", Storage, "blob_open",
         "another tenant's blob, and an id that was never given, is SKG_E_NOT_FOUND", "make the tenant a part of every key", blobs::tenants),
     long(case("storage/durability", Storage, "skill_put",

@@ -35,7 +35,7 @@ pub trait Storage: Send + Sync + Sized + 'static {
     fn skill_get(&self, which: SkillRef, reply: Reply<Skill>);
     /// One file: [`Content::Data`] or [`Content::File`].
     fn skill_read(&self, which: SkillRef, path: String, reply: Reply<Content>);
-    /// The directory: [`Content::Dir`] or [`Content::Tar`].
+    /// The directory: [`Content::Dir`], readable by others (files o+r, directories o+rx) whatever the umask, or [`Content::Tar`].
     fn skill_tree(&self, which: SkillRef, reply: Reply<Content>);
     /// Publishes, durably before it is answered.
     fn skill_put(&self, put: PutSkill, reply: Reply<Skill>);
@@ -63,7 +63,7 @@ pub trait Storage: Send + Sync + Sized + 'static {
     fn blob_read(&self, reader: u64, buffer: BlobBuffer);
     /// Unknown readers are ignored. As [`Storage::blob_abort`].
     fn blob_close(&self, reader: u64);
-    /// A read-only descriptor of the checked content.
+    /// A read-only descriptor of the checked content; a file that has a name is readable by others (o+r).
     fn blob_fd(&self, _tenant: String, _id: String, reply: Reply<(OwnedFd, BlobStat)>) {
         reply.fail(Error::new(
             abi::E_UNIMPLEMENTED,

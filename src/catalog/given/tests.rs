@@ -1,7 +1,7 @@
 use std::fs;
 use std::io::{Seek as _, Write as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use skillgate_skill::file_digest;
 
@@ -21,21 +21,35 @@ fn list() -> Vec<SkillFile> {
 
 /// What is seen of a directory with these files, after a change.
 fn of_directory(change: impl FnOnce(&Path)) -> Result<(), String> {
+    of_directory_for(true, change)
+}
+
+fn of_directory_for(for_others: bool, change: impl FnOnce(&Path)) -> Result<(), String> {
     let place = tempfile::tempdir().unwrap();
     fs::create_dir(place.path().join("code")).unwrap();
+    set_mode(place.path(), 0o755);
+    set_mode(&place.path().join("code"), 0o755);
     for (path, content) in PUBLISHED {
         fs::write(place.path().join(path), content).unwrap();
+        set_mode(&place.path().join(path), 0o644);
     }
     change(place.path());
     let dir = OwnedFd::from(File::open(place.path()).unwrap());
-    is_of(&Content::Dir(dir), &list())
+    is_of_within(&Content::Dir(dir), &list(), ENTRIES_MAX, for_others)
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
 #[test]
 fn a_directory_is_that_of_its_list() {
     assert_eq!(of_directory(|_| ()), Ok(()));
     // No file is in it.
-    let empty = |dir: &Path| fs::create_dir(dir.join("resources")).unwrap();
+    let empty = |dir: &Path| {
+        fs::create_dir(dir.join("resources")).unwrap();
+        set_mode(&dir.join("resources"), 0o755);
+    };
     assert_eq!(of_directory(empty), Ok(()));
     let why = |change: &dyn Fn(&Path)| of_directory(change).unwrap_err();
     let other = |content: &'static str| {
@@ -65,11 +79,33 @@ fn a_directory_is_that_of_its_list() {
 }
 
 #[test]
+fn what_runs_cannot_read_is_told_with_its_mode() {
+    for (path, mode, told) in [
+        ("", 0o700, "its directory: has the mode 0700"),
+        ("", 0o744, "its directory: has the mode 0744"),
+        ("code", 0o751, "code: has the mode 0751"),
+        ("code/main.py", 0o600, "code/main.py: has the mode 0600"),
+        ("SKILL.md", 0o440, "SKILL.md: has the mode 0440"),
+    ] {
+        let change = |dir: &Path| set_mode(&dir.join(path), mode);
+        let why = of_directory_for(true, change).unwrap_err();
+        assert!(why.starts_with(told), "{why}");
+        // Where runs are the gateway's own user.
+        assert_eq!(of_directory_for(false, change), Ok(()));
+    }
+    let only_read = |dir: &Path| {
+        set_mode(&dir.join("SKILL.md"), 0o404);
+        set_mode(&dir.join("code"), 0o705);
+    };
+    assert_eq!(of_directory_for(true, only_read), Ok(()));
+}
+
+#[test]
 fn what_has_no_end_is_left() {
     let place = tempfile::tempdir().unwrap();
     (0..6).for_each(|number| fs::create_dir(place.path().join(number.to_string())).unwrap());
     let dir = || Content::Dir(File::open(place.path()).unwrap().into());
-    let seen = |entries_max| is_of_within(&dir(), &[], entries_max);
+    let seen = |entries_max| is_of_within(&dir(), &[], entries_max, false);
     assert_eq!(seen(6), Ok(()));
     let more = "has more entries than are looked at".to_owned();
     assert_eq!(seen(5), Err(more));

@@ -1,14 +1,16 @@
 //! Blobs: bytes in, the same bytes out.
 
 use std::collections::HashSet;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{BlobCreate, Result};
 
-use super::{OTHER, TENANT, blob_of, digest, refused};
+use super::tree::others_read;
+use super::{OTHER, TENANT, blob_of, digest, refused, strict_umask};
 use crate::bench::{Bench, Done, Store, demand, failed_at};
 
 /// A store's chunks and buffers tend to end at these.
@@ -431,6 +433,7 @@ pub(crate) fn digests(bench: &Bench) -> Done {
 }
 
 pub(crate) fn descriptors(bench: &Bench) -> Done {
+    strict_umask();
     let store = store(bench)?;
     store.needs(abi::ST_BLOB_FD, "descriptors of blobs")?;
     let data = bytes(100_000);
@@ -447,6 +450,14 @@ pub(crate) fn descriptors(bench: &Bench) -> Done {
     file.read_exact_at(&mut read, 0)
         .map_err(|error| failed_at("blob_fd", format!("the descriptor cannot be read: {error}")))?;
     demand(read == data, || "the descriptor gives other bytes".into())?;
+    // One that has no name is copied, not mounted.
+    let metadata = file
+        .metadata()
+        .map_err(|error| failed_at("blob_fd", error.to_string()))?;
+    if metadata.nlink() > 0 {
+        others_read(Path::new("the blob's file"), &metadata)
+            .map_err(|error| failed_at("blob_fd", error.to_string()))?;
+    }
     demand(file.write_at(b"x", 0).is_err(), || {
         "the descriptor can be written to".into()
     })?;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{SkillKey, SkillQuery};
 
-use super::{OTHER, TENANT, digest, refused, same, same_head, skill, skill_of, tree};
+use super::{OTHER, TENANT, digest, refused, same, same_head, skill, skill_of, strict_umask, tree};
 use crate::bench::{Bench, Done, Stop, Store, demand, failed, failed_at};
 
 /// Publishers of one version at the same time.
@@ -36,6 +36,7 @@ const AROUND: [(&str, &str); 2] = [("checker.z", "1.0.0"), ("check.deep.c", "1.0
 const CODE: &[u8] = b"def main(args):\n    return 1\n";
 
 pub(crate) fn publish_and_read(bench: &Bench) -> Done {
+    strict_umask();
     let store = bench.storage()?;
     store.needs_publishing()?;
     let put = skill(TENANT, "check.whole", "1.0.0", b"\0\xff\r\n");

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Seek};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path};
 
 use skillgate_plugin_sdk::model::{Content, PutSkill};
@@ -42,10 +43,28 @@ pub(super) fn same(put: &PutSkill, tree: Content) -> Done {
     }))
 }
 
+/// What is mounted is read by the code of runs, which is another user where the gateway is root.
+pub(super) fn others_read(path: &Path, metadata: &fs::Metadata) -> io::Result<()> {
+    let (needed, wanted) = match metadata.is_dir() {
+        true => (0o5, "o+rx"),
+        false => (0o4, "o+r"),
+    };
+    let mode = metadata.mode() & 0o7777;
+    if mode & needed == needed {
+        return Ok(());
+    }
+    let text = format!(
+        "{} has the mode {mode:04o}, and is to be {wanted}: runs may be another user's",
+        path.display()
+    );
+    Err(io::Error::other(text))
+}
+
 fn in_directory(fd: &OwnedFd) -> io::Result<Files> {
     // By its descriptor, as a mount would.
     let root = format!("/proc/self/fd/{}/", fd.as_raw_fd());
     let root = Path::new(&root);
+    others_read(Path::new("it"), &fs::metadata(root)?)?;
     let (mut files, mut seen) = (Files::new(), 0);
     let mut open = vec![root.to_owned()];
     while let Some(dir) = open.pop() {
@@ -54,10 +73,12 @@ fn in_directory(fd: &OwnedFd) -> io::Result<Files> {
             let name = path.strip_prefix(root).map_err(io::Error::other)?;
             count(&mut seen)?;
             // A link is no file, wherever it leads.
-            let kind = fs::symlink_metadata(&path)?.file_type();
-            if kind.is_dir() {
+            let metadata = fs::symlink_metadata(&path)?;
+            if metadata.is_dir() {
+                others_read(name, &metadata)?;
                 open.push(path);
-            } else if kind.is_file() {
+            } else if metadata.is_file() {
+                others_read(name, &metadata)?;
                 files.push((named(name)?, whole(File::open(&path)?)?));
             } else {
                 return Err(neither(name));

@@ -26,7 +26,7 @@ pub trait Storage: Send + Sync + Sized + 'static {
     fn skill_get(&self, tenant: &str, name: &str, version: &str) -> Result<Skill>;
     /// One file: [`Content::Data`] or [`Content::File`].
     fn skill_read(&self, tenant: &str, name: &str, version: &str, path: &str) -> Result<Content>;
-    /// The directory: [`Content::Dir`] or [`Content::Tar`].
+    /// The directory: [`Content::Dir`], readable by others (files o+r, directories o+rx) whatever the umask, or [`Content::Tar`].
     fn skill_tree(&self, tenant: &str, name: &str, version: &str) -> Result<Content>;
     /// Publishes, durably before it returns.
     fn skill_put(&self, put: &PutSkill) -> Result<Skill>;
@@ -47,7 +47,7 @@ pub trait Storage: Send + Sync + Sized + 'static {
     fn blob_read(&self, reader: u64, buf: &mut [u8]) -> Result<(usize, bool)>;
     /// Unknown readers are ignored.
     fn blob_close(&self, reader: u64);
-    /// A read-only descriptor of the checked content.
+    /// A read-only descriptor of the checked content; a file that has a name is readable by others (o+r).
     fn blob_fd(&self, _tenant: &str, _id: &str) -> Result<(OwnedFd, BlobStat)> {
         Err(Error::new(
             abi::E_UNIMPLEMENTED,

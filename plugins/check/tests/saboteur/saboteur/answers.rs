@@ -72,6 +72,17 @@ fn tar_of(files: &[(&str, &[u8])]) -> (abi::Fd, u64) {
     (fd, bytes.len() as u64)
 }
 
+/// Changes what a descriptor names, or what is below it.
+///
+/// # Safety
+/// `fd` is open.
+unsafe fn set_mode(fd: abi::Fd, below: &str, mode: libc::mode_t) {
+    let path = format!("/proc/self/fd/{fd}/{below}");
+    let path = std::ffi::CString::new(path.trim_end_matches('/')).unwrap();
+    // SAFETY: a text that ends with 0.
+    assert_eq!(unsafe { libc::chmod(path.as_ptr(), mode) }, 0);
+}
+
 /// What the good plugin calls to end an op.
 pub(super) unsafe extern "C" fn completed(
     ctx: *mut c_void,
@@ -194,6 +205,11 @@ unsafe fn changed(c: &abi::Completion) -> Option<Changed> {
                 run.status = abi::RUN_COMPLETED;
                 made(Answer::Run(run))
             }
+            "blob_fd" if ok && asked("gives a blob that others cannot read") => {
+                let opened = c.result.cast::<abi::BlobOpened>().read();
+                set_mode(opened.fd, "", 0o600);
+                None
+            }
             "blob_fd" if ok && asked("gives a descriptor that can be written") => {
                 let mut opened = c.result.cast::<abi::BlobOpened>().read();
                 let path = format!("/proc/self/fd/{}\0", opened.fd);
@@ -263,6 +279,14 @@ unsafe fn changed(c: &abi::Completion) -> Option<Changed> {
                     return None;
                 }
                 made(Answer::Page(page, skills))
+            }
+            "skill_tree" if ok && asked("gives a directory that others cannot enter") => {
+                set_mode(c.result.cast::<abi::Content>().read().fd, "code", 0o700);
+                None
+            }
+            "skill_tree" if ok && asked("gives a file that others cannot read") => {
+                set_mode(c.result.cast::<abi::Content>().read().fd, "SKILL.md", 0o640);
+                None
             }
             "skill_tree" if ok => {
                 let files: &[(&str, &[u8])] = if asked("gives an empty tar for a tree") {
