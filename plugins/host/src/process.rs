@@ -18,6 +18,7 @@
 //! `E_CRASHED`, or, when the plugin had not begun with it, as not executed. Until it is back, calls are refused.
 
 mod backoff;
+mod covers;
 mod frame;
 mod link;
 mod remote;

@@ -354,8 +354,21 @@ async fn while_it_is_down_calls_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_can_do_other_things_than_before_is_not_taken() {
-    down_while_there_is("refuse.caps").await;
+async fn one_that_can_do_less_than_before_is_not_taken() {
+    down_while_there_is("refuse.less").await;
+}
+
+/// A sandbox that takes what it can do from its host finds a larger one, or gets more of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_can_do_more_than_before_is_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("refuse");
+    let sandbox = echo_with(&settings(), json.to_str().unwrap()).await;
+    std::fs::write(dir.path().join("refuse.more"), "").unwrap();
+    ask(&sandbox, "abort").await.unwrap_err();
+    assert_eq!(again(&sandbox, "made from").await, "test /nowhere");
+    // The gateway goes on by what the first life has said.
+    assert_eq!(sandbox.caps().max_concurrent, 9);
 }
 
 /// The plugin does not start again, or says another thing of itself, while this file is there.

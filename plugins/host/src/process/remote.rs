@@ -10,6 +10,7 @@ use skillgate_plugin_sdk::wire::Malformed;
 use tokio::sync::watch;
 
 use super::backoff::Restarts;
+use super::covers::lacks;
 use super::frame::{Kind as FrameKind, Packet};
 use super::link::{Asked, End, Link, Pending, Ready};
 use super::services::{Open, Taken};
@@ -37,7 +38,7 @@ pub(crate) struct Shared {
     kind: Kind,
     request: CreateRequest,
     plugin: String,
-    /// As the first life said; a later one must say the same.
+    /// As the first life said, and as the gateway goes by; a later one must be able to do as much.
     caps: Vec<u8>,
     state: RwLock<State>,
     counts: CallCounts,
@@ -402,10 +403,12 @@ impl Shared {
         let shared = Arc::clone(self);
         let job = move || {
             let (_, (fresh, caps)) = life(&shared.image, None, shared.kind, &shared.request)?;
-            if caps != shared.caps {
+            if let Some(what) = lacks(shared.kind, &shared.caps, &caps) {
                 fresh.end();
                 // What the gateway has promised by the first ones would not hold.
-                let message = "it can do other things than before: restart the gateway";
+                let message = format!(
+                    "it can do less than when it was first started ({what}): let it do that again, or restart the gateway"
+                );
                 return Err(Error::new(abi::E_PRECONDITION, message));
             }
             Ok(fresh)
