@@ -805,8 +805,10 @@ struct blob {
     char id[ID_BYTES], sha256[HEX_BYTES];
 };
 
-/* A writer or a reader.  Calls on one come one after the other, so what is in
- * it needs no lock; the list does. */
+/* A writer or a reader.  Ops of one come one after the other, so what is in it
+ * needs no lock; the list does.  When an op has completed, the next call may
+ * come at once, on another thread, and be the one that frees it: nothing of a
+ * handle that is in the list is touched after complete(). */
 struct handle {
     struct handle *next;
     uint64_t number;

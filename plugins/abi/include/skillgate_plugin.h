@@ -663,8 +663,11 @@ typedef struct skg_blob_create_request {
  * blob_read and blob_close are no new work.
  *
  * Buffers of blob_read and blob_write stay valid until the op completes; the
- * memory of blob_read is initialised.  Calls on one reader or one writer come one
- * after the other. */
+ * memory of blob_read is initialised.  Ops of one reader or one writer come one
+ * after the other, calls need not: the next one, blob_abort and blob_close too,
+ * may come on another thread as soon as the op before has completed, while the
+ * call that completed it has not returned.  So nothing of a reader or a writer is
+ * touched after complete(). */
 typedef struct skg_storage {
     uint32_t struct_size;
     uint32_t reserved;
@@ -707,7 +710,8 @@ typedef struct skg_storage {
      * blob_abort follows. */
     int32_t (*blob_commit)(void *self, skg_op op, uint64_t writer);      /* -> skg_blob_stat */
     /* Throws the writer away; an unknown one is ignored.  No op of it is in
-     * flight.  Called on a thread that may wait. */
+     * flight; the call that has completed the last one may not have returned yet.
+     * Called on a thread that may wait. */
     void    (*blob_abort)(void *self, uint64_t writer);
     /* What is known of a blob. */
     int32_t (*blob_stat)(void *self, skg_op op, skg_str tenant, skg_str id); /* -> skg_blob_stat */

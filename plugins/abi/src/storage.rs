@@ -253,8 +253,8 @@ pub struct Storage {
     pub blob_write: Option<unsafe extern "C" fn(*mut c_void, Op, u64, Bytes) -> i32>,
     /// Makes the blob visible. The writer is gone with the op, also when that fails; refused, it stays. -> `skg_blob_stat`.
     pub blob_commit: Option<unsafe extern "C" fn(*mut c_void, Op, u64) -> i32>,
-    /// Throws the writer away; an unknown one is ignored. No op of it is in flight. Called on a thread that may
-    /// wait.
+    /// Throws the writer away; an unknown one is ignored. No op of it is in flight; the call that has completed the
+    /// last one may not have returned yet. Called on a thread that may wait.
     pub blob_abort: Option<unsafe extern "C" fn(*mut c_void, u64)>,
     /// What is known of a blob. -> `skg_blob_stat`.
     pub blob_stat: Option<unsafe extern "C" fn(*mut c_void, Op, Str, Str) -> i32>,
