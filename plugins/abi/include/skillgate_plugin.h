@@ -256,14 +256,24 @@ typedef struct skg_host {
     int32_t (*gate_serve)(void *ctx, skg_op run, skg_fd listener);
 } skg_host;
 
-/* What an instance is made from; borrowed during create(). */
+/* What an instance is made from; borrowed during create().
+ *
+ * Id and directory belong to a place in the gateway's configuration (its store,
+ * its sandbox), whichever plugin has it: after a restart it is the same one or
+ * another.  A sandbox that a reload puts beside the one in use, whose runs go on,
+ * gets a place of its own for as long as it lives.  Such a directory is removed at
+ * the gateway's next start, when create() and destroy() were called with it: what
+ * has to last is where config_json says. */
 typedef struct skg_create_request {
     uint32_t struct_size;
     uint32_t flags;
-    skg_str  instance_id;      /* stable across restarts: mark what you make with
-                                  it, and in create() remove what an earlier
-                                  life of this instance has left behind          */
-    skg_str  state_dir;        /* a private directory, kept across restarts      */
+    skg_str  instance_id;      /* the same after a restart, another where the path
+                                  of the gateway's plugins.state_dir is another:
+                                  mark what you make with it, and in create()
+                                  remove what bears your mark, which an earlier
+                                  life has left behind, and nothing else         */
+    skg_str  state_dir;        /* a private directory, kept across restarts: what
+                                  another plugin has left there is not yours     */
     skg_bytes config_json;     /* the plugin's own section of the configuration  */
 } skg_create_request;
 

@@ -191,10 +191,10 @@ pub struct CreateRequest {
     pub struct_size: u32,
     /// Zero today.
     pub flags: u32,
-    /// Stable across restarts: mark what you make with it, and in `create()` remove what an earlier life of
-    /// this instance has left behind.
+    /// The same after a restart: mark what you make with it, and in `create()` remove what bears your mark, which an
+    /// earlier life has left behind, and nothing else.
     pub instance_id: Str,
-    /// A private directory, kept across restarts.
+    /// A private directory, kept across restarts, whichever plugin has it then.
     pub state_dir: Str,
     /// The plugin's own section of the configuration.
     pub config_json: Bytes,

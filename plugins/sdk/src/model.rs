@@ -62,9 +62,9 @@ impl std::error::Error for Error {}
 /// What an instance is made from.
 #[derive(Debug, Clone, Default)]
 pub struct CreateRequest {
-    /// Stable across restarts: mark what you make with it, and sweep what an earlier life left behind.
+    /// The same after a restart: mark what you make with it, and sweep what an earlier life left behind, which bears your mark.
     pub instance_id: String,
-    /// A private directory, kept across restarts.
+    /// A private directory, kept across restarts, whichever plugin has it then.
     pub state_dir: String,
     /// The plugin's own section of the configuration: a JSON object.
     pub config_json: Vec<u8>,
