@@ -304,6 +304,21 @@ fn the_map_lists_every_room() {
     }
 }
 
+/// To a shell `<` and `>` are files.
+#[test]
+fn the_filters_of_the_operators_page_are_quoted_for_a_shell() {
+    let page = std::fs::read_to_string(root().join("OPERATING.md")).unwrap();
+    let filters = page.split(" -F ").skip(1);
+    let words: Vec<&str> = filters
+        .filter_map(|f| f.split_whitespace().next())
+        .collect();
+    assert!(!words.is_empty());
+    for word in words {
+        let is_quoted = word.starts_with('\'');
+        assert!(is_quoted || !word.contains(['<', '>']), "-F {word}");
+    }
+}
+
 /// systemd's own way is to end every process of a service at once, the interpreters of runs among them.
 #[test]
 fn services_of_the_operators_page_let_runs_finish() {
