@@ -154,7 +154,8 @@ pub(crate) fn red(outcomes: &[Outcome], row: &str) -> usize {
     outcomes.iter().filter(fails).count()
 }
 
-/// A machine that stands still for a moment answers late, once: what else is wrong is not asked for again.
+/// A machine that stands still for a moment answers late, once: what else is wrong is not asked for again. Of others only what has
+/// no end is asked, and of them it is believed at once.
 const TRIES: usize = 3;
 
 fn is_late_alone(wrong: &[String]) -> bool {
@@ -299,7 +300,7 @@ impl Runner<'_> {
         let mut answers = self.answers(step, vars)?;
         for _ in 1..TRIES {
             let mut wrong = answers.iter().map(|(seen, _)| self.wrong(step, seen, vars));
-            if !wrong.any(|wrong| is_late_alone(&wrong)) {
+            if !self.target.product || !wrong.any(|wrong| is_late_alone(&wrong)) {
                 break;
             }
             answers = self.answers(step, vars)?;
