@@ -3,7 +3,7 @@
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
@@ -24,6 +24,11 @@ const ANSWER: u8 = 1;
 /// hyper has all of the answer, and may have to write some of it yet.
 const REST: u8 = 2;
 
+/// What is read at once where nobody asks for a body. hyper begins with 8192 bytes: a read that fills them makes the next one
+/// larger, up to [`super::READ_BYTES_MAX`], and the connection keeps the memory for it, however quiet it is then. So whoever
+/// sends a few large heads, without a token, would have that for each of his connections.
+const HEAD_READ_BYTES: usize = 8191;
+
 /// What hyper writes now. Shared by who answers and who writes, which are one task.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Due(Arc<State>);
@@ -31,6 +36,8 @@ pub(super) struct Due(Arc<State>);
 #[derive(Debug, Default)]
 struct State {
     writes: AtomicU8,
+    /// Somebody has asked for the body of the request that is answered.
+    wants_body: AtomicBool,
     /// Of a request that has been answered before all of it was read: until the answer has been written.
     unread: Mutex<Option<Incoming>>,
 }
@@ -51,6 +58,7 @@ pub(super) struct Answering(Due);
 
 impl Due {
     pub(super) fn answer(&self) -> Answering {
+        self.0.wants_body.store(false, Ordering::Relaxed);
         self.0.writes.store(ANSWER, Ordering::Relaxed);
         Answering(self.clone())
     }
@@ -66,6 +74,11 @@ impl Due {
             let unread = self.unread().take();
             drop(unread);
         }
+    }
+
+    /// Whether what comes may be a body that somebody waits for.
+    fn reads_body(&self) -> bool {
+        self.0.writes.load(Ordering::Relaxed) == ANSWER && self.0.wants_body.load(Ordering::Relaxed)
     }
 
     /// Whether all that was asked for has been answered.
@@ -103,9 +116,13 @@ impl Body for Asked {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let Some(body) = self.body.as_mut() else {
+        let Asked { body, due } = &mut *self;
+        let Some(body) = body.as_mut() else {
             return Poll::Ready(None);
         };
+        due.0
+            .wants_body
+            .store(!body.is_end_stream(), Ordering::Relaxed);
         let frame = ready!(Pin::new(body).poll_frame(cx));
         if frame.is_none() {
             self.body = None;
@@ -227,7 +244,15 @@ impl<S: AsyncRead + Unpin> AsyncRead for Malformed<S> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        if self.due.reads_body() {
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
+        }
+        let most = HEAD_READ_BYTES.min(buf.remaining());
+        let mut piece = ReadBuf::new(buf.initialize_unfilled_to(most));
+        ready!(Pin::new(&mut self.stream).poll_read(cx, &mut piece))?;
+        let read = piece.filled().len();
+        buf.advance(read);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -269,3 +294,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Malformed<S> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests;
