@@ -199,7 +199,10 @@ impl Bucket {
         self.waiting.insert(number, reply);
         if self.waiting.len() == count {
             for (_, reply) in self.waiting.drain() {
-                reply.ok(BlobStat::default());
+                reply.ok(BlobStat {
+                    id: "blob:together".into(),
+                    ..BlobStat::default()
+                });
             }
         }
     }
