@@ -68,14 +68,18 @@ def main(args):
         try: seen += open(path, 'rb').read(4096).decode('latin-1')
         except OSError: pass
     for path in glob.glob('/proc/[0-9]*/cmdline'):
-        try: seen += open(path, 'rb').read(4096).decode('latin-1')
-        except OSError: pass
+        try: line = open(path, 'rb').read().decode('latin-1')
+        except OSError: continue
+        if ''.join(args['host']) in line: seen += ''.join(args['host'])
     for place in args['places']:
         try: open(place + '/' + args['mark'], 'w').close()
         except OSError: pass
     return [seen, dict(os.environ)]
 ";
-    let args = serde_json::json!({"path": path, "pid": pid, "mark": mark, "places": PLACES});
+    // In two, so that it is on no command line where that has the arguments. All lines of a host are more than an answer holds.
+    let dir = bench.dir.display().to_string();
+    let (first, rest) = dir.split_at(1);
+    let args = serde_json::json!({"path": path, "pid": pid, "mark": mark, "places": PLACES, "host": [first, rest]});
     let request = RunRequest {
         args_json: args.to_string().into_bytes(),
         ..request(code)
@@ -101,7 +105,6 @@ def main(args):
     demand(!seen.contains(CANARY), || {
         "a run sees the environment of the plugin's process".into()
     })?;
-    let dir = bench.dir.display().to_string();
     demand(!seen.contains(&dir), || {
         "a run sees the command lines of the host's processes".into()
     })?;
