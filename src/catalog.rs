@@ -218,10 +218,8 @@ impl Catalog {
                 message: format!("version {error}, or leave it out for the latest"),
             })?;
         }
-        let owner = self.owner(tenant, name);
         let version = version.or_else(|| self.0.shelf_latest.get(name).map(String::as_str));
-        let key = |version: &str| (owner.to_owned(), name.to_owned(), version.to_owned());
-        let kept = |version: &str| self.0.kept.get(&key(version));
+        let kept = |version: &str| self.0.kept.get(&self.key(tenant, name, version));
         if let Some(skill) = version.and_then(kept)
             && !skill.may_be_lost()
         {
@@ -265,7 +263,8 @@ impl Catalog {
         let skill_md = self.fetch(&source, tenant, &record, SKILL_MD).await?;
         let skill = Arc::new(parse(record, &skill_md, &source)?);
         self.check_manifest(&source, tenant, &skill).await?;
-        self.0.kept.put(key(skill.version()), &skill);
+        let key = self.key(tenant, name, skill.version());
+        self.0.kept.put(key, &skill);
         Ok(skill)
     }
 
@@ -282,6 +281,11 @@ impl Catalog {
             is_unread: true,
             ..skill
         }))
+    }
+
+    fn key(&self, tenant: &str, name: &str, version: &str) -> kept::Key {
+        let owner = self.owner(tenant, name).to_owned();
+        (owner, name.to_owned(), version.to_owned())
     }
 
     /// Whose a name is in the cache.

@@ -123,8 +123,16 @@ impl Catalog {
             return Ok(Some(Entry::new(of, None)));
         }
         let (name, version) = (of.name.as_str(), of.version.as_str());
-        let read = self.get_from(Some(store), tenant, name, Some(version));
-        let skill = match read.await {
+        // What it lists it has: with the digest of what was read there is nothing to ask, of a store that may have lost that either.
+        let kept = self.0.kept.get(&self.key(tenant, name, version));
+        let read = match kept.filter(|skill| skill.digest() == of.tree_sha256) {
+            Some(skill) => Ok(skill),
+            None => {
+                self.get_from(Some(store), tenant, name, Some(version))
+                    .await
+            }
+        };
+        let skill = match read {
             Ok(skill) => skill,
             Err(error) if error.is_of_one_skill(is_ours) => {
                 let cause = error.source().map(ToString::to_string);
