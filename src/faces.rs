@@ -102,10 +102,10 @@ impl Readiness {
     }
 }
 
-/// For every blob's own.
+/// Stands for the path of each blob.
 const ONE_BLOB: &str = "/blobs/{id}";
 
-/// The public paths, with the methods they answer, for `405` and for what `serve` prints.
+/// The public paths, with the methods they answer: what `serve` prints, and by what requests are counted.
 pub const PATHS: [(&str, &str, &str); 9] = [
     ("/rpc", "POST", "JSON-RPC 2.0"),
     ("/blobs", "POST", "store a body as a blob, streamed"),

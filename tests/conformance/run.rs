@@ -154,8 +154,8 @@ pub(crate) fn red(outcomes: &[Outcome], row: &str) -> usize {
     outcomes.iter().filter(fails).count()
 }
 
-/// A machine that stands still for a moment answers late, once: what else is wrong is not asked for again. Of others only what has
-/// no end is asked, and of them it is believed at once.
+/// skillgate's own tests ask again where an answer was late and nothing else is wrong, as where the machine has stood still for a
+/// moment. Other servers have 12 s, and are asked once.
 const TRIES: usize = 3;
 
 fn is_late_alone(wrong: &[String]) -> bool {
