@@ -5,12 +5,13 @@
 //! program, with limits, that the gateway can lose. Only what has passed there is parsed here.
 
 use std::io::{Read as _, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, Signal, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use super::bundle::{Bundle, Files};
@@ -24,6 +25,7 @@ const WALL_MAX: Duration = Duration::from_secs(60);
 const CPU_S_MAX: u64 = 60;
 /// Memory of a trial in bytes of address space.
 const MEMORY_BYTES_MAX: u64 = 8 << 30;
+const SIGKILL: i32 = Signal::KILL.as_raw();
 /// Bytes of a trial's report.
 const REPORT_BYTES_MAX: u64 = 1 << 20;
 
@@ -43,6 +45,27 @@ enum Verdict {
     Refused(Vec<String>),
 }
 
+/// Why there is no verdict.
+#[derive(Debug, thiserror::Error)]
+enum NoVerdict {
+    #[error("the trial could not be held: {0}")]
+    NotHeld(#[from] std::io::Error),
+    #[error(
+        "its trial took longer than {} s: a rule or a literal in it is too complicated",
+        WALL_MAX.as_secs()
+    )]
+    Late,
+    /// By something else than the limits below: what is too large or too deep is ended by another signal, and what lasts is late.
+    #[error(
+        "its trial was killed, and again when it was repeated: not because of what is in it, but as a host does that lacks memory; make room and try again"
+    )]
+    Killed,
+    #[error(
+        "its trial ended early ({0}): a rule or a literal in it is nested too deep or too complicated"
+    )]
+    EndedEarly(ExitStatus),
+}
+
 /// Tries a bundle with `program`, this program itself.
 pub(super) fn run(
     program: &Path,
@@ -50,7 +73,6 @@ pub(super) fn run(
     place: &str,
     instructions_max: u64,
 ) -> Result<Report, Vec<String>> {
-    let fail = |why: String| vec![format!("the trial could not be held: {why}")];
     let mut texts = Vec::with_capacity(files.0.len());
     for (path, bytes) in &files.0 {
         match std::str::from_utf8(bytes) {
@@ -63,15 +85,29 @@ pub(super) fn run(
         instructions_max,
         files: texts,
     };
-    let task = serde_json::to_vec(&task).map_err(|error| fail(error.to_string()))?;
+    let task: Arc<[u8]> = serde_json::to_vec(&task)
+        .map_err(|error| vec![NoVerdict::NotHeld(error.into()).to_string()])?
+        .into();
+    // A change that is refused is not looked at again before the next one: what says nothing of the rules refuses none.
+    let verdict = match hold(program, task.clone()) {
+        Err(NoVerdict::Killed) => hold(program, task),
+        verdict => verdict,
+    };
+    match verdict {
+        Ok(Verdict::Passed(report)) => Ok(report),
+        Ok(Verdict::Refused(problems)) => Err(problems),
+        Err(error) => Err(vec![error.to_string()]),
+    }
+}
+
+fn hold(program: &Path, task: Arc<[u8]>) -> Result<Verdict, NoVerdict> {
     let mut child = Command::new(program)
         .args(COMMAND)
         .env_clear()
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
-        .spawn()
-        .map_err(|error| fail(error.to_string()))?;
+        .spawn()?;
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || {
@@ -85,25 +121,14 @@ pub(super) fn run(
         stdin.map(|mut stdin| stdin.write_all(&task))
     });
     let report = receive.recv_timeout(WALL_MAX);
-    // It has said everything, or it is too late for it.
+    // It has said everything, or it is too late for it. How one ends that is ending already stays as it is.
     let _ = child.kill();
-    let status = child.wait().map_err(|error| fail(error.to_string()))?;
-    let report = match report {
-        Ok(report) => report.unwrap_or_default(),
-        Err(_) => {
-            return Err(vec![format!(
-                "its trial took longer than {} s: a rule or a literal in it is too complicated",
-                WALL_MAX.as_secs()
-            )]);
-        }
-    };
-    match serde_json::from_slice(&report) {
-        Ok(Verdict::Passed(report)) => Ok(report),
-        Ok(Verdict::Refused(problems)) => Err(problems),
-        Err(_) => Err(vec![format!(
-            "its trial ended early ({status}): a rule or a literal in it is nested too deep or too complicated"
-        )]),
-    }
+    let status = child.wait()?;
+    let report = report.map_err(|_| NoVerdict::Late)?.unwrap_or_default();
+    serde_json::from_slice(&report).map_err(|_| match status.signal() {
+        Some(SIGKILL) => NoVerdict::Killed,
+        _ => NoVerdict::EndedEarly(status),
+    })
 }
 
 /// The second process: limits itself, reads the task, writes the verdict.
@@ -139,4 +164,32 @@ pub(crate) fn serve(out: &mut dyn std::io::Write) -> std::io::Result<()> {
     };
     serde_json::to_writer(&mut *out, &verdict)?;
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program in the trial's place: it is killed so often, then it refuses.
+    fn killed(times: u32) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("trial");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/killed-trial");
+        std::os::unix::fs::symlink(script, &program).unwrap();
+        for nth in 0..times {
+            std::fs::write(dir.path().join(format!("trial.{nth}")), "").unwrap();
+        }
+        run(&program, &Files::default(), "policies", 1000).unwrap_err()
+    }
+
+    #[test]
+    fn a_trial_that_the_host_kills_is_repeated() {
+        assert_eq!(killed(0), ["what it says"]);
+        assert_eq!(killed(1), ["what it says"]);
+        let twice = killed(2);
+        assert!(
+            twice[0].contains("as a host does that lacks memory"),
+            "{twice:?}"
+        );
+    }
 }
