@@ -513,7 +513,10 @@ impl Refusal {
                 "disk_full",
                 "the store has no room left for it, or is out of what it writes with: store less, try again later, or ask its operator",
             ),
-            Refusal::Unavailable => ("unavailable", "the store does not answer"),
+            Refusal::Unavailable => (
+                "unavailable",
+                "the store does not do it now: try again in a moment, or ask its operator",
+            ),
             Refusal::Invalid => ("invalid", "the request is not valid"),
         }
     }
