@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::{CONNECTION, EXPECT, HeaderValue};
 use http::{Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -46,20 +47,34 @@ impl Connection {
 
     /// The stack's answer to a request, unless the caller goes away before: then the request is dropped, with all that goes on
     /// for it. Who ends its side has gone, here as for hyper.
+    ///
+    /// An answer that hyper ends the connection behind, since not all of the request has been read, says so (RFC 9112 section
+    /// 9.6): whoever has it would else send his next request into that end.
     pub(super) async fn answer(
         self,
         stack: Stack,
         request: Request<Incoming>,
         due: Answering,
     ) -> Result<Response<impl http_body::Body<Data = Bytes, Error = BodyError>>, Gone> {
+        // Such a client may wait to be asked for its body, which it is with the first look at it.
+        let waits = request.headers().contains_key(EXPECT);
         let request = request.map(|body| {
             let body = due.asked(body);
             body.map_err(|error| BodyError(error.to_string()))
                 .boxed_unsync()
         });
+        let answered = async {
+            let Ok(mut answer) = stack.oneshot(request).await;
+            let is_last = answer.headers().contains_key(CONNECTION);
+            if !is_last && due.is_unread() && (waits || !due.reads_rest().await) {
+                let close = HeaderValue::from_static("close");
+                answer.headers_mut().insert(CONNECTION, close);
+            }
+            answer
+        };
         tokio::select! {
             biased;
-            Ok(answer) = stack.oneshot(request) => Ok(answer.map(|body| {
+            answer = answered => Ok(answer.map(|body| {
                 body.map_err(move |error| {
                     let _until_its_end = &due;
                     error

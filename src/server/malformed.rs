@@ -6,10 +6,12 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
 use http::StatusCode;
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -28,6 +30,11 @@ const REST: u8 = 2;
 /// larger, up to [`super::READ_BYTES_MAX`], and the connection keeps the memory for it, however quiet it is then. So whoever
 /// sends a few large heads, without a token, would have that for each of his connections.
 const HEAD_READ_BYTES: usize = 8191;
+
+/// So much of a request that was answered before all of it was read is read then, when it is there so soon: that is less work
+/// than another connection. What is more is left to the end of this one.
+pub(super) const REST_BYTES_MAX: u64 = 64 << 10;
+const REST_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// What hyper writes now. Shared by who answers and who writes, which are one task.
 #[derive(Debug, Clone, Default)]
@@ -106,6 +113,43 @@ impl Answering {
             due: self.0.clone(),
         }
     }
+
+    /// Whether something of the body is left that nobody wants.
+    pub(super) fn is_unread(&self) -> bool {
+        self.0.unread().is_some()
+    }
+
+    /// Reads what is left of it, and says whether that was all.
+    pub(super) async fn reads_rest(&self) -> bool {
+        let Some(mut rest) = self.0.unread().take() else {
+            return true;
+        };
+        let is_read = reads_rest(&mut rest).await;
+        if !is_read {
+            *self.0.unread() = Some(rest);
+        }
+        is_read
+    }
+}
+
+async fn reads_rest<B: Body<Data = Bytes> + Unpin>(rest: &mut B) -> bool {
+    let read = async {
+        let mut left = REST_BYTES_MAX;
+        while rest.size_hint().lower() <= left {
+            let piece = match rest.frame().await {
+                None => return true,
+                Some(Err(_)) => return false,
+                Some(Ok(frame)) => frame.data_ref().map_or(0, |data| data.len() as u64),
+            };
+            let Some(less) = left.checked_sub(piece) else {
+                return false;
+            };
+            left = less;
+        }
+        false
+    };
+    let is_read = tokio::time::timeout(REST_TIMEOUT, read).await;
+    is_read.unwrap_or(false)
 }
 
 impl Body for Asked {

@@ -237,6 +237,43 @@ async fn a_body_that_outlives_its_answer_leaves_the_connection_to_the_next_reque
     stop().await;
 }
 
+/// Else hyper ends the connection without a word, and the client has sent his next request by then.
+#[tokio::test]
+async fn an_answer_to_what_is_not_read_says_whether_it_is_the_last() {
+    let (address, stop) = serving(constant("hello"), PATIENT).await;
+    let rest = super::malformed::REST_BYTES_MAX as usize;
+    let sized = |size: usize, more: &str| format!("Content-Length: {size}\r\n{more}");
+    let chunked = "Transfer-Encoding: chunked\r\n".to_owned();
+    let whole = format!("7530\r\n{}\r\n0\r\n\r\n", "x".repeat(0x7530));
+    for (header, body, is_last) in [
+        (sized(rest, ""), "x".repeat(rest), false),
+        (chunked.clone(), whole, false),
+        (sized(rest + 1, ""), String::new(), true),
+        (chunked, "5\r\nthere\r\n".to_owned(), true),
+        (sized(5, "Expect: 100-continue\r\n"), String::new(), true),
+    ] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let head = format!("POST / HTTP/1.1\r\nHost: x\r\n{header}\r\n");
+        let (begun, end) = (format!("{head}{body}"), "\r\n\r\nhello");
+        let mut answer = Vec::new();
+        for _ in 0..if is_last { 1 } else { 2 } {
+            client.write_all(begun.as_bytes()).await.unwrap();
+            answer.clear();
+            while !answer.ends_with(end.as_bytes()) {
+                assert!(client.read_buf(&mut answer).await.unwrap() > 0, "{head}");
+            }
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert_eq!(
+            answer.contains("connection: close"),
+            is_last,
+            "{head}{answer}"
+        );
+    }
+    stop().await;
+}
+
 /// Says when it is dropped.
 struct Held(std::sync::mpsc::Sender<()>);
 

@@ -1,14 +1,15 @@
-//! How much is read at once.
+//! How much is read at once, and of what nobody wants.
 
 use std::sync::atomic::AtomicUsize;
 
+use futures_util::StreamExt as _;
 use http::{Request, Response};
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::{Full, StreamBody};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 
-use super::super::READ_BYTES_MAX;
+use super::super::{BodyError, READ_BYTES_MAX};
 use super::*;
 
 /// Notes the most that it was asked for at once.
@@ -93,4 +94,26 @@ async fn large_heads_buy_no_large_buffer() {
     assert_eq!(most_of(upload.clone(), 1, false).await, HEAD_READ_BYTES);
     // What somebody wants is read as fast as it comes.
     assert!(most_of(upload, 1, true).await >= READ_BYTES_MAX);
+}
+
+/// Of a body that comes in such pieces, `ends` or not.
+async fn is_read(pieces: &[usize], ends: bool) -> bool {
+    let pieces = pieces.iter().map(|&size| vec![b'x'; size].into());
+    let pieces: Vec<Result<_, BodyError>> =
+        pieces.map(|data: Bytes| Ok(Frame::data(data))).collect();
+    let begun = futures_util::stream::iter(pieces);
+    let rest = futures_util::stream::pending().take(usize::from(!ends));
+    reads_rest(&mut StreamBody::new(begun.chain(rest))).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rest_is_read_that_is_short_and_there() {
+    let most = REST_BYTES_MAX as usize;
+    assert!(is_read(&[], true).await);
+    assert!(is_read(&[1, most - 1], true).await);
+    assert!(!is_read(&[most, 1], true).await);
+    assert!(!is_read(&[1], false).await);
+    let mut long = Full::from(vec![b'x'; most + 1]);
+    assert!(!reads_rest(&mut long).await);
+    assert_eq!(long.size_hint().exact(), Some(REST_BYTES_MAX + 1));
 }
