@@ -349,6 +349,21 @@ async fn what_waits_for_the_plugins_own_lock_does_not_keep_a_reply_from_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_refuses_to_start_is_named_once() {
+    let refused = plugin(&settings()).sandbox(config("refuse")).await;
+    let error = refused.expect_err("it was asked to refuse");
+    let (who, why) = error
+        .message
+        .split_once(" refused to start the instance ")
+        .unwrap();
+    assert_eq!(who, "the plugin org.skillgate.test");
+    assert!(
+        why.ends_with(": asked to refuse") && !why.contains("refused"),
+        "{why}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn while_it_is_down_calls_are_refused() {
     down_while_there_is("refuse").await;
 }

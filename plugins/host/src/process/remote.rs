@@ -269,10 +269,14 @@ fn life(
     let caps = fresh
         .create(kind, request, image.settings.start_timeout)
         .map_err(|mut error| {
-            error.message = format!(
-                "the plugin {} refused to start the instance {}: {}",
-                fresh.info.id, request.instance_id, error.message
-            );
+            let plugin = format!("the plugin {} ", fresh.info.id);
+            // Its process says so as a rule.
+            if !error.message.starts_with(&plugin) {
+                error.message = format!(
+                    "{plugin}refused to start the instance {}: {}",
+                    request.instance_id, error.message
+                );
+            }
             fresh.end();
             error
         })?;
