@@ -337,6 +337,13 @@ impl Stored {
         // The index knows it, so it was there.
         let meta: Meta =
             seal::read(self.ground.root(), &path).map_err(|fault| lost(&path, fault))?;
+        of_this(
+            &meta.head,
+            tenant,
+            &entry.skill.name,
+            &entry.skill.version,
+            &path,
+        )?;
         if meta.head.tree_sha256 != entry.skill.tree_sha256 {
             return Err(Fault::Corrupt(format!(
                 "{path}: it is about other content than when it was first read: restore it from a backup"
@@ -365,6 +372,16 @@ fn lost(path: &str, fault: Fault) -> Fault {
         }
         other => other,
     }
+}
+
+/// A record in the place of another's has that one's publisher, and is somebody else's.
+fn of_this(head: &Head, tenant: &TenantDir, name: &str, version: &str, path: &str) -> Result<()> {
+    if head.name != name || head.version != version || TenantDir::new(&head.tenant)? != *tenant {
+        return Err(Fault::Corrupt(format!(
+            "{path}: it is about another skill, version or tenant"
+        )));
+    }
+    Ok(())
 }
 
 /// The digest that a version is known and decided by has to be that of its files.
@@ -461,11 +478,7 @@ fn load_one(
 ) -> Result<(Version, Skill, u64)> {
     let parsed = check(name, version)?;
     let (Brief { head, files }, sealed_bytes) = seal::read_sized(ground.root(), path)?;
-    if head.name != name || head.version != version || TenantDir::new(&head.tenant)? != *tenant {
-        return Err(Fault::Corrupt(format!(
-            "{path}: it is about another skill, version or tenant"
-        )));
-    }
+    of_this(&head, tenant, name, version, path)?;
     of_these(&head, &files, path)?;
     let size = size_of(&files, sealed_bytes).with_blocks();
     Ok((parsed, head.skill(), size.bytes))

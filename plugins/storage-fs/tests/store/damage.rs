@@ -208,3 +208,22 @@ fn a_record_that_fits_the_changed_file_is_seen_through() {
     assert_eq!(there.unwrap_err().code, abi::E_NOT_FOUND);
     assert!(bench.logged("is not that of its files"));
 }
+
+/// Of the same files, and so of the same digest: who has published them is somebody else.
+#[test]
+fn the_record_of_another_skill_version_or_tenant_is_seen_through() {
+    let bench = Bench::new();
+    let (store, version) = published(&bench);
+    for (tenant, name, number) in [
+        ("zeta", "a.b", "1.0.0"),
+        ("acme", "a.c", "1.0.0"),
+        ("acme", "a.b", "0.9.0"),
+    ] {
+        store.skill_put(&skill(tenant, name, number, CODE)).unwrap();
+        let other = format!("tenants/{tenant}/skills/{name}/{number}/meta.json");
+        std::fs::copy(bench.root().join(&other), version.join("meta.json")).unwrap();
+        refused(&store, &other, "about another skill, version or tenant");
+        let got = store.skill_get("acme", "a.b", "");
+        assert_eq!(got.unwrap_err().code, abi::E_CORRUPT, "{other}");
+    }
+}
