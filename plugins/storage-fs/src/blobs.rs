@@ -27,7 +27,7 @@ use crate::seal::{self, META_FILE};
 use census::Census;
 use expiry::Sweeper;
 use quota::Quota;
-use reader::{KeptChunks, Reader, Verified};
+use reader::{KeptChunks, Reader, Verified, damaged};
 use writer::Writer;
 
 pub use expiry::Sweeps;
@@ -277,7 +277,7 @@ impl Blobs {
                     Err(fault) => Err(fault.or_not_found(|| "there is no such blob".to_owned())),
                 };
             }
-            Err(fault) => return Err(fault),
+            Err(fault) => return Err(damaged(&place.path)(fault)),
         };
         if meta.id != id || meta.tenant != tenant {
             return Err(Fault::Corrupt(format!(

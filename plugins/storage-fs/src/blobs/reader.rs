@@ -272,11 +272,11 @@ fn is_gone(ground: &Ground, blob: &str) -> Result<bool> {
     }
 }
 
-/// A blob whose meta.json is fine has its other files too: a missing one, a directory in its place or a disk that
-/// cannot read it is damage.
-fn damaged(path: &str) -> impl FnOnce(Fault) -> Fault {
+/// A blob that is there has its files: a missing one, a directory in its place, one that is too large or a disk that cannot read
+/// it is damage.
+pub(super) fn damaged(path: &str) -> impl FnOnce(Fault) -> Fault {
     let path = path.to_owned();
-    move |fault| match fault.is_damage() {
+    move |fault| match fault.is_damage() || matches!(fault, Fault::OutOfRange(_)) {
         true => Fault::Corrupt(format!("{path}: {fault}")),
         false => fault,
     }
