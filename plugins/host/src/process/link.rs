@@ -434,7 +434,16 @@ impl Link {
             ends.store(true, Ordering::Release);
         }
         let outcome = if matches!(frame.kind, Kind::Failed | Kind::Unheard) {
-            frame.read(take_error).and_then(|error| done(Err(error)))
+            match frame.read(take_error) {
+                Ok(error) => done(Err(error)),
+                Err(Malformed(why)) => {
+                    let plugin = &self.plugin;
+                    let message =
+                        format!("{name}: the plugin {plugin} gave a malformed answer: {why}");
+                    let told = done(Err(Error::new(abi::E_PROTOCOL, message)));
+                    told.and(Err(Malformed(why)))
+                }
+            }
         } else if frame.lost {
             let mut error = Frame::lost("the gateway");
             error.message = format!("{name}: {}", error.message);

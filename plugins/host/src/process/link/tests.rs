@@ -187,6 +187,21 @@ async fn its_end_is_its_death_and_what_it_has_begun_by_then_counts() {
     assert_eq!((error.code, error.not_executed), (abi::E_UNAVAILABLE, true));
 }
 
+/// Nobody would count it as ended: its instance would be in use for ever.
+#[tokio::test]
+async fn a_failure_that_makes_no_sense_is_told_to_whoever_waits() {
+    for kind in [Kind::Failed, Kind::Unheard] {
+        let other = other();
+        let (call, answered) = other.begin(None);
+        let cut = frame(kind, call, |out| out.u8(1));
+        let Malformed(why) = other.link.answer(cut).unwrap_err();
+        assert_eq!(why, "run: code: the frame ends before it");
+        let error = answered.await.unwrap();
+        assert_eq!(error.code, abi::E_PROTOCOL, "{error}");
+        assert!(error.message.contains("a malformed answer"), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn output_of_a_call_without_a_run_is_not_answered() {
     let other = other();
