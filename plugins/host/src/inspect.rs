@@ -276,7 +276,7 @@ const DT_FILTER: u64 = 0x7fff_ffff;
 const DF_TEXTREL: u64 = 4;
 const DF_STATIC_TLS: u64 = 0x10;
 const STT_OBJECT: u8 = 1;
-/// More program headers or dynamic entries than this are not read.
+/// More program headers, dynamic entries or notes than this are not read.
 const ENTRIES: usize = 4096;
 
 fn machine_name(machine: u16) -> String {
@@ -475,7 +475,8 @@ impl<'a> Elf<'a> {
 
     fn notes(&self) -> impl Iterator<Item = RawNote<'a>> {
         let segments = self.segments.iter().filter(|s| s.kind == PT_NOTE);
-        segments.flat_map(|s| Notes(self.content(s)))
+        // Each of them may be all of the file.
+        segments.flat_map(|s| Notes(self.content(s))).take(ENTRIES)
     }
 
     fn note(&self) -> Option<Note> {

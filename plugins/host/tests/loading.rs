@@ -525,6 +525,33 @@ fn a_cut_or_garbled_file_is_refused() {
     }
 }
 
+/// Each of its segments of notes can be all of the file: to read every one would take minutes, and hours of a large file.
+#[test]
+fn a_file_of_notes_is_looked_at_in_time() {
+    const PT_NOTE: u32 = 4;
+    const HEADERS: u16 = 4096;
+    let dir = tempfile::tempdir().unwrap();
+    let good = std::fs::read(probe(dir.path(), "notes", &[])).unwrap();
+    let mut bytes = vec![0; 1 << 20];
+    bytes[..64].copy_from_slice(&good[..64]);
+    bytes[32..40].copy_from_slice(&64_u64.to_le_bytes());
+    bytes[56..58].copy_from_slice(&HEADERS.to_le_bytes());
+    let all: Vec<usize> = headers(&bytes).collect();
+    let first = all[all.len() - 1] + 56;
+    for at in all {
+        bytes[at..at + 4].copy_from_slice(&PT_NOTE.to_le_bytes());
+        bytes[at + 8..at + 16].copy_from_slice(&(first as u64).to_le_bytes());
+        let length = bytes.len() - first;
+        bytes[at + 32..at + 40].copy_from_slice(&(length as u64).to_le_bytes());
+    }
+    let file = dir.path().join("notes.so");
+    std::fs::write(&file, &bytes).unwrap();
+    let began = std::time::Instant::now();
+    assert!(refusal(&file, &Pin::default()).contains("does not export"));
+    let took = began.elapsed();
+    assert!(took < std::time::Duration::from_secs(20), "{took:?}");
+}
+
 #[test]
 fn the_same_path_with_another_file_is_another_plugin() {
     // glibc remembers names: a second load must not silently give the first file's code.
