@@ -378,3 +378,6 @@ pub(crate) fn put_error(error: &Error, out: &mut Out) {
     }
     error.put(out);
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,8 @@
 #[path = "store/support.rs"]
 mod support;
 
+#[path = "store/anything.rs"]
+mod anything;
 #[path = "store/blobs.rs"]
 mod blobs;
 #[path = "store/child.rs"]

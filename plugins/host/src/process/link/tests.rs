@@ -1,5 +1,7 @@
 //! A link whose process is a program that neither reads nor says anything; the other end is the test's.
 
+mod anything;
+
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
 
