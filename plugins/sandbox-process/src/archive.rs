@@ -334,3 +334,6 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+mod anything;
