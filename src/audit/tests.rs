@@ -13,6 +13,7 @@ use crate::config::{self, Fsync, OnAuditFailure};
 
 mod outside;
 mod synced;
+mod tampered;
 mod turns;
 
 /// A directory with a log's settings.

@@ -379,7 +379,8 @@ impl Chain<'_> {
             }
             return Some(link);
         };
-        let (expected, found) = (before.sequence + 1, link.sequence);
+        // A changed line may say any number.
+        let (expected, found) = (before.sequence.saturating_add(1), link.sequence);
         if found > expected {
             let message = format!(
                 "record {found} follows {}: {} missing",
