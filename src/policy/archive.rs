@@ -81,6 +81,8 @@ fn unpack(compressed: Take<impl Read>) -> Result<Files, String> {
         // Behind the last entry there are blocks of zeros, and nothing is read beyond the first of these.
         return Err("is cut off between two files".into());
     }
+    // The checksum of what was read is behind all of it.
+    std::io::copy(&mut archive.into_inner(), &mut std::io::sink()).map_err(broken)?;
     Ok(files)
 }
 
@@ -190,6 +192,27 @@ mod tests {
         }
         let members = [zipped(&whole[..1024]), zipped(&whole[1024..])].concat();
         assert_eq!(read_bytes(&members).unwrap().0.len(), 2);
+    }
+
+    /// A disk or a network that loses a bit makes no other policy: the archive has a checksum.
+    #[test]
+    fn a_changed_bit_is_no_other_policy() {
+        let whole = packed(&[
+            ("a.rego", EntryType::Regular, b"package a\nallow := false\n"),
+            (
+                "data.json",
+                EntryType::Regular,
+                b"{\"admins\": [\"alice\"]}",
+            ),
+        ]);
+        let files = read_bytes(&whole).unwrap();
+        for bit in 0..8 * whole.len() {
+            let mut changed = whole.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            // In what the header of gzip says beside the content.
+            let is_same = read_bytes(&changed).is_ok_and(|read| read == files);
+            assert!(is_same || read_bytes(&changed).is_err(), "bit {bit}");
+        }
     }
 
     #[test]
