@@ -295,6 +295,10 @@ fn decisions_are_read_strictly() {
         r#"{"allow": true, "obligations": ["audit"]}"#,
         r#"{"allow": true, "obligations": [{"type": "egress.deny_cidrs", "cidrs": ["10.0.0.0"]}]}"#,
         r#"{"allow": true, "obligations": [{"type": "egress.deny_cidrs", "cidrs": ["10.0.0.0/33"]}]}"#,
+        // Nor what the gate would not read.
+        r#"{"allow": true, "obligations": [{"type": "egress.deny_cidrs", "cidrs": ["10.0.0.0/+8"]}]}"#,
+        r#"{"allow": true, "obligations": [{"type": "egress.deny_cidrs", "cidrs": ["10.0.0.0/008"]}]}"#,
+        r#"{"allow": true, "obligations": [{"type": "egress.deny_cidrs", "cidrs": ["010.0.0.0/8"]}]}"#,
         r#"{"allow": true, "obligations": [{"type": "egress.deny_cidrs", "cidr": ["10.0.0.0/8"]}]}"#,
         r#"{"allow": true, "grants": {"code": {"network": ["*"]}}}"#,
         r#"{"allow": true, "grants": {"code": {"network": ["https://*"]}}}"#,
