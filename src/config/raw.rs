@@ -52,6 +52,10 @@ pub(super) enum Value {
 /// In the order in which it was written.
 pub(super) type Table = Vec<(String, Node)>;
 
+/// Tables and lists in each other, at most: what walks through them takes stack for each. The parser bounds the depth of one list and
+/// the names of one key, and not what they make together.
+pub(super) const LEVELS_MAX: usize = 128;
+
 /// The value of `key`.
 pub(super) fn get<'a>(table: &'a Table, key: &str) -> Option<&'a Node> {
     table.iter().find(|(k, _)| k == key).map(|(_, node)| node)
@@ -157,6 +161,7 @@ pub(super) fn parse(document: &Document, text: &str) -> Result<Table, Vec<Proble
     }
     let mut converter = Converter {
         at: &|span| places.at(span),
+        level: 0,
         problems: Vec::new(),
     };
     let table = converter.table("", tree.get_ref());
@@ -171,6 +176,7 @@ pub(super) fn parse(document: &Document, text: &str) -> Result<Table, Vec<Proble
 fn parse_variable(origin: &Origin, text: &str) -> Node {
     let mut converter = Converter {
         at: &|_| origin.clone(),
+        level: 0,
         problems: Vec::new(),
     };
     let read = DeValue::parse(text)
@@ -299,9 +305,11 @@ impl<'a> Places<'a> {
     }
 }
 
-/// From the parser's tree to ours. A number that does not fit is a problem.
+/// From the parser's tree to ours. A number that does not fit is a problem, and so is what is too deep.
 struct Converter<'a> {
     at: &'a dyn Fn(&Range<usize>) -> Origin,
+    /// Tables and lists around what is read now.
+    level: usize,
     problems: Vec<Problem>,
 }
 
@@ -321,7 +329,16 @@ impl Converter<'_> {
 
     fn node(&mut self, path: &str, from: &Spanned<DeValue<'_>>) -> Node {
         let origin = (self.at)(&from.span());
+        self.level += 1;
         let value = match from.get_ref() {
+            DeValue::Array(_) | DeValue::Table(_) if self.level > LEVELS_MAX => {
+                self.problems.push(Problem {
+                    origin: Some(origin.clone()),
+                    key: cut(path),
+                    message: format!("nested more than {LEVELS_MAX} deep"),
+                });
+                Value::Boolean(false)
+            }
             DeValue::String(s) => Value::String(s.clone().into_owned()),
             DeValue::Integer(i) => Value::Integer(
                 i64::from_str_radix(i.as_str(), i.radix()).unwrap_or_else(|_| {
@@ -343,6 +360,7 @@ impl Converter<'_> {
             }
             DeValue::Table(table) => Value::Table(self.table(path, table)),
         };
+        self.level -= 1;
         Node {
             key_origin: origin.clone(),
             origin,

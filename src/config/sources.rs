@@ -235,7 +235,7 @@ impl Sources {
             };
             let path: Vec<String> = rest.split("__").map(str::to_lowercase).collect();
             // The one key that is in no section.
-            if path.len() < 2 && rest != "RATE_LIMIT" {
+            if path.len() < 2 && rest != "RATE_LIMIT" || path.len() > raw::LEVELS_MAX {
                 refuse(
                     "no setting has this name, expected SKILLGATE_<SECTION>__<KEY>, like SKILLGATE_SERVER__LISTEN",
                 );

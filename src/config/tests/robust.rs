@@ -101,9 +101,17 @@ fn deep_and_wide_texts_are_answered() {
         .collect::<String>();
     let deep_list = "a = ".to_owned() + &"[".repeat(60_000);
     let deep_key = "[".to_owned() + &"a.".repeat(60_000) + "a]";
-    for text in [wide, deep_list, deep_key] {
+    // Each list and each key is one that the parser takes.
+    let table = format!("a{} = {{ ", ".a".repeat(20));
+    let deep_tables = table.repeat(40) + "b = 1" + &" }".repeat(40);
+    let deep_config = format!("[plugins.sandbox.config]\n{deep_tables}");
+    for text in [wide, deep_list, deep_key, deep_tables, deep_config] {
         let errors = load(&text).unwrap_err();
         assert!((1..=100).contains(&errors.problems.len()));
         let _ = load_env(&[("SKILLGATE_PLUGINS__SANDBOX__CONFIG", &text)]);
     }
+    // As long as Linux lets a variable be.
+    let deep = format!("SKILLGATE_PLUGINS{}", "__A".repeat(40_000));
+    let deeper = format!("{deep}__A");
+    assert!(load_env(&[(&deep, "1"), (&deeper, "1")]).is_err());
 }
