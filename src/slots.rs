@@ -165,6 +165,8 @@ mod tests {
     use std::pin::Pin;
 
     use futures_util::FutureExt as _;
+    use rand::rngs::StdRng;
+    use rand::{Rng as _, SeedableRng as _};
 
     use super::*;
 
@@ -264,6 +266,48 @@ mod tests {
         drop(there.remove(0));
         assert_eq!(called(&mut there).unwrap().0, "c");
         assert_eq!(slots.state().free, 1);
+    }
+
+    /// Nobody has more than the rule gives, and nobody waits for what it could have.
+    #[test]
+    fn any_order_of_coming_and_going() {
+        let mut random = StdRng::seed_from_u64(1998);
+        for _ in 0..50 {
+            let max = random.random_range(1..12);
+            let slots = Slots::new(max);
+            let (mut held, mut waiting) = (Vec::<(&str, Slot)>::new(), Vec::new());
+            for _ in 0..100 {
+                let could = |held: &[(&str, Slot)], tenant: &str| {
+                    let own = held.iter().filter(|(of, _)| *of == tenant).count();
+                    own < SHARE * (max - held.len())
+                };
+                let tenant = ["a", "b", "c"][random.random_range(0..3)];
+                match random.random_range(0..6) {
+                    0 => {
+                        let slot = slots.take(tenant);
+                        assert_eq!(slot.is_some(), could(&held, tenant));
+                        held.extend(slot.map(|slot| (tenant, slot)));
+                    }
+                    1..=3 => waiting.push((tenant, Box::pin(slots.wait(tenant)) as Waits<'_>)),
+                    4 if !waiting.is_empty() => {
+                        drop(waiting.remove(random.random_range(0..waiting.len())));
+                    }
+                    _ if !held.is_empty() => {
+                        drop(held.swap_remove(random.random_range(0..held.len())));
+                    }
+                    _ => {}
+                }
+                while let Some(called) = called(&mut waiting) {
+                    held.push(called);
+                }
+                assert_eq!(slots.free(), max - held.len());
+                let mut waiting = waiting.iter();
+                assert!(waiting.all(|(tenant, _)| !could(&held, tenant)));
+            }
+            drop((held, waiting));
+            let state = slots.state();
+            assert_eq!((state.free, state.held.len()), (max, 0));
+        }
     }
 
     #[test]

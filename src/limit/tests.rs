@@ -4,6 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
+
 use super::headers;
 use super::rules::{Asked, Clock, Level, Limited, Limits, Prepared};
 use crate::config::{RateKey, RateLimit};
@@ -138,6 +141,42 @@ fn a_pace_is_never_faster_than_its_quota() {
     ] {
         let interval_ns = Pace::new(quota, per_s, 1).interval_ns;
         assert!(u128::from(interval_ns) * u128::from(quota) >= u128::from(per_s * SECOND_NS));
+    }
+}
+
+/// A bucket that calls come back into one by one, in exact arithmetic, whenever one comes.
+#[test]
+fn a_pace_is_a_bucket() {
+    let mut random = StdRng::seed_from_u64(2692);
+    for _ in 0..50 {
+        let mut number = |max| random.random_range(1..=max);
+        let pace = Pace::new(number(50), number(20), number(12));
+        let interval = pace.interval_ns;
+        let room = u64::from(pace.burst) * interval;
+        let (mut ledger, key) = (Ledger::new(pace, 1), Key(1, 1));
+        let (mut now, mut full_at) = (0, 0);
+        for _ in 0..100 {
+            now += match random.random_range(0..5) {
+                0 | 1 => 0,
+                2 => interval,
+                3 => interval - 1,
+                _ => random.random_range(0..2 * room),
+            };
+            let then = now.max(full_at) + interval;
+            let wanted = if then - now <= room {
+                Ok(())
+            } else {
+                Err(then - room - now)
+            };
+            let place = ledger.place(key, now);
+            let (left, next_ns) = pace.left(ledger.full_at(place), now);
+            assert_eq!(left == 0, wanted.is_err());
+            assert!(wanted.is_ok() || wanted == Err(next_ns));
+            assert_eq!(ledger.count(place, now), wanted, "{pace:?}");
+            if wanted.is_ok() {
+                full_at = then;
+            }
+        }
     }
 }
 

@@ -4,6 +4,7 @@ mod confirmed;
 mod exchange;
 mod layer;
 mod memo;
+mod narrowed;
 mod nobody;
 mod recorded;
 mod traps;

@@ -2,6 +2,7 @@
 
 mod cuts;
 mod output;
+mod reference;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
