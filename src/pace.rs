@@ -100,6 +100,9 @@ pub(crate) struct Ledger {
     sweep_from_ns: [u64; PARTS],
     part_keys_max: usize,
     shared: Option<u64>,
+    /// The shared count as the last key of each part found it that there was no room for: a key that comes into the part when there
+    /// is may be one of those, and would have a second burst.
+    shared_by: [Option<u64>; PARTS],
     next_part: usize,
     gcra: Gcra,
 }
@@ -120,6 +123,7 @@ impl Ledger {
             sweep_from_ns: [0; PARTS],
             part_keys_max: keys_max.div_ceil(PARTS),
             shared: None,
+            shared_by: [None; PARTS],
             next_part: 0,
             gcra: Gcra::new(pace),
         }
@@ -140,12 +144,17 @@ impl Ledger {
                 return Place::Own(key);
             }
         }
+        // With the call that is about to be counted.
+        self.shared_by[at] = self.gcra.check(self.shared, now).ok().or(self.shared);
         Place::Shared
     }
 
     pub(crate) fn full_at(&self, place: Place) -> Option<u64> {
         match place {
-            Place::Own(key) => self.parts[part_of(key)].get(&key).copied(),
+            Place::Own(key) => {
+                let at = part_of(key);
+                self.parts[at].get(&key).copied().or(self.shared_by[at])
+            }
             Place::Shared => self.shared,
         }
     }

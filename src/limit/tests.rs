@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -175,6 +176,36 @@ fn a_pace_is_a_bucket() {
             assert_eq!(ledger.count(place, now), wanted, "{pace:?}");
             if wanted.is_ok() {
                 full_at = then;
+            }
+        }
+    }
+}
+
+/// Nor does a key whose calls were counted with those of others before there was room for it.
+#[test]
+fn nobody_gets_more_than_the_rule_says() {
+    let mut random = StdRng::seed_from_u64(2692);
+    for _ in 0..50 {
+        let pace = Pace::new(1, 1, random.random_range(1..6));
+        let (mut ledger, mut now) = (Ledger::new(pace, 16), 0);
+        let mut passed: HashMap<u64, Vec<u64>> = HashMap::new();
+        for _ in 0..400 {
+            now += random.random_range(0..pace.interval_ns / 4);
+            if random.random_bool(0.05) {
+                ledger.sweep_some(now);
+            }
+            let key = random.random_range(0..60);
+            let place = ledger.place(Key(key % 16, key), now);
+            if ledger.count(place, now).is_ok() {
+                passed.entry(key).or_default().push(now);
+            }
+        }
+        for times in passed.values() {
+            for (nth, from) in times.iter().enumerate() {
+                for (more, to) in (1..).zip(&times[nth..]) {
+                    let most = u64::from(pace.burst) + (to - from) / pace.interval_ns;
+                    assert!(more <= most, "{more} in {} ns, {pace:?}", to - from);
+                }
             }
         }
     }
