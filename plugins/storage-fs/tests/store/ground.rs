@@ -86,6 +86,27 @@ fn the_root_is_closed_and_what_a_sandbox_reads_is_open() {
     assert_eq!(mode(&format!("{version}/files/code/main.py")), 0o644);
 }
 
+/// Its blobs can be read by everybody who reaches them.
+#[test]
+fn a_root_that_the_operator_has_made_open_is_closed() {
+    for life in ["made by hand", "opened since by hand"] {
+        let bench = Bench::new();
+        let set = |mode| std::fs::set_permissions(bench.root(), PermissionsExt::from_mode(mode));
+        if life == "made by hand" {
+            std::fs::create_dir(bench.root()).unwrap();
+        } else {
+            drop(bench.store());
+        }
+        set(0o755).unwrap();
+        let _store = bench.store();
+        let mode = std::fs::metadata(bench.root())
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o7777, 0o700, "{life}");
+    }
+}
+
 #[test]
 fn what_an_earlier_life_left_in_tmp_is_swept() {
     let bench = Bench::new();

@@ -158,6 +158,26 @@ fn the_way_to_the_store_is_durable_before_anything_is_acknowledged() {
     }
 }
 
+/// Whoever published it may have been killed between making it seen and making it durable.
+#[test]
+fn what_an_earlier_life_published_is_durable_before_it_is_acknowledged() {
+    let bench = crash::bench_in_real_time();
+    let trace = bench.dir.path().join("trace");
+    let options = ["-y", "-s", "200", "-e", "trace=fsync,write"];
+    crash::run(child::command("round", &bench.root()));
+    let Some(command) = crash::strace(&options, &trace, &bench.root()) else {
+        return;
+    };
+    crash::run(command);
+    let text = std::fs::read_to_string(&trace).unwrap();
+    let (before, _) = text.split_once("ack skill").unwrap();
+    let versions = bench.root().canonicalize().unwrap();
+    let versions = versions.join("tenants/acme/skills/crash.one");
+    let its = format!("<{}>", versions.display());
+    let is_synced = |line: &str| line.contains("fsync(") && line.contains(&its);
+    assert!(before.lines().any(is_synced), "{its} in {before}");
+}
+
 /// Each directory of a tree is made durable, and there may be very many: nobody else's skill waits for that.
 #[test]
 fn a_deep_tree_is_made_durable_while_others_publish() {

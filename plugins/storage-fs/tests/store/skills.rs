@@ -458,6 +458,29 @@ fn what_is_damaged_is_left_out_named_and_not_fatal() {
     );
 }
 
+/// By hand, or by a backup that was put back into the wrong place: who is shown it is the tenant that it was published for.
+#[test]
+fn what_lies_under_another_tenant_is_not_shown_there() {
+    let bench = Bench::new();
+    let store = bench.store();
+    for (tenant, name) in [("acme", "a.b"), ("acme", "a.c"), ("other", "c.d")] {
+        store
+            .skill_put(&skill(tenant, name, "1.0.0", b"x"))
+            .unwrap();
+    }
+    drop(store);
+    let [acme, other] = ["acme", "other"].map(|it| bench.root().join("tenants").join(it));
+    std::fs::rename(acme.join("skills/a.b"), other.join("skills/a.b")).unwrap();
+    let store = bench.store();
+    assert_eq!(list(&store, "other", "", 10), ["c.d@1.0.0"]);
+    assert_eq!(list(&store, "acme", "", 10), ["a.c@1.0.0"]);
+    for gone in ["other", "acme"] {
+        assert_eq!(code(store.skill_get(gone, "a.b", "")), abi::E_NOT_FOUND);
+    }
+    assert!(bench.logged("tenants/other/skills/a.b/1.0.0"));
+    assert!(bench.logged("it is about another skill, version or tenant"));
+}
+
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort();
     times[times.len() / 2]
