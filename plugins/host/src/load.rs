@@ -518,7 +518,37 @@ fn agree(entry: &abi::EntryV1, info: &Info, note: Option<&Note>) -> Result<(), R
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
+
+    /// What is loaded is what was checked, also by whoever has the descriptor or finds it in /proc.
+    #[test]
+    fn a_copy_that_is_loaded_can_be_changed_by_nobody() {
+        let copy = sealed(b"the checked bytes").unwrap();
+        // SAFETY: fcntl on an open descriptor without an argument.
+        let seals = unsafe { libc::fcntl(copy.as_raw_fd(), libc::F_GET_SEALS) };
+        let all = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+        assert_eq!(seals & all, all, "{seals:#x}");
+        let again = File::options()
+            .write(true)
+            .open(format!("/proc/self/fd/{}", copy.as_raw_fd()))
+            .unwrap();
+        for file in [&copy, &again] {
+            for (what, tried) in [
+                ("other bytes", file.write_at(b"x", 0).map(drop)),
+                ("more bytes", file.write_at(b"x", 17).map(drop)),
+                ("shorter", file.set_len(1)),
+                ("longer", file.set_len(4096)),
+            ] {
+                let error = tried.expect_err(what);
+                assert_eq!(error.raw_os_error(), Some(libc::EPERM), "{what}: {error}");
+            }
+        }
+        let mut bytes = [0; 17];
+        copy.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"the checked bytes");
+    }
 
     #[test]
     fn what_takes_long_is_told_of_while_it_goes_on_and_nothing_else_is() {

@@ -12,6 +12,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use blake2::{Blake2b512, Digest};
 use ring::signature::{Ed25519KeyPair, KeyPair};
+use sha2::Sha256;
 use skillgate_plugin_host::{Pin, Plugin};
 use support::{probe, sdk_plugin};
 
@@ -196,6 +197,13 @@ fn a_key_and_a_pin_must_both_fit() {
         sha256: Some("0".repeat(64)),
         ..vendor.pin()
     };
-    assert!(refusal(&file, &wrong).contains("the configuration pins"));
-    Plugin::load(&file, &vendor.pin()).unwrap();
+    let pins = "and the configuration pins 0000";
+    assert!(refusal(&file, &wrong).contains(pins));
+    let both = |vendor: &Vendor| Pin {
+        sha256: Some(hex::encode(Sha256::digest(std::fs::read(&file).unwrap()))),
+        ..vendor.pin()
+    };
+    let text = refusal(&file, &both(&Vendor::new(2)));
+    assert!(text.contains("its signature does not fit"), "{text}");
+    Plugin::load(&file, &both(&vendor)).unwrap();
 }
