@@ -6,6 +6,7 @@
 mod answer;
 mod drain;
 mod ending;
+mod limits;
 mod logs;
 mod permits;
 mod queue;
@@ -22,7 +23,7 @@ use serde_json::value::RawValue;
 use skillgate_plugin_host::{Current, SandboxInstance};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{
-    self, BlobStat, Limits, Mount, RunRequest, RunResult, RunSkill, SandboxCaps, Source,
+    self, BlobStat, Mount, RunRequest, RunResult, RunSkill, SandboxCaps, Source,
 };
 use tracing::Instrument;
 
@@ -38,6 +39,7 @@ pub use answer::Answer;
 use answer::{answer, failure};
 use drain::Drain;
 use ending::Ending;
+use limits::limits;
 use permits::{InUse, Permits};
 use queue::Queue;
 use services::Services;
@@ -455,10 +457,6 @@ impl Runs {
 
     async fn request(&self, job: &Job, run_id: &str) -> Result<RunRequest, Error> {
         let tenant = job.caller.tenant();
-        let asked = job.timeout_ms.unwrap_or(self.settings.default_timeout_ms);
-        let wall_ms = asked
-            .min(self.settings.timeout_ms_max)
-            .min(job.permit.timeout_ms.unwrap_or(u64::MAX));
         let target = match &job.program {
             Program::Skill(skill) => Some(skill),
             Program::Code { .. } => None,
@@ -469,18 +467,7 @@ impl Runs {
             language: "python".into(),
             args_json: job.args.get().as_bytes().to_vec(),
             secrets: job.permit.secrets.clone(),
-            limits: Limits {
-                max_pids: self.settings.pids_max,
-                wall_ms,
-                cpu_ms: 0,
-                memory_bytes: self
-                    .settings
-                    .memory_bytes
-                    .min(job.permit.memory_bytes.unwrap_or(u64::MAX)),
-                disk_bytes: self.settings.workspace_bytes,
-                disk_inodes: self.settings.workspace_inodes,
-                output_bytes: OUTPUT_BYTES_MAX as u64,
-            },
+            limits: limits(&self.settings, &job.permit, job.timeout_ms),
             network: if job.permit.network.is_empty() {
                 abi::NET_NONE
             } else {

@@ -1,6 +1,7 @@
 //! Policies over HTTP and on the command line: directories of rules that say something else than the bundled one.
 
 mod authors;
+mod ceilings;
 mod shadow;
 mod twice;
 
