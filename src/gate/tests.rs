@@ -263,9 +263,11 @@ pub(super) fn json(answer: &str) -> serde_json::Value {
 pub(super) async fn rest(stream: &mut TcpStream) -> String {
     let mut all = Vec::new();
     let mut buf = [0; 4096];
-    while let Ok(Ok(n @ 1..)) =
-        tokio::time::timeout(Duration::from_secs(10), stream.read(&mut buf)).await
-    {
+    loop {
+        let read = tokio::time::timeout(Duration::from_secs(10), stream.read(&mut buf)).await;
+        let Ok(n @ 1..) = read.expect("it comes to an end") else {
+            break;
+        };
         all.extend_from_slice(&buf[..n]);
     }
     String::from_utf8_lossy(&all).into_owned()
