@@ -222,3 +222,31 @@ async fn a_file_that_is_moved_away_is_followed_by_another() {
     );
     assert!(place.verify().ok);
 }
+
+/// As a backup that was put back, or a second log beside this one.
+#[tokio::test]
+async fn a_full_file_that_is_there_already_is_left_as_it_is() {
+    let mut place = Place::new();
+    place.settings.max_file_bytes = 1000;
+    let audit = place.open();
+    write(&audit, 0, 1).await;
+    let theirs = place
+        .path()
+        .with_file_name("audit.00000000000000000001.jsonl");
+    fs::write(&theirs, "theirs").unwrap();
+    write(&audit, 1, 20).await;
+    assert_eq!(fs::read_to_string(&theirs).unwrap(), "theirs");
+    assert_eq!(audit.health().rotations, 0);
+    // Nothing is refused and nothing is lost meanwhile: it goes on growing.
+    let lines = place.lines();
+    let numbers = lines.iter().filter_map(|line| line["n"].as_u64());
+    assert_eq!(numbers.collect::<Vec<_>>(), (0..21).collect::<Vec<_>>());
+    assert!(fs::metadata(place.path()).unwrap().len() > 2000);
+    // Until the name is free.
+    fs::remove_file(&theirs).unwrap();
+    write(&audit, 21, 20).await;
+    audit.close().await;
+    assert!(audit.health().rotations > 0 && theirs.exists());
+    let report = place.verify();
+    assert!(report.ok && report.notes.is_empty(), "{report:?}");
+}
