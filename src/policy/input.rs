@@ -423,6 +423,23 @@ mod tests {
         );
     }
 
+    /// One that the gateway ships with may be allowed what the same files of a tenant's are not.
+    #[test]
+    fn what_the_digest_does_not_say_is_not_taken_from_another_skill() {
+        let inputs = Inputs::new(&Sandbox {
+            plugin: "process".into(),
+        });
+        let manifest =
+            "name = \"acme.s\"\nversion = \"1.0.0\"\ndescription = \"d\"\nkind = \"instruction\"\n";
+        let [own, on_shelf] = [false, true].map(|it| Skill::unstored(manifest, it).unwrap());
+        assert_eq!(own.digest(), on_shelf.digest());
+        // Each of them after the other.
+        for skill in [&own, &on_shelf, &own] {
+            assert_eq!(inputs.skill(skill, false), described(skill));
+        }
+        assert_ne!(described(&own), described(&on_shelf));
+    }
+
     #[test]
     fn days() {
         assert_eq!(weekday(0), "Thursday");

@@ -402,3 +402,28 @@ fn a_link_to_a_directory_is_no_part_of_a_bundle() {
     assert!(why.contains("bundle/custom"), "{why}");
     assert!(why.contains("is a link to a directory"), "{why}");
 }
+
+/// Who can write a file of the bundle must not make any file of this machine a part of it.
+#[test]
+fn a_link_to_a_file_is_followed_within_the_bundle_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (bundle, elsewhere) = (dir.path().join("bundle"), dir.path().join("elsewhere"));
+    for path in [bundle.join("..data"), elsewhere.clone()] {
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join("a.rego"), "package skills.authz\n").unwrap();
+    }
+    // As a Kubernetes volume has it.
+    let link = bundle.join("a.rego");
+    std::os::unix::fs::symlink("..data/a.rego", &link).unwrap();
+    let files = Files::read(&bundle).unwrap();
+    let is_read = files.0.iter().map(|(path, text)| (&**path, &**text));
+    let expected = ("a.rego", &b"package skills.authz\n"[..]);
+    assert_eq!(is_read.collect::<Vec<_>>(), [expected]);
+    for target in ["../elsewhere/a.rego".into(), elsewhere.join("a.rego")] {
+        std::fs::remove_file(&link).unwrap();
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        let why = Files::read(&bundle).unwrap_err().to_string();
+        assert!(why.contains("bundle/a.rego"), "{why}");
+        assert!(why.contains("is a link out of the bundle"), "{why}");
+    }
+}
