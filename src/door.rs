@@ -316,6 +316,15 @@ mod tests {
             400,
             "two hosts"
         );
+        for (host, expected) in [
+            ("gate.example.com", 200),
+            ("gate.example.com:80", 200),
+            ("localhost", 400),
+            ("evil.example", 400),
+        ] {
+            let whole = status(|b| b.uri("http://gate.example.com/rpc").header("host", host));
+            assert_eq!(whole.await, expected, "{host} for another target");
+        }
         for (origin, expected) in [
             ("http://localhost:3000", 200),
             ("http://gate.example.com", 200),
@@ -337,5 +346,11 @@ mod tests {
                 "{origin}"
             );
         }
+        let ours = "http://localhost:3000";
+        let two = status(|b| {
+            let b = b.header("host", "localhost");
+            b.header("origin", ours).header("origin", ours)
+        });
+        assert_eq!(two.await, 403, "two origins");
     }
 }

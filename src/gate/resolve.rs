@@ -64,16 +64,28 @@ impl Resolver for SystemResolver {
             tokio::task::spawn_blocking(move || {
                 // The thread's, not those of who waits for it: a question that nobody waits for any more still runs.
                 let (_slot, _turn) = (slot, turn);
-                let listed = in_hosts(&read_hosts(HOSTS.as_ref())?, &host);
-                if !listed.is_empty() {
-                    return Ok(listed);
-                }
-                let found = (format!("{host}.").as_str(), 0).to_socket_addrs()?;
-                Ok(found.map(|address| address.ip()).collect())
+                look_up(HOSTS.as_ref(), &host, |name| {
+                    let found = (name, 0).to_socket_addrs()?;
+                    Ok(found.map(|address| address.ip()).collect())
+                })
             })
             .await
             .map_err(io::Error::other)?
         })
+    }
+}
+
+/// In hosts(5), then by asking for the name with a dot at its end: so it is whole, and no domain of resolv.conf(5) is tried
+/// behind it.
+fn look_up(
+    hosts: &Path,
+    host: &str,
+    ask: impl FnOnce(&str) -> io::Result<Vec<IpAddr>>,
+) -> io::Result<Vec<IpAddr>> {
+    let listed = in_hosts(&read_hosts(hosts)?, host);
+    match listed.is_empty() {
+        true => ask(&format!("{host}.")),
+        false => Ok(listed),
     }
 }
 
@@ -149,6 +161,25 @@ mod tests {
             let told = format!("{}: not a file of at most 4194304 bytes", wrong.display());
             assert_eq!(error, told);
         }
+    }
+
+    #[test]
+    fn what_no_file_names_is_asked_for_as_a_whole_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hosts");
+        std::fs::write(&path, "10.0.0.1 x.test\n").unwrap();
+        let there: IpAddr = "10.0.0.1".parse().unwrap();
+        let asked = look_up(&path, "x.test", |_| panic!("it is in the file"));
+        assert_eq!(asked.unwrap(), [there]);
+        let asked = look_up(&path, "y.test", |name| {
+            assert_eq!(name, "y.test.");
+            Ok(vec![there])
+        });
+        assert_eq!(asked.unwrap(), [there]);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        let asked = look_up(&path, "x.test", |_| panic!("the file may name it"));
+        asked.unwrap_err();
     }
 
     #[tokio::test]
