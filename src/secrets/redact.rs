@@ -380,6 +380,7 @@ impl Stream {
 
     /// Takes the next piece and gives what is safe to `out`.
     pub fn push(&mut self, piece: &[u8], out: &mut impl FnMut(&[u8])) {
+        self.make_room(piece.len());
         for byte in piece {
             let redactor = &self.redactor;
             self.state = redactor
@@ -416,6 +417,17 @@ impl Stream {
         }
         self.pass(self.held.len(), out);
         self.state = self.redactor.start;
+    }
+
+    /// For so many bytes more. One that grows by itself moves away, and leaves behind what it had.
+    fn make_room(&mut self, bytes: usize) {
+        let wanted = self.held.len() + bytes;
+        if wanted > self.held.capacity() {
+            let room = wanted.max(2 * self.held.capacity());
+            let mut held = Zeroizing::new(Vec::with_capacity(room));
+            held.extend_from_slice(&self.held);
+            self.held = held;
+        }
     }
 
     /// Passes on what is before `safe`, where no find is cut.

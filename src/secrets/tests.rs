@@ -3,6 +3,7 @@
 mod cuts;
 mod output;
 mod reference;
+mod wiped;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
