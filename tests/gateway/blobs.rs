@@ -409,6 +409,56 @@ fn an_id_may_be_percent_encoded() {
     gateway.stop();
 }
 
+/// It is somebody's bytes, which may be a page with a script: a browser keeps it as a file, and shows nothing of it as ours.
+#[test]
+fn a_blob_is_no_page() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let page = b"<script>alert(1)</script>";
+    let html = [("Content-Type", "text/html")];
+    let blob = client.request("POST", "/blobs", &html, page).unwrap();
+    let path = format!("/blobs/{}", id_of(&blob));
+    for headers in [&[][..], &[("Range", "bytes=0-7")]] {
+        let answer = client.request("GET", &path, headers, b"").unwrap();
+        assert!([200, 206].contains(&answer.status), "{}", answer.status);
+        for (name, expected) in [
+            ("content-type", "text/html"),
+            ("content-disposition", "attachment"),
+            ("content-security-policy", "sandbox; default-src 'none'"),
+            ("x-content-type-options", "nosniff"),
+        ] {
+            assert_eq!(answer.header(name), Some(expected), "{headers:?}");
+        }
+    }
+    gateway.stop();
+}
+
+/// Its length and its limits would be those of something else than what is stored, or read.
+#[test]
+fn a_body_in_a_coding_is_not_taken() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let call = br#"{"jsonrpc":"2.0","id":1,"method":"list_skills","params":{}}"#;
+    for path in ["/rpc", "/blobs"] {
+        let typed = ("Content-Type", "application/json");
+        let good = client.request("POST", path, &[typed], call).unwrap();
+        assert!([200, 201].contains(&good.status), "{path}: {}", good.text());
+        for coding in ["gzip", "identity"] {
+            let coded = [typed, ("Content-Encoding", coding)];
+            let answer = client.request("POST", path, &coded, call).unwrap();
+            assert_eq!(answer.status, 415, "{path} {coding}: {}", answer.text());
+            let said = "a Content-Encoding is not accepted";
+            assert!(answer.text().contains(said), "{}", answer.text());
+        }
+    }
+    assert_eq!(house.blobs().len(), 1, "of the good one");
+    gateway.stop();
+}
+
 /// Each byte in time, and no end: it is told so, and nothing is left of it.
 #[test]
 fn an_upload_that_comes_drop_by_drop_ends() {
