@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::alone;
 use crate::audit::{assert_holds, lines, path};
+use crate::policy::policy_in;
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings, must_not_start, signal};
 use crate::support::http::Client;
@@ -310,6 +311,38 @@ fn a_sync_that_fails_later_is_told_and_stops_what_comes_then() {
     let resumed = failing.resumed();
     assert!(!resumed.is_empty());
     assert_eq!(resumed[0]["unwritten"], 0, "all records are in the file");
+}
+
+/// Else a power cut would take away which rules were in force, and older ones would be taken.
+#[test]
+fn rules_that_are_not_durably_remembered_are_told_of() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        extra: "[policy]\npath = \"policies\"",
+        ..Settings::default()
+    });
+    let policies = policy_in(&house, |_| ());
+    let manifest = json!({ "revision": "r7", "roots": ["skills"], "metadata": { "sequence": 7 } });
+    fs::write(policies.join(".manifest"), manifest.to_string()).unwrap();
+    let (last, switch) = (
+        house.path().join("state/policy/last.json"),
+        house.path().join("the-disk-fails"),
+    );
+    let said = "the policy's sequence could not be kept";
+    fs::write(&switch, "").unwrap();
+    // What is written, and then its name.
+    for (of, is_there) in [("/state/policy/", false), ("/state/policy", true)] {
+        let gateway = house.start_as(failing_sync(&house, Path::new(of), &switch));
+        eventually("it is told", PATIENCE, || gateway.log().contains(said));
+        assert_eq!(last.exists(), is_there, "{of}");
+        gateway.stop();
+    }
+    fs::remove_file(&switch).unwrap();
+    fs::remove_file(&last).unwrap();
+    let gateway = house.start_as(failing_sync(&house, Path::new("/state/policy"), &switch));
+    eventually("it is remembered", PATIENCE, || last.exists());
+    assert!(!gateway.log().contains(said));
+    gateway.stop();
 }
 
 /// Its own log is no reason to end, or to refuse anybody: where the disk is full that it goes to, and where nobody reads it any
