@@ -236,7 +236,7 @@ fn execute(gateway: &Gateway, args: Value) -> Value {
 #[test]
 fn nothing_but_what_is_granted_is_reached() {
     if !is_root() {
-        tools::left_out("it takes root");
+        tools::left_out_but_in_ci("a world of sentinels: it takes root");
         return;
     }
     let tools = ["ip", "nsenter", "bash", "mount"];

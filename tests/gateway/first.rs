@@ -6,9 +6,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::alone;
-use crate::support::eventually;
 use crate::support::gateway::{House, Settings, is_root, must_not_start, signal};
-use crate::support::look;
+use crate::support::{eventually, look, tools};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const LAUNCHER: &str = "skillgate-runs";
@@ -17,7 +16,7 @@ const LAUNCHER: &str = "skillgate-runs";
 fn as_process_1_it_leaves_no_zombies_and_ends_as_ever() {
     if !is_root() {
         // Who may not make a pid namespace alone does not come to be process 1 of one.
-        return;
+        return tools::left_out("the gateway as process 1: it takes root");
     }
     let _alone = alone();
     let house = House::new(Settings::default());

@@ -16,6 +16,7 @@ use skillgate_sandbox_process::Guard;
 
 use crate::guards::removable;
 use crate::support::*;
+use crate::tools;
 use world::World;
 
 /// The least that there must be.
@@ -253,7 +254,7 @@ fn combinations(attempts: &Attempts) -> BTreeSet<Vec<Guard>> {
 fn each_guard_stops_what_it_is_said_to_stop() {
     if !is_root() {
         // What succeeds then depends on what else an ordinary user may do on this host; `nothing_gets_out` is for both.
-        return;
+        return tools::left_out("each guard by itself: it takes root");
     }
     let mode = &fresh();
     let attempts = attempts();

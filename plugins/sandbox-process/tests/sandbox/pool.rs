@@ -144,7 +144,7 @@ fn where_no_process_is_left_children_are_not_made_again_and_again() {
     let of_pids = groups.lines().find_map(|l| l.split(":pids:").nth(1));
     let all = of_pids.and_then(|group| Some(group.rsplit_once('/')?.0));
     let Some(all) = all.filter(|_| is_root()) else {
-        return; // there is no limit for all together
+        return tools::left_out("there is no limit for all runs together here");
     };
     let file = |name: &str| format!("/sys/fs/cgroup/pids{all}/{name}");
     std::fs::write(file("pids.max"), "1").unwrap();
@@ -184,7 +184,7 @@ fn no_process_is_left_for(run: RunRequest) {
         all.find(|dir| dir.to_string_lossy().ends_with(&name))
     };
     let Some(all) = own.and_then(of_all) else {
-        return; // there is no limit for all together
+        return tools::left_out("there is no limit for all runs together here");
     };
     std::fs::write(all.join("pids.max"), "1").unwrap();
     let failed = instance.plugin.run(run, &Services::default()).unwrap_err();
@@ -198,7 +198,7 @@ fn no_process_is_left_for(run: RunRequest) {
 #[test]
 fn a_launcher_that_lacks_what_a_child_needs_keeps_its_zygote() {
     if !is_root() {
-        return; // what belongs to the launcher of an ordinary user does not show its descriptors
+        return tools::left_out("the launcher of an ordinary user does not show its descriptors");
     }
     let instance = warm(json!({"pool_min": 0, "pool_max": 0}));
     // Its spare has its name for a moment.
@@ -348,10 +348,10 @@ def main(args):
             line.map(|l| l.rsplit(':').next().unwrap_or_default().to_owned())
         };
         let (Some(memory), Some(pids)) = (directory("memory"), directory("pids")) else {
-            return; // version 2, or no groups
+            return tools::left_out("no control groups of version 1 here");
         };
         if !pids.contains("/run-") {
-            return; // an ordinary user without any
+            return tools::left_out("no control groups for runs here");
         }
         assert_ne!(bombed.as_ref(), Some(&pids), "lent after its limit was met");
         assert!(of_memory.insert(memory.clone()), "{memory} a second time");
@@ -452,7 +452,7 @@ fn a_run_that_lasts_makes_way() {
 #[test]
 fn children_that_a_burst_leaves_behind_rehearse() {
     if !is_root() {
-        return; // what belongs to the users of runs does not show its descriptors
+        return tools::left_out("what belongs to the users of runs does not show its descriptors");
     }
     let instance = warm(json!({"pool_min": 4, "pool_max": 8}));
     std::thread::scope(|scope| {
@@ -544,7 +544,7 @@ fn a_waiting_child_is_small() {
 #[test]
 fn what_a_run_does_first_has_been_rehearsed() {
     if !is_root() {
-        return; // what belongs to the users of runs does not show its descriptors
+        return tools::left_out("what belongs to the users of runs does not show its descriptors");
     }
     // Without a rehearsal there are some seventy. Linux 6.1 was seen to have eight.
     let most = if has_old_landlock() { 12 } else { 5 };

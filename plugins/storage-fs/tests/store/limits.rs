@@ -102,7 +102,8 @@ fn a_full_disk_is_an_answer_and_leaves_nothing() {
             return;
         }
     }
-    tools::left_out("no mount namespace to be had here");
+    // Root in CI makes namespaces elsewhere too (tests/gateway/egress.rs).
+    tools::left_out_but_in_ci("a full disk: no mount namespace to be had here");
 }
 
 /// The most memory that this process has had in RAM, in KiB.
