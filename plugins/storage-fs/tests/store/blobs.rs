@@ -1,6 +1,5 @@
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -505,31 +504,6 @@ fn every_flipped_byte_of_a_small_blob_is_found() {
     flip(&bench.blob_dir("acme", &id).join("meta.json"), 30);
     store.blob_delete("acme", &id).unwrap();
     assert_eq!(code(store.blob_stat("acme", &id)), abi::E_NOT_FOUND);
-}
-
-#[test]
-fn what_is_in_the_place_of_a_record_is_damage_and_can_be_deleted() {
-    type Change = fn(&Path);
-    let changes: [Change; 2] = [
-        |meta| {
-            std::fs::remove_file(meta).unwrap();
-            std::fs::create_dir(meta).unwrap();
-        },
-        // More than is read of one.
-        |meta| {
-            let file = std::fs::File::options().write(true).open(meta);
-            file.unwrap().set_len(9 * MIB as u64).unwrap();
-        },
-    ];
-    for change in changes {
-        let bench = Bench::new();
-        let store = bench.store();
-        let id = store_blob(&store, &blob_of("acme"), b"x").unwrap().id;
-        change(&bench.blob_dir("acme", &id).join("meta.json"));
-        assert_eq!(code(store.blob_stat("acme", &id)), abi::E_CORRUPT);
-        store.blob_delete("acme", &id).unwrap();
-        assert_eq!(code(store.blob_stat("acme", &id)), abi::E_NOT_FOUND);
-    }
 }
 
 #[test]

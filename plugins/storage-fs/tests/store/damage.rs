@@ -1,4 +1,5 @@
-//! Somebody has changed what is stored of a skill: it is not given out to be run until it is restored.
+//! Somebody has changed what is stored of a skill: it is not given out to be run until it is restored. Or what is stored of a blob:
+//! it can be deleted.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -225,5 +226,31 @@ fn the_record_of_another_skill_version_or_tenant_is_seen_through() {
         refused(&store, &other, "about another skill, version or tenant");
         let got = store.skill_get("acme", "a.b", "");
         assert_eq!(got.unwrap_err().code, abi::E_CORRUPT, "{other}");
+    }
+}
+
+#[test]
+fn what_is_in_the_place_of_a_record_is_damage_and_can_be_deleted() {
+    type Change = fn(&Path);
+    let code = |store: &StorageFs, id: &str| store.blob_stat("acme", id).unwrap_err().code;
+    let changes: [Change; 2] = [
+        |meta| {
+            std::fs::remove_file(meta).unwrap();
+            std::fs::create_dir(meta).unwrap();
+        },
+        // More than is read of one.
+        |meta| {
+            let file = std::fs::File::options().write(true).open(meta);
+            file.unwrap().set_len(9 << 20).unwrap();
+        },
+    ];
+    for change in changes {
+        let bench = Bench::new();
+        let store = bench.store();
+        let id = store_blob(&store, &blob_of("acme"), b"x").unwrap().id;
+        change(&bench.blob_dir("acme", &id).join("meta.json"));
+        assert_eq!(code(&store, &id), abi::E_CORRUPT);
+        store.blob_delete("acme", &id).unwrap();
+        assert_eq!(code(&store, &id), abi::E_NOT_FOUND);
     }
 }
