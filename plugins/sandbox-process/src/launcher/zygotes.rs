@@ -321,7 +321,9 @@ impl Domain {
             Some(Heard::Nothing) | None => {}
             Some(Heard::Said(word, mut fds)) => {
                 let word = std::str::from_utf8(&word).unwrap_or_default();
-                let (pid, pidfd) = (word.parse().ok(), fds.pop());
+                // 0 and less are many processes to kill(2) and wait4(2).
+                let pid = word.parse().ok().filter(|pid| *pid > 0);
+                let pidfd = fds.pop();
                 let lack = match (&self.pending, pid, &pidfd) {
                     (Some(_), Some(pid), None) => births::end_unwatched(pid),
                     _ => births::shortage(word),

@@ -439,6 +439,20 @@ fn a_zygote_stays_that_has_no_process_for_a_child() {
 }
 
 #[test]
+fn what_is_no_number_of_one_process_is_no_child() {
+    for word in ["0", "-1", "-7"] {
+        let (mut domain, [its, _spares]) = domain();
+        domain.pending = Some(pending());
+        let (_, pidfd) = loiterer();
+        sys::send_message(its.as_fd(), word.as_bytes(), &[pidfd.as_fd()]).unwrap();
+        let (mut leaving, mut events) = (Vec::new(), Vec::new());
+        domain.hear("", &mut leaving, &mut events);
+        let born = events.iter().any(|e| matches!(e, Event::Born { .. }));
+        assert_eq!((born, leaving.len()), (false, 1), "{word}");
+    }
+}
+
+#[test]
 #[ignore = "the launcher of `a_zygote_stays_for_whose_child_no_descriptor_is_left`"]
 fn launcher_without_descriptors() {
     let (mut domain, [its, _spares]) = domain();
