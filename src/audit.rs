@@ -155,7 +155,6 @@ impl State {
         *progress = Some(Instant::now());
     }
 
-    /// A record is not written.
     /// Somebody writes from now on, until what is given back is dropped.
     fn writes(self: &Arc<Self>) -> Writes {
         let mut writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);

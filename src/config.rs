@@ -171,7 +171,7 @@ pub struct Issuer {
     pub algorithms: Vec<&'static str>,
     /// What its tokens may say they are. Not empty.
     pub token_types: Vec<TokenType>,
-    /// Who its tokens may have been issued to, by `client_id` or `azp`. Empty: anybody.
+    /// Who its tokens may have been issued to, by `client_id`, `azp` or `cid`. Empty: anybody.
     pub authorized_parties: Vec<String>,
     /// Tenants that it may speak for. Empty: any.
     pub tenants: Vec<String>,
@@ -254,7 +254,7 @@ pub enum RateKey {
     Subject,
     /// The method that is called.
     Method,
-    /// The skill that is called.
+    /// Each skill that a call is about.
     Skill,
 }
 

@@ -35,8 +35,8 @@
 //! 1. Only `auth` makes a `Caller`; only `policy` makes a `Permit`; no method acts without one.
 //! 2. Unsafe code only in `plugins/{abi,sdk,host}`, in `plugins/check/src/raw` and in plugins that need the OS; everything
 //!    here forbids it.
-//! 3. Only `config` reads settings; only `plugins/host` opens libraries; only plugins touch the stores and make
-//!    processes.
+//! 3. Only `config` reads settings; only `plugins/host` opens libraries; only plugins touch the stores; only they and their host make
+//!    processes, but for a policy's trial (`policy::child`) and the gateway below process 1 (`cli::init`).
 //! 4. `rpc` knows no skills; `methods` knows no HTTP; `catalog`, `blobs`, `runs`, `gate` know no JSON-RPC error.
 //! 5. Only `rescue` decides what a caller is told. A run's failure is never a JSON-RPC error, and the other way round.
 //! 6. Use goes down: main → cli → app → stack → admin → faces → methods → {limit → rpc, policy → auth, door} → runs → {catalog, blobs,

@@ -9,7 +9,8 @@
 //!                                                     └▶ recorded before anything happens
 //! ```
 //!
-//! Whatever goes wrong on this way is a denial: undefined, malformed, failing, too slow, panicking, not recorded.
+//! Whatever goes wrong on this way is a denial where the rules are enforced: undefined, malformed, failing, too slow, panicking; and
+//! not recorded, where the call has consequences and `audit.on_failure` is "deny". In shadow mode this last one alone denies.
 
 mod archive;
 mod bundle;
@@ -141,7 +142,7 @@ impl Facts {
             .collect()
     }
 
-    /// Something runs or is made: such a call is never allowed without its record.
+    /// Something runs or is made: unless `audit.on_failure` is "continue", such a call is not allowed without its record.
     fn has_consequences(&self) -> bool {
         // The others: one that is not known here has them.
         !matches!(
@@ -406,7 +407,7 @@ impl Policy {
         self.conclude(&active, facts, decision_id, outcome)
     }
 
-    /// Writes the record. What has consequences does not happen without one.
+    /// Writes the record. What has consequences does not happen without one, unless `audit.on_failure` is "continue".
     async fn record(
         &self,
         active: &Active,

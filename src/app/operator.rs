@@ -423,7 +423,7 @@ pub(super) fn decisions(metrics: &Metrics, policy: Policy) {
         page.family(
             "skillgate_policy_engine_mismatches_total",
             "counter",
-            "Calls that one evaluator allowed and the other did not.",
+            "Allowed calls on which the interpreter came to another decision, or to none.",
         );
         page.sample(&[], status.engine_mismatches_total as f64);
         page.family(

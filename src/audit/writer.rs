@@ -17,7 +17,7 @@ use super::timestamp::rfc3339;
 use super::{APPEND_TIMEOUT, State, Unwritten};
 use crate::config::{self, Fsync};
 
-/// Records that are written at once, in bytes; a file is over its limit by no more than this.
+/// Bytes of records that are written at once: behind so many a batch takes none.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 /// While it fails: how often it is tried without being asked. A gateway that is not ready is not asked.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -122,7 +122,7 @@ pub(super) struct Writer {
     was_full: bool,
     /// Sequences of records that are in the file and that their callers had given up, not yet said in the log.
     late: Vec<u64>,
-    /// A file that could not be renamed is tried again when it has grown by so much.
+    /// How long the file is when it is renamed next: after a rename that failed, its length then and the limit once more.
     rotate_at_bytes: u64,
 }
 

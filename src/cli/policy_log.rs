@@ -85,9 +85,7 @@ pub(super) fn explain(args: &ExplainArgs, out: &mut dyn Write) -> Result<Exit, F
             Exit::Findings,
             format!("no decision {} in the log", plain(&args.id)),
         );
-        return Err(
-            failure.hint("--audit FILE names another log; log.level \"none\" keeps no input")
-        );
+        return Err(failure.hint("--audit FILE names another log"));
     };
     let candidate = load(&path, &config)?;
     let again = record
@@ -124,7 +122,10 @@ pub(super) fn explain(args: &ExplainArgs, out: &mut dyn Write) -> Result<Exit, F
                 plain(&path.display().to_string())
             )?;
             match again {
-                None => writeln!(out, "  cannot be asked: the record has no input")?,
+                None => writeln!(
+                    out,
+                    "  cannot be asked: the record has no input (the decision's log.level is \"none\", or it was too large)"
+                )?,
                 Some((opinion, guards)) => {
                     print_again(record, &opinion, &guards, out)?;
                     let reasons = opinion.reasons.iter();

@@ -80,10 +80,10 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything that is wrong with a configuration, that in a file in its order. Never empty.
+/// What is wrong with a configuration. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors {
-    /// At most 100.
+    /// Those of the file are in its order, and at most 100; others in the order in which they were found.
     pub problems: Vec<Problem>,
 }
 

@@ -56,7 +56,7 @@ impl Format {
             })
     }
 
-    /// The document, a list except for Gemini and MCP. The order is the specification's, always the same: a model's
+    /// The document: a list, Gemini's of one object, and an object for MCP. The order is the specification's, always the same: a model's
     /// prompt cache depends on it.
     pub fn document(self) -> Value {
         let tools: Vec<Value> = TABLE

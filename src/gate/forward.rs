@@ -33,8 +33,8 @@ const HEADERS_MAX: usize = 200;
 /// Bytes of an answer's head.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// Headers that are for the next hop alone (RFC 9110, 7.6.1; RFC 9112, 7.4 and C.2.2), and Expect, which the gate has
-/// answered itself.
+/// Headers that are for the next hop alone (RFC 9110, 7.6.1; RFC 9112, 7.4 and C.2.2). Expect, which the gate has answered itself,
+/// goes in [`rebuilt`].
 const HOP_BY_HOP: [HeaderName; 9] = [
     CONNECTION,
     HeaderName::from_static("keep-alive"),

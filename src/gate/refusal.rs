@@ -116,7 +116,9 @@ impl Refusal {
             Refusal::Unreachable(target) => format!("{target} cannot be reached"),
             Refusal::Timeout(target) => format!("{target} did not answer in time"),
             Refusal::NoAnswer(target) => format!("{target} ended the connection before it had answered"),
-            Refusal::BadAnswer(target) => format!("{target} gave an answer that is not HTTP"),
+            Refusal::BadAnswer(target) => format!(
+                "{target} gave an answer that is not taken: no HTTP, a change of protocol, or a head that is too large"
+            ),
             Refusal::Busy => "the gateway has too many connections open; try again in a second".into(),
             Refusal::TooFast => "this tenant's runs make connections too fast; try again in a second, and send more over each".into(),
             Refusal::NoRecord => "the gateway cannot record connections now, so it makes none; its operator has to mend the audit log".into(),

@@ -322,7 +322,7 @@ impl Files {
         hex::encode(hash.finalize())
     }
 
-    /// Adds a file; `total` counts the bytes of all.
+    /// Adds a file. Whoever reads them counts their bytes.
     pub(super) fn add(&mut self, path: String, bytes: Vec<u8>) -> Result<(), String> {
         if self.0.len() >= BUNDLE_FILES_MAX {
             return Err(format!("a bundle has at most {BUNDLE_FILES_MAX} files"));
@@ -404,7 +404,7 @@ impl Files {
     }
 }
 
-/// Whether a file of a directory is part of the bundle; an archive has nothing else in it.
+/// Whether a file of a directory is part of the bundle. Of an archive every file is.
 pub(super) fn is_wanted(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     path == MANIFEST

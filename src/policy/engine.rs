@@ -93,7 +93,11 @@ impl fmt::Display for Fault {
             Fault::Undefined => write!(f, "{ENTRY} is undefined for this input"),
             Fault::Malformed(why) => write!(f, "the decision is malformed: {why}"),
             Fault::Error(why) => write!(f, "the evaluation failed: {why}"),
-            Fault::Limit => f.write_str("the evaluation exceeded policy.instruction_budget"),
+            Fault::Limit => write!(
+                f,
+                "the evaluation took more than policy.instruction_budget, or longer than {} s",
+                WALL_MAX.as_secs()
+            ),
             Fault::Panic => f.write_str("the engine panicked"),
             Fault::EngineMismatch(why) => {
                 write!(f, "virtual machine and interpreter disagree: {why}")

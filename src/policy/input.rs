@@ -1,4 +1,5 @@
-//! The input document `skills.policy.input/v1`: what the rules see of a call. Every field is always there.
+//! The input document `skills.policy.input/v1`: what the rules see of a call. Its members are always there; of those within `request`
+//! and `limits`, the ones that the call has.
 //!
 //! Code and the content of blobs are not in it, nor arguments but those of skills that the operator has named. It is built as the engine's own values; what a skill
 //! declares is prepared once for each digest and shared, who asks once for each verified token.

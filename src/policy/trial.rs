@@ -1,7 +1,7 @@
 //! The trial that a bundle must pass before it decides anything: it compiles, it uses known functions only, it denies
-//! who is nobody, its own tests and golden decisions hold, on both engines.
+//! who is nobody, its own tests hold on the interpreter, and its golden decisions on both engines.
 //!
-//! Runs in a process of its own when the gateway loads a bundle (see `load`); the command line runs it directly.
+//! Runs in a process of its own (see `child`), for the gateway and for the command line alike.
 
 use std::collections::BTreeSet;
 

@@ -459,7 +459,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Begins a metric; `kind` is `counter` or `gauge`.
+    /// Begins a metric; `kind` is `counter`, `gauge` or `histogram`.
     pub fn family(&mut self, name: &'static str, kind: &str, help: &str) {
         self.name = name;
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
