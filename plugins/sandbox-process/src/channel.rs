@@ -111,7 +111,7 @@ impl<'a> Channel<'a> {
     pub(crate) fn new(
         socket: OwnedFd,
         first: &Frames,
-        readable: BTreeSet<String>,
+        readable: &[String],
         services: &'a dyn RunServices,
     ) -> io::Result<Self> {
         sys::set_nonblocking(socket.as_fd())?;
@@ -129,7 +129,7 @@ impl<'a> Channel<'a> {
             at_end: false,
             unread: false,
             heard: false,
-            readable,
+            readable: readable.iter().cloned().collect(),
             writers: BTreeSet::new(),
             blobs: Vec::new(),
             result: None,

@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use skillgate_plugin_sdk::model::{Error, RunRequest};
 use skillgate_plugin_sdk::{RunServices, Secret, abi};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ struct Job<'a> {
     function: &'a str,
     args: &'a RawValue,
     skills: Vec<Skill<'a>>,
-    blobs: &'a BTreeSet<String>,
+    blobs: &'a [String],
     env: BTreeMap<&'a str, &'a str>,
     secrets: BTreeMap<&'a str, &'a str>,
     output_bytes: u64,
@@ -110,7 +110,7 @@ pub(crate) struct Frames {
 /// Checks the request and writes what is sent.
 pub(crate) fn frames(
     request: &RunRequest,
-    blobs: &BTreeSet<String>,
+    blobs: &[String],
     services: &dyn RunServices,
     work: Work<'_>,
     deadline_ns: u64,
@@ -256,6 +256,7 @@ fn invalid(message: String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::io::Write as _;
 
     use super::*;

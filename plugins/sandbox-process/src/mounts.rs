@@ -21,8 +21,8 @@ const COPY_BYTES: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) specs: Vec<MountSpec>,
-    /// Input blobs by id.
-    pub(crate) blobs: BTreeSet<String>,
+    /// The ids of its input blobs, as they came.
+    pub(crate) blobs: Vec<String>,
     _held: Vec<OwnedFd>,
     _copies: Copies,
 }
@@ -66,7 +66,7 @@ pub(crate) fn prepare(
         made: false,
     };
     let (mut specs, mut blobs, mut held, mut targets) =
-        (Vec::new(), BTreeSet::new(), Vec::new(), BTreeSet::new());
+        (Vec::new(), Vec::new(), Vec::new(), BTreeSet::new());
     for mount in mounts {
         let name = place_of(&mount.target)?;
         if !targets.insert(mount.target.clone()) {
@@ -76,7 +76,7 @@ pub(crate) fn prepare(
             return Err(invalid(format!("mount {} is not read-only", mount.target)));
         }
         if mount.target.starts_with("/blobs/") {
-            blobs.insert(format!("blob:{name}"));
+            blobs.push(format!("blob:{name}"));
         }
         let named = |e: io::Error| {
             Error::new(abi::E_UNAVAILABLE, format!("mount {}: {e}", mount.target)).not_executed()

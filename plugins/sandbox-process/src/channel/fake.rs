@@ -97,8 +97,8 @@ pub(crate) fn channel<'a>(services: &'a dyn RunServices) -> (Channel<'a>, OwnedF
         job: Wiped(b"{}".to_vec()),
         code: Vec::new(),
     };
-    let readable = BTreeSet::from([BLOB.to_owned()]);
-    let mut channel = Channel::new(socket, &first, readable, services).unwrap();
+    let readable = [BLOB.to_owned()];
+    let mut channel = Channel::new(socket, &first, &readable, services).unwrap();
     channel.begin();
     (channel, theirs)
 }

@@ -16,7 +16,7 @@ fn what_comes_with_a_job_finds_its_room_there() {
         code: vec![b'c'; 50],
     };
     let services = skillgate_plugin_sdk::testing::Run::new();
-    let channel = Channel::new(socket, &first, BTreeSet::new(), &services).unwrap();
+    let channel = Channel::new(socket, &first, &[], &services).unwrap();
     let bytes = 100 + 50 + 2 * HEAD_BYTES;
     assert_eq!(channel.to_send.len(), bytes);
     assert_eq!(channel.to_send.capacity(), bytes);
@@ -54,7 +54,7 @@ fn a_job_that_was_not_sent_is_wiped() {
         code: Vec::new(),
     };
     let services = skillgate_plugin_sdk::testing::Run::new();
-    let channel = Channel::new(socket, &first, BTreeSet::new(), &services).unwrap();
+    let channel = Channel::new(socket, &first, &[], &services).unwrap();
     drop(first);
     assert!(is_there());
     drop(channel);

@@ -95,11 +95,10 @@ fn compile(
         },
         ..RunRequest::default()
     };
-    let no_blobs = Default::default();
     let in_full_ns = deadline_of(&compile);
     let deadline_ns = in_full_ns.min(begun.deadline_ns);
     let (work, processors) = (Work::Compile, begun.processors);
-    let frames = job::frames(&compile, &no_blobs, &Nobody, work, deadline_ns, processors).ok()?;
+    let frames = job::frames(&compile, &[], &Nobody, work, deadline_ns, processors).ok()?;
     let attempt = Attempt {
         services: &Nobody,
         handle: begun.handle,
@@ -108,7 +107,7 @@ fn compile(
         tenant: &compile.tenant,
         spec: &spec_of(&compile, vec![mount.clone()], deadline_ns),
         frames: &frames,
-        blobs: &no_blobs,
+        blobs: &[],
         started_ns: sys::now_ns(),
     };
     // Counted as no run of anybody's.

@@ -1,4 +1,3 @@
-use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Command, Stdio};
@@ -423,7 +422,7 @@ fn a_launcher_that_does_not_read_holds_no_run_beyond_its_time() {
                 job: Wiped(b"{}".to_vec()),
                 code: Vec::new(),
             },
-            blobs: &BTreeSet::new(),
+            blobs: &[],
             started_ns: sys::now_ns(),
         };
         if is_cancelled {

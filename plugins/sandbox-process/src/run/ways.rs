@@ -1,7 +1,6 @@
 //! How a run gets its interpreter: a child of a zygote that waits already, one that is made for it, or one that the
 //! launcher starts from nothing. What is isolated is the same; only what has happened before the request differs.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -36,7 +35,7 @@ pub(super) struct Attempt<'a> {
     pub(super) tenant: &'a str,
     pub(super) spec: &'a RunSpec,
     pub(super) frames: &'a Frames,
-    pub(super) blobs: &'a BTreeSet<String>,
+    pub(super) blobs: &'a [String],
     pub(super) started_ns: u64,
 }
 
@@ -218,13 +217,8 @@ impl<'a> Attempt<'a> {
         }
         let seen_us = || usage::of_run(waiting.process_1).and_then(|u| u.cpu_us);
         let cpu_before_us = waiting.group.cpu_us().or_else(seen_us).unwrap_or(0);
-        let mut channel = Channel::new(
-            waiting.channel,
-            self.frames,
-            self.blobs.clone(),
-            self.services,
-        )
-        .map_err(unavailable)?;
+        let mut channel = Channel::new(waiting.channel, self.frames, self.blobs, self.services)
+            .map_err(unavailable)?;
         channel.begin();
         let taken = Taken {
             number: waiting.number,
@@ -275,8 +269,8 @@ impl<'a> Attempt<'a> {
         let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM).map_err(unavailable)?;
         let (notice, notice_in) = sys::socketpair(libc::SOCK_SEQPACKET).map_err(unavailable)?;
         sys::set_nonblocking(output.as_fd()).map_err(unavailable)?;
-        let channel = Channel::new(channel, self.frames, self.blobs.clone(), self.services)
-            .map_err(unavailable)?;
+        let channel =
+            Channel::new(channel, self.frames, self.blobs, self.services).map_err(unavailable)?;
         self.ask(
             &Request::Run(self.spec.clone()),
             &[output_in.as_fd(), channel_in.as_fd(), notice_in.as_fd()],

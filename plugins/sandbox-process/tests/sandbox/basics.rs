@@ -170,6 +170,20 @@ fn a_blob_without_a_file_is_copied() {
 }
 
 #[test]
+fn input_blobs_are_listed_in_the_callers_order() {
+    let instance = Instance::new();
+    let code = "from runtime import blobs\ndef main(args):\n    return blobs.list()\n";
+    let mut request = request(code);
+    let blob = |name: &str| {
+        let target = format!("/blobs/{name}");
+        mount(&target, Source::Fd(tempfile::tempfile().unwrap().into()))
+    };
+    request.mounts = ["zz", "aa", "mm"].map(blob).into();
+    let result = instance.plugin.run(request, &Services::default()).unwrap();
+    assert_eq!(result.output_json, br#"["blob:zz","blob:aa","blob:mm"]"#);
+}
+
+#[test]
 fn blobs_are_stored_and_only_ones_own_are_read() {
     let instance = Instance::new();
     let code = "\
