@@ -135,8 +135,10 @@ impl Fill for RunResult {
     /// It ended without a result.
     fn died(&mut self, request: &RunRequest, end: &End) {
         let limits = &request.limits;
-        let cpu_used = limits.cpu_ms > 0 && end.signal != 0 && end.cpu_us / 1000 >= limits.cpu_ms;
-        if end.cpu_exhausted || cpu_used || end.signal == libc::SIGXCPU {
+        let cpu_used =
+            end.signal == libc::SIGXCPU || end.signal != 0 && end.cpu_us / 1000 >= limits.cpu_ms;
+        // Without a limit the code has sent itself that signal.
+        if end.cpu_exhausted || limits.cpu_ms > 0 && cpu_used {
             self.fail(
                 TIMEOUT,
                 format!(
@@ -239,6 +241,22 @@ mod tests {
         }
         for kind in ["TimeoutError", "MemoryError", "acme.Timeout"] {
             assert_eq!(failed(kind, "").0, kind);
+        }
+    }
+
+    /// Nor is a signal that the code has sent itself.
+    #[test]
+    fn only_a_limit_can_be_used_up() {
+        for (cpu_ms, kind) in [(0, SANDBOX_ERROR), (1000, TIMEOUT)] {
+            let mut request = RunRequest::default();
+            request.limits.cpu_ms = cpu_ms;
+            let end = End {
+                signal: libc::SIGXCPU,
+                ..End::default()
+            };
+            let mut result = RunResult::default();
+            result.died(&request, &end);
+            assert_eq!(result.error_type, kind, "{}", result.error_message);
         }
     }
 
