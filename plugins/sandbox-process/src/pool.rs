@@ -75,7 +75,7 @@ pub(crate) struct Pool {
     rules: PoolRules,
     opened: Instant,
     state: Mutex<State>,
-    /// A zygote is warm, or it is known why there is none.
+    /// A zygote is warm, or it is known why runs get no children.
     heard: Condvar,
     tickets: AtomicU64,
     /// Of what children wait with. Here, and not in a domain, which may be forgotten while there is a child of it.
@@ -86,7 +86,7 @@ pub(crate) struct Pool {
 struct State {
     domains: HashMap<String, Domain>,
     homeless: Vec<Homeless>,
-    /// Why a domain has no zygote, where that is not for the moment of its start.
+    /// Why no run gets a child of a domain, where that is not for the moment of its start.
     cold: HashMap<String, String>,
     /// Zygotes that have died or been given up while runs came from them.
     lost: u64,
@@ -521,8 +521,10 @@ impl Pool {
                 self.heard.notify_all();
                 let what = if lives {
                     "interpreters cannot be made ahead; runs start their own until one lives"
-                } else {
+                } else if was_warm {
                     "a warmed interpreter is lost; runs start their own until it is replaced"
+                } else {
+                    "no interpreter could be warmed; runs start their own until one is"
                 };
                 host.log(
                     Level::Warn,

@@ -330,7 +330,6 @@ impl Starter {
             );
         }
         let before = self.state().current.take();
-        let again = before.is_some();
         drop(before);
         self.end_child(Duration::ZERO);
         match self.spawn() {
@@ -338,6 +337,7 @@ impl Starter {
                 let mut state = self.state();
                 state.failures = 0;
                 state.not_before = None;
+                let again = state.starts > 0;
                 state.starts += 1;
                 state.current = Some(launcher);
                 drop(state);
@@ -345,7 +345,7 @@ impl Starter {
                     self.host.log(
                         Level::Warn,
                         TARGET,
-                        "the launcher of runs had died and has been started again",
+                        "the launcher of runs had died, or was ended, and another has been started",
                         &[],
                     );
                 }
@@ -354,7 +354,7 @@ impl Starter {
                 let mut state = self.state();
                 state.failures += 1;
                 let wait = BACK_OFF_FIRST
-                    .saturating_mul(1 << state.failures.min(7).saturating_sub(1))
+                    .saturating_mul(1 << state.failures.min(8).saturating_sub(1))
                     .min(BACK_OFF_MAX);
                 state.not_before = Some(Instant::now() + wait);
                 state.failed = Some(e);
