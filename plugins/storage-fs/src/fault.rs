@@ -105,8 +105,11 @@ impl From<Fault> for Error {
             Fault::Unimplemented(_) => Error::new(abi::E_UNIMPLEMENTED, message),
             Fault::Stale(_) => Error::new(abi::E_STALE, message),
             Fault::Os { errno, .. } => match errno {
-                // Space, quota, descriptors, memory: it may work again without a restart.
-                Errno::NOSPC | Errno::DQUOT | Errno::MFILE | Errno::NFILE | Errno::NOMEM => {
+                Errno::NOSPC | Errno::DQUOT => {
+                    Error::new(abi::E_EXHAUSTED, message).retryable(RETRY_WHEN_FULL_AFTER_MS)
+                }
+                // Descriptors, memory: it may work again at once, without a restart.
+                Errno::MFILE | Errno::NFILE | Errno::NOMEM => {
                     Error::new(abi::E_EXHAUSTED, message).retryable(RETRY_AFTER_MS)
                 }
                 Errno::NOENT | Errno::NOTDIR => Error::new(abi::E_NOT_FOUND, message),

@@ -454,7 +454,7 @@ pub(crate) struct Durable(Staging);
 impl Durable {
     /// The one way in which anything appears in the store: everything that was built is durable already, one rename that
     /// replaces nothing makes it visible, then the directory that it appeared in is made durable. After an error it is
-    /// not visible. What this costs does not depend on how much was built; what is not published is removed by the drop.
+    /// not visible, but where taking it back fails, too, which the log says. What this costs does not depend on how much was built; what is not published is removed by the drop.
     pub(crate) fn publish(&mut self, parent: &str, name: &str) -> Result<Published> {
         let staging = &mut self.0;
         let ground = &staging.ground;
@@ -479,9 +479,12 @@ impl Durable {
                 &staging.name,
                 RenameFlags::NOREPLACE,
             ) {
-                ground.warn_leftover(
-                    &format!("{parent}/{name}"),
-                    &Fault::os("take back", name)(errno),
+                let (place, why) = (format!("{parent}/{name}"), errno.to_string());
+                ground.host.log(
+                    Level::Error,
+                    TARGET,
+                    "cannot take back what may not be durable: it is stored, and whoever stored it was refused",
+                    &[("directory", &place), ("error", &why)],
                 );
             }
             return Err(fault);

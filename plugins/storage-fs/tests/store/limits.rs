@@ -35,7 +35,10 @@ pub(crate) fn fill_the_disk(dir: &Path) {
     let kept = store_blob(&store, &blob_of("acme"), b"kept").unwrap().id;
     let exhausted = |error: Error| {
         assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
-        assert!(error.retryable);
+        assert!(
+            error.retryable && error.retry_after_ms >= 10_000,
+            "{error:?}"
+        );
         assert_eq!(count(&tmp), 0, "nothing is left behind");
     };
     for size in [16 * MIB, 64 * MIB] {
