@@ -145,7 +145,13 @@ impl Blobs {
             .await?
             .blob_stat(tenant, id)
             .await
-            .map_err(|error| self.of(id, error))
+            .map_err(|error| match error.code {
+                // Of an id that none of its blobs could have, as the caller may have made up: there is no such blob.
+                abi::E_INVALID_ARGUMENT => Error::NotFound {
+                    id: crate::json::short(id),
+                },
+                _ => self.of(id, error),
+            })
     }
 
     /// What a new blob of this caller is to be; `run_id` is empty when no run makes it.

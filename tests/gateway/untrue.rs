@@ -315,3 +315,27 @@ fn runs_that_come_together_have_their_store_asked_once() {
     assert_eq!(std::fs::read_to_string(asked).unwrap(), "x");
     gateway.stop();
 }
+
+/// The id is the caller's, who may have made it up: no fault of the gateway's, nor a line in its log for each.
+#[test]
+fn an_id_that_a_store_takes_for_none_is_no_blobs() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let none = "SKG_E_NOT_FOUND, \"there is no such blob\"";
+    let gateway = of_store(&house, &[(none, "SKG_E_INVALID_ARGUMENT, \"no id\"")]);
+    let mut client = gateway.client();
+    let id = "blob:made-up";
+    let read = ("read_blob", json!({ "blob_id": id }));
+    let run = json!({ "name": "hello.world", "args": {}, "input_blobs": [id] });
+    for (method, params) in [read, ("execute_skill", run)] {
+        let answer = client.call(method, params).unwrap();
+        assert_eq!(
+            answer["error"]["data"]["kind"], "blob_not_found",
+            "{answer}"
+        );
+    }
+    let answer = client.request("GET", "/blobs/blob:made-up", &[], b"");
+    assert_eq!(answer.unwrap().status, 404);
+    assert!(!gateway.log().contains("ERROR"), "{}", gateway.log());
+    gateway.stop();
+}
