@@ -132,7 +132,10 @@ typedef struct skg_error {
 /* How an op ends.  Texts and lists in a result are copied before complete()
  * returns.  The host bounds them: an answer of more than 64 MiB, a name, id or
  * path of more than 1 KiB, a text of more than 1 MiB, a document of more than
- * 8 MiB or a text that is not UTF-8 makes the op fail with SKG_E_PROTOCOL. */
+ * 8 MiB, a text that is not UTF-8, a page of more than was asked for, more than
+ * 100000 files of a skill or 10000 blobs of a run, or an output of more than the
+ * request's limit makes the op fail with SKG_E_PROTOCOL.  The texts of a
+ * skg_error are cut instead. */
 typedef struct skg_completion {
     uint32_t         struct_size;
     int32_t          status;   /* SKG_OK or SKG_E_*                           */
@@ -172,7 +175,7 @@ typedef struct skg_blob_stat {
                                   123 of A-Z a-z 0-9 . _ - (base64url, hex), the
                                   first of them no '.'                        */
     skg_str  kind;             /* MIME type                                   */
-    skg_str  sha256;           /* 64 hex digits                               */
+    skg_str  sha256;           /* 64 lower-case hex digits                    */
     skg_str  owner;            /* subject that created it                     */
     uint64_t created_unix_ms;
 } skg_blob_stat;
@@ -180,8 +183,8 @@ typedef struct skg_blob_stat {
 /* Given to create(); valid until that instance's destroy() has returned.
  * Every function is thread-safe.  Functions marked [blocking] may wait for
  * I/O: called on the host's event loop (inside a call that the host makes into
- * a plugin without SKG_F_BLOCKING) they refuse with SKG_E_WOULD_DEADLOCK
- * instead of hanging.  All others may be called there: a plugin without
+ * a plugin without SKG_F_BLOCKING, and inside cancel() of any plugin) they refuse
+ * with SKG_E_WOULD_DEADLOCK instead of hanging.  All others may be called there: a plugin without
  * SKG_F_BLOCKING has run_output, secret_read and gate_serve inside run() too,
  * in the gateway and in a process of its own.  What a function gets by pointer
  * is its own for the call only. */
@@ -214,8 +217,9 @@ typedef struct skg_host {
     const void *(*get_extension)(void *ctx, const char *id);
 
     /* ---- services of one run; `run` is the op of skg_sandbox.run.  All of
-     * them say SKG_E_STALE when the run has ended.  A call carries at most
-     * 64 MiB. ---- */
+     * them say SKG_E_STALE when the op is complete.  blob_create, blob_write,
+     * blob_finish and gate_serve say SKG_E_CANCELLED when it is not and the host
+     * has given the run up: end it.  A call carries at most 64 MiB. ---- */
 
     /* Output of the skill, in order per stream.  The host keeps what its
      * limits allow; SKG_E_EXHAUSTED says: keep draining, send no more.
@@ -240,7 +244,8 @@ typedef struct skg_host {
      * after the other; then finish: commit=1 stores it, copies its id to buf and
      * returns the id's length, commit=0 throws it away and returns 0.  An id has
      * at most 128 bytes: a commit with a smaller cap is SKG_E_INVALID_ARGUMENT
-     * and the writer stays.  Writers that are left when the run ends are thrown
+     * and the writer stays; any other write or commit that fails ends it, and it
+     * is SKG_E_STALE then.  Writers that are left when the run ends are thrown
      * away.  SKG_E_EXHAUSTED, SKG_E_OUT_OF_RANGE: a quota is reached; a run has
      * 8 writers at once, and create is SKG_E_OUT_OF_RANGE beyond. */
     int64_t (*blob_create)(void *ctx, skg_op run, skg_str kind);           /* [blocking] */
@@ -248,8 +253,8 @@ typedef struct skg_host {
     int64_t (*blob_finish)(void *ctx, skg_op run, int64_t writer, int32_t commit,
                            char *id_buf, uint64_t cap);                    /* [blocking] */
 
-    /* From now until the op completes, the host accepts on this listening
-     * socket and is the run's gate there.  Takes the descriptor (SKG_FD) when
+    /* From now until the op completes, or the host gives the run up, the host
+     * accepts on this listening socket and is the run's gate there.  Takes the descriptor (SKG_FD) when
      * it returns SKG_OK; else it stays the plugin's.  May be called more than
      * once: a run has up to 4 listeners.  SKG_E_INVALID_ARGUMENT: one more, or
      * no listening socket.  SKG_E_PERMISSION: the run has no gate. */
@@ -261,9 +266,10 @@ typedef struct skg_host {
  * Id and directory belong to a place in the gateway's configuration (its store,
  * its sandbox), whichever plugin has it: after a restart it is the same one or
  * another.  A sandbox that a reload puts beside the one in use, whose runs go on,
- * gets a place of its own for as long as it lives.  Such a directory is removed at
- * the gateway's next start, when create() and destroy() were called with it: what
- * has to last is where config_json says. */
+ * gets a place of its own for as long as it lives.  At its next start the gateway
+ * calls create() and destroy() with that id and directory once more, so that what
+ * was left can be swept, and then removes the directory: what has to last is where
+ * config_json says. */
 typedef struct skg_create_request {
     uint32_t struct_size;
     uint32_t flags;
@@ -289,8 +295,8 @@ typedef struct skg_create_request {
                                          reachable from inside; nothing else is   */
 #define SKG_EGRESS_GATE_URL      0x4u /* remote: gate.url is reachable from inside;
                                          nothing else is                          */
-#define SKG_EGRESS_SELF_ENFORCED 0x8u /* enforces `rules` itself; the gateway uses
-                                         this only where its policy permits it   */
+#define SKG_EGRESS_SELF_ENFORCED 0x8u /* enforces `rules` itself; this version of
+                                         the gateway does not use it             */
 
 typedef struct skg_sandbox_caps {
     uint32_t struct_size;
@@ -298,7 +304,7 @@ typedef struct skg_sandbox_caps {
     uint32_t max_concurrent;    /* 0: no limit of its own                         */
     uint32_t isolation;         /* SKG_ISO_*                                      */
     uint64_t max_memory_bytes;  /* largest limit it can enforce; 0: cannot        */
-    uint64_t max_timeout_ms;
+    uint64_t max_timeout_ms;    /* longest wall_ms that it takes; 0: any          */
     uint32_t enforces;          /* SKG_LIMIT_* that it really enforces            */
     uint32_t reserved;
 } skg_sandbox_caps;
@@ -365,7 +371,7 @@ typedef struct skg_egress_rule {
     skg_str  path_prefix;
 } skg_egress_rule;
 
-#define SKG_NET_NONE 0u         /* no network; the gate may still be given        */
+#define SKG_NET_NONE 0u         /* no network: gate_serve is SKG_E_PERMISSION     */
 #define SKG_NET_GATE 1u         /* only through the gate, which enforces policy   */
 #define SKG_NET_SELF 2u         /* the plugin enforces `rules`                    */
 
@@ -380,7 +386,11 @@ typedef struct skg_egress_rule {
  *             made in the sandbox's network namespace, a unix socket in a
  *             bind-mounted directory, Firecracker's host-side vsock socket.
  *             The listener identifies the run; no token is needed.
- *   url       for sandboxes elsewhere: TLS, and `token` identifies the run. */
+ *   url       for sandboxes elsewhere: TLS, and `token` identifies the run.
+ *
+ * This version has the listener alone: url, token, ca_pem and rules are empty,
+ * SKG_NET_SELF is not sent, and a run that is granted network needs a sandbox
+ * with SKG_EGRESS_GATE_LISTENER. */
 typedef struct skg_gate {
     uint32_t struct_size;
     uint32_t mode;              /* SKG_NET_*                                      */
@@ -411,7 +421,7 @@ typedef struct skg_run_request {
     skg_list env;               /* skg_kv: plain, not secret                      */
     skg_list secrets;           /* skg_str: names; host->secret_read has values   */
     const skg_limits *limits;   /* never NULL                                     */
-    const skg_gate   *gate;     /* NULL: no network and no gate                   */
+    const skg_gate   *gate;     /* go by its mode; NULL is as SKG_NET_NONE        */
     skg_str  traceparent;       /* W3C Trace Context, of the call: what you do for
                                    it may be a span below; may be empty           */
 } skg_run_request;
@@ -567,7 +577,7 @@ typedef struct skg_skill_file {
     uint32_t struct_size;
     uint32_t reserved;
     skg_str  path;              /* "code/main.py": '/', relative, no ".."         */
-    skg_str  sha256;            /* 64 hex digits                                  */
+    skg_str  sha256;            /* 64 lower-case hex digits                       */
     uint64_t size_bytes;
 } skg_skill_file;
 
@@ -584,7 +594,8 @@ typedef struct skg_skill {
     skg_str  namespace_;
     skg_str  kind;              /* "action" or "instruction"                      */
     skg_str  description;
-    skg_str  tree_sha256;       /* over its files, see skg_put_skill; 64 hex      */
+    skg_str  tree_sha256;       /* over its files, see skg_put_skill: 64
+                                   lower-case hex digits                          */
     skg_str  publisher;         /* subject that published it, or empty            */
     skg_bytes manifest_json;    /* get and put: skill.toml as JSON                */
     skg_list files;             /* get and put: skg_skill_file, sorted by path    */
@@ -624,7 +635,8 @@ typedef struct skg_put_file { skg_str path; skg_bytes data; } skg_put_file; /* [
 /* A new version.  The same name and version with the same content succeeds and
  * changes nothing; with other content it is SKG_E_ALREADY_EXISTS.
  * tree_sha256 is the host's digest of the content: sha256 over, for each file in
- * the order of its path, "<path>\0<sha256 of its content as 64 hex>\n". */
+ * the order of its path, "<path>\0<sha256 of its content>\n", this one as 64 lower-case
+ * hex digits. */
 typedef struct skg_put_skill {
     uint32_t struct_size;
     uint32_t flags;
@@ -645,7 +657,7 @@ typedef struct skg_blob_opened {
     uint32_t struct_size;
     skg_fd   fd;                /* blob_fd: owned by the receiver; else -1        */
     uint64_t reader;            /* blob_open: for blob_read and blob_close        */
-    const skg_blob_stat *stat;
+    const skg_blob_stat *stat;  /* never NULL                                     */
 } skg_blob_opened;
 
 typedef struct skg_count { uint64_t n; uint64_t eof; } skg_count;       /* [frozen] */
@@ -753,9 +765,9 @@ typedef struct skg_storage_factory {
 
 /* ------------------------------------------------------------------- entry */
 
-#define SKG_F_BLOCKING      0x1u /* calls may block: the host runs them on a thread
-                                    pool, and every op is complete when its call
-                                    returns                                         */
+#define SKG_F_BLOCKING      0x1u /* calls but cancel() may block: the host runs them
+                                    on a thread pool, and every op is complete when
+                                    its call returns                                */
 #define SKG_F_OWN_PROCESS   0x2u /* never load into the gateway itself: a host without
                                     plugin processes refuses the plugin            */
 #define SKG_F_SINGLETON     0x4u /* at most one instance per process                */
@@ -763,7 +775,8 @@ typedef struct skg_storage_factory {
 typedef struct skg_plugin_info {
     uint32_t struct_size;
     uint32_t reserved;
-    skg_str  id;                 /* "com.acme.firecracker": stable, reverse-DNS      */
+    skg_str  id;                 /* "com.acme.firecracker": stable, reverse-DNS, at
+                                    most 43 bytes                                   */
     skg_str  version;            /* SemVer of the plugin                             */
     skg_str  vendor;
     skg_str  description;

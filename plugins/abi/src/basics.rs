@@ -111,7 +111,7 @@ pub struct BlobStat {
     pub id: Str,
     /// MIME type.
     pub kind: Str,
-    /// 64 hex digits.
+    /// 64 lower-case hex digits.
     pub sha256: Str,
     /// Subject that created it.
     pub owner: Str,
@@ -176,7 +176,8 @@ pub struct Host {
     pub blob_write: Option<unsafe extern "C" fn(*mut c_void, Op, i64, Bytes) -> i32>,
     /// Blocking.
     pub blob_finish: Option<unsafe extern "C" fn(*mut c_void, Op, i64, i32, *mut u8, u64) -> i64>,
-    /// From now until the op completes, the host accepts on this listening socket and is the run's gate there.
+    /// From now until the op completes, or the host gives the run up, the host accepts on this listening socket and is the run's gate
+    /// there.
     /// Takes the descriptor (`SKG_FD`) when it returns `SKG_OK`; else it stays the plugin's. May be called more
     /// than once: a run has up to 4 listeners. `SKG_E_INVALID_ARGUMENT`: one more, or no listening socket.
     /// `SKG_E_PERMISSION`: the run has no gate.

@@ -72,7 +72,7 @@ pub const EGRESS_CAN_DENY: u32 = 0x1;
 pub const EGRESS_GATE_LISTENER: u32 = 0x2;
 /// Remote: gate.url is reachable from inside; nothing else is.
 pub const EGRESS_GATE_URL: u32 = 0x4;
-/// Enforces `rules` itself; the gateway uses this only where its policy permits it.
+/// Enforces `rules` itself. This version of the gateway does not use it.
 pub const EGRESS_SELF_ENFORCED: u32 = 0x8;
 
 /// Processes of this kernel.
@@ -106,7 +106,7 @@ pub const SRC_TAR: u32 = 3;
 /// Fetch with host->blob_fd / blob_read.
 pub const SRC_BLOB: u32 = 4;
 
-/// No network; the gate may still be given.
+/// No network: `gate_serve` is [`E_PERMISSION`].
 pub const NET_NONE: u32 = 0;
 /// Only through the gate, which enforces policy.
 pub const NET_GATE: u32 = 1;

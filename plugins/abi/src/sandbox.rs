@@ -18,7 +18,7 @@ pub struct SandboxCaps {
     pub isolation: u32,
     /// Largest limit it can enforce; 0: cannot.
     pub max_memory_bytes: u64,
-    /// Largest limit it can enforce; 0: cannot.
+    /// Longest `wall_ms` that it takes; 0: any.
     pub max_timeout_ms: u64,
     /// `SKG_LIMIT_*` that it really enforces.
     pub enforces: u32,
@@ -34,7 +34,7 @@ pub struct Limits {
     pub struct_size: u32,
     /// Processes and threads; 0: no limit.
     pub max_pids: u32,
-    /// Always set; the host cancels at this deadline.
+    /// Always set; the host cancels at this deadline, or 2 s after it where the caps say that the sandbox enforces it.
     pub wall_ms: u64,
     /// 0: no limit, here and below.
     pub cpu_ms: u64,
@@ -157,7 +157,7 @@ pub struct RunRequest {
     pub secrets: List,
     /// Never null.
     pub limits: *const Limits,
-    /// Null: no network and no gate.
+    /// Go by its mode; null is as `NET_NONE`.
     pub gate: *const Gate,
     /// W3C, or empty.
     pub traceparent: Str,

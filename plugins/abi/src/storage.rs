@@ -36,7 +36,7 @@ pub struct SkillFile {
     pub reserved: u32,
     /// "code/main.py": '/', relative, no "..".
     pub path: Str,
-    /// 64 hex digits.
+    /// 64 lower-case hex digits.
     pub sha256: Str,
     /// Bytes.
     pub size_bytes: u64,
@@ -148,7 +148,7 @@ pub struct PutSkill {
     pub description: Str,
     /// The subject.
     pub publisher: Str,
-    /// Digest of the content, 64 hex digits.
+    /// Digest of the content, 64 lower-case hex digits.
     pub tree_sha256: Str,
     /// `skill.toml` as JSON.
     pub manifest_json: Bytes,

@@ -86,7 +86,7 @@ pub(crate) const CASES: &[Case] = &[
         "the dynamic loader takes it, its entry says what its note says, and get_factory gives at least one factory",
         "export one skillgate_plugin_entry_v1, and write note and entry from the same constants", file::loads),
     case("file/identity", Plugin, "skg_plugin_info",
-        "a stable id in reverse-DNS, a SemVer version, a JSON Schema or none",
+        "a stable id in reverse-DNS of at most 43 bytes, a SemVer version, a JSON Schema or none",
         "correct the texts of skg_plugin_info", file::identity),
 
     // === the contract ===

@@ -11,7 +11,7 @@ use crate::counts::CallCounts;
 use crate::instance::SandboxTable;
 
 /// What the gateway does for one run; the host side of the SDK's `RunServices`. Called from the plugin's own threads or
-/// from blocking threads, possibly several at a time, and never after the run has ended.
+/// from blocking threads, possibly several at a time. A call that was under way when the run ended may still come: it is to be refused.
 /// It is dropped when the run has ended, and with it what the run has left open: writers, listeners.
 ///
 /// `output`, `secret` and `gate_serve` may also be called on the event loop and answer at once. The `blob_*` functions
@@ -21,7 +21,7 @@ pub trait RunHost: Send + Sync + 'static {
     fn output(&self, stream: u32, data: &[u8]) -> bool;
     /// The plaintext of a secret. The request named it: others do not get here. The host wipes what this returns.
     fn secret(&self, name: &str) -> Result<Vec<u8>>;
-    /// A descriptor of an input blob, or `E_UNIMPLEMENTED`.
+    /// A descriptor of an input blob, or of one that this run has created, or `E_UNIMPLEMENTED`.
     fn blob_fd(&self, id: &str) -> Result<OwnedFd>;
     /// A range of an input blob, or of one that this run has created. 0: the end.
     fn blob_read(&self, id: &str, offset: u64, buf: &mut [u8]) -> Result<usize>;

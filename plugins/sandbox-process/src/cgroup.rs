@@ -1,8 +1,8 @@
 //! Control groups: how much memory, how many processes and how much processor a run gets, and what it has used.
 //!
 //! Version 2 where it has the controllers, version 1 (a hierarchy per controller, or per set) where it has not; a host
-//! may mix them. An instance has one parent group per hierarchy, `skillgate-<instance>-<pid>`, and a run one child of it
-//! that is made before the run and removed after it. What has nothing of a run when that is over is lent to the next
+//! may mix them. An instance has one parent group per hierarchy, `skillgate-<instance>-<hash of its state directory>-<pid>`, and a run
+//! one child of it that is made before the run and removed after it. What has nothing of a run when that is over is lent to the next
 //! (`lent.rs`).
 //!
 //! Traps that shape this file. Moving a process from outside (`cgroup.procs`) waits for an RCU grace period, about
@@ -220,7 +220,7 @@ impl Groups {
             let parent = h.base.join(format!("{name}-{}", std::process::id()));
             match fs::create_dir(&parent) {
                 Ok(()) => {}
-                // The other hierarchies may do: what is missing then is seen in `enforces`.
+                // The other hierarchies may do: what is missing then is found by `probe::cgroup`.
                 Err(e)
                     if matches!(
                         e.kind(),

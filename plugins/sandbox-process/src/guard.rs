@@ -19,7 +19,7 @@ pub enum Guard {
     OwnRoot,
     /// The root cannot be written to, by itself and as a mount.
     ReadOnlyRoot,
-    /// nosuid, nodev, noexec and nosymfollow on what a run can write to and on what it is given.
+    /// nosuid, nodev and noexec on what a run can write to and on what it is given, and nosymfollow on the latter.
     MountFlags,
     /// /proc shows the run's own processes and nothing of the system.
     HiddenProc,

@@ -114,7 +114,7 @@ pub(crate) struct Isolation<'a> {
     pub(crate) arguments: Option<Vec<CString>>,
 }
 
-/// Which step failed. In the order of the steps.
+/// Which step failed. Mostly in the order of the steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     Descriptors,

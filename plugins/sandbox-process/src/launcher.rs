@@ -5,8 +5,8 @@
 //! dies. So whichever of the three dies, nothing is left but empty groups, which the next launcher sweeps.
 //!
 //! How many descriptors it has. A zygote's child has 19 at most, whether it waits or runs: its pidfd, its notice, report and orders,
-//! three namespaces, and of its control group (version 1) two of memory and ten that are lent. A run with an interpreter of its own
-//! has 15. So many wait as the plugin asks for (`PoolRules::for_each`: within a quarter of what the gateway may open), so many run as
+//! three namespaces, and of its control group (version 1) two of memory and ten that are lent; and four more, the plugin's ends, until
+//! the plugin has it. A run with an interpreter of its own has 15. So many wait as the plugin asks for (`PoolRules::for_each`: within a quarter of what the gateway may open), so many run as
 //! the host has runs. Of those that are over, what can be lent again is kept, 13 each: of `kept_max` at most, which is of no more than
 //! there ever were at once, since the next one has it first. Nothing but the pace of this one thread bounds those that are over
 //! and not gone: that have answered and linger, that the plugin still puts away, whose group is busy. So the hard bound of all

@@ -15,7 +15,7 @@ use crate::guard::{Guard, Without};
 use crate::interpreter::Interpreter;
 use crate::sys::{self, NODEV, NOEXEC, NOSUID, RDONLY};
 
-/// Where a run's own tmpfs is put together, and nothing else.
+/// Where a run's own tmpfs is put together; in a zygote the file that it loads lies there first.
 pub(crate) const STAGING: &str = "/.run";
 /// The guest's files, inside.
 pub(crate) const GUEST: &str = "/usr/lib/skillgate";

@@ -9,7 +9,8 @@ use crate::cgroup::{GroupLimits, Part};
 use crate::guard::Without;
 use crate::interpreter::Interpreter;
 
-/// The longest message on a socket; a [`RunSpec`] with [`MOUNTS_MAX`] mounts fits.
+/// The longest message on a socket; a [`RunSpec`] with [`MOUNTS_MAX`] mounts fits, where target and path have some 700 bytes together.
+/// A run that does not fit is refused.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 192 * 1024;
 /// The most mounts of a run.
 pub(crate) const MOUNTS_MAX: usize = 256;
@@ -282,7 +283,7 @@ pub(crate) struct MountSpec {
 }
 
 /// What the launcher tells of one run, on its notice socket. End of file without [`Notice::Ended`] or
-/// [`Notice::Failed`]: the launcher has died, and the run with it.
+/// [`Notice::Failed`]: the launcher has died, and the run with it, or it had no descriptors left for this run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Notice {
     /// The run's init exists; its pidfd comes with this.

@@ -105,7 +105,7 @@ pub struct Skill {
     pub kind: String,
     /// One line.
     pub description: String,
-    /// 64 hex digits; see [`PutSkill::tree_sha256`].
+    /// 64 lower-case hex digits; see [`PutSkill::tree_sha256`].
     pub tree_sha256: String,
     /// The subject that published it, or empty.
     pub publisher: String,
@@ -120,7 +120,7 @@ pub struct Skill {
 pub struct SkillFile {
     /// `code/main.py`
     pub path: String,
-    /// 64 hex digits.
+    /// 64 lower-case hex digits.
     pub sha256: String,
     /// Bytes.
     pub size_bytes: u64,
@@ -217,7 +217,7 @@ pub struct BlobStat {
     pub kind: String,
     /// Bytes.
     pub size_bytes: u64,
-    /// 64 hex digits.
+    /// 64 lower-case hex digits.
     pub sha256: String,
     /// The subject that created it.
     pub owner: String,
@@ -255,7 +255,7 @@ pub struct SandboxCaps {
     pub isolation: u32,
     /// Largest limit it can enforce; 0: cannot.
     pub max_memory_bytes: u64,
-    /// Milliseconds.
+    /// Longest `wall_ms` that it takes, in milliseconds; 0: any.
     pub max_timeout_ms: u64,
     /// `LIMIT_*` that it really enforces.
     pub enforces: u32,
@@ -266,7 +266,7 @@ pub struct SandboxCaps {
 pub struct Limits {
     /// Processes and threads.
     pub max_pids: u32,
-    /// The host cancels at this deadline.
+    /// The host cancels at this deadline, or 2 s after it where the caps say that the sandbox enforces it.
     pub wall_ms: u64,
     /// CPU time.
     pub cpu_ms: u64,

@@ -75,7 +75,7 @@ pub trait RunServices: Send + Sync {
     fn output(&self, stream: u32, data: &[u8]) -> bool;
     /// The plaintext of a secret that the request named.
     fn secret(&self, name: &str) -> Result<Secret>;
-    /// A descriptor of an input blob, or `E_UNIMPLEMENTED`.
+    /// A descriptor of an input blob, or of one that this run has created, or `E_UNIMPLEMENTED`.
     fn blob_fd(&self, id: &str) -> Result<OwnedFd>;
     /// A range of an input blob, or of one that this run has created.
     fn blob_read(&self, id: &str, offset: u64, buf: &mut [u8]) -> Result<usize>;

@@ -311,4 +311,4 @@ def _marks(code, at: int, line: int, source: str) -> str:
         marks = printed[2] if len(printed) > 3 else ""  # below the file's and the source's
         return marks + "\n" if marks and set(marks) <= set(" ^~") else ""
     except Exception:
-        return ""  # so are they
+        return ""  # the marks are a courtesy

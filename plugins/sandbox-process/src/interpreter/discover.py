@@ -41,7 +41,7 @@ def elf(path):
 
 stdlib = os.path.dirname(os.path.realpath(os.__file__))
 dynload = [p for p in sys.path if p.endswith("lib-dynload") and os.path.isdir(p)]
-# Load what the library's extension modules load. Those for windows, terminals' tools and Python's own tests stay out.
+# Load what the library's extension modules load. Those for windows, sound, NIS, dbm's databases, examples and Python's own tests stay out.
 skip = ("_tkinter", "xxlimited", "xxsubtype", "_xx", "_test", "_ctypes_test", "nis", "ossaudiodev", "_gdbm", "_dbm")
 for directory in dynload:
     for name in sorted(os.listdir(directory)):

@@ -1,6 +1,7 @@
 //! How a zygote comes to be: a Python in a mount namespace of its own whose root is the template, with nothing of the
-//! host in sight, an environment of four constants and seven descriptors. It keeps the launcher's rights, since it gives
-//! its children what they need of them, and dies with the launcher.
+//! host in sight, an environment of six constants, of which its script takes two away, and seven descriptors beside the
+//! standard ones. It keeps the launcher's rights, since it gives its children what they need of them, and dies with the
+//! launcher.
 
 use std::ffi::CString;
 use std::io::{self, Write as _};

@@ -77,9 +77,9 @@ pub(super) struct Domain {
     pub(super) usual: Usual,
     /// The fewest that were idle in this window, and when it ends.
     pub(super) least_idle: u32,
+    pub(super) window_ends: Instant,
     /// When the last two runs began.
     taken: [Option<Instant>; 2],
-    pub(super) window_ends: Instant,
 }
 
 impl Domain {

@@ -13,13 +13,13 @@ fn prctl(option: libc::c_int, a: libc::c_ulong, b: libc::c_ulong) -> io::Result<
         .map(|v| v as _)
 }
 
-/// Real and effective user.
+/// Effective user and group.
 pub(crate) fn effective_ids() -> (u32, u32) {
     // SAFETY: no arguments, cannot fail.
     unsafe { (libc::geteuid(), libc::getegid()) }
 }
 
-/// Replaces the supplementary groups by none. `Unsupported` in a user namespace that denies it.
+/// Replaces the supplementary groups by none. `PermissionDenied` in a user namespace that denies it.
 pub(crate) fn drop_groups() -> io::Result<()> {
     // SAFETY: a list of length zero is not read.
     check(unsafe { libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) })

@@ -377,7 +377,6 @@ mod tests {
 
     use super::*;
 
-    /// A gateway gets some, and has handlers for them: whichever of its threads they come to waits on.
     /// `vm.memfd_noexec` (Linux 6.3) goes by it.
     #[test]
     fn what_is_made_in_memory_says_whether_it_is_executed() {
@@ -395,6 +394,7 @@ mod tests {
         }
     }
 
+    /// A gateway gets signals, and has handlers for them: whichever of its threads they come to waits on.
     #[test]
     fn a_signal_ends_no_wait_that_has_an_end() {
         extern "C" fn nothing(_: libc::c_int) {}
