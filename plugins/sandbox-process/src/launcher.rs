@@ -309,6 +309,7 @@ impl Launcher {
             report: outcome.report,
             paced,
             enforces_cpu: has("cpuacct"),
+            bounds_processors: has("cpu"),
             counts_all: launcher.groups.as_ref().is_some_and(Groups::counts_all),
             enforces_memory: has("memory"),
             enforces_pids: has("pids"),

@@ -73,6 +73,7 @@ impl Launcher {
             control,
             promises: Promises {
                 cpu: false,
+                processors: false,
                 counts_all: false,
                 memory: false,
                 pids: false,
@@ -133,6 +134,7 @@ impl Launcher {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Promises {
     pub(crate) cpu: bool,
+    pub(crate) processors: bool,
     pub(crate) counts_all: bool,
     pub(crate) memory: bool,
     pub(crate) pids: bool,
@@ -394,6 +396,7 @@ impl Starter {
             HelloReply::Ready {
                 report,
                 enforces_cpu,
+                bounds_processors,
                 counts_all,
                 enforces_memory,
                 enforces_pids,
@@ -409,6 +412,7 @@ impl Starter {
                 }
                 let promises = Promises {
                     cpu: enforces_cpu,
+                    processors: bounds_processors,
                     counts_all,
                     memory: enforces_memory,
                     pids: enforces_pids,

@@ -169,6 +169,8 @@ pub(crate) enum HelloReply {
     Ready {
         report: Vec<LayerReport>,
         enforces_cpu: bool,
+        /// A run can use no more processors at once than its `cpus`.
+        bounds_processors: bool,
         /// What a run has used is known after its end.
         counts_all: bool,
         enforces_memory: bool,

@@ -39,7 +39,7 @@ pub(crate) fn run<T>(
         handle,
         launcher: &launcher,
         deadline_ns,
-        processors: if launcher.promises.cpu {
+        processors: if launcher.promises.processors {
             around.processors
         } else {
             0

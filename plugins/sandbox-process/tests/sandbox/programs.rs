@@ -197,10 +197,11 @@ fn a_run_is_told_of_the_processors_that_it_is_given() {
     let here = std::thread::available_parallelism().unwrap().get() as u64;
     for mode in modes() {
         let instance = Instance::with(&mode.config, None);
-        let given = match instance.plugin.caps().enforces & abi::LIMIT_CPU {
-            0 => here,
-            _ => 1,
-        };
+        // A host may count what a run uses, and have nothing by which it could be held to one processor.
+        let report = instance.plugin.health().unwrap().report_json;
+        let is_held = instance.plugin.caps().enforces & abi::LIMIT_CPU != 0
+            && !report.contains("no cpu controller");
+        let given = if is_held { 1 } else { here };
         let counted = instance.output("import os\ndef main(args): return os.cpu_count()");
         assert_eq!(counted, json!(given), "{}", mode.name);
     }
