@@ -6,6 +6,7 @@
 mod audit;
 mod completions;
 mod config;
+mod control_group;
 mod doctor;
 mod ended;
 mod failure;
@@ -211,6 +212,10 @@ fn run(args: impl IntoIterator<Item = OsString>, out: &mut dyn Write, err: &mut 
 }
 
 fn execute(cli: Cli, out: &mut dyn Write) -> Result<Exit, Failure> {
+    if has_runs(cli.command.as_ref()) {
+        // Without that room the sandbox says what it lacks.
+        let _ = control_group::make_room();
+    }
     match cli.command {
         // The gateway that it starts is not process 1.
         None | Some(Command::Serve(_)) if init::is_first() => init::attend(),
@@ -231,6 +236,16 @@ fn execute(cli: Cli, out: &mut dyn Write) -> Result<Exit, Failure> {
         Some(Command::Version(args)) => version::run(&args, out),
         Some(Command::Completions(args)) => completions::run(&args, out),
     }
+}
+
+/// Whether a sandbox may come to work.
+fn has_runs(command: Option<&Command>) -> bool {
+    matches!(
+        command,
+        None | Some(
+            Command::Serve(_) | Command::Skill(_) | Command::Plugin(_) | Command::Doctor(_)
+        )
+    )
 }
 
 /// Prints a JSON document and a line end.

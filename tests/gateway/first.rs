@@ -1,5 +1,6 @@
 //! The gateway as a container's first program, whose children everybody becomes who has lost a parent.
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -72,4 +73,86 @@ fn as_process_1_it_leaves_no_zombies_and_ends_as_ever() {
     let (code, said) = must_not_start(first());
     assert_eq!(code, Some(3), "{said}");
     assert_eq!(said.matches("error: ").count(), 1, "{said}");
+}
+
+/// A control group of version 2, as a container has one; removed with what a gateway leaves in it.
+struct Container(PathBuf);
+
+impl Container {
+    /// `None`: this host does not hand down what runs need.
+    fn make() -> Option<Self> {
+        let root = Path::new("/sys/fs/cgroup");
+        let handed_down = std::fs::read_to_string(root.join("cgroup.subtree_control")).ok()?;
+        let mut needed = ["memory", "pids"].into_iter();
+        if !is_root() || !needed.all(|name| handed_down.split_whitespace().any(|c| c == name)) {
+            return None;
+        }
+        // Process ids are those of a namespace.
+        let unique = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
+        let dir = root.join(format!("container-{}", unique.trim()));
+        std::fs::create_dir(&dir).unwrap();
+        Some(Container(dir))
+    }
+
+    fn groups(&self) -> Vec<PathBuf> {
+        let all = std::fs::read_dir(&self.0).unwrap().flatten();
+        let dirs = all.filter(|entry| entry.file_type().unwrap().is_dir());
+        dirs.map(|entry| entry.path()).collect()
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        for group in self.groups() {
+            let _ = std::fs::remove_dir(group);
+        }
+        let removed = std::fs::remove_dir(&self.0);
+        // A second panic would end all tests.
+        assert!(
+            removed.is_ok() || std::thread::panicking(),
+            "{}: {removed:?}",
+            self.0.display()
+        );
+    }
+}
+
+/// Which hands no controller down while it has processes.
+#[test]
+fn in_a_container_of_version_2_it_leaves_its_group_to_runs() {
+    let Some(container) = Container::make() else {
+        return tools::left_out(
+            "a container of control groups of version 2: it takes root and them",
+        );
+    };
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let serve = house.command();
+    let mut command = Command::new("unshare");
+    let enter = r#"echo 0 >"$0/cgroup.procs" && exec unshare --cgroup --mount sh -c "$@""#;
+    let within = r#"mount -t cgroup2 none /sys/fs/cgroup && exec "$@""#;
+    command
+        .args(["--pid", "--fork", "--mount-proc", "--kill-child"])
+        .args(["sh", "-c", enter])
+        .arg(&container.0)
+        .args([within, "sh"])
+        .arg(serve.get_program())
+        .args(serve.get_args());
+    house.clean(&mut command);
+    let mut gateway = house.start_as(command);
+    // Of `unshare`, which only waits.
+    gateway.pid = look::descendants(gateway.pid)[0].pid;
+
+    let code = "def main(args):\n    return 1\n";
+    let ran = gateway.client().run(code, json!({})).unwrap();
+    assert_eq!(ran["output"], 1, "{ran}");
+    let groups = container.groups();
+    assert_eq!(groups.len(), 2, "{groups:?}");
+    for group in groups {
+        let holds = std::fs::read_to_string(group.join("cgroup.procs")).unwrap();
+        // Process 1, the gateway and the launcher at least; of the other the groups below it have what there is.
+        let expected = group.ends_with("gateway");
+        assert_eq!(holds.lines().count() > 2, expected, "{}", group.display());
+    }
+    gateway.signal("TERM");
+    assert!(gateway.end(PATIENCE).success(), "{}", gateway.said());
 }

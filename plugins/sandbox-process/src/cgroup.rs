@@ -53,6 +53,8 @@ const AHEAD: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Groups {
     parents: Vec<(Arc<Hierarchy>, PathBuf)>,
+    /// Why there are not more.
+    refused: Vec<String>,
     cpus: f64,
     made: u64,
     /// Lent to nobody at the moment.
@@ -191,6 +193,7 @@ impl Groups {
     ) -> io::Result<Self> {
         let mut groups = Groups {
             parents: Vec::new(),
+            refused: Vec::new(),
             cpus,
             made: 0,
             free: Vec::new(),
@@ -207,11 +210,12 @@ impl Groups {
     }
 
     fn make_parents(&mut self, name: &str, configured: Option<&str>) -> io::Result<()> {
-        let all = hierarchies(
+        let (all, refused) = hierarchies(
             &sys::proc_text("/proc/self/mountinfo")?,
             &sys::proc_text("/proc/self/cgroup")?,
             configured,
         );
+        self.refused = refused;
         // Before there is anything of this life: an earlier one may have had the same process id, in a namespace of those.
         for h in &all {
             sweep(&h.base, name);
@@ -244,7 +248,8 @@ impl Groups {
         Ok(())
     }
 
-    /// Whether a controller is there.
+    /// Whether a controller is there; for `cpuacct`, whether what a run uses of the processors is counted, which version 2 does
+    /// without one.
     pub(crate) fn has(&self, controller: &str) -> bool {
         self.parents
             .iter()
@@ -259,17 +264,22 @@ impl Groups {
     /// In words, for the report.
     pub(crate) fn describe(&self) -> String {
         let part = |(h, _): &(Arc<Hierarchy>, PathBuf)| {
-            format!(
-                "{} ({})",
-                h.controllers.join(","),
-                if h.v2 { "v2" } else { "v1" }
-            )
+            let controllers = h.controllers.join(",");
+            match h.v2 {
+                true => format!("{controllers} (v2) below {}", h.base.display()),
+                false => format!("{controllers} (v1)"),
+            }
         };
         if self.parents.is_empty() {
             "none".into()
         } else {
             self.parents.iter().map(part).collect::<Vec<_>>().join(", ")
         }
+    }
+
+    /// Why there are no more, in words.
+    pub(crate) fn refused(&self) -> String {
+        self.refused.join("; ")
     }
 
     /// A group with its limits, before anything is in it. One that was made ahead if it has these.
@@ -522,7 +532,9 @@ fn remove_if_there(dir: &Path) -> io::Result<()> {
 
 /// v2: lets children of a group be limited. Fails where the group itself holds processes.
 fn enable(dir: &Path, controllers: &[&str]) -> io::Result<()> {
-    let have = fs::read_to_string(dir.join("cgroup.subtree_control"))?;
+    let path = dir.join("cgroup.subtree_control");
+    let have = fs::read_to_string(&path)
+        .map_err(|e| io::Error::new(e.kind(), format!("cannot read {}: {e}", path.display())))?;
     let missing: Vec<String> = controllers
         .iter()
         .filter(|c| !have.split_whitespace().any(|h| h == **c))
@@ -531,7 +543,7 @@ fn enable(dir: &Path, controllers: &[&str]) -> io::Result<()> {
     if missing.is_empty() {
         Ok(())
     } else {
-        let (path, all) = (dir.join("cgroup.subtree_control"), missing.join(" "));
+        let all = missing.join(" ");
         fs::write(&path, &all).map_err(|e| cannot_write(&path, &all, e))
     }
 }

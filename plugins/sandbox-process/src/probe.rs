@@ -45,7 +45,7 @@ pub(crate) fn stand() -> Result<Standing, Box<LayerReport>> {
             layer: Layer::UserNamespace,
             state: LayerState::Missing,
             detail: format!("user {uid} cannot make a user namespace: {e}"),
-            advice: "allow unprivileged user namespaces (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0 or an AppArmor profile with `userns`; in a container also its seccomp profile), or run the gateway as root".into(),
+            advice: "allow unprivileged user namespaces (sysctl user.max_user_namespaces, Debian's kernel.unprivileged_userns_clone=1, Ubuntu's kernel.apparmor_restrict_unprivileged_userns=0 or an AppArmor profile with `userns`; in a container also its seccomp profile), or run the gateway as root".into(),
         })
     })?;
     follow_host().map(|()| Standing::User)
@@ -344,10 +344,10 @@ fn landlock(abi: Option<u32>) -> LayerReport {
 fn cgroup(groups: Result<Groups, String>, standing: Standing) -> (LayerReport, Option<Groups>) {
     let advice = match standing {
         Standing::Root => {
-            "mount cgroup v2 with the memory, pids and cpu controllers (or v1), have systemd hand all of them to the service (`Delegate=yes`), or name a delegated group in `cgroup_parent`; or write `cgroup` into `downgrades`: then there is no limit on the memory of a run as a whole"
+            "mount cgroup v2 with the memory, pids and cpu controllers (or v1) so that it can be written to, have systemd hand all of them to the service (`Delegate=yes`), in a container let nobody else be in the gateway's group, or name a delegated group in `cgroup_parent`; or write `cgroup` into `downgrades`: then there is no limit on the memory of a run as a whole"
         }
         Standing::User => {
-            "delegate a cgroup v2 subtree (systemd: `Delegate=yes`, and `DelegateSubgroup=gateway` or what OPERATING.md has for systemd before 254) or name one in `cgroup_parent`; or write `cgroup` into `downgrades`: then there is no limit on the memory of a run as a whole"
+            "delegate a cgroup v2 subtree (systemd: `Delegate=yes`) or name one in `cgroup_parent`; or write `cgroup` into `downgrades`: then there is no limit on the memory of a run as a whole"
         }
     };
     let mut groups = match groups {
@@ -380,7 +380,10 @@ fn cgroup(groups: Result<Groups, String>, standing: Standing) -> (LayerReport, O
             let _ = group.try_remove();
             result
         });
-    let found = groups.describe();
+    let found = match groups.refused() {
+        why if !lacking.is_empty() && !why.is_empty() => format!("{}; {why}", groups.describe()),
+        _ => groups.describe(),
+    };
     let line = match tried {
         Err(e) => {
             // Whoever does without them does without all of them: no run could be put there either. What stays is empty and

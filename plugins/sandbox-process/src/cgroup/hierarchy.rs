@@ -17,9 +17,14 @@ pub(super) struct Hierarchy {
 
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "cpuacct"];
 
-/// Which hierarchies to use. `configured` is a path below the mount of each.
-pub(super) fn hierarchies(mountinfo: &str, own: &str, configured: Option<&str>) -> Vec<Hierarchy> {
+/// Which hierarchies to use, and why others cannot be. `configured` is a path below the mount of each.
+pub(super) fn hierarchies(
+    mountinfo: &str,
+    own: &str,
+    configured: Option<&str>,
+) -> (Vec<Hierarchy>, Vec<String>) {
     let mut found: Vec<Hierarchy> = Vec::new();
+    let mut refused = Vec::new();
     let mut wanted: Vec<&'static str> = CONTROLLERS.to_vec();
     for (root, point, kind, options) in mountinfo.lines().filter_map(mount_line) {
         let v2 = kind == "cgroup2";
@@ -36,57 +41,68 @@ pub(super) fn hierarchies(mountinfo: &str, own: &str, configured: Option<&str>) 
                     .trim_start_matches('/'),
             )
         };
-        let own_group = below(path);
-        if v2 {
-            let mut candidates: Vec<PathBuf> =
-                configured.map(|c| vec![below(c)]).unwrap_or_else(|| {
-                    let parent = (own_group != point)
-                        .then(|| own_group.parent().map(Path::to_path_buf))
-                        .flatten();
-                    [Some(own_group.clone()), parent]
-                        .into_iter()
-                        .flatten()
-                        .collect()
-                });
-            candidates.retain(|c| c.is_dir());
-            for base in candidates {
-                let there = fs::read_to_string(base.join("cgroup.controllers")).unwrap_or_default();
-                let usable: Vec<&'static str> = wanted
-                    .iter()
-                    .copied()
-                    .filter(|w| there.split_whitespace().any(|t| t == *w))
-                    .collect();
-                if !usable.is_empty() && enable(&base, &usable).is_ok() {
-                    wanted.retain(|w| {
-                        // The cpu controller of version 2 counts too.
-                        !usable.contains(if *w == "cpuacct" { &"cpu" } else { w })
-                    });
-                    found.push(Hierarchy {
-                        v2: true,
-                        controllers: usable,
-                        base,
-                    });
-                    break;
-                }
+        let base = match configured {
+            Some(configured) => Ok(below(configured)),
+            None if v2 => hands_down(below(path), &point),
+            None => Ok(below(path)),
+        };
+        let base = match base {
+            Ok(base) => base,
+            Err(why) => {
+                refused.push(why);
+                continue;
             }
-        } else {
-            let usable: Vec<&'static str> = wanted
-                .iter()
-                .copied()
-                .filter(|w| options.split(',').any(|o| o == *w))
-                .collect();
-            let base = configured.map_or(own_group, below);
-            if !usable.is_empty() && base.is_dir() {
-                wanted.retain(|w| !usable.contains(w));
-                found.push(Hierarchy {
-                    v2: false,
-                    controllers: usable,
-                    base,
-                });
+        };
+        let there = match v2 {
+            true => fs::read_to_string(base.join("cgroup.controllers")).unwrap_or_default(),
+            false => options.replace(',', " "),
+        };
+        let usable: Vec<&'static str> = wanted
+            .iter()
+            .copied()
+            .filter(|w| there.split_whitespace().any(|t| t == *w))
+            .collect();
+        if !base.is_dir() {
+            // Where version 2 is beside version 1 it may have nothing that is wanted, which is not to be seen then.
+            if v2 || !usable.is_empty() {
+                refused.push(format!("there is no group {}", base.display()));
             }
+            continue;
         }
+        if usable.is_empty() {
+            continue;
+        }
+        if v2 && let Err(e) = enable(&base, &usable) {
+            refused.push(e.to_string());
+            continue;
+        }
+        // The cpu controller of version 2 counts too.
+        let counts = v2 && usable.contains(&"cpu");
+        wanted.retain(|w| !usable.contains(w) && !(counts && *w == "cpuacct"));
+        found.push(Hierarchy {
+            v2,
+            controllers: usable,
+            base,
+        });
     }
-    found
+    (found, refused)
+}
+
+/// The group of version 2 below which runs can have theirs, with this process in `own` and the mount at `point`.
+fn hands_down(own: PathBuf, point: &Path) -> Result<PathBuf, String> {
+    // The host's root, which alone has no type, may have processes.
+    if !own.join("cgroup.type").exists() {
+        return Ok(own);
+    }
+    // From any other that has some the kernel hands down pids and cpu at most, and that makes a domain for threads of it, in which
+    // nobody is born (cgroups(7)).
+    match own.parent() {
+        Some(parent) if own != point => Ok(parent.to_path_buf()),
+        _ => Err(format!(
+            "{} has processes, so that it hands no controller down, and what is above it is not to be seen",
+            own.display()
+        )),
+    }
 }
 
 /// The path in a line of /proc/self/cgroup (`4:memory:/a`), if it is of the hierarchy with these mount options.
@@ -138,7 +154,7 @@ mod tests {
             + &at(tmp.path(), "cgroup", "pids", "pids")
             + &at(tmp.path(), "cgroup", "cpu,cpuacct", "cpu,cpuacct");
         let own = "4:memory:/a/b\n8:pids:/\n3:cpu,cpuacct:/a\n0::/\n";
-        let found = hierarchies(&info, own, None);
+        let (found, _) = hierarchies(&info, own, None);
         let bases: Vec<_> = found
             .iter()
             .map(|h| (h.controllers.join(","), h.base.clone()))
@@ -154,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn version_2_takes_the_own_group_or_the_delegated_parent() {
+    fn version_2_takes_the_group_above_its_own() {
         let tmp = tempfile::tempdir().unwrap();
         let (parent, own) = (tmp.path().join("svc"), tmp.path().join("svc/gateway"));
         fs::create_dir_all(&own).unwrap();
@@ -165,10 +181,11 @@ mod tests {
         .unwrap();
         fs::write(parent.join("cgroup.subtree_control"), "cpu memory pids\n").unwrap();
         fs::write(own.join("cgroup.controllers"), "cpu memory pids\n").unwrap();
-        // The own group holds the gateway: the kernel refuses to enable controllers there. Here: a file that cannot be written.
-        fs::create_dir(own.join("cgroup.subtree_control")).unwrap();
+        // The own group holds the gateway. To hand something down there would be a mistake, even where the kernel takes it.
+        fs::write(own.join("cgroup.subtree_control"), "\n").unwrap();
+        fs::write(own.join("cgroup.type"), "domain\n").unwrap();
         let info = at(tmp.path(), "cgroup2", "", "nsdelegate");
-        let found = hierarchies(&info, "0::/svc/gateway\n", None);
+        let (found, refused) = hierarchies(&info, "0::/svc/gateway\n", None);
         assert_eq!(
             found,
             [Hierarchy {
@@ -177,6 +194,35 @@ mod tests {
                 base: parent
             }]
         );
+        assert_eq!(refused, Vec::<String>::new());
+        let own = fs::read_to_string(own.join("cgroup.subtree_control"));
+        assert_eq!(own.unwrap(), "\n");
+    }
+
+    #[test]
+    fn version_2_says_why_it_cannot_be_used() {
+        let tmp = tempfile::tempdir().unwrap();
+        let own = tmp.path().join("gateway");
+        fs::create_dir(&own).unwrap();
+        for group in [tmp.path(), &own] {
+            fs::write(group.join("cgroup.controllers"), "cpu memory pids\n").unwrap();
+            fs::write(group.join("cgroup.type"), "domain\n").unwrap();
+        }
+        let info = at(tmp.path(), "cgroup2", "", "nsdelegate");
+        let why = |own: &str| {
+            let (found, refused) = hierarchies(&info, own, None);
+            assert_eq!(found, []);
+            refused
+                .join("; ")
+                .replace(&tmp.path().display().to_string(), "GROUP")
+        };
+        // A container in whose group somebody else is too.
+        assert!(why("0::/\n").starts_with("GROUP/ has processes"));
+        // The kernel says no: here by a file that cannot be written.
+        let no = tmp.path().join("cgroup.subtree_control");
+        fs::create_dir(no).unwrap();
+        let said = why("0::/gateway\n");
+        assert!(said.contains("GROUP/cgroup.subtree_control"), "{said}");
     }
 
     #[test]
@@ -193,7 +239,7 @@ mod tests {
         .unwrap();
         let info = at(tmp.path(), "cgroup", "memory", "memory")
             + &at(tmp.path(), "cgroup2", "unified", "x");
-        let found = hierarchies(&info, "4:memory:/\n0::/\n", None);
+        let (found, _) = hierarchies(&info, "4:memory:/\n0::/\n", None);
         assert_eq!(
             found
                 .iter()

@@ -476,6 +476,11 @@ fn a_missing_layer_is_named_and_refused() {
     let report: Vec<serde_json::Value> = serde_json::from_str(&error.detail_json).unwrap();
     let cgroup = report.iter().find(|l| l["layer"] == "cgroup").unwrap();
     assert_eq!(cgroup["state"], "missing");
+    let detail = cgroup["detail"].as_str().unwrap();
+    assert!(
+        detail.contains("there is no group /sys/fs/cgroup"),
+        "{detail}"
+    );
     assert_well_but(&["cgroup"], &report);
     let plugin = create(
         state.path(),
