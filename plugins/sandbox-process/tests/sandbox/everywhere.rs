@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
+use crate::tools;
 
 /// What an instance is made for by `config`, whatever the way is that runs get their interpreters. The other checks go
 /// through all ways by themselves, or are about one.
@@ -154,7 +155,7 @@ impl Drop for Group {
 fn in_a_group_with_less_of_the_processors_than_a_run() {
     let hierarchy = Path::new("/sys/fs/cgroup/cpu");
     if !is_root() || !hierarchy.join("tasks").exists() {
-        return; // nobody to make a group, or none of version 1
+        return tools::left_out("a group with less of the processors: it takes root and version 1");
     }
     let group = Group::new(hierarchy);
     let enter = r#"echo 50000 >"$0/cpu.cfs_quota_us" && echo $$ >"$0/tasks" && exec "$@""#;

@@ -49,9 +49,12 @@ fn what_is_kept_for_the_next_runs_makes_room_for_one_that_is_here() {
     if !is_root() {
         return;
     }
+    // With what is kept there are fewer left than the run has mounts: the directories of control groups of version 2 are the runs'
+    // own, and of a lease its namespaces alone are kept, each of them a descriptor.
+    let report = warm(json!({})).plugin.health().unwrap().report_json;
+    let each = if report.contains("(v2)") { 19 } else { 24 };
     for fresh in [true, false] {
-        // With what is kept there are fewer left than the run has mounts.
-        let (instance, _) = after_a_burst(Some(BURST * 24));
+        let (instance, _) = after_a_burst(Some(BURST * each));
         let skill = tempfile::tempdir().unwrap();
         open_to_all(skill.path());
         let source = || Source::Path(skill.path().display().to_string());

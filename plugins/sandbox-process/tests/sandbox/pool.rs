@@ -1,6 +1,7 @@
 //! Children that wait, and the namespaces that they are lent.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -132,6 +133,15 @@ fn a_child_that_dies_while_it_waits_loses_no_run() {
     });
 }
 
+/// The group that counts a process among others, of either version.
+fn group_of_pids(process: &str) -> Option<PathBuf> {
+    let groups = std::fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
+    let find = |mark| groups.lines().find_map(|line| line.split(mark).nth(1));
+    let version_1 = find(":pids:").map(|group| format!("/sys/fs/cgroup/pids{group}"));
+    let either = version_1.or_else(|| Some(format!("/sys/fs/cgroup{}", find("0::")?)));
+    either.map(PathBuf::from)
+}
+
 /// As in a container whose limit leaves the gateway what it has and nothing more.
 #[test]
 fn where_no_process_is_left_children_are_not_made_again_and_again() {
@@ -140,20 +150,18 @@ fn where_no_process_is_left_children_are_not_made_again_and_again() {
         let idle = waiting(&instance, "skillgate-idle");
         idle.first().copied().ok_or("none")
     });
-    let groups = std::fs::read_to_string(format!("/proc/{child}/cgroup")).unwrap();
-    let of_pids = groups.lines().find_map(|l| l.split(":pids:").nth(1));
-    let all = of_pids.and_then(|group| Some(group.rsplit_once('/')?.0));
-    let Some(all) = all.filter(|_| is_root()) else {
+    let group = group_of_pids(&child.to_string());
+    let all = group.and_then(|group| Some(group.parent()?.join("pids.max")));
+    let Some(all) = all.filter(|all| is_root() && all.exists()) else {
         return tools::left_out("there is no limit for all runs together here");
     };
-    let file = |name: &str| format!("/sys/fs/cgroup/pids{all}/{name}");
-    std::fs::write(file("pids.max"), "1").unwrap();
+    std::fs::write(&all, "1").unwrap();
     assert!(tools::kill("-9", child));
     let said = || instance.plugin.health().unwrap().report_json;
     eventually("health says why", || {
         said().contains("its children die at their birth: isolation step Init")
     });
-    std::fs::write(file("pids.max"), "max").unwrap();
+    std::fs::write(&all, "max").unwrap();
     eventually("children live again", || metric(&instance, "zygotes") == 1);
     assert!(!said().contains("die at their birth"));
     assert_eq!(instance.output("def main(args): return 1\n"), 1);
@@ -175,18 +183,22 @@ fn where_no_process_is_left_runs_do_not_try_one_child_after_the_other() {
 fn no_process_is_left_for(run: RunRequest) {
     let instance = warm(json!({"pool_min": 0, "pool_max": 0}));
     let launcher = instance.plugin.launcher_pid().unwrap();
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap();
-    let own = groups.lines().find_map(|l| l.split(":pids:").nth(1));
-    let of_all = |own: &str| {
-        let beside = std::fs::read_dir(format!("/sys/fs/cgroup/pids{own}")).ok()?;
-        let name = format!("-{launcher}");
-        let mut all = beside.flatten().map(|entry| entry.path());
-        all.find(|dir| dir.to_string_lossy().ends_with(&name))
-    };
-    let Some(all) = own.and_then(of_all) else {
+    let name = format!("-{launcher}");
+    // In the launcher's own group, or beside it.
+    let own = group_of_pids("self").unwrap_or_default();
+    let around = own.ancestors().take(2);
+    let mut groups = around
+        .filter_map(|dir| std::fs::read_dir(dir).ok())
+        .flatten();
+    let of_all = groups.find_map(|group| {
+        let path = group.ok()?.path();
+        let is_it = path.to_string_lossy().ends_with(&name);
+        Some(path.join("pids.max")).filter(|file| is_it && file.exists())
+    });
+    let Some(of_all) = of_all else {
         return tools::left_out("there is no limit for all runs together here");
     };
-    std::fs::write(all.join("pids.max"), "1").unwrap();
+    std::fs::write(of_all, "1").unwrap();
     let failed = instance.plugin.run(run, &Services::default()).unwrap_err();
     assert!(failed.not_executed, "{failed:?}");
     let said = instance.plugin.health().unwrap().report_json;
