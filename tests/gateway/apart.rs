@@ -18,6 +18,8 @@ use crate::support::{Over, eventually, writing_end};
 /// As `ps` shows the process of a plugin.
 const NAME: &str = "skillgate-host";
 
+const PATIENCE: Duration = Duration::from_secs(20);
+
 fn start(house: &House, plugin: &str) -> Gateway {
     let mut command = house.command();
     command.env(format!("SKILLGATE_PLUGINS__{plugin}__ISOLATION"), "process");
@@ -289,5 +291,53 @@ fn a_lost_run_that_hangs_in_the_store_has_its_place_until_that_lets_go() {
     eventually("its place is free", Duration::from_secs(20), || {
         greet()["result"]["output"]["greeting"] == "Hello, you!"
     });
+    gateway.stop();
+}
+
+/// A store's calls cannot see that their caller has gone, and to end its process for one that takes long would take what all
+/// others have open there.
+#[test]
+fn who_leaves_while_the_store_is_at_his_blob_ends_nobody_elses_upload() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let text = std::fs::read_to_string(house.config()).unwrap();
+    let (store, pipe) = waiting_store(&house, "blob_commit");
+    let text = instead(&text, r#"name = "storage-fs""#, &store);
+    std::fs::write(house.config(), text).unwrap();
+    let mut command = house.command();
+    command.env("SKILLGATE_PLUGINS__PROCESS_CANCEL_GRACE_MS", "1");
+    let gateway = house.start_as(command);
+    let process = host(&gateway).expect("a store that is named by its path has a process");
+    let begin = |sent: &[u8]| {
+        let mut client = gateway.client();
+        let headers = [("Content-Type", "text/plain"), ("Content-Length", "3")];
+        client.head("POST", "/blobs", &headers).unwrap();
+        client.write(sent).unwrap();
+        client
+    };
+    let shows = |line: &str| metrics(&gateway).lines().any(|it| it == line);
+    let created = |times: u32| {
+        let line = format!(
+            r#"skillgate_plugin_calls_total{{plugin="storage",op="blob_create",outcome="ok"}} {times}"#
+        );
+        eventually("the upload has begun", PATIENCE, || shows(&line));
+    };
+    let mut stays = begin(b"s");
+    created(1);
+    let leaves = begin(b"go!");
+    created(2);
+    // The store is at it.
+    let mut go = writing_end(&pipe, PATIENCE);
+    leaves.hang_up();
+    eventually("it is noticed", PATIENCE, || {
+        shows(r#"skillgate_http_requests_total{route="/blobs",code="499"} 1"#)
+    });
+    stays.write(b"ay").unwrap();
+    go.write_all(b"xx").unwrap();
+    let answer = stays.answer().unwrap();
+    assert_eq!(answer.status, 201, "{}", answer.text());
+    let log = gateway.log();
+    assert!(!log.contains("after it was cancelled"), "{log}");
+    assert_eq!(host(&gateway).map(|it| it.pid), Some(process.pid));
     gateway.stop();
 }

@@ -675,7 +675,9 @@ typedef struct skg_blob_create_request {
 } skg_blob_create_request;
 
 /* An instance; what is said at skg_sandbox about self, NULL functions, requests,
- * cancel, health, drain and destroy holds here too.
+ * cancel, health, drain and destroy holds here too.  But an op of a plugin with
+ * SKG_F_BLOCKING may go on to its end: to flush or to digest what is large takes
+ * its time, and the host waits for it, in a process of its own too.
  *
  * Errors of every call: SKG_E_NOT_FOUND for what is not there or is another
  * tenant's; SKG_E_INVALID_ARGUMENT; SKG_E_UNAVAILABLE and SKG_E_EXHAUSTED when

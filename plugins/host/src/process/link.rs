@@ -544,7 +544,7 @@ impl Asked {
         }
     }
 
-    /// Nobody waits any more: the plugin is told, and when it does not listen, its process is ended.
+    /// Nobody waits any more: the plugin is told, and when it could listen and does not, its process is ended.
     pub(crate) fn cancel(&mut self) {
         if let Some(Ready { pending, .. }) = self.ready.take() {
             let message = format!(
@@ -560,6 +560,9 @@ impl Asked {
             return;
         }
         self.link.cancel(self.call);
+        if !self.shared.hears_of_the_end {
+            return;
+        }
         let (link, call, grace) = (Arc::clone(&self.link), self.call, self.shared.grace());
         self.shared.runtime.spawn(async move {
             tokio::time::sleep(grace).await;

@@ -38,6 +38,11 @@ pub(crate) struct Shared {
     kind: Kind,
     request: CreateRequest,
     plugin: String,
+    /// Its calls can end when nobody waits for them any more, so one that goes on after its grace holds up others, or is lost. A
+    /// blocking store's cannot: what flushes a large blob to its disk sees no cancellation, and to end the process for it would
+    /// take what everybody else has open there. What hangs in such a store has no more of its threads and calls than in the
+    /// gateway (`shares`), and ends with the instance.
+    pub(super) hears_of_the_end: bool,
     /// As the first life said, and as the gateway goes by; a later one must be able to do as much.
     caps: Vec<u8>,
     state: RwLock<State>,
@@ -78,6 +83,7 @@ impl Remote {
             }
         };
         let (fresh, caps) = made;
+        let hears_of_the_end = kind == Kind::Sandbox || !fresh.info.blocking;
         let link = Link::new(fresh, 1, Arc::default()).map_err(|error| {
             Error::new(abi::E_UNAVAILABLE, format!("the plugin's socket: {error}"))
         })?;
@@ -86,6 +92,7 @@ impl Remote {
             kind,
             request,
             plugin,
+            hears_of_the_end,
             caps: caps.clone(),
             state: RwLock::new(State::Up(Arc::clone(&link))),
             counts: CallCounts::default(),
