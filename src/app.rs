@@ -357,7 +357,8 @@ const RELOAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a start waits for who has `plugins.state_dir` and may be about to end: a `skill list`, or the gateway before.
 const STATE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Threads for what is neither a run nor a call of a store.
+/// Threads for what is neither a run nor a call of a store. What may hang there, the questions for names and the reads of what
+/// stores have given, has fewer than these.
 const OTHER_THREADS_MAX: usize = 64;
 
 /// Runs the gateway until SIGTERM or SIGINT. `read` is how it reads its configuration, now and whenever it reloads.

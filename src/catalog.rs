@@ -15,6 +15,7 @@ mod listing;
 mod manifest;
 mod merge;
 mod publish;
+mod reads;
 mod shelf;
 mod trees;
 
@@ -35,6 +36,7 @@ pub use error::Error;
 use kept::Kept;
 pub use listing::{Listing, Page};
 pub use publish::{Draft, NewSkill};
+use reads::Reads;
 use trees::{Trees, check_same};
 
 /// What is longer is not looked at on an async thread.
@@ -158,6 +160,8 @@ struct Inner {
     shelf_latest: HashMap<String, String>,
     kept: Kept,
     trees: Trees,
+    reads_of_shelf: Reads,
+    reads_of_store: Reads,
     files_max: usize,
     bytes_max: u64,
 }
@@ -180,6 +184,8 @@ impl Catalog {
             shelf_latest,
             kept: Kept::default(),
             trees: Trees::default(),
+            reads_of_shelf: Reads::default(),
+            reads_of_store: Reads::default(),
             files_max,
             bytes_max,
         })))
@@ -304,6 +310,13 @@ impl Catalog {
         self.0.store.get().await.map_err(Error::Store)
     }
 
+    fn reads_of(&self, source: &Arc<StorageInstance>) -> &Reads {
+        match Arc::ptr_eq(source, &self.0.shelf) {
+            true => &self.0.reads_of_shelf,
+            false => &self.0.reads_of_store,
+        }
+    }
+
     /// Where a skill that was found lives by now.
     async fn source_of(&self, tenant: &str, skill: &Skill) -> Result<Arc<StorageInstance>, Error> {
         let source = self.source(skill.name()).await?;
@@ -395,7 +408,7 @@ impl Catalog {
         };
         let read = move || content::read(given, expected.as_ref(), content::BYTES_MAX);
         let outcome = if takes_long {
-            let outcome = tokio::task::spawn_blocking(read).await;
+            let outcome = self.reads_of(source).read(tenant, read).await;
             outcome.map_err(|_| broken(record, "a reader ended early"))?
         } else {
             read()

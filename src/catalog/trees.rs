@@ -13,6 +13,7 @@ use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Content, Source};
 use tokio::sync::OwnedMutexGuard;
 
+use super::reads::Reads;
 use super::{Catalog, Error, Skill, broken, given};
 
 /// Directories that are kept. For one more, the oldest of the tenant with the most is let go.
@@ -130,7 +131,13 @@ impl Catalog {
             .skill_tree(tenant, skill.name(), skill.version())
             .await
             .map_err(Error::Store)?;
-        match looked_at(given, skill, &source, turn).await? {
+        // The store that came with this program looks itself, and reads again only what has changed: to read all of it here too
+        // would cost a run more than that. The operator's own skills are in no other store, and he changes them as he likes.
+        let given = match source.is_ours() {
+            true => given,
+            false => looked_at(given, skill, self.reads_of(&source), tenant, turn).await?,
+        };
+        match given {
             Content::Dir(fd) => {
                 let owner = self.owner(tenant, skill.name());
                 let dir = self.0.trees.keep(owner, skill, fd, Instant::now());
@@ -189,25 +196,21 @@ impl Turn {
     }
 }
 
-/// What is given, if it is what was published. The store that came with this program looks itself, and reads again only what has
-/// changed: to read all of it here too would cost a run more than that. The operator's own skills are in no other store, and he
-/// changes them as he likes.
+/// What is given, if it is what was published.
 async fn looked_at(
     given: Content,
     skill: &Arc<Skill>,
-    store: &StorageInstance,
+    reads: &Reads,
+    tenant: &str,
     turn: &mut Option<Taken>,
 ) -> Result<Content, Error> {
-    if store.is_ours() {
-        return Ok(given);
-    }
     let (of, taken) = (skill.clone(), turn.take());
     // A caller who goes away does not end it, so until it ends nobody else begins another one.
-    let look = tokio::task::spawn_blocking(move || {
+    let look = move || {
         let seen = given::is_of(&given, &of.record.files);
         (seen.map(|()| given), taken)
-    });
-    let outcome = look.await;
+    };
+    let outcome = reads.read(tenant, look).await;
     let (seen, taken) = outcome.map_err(|_| broken(&skill.record, "a reader ended early"))?;
     *turn = taken;
     seen.map_err(|why| broken(&skill.record, &why))
