@@ -9,8 +9,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use http::header::{CONNECTION, EXPECT, HeaderValue};
 use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use rustix::net::{SendFlags, Shutdown, send, shutdown};
@@ -55,7 +58,7 @@ impl Connection {
         stack: Stack,
         request: Request<Incoming>,
         due: Answering,
-    ) -> Result<Response<impl http_body::Body<Data = Bytes, Error = BodyError>>, Gone> {
+    ) -> Result<Response<impl Body<Data = Bytes, Error = BodyError>>, Gone> {
         // Such a client may wait to be asked for its body, which it is with the first look at it.
         let waits = request.headers().contains_key(EXPECT);
         let request = request.map(|body| {
@@ -74,11 +77,11 @@ impl Connection {
         };
         tokio::select! {
             biased;
-            answer = answered => Ok(answer.map(|body| {
-                body.map_err(move |error| {
-                    let _until_its_end = &due;
-                    error
-                })
+            answer = answered => Ok(answer.map(|body| Sent {
+                body,
+                connection: self.clone(),
+                gone: None,
+                _until_its_end: due,
             })),
             () = self.hung_up() => Err(Gone),
         }
@@ -114,12 +117,56 @@ impl Connection {
         Poll::Ready(Ok(buf.filled().len()))
     }
 
+    async fn gone(self) {
+        self.hung_up().await;
+    }
+
     async fn hung_up(&self) {
         // What is readable may stay unread for long. The end is all that can come of this: nobody asks for urgent data.
         match self.0.ready(Interest::PRIORITY).await {
             Ok(ready) if ready.is_read_closed() => {}
             _ => std::future::pending().await,
         }
+    }
+}
+
+/// An answer's body. One that comes slowly, from a store that hangs for one, ends with its caller as the request does.
+struct Sent<B> {
+    body: B,
+    connection: Connection,
+    /// While something is waited for: most bodies are whole.
+    gone: Option<BoxFuture<'static, ()>>,
+    _until_its_end: Answering,
+}
+
+impl<B: Body<Data = Bytes, Error = BodyError> + Unpin> Body for Sent<B> {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let Sent {
+            body,
+            connection,
+            gone,
+            ..
+        } = &mut *self;
+        if let Poll::Ready(frame) = Pin::new(body).poll_frame(cx) {
+            return Poll::Ready(frame);
+        }
+        let gone = gone.get_or_insert_with(|| connection.clone().gone().boxed());
+        ready!(gone.as_mut().poll(cx));
+        Poll::Ready(Some(Err(BodyError(Gone.to_string()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

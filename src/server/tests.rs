@@ -2,7 +2,9 @@
 
 use super::connection::LINGER_BYTES_MAX;
 use super::{HEAD_BYTES_MAX, Metrics, Settings, Stack, full, serve};
+use futures_util::stream::once;
 use http::Response;
+use http_body_util::{BodyExt as _, StreamBody};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -336,6 +338,32 @@ async fn a_request_ends_with_its_caller_whatever_follows_it() {
         // With the server, whose own one is dropped at its stop, no sender is left.
         let stopped = tokio::time::timeout(Duration::from_secs(4), stop());
         assert!(stopped.await.is_ok(), "its request goes on: {after:?}");
+        assert_eq!(dropped.recv().await, None);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_go_on_ends_with_its_caller_whatever_follows_his_request() {
+    for after in ["", "\r\n", "GET / HTTP/1.1\r\nHost: x\r\n\r\n"] {
+        let (held, mut dropped) = tokio::sync::mpsc::unbounded_channel::<()>();
+        let hangs = Stack::new(service_fn(move |_| {
+            let held = held.clone();
+            let pieces = once(async move {
+                let _held = held;
+                std::future::pending().await
+            });
+            std::future::ready(Ok(Response::new(StreamBody::new(pieces).boxed_unsync())))
+        }));
+        let (address, stop) = serving(hangs, PATIENT).await;
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET / HTTP/1.1\r\nHost: x\r\n\r\n{after}");
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut head = [0; 1024];
+        let read = client.read(&mut head).await.unwrap();
+        assert!(head[..read].ends_with(b"\r\n\r\n"), "{:?}", &head[..read]);
+        drop(client);
+        let stopped = tokio::time::timeout(Duration::from_secs(4), stop());
+        assert!(stopped.await.is_ok(), "its answer goes on: {after:?}");
         assert_eq!(dropped.recv().await, None);
     }
 }

@@ -1,12 +1,14 @@
 //! Blobs of a gibibyte through `/blobs`, in bounded memory.
 
-use std::io::{ErrorKind, Result};
+use std::fs::File;
+use std::io::{ErrorKind, Result, Write as _};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use skillgate::auth::DevelopmentKey;
 
+use crate::examples::{instead, waiting_store};
 use crate::jwt::{claims, house_of};
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::{Answer, Client};
@@ -493,5 +495,40 @@ fn an_upload_that_comes_drop_by_drop_ends() {
     eventually("nothing is left of it", Duration::from_secs(10), || {
         house.unfinished() == 0
     });
+    gateway.stop();
+}
+
+/// Neither his place nor what the store has open for him stays with who has gone, whatever he has sent behind his request.
+#[test]
+fn a_download_that_hangs_in_the_store_ends_with_its_caller() {
+    let _alone = alone();
+    let house = House::new(Settings {
+        blobs: "max_transfers = 1",
+        ..Settings::default()
+    });
+    let text = std::fs::read_to_string(house.config()).unwrap();
+    let (store, pipe) = waiting_store(&house, "blob_read");
+    let store = format!("{store}\nisolation = \"gateway\"");
+    let text = instead(&text, r#"name = "storage-fs""#, &store);
+    std::fs::write(house.config(), text).unwrap();
+    let gateway = house.start();
+    let kind = [("Content-Type", "text/plain")];
+    let put = || gateway.client().request("POST", "/blobs", &kind, b"x");
+    let path = format!("/blobs/{}", id_of(&put().unwrap()));
+    // Its reader too: what is written stays there until somebody comes.
+    let mut go = File::options().read(true).write(true).open(pipe).unwrap();
+    for after in ["", "\r\n"] {
+        let mut hangs = gateway.client();
+        hangs.head("GET", &path, &[]).unwrap();
+        hangs.write(after.as_bytes()).unwrap();
+        assert_eq!(hangs.answer_head().unwrap().status, 200);
+        assert_eq!(put().unwrap().status, 503, "his is the only place");
+        hangs.hang_up();
+        eventually("the place is free", Duration::from_secs(20), || {
+            put().unwrap().status == 201
+        });
+    }
+    // Two threads of the store still wait.
+    go.write_all(b"xx").unwrap();
     gateway.stop();
 }
