@@ -292,8 +292,7 @@ impl App {
             shelf,
         } = self;
         drop(parts);
-        plugins.shutdown().await;
-        swap::end(shelf.shutdown()).await;
+        plugins.shutdown(shelf).await;
         // Last: a connection that was ended with its run is recorded too.
         audit.close().await;
     }

@@ -18,6 +18,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, join_all};
 use serde_json::json;
 use skillgate_plugin_host::{
     Current, Isolation, Plugin, SandboxInstance, StorageInstance, inspect,
@@ -242,25 +244,30 @@ impl Plugins {
         }
     }
 
-    /// Runs before stores. The last that has the instances.
-    pub(super) async fn shutdown(self) {
-        if let Some(sandbox) = self.0.sandbox.take() {
-            end(sandbox.shutdown()).await;
-        }
-        let ending = std::mem::take(&mut *lock(&self.0.ending));
-        for old in ending {
-            // Its own end has a limit; that it panicked would have been said.
-            let _ended = tokio::time::timeout(SHUTDOWN_TIMEOUT, old).await;
-        }
-        if let Some(store) = self.0.storage.take() {
-            end(store.shutdown()).await;
-        }
+    /// Runs before stores, where they have blobs open and write more. Else what hangs holds up nothing of the others': each has its
+    /// time, and all together no more. The last that has the instances.
+    pub(super) async fn shutdown(self, shelf: Arc<StorageInstance>) {
+        let sandbox = self.0.sandbox.take();
+        let sandbox = sandbox.map(|it| end(it.shutdown()).map(drop).boxed());
+        let old = std::mem::take(&mut *lock(&self.0.ending));
+        let old = old.into_iter().map(|old| left(old).boxed());
+        all_ended(sandbox.into_iter().chain(old)).await;
+        let store = self.0.storage.take();
+        let stores = store.into_iter().chain([shelf]);
+        let stores = stores.map(|store| end(store.shutdown()).map(drop).boxed());
         let leaving = lock(&self.0.leaving).take();
-        if let Some(leaving) = leaving {
-            // That it does not end was said when it was exchanged.
-            let _ended = tokio::time::timeout(SHUTDOWN_TIMEOUT, leaving).await;
-        }
+        all_ended(stores.chain(leaving.map(|leaving| left(leaving).boxed()))).await;
     }
+}
+
+/// Waits for several at once, and so no longer than for one.
+async fn all_ended(endings: impl IntoIterator<Item = BoxFuture<'static, ()>>) {
+    join_all(endings).await;
+}
+
+/// Waits for the end of what was exchanged. That it has panicked, or does not end, was said then.
+async fn left<T>(ending: impl Future<Output = T>) {
+    let _ended = tokio::time::timeout(SHUTDOWN_TIMEOUT, ending).await;
 }
 
 fn no_seat() -> AppError {
@@ -455,6 +462,25 @@ mod tests {
             let taken = well(std::future::ready(said)).await;
             assert_eq!(taken, expected.map_err(str::to_owned));
         }
+    }
+
+    /// Or the service manager ends the gateway before its audit log is closed.
+    #[tokio::test(start_paused = true)]
+    async fn what_does_not_end_takes_the_time_of_one() {
+        use std::future::pending;
+        let began = tokio::time::Instant::now();
+        all_ended([
+            end(pending()).map(drop).boxed(),
+            left(pending::<()>()).boxed(),
+            end(pending()).map(drop).boxed(),
+        ])
+        .await;
+        // The clock goes by milliseconds.
+        let took = began.elapsed();
+        assert!(
+            took < SHUTDOWN_TIMEOUT + Duration::from_millis(10),
+            "{took:?}"
+        );
     }
 
     #[test]
