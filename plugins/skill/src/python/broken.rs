@@ -164,9 +164,11 @@ impl Text {
                 b':' => has_format = true,
                 // Behind a colon it may be of the format, where quotes are letters like others.
                 b'"' | b'\'' if depth > 0 => {
-                    let length = content[at + 1..].iter().position(|b| *b == byte);
+                    let rest = &content[at + 1..];
+                    // A backslash may keep its quote from ending it.
+                    let length = rest.iter().position(|b| *b == byte || *b == b'\\');
                     match length {
-                        Some(length) if !has_format => at += length + 1,
+                        Some(length) if !has_format && rest[length] == byte => at += length + 1,
                         _ => return true,
                     }
                 }
@@ -243,6 +245,7 @@ mod tests {
             "x = tr\"{d[\"(\"]}\"",
             "x = f\"{'}'\"}\"}\"",
             "x = f\"{x:'{'}\" '}'}\"",
+            "x = f\"{'\\'}\" }'}\"",
             "x = f'{\n1}'",
             "x = t\"{'\\n'}\"",
             "x = f'''{d['a']:'>3}'''",
