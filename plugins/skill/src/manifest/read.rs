@@ -488,6 +488,8 @@ mod tests {
             ("license", "language", false),
             ("home", "name", false),
             ("nam", "name", true),
+            ("xxkind", "kind", false),
+            ("kiiind", "kind", false),
             ("", "tags", false),
         ] {
             assert_eq!(is_near(key, known), want, "{key} {known}");

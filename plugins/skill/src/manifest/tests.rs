@@ -1,3 +1,5 @@
+mod limits;
+
 use serde_json::json;
 
 use super::*;
