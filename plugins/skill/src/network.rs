@@ -306,6 +306,7 @@ mod tests {
     fn good() {
         let label = format!("https://{}.com", "a".repeat(63));
         let host = format!("https://{0}.{0}.{0}.{1}", "a".repeat(63), "b".repeat(61));
+        let below = format!("https://*.{0}.{0}.{0}.{1}", "a".repeat(63), "b".repeat(59));
         for (text, canonical) in [
             ("https://*.salesforce.com", "https://*.salesforce.com"),
             ("https://api.salesforce.com", "https://api.salesforce.com"),
@@ -325,6 +326,7 @@ mod tests {
             ("https://1.2.3.4a", "https://1.2.3.4a"),
             (&label, &label),
             (&host, &host),
+            (&below, &below),
         ] {
             let p = NetworkPattern::parse(text).unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(p.to_string(), canonical);
@@ -365,6 +367,8 @@ mod tests {
             "https://a.com/*",
             "https://a.com?x",
             "https://a.com/?",
+            "https://a.com?",
+            "https://a.com#",
             "https://a.com#x",
             "https://a.com/#",
             "https://u@a.com",
