@@ -384,6 +384,13 @@ mod tests {
                 .code,
             Code::TooLarge
         );
+        // Comments are none of the values that the parser counts. The line's end is one byte of it.
+        let comment = format!("a: 1 #{}", "x".repeat(FRONTMATTER_BYTES_MAX - 7));
+        assert!(frontmatter(&comment).is_ok());
+        assert_eq!(
+            frontmatter(&format!("{comment}x")).unwrap_err().code,
+            Code::TooLarge
+        );
     }
 
     #[test]

@@ -169,6 +169,7 @@ mod tests {
 
     #[test]
     fn versions() {
+        let longest = format!("1.0.0-{}", "a".repeat(122));
         for good in [
             "0.1.0",
             "2.3.1",
@@ -176,10 +177,11 @@ mod tests {
             "1.0.0+build.5",
             "1.0.0-rc.1+x",
             "18446744073709551615.0.0",
+            &longest,
         ] {
             assert_eq!(Version::parse(good).unwrap().to_string(), good);
         }
-        let long = format!("1.0.0-{}", "a".repeat(130));
+        let long = format!("1.0.0-{}", "a".repeat(123));
         for bad in [
             "",
             "1",
@@ -231,6 +233,7 @@ mod tests {
         for (i, a) in ascending.iter().enumerate() {
             for (j, b) in ascending.iter().enumerate() {
                 assert_eq!(v(a).cmp(&v(b)), i.cmp(&j), "{a} {b}");
+                assert_eq!(v(a).partial_cmp(&v(b)), Some(i.cmp(&j)), "{a} {b}");
             }
         }
         assert_ne!(
