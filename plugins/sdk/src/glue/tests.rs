@@ -3,6 +3,7 @@
 mod drain;
 mod logs;
 mod replies;
+mod services;
 
 use std::ffi::c_void;
 use std::os::unix::io::{AsRawFd, OwnedFd};
@@ -103,12 +104,8 @@ impl PastHost {
         PastHost { table, fake }
     }
     fn ended(&self) -> (abi::Op, i32, String) {
-        self.fake
-            .lock()
-            .unwrap()
-            .ended
-            .pop()
-            .expect("an op has ended")
+        let ended = &mut self.fake.lock().unwrap().ended;
+        ended.pop().expect("an op has ended")
     }
     fn create<T>(
         &self,
