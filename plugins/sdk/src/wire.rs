@@ -311,3 +311,81 @@ pub fn wipe(secret: &mut [u8]) {
     }
     std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why<T: std::fmt::Debug>(read: Result<T, Malformed>) -> String {
+        read.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_list_is_read_as_far_as_it_is_one() {
+        let pairs = [abi::Kv {
+            key: abi::Str::new("k"),
+            value: abi::Str::new("v"),
+        }; 3];
+        let list = abi::List::of(&pairs);
+        let size = size_of::<abi::Kv>();
+        let read = |list, max, budget| {
+            // SAFETY: three elements at most, which live; any bit pattern is a pair.
+            let read = unsafe { Reader::new(budget).frozen::<abi::Kv>(list, "l", max) };
+            read.map(|pairs| pairs.len())
+        };
+        assert_eq!(read(list, 3, 3 * size), Ok(3));
+        assert_eq!(
+            why(read(list, 2, usize::MAX)),
+            "l: 3 elements, more than the 2 that are allowed"
+        );
+        assert_eq!(
+            why(read(list, 3, 3 * size - 1)),
+            "l: the whole is larger than what is allowed"
+        );
+        let null = abi::List {
+            ptr: std::ptr::null(),
+            ..list
+        };
+        assert_eq!(why(read(null, 3, usize::MAX)), "l: null with 3 elements");
+        assert_eq!(read(abi::List { len: 0, ..null }, 0, 0), Ok(0));
+        let stride = |by: i64| abi::List {
+            stride: u32::try_from(size as i64 + by).unwrap(),
+            len: 1,
+            ..list
+        };
+        assert_eq!(read(stride(8), 3, usize::MAX), Ok(1));
+        let narrow = format!("l: stride {} is smaller than an element", size - 1);
+        assert_eq!(why(read(stride(-1), 3, usize::MAX)), narrow);
+    }
+
+    /// Structs that grow: of an older producer's, what it has not got is nothing.
+    #[test]
+    fn an_element_is_read_as_far_as_its_producer_knows_it() {
+        let mut file: abi::SkillFile = zeroed();
+        file.size_bytes = 7;
+        let read = |struct_size: usize, stride: usize| {
+            let mut file = file;
+            file.struct_size = u32::try_from(struct_size).unwrap();
+            let list = abi::List {
+                ptr: std::ptr::addr_of!(file).cast(),
+                len: 1,
+                stride: u32::try_from(stride).unwrap(),
+            };
+            // SAFETY: one element, which lives and has as many bytes as its stride says.
+            let read = unsafe { Reader::new(usize::MAX).items::<abi::SkillFile>(list, "l", 1) };
+            read.map(|files| files[0].size_bytes)
+        };
+        let size = size_of::<abi::SkillFile>();
+        assert_eq!(read(size, size), Ok(7));
+        assert_eq!(read(size - 8, size), Ok(0));
+        // It says more of itself than there is room for.
+        assert_eq!(read(size, size - 8), Ok(0));
+        assert_eq!(read(SMALLEST, SMALLEST), Ok(0));
+        assert_eq!(
+            why(read(SMALLEST - 1, size)),
+            "l: element 0: struct_size is 7"
+        );
+        let narrow = "l: stride 7 is smaller than an element";
+        assert_eq!(why(read(size, SMALLEST - 1)), narrow);
+    }
+}
