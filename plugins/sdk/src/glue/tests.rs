@@ -1,5 +1,6 @@
 //! The C side against a host made of test code: what the gateway's own tests cannot ask of the real one.
 
+mod answers;
 mod drain;
 mod logs;
 mod replies;
