@@ -235,3 +235,52 @@ fn remove_below(dir: std::os::fd::BorrowedFd<'_>, name: &OsStr, depth: usize) ->
         Err(errno) => Err(Fault::os("remove", &shown)(errno)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::{FdFlags, fcntl_getfd};
+
+    use super::*;
+
+    fn dir_at(path: impl AsRef<std::path::Path>) -> OwnedFd {
+        std::fs::File::open(path.as_ref()).unwrap().into()
+    }
+
+    /// The kernel's own files have no size until they are read, like one that grows just then.
+    #[test]
+    fn what_grows_while_it_is_read_is_read_whole_and_no_further_than_its_limit() {
+        let proc = dir_at("/proc");
+        let (_, stat) = open_file(&proc, "version").unwrap();
+        assert_eq!(stat.st_size, 0);
+        let whole = std::fs::read("/proc/version").unwrap();
+        let size = whole.len() as u64;
+        assert_eq!(read_file(&proc, "version", size).unwrap(), whole);
+        for max in [0, 1, size - 1] {
+            let read = read_file(&proc, "version", max);
+            assert!(matches!(read, Err(Fault::OutOfRange(_))), "{max}: {read:?}");
+        }
+        // One that has a size is as long as it says.
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::write(temp.path().join("still"), b"abc").unwrap();
+        let still = |max| read_file(dir_at(temp.path()), "still", max);
+        assert_eq!(still(3).unwrap(), b"abc");
+        assert!(matches!(still(2), Err(Fault::OutOfRange(_))));
+    }
+
+    /// A program that the gateway starts has none of them.
+    #[test]
+    fn whatever_is_opened_is_of_its_kind_and_ends_with_the_program() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = dir_at(temp.path());
+        let opened = [
+            create_file(&dir, "new").unwrap(),
+            open_or_create_file(&dir, "lock").unwrap(),
+            open_file(&dir, "new").unwrap().0,
+            open_dir(&dir, ".").unwrap(),
+        ];
+        for fd in &opened {
+            assert_eq!(fcntl_getfd(fd).unwrap(), FdFlags::CLOEXEC);
+        }
+        assert!(open_dir(&dir, "new").unwrap_err().is_missing());
+    }
+}

@@ -125,3 +125,33 @@ const RETRY_AFTER_MS: u32 = 1000;
 
 /// And when that is the space for data.
 const RETRY_WHEN_FULL_AFTER_MS: u32 = 60_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_says_has_a_code_and_advice() {
+        for (errno, code, retry_after_ms) in [
+            (Errno::NOSPC, abi::E_EXHAUSTED, RETRY_WHEN_FULL_AFTER_MS),
+            (Errno::DQUOT, abi::E_EXHAUSTED, RETRY_WHEN_FULL_AFTER_MS),
+            (Errno::MFILE, abi::E_EXHAUSTED, RETRY_AFTER_MS),
+            (Errno::NFILE, abi::E_EXHAUSTED, RETRY_AFTER_MS),
+            (Errno::NOMEM, abi::E_EXHAUSTED, RETRY_AFTER_MS),
+            (Errno::NOENT, abi::E_NOT_FOUND, 0),
+            (Errno::NOTDIR, abi::E_NOT_FOUND, 0),
+            (Errno::ACCESS, abi::E_PERMISSION, 0),
+            (Errno::PERM, abi::E_PERMISSION, 0),
+            (Errno::ROFS, abi::E_PERMISSION, 0),
+            (Errno::IO, abi::E_INTERNAL, 0),
+        ] {
+            let error = Error::from(Fault::os("open", "a/b")(errno));
+            let retryable = retry_after_ms > 0;
+            assert_eq!(
+                (error.code, error.retryable, error.retry_after_ms),
+                (code, retryable, retry_after_ms),
+                "{error}"
+            );
+        }
+    }
+}
