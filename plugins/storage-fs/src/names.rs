@@ -136,6 +136,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_tenants_directory_is_none() {
+        for bad in [
+            "",
+            ".",
+            "..",
+            ".acme",
+            "Acme",
+            "a b",
+            "a/b",
+            "a\0",
+            "ä",
+            "lost+found",
+        ] {
+            assert_eq!(TenantDir::from_entry(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
     fn blob_ids_have_one_spelling() {
         let name = BlobName::random().unwrap();
         assert_eq!(BlobName::parse(&name.id()), Some(name.clone()));

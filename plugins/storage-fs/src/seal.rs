@@ -79,4 +79,18 @@ mod tests {
             assert!(open::<Vec<String>>(&bad).is_err(), "bit {bit}");
         }
     }
+
+    #[test]
+    fn what_is_too_large_to_be_read_is_not_written() {
+        let around = seal(&"").unwrap().len();
+        let largest = "x".repeat(usize::try_from(MAX_META_BYTES).unwrap() - around);
+        let bytes = seal(&largest).unwrap();
+        assert_eq!(bytes.len() as u64, MAX_META_BYTES);
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(META_FILE), bytes).unwrap();
+        let root = std::fs::File::open(dir.path()).unwrap();
+        assert_eq!(read::<String>(root, ".").unwrap(), largest);
+        let more = seal(&(largest + "x"));
+        assert!(matches!(more, Err(Fault::OutOfRange(_))));
+    }
 }
