@@ -323,4 +323,36 @@ mod tests {
         let gone = open_part(&ground, BLOB, CHUNKS_FILE).map(drop);
         assert!(matches!(gone, Err(Fault::NotFound(_))), "{gone:?}");
     }
+
+    #[test]
+    fn so_many_chunks_are_kept_and_who_ends_makes_room() {
+        let budget = Arc::default();
+        let chunk = || KeptChunk::new(0, Vec::new());
+        let mut kept: Vec<_> = (0..MAX_KEPT_CHUNKS).map(|_| chunk()).collect();
+        // Each of them once, however often it is asked for.
+        for _ in 0..2 {
+            assert!(kept.iter_mut().all(|chunk| chunk.keep(&budget)));
+        }
+        let mut late = chunk();
+        assert!(!late.keep(&budget));
+        kept.pop();
+        assert!(late.keep(&budget));
+        drop((kept, late));
+        assert_eq!(budget.0.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn so_many_files_are_known_to_be_sound_and_the_oldest_is_forgotten() {
+        let verified = Verified::default();
+        let print = |n: usize| (0, n as u64, 0, (0, 0), (0, 0));
+        for n in [0].into_iter().chain(0..MAX_VERIFIED) {
+            verified.remember(print(n));
+        }
+        assert!(verified.contains(&print(0)));
+        verified.remember(print(MAX_VERIFIED));
+        assert!(!verified.contains(&print(0)));
+        assert!((1..=MAX_VERIFIED).all(|n| verified.contains(&print(n))));
+        let known = verified.0.lock().unwrap();
+        assert_eq!((known.0.len(), known.1.len()), (MAX_VERIFIED, MAX_VERIFIED));
+    }
 }
