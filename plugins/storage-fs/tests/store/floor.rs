@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 
-use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Storage;
-use skillgate_plugin_sdk::model::{Error, PutSkill};
+use skillgate_plugin_sdk::model::{CreateRequest, Error, PutSkill};
+use skillgate_plugin_sdk::{Host, abi};
 use skillgate_storage_fs::{Free, StorageFs};
 
 use crate::support::*;
@@ -393,6 +393,28 @@ fn health_and_log_say_it_once() {
     assert_eq!(bench.count_logged(WARNED), 2);
 }
 
+/// 0 is none of the one, whatever the other is.
+#[test]
+fn a_floor_of_bytes_is_none_of_inodes_and_the_other_way_round() {
+    for (mine, other) in [("bytes", "inodes"), ("inodes", "bytes")] {
+        let bench = Bench::new();
+        let root = bench.root();
+        let config = format!(
+            r#"{{"root": {root:?}, "fsync": false, "reserve_{mine}": 1, "reserve_{other}": 0}}"#
+        );
+        let store = bench.create(&config).unwrap();
+        let (empty, full) = match mine {
+            "bytes" => (&bench.free_inodes, &bench.free_bytes),
+            _ => (&bench.free_bytes, &bench.free_inodes),
+        };
+        empty.store(0, Ordering::Relaxed);
+        store_blob(&store, &blob_of("acme"), b"x").unwrap();
+        full.store(0, Ordering::Relaxed);
+        let refused = store.blob_create(&blob_of("acme")).unwrap_err();
+        assert_less(&bench, &refused, &format!("1 {mine}"));
+    }
+}
+
 #[test]
 fn without_a_floor_nobody_asks() {
     let bench = Bench::new();
@@ -407,4 +429,31 @@ fn without_a_floor_nobody_asks() {
     store_blob(&store, &blob_of("acme"), b"x").unwrap();
     assert_eq!(looks(&bench), 0);
     assert_eq!(store.health().unwrap().state, abi::HEALTH_OK);
+}
+
+/// The other tests say what is free; whoever runs a gateway has the file system say it.
+#[test]
+fn the_file_system_itself_is_asked() {
+    let bench = Bench::new();
+    let vfs = rustix::fs::statvfs(bench.dir.path()).unwrap();
+    for (n, reserve) in ["reserve_bytes", "reserve_inodes"].iter().enumerate() {
+        let root = bench.dir.path().join(n.to_string());
+        let most = u64::MAX / 2;
+        let config = format!(r#"{{"root": {root:?}, "fsync": false, "{reserve}": {most}}}"#);
+        let request = CreateRequest {
+            config_json: config.into_bytes(),
+            ..CreateRequest::default()
+        };
+        let store = StorageFs::create(Host::for_tests(|_, _, _, _| {}), request).unwrap();
+        let made = store.blob_create(&blob_of("acme"));
+        let metrics = store.health().unwrap().metrics_json;
+        let metrics: serde_json::Value = serde_json::from_str(&metrics).unwrap();
+        // btrfs makes inodes as it needs them, and a tmpfs may have no end.
+        let (name, known) = match *reserve {
+            "reserve_bytes" => ("free_bytes", vfs.f_blocks > 0),
+            _ => ("free_inodes", vfs.f_files > 0),
+        };
+        assert_eq!(metrics[name].is_u64(), known, "{metrics}");
+        assert_eq!(made.is_err(), known, "{reserve}");
+    }
 }
