@@ -51,6 +51,8 @@ fn listed(store: &StorageFs, limit: u32) -> Vec<String> {
     let mut all = Vec::new();
     loop {
         let page = store.skill_list(&query).unwrap();
+        // Whoever says that there is more has more.
+        assert!(all.is_empty() || !page.skills.is_empty());
         all.extend(page.skills.iter().map(|s| {
             format!(
                 "{}@{}{}",
@@ -188,6 +190,10 @@ fn what_is_not_valid_is_left_off_and_named() {
         .unwrap()
         .set_len(1 << 40)
         .unwrap();
+    write_skill(&dir.join("deep"), "demo.deep", "1.0.0", "");
+    for (skill, depth) in [("good", 64), ("deep", 65)] {
+        std::fs::create_dir_all(dir.join(skill).join("d/".repeat(depth))).unwrap();
+    }
     std::fs::create_dir_all(dir.join("manifest")).unwrap();
     symlink(dir.join("good/skill.toml"), dir.join("manifest/skill.toml")).unwrap();
     symlink(dir.join("good"), dir.join("whole")).unwrap();
@@ -203,6 +209,7 @@ fn what_is_not_valid_is_left_off_and_named() {
         ("linkdir", "symbolic link"),
         ("pipe", "not a regular file"),
         ("large", "sparse"),
+        ("deep", "nested deeper than 64 directories"),
         ("manifest", "symbolic link"),
         ("whole", "symbolic link"),
         ("missing", "no such directory"),
@@ -238,6 +245,9 @@ fn what_is_not_valid_is_left_off_and_named() {
             .code,
         abi::E_NOT_FOUND
     );
+    std::fs::create_dir(dir.join("good/SKILL.md")).unwrap();
+    let directory = store.skill_read("acme", "demo.good", "", "SKILL.md");
+    assert_eq!(directory.unwrap_err().code, abi::E_CORRUPT);
 }
 
 #[test]
@@ -287,6 +297,8 @@ fn shelf_and_store_in_one_instance_are_one_list() {
     for limit in 1..8 {
         assert_eq!(listed(&store, limit), all, "{limit}");
     }
+    let metrics = store.health().unwrap().metrics_json;
+    assert!(metrics.contains(r#""skills":6,"#), "{metrics}");
     assert_eq!(
         store.skill_get("acme", "demo.b", "").unwrap().version,
         "2.0.0"
@@ -300,6 +312,29 @@ fn shelf_and_store_in_one_instance_are_one_list() {
         store.skill_put(&taken).unwrap_err().code,
         abi::E_ALREADY_EXISTS
     );
+}
+
+#[test]
+fn the_latest_is_that_of_shelf_and_store_together() {
+    let bench = Bench::new();
+    let dir = bench.dir.path().join("skills");
+    let rows = [
+        ("demo.newer", "1.0.0", "1.0.1", "1.0.1"),
+        ("demo.older", "1.0.0", "0.9.9", "1.0.0"),
+        ("demo.early", "1.0.0", "2.0.0-rc.1", "1.0.0"),
+        ("demo.ripe", "2.0.0-rc.1", "1.0.0", "1.0.0"),
+        ("demo.both", "1.0.0-rc.1", "1.0.0-rc.2", "1.0.0-rc.2"),
+    ];
+    for (name, shelved, _, _) in rows {
+        write_skill(&dir.join(name), name, shelved, "");
+    }
+    let store = shelf(&bench, &[dir], true);
+    for (name, _, own, latest) in rows {
+        store.skill_put(&skill("acme", name, own, b"x")).unwrap();
+        let found = store.skill_get("acme", name, "").unwrap();
+        assert_eq!(found.version, latest, "{name}");
+        assert_eq!(found.read_only, latest != own, "{name}");
+    }
 }
 
 /// A name that is no text can be listed and not opened, by root either.
