@@ -582,3 +582,31 @@ fn open_writers_and_readers_are_bounded() {
     assert_eq!(bench.in_tmp(), 0);
     assert!(store_blob(&store, &blob_of("acme"), b"y").is_ok());
 }
+
+#[test]
+fn health_counts_what_is_open() {
+    let bench = Bench::new();
+    let store = bench.store();
+    let counted = || {
+        let health = store.health().unwrap();
+        let metrics: serde_json::Value = serde_json::from_str(&health.metrics_json).unwrap();
+        let of = |name: &str| metrics[name].as_u64().unwrap();
+        let open = (of("open_writers"), of("open_readers"));
+        (open, health.in_flight, health.capacity)
+    };
+    let ((writers, readers), in_flight, most) = counted();
+    assert_eq!((writers, readers, in_flight), (0, 0, 0));
+    assert!(most > 100, "{most}");
+    let id = store_blob(&store, &blob_of("acme"), b"x").unwrap().id;
+    let writers = [(); 3].map(|()| store.blob_create(&blob_of("acme")).unwrap());
+    let readers = [(); 2].map(|()| store.blob_open("acme", &id, 0, 0).unwrap().0);
+    // Room is for writers: that is what the gateway asks before it sends one more.
+    assert_eq!(counted(), ((3, 2), 5, most - 3));
+    for writer in writers {
+        store.blob_abort(writer);
+    }
+    for reader in readers {
+        store.blob_close(reader);
+    }
+    assert_eq!(counted(), ((0, 0), 0, most));
+}
