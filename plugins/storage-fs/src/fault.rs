@@ -154,4 +154,29 @@ mod tests {
             );
         }
     }
+
+    #[test]
+    fn what_is_missing_damaged_or_out_of_reach_for_now_is_told_apart() {
+        let os = |errno| Fault::os("open", "a/b")(errno);
+        for (fault, missing, shortage, damage) in [
+            (os(Errno::NOENT), true, false, true),
+            (os(Errno::NOTDIR), true, false, true),
+            (Fault::NotFound(String::new()), true, false, false),
+            (os(Errno::MFILE), false, true, false),
+            (os(Errno::NFILE), false, true, false),
+            (os(Errno::NOMEM), false, true, false),
+            (os(Errno::IO), false, false, true),
+            (Fault::Invalid(String::new()), false, false, true),
+            (os(Errno::ACCESS), false, false, false),
+            (Fault::Corrupt(String::new()), false, false, false),
+        ] {
+            assert_eq!(
+                (fault.is_missing(), fault.is_shortage(), fault.is_damage()),
+                (missing, shortage, damage),
+                "{fault:?}"
+            );
+            let or = fault.or_not_found(|| "there is none".to_owned());
+            assert_eq!(matches!(or, Fault::NotFound(_)), missing);
+        }
+    }
 }
