@@ -520,3 +520,12 @@ fn the_services_of_a_run_end_with_its_answer_and_those_of_others_go_on() {
     late_reply.ok(RunResult::default());
     assert_eq!((outputs(), host.fake.lock().unwrap().ended.len()), (2, 2));
 }
+
+#[test]
+fn a_store_that_gives_no_descriptors_says_so() {
+    let store = Later(Arc::default());
+    let (reply, replied) = crate::testing::reply();
+    crate::Storage::blob_fd(&store, "acme".to_owned(), "blob:x".to_owned(), reply);
+    let refused = replied.now().unwrap().unwrap_err();
+    assert_eq!(refused.code, abi::E_UNIMPLEMENTED);
+}
