@@ -473,6 +473,36 @@ pub(super) mod tests {
         assert_eq!(next(packet(b"between"), false), (false, 0));
         assert_eq!(next(with_fd().unwrap(), false), (false, 1));
         assert!(incoming.fds.is_empty());
+        // One without any that is there with it has lost nothing, and takes nothing from it.
+        for packet in [packet(b"before"), with_fd().unwrap()] {
+            socket::send(&theirs, &[&packet.bytes], &packet.fds, 0).unwrap();
+        }
+        while incoming.fds.is_empty() {
+            incoming.receive(&ours, 0).unwrap();
+        }
+        incoming.fds.clear();
+        incoming.fds.push_back(None);
+        let lost = [(); 2].map(|()| incoming.frame().unwrap().unwrap().lost);
+        assert_eq!(lost, [false, true]);
+    }
+
+    #[test]
+    fn a_buffer_that_has_grown_is_given_back() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut incoming = Incoming::new(2 * BUFFER_KEEP_BYTES);
+        let mut grown = 0;
+        for large in [true, false] {
+            let packet = packet(&vec![1; if large { BUFFER_KEEP_BYTES } else { 1 }]);
+            std::thread::scope(|scope| {
+                scope.spawn(|| socket::send(&theirs, &[&packet.bytes], &[], 0).unwrap());
+                while incoming.frame().unwrap().is_none() {
+                    assert_ne!(incoming.receive(&ours, 0).unwrap(), 0);
+                    grown = grown.max(incoming.buffer.len());
+                }
+            });
+        }
+        assert!(grown > BUFFER_KEEP_BYTES);
+        assert_eq!(incoming.buffer.len(), BUFFER_BYTES);
     }
 
     #[test]
@@ -489,6 +519,10 @@ pub(super) mod tests {
         assert_eq!(refusal(&|b| b[4] = 0), "frame: kind 0");
         assert_eq!(refusal(&|b| b[4] = 99), "frame: kind 99");
         assert_eq!(refusal(&|b| b[0] = 101), "frame: 101 bytes, at most 100");
+        socket::send(&theirs, &[&packet(&[0; 100]).bytes], &[], 0).unwrap();
+        let mut incoming = Incoming::new(100);
+        incoming.receive(&ours, 0).unwrap();
+        assert_eq!(incoming.frame().unwrap().unwrap().body, [0; 100]);
         assert_eq!(
             refusal(&|b| b[5] = 1),
             "frame: 1 descriptors announced, 0 there"
