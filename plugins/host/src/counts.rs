@@ -93,4 +93,34 @@ mod tests {
             ]
         );
     }
+
+    #[test]
+    fn each_code_of_the_contract_has_a_word_of_its_own() {
+        let codes = [
+            abi::OK,
+            abi::E_CANCELLED,
+            abi::E_UNKNOWN,
+            abi::E_INVALID_ARGUMENT,
+            abi::E_DEADLINE,
+            abi::E_NOT_FOUND,
+            abi::E_ALREADY_EXISTS,
+            abi::E_PERMISSION,
+            abi::E_EXHAUSTED,
+            abi::E_PRECONDITION,
+            abi::E_ABORTED,
+            abi::E_OUT_OF_RANGE,
+            abi::E_UNIMPLEMENTED,
+            abi::E_INTERNAL,
+            abi::E_UNAVAILABLE,
+            abi::E_CORRUPT,
+            abi::E_STALE,
+            abi::E_WOULD_DEADLOCK,
+            abi::E_PANIC,
+            abi::E_PROTOCOL,
+            abi::E_CRASHED,
+        ];
+        let words: std::collections::BTreeSet<_> = codes.map(outcome).into();
+        assert_eq!(words.len(), codes.len());
+        assert!(!words.contains("other"));
+    }
 }

@@ -168,4 +168,20 @@ mod tests {
         assert!(fields.len() <= FIELDS_BYTES, "{}", fields.len());
         assert_eq!(fields.matches("k=").count(), added);
     }
+
+    #[test]
+    fn a_field_is_one_name_and_one_value() {
+        let mut fields = String::new();
+        for (key, value) in [("a", "b"), ("c d", "e=f"), ("g", "\u{202e}\"\n"), ("h", "")] {
+            assert!(add_field(&mut fields, key, value));
+        }
+        assert_eq!(fields, r#"a=b "c d"="e=f" g="\u{202e}\"\n" h="#);
+        // As long as they may be together, and one more.
+        let rest = "x".repeat(FIELDS_BYTES - fields.len() - " i=".len());
+        let before = fields.clone();
+        assert!(!add_field(&mut fields, "i", &format!("{rest}x")));
+        assert_eq!(fields, before);
+        assert!(add_field(&mut fields, "i", &rest));
+        assert_eq!(fields.len(), FIELDS_BYTES);
+    }
 }
