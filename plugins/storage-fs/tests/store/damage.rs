@@ -33,7 +33,7 @@ fn refused(store: &StorageFs, what: &str, part: &str) {
 fn a_tree_that_is_not_what_was_published_is_given_to_nobody() {
     // What is changed below `files`, and which file of it the error names.
     type Change = (&'static str, fn(&Path), &'static str);
-    let changes: [Change; 9] = [
+    let changes: [Change; 10] = [
         (
             "other content of the same length",
             |files| std::fs::write(files.join("code/main.py"), EVIL).unwrap(),
@@ -76,6 +76,11 @@ fn a_tree_that_is_not_what_was_published_is_given_to_nobody() {
                 std::fs::create_dir(files.join("code/main.py")).unwrap();
             },
             "code/main.py",
+        ),
+        (
+            "directories below each other",
+            |files| std::fs::create_dir_all(files.join("d/".repeat(65))).unwrap(),
+            "nested deeper than 64 directories",
         ),
         (
             "all of it lost",
