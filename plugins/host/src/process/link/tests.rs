@@ -84,6 +84,10 @@ type Answered = tokio::sync::oneshot::Receiver<Error>;
 
 impl Other {
     fn begin(&self, run: Option<Taker>) -> (u64, Answered) {
+        self.begin_with(run, &[])
+    }
+
+    fn begin_with(&self, run: Option<Taker>, request: &[u8]) -> (u64, Answered) {
         let (tell, answered) = tokio::sync::oneshot::channel();
         let run = run.map(|host| {
             Arc::new(RunContext {
@@ -103,8 +107,8 @@ impl Other {
                 Ok(())
             }),
         };
-        let packet = Packet::new(Kind::Call, 0, |_| {}).unwrap();
-        let call = self.link.begin(packet, pending);
+        let packet = Packet::new(Kind::Call, 0, |out| out.bytes.extend_from_slice(request));
+        let call = self.link.begin(packet.unwrap(), pending);
         (call.map_err(|_| "refused").unwrap(), answered)
     }
 
@@ -186,6 +190,20 @@ async fn its_end_is_its_death_and_what_it_has_begun_by_then_counts() {
     let error = crashed.await.unwrap();
     assert_eq!((error.code, error.not_executed), (abi::E_CRASHED, false));
     let error = never_begun.await.unwrap();
+    assert_eq!((error.code, error.not_executed), (abi::E_UNAVAILABLE, true));
+}
+
+/// More than the socket takes, and nobody reads: of the first a part has left, and what has become of that nobody knows.
+#[tokio::test]
+async fn a_call_of_which_a_part_has_left_may_have_been_begun() {
+    let other = other();
+    let large = vec![0; 4 << 20];
+    let (in_part, waits) = (other.begin_with(None, &large).1, other.begin(None).1);
+    assert!(other.link.outgoing().sent > 0);
+    assert_eq!(other.link.bury(), (2, 1));
+    let error = in_part.await.unwrap();
+    assert_eq!((error.code, error.not_executed), (abi::E_CRASHED, false));
+    let error = waits.await.unwrap();
     assert_eq!((error.code, error.not_executed), (abi::E_UNAVAILABLE, true));
 }
 
