@@ -430,6 +430,63 @@ fn a_file_is_read_as_the_loader_reads_it() {
     refused("short", &bytes, "library search path \"/tmp/evil\"");
 }
 
+/// Old linkers say it with an entry of its own, new ones with a flag, and some with both.
+#[test]
+fn writable_code_is_refused_whichever_way_it_is_said() {
+    const PT_DYNAMIC: u32 = 2;
+    const DT_DEBUG: u64 = 21;
+    const DT_TEXTREL: u64 = 22;
+    const DT_FLAGS: u64 = 30;
+    const DF_TEXTREL: u64 = 4;
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["-DTEXTREL", "-Wl,-z,notext"];
+    let file = probe(dir.path(), "both", &options);
+    let both = std::fs::read(&file).unwrap();
+    let dynamic = header(&both, PT_DYNAMIC);
+    let number = |at: usize| u64::from_le_bytes(both[at..at + 8].try_into().unwrap());
+    let of = |tag: u64| {
+        let mut entry = usize::try_from(number(dynamic + 8)).unwrap();
+        while number(entry) != tag {
+            assert_ne!(number(entry), 0, "no entry {tag}");
+            entry += 16;
+        }
+        entry
+    };
+    let (entry, flags) = (of(DT_TEXTREL), of(DT_FLAGS));
+    assert_ne!(number(flags + 8) & DF_TEXTREL, 0);
+    for (has_entry, has_flag) in [(true, true), (true, false), (false, true), (false, false)] {
+        let mut bytes = both.clone();
+        if !has_entry {
+            bytes[entry..entry + 8].copy_from_slice(&DT_DEBUG.to_le_bytes());
+        }
+        if !has_flag {
+            let other = number(flags + 8) & !DF_TEXTREL;
+            bytes[flags + 8..flags + 16].copy_from_slice(&other.to_le_bytes());
+        }
+        std::fs::write(&file, bytes).unwrap();
+        let is_refused = has_entry || has_flag;
+        assert_eq!(inspect(&file).unwrap().text_relocations, is_refused);
+        assert_eq!(refuses(&file), is_refused);
+    }
+}
+
+#[test]
+fn program_headers_have_one_size_and_are_not_many() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = probe(dir.path(), "headers", &[]);
+    let good = std::fs::read(&file).unwrap();
+    for (at, number) in [(54, 55_u16), (56, 4097)] {
+        let mut bytes = good.clone();
+        bytes[at..at + 2].copy_from_slice(&number.to_le_bytes());
+        std::fs::write(&file, bytes).unwrap();
+        let text = refusal(&file, &Pin::default());
+        assert!(
+            text.contains("a size or number that no ELF file has"),
+            "{text}"
+        );
+    }
+}
+
 /// What the loader brings in beside it, under whatever name.
 #[test]
 fn a_library_that_looks_like_the_usual_ones_is_a_warning() {
