@@ -164,6 +164,12 @@ fn no_entry_no_note() {
         &["-DNO_ENTRY"],
         "does not export the data symbol skillgate_plugin_entry_v1",
     );
+    // It would be read as the table that it is not.
+    refused(
+        "function",
+        &["-DNO_ENTRY", "-DENTRY_FUNCTION"],
+        "does not export the data symbol skillgate_plugin_entry_v1",
+    );
     refused("no_note", &["-DNO_NOTE"], "no SkillGate ELF note");
 }
 

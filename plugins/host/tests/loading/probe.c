@@ -2,6 +2,7 @@
  * It does not block: what waits, waits on a thread of its own.
  *
  *   -DNOTE_MAJOR=9 -DENTRY_MAJOR=9 -DMIN_HOST=7 -DFLAGS=... -DNO_NOTE -DNO_ENTRY -DENTRY_ID="..."
+ *   -DNO_ENTRY -DENTRY_FUNCTION: a function has the name of the entry
  *   -DVERSION="..." of the plugin     -DANY_FACTORY: gives its factory for every id
  *   -DGO: has the build id of a program in Go     -DGO_WITHOUT_ID: its build information alone     -DTEXTREL: an address in its code
  *   -DSTATIC_TLS: reserves thread-local storage at program start
@@ -492,6 +493,10 @@ static const skg_plugin_info info = {
     sizeof(skg_plugin_info), 0, SKG_LIT(ENTRY_ID), SKG_LIT(VERSION), { NULL, 0 }, { NULL, 0 }, { NULL, 0 }, { NULL, 0 }, { NULL, 0 } };
 
 #ifdef NO_ENTRY
+#ifdef ENTRY_FUNCTION
+SKG_EXPORT int entry_function(void) __asm__("skillgate_plugin_entry_v1");
+int entry_function(void) { return 0; }
+#endif
 /* the same table under another name */
 SKG_EXPORT const skg_entry_v1 not_the_entry = {
     MAGIC, sizeof(skg_entry_v1), ENTRY_MAJOR, SKG_ABI_MINOR, MIN_HOST, FLAGS, &info, get_factory };
