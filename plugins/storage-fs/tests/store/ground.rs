@@ -1,9 +1,11 @@
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::blocking::Storage;
 use skillgate_plugin_sdk::model::CreateRequest;
 
+use crate::child;
 use crate::support::*;
 
 fn refusal(bench: &Bench) -> (i32, String) {
@@ -84,6 +86,34 @@ fn the_root_is_closed_and_what_a_sandbox_reads_is_open() {
         assert_eq!(mode(dir), 0o755, "{dir}");
     }
     assert_eq!(mode(&format!("{version}/files/code/main.py")), 0o644);
+}
+
+/// A service's umask is often 077; a sandbox with another user has to read what is stored all the same.
+#[test]
+fn what_a_sandbox_reads_is_open_whatever_the_umask() {
+    let bench = Bench::new();
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"umask 077 && exec "$0" "$@""#])
+        .arg(std::env::current_exe().unwrap())
+        .args(child::ARGS);
+    let output = child::set_job(&mut command, "round", &bench.root()).output();
+    let said = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
+    assert!(said.contains("ack") && said.contains("end"), "{said}");
+    let (mut todo, mut files) = (vec![bench.root().join("tenants")], 0);
+    while let Some(path) = todo.pop() {
+        let meta = std::fs::symlink_metadata(&path).unwrap();
+        let open = if meta.is_dir() { 0o755 } else { 0o644 };
+        let mode = meta.permissions().mode() & 0o7777;
+        assert_eq!(mode, open, "{}", path.display());
+        if meta.is_dir() {
+            let below = std::fs::read_dir(&path).unwrap();
+            todo.extend(below.map(|entry| entry.unwrap().path()));
+        } else {
+            files += 1;
+        }
+    }
+    assert!(files > 4, "{files}");
 }
 
 /// Its blobs can be read by everybody who reaches them.
