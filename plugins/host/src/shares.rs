@@ -208,6 +208,22 @@ mod tests {
         assert!(waiting.next(loud.pop().unwrap()).is_none());
     }
 
+    /// Neither a tenant's name nor whose thread has ended decides it.
+    #[test]
+    fn of_those_who_have_none_the_first_that_came_comes_first() {
+        for late in ["a", "b"] {
+            let mut waiting = Waiting::new(1);
+            let ended = began(&mut waiting, "a", 1).pop().unwrap();
+            for tenant in ["z", late] {
+                assert!(began(&mut waiting, tenant, 1).is_empty());
+            }
+            let (ended, first) = waiting.next(ended).unwrap();
+            assert_eq!(first, "z0");
+            let (_, second) = waiting.next(ended).unwrap();
+            assert_eq!(second, format!("{late}0"));
+        }
+    }
+
     /// Whatever ends and whatever comes: a job that may be begun does not wait.
     #[test]
     fn nothing_waits_for_which_a_thread_is_free() {

@@ -192,6 +192,8 @@ mod tests {
         assert_eq!(error.0, "x: 2 is no flag");
         let error = In::new(&[9, 0, 0, 0], &mut none).count("x", 8).unwrap_err();
         assert_eq!(error.0, "x: 9 elements, more than the 8 that are allowed");
+        let most = In::new(&[8, 0, 0, 0], &mut none).count("x", 8).unwrap();
+        assert_eq!(most, 8);
         assert!(In::new(&[], &mut none).fd("x").is_err());
         assert!(In::new(&[0], &mut none).end().is_err());
     }

@@ -207,6 +207,17 @@ async fn a_call_of_which_a_part_has_left_may_have_been_begun() {
     assert_eq!((error.code, error.not_executed), (abi::E_UNAVAILABLE, true));
 }
 
+#[tokio::test]
+async fn a_call_of_which_nothing_has_left_has_not_been_begun() {
+    let other = other();
+    other.link.outgoing().full = true;
+    let waits = other.begin(None).1;
+    assert_eq!(other.link.outgoing().sent, 0);
+    assert_eq!(other.link.bury(), (1, 1));
+    let error = waits.await.unwrap();
+    assert_eq!((error.code, error.not_executed), (abi::E_UNAVAILABLE, true));
+}
+
 /// Nobody would count it as ended: its instance would be in use for ever.
 #[tokio::test]
 async fn a_failure_that_makes_no_sense_is_told_to_whoever_waits() {
