@@ -134,3 +134,29 @@ pub(crate) fn signed_as(comment: &str, id: &str, version: Option<&str>) -> Resul
         expected: format!("{COMMENT} {id} {}", version.unwrap_or("<version>")),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn before_it_runs_only_an_id_that_was_cut_may_go_on() {
+        let cut = "x".repeat(NOTE_ID_BYTES);
+        let (whole, shorter) = (format!("{cut}yz"), &cut[1..]);
+        let signed = |of: &str| format!("{COMMENT} {of} 1.0.0");
+        for (of, id, fits) in [
+            ("org.example.a", "org.example.a", true),
+            ("org.example.ab", "org.example.a", false),
+            ("org.example", "org.example.a", false),
+            (&cut, &cut, true),
+            (&whole, &cut, true),
+            (&cut, shorter, false),
+            (shorter, &cut, false),
+        ] {
+            assert_eq!(signed_as(&signed(of), id, None).is_ok(), fits, "{of} {id}");
+            // What it then says of itself is the whole of it.
+            let exact = signed_as(&signed(of), id, Some("1.0.0")).is_ok();
+            assert_eq!(exact, of == id, "{of} {id}");
+        }
+    }
+}
