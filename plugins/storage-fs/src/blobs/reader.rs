@@ -322,6 +322,11 @@ mod tests {
         std::fs::remove_dir_all(&place).unwrap();
         let gone = open_part(&ground, BLOB, CHUNKS_FILE).map(drop);
         assert!(matches!(gone, Err(Fault::NotFound(_))), "{gone:?}");
+        // What cannot be looked into is not gone for that.
+        let above = place.parent().unwrap();
+        std::fs::remove_dir(above).unwrap();
+        std::os::unix::fs::symlink(dir.path(), above).unwrap();
+        assert!(is_gone(&ground, BLOB).is_err());
     }
 
     #[test]

@@ -139,6 +139,24 @@ mod tests {
         }
     }
 
+    /// An operator is told to restore what is damaged, and nothing else.
+    #[test]
+    fn what_cannot_be_read_for_now_is_no_damage() {
+        use rustix::io::Errno;
+        let stored = file("SKILL.md", b"2");
+        let read = |errno| is_sound(Err(Fault::os("open", "x")(errno)), "x", &stored);
+        for errno in [Errno::MFILE, Errno::NOMEM, Errno::ACCESS] {
+            assert!(matches!(read(errno), Err(Fault::Os { .. })), "{errno:?}");
+        }
+        for (errno, said) in [
+            (Errno::NOENT, "x: missing: "),
+            (Errno::IO, "x: cannot open"),
+        ] {
+            let why = read(errno).unwrap_err();
+            assert!(matches!(why, Fault::Corrupt(_)) && why.to_string().starts_with(said));
+        }
+    }
+
     #[test]
     fn what_has_not_changed_is_not_read_again() {
         let place = tempfile::tempdir().unwrap();

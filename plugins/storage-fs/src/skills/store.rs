@@ -517,3 +517,23 @@ fn skip(ground: &Ground, path: &str, why: &str) {
         &[("path", path), ("reason", why)],
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn what_is_out_of_reach_for_now_is_not_lost() {
+        let is_lost = |fault| matches!(lost("a", fault), Fault::Corrupt(_));
+        let os = |errno| Fault::os("open", "a/b")(errno);
+        for fault in [os(Errno::MFILE), os(Errno::NOMEM), os(Errno::ACCESS)] {
+            assert!(!is_lost(fault));
+        }
+        let there_is_more = Fault::OutOfRange(String::new());
+        for fault in [os(Errno::NOENT), os(Errno::IO), there_is_more] {
+            assert!(is_lost(fault));
+        }
+    }
+}
