@@ -219,3 +219,17 @@ fn a_planted_lock_format_or_directory_is_not_followed() {
         }
     }
 }
+
+/// Nobody knows how many skills are in it; that there is something is told as long as the store lives.
+#[test]
+fn a_directory_that_cannot_be_listed_at_the_start_is_counted() {
+    let bench = Bench::new();
+    drop(bench.store());
+    let tenant = bench.root().join("tenants/acme");
+    std::fs::create_dir_all(&tenant).unwrap();
+    symlink(bench.dir.path(), tenant.join("skills")).unwrap();
+    let health = bench.store().health().unwrap();
+    assert_eq!(health.state, abi::HEALTH_DEGRADED, "{health:?}");
+    let counted = health.metrics_json.contains(r#""skills_unread":1,"#);
+    assert!(counted, "{health:?}");
+}
