@@ -76,9 +76,11 @@ pub(super) fn hierarchies(
             refused.push(e.to_string());
             continue;
         }
-        // The cpu controller of version 2 counts too.
-        let counts = v2 && usable.contains(&"cpu");
-        wanted.retain(|w| !usable.contains(w) && !(counts && *w == "cpuacct"));
+        wanted.retain(|w| !usable.contains(w));
+        if v2 && usable.contains(&"cpu") {
+            // That of version 2 counts too.
+            wanted.retain(|w| *w != "cpuacct");
+        }
         found.push(Hierarchy {
             v2,
             controllers: usable,
