@@ -39,6 +39,7 @@ use crate::telemetry::metrics::Metrics;
 pub use challenge::METADATA_PATH;
 pub use claims::check_subject;
 pub use clock::{Clock, Now};
+use keys::Signed;
 pub use mint::{DevelopmentKey, MintError};
 use prepare::Jwt;
 pub use prepare::{IssuerState, Prepared, check, prepare};
@@ -75,6 +76,8 @@ pub struct Subject {
     pub expires_s: Option<u64>,
     /// `exp` and the leeway of its issuer: from then on the token is refused.
     pub accepted_until_s: Option<u64>,
+    /// By what its token was found to be good.
+    signed: Option<Signed>,
 }
 
 /// Who acts for somebody else: `act` (RFC 8693 section 4.1).
@@ -101,6 +104,7 @@ impl Subject {
             actor: None,
             expires_s: None,
             accepted_until_s: None,
+            signed: None,
         }
     }
 
@@ -123,7 +127,18 @@ pub struct Caller {
     subject: Arc<Subject>,
     ip: IpAddr,
     /// None: for ever, as the local operator.
-    clock: Option<Clock>,
+    let_in_by: Option<Authenticator>,
+}
+
+/// Why a token that was taken when its request came is taken no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Lapsed {
+    /// Its end has come.
+    #[error("the token expired")]
+    Expired,
+    /// Its issuer is not configured any more, or the key that signed it is none that is used.
+    #[error("the token's key is trusted no more")]
+    Withdrawn,
 }
 
 impl Caller {
@@ -144,12 +159,13 @@ impl Caller {
         self.ip
     }
 
-    /// Whether the token has expired since it was checked: a body can take its time to arrive, and a call waits for
-    /// those before it in a batch.
-    pub fn has_expired(&self) -> bool {
-        match (&self.clock, self.subject.accepted_until_s) {
-            (Some(clock), Some(until_s)) => clock.now().unix_s >= until_s,
-            _ => false,
+    /// Whether the token is taken no more since it was checked, and why: a body can take its time to arrive, and a call waits
+    /// for those before it in a batch. Meanwhile a reload or a new JWKS can have taken its key away.
+    pub fn lapsed(&self) -> Option<Lapsed> {
+        match &**self.let_in_by.as_ref()?.0.mode.load() {
+            // Nobody is asked for a token.
+            Mode::Off => None,
+            Mode::Jwt(jwt) => jwt.verifier.lapsed(&self.subject),
         }
     }
 
@@ -160,9 +176,18 @@ impl Caller {
             accepted_until_s: Some(0),
             ..Subject::local()
         };
+        let (issuers, generation) = (Default::default(), Default::default());
+        let jwt = Jwt {
+            verifier: verify::Verifier::new(issuers, 0, generation, Clock::system()),
+            challenge: challenge::Challenge {
+                resource: None,
+                required_scopes: Vec::new(),
+                issuers: Vec::new(),
+            },
+        };
         Caller {
             subject: Arc::new(subject),
-            clock: Some(Clock::system()),
+            let_in_by: Some(Authenticator::new(Prepared(Mode::Jwt(Box::new(jwt))))),
             ..self
         }
     }
@@ -179,7 +204,7 @@ impl Caller {
         Caller {
             subject: Arc::new(subject),
             ip: IpAddr::from([127, 0, 0, 1]),
-            clock: None,
+            let_in_by: None,
         }
     }
 
@@ -253,7 +278,7 @@ impl Authenticator {
         Caller {
             subject: self.0.local.clone(),
             ip: IpAddr::from([127, 0, 0, 1]),
-            clock: None,
+            let_in_by: None,
         }
     }
 
@@ -307,8 +332,12 @@ impl Authenticator {
         })?;
         let has = |scope: &String| subject.scopes.contains(scope);
         if jwt.challenge.required_scopes.iter().all(has) {
-            let clock = Some(jwt.verifier.clock().clone());
-            Ok(Caller { subject, ip, clock })
+            let let_in_by = Some(self.clone());
+            Ok(Caller {
+                subject,
+                ip,
+                let_in_by,
+            })
         } else {
             let refusal = jwt.challenge.insufficient_scope(headers);
             Err(("insufficient_scope", refusal))
@@ -401,7 +430,7 @@ impl AuthLayer {
             Caller {
                 subject: self.authenticator.0.nobody.clone(),
                 ip,
-                clock: None,
+                let_in_by: None,
             }
         } else {
             let query = request.uri().query();

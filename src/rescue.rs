@@ -425,7 +425,7 @@ impl From<runs::Error> for ErrorObject {
             }
             Error::Outdated => ErrorObject::new(Code::Unavailable, "unavailable", message)
                 .with("retry_after_ms", 0.into()),
-            Error::Expired => ErrorObject::new(Code::Unauthenticated, "unauthenticated", message),
+            Error::Lapsed(_) => ErrorObject::new(Code::Unauthenticated, "unauthenticated", message),
             Error::Catalog(error) => error.into(),
             Error::Blobs(error) => error.into(),
             Error::Secrets(_) | Error::NoGate => {

@@ -415,11 +415,11 @@ where
     }
 
     async fn call(&self, envelope: &Envelope) -> Result<Box<RawValue>, ErrorObject> {
-        if self.caller.has_expired() {
+        if let Some(lapsed) = self.caller.lapsed() {
             return Err(ErrorObject::new(
                 Code::Unauthenticated,
                 "unauthenticated",
-                "the token expired before this call began; get a new one and send it again",
+                format!("{lapsed} before this call began; get a new token and send it again"),
             ));
         }
         let params = match &envelope.params {

@@ -29,6 +29,7 @@ use tracing::Instrument;
 
 use crate::audit::{self, Audit};
 use crate::auth::Caller;
+use crate::auth::Lapsed;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
 use crate::gate::{self, Gate, Grant};
@@ -86,11 +87,9 @@ pub enum Error {
     /// The rules that allowed it have been replaced while it waited.
     #[error("the organisation's rules changed while this run waited: nothing was run, call again")]
     Outdated,
-    /// The token of its caller has expired while it waited.
-    #[error(
-        "the token expired while this run waited: nothing was run; get a new one and call again"
-    )]
-    Expired,
+    /// The token of its caller is taken no more since it waits.
+    #[error("{0} while this run waited: nothing was run; get a new token and call again")]
+    Lapsed(Lapsed),
     /// The permit's network cannot be kept.
     #[error(transparent)]
     Grant(#[from] gate::BadGrant),
@@ -117,7 +116,8 @@ impl Error {
             Error::Blobs(_) => "blob_unavailable",
             Error::Secrets(_) => "secret_unavailable",
             Error::Outdated => "policy_changed",
-            Error::Expired => "token_expired",
+            Error::Lapsed(Lapsed::Expired) => "token_expired",
+            Error::Lapsed(Lapsed::Withdrawn) => "token_withdrawn",
             Error::Grant(_) => "network_malformed",
             Error::NoGate => "no_gate",
             Error::Sandbox(error) if error.code == abi::E_OUT_OF_RANGE => "too_large",
@@ -427,8 +427,8 @@ impl Runs {
 
     /// That neither the caller's token nor the rules that allowed it have come to their end meanwhile.
     fn check(&self, job: &Job) -> Result<(), Error> {
-        if job.caller.has_expired() {
-            return Err(Error::Expired);
+        if let Some(lapsed) = job.caller.lapsed() {
+            return Err(Error::Lapsed(lapsed));
         }
         self.permits.check(&job.permit)
     }

@@ -164,7 +164,7 @@ const WORDS: [&str; 8] = [
     "reload",
     "config",
 ];
-const WORDS_OF_ROOMS: [&str; 2] = ["auth::Caller", "policy::Permit"];
+const WORDS_OF_ROOMS: [&str; 3] = ["auth::Caller", "auth::Lapsed", "policy::Permit"];
 
 /// Each `crate::room::...` of a file, up to where it branches.
 fn uses(code: &str) -> Vec<&str> {

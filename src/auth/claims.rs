@@ -120,6 +120,7 @@ impl Mapping {
             actor,
             expires_s: Some(expires_s),
             accepted_until_s: Some(expires_s),
+            signed: None,
         })
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey};
+use jsonwebtoken::{Algorithm, AlgorithmFamily, DecodingKey, DecodingKeyKind};
 use ring::agreement::{self, EphemeralPrivateKey, UnparsedPublicKey};
 use ring::rand::SystemRandom;
 use rustls::pki_types::SubjectPublicKeyInfoDer;
@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
 use super::spki;
-use super::token::KID_BYTES_MAX;
+use super::token::{KID_BYTES_MAX, Token};
 use crate::json;
 
 /// Most keys of one issuer.
@@ -75,12 +75,46 @@ impl Key {
         &self.decoding
     }
 
+    /// Of the key alone, whatever it is called.
+    fn thumbprint(&self) -> [u8; 32] {
+        match self.decoding.kind() {
+            DecodingKeyKind::SecretOrDer(bytes) => Sha256::digest(bytes),
+            DecodingKeyKind::RsaModulusExponent { n, e } => {
+                Sha256::new_with_prefix(n).chain_update(e).finalize()
+            }
+        }
+        .into()
+    }
+
     fn is(&self, kid: &str) -> bool {
         self.kid.as_deref() == Some(kid)
     }
 
     fn fits(&self, algorithm: Algorithm) -> bool {
         self.shape.fits(algorithm) && self.algorithm.is_none_or(|own| own == algorithm)
+    }
+}
+
+/// By what a token was found to be good.
+#[derive(Debug)]
+pub(super) struct Signed {
+    /// As the token names it.
+    kid: Option<String>,
+    algorithm: Algorithm,
+    thumbprint: [u8; 32],
+}
+
+impl Signed {
+    pub(super) fn new(token: &Token<'_>, key: &Key) -> Self {
+        Signed {
+            kid: token.kid.clone(),
+            algorithm: token.algorithm,
+            thumbprint: key.thumbprint(),
+        }
+    }
+
+    pub(super) fn algorithm(&self) -> Algorithm {
+        self.algorithm
     }
 }
 
@@ -159,6 +193,12 @@ impl KeySet {
             keys.any(|key| key.is(kid) && key.fits(algorithm))
         };
         kid.is_some_and(is)
+    }
+
+    /// Whether the key of a token that was good would be tried for it now.
+    pub(super) fn would_try(&self, signed: &Signed) -> bool {
+        self.candidates(signed.kid.as_deref(), signed.algorithm)
+            .any(|key| key.thumbprint() == signed.thumbprint)
     }
 
     /// How many.

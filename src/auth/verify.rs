@@ -7,15 +7,15 @@ use std::sync::Arc;
 use jsonwebtoken::Algorithm;
 use serde_json::{Map, Value};
 
-use super::Subject;
 use super::cache::{self, Cache, Generation};
 use super::claims::{CLIENT_CLAIMS, Mapping};
 use super::clock::{Clock, Now};
 use super::crypto;
 use super::jwks::Keys;
-use super::keys::KeySet;
+use super::keys::{KeySet, Signed};
 use super::refused::Refused;
 use super::token::{TOKEN_BYTES_MAX, Token};
+use super::{Lapsed, Subject};
 use crate::config::{self, TokenType};
 
 /// Latest moment that a claim may name: the end of the year 9999. Beyond it is a mistake or an attack on arithmetic.
@@ -82,10 +82,6 @@ impl Verifier {
         }
     }
 
-    pub(super) fn clock(&self) -> &Clock {
-        &self.clock
-    }
-
     pub(super) fn issuers(&self) -> &HashMap<String, Issuer> {
         &self.issuers
     }
@@ -125,6 +121,27 @@ impl Verifier {
             })
     }
 
+    /// Why a token that was good is taken no more: what a request with it would hear that came now, as far as time and keys go.
+    /// Asks nobody and waits for nobody, so that everything that begins late can ask. Keys that are not known just now are none.
+    pub(super) fn lapsed(&self, subject: &Subject) -> Option<Lapsed> {
+        let now_s = self.clock.now().unix_s;
+        if subject.accepted_until_s.is_some_and(|until| now_s >= until) {
+            return Some(Lapsed::Expired);
+        }
+        let signed = subject.signed.as_ref()?;
+        let issuer = self.issuers.get(&subject.issuer);
+        let is_trusted = issuer.is_some_and(|issuer| {
+            issuer.algorithms.contains(&signed.algorithm())
+                && match &issuer.keys {
+                    Keys::Fixed(set) => set.would_try(signed),
+                    Keys::Remote(remote) => remote
+                        .usable()
+                        .is_some_and(|held| held.set.would_try(signed)),
+                }
+        });
+        (!is_trusted).then_some(Lapsed::Withdrawn)
+    }
+
     /// Has keys fetched that are missing or no longer fresh.
     pub(super) fn tend(&self) {
         for issuer in self.issuers.values() {
@@ -148,7 +165,7 @@ impl Verifier {
         }
         let by = |set: &KeySet| {
             set.candidates(token.kid.as_deref(), token.algorithm)
-                .any(|key| {
+                .find(|key| {
                     crypto::verifies(
                         token.algorithm,
                         key.decoding(),
@@ -156,25 +173,29 @@ impl Verifier {
                         token.signature,
                     )
                 })
+                .map(|key| Signed::new(&token, key))
         };
-        let holds = match &issuer.keys {
+        let signed = match &issuer.keys {
             Keys::Fixed(set) => by(set),
-            Keys::Remote(remote) => match remote.tend() {
-                Some(held) if by(&held.set) => true,
-                // The key that it names is here, and has not signed it.
-                Some(held) if held.set.names(token.kid.as_deref(), token.algorithm) => false,
-                // It may be by a new key: one without a name that is here and fits says nothing against that.
-                before => {
-                    let after = remote.ask().await?;
-                    let same = before.is_some_and(|before| before.set.same_as(&after.set));
-                    !same && by(&after.set)
+            Keys::Remote(remote) => {
+                let before = remote.tend();
+                let signed = before.as_ref().and_then(|held| by(&held.set));
+                match before {
+                    _ if signed.is_some() => signed,
+                    // The key that it names is here, and has not signed it.
+                    Some(held) if held.set.names(token.kid.as_deref(), token.algorithm) => None,
+                    // It may be by a new key: one without a name that is here and fits says nothing against that.
+                    before => {
+                        let after = remote.ask().await?;
+                        let same = before.is_some_and(|before| before.set.same_as(&after.set));
+                        if same { None } else { by(&after.set) }
+                    }
                 }
-            },
+            }
         };
-        if !holds {
-            return Err(Refused::Signature);
-        }
-        issuer.subject(name, &token, now)
+        let signed = Some(signed.ok_or(Refused::Signature)?);
+        let subject = issuer.subject(name, &token, now)?;
+        Ok(Subject { signed, ..subject })
     }
 }
 

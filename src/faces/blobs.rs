@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, StreamBody};
 use tokio::time::Instant;
 use tower::{ServiceBuilder, ServiceExt};
 
-use crate::auth::{Authenticated, Caller};
+use crate::auth::{Authenticated, Caller, Lapsed};
 use crate::blobs::{self, CHUNK_BYTES, Kind};
 use crate::limit::{CallLimitLayer, Limits};
 use crate::methods::blob_transfer::{self, Download};
@@ -235,8 +235,8 @@ enum UploadError {
     Body(Broken),
     /// It comes too slowly.
     Slow,
-    /// Its caller's token has come to its end before it has.
-    Expired,
+    /// Its caller's token is taken no more.
+    Lapsed(Lapsed),
     Blob(blobs::Error),
 }
 
@@ -258,18 +258,20 @@ impl From<UploadError> for Refusal {
                      server.body_timeout_ms; send it over a faster connection, or in smaller blobs"
                 ),
             ),
-            UploadError::Expired => Refusal::new(
+            UploadError::Lapsed(lapsed) => Refusal::new(
                 StatusCode::UNAUTHORIZED,
                 "unauthenticated",
-                "the token expired before the body had arrived, so nothing is stored; get a new one and send it again",
+                format!(
+                    "{lapsed} before the body had arrived, so nothing is stored; get a new token and send it again"
+                ),
             ),
             UploadError::Blob(error) => ErrorObject::from(error).into(),
         }
     }
 }
 
-/// The data of a body. A pause longer than `idle` ends it, and so do a pace that is too slow and the end of the token: also that
-/// between the last piece and the end, after which it is stored.
+/// The data of a body. A pause longer than `idle` ends it, and so do a pace that is too slow and the end of the token, or of
+/// the trust in its key: also that between the last piece and the end, after which it is stored.
 fn pieces(
     body: Body,
     caller: Caller,
@@ -280,14 +282,14 @@ fn pieces(
         let (mut body, mut pace) = upload?;
         let began = Instant::now();
         let piece = next_piece(&mut body, idle).await;
-        let why = match piece {
-            _ if caller.has_expired() => UploadError::Expired,
-            None => return None,
-            Some(Err(broken)) => UploadError::Body(broken),
-            Some(Ok(piece)) if pace.is_kept(piece.len(), began.elapsed()) => {
+        let why = match (caller.lapsed(), piece) {
+            (Some(lapsed), _) => UploadError::Lapsed(lapsed),
+            (None, None) => return None,
+            (None, Some(Err(broken))) => UploadError::Body(broken),
+            (None, Some(Ok(piece))) if pace.is_kept(piece.len(), began.elapsed()) => {
                 return Some((Ok(piece), (Some((body, pace)), caller)));
             }
-            Some(Ok(_)) => UploadError::Slow,
+            (None, Some(Ok(_))) => UploadError::Slow,
         };
         Some((Err(why), (None, caller)))
     })

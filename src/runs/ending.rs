@@ -276,6 +276,7 @@ mod tests {
 
     use super::super::Error;
     use super::Unavailable;
+    use crate::auth::Lapsed;
 
     #[test]
     fn why_a_run_was_not_started_is_in_the_manual() {
@@ -287,7 +288,8 @@ mod tests {
         for error in [
             Error::QueueFull { retry_after_ms: 1 },
             Error::Outdated,
-            Error::Expired,
+            Error::Lapsed(Lapsed::Expired),
+            Error::Lapsed(Lapsed::Withdrawn),
             Error::NoGate,
             of(abi::E_OUT_OF_RANGE),
             of(abi::E_UNAVAILABLE),

@@ -16,6 +16,7 @@ use crate::stopping::SLEEPS;
 use crate::support::eventually;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::{Answer, Client};
+use crate::swap::reload;
 
 const ISSUER: &str = "http://localhost/dev";
 pub(crate) const LIST: &[u8] =
@@ -362,13 +363,8 @@ fn anybody_may_ask_where_to_get_a_token() {
     open.stop();
 }
 
-/// What waits for its place is asked again when it gets it.
-#[test]
-fn a_run_that_waits_is_not_begun_when_its_token_has_expired() {
-    const PATIENCE: Duration = Duration::from_secs(20);
-    // Its caller has to come before the token's end.
-    let _alone = alone();
-    let key = key();
+/// A gateway with one place for runs, which takes tokens of this key, and the call that has the place.
+fn busy(key: &DevelopmentKey) -> (House, Gateway, Client) {
     let dir = house("");
     let path = dir.path().join("jwks.json");
     std::fs::write(&path, key.jwks().to_string()).unwrap();
@@ -379,10 +375,6 @@ fn a_run_that_waits_is_not_begun_when_its_token_has_expired() {
         ..Settings::default()
     });
     let gateway = dir.start();
-    let run = |code: &str| {
-        let params = json!({ "language": "python", "code": code });
-        json!({ "jsonrpc": "2.0", "id": 1, "method": "run_code", "params": params }).to_string()
-    };
     let (mut first, code) = (gateway.client(), run(SLEEPS));
     let bearer = format!("Bearer {}", key.token(&claims("alice", "default")).unwrap());
     let headers = [
@@ -395,12 +387,30 @@ fn a_run_that_waits_is_not_begun_when_its_token_has_expired() {
     eventually("the first has the place", PATIENCE, || {
         gateway.log().contains("run started")
     });
+    (dir, gateway, first)
+}
+
+fn run(code: &str) -> String {
+    let params = json!({ "language": "python", "code": code });
+    json!({ "jsonrpc": "2.0", "id": 1, "method": "run_code", "params": params }).to_string()
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const QUICK: &str = "def main(args):\n    return 1\n";
+
+/// What waits for its place is asked again when it gets it.
+#[test]
+fn a_run_that_waits_is_not_begun_when_its_token_has_expired() {
+    // Its caller has to come before the token's end.
+    let _alone = alone();
+    let key = key();
+    let (_house, gateway, first) = busy(&key);
     let mut short = claims("bob", "default");
     // Long enough to come and wait.
     let end_s = now_s() + 5;
     short.insert("exp".into(), end_s.into());
     let short = key.token(&short).unwrap();
-    let code = run("def main(args):\n    return 1\n");
+    let code = run(QUICK);
     std::thread::scope(|scope| {
         let second = scope.spawn(|| with_token(&mut gateway.client(), &short, code.as_bytes()));
         eventually("the second waits", PATIENCE, || {
@@ -414,5 +424,37 @@ fn a_run_that_waits_is_not_begun_when_its_token_has_expired() {
             "{refused}"
         );
     });
+    gateway.stop();
+}
+
+/// The same when the key has gone that vouches for it, and so for what comes after it in its batch.
+#[test]
+fn a_run_that_waits_is_not_begun_when_its_key_has_been_withdrawn() {
+    let _alone = alone();
+    let old = key();
+    let (house, gateway, first) = busy(&old);
+    let token = old.token(&claims("bob", "default")).unwrap();
+    let list = String::from_utf8_lossy(LIST).into_owned();
+    let batch = format!("[{},{list}]", run(QUICK));
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| with_token(&mut gateway.client(), &token, batch.as_bytes()));
+        eventually("the second waits", PATIENCE, || {
+            value(&metrics(&gateway), "skillgate_run_queue_depth ") == 1.0
+        });
+        std::fs::write(house.path().join("jwks.json"), key().jwks().to_string()).unwrap();
+        reload(&gateway, "reloaded: ");
+        let late = with_token(&mut gateway.client(), &token, LIST);
+        assert_eq!(late.status, 401, "{}", late.text());
+        first.hang_up();
+        let refused = second.join().unwrap().json().unwrap();
+        for answer in refused.as_array().unwrap() {
+            assert_eq!(answer["error"]["data"]["kind"], "unauthenticated");
+            let message = answer["error"]["message"].as_str().unwrap();
+            assert!(message.contains("key is trusted no more"), "{message}");
+        }
+        assert_eq!(refused.as_array().unwrap().len(), 2);
+    });
+    let log = std::fs::read_to_string(house.path().join(".skillgate/audit.jsonl")).unwrap();
+    assert_eq!(log.matches("\"token_withdrawn\"").count(), 1, "{log}");
     gateway.stop();
 }

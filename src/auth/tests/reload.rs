@@ -156,3 +156,60 @@ async fn installing_counts_from_the_next_request_on() {
     assert!(ask(&keys[2]).await, "nobody is asked any more");
     assert!(auth.issuers().is_empty());
 }
+
+/// What has come before is asked again where it begins: by then its key or its issuer may be gone.
+#[tokio::test]
+async fn a_caller_is_let_in_no_more_when_its_key_is_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys.json");
+    let keys = [(); 2].map(|()| DevelopmentKey::generate("ES256").unwrap());
+    let [mine, other] = keys.each_ref().map(|key| key.jwks()["keys"][0].clone());
+    let with = |member: &str, value: Value| {
+        let mut jwk = mine.clone();
+        jwk[member] = value;
+        jwk
+    };
+    let text = one_issuer(&format!("jwks_file = {path:?}"), "ES256");
+    let hands = Hands::default();
+    let installed = async |auth: &Authenticator, text: &str, jwks: &[&Value]| {
+        std::fs::write(&path, json!({ "keys": jwks }).to_string()).unwrap();
+        let config = configuration(text).unwrap();
+        auth.install(prepare(&config, hands.clock()).await.unwrap());
+    };
+    let auth = Authenticator::off();
+    installed(&auth, &text, &[&mine]).await;
+    let token = keys[0].token(claims_of(A).as_object().unwrap()).unwrap();
+    let bearer = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+    let headers = HeaderMap::from_iter([(header::AUTHORIZATION, bearer)]);
+    let caller = auth.authenticate(&headers, None, IP).await.unwrap();
+
+    let gone = Some(Lapsed::Withdrawn);
+    let nameless = with("kid", Value::Null);
+    let renamed = with("kid", json!("another"));
+    let mut in_its_name = other.clone();
+    in_its_name["kid"] = mine["kid"].clone();
+    for (what, jwks, expected) in [
+        ("the same", vec![&mine], None),
+        ("one more", vec![&other, &mine], None),
+        ("another one alone", vec![&other], gone),
+        ("it is back", vec![&mine], None),
+        ("without its name", vec![&nameless], None),
+        ("under another name", vec![&renamed], gone),
+        ("another one in its name", vec![&in_its_name], gone),
+    ] {
+        installed(&auth, &text, &jwks).await;
+        assert_eq!(caller.lapsed(), expected, "{what}");
+        let again = auth.authenticate(&headers, None, IP).await;
+        assert_eq!(again.is_ok(), expected.is_none(), "{what}: a new request");
+    }
+    let elsewhere = text.replace(A, B);
+    installed(&auth, &elsewhere, &[&mine]).await;
+    assert_eq!(caller.lapsed(), gone, "its issuer is another one's");
+    let by_another_algorithm = text.replace("[\"ES256\"]", "[\"ES384\", \"RS256\"]");
+    let key = DevelopmentKey::generate("ES384").unwrap();
+    let strong = key.jwks()["keys"][0].clone();
+    installed(&auth, &by_another_algorithm, &[&mine, &strong]).await;
+    assert_eq!(caller.lapsed(), gone, "its algorithm is off the list");
+    installed(&auth, &text, &[&mine]).await;
+    assert_eq!(caller.lapsed(), None);
+}

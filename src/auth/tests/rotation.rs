@@ -200,6 +200,41 @@ async fn a_new_key_is_taken_at_once_and_a_withdrawn_one_no_more() {
     assert_eq!(idp.why(&own(&new)).await, "taken");
 }
 
+/// The same for whoever was let in before, when it begins with something.
+#[tokio::test]
+async fn who_was_let_in_is_asked_about_again_by_the_newest_keys() {
+    let (idp, old, new) = (Idp::new(Answer::Nothing), key(), key());
+    let refreshed = async || {
+        idp.hands.pass(31);
+        idp.remote.refresh().expect("a fetch begins").await;
+    };
+    idp.publishes(&[&old]);
+    let subject = idp.verifier.verify(&own(&old)).await.unwrap();
+    idp.publishes(&[&new, &old]);
+    refreshed().await;
+    assert_eq!(idp.verifier.lapsed(&subject), None);
+    idp.answers(Answer::Nothing);
+    refreshed().await;
+    assert_eq!(
+        idp.verifier.lapsed(&subject),
+        None,
+        "no answer takes nothing away"
+    );
+    idp.publishes(&[&new]);
+    assert_eq!(idp.verifier.lapsed(&subject), None, "nobody knows yet");
+    refreshed().await;
+    let gone = Some(Lapsed::Withdrawn);
+    assert_eq!(idp.verifier.lapsed(&subject), gone);
+    idp.publishes(&[&old]);
+    refreshed().await;
+    assert_eq!(idp.verifier.lapsed(&subject), None);
+    idp.hands.pass(3600);
+    assert_eq!(idp.verifier.lapsed(&subject), gone, "too old to be used");
+    let asked = idp.asked();
+    tokio::task::yield_now().await;
+    assert_eq!(idp.asked(), asked, "whoever asks this makes nobody ask");
+}
+
 /// A key without a name is tried for every token: that there is one does not mean that it is the right one.
 #[tokio::test]
 async fn a_new_key_is_looked_up_where_the_old_one_has_no_name() {
