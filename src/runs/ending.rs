@@ -1,6 +1,7 @@
 //! The end of a run in the audit log: each run that got its turn has exactly one, however it ends, and so has each for which the
 //! queue had no room.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,8 @@ use super::services::Services;
 use super::{Answer, Job, Program};
 use crate::audit::{Audit, Outcome, Record, RunEnd, Unavailable, What};
 
-/// How long the record of a run that is over waits for blobs that are on their way into the store.
+/// How long the record of a run that is over waits for blobs that are on their way into the store. To look through them has limits
+/// of its own, and no blob is missing from the record because others' were looked through before it.
 const ARRIVAL_PATIENCE: Duration = Duration::from_secs(60);
 /// The same when the gateway ends, which then waits twice as long for the record.
 const LAST_PATIENCE: Duration = Duration::from_millis(500);
@@ -127,7 +129,11 @@ impl Ending {
                 let owing = Owing(services);
                 // Without a runtime the gateway has ended, and a store that does not answer has nobody to answer.
                 if let Ok(runtime) = Handle::try_current() {
-                    runtime.spawn(arrives(owing, told, going));
+                    runtime.spawn(async move {
+                        let services = &owing.0;
+                        let look = async { _ = services.look_through().await };
+                        arrives(told, look, || services.pay(), gateway_ends(going)).await;
+                    });
                 }
                 None
             }
@@ -149,37 +155,59 @@ impl Drop for Owing {
     }
 }
 
-/// Waits for the blobs of a run that is over, and looks through those that may be its output, but not for ever: a record without
-/// one of them is better than none.
-async fn arrives(owing: Owing, told: oneshot::Receiver<()>, going: Option<Going>) {
-    let services = &owing.0;
-    let gateway_ends = async move {
-        match going {
-            Some(mut going) => {
-                going.over().await;
-                tokio::time::sleep(LAST_PATIENCE).await;
-            }
-            None => std::future::pending().await,
+/// When the record of a run may wait no longer, since the gateway ends.
+async fn gateway_ends(going: Option<Going>) {
+    match going {
+        Some(mut going) => {
+            going.over().await;
+            tokio::time::sleep(LAST_PATIENCE).await;
         }
-    };
-    let settled = async {
-        // Its sender is dropped where there is nothing to look through.
-        if told.await.is_ok() {
-            services.look_through().await;
-        }
-    };
-    let mut settled = std::pin::pin!(settled);
-    tokio::select! {
-        () = &mut settled => return,
-        () = tokio::time::sleep(ARRIVAL_PATIENCE) => {}
-        () = gateway_ends => {}
+        None => std::future::pending().await,
     }
-    tracing::error!(
-        "the store does not say whether it has a blob of a run that is over: its record is without it"
-    );
-    services.pay();
-    // A secret does not stay in the store for having come so late.
-    settled.await;
+}
+
+/// Waits for the blobs of a run that is over, and looks through those that may be its output, but not for ever: a record without
+/// one of them is better than none, which `pay` makes.
+pub(super) async fn arrives(
+    mut told: oneshot::Receiver<()>,
+    look_through: impl Future<Output = ()>,
+    pay: impl Fn(),
+    gateway_ends: impl Future<Output = ()>,
+) {
+    // Boxed, so that it can go as soon as nothing is to be waited for any more.
+    let mut gateway_ends = Box::pin(gateway_ends);
+    let in_time = tokio::select! {
+        told = &mut told => Some(told),
+        () = tokio::time::sleep(ARRIVAL_PATIENCE) => None,
+        () = &mut gateway_ends => None,
+    };
+    // Its sender is dropped where there is nothing to look through. A secret does not stay in the store for having come too late
+    // for the record.
+    match in_time {
+        Some(Err(_)) => {}
+        Some(Ok(())) => {
+            let mut look_through = pin!(look_through);
+            tokio::select! {
+                () = &mut look_through => return,
+                () = gateway_ends => {}
+            }
+            tracing::error!(
+                "the gateway ends while an output of a run is looked through: its record is without it"
+            );
+            pay();
+            look_through.await;
+        }
+        None => {
+            drop(gateway_ends);
+            tracing::error!(
+                "the store does not say whether it has a blob of a run that is over: its record is without it"
+            );
+            pay();
+            if told.await.is_ok() {
+                look_through.await;
+            }
+        }
+    }
 }
 
 impl Drop for Ending {

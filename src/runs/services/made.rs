@@ -127,14 +127,23 @@ impl Made {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
     use tokio::sync::oneshot::error::TryRecvError;
 
     use super::*;
     use crate::audit::Audit;
     use crate::config;
+    use crate::runs::ending::arrives;
 
     /// How a log of one run lists its blobs, while `run` does what it does between its beginning and its end.
     async fn recorded(run: impl FnOnce(&mut Made, End)) -> Vec<String> {
+        recorded_late(async |audit| run(&mut Made::default(), End::for_tests(audit))).await
+    }
+
+    /// The same where that takes its time.
+    async fn recorded_late(run: impl AsyncFnOnce(Audit)) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("audit.jsonl");
         let audit = Audit::open(&config::Audit {
@@ -144,7 +153,7 @@ mod tests {
             on_failure: config::OnAuditFailure::Deny,
         })
         .unwrap();
-        run(&mut Made::default(), End::for_tests(audit.clone()));
+        run(audit.clone()).await;
         audit.close().await;
         let text = std::fs::read_to_string(path).unwrap();
         let records = text
@@ -264,5 +273,34 @@ mod tests {
             end.post(&all);
         });
         assert_eq!(listed.await, ["blob:1"]);
+    }
+
+    /// What others' outputs keep waiting is not what the store does not have.
+    #[tokio::test]
+    async fn a_blob_that_waits_to_be_looked_through_is_on_record_for_all_that() {
+        /// Of a run whose one blob is looked through after 61 seconds, for which others have the turn.
+        async fn listed(gateway_ends: impl Future<Output = ()>) -> Vec<String> {
+            let made = Mutex::new(Made::new(true));
+            made.lock().unwrap().begin().unwrap();
+            made.lock().unwrap().arrived(Some("blob:1".into()));
+            let run = async |audit| {
+                // Not for the log, whose thread is no part of this clock.
+                tokio::time::pause();
+                let told = made.lock().unwrap().close(End::for_tests(audit));
+                let look = async {
+                    let unseen = made.lock().unwrap().take_unseen();
+                    tokio::time::sleep(Duration::from_secs(61)).await;
+                    made.lock().unwrap().looked_through(unseen);
+                };
+                let pay = || made.lock().unwrap().pay();
+                arrives(told.unwrap_err(), look, pay, gateway_ends).await;
+                tokio::time::resume();
+            };
+            recorded_late(run).await
+        }
+        assert_eq!(listed(std::future::pending()).await, ["blob:1"]);
+        // The gateway's end waits for nobody's turn.
+        let ends = async { tokio::time::sleep(Duration::from_secs(60)).await };
+        assert_eq!(listed(ends).await, [""; 0]);
     }
 }
