@@ -291,9 +291,11 @@ impl App {
             plugins,
             shelf,
         } = self;
+        let gate = parts.rooms.runs.gate().clone();
         drop(parts);
         plugins.shutdown(shelf).await;
         // Last: a connection that was ended with its run is recorded too.
+        gate.drain().await;
         audit.close().await;
     }
 }

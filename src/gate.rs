@@ -60,6 +60,8 @@ const RUN_LOOKUPS_MAX: usize = 4;
 const REFUSALS_RECORDED_MAX: u64 = 1000;
 /// Listeners of one run, each of which keeps a descriptor of the gateway. A sandbox needs one.
 const LISTENERS_MAX: usize = 4;
+/// How long connections that were ended with their runs may take to be on record.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
 /// Wait before accepting again when there are no descriptors left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
@@ -129,6 +131,8 @@ struct Inner {
     slots: Arc<Slots>,
     paced: Paced,
     runs: Mutex<Vec<Weak<Run>>>,
+    /// Where each run is known until the last of its connections is on record.
+    going: watch::Sender<()>,
     runtime: Handle,
 }
 
@@ -153,6 +157,8 @@ struct Run {
     /// Failures to find or to reach a host.
     failures: AtomicU64,
     ended: AtomicBool,
+    /// Dropped with the last connection, behind its record.
+    _going: watch::Receiver<()>,
 }
 
 impl Run {
@@ -198,6 +204,7 @@ impl Gate {
             resolver,
             ledger,
             runs: Mutex::default(),
+            going: watch::Sender::default(),
             runtime: Handle::current(),
         }))
     }
@@ -214,6 +221,7 @@ impl Gate {
             refusals: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             ended: AtomicBool::new(false),
+            _going: self.0.going.subscribe(),
         });
         let mut runs = self.0.runs();
         runs.retain(|run| run.strong_count() > 0);
@@ -221,6 +229,19 @@ impl Gate {
         Open {
             run,
             tasks: Mutex::default(),
+        }
+    }
+
+    /// Comes back when all runs have let go of it and the ends of their connections are with the ledger, for which whatever carries
+    /// a connection has to be polled once more; or soon, where a run does not end.
+    pub async fn drain(&self) {
+        if tokio::time::timeout(END_TIMEOUT, self.0.going.closed())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                "connections of runs that have ended may be missing from the audit log: they do not end"
+            );
         }
     }
 

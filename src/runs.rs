@@ -263,6 +263,11 @@ impl Runs {
         &self.secrets
     }
 
+    /// The way out of those that a permit grants network.
+    pub fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
     /// From now on nothing begins on the strength of rules before that generation.
     pub fn outdate(&self, generation: u64) {
         self.permits.outdate(generation);

@@ -3,7 +3,8 @@
 use super::super::hello::RETRY_RANDOM;
 use super::super::hello::tests::{hello, hello_with, message, record, sni};
 use super::*;
-use crate::gate::LISTENERS_MAX;
+use crate::audit::Audit;
+use crate::gate::{END_TIMEOUT, LISTENERS_MAX};
 use rustix::net::{AddressFamily, SocketType};
 
 async fn world() -> (World, Host, String) {
@@ -502,4 +503,55 @@ async fn rules_that_change_twice_at_once_take_what_either_takes() {
         });
         assert_eq!(open.run.grant().patterns(), [], "round {round}");
     }
+}
+
+/// The gateway's end: its log is closed behind this, and takes nothing more.
+#[tokio::test]
+async fn a_connection_that_ends_with_the_gateway_is_on_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("audit.jsonl");
+    let audit = Audit::open(&config::Audit {
+        path: path.clone(),
+        fsync: config::Fsync::Never,
+        max_file_bytes: 1 << 20,
+        on_failure: config::OnAuditFailure::Deny,
+    })
+    .unwrap();
+    let host = Host::new("127.0.0.2", b"SERVER").await;
+    let authority = format!("api.example.com:{}", host.address.port());
+    let resolver = Arc::new(FakeResolver::default());
+    resolver.say("api.example.com", &[&["127.0.0.2"]]);
+    let gate = Gate::new(settings(), resolver, Arc::new(audit.clone()));
+    let open = gate.open(grant(&[format!("https://{authority}")], &[]));
+    let (fd, address) = listener();
+    open.serve(fd).unwrap();
+    let (_client, head) = connect_at(address, &authority).await;
+    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+    drop(open);
+    gate.drain().await;
+    audit.close().await;
+    let text = std::fs::read_to_string(path).unwrap();
+    let records = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let of_connections: Vec<_> = records
+        .filter(|record| record["kind"] == "connection")
+        .map(|record| record["reason"].clone())
+        .collect();
+    assert_eq!(of_connections, ["run_ended"], "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_waits_for_runs_and_not_for_ever() {
+    let gate = Gate::for_tests();
+    let began = tokio::time::Instant::now();
+    gate.drain().await;
+    assert_eq!(began.elapsed(), Duration::ZERO, "there was none");
+    let _open = gate.open(grant(&[], &[]));
+    gate.drain().await;
+    let waited = began.elapsed();
+    assert!(
+        waited >= END_TIMEOUT && waited < END_TIMEOUT * 2,
+        "{waited:?}"
+    );
 }
