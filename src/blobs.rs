@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
-use skillgate_plugin_host::{BlobReader, BlockingStorage, Current, StorageInstance};
+use skillgate_plugin_host::{BlobReader, BlobWriter, BlockingStorage, Current, StorageInstance};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{self, BlobCreate, BlobStat};
+use tokio::sync::oneshot;
+use tracing::Instrument as _;
 
 use crate::auth::Caller;
 
@@ -207,7 +209,32 @@ impl Blobs {
                     .map_err(|error| self.of("", error))?;
             }
         }
-        Ok(writer.commit().await.map_err(|error| self.of("", error))?)
+        let committed = self.commit(writer, caller.tenant().to_owned()).await;
+        Ok(committed.map_err(|error| self.of("", error))?)
+    }
+
+    /// A task of its own, which outlives whoever waits: what the store has taken by then is removed again, as nobody knows its id.
+    /// No method gives that, so it would have its room for good, and who sends it once more would have it twice.
+    async fn commit(&self, writer: BlobWriter, tenant: String) -> Result<BlobStat, model::Error> {
+        let (tell, told) = oneshot::channel();
+        let blobs = self.clone();
+        let commit = async move {
+            let Err(Ok(stat)) = tell.send(writer.commit().await) else {
+                return;
+            };
+            match blobs.delete(&tenant, &stat.id).await {
+                Ok(()) => tracing::info!(
+                    "a blob is removed: its sender went before he could be told of it"
+                ),
+                Err(error) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "a blob whose sender has gone cannot be removed");
+                }
+            }
+        };
+        tokio::spawn(commit.in_current_span());
+        told.await
+            .unwrap_or_else(|_| Err(model::Error::new(abi::E_ABORTED, "its commit was given up")))
     }
 
     /// A part of a blob, of which `stat` is known, for an answer of at most `answer_bytes_max` bytes.

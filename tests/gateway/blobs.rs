@@ -10,6 +10,7 @@ use skillgate::auth::DevelopmentKey;
 
 use crate::examples::{instead, waiting_store};
 use crate::jwt::{claims, house_of};
+use crate::operator::metrics;
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::{Answer, Client};
 use crate::support::random::Random;
@@ -530,5 +531,45 @@ fn a_download_that_hangs_in_the_store_ends_with_its_caller() {
     }
     // Two threads of the store still wait.
     go.write_all(b"xx").unwrap();
+    gateway.stop();
+}
+
+/// Nobody knows its name, and nobody could remove it: it would have its room for good, and its sender's next try a second one.
+#[test]
+fn a_blob_whose_sender_has_gone_before_he_could_be_told_is_not_kept() {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let usual = std::fs::read_to_string(house.config()).unwrap();
+    let (store, pipe) = waiting_store(&house, "blob_commit");
+    let text = instead(&usual, r#"name = "storage-fs""#, &store);
+    std::fs::write(house.config(), text).unwrap();
+    let gateway = house.start();
+    let blob = json!({ "content": "x", "kind": "text/plain" });
+    let said = |line: &str| metrics(&gateway).lines().any(|have| have == line);
+    let in_commit = || {
+        let written =
+            r#"skillgate_plugin_calls_total{plugin="storage",op="blob_write",outcome="ok"} 1"#;
+        said(written) && said(r#"skillgate_plugin_calls_in_flight{plugin="storage"} 1"#)
+    };
+    let mut sender = gateway.client();
+    sender.ask("create_blob", blob.clone()).unwrap();
+    eventually("it is all there", PATIENCE, in_commit);
+    sender.hang_up();
+    let gone =
+        r#"skillgate_rpc_requests_total{method="create_blob",outcome="no_answer",kind=""} 1"#;
+    eventually("its sender has gone", PATIENCE, || said(gone));
+    // Also a reader, so that what is for the second blob stays there until that is read.
+    let mut pipe = File::options().read(true).write(true).open(pipe).unwrap();
+    pipe.write_all(b"xx").unwrap();
+    let deleted =
+        r#"skillgate_plugin_calls_total{plugin="storage",op="blob_delete",outcome="ok"} 1"#;
+    eventually("it is gone", PATIENCE, || said(deleted));
+    // Whoever waits has his.
+    let mut client = gateway.client();
+    let kept = client.result("create_blob", blob).unwrap();
+    let read = json!({ "blob_id": kept["blob_id"], "mode": "full" });
+    assert_eq!(client.result("read_blob", read).unwrap()["content"], "x");
+    assert!(said(deleted), "none but that one");
     gateway.stop();
 }
