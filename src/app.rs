@@ -8,6 +8,7 @@ mod operator;
 mod plugins;
 mod reload;
 mod sections;
+mod signals;
 mod silent;
 mod swap;
 mod unkept;
@@ -102,6 +103,11 @@ pub enum AppError {
     Call(Box<ErrorObject>),
     /// What a file that the configuration names has in it is wrong.
     Config(ConfigErrors),
+    /// A signal has ended it.
+    Ended {
+        /// As a shell says it.
+        exit_code: u8,
+    },
 }
 
 impl AppError {
@@ -109,6 +115,7 @@ impl AppError {
     pub fn exit_code(&self) -> u8 {
         match self {
             AppError::Call(_) => 1,
+            AppError::Ended { exit_code } => *exit_code,
             AppError::Log(_)
             | AppError::Config(_)
             | AppError::Policy(_)
@@ -163,6 +170,7 @@ impl fmt::Display for AppError {
             AppError::Log(why) => f.write_str(why),
             AppError::Call(error) => f.write_str(&error.message),
             AppError::Config(errors) => errors.fmt(f),
+            AppError::Ended { .. } => f.write_str("ended by a signal"),
         }
     }
 }

@@ -15,13 +15,14 @@ use tower::{Layer, ServiceExt};
 
 use super::hold;
 use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
+use super::signals::Signals;
 use super::silent::heard;
 use super::unkept::{unkept, with};
 use super::{App, AppError, prepared_policy, runtime, shelf};
 use crate::audit::Audit;
 use crate::auth::{Authenticator, Caller};
 use crate::catalog::{self, Catalog};
-use crate::config::{Config, PluginIsolation, PluginRef, PluginSource};
+use crate::config::{Config, OnDisconnect, PluginIsolation, PluginRef, PluginSource};
 use crate::methods::{self, Perform};
 use crate::policy::{self, Policy, PolicyLayer};
 use crate::rescue::RequestId;
@@ -53,9 +54,13 @@ pub fn run_skill_dir(
 ) -> Result<Box<RawValue>, AppError> {
     telemetry::start(&config.log).map_err(AppError::Log)?;
     runtime(config)?.block_on(async {
+        // Before there is anything that would be left behind.
+        let mut signals = Signals::new()?;
         let scratch =
             tempfile::tempdir().map_err(AppError::io("cannot make a temporary directory"))?;
         let mut config = config.clone();
+        // Nobody would hear of a run that outlives its command.
+        config.runs.on_disconnect = OnDisconnect::Kill;
         config.skills.paths = vec![
             std::path::absolute(dir)
                 .map_err(AppError::io(format!("cannot resolve {}", dir.display())))?,
@@ -70,7 +75,9 @@ pub fn run_skill_dir(
             config: json!({ "root": scratch.path().join("store") }),
         };
         let app = App::build(&config, Audit::off()).await?;
-        let outcome = run_in(&app, dir, args, blobs, timeout_ms).await;
+        let outcome = signals
+            .unless_ended(run_in(&app, dir, args, blobs, timeout_ms))
+            .await;
         app.shutdown().await;
         outcome
     })
@@ -155,6 +162,7 @@ fn with_blobs(args: &str, named: &[(&str, String)]) -> Result<Box<RawValue>, App
 pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
     telemetry::start(&config.log).map_err(AppError::Log)?;
     runtime(config)?.block_on(async {
+        let mut signals = Signals::new()?;
         let named = policy::Sandbox {
             plugin: sandbox_name(config),
         };
@@ -185,7 +193,7 @@ pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
             which: "storage",
             error,
         })?;
-        let skills = all_pages(&catalog, &policy).await;
+        let skills = signals.unless_ended(all_pages(&catalog, &policy)).await;
         drop(catalog);
         for instance in store.into_iter().chain([shelf]) {
             super::swap::end(instance.shutdown()).await;
@@ -284,6 +292,7 @@ pub struct DoctorReport {
 pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
     telemetry::start(&config.log).map_err(AppError::Log)?;
     runtime(config)?.block_on(async {
+        let signals = Signals::new()?;
         // Its own state: a gateway that runs beside keeps its own.
         let scratch =
             tempfile::tempdir().map_err(AppError::io("cannot make a temporary directory"))?;
@@ -298,6 +307,7 @@ pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
 
         let (plugin, health) = ask_sandbox(config, &state).await;
         report.add("sandbox", plugin.as_ref(), health);
+        signals.check()?;
         let mut config = config.clone();
         let store = &mut config.plugins.storage;
         // A store of its own, with all else that is configured: else a mistake in it would be heard at the start.
@@ -313,6 +323,7 @@ pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
         };
         let (plugin, health) = ask_storage(&config, &state, in_use).await;
         report.add("storage", plugin.as_ref(), health);
+        signals.check()?;
         Ok(report)
     })
 }

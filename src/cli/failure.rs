@@ -74,6 +74,8 @@ impl From<AppError> for Failure {
         let exit = match error.exit_code() {
             1 => Exit::Findings,
             3 => Exit::Configuration,
+            130 => Exit::Interrupted,
+            143 => Exit::Terminated,
             _ => Exit::Runtime,
         };
         let failure = Failure::new(exit, error.to_string());

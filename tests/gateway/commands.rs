@@ -1,13 +1,18 @@
 //! Commands of the operator, beside a gateway that serves and without one.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::alone;
-use crate::examples::{changed, instead};
+use crate::examples::{changed, instead, waiting_store};
+use crate::stopping::SLEEPS;
+use crate::support::eventually;
 use crate::support::gateway::{House, Settings, must_not_start};
 
 /// What a command that has to succeed prints, and what it says beside.
@@ -459,4 +464,87 @@ fn an_installation_finds_what_belongs_to_it() {
         code == Some(0) && answer.contains("Hello, world!"),
         "{answer}{said}"
     );
+}
+
+/// What it was given and what it makes is somebody's data, and nobody would look for it there.
+#[test]
+fn a_run_of_the_command_line_that_is_ended_by_a_signal_leaves_nothing() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let skill = house.path().join("acme.waits");
+    fs::create_dir_all(skill.join("code")).unwrap();
+    let manifest = "name = \"acme.waits\"\nversion = \"1.0.0\"\ndescription = \"d\"\nkind = \"action\"\n[runtime]\nlanguage = \"python\"\nentrypoint = \"code/main.py\"\nexport = \"main\"\n";
+    fs::write(skill.join("skill.toml"), manifest).unwrap();
+    fs::write(skill.join("SKILL.md"), "# Waits\n").unwrap();
+    fs::write(skill.join("code/main.py"), SLEEPS).unwrap();
+    let [blob, scratch] = ["blob", "scratch"].map(|name| house.path().join(name));
+    fs::write(&blob, "somebody's").unwrap();
+    fs::create_dir(&scratch).unwrap();
+    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+        command.args(["skill", "run", "--config"]);
+        command.arg(house.config()).arg(&skill);
+        command.arg("--blob").arg(&blob);
+        house.clean(&mut command);
+        command.env("TMPDIR", &scratch);
+        command.env("SKILLGATE_LOG__FILTER", "info");
+        let mut run = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(run.stderr.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("run started") {
+            line.clear();
+            assert_ne!(said.read_line(&mut line).unwrap(), 0, "it has ended");
+        }
+        assert!(!entries(&scratch).is_empty());
+        kill_process(Pid::from_child(&run), signal).unwrap();
+        let mut rest = String::new();
+        said.read_to_string(&mut rest).unwrap();
+        let ended = run.wait().unwrap();
+        assert_eq!(ended.code(), Some(code), "{ended}: {rest}");
+        assert_eq!(entries(&scratch), [""; 0], "{rest}");
+    }
+}
+
+/// The same of those that only look, here at a store that answers late.
+#[test]
+fn a_command_that_is_ended_by_a_signal_leaves_no_directory() {
+    let _alone = alone();
+    for (arguments, function) in [
+        (&["doctor"][..], "health"),
+        (&["skill", "list"], "skill_list"),
+    ] {
+        let house = House::new(Settings::default());
+        let text = fs::read_to_string(house.config()).unwrap();
+        let (store, pipe) = waiting_store(&house, function);
+        let text = instead(&text, r#"name = "storage-fs""#, &store);
+        fs::write(house.config(), text).unwrap();
+        let scratch = house.path().join("scratch");
+        fs::create_dir(&scratch).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+        command.args(arguments).arg("--config").arg(house.config());
+        house.clean(&mut command);
+        command.env("TMPDIR", &scratch);
+        let mut ends = command.stdout(Stdio::null()).spawn().unwrap();
+        eventually("it has its directory", Duration::from_secs(20), || {
+            !entries(&scratch).is_empty()
+        });
+        kill_process(Pid::from_child(&ends), Signal::INT).unwrap();
+        // Also a reader, so that it can be written into before somebody waits.
+        let mut pipe = File::options().read(true).write(true).open(pipe).unwrap();
+        pipe.write_all(&[b'x'; 64]).unwrap();
+        let ended = ends.wait().unwrap();
+        assert_eq!(ended.code(), Some(130), "{arguments:?}: {ended}");
+        assert_eq!(entries(&scratch), [""; 0], "{arguments:?}");
+    }
+}
+
+fn entries(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    entries
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect()
 }
