@@ -129,7 +129,7 @@ fn in_a_container_of_version_2_it_leaves_its_group_to_runs() {
     let serve = house.command();
     let mut command = Command::new("unshare");
     let enter = r#"echo 0 >"$0/cgroup.procs" && exec unshare --cgroup --mount sh -c "$@""#;
-    let within = r#"mount -t cgroup2 none /sys/fs/cgroup && exec "$@""#;
+    let within = r#"umount /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && exec "$@""#;
     command
         .args(["--pid", "--fork", "--mount-proc", "--kill-child"])
         .args(["sh", "-c", enter])
