@@ -238,12 +238,17 @@ fn execute(cli: Cli, out: &mut dyn Write) -> Result<Exit, Failure> {
     }
 }
 
-/// Whether a sandbox may come to work.
+/// Whether a sandbox comes to work.
 fn has_runs(command: Option<&Command>) -> bool {
+    use plugin::PluginCommand::Check;
+    use skill::SkillCommand::Run;
     matches!(
         command,
         None | Some(
-            Command::Serve(_) | Command::Skill(_) | Command::Plugin(_) | Command::Doctor(_)
+            Command::Serve(_)
+                | Command::Doctor(_)
+                | Command::Skill(Run(_))
+                | Command::Plugin(Check(_))
         )
     )
 }

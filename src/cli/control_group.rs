@@ -8,6 +8,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use rustix::io::Errno;
+
 /// Where version 2 is mounted, alone or beside version 1.
 const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
 /// The group below its own into which it goes.
@@ -16,14 +18,14 @@ const BELOW: &str = "gateway";
 /// 251 (systemd.resource-control(5), `Delegate=`).
 const DELEGATED: [&str; 2] = ["trusted.delegate", "user.delegate"];
 
-/// Goes into a group below its own and takes along who waits for it. To be called before anything is started. Where that
-/// cannot be done all stays as it was; what a sandbox then lacks is the sandbox's to say, as `skillgate doctor` shows.
+/// Goes into a group below its own and takes along who waits for it. To be called before anything is started. What a sandbox
+/// lacks where that cannot be done is the sandbox's to say, as `skillgate doctor` shows.
 pub(super) fn make_room() -> io::Result<()> {
     let own = fs::read_to_string("/proc/self/cgroup")?;
     let Some(path) = own.lines().find_map(|line| line.strip_prefix("0::")) else {
         return Ok(());
     };
-    let family = family()?;
+    let family = family();
     for mount in MOUNTS {
         let group = Path::new(mount).join(path.trim_start_matches('/'));
         // The root of what this process sees of the groups: a container's, unless it is the host's.
@@ -43,10 +45,12 @@ fn is_delegated(group: &Path) -> bool {
 }
 
 /// This process, its parent, and so on up.
-fn family() -> io::Result<Vec<u32>> {
+fn family() -> Vec<u32> {
     let mut all = vec![std::process::id()];
     while let Some(&last) = all.last() {
-        let status = fs::read_to_string(format!("/proc/{last}/status"))?;
+        // Of other users' processes nothing need be seen (proc(5), hidepid), and one may end meanwhile. One that is in the group
+        // all the same is not of the family then.
+        let status = fs::read_to_string(format!("/proc/{last}/status")).unwrap_or_default();
         let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
         match parent.and_then(|pid| pid.trim().parse().ok()) {
             // Process 1 has none, nor has one whose parent is outside of this pid namespace.
@@ -54,7 +58,7 @@ fn family() -> io::Result<Vec<u32>> {
             Some(pid) => all.push(pid),
         }
     }
-    Ok(all)
+    all
 }
 
 /// Moves all of a group's processes into one below it, if they are of `family`: a shell or an init that has started this program
@@ -80,7 +84,11 @@ fn divide(group: &Path, family: &[u32]) -> io::Result<()> {
         made => made?,
     }
     for pid in members {
-        fs::write(below.join("cgroup.procs"), pid.to_string())?;
+        match fs::write(below.join("cgroup.procs"), pid.to_string()) {
+            // It has ended.
+            Err(e) if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
+            moved => moved?,
+        }
     }
     Ok(())
 }
@@ -150,7 +158,7 @@ mod tests {
 
     #[test]
     fn the_family_is_this_process_and_those_above_it() {
-        let family = family().unwrap();
+        let family = family();
         assert_eq!(family[0], std::process::id());
         assert_eq!(family[1], std::os::unix::process::parent_id());
         assert!(!family.contains(&0), "{family:?}");
