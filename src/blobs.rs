@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
@@ -19,6 +20,8 @@ pub const CHUNK_BYTES: usize = 256 * 1024;
 pub const SAMPLE_BYTES_DEFAULT: u64 = 2000;
 /// Longest MIME type, in bytes (RFC 6838 section 4.2: each half at most 127).
 const KIND_BYTES_MAX: usize = 255;
+/// How long a store is asked for a blob's commit after its sender has gone. Then it is cancelled, as any other call.
+const COMMIT_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What can go wrong with a blob.
 #[derive(Debug, thiserror::Error)]
@@ -219,7 +222,14 @@ impl Blobs {
         let (tell, told) = oneshot::channel();
         let blobs = self.clone();
         let commit = async move {
-            let Err(Ok(stat)) = tell.send(writer.commit().await) else {
+            let mut tell = tell;
+            let Some(outcome) = outlasts(writer.commit(), tell.closed()).await else {
+                tracing::warn!(
+                    "the store does not say whether it has a blob whose sender has gone: it may be kept"
+                );
+                return;
+            };
+            let Err(Ok(stat)) = tell.send(outcome) else {
                 return;
             };
             match blobs.delete(&tenant, &stat.id).await {
@@ -382,9 +392,41 @@ fn cut_front(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
+/// What comes of a commit; `None`: its sender has gone, and nothing has come of it since for [`COMMIT_PATIENCE`].
+async fn outlasts<T>(
+    commit: impl Future<Output = T>,
+    sender_gone: impl Future<Output = ()>,
+) -> Option<T> {
+    let given_up = async {
+        sender_gone.await;
+        tokio::time::sleep(COMMIT_PATIENCE).await;
+    };
+    tokio::select! {
+        biased;
+        outcome = commit => Some(outcome),
+        () = given_up => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Kind, cut_back, cut_front};
+    use std::future::{pending, ready};
+    use std::time::Duration;
+
+    use tokio::time::{Instant, sleep};
+
+    use super::{COMMIT_PATIENCE, Kind, cut_back, cut_front, outlasts};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_commit_outlasts_its_sender_and_not_for_ever() {
+        let nearly = COMMIT_PATIENCE - Duration::from_millis(1);
+        assert_eq!(outlasts(sleep(nearly), ready(())).await, Some(()));
+        let waited_for = sleep(2 * COMMIT_PATIENCE);
+        assert_eq!(outlasts(waited_for, pending()).await, Some(()));
+        let began = Instant::now();
+        assert_eq!(outlasts(pending::<()>(), ready(())).await, None);
+        assert!(began.elapsed() >= COMMIT_PATIENCE);
+    }
 
     #[test]
     fn samples_never_cut_a_character() {
