@@ -53,9 +53,9 @@ pub fn run_skill_dir(
     timeout_ms: Option<u64>,
 ) -> Result<Box<RawValue>, AppError> {
     telemetry::start(&config.log).map_err(AppError::Log)?;
+    // Before there is anything that would be left behind.
+    let mut signals = Signals::new()?;
     runtime(config)?.block_on(async {
-        // Before there is anything that would be left behind.
-        let mut signals = Signals::new()?;
         let scratch =
             tempfile::tempdir().map_err(AppError::io("cannot make a temporary directory"))?;
         let mut config = config.clone();
@@ -161,8 +161,8 @@ fn with_blobs(args: &str, named: &[(&str, String)]) -> Result<Box<RawValue>, App
 /// [`AppError`] when a plugin does not start or the store fails.
 pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
     telemetry::start(&config.log).map_err(AppError::Log)?;
+    let mut signals = Signals::new()?;
     runtime(config)?.block_on(async {
-        let mut signals = Signals::new()?;
         let named = policy::Sandbox {
             plugin: sandbox_name(config),
         };
@@ -291,8 +291,8 @@ pub struct DoctorReport {
 /// [`AppError`] when there is nothing to ask with; a plugin that is refused, or refuses, is part of the report.
 pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
     telemetry::start(&config.log).map_err(AppError::Log)?;
+    let signals = Signals::new()?;
     runtime(config)?.block_on(async {
-        let signals = Signals::new()?;
         // Its own state: a gateway that runs beside keeps its own.
         let scratch =
             tempfile::tempdir().map_err(AppError::io("cannot make a temporary directory"))?;

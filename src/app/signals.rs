@@ -13,7 +13,8 @@ use crate::telemetry;
 pub(super) struct Signals(watch::Receiver<Option<u8>>);
 
 impl Signals {
-    /// On a thread of its own, for as long as the process lives: there is no way back from a signal's handler to its default.
+    /// On a thread of its own, for as long as the process lives: there is no way back from a signal's handler to its default. Not
+    /// to be called within a runtime.
     pub(super) fn new() -> Result<Self, AppError> {
         let why = "cannot wait for signals";
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::alone;
+use crate::disk::Ends;
 use crate::examples::{changed, instead, waiting_store};
 use crate::stopping::SLEEPS;
 use crate::support::eventually;
@@ -488,22 +489,19 @@ fn a_run_of_the_command_line_that_is_ended_by_a_signal_leaves_nothing() {
         house.clean(&mut command);
         command.env("TMPDIR", &scratch);
         command.env("SKILLGATE_LOG__FILTER", "info");
-        let mut run = command
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut said = BufReader::new(run.stderr.take().unwrap());
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut run = Ends(command.spawn().unwrap());
+        let mut said = BufReader::new(run.0.stderr.take().unwrap());
         let mut line = String::new();
         while !line.contains("run started") {
             line.clear();
             assert_ne!(said.read_line(&mut line).unwrap(), 0, "it has ended");
         }
         assert!(!entries(&scratch).is_empty());
-        kill_process(Pid::from_child(&run), signal).unwrap();
+        kill_process(Pid::from_child(&run.0), signal).unwrap();
         let mut rest = String::new();
         said.read_to_string(&mut rest).unwrap();
-        let ended = run.wait().unwrap();
+        let ended = run.0.wait().unwrap();
         assert_eq!(ended.code(), Some(code), "{ended}: {rest}");
         assert_eq!(entries(&scratch), [""; 0], "{rest}");
     }
@@ -528,15 +526,15 @@ fn a_command_that_is_ended_by_a_signal_leaves_no_directory() {
         command.args(arguments).arg("--config").arg(house.config());
         house.clean(&mut command);
         command.env("TMPDIR", &scratch);
-        let mut ends = command.stdout(Stdio::null()).spawn().unwrap();
+        let mut ends = Ends(command.stdout(Stdio::null()).spawn().unwrap());
         eventually("it has its directory", Duration::from_secs(20), || {
             !entries(&scratch).is_empty()
         });
-        kill_process(Pid::from_child(&ends), Signal::INT).unwrap();
+        kill_process(Pid::from_child(&ends.0), Signal::INT).unwrap();
         // Also a reader, so that it can be written into before somebody waits.
         let mut pipe = File::options().read(true).write(true).open(pipe).unwrap();
         pipe.write_all(&[b'x'; 64]).unwrap();
-        let ended = ends.wait().unwrap();
+        let ended = ends.0.wait().unwrap();
         assert_eq!(ended.code(), Some(130), "{arguments:?}: {ended}");
         assert_eq!(entries(&scratch), [""; 0], "{arguments:?}");
     }

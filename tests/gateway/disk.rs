@@ -375,7 +375,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
 }
 
 /// A process that ends with this.
-struct Ends(Child);
+pub(crate) struct Ends(pub(crate) Child);
 
 impl Drop for Ends {
     fn drop(&mut self) {

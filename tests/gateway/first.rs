@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -101,12 +101,26 @@ impl Container {
     }
 }
 
+/// With the groups below it, as far as they are empty.
+fn remove(group: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(group)?.flatten() {
+        if entry.file_type()?.is_dir() {
+            remove(&entry.path())?;
+        }
+    }
+    std::fs::remove_dir(group)
+}
+
 impl Drop for Container {
     fn drop(&mut self) {
-        for group in self.groups() {
-            let _ = std::fs::remove_dir(group);
+        // Of a test that has failed somebody may be left.
+        let killed = std::fs::write(self.0.join("cgroup.kill"), "1");
+        let gone_by = Instant::now() + PATIENCE;
+        let mut removed = killed.and_then(|()| remove(&self.0));
+        while removed.is_err() && Instant::now() < gone_by {
+            std::thread::yield_now();
+            removed = remove(&self.0);
         }
-        let removed = std::fs::remove_dir(&self.0);
         // A second panic would end all tests.
         assert!(
             removed.is_ok() || std::thread::panicking(),
