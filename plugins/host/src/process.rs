@@ -50,7 +50,7 @@ pub struct ProcessSettings {
     pub no_new_privs: bool,
     /// How long loading it and making an instance may take.
     pub start_timeout: Duration,
-    /// How long after a cancellation a call may go on, unless it is one of a blocking store, which sees none, and how long the
+    /// How long after a cancellation a call may go on, unless it is one of a blocking store, which need not heed it, and how long the
     /// end of an instance may take. Then the process is killed.
     pub cancel_grace: Duration,
     /// Threads that call the plugin at the same time; calls beyond them wait.

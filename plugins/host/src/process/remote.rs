@@ -39,7 +39,7 @@ pub(crate) struct Shared {
     request: CreateRequest,
     plugin: String,
     /// Its calls can end when nobody waits for them any more, so one that goes on after its grace holds up others, or is lost. A
-    /// blocking store's cannot: what flushes a large blob to its disk sees no cancellation, and to end the process for it would
+    /// blocking store's need not: what flushes a large blob to its disk cannot be told anything, and to end the process for it would
     /// take what everybody else has open there. What hangs in such a store has no more of its threads and calls than in the
     /// gateway (`shares`), and ends with the instance.
     pub(super) hears_of_the_end: bool,
