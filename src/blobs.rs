@@ -219,10 +219,9 @@ impl Blobs {
     /// A task of its own, which outlives whoever waits: what the store has taken by then is removed again, as nobody knows its id.
     /// No method gives that, so it would have its room for good, and who sends it once more would have it twice.
     async fn commit(&self, writer: BlobWriter, tenant: String) -> Result<BlobStat, model::Error> {
-        let (tell, told) = oneshot::channel();
+        let (mut tell, told) = oneshot::channel();
         let blobs = self.clone();
         let commit = async move {
-            let mut tell = tell;
             let Some(outcome) = outlasts(writer.commit(), tell.closed()).await else {
                 tracing::warn!(
                     "the store does not say whether it has a blob whose sender has gone: it may be kept"
