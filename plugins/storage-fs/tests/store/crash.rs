@@ -43,14 +43,14 @@ pub(crate) fn check(bench: &Bench, said: &[String], context: &str) {
     for line in said {
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
-            ["ack", "blob", id, seed, len] => {
-                blobs.insert(id.to_owned(), (seed.parse().unwrap(), len.parse().unwrap()));
+            ["ack", "blob", tenant, id, seed, len] => {
+                blobs.insert(id, (tenant, seed.parse().unwrap(), len.parse().unwrap()));
             }
             ["ack", "skill", name, version, seed, len] => {
                 skills.push((name, version, seed.parse().unwrap(), len.parse().unwrap()));
             }
             ["deleting", id] => {
-                deleting.insert(id.to_owned());
+                deleting.insert(id);
             }
             ["ack", "deleted", id] => {
                 blobs.remove(id);
@@ -63,8 +63,8 @@ pub(crate) fn check(bench: &Bench, said: &[String], context: &str) {
             _ => {}
         }
     }
-    for (id, (seed, len)) in &blobs {
-        match read_blob(&store, "acme", id) {
+    for (id, (tenant, seed, len)) in &blobs {
+        match read_blob(&store, tenant, id) {
             Ok(content) => assert!(
                 content == bytes(*seed, *len),
                 "{context}: {id} has other content"
@@ -94,14 +94,14 @@ pub(crate) fn check(bench: &Bench, said: &[String], context: &str) {
     for skill in store.skill_list(&query).unwrap().skills {
         assert_eq!(read_skill(&store, "acme", &skill).len(), 4, "{context}");
     }
-    for prefix in std::fs::read_dir(bench.root().join("tenants/acme/blobs"))
-        .into_iter()
-        .flatten()
-    {
-        for blob in std::fs::read_dir(prefix.unwrap().path()).unwrap() {
-            let id = format!("blob:{}", blob.unwrap().file_name().to_str().unwrap());
-            read_blob(&store, "acme", &id)
-                .unwrap_or_else(|error| panic!("{context}: {id}: {error}"));
+    for tenant in ["acme", "else"] {
+        let shelves = bench.root().join("tenants").join(tenant).join("blobs");
+        for shelf in std::fs::read_dir(shelves).into_iter().flatten() {
+            for blob in std::fs::read_dir(shelf.unwrap().path()).unwrap() {
+                let id = format!("blob:{}", blob.unwrap().file_name().to_str().unwrap());
+                read_blob(&store, tenant, &id)
+                    .unwrap_or_else(|error| panic!("{context}: {id}: {error}"));
+            }
         }
     }
 }
@@ -243,12 +243,13 @@ fn killed_at_every_syscall() {
 fn sweep(options: &[&str], trace: &Path) -> Option<Vec<String>> {
     let bench = bench_in_real_time();
     let store = bench.store();
-    let mortal = BlobCreate {
+    let mortal = |tenant| BlobCreate {
         ttl_s: 1,
-        ..blob_of("acme")
+        ..blob_of(tenant)
     };
     let put = |blob: &BlobCreate, len| store_blob(&store, blob, &bytes(1, len)).unwrap().id;
-    let end = [1000, 1_200_000].map(|len| put(&mortal, len));
+    // Of two tenants, as in a round.
+    let end = [("acme", 1000), ("else", 1_200_000)].map(|(of, len)| (of, put(&mortal(of), len)));
     let stays = put(&blob_of("acme"), 1000);
     drop(store);
     let said = run(strace_of("sweep", options, trace, &bench.root())?);
@@ -260,8 +261,8 @@ fn sweep(options: &[&str], trace: &Path) -> Option<Vec<String>> {
         std::thread::yield_now();
     }
     assert_eq!(bench.in_tmp(), 0, "{options:?}");
-    for id in end {
-        assert!(!bench.blob_dir("acme", &id).exists(), "{options:?}: {id}");
+    for (tenant, id) in end {
+        assert!(!bench.blob_dir(tenant, &id).exists(), "{options:?}: {id}");
     }
     assert_eq!(read_blob(&store, "acme", &stays).unwrap(), bytes(1, 1000));
     Some(said)
