@@ -6,9 +6,10 @@
 //! A **store** changes hands: its data is there once, and two instances of a store never have it at the same time (the header
 //! lets the second throw away what the first is writing). Calls wait until those under way have ended, the old instance is
 //! gone and the new one is there, which takes milliseconds. A call that does not end within five seconds, such as a slow
-//! upload, stops the exchange instead, and the old store serves on. So it does when the new one does not come up: then it is
-//! made anew. While an old one does not end no other is made, and in the end calls are refused, until the one before comes back:
-//! that is tried again and again, beside whatever else is reloaded.
+//! upload, stops the exchange instead, and the old store serves on. (But where nobody waits for it any more, and the store has a
+//! process of its own, that is ended with it: what hangs does not keep a store for good.) So it does when the new one does not
+//! come up: then it is made anew. While an old one does not end no other is made, and in the end calls are refused, until the
+//! one before comes back: that is tried again and again, beside whatever else is reloaded.
 
 mod late;
 mod seats;

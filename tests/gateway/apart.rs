@@ -27,7 +27,7 @@ fn start(house: &House, plugin: &str) -> Gateway {
 }
 
 /// The process of the one plugin that has one.
-fn host(gateway: &Gateway) -> Option<Process> {
+pub(crate) fn host(gateway: &Gateway) -> Option<Process> {
     let mut all = look::descendants(gateway.pid);
     all.retain(|process| process.name == NAME);
     assert!(all.len() <= 1, "{all:?}");

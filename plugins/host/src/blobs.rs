@@ -8,7 +8,7 @@ use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{BlobStat, Error, Result};
 
 use crate::ask::{BlobCommit, BlobRead, BlobWrite, Handle};
-use crate::call::{Call, Home, Place};
+use crate::call::{Call, Home, Place, User};
 use crate::instance::StorageTable;
 
 type Store = Place<StorageTable>;
@@ -98,6 +98,7 @@ impl Busy {
 pub struct BlobWriter {
     held: Arc<Held>,
     busy: Busy,
+    _user: User,
 }
 
 impl std::fmt::Debug for BlobWriter {
@@ -113,6 +114,7 @@ impl BlobWriter {
         BlobWriter {
             held: Held::new(store, tenant, handle, life, Which::Writer),
             busy: Busy::default(),
+            _user: store.user(),
         }
     }
 
@@ -176,6 +178,7 @@ pub struct BlobReader {
     /// Bytes that are still to come.
     left: u64,
     busy: Busy,
+    _user: User,
 }
 
 impl std::fmt::Debug for BlobReader {
@@ -207,6 +210,7 @@ impl BlobReader {
             left: if len == 0 { there } else { len.min(there) },
             stat,
             busy: Busy::default(),
+            _user: store.user(),
         }
     }
 

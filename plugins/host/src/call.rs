@@ -2,6 +2,7 @@
 //! one of its own.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use skillgate_plugin_abi as abi;
@@ -19,6 +20,29 @@ use crate::shares::{Share, Shares};
 pub(crate) struct Place<T: Table> {
     pub(crate) home: Home<T>,
     shares: Arc<Shares>,
+    users: Arc<AtomicUsize>,
+}
+
+/// One who waits for a call of it, or may make one, until this is dropped. What a call that its caller has given up keeps is none.
+pub(crate) struct User(Arc<AtomicUsize>);
+
+impl Clone for User {
+    fn clone(&self) -> Self {
+        User::of(&self.0)
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl User {
+    fn of(users: &Arc<AtomicUsize>) -> Self {
+        users.fetch_add(1, Ordering::AcqRel);
+        User(Arc::clone(users))
+    }
 }
 
 pub(crate) enum Home<T: Table> {
@@ -35,7 +59,12 @@ impl<T: Table> Clone for Place<T> {
             Home::There(remote) => Home::There(Arc::clone(remote)),
         };
         let shares = Arc::clone(&self.shares);
-        Place { home, shares }
+        let users = Arc::clone(&self.users);
+        Place {
+            home,
+            shares,
+            users,
+        }
     }
 }
 
@@ -50,7 +79,17 @@ impl<T: Table> Place<T> {
 
     fn at(home: Home<T>) -> Self {
         let shares = Shares::new(T::CALLS_MAX);
-        Place { home, shares }
+        let users = Arc::default();
+        Place {
+            home,
+            shares,
+            users,
+        }
+    }
+
+    /// One more.
+    pub(crate) fn user(&self) -> User {
+        User::of(&self.users)
     }
 
     /// A call, not started yet.
@@ -89,6 +128,7 @@ impl<T: Table> Place<T> {
             to,
             answer,
             settled: false,
+            _user: self.user(),
         })
     }
 
@@ -148,6 +188,18 @@ impl<T: Table> Place<T> {
         }
     }
 
+    /// Is it in a process of its own, in which nobody waits for anything? Calls that were given up may go on there.
+    pub(crate) fn is_deserted(&self) -> bool {
+        matches!(self.home, Home::There(_)) && self.users.load(Ordering::Acquire) == 0
+    }
+
+    /// Has its process end, also when calls that were given up go on in it: it is killed after its grace time.
+    pub(crate) fn desert(&self) {
+        if let Home::There(remote) = &self.home {
+            remote.stop();
+        }
+    }
+
     /// Resolves when destroy() has returned, or its process is gone.
     pub(crate) fn destroyed(&self) -> Destroyed {
         Destroyed(match &self.home {
@@ -183,6 +235,7 @@ pub(crate) struct Call<T: Table, A> {
     to: To<T>,
     answer: oneshot::Receiver<Result<A>>,
     settled: bool,
+    _user: User,
 }
 
 impl<T: Table, A> Call<T, A> {

@@ -14,7 +14,7 @@ use crate::ask::{
     SkillRead, SkillTree, Which,
 };
 use crate::blobs::{BlobReader, BlobWriter};
-use crate::call::{Call, Destroyed, Place};
+use crate::call::{Call, Destroyed, Place, User};
 use crate::counts::CallCounts;
 use crate::instance::StorageTable;
 
@@ -112,6 +112,7 @@ impl StorageInstance {
     pub fn blocking(&self) -> BlockingStorage {
         BlockingStorage {
             store: self.store.clone(),
+            _user: self.store.user(),
         }
     }
 
@@ -148,6 +149,19 @@ impl StorageInstance {
         while Arc::strong_count(self) > 1 || self.store.is_used() {
             tokio::time::sleep(Place::<StorageTable>::LOOK).await;
         }
+    }
+
+    /// Whether all that goes on in it are calls that nobody waits for any more, in a process of its own: it can be
+    /// [deserted](StorageInstance::desert). Who asks has seen to it that nobody gets the instance any more.
+    #[must_use]
+    pub fn is_deserted(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) == 1 && self.store.is_deserted()
+    }
+
+    /// Has the process of a store that [is deserted](StorageInstance::is_deserted) end: as it ends by itself, or killed when a
+    /// call hangs there for longer than `cancel_grace`. [`StorageInstance::destroyed`] is when it is gone.
+    pub fn desert(self: Arc<Self>) {
+        self.store.desert();
     }
 
     /// A page of skills in the order of `SkillKey`, at most `query.limit`.
@@ -244,6 +258,7 @@ impl StorageInstance {
 #[derive(Clone)]
 pub struct BlockingStorage {
     store: Store,
+    _user: User,
 }
 
 impl std::fmt::Debug for BlockingStorage {

@@ -87,7 +87,16 @@ async fn hand_over(
     let is_there = inner.storage.gone().is_none();
     if is_there && let Some(old) = inner.storage.take() {
         let unused = tokio::time::timeout(HANDOVER_PATIENCE, old.unused()).await;
-        if unused.is_err() {
+        if unused.is_ok() {
+            inner.leave(old).await;
+        } else if old.is_deserted() {
+            tracing::warn!(
+                calls = old.in_flight(),
+                "calls that nobody waits for go on in the store's process, which is ended with them"
+            );
+            inner.leaves(&old);
+            old.desert();
+        } else {
             inner.storage.replace(old);
             waiting.over();
             return Err(format!(
@@ -95,7 +104,6 @@ async fn hand_over(
                 HANDOVER_PATIENCE.as_secs()
             ));
         }
-        inner.leave(old).await;
     }
     inner.has_left(COMEBACK_PATIENCE).await?;
     let why = match inner.make_store(next).await {
@@ -139,10 +147,15 @@ impl Inner {
 
     /// Has a store end, in the time that a plugin has for that.
     async fn leave(&self, store: Arc<StorageInstance>) {
+        self.leaves(&store);
+        end(store.shutdown()).await;
+    }
+
+    /// From now on no store is made before this one has ended.
+    fn leaves(&self, store: &StorageInstance) {
         let mut destroyed = store.destroyed();
         let ending = async move { destroyed.wait().await }.boxed().shared();
         *lock(&self.leaving) = Some(ending);
-        end(store.shutdown()).await;
     }
 
     /// Waits until no store before this one has the data, those included that an exchange before could not wait for.

@@ -1,15 +1,18 @@
-//! A plugin's file on a disk that hangs.
+//! What hangs while plugins are exchanged: a file on its disk, a call of the store before.
 
+use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{PATIENCE, TAKEN, Vendor};
+use super::{PATIENCE, REFUSED, TAKEN, Vendor, reload};
 use crate::alone;
+use crate::apart::host;
+use crate::examples::{instead, waiting_store};
 use crate::operator::metrics;
-use crate::support::eventually;
 use crate::support::gateway::{House, Settings};
+use crate::support::{eventually, writing_end};
 
 /// Far less than what hangs here does, on any machine.
 const AT_ONCE: Duration = Duration::from_secs(20);
@@ -75,4 +78,47 @@ fn a_sandbox_whose_file_hangs_holds_up_no_metrics() {
         gateway.log().contains(TAKEN)
     });
     gateway.stop();
+}
+
+/// A call that hangs keeps its store for as long as somebody waits for it. After that the store's process is ended, and with it
+/// what the call keeps: `blob_create` of a writer, `blob_write` of the one that it is of.
+#[test]
+fn a_store_that_hangs_is_exchanged_when_nobody_waits_for_it() {
+    let _alone = alone();
+    for function in ["blob_create", "blob_write"] {
+        let house = House::new(Settings::default());
+        let usual = fs::read_to_string(house.config()).unwrap();
+        let (store, pipe) = waiting_store(&house, function);
+        let hangs = instead(&usual, r#"name = "storage-fs""#, &store);
+        fs::write(house.config(), hangs).unwrap();
+        let mut command = house.command();
+        command.env("SKILLGATE_PLUGINS__PROCESS_CANCEL_GRACE_MS", "100");
+        let gateway = house.start_as(command);
+        let process = host(&gateway).expect("a store that is named by its path has a process");
+        let mut upload = gateway.client();
+        let headers = [("content-type", "text/plain"), ("content-length", "1")];
+        upload.head("POST", "/blobs", &headers).unwrap();
+        upload.write(b"x").unwrap();
+        // The store is in the call, and stays there.
+        let _go = writing_end(&pipe, PATIENCE);
+        fs::write(house.config(), &usual).unwrap();
+        reload(&gateway, REFUSED);
+        let kept = host(&gateway).map(|it| it.pid);
+        assert_eq!(kept, Some(process.pid), "{function}: somebody waits");
+        upload.hang_up();
+        eventually("it is noticed", PATIENCE, || {
+            let line = r#"skillgate_http_requests_total{route="/blobs",code="499"} 1"#;
+            metrics(&gateway).lines().any(|it| it == line)
+        });
+        reload(&gateway, TAKEN);
+        let left = host(&gateway).map(|it| it.pid);
+        assert_eq!(left, None, "{function}: it has ended");
+        let headers = [("content-type", "text/plain")];
+        let blob = gateway
+            .client()
+            .request("POST", "/blobs", &headers, b"x")
+            .unwrap();
+        assert_eq!(blob.status, 201, "{function}: {}", blob.text());
+        gateway.stop();
+    }
 }

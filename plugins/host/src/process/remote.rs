@@ -216,6 +216,11 @@ impl Remote {
         })
     }
 
+    /// Ends the instance, and its process, whoever keeps this.
+    pub(crate) fn stop(&self) {
+        self.0.stop.send_replace(true);
+    }
+
     /// Lets go of a reader or a writer. One of an earlier life is gone already.
     pub(crate) fn close(&self, tenant: &str, which: Which, handle: Handle) {
         let Some(link) = self.0.link().filter(|link| link.life == handle.life) else {
@@ -234,7 +239,7 @@ impl Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        self.0.stop.send_replace(true);
+        self.stop();
     }
 }
 
