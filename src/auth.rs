@@ -139,6 +139,28 @@ pub enum Lapsed {
     /// Its issuer is not configured any more, or the key that signed it is none that is used.
     #[error("the token's key is trusted no more")]
     Withdrawn,
+    /// The keys of its issuer are too old to be used, and that has not given any since.
+    #[error("the keys of the token's issuer could not be fetched again")]
+    KeysUnavailable,
+}
+
+impl Lapsed {
+    /// What its caller is to do, before the same again.
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Lapsed::Expired | Lapsed::Withdrawn => "get a new token",
+            // Not the caller's fault, and another token would not help.
+            Lapsed::KeysUnavailable => "wait a little",
+        }
+    }
+
+    /// When that may help, in seconds, where it is for the caller to wait alone.
+    pub fn retry_after_s(self) -> Option<u64> {
+        match self {
+            Lapsed::Expired | Lapsed::Withdrawn => None,
+            Lapsed::KeysUnavailable => Some(jwks::REFETCH_INTERVAL.as_secs()),
+        }
+    }
 }
 
 impl Caller {

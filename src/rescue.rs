@@ -425,7 +425,7 @@ impl From<runs::Error> for ErrorObject {
             }
             Error::Outdated => ErrorObject::new(Code::Unavailable, "unavailable", message)
                 .with("retry_after_ms", 0.into()),
-            Error::Lapsed(_) => ErrorObject::new(Code::Unauthenticated, "unauthenticated", message),
+            Error::Lapsed(lapsed) => ErrorObject::lapsed(lapsed, message),
             Error::Catalog(error) => error.into(),
             Error::Blobs(error) => error.into(),
             Error::Secrets(_) | Error::NoGate => {
@@ -512,6 +512,7 @@ mod tests {
     use tower::service_fn;
 
     use super::*;
+    use crate::auth::Lapsed;
 
     #[test]
     fn a_run_that_is_too_large_for_the_sandbox_is_the_callers_to_change() {
@@ -536,6 +537,20 @@ mod tests {
         let (code, kind) = (answer.code, answer.kind);
         assert_eq!((code, kind), (Code::Unavailable, "unavailable"));
         assert!(!answer.data.contains_key("retry_after_ms"));
+    }
+
+    #[test]
+    fn where_a_new_token_does_not_help_nobody_is_told_to_get_one() {
+        let told = |lapsed| {
+            let refusal = Refusal::from(ErrorObject::from(runs::Error::Lapsed(lapsed)));
+            let names = refusal.message.contains("get a new token");
+            (refusal.status.as_u16(), names, refusal.headers)
+        };
+        for lapsed in [Lapsed::Expired, Lapsed::Withdrawn] {
+            assert_eq!(told(lapsed), (401, true, Vec::new()), "{lapsed:?}");
+        }
+        let wait = (header::RETRY_AFTER, HeaderValue::from(30));
+        assert_eq!(told(Lapsed::KeysUnavailable), (503, false, vec![wait]));
     }
 
     #[tokio::test]

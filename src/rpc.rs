@@ -27,7 +27,7 @@ use serde_json::{Map, Value};
 use tower::{Service, ServiceExt};
 use tracing::Instrument;
 
-use crate::auth::{Authenticated, Caller};
+use crate::auth::{Authenticated, Caller, Lapsed};
 use crate::json::{self, Refused};
 use crate::rescue::{Refusal, RequestId};
 use crate::server::{Body, full};
@@ -145,6 +145,15 @@ impl ErrorObject {
     pub fn invalid_params(pointer: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(Code::InvalidParams, "invalid_params", message)
             .with("pointer", Value::String(pointer.into()))
+    }
+
+    /// Of a call whose token is taken no more: as a request with it would hear that came now.
+    pub fn lapsed(lapsed: Lapsed, message: String) -> Self {
+        match lapsed.retry_after_s() {
+            None => Self::new(Code::Unauthenticated, "unauthenticated", message),
+            Some(wait_s) => Self::new(Code::Unavailable, "unavailable", message)
+                .with("retry_after_ms", wait_s.saturating_mul(1000).into()),
+        }
     }
 
     /// -32603: the caller learns nothing but the request id; the log has the rest.
@@ -416,11 +425,9 @@ where
 
     async fn call(&self, envelope: &Envelope) -> Result<Box<RawValue>, ErrorObject> {
         if let Some(lapsed) = self.caller.lapsed() {
-            return Err(ErrorObject::new(
-                Code::Unauthenticated,
-                "unauthenticated",
-                format!("{lapsed} before this call began; get a new token and send it again"),
-            ));
+            let remedy = lapsed.remedy();
+            let message = format!("{lapsed} before this call began; {remedy} and send it again");
+            return Err(ErrorObject::lapsed(lapsed, message));
         }
         let params = match &envelope.params {
             None => Params::empty(),

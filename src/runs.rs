@@ -88,7 +88,7 @@ pub enum Error {
     #[error("the organisation's rules changed while this run waited: nothing was run, call again")]
     Outdated,
     /// The token of its caller is taken no more since it waits.
-    #[error("{0} while this run waited: nothing was run; get a new token and call again")]
+    #[error("{0} while this run waited: nothing was run; {remedy} and call again", remedy = .0.remedy())]
     Lapsed(Lapsed),
     /// The permit's network cannot be kept.
     #[error(transparent)]
@@ -118,6 +118,7 @@ impl Error {
             Error::Outdated => "policy_changed",
             Error::Lapsed(Lapsed::Expired) => "token_expired",
             Error::Lapsed(Lapsed::Withdrawn) => "token_withdrawn",
+            Error::Lapsed(Lapsed::KeysUnavailable) => "keys_unavailable",
             Error::Grant(_) => "network_malformed",
             Error::NoGate => "no_gate",
             Error::Sandbox(error) if error.code == abi::E_OUT_OF_RANGE => "too_large",

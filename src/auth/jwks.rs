@@ -23,7 +23,7 @@ use super::keys::{BadKeys, KeySet, Strictness};
 use super::refused::Refused;
 
 /// Between two fetches from one issuer, whatever asks for them (contract, section 3), but a reload, which begins with one.
-const REFETCH_INTERVAL: Duration = Duration::from_secs(30);
+pub(super) const REFETCH_INTERVAL: Duration = Duration::from_secs(30);
 /// How long a request waits for keys that it needs.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(3);
 

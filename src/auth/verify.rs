@@ -122,7 +122,7 @@ impl Verifier {
     }
 
     /// Why a token that was good is taken no more: what a request with it would hear that came now, as far as time and keys go.
-    /// Asks nobody and waits for nobody, so that everything that begins late can ask. Keys that are not known just now are none.
+    /// Asks nobody and waits for nobody, so that everything that begins late can ask.
     pub(super) fn lapsed(&self, subject: &Subject) -> Option<Lapsed> {
         let now_s = self.clock.now().unix_s;
         if subject.accepted_until_s.is_some_and(|until| now_s >= until) {
@@ -130,15 +130,16 @@ impl Verifier {
         }
         let signed = subject.signed.as_ref()?;
         let issuer = self.issuers.get(&subject.issuer);
-        let is_trusted = issuer.is_some_and(|issuer| {
-            issuer.algorithms.contains(&signed.algorithm())
-                && match &issuer.keys {
-                    Keys::Fixed(set) => set.would_try(signed),
-                    Keys::Remote(remote) => remote
-                        .usable()
-                        .is_some_and(|held| held.set.would_try(signed)),
-                }
-        });
+        let Some(issuer) = issuer.filter(|it| it.algorithms.contains(&signed.algorithm())) else {
+            return Some(Lapsed::Withdrawn);
+        };
+        let is_trusted = match &issuer.keys {
+            Keys::Fixed(set) => set.would_try(signed),
+            Keys::Remote(remote) => match remote.usable() {
+                Some(held) => held.set.would_try(signed),
+                None => return Some(Lapsed::KeysUnavailable),
+            },
+        };
         (!is_trusted).then_some(Lapsed::Withdrawn)
     }
 

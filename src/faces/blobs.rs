@@ -258,13 +258,13 @@ impl From<UploadError> for Refusal {
                      server.body_timeout_ms; send it over a faster connection, or in smaller blobs"
                 ),
             ),
-            UploadError::Lapsed(lapsed) => Refusal::new(
-                StatusCode::UNAUTHORIZED,
-                "unauthenticated",
-                format!(
-                    "{lapsed} before the body had arrived, so nothing is stored; get a new token and send it again"
-                ),
-            ),
+            UploadError::Lapsed(lapsed) => {
+                let remedy = lapsed.remedy();
+                let message = format!(
+                    "{lapsed} before the body had arrived, so nothing is stored; {remedy} and send it again"
+                );
+                ErrorObject::lapsed(lapsed, message).into()
+            }
             UploadError::Blob(error) => ErrorObject::from(error).into(),
         }
     }

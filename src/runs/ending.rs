@@ -318,6 +318,7 @@ mod tests {
             Error::Outdated,
             Error::Lapsed(Lapsed::Expired),
             Error::Lapsed(Lapsed::Withdrawn),
+            Error::Lapsed(Lapsed::KeysUnavailable),
             Error::NoGate,
             of(abi::E_OUT_OF_RANGE),
             of(abi::E_UNAVAILABLE),
