@@ -55,6 +55,7 @@ use operator::{CountedConnections, Operator, decisions, health, issuers, sources
 pub(crate) use plugins::PLUGIN_HOST;
 use plugins::{State, bundled_plugin, sandbox_name, storage};
 pub use sections::section_problems;
+pub(crate) use signals::EndSignals;
 use swap::Plugins;
 
 /// Why the gateway does not start, or a command does not finish.

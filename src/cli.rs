@@ -56,10 +56,23 @@ enum Exit {
     Configuration = 3,
     /// Anything else went wrong.
     Runtime = 4,
-    /// SIGINT came, as a shell says it.
+    /// SIGHUP came, as a shell says it.
+    HungUp = 129,
+    /// SIGINT came.
     Interrupted = 130,
     /// SIGTERM came.
     Terminated = 143,
+}
+
+impl Exit {
+    /// Of [`crate::app::EndSignals::next`].
+    fn by_signal(exit_code: u8) -> Exit {
+        match exit_code {
+            129 => Exit::HungUp,
+            130 => Exit::Interrupted,
+            _ => Exit::Terminated,
+        }
+    }
 }
 
 /// A gateway that runs skills for agents: in real isolation, under your policy

@@ -1,14 +1,61 @@
 //! A command that makes instances of plugins, and directories for them, ends in order where a signal ends it: what it was given
 //! and what it has made is somebody's data, and must not stay behind in a temporary directory.
 
+use std::io;
+
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
 use super::AppError;
 use crate::telemetry;
 
-/// From when this is made SIGINT and SIGTERM are no end of the process, but of the work that looks for them. A second one is: who
-/// sends it does not want to wait. So is one that comes when this is gone.
+/// SIGHUP (its terminal is gone), SIGINT and SIGTERM, which from when this is made are no end of the process any more. Those that
+/// it was started to ignore, as `nohup` does it, stay ignored.
+#[derive(Debug)]
+pub(crate) struct EndSignals([Option<Signal>; 3]);
+
+impl EndSignals {
+    /// Must be called within a runtime.
+    pub(crate) fn new() -> io::Result<Self> {
+        let status = std::fs::read_to_string("/proc/self/status")?;
+        let on = |kind: SignalKind| match is_ignored(&status, kind) {
+            true => Ok(None),
+            false => signal(kind).map(Some),
+        };
+        Ok(EndSignals([
+            on(SignalKind::hangup())?,
+            on(SignalKind::interrupt())?,
+            on(SignalKind::terminate())?,
+        ]))
+    }
+
+    /// Waits for one: the exit code of a process that it ends, as a shell says it.
+    pub(crate) async fn next(&mut self) -> u8 {
+        let [hangup, interrupt, terminate] = &mut self.0;
+        tokio::select! {
+            () = come(hangup) => 129,
+            () = come(interrupt) => 130,
+            () = come(terminate) => 143,
+        }
+    }
+}
+
+async fn come(signal: &mut Option<Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// By the mask in /proc/PID/status (proc(5)). One that is not there ignores nothing.
+fn is_ignored(status: &str, kind: SignalKind) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.unwrap_or(0) & (1 << (kind.as_raw_value() - 1)) != 0
+}
+
+/// From when this is made such a signal is no end of the process, but of the work that looks for it. A second one is: who sends
+/// it does not want to wait. So is one that comes when this is gone.
 #[derive(Debug)]
 pub(super) struct Signals(watch::Receiver<Option<u8>>);
 
@@ -21,14 +68,13 @@ impl Signals {
             .enable_io()
             .build()
             .map_err(AppError::io(why))?;
-        let on = |kind| signal(kind).map_err(AppError::io(why));
-        let mut both = {
+        let mut signals = {
             let _here = runtime.enter();
-            (on(SignalKind::interrupt())?, on(SignalKind::terminate())?)
+            EndSignals::new().map_err(AppError::io(why))?
         };
         let (tell, came) = watch::channel(None);
         let wait = move || loop {
-            let exit_code = runtime.block_on(next(&mut both));
+            let exit_code = runtime.block_on(signals.next());
             if tell.is_closed() || tell.borrow().is_some() {
                 telemetry::flush();
                 std::process::exit(exit_code.into());
@@ -69,10 +115,16 @@ impl Signals {
     }
 }
 
-/// As a shell says it.
-async fn next((interrupt, terminate): &mut (Signal, Signal)) -> u8 {
-    tokio::select! {
-        _ = interrupt.recv() => 130,
-        _ = terminate.recv() => 143,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_ignored_from_the_start_is_seen() {
+        let (hangup, terminate) = (SignalKind::hangup(), SignalKind::terminate());
+        let nohup =
+            "SigBlk:\tffffffffffffffff\nSigIgn:\t0000000000001001\nSigCgt:\tffffffffffffffff\n";
+        assert!(is_ignored(nohup, hangup) && !is_ignored(nohup, terminate));
+        assert!(!is_ignored("", hangup));
     }
 }

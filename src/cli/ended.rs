@@ -4,11 +4,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
-
 use super::Exit;
+use crate::app::EndSignals;
 
-/// From when it is made SIGINT and SIGTERM are no end of this process, but of what looks at `pipe`. A second one is: who
+/// From when it is made SIGHUP, SIGINT and SIGTERM are no end of this process, but of what looks at `pipe`. A second one is: who
 /// sends it does not want to wait.
 #[derive(Debug)]
 pub(super) struct Ended {
@@ -24,19 +23,18 @@ impl Ended {
             .build()?;
         let mut signals = {
             let _here = runtime.enter();
-            let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
-            (signal(interrupt)?, signal(terminate)?)
+            EndSignals::new()?
         };
         let (pipe, end) = io::pipe()?;
         let came = Arc::<OnceLock<Exit>>::default();
         let tell = Arc::clone(&came);
         let thread = std::thread::Builder::new().name("signals".into());
         thread.spawn(move || {
-            let first = runtime.block_on(next(&mut signals));
-            tell.get_or_init(|| first);
+            let first = runtime.block_on(signals.next());
+            tell.get_or_init(|| Exit::by_signal(first));
             drop(end);
-            let second = runtime.block_on(next(&mut signals));
-            std::process::exit(second as i32);
+            let second = runtime.block_on(signals.next());
+            std::process::exit(second.into());
         })?;
         Ok(Ended {
             pipe: Arc::new(pipe.into()),
@@ -47,12 +45,5 @@ impl Ended {
     /// As the signal that came has it.
     pub(super) fn exit(&self) -> Option<Exit> {
         self.came.get().copied()
-    }
-}
-
-async fn next((interrupt, terminate): &mut (Signal, Signal)) -> Exit {
-    tokio::select! {
-        _ = interrupt.recv() => Exit::Interrupted,
-        _ = terminate.recv() => Exit::Terminated,
     }
 }

@@ -74,8 +74,7 @@ impl From<AppError> for Failure {
         let exit = match error.exit_code() {
             1 => Exit::Findings,
             3 => Exit::Configuration,
-            130 => Exit::Interrupted,
-            143 => Exit::Terminated,
+            code @ (129 | 130 | 143) => Exit::by_signal(code),
             _ => Exit::Runtime,
         };
         let failure = Failure::new(exit, error.to_string());

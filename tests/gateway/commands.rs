@@ -1,7 +1,7 @@
 //! Commands of the operator, beside a gateway that serves and without one.
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -478,32 +478,39 @@ fn a_run_of_the_command_line_that_is_ended_by_a_signal_leaves_nothing() {
     fs::write(skill.join("skill.toml"), manifest).unwrap();
     fs::write(skill.join("SKILL.md"), "# Waits\n").unwrap();
     fs::write(skill.join("code/main.py"), SLEEPS).unwrap();
-    let [blob, scratch] = ["blob", "scratch"].map(|name| house.path().join(name));
+    let [blob, scratch, log] = ["blob", "scratch", "log"].map(|name| house.path().join(name));
     fs::write(&blob, "somebody's").unwrap();
     fs::create_dir(&scratch).unwrap();
-    for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+    for (before, signals, code) in [
+        (None, &[Signal::HUP][..], 129),
+        (None, &[Signal::INT], 130),
+        (None, &[Signal::TERM], 143),
+        // A second one would end it at once, and leave what there is.
+        (Some("nohup"), &[Signal::HUP, Signal::TERM], 143),
+    ] {
+        let program = env!("CARGO_BIN_EXE_skillgate");
+        let mut command = Command::new(before.unwrap_or(program));
+        command.args(before.map(|_| program));
         command.args(["skill", "run", "--config"]);
         command.arg(house.config()).arg(&skill);
         command.arg("--blob").arg(&blob);
         house.clean(&mut command);
         command.env("TMPDIR", &scratch);
         command.env("SKILLGATE_LOG__FILTER", "info");
-        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdout(Stdio::null());
+        command.stderr(File::create(&log).unwrap());
         let mut run = Ends(command.spawn().unwrap());
-        let mut said = BufReader::new(run.0.stderr.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("run started") {
-            line.clear();
-            assert_ne!(said.read_line(&mut line).unwrap(), 0, "it has ended");
-        }
+        let said = || fs::read_to_string(&log).unwrap();
+        eventually("it runs", Duration::from_secs(20), || {
+            said().contains("run started")
+        });
         assert!(!entries(&scratch).is_empty());
-        kill_process(Pid::from_child(&run.0), signal).unwrap();
-        let mut rest = String::new();
-        said.read_to_string(&mut rest).unwrap();
-        let ended = run.0.wait().unwrap();
-        assert_eq!(ended.code(), Some(code), "{ended}: {rest}");
-        assert_eq!(entries(&scratch), [""; 0], "{rest}");
+        for signal in signals {
+            kill_process(Pid::from_child(&run.0), *signal).unwrap();
+        }
+        let ended = run.status();
+        assert_eq!(ended.code(), Some(code), "{signals:?}: {ended}: {}", said());
+        assert_eq!(entries(&scratch), [""; 0], "{signals:?}: {}", said());
     }
 }
 
@@ -534,7 +541,7 @@ fn a_command_that_is_ended_by_a_signal_leaves_no_directory() {
         // Also a reader, so that it can be written into before somebody waits.
         let mut pipe = File::options().read(true).write(true).open(pipe).unwrap();
         pipe.write_all(&[b'x'; 64]).unwrap();
-        let ended = ends.0.wait().unwrap();
+        let ended = ends.status();
         assert_eq!(ended.code(), Some(130), "{arguments:?}: {ended}");
         assert_eq!(entries(&scratch), [""; 0], "{arguments:?}");
     }

@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -376,6 +376,18 @@ fn a_log_that_cannot_be_written_ends_nothing() {
 
 /// A process that ends with this.
 pub(crate) struct Ends(pub(crate) Child);
+
+impl Ends {
+    /// How it has ended, which it does soon.
+    pub(crate) fn status(&mut self) -> ExitStatus {
+        let mut status = None;
+        eventually("it has ended", Duration::from_secs(20), || {
+            status = self.0.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+}
 
 impl Drop for Ends {
     fn drop(&mut self) {
