@@ -5,6 +5,7 @@ mod lines;
 #[cfg(test)]
 pub(crate) mod logged;
 pub mod metrics;
+mod one_line;
 pub mod trace;
 pub mod watch;
 
@@ -17,6 +18,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Log, LogFormat};
 use lines::Lines;
+use one_line::OneLine;
 
 /// The log of the process.
 static LINES: OnceLock<Lines> = OnceLock::new();
@@ -42,7 +44,10 @@ pub fn start(log: &Log) -> Result<(), String> {
         .log_internal_errors(false)
         .with_writer(lines.writer());
     let started = match log.format {
-        LogFormat::Text => builder.with_ansi(false).try_init(),
+        LogFormat::Text => builder
+            .with_ansi(false)
+            .fmt_fields(OneLine::default())
+            .try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     };
     started.map_err(|error| format!("the log cannot be started: {error}"))?;

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use tracing::subscriber::DefaultGuard;
 
+use super::one_line::OneLine;
+
 /// What is logged, as lines of text.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
@@ -16,6 +18,7 @@ impl Log {
         let lines = log.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)
+            .fmt_fields(OneLine::default())
             .with_writer(move || lines.clone());
         let here = tracing::subscriber::set_default(subscriber.finish());
         (log, here)

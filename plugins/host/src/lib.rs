@@ -51,6 +51,7 @@ pub use current::{Current, WeakCurrent};
 pub use inspect::{Inspection, Note, inspect};
 pub use instance::{STORE_CALLS_MAX, STORE_THREADS_MAX};
 pub use load::{LoadError, Pin, Refusal};
+pub use logs::on_one_line;
 pub use plugin::{Info, Isolation, Plugin};
 pub use process::{ProcessSettings, serve_plugin};
 pub use sandbox::{RunHost, SandboxInstance};

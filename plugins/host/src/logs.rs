@@ -107,8 +107,10 @@ fn is_safe(c: char) -> bool {
         && !matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// A text in which a reader of the log cannot take a part for a line of its own.
-fn on_one_line(text: &str) -> Cow<'_, str> {
+/// A text in which a reader of a log cannot take a part for a line of its own: what ends one, and what reorders or hides text,
+/// is made visible.
+#[must_use]
+pub fn on_one_line(text: &str) -> Cow<'_, str> {
     if text.chars().all(is_safe) {
         return Cow::Borrowed(text);
     }
