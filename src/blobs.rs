@@ -224,6 +224,7 @@ impl Blobs {
         let commit = async move {
             let Some(outcome) = outlasts(writer.commit(), tell.closed()).await else {
                 tracing::warn!(
+                    tenant,
                     "the store does not say whether it has a blob whose sender has gone: it may be kept"
                 );
                 return;
@@ -237,7 +238,12 @@ impl Blobs {
                 ),
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, "a blob whose sender has gone cannot be removed");
+                    tracing::warn!(
+                        tenant,
+                        blob = stat.id,
+                        error,
+                        "a blob whose sender has gone cannot be removed"
+                    );
                 }
             }
         };

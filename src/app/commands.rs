@@ -17,6 +17,7 @@ use super::hold;
 use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
 use super::signals::Signals;
 use super::silent::heard;
+use super::swap::Ends as _;
 use super::unkept::{unkept, with};
 use super::{App, AppError, prepared_policy, runtime, shelf};
 use crate::audit::Audit;
@@ -196,7 +197,7 @@ pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
         let skills = signals.unless_ended(all_pages(&catalog, &policy)).await;
         drop(catalog);
         for instance in store.into_iter().chain([shelf]) {
-            super::swap::end(instance.shutdown()).await;
+            instance.end().await;
         }
         skills
     })
@@ -345,7 +346,7 @@ async fn ask_sandbox(config: &Config, state: &State) -> Asked {
                 error,
             });
             let health = health.map(|health| with(health, &unkept));
-            super::swap::end(instance.shutdown()).await;
+            instance.end().await;
             health
         }
         Err(error) => Err(error),
@@ -376,7 +377,7 @@ async fn ask_storage(config: &Config, state: &State, in_use: Option<String>) -> 
                 which: "storage",
                 error,
             });
-            super::swap::end(instance.shutdown()).await;
+            instance.end().await;
             health
         }
         Err(error) => Err(error),

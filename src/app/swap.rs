@@ -30,7 +30,8 @@ use skillgate_plugin_sdk::model::{self, Health};
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use self::late::{Ending, Ends as _, Untaken, in_time};
+pub(super) use self::late::Ends;
+use self::late::{Ending, Untaken, in_time};
 use self::seats::{SANDBOXES_MAX, Seat, Seats, instance};
 pub(super) use self::store::OfStorage;
 use super::AppError;
@@ -227,7 +228,7 @@ impl Plugins {
             {
                 Ok(made) => {
                     // What does not end has its directory still.
-                    if !end(made.shutdown()).await {
+                    if !made.end().await {
                         continue;
                     }
                 }
@@ -249,13 +250,13 @@ impl Plugins {
     /// time, and all together no more. The last that has the instances.
     pub(super) async fn shutdown(self, shelf: Arc<StorageInstance>) {
         let sandbox = self.0.sandbox.take();
-        let sandbox = sandbox.map(|it| end(it.shutdown()).map(drop).boxed());
+        let sandbox = sandbox.map(|it| it.end().map(drop).boxed());
         let old = std::mem::take(&mut *lock(&self.0.ending));
         let old = old.into_iter().map(|old| left(old).boxed());
         all_ended(sandbox.into_iter().chain(old)).await;
         let store = self.0.storage.take();
         let stores = store.into_iter().chain([shelf]);
-        let stores = stores.map(|store| end(store.shutdown()).map(drop).boxed());
+        let stores = stores.map(|store| store.end().map(drop).boxed());
         let leaving = lock(&self.0.leaving).take();
         all_ended(stores.chain(leaving.map(|leaving| left(leaving).boxed()))).await;
     }
@@ -281,17 +282,18 @@ fn no_seat() -> AppError {
     }
 }
 
-/// Whether a plugin has ended in time. Says in the log when it did not, or not well: there is nobody left to answer for it.
-pub(super) async fn end(ending: impl Future<Output = model::Result<()>>) -> bool {
+/// Whether the instance of this name has ended in time. Says in the log when it did not, or not well: there is nobody left to
+/// answer for it.
+async fn end(instance: &str, ending: impl Future<Output = model::Result<()>>) -> bool {
     match tokio::time::timeout(SHUTDOWN_TIMEOUT, ending).await {
         Ok(Ok(())) => true,
         Ok(Err(error)) => {
             let (code, reason) = (error.code, error.message);
-            tracing::warn!(code, reason, "a plugin did not end well");
+            tracing::warn!(instance, code, reason, "a plugin did not end well");
             true
         }
         Err(_) => {
-            tracing::warn!("a plugin did not end in time");
+            tracing::warn!(instance, "a plugin did not end in time");
             false
         }
     }
@@ -465,15 +467,31 @@ mod tests {
         }
     }
 
+    /// Several are ended at once.
+    #[tokio::test(start_paused = true)]
+    async fn what_does_not_end_well_is_named() {
+        let (log, _here) = crate::telemetry::logged::Log::begin();
+        let failed = model::Error::new(abi::E_INTERNAL, "it is used");
+        assert!(end("sandbox-2", std::future::ready(Err(failed))).await);
+        assert!(!end("store", std::future::pending()).await);
+        let lines = log.taken();
+        for words in [
+            "did not end well instance=\"sandbox-2\"",
+            "did not end in time instance=\"store\"",
+        ] {
+            assert!(lines.contains(words), "{lines}");
+        }
+    }
+
     /// Or the service manager ends the gateway before its audit log is closed.
     #[tokio::test(start_paused = true)]
     async fn what_does_not_end_takes_the_time_of_one() {
         use std::future::pending;
         let began = tokio::time::Instant::now();
         all_ended([
-            end(pending()).map(drop).boxed(),
+            end("store", pending()).map(drop).boxed(),
             left(pending::<()>()).boxed(),
-            end(pending()).map(drop).boxed(),
+            end("store", pending()).map(drop).boxed(),
         ])
         .await;
         // The clock goes by milliseconds.

@@ -113,9 +113,11 @@ impl Ending {
 
     /// The end, and the blobs that belong to it; none when it is on record, or will be.
     fn over(&mut self, how: How) -> Option<(End, Vec<String>)> {
+        let run = self.run.take()?;
+        let run_id = run.run_id.clone();
         let end = End {
             audit: self.audit.clone(),
-            run: self.run.take()?,
+            run,
             how,
             going: self.going.take(),
         };
@@ -132,7 +134,8 @@ impl Ending {
                     runtime.spawn(async move {
                         let services = &owing.0;
                         let look = async { _ = services.look_through().await };
-                        arrives(told, look, || services.pay(), gateway_ends(going)).await;
+                        let pay = || services.pay();
+                        arrives(&run_id, told, look, pay, gateway_ends(going)).await;
                     });
                 }
                 None
@@ -169,6 +172,7 @@ async fn gateway_ends(going: Option<Going>) {
 /// Waits for the blobs of a run that is over, and looks through those that may be its output, but not for ever: a record without
 /// one of them is better than none, which `pay` makes.
 pub(super) async fn arrives(
+    run_id: &str,
     mut told: oneshot::Receiver<()>,
     look_through: impl Future<Output = ()>,
     pay: impl Fn(),
@@ -192,6 +196,7 @@ pub(super) async fn arrives(
                 () = gateway_ends => {}
             }
             tracing::error!(
+                run_id,
                 "the gateway ends while an output of a run is looked through: its record is without it"
             );
             pay();
@@ -200,6 +205,7 @@ pub(super) async fn arrives(
         None => {
             drop(gateway_ends);
             tracing::error!(
+                run_id,
                 "the store does not say whether it has a blob of a run that is over: its record is without it"
             );
             pay();

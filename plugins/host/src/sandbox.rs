@@ -67,6 +67,12 @@ impl SandboxInstance {
         &self.caps
     }
 
+    /// As the gateway calls it: the `instance_id` that it was made with.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.instance.name()
+    }
+
     /// How often it was called.
     #[must_use]
     pub fn counts(&self) -> CallCounts {

@@ -94,6 +94,12 @@ impl StorageInstance {
         self.caps
     }
 
+    /// As the gateway calls it: the `instance_id` that it was made with.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.store.name()
+    }
+
     /// How often it was called.
     #[must_use]
     pub fn counts(&self) -> CallCounts {

@@ -14,7 +14,9 @@ use super::{AppError, Plugins, end, well};
 /// The end of an instance. It comes whether or not somebody waits for it.
 pub(super) type Ending = Shared<BoxFuture<'static, ()>>;
 
-pub(super) trait Ends: Send + Sync + 'static {
+pub(in crate::app) trait Ends: Send + Sync + 'static {
+    /// Ends it, and waits for that as long as a plugin has for it: whether it has.
+    fn end(self: Arc<Self>) -> BoxFuture<'static, bool>;
     /// Ends it, and waits for that as long as it takes.
     fn ended(self: Arc<Self>) -> BoxFuture<'static, ()>;
 }
@@ -22,10 +24,14 @@ pub(super) trait Ends: Send + Sync + 'static {
 macro_rules! ends {
     ($($instance:ty)+) => { $(
         impl Ends for $instance {
+            fn end(self: Arc<Self>) -> BoxFuture<'static, bool> {
+                let name = self.name().to_owned();
+                async move { end(&name, self.shutdown()).await }.boxed()
+            }
             fn ended(self: Arc<Self>) -> BoxFuture<'static, ()> {
                 let mut destroyed = self.destroyed();
                 async move {
-                    if !end(self.shutdown()).await {
+                    if !self.end().await {
                         destroyed.wait().await;
                     }
                 }

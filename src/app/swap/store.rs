@@ -9,7 +9,7 @@ use skillgate_plugin_host::{Current, StorageInstance};
 use tokio::runtime::Handle;
 
 use super::late::in_time;
-use super::{Inner, Loaded, Plugins, end, lock, nothing, storage, watched, well};
+use super::{Ends as _, Inner, Loaded, Plugins, lock, nothing, storage, watched, well};
 use crate::app::plugins::Role;
 use crate::catalog::Catalog;
 use crate::config::Config;
@@ -148,7 +148,7 @@ impl Inner {
     /// Has a store end, in the time that a plugin has for that.
     async fn leave(&self, store: Arc<StorageInstance>) {
         self.leaves(&store);
-        end(store.shutdown()).await;
+        store.end().await;
     }
 
     /// From now on no store is made before this one has ended.

@@ -293,7 +293,7 @@ mod tests {
                     made.lock().unwrap().looked_through(unseen);
                 };
                 let pay = || made.lock().unwrap().pay();
-                arrives(told.unwrap_err(), look, pay, gateway_ends).await;
+                arrives("run_1", told.unwrap_err(), look, pay, gateway_ends).await;
                 tokio::time::resume();
             };
             recorded_late(run).await

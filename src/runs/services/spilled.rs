@@ -147,13 +147,20 @@ impl Services {
 
     /// Nobody is told of it. What cannot be removed has a name that nobody knows.
     async fn withdraw(&self, id: &str) {
-        let gone = tokio::time::timeout(WITHIN, self.blobs.delete(self.caller.tenant(), id)).await;
-        if !matches!(gone, Ok(Ok(()))) {
-            tracing::error!(
-                run_id = self.run_id,
-                "an output that was withheld cannot be removed"
-            );
-        }
+        let tenant = self.caller.tenant();
+        let gone = tokio::time::timeout(WITHIN, self.blobs.delete(tenant, id)).await;
+        let why = match gone {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("the store has not answered within {} s", WITHIN.as_secs()),
+        };
+        tracing::error!(
+            run_id = self.run_id,
+            tenant,
+            blob = id,
+            why,
+            "an output that was withheld cannot be removed"
+        );
     }
 }
 

@@ -1,0 +1,87 @@
+use http_body_util::BodyExt;
+use tower::service_fn;
+
+use super::*;
+use crate::auth::Lapsed;
+
+#[test]
+fn a_run_that_is_too_large_for_the_sandbox_is_the_callers_to_change() {
+    use skillgate_plugin_sdk::model::Error;
+    let answer = |error: Error| ErrorObject::from(runs::Error::Sandbox(error));
+    let large = || Error::new(abi::E_OUT_OF_RANGE, "25 MiB in /srv/secret/place");
+    let refused = answer(large().not_executed());
+    assert_eq!((refused.code, refused.kind), (Code::TooLarge, "too_large"));
+    assert!(
+        refused.message.contains("input_blobs"),
+        "{}",
+        refused.message
+    );
+    assert!(!refused.message.contains("secret"), "{}", refused.message);
+    // Nothing that the caller could have asked for otherwise.
+    assert_eq!(answer(large()).kind, "internal");
+}
+
+/// The caller learns nothing of it, so the log has to: which plugin, and what it has said.
+#[test]
+fn what_fails_inside_is_in_the_log_with_all_that_lies_below_it() {
+    use skillgate_plugin_sdk::model::Error;
+    let (log, _here) = crate::telemetry::logged::Log::begin();
+    let failed = || Error::new(abi::E_INTERNAL, "no such table");
+    let of = |which: &str| match which {
+        "skill store" => catalog::Error::Store(failed()).into(),
+        "blob store" => blobs::Error::Store(failed()).into(),
+        _ => runs::Error::Sandbox(failed()).into(),
+    };
+    for which in ["skill store", "blob store", "sandbox"] {
+        let error: ErrorObject = of(which);
+        let line = log.taken();
+        assert_eq!(error.kind, "internal");
+        let named = line.contains(&format!("which={which:?}"));
+        assert!(named && line.contains("no such table"), "{line}");
+    }
+}
+
+#[test]
+fn who_publishes_where_nothing_is_published_is_not_told_to_try_again() {
+    let answer = ErrorObject::from(catalog::Error::ReadOnly);
+    let (code, kind) = (answer.code, answer.kind);
+    assert_eq!((code, kind), (Code::Unavailable, "unavailable"));
+    assert!(!answer.data.contains_key("retry_after_ms"));
+}
+
+#[test]
+fn where_a_new_token_does_not_help_nobody_is_told_to_get_one() {
+    let told = |lapsed| {
+        let refusal = Refusal::from(ErrorObject::from(runs::Error::Lapsed(lapsed)));
+        let names = refusal.message.contains("get a new token");
+        (refusal.status.as_u16(), names, refusal.headers)
+    };
+    for lapsed in [Lapsed::Expired, Lapsed::Withdrawn] {
+        assert_eq!(told(lapsed), (401, true, Vec::new()), "{lapsed:?}");
+    }
+    let wait = (header::RETRY_AFTER, HeaderValue::from(30));
+    assert_eq!(told(Lapsed::KeysUnavailable), (503, false, vec![wait]));
+}
+
+#[tokio::test]
+async fn a_panic_is_one_answer_and_tells_nothing() {
+    let inner = service_fn(|named: Named| async move {
+        assert_ne!(named.request.uri().path(), "/boom", "at /srv/secret/place");
+        Ok::<_, Refusal>(Response::new(full("fine")))
+    });
+    let stack = RescueLayer.layer(inner);
+    for (path, status) in [("/boom", 500), ("/", 200)] {
+        let request = Request::builder().uri(path).body(full("")).unwrap();
+        let response = stack.clone().oneshot(request).await.unwrap();
+        assert_eq!(response.status(), status, "{path}");
+        assert!(response.headers().contains_key(&REQUEST_ID));
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        let text = String::from_utf8_lossy(&body).into_owned();
+        assert!(!text.contains("secret"), "{text}");
+        if status == 500 {
+            let error: Value = serde_json::from_str(&text).unwrap();
+            assert_eq!(error["error"]["code"], -32603);
+            assert_eq!(error["error"]["data"]["kind"], "internal");
+        }
+    }
+}
