@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::{Access, access};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -313,6 +314,7 @@ pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
         let store = &mut config.plugins.storage;
         // A store of its own, with all else that is configured: else a mistake in it would be heard at the start.
         let is_own = store.source == PluginSource::Name("storage-fs".into());
+        let root = store.config["root"].as_str().map(PathBuf::from);
         if is_own {
             store.config["root"] = json!(scratch.path().join("store"));
         }
@@ -322,11 +324,37 @@ pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
         } else {
             hold::in_use(&State::new(&config)?.root)
         };
-        let (plugin, health) = ask_storage(&config, &state, in_use).await;
+        let (plugin, mut health) = ask_storage(&config, &state, in_use).await;
+        if is_own
+            && let (Ok(health), Some(root)) = (&mut health, root)
+            && health.state != abi::HEALTH_DOWN
+        {
+            not_opened(&root, health);
+        }
         report.add("storage", plugin.as_ref(), health);
         signals.check()?;
         Ok(report)
     })
+}
+
+/// How the store is that was asked with another root than its own: what it says of that one's skills and room is not about `root`.
+fn not_opened(root: &Path, health: &mut Health) {
+    let exists = |dir: &&Path| dir.exists();
+    let there = root.ancestors().find(exists).unwrap_or(Path::new("."));
+    let (shown, place) = (root.display(), there.display());
+    let problem = if !there.is_dir() {
+        format!("{place} is no directory: give plugins.storage.config.root another")
+    } else if let Err(errno) = access(there, Access::WRITE_OK | Access::EXEC_OK) {
+        format!(
+            "{place} cannot be written by this user ({errno}): give it to whoever the gateway runs as, or ask as that user"
+        )
+    } else {
+        health.state = abi::HEALTH_OK;
+        health.message =
+            format!("its settings are good; what {shown} has, and how much room, is not looked at");
+        return;
+    };
+    (health.state, health.message) = (abi::HEALTH_DOWN, problem);
 }
 
 /// The plugin, when its file could be loaded, and how it is, or why it does not start.

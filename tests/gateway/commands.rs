@@ -1,7 +1,8 @@
 //! Commands of the operator, beside a gateway that serves and without one.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -224,6 +225,29 @@ fn the_doctor_hears_of_a_slip_in_the_stores_section() {
     });
     let said = said(&house, &["doctor"], 1);
     assert!(said.contains("unknown field `fsnc`"), "{said}");
+}
+
+/// Nor does it call a store good that the gateway could not open.
+#[test]
+fn the_doctor_looks_at_where_the_store_is_to_be() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let fine = said(&house, &["doctor"], 0);
+    let told = format!("what {} has", house.store().display());
+    assert!(fine.contains(&told), "{fine}");
+    assert!(!house.store().exists());
+    fs::write(house.store(), "somebody's").unwrap();
+    let refused = said(&house, &["doctor"], 1);
+    assert!(refused.contains("is no directory"), "{refused}");
+    if rustix::process::geteuid().is_root() {
+        return;
+    }
+    fs::remove_file(house.store()).unwrap();
+    let keep = fs::metadata(house.path()).unwrap().permissions();
+    fs::set_permissions(house.path(), Permissions::from_mode(0o555)).unwrap();
+    let refused = said(&house, &["doctor"], 1);
+    fs::set_permissions(house.path(), keep).unwrap();
+    assert!(refused.contains("cannot be written"), "{refused}");
 }
 
 /// Before the restart that would refuse it.
