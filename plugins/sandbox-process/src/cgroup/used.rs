@@ -12,7 +12,8 @@ pub(crate) struct GroupUse {
     pub(crate) peak_memory_bytes: Option<u64>,
     pub(crate) oom_kills: u64,
     /// Of those, none for its own limit: the memory of the host, or of a group above, was at its end. Nobody counts them apart:
-    /// a limit that was never met has killed nothing.
+    /// a limit that was never met has killed nothing. (v1: that it was met is counted by old kernels alone where swap is limited
+    /// too, so it was not where the group has always had less than its limit.)
     pub(crate) killed_for_others: bool,
     pub(crate) pids_refused: u64,
 }
@@ -27,6 +28,10 @@ impl GroupUse {
         }
     }
 }
+
+/// What a kernel asks a group for at once, and more: a huge page, or what it keeps in stock for later. A limit is met where less
+/// than that is left of it.
+const CHARGE_BYTES_MAX: u64 = 4 << 20;
 
 const fn peak_file(v2: bool) -> &'static str {
     if v2 {
@@ -72,7 +77,14 @@ pub(super) fn count(
                     true => field_of(&read(file), "oom") == Some(0),
                     // The second holds memory and swap together, and has the same value where swap is accounted.
                     false => {
-                        number("memory.failcnt") == Some(0)
+                        let peak = total.peak_memory_bytes;
+                        let peak = peak.max(number("memory.memsw.max_usage_in_bytes"));
+                        let limit = number("memory.limit_in_bytes");
+                        let is_below = peak.zip(limit).is_some_and(|(peak, limit)| {
+                            peak.saturating_add(CHARGE_BYTES_MAX) < limit
+                        });
+                        is_below
+                            && number("memory.failcnt") == Some(0)
                             && number("memory.memsw.failcnt").unwrap_or(0) == 0
                     }
                 };
@@ -148,20 +160,37 @@ mod tests {
         assert_eq!(v2("low 0\nmax 9\noom 0\noom_kill 0\n"), (0, false));
         assert_eq!(v2("low 0\nmax 9\noom 1\noom_kill 1\n"), (1, false));
         assert_eq!(v2("low 0\nmax 0\noom 0\noom_kill 2\n"), (2, true));
-        let v1 = |failed, with_swap| {
+        let v1 = |more: &[(&'static str, &'static str)]| {
             let mut files = vec![
                 ("memory.oom_control", "under_oom 0\noom_kill 1\n"),
-                ("memory.failcnt", failed),
+                ("memory.failcnt", "0\n"),
+                ("memory.max_usage_in_bytes", "100000000\n"),
+                ("memory.limit_in_bytes", "268435456\n"),
             ];
-            files.extend(with_swap);
+            files.retain(|(name, _)| more.iter().all(|(other, _)| name != other));
+            files.extend(more);
             counted(false, &files)
         };
-        let swap = |failed| Some(("memory.memsw.failcnt", failed));
-        assert_eq!(v1("0\n", None), (1, true));
-        assert_eq!(v1("0\n", swap("0\n")), (1, true));
-        assert_eq!(v1("0\n", swap("3\n")), (1, false));
-        assert_eq!(v1("3\n", swap("0\n")), (1, false));
-        assert_eq!(v1("", None), (1, false));
+        for (more, of_others) in [
+            (&[][..], true),
+            (&[("memory.memsw.failcnt", "0\n")], true),
+            (&[("memory.memsw.failcnt", "3\n")], false),
+            (&[("memory.failcnt", "3\n")], false),
+            (&[("memory.failcnt", "")], false),
+            // Both as a kernel of today says them of a run that has met both its limits.
+            (
+                &[
+                    ("memory.max_usage_in_bytes", "268369920\n"),
+                    ("memory.memsw.failcnt", "0\n"),
+                ],
+                false,
+            ),
+            (&[("memory.memsw.max_usage_in_bytes", "268369920\n")], false),
+            (&[("memory.max_usage_in_bytes", "")], false),
+            (&[("memory.limit_in_bytes", "")], false),
+        ] {
+            assert_eq!(v1(more), (1, of_others), "{more:?}");
+        }
     }
 
     #[test]

@@ -200,6 +200,9 @@ fn a_memory_hog_is_out_of_memory() {
     let (result, _, _) = timed(&instance, request(code), 20_000);
     if is_root() {
         assert_eq!(result.error_type, "OutOfMemory", "{result:?}");
+        // And not the host's: who is told to call again later does the same again.
+        let own = "the run needed more than its 268435456 bytes of memory";
+        assert_eq!(result.error_message, own, "{result:?}");
         assert!(
             result.peak_memory_bytes > 200 << 20 && result.peak_memory_bytes <= 257 << 20,
             "{result:?}"
