@@ -32,6 +32,7 @@ pub(crate) trait Fill {
     fn fail(&mut self, kind: &str, message: String);
     fn take(&mut self, guest: GuestResult, request: &RunRequest, end: &End);
     fn died(&mut self, request: &RunRequest, end: &End);
+    fn lost_one_for_memory(&mut self, request: &RunRequest, end: &End);
 }
 
 impl Fill for RunResult {
@@ -166,19 +167,58 @@ impl Fill for RunResult {
             self.fail(
                 SANDBOX_ERROR,
                 format!(
-                    "the interpreter was ended by signal {} before it gave a result",
-                    end.signal
+                    "the interpreter was ended by signal {}{} before it gave a result",
+                    end.signal,
+                    of_signal(end.signal)
                 ),
             );
         } else {
             self.fail(
                 SANDBOX_ERROR,
                 format!(
-                    "the interpreter ended with exit code {} before it gave a result",
+                    "the interpreter ended with exit code {} before it gave a result: the code has ended it, as `os._exit` and \
+                     `os.exec` do; return a value instead",
                     end.exit_code
                 ),
             );
         }
+    }
+
+    /// A process that the kernel has ended for its memory is missed by those that waited for it, in whatever words: they do not
+    /// know why. (With version 2 it has ended the whole run.)
+    fn lost_one_for_memory(&mut self, request: &RunRequest, end: &End) {
+        if self.completed || end.oom_kills == 0 || self.error_type == OUT_OF_MEMORY {
+            return;
+        }
+        let why = match end.killed_for_others {
+            true => "the host had no memory left".to_owned(),
+            false => format!(
+                "the run needed more than its {} bytes of memory",
+                request.limits.memory_bytes
+            ),
+        };
+        let line = format!("a process of the run was ended: {why}\n");
+        self.error_message.insert_str(0, &line);
+    }
+}
+
+/// What a signal is, and whose: none comes from outside of a run but SIGKILL.
+fn of_signal(signal: i32) -> &'static str {
+    match signal {
+        libc::SIGSEGV => {
+            " (SIGSEGV, by a recursion beyond Python's own limit or by ctypes in the code)"
+        }
+        libc::SIGBUS => " (SIGBUS, by a mapped file that has become shorter, or by ctypes)",
+        libc::SIGABRT => " (SIGABRT, by os.abort or a failed assertion of a library in C)",
+        libc::SIGFPE => " (SIGFPE, by ctypes in the code)",
+        libc::SIGILL => " (SIGILL, by ctypes in the code)",
+        libc::SIGSYS => " (SIGSYS, by a system call that no run can make)",
+        libc::SIGALRM => " (SIGALRM, which the code has set, without a handler)",
+        libc::SIGXCPU => " (SIGXCPU, by a limit that the code has set itself)",
+        libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGUSR1 | libc::SIGUSR2 => {
+            ", which the code has sent itself,"
+        }
+        _ => "",
     }
 }
 
@@ -286,6 +326,57 @@ mod tests {
                 (OUT_OF_MEMORY, words)
             );
         }
+    }
+
+    /// Nor is it its deadline alone that has ended a run which waits for a process that is gone.
+    #[test]
+    fn a_process_that_is_lost_for_its_memory_is_told_of() {
+        let mut request = RunRequest::default();
+        request.limits.memory_bytes = 65536;
+        let told = |kind: &str, end: End| {
+            let mut result = RunResult::default();
+            result.fail(kind, "x".into());
+            result.completed = kind.is_empty();
+            result.lost_one_for_memory(&request, &end);
+            result.error_message
+        };
+        let killed = |oom_kills, killed_for_others| End {
+            oom_kills,
+            killed_for_others,
+            ..End::default()
+        };
+        let own =
+            "a process of the run was ended: the run needed more than its 65536 bytes of memory\nx";
+        let of_others = "a process of the run was ended: the host had no memory left\nx";
+        assert_eq!(told(TIMEOUT, killed(1, false)), own);
+        assert_eq!(told("BrokenProcessPool", killed(2, false)), own);
+        assert_eq!(told(TIMEOUT, killed(1, true)), of_others);
+        for (kind, kills) in [(TIMEOUT, 0), (OUT_OF_MEMORY, 1), ("", 1)] {
+            assert_eq!(told(kind, killed(kills, false)), "x", "{kind}");
+        }
+    }
+
+    #[test]
+    fn how_an_interpreter_has_ended_itself_is_said_in_words() {
+        let said = |signal, exit_code| {
+            let end = End {
+                signal,
+                exit_code,
+                ..End::default()
+            };
+            let mut result = RunResult::default();
+            result.died(&RunRequest::default(), &end);
+            result.error_message
+        };
+        for (signal, words) in [
+            (libc::SIGSEGV, "signal 11 (SIGSEGV, by a recursion"),
+            (libc::SIGABRT, "signal 6 (SIGABRT, by os.abort"),
+            (libc::SIGTERM, "signal 15, which the code has sent itself,"),
+            (libc::SIGKILL, "signal 9 before it gave a result"),
+        ] {
+            assert!(said(signal, 0).contains(words), "{}", said(signal, 0));
+        }
+        assert!(said(0, 3).contains("exit code 3 before it gave a result: the code has ended it"));
     }
 
     /// As the guest calls them (`_known_limit`). Who reads it may do with less, when it knows how much there is.

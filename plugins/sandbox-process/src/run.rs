@@ -560,6 +560,7 @@ impl<'a> Running<'a> {
             }
             (Some(Verdict::Lingering) | None, None) => result.died(request, &end),
         }
+        result.lost_one_for_memory(request, &end);
         Ok(result)
     }
 }

@@ -214,6 +214,7 @@ fn a_memory_hog_is_out_of_memory() {
             !result.completed && result.peak_memory_bytes <= 257 << 20,
             "{result:?}"
         );
+        assert!(result.error_message.contains(own), "{result:?}");
     } else {
         assert_eq!(result.error_type, "MemoryError", "{result:?}");
     }
