@@ -122,7 +122,7 @@ def _ended(where) -> str:
     if where in _COMMAND_LINES:
         return "a run has no command line: read what is needed from args, the dict that %s() gets"
     text = "the code ended the interpreter before %s() returned: "
-    return text + ("call `unittest.main(exit=False)`" if where == _UNITTEST else "return a value instead")
+    return text + ("call `unittest.main(exit=False)`, and return what its `.result` says" if where == _UNITTEST else "return a value instead")
 
 
 def _no_program(exc) -> str:

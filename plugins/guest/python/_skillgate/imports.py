@@ -138,9 +138,13 @@ class Finder:
         above = None
         for name in _names_above(full):
             if name in self._skills:
-                return load(full)
+                module = load(full)
+                break
             above = self._load_now(self._virtual_spec(name), above)
-        return self._load_now(self._skill_spec(full, self._skills[full], is_there=True), above)
+        else:
+            module = self._load_now(self._skill_spec(full, self._skills[full], is_there=True), above)
+        sys.modules["__main__"] = module  # what the library calls a program is here the skill that is executed
+        return module
 
     def _load_now(self, spec: ModuleSpec, above: Optional[ModuleType]) -> ModuleType:
         name = spec.name

@@ -41,8 +41,8 @@ _exit = os._exit
 _sleep = time.sleep
 _write = os.write
 _recursion_limit, _set_recursion_limit = sys.getrecursionlimit, sys.setrecursionlimit
-# Kept, since to free it is to write where nothing of a run is.
-_first_argv = sys.argv
+# Kept, since to free them is to write where nothing of a run is.
+_first_argv, _first_main = sys.argv, sys.modules["__main__"]
 
 # Scripts end by these. An interpreter has them from the module `site`, which also looks for packages, and is left out.
 builtins.exit = builtins.quit = sys.exit
@@ -169,7 +169,7 @@ def _rehearse_once(fd: int, peer: int, layout: Layout, frames: bytes) -> None:
     room = [bytes(n) for n in (256, 400, 416, 432, 3000)]  # noqa: F841  (that it is taken up is its use)
     _write(peer, frames)
     argv, import_module = sys.argv, importlib.import_module
-    modules = len(sys.modules)
+    modules, main = len(sys.modules), sys.modules["__main__"]
     channel = Channel(fd)
     _finish(channel, _answer(channel, layout, []))
     _unfinished(state.current)  # and not said: what there may be is not a run's
@@ -186,6 +186,7 @@ def _rehearse_once(fd: int, peer: int, layout: Layout, frames: bytes) -> None:
         if name != CODE_MODULE and name.partition(".")[0] != imports.PACKAGE:
             stay.append((name, module))
     sys.modules.update(reversed(stay))
+    sys.modules["__main__"] = main
     sys.argv, importlib.import_module = argv, import_module
     del sys.meta_path[0]  # the finder
     _set_environment(environment)
@@ -361,7 +362,8 @@ def module_of_code(code: str, path: str) -> ModuleType:
     sys.argv = [path]
     module = ModuleType(CODE_MODULE)
     module.__file__ = path
-    sys.modules[CODE_MODULE] = module
+    # Under the second name `unittest.main`, `doctest.testmod`, `cProfile.run` and others of the library look for it.
+    sys.modules[CODE_MODULE] = sys.modules["__main__"] = module
     exec(loading.compile_source(code.lstrip("\ufeff"), path), module.__dict__)
     return module
 

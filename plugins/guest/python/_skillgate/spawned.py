@@ -2,7 +2,7 @@
 the skills as the run does.
 
 Such an interpreter is told how to begin before it is given its work. Here that is told more (`_Beginning`), and not what
-`__main__` is, which is nothing of the code.
+`__main__` is: the code or the skill, which is loaded here, and has a name of its own.
 """
 
 from __future__ import annotations

@@ -286,10 +286,11 @@ class NobodyStartsIt(Hints):
         self.hinted((MAIN + code).replace("main", "begin"), "SystemExit", hint % "begin", function="begin")
 
     def test_tests(self):
-        code = "import unittest\nclass T(unittest.TestCase):\n    def test_it(self): pass\ndef main(args):\n    sys = __import__('sys')\n    unittest.main(module=sys.modules[T.__module__]%s)"
-        self.hinted(code % "", "SystemExit", "the code ended the interpreter before main() returned: call `unittest.main(exit=False)`\n")
-        outcome = self.sandbox.code(code % ", exit=False")
-        self.assertEqual(outcome.status, "completed", outcome.result)
+        code = "import unittest\nclass T(unittest.TestCase):\n    def test_it(self): pass\ndef main(args):\n    %s"
+        hint = "the code ended the interpreter before main() returned: call `unittest.main(exit=False)`, and return what its `.result` says\n"
+        self.hinted(code % "unittest.main()", "SystemExit", hint)
+        outcome = self.sandbox.code(code % "return str(unittest.main(exit=False).result)")
+        self.assertEqual(outcome.output, "<unittest.runner.TextTestResult run=1 errors=0 failures=0>", outcome.result)
 
     def test_passwords(self):
         said = "nobody types anything in a run: what it needs comes with the arguments of the call\n"

@@ -54,14 +54,50 @@ class Code(Case):
                 return {
                     "name": __name__, "same": sys.modules[__name__].Point is Point, "x": point.x,
                     "source": inspect.getsource(Point).split()[0], "file": os.path.basename(__file__),
-                    "argv": len(sys.argv), "main": hasattr(__main__, "Point"),
+                    "argv": len(sys.argv), "main": __main__ is sys.modules[__name__],
                 }
         """
         self.completed(
             self.sandbox.code(_dedent(code)),
             {"name": "run_code", "same": True, "x": 3, "source": "@dataclasses.dataclass", "file": "run_code.py",
-             "argv": 1, "main": False},
+             "argv": 1, "main": True},
         )
+
+    def test_the_library_finds_it_as_the_main_module(self):
+        code = """
+            import cProfile, doctest, pickle, timeit, unittest
+            from unittest import mock
+
+            def double(n):
+                "\\n>>> double(2)\\n5"
+                return 2 * n
+
+            class Test(unittest.TestCase):
+                def test_it(self):
+                    self.assertEqual(double(2), 5)
+
+            def main(args):
+                tests = unittest.main(exit=False).result
+                docs = doctest.testmod()
+                cProfile.run("double(2)")
+                assert timeit.timeit("double(2)", "from __main__ import double", number=2) > 0
+                with mock.patch("__main__.double", lambda n: "patched"):
+                    patched = double(2)
+                return [tests.testsRun, len(tests.failures), *docs, patched, pickle.loads(b"c__main__\\ndouble\\n.")(3), __name__]
+        """
+        code, found = _dedent(code), [1, 1, 1, 1, "patched", 6]
+        rehearsed = Rehearsal.BEFORE + "main = sys.modules['__main__']\nrehearse(*ends, layout)\nassert sys.modules['__main__'] is main"
+        for before in ("", rehearsed):
+            outcome = self.sandbox.code(code, before=before)
+            self.completed(outcome, found + ["run_code"])
+            self.assertIn("Ran 1 test", outcome.logs)
+        for below in (False, True):  # of another mounted one: there it is imported
+            if below:
+                self.sandbox.skill("t", {"code/main.py": ""})
+            else:
+                self.sandbox.skill("t.tested", {"code/main.py": code})
+            for before in ("", rehearsed):
+                self.completed(self.sandbox.execute("t.tested", before=before), found + ["skills.t.tested"])
 
     def test_the_workspace_is_the_current_directory_and_empty(self):
         code = "import os\ndef main(args): return [os.getcwd(), os.listdir('.')]"

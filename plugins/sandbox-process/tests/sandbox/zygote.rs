@@ -291,7 +291,7 @@ def main(args):
     return {
         'argv': sys.argv, 'path': sys.path, 'meta': len(sys.meta_path), 'flags': str(sys.flags), 'env': sorted(os.environ),
         'run': [runtime.run.id != '', runtime.run.deadline > 1e9], 'gc': [gc.isenabled(), gc.get_threshold()], 'lines': sorted(linecache.cache),
-        'main': sorted(n for n in vars(sys.modules['__main__']) if 'native' in n), 'recursion': sys.getrecursionlimit(),
+        'main': sorted(n for n in vars(sys.modules['_skillgate.main']._first_main) if 'native' in n), 'recursion': sys.getrecursionlimit(),
         'threads': threading.active_count(), 'main_thread': threading.current_thread() is threading.main_thread(),
         'int': str(signal.getsignal(signal.SIGINT)).split(' at ')[0], 'out': [sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.seekable()],
         'comm': open('/proc/self/comm').read(),
