@@ -329,7 +329,7 @@ def _execute(job: dict, layout: Layout):
     of_code = job.get("code") is not None
     finder = imports.install(job.get("skills") or (), layout.skills, untouched=not of_code)
     module = _load_code(job["code"]) if of_code else _load_skill(job, layout, finder)
-    function = _find_function(module, job["function"])
+    function = _find_function(module, job["function"], job["code"] if of_code else "")
     value = function(runtime.run.args)
     return _await(value) if _is_awaitable(value) else value
 
@@ -389,7 +389,7 @@ def _entry_file(job: dict, layout: Layout) -> str:
     return file
 
 
-def _find_function(module: ModuleType, name: str):
+def _find_function(module: ModuleType, name: str, code: str):
     # The namespace itself: a skill mounted below this one's name must not take the place of its function.
     names = module.__dict__
     function = names.get(name)
@@ -408,8 +408,25 @@ def _find_function(module: ModuleType, name: str):
         listed += ", and %d more" % (len(found) - _FUNCTIONS_LISTED_MAX)
     remedy = "define it, or correct runtime.export in the manifest"
     if is_code:
-        remedy = "what it does outside of functions is done; write `def main(args):`, which returns the result, or name another as entrypoint"
+        done, does = "is done", ""
+        if _has_guard(code):
+            done, does = "is done, but nothing below `if __name__ == '__main__':`, which is not so in a run", "does that and "
+        remedy = "what it does outside of functions %s; write `def main(args):`, which %sreturns the result, or name another as entrypoint"
+        remedy %= done, does
     raise EntrypointNotFound("%s in %s; its functions: %s (%s)" % (why, where, listed, remedy))
+
+
+def _has_guard(code: str) -> bool:
+    """Whether it has something that a program does and an import leaves: whoever wrote it believes that it was done."""
+    import ast
+    import warnings
+
+    try:
+        with warnings.catch_warnings(record=True):  # they have been said, of the code that was run
+            tests = [ast.dump(node.test) for node in ast.parse(code.lstrip("\ufeff")).body if type(node) is ast.If]
+    except Exception:
+        return False  # it was compiled, and may be too deep for this
+    return any("'__name__'" in test and "'__main__'" in test for test in tests)
 
 
 def _is_awaitable(value) -> bool:

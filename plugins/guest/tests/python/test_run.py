@@ -496,6 +496,11 @@ class Entrypoints(Case):
         self.failed(self.sandbox.code(code, function="X"), "EntrypointNotFound", "'X' is a int and not a function")
         self.failed(self.sandbox.code("", function="main"), "EntrypointNotFound", "its functions: none")
         self.failed(self.sandbox.code("print(1)"), "EntrypointNotFound", "write `def main(args):`, which returns the result")
+        guarded = "is done, but nothing below `if __name__ == '__main__':`, which is not so in a run; write `def main(args):`, which does that and "
+        for code in ("\ufeffif __name__ == '__main__':\n    print(1)", 'x = 1\nif "__main__" == __name__ and x: print(1)'):
+            self.failed(self.sandbox.code(code), "EntrypointNotFound", guarded + "returns the result")
+        for code in ("# if __name__ == '__main__':", 's = """\nif __name__ == \'__main__\':\n"""', "if 1: __name__", "if %s1: 1" % ("-" * 90)):
+            self.failed(self.sandbox.code(code), "EntrypointNotFound", "what it does outside of functions is done; write `def")
         self.sandbox.skill("t.up", {"code/main.py": "def other(args): pass"})
         self.failed(self.sandbox.execute("t.up"), "EntrypointNotFound", "its functions: other (define it, or correct runtime.export")
         for name in ("__class__", "__builtins__", "__name__", "__dict__", "print", "a.b", "", "x\ny" * 500):
