@@ -141,10 +141,28 @@ def _missing(exc):
         return None  # its own text says it
     if head == "runtime":
         return _names_of(exc.name.rpartition(".")[0])
+    written = _written(exc.name)
+    if written:
+        return written
     if head in _GONE:
         return "%s, whose library has no `%s`: %s" % (_VERSION, head, _GONE[head])
     can = "a run can import the standard library, `runtime` and mounted skills (`from skills.<name> import ...`)"
     return can + ", and nothing can be installed" + _beside(exc)
+
+
+def _written(name):
+    """Of a module that the code has made itself: where it may write, Python does not look."""
+    head = name.partition(".")[0]
+    layout = None if state.current is None else state.current.layout
+    for directory, called in ((os.getcwd(), "os.getcwd()"), (layout and layout.tmp, "tempfile.gettempdir()")):
+        path = "%s/%s" % (directory, head)
+        if not head.isidentifier() or not (os.path.isfile(path + ".py") or os.path.isdir(path)):
+            continue
+        if directory not in sys.path:
+            return "no import looks in %s, where `%s` is: `sys.path.insert(0, %s)` before it" % (directory, one_line(head, 80), called)
+        if head == name:  # it has looked there, perhaps before it was written
+            return "`%s` was just written: `importlib.invalidate_caches()` before the import" % one_line(head, 80)
+    return None
 
 
 def _version_of(exc):

@@ -1,5 +1,6 @@
 """What an error says first, to whoever wrote the code for a place that it does not run in."""
 
+import os
 import sys
 import unittest
 
@@ -84,6 +85,27 @@ class Lacking(Hints):
             for error in (executed, imported):
                 self.assertEqual(error["type"], "ModuleNotFoundError")
                 self.assertTrue(error["message"].startswith(hint + "Traceback"), error["message"])
+
+    def test_what_the_code_has_written_itself(self):
+        workspace, tmp = os.path.realpath(self.sandbox.path("workspace")), self.sandbox.path("tmp")
+        for write, name, directory, called in (
+            ("os.makedirs('pack', exist_ok=True)", "pack", workspace, "os.getcwd()"),
+            ("open('helper.py', 'w').close()", "helper", workspace, "os.getcwd()"),
+            ("open(os.environ['TMPDIR'] + '/beside.py', 'w').close()", "beside", tmp, "tempfile.gettempdir()"),
+        ):
+            hint = "no import looks in %s, where `%s` is: `sys.path.insert(0, %s)` before it\n" % (directory, name, called)
+            code = MAIN + write + "; %simport " + name
+            self.hinted(code % "" + ".none", "ModuleNotFoundError", hint)
+            self.hinted(code % "", "ModuleNotFoundError", hint)
+            outcome = self.sandbox.code(code % ("import tempfile; sys.path.insert(0, %s); " % called))
+            self.assertEqual(outcome.status, "completed", outcome.result)
+        raised = MAIN + "%s; raise ModuleNotFoundError('x', name='%s')"
+        self.hinted(raised % ("open('imp.py', 'w').close()", "imp"), "ModuleNotFoundError", "no import looks in ")
+        late = "`helper` was just written: `importlib.invalidate_caches()` before the import\n"
+        self.hinted(raised % ("sys.path.append(os.getcwd())", "helper"), "ModuleNotFoundError", late)
+        for name in ("pack.none", "none", "../tmp/beside", ".", ""):
+            told = "a run can import the standard library"
+            self.hinted(raised % ("sys.path.append(os.getcwd())", name), "ModuleNotFoundError", told)
 
     def test_a_module_beside_the_entrypoint_whose_directory_is_called_like_one_of_the_library(self):
         hint = "the modules beside this skill's entrypoint are imported by their own names: `import helper`, and not from `code`\n"
