@@ -44,8 +44,17 @@ _recursion_limit, _set_recursion_limit = sys.getrecursionlimit, sys.setrecursion
 # Kept, since to free them is to write where nothing of a run is.
 _first_argv, _first_main = sys.argv, sys.modules["__main__"]
 
-# Scripts end by these. An interpreter has them from the module `site`, which also looks for packages, and is left out.
+
+def _help(*args, **named):
+    """`help`, which imports nothing before it is called."""
+    import pydoc
+
+    return pydoc.help(*args, **named)
+
+
+# Scripts end by the first two. An interpreter has them from the module `site`, which also looks for packages, and is left out.
 builtins.exit = builtins.quit = sys.exit
+builtins.help = _help
 machine.install()
 library.install()
 

@@ -145,6 +145,13 @@ class Code(Case):
             debugged = "import sys\nsys.set_coroutine_origin_tracking_depth(1)\n" if debug else ""
             self.assertEqual("Coroutine created at" in self.sandbox.code(debugged + code).logs, debug)
 
+    def test_help(self):
+        code = "import sys\ndef main(args):\n    'Says it.'\n    before = 'pydoc' in sys.modules\n    help(%s)\n    return before"
+        for asked, said in (("main", "Help on function main in module run_code:\n\nmain(args)\n    Says it.\n\n"), ("", "\nhelp> ")):
+            outcome = self.sandbox.code(code % asked)
+            self.completed(outcome, False)
+            self.assertIn(said, outcome.logs)
+
     def test_async(self):
         code = "import asyncio\nasync def main(args):\n    await asyncio.sleep(0)\n    return args"
         self.completed(self.sandbox.code(code, {"a": 1}), {"a": 1})
