@@ -362,6 +362,7 @@ def _load_code(code: str) -> ModuleType:
 
 
 def module_of_code(code: str, path: str) -> ModuleType:
+    code = code.lstrip("\ufeff")  # in the lines, too: no compiler takes a part of them with it
     # The lines as Python counts them: `splitlines` would end some at characters like \x0c and \u2028 too.
     lines = StringIO(code, None).readlines()
     if lines and not lines[-1].endswith("\n"):
@@ -373,7 +374,7 @@ def module_of_code(code: str, path: str) -> ModuleType:
     module.__file__ = path
     # Under the second name `unittest.main`, `doctest.testmod`, `cProfile.run` and others of the library look for it.
     sys.modules[CODE_MODULE] = sys.modules["__main__"] = module
-    exec(loading.compile_source(code.lstrip("\ufeff"), path), module.__dict__)
+    exec(loading.compile_source(code, path), module.__dict__)
     return module
 
 

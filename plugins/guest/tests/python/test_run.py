@@ -127,6 +127,8 @@ class Code(Case):
 
     def test_a_byte_order_mark_and_an_encoding_line(self):
         self.completed(self.sandbox.code("\ufeff# -*- coding: latin-1 -*-\ndef main(args): return 'é'"), "é")
+        code = "\ufeffdef main(args):\n    import ast, inspect\n    return ast.parse(inspect.getsource(main)).body[0].name"
+        self.completed(self.sandbox.code(code), "main")
 
     def test_a_coroutine_that_was_left_behind_is_said_to_be_the_codes(self):
         code = """
