@@ -73,6 +73,9 @@ _READS_BLOBS = (
     'a blob is read by `from runtime import blobs`: blobs.read_text(id), blobs.open(id, "r"), or blobs.path(id) for a file\'s name; '
     "its id must be in input_blobs of the call"
 )
+_AWAITED = ("'await'", "'async for'", "'async with'", "asynchronous comprehension")
+_OF_NO_VERSION = ("was never closed", "unterminated ", "EOL while scanning", "EOF while scanning", "unexpected EOF")
+_F_STRINGS = ("f'", 'f"', "fr'", 'fr"')
 _VERSION = "this run has Python %d.%d" % sys.version_info[:2]
 NO_SHELL = "a run has no shell and, unless its operator gives it some, no programs but Python: do it in Python"
 
@@ -96,7 +99,7 @@ def hint(exc, kind, function):
     if kind is ImportError:
         return _module_of_the_directory(exc) or _names_of(exc.name) or _version_of(exc)
     if issubclass(kind, SyntaxError) and raised_by(exc) is compile_source.__code__:
-        return _no_program(exc)  # not of a text that the code reads or has compiled
+        return _no_program(exc, one_line(function, 80))  # not of a text that the code reads or has compiled
     # Python calls these "temporary failure" and "no such file": that sends its reader to try again, or to look for the file.
     for link in chain(exc):
         where = raised_in(link)
@@ -125,14 +128,22 @@ def _ended(where) -> str:
     return text + ("call `unittest.main(exit=False)`, and return what its `.result` says" if where == _UNITTEST else "return a value instead")
 
 
-def _no_program(exc) -> str:
-    """For what is wrapped as in a chat, or escaped once too often; else in another version it may be right."""
+def _no_program(exc, function: str):
+    """For what is wrapped as in a chat, escaped once too often, or written for a notebook; else in another version it may be
+    right, if not in none."""
     line = exc.text if type(exc.text) is str else ""
+    said = exc.msg if type(exc.msg) is str else ""
     if line.lstrip().startswith("```"):
         return "the code is to be Python alone, without the lines of ``` around it"
     if exc.msg == "unexpected character after line continuation character" and "\\n" in line:
         return "a line of the code ends with a newline, and not with a backslash and an n"
-    return _VERSION
+    if said.startswith(_AWAITED) and "outside" in said:
+        return "what awaits is to be in an `async def`: write `async def %s(args):`, which is awaited" % function
+    if said == "'return' outside function":
+        return "there is nothing to return from: put the code into `def %s(args):`, whose value is the result" % function
+    is_f_string = any(begins in line.lower() for begins in _F_STRINGS)  # since 3.12 it may have its own quotes in it, and lines
+    is_of_none = issubclass(type(exc), IndentationError) or any(word in said for word in _OF_NO_VERSION) and not is_f_string
+    return None if is_of_none else _VERSION
 
 
 def _missing(exc):

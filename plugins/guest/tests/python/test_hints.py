@@ -371,11 +371,30 @@ class Packages(Hints):
 
 class Versions(Hints):
     def test_syntax(self):
-        for code, kind in (("def main(args):\n    return (1 +\n", "SyntaxError"), ("def main(args):\nreturn 1", "IndentationError"), ("x = '\x00'", "SyntaxError")):
-            self.hinted(code, kind, VERSION)
+        later = ("x = f'{x['a']}'", 'x = f"{a\n}"', "x = Fr'{a\n}'")
+        for code in ("def main(args):\n    return 1 +\n", "x = '\x00'", "print 1", *(later if sys.version_info < (3, 12) else ())):
+            self.hinted(code, "SyntaxError", VERSION)
         self.sandbox.skill("t.bad", {"code/main.py": "def main(args: return"})
         self.assertTrue(self.sandbox.execute("t.bad").error["message"].startswith(VERSION))
         self.hinted("from skills.t.bad import main", "SyntaxError", VERSION)
+
+    def test_what_is_right_in_no_version(self):
+        for code, kind in (
+            ("def main(args):\n    return (1 +\n", "SyntaxError"),
+            ("x = 'abc\n", "SyntaxError"),
+            ("x = '''abc\n", "SyntaxError"),
+            ("def main(args):\nreturn 1", "IndentationError"),
+            ("x = 1\n y = 2", "IndentationError"),
+            ("if 1:\n\tx = 1\n        y = 2", "TabError"),
+        ):
+            message = self.check(code, kind)
+            self.assertTrue(message.startswith("  File ") or message.startswith(kind), message)
+
+    def test_what_is_written_for_a_notebook(self):
+        hint = "what awaits is to be in an `async def`: write `async def go(args):`, which is awaited\n"
+        for code in ("await x", "def go(args):\n    await x", "def go(args):\n    async with x: pass", "async for a in b: pass", "def go(args): return [x async for x in y]"):
+            self.hinted(code, "SyntaxError", hint, function="go")
+        self.hinted("x = 1\nreturn x", "SyntaxError", "there is nothing to return from: put the code into `def main(args):`, whose value is the result\n")
 
     def test_syntax_of_other_texts(self):
         for line in ("compile('(', 'x', 'exec')", "__import__('ast').literal_eval('(')", "raise SyntaxError('x')"):
