@@ -67,6 +67,7 @@ _GONE = {
     "uu": "use binascii.a2b_uu and b2a_uu",
     "xdrlib": "use struct",
 }
+_OF_A_LOGIN = frozenset(("HOSTNAME", "LOGNAME", "PWD", "SHELL", "TERM", "USER"))
 # How Python says that there were no words, and no number in none.
 _OF_NOTHING = ("not enough values to unpack", "invalid literal for int() with base 10: ''", "could not convert string to float: ''")
 _READS_BLOBS = (
@@ -110,7 +111,7 @@ def hint(exc, kind, function):
             return "this run has no network: a skill names hosts in permissions.network, and the policy grants them or not"
         if _installs(link, where):
             return "nothing can be installed in a run: it has the standard library, `runtime` and mounted skills"
-        if where == _SUBPROCESS and issubclass(type(link), (FileNotFoundError, PermissionError)):
+        if where == _SUBPROCESS and issubclass(type(link), OSError) and errno_of(link) in (errno.ENOENT, errno.EACCES):
             # It names the directory that the program was to begin in, where that is what is not there.
             return None if filename_of(link) is not None and filename_of(link) is local_of(link, "cwd") else NO_SHELL
         if type(link) is KeyError and raised_by(link) is _GET_VARIABLE:
@@ -251,6 +252,8 @@ def _is_of_the_network(exc, where, has_proxy: bool) -> bool:
 
 def _no_variable(exc) -> str:
     name = exc.args[0] if len(exc.args) == 1 else None
+    if type(name) is str and name in _OF_A_LOGIN:
+        return "this run has no variable %s, since nobody is logged in: it has HOME, LANG, PATH and TMPDIR, and its directory is os.getcwd()" % name
     return (
         "this run has no %s: a skill names its secrets in permissions.secrets, and the policy grants them or not; "
         "code that mounts a skill does not get that skill's"

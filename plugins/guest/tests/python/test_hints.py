@@ -57,7 +57,10 @@ class Lacking(Hints):
             self.assertTrue(message.endswith("\nValueError: cannot fetch"), "its summary is its last line")
         run = "import subprocess, sys\ndef main(args): subprocess.run(%s)"
         self.hinted(run % "['no-such-program']", "FileNotFoundError", "a run has no shell")
-        # The program is there.
+        as_started = "exec(compile('raise OSError(%s, os.strerror(%s))', subprocess.__file__, 'exec'))"
+        self.hinted(MAIN + as_started % (13, 13), "PermissionError", "a run has no shell")
+        # The program is there; one is to be another user's.
+        self.hinted(MAIN + as_started % (1, 1), "PermissionError", "the sandbox refuses this system call to every run")
         message = self.check(run % "[sys.executable, '-c', '1'], cwd='/none'", "FileNotFoundError")
         self.assertNotIn("a run has", message)
         for line, kind in (("raise PermissionError(1)", "PermissionError"), ("open('/nothing')", "FileNotFoundError"), ("__import__('socket').socket(9999)", "OSError")):
@@ -164,6 +167,9 @@ class Lacking(Hints):
         self.hinted(code % "os.environb[b'MY_KEY']", "KeyError", hint.replace("variable MY_KEY", "such variable"))
         long = "'M' * 5000 + '\\n'"
         self.hinted(code % "os.environ[%s]" % long, "KeyError", "this run has no variable %s…: a skill" % ("M" * 79))
+        login = "this run has no variable %s, since nobody is logged in: it has HOME, LANG, PATH and TMPDIR, and its directory is os.getcwd()\n"
+        for name in ("USER", "PWD", "SHELL", "LOGNAME", "TERM", "HOSTNAME"):
+            self.hinted(code % ("os.environ['%s']" % name), "KeyError", login % name)
         for line in ("{}['MY_KEY']", "os.environ = {}; os.environ['MY_KEY']", "raise KeyError('MY_KEY')"):
             self.assertNotIn("this run", self.check(code % line, "KeyError"))
 
