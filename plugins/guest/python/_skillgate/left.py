@@ -13,7 +13,7 @@ from .text import one_line
 _LISTED_MAX = 64
 _NAMED_MAX = 3
 # Of the library's own making; whoever begins a name with a dot does not look for the file either.
-_SCRATCH = (".", "tmp", "pymp-")
+_SCRATCH = (".", "tmp", "pymp-", "__pycache__")
 
 # What the size of a directory of tmpfs says (mm/shmem.c, BOGO_DIRENT_SIZE): 20 bytes for each name, `.` and `..` included.
 _EMPTY_BYTES = 40
@@ -45,10 +45,17 @@ def _is_nothing_left(layout: state.Layout) -> bool:
 def _names(layout: state.Layout, ours: set) -> list:
     """As its current directory leads to them, where the code has not changed that."""
     with _scandir(layout.workspace) as entries:
-        names = [entry.name for entry in islice(entries, _LISTED_MAX) if not entry.name.startswith(_SCRATCH)]
+        names = [entry.name for entry in islice(entries, _LISTED_MAX) if _is_looked_for(entry)]
     with _scandir(layout.tmp) as entries:
-        others = [entry.path for entry in islice(entries, _LISTED_MAX) if not entry.name.startswith(_SCRATCH)]
+        others = [entry.path for entry in islice(entries, _LISTED_MAX) if _is_looked_for(entry)]
     return sorted(names) + sorted(path for path in others if path not in ours)
+
+
+def _is_looked_for(entry: os.DirEntry) -> bool:
+    """A socket or a pipe has nothing to keep. Of an entry this is known without a look at what it names."""
+    if entry.name.startswith(_SCRATCH):
+        return False
+    return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False) or entry.is_symlink()
 
 
 def _text(names: list) -> str:

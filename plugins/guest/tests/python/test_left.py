@@ -27,6 +27,10 @@ class Left(unittest.TestCase):
         log = self.log("for name in ('b', 'a', '%s/t.txt' % tempfile.gettempdir()): open(name, 'w').close()")
         self.assertEqual(log, "[warning] a, b, %s are gone with this run: %s" % (self.sandbox.path("tmp/t.txt"), KEPT))
 
+    def test_so_is_what_leads_elsewhere(self):
+        log = self.log("os.mkdir('d'); os.symlink('/dev/null', 'link')")
+        self.assertEqual(log, "[warning] d, link are gone with this run: " + KEPT)
+
     def test_a_directory_of_many_is_not_all_said(self):
         log = self.log("for n in range(5): os.mkdir('d\\n%d' % n)")
         self.assertEqual(log, "[warning] d 0, d 1, d 2 and others are gone with this run: " + KEPT)
@@ -35,7 +39,8 @@ class Left(unittest.TestCase):
         for body in (
             "pass",
             "open('out.csv', 'w').close(); blobs.write_file('out.csv')",
-            "tempfile.mkdtemp(); open('.cache', 'w').close()",
+            "tempfile.mkdtemp(); open('.cache', 'w').close(); os.mkdir('__pycache__')",
+            "import socket; socket.socket(socket.AF_UNIX).bind('s'); os.mkfifo(os.environ['TMPDIR'] + '/pipe')",
         ):
             self.assertEqual(self.log(body), "", body)
         self.new_sandbox()
