@@ -26,6 +26,7 @@ from .raised import (
     raised_by,
     raised_in,
     source_line,
+    source_lines,
     strerror_of,
     text_of,
     traceback_of,
@@ -67,6 +68,7 @@ _GONE = {
     "uu": "use binascii.a2b_uu and b2a_uu",
     "xdrlib": "use struct",
 }
+_OF_A_TERMINAL = ("sys.argv", "sys.stdin", "import stdin", "open(0")
 _OF_A_LOGIN = frozenset(("HOSTNAME", "LOGNAME", "PWD", "SHELL", "TERM", "USER"))
 # How Python says that there were no words, and no number in none.
 _OF_NOTHING = ("not enough values to unpack", "invalid literal for int() with base 10: ''", "could not convert string to float: ''")
@@ -309,17 +311,37 @@ def _asks_a_terminal(exc) -> bool:
     for filename, line, _, _, names in reversed(head + tail):
         if not filename.startswith((_STANDARD, "<frozen")):
             source = source_line(filename, line, names)  # of a statement of several lines it is one
-            return "sys.argv" in source or "sys.stdin" in source
+            return _names_a_terminal(source)
     return False
+
+
+def _may_have_asked_a_terminal(exc) -> bool:
+    """Whether that is done above it: by the functions under way, up to their lines, or outside of functions."""
+    head, _, tail = frames_of(traceback_of(exc))
+    under_way = {(filename, code.co_firstlineno, line): names for filename, line, code, _, names in head + tail}
+    for (filename, first, line), names in under_way.items():
+        if filename.startswith((_STANDARD, "<frozen")):
+            continue
+        for n, source in enumerate(source_lines(filename, names), 1):
+            if (first <= n <= line or not source[:1].isspace()) and _names_a_terminal(source):
+                return True
+    return False
+
+
+def _names_a_terminal(source: str) -> bool:
+    return any(name in source for name in _OF_A_TERMINAL)
 
 
 def _refused(exc, where):
     """For what the system says of a sandbox as it would of a user who lacks a right, or who has pressed a key."""
     if type(exc) is EOFError and (where == _GETPASS or text_of(exc) == "EOF when reading a line"):
         return "nobody types anything in a run: what it needs comes with the arguments of the call"
-    is_of_none = type_name(type(exc)) in ("IndexError", "JSONDecodeError", "EOFError")
-    if (is_of_none or type(exc) is ValueError and text_of(exc).startswith(_OF_NOTHING)) and _asks_a_terminal(exc):
-        return "a run has no command line and no standard input: what it needs is in the arguments of the call"
+    is_of_none = type_name(type(exc)) in ("IndexError", "JSONDecodeError", "EOFError", "StopIteration")
+    if is_of_none or type(exc) is ValueError and text_of(exc).startswith(_OF_NOTHING):
+        if _asks_a_terminal(exc):
+            return "a run has no command line and no standard input: what it needs is in the arguments of the call"
+        if _may_have_asked_a_terminal(exc):
+            return "if this reads a command line or standard input: a run has neither, and what it needs is in the arguments of the call"
     if not issubclass(type(exc), OSError):
         return None
     number, file = errno_of(exc), filename_of(exc)

@@ -14,6 +14,7 @@ CHAIN_MAX = 8
 _HEAD_FRAMES = 16
 _TAIL_FRAMES = 32
 _SOURCE_BYTES_MAX = 4 * 1024 * 1024
+_LINES_MAX = 5000
 
 LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -103,12 +104,25 @@ def frames_of(trace):
 
 def source_line(filename: str, line: int, names) -> str:
     """`names`: the module's, whose loader may have the text."""
-    # A code object may name any file: only plain files of a sensible size are opened.
     try:
-        if filename not in linecache.cache and not filename.startswith("<"):
-            if not os.path.isfile(filename) or os.path.getsize(filename) > _SOURCE_BYTES_MAX:
-                return ""
         # What the code has put there may be anything. One more tells that it goes on.
-        return plain(str.__getitem__(linecache.getline(filename, line, names), slice(0, LINE_CHARS_MAX + 1)))
+        text = linecache.getline(filename, line, names) if _may_be_read(filename) else ""
+        return plain(str.__getitem__(text, slice(0, LINE_CHARS_MAX + 1)))
     except Exception:
         return ""  # a line of source is a courtesy
+
+
+def source_lines(filename: str, names) -> list:
+    """The first of a file, as many as are looked through."""
+    try:
+        lines = linecache.getlines(filename, names) if _may_be_read(filename) else []
+        return [line if type(line) is str else "" for line in lines[:_LINES_MAX]]
+    except Exception:
+        return []
+
+
+def _may_be_read(filename: str) -> bool:
+    """A code object may name any file: only plain files of a sensible size are opened."""
+    if filename in linecache.cache or filename.startswith("<"):
+        return True
+    return os.path.isfile(filename) and os.path.getsize(filename) <= _SOURCE_BYTES_MAX

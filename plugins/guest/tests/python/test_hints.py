@@ -335,11 +335,24 @@ class NobodyStartsIt(Hints):
             ("_, a, *b = sys.argv", "ValueError"),
             ("int(sys.stdin.readline())", "ValueError"),
             ("float(sys.stdin.read())", "ValueError"),
+            ("next(__import__('csv').reader(sys.stdin))", "StopIteration"),
+            ("int(open(0).readline())", "ValueError"),
         ):
             self.hinted(MAIN + line, kind, hint)
+        hint = "if this reads a command line or standard input: a run has neither, and what it needs is in the arguments of the call\n"
+        for line, kind in (
+            ("text = sys.stdin.read()\n    __import__('json').loads(text)", "JSONDecodeError"),
+            ("data = sys.stdin.read().split()\n    data[0]", "IndexError"),
+            ("given = sys.argv[1:]\n    [int(n) for n in given[0]]", "IndexError"),
+            ("lines = iter(open(0))\n    first(lines)\ndef first(lines):\n    return next(lines)", "StopIteration"),
+        ):
+            self.hinted(MAIN + line, kind, hint)
+        for before in ("import sys\ninput = sys.stdin.readline\n", "from sys import stdin\ndef input():\n    return stdin.readline()\n"):
+            self.hinted(before + "def main(args):\n    n = int(input())", "ValueError", hint)
         for line, kind in (
             ("[][1]", "IndexError"),
-            ("text = sys.stdin.read()\n    __import__('json').loads(text)", "JSONDecodeError"),
+            ("__import__('json').loads('')\n    sys.stdin.read()\ndef other():\n    return sys.stdin.read()", "JSONDecodeError"),
+            ("next(iter([]))", "StopIteration"),
             ("raise KeyError(sys.argv)", "KeyError"),
             ("a, b = [1]", "ValueError"),
             ("int('')", "ValueError"),
