@@ -110,7 +110,8 @@ def hint(exc, kind, function):
         if _is_of_the_network(link, where, has_proxy):
             if has_proxy:
                 return "this run reaches its granted hosts through the proxy that HTTPS_PROXY names, and not directly"
-            return "this run has no network: a skill names hosts in permissions.network, and the policy grants them or not"
+            said = "this run has no network: a skill names hosts in permissions.network, and the policy grants them or not"
+            return said + "; within it AF_UNIX works" if type(link) is PermissionError else said  # it is a socket that was refused
         if _installs(link, where):
             return "nothing can be installed in a run: it has the standard library, `runtime` and mounted skills"
         if where == _SUBPROCESS and issubclass(type(link), OSError) and errno_of(link) in (errno.ENOENT, errno.EACCES):

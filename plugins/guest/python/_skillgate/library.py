@@ -23,6 +23,7 @@ _import = builtins.__import__
 def install() -> None:
     imports.CHANGED.update(
         {
+            "asyncio.base_events": _of_asyncio,
             "gettext": _of_gettext,
             "importlib.util": _of_importlib_util,
             "logging.config": _of_logging_config,
@@ -37,6 +38,30 @@ def install() -> None:
 def _skill() -> Optional[imports.SkillImport]:
     """On whose behalf the caller of this function is called."""
     return imports.skill_above(sys._getframe(2))
+
+
+def _of_asyncio(base_events) -> None:
+    """Where the system has no socket for it, as in a run without network, some versions serve at no address and say nothing, and
+    later ones do not say why."""
+    create_server = base_events.BaseEventLoop.create_server
+
+    @wraps(create_server)
+    async def create_server_somewhere(self, *given, **named):
+        failed = OSError("could not bind on any address")
+        try:
+            server = await create_server(self, *given, **named)
+        except OSError as exc:
+            if exc.errno is not None:
+                raise
+            failed = exc
+        else:
+            if server.sockets:
+                return server
+            server.close()
+        base_events.socket.socket().close()  # it says why
+        raise failed
+
+    base_events.BaseEventLoop.create_server = create_server_somewhere
 
 
 def _of_gettext(gettext) -> None:

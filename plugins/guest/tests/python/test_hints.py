@@ -2,6 +2,7 @@
 
 import os
 import sys
+import textwrap
 import unittest
 
 from test_failures import Case
@@ -66,6 +67,30 @@ class Lacking(Hints):
         for line, kind in (("raise PermissionError(1)", "PermissionError"), ("open('/nothing')", "FileNotFoundError"), ("__import__('socket').socket(9999)", "OSError")):
             message = self.check("def main(args): " + line, kind)
             self.assertNotIn("has no", message)
+
+    def test_a_server_that_no_address_has(self):
+        code = """
+            import asyncio, socket
+            made, raised = socket.socket, "def socket(*family): raise PermissionError(1, 'Operation not permitted')"
+            exec(compile(raised, socket.__file__, "exec"))  # as a sandbox refuses it
+            refused, there_is = socket, __import__("socket")
+            def other(*family):
+                if family: raise OSError(97, "no such family")
+                return made()
+            async def main(args):
+                there_is.socket = {"none": refused, "another": other}.get(args["there_is"], made)
+                server = await asyncio.start_server(print, "127.0.0.1", 0)
+                server.close()
+                return "served"
+        """
+        code = textwrap.dedent(code)
+        hint = "this run has no network: a skill names hosts in permissions.network, and the policy grants them or not; within it AF_UNIX works\n"
+        for before in ("", "warm(['asyncio'])"):
+            message = self.hinted(code, "PermissionError", hint, args={"there_is": "none"}, before=before)
+            self.assertIn('await asyncio.start_server(print, "127.0.0.1", 0)', message)
+            message = self.check(code, "OSError", "could not bind on any address", args={"there_is": "another"}, before=before)
+            self.assertNotIn("network", message)
+            self.assertEqual(self.sandbox.code(code, {"there_is": "any"}, before=before).output, "served")
 
     def test_what_can_be_imported(self):
         told = "a run can import the standard library, `runtime` and mounted skills (`from skills.<name> import ...`), and nothing can be installed"
