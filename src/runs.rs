@@ -315,10 +315,13 @@ impl Runs {
         let wait = Wait::new(self.metrics.clone());
         let turn = match self.queue.turn(caller.tenant(), &caller.subject().id).await {
             Ok(turn) => turn,
-            Err(error) => {
-                // Most of those that are refused have not waited.
-                wait.uncounted();
+            Err(full) => {
+                if !full.waited {
+                    wait.uncounted();
+                }
+                let error = Error::from(full);
                 // It was allowed, and that is on record.
+                Watch::new(self.metrics.clone(), &job.program).not_started();
                 ending().not_started(error.reason()).await;
                 return Err(error);
             }

@@ -15,6 +15,21 @@ use super::Error;
 /// What a caller is told to wait when the queue is full.
 const RETRY_AFTER_MS: u64 = 1000;
 
+/// There is no place in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Full {
+    /// It had one, until somebody with a better claim came.
+    pub(super) waited: bool,
+}
+
+impl From<Full> for Error {
+    fn from(_: Full) -> Self {
+        Error::QueueFull {
+            retry_after_ms: RETRY_AFTER_MS,
+        }
+    }
+}
+
 /// Who waits.
 type Name = Arc<str>;
 /// Those of one subject that wait, in the order in which they came.
@@ -65,21 +80,14 @@ impl Queue {
     }
 
     /// Waits for a place; it is given back when it is dropped. Dropping the future leaves the queue.
-    pub(super) async fn turn(
-        self: &Arc<Self>,
-        tenant: &str,
-        subject: &str,
-    ) -> Result<Place, Error> {
-        let full = Error::QueueFull {
-            retry_after_ms: RETRY_AFTER_MS,
-        };
+    pub(super) async fn turn(self: &Arc<Self>, tenant: &str, subject: &str) -> Result<Place, Full> {
         let mut ticket = match self.enter(tenant.into(), subject.into()) {
             Entered::Place(place) => return Ok(place),
             Entered::Queue(ticket) => ticket,
-            Entered::Full => return Err(full),
+            Entered::Full => return Err(Full { waited: false }),
         };
         // The sender is dropped when somebody else has a better claim to the place in the queue.
-        (&mut ticket.place).await.map_err(|_| full)
+        (&mut ticket.place).await.map_err(|_| Full { waited: true })
     }
 
     /// Runs that go on, and runs that wait.
@@ -297,9 +305,9 @@ mod tests {
 
     use futures_util::FutureExt;
 
-    use super::{Error, Place, Queue};
+    use super::{Full, Place, Queue};
 
-    type Waiter = Pin<Box<dyn Future<Output = Result<Place, Error>> + Send>>;
+    type Waiter = Pin<Box<dyn Future<Output = Result<Place, Full>> + Send>>;
 
     /// Waits until it is polled again; `None` when it was served or refused at once.
     fn wait(queue: &Arc<Queue>, tenant: &'static str, subject: &'static str) -> Option<Waiter> {
@@ -308,7 +316,7 @@ mod tests {
         waiter.as_mut().now_or_never().is_none().then_some(waiter)
     }
 
-    fn now(queue: &Arc<Queue>, tenant: &str, subject: &str) -> Result<Place, Error> {
+    fn now(queue: &Arc<Queue>, tenant: &str, subject: &str) -> Result<Place, Full> {
         queue.turn(tenant, subject).now_or_never().expect("at once")
     }
 
@@ -317,11 +325,10 @@ mod tests {
         Some(outcome.expect("a place"))
     }
 
+    /// After it had waited.
     fn refused(waiter: &mut Waiter) -> bool {
-        matches!(
-            waiter.as_mut().now_or_never(),
-            Some(Err(Error::QueueFull { .. }))
-        )
+        let outcome = waiter.as_mut().now_or_never();
+        outcome.is_some_and(|outcome| outcome.is_err_and(|full| full.waited))
     }
 
     #[test]
@@ -329,7 +336,8 @@ mod tests {
         let queue = Queue::new(1, 0, 1);
         let first = now(&queue, "a", "x").unwrap();
         let second = wait(&queue, "a", "x").unwrap();
-        assert!(now(&queue, "a", "x").is_err());
+        let at_once = now(&queue, "a", "x").map(drop);
+        assert_eq!(at_once, Err(Full { waited: false }));
         assert_eq!(queue.load(), (1, 1));
         drop(second);
         assert_eq!(queue.load(), (1, 0));
@@ -420,7 +428,7 @@ mod tests {
                 .count(),
             3
         );
-        assert!(refused(&mut wait_again(&queue, "a", "x")));
+        assert!(now(&queue, "a", "x").is_err());
         // Another tenant has a claim to half of all.
         let b: Vec<Waiter> = (0..3).map(|_| wait(&queue, "b", "z").unwrap()).collect();
         assert!(now(&queue, "b", "z").is_err());
@@ -432,11 +440,6 @@ mod tests {
         assert_eq!(pushed, 1, "the longest of the tenant each time");
         drop(b);
         assert_eq!(queue.load(), (1, 3));
-    }
-
-    fn wait_again(queue: &Arc<Queue>, tenant: &'static str, subject: &'static str) -> Waiter {
-        let queue = queue.clone();
-        Box::pin(async move { queue.turn(tenant, subject).await })
     }
 
     #[test]
@@ -480,7 +483,7 @@ mod tests {
                         assert!(at_once.fetch_add(1, Ordering::SeqCst) < PLACES);
                         let _one = One(&at_once);
                         tokio::task::yield_now().await;
-                        Ok::<(), Error>(())
+                        Ok::<(), Full>(())
                     };
                     // Some give up, in every state there is.
                     if number % 3 == 0 {

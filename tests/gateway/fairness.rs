@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use skillgate::auth::DevelopmentKey;
 
 use crate::jwt::{ask, claims, house_of};
+use crate::operator::metrics;
 use crate::support::gateway::{Gateway, Settings};
 use crate::support::{Over, eventually};
 use crate::{alone, count};
@@ -155,5 +156,53 @@ fn a_flood_delays_others_by_their_turn_and_no_more() {
     }
     println!("the flood: {served} runs served, {refused} refused");
     assert!(served >= runs, "the flood is not starved either");
+    gateway.stop();
+}
+
+/// Who makes room for another was not started, and has waited.
+#[test]
+fn who_makes_room_has_waited() {
+    let key = DevelopmentKey::generate("ES256").unwrap();
+    let (house, sections) = house_of(&key, &["north"]);
+    house.configure(Settings {
+        runs: "max_concurrent = 1\nmax_queued = 2",
+        extra: &sections,
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let params = json!({ "language": "python", "code": CODE, "args": { "s": 1000 } });
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": "run_code", "params": params });
+    let body = body.to_string();
+    let sends = |subject: &str| {
+        let token = key.token(&claims(subject, "north")).unwrap();
+        let headers = [
+            ("Authorization", &*format!("Bearer {token}")),
+            ("Content-Type", "application/json"),
+            ("Content-Length", &*body.len().to_string()),
+        ];
+        let mut client = gateway.client();
+        client.head("POST", "/rpc", &headers).unwrap();
+        client.write(body.as_bytes()).unwrap();
+        client
+    };
+    let shows = |line: &str| {
+        eventually(line, Duration::from_secs(20), || {
+            metrics(&gateway).lines().any(|have| have == line)
+        });
+    };
+    let holds = sends("alice");
+    shows("skillgate_runs_in_flight 1");
+    let waits = sends("alice");
+    shows("skillgate_run_queue_depth 1");
+    let mut newest = sends("alice");
+    shows("skillgate_run_queue_depth 2");
+    let other = sends("bob");
+    let answer = newest.answer().unwrap().json().unwrap();
+    assert_eq!(answer["error"]["data"]["kind"], "unavailable", "{answer}");
+    shows("skillgate_run_queue_seconds_count 2");
+    shows(r#"skillgate_runs_total{kind="code",status="not_started",error_type=""} 1"#);
+    for client in [holds, waits, other] {
+        client.hang_up();
+    }
     gateway.stop();
 }

@@ -223,6 +223,8 @@ fn who_leaves_the_queue_has_waited_too() {
     // Who is refused at once has not waited.
     let full = gateway.client().call("run_code", params).unwrap();
     assert_eq!(full["error"]["data"]["kind"], "unavailable", "{full}");
+    shows(r#"skillgate_runs_total{kind="code",status="not_started",error_type=""} 1"#);
+    shows("skillgate_run_queue_seconds_count 1");
     waits.hang_up();
     shows("skillgate_run_queue_depth 0");
     shows("skillgate_run_queue_seconds_count 2");
