@@ -220,6 +220,10 @@ impl Storage for StorageFs {
                     "{damaged} skills or files of them are not what was published: see the log"
                 ),
             ),
+            (None, None) if stuck > 0 => (
+                abi::HEALTH_DEGRADED,
+                format!("{stuck} or more of what has expired could not be removed: see the log"),
+            ),
             (None, None) => (abi::HEALTH_OK, format!("{skills} skills")),
         };
         Ok(Health {

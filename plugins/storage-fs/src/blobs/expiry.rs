@@ -158,7 +158,7 @@ pub(super) struct Sweeper {
 struct Shared {
     ended: Mutex<bool>,
     told: Condvar,
-    /// What the last sweep could not remove.
+    /// What the last sweep could not remove; see [`Swept::stuck_after`].
     stuck: AtomicUsize,
 }
 
@@ -193,7 +193,8 @@ impl Sweeper {
             while !its.ends_within(pause) {
                 let now = clock();
                 let swept = sweep(&ground, now.min(before), &leaves, &|| *its.ended());
-                its.stuck.store(swept.stuck, Ordering::Relaxed);
+                let stuck = swept.stuck_after(its.stuck.load(Ordering::Relaxed));
+                its.stuck.store(stuck, Ordering::Relaxed);
                 swept.tell(&ground);
                 (before, pause) = (now, sweeps.every);
             }
@@ -222,7 +223,7 @@ impl Sweeper {
         Marker::set(ground, &self.coming, expires_unix_ms, tenant, name)
     }
 
-    /// How much the last sweep could not remove.
+    /// How much the last sweep could not remove, at least: 1 where it could not look.
     pub(super) fn stuck(&self) -> usize {
         self.shared.stuck.load(Ordering::Relaxed)
     }
@@ -250,6 +251,14 @@ struct Swept {
 }
 
 impl Swept {
+    /// How much is stuck, by this sweep and what was known before it: one that has not seen all says nothing against that.
+    fn stuck_after(&self, before: usize) -> usize {
+        match self.ended {
+            None => self.stuck,
+            Some(_) => before.max(self.stuck).max(1),
+        }
+    }
+
     fn tell(&self, ground: &Ground) {
         let count = |level, message, count: usize| {
             let count = count.to_string();
@@ -293,8 +302,10 @@ struct Sweep<'a> {
 impl Sweep<'_> {
     /// An error, here and below, ends what the function is about; [`Sweep::go_on`] says whether the rest has its turn.
     fn all(&mut self) -> Result<()> {
-        let Some(all) = open_if_there(self.ground, EXPIRES)? else {
-            return Ok(());
+        let all = match beneath::open_dir(self.ground.root(), EXPIRES) {
+            // Another thing in its place has no markers either, and those that there were are not known.
+            Err(Fault::Os { errno, .. }) if errno == Errno::NOENT => return Ok(()),
+            all => all?,
         };
         for (minute, _) in beneath::entries(&all, EXPIRES)? {
             if (self.is_over)() {
@@ -520,6 +531,20 @@ mod tests {
         assert_eq!(sweep(&ground, MINUTE_MS, &none, &|| false).removed, 2);
         assert_eq!(left(), 0);
         assert!(!markers.exists());
+    }
+
+    #[test]
+    fn a_sweep_that_is_broken_off_says_nothing_against_the_one_before() {
+        let swept = |stuck, ended| Swept {
+            stuck,
+            ended,
+            ..Swept::default()
+        };
+        assert_eq!(swept(2, None).stuck_after(5), 2);
+        for (stuck, before, known) in [(2, 5, 5), (2, 0, 2), (0, 0, 1)] {
+            let ended = Some(Fault::Exhausted("no files".into()));
+            assert_eq!(swept(stuck, ended).stuck_after(before), known);
+        }
     }
 
     /// As one whose commit hangs on its disk until it has expired.

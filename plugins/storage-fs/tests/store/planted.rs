@@ -233,3 +233,17 @@ fn a_directory_that_cannot_be_listed_at_the_start_is_counted() {
     let counted = health.metrics_json.contains(r#""skills_unread":1,"#);
     assert!(counted, "{health:?}");
 }
+
+/// Nobody knows how many blobs have expired; that they are not removed is told.
+#[test]
+fn a_sweep_that_cannot_look_is_counted() {
+    let bench = Bench::new();
+    drop(bench.store());
+    std::fs::write(bench.root().join("expires"), "").unwrap();
+    let store = bench.store();
+    bench.wait_until_logged("could not look for all expired blobs", 1);
+    let health = store.health().unwrap();
+    assert_eq!(health.state, abi::HEALTH_DEGRADED, "{health:?}");
+    let counted = health.metrics_json.contains(r#""expired_stuck":1,"#);
+    assert!(counted, "{health:?}");
+}
