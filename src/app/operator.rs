@@ -249,6 +249,10 @@ impl CountedConnections {
 
 impl Ledger for CountedConnections {
     fn keep(&self, record: Record) {
+        self.audit.keep(record);
+    }
+
+    fn count(&self, record: &Record) {
         let verdict = match record.verdict {
             Verdict::Allowed => "allowed",
             Verdict::Refused => "refused",
@@ -256,7 +260,6 @@ impl Ledger for CountedConnections {
         let (up, down) = (record.bytes_up, record.bytes_down);
         self.metrics
             .connection_ended(verdict, record.reason, record.scheme, up, down);
-        self.audit.keep(record);
     }
 
     fn can_keep(&self) -> bool {

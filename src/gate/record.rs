@@ -69,6 +69,9 @@ pub trait Ledger: fmt::Debug + Send + Sync + 'static {
     /// Keeps one.
     fn keep(&self, record: Record);
 
+    /// Counts one, which may be a refusal beyond those of its run that are kept. Its host is as the run has written it.
+    fn count(&self, _record: &Record) {}
+
     /// Whether it can keep records now. While it cannot, no connection is made.
     fn can_keep(&self) -> bool {
         true
@@ -201,13 +204,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        if !self.is_kept() {
-            return;
-        }
         let record = &mut self.record;
-        if let Cow::Owned(plain) = self.run.grant().plain(&record.host) {
-            record.host = plain;
-        }
         record.bytes_up = self.counts.up.load(Ordering::Relaxed);
         record.bytes_down = self.counts.down.load(Ordering::Relaxed);
         record.duration_ms = self.began.elapsed().as_millis() as u64;
@@ -219,6 +216,15 @@ impl Drop for Entry {
             } else {
                 "client_gone"
             };
+        }
+        // What is on record has a bound, what is counted none.
+        self.run.gate.ledger.count(record);
+        if !self.is_kept() {
+            return;
+        }
+        let record = &mut self.record;
+        if let Cow::Owned(plain) = self.run.grant().plain(&record.host) {
+            record.host = plain;
         }
         let allowed = record.verdict == Verdict::Allowed;
         tracing::info!(

@@ -529,6 +529,34 @@ async fn refusals_on_record() {
     );
 }
 
+#[tokio::test]
+async fn refusals_beyond_those_on_record_are_counted() {
+    const REFUSALS: usize = 1500;
+    /// Counts, by reason.
+    #[derive(Debug)]
+    struct Counts(mpsc::UnboundedSender<&'static str>);
+    impl Ledger for Counts {
+        fn keep(&self, _record: Record) {}
+        fn count(&self, record: &Record) {
+            let _ = self.0.send(record.reason);
+        }
+    }
+    let (_host, _, grant) = host_and_grant(b"").await;
+    let (sender, mut counted) = mpsc::unbounded_channel();
+    let resolver = Arc::new(FakeResolver::default());
+    let gate = Gate::new(settings(), resolver, Arc::new(Counts(sender)));
+    let open = gate.open(grant);
+    let (fd, address) = listener();
+    open.serve(fd).unwrap();
+    for _ in 0..REFUSALS {
+        let (_client, head) = connect_at(address, "other.example.com:443").await;
+        assert!(head.starts_with("HTTP/1.1 403"), "{head}");
+    }
+    for _ in 0..REFUSALS {
+        assert_eq!(counted.recv().await, Some("network.not_granted"));
+    }
+}
+
 /// The refusals of one run are not another's.
 #[tokio::test]
 async fn refusals_are_counted_by_run() {
