@@ -286,12 +286,15 @@ impl Remote {
         };
         count.fetch_add(1, Ordering::Relaxed);
         match outcome {
-            Ok(set) => {
-                let keys = set.len();
+            Ok(mut set) => {
+                let (keys, unused) = (set.len(), set.take_unused());
                 let changed = self.hold(set);
                 self.failing.store(false, Ordering::Relaxed);
                 if changed {
                     tracing::info!(issuer = self.name, keys, "keys of an issuer fetched");
+                    for error in unused {
+                        tracing::warn!(issuer = self.name, %error, "some keys of an issuer are not used");
+                    }
                 }
             }
             // An answer, not a failure to get one: whoever withdraws all keys is not trusted by what he had before.

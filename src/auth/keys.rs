@@ -124,6 +124,8 @@ pub(super) struct KeySet {
     keys: Vec<Key>,
     /// Of what they were read from: two sets with the same one are the same.
     digest: [u8; 32],
+    /// What of them is not used, to be told with the name of their issuer.
+    unused: Vec<BadKeys>,
 }
 
 /// Why a document with keys, or one key of it, is not taken.
@@ -201,7 +203,12 @@ impl KeySet {
             .any(|key| key.thumbprint() == signed.thumbprint)
     }
 
-    /// How many.
+    /// Takes what is to be told of those that are not used.
+    pub(super) fn take_unused(&mut self) -> Vec<BadKeys> {
+        std::mem::take(&mut self.unused)
+    }
+
+    /// How many can be used.
     pub(super) fn len(&self) -> usize {
         self.keys.len()
     }
@@ -250,10 +257,10 @@ impl KeySet {
                 decoding,
             });
         }
-        KeySet::of(keys, text, algorithms, Strictness::File)
+        KeySet::of(keys, Vec::new(), text, algorithms, Strictness::File)
     }
 
-    /// A JWKS. `Strictness::Remote` leaves out what cannot be used and says so in the log.
+    /// A JWKS. `Strictness::Remote` leaves out what cannot be used, which [`KeySet::take_unused`] tells.
     pub(super) fn from_jwks(
         text: &str,
         algorithms: &[Algorithm],
@@ -273,7 +280,7 @@ impl KeySet {
         if jwks.keys.len() > KEYS_MAX {
             return Err(BadKeys::TooMany);
         }
-        let mut keys = Vec::new();
+        let (mut keys, mut unused) = (Vec::new(), Vec::new());
         for (at, jwk) in jwks.keys.iter().enumerate() {
             match read_jwk(jwk) {
                 Ok(key) => keys.push(key),
@@ -284,14 +291,15 @@ impl KeySet {
                         || format!("{} of the list", at + 1),
                         |kid| format!("{:?}", json::short(&kid)),
                     );
+                    let bad = BadKeys::Key { which, why };
                     if strictness == Strictness::File {
-                        return Err(BadKeys::Key { which, why });
+                        return Err(bad);
                     }
-                    tracing::warn!(key = which, why, "a key of an issuer is left out");
+                    unused.push(bad);
                 }
             }
         }
-        KeySet::of(keys, text, algorithms, strictness)
+        KeySet::of(keys, unused, text, algorithms, strictness)
     }
 
     /// A shared secret: the file as it is, without the line end that editors put there.
@@ -314,30 +322,38 @@ impl KeySet {
                 decoding: DecodingKey::from_secret(secret),
             }],
             digest: Sha256::digest(secret).into(),
+            unused: Vec::new(),
         })
     }
 
     fn of(
-        keys: Vec<Key>,
+        mut keys: Vec<Key>,
+        mut unused: Vec<BadKeys>,
         text: &str,
         algorithms: &[Algorithm],
         strictness: Strictness,
     ) -> Result<Self, BadKeys> {
-        let usable = |key: &Key| algorithms.iter().any(|algorithm| key.fits(*algorithm));
-        if !keys.iter().any(usable) {
+        // Others would be counted as good.
+        keys.retain(|key| algorithms.iter().any(|algorithm| key.fits(*algorithm)));
+        if keys.is_empty() {
             let wanted: Vec<String> = algorithms.iter().map(|a| format!("{a:?}")).collect();
-            return Err(BadKeys::None(wanted.join(", ")));
+            let wanted = wanted.join(", ");
+            return Err(BadKeys::None(match unused.first() {
+                None => wanted,
+                Some(first) => format!("{wanted} ({} cannot be used: {first})", unused.len()),
+            }));
         }
         // Counted as good and never tried: nobody would see why the tokens of such a key are refused.
         if let Some(crowd) = crowd(&keys, algorithms) {
             if strictness == Strictness::File {
                 return Err(crowd);
             }
-            tracing::warn!(%crowd, "some keys of an issuer are never tried");
+            unused.push(crowd);
         }
         Ok(KeySet {
             keys,
             digest: Sha256::digest(text.as_bytes()).into(),
+            unused,
         })
     }
 }

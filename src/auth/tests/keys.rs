@@ -150,7 +150,17 @@ fn keys_for_other_uses_are_left_out() {
     assert!(KeySet::from_jwks(&both, ALL, Strictness::File).is_err());
     let set = KeySet::from_jwks(&both, ALL, Strictness::Remote).unwrap();
     assert_eq!(set.len(), 1);
-    // A key for what the issuer may not use is none.
+    let mut set = set;
+    let unused = set.take_unused();
+    assert!(
+        matches!(&*unused, [BadKeys::Key { why, .. }] if why.starts_with("x and y")),
+        "{unused:?}"
+    );
+    // A key for what the issuer may not use is none, also beside others.
+    let other = jwk(&DevelopmentKey::generate("EdDSA").unwrap());
+    let both = json!({ "keys": [good, other] }).to_string();
+    let set = KeySet::from_jwks(&both, &[Algorithm::ES256], Strictness::Remote).unwrap();
+    assert_eq!(set.len(), 1);
     let text = json!({ "keys": [good] }).to_string();
     let none = KeySet::from_jwks(&text, &[Algorithm::RS256], Strictness::Remote);
     assert_eq!(none.unwrap_err(), BadKeys::None("RS256".into()));
@@ -257,7 +267,12 @@ fn no_more_keys_of_one_name_than_are_tried() {
         assert!(said.contains("give each its own kid"), "{said}");
         // Somebody else's document: the rest of it is good.
         let text = json!({ "keys": keys }).to_string();
-        assert!(KeySet::from_jwks(&text, ALL, Strictness::Remote).is_ok());
+        let mut set = KeySet::from_jwks(&text, ALL, Strictness::Remote).unwrap();
+        let unused = set.take_unused();
+        assert!(
+            matches!(&*unused, [BadKeys::Crowd { found: 5, .. }]),
+            "{unused:?}"
+        );
     }
     // Other algorithms and other names are others.
     let mut apart = nameless.clone();
