@@ -356,7 +356,7 @@ pub(super) fn sources(
         by_rule(
             "skillgate_ratelimit_shared_total",
             "counter",
-            "Calls that shared one count, since a rule had max_keys keys in use.",
+            "Calls that shared one count, since a rule had max_keys keys in use, also those that were refused.",
             |rule| rule.shared as f64,
         );
 

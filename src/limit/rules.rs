@@ -334,11 +334,10 @@ impl Limits {
         for (at, (rule, keys)) in wanted.iter().enumerate() {
             let ledger = &mut *locked[at];
             let mut place = Place::Shared;
+            let mut shares = false;
             for key in keys {
                 place = ledger.place(*key, now);
-                if place == Place::Shared {
-                    rule.shared.fetch_add(1, Ordering::Relaxed);
-                }
+                shares |= place == Place::Shared;
                 let before = ledger.full_at(place);
                 match ledger.count(place, now) {
                     Ok(()) => counted.push((at, place, before)),
@@ -349,6 +348,10 @@ impl Limits {
                 }
             }
             places.push(place);
+            // Once, however many skills it is about.
+            if shares {
+                rule.shared.fetch_add(1, Ordering::Relaxed);
+            }
         }
         if refusal.is_some() {
             for (at, place, before) in counted.into_iter().rev() {

@@ -417,6 +417,26 @@ fn keys_beyond_the_maximum_share_one_count() {
 }
 
 #[test]
+fn a_call_about_several_skills_shares_once() {
+    let (limits, _) = limits(&[rule("r", &[RateKey::Skill], 9, 3600, 9)]);
+    let count = |skills: &[&str]| {
+        let call = Asked {
+            skills,
+            ..asked("t", "s")
+        };
+        limits.count(Level::Call, call).1.is_ok()
+    };
+    for number in 0..1100 {
+        count(&[&number.to_string()]);
+    }
+    let shared = || limits.report().remove(0).shared;
+    let before = shared();
+    assert!(before > 0);
+    count(&["a", "b", "c"]);
+    assert_eq!(shared(), before + 1);
+}
+
+#[test]
 fn idle_keys_are_forgotten() {
     let (limits, hand) = limits(&[rule("r", &[RateKey::Subject], 1, 10, 1)]);
     for number in 0..500 {
