@@ -37,7 +37,7 @@ use crate::door::DoorLayer;
 use crate::faces::{PATHS, Readiness};
 use crate::gate::{self, Gate, SystemResolver};
 use crate::limit::{Limits, SinceStart};
-use crate::methods::{self, Rooms};
+use crate::methods::Rooms;
 use crate::policy::{self, Policy};
 use crate::reload::{Read, Source};
 use crate::rpc::{self, ErrorObject};
@@ -46,7 +46,6 @@ use crate::secrets::{self, Secrets};
 use crate::server::{self, serve as serve_connections};
 use crate::stack::{self, Parts};
 use crate::telemetry;
-use crate::telemetry::metrics::Metrics;
 
 pub use commands::{DoctorReport, FileBlob, doctor, list_skills, run_skill_dir};
 pub use dumps::leave_no_dump;
@@ -219,7 +218,7 @@ impl App {
             which: "storage",
             error,
         })?;
-        let metrics = Metrics::new(methods::names());
+        let metrics = operator::counted();
         let blobs = Blobs::new(store.clone(), config.blobs.max_bytes, config.blobs.ttl_s);
         let secrets = Secrets::new(Secrets::prepare(config).map_err(AppError::Secrets)?);
         let runs = Runs::new(

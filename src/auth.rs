@@ -47,6 +47,8 @@ pub use refused::Refused;
 
 /// How often [`Authenticator::housekeeping`] looks at the keys; each issuer is asked as rarely as if tokens had come.
 const TEND_EVERY: Duration = Duration::from_secs(5);
+/// A failure that is none of the token's own.
+const INSUFFICIENT_SCOPE: &str = "insufficient_scope";
 
 /// What is known of whoever asks (contract, section 3).
 #[derive(Debug)]
@@ -362,7 +364,7 @@ impl Authenticator {
             })
         } else {
             let refusal = jwt.challenge.insufficient_scope(headers);
-            Err(("insufficient_scope", refusal))
+            Err((INSUFFICIENT_SCOPE, refusal))
         }
     }
 }
@@ -393,6 +395,11 @@ fn bearer<'a>(headers: &'a HeaderMap, query: Option<&str>) -> Result<&'a str, Re
         return Err(Refused::Missing);
     }
     Ok(token.trim_start_matches(' '))
+}
+
+/// What [`Metrics`] calls the failures by that it is told here.
+pub fn failures() -> impl Iterator<Item = &'static str> {
+    Refused::REASONS.into_iter().chain([INSUFFICIENT_SCOPE])
 }
 
 /// A request whose sender is known.

@@ -2,12 +2,16 @@
 
 mod said;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use skillgate_plugin_host::{CallCounts, Current, SandboxInstance, StorageInstance, WeakCurrent};
+use skillgate_plugin_host::{
+    CallCounts, Current, SANDBOX_CALLS, STORAGE_CALLS, SandboxInstance, StorageInstance,
+    WeakCurrent,
+};
 use skillgate_plugin_sdk::abi;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -19,11 +23,12 @@ use super::silent::heard;
 use super::unkept::{unkept, with};
 use crate::admin::{self, Admin};
 use crate::audit::Audit;
-use crate::auth::{Authenticator, IssuerState};
+use crate::auth::{self, Authenticator, IssuerState};
 use crate::config::{Config, Runs};
 use crate::door::DoorLayer;
 use crate::gate::{Ledger, Record, Verdict};
 use crate::limit::Limits;
+use crate::methods;
 use crate::policy::Policy;
 use crate::runs::Load;
 use crate::server;
@@ -234,6 +239,16 @@ fn ended() -> State {
     State::Failed("it has ended".into())
 }
 
+/// What the gateway counts, before anything has happened.
+pub(super) fn counted() -> Metrics {
+    let metrics = Metrics::new(methods::names());
+    metrics.begin_auth_failures(auth::failures());
+    metrics
+}
+
+/// Outcomes of a plugin's call that are for the operator to look at: they are shown before there are any.
+const WATCHED: [&str; 4] = ["corrupt", "crashed", "panic", "protocol"];
+
 /// Keeps the records of runs' connections in the audit log, and counts them.
 #[derive(Debug)]
 pub(super) struct CountedConnections {
@@ -280,7 +295,15 @@ fn calls(
         );
         let instances = instances();
         for (plugin, calls) in &instances {
-            for (op, outcome, count) in calls.iter().flat_map(|(counts, _)| counts.all()) {
+            let Some((counts, _)) = calls else { continue };
+            let ops: &[&str] = match *plugin {
+                "sandbox" => &SANDBOX_CALLS,
+                _ => &STORAGE_CALLS,
+            };
+            let zeros = ops.iter().flat_map(|op| WATCHED.map(|how| ((*op, how), 0)));
+            let mut shown: BTreeMap<_, _> = zeros.collect();
+            shown.extend(counts.all().into_iter().map(|(op, how, n)| ((op, how), n)));
+            for ((op, outcome), count) in shown {
                 let labels = [("plugin", *plugin), ("op", op), ("outcome", outcome)];
                 page.sample(&labels, count as f64);
             }
@@ -479,7 +502,7 @@ pub(super) fn issuers(metrics: &Metrics, authenticator: Authenticator) {
 
 #[cfg(test)]
 mod tests {
-    use super::{IssuerState, State, of_keys};
+    use super::{CallCounts, IssuerState, State, calls, counted, of_keys};
 
     #[test]
     fn an_issuer_that_does_not_answer_is_shown_while_its_keys_are_good() {
@@ -504,5 +527,50 @@ mod tests {
         assert_eq!(text(&all), format!("no keys of c; {old}"));
         let none = of_keys(&[issuer("b", 0, true), issuer("c", 0, true)]);
         assert!(matches!(none, State::Failed(_)), "{none:?}");
+    }
+
+    /// The first event of a series that begins with it increases nothing.
+    #[test]
+    fn what_alarms_look_at_is_shown_before_anything_has_happened() {
+        let metrics = counted();
+        let none = || Some((CallCounts::default(), 0));
+        let parts = ["storage", "shelf", "sandbox"];
+        calls(&metrics, move || parts.map(|part| (part, none())));
+        let page = metrics.page().into_text();
+        let shown = |name: &str, label: &str| {
+            let mut lines = page.lines().filter(|line| line.starts_with(name));
+            assert!(lines.any(|line| line.contains(label)), "{name} {label}");
+        };
+        let manual = include_str!("../../OPERATING.md");
+        let (_, alarms) = manual.split_once("Alarms that are worth having: ").unwrap();
+        let (alarms, _) = alarms.split_once("not HTTP codes").unwrap();
+        let mut found = 0;
+        for series in alarms.split('`').skip(1).step_by(2) {
+            let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+            if page.contains(&format!("# TYPE {name} counter\n")) {
+                labels
+                    .trim_end_matches('}')
+                    .split(',')
+                    .for_each(|label| shown(name, label));
+                found += 1;
+            }
+        }
+        assert_eq!(found, 4, "{alarms}");
+        let (_, outcomes) = alarms.split_once("with an outcome ").unwrap();
+        let (outcomes, _) = outcomes.split_once(';').unwrap();
+        for outcome in outcomes.split('`').skip(1).step_by(2) {
+            for part in parts {
+                let call = format!("skillgate_plugin_calls_total{{plugin=\"{part}\",op=\"health\"");
+                shown(&call, &format!("outcome=\"{outcome}\""));
+            }
+        }
+        for reason in crate::auth::failures() {
+            shown("skillgate_auth_failures_total", &format!("\"{reason}\""));
+        }
+        for kind in ["skill", "code"] {
+            let runs = format!("skillgate_runs_total{{kind=\"{kind}\"");
+            shown(&runs, "status=\"not_started\"");
+            shown(&runs, "error_type=\"WorkerLost\"");
+        }
     }
 }

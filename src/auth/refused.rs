@@ -78,6 +78,25 @@ pub enum Refused {
 }
 
 impl Refused {
+    /// All of these names.
+    pub(super) const REASONS: [&str; 15] = [
+        "missing",
+        "bad_request",
+        "malformed",
+        "algorithm",
+        "issuer",
+        "signature",
+        "keys_unavailable",
+        "not_an_access_token",
+        "expired",
+        "not_yet_valid",
+        "audience",
+        "claim",
+        "bound",
+        "client",
+        "tenant",
+    ];
+
     /// A name for metrics and logs; stable.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -97,5 +116,39 @@ impl Refused {
             Refused::Client => "client",
             Refused::Tenant => "tenant",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Refused;
+
+    #[test]
+    fn each_reason_is_on_the_list() {
+        let all = [
+            Refused::Missing,
+            Refused::InUrl,
+            Refused::BadRequest,
+            Refused::TooLong,
+            Refused::Malformed,
+            Refused::Header,
+            Refused::Algorithm,
+            Refused::Issuer,
+            Refused::Signature,
+            Refused::Unavailable { retry_after_s: 1 },
+            Refused::Kind("x"),
+            Refused::Expired,
+            Refused::NotYet,
+            Refused::FromTheFuture,
+            Refused::Audience,
+            Refused::Lacks("x"),
+            Refused::Claim("x".into(), "x"),
+            Refused::Bound,
+            Refused::Client,
+            Refused::Tenant,
+        ];
+        let mut reasons: Vec<&str> = all.iter().map(Refused::reason).collect();
+        reasons.dedup();
+        assert_eq!(reasons, Refused::REASONS);
     }
 }

@@ -156,10 +156,24 @@ impl Default for Inner {
 impl Metrics {
     /// Which words of callers are methods.
     pub fn new(methods: impl IntoIterator<Item = &'static str>) -> Self {
-        Metrics(Arc::new(Inner {
+        let inner = Inner {
             methods: methods.into_iter().collect(),
             ..Inner::default()
-        }))
+        };
+        for kind in ["skill", "code"] {
+            inner.runs.begin([kind, NOT_STARTED, ""]);
+            for error in ERROR_TYPES.into_iter().chain([OTHER]) {
+                inner.runs.begin([kind, "failed", error]);
+            }
+        }
+        Metrics(Arc::new(inner))
+    }
+
+    /// The words that [`Metrics::auth_failed`] is told.
+    pub fn begin_auth_failures(&self, reasons: impl IntoIterator<Item = &'static str>) {
+        for reason in reasons {
+            self.0.auth_failures.begin([reason]);
+        }
     }
 
     /// Adds what is asked for its values when the page is made.
@@ -357,6 +371,12 @@ impl<const LABELS: usize, T: Series> Family<LABELS, T> {
             bounds,
             series: RwLock::default(),
         }
+    }
+
+    /// Shows these from the start, as nothing yet: a series that begins with its first event has no increase by it, and an
+    /// alarm misses that.
+    fn begin(&self, labels: [&'static str; LABELS]) {
+        self.at(labels, |_| ());
     }
 
     fn at(&self, labels: [&'static str; LABELS], count: impl Fn(&T)) {

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{
-    Content, Health, PutSkill, RunRequest, RunResult, Skill, SkillPage, SkillQuery,
+    BlobCreate, Content, Health, PutSkill, RunRequest, RunResult, Skill, SkillPage, SkillQuery,
 };
 use skillgate_plugin_sdk::wire::Malformed;
 
@@ -110,6 +110,31 @@ macro_rules! request {
 }
 
 mod blobs;
+
+/// The calls of a store, as [`crate::CallCounts`] has them.
+pub const STORAGE_CALLS: [&str; 15] = [
+    <AskHealth as Ask<StorageTable>>::NAME,
+    <Drain as Ask<StorageTable>>::NAME,
+    SkillList::NAME,
+    SkillGet::NAME,
+    SkillRead::NAME,
+    SkillTree::NAME,
+    SkillPut::NAME,
+    BlobCreate::NAME,
+    BlobWrite::NAME,
+    BlobCommit::NAME,
+    AskStat::NAME,
+    BlobOpen::NAME,
+    BlobRead::NAME,
+    AskFd::NAME,
+    BlobDelete::NAME,
+];
+/// The calls of a sandbox.
+pub const SANDBOX_CALLS: [&str; 3] = [
+    <AskHealth as Ask<SandboxTable>>::NAME,
+    <Drain as Ask<SandboxTable>>::NAME,
+    Run::NAME,
+];
 
 pub(crate) use blobs::{
     AskFd, AskStat, Blob, BlobCommit, BlobDelete, BlobOpen, BlobRead, BlobWrite, Handle,

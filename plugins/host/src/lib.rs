@@ -44,6 +44,7 @@ mod written;
 
 #[doc(hidden)]
 pub use answer::{check_blob_id, check_content, check_opened};
+pub use ask::{SANDBOX_CALLS, STORAGE_CALLS};
 pub use blobs::{BlobReader, BlobWriter};
 pub use call::Destroyed;
 pub use counts::CallCounts;
