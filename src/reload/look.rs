@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 /// Files of one directory, and of those in it, that are looked at to see whether something has changed; what is beyond is reloaded
 /// on SIGHUP only, and the log says so.
 pub(super) const WATCHED_FILES_MAX: usize = 10_000;
-/// Names, sizes, times and inodes of everything that is there. A link counts as what it leads to: that is how secrets
-/// and configuration are replaced where they are mounted. And the first directory of which that is not all: each has a bound of
+/// Names, sizes, times and inodes of everything that is there. The time of the inode, too: who may read or write a file, which
+/// decides whether it is taken, changes that one alone, and nobody can set it back. A link counts as what it leads to: that is how
+/// secrets and configuration are replaced where they are mounted. And the first directory of which that is not all: each has a bound of
 /// its own, so that none keeps the others, or a file with keys, from being looked at.
 pub(super) fn fingerprint(paths: &[PathBuf], files_max: usize) -> (u64, Option<&Path>) {
     let (mut hasher, mut beyond) = (DefaultHasher::new(), None);
@@ -34,7 +35,9 @@ fn look(path: &Path, hasher: &mut DefaultHasher, left: &mut usize) -> bool {
     let Ok(meta) = std::fs::metadata(path) else {
         return true;
     };
-    (meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec()).hash(hasher);
+    (meta.dev(), meta.ino(), meta.len()).hash(hasher);
+    (meta.mtime(), meta.mtime_nsec()).hash(hasher);
+    (meta.ctime(), meta.ctime_nsec()).hash(hasher);
     if !meta.is_dir() {
         return true;
     }
@@ -55,9 +58,25 @@ fn look(path: &Path, hasher: &mut DefaultHasher, left: &mut usize) -> bool {
     names.iter().all(|name| look(name, hasher, left))
 }
 
+/// Changes a file until its times, which go by the ticks of the kernel's clock, tell it from before.
+#[cfg(test)]
+pub(super) fn until_it_shows(path: &Path, change: impl Fn()) {
+    let times = || {
+        let meta = path.metadata().unwrap();
+        (meta.ctime(), meta.ctime_nsec())
+    };
+    let before = times();
+    while times() == before {
+        change();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use std::fs::{File, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
     fn what_is_watched_shows_every_change() {
@@ -78,6 +97,21 @@ mod tests {
         changed("a file in them");
         std::fs::write(at("one/two/a"), "22").unwrap();
         changed("its content");
+        let a = at("one/two/a");
+        until_it_shows(&a, || {
+            std::fs::set_permissions(&a, Permissions::from_mode(0o600)).unwrap();
+        });
+        changed("who may read it");
+        let was = a.metadata().unwrap().modified().unwrap();
+        until_it_shows(&a, || {
+            std::fs::write(&a, "33").unwrap();
+            File::options()
+                .write(true)
+                .open(&a)
+                .and_then(|file| file.set_modified(was))
+                .unwrap();
+        });
+        changed("as much content, said to be as old");
         std::os::unix::fs::symlink("one", at("..data-link")).unwrap();
         changed("a link");
         std::fs::create_dir(at("three")).unwrap();

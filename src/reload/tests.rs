@@ -1,6 +1,7 @@
 //! What is taken, what is refused, and when somebody looks.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -294,7 +295,7 @@ impl Files {
     }
 }
 
-/// What a file has in it, and what was done with it.
+/// What a file has in it, and what was done with it. One that others may write is refused, as plugins are.
 struct Text(mpsc::UnboundedSender<String>);
 
 impl Part for Text {
@@ -303,7 +304,12 @@ impl Part for Text {
     }
     fn prepare(&self, config: &Config) -> Result<Install, String> {
         let said = self.0.clone();
-        match fs::read_to_string(&config.policy.path) {
+        let path = &config.policy.path;
+        let safe = || match fs::metadata(path)?.mode() & 0o022 {
+            0 => fs::read_to_string(path),
+            _ => Err(std::io::ErrorKind::PermissionDenied.into()),
+        };
+        match safe() {
             Ok(text) => Ok(Install::new(move || said.send(text).unwrap())),
             Err(error) => {
                 said.send("refused".into()).unwrap();
@@ -397,6 +403,22 @@ async fn what_was_missing_when_it_was_named_is_taken_when_it_comes() {
     assert_eq!(following.next().await, None);
     files.put("later", "later rules");
     assert_eq!(following.next().await.as_deref(), Some("later rules"));
+}
+
+/// What a refusal asks for is `chmod go-w`, which changes nothing in the file.
+#[tokio::test(start_paused = true)]
+async fn what_others_could_write_is_taken_when_they_no_longer_can() {
+    let files = Files::new();
+    let source = files.source();
+    let mut following = Following::new(source.read().unwrap(), source);
+    let rules = files.at("rules");
+    let may = |mode| fs::set_permissions(&rules, Permissions::from_mode(mode)).unwrap();
+    files.put("rules", "newer");
+    may(0o666);
+    assert_eq!(following.next().await.as_deref(), Some("refused"));
+    assert_eq!(following.next().await, None, "it stands");
+    look::until_it_shows(&rules, || may(0o644));
+    assert_eq!(following.next().await.as_deref(), Some("newer"));
 }
 
 #[tokio::test(start_paused = true)]
