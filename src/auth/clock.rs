@@ -1,16 +1,18 @@
-//! Time, as a parameter: what the calendar says for tokens, and how long the program runs for everything that is
+//! Time, as a parameter: what the calendar says for tokens, and how long the machine runs for everything that is
 //! counted in intervals, which a change of the calendar must not touch.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// A moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
     /// Seconds since 1970-01-01T00:00:00Z, as NumericDate counts them (RFC 7519 section 2).
     pub unix_s: u64,
-    /// Since some fixed moment; never goes back.
+    /// Since some fixed moment; never goes back, and goes on while the machine sleeps.
     pub uptime: Duration,
 }
 
@@ -21,14 +23,13 @@ pub struct Clock(Arc<dyn Fn() -> Now + Send + Sync>);
 impl Clock {
     /// The system's. All of them agree, so that an age outlives the clock that it was measured with.
     pub fn system() -> Self {
-        static START: OnceLock<Instant> = OnceLock::new();
-        let start = *START.get_or_init(Instant::now);
-        Clock::new(move || Now {
-            // Before 1970 nothing is valid yet, and everything that has an end is refused by `nbf` and `iat`.
+        Clock::new(|| Now {
+            // Before 1970 as in its first second: `exp` refuses nothing then, and `nbf` and `iat`, where a token has them, everything.
             unix_s: SystemTime::now()
                 .duration_since(SystemTime::UNIX_EPOCH)
                 .map_or(0, |since| since.as_secs()),
-            uptime: start.elapsed(),
+            // `Instant` stands still while the machine sleeps: keys that an issuer has withdrawn meanwhile would pass for fresh.
+            uptime: Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default(),
         })
     }
 
@@ -46,5 +47,18 @@ impl Clock {
 impl fmt::Debug for Clock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Clock({:?})", self.now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_that_a_machine_sleeps_counts() {
+        let booted = || Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap();
+        let before = booted();
+        let uptime = Clock::system().now().uptime;
+        assert!((before..=booted()).contains(&uptime), "{uptime:?}");
     }
 }
