@@ -16,11 +16,16 @@ const OPEN: Duration = Duration::from_secs(30);
 pub(crate) struct Restarts(u32);
 
 impl Restarts {
-    /// A process has ended after so long, or did not come up: how long to wait before the next start. The first time none.
+    /// A process has ended after so long: how long to wait before the next start. The first time none.
     pub(crate) fn ended(&mut self, lived: Duration) -> Duration {
         if lived >= HEALTHY {
             self.0 = 0;
         }
+        self.failed()
+    }
+
+    /// The same of one that did not come up: however long that took, it has not lived.
+    pub(crate) fn failed(&mut self) -> Duration {
         let before = self.0;
         self.0 = before.saturating_add(1);
         match before {
@@ -43,5 +48,15 @@ mod tests {
         assert_eq!(delays, [0, 100, 200, 400, 800, 30_000, 30_000, 30_000]);
         assert_eq!(after(59_999), 30_000);
         assert_eq!([after(60_000), after(0)], [0, 100]);
+    }
+
+    #[test]
+    fn a_start_that_fails_is_no_life_however_long_it_took() {
+        let mut restarts = Restarts::default();
+        // A healthy one, so the first start comes at once.
+        let mut delays = vec![restarts.ended(HEALTHY)];
+        delays.extend((0..6).map(|_| restarts.failed()));
+        let delays: Vec<_> = delays.iter().map(Duration::as_millis).collect();
+        assert_eq!(delays, [0, 100, 200, 400, 800, 30_000, 30_000]);
     }
 }

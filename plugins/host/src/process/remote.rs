@@ -377,11 +377,10 @@ impl Shared {
                     // Dropped or told so: either way nobody needs it any more.
                     _ = stop.wait_for(|stop| *stop) => return,
                 }
-                let tried = Instant::now();
                 match self.again(&link).await {
                     Ok(next) => break next,
                     Err(error) => {
-                        delay = restarts.ended(tried.elapsed());
+                        delay = restarts.failed();
                         let (plugin, why) = (&self.plugin, &error.message);
                         tracing::error!(%plugin, instance = self.instance(), why, again_ms = delay.as_millis() as u64, "a plugin's process does not start again");
                     }
