@@ -45,6 +45,7 @@ use futures_util::future::BoxFuture;
 use serde_json::{Map, Value, json};
 use skillgate_plugin_sdk::model::BlobStat;
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt};
 
 use crate::audit::Audit;
@@ -273,7 +274,8 @@ struct Active {
     /// None with `policy.mode = "off"`.
     set: Option<Arc<PolicySet>>,
     memo: Memo,
-    since: SystemTime,
+    /// Not by the calendar, which may be set meanwhile.
+    since: Instant,
     /// Allowed calls on which the two engines disagreed since then.
     mismatches: Arc<AtomicU64>,
 }
@@ -371,13 +373,12 @@ impl Policy {
     /// For health and metrics.
     pub fn status(&self) -> Status {
         let active = self.0.active.load();
-        let age = (self.0.clock)().duration_since(active.since);
         let set = active.set.as_ref();
         Status {
             mode: load::mode_name(active.mode),
             revision: set.map(|set| set.revision.clone()).unwrap_or_default(),
             sha256: set.map(|set| set.digest.clone()).unwrap_or_default(),
-            age_s: age.unwrap_or_default().as_secs(),
+            age_s: active.since.elapsed().as_secs(),
             engine_mismatches: active.mismatches.load(Ordering::Relaxed),
             engine_mismatches_total: self.0.mismatches.load(Ordering::Relaxed),
             unconfirmed: self.0.unsampled.load(Ordering::Relaxed),

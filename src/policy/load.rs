@@ -4,9 +4,9 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::bundle::{self, Bundle, BundleError, Files};
 use super::engine::PolicySet;
@@ -152,7 +152,7 @@ pub fn prepare(config: &Config) -> Result<Prepared, BundleError> {
             generation: 0,
             memo: Memo::new(set.as_ref().is_none_or(|set| set.may_see_id)),
             set,
-            since: SystemTime::now(),
+            since: Instant::now(),
             mismatches: Arc::default(),
         },
         last: Some(config.plugins.state_dir.join(LAST)),

@@ -67,7 +67,7 @@ fn prepared(files: &Files, mode: PolicyMode, confirm: Confirm) -> Prepared {
         instructions_max: BUDGET,
         memo: Memo::new(set.may_see_id),
         set: Some(Arc::new(set)),
-        since: SystemTime::now(),
+        since: Instant::now(),
         mismatches: Arc::default(),
     })
 }

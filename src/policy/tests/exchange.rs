@@ -116,3 +116,20 @@ fn a_shadow_is_not_remembered_until_it_is_enforced() {
     );
     assert!(kept().contains("\"sequence\":8"), "{}", kept());
 }
+
+/// A calendar that is set meanwhile has no part in it, nor have the same rules once more.
+#[tokio::test(start_paused = true)]
+async fn the_age_of_the_rules_is_the_time_that_has_passed() {
+    let rules = || {
+        prepared(
+            &one("decision := {\"allow\": true}"),
+            PolicyMode::Enforce,
+            Confirm::Off,
+        )
+    };
+    let policy = in_force(rules());
+    assert_eq!(policy.status().age_s, 0);
+    tokio::time::advance(Duration::from_secs(90)).await;
+    policy.install(rules());
+    assert_eq!(policy.status().age_s, 90);
+}
