@@ -799,7 +799,7 @@ struct blob {
     struct blob *next;         /* in its bucket                                  */
     uint32_t users;            /* its bucket, its readers and calls              */
     skg_str tenant;
-    uint64_t expires_unix_ms;  /* 0: never                                       */
+    uint64_t ends_ms;          /* by uptime_ms; 0: never                         */
     uint8_t *data;
     skg_blob_stat stat;
     char id[ID_BYTES], sha256[HEX_BYTES];
@@ -819,11 +819,15 @@ struct handle {
     int failed;                /* writer: its content is not what was meant      */
 };
 
-static uint64_t now_unix_ms(void) {
+static uint64_t clock_ms(clockid_t clock) {
     struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
+    clock_gettime(clock, &t);
     return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
 }
+
+/* What is in memory ends by this one, which nobody sets and which goes on while
+ * the machine sleeps: a calendar that is wrong for a second would free it all. */
+static uint64_t uptime_ms(void) { return clock_ms(CLOCK_BOOTTIME); }
 
 /* Under the lock. */
 static void leave_blob(struct store *s, struct blob *b) {
@@ -852,7 +856,7 @@ static struct blob **find_blob(struct store *s, skg_str tenant, skg_str id) {
     for (; *link != NULL; link = &(*link)->next) {
         const struct blob *b = *link;
         if (!same(b->stat.id, id) || !same(b->tenant, tenant)) continue;
-        if (b->expires_unix_ms == 0 || b->expires_unix_ms > now_unix_ms()) return link;
+        if (b->ends_ms == 0 || b->ends_ms > uptime_ms()) return link;
         remove_blob(s, link);
         return NULL;
     }
@@ -861,13 +865,13 @@ static struct blob **find_blob(struct store *s, skg_str tenant, skg_str id) {
 
 /* Frees what has expired and nobody has asked for. */
 static void sweep(struct store *s) {
-    uint64_t now = now_unix_ms();
+    uint64_t now = uptime_ms();
     uint32_t i;
     pthread_mutex_lock(&s->lock);
     for (i = 0; i < BUCKETS; i++) {
         struct blob **link = &s->blobs[i];
         while (*link != NULL) {
-            if ((*link)->expires_unix_ms != 0 && (*link)->expires_unix_ms <= now) remove_blob(s, link);
+            if ((*link)->ends_ms != 0 && (*link)->ends_ms <= now) remove_blob(s, link);
             else link = &(*link)->next;
         }
     }
@@ -1031,10 +1035,10 @@ static int32_t blob_commit(void *self, skg_op op, uint64_t writer) {
     sha256_hex(&h->digest, b->sha256);
     b->stat.id = skg_str_of(b->id, ID_BYTES);
     b->stat.sha256 = skg_str_of(b->sha256, HEX_BYTES);
-    b->stat.created_unix_ms = now_unix_ms();
+    b->stat.created_unix_ms = clock_ms(CLOCK_REALTIME);
     if (h->ttl_s != 0) {
-        uint64_t longest = (UINT64_MAX - b->stat.created_unix_ms) / 1000;
-        b->expires_unix_ms = h->ttl_s > longest ? 0 : b->stat.created_unix_ms + h->ttl_s * 1000;
+        uint64_t now = uptime_ms(), longest = (UINT64_MAX - now) / 1000;
+        b->ends_ms = h->ttl_s > longest ? 0 : now + h->ttl_s * 1000;
     }
     /* The writer's use of it becomes this call's, and the bucket has its own. */
     pthread_mutex_lock(&s->lock);
