@@ -144,6 +144,9 @@ pub enum Lapsed {
     /// The keys of its issuer are too old to be used, and that has not given any since.
     #[error("the keys of the token's issuer could not be fetched again")]
     KeysUnavailable,
+    /// The calendar was set back to before this program was written.
+    #[error("this server's clock is not set any more")]
+    ClockUnset,
 }
 
 impl Lapsed {
@@ -152,7 +155,7 @@ impl Lapsed {
         match self {
             Lapsed::Expired | Lapsed::Withdrawn => "get a new token",
             // Not the caller's fault, and another token would not help.
-            Lapsed::KeysUnavailable => "wait a little",
+            Lapsed::KeysUnavailable | Lapsed::ClockUnset => "wait a little",
         }
     }
 
@@ -161,6 +164,7 @@ impl Lapsed {
         match self {
             Lapsed::Expired | Lapsed::Withdrawn => None,
             Lapsed::KeysUnavailable => Some(jwks::REFETCH_INTERVAL.as_secs()),
+            Lapsed::ClockUnset => Some(clock::UNSET_RETRY_AFTER_S),
         }
     }
 }

@@ -119,6 +119,7 @@ impl Error {
             Error::Lapsed(Lapsed::Expired) => "token_expired",
             Error::Lapsed(Lapsed::Withdrawn) => "token_withdrawn",
             Error::Lapsed(Lapsed::KeysUnavailable) => "keys_unavailable",
+            Error::Lapsed(Lapsed::ClockUnset) => "clock_unset",
             Error::Grant(_) => "network_malformed",
             Error::NoGate => "no_gate",
             Error::Sandbox(error) if error.code == abi::E_OUT_OF_RANGE => "too_large",

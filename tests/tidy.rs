@@ -326,11 +326,11 @@ fn services_of_the_operators_page_let_runs_finish() {
     let units: Vec<&str> = page
         .split("```ini")
         .skip(1)
-        .filter(|unit| unit.trim_start().starts_with("[Service]"))
+        .map(|unit| unit.split("```").next().unwrap())
+        .filter(|unit| unit.lines().any(|line| line == "[Service]"))
         .collect();
     assert!(!units.is_empty());
     for unit in units {
-        let unit = unit.split("```").next().unwrap();
         for line in ["KillMode=mixed", "ExecReload=/bin/kill -HUP $MAINPID"] {
             assert!(
                 unit.lines().any(|l| l == line),

@@ -51,7 +51,7 @@ impl Challenge {
                 Some("invalid_request"),
             ),
             // Not the caller's fault, and another token would not help.
-            Refused::Unavailable { retry_after_s } => {
+            Refused::Unavailable { retry_after_s } | Refused::ClockUnset { retry_after_s } => {
                 let mut refusal = Refusal::new(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "unavailable",

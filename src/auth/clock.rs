@@ -7,6 +7,12 @@ use std::time::{Duration, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
 
+/// 2026-01-01. This program is no older, so a calendar that says an earlier time is that of a machine without a battery for its
+/// clock, which has not been told the time yet. By such a one no token would ever have expired.
+const SET_FROM_S: u64 = 1_767_225_600;
+/// Who comes while it is not set is told to come again after so long: a machine is told the time soon after its start.
+pub(super) const UNSET_RETRY_AFTER_S: u64 = 30;
+
 /// A moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
@@ -14,6 +20,13 @@ pub struct Now {
     pub unix_s: u64,
     /// Since some fixed moment; never goes back, and goes on while the machine sleeps.
     pub uptime: Duration,
+}
+
+impl Now {
+    /// Whether the calendar can be right.
+    pub(super) fn is_set(self) -> bool {
+        self.unix_s >= SET_FROM_S
+    }
 }
 
 /// Says what time it is.
@@ -24,7 +37,7 @@ impl Clock {
     /// The system's. All of them agree, so that an age outlives the clock that it was measured with.
     pub fn system() -> Self {
         Clock::new(|| Now {
-            // Before 1970 as in its first second: `exp` refuses nothing then, and `nbf` and `iat`, where a token has them, everything.
+            // Before 1970 it is not set.
             unix_s: SystemTime::now()
                 .duration_since(SystemTime::UNIX_EPOCH)
                 .map_or(0, |since| since.as_secs()),

@@ -41,6 +41,12 @@ pub enum Refused {
         /// When to try again.
         retry_after_s: u64,
     },
+    /// Whether a token has expired cannot be told.
+    #[error("this server's clock is not set, and no token is taken before it is; try again later")]
+    ClockUnset {
+        /// When to try again.
+        retry_after_s: u64,
+    },
     /// An ID token, a refresh token, or something that is no access token.
     #[error("the token is no access token: {0}")]
     Kind(&'static str),
@@ -79,7 +85,7 @@ pub enum Refused {
 
 impl Refused {
     /// All of these names.
-    pub(super) const REASONS: [&str; 15] = [
+    pub(super) const REASONS: [&str; 16] = [
         "missing",
         "bad_request",
         "malformed",
@@ -87,6 +93,7 @@ impl Refused {
         "issuer",
         "signature",
         "keys_unavailable",
+        "clock_unset",
         "not_an_access_token",
         "expired",
         "not_yet_valid",
@@ -107,6 +114,7 @@ impl Refused {
             Refused::Issuer => "issuer",
             Refused::Signature => "signature",
             Refused::Unavailable { .. } => "keys_unavailable",
+            Refused::ClockUnset { .. } => "clock_unset",
             Refused::Kind(_) => "not_an_access_token",
             Refused::Expired => "expired",
             Refused::NotYet | Refused::FromTheFuture => "not_yet_valid",
@@ -136,6 +144,7 @@ mod tests {
             Refused::Issuer,
             Refused::Signature,
             Refused::Unavailable { retry_after_s: 1 },
+            Refused::ClockUnset { retry_after_s: 1 },
             Refused::Kind("x"),
             Refused::Expired,
             Refused::NotYet,

@@ -12,7 +12,7 @@ mod reload;
 mod rotation;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ::http::HeaderValue;
@@ -40,20 +40,28 @@ fn fixture(name: &str) -> String {
     std::fs::read_to_string(dir.join(name)).unwrap()
 }
 
-/// A clock that a test moves: both hands together.
+/// A clock that a test moves: both hands together. And whether nobody has told it the time.
 #[derive(Debug, Clone, Default)]
-struct Hands(Arc<AtomicU64>);
+struct Hands(Arc<AtomicU64>, Arc<AtomicBool>);
 
 impl Hands {
     fn clock(&self) -> Clock {
         let hands = self.clone();
         Clock::new(move || {
             let passed = hands.0.load(Ordering::SeqCst);
+            let since = match hands.1.load(Ordering::SeqCst) {
+                true => 0,
+                false => NOW,
+            };
             Now {
-                unix_s: NOW + passed,
+                unix_s: since + passed,
                 uptime: Duration::from_secs(1000 + passed),
             }
         })
+    }
+
+    fn unset(&self, unset: bool) {
+        self.1.store(unset, Ordering::SeqCst);
     }
 
     fn pass(&self, seconds: u64) {

@@ -2,14 +2,14 @@
 //! which nothing is believed before the signature holds but the name of the issuer whose keys are asked.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use jsonwebtoken::Algorithm;
 use serde_json::{Map, Value};
 
 use super::cache::{self, Cache, Generation};
 use super::claims::{CLIENT_CLAIMS, Mapping};
-use super::clock::{Clock, Now};
+use super::clock::{Clock, Now, UNSET_RETRY_AFTER_S};
 use super::crypto;
 use super::jwks::Keys;
 use super::keys::{KeySet, Signed};
@@ -64,6 +64,8 @@ pub(super) struct Verifier {
     cache: Cache,
     generation: Generation,
     clock: Clock,
+    /// That the clock is not set has been said.
+    said: Once,
 }
 
 impl Verifier {
@@ -79,6 +81,7 @@ impl Verifier {
             cache: Cache::new(cache_entries, generation.clone()),
             generation,
             clock,
+            said: Once::new(),
         }
     }
 
@@ -98,6 +101,10 @@ impl Verifier {
             return Err(Refused::TooLong);
         }
         let now = self.clock.now();
+        if !self.is_set(now) {
+            let retry_after_s = UNSET_RETRY_AFTER_S;
+            return Err(Refused::ClockUnset { retry_after_s });
+        }
         let digest = cache::digest(text);
         if let Some(subject) = self.cache.get(&digest, now.unix_s)
             && self.has_keys_of(&subject.issuer)
@@ -124,8 +131,12 @@ impl Verifier {
     /// Why a token that was good is taken no more: what a request with it would hear that came now, as far as time and keys go.
     /// Asks nobody and waits for nobody, so that everything that begins late can ask.
     pub(super) fn lapsed(&self, subject: &Subject) -> Option<Lapsed> {
-        let now_s = self.clock.now().unix_s;
-        if subject.accepted_until_s.is_some_and(|until| now_s >= until) {
+        let now = self.clock.now();
+        if !self.is_set(now) {
+            return Some(Lapsed::ClockUnset);
+        }
+        let expires_s = subject.accepted_until_s;
+        if expires_s.is_some_and(|until| now.unix_s >= until) {
             return Some(Lapsed::Expired);
         }
         let signed = subject.signed.as_ref()?;
@@ -141,6 +152,19 @@ impl Verifier {
             },
         };
         (!is_trusted).then_some(Lapsed::Withdrawn)
+    }
+
+    /// Whether the clock can tell what has expired. That it cannot is said once: callers come as often as they like.
+    fn is_set(&self, now: Now) -> bool {
+        if !now.is_set() {
+            self.said.call_once(|| {
+                tracing::warn!(
+                    unix_s = now.unix_s,
+                    "this machine's clock is not set: no token is taken before it is; start after time-sync.target"
+                );
+            });
+        }
+        now.is_set()
     }
 
     /// Has keys fetched that are missing or no longer fresh.

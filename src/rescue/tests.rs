@@ -60,7 +60,9 @@ fn where_a_new_token_does_not_help_nobody_is_told_to_get_one() {
         assert_eq!(told(lapsed), (401, true, Vec::new()), "{lapsed:?}");
     }
     let wait = (header::RETRY_AFTER, HeaderValue::from(30));
-    assert_eq!(told(Lapsed::KeysUnavailable), (503, false, vec![wait]));
+    for lapsed in [Lapsed::KeysUnavailable, Lapsed::ClockUnset] {
+        assert_eq!(told(lapsed), (503, false, vec![wait.clone()]), "{lapsed:?}");
+    }
 }
 
 #[tokio::test]

@@ -325,6 +325,7 @@ mod tests {
             Error::Lapsed(Lapsed::Expired),
             Error::Lapsed(Lapsed::Withdrawn),
             Error::Lapsed(Lapsed::KeysUnavailable),
+            Error::Lapsed(Lapsed::ClockUnset),
             Error::NoGate,
             of(abi::E_OUT_OF_RANGE),
             of(abi::E_UNAVAILABLE),

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use skillgate_plugin_sdk::model::{BlobCreate, BlobStat};
 
 use crate::beneath;
-use crate::clock::Clock;
+use crate::clock::{Clock, SET_FROM_MS};
 use crate::fault::{Fault, Result};
 use crate::floor::Size;
 use crate::ground::{Ground, Published};
@@ -140,6 +140,10 @@ impl Blobs {
 
     pub(crate) fn create(&self, create: &BlobCreate) -> Result<u64> {
         let tenant = TenantDir::new(&create.tenant)?;
+        if create.ttl_s != 0 {
+            // Before anything is sent for nothing.
+            self.set_time()?;
+        }
         self.writers.check_room(&tenant)?;
         let quota = self.quota.as_ref();
         let part = quota.map(|quota| quota.begin(&tenant)).transpose()?;
@@ -155,11 +159,13 @@ impl Blobs {
     pub(crate) fn commit(&self, writer: u64) -> Result<BlobStat> {
         let (mut staging, tenant, mut meta, part) = self.writers.take(writer)?.finish()?;
         let name = BlobName::random()?;
-        let now = (self.clock)();
         meta.id = name.id();
-        meta.created_unix_ms = now;
+        meta.created_unix_ms = match meta.expires_unix_ms {
+            0 => (self.clock)(),
+            _ => self.set_time()?,
+        };
         if meta.expires_unix_ms != 0 {
-            meta.expires_unix_ms = now.saturating_add(meta.expires_unix_ms);
+            meta.expires_unix_ms = meta.created_unix_ms.saturating_add(meta.expires_unix_ms);
         }
         staging.write(META_FILE, &seal::seal(&meta)?)?;
         let marker = match meta.expires_unix_ms {
@@ -184,6 +190,17 @@ impl Blobs {
             marker.keep();
         }
         Ok(meta.stat())
+    }
+
+    /// What time it is, if that can be reckoned with.
+    fn set_time(&self) -> Result<u64> {
+        let now = (self.clock)();
+        if now < SET_FROM_MS {
+            return Err(Fault::NotYet(
+                "this machine's clock is not set, and a blob with an end is not taken before it is",
+            ));
+        }
+        Ok(now)
     }
 
     pub(crate) fn abort(&self, writer: u64) {

@@ -3,6 +3,10 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// 2026-01-01. This store is no older, so a clock that says an earlier time has not been set since its machine was started.
+/// The end of a blob that is reckoned from it is past as soon as it is set.
+pub(crate) const SET_FROM_MS: u64 = 1_767_225_600_000;
+
 /// Milliseconds since 1970.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 

@@ -35,6 +35,9 @@ pub(crate) enum Fault {
     Precondition(String),
     #[error("{0}")]
     Unavailable(String),
+    /// It will be possible, and nobody here need do anything for it.
+    #[error("{0}")]
+    NotYet(&'static str),
     #[error("{0}")]
     Unimplemented(&'static str),
     #[error("{0}")]
@@ -102,6 +105,7 @@ impl From<Fault> for Error {
             Fault::Corrupt(_) => Error::new(abi::E_CORRUPT, message),
             Fault::Precondition(_) => Error::new(abi::E_PRECONDITION, message),
             Fault::Unavailable(_) => Error::new(abi::E_UNAVAILABLE, message),
+            Fault::NotYet(_) => Error::new(abi::E_UNAVAILABLE, message).retryable(RETRY_AFTER_MS),
             Fault::Unimplemented(_) => Error::new(abi::E_UNIMPLEMENTED, message),
             Fault::Stale(_) => Error::new(abi::E_STALE, message),
             Fault::Os { errno, .. } => match errno {

@@ -1,6 +1,7 @@
 //! Who a token is for, and how long it is kept.
 
 use super::*;
+use crate::telemetry::logged::Log;
 
 #[tokio::test]
 async fn what_policies_see_of_a_token() {
@@ -225,6 +226,35 @@ async fn a_caller_expires_on_its_way() {
     assert_eq!(caller.lapsed(), Some(Lapsed::Expired));
     assert!(world.auth.authenticate(&headers, None, IP).await.is_err());
     assert_eq!(world.auth.local().lapsed(), None);
+}
+
+/// In 1970 no token would have expired that says nothing but when it will.
+#[tokio::test]
+async fn a_clock_that_is_not_set_lets_nobody_in() {
+    let world = World::new().await;
+    let token = world.with(|_, claims| {
+        let claims = claims.as_object_mut().unwrap();
+        claims.retain(|name, _| name != "iat" && name != "nbf");
+    });
+    let bearer = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+    let headers = HeaderMap::from_iter([(header::AUTHORIZATION, bearer)]);
+    let caller = world.auth.authenticate(&headers, None, IP).await.unwrap();
+    let (log, _here) = Log::begin();
+    world.hands.unset(true);
+    for _ in 0..2 {
+        let refusal = world.ask(&token).await.unwrap_err();
+        assert_eq!(refusal.status, StatusCode::SERVICE_UNAVAILABLE);
+        let about = "this server's clock is not set";
+        assert!(refusal.message.starts_with(about), "{}", refusal.message);
+        let wait = (header::RETRY_AFTER, HeaderValue::from(30));
+        assert_eq!(refusal.headers, [wait]);
+        assert_eq!(caller.lapsed(), Some(Lapsed::ClockUnset));
+    }
+    let said = log.taken();
+    assert_eq!(said.matches("clock is not set").count(), 1, "{said}");
+    world.hands.unset(false);
+    assert!(world.ask(&token).await.is_ok());
+    assert_eq!(caller.lapsed(), None);
 }
 
 #[tokio::test]

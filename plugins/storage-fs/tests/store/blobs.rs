@@ -300,11 +300,33 @@ fn expired_blobs_go_and_nobody_asks_for_it() {
     assert!(!there(&later) && there(&stays));
     assert_eq!(count(&bench.root().join("expires")), 0, "no marker is left");
     // A clock that was set back does not hinder: the minute's directory is made anew.
-    bench.now_ms.store(1_700_000_000_000, Ordering::Relaxed);
+    bench.now_ms.store(1_800_000_000_000, Ordering::Relaxed);
     let again = store_blob(&store, &mortal("acme", 1), b"5").unwrap().id;
     assert_eq!(read_blob(&store, "acme", &again).unwrap(), b"5");
     assert_eq!(read_blob(&store, "acme", &stays).unwrap(), b"3");
     assert_eq!(bench.in_tmp(), 0);
+}
+
+/// Its end would be past as soon as the clock is set.
+#[test]
+fn a_blob_with_an_end_waits_for_a_clock_that_is_set() {
+    let bench = Bench::new();
+    let store = bench.store();
+    let writer = store.blob_create(&mortal("acme", 60)).unwrap();
+    let now = bench.now_ms.swap(1000, Ordering::Relaxed);
+    let stays = store_blob(&store, &blob_of("acme"), b"1").unwrap().id;
+    for refused in [
+        store.blob_create(&mortal("acme", 60)).map(drop),
+        store.blob_commit(writer).map(drop),
+    ] {
+        let error = refused.unwrap_err();
+        assert_eq!((error.code, error.retryable), (abi::E_UNAVAILABLE, true));
+        assert!(error.message.contains("clock is not set"), "{error}");
+    }
+    assert_eq!(bench.in_tmp(), 0);
+    bench.now_ms.store(now, Ordering::Relaxed);
+    assert!(store_blob(&store, &mortal("acme", 60), b"2").is_ok());
+    assert_eq!(read_blob(&store, "acme", &stays).unwrap(), b"1");
 }
 
 #[test]

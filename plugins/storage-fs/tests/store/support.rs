@@ -54,7 +54,7 @@ impl Bench {
             dir: tempfile::tempdir().unwrap(),
             logs: Arc::default(),
             logged: Arc::default(),
-            now_ms: Arc::new(AtomicU64::new(1_700_000_000_000)),
+            now_ms: Arc::new(AtomicU64::new(1_800_000_000_000)),
             free_bytes: Arc::new(AtomicU64::new(u64::MAX)),
             free_inodes: Arc::new(AtomicU64::new(u64::MAX)),
             looks: Arc::default(),
