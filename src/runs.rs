@@ -334,7 +334,8 @@ impl Runs {
         // For the operator, who can do more about a secret that is not there than the caller.
         let say_why_not = |error: &Error| {
             let decision_id = &job.permit.decision_id;
-            tracing::warn!(run_id, what = label, decision_id, %error, "run not started");
+            let error = error as &dyn std::error::Error;
+            tracing::warn!(run_id, what = label, decision_id, error, "run not started");
         };
         let ready = async {
             let prepared = self.prepare(&job, &run_id).await?;
