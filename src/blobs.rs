@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
 use crate::auth::Caller;
+use crate::telemetry::with_sources;
 
 /// Bytes that go to or from the store in one call.
 pub const CHUNK_BYTES: usize = 256 * 1024;
@@ -237,7 +238,7 @@ impl Blobs {
                     "a blob is removed: its sender went before he could be told of it"
                 ),
                 Err(error) => {
-                    let error = &error as &dyn std::error::Error;
+                    let error = with_sources(&error);
                     tracing::warn!(
                         tenant,
                         blob = stat.id,

@@ -23,6 +23,7 @@ use crate::rpc::code::Code;
 use crate::rpc::{ErrorObject, NoSpace};
 use crate::server::{Body, Broken, full};
 use crate::telemetry::trace::Trace;
+use crate::telemetry::with_sources;
 use crate::{audit, blobs, catalog, methods, runs};
 
 /// `X-Request-Id`, echoed or made.
@@ -504,7 +505,8 @@ fn plugin(
     }
 }
 
-fn ours(what: &'static str, error: &(dyn std::error::Error + 'static)) -> ErrorObject {
+fn ours(what: &'static str, error: &dyn std::error::Error) -> ErrorObject {
+    let error = with_sources(error);
     tracing::error!(what, error, "internal error");
     ErrorObject::internal()
 }

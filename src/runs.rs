@@ -36,6 +36,7 @@ use crate::gate::{self, Gate, Grant};
 use crate::policy::Permit;
 use crate::secrets::{self, Granted, Secrets};
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::with_sources;
 pub use answer::Answer;
 use answer::{answer, failure};
 use drain::Drain;
@@ -334,7 +335,7 @@ impl Runs {
         // For the operator, who can do more about a secret that is not there than the caller.
         let say_why_not = |error: &Error| {
             let decision_id = &job.permit.decision_id;
-            let error = error as &dyn std::error::Error;
+            let error = with_sources(error);
             tracing::warn!(run_id, what = label, decision_id, error, "run not started");
         };
         let ready = async {

@@ -6,6 +6,7 @@ mod lines;
 pub(crate) mod logged;
 pub mod metrics;
 mod one_line;
+mod sources;
 pub mod trace;
 pub mod watch;
 
@@ -19,6 +20,7 @@ use tracing_subscriber::EnvFilter;
 use crate::config::{Log, LogFormat};
 use lines::Lines;
 use one_line::OneLine;
+pub(crate) use sources::with_sources;
 
 /// The log of the process.
 static LINES: OnceLock<Lines> = OnceLock::new();

@@ -14,6 +14,7 @@ use super::Services;
 use crate::blobs;
 use crate::runs::answer::failure;
 use crate::secrets::{Redactor, Search};
+use crate::telemetry::with_sources;
 
 /// Bytes that are looked through at a time, on a thread that others need: some 0.5 ms.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -97,7 +98,7 @@ impl Services {
             Ok(false) => return None,
             Ok(true) => HAS_ONE,
             Err(Unknown::Store(error)) => {
-                let error = &error as &dyn std::error::Error;
+                let error = with_sources(&error);
                 tracing::error!(run_id = self.run_id, error, "an output cannot be read back");
                 UNKNOWN
             }
