@@ -17,6 +17,9 @@ pub(crate) const DISK_FULL: &str = "DiskFull";
 pub(crate) const CANCELLED: &str = "Cancelled";
 pub(crate) const SANDBOX_ERROR: &str = "SandboxError";
 
+/// The interpreter's own, when it cannot send its result (`_EXIT_LOST_CHANNEL`).
+const CHANNEL_LOST: i32 = 70;
+
 /// What the sandbox says of a run that it has ended, and the gateway of one that it has lost. The code may have classes of these
 /// names, as `requests` does.
 const NOT_OF_THE_CODE: [&str; 5] = [
@@ -173,11 +176,16 @@ impl Fill for RunResult {
                 ),
             );
         } else {
+            let why = match end.exit_code {
+                CHANNEL_LOST => {
+                    "the code has closed the descriptor that it is sent by, as `os.closerange` does with all that there are"
+                }
+                _ => "`os._exit` and `os.exec` do that; return a value instead",
+            };
             self.fail(
                 SANDBOX_ERROR,
                 format!(
-                    "the interpreter ended with exit code {} before it gave a result: the code has ended it, as `os._exit` and \
-                     `os.exec` do; return a value instead",
+                    "the interpreter ended with exit code {} before it gave a result: {why}",
                     end.exit_code
                 ),
             );
@@ -376,7 +384,8 @@ mod tests {
         ] {
             assert!(said(signal, 0).contains(words), "{}", said(signal, 0));
         }
-        assert!(said(0, 3).contains("exit code 3 before it gave a result: the code has ended it"));
+        assert!(said(0, 3).contains("exit code 3 before it gave a result: `os._exit`"));
+        assert!(said(0, CHANNEL_LOST).contains("has closed the descriptor"));
     }
 
     /// As the guest calls them (`_known_limit`). Who reads it may do with less, when it knows how much there is.
