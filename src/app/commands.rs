@@ -338,6 +338,7 @@ pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
 }
 
 /// How the store is that was asked with another root than its own: what it says of that one's skills and room is not about `root`.
+/// But what it could not read of skills is the operator's: an empty root has none.
 fn not_opened(root: &Path, health: &mut Health) {
     let exists = |dir: &&Path| dir.exists();
     let there = root.ancestors().find(exists).unwrap_or(Path::new("."));
@@ -348,6 +349,8 @@ fn not_opened(root: &Path, health: &mut Health) {
         format!(
             "{place} cannot be written by this user ({errno}): give it to whoever the gateway runs as, or ask as that user"
         )
+    } else if unread(health) > 0 {
+        return;
     } else {
         health.state = abi::HEALTH_OK;
         health.message =
@@ -355,6 +358,12 @@ fn not_opened(root: &Path, health: &mut Health) {
         return;
     };
     (health.state, health.message) = (abi::HEALTH_DOWN, problem);
+}
+
+/// Skills that it could not read when it was made.
+fn unread(health: &Health) -> u64 {
+    let metrics: Value = serde_json::from_str(&health.metrics_json).unwrap_or_default();
+    metrics["skills_unread"].as_u64().unwrap_or(0)
 }
 
 /// The plugin, when its file could be loaded, and how it is, or why it does not start.
@@ -441,5 +450,36 @@ impl DoctorReport {
             (plugin.info().id.as_str(), plugin.info().version.as_str())
         });
         self.plugins.push(json!({ "role": role, "id": id, "version": version, "state": state, "message": message }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_store_that_is_not_opened_what_is_the_operators_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let told = |unread, root: &Path| {
+            let mut health = Health {
+                state: abi::HEALTH_DEGRADED,
+                message: "as it says".to_owned(),
+                metrics_json: format!(r#"{{"skills":0,"skills_unread":{unread}}}"#),
+                ..Health::default()
+            };
+            not_opened(root, &mut health);
+            (health.state, health.message)
+        };
+        // A small disk under the temporary directory, say.
+        let (state, message) = told(0, &dir.path().join("a/store"));
+        assert_eq!(state, abi::HEALTH_OK);
+        assert!(message.contains("a/store has"), "{message}");
+        let own = (abi::HEALTH_DEGRADED, "as it says".to_owned());
+        assert_eq!(told(1, dir.path()), own);
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let (state, message) = told(1, &file.join("store"));
+        assert_eq!(state, abi::HEALTH_DOWN);
+        assert!(message.contains("file is no directory"), "{message}");
     }
 }
