@@ -156,6 +156,18 @@ mod tests {
             Refused::Client,
             Refused::Tenant,
         ];
+        // One that is new has its place above, too.
+        for refused in &all {
+            match refused {
+                Refused::Missing | Refused::InUrl | Refused::BadRequest | Refused::TooLong => {}
+                Refused::Malformed | Refused::Header | Refused::Algorithm | Refused::Issuer => {}
+                Refused::Signature | Refused::Unavailable { .. } => {}
+                Refused::ClockUnset { .. } | Refused::Kind(_) | Refused::Expired => {}
+                Refused::NotYet | Refused::FromTheFuture | Refused::Audience => {}
+                Refused::Lacks(_) | Refused::Claim(..) | Refused::Bound | Refused::Client => {}
+                Refused::Tenant => {}
+            }
+        }
         let mut reasons: Vec<&str> = all.iter().map(Refused::reason).collect();
         reasons.dedup();
         assert_eq!(reasons, Refused::REASONS);
