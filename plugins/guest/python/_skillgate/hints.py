@@ -141,6 +141,8 @@ def _no_program(exc, function: str):
         return "the code is to be Python alone, without the lines of ``` around it"
     if exc.msg == "unexpected character after line continuation character" and "\\n" in line:
         return "a line of the code ends with a newline, and not with a backslash and an n"
+    if "asynchronous comprehension" in said and sys.version_info < (3, 11):
+        return _VERSION  # which takes it within another comprehension
     if said.startswith(_AWAITED) and "outside" in said:
         return "what awaits is to be in an `async def`: write `async def %s(args):`, which is awaited" % function
     if said == "'return' outside function":
@@ -173,7 +175,7 @@ def _written(name):
         path = "%s/%s" % (directory, head)
         if not head.isidentifier() or not (os.path.isfile(path + ".py") or os.path.isdir(path)):
             continue
-        if directory not in sys.path:
+        if directory not in (os.path.abspath(place or ".") for place in sys.path if type(place) is str):
             return "no import looks in %s, where `%s` is: `sys.path.insert(0, %s)` before it" % (directory, one_line(head, 80), called)
         if head == name:  # it has looked there, perhaps before it was written
             return "`%s` was just written: `importlib.invalidate_caches()` before the import" % one_line(head, 80)
