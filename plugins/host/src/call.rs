@@ -23,7 +23,8 @@ pub(crate) struct Place<T: Table> {
     users: Arc<AtomicUsize>,
 }
 
-/// One who waits for a call of it, or may make one, until this is dropped. What a call that its caller has given up keeps is none.
+/// One who waits for a call of it, or may make one, until this is dropped. What a call that its caller has given up keeps is none;
+/// a thread that is in a call gives nothing up.
 pub(crate) struct User(Arc<AtomicUsize>);
 
 impl Clone for User {
