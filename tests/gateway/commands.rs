@@ -14,8 +14,8 @@ use crate::alone;
 use crate::disk::Ends;
 use crate::examples::{changed, instead, waiting_store};
 use crate::stopping::SLEEPS;
-use crate::support::eventually;
 use crate::support::gateway::{House, Settings, must_not_start};
+use crate::support::{eventually, heeding};
 
 /// What a command that has to succeed prints, and what it says beside.
 fn succeeded(mut command: Command) -> (String, String) {
@@ -513,7 +513,7 @@ fn a_run_of_the_command_line_that_is_ended_by_a_signal_leaves_nothing() {
         (Some("nohup"), &[Signal::HUP, Signal::TERM], 143),
     ] {
         let program = env!("CARGO_BIN_EXE_skillgate");
-        let mut command = Command::new(before.unwrap_or(program));
+        let mut command = heeding(before.unwrap_or(program));
         command.args(before.map(|_| program));
         command.args(["skill", "run", "--config"]);
         command.arg(house.config()).arg(&skill);
@@ -553,7 +553,7 @@ fn a_command_that_is_ended_by_a_signal_leaves_no_directory() {
         fs::write(house.config(), text).unwrap();
         let scratch = house.path().join("scratch");
         fs::create_dir(&scratch).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+        let mut command = heeding(env!("CARGO_BIN_EXE_skillgate"));
         command.args(arguments).arg("--config").arg(house.config());
         house.clean(&mut command);
         command.env("TMPDIR", &scratch);

@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::alone;
+use crate::support::heeding;
 
 /// Where a test's build puts it; beside the program there is one only after `cargo build`.
 fn bundled() -> PathBuf {
@@ -127,7 +128,7 @@ fn ended_by(signal: Signal) -> (Option<i32>, String, Vec<PathBuf>) {
     let (config, place) = (dir.path().join("config.json"), dir.path().join("place"));
     fs::write(&config, r#"{"root": "${scratch}/store"}"#).unwrap();
     fs::create_dir(&place).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_skillgate"));
+    let mut command = heeding(env!("CARGO_BIN_EXE_skillgate"));
     command.args(["plugin", "check"]).arg(bundled());
     // It waits for the end of a blob, for a second at least.
     command.args(["--only", "storage/blob-ttl", "--config"]);

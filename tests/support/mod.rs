@@ -10,6 +10,7 @@ pub(crate) mod tools;
 
 use std::fs::File;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,14 @@ pub(crate) fn eventually(what: &str, limit: Duration, mut so: impl FnMut() -> bo
         std::thread::sleep(Duration::from_millis(5));
     }
     began.elapsed()
+}
+
+/// A program that heeds signals, though whoever runs the tests may have them ignored: what a shell starts in the background has
+/// SIGINT ignored, and what `nohup` starts SIGHUP.
+pub(crate) fn heeding(program: &str) -> Command {
+    let mut command = Command::new("env");
+    command.arg("--default-signal").arg(program);
+    command
 }
 
 /// The end for writing of a named pipe, as soon as somebody has the other one: a plain open waits for that, and for ever
