@@ -242,7 +242,7 @@ impl Blobs {
                     tracing::warn!(
                         tenant,
                         blob = stat.id,
-                        error,
+                        %error,
                         "a blob whose sender has gone cannot be removed"
                     );
                 }

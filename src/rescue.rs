@@ -507,7 +507,7 @@ fn plugin(
 
 fn ours(what: &'static str, error: &dyn std::error::Error) -> ErrorObject {
     let error = with_sources(error);
-    tracing::error!(what, error, "internal error");
+    tracing::error!(what, %error, "internal error");
     ErrorObject::internal()
 }
 

@@ -336,7 +336,7 @@ impl Runs {
         let say_why_not = |error: &Error| {
             let decision_id = &job.permit.decision_id;
             let error = with_sources(error);
-            tracing::warn!(run_id, what = label, decision_id, error, "run not started");
+            tracing::warn!(run_id, what = label, decision_id, %error, "run not started");
         };
         let ready = async {
             let prepared = self.prepare(&job, &run_id).await?;

@@ -99,7 +99,7 @@ impl Services {
             Ok(true) => HAS_ONE,
             Err(Unknown::Store(error)) => {
                 let error = with_sources(&error);
-                tracing::error!(run_id = self.run_id, error, "an output cannot be read back");
+                tracing::error!(run_id = self.run_id, %error, "an output cannot be read back");
                 UNKNOWN
             }
             Err(Unknown::Late) => {
