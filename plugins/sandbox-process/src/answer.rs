@@ -222,7 +222,7 @@ fn of_signal(signal: i32) -> &'static str {
         libc::SIGILL => " (SIGILL, by ctypes in the code)",
         libc::SIGSYS => " (SIGSYS, by a system call that no run can make)",
         libc::SIGALRM => " (SIGALRM, which the code has set, without a handler)",
-        libc::SIGXCPU => " (SIGXCPU, by a limit that the code has set itself)",
+        libc::SIGXCPU => " (SIGXCPU, by a limit that the code has set, or by itself)",
         libc::SIGTERM | libc::SIGINT | libc::SIGHUP | libc::SIGUSR1 | libc::SIGUSR2 => {
             ", which the code has sent itself,"
         }
