@@ -195,7 +195,7 @@ impl<T: Table> Place<T> {
     }
 
     /// Has its process end, also when calls that were given up go on in it: it is killed after its grace time.
-    pub(crate) fn desert(&self) {
+    pub(crate) fn end_process(&self) {
         if let Home::There(remote) = &self.home {
             remote.stop();
         }

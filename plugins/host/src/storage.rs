@@ -158,7 +158,7 @@ impl StorageInstance {
     }
 
     /// Whether all that goes on in it are calls that nobody waits for any more, in a process of its own: it can be
-    /// [deserted](StorageInstance::desert). Who asks has seen to it that nobody gets the instance any more.
+    /// ended with them ([`StorageInstance::end_process`]). Who asks has seen to it that nobody gets the instance any more.
     #[must_use]
     pub fn is_deserted(self: &Arc<Self>) -> bool {
         Arc::strong_count(self) == 1 && self.store.is_deserted()
@@ -166,8 +166,8 @@ impl StorageInstance {
 
     /// Has the process of a store that [is deserted](StorageInstance::is_deserted) end: as it ends by itself, or killed when a
     /// call hangs there for longer than `cancel_grace`. [`StorageInstance::destroyed`] is when it is gone.
-    pub fn desert(self: Arc<Self>) {
-        self.store.desert();
+    pub fn end_process(self: Arc<Self>) {
+        self.store.end_process();
     }
 
     /// A page of skills in the order of `SkillKey`, at most `query.limit`.

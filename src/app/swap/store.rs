@@ -95,7 +95,7 @@ async fn hand_over(
                 "calls that nobody waits for go on in the store's process, which is ended with them"
             );
             inner.leaves(&old);
-            old.desert();
+            old.end_process();
         } else {
             inner.storage.replace(old);
             waiting.over();
