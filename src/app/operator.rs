@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use skillgate_plugin_host::{
-    CallCounts, Current, SANDBOX_CALLS, STORAGE_CALLS, SandboxInstance, StorageInstance,
-    WeakCurrent,
+    CallCounts, Counted as _, Current, SANDBOX_CALLS, STORAGE_CALLS, SandboxInstance,
+    StorageInstance, WeakCurrent,
 };
 use skillgate_plugin_sdk::abi;
 use tokio::net::TcpListener;
@@ -172,13 +172,10 @@ pub(super) fn health(
         sandbox.downgrade(),
     );
     calls(metrics, move || {
-        let storage = storage.upgrade().and_then(|it| it.peek());
-        let sandbox = sandbox.upgrade().and_then(|it| it.peek());
-        let shelf = of_shelf.upgrade();
         [
-            ("storage", storage.map(|it| (it.counts(), it.in_flight()))),
-            ("shelf", shelf.map(|it| (it.counts(), it.in_flight()))),
-            ("sandbox", sandbox.map(|it| (it.counts(), it.in_flight()))),
+            ("storage", storage.upgrade().map(|it| it.counts())),
+            ("shelf", of_shelf.upgrade().map(|it| it.counts())),
+            ("sandbox", sandbox.upgrade().map(|it| it.counts())),
         ]
     });
     Health::new(checks)
@@ -282,10 +279,10 @@ impl Ledger for CountedConnections {
     }
 }
 
-/// The calls of the plugins' instances: an exchanged one counts from zero.
+/// The calls of the plugins' instances, those of exchanged ones with them. `None`: it has ended with the gateway.
 fn calls(
     metrics: &Metrics,
-    instances: impl Fn() -> [(&'static str, Option<(CallCounts, usize)>); 3] + Send + Sync + 'static,
+    instances: impl Fn() -> [(&'static str, Option<CallCounts>); 3] + Send + Sync + 'static,
 ) {
     metrics.add_source(move |page| {
         page.family(
@@ -294,11 +291,11 @@ fn calls(
             "Calls of a plugin that have ended, by call and by how (ok, or the kind of its error).",
         );
         let instances = instances();
-        for (plugin, calls) in &instances {
-            let Some((counts, _)) = calls else { continue };
+        for (plugin, counts) in &instances {
+            let Some(counts) = counts else { continue };
             let ops: &[&str] = match *plugin {
-                "sandbox" => &SANDBOX_CALLS,
-                _ => &STORAGE_CALLS,
+                "sandbox" => SANDBOX_CALLS,
+                _ => STORAGE_CALLS,
             };
             let zeros = ops.iter().flat_map(|op| WATCHED.map(|how| ((*op, how), 0)));
             let mut shown: BTreeMap<_, _> = zeros.collect();
@@ -313,9 +310,9 @@ fn calls(
             "gauge",
             "Calls of a plugin that have not ended, those included that wait for a thread.",
         );
-        for (plugin, calls) in &instances {
-            if let Some((_, in_flight)) = calls {
-                page.sample(&[("plugin", plugin)], *in_flight as f64);
+        for (plugin, counts) in &instances {
+            if let Some(counts) = counts {
+                page.sample(&[("plugin", plugin)], counts.in_flight() as f64);
             }
         }
     });
@@ -533,7 +530,7 @@ mod tests {
     #[test]
     fn what_alarms_look_at_is_shown_before_anything_has_happened() {
         let metrics = counted();
-        let none = || Some((CallCounts::default(), 0));
+        let none = || Some(CallCounts::default());
         let parts = ["storage", "shelf", "sandbox"];
         calls(&metrics, move || parts.map(|part| (part, none())));
         let page = metrics.page().into_text();

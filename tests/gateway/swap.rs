@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::operator::metrics;
+use crate::operator::{metrics, value};
 use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::http::Client;
 use crate::support::look;
@@ -272,6 +272,14 @@ fn broken(vendor: &Vendor<'_>, gateway: &Gateway, goes_on: &dyn Fn()) {
     fs::rename(vendor.file("other"), vendor.file("sandbox")).unwrap();
 }
 
+/// Runs that the sandbox has ended well, and those that go on.
+fn counted(gateway: &Gateway) -> (u64, u64) {
+    let page = metrics(gateway);
+    let ended = r#"skillgate_plugin_calls_total{plugin="sandbox",op="run",outcome="ok"}"#;
+    let going = r#"skillgate_plugin_calls_in_flight{plugin="sandbox"}"#;
+    (value(&page, ended) as u64, value(&page, going) as u64)
+}
+
 /// A run that is under way stays where it began, and ends there.
 #[test]
 fn a_file_that_has_changed_is_taken_without_a_signal_and_runs_go_on() {
@@ -302,8 +310,12 @@ fn a_file_that_has_changed_is_taken_without_a_signal_and_runs_go_on() {
             )
             .unwrap();
         assert_eq!(other["output"], "from the new one");
+        eventually("the run that goes on is seen, too", PATIENCE, || {
+            counted(&gateway) == (1, 1)
+        });
         let ran = run.join().unwrap().unwrap();
         assert_eq!(ran["result"]["output"], "from the old one", "{ran}");
+        eventually("it is counted", PATIENCE, || counted(&gateway) == (2, 0));
     });
     eventually("the old one ends", PATIENCE, || {
         gateway.log().contains("the old plugin has ended")

@@ -111,26 +111,24 @@ macro_rules! request {
 
 mod blobs;
 
+/// Gives the calls of a store to a macro: what is served in a process and what is counted is one list.
+macro_rules! storage_calls {
+    ($to:ident) => {
+        $to!(
+            AskHealth, Drain, SkillList, SkillGet, SkillRead, SkillTree, SkillPut, BlobCreate,
+            BlobWrite, BlobCommit, AskStat, BlobOpen, BlobRead, AskFd, BlobDelete
+        )
+    };
+}
+pub(crate) use storage_calls;
+
+macro_rules! names {
+    ($($ask:ty),+) => { &[$(<$ask as Ask<StorageTable>>::NAME),+] };
+}
 /// The calls of a store, as [`crate::CallCounts`] has them.
-pub const STORAGE_CALLS: [&str; 15] = [
-    <AskHealth as Ask<StorageTable>>::NAME,
-    <Drain as Ask<StorageTable>>::NAME,
-    SkillList::NAME,
-    SkillGet::NAME,
-    SkillRead::NAME,
-    SkillTree::NAME,
-    SkillPut::NAME,
-    BlobCreate::NAME,
-    BlobWrite::NAME,
-    BlobCommit::NAME,
-    AskStat::NAME,
-    BlobOpen::NAME,
-    BlobRead::NAME,
-    AskFd::NAME,
-    BlobDelete::NAME,
-];
+pub const STORAGE_CALLS: &[&str] = storage_calls!(names);
 /// The calls of a sandbox.
-pub const SANDBOX_CALLS: [&str; 3] = [
+pub const SANDBOX_CALLS: &[&str] = &[
     <AskHealth as Ask<SandboxTable>>::NAME,
     <Drain as Ask<SandboxTable>>::NAME,
     Run::NAME,

@@ -169,14 +169,6 @@ impl<T: Table> Place<T> {
         }
     }
 
-    /// Calls that have not ended.
-    pub(crate) fn in_flight(&self) -> usize {
-        match &self.home {
-            Home::Here(instance) => instance.in_flight(),
-            Home::There(remote) => remote.in_flight(),
-        }
-    }
-
     /// Between two looks at whether an instance is used.
     pub(crate) const LOOK: Duration = Duration::from_millis(2);
 

@@ -1,7 +1,7 @@
-//! How often an instance was called, by call and by how the calls ended.
+//! How often an instance was called, by call and by how the calls ended, and how many go on.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use skillgate_plugin_abi as abi;
@@ -11,7 +11,13 @@ use skillgate_plugin_abi as abi;
 /// Both words are the program's own, never a plugin's: there are as many counts as calls in the contract times outcomes
 /// in [`outcome`] at most.
 #[derive(Debug, Clone, Default)]
-pub struct CallCounts(Arc<RwLock<BTreeMap<Ended, AtomicU64>>>);
+pub struct CallCounts(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    ended: RwLock<BTreeMap<Ended, AtomicU64>>,
+    in_flight: AtomicUsize,
+}
 
 /// Name of the call, outcome.
 type Ended = (&'static str, &'static str);
@@ -21,26 +27,127 @@ impl CallCounts {
     #[must_use]
     pub fn all(&self) -> Vec<(&'static str, &'static str, u64)> {
         // A panic while it was held leaves a map, whole.
-        let counts = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let counts = counts.iter();
+        let counts = self.0.ended.read();
+        let counts = counts.unwrap_or_else(PoisonError::into_inner);
         counts
+            .iter()
             .map(|((call, outcome), count)| (*call, *outcome, count.load(Ordering::Relaxed)))
             .collect()
     }
 
-    /// A call has ended with this code, `abi::OK` or an error's.
+    /// Calls that have not ended, those included that wait for a thread.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.0.in_flight.load(Ordering::Acquire)
+    }
+
+    /// A call begins.
+    pub(crate) fn begin(&self) -> Going {
+        Going {
+            before: self.0.in_flight.fetch_add(1, Ordering::AcqRel),
+            counts: self.clone(),
+        }
+    }
+
+    /// A call has ended with this code, `abi::OK` or an error's, or was refused before it began.
     pub(crate) fn add(&self, call: &'static str, code: i32) {
-        let ended = (call, outcome(code));
-        let counts = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        self.add_many((call, outcome(code)), 1);
+    }
+
+    fn add_many(&self, ended: Ended, times: u64) {
+        let counts = self.0.ended.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = counts.get(&ended) {
-            count.fetch_add(1, Ordering::Relaxed);
+            count.fetch_add(times, Ordering::Relaxed);
             return;
         }
         drop(counts);
         // Once for each in the life of an instance.
-        let mut counts = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.0.ended.write().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(ended).or_default();
-        count.fetch_add(1, Ordering::Relaxed);
+        count.fetch_add(times, Ordering::Relaxed);
+    }
+
+    /// Adds what the other has now.
+    fn take_in(&self, other: &CallCounts) {
+        for (call, outcome, times) in other.all() {
+            self.add_many((call, outcome), times);
+        }
+        let going = other.in_flight();
+        self.0.in_flight.fetch_add(going, Ordering::AcqRel);
+    }
+
+    /// Does nobody else have it, who could count on?
+    fn is_final(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+}
+
+/// A call that goes on, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Going {
+    counts: CallCounts,
+    /// How many others went on when it began.
+    pub(crate) before: usize,
+}
+
+impl Going {
+    /// It has ended with this code.
+    pub(crate) fn ended(self, call: &'static str, code: i32) {
+        self.counts.add(call, code);
+    }
+}
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        self.counts.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// An instance whose calls are counted.
+pub trait Counted {
+    /// How often it was called, and how many of its calls go on.
+    fn counts(&self) -> CallCounts;
+}
+
+/// The counts of instances that follow each other in one place: none is lost with its instance, and what an exchanged one still
+/// has to end is seen.
+#[derive(Debug, Default)]
+pub(crate) struct Succession {
+    /// Of those that are gone, all together.
+    gone: CallCounts,
+    others: Vec<CallCounts>,
+}
+
+impl Succession {
+    /// Has this one's calls counted too. It may come again: an exchange that failed leaves the instance that there was.
+    pub(crate) fn follow(&mut self, counts: &CallCounts) {
+        self.settle();
+        let mut others = self.others.iter();
+        if !others.any(|other| Arc::ptr_eq(&other.0, &counts.0)) {
+            self.others.push(counts.clone());
+        }
+    }
+
+    /// All together, as they are now.
+    pub(crate) fn total(&mut self) -> CallCounts {
+        self.settle();
+        let total = CallCounts::default();
+        for counts in self.others.iter().chain([&self.gone]) {
+            total.take_in(counts);
+        }
+        total
+    }
+
+    /// An instance that is gone counts no more.
+    fn settle(&mut self) {
+        let gone = &self.gone;
+        self.others.retain(|counts| {
+            let is_final = counts.is_final();
+            if is_final {
+                gone.take_in(counts);
+            }
+            !is_final
+        });
     }
 }
 
@@ -92,6 +199,46 @@ mod tests {
                 ("run", "other", 3)
             ]
         );
+    }
+
+    #[test]
+    fn a_call_goes_on_until_it_has_ended() {
+        let counts = CallCounts::default();
+        let (first, second) = (counts.begin(), counts.begin());
+        assert_eq!((first.before, second.before, counts.in_flight()), (0, 1, 2));
+        first.ended("run", abi::OK);
+        assert_eq!((counts.in_flight(), counts.all().len()), (1, 1));
+        // It was never made.
+        drop(second);
+        assert_eq!((counts.in_flight(), counts.all().len()), (0, 1));
+    }
+
+    #[test]
+    fn what_was_counted_outlives_its_instance() {
+        let mut all = Succession::default();
+        let (old, new) = (CallCounts::default(), CallCounts::default());
+        all.follow(&old);
+        old.add("run", abi::OK);
+        let late = old.begin();
+        all.follow(&new);
+        new.add("run", abi::OK);
+        let going = new.begin();
+        let seen = |all: &mut Succession| {
+            let total = all.total();
+            (total.all(), total.in_flight())
+        };
+        assert_eq!(seen(&mut all), (vec![("run", "ok", 2)], 2));
+        // The new one did not come up, and the old one serves on.
+        all.follow(&old);
+        assert_eq!(seen(&mut all), (vec![("run", "ok", 2)], 2));
+        // The last of an exchanged one.
+        drop(old);
+        late.ended("run", abi::E_CRASHED);
+        let counted = vec![("run", "crashed", 1), ("run", "ok", 2)];
+        assert_eq!(seen(&mut all), (counted.clone(), 1));
+        drop((new, going));
+        assert_eq!(seen(&mut all), (counted, 0));
+        assert!(all.others.is_empty(), "what is gone is not kept");
     }
 
     #[test]

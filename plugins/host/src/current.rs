@@ -6,6 +6,7 @@ use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{Error, Result};
 use tokio::sync::watch;
 
+use crate::counts::{CallCounts, Counted, Succession};
 use crate::instance::on_event_loop;
 
 /// A place for an instance. Every call asks it anew, and keeps what it got until it has ended; so an instance that was
@@ -17,6 +18,8 @@ pub struct WeakCurrent<I>(Weak<Cell<I>>);
 
 struct Cell<I> {
     held: Mutex<Held<I>>,
+    /// Of all that have been here.
+    counts: Mutex<Succession>,
     /// For who waits: on a thread, and on the event loop.
     changed: Condvar,
     told: watch::Sender<()>,
@@ -54,17 +57,28 @@ impl<I> std::fmt::Debug for WeakCurrent<I> {
     }
 }
 
-impl<I> Current<I> {
+impl<I: Counted> Current<I> {
     /// With the first one.
     #[must_use]
     pub fn new(instance: Arc<I>) -> Self {
+        let mut counts = Succession::default();
+        counts.follow(&instance.counts());
         Current(Arc::new(Cell {
             held: Mutex::new(Held::Here(instance)),
+            counts: Mutex::new(counts),
             changed: Condvar::new(),
             told: watch::Sender::new(()),
         }))
     }
 
+    /// From now on calls go to `next`, those that wait too. Gives the one before.
+    pub fn replace(&self, next: Arc<I>) -> Option<Arc<I>> {
+        self.succession().follow(&next.counts());
+        self.put(Held::Here(next))
+    }
+}
+
+impl<I> Current<I> {
     /// The one for a call. Waits while there is none because it is being exchanged.
     ///
     /// # Errors
@@ -109,9 +123,11 @@ impl<I> Current<I> {
         look(&self.held())?.ok()
     }
 
-    /// From now on calls go to `next`, those that wait too. Gives the one before.
-    pub fn replace(&self, next: Arc<I>) -> Option<Arc<I>> {
-        self.put(Held::Here(next))
+    /// How often all that have been here were called until now, and how many of those calls go on, also in one that was
+    /// exchanged and has still to end.
+    #[must_use]
+    pub fn counts(&self) -> CallCounts {
+        self.succession().total()
     }
 
     /// From now on calls wait. Gives the one that they went to.
@@ -149,6 +165,11 @@ impl<I> Current<I> {
         }
     }
 
+    fn succession(&self) -> MutexGuard<'_, Succession> {
+        // Numbers: a panic while it was held leaves them short at worst.
+        self.0.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn held(&self) -> MutexGuard<'_, Held<I>> {
         // What is inside is replaced as a whole, so it is good whenever it can be seen.
         self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
@@ -178,25 +199,37 @@ fn look<I>(held: &Held<I>) -> Option<Result<Arc<I>>> {
 mod tests {
     use super::*;
 
+    struct Nth(u32, CallCounts);
+
+    impl Counted for Nth {
+        fn counts(&self) -> CallCounts {
+            self.1.clone()
+        }
+    }
+
+    fn nth(n: u32) -> Arc<Nth> {
+        Arc::new(Nth(n, CallCounts::default()))
+    }
+
     #[tokio::test]
     async fn calls_wait_for_the_next_one() {
-        let current = Current::new(Arc::new(1));
-        assert_eq!(*current.get().await.unwrap(), 1);
-        assert_eq!(current.take().as_deref(), Some(&1));
+        let current = Current::new(nth(1));
+        assert_eq!(current.get().await.unwrap().0, 1);
+        assert_eq!(current.take().map(|it| it.0), Some(1));
         assert!(current.peek().is_none() && current.take().is_none());
         let (later, blocked) = (current.clone(), current.clone());
-        let later = tokio::spawn(async move { *later.get().await.unwrap() });
-        let blocked = tokio::task::spawn_blocking(move || *blocked.get_blocking().unwrap());
+        let later = tokio::spawn(async move { later.get().await.unwrap().0 });
+        let blocked = tokio::task::spawn_blocking(move || blocked.get_blocking().unwrap().0);
         tokio::task::yield_now().await;
         assert!(!later.is_finished() && !blocked.is_finished());
-        assert!(current.replace(Arc::new(2)).is_none());
+        assert!(current.replace(nth(2)).is_none());
         assert_eq!((later.await.unwrap(), blocked.await.unwrap()), (2, 2));
-        assert_eq!(current.replace(Arc::new(3)).as_deref(), Some(&2));
+        assert_eq!(current.replace(nth(3)).map(|it| it.0), Some(2));
     }
 
     #[tokio::test]
     async fn who_waited_in_vain_is_told_why() {
-        let current = Current::new(Arc::new(1));
+        let current = Current::new(nth(1));
         let weak = current.downgrade();
         drop(current.take());
         let waiting = tokio::spawn({
@@ -205,14 +238,40 @@ mod tests {
         });
         tokio::task::yield_now().await;
         current.give_up("its disk is gone");
-        let error = waiting.await.unwrap().unwrap_err();
+        let error = waiting.await.unwrap().map(|it| it.0).unwrap_err();
         assert_eq!(
             (error.code, error.message.as_str(), error.not_executed),
             (abi::E_UNAVAILABLE, "its disk is gone", true)
         );
-        assert_eq!(current.get_blocking().unwrap_err().code, abi::E_UNAVAILABLE);
+        assert_eq!(
+            current.get_blocking().map(|it| it.0).unwrap_err().code,
+            abi::E_UNAVAILABLE
+        );
         assert_eq!(current.gone().as_deref(), Some("its disk is gone"));
         drop(current);
         assert!(weak.upgrade().is_none());
+    }
+
+    #[test]
+    fn each_that_has_been_here_is_counted() {
+        let (first, second) = (nth(1), nth(2));
+        first.1.add("run", abi::OK);
+        let current = Current::new(first);
+        let old = current.replace(second).unwrap();
+        let going = old.1.begin();
+        current.peek().unwrap().1.add("run", abi::OK);
+        let counts = current.counts();
+        assert_eq!(
+            (counts.all(), counts.in_flight()),
+            (vec![("run", "ok", 2)], 1)
+        );
+        drop(old);
+        going.ended("run", abi::OK);
+        current.give_up("its disk is gone");
+        let counts = current.counts();
+        assert_eq!(
+            (counts.all(), counts.in_flight()),
+            (vec![("run", "ok", 3)], 0)
+        );
     }
 }

@@ -144,6 +144,7 @@ impl<T: Table> Instance<T> {
             false => String::new(),
         };
         let (keep, asked) = (Arc::clone(self), Arc::clone(&ask));
+        let going = self.counts.begin();
         let done = move |result: Result<*const c_void>| {
             // SAFETY: the contract: the plugin completes a call with what that call answers with.
             let answer = result.map(|p| unsafe { asked.read(p) });
@@ -158,7 +159,7 @@ impl<T: Table> Instance<T> {
                 Err(error) => (Err(error), abi::OK),
             };
             let ended = answer.as_ref().map_or_else(|error| error.code, |_| abi::OK);
-            keep.counts.add(A::NAME, ended);
+            going.ended(A::NAME, ended);
             then(answer);
             code
         };
@@ -194,11 +195,6 @@ impl<T: Table> Instance<T> {
         let (call, tenant) = (Some(begun.op), std::mem::take(&mut begun.tenant));
         self.lane
             .run(&self.runtime, &tenant, call, move || begun.invoke());
-    }
-
-    /// Calls that have not ended, those included that wait for a thread.
-    pub(crate) fn in_flight(&self) -> usize {
-        self.host.ops.in_flight()
     }
 
     /// Ends an op that the plugin will not complete.

@@ -47,7 +47,7 @@ pub use answer::{check_blob_id, check_content, check_opened};
 pub use ask::{SANDBOX_CALLS, STORAGE_CALLS};
 pub use blobs::{BlobReader, BlobWriter};
 pub use call::Destroyed;
-pub use counts::CallCounts;
+pub use counts::{CallCounts, Counted};
 pub use current::{Current, WeakCurrent};
 pub use inspect::{Inspection, Note, inspect};
 pub use instance::{STORE_CALLS_MAX, STORE_THREADS_MAX};

@@ -95,12 +95,6 @@ impl OpTable {
         self.look(op, |_| ()).is_some()
     }
 
-    /// How many have not ended.
-    pub(crate) fn in_flight(&self) -> usize {
-        let table = self.lock();
-        table.slots.len() - table.free.len()
-    }
-
     /// Marks the op; `false` when it has ended.
     pub(crate) fn mark_cancelled(&self, op: abi::Op) -> bool {
         self.look(op, |slot| slot.cancelled = true).is_some()

@@ -7,7 +7,7 @@ use skillgate_plugin_sdk::model::{Health, Result, RunRequest, RunResult, Sandbox
 
 use crate::ask::{AskHealth, Drain, Run};
 use crate::call::{Destroyed, Place};
-use crate::counts::CallCounts;
+use crate::counts::{CallCounts, Counted};
 use crate::instance::SandboxTable;
 
 /// What the gateway does for one run; the host side of the SDK's `RunServices`. Called from the plugin's own threads or
@@ -56,6 +56,12 @@ impl std::fmt::Debug for SandboxInstance {
     }
 }
 
+impl Counted for SandboxInstance {
+    fn counts(&self) -> CallCounts {
+        self.instance.counts()
+    }
+}
+
 impl SandboxInstance {
     pub(crate) fn new(instance: Place<SandboxTable>, caps: SandboxCaps) -> Self {
         SandboxInstance { instance, caps }
@@ -71,18 +77,6 @@ impl SandboxInstance {
     #[must_use]
     pub fn name(&self) -> &str {
         self.instance.name()
-    }
-
-    /// How often it was called.
-    #[must_use]
-    pub fn counts(&self) -> CallCounts {
-        self.instance.counts()
-    }
-
-    /// Calls of it that have not ended, those included that wait for a thread.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.instance.in_flight()
     }
 
     /// One run from beginning to end. A run that failed by its own doing is a result, an `Err` is the sandbox's fault.

@@ -15,7 +15,7 @@ use crate::ask::{
 };
 use crate::blobs::{BlobReader, BlobWriter};
 use crate::call::{Call, Destroyed, Place, User};
-use crate::counts::CallCounts;
+use crate::counts::{CallCounts, Counted};
 use crate::instance::StorageTable;
 
 type Store = Place<StorageTable>;
@@ -73,6 +73,12 @@ fn read(
     })
 }
 
+impl Counted for StorageInstance {
+    fn counts(&self) -> CallCounts {
+        self.store.counts()
+    }
+}
+
 impl StorageInstance {
     pub(crate) fn new(store: Store, caps: u32, is_ours: bool) -> Self {
         StorageInstance {
@@ -98,18 +104,6 @@ impl StorageInstance {
     #[must_use]
     pub fn name(&self) -> &str {
         self.store.name()
-    }
-
-    /// How often it was called.
-    #[must_use]
-    pub fn counts(&self) -> CallCounts {
-        self.store.counts()
-    }
-
-    /// Calls of it that have not ended, those included that wait for a thread.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.store.in_flight()
     }
 
     /// The same calls for a thread that may wait, such as the one that a [`crate::RunHost`] is called on. A blocking

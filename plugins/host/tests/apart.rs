@@ -19,7 +19,9 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use skillgate_plugin_host::model::{BlobCreate, Error, RunRequest, RunResult, SkillQuery};
-use skillgate_plugin_host::{Isolation, Pin, Plugin, ProcessSettings, SandboxInstance};
+use skillgate_plugin_host::{
+    Counted as _, Isolation, Pin, Plugin, ProcessSettings, SandboxInstance,
+};
 use skillgate_plugin_sdk::abi;
 use support::{Gateway, config, probe, run, sdk_plugin, settings};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use skillgate_plugin_host::{Current, StorageInstance};
+use skillgate_plugin_host::{Counted as _, Current, StorageInstance};
 use tokio::runtime::Handle;
 
 use super::late::in_time;
@@ -91,7 +91,7 @@ async fn hand_over(
             inner.leave(old).await;
         } else if old.is_deserted() {
             tracing::warn!(
-                calls = old.in_flight(),
+                calls = old.counts().in_flight(),
                 "calls that nobody waits for go on in the store's process, which is ended with them"
             );
             inner.leaves(&old);

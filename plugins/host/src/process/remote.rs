@@ -1,6 +1,5 @@
 //! An instance in a process of its own, over all the lives of that process.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -24,7 +23,7 @@ use crate::sandbox::RunContext;
 use crate::wire::{In, Read, Wire};
 
 /// Calls that a process may have at the same time, as for a plugin in this process.
-const IN_FLIGHT_MAX: u64 = (1 << 16) - 1;
+const IN_FLIGHT_MAX: usize = (1 << 16) - 1;
 
 /// Why a process was killed that had the grace time to end.
 const NOT_IN_TIME: &str = "it was told to end, and did not";
@@ -47,7 +46,6 @@ pub(crate) struct Shared {
     caps: Vec<u8>,
     state: RwLock<State>,
     counts: CallCounts,
-    in_flight: AtomicU64,
     stop: watch::Sender<bool>,
     destroyed: watch::Sender<bool>,
     pub(super) runtime: tokio::runtime::Handle,
@@ -96,7 +94,6 @@ impl Remote {
             caps: caps.clone(),
             state: RwLock::new(State::Up(Arc::clone(&link))),
             counts: CallCounts::default(),
-            in_flight: AtomicU64::new(0),
             stop: watch::Sender::new(false),
             destroyed: watch::Sender::new(false),
             runtime: tokio::runtime::Handle::current(),
@@ -117,14 +114,9 @@ impl Remote {
         self.0.counts.clone()
     }
 
-    /// Calls that have not been answered, whoever waits for that.
-    pub(crate) fn in_flight(&self) -> usize {
-        usize::try_from(self.0.in_flight.load(Ordering::Acquire)).unwrap_or(usize::MAX)
-    }
-
-    /// Whether there are any.
+    /// Whether there are calls that have not been answered, whoever waits for that.
     pub(crate) fn has_calls(&self) -> bool {
-        self.in_flight() > 0
+        self.0.counts.in_flight() > 0
     }
 
     pub(crate) fn destroyed(&self) -> watch::Receiver<bool> {
@@ -154,8 +146,8 @@ impl Remote {
             );
             return refuse(Error::new(abi::E_STALE, message));
         }
-        if shared.in_flight.fetch_add(1, Ordering::AcqRel) >= IN_FLIGHT_MAX {
-            shared.in_flight.fetch_sub(1, Ordering::AcqRel);
+        let going = shared.counts.begin();
+        if going.before >= IN_FLIGHT_MAX {
             let message =
                 format!("{IN_FLIGHT_MAX} calls of this plugin are in flight, and no more fit");
             let error = Error::new(abi::E_EXHAUSTED, message);
@@ -168,7 +160,6 @@ impl Remote {
         let packet = match packet {
             Ok(packet) => packet,
             Err(error) => {
-                shared.in_flight.fetch_sub(1, Ordering::AcqRel);
                 let error = Error::new(abi::E_EXHAUSTED, format!("{}: {error}", A::NAME));
                 return refuse(error.not_executed());
             }
@@ -190,8 +181,7 @@ impl Remote {
                 Err(error) => (Err(error), Ok(())),
             };
             let ended = answer.as_ref().map_or_else(|error| error.code, |_| abi::OK);
-            keep.counts.add(A::NAME, ended);
-            keep.in_flight.fetch_sub(1, Ordering::AcqRel);
+            going.ended(A::NAME, ended);
             then(answer);
             verdict
         };

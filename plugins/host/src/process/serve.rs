@@ -23,7 +23,7 @@ use super::start::Kind;
 use crate::answer::SHOWN_BYTES;
 use crate::ask::{
     Ask, AskFd, AskHealth, AskStat, BlobCommit, BlobDelete, BlobOpen, BlobRead, BlobWrite, Drain,
-    Run, SkillGet, SkillList, SkillPut, SkillRead, SkillTree,
+    Run, SkillGet, SkillList, SkillPut, SkillRead, SkillTree, storage_calls,
 };
 use crate::blobs::Which;
 use crate::inspect::Note;
@@ -391,10 +391,7 @@ impl Served for StorageTable {
                 })+
             };
         }
-        one_of!(
-            SkillGet, SkillRead, SkillList, SkillTree, SkillPut, AskStat, BlobOpen, BlobRead,
-            AskFd, BlobCreate, BlobWrite, BlobCommit, BlobDelete, AskHealth, Drain
-        );
+        storage_calls!(one_of);
         no_such_call(code)
     }
     fn close(table: &Self, which: Which, handle: u64) {

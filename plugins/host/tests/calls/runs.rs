@@ -1,5 +1,7 @@
 //! Runs, through the SDK.
 
+use skillgate_plugin_host::Counted as _;
+
 use super::*;
 
 #[tokio::test]

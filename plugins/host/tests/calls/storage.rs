@@ -4,7 +4,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use super::*;
-use skillgate_plugin_host::{STORE_CALLS_MAX, STORE_THREADS_MAX};
+use skillgate_plugin_host::{Counted as _, STORE_CALLS_MAX, STORE_THREADS_MAX};
 
 #[tokio::test]
 async fn skills_cross_in_both_directions() {
@@ -245,16 +245,16 @@ fn calls_that_wait_for_a_store_that_hangs_are_so_many() {
             }
             counts.push(hanging.len() - before);
         }
-        let counted = store.in_flight();
+        let counted = store.counts().in_flight();
         // Who leaves one that waits makes room, in the plugin's process as soon as that has heard of it.
         drop(hanging.pop());
         let left = async {
-            while ISOLATION == Isolation::Process && store.in_flight() == counted {
+            while ISOLATION == Isolation::Process && store.counts().in_flight() == counted {
                 tokio::task::yield_now().await;
             }
         };
         let _ = tokio::time::timeout(Duration::from_secs(5), left).await;
-        let after = store.in_flight();
+        let after = store.counts().in_flight();
         let mut next = get("c");
         let has_room = next.as_mut().poll(&mut nobody).is_pending();
         hanging.push(next);
@@ -273,7 +273,7 @@ fn calls_that_wait_for_a_store_that_hangs_are_so_many() {
             let why = format!("skill_get: {held} calls of this tenant wait for the plugin");
             assert!(error.message.starts_with(&why), "{error}");
         }
-        assert_eq!(store.in_flight(), 0);
+        assert_eq!(store.counts().in_flight(), 0);
         store.skill_get("a", "s", "").await.unwrap();
     });
 }
@@ -334,7 +334,7 @@ fn a_tenant_whose_part_hangs_leaves_threads_to_others() {
         read.await.unwrap();
         written.await.unwrap();
         committed.await.unwrap();
-        assert_eq!(store.in_flight(), 0);
+        assert_eq!(store.counts().in_flight(), 0);
     });
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skillgate_plugin_host::model::{Error, RunResult};
-use skillgate_plugin_host::{ProcessSettings, SandboxInstance};
+use skillgate_plugin_host::{Counted as _, ProcessSettings, SandboxInstance};
 use skillgate_plugin_sdk::abi;
 use tokio::task::JoinHandle;
 

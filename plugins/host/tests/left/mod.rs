@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use skillgate_plugin_host::model::BlobCreate;
-use skillgate_plugin_host::{ProcessSettings, StorageInstance};
+use skillgate_plugin_host::{Counted as _, ProcessSettings, StorageInstance};
 
 use super::{Caller, PATIENCE, ask, echo_with, plugin, send, waiting_runs};
 use crate::support::{config, settings};
@@ -37,11 +37,14 @@ async fn one_that_the_plugin_has_not_begun_ends_at_once() {
     let mut health: Caller<_> = Box::pin(async move { asked.health().await.map(drop) });
     send(&mut run);
     send(&mut health);
-    assert_eq!(sandbox.in_flight(), 3);
+    assert_eq!(sandbox.counts().in_flight(), 3);
     drop(run);
-    until("the run ends", async || sandbox.in_flight() == 2).await;
+    until("the run ends", async || sandbox.counts().in_flight() == 2).await;
     drop(health);
-    until("the health ends", async || sandbox.in_flight() == 1).await;
+    until("the health ends", async || {
+        sandbox.counts().in_flight() == 1
+    })
+    .await;
     let counts = sandbox.counts().all();
     for ended in [("run", "cancelled", 1), ("health", "cancelled", 1)] {
         assert!(counts.contains(&ended), "{counts:?}");
@@ -49,7 +52,7 @@ async fn one_that_the_plugin_has_not_begun_ends_at_once() {
     assert!(!begun.is_finished());
     // The one that it has begun is told, as ever.
     begun.abort();
-    until("the first ends", async || sandbox.in_flight() == 0).await;
+    until("the first ends", async || sandbox.counts().in_flight() == 0).await;
 }
 
 /// On which a call of the echo store's hangs until somebody opens it.
@@ -76,9 +79,9 @@ async fn a_writer_whose_commit_the_plugin_has_not_begun_is_thrown_away() {
     send(&mut hangs);
     let mut commit: Caller<_> = Box::pin(writer.commit());
     send(&mut commit);
-    assert_eq!(store.in_flight(), 2);
+    assert_eq!(store.counts().in_flight(), 2);
     drop(commit);
-    until("the commit ends", async || store.in_flight() == 1).await;
+    until("the commit ends", async || store.counts().in_flight() == 1).await;
     // As the end of what it hangs on.
     let pipe = std::fs::File::options().read(true).write(true).open(&pipe);
     hangs.await.unwrap();

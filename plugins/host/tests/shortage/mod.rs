@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use skillgate_plugin_host::model::{BlobCreate, Error, Mount, RunRequest, Source};
-use skillgate_plugin_host::{Isolation, SandboxInstance};
+use skillgate_plugin_host::{Counted as _, Isolation, SandboxInstance};
 use skillgate_plugin_sdk::abi;
 
 use super::tools;
@@ -408,7 +408,7 @@ fn child_with_a_store_and_no_threads() {
             assert_eq!(error.code, abi::E_UNAVAILABLE, "{error:?}");
             assert!(error.not_executed, "{error:?}");
         }
-        assert_eq!(store.in_flight(), 0);
+        assert_eq!(store.counts().in_flight(), 0);
         drop(reader);
         limit_to(libc::RLIMIT_NPROC, all);
         store.skill_get("t", "s", "").await.unwrap();
