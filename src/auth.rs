@@ -318,6 +318,14 @@ impl Authenticator {
         }
     }
 
+    /// Whether it is known what time it is, where that is asked for: else no token is taken.
+    pub fn tells_time(&self) -> bool {
+        match &**self.0.mode.load() {
+            Mode::Off => true,
+            Mode::Jwt(jwt) => jwt.verifier.tells_time(),
+        }
+    }
+
     /// How the issuers' keys are, for operators.
     pub fn issuers(&self) -> Vec<IssuerState> {
         match &**self.0.mode.load() {

@@ -156,8 +156,7 @@ pub(super) fn health(
     });
     let policy = policy.clone();
     let decides: Check = Arc::new(move || std::future::ready(rules(&policy)).boxed());
-    let keys: Check =
-        Arc::new(move || std::future::ready(of_keys(&authenticator.issuers())).boxed());
+    let keys: Check = Arc::new(move || std::future::ready(of_issuers(&authenticator)).boxed());
     let checks = vec![
         ("policy", decides),
         ("issuers", keys),
@@ -193,6 +192,14 @@ fn rules(policy: &Policy) -> State {
         0 => State::Well(text),
         many => State::Impaired(format!("{text}; the two engines disagreed on {many} calls")),
     }
+}
+
+fn of_issuers(authenticator: &Authenticator) -> State {
+    if !authenticator.tells_time() {
+        let why = "this machine's clock is not set: no token is taken before it is";
+        return State::Failed(why.into());
+    }
+    of_keys(&authenticator.issuers())
 }
 
 /// Without the keys of any issuer no token can be taken.

@@ -154,6 +154,10 @@ impl Verifier {
         (!is_trusted).then_some(Lapsed::Withdrawn)
     }
 
+    pub(super) fn tells_time(&self) -> bool {
+        self.is_set(self.clock.now())
+    }
+
     /// Whether the clock can tell what has expired. That it cannot is said once: callers come as often as they like.
     fn is_set(&self, now: Now) -> bool {
         if !now.is_set() {

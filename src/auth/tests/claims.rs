@@ -249,12 +249,14 @@ async fn a_clock_that_is_not_set_lets_nobody_in() {
         let wait = (header::RETRY_AFTER, HeaderValue::from(30));
         assert_eq!(refusal.headers, [wait]);
         assert_eq!(caller.lapsed(), Some(Lapsed::ClockUnset));
+        assert!(!world.auth.tells_time());
     }
     let said = log.taken();
     assert_eq!(said.matches("clock is not set").count(), 1, "{said}");
     world.hands.unset(false);
     assert!(world.ask(&token).await.is_ok());
     assert_eq!(caller.lapsed(), None);
+    assert!(world.auth.tells_time() && Authenticator::off().tells_time());
 }
 
 #[tokio::test]
