@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use skillgate_plugin_host::{BlobWriter, BlockingStorage, RunHost};
+use skillgate_plugin_host::{BlobWriter, BlockingStorage, Over, RunHost};
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Error, Result};
 
@@ -54,10 +54,13 @@ struct State {
     writers: Writers<BlobWriter>,
     /// The store that it writes blobs in, for as long as it does.
     at_hand: Option<BlockingStorage>,
+    /// A store that hangs keeps the run's thread, and with it a place in the sandbox, no longer than this.
+    over: Over,
 }
 
 impl State {
     fn stop(&mut self) {
+        self.over.set();
         self.gate = None;
         self.writers.close();
         self.at_hand = None;
@@ -206,6 +209,7 @@ impl Services {
                 made: Made::new(granted.redactor().is_some()),
                 writers: Writers::default(),
                 at_hand: None,
+                over: Over::default(),
             }),
             granted,
         }
@@ -263,7 +267,8 @@ impl Services {
     /// exchanges it, who waits until nobody writes.
     fn store(&self) -> Result<BlockingStorage> {
         let at_hand = self.state().at_hand.clone();
-        at_hand.map_or_else(|| self.blobs.blocking(), Ok)
+        let store = at_hand.map_or_else(|| self.blobs.blocking(), Ok)?;
+        Ok(store.until(&self.state().over))
     }
 
     fn may_read(&self, id: &str) -> Result<()> {
@@ -409,6 +414,7 @@ mod tests {
             made: Made::default(),
             writers: Writers::default(),
             at_hand: None,
+            over: Over::default(),
         }
     }
 

@@ -8,7 +8,7 @@ use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{BlobStat, Error, Result};
 
 use crate::ask::{BlobCommit, BlobRead, BlobWrite, Handle};
-use crate::call::{Call, Home, Place, User};
+use crate::call::{Call, Home, Place, Until, User};
 use crate::instance::StorageTable;
 
 type Store = Place<StorageTable>;
@@ -98,6 +98,7 @@ impl Busy {
 pub struct BlobWriter {
     held: Arc<Held>,
     busy: Busy,
+    until: Until,
     _user: User,
 }
 
@@ -114,8 +115,14 @@ impl BlobWriter {
         BlobWriter {
             held: Held::new(store, tenant, handle, life, Which::Writer),
             busy: Busy::default(),
+            until: Until::default(),
             _user: store.user(),
         }
+    }
+
+    pub(crate) fn until(mut self, until: &Until) -> Self {
+        self.until = until.clone();
+        self
     }
 
     fn start_write(&mut self, data: Bytes) -> Result<StoreCall<()>> {
@@ -140,7 +147,8 @@ impl BlobWriter {
 
     /// The same for a thread that may wait.
     pub fn write_blocking(&mut self, data: impl Into<Bytes>) -> Result<()> {
-        let written = self.start_write(data.into())?.wait_blocking();
+        let written = self.start_write(data.into())?;
+        let written = written.wait_blocking(&self.until);
         self.busy.0 = false;
         written
     }
@@ -165,9 +173,9 @@ impl BlobWriter {
         self.start_commit()?.wait().await
     }
 
-    /// The same for a thread that may wait.
+    /// The same for a thread that may wait, and waits for the outcome in any case.
     pub fn commit_blocking(self) -> Result<BlobStat> {
-        self.start_commit()?.wait_blocking()
+        self.start_commit()?.wait_blocking(&Until::default())
     }
 }
 
@@ -178,6 +186,7 @@ pub struct BlobReader {
     /// Bytes that are still to come.
     left: u64,
     busy: Busy,
+    until: Until,
     _user: User,
 }
 
@@ -210,8 +219,14 @@ impl BlobReader {
             left: if len == 0 { there } else { len.min(there) },
             stat,
             busy: Busy::default(),
+            until: Until::default(),
             _user: store.user(),
         }
+    }
+
+    pub(crate) fn until(mut self, until: &Until) -> Self {
+        self.until = until.clone();
+        self
     }
 
     /// What is known of the blob.
@@ -244,7 +259,7 @@ impl BlobReader {
 
     /// The same for a thread that may wait.
     pub fn read_blocking(&mut self, max: usize) -> Result<(Vec<u8>, bool)> {
-        let read = self.start_read(max)?.wait_blocking();
+        let read = self.start_read(max)?.wait_blocking(&self.until);
         self.taken(read)
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::model::{Error, Result};
+use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
 use crate::ask::Ask;
@@ -24,7 +25,7 @@ pub(crate) struct Place<T: Table> {
 }
 
 /// One who waits for a call of it, or may make one, until this is dropped. What a call that its caller has given up keeps is none;
-/// a thread that is in a call gives nothing up.
+/// a thread that is in a call gives it up when it is [`Over`].
 pub(crate) struct User(Arc<AtomicUsize>);
 
 impl Clone for User {
@@ -222,6 +223,46 @@ enum To<T: Table> {
     There(Asked),
 }
 
+/// Whoever asks a store on a thread is over: that thread waits no longer. Dropping it says so, too.
+#[derive(Debug)]
+pub struct Over(watch::Sender<bool>);
+
+impl Default for Over {
+    fn default() -> Self {
+        Over(watch::Sender::new(false))
+    }
+}
+
+impl Over {
+    /// From now on.
+    pub fn set(&self) {
+        self.0.send_replace(true);
+    }
+}
+
+/// How long a thread waits: for the answer, or until [`Over`] if that is sooner.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Until(Option<watch::Receiver<bool>>);
+
+impl From<&Over> for Until {
+    fn from(over: &Over) -> Self {
+        Until(Some(over.0.subscribe()))
+    }
+}
+
+impl Until {
+    fn is_over(&self) -> bool {
+        self.0.as_ref().is_some_and(|over| *over.borrow())
+    }
+
+    async fn over(self) {
+        match self.0 {
+            Some(mut over) => drop(over.wait_for(|over| *over).await),
+            None => std::future::pending().await,
+        }
+    }
+}
+
 /// A call that is ready to be started, and then waited for. Dropping it cancels the op.
 pub(crate) struct Call<T: Table, A> {
     name: &'static str,
@@ -247,11 +288,19 @@ impl<T: Table, A> Call<T, A> {
         self.settle(answer.ok())
     }
 
-    /// Starts the op and waits on this thread, which must not be one of the event loop's.
-    pub(crate) fn wait_blocking(mut self) -> Result<A> {
+    /// Starts the op and waits on this thread, which must not be one of the event loop's. A plugin that is called on this very
+    /// thread keeps it, whatever `until` says.
+    pub(crate) fn wait_blocking(mut self, until: &Until) -> Result<A> {
         if on_event_loop() {
             let message = format!("{}: a blocking call on the event loop", self.name);
             return Err(Error::new(abi::E_WOULD_DEADLOCK, message));
+        }
+        let over = |name: &str| {
+            let message = format!("{name}: nobody waits for this any more");
+            Error::new(abi::E_CANCELLED, message)
+        };
+        if until.is_over() {
+            return Err(over(self.name).not_executed());
         }
         match &mut self.to {
             To::Here(begun, ..) => {
@@ -266,13 +315,26 @@ impl<T: Table, A> Call<T, A> {
             Ok(answer) => Some(answer),
             Err(oneshot::error::TryRecvError::Closed) => None,
             Err(oneshot::error::TryRecvError::Empty) => {
-                let (_, gone) = oneshot::channel();
-                std::mem::replace(&mut self.answer, gone)
-                    .blocking_recv()
-                    .ok()
+                let (runtime, until) = (self.runtime(), until.clone());
+                let answered = runtime.block_on(async {
+                    tokio::select! {
+                        biased;
+                        answer = &mut self.answer => Some(answer.ok()),
+                        () = until.over() => None,
+                    }
+                });
+                // Not settled: the plugin is told that nobody waits.
+                answered.ok_or_else(|| over(self.name))?
             }
         };
         self.settle(answer)
+    }
+
+    fn runtime(&self) -> Handle {
+        match &self.to {
+            To::Here(_, instance, _) => instance.runtime.clone(),
+            To::There(asked) => asked.runtime(),
+        }
     }
 
     fn settle(mut self, answer: Option<Result<A>>) -> Result<A> {

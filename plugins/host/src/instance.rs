@@ -102,7 +102,7 @@ pub(crate) struct Instance<T: Table> {
     pub(crate) host: &'static HostContext,
     pub(crate) counts: CallCounts,
     pub(crate) blocking: bool,
-    runtime: tokio::runtime::Handle,
+    pub(crate) runtime: tokio::runtime::Handle,
     lane: Arc<Lane>,
     destroyed: Arc<watch::Sender<bool>>,
     /// Dropped after destroy() has returned: the singleton's place.

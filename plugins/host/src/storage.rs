@@ -14,7 +14,7 @@ use crate::ask::{
     SkillRead, SkillTree, Which,
 };
 use crate::blobs::{BlobReader, BlobWriter};
-use crate::call::{Call, Destroyed, Place, User};
+use crate::call::{Call, Destroyed, Over, Place, Until, User};
 use crate::counts::{CallCounts, Counted};
 use crate::instance::StorageTable;
 
@@ -112,6 +112,7 @@ impl StorageInstance {
     pub fn blocking(&self) -> BlockingStorage {
         BlockingStorage {
             store: self.store.clone(),
+            until: Until::default(),
             _user: self.store.user(),
         }
     }
@@ -258,6 +259,7 @@ impl StorageInstance {
 #[derive(Clone)]
 pub struct BlockingStorage {
     store: Store,
+    until: Until,
     _user: User,
 }
 
@@ -270,15 +272,25 @@ impl std::fmt::Debug for BlockingStorage {
 }
 
 impl BlockingStorage {
+    /// The same for one who is over some time: until then its threads wait, here and at what they open here, and after it they
+    /// are refused with `E_CANCELLED`. Two things last longer: [`BlobWriter::commit_blocking`], of whose outcome somebody has to
+    /// know, and a call of a blocking plugin that is in the gateway, which has the thread itself.
+    #[must_use]
+    pub fn until(mut self, over: &Over) -> Self {
+        self.until = over.into();
+        self
+    }
     /// See [`StorageInstance::skill_list`].
     pub fn skill_list(&self, query: SkillQuery) -> Result<SkillPage> {
-        self.store.call(SkillList(query))?.wait_blocking()
+        self.store
+            .call(SkillList(query))?
+            .wait_blocking(&self.until)
     }
     /// See [`StorageInstance::skill_get`].
     pub fn skill_get(&self, tenant: &str, name: &str, version: &str) -> Result<Skill> {
         self.store
             .call(SkillGet(Which::new(tenant, name, version)))?
-            .wait_blocking()
+            .wait_blocking(&self.until)
     }
     /// See [`StorageInstance::skill_read`].
     pub fn skill_read(
@@ -288,46 +300,48 @@ impl BlockingStorage {
         version: &str,
         path: &str,
     ) -> Result<Content> {
-        read(&self.store, tenant, name, version, path)?.wait_blocking()
+        read(&self.store, tenant, name, version, path)?.wait_blocking(&self.until)
     }
     /// See [`StorageInstance::skill_tree`].
     pub fn skill_tree(&self, tenant: &str, name: &str, version: &str) -> Result<Content> {
         self.store
             .call(SkillTree(Which::new(tenant, name, version)))?
-            .wait_blocking()
+            .wait_blocking(&self.until)
     }
     /// See [`StorageInstance::skill_put`].
     pub fn skill_put(&self, skill: PutSkill) -> Result<Skill> {
-        self.store.call(SkillPut(skill))?.wait_blocking()
+        self.store.call(SkillPut(skill))?.wait_blocking(&self.until)
     }
     /// See [`StorageInstance::blob_create`].
     pub fn blob_create(&self, blob: BlobCreate) -> Result<BlobWriter> {
-        create(&self.store, blob)?.wait_blocking()
+        let made = create(&self.store, blob)?.wait_blocking(&self.until);
+        made.map(|writer| writer.until(&self.until))
     }
     /// See [`StorageInstance::blob_stat`].
     pub fn blob_stat(&self, tenant: &str, id: &str) -> Result<BlobStat> {
         self.store
             .call(AskStat(Blob::new(tenant, id)))?
-            .wait_blocking()
+            .wait_blocking(&self.until)
     }
     /// See [`StorageInstance::blob_open`].
     pub fn blob_open(&self, tenant: &str, id: &str, offset: u64, len: u64) -> Result<BlobReader> {
-        open(&self.store, tenant, id, offset, len)?.wait_blocking()
+        let opened = open(&self.store, tenant, id, offset, len)?.wait_blocking(&self.until);
+        opened.map(|reader| reader.until(&self.until))
     }
     /// See [`StorageInstance::blob_fd`].
     pub fn blob_fd(&self, tenant: &str, id: &str) -> Result<(OwnedFd, BlobStat)> {
         self.store
             .call(AskFd(Blob::new(tenant, id)))?
-            .wait_blocking()
+            .wait_blocking(&self.until)
     }
     /// See [`StorageInstance::blob_delete`].
     pub fn blob_delete(&self, tenant: &str, id: &str) -> Result<()> {
         self.store
             .call(BlobDelete(Blob::new(tenant, id)))?
-            .wait_blocking()
+            .wait_blocking(&self.until)
     }
     /// See [`StorageInstance::health`].
     pub fn health(&self) -> Result<Health> {
-        self.store.call(AskHealth)?.wait_blocking()
+        self.store.call(AskHealth)?.wait_blocking(&self.until)
     }
 }

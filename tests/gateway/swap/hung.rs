@@ -2,16 +2,18 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use serde_json::json;
 
 use super::{PATIENCE, REFUSED, TAKEN, Vendor, reload};
 use crate::alone;
 use crate::apart::host;
 use crate::examples::{instead, waiting_store};
-use crate::operator::metrics;
-use crate::support::gateway::{House, Settings};
+use crate::operator::{metrics, value};
+use crate::support::gateway::{Gateway, House, Settings};
 use crate::support::{eventually, writing_end};
 
 /// Far less than what hangs here does, on any machine.
@@ -87,13 +89,7 @@ fn a_store_that_hangs_is_exchanged_when_nobody_waits_for_it() {
     let _alone = alone();
     for function in ["blob_create", "blob_write"] {
         let house = House::new(Settings::default());
-        let usual = fs::read_to_string(house.config()).unwrap();
-        let (store, pipe) = waiting_store(&house, function);
-        let hangs = instead(&usual, r#"name = "storage-fs""#, &store);
-        fs::write(house.config(), hangs).unwrap();
-        let mut command = house.command();
-        command.env("SKILLGATE_PLUGINS__PROCESS_CANCEL_GRACE_MS", "100");
-        let gateway = house.start_as(command);
+        let (gateway, usual, pipe) = with_hanging_store(&house, function);
         let process = host(&gateway).expect("a store that is named by its path has a process");
         let mut upload = gateway.client();
         let headers = [("content-type", "text/plain"), ("content-length", "1")];
@@ -110,15 +106,59 @@ fn a_store_that_hangs_is_exchanged_when_nobody_waits_for_it() {
             let line = r#"skillgate_http_requests_total{route="/blobs",code="499"} 1"#;
             metrics(&gateway).lines().any(|it| it == line)
         });
-        reload(&gateway, TAKEN);
-        let left = host(&gateway).map(|it| it.pid);
-        assert_eq!(left, None, "{function}: it has ended");
-        let headers = [("content-type", "text/plain")];
-        let blob = gateway
-            .client()
-            .request("POST", "/blobs", &headers, b"x")
-            .unwrap();
-        assert_eq!(blob.status, 201, "{function}: {}", blob.text());
+        is_exchanged(&gateway, function);
         gateway.stop();
     }
+}
+
+/// What a run has asked it for keeps it, the run's thread and its place in the sandbox no longer than the run.
+#[test]
+fn a_store_that_hangs_is_exchanged_when_the_run_that_asked_it_is_over() {
+    let _alone = alone();
+    for function in ["blob_create", "blob_write"] {
+        let house = House::new(Settings::default());
+        let (gateway, usual, pipe) = with_hanging_store(&house, function);
+        let code = "from runtime import blobs\n\ndef main(args):\n    blobs.write_text('x')\n";
+        let params =
+            json!({ "language": "python", "code": code, "limits": { "timeout_ms": 4000 } });
+        let run = gateway.client().result("run_code", params).unwrap();
+        assert_eq!(run["error"]["type"], "Timeout", "{function}: {run}");
+        let _go = writing_end(&pipe, PATIENCE);
+        let going = |part: &str| {
+            let series = format!("skillgate_plugin_calls_in_flight{{plugin=\"{part}\"}}");
+            value(&metrics(&gateway), &series) as u64
+        };
+        eventually("the sandbox has ended the run", PATIENCE, || {
+            going("sandbox") == 0
+        });
+        assert_eq!(going("storage"), 1, "{function}: it hangs as before");
+        fs::write(house.config(), &usual).unwrap();
+        is_exchanged(&gateway, function);
+        gateway.stop();
+    }
+}
+
+/// A gateway whose store, in a process of its own, hangs in this function until somebody writes into the pipe; and the usual
+/// configuration.
+fn with_hanging_store(house: &House, function: &str) -> (Gateway, String, PathBuf) {
+    let usual = fs::read_to_string(house.config()).unwrap();
+    let (store, pipe) = waiting_store(house, function);
+    let hangs = instead(&usual, r#"name = "storage-fs""#, &store);
+    fs::write(house.config(), hangs).unwrap();
+    let mut command = house.command();
+    command.env("SKILLGATE_PLUGINS__PROCESS_CANCEL_GRACE_MS", "100");
+    (house.start_as(command), usual, pipe)
+}
+
+/// For the usual one, which is in the gateway.
+fn is_exchanged(gateway: &Gateway, function: &str) {
+    reload(gateway, TAKEN);
+    let left = host(gateway).map(|it| it.pid);
+    assert_eq!(left, None, "{function}: it has ended");
+    let headers = [("content-type", "text/plain")];
+    let blob = gateway
+        .client()
+        .request("POST", "/blobs", &headers, b"x")
+        .unwrap();
+    assert_eq!(blob.status, 201, "{function}: {}", blob.text());
 }

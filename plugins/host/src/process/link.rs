@@ -523,6 +523,10 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
+    pub(crate) fn runtime(&self) -> tokio::runtime::Handle {
+        self.shared.runtime.clone()
+    }
+
     /// Sends it: from here on it belongs to the plugin.
     pub(crate) fn send(&mut self) {
         let Some(Ready {

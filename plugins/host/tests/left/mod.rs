@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use skillgate_plugin_host::model::BlobCreate;
-use skillgate_plugin_host::{Counted as _, ProcessSettings, StorageInstance};
+use skillgate_plugin_host::{Counted as _, Over, ProcessSettings, StorageInstance};
+use skillgate_plugin_sdk::abi;
 
 use super::{Caller, PATIENCE, ask, echo_with, plugin, send, waiting_runs};
 use crate::support::{config, settings};
@@ -87,4 +88,38 @@ async fn a_writer_whose_commit_the_plugin_has_not_begun_is_thrown_away() {
     hangs.await.unwrap();
     drop(pipe);
     until("the writer is gone", async || writers(&store).await == 0).await;
+}
+
+/// A call that hangs keeps neither the thread of who asked nor the store from whoever wants to exchange it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thread_of_one_who_is_over_waits_no_longer() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = pipe_in(dir.path());
+    let store = plugin(&narrow()).storage(config("{}")).await.unwrap();
+    let began = std::time::Instant::now();
+    let late = loop {
+        let over = Over::default();
+        let asked = store.blocking().until(&over);
+        let (late, on) = (asked.clone(), pipe.to_str().unwrap().to_owned());
+        let hangs = tokio::task::spawn_blocking(move || asked.skill_get("t", "hang", &on));
+        until("it asks", async || store.counts().in_flight() == 1).await;
+        assert!(!hangs.is_finished() && !store.is_deserted());
+        over.set();
+        let left = hangs.await.unwrap().unwrap_err();
+        assert_eq!(left.code, abi::E_CANCELLED);
+        // Else it has not got as far as to the plugin.
+        if !left.not_executed {
+            break late;
+        }
+        assert!(began.elapsed() < PATIENCE, "it never asks the plugin");
+    };
+    let late = tokio::task::spawn_blocking(move || late.blob_create(BlobCreate::default()));
+    let late = late.await.unwrap().unwrap_err();
+    assert_eq!((late.code, late.not_executed), (abi::E_CANCELLED, true));
+    assert_eq!(store.counts().in_flight(), 1, "it hangs as before");
+    assert!(store.is_deserted());
+    // As the end of what it hangs on.
+    let pipe = std::fs::File::options().read(true).write(true).open(&pipe);
+    until("it ends", async || store.counts().in_flight() == 0).await;
+    drop(pipe);
 }
