@@ -32,6 +32,7 @@ mod suite;
 mod tests;
 mod trial;
 mod unread;
+mod whole;
 
 use std::borrow::Cow;
 use std::fmt;

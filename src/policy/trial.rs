@@ -12,7 +12,7 @@ use super::bundle::{Bundle, Golden};
 use super::decision::Decision;
 use super::engine::{self, Fault, PolicySet};
 use super::suite::{self, Case};
-use super::unread;
+use super::{unread, whole};
 
 /// Built-in functions whose time and memory are bounded by what they are given. Not among them: `http.send` (a stub
 /// that is always undefined), `time.now_ns` and random numbers (a decision must be repeatable), `numbers.range`,
@@ -154,6 +154,8 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
     let budget = instructions_max;
     denies_nobody(&set, bundle, budget)?;
     let cases = suite::run(bundle).map_err(one)?;
+    // Tests that fail for this say nothing of it.
+    let uncertain = whole::asked(bundle)?;
     let failed: Vec<String> = cases.iter().filter_map(Case::failure).collect();
     if !failed.is_empty() {
         return Err(failed);
@@ -171,7 +173,15 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
         modules: bundle.modules().len(),
         tests: cases.len(),
         goldens: bundle.goldens().len(),
-        warnings: first([ungolden(bundle), unasked(bundle), unread::keys(bundle)].concat()),
+        warnings: first(
+            [
+                ungolden(bundle),
+                uncertain,
+                unasked(bundle),
+                unread::keys(bundle),
+            ]
+            .concat(),
+        ),
     })
 }
 
@@ -257,7 +267,7 @@ fn ungolden(bundle: &Bundle) -> Vec<String> {
 
 /// Rules to deny in a package that no other speaks of, below one that is asked for its own: in `skills.custom.weekend`, which is a
 /// package like any other, where `skills.custom` was meant. By words: what might ask them is taken to do so.
-fn unasked(bundle: &Bundle) -> Vec<String> {
+pub(super) fn unasked(bundle: &Bundle) -> Vec<String> {
     let served = bundle.modules().iter().filter(|module| !module.is_test());
     let all: Vec<_> = served.map(|it| (it, package_of(&it.text))).collect();
     let mut warnings = Vec::new();
@@ -294,7 +304,7 @@ fn unasked(bundle: &Bundle) -> Vec<String> {
 }
 
 /// The package of a file of rules.
-fn package_of(text: &str) -> &str {
+pub(super) fn package_of(text: &str) -> &str {
     let named = text.lines().find_map(|it| it.strip_prefix("package "));
     code_of(named.unwrap_or_default()).trim()
 }

@@ -5,7 +5,8 @@ use std::time::Instant;
 use serde_json::json;
 
 use super::*;
-use crate::policy::trial;
+use crate::policy::decision::Decision;
+use crate::policy::{trial, whole};
 
 /// Why the trial refuses the bundled policy with a file added or replaced.
 fn refused(path: &str, text: &str) -> String {
@@ -42,6 +43,82 @@ fn the_bundled_policy_passes_its_trial() {
     assert!(report.tests >= 40 && report.goldens >= 15, "{report:?}");
 }
 
+/// Asked for the whole package, the interpreter is through with it after the first file: `closed` would be undefined.
+#[test]
+fn rules_in_several_files_are_asked_for_by_name() {
+    let rules = "package skills.custom\n\n\
+        deny contains {\"code\": \"custom.x\", \"message\": \"x\"} if input.request.method in closed\n\n\
+        closed := {\"execute_skill\"}\n";
+    for file in ["skills/custom/acme.rego", "skills/custom/weekend.rego"] {
+        let mut files = bundled_files();
+        files.0.insert(file.into(), rules.into());
+        let set = PolicySet::compile(&bundle(&files)).unwrap();
+        let mut tried = 0;
+        for golden in bundle(&files).goldens() {
+            let input = &golden.input;
+            if input["request"]["method"] != "execute_skill" {
+                continue;
+            }
+            let input: regorus::Value = input.clone().into();
+            for said in [set.decide(input.clone(), BUDGET), set.interpret(input)] {
+                let reasons = Decision::parse(&said.unwrap()).unwrap().reasons_json();
+                let is_told = reasons.iter().any(|it| it["code"] == "custom.x");
+                assert!(is_told, "{file}, {}: {reasons:?}", golden.name);
+            }
+            tried += 1;
+        }
+        assert!(tried > 0, "no golden decision about a run");
+    }
+    let mut files = bundled_files();
+    files
+        .0
+        .insert("skills/custom/weekend.rego".into(), rules.into());
+    let asked = |path: &str, from: &str, to: &str| {
+        let mut files = files.clone();
+        let text = String::from_utf8(files.0[path].clone()).unwrap();
+        assert!(text.contains(from), "{path}");
+        files.0.insert(path.into(), text.replace(from, to).into());
+        whole::asked(&bundle(&files))
+    };
+    let decision = "skills/authz/decision.rego";
+    let import = "import data.skills.custom.deny as refusals";
+    let about = "asked for as a whole";
+    for to in [
+        "import data.skills.custom",
+        "import data.skills.custom as refusals # data.skills.custom.deny",
+        "import data.skills as refusals",
+        "refusals := data.skills.custom[\"deny\"]",
+    ] {
+        let refused = asked(decision, import, to).unwrap_err();
+        assert_eq!(refused.len(), 1, "{refused:?}");
+        let place = "policies/skills/authz/decision.rego:13: data.skills";
+        assert!(refused[0].starts_with(place), "{refused:?}");
+        assert!(refused[0].contains(about), "{refused:?}");
+    }
+    for to in [
+        import,
+        "refusals := data.skills.custom.deny",
+        "import data.skills.customs as refusals",
+        "import data.skills.custom.deny as refusals # data.skills.custom",
+    ] {
+        assert_eq!(asked(decision, import, to), Ok(Vec::new()), "{to}");
+    }
+    // Tests are tried by the interpreter alone: they fail where they should hold, or the other way round.
+    let test = "import data.skills.authz.decision";
+    let warned = asked("tests/decision_test.rego", test, "import data.skills.authz").unwrap();
+    let place = "policies/tests/decision_test.rego:3: data.skills.authz is asked";
+    assert!(warned.iter().any(|it| it.starts_with(place)), "{warned:?}");
+    // All that one file has is evaluated as it should be.
+    let mut files = bundled_files();
+    let decision = files.0["skills/authz/decision.rego"].clone();
+    let decision = String::from_utf8(decision).unwrap();
+    let decision = decision.replace("skills.custom.deny as", "skills.custom as");
+    files
+        .0
+        .insert("skills/authz/decision.rego".into(), decision.into());
+    assert_eq!(whole::asked(&bundle(&files)), Ok(Vec::new()));
+}
+
 /// To Rego it is another package, which other rules might ask.
 #[test]
 fn rules_to_deny_that_nobody_asks() {
@@ -69,7 +146,11 @@ fn rules_to_deny_that_nobody_asks() {
         "deny contains r if { some p in [\"weekend\"]; some r in data.skills.custom[p].deny }",
     ] {
         let asks = format!("package skills.custom\n\n{asks}\n");
-        assert!(warned(&[(file, &below), ("skills/custom/more.rego", &asks)]).is_empty());
+        let mut files = bundled_files();
+        for (path, text) in [(file, &below), ("skills/custom/more.rego", &asks)] {
+            files.0.insert(path.into(), text.as_bytes().to_vec());
+        }
+        assert_eq!(trial::unasked(&bundle(&files)), [""; 0]);
     }
 }
 
@@ -184,7 +265,13 @@ fn a_rule_in_a_file_of_tests_that_nobody_serves() {
         let why = tried_named(&format!("package {package}\n\nallowance := 5\n")).unwrap_err();
         assert_eq!(why, [said("allowance", 3, package)]);
     }
-    tried_named("package skills.loud\n\nallowance := 5\n").unwrap();
+    // That they ask for all is another mistake.
+    let why = tried_named("package skills.loud\n\nallowance := 5\n").unwrap_err();
+    assert_eq!(why.len(), 1, "{why:?}");
+    assert!(
+        why[0].contains("data.skills is asked for as a whole"),
+        "{why:?}"
+    );
     // What is only there for tests, and tests beside what they are about.
     for text in [
         "package skills.loading\n\nallowance := 5\n",
