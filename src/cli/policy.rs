@@ -303,9 +303,9 @@ fn eval(args: &EvalArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
             }
         }
     }
-    Ok(match opinion.decision {
-        Some(_) => Exit::Fine,
-        None => Exit::Findings,
+    Ok(match (opinion.decision, opinion.interpreter) {
+        (Some(_), None) => Exit::Fine,
+        _ => Exit::Findings,
     })
 }
 
@@ -314,6 +314,13 @@ pub(super) fn print_opinion(opinion: &Opinion, out: &mut dyn Write) -> Result<()
     print_reasons(&opinion.reasons, out)?;
     if opinion.allow {
         print_grants(&json!(opinion.network), &json!(opinion.secrets), out)?;
+    }
+    if let Some(why) = &opinion.interpreter {
+        let why = plain(why);
+        writeln!(
+            out,
+            "  the interpreter, which gives the second opinion (policy.confirm), says: {why}"
+        )?;
     }
     Ok(())
 }

@@ -223,7 +223,11 @@ fn print_again(
         rows.push(vec![
             format!("  {holds}"),
             plain(&guard.rule),
-            format!("{}:{}", plain(&guard.file), guard.line),
+            match &guard.error {
+                // It names its place.
+                Some(error) => plain(error),
+                None => format!("{}:{}", plain(&guard.file), guard.line),
+            },
         ]);
     }
     Ok(super::print_table(out, &rows)?)
@@ -237,7 +241,8 @@ pub(super) fn simulate(args: &SimulateArgs, out: &mut dyn Write) -> Result<Exit,
     each_line(&log, |line| {
         replay.add(&candidate, line, FLIPS_LISTED_MAX);
     })?;
-    let changes = replay.would_be_denied + replay.would_be_allowed + replay.other_grants;
+    let changes =
+        replay.would_be_denied + replay.would_be_allowed + replay.other_grants + replay.other_terms;
     match args.format.output {
         Output::Json => print_json(
             out,
@@ -252,12 +257,13 @@ pub(super) fn simulate(args: &SimulateArgs, out: &mut dyn Write) -> Result<Exit,
             }
             writeln!(
                 out,
-                "{} decisions replayed against revision {}: {} would be denied, {} would be allowed, {} would get other grants",
+                "{} decisions replayed against revision {}: {} would be denied, {} would be allowed, {} would get other grants, {} other limits or obligations",
                 replay.replayed,
                 plain(candidate.revision()),
                 replay.would_be_denied,
                 replay.would_be_allowed,
-                replay.other_grants
+                replay.other_grants,
+                replay.other_terms
             )?;
             for (count, what) in [
                 (
@@ -275,6 +281,10 @@ pub(super) fn simulate(args: &SimulateArgs, out: &mut dyn Write) -> Result<Exit,
                 (
                     replay.unread,
                     "were about a skill that could not be read, so by its name alone, and no such call went on",
+                ),
+                (
+                    replay.without_decision,
+                    "have not the whole decision in their record (log.level full): what they may show and their obligations were not compared",
                 ),
                 (
                     changes - replay.flips.len() as u64,
@@ -295,6 +305,10 @@ pub(super) fn simulate(args: &SimulateArgs, out: &mut dyn Write) -> Result<Exit,
 }
 
 fn print_flip(flip: &Flip, out: &mut dyn Write) -> Result<(), Failure> {
+    let same = |name: &str| flip.was[name] == flip.would_be[name];
+    let is_of_terms = ["allow", "network", "secrets", "limits"]
+        .into_iter()
+        .all(same);
     let side = |side: &Value| {
         let list = |name: &str| -> String {
             let items = side[name].as_array().into_iter().flatten();
@@ -305,20 +319,28 @@ fn print_flip(flip: &Flip, out: &mut dyn Write) -> Result<(), Failure> {
                 .join(", ")
         };
         match side["allow"] == true {
+            true if same("network") && same("secrets") && !same("limits") => {
+                format!("allowed within {}", plain(&side["limits"].to_string()))
+            }
             true => format!("allowed [{}] [{}]", list("network"), list("secrets")),
             false => format!("denied ({})", list("codes")),
         }
     };
     writeln!(
         out,
-        "{} {} {}{}{}: {} -> {}",
+        "{} {} {}{}{}: {} -> {}{}",
         plain(&flip.decision_id),
         plain(&flip.method),
         plain(&flip.subject),
         if flip.skills.is_empty() { "" } else { " " },
         plain(&flip.skills.join(", ")),
         side(&flip.was),
-        side(&flip.would_be)
+        side(&flip.would_be),
+        if is_of_terms {
+            ", with other obligations or other skills shown"
+        } else {
+            ""
+        }
     )?;
     Ok(())
 }

@@ -31,12 +31,10 @@ impl Policy {
             return;
         };
         let allowed = self.0.allowed.fetch_add(1, Ordering::Relaxed);
-        // Publishing is rare and stays; and arguments are of whatever type their caller likes, which Rego can compare with any
-        // other, where the virtual machine fails the rule: a deny does not fire. Both are always confirmed, unless nothing is.
         let first = match active.confirm {
             Confirm::Off => return,
             Confirm::Always => true,
-            Confirm::Sample => facts.method == "create_skill" || has_args(&outcome.input),
+            Confirm::Sample => comes_first(facts.method, has_args(&outcome.input)),
         };
         let Ok(decision) = outcome.decision.clone() else {
             return;
@@ -107,6 +105,13 @@ impl Policy {
             "the policy's two engines disagree on an allowed call; set policy.confirm = \"always\" until the rule is found"
         );
     }
+}
+
+/// Whether a call waits for the second opinion. Publishing is rare and stays; and arguments are of whatever type their caller
+/// likes, which Rego can compare with any other, where the virtual machine fails the rule: a deny does not fire. Both are always
+/// confirmed, unless nothing is.
+pub(super) fn comes_first(method: &str, has_args: bool) -> bool {
+    method == "create_skill" || has_args
 }
 
 /// Whether the rules have seen arguments of the call.

@@ -258,6 +258,20 @@ pub(super) fn engine(bundle: &Bundle, with_tests: bool) -> Result<Engine, String
     Ok(engine)
 }
 
+/// An error of the interpreter's, which comes with an excerpt of the rules, as `FILE:LINE:COLUMN: what`.
+pub(super) fn on_one_line(error: &str) -> String {
+    let place = error
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("--> "));
+    let what = error
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("error: "));
+    match (place, what) {
+        (Some(place), Some(what)) => format!("{place}: {what}"),
+        _ => error.split_whitespace().collect::<Vec<_>>().join(" "),
+    }
+}
+
 fn timer() -> ExecutionTimerConfig {
     ExecutionTimerConfig {
         limit: WALL_MAX,

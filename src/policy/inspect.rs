@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use skillgate_skill::{NetworkPattern, SecretName};
 
 use super::bundle::{Bundle, BundleError, Files};
+use super::confirm;
 use super::decision::{Decision, Declared};
 use super::engine::{self, Fault, PolicySet};
 use super::load::{load, refused};
@@ -39,6 +40,13 @@ pub struct Opinion {
     /// The whole decision; none where there was no valid one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decision: Option<Value>,
+    /// What the interpreter says, where that is something else or an error of its own. Whether a call is refused for that is
+    /// `policy.confirm`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interpreter: Option<String>,
+    /// The ceilings, as records have them.
+    #[serde(skip)]
+    limits: Value,
 }
 
 /// A rule that an allow stands on, and what it is for an input.
@@ -52,6 +60,9 @@ pub struct Guard {
     pub line: usize,
     /// Whether it holds; none when its evaluation failed.
     pub holds: Option<bool>,
+    /// Why it failed, with the place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// Does with a bundle what a gateway of this configuration does before it takes one. `unsigned`: but for its signature,
@@ -101,6 +112,16 @@ impl Candidate {
         })
     }
 
+    /// Of a bundle that was read.
+    #[cfg(test)]
+    pub(super) fn for_tests(bundle: Bundle, instructions_max: u64) -> Self {
+        Candidate {
+            set: PolicySet::compile(&bundle).unwrap(),
+            bundle,
+            instructions_max,
+        }
+    }
+
     /// As decisions name it.
     pub fn revision(&self) -> &str {
         &self.set.revision
@@ -111,37 +132,71 @@ impl Candidate {
         &self.set.digest
     }
 
-    /// What it says to an input document.
+    /// What it says to an input document, on both engines.
     pub fn opinion(&self, input: &Value) -> Opinion {
-        match self.decide(input) {
-            Ok(opinion) => opinion,
-            Err(fault) => Opinion {
-                allow: false,
-                reasons: vec![json!({ "code": fault.code(), "message": fault.to_string() })],
-                network: Vec::new(),
-                secrets: Vec::new(),
-                decision: None,
-            },
+        let first = self.decide(input);
+        let second = self.set.interpret(input.clone().into());
+        let second = second.and_then(|raw| Decision::parse(&raw));
+        let said = |fault: &Fault| match fault {
+            Fault::Error(why) => engine::on_one_line(why),
+            other => other.to_string(),
+        };
+        let interpreter = match (&first, &second) {
+            (Ok((_, first)), Ok(second)) if first == second || !(first.allow || second.allow) => {
+                None
+            }
+            (_, Ok(second)) => {
+                let codes = second.reasons.iter().filter_map(|it| it.get("code"));
+                let codes: Vec<_> = codes.map(String::as_str).collect();
+                Some(match second.allow {
+                    true => "another decision, which allows it".into(),
+                    false => format!("it is denied ({})", codes.join(", ")),
+                })
+            }
+            (Err(first), Err(second)) if first == second => None,
+            (_, Err(second)) => Some(said(second)),
+        };
+        let is_refused = interpreter.is_some()
+            && matches!(&first, Ok((opinion, _)) if opinion.allow)
+            && confirm::comes_first(method_of(input), input.pointer("/request/args").is_some());
+        let opinion = match first {
+            Ok(_) if is_refused => {
+                let why = interpreter.clone().unwrap_or_default();
+                refusal(&Fault::EngineMismatch(why))
+            }
+            other => given(other),
+        };
+        Opinion {
+            interpreter,
+            ..opinion
         }
     }
 
-    fn decide(&self, input: &Value) -> Result<Opinion, Fault> {
+    /// What the virtual machine says, which decides.
+    fn decided(&self, input: &Value) -> Opinion {
+        given(self.decide(input))
+    }
+
+    fn decide(&self, input: &Value) -> Result<(Opinion, Decision), Fault> {
         let raw = self
             .set
             .decide(input.clone().into(), self.instructions_max)?;
         let decision = Decision::parse(&raw)?;
-        let method = input["request"]["method"].as_str().unwrap_or_default();
+        let method = method_of(input);
         let grant = match decision.allow {
             true => decision.grant(method, &declared(input))?,
             false => Default::default(),
         };
-        Ok(Opinion {
+        let opinion = Opinion {
             allow: decision.allow,
             reasons: decision.reasons_json(),
             network: grant.network,
             secrets: grant.secrets,
-            decision: Some(serde_json::json!(record::Json(&raw))),
-        })
+            decision: Some(json!(record::Json(&raw))),
+            interpreter: None,
+            limits: json!(decision.limits),
+        };
+        Ok((opinion, decision))
     }
 
     /// Where a reason's code is written: the rules that give it.
@@ -183,8 +238,13 @@ impl Candidate {
                 if let Some(name) = name {
                     let rule = format!("data.{package}.{name}");
                     let value = engine.eval_rule(rule.clone());
+                    let (holds, error) = match value {
+                        Ok(value) => (value.as_bool().ok().copied(), None),
+                        Err(error) => (None, Some(engine::on_one_line(&error.to_string()))),
+                    };
                     guards.push(Guard {
-                        holds: value.ok().and_then(|value| value.as_bool().ok().copied()),
+                        holds,
+                        error,
                         rule,
                         file: module.path.clone(),
                         line: index + 1,
@@ -194,6 +254,29 @@ impl Candidate {
         }
         guards
     }
+}
+
+fn given(decided: Result<(Opinion, Decision), Fault>) -> Opinion {
+    match decided {
+        Ok((opinion, _)) => opinion,
+        Err(fault) => refusal(&fault),
+    }
+}
+
+fn refusal(fault: &Fault) -> Opinion {
+    Opinion {
+        allow: false,
+        reasons: vec![json!({ "code": fault.code(), "message": fault.to_string() })],
+        network: Vec::new(),
+        secrets: Vec::new(),
+        decision: None,
+        interpreter: None,
+        limits: Value::Null,
+    }
+}
+
+fn method_of(input: &Value) -> &str {
+    input["request"]["method"].as_str().unwrap_or_default()
 }
 
 /// What the skills of an input document declare.
@@ -286,6 +369,11 @@ pub struct Replay {
     pub would_be_allowed: u64,
     /// Calls that would get another network or other secrets.
     pub other_grants: u64,
+    /// Calls that would get the same, within other limits or under other obligations, or would show other skills.
+    pub other_terms: u64,
+    /// Allowed calls whose record has not the whole decision (`log.level` full): what they may show and their obligations were
+    /// not compared.
+    pub without_decision: u64,
     /// Each of those, as many as were asked for.
     pub flips: Vec<Flip>,
 }
@@ -320,16 +408,27 @@ impl Replay {
         if skills.any(|skill| skill["unread"] == true) {
             self.unread += 1;
         }
-        let opinion = candidate.opinion(input);
+        let opinion = candidate.decided(input);
         let result = &record["result"];
         let was_allowed = result["allow"] == true;
         let granted = |name: &str| result["granted"].get(name).cloned().unwrap_or(json!([]));
         let same_grants = granted("network") == json!(opinion.network)
             && granted("secrets") == json!(opinion.secrets);
+        let was = &result["decision"];
+        if was_allowed && opinion.allow && was.is_null() {
+            self.without_decision += 1;
+        }
+        let same_terms = || {
+            let is = opinion.decision.as_ref();
+            let member = |name: &str| is.is_none_or(|is| was.is_null() || is[name] == was[name]);
+            (result["limits"].is_null() || result["limits"] == opinion.limits)
+                && ["visible", "obligations"].into_iter().all(member)
+        };
         match (was_allowed, opinion.allow) {
             (true, false) => self.would_be_denied += 1,
             (false, true) => self.would_be_allowed += 1,
             (true, true) if !same_grants => self.other_grants += 1,
+            (true, true) if !same_terms() => self.other_terms += 1,
             _ => return,
         }
         if self.flips.len() < flips_max {
@@ -346,8 +445,8 @@ impl Replay {
                 method: text(&input["request"]["method"]),
                 subject: text(&input["subject"]["id"]),
                 skills: self::skills(input),
-                was: json!({ "allow": was_allowed, "codes": codes(&reasons), "network": granted("network"), "secrets": granted("secrets") }),
-                would_be: json!({ "allow": opinion.allow, "codes": codes(&opinion.reasons), "network": opinion.network, "secrets": opinion.secrets }),
+                was: json!({ "allow": was_allowed, "codes": codes(&reasons), "network": granted("network"), "secrets": granted("secrets"), "limits": result["limits"] }),
+                would_be: json!({ "allow": opinion.allow, "codes": codes(&opinion.reasons), "network": opinion.network, "secrets": opinion.secrets, "limits": opinion.limits }),
             });
         }
     }

@@ -6,6 +6,7 @@ mod layer;
 mod memo;
 mod narrowed;
 mod nobody;
+mod opinions;
 mod recorded;
 mod traps;
 
