@@ -167,6 +167,26 @@ pub struct Job {
     pub room: Room,
 }
 
+/// What may be as large as a request, taken out of a job, so that the gateway has it once.
+struct Given {
+    args_json: Vec<u8>,
+    /// Empty for a skill.
+    code: String,
+}
+
+impl Given {
+    fn take(job: &mut Job) -> Self {
+        let args = std::mem::replace(&mut job.args, RawValue::NULL.to_owned());
+        Given {
+            args_json: Box::<str>::from(args).into_string().into_bytes(),
+            code: match &mut job.program {
+                Program::Skill(_) => String::new(),
+                Program::Code { code, .. } => std::mem::take(code),
+            },
+        }
+    }
+}
+
 /// Kept, and no more.
 pub type Room = Box<dyn fmt::Debug + Send + Sync>;
 
@@ -310,7 +330,9 @@ impl Runs {
             .map_err(|_| Error::Lost)?
     }
 
-    async fn run_now(&self, job: Job) -> Result<Answer, Error> {
+    async fn run_now(&self, mut job: Job) -> Result<Answer, Error> {
+        let given = Given::take(&mut job);
+        let job = job;
         let caller = &job.caller;
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let ending = || Ending::new(self.audit.clone(), self.drain.enter(), &job, &run_id);
@@ -339,7 +361,7 @@ impl Runs {
             tracing::warn!(run_id, what = label, decision_id, %error, "run not started");
         };
         let ready = async {
-            let prepared = self.prepare(&job, &run_id).await?;
+            let prepared = self.prepare(&job, given, &run_id).await?;
             // Kept until the run has ended: calls may go to another one by then.
             let sandbox = self.sandbox.get().await.map_err(Error::Sandbox)?;
             let (_, _, gate, _) = &prepared;
@@ -428,13 +450,15 @@ impl Runs {
     async fn prepare(
         &self,
         job: &Job,
+        given: Given,
         run_id: &str,
     ) -> Result<(Option<InUse>, Granted, Option<gate::Open>, RunRequest), Error> {
         self.check(job)?;
         let in_use = self.permits.enter(run_id, &job.permit)?;
         let granted = self.secrets.grant(&job.permit.secrets).await?;
         let gate = self.open_gate(job, run_id, &granted)?;
-        Ok((in_use, granted, gate, self.request(job, run_id).await?))
+        let request = self.request(job, given, run_id).await?;
+        Ok((in_use, granted, gate, request))
     }
 
     /// That neither the caller's token nor the rules that allowed it have come to their end meanwhile.
@@ -467,7 +491,7 @@ impl Runs {
         Ok(Some(self.gate.open(grant)))
     }
 
-    async fn request(&self, job: &Job, run_id: &str) -> Result<RunRequest, Error> {
+    async fn request(&self, job: &Job, given: Given, run_id: &str) -> Result<RunRequest, Error> {
         let tenant = job.caller.tenant();
         let target = match &job.program {
             Program::Skill(skill) => Some(skill),
@@ -477,7 +501,7 @@ impl Runs {
             run_id: run_id.to_owned(),
             tenant: tenant.to_owned(),
             language: "python".into(),
-            args_json: job.args.get().as_bytes().to_vec(),
+            args_json: given.args_json,
             secrets: job.permit.secrets.clone(),
             limits: limits(&self.settings, &job.permit, job.timeout_ms),
             network: if job.permit.network.is_empty() {
@@ -497,10 +521,8 @@ impl Runs {
                 request.skill = skill.name().to_owned();
                 request.function = runtime.export.to_string();
             }
-            Program::Code {
-                code, entrypoint, ..
-            } => {
-                request.code.clone_from(code);
+            Program::Code { entrypoint, .. } => {
+                request.code = given.code;
                 request.function.clone_from(entrypoint);
             }
         }

@@ -19,6 +19,7 @@
     reason = "plugins are C: this crate is where the gateway's unsafe code lives"
 )]
 
+mod allocator;
 mod answer;
 mod ask;
 mod blobs;

@@ -17,6 +17,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use skillgate_plugin_abi as abi;
 use skillgate_plugin_sdk::wire::{self, Reader};
 
+use crate::allocator::give_memory_back;
 use crate::inspect::{Inspection, NOTE_ID_BYTES, Note, digest, inspect_bytes, read};
 use crate::plugin::Info;
 use crate::trust::{guarded, signed_as, trusted_comment};
@@ -348,6 +349,7 @@ pub(crate) fn load_copy(copy: &File, note: Option<&Note>) -> Result<Loaded, Refu
 fn open(copy: &File) -> Result<Library, Refusal> {
     let copy = copy.try_clone().map_err(Refusal::Copy)?;
     let name = unique_name(copy.as_raw_fd());
+    give_memory_back();
     // SAFETY: loading runs the plugin's constructors: that is what the operator asked for by configuring it. NOW: a
     // missing symbol is an error here, not a crash later. LOCAL: its symbols are nobody else's.
     let library = unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) }

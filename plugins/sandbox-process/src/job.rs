@@ -202,7 +202,8 @@ pub(crate) fn frames(
         compile: matches!(work, Work::Compile),
         compiled,
     };
-    let mut text = Growing(Wiped(Vec::with_capacity(TEXT_BYTES)));
+    let large = request.args_json.len() + request.code.len();
+    let mut text = Growing(Wiped(Vec::with_capacity(TEXT_BYTES + large)));
     serde_json::to_writer(&mut text, &job).map_err(|e| invalid(e.to_string()))?;
     let text = text.0;
     if text.0.len() >= JOB_BYTES_MAX {

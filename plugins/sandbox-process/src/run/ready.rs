@@ -53,15 +53,19 @@ impl Ready {
         let mounts = mounts::prepare(mounts, &request.run_id, around.state_dir, services)?;
         // What it takes to compile is time of the run that does, as in every run of a skill that is not kept.
         let codes = compile::codes_of(request, &mounts.specs, begun, around);
+        let frames = job::frames(
+            request,
+            &mounts.blobs,
+            services,
+            Work::Run(&codes),
+            begun.deadline_ns,
+            begun.processors,
+        )?;
+        // The frames have them, and they may be large.
+        request.args_json = Vec::new();
+        request.code = String::new();
         Ok(Ready {
-            frames: job::frames(
-                request,
-                &mounts.blobs,
-                services,
-                Work::Run(&codes),
-                begun.deadline_ns,
-                begun.processors,
-            )?,
+            frames,
             spec: spec_of(request, mounts.specs.clone(), begun.deadline_ns),
             mounts,
         })
