@@ -185,6 +185,26 @@ impl Blobs {
         self.store.get().await.map_err(Error::Store)
     }
 
+    /// Whether one of so many bytes may be stored, as far as the configuration goes.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] beyond `blobs.max_bytes`.
+    pub fn check_size(&self, bytes: u64) -> Result<(), Error> {
+        match bytes > self.bytes_max {
+            true => Err(self.too_large()),
+            false => Ok(()),
+        }
+    }
+
+    fn too_large(&self) -> Error {
+        Error::TooLarge {
+            message: format!(
+                "a blob holds at most {} bytes here (blobs.max_bytes, or what the policy allows)",
+                self.bytes_max
+            ),
+        }
+    }
+
     /// Stores a stream. Nothing is visible before all of it is durable; a stream that breaks off leaves nothing.
     ///
     /// # Errors
@@ -364,12 +384,7 @@ impl Blobs {
             abi::E_NOT_FOUND => Error::NotFound {
                 id: crate::json::short(id),
             },
-            abi::E_OUT_OF_RANGE => Error::TooLarge {
-                message: format!(
-                    "a blob holds at most {} bytes here (blobs.max_bytes, or what the policy allows)",
-                    self.bytes_max
-                ),
-            },
+            abi::E_OUT_OF_RANGE => self.too_large(),
             _ => Error::Store(error),
         }
     }

@@ -9,8 +9,11 @@ use skillgate_plugin_sdk::model::SkillFile;
 
 use super::Skill;
 
-/// Skills that are kept. For one more, all of the tenant with the most are forgotten.
+/// Skills that are kept. For one more, some of the tenant with the most are forgotten.
 const SKILLS_MAX: usize = 4096;
+/// The part of a tenant's that is forgotten at once. Any of them: who lists all that there are reads them in one order, and would
+/// find none of a share a little too small if the oldest went, or all.
+const PART: usize = 16;
 /// Bytes of memory that they may take together, with the same rule: what a tenant writes into a manifest and front matter can
 /// take a hundred times its size, as small maps in a list do.
 const BYTES_MAX: usize = 64 << 20;
@@ -56,13 +59,24 @@ impl State {
         }
     }
 
-    /// Forgets the tenant who has the most.
-    fn forget_one(&mut self, how_much: impl Fn(&Share) -> usize) {
+    /// Forgets some of the tenant who has the most: one at least.
+    fn forget_some(&mut self, how_much: impl Fn(&Share) -> usize) {
         let most = self.tenants.iter().max_by_key(|(_, share)| how_much(share));
-        let tenant = most.map(|(tenant, _)| tenant.clone());
-        if let Some(share) = tenant.and_then(|tenant| self.tenants.remove(&tenant)) {
-            self.number -= share.skills.len();
-            self.bytes -= share.bytes;
+        let Some((tenant, share)) = most else {
+            return;
+        };
+        let (tenant, number) = (tenant.clone(), share.skills.len());
+        // A map has its own order; a place in it by chance, or who comes to be first in it would go each time.
+        let begin = rand::random_range(0..number.max(1));
+        let any = share.skills.keys().cycle().skip(begin);
+        let keys: Vec<Key> = any.take(number.div_ceil(PART)).cloned().collect();
+        keys.iter().for_each(|key| self.remove(key));
+        if self
+            .tenants
+            .get(&tenant)
+            .is_some_and(|share| share.skills.is_empty())
+        {
+            self.tenants.remove(&tenant);
         }
     }
 }
@@ -97,11 +111,11 @@ impl Kept {
             _ => state.remove(&key),
         }
         if state.number >= SKILLS_MAX {
-            state.forget_one(|share| share.skills.len());
+            state.forget_some(|share| share.skills.len());
         }
         // It fits when nothing else is there.
         while state.bytes + bytes > self.bytes_max {
-            state.forget_one(|share| share.bytes);
+            state.forget_some(|share| share.bytes);
         }
         state.number += 1;
         state.bytes += bytes;
@@ -212,7 +226,28 @@ mod tests {
             many.put(key(number), &small);
             assert!(many.state().number <= SKILLS_MAX);
         }
-        assert!(many.get(&key(SKILLS_MAX)).is_some() && many.get(&key(0)).is_none());
+        assert!(many.get(&key(SKILLS_MAX)).is_some());
+        let forgotten = SKILLS_MAX.div_ceil(PART);
+        assert_eq!(counted(&many).0, SKILLS_MAX - forgotten + 1);
+    }
+
+    /// Again and again in one order, as listings are.
+    #[test]
+    fn most_are_found_where_not_all_have_room() {
+        let (many, small) = (Kept::default(), skill(0, 0));
+        let all = SKILLS_MAX + SKILLS_MAX / 40;
+        let mut found = 0;
+        for _ in 0..4 {
+            found = 0;
+            for number in 0..all {
+                match many.get(&key(number)) {
+                    Some(_) => found += 1,
+                    None => many.put(key(number), &small),
+                }
+            }
+        }
+        assert!(found > all / 2, "{found} of {all}");
+        counted(&many);
     }
 
     #[test]

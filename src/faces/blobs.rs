@@ -114,6 +114,11 @@ impl Transfer {
         }
         let _place = self.place(&caller)?;
         let bytes = http_body::Body::size_hint(request.body()).exact();
+        // Before the rules, which may know of a ceiling as well: one limit has one answer, however the length is said.
+        self.rooms
+            .blobs
+            .check_size(bytes.unwrap_or_default())
+            .map_err(UploadError::from)?;
         let trace = traced(&request);
         let content = pieces(request.into_body(), caller.clone(), self.idle_timeout);
         let stored = self

@@ -297,6 +297,28 @@ fn what_is_broken_off_or_too_large_leaves_nothing() {
     gateway.stop();
 }
 
+/// Also where the bundled rules have the same ceiling, which they know as a policy's denial.
+#[test]
+fn a_length_beyond_the_limit_is_the_limit_s_to_refuse() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let headers = [
+        ("Content-Type", "text/plain"),
+        ("Content-Length", "1073741825"),
+    ];
+    client.head("POST", "/blobs", &headers).unwrap();
+    let answer = client.answer().unwrap();
+    let error = answer.json().unwrap()["error"].clone();
+    assert_eq!(
+        (answer.status, &error["data"]["kind"], &error["code"]),
+        (413, &json!("too_large"), &json!(-32006)),
+        "{error}"
+    );
+    gateway.stop();
+}
+
 /// Who sends or reads nothing holds what has begun, and no more than his tenant's part.
 #[test]
 fn transfers_that_do_not_go_on_are_their_tenants_alone() {
