@@ -12,6 +12,7 @@ mod permits;
 mod queue;
 mod recheck;
 mod redaction;
+mod request;
 mod services;
 mod watch;
 
@@ -22,9 +23,7 @@ use std::time::{Duration, Instant};
 use serde_json::value::RawValue;
 use skillgate_plugin_host::{Current, SandboxInstance};
 use skillgate_plugin_sdk::abi;
-use skillgate_plugin_sdk::model::{
-    self, BlobStat, Mount, RunRequest, RunResult, RunSkill, SandboxCaps, Source,
-};
+use skillgate_plugin_sdk::model::{self, BlobStat, RunRequest, RunResult, SandboxCaps};
 use tracing::Instrument;
 
 use crate::audit::{self, Audit};
@@ -41,9 +40,9 @@ pub use answer::Answer;
 use answer::{answer, failure};
 use drain::Drain;
 use ending::Ending;
-use limits::limits;
 use permits::{InUse, Permits};
 use queue::Queue;
+use request::Given;
 use services::Services;
 use watch::{Wait, Watch};
 
@@ -165,26 +164,6 @@ pub struct Job {
     pub timeout_ms: Option<u64>,
     /// What keeps the room of its code and arguments, which may be large, until it has ended: its request may be gone by then.
     pub room: Room,
-}
-
-/// What may be as large as a request, taken out of a job, so that the gateway has it once.
-struct Given {
-    args_json: Vec<u8>,
-    /// Empty for a skill.
-    code: String,
-}
-
-impl Given {
-    fn take(job: &mut Job) -> Self {
-        let args = std::mem::replace(&mut job.args, RawValue::NULL.to_owned());
-        Given {
-            args_json: Box::<str>::from(args).into_string().into_bytes(),
-            code: match &mut job.program {
-                Program::Skill(_) => String::new(),
-                Program::Code { code, .. } => std::mem::take(code),
-            },
-        }
-    }
 }
 
 /// Kept, and no more.
@@ -489,77 +468,6 @@ impl Runs {
         )?
         .hiding(granted.redactor().cloned());
         Ok(Some(self.gate.open(grant)))
-    }
-
-    async fn request(&self, job: &Job, given: Given, run_id: &str) -> Result<RunRequest, Error> {
-        let tenant = job.caller.tenant();
-        let target = match &job.program {
-            Program::Skill(skill) => Some(skill),
-            Program::Code { .. } => None,
-        };
-        let mut request = RunRequest {
-            run_id: run_id.to_owned(),
-            tenant: tenant.to_owned(),
-            language: "python".into(),
-            args_json: given.args_json,
-            secrets: job.permit.secrets.clone(),
-            limits: limits(&self.settings, &job.permit, job.timeout_ms),
-            network: if job.permit.network.is_empty() {
-                abi::NET_NONE
-            } else {
-                abi::NET_GATE
-            },
-            fresh: job.permit.fresh,
-            traceparent: job.permit.trace.map_or_else(String::new, |t| t.to_string()),
-            ..RunRequest::default()
-        };
-        match &job.program {
-            Program::Skill(skill) => {
-                let runtime = skill.runtime().ok_or_else(|| Error::NotExecutable {
-                    name: skill.name().to_owned(),
-                })?;
-                request.skill = skill.name().to_owned();
-                request.function = runtime.export.to_string();
-            }
-            Program::Code { entrypoint, .. } => {
-                request.code = given.code;
-                request.function.clone_from(entrypoint);
-            }
-        }
-        for skill in target.into_iter().chain(&job.mounts) {
-            let runtime = skill.runtime();
-            request.skills.push(RunSkill {
-                name: skill.name().to_owned(),
-                version: skill.version().to_owned(),
-                entrypoint: runtime
-                    .map(|runtime| runtime.entrypoint.to_string())
-                    .unwrap_or_default(),
-                function: runtime
-                    .map(|runtime| runtime.export.to_string())
-                    .unwrap_or_default(),
-            });
-            request.mounts.push(Mount {
-                target: format!("/skills/{}", skill.name()),
-                read_only: true,
-                source: self.catalog.tree(tenant, skill).await?,
-                sha256: skill.digest().to_owned(),
-                size_bytes: 0,
-            });
-        }
-        for blob in &job.input_blobs {
-            let source = match self.blobs.fd(tenant, &blob.id).await? {
-                Some(fd) => Source::Fd(fd),
-                None => Source::Blob(blob.id.clone()),
-            };
-            request.mounts.push(Mount {
-                target: format!("/blobs/{}", blob.id.trim_start_matches("blob:")),
-                read_only: true,
-                source,
-                sha256: blob.sha256.clone(),
-                size_bytes: blob.size_bytes,
-            });
-        }
-        Ok(request)
     }
 }
 
