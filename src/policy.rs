@@ -27,12 +27,15 @@ mod memo;
 mod outcome;
 mod record;
 mod signature;
+mod silent;
 mod suite;
 #[cfg(test)]
 mod tests;
 mod trial;
 mod unread;
 mod whole;
+mod width;
+mod words;
 
 use std::borrow::Cow;
 use std::fmt;

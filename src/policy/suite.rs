@@ -237,7 +237,7 @@ fn unquoted(line: &str) -> String {
 }
 
 /// What a line begins with.
-fn word(line: &str) -> &str {
+pub(super) fn word(line: &str) -> &str {
     let end = line.find(|c| !is_of_word(c)).unwrap_or(line.len());
     &line[..end]
 }

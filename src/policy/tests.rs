@@ -8,6 +8,7 @@ mod narrowed;
 mod nobody;
 mod opinions;
 mod recorded;
+mod silent;
 mod traps;
 
 use std::path::Path;

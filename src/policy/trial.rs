@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::bundle::{Bundle, Golden};
 use super::decision::Decision;
 use super::engine::{self, Fault, PolicySet};
+use super::silent;
 use super::suite::{self, Case};
-use super::{unread, whole};
+use super::{unread, whole, width, words};
 
 /// Built-in functions whose time and memory are bounded by what they are given. Not among them: `http.send` (a stub
 /// that is always undefined), `time.now_ns` and random numbers (a decision must be repeatable), `numbers.range`,
@@ -131,8 +132,7 @@ pub struct Report {
     pub tests: usize,
     /// Golden decisions that hold on both engines.
     pub goldens: usize,
-    /// What is no mistake to Rego, and hardly what was meant: rules to deny that refuse nothing, data that no rule reads. With the
-    /// place in the bundle.
+    /// What is no mistake to Rego, and hardly what was meant: rules that do nothing, data that no rule reads. With the place in the bundle.
     pub warnings: Vec<String>,
 }
 
@@ -149,13 +149,15 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
     unread::shapes(bundle)?;
     let one = |why: String| vec![why];
     let set = PolicySet::compile(bundle).map_err(|error| one(error.to_string()))?;
+    let sheets = words::sheets(bundle).map_err(one)?;
+    words::one_default(&sheets)?;
     check_packages(bundle)?;
     check_builtins(&set, bundle)?;
     let budget = instructions_max;
     denies_nobody(&set, bundle, budget)?;
     let cases = suite::run(bundle).map_err(one)?;
     // Tests that fail for this say nothing of it.
-    let uncertain = whole::asked(bundle)?;
+    let uncertain = whole::asked(bundle, &sheets)?;
     let failed: Vec<String> = cases.iter().filter_map(Case::failure).collect();
     if !failed.is_empty() {
         return Err(failed);
@@ -177,7 +179,7 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
             [
                 ungolden(bundle),
                 uncertain,
-                unasked(bundle),
+                silent::rules(bundle, &sheets),
                 unread::keys(bundle),
             ]
             .concat(),
@@ -265,50 +267,6 @@ fn ungolden(bundle: &Bundle) -> Vec<String> {
     }
 }
 
-/// Rules to deny in a package that no other speaks of, below one that is asked for its own: in `skills.custom.weekend`, which is a
-/// package like any other, where `skills.custom` was meant. By words: what might ask them is taken to do so.
-pub(super) fn unasked(bundle: &Bundle) -> Vec<String> {
-    let served = bundle.modules().iter().filter(|module| !module.is_test());
-    let all: Vec<_> = served.map(|it| (it, package_of(&it.text))).collect();
-    let mut warnings = Vec::new();
-    for (module, package) in &all {
-        let denies = |line: &str| {
-            let rest = line.strip_prefix("deny");
-            rest.is_some_and(|rest| !rest.starts_with(|c: char| is_of_word(c)))
-        };
-        let (Some(line), Some((above, own))) = (
-            module.text.lines().position(denies),
-            package.rsplit_once('.'),
-        ) else {
-            continue;
-        };
-        let above_own = above.rsplit('.').next().unwrap_or(above);
-        let others = || {
-            let others = all.iter().filter(|(_, other)| other != package);
-            others.flat_map(|(other, _)| other.text.lines().map(code_of))
-        };
-        let asks_above = format!("{above_own}.deny");
-        let asks_any = format!("{above_own}[");
-        let is_named = |line: &str| {
-            line.contains(&asks_any) || line.split(|c| !is_of_word(c)).any(|word| word == own)
-        };
-        if others().any(|line| line.contains(&asks_above)) && !others().any(is_named) {
-            warnings.push(format!(
-                "{}:{}: nothing asks package {package}, so its rules to deny refuse nothing: write `package {above}`, which is asked",
-                module.path,
-                line + 1
-            ));
-        }
-    }
-    warnings
-}
-
-/// The package of a file of rules.
-pub(super) fn package_of(text: &str) -> &str {
-    let named = text.lines().find_map(|it| it.strip_prefix("package "));
-    code_of(named.unwrap_or_default()).trim()
-}
-
 /// A line without its comment. A `#` in a string begins none.
 pub(super) fn code_of(line: &str) -> &str {
     let (mut quote, mut escaped) = (None, false);
@@ -330,7 +288,7 @@ pub(super) fn is_of_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-fn check_builtins(set: &PolicySet, bundle: &Bundle) -> Result<(), Vec<String>> {
+pub(super) fn check_builtins(set: &PolicySet, bundle: &Bundle) -> Result<(), Vec<String>> {
     let mut wrong: Vec<String> = set
         .builtins()
         .filter(|name| !BUILTINS.contains(name))
@@ -348,32 +306,13 @@ fn check_builtins(set: &PolicySet, bundle: &Bundle) -> Result<(), Vec<String>> {
             format!("{place}the built-in function {name} is not allowed: it is unbounded, not repeatable, or reaches out of the policy")
         })
         .collect();
-    // `%1000000000d` makes a gigabyte in one step.
-    for module in bundle.modules().iter().filter(|module| !module.is_test()) {
-        for (index, line) in module.text.lines().enumerate() {
-            if has_width(line) {
-                wrong.push(format!(
-                    "{}:{}: a width in a format (`%10d`) is not allowed; use %v, %d or %s",
-                    module.path,
-                    index + 1
-                ));
-            }
-        }
-    }
+    wrong.extend(width::widths(bundle).map_err(|why| vec![why])?);
     wrong.sort();
     wrong.dedup();
     match wrong.is_empty() {
         true => Ok(()),
         false => Err(wrong),
     }
-}
-
-/// `%` and a number of two or more digits, or `*`, as `sprintf` takes it.
-fn has_width(line: &str) -> bool {
-    line.match_indices('%').any(|(at, _)| {
-        let rest = line[at + 1..].trim_start_matches(['+', '-', '#', ' ', '.']);
-        rest.starts_with('*') || rest.bytes().take_while(u8::is_ascii_digit).count() >= 2
-    })
 }
 
 // === who is nobody gets nothing ===

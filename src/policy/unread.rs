@@ -12,7 +12,7 @@ use crate::json::short;
 
 /// What is known at a place of `data.skills.config` (policies/README.md, "The data"); `*` is any name. Limits and freezes are
 /// missing: the rules refuse what they do not know of those.
-const KNOWN: [(&str, &[&str]); 8] = [
+pub(super) const KNOWN: [(&str, &[&str]); 8] = [
     (
         "",
         &[
@@ -142,7 +142,7 @@ fn names(code: &str) -> Vec<&str> {
 }
 
 /// The values at a place below another, each with its own path and a dot.
-fn objects<'v>(above: &'v Value, place: &str) -> Vec<(String, &'v Value)> {
+pub(super) fn objects<'v>(above: &'v Value, place: &str) -> Vec<(String, &'v Value)> {
     let mut found = vec![(String::new(), above)];
     for step in place.split('.').filter(|step| !step.is_empty()) {
         let below = |(path, value): (String, &'v Value)| {
@@ -156,7 +156,7 @@ fn objects<'v>(above: &'v Value, place: &str) -> Vec<(String, &'v Value)> {
     found
 }
 
-fn members(value: &Value) -> impl Iterator<Item = (&str, &Value)> {
+pub(super) fn members(value: &Value) -> impl Iterator<Item = (&str, &Value)> {
     let members = value.as_object().into_iter().flatten();
     members.filter_map(|(name, value)| Some((name.as_string().ok()?.as_ref(), value)))
 }

@@ -8,14 +8,15 @@
 use std::collections::BTreeMap;
 
 use super::bundle::{Bundle, Module};
-use super::trial::{code_of, is_of_word, package_of};
+use super::trial::{code_of, is_of_word};
+use super::words::Sheet;
 
 /// Refuses rules that ask so; of tests it is what a warning says.
 ///
 /// # Errors
 /// Each place, and what to write.
-pub(super) fn asked(bundle: &Bundle) -> Result<Vec<String>, Vec<String>> {
-    let several = in_several_files(bundle);
+pub(super) fn asked(bundle: &Bundle, sheets: &[Sheet<'_>]) -> Result<Vec<String>, Vec<String>> {
+    let several = in_several_files(sheets);
     let (tests, served): (Vec<_>, Vec<_>) = bundle.modules().iter().partition(|it| it.is_test());
     let refused = places(&served, &several);
     match refused.is_empty() {
@@ -25,10 +26,10 @@ pub(super) fn asked(bundle: &Bundle) -> Result<Vec<String>, Vec<String>> {
 }
 
 /// Packages with rules in more than one file; and what is above them but `data`, since who asks for that asks for them.
-fn in_several_files(bundle: &Bundle) -> BTreeMap<String, String> {
+fn in_several_files(sheets: &[Sheet<'_>]) -> BTreeMap<String, String> {
     let mut files: BTreeMap<&str, usize> = BTreeMap::new();
-    for module in bundle.modules().iter().filter(|it| !it.is_test()) {
-        *files.entry(package_of(&module.text)).or_default() += 1;
+    for sheet in sheets {
+        *files.entry(&sheet.package).or_default() += 1;
     }
     let several = files.into_iter().filter(|(_, files)| *files > 1);
     let and_above = several.flat_map(|(package, _)| {

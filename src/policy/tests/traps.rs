@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::policy::decision::Decision;
-use crate::policy::{trial, whole};
+use crate::policy::{silent, trial, whole, words};
 
 /// Why the trial refuses the bundled policy with a file added or replaced.
 fn refused(path: &str, text: &str) -> String {
@@ -41,6 +41,11 @@ fn the_bundled_policy_passes_its_trial() {
     let report = trial::run(&bundle(&bundled_files()), BUDGET)
         .unwrap_or_else(|why| panic!("{}", why.join("\n")));
     assert!(report.tests >= 40 && report.goldens >= 15, "{report:?}");
+}
+
+fn asks_whole(files: &Files) -> Result<Vec<String>, Vec<String>> {
+    let bundle = bundle(files);
+    whole::asked(&bundle, &words::sheets(&bundle).unwrap())
 }
 
 /// Asked for the whole package, the interpreter is through with it after the first file: `closed` would be undefined.
@@ -78,7 +83,7 @@ fn rules_in_several_files_are_asked_for_by_name() {
         let text = String::from_utf8(files.0[path].clone()).unwrap();
         assert!(text.contains(from), "{path}");
         files.0.insert(path.into(), text.replace(from, to).into());
-        whole::asked(&bundle(&files))
+        asks_whole(&files)
     };
     let decision = "skills/authz/decision.rego";
     let import = "import data.skills.custom.deny as refusals";
@@ -116,7 +121,7 @@ fn rules_in_several_files_are_asked_for_by_name() {
     files
         .0
         .insert("skills/authz/decision.rego".into(), decision.into());
-    assert_eq!(whole::asked(&bundle(&files)), Ok(Vec::new()));
+    assert_eq!(asks_whole(&files), Ok(Vec::new()));
 }
 
 /// To Rego it is another package, which other rules might ask.
@@ -150,7 +155,9 @@ fn rules_to_deny_that_nobody_asks() {
         for (path, text) in [(file, &below), ("skills/custom/more.rego", &asks)] {
             files.0.insert(path.into(), text.as_bytes().to_vec());
         }
-        assert_eq!(trial::unasked(&bundle(&files)), [""; 0]);
+        let bundle = bundle(&files);
+        let sheets = words::sheets(&bundle).unwrap();
+        assert_eq!(silent::rules(&bundle, &sheets), [""; 0]);
     }
 }
 

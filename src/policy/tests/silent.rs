@@ -1,0 +1,304 @@
+//! What a bundle has that does nothing is told.
+
+use super::*;
+use crate::policy::{silent, words};
+
+/// The bundled files and more.
+fn with(more: &[(&str, &str)]) -> Files {
+    let mut files = bundled_files();
+    let more = more.iter();
+    files
+        .0
+        .extend(more.map(|(path, text)| ((*path).into(), text.as_bytes().to_vec())));
+    files
+}
+
+fn warned(more: &[(&str, &str)]) -> Vec<String> {
+    let bundle = bundle(&with(more));
+    silent::rules(&bundle, &words::sheets(&bundle).unwrap())
+}
+
+/// The same of one file, whose place is left out.
+fn of(text: &str) -> Vec<String> {
+    let file = "skills/custom/mine.rego";
+    let warnings = warned(&[(file, text)]).into_iter();
+    warnings
+        .map(|it| match it.strip_prefix(&format!("policies/{file}:")) {
+            Some(rest) => rest.to_owned(),
+            None => it,
+        })
+        .collect()
+}
+
+fn custom(rules: &str) -> Vec<String> {
+    of(&format!("package skills.custom\n\n{rules}\n"))
+}
+
+const RULE: &str = "deny contains {\"code\": \"custom.x\", \"message\": \"x\"} if";
+const NONE: [&str; 0] = [];
+
+#[test]
+fn nothing_of_the_bundled_policy_and_of_its_page() {
+    assert_eq!(warned(&[]), NONE);
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("policies/README.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let examples: Vec<&str> = page
+        .split("```rego\n")
+        .skip(1)
+        .filter_map(|it| it.split("```").next())
+        .collect();
+    assert!(examples.len() >= 2);
+    for example in examples {
+        assert_eq!(of(example), NONE, "{example}");
+    }
+}
+
+#[test]
+fn rules_to_deny_where_nobody_asks_for_them() {
+    for (package, line) in [
+        ("package skills.customs", 3),
+        ("  package skills.customs", 3),
+        ("\tpackage\tskills.customs # mine", 3),
+        ("# mine\n\npackage skills.customs", 5),
+    ] {
+        assert_eq!(
+            of(&format!("{package}\n\n{RULE} false\n")),
+            [format!(
+                "{line}: nothing asks package skills.customs, so its rules to deny refuse nothing: write `package skills.custom`, which is asked"
+            )]
+        );
+    }
+    // Others that are the same.
+    for head in [
+        "deny[\"x\"] := 1 if",
+        "deny if",
+        "default deny := false\n\ndeny if",
+    ] {
+        assert_eq!(
+            of(&format!("package guards\n\n{head} false\n")).len(),
+            1,
+            "{head}"
+        );
+    }
+    let asks = "package skills.custom\n\nimport data.guards as mine\n\ndeny contains r if some r in mine.deny\n";
+    let unused = "package skills.custom\n\nimport data.guards\nimport data.skills\n\ndeny contains r if some r in skills.lib.deny\n";
+    let guards = format!("package guards\n\n{RULE} false\n");
+    let asked = [
+        ("skills/custom/asks.rego", unused),
+        ("guards.rego", &guards),
+    ];
+    assert_eq!(warned(&asked).len(), 1);
+    let whole = "package skills.custom\n\nimport data as all\n\ndeny contains r if { some p in [\"guards\"]; some r in all[p].deny }\n";
+    let asked = [("skills/custom/asks.rego", whole), ("guards.rego", &guards)];
+    assert_eq!(warned(&asked), NONE);
+    let asked = [("skills/custom/asks.rego", asks), ("guards.rego", &guards)];
+    assert_eq!(warned(&asked), NONE);
+}
+
+#[test]
+fn a_rule_to_deny_that_only_explains() {
+    let why = "3: `deny` of package skills.authz explains what is refused already and refuses nothing itself: write `package skills.custom`";
+    let own = format!("package skills.authz\n\n{RULE} input.subject.id == \"user:x\"\n");
+    assert_eq!(of(&own), [why]);
+    // Beside a guard of one's own, and where it does refuse.
+    let decision =
+        String::from_utf8(bundled_files().0["skills/authz/decision.rego"].clone()).unwrap();
+    for (from, to, more) in [
+        (
+            "\tsandbox_ok\n}",
+            "\tsandbox_ok\n\tmine_ok\n}",
+            "\ndefault mine_ok := false\n\nmine_ok if input.subject.id == \"user:y\"\n",
+        ),
+        (
+            "\tcustom.deny == set()\n",
+            "\tcustom.deny == set()\n\tcount(deny) == 0\n",
+            "",
+        ),
+    ] {
+        let changed = decision.replacen(from, to, 1);
+        assert_ne!(changed, decision);
+        let own = format!("{own}{more}");
+        let files = [
+            ("skills/authz/decision.rego", &changed[..]),
+            ("skills/authz/mine.rego", &own),
+        ];
+        assert_eq!(warned(&files), NONE);
+    }
+}
+
+#[test]
+fn rules_of_ones_own_that_nothing_reads() {
+    for (name, rule) in [
+        ("denied", "denied contains \"x\" if false"),
+        ("denny", "denny contains {\"code\": \"x\"} if false"),
+        (
+            "violation",
+            "default violation := false\n\nviolation if input.subject.kind == \"user\"",
+        ),
+    ] {
+        assert_eq!(
+            custom(rule),
+            [format!(
+                "3: nothing reads the rule {name}, so it has no effect; refusals are `deny contains {{\"code\": ..., \"message\": ...}} if ...`"
+            )]
+        );
+    }
+    // Here, and elsewhere.
+    let helper = format!("is_mine if input.subject.id == \"x\"\n\n{RULE} is_mine");
+    assert_eq!(custom(&helper), NONE);
+    let reads = "package skills.authz\n\nmore := data.skills.custom.veto\n";
+    let veto = "package skills.custom\n\nveto contains 1 if false\n";
+    let files = [
+        ("skills/authz/mine.rego", reads),
+        ("skills/custom/veto.rego", veto),
+    ];
+    assert_eq!(warned(&files), NONE);
+}
+
+#[test]
+fn what_is_never_in_the_input() {
+    for (condition, what, advice) in [
+        (
+            "input.subject.group == \"g\"",
+            "subject.group",
+            "did you mean groups?",
+        ),
+        (
+            "input.request.methd == \"run_code\"",
+            "request.methd",
+            "did you mean method?",
+        ),
+        (
+            "input[\"subjct\"].id == 1",
+            "subjct",
+            "did you mean subject?",
+        ),
+        (
+            "input.skills[0].nmae == 1",
+            "skills.*.nmae",
+            "did you mean name?",
+        ),
+        (
+            "input.skills[_].permissions[\"secret\"] == 1",
+            "skills.*.permissions.secret",
+            "did you mean secrets?",
+        ),
+        (
+            "input.time.hour < 8",
+            "time.hour",
+            "known here: now_s, weekday",
+        ),
+        (
+            "input.skills.name == 1",
+            "skills.name",
+            "that is a list: `some x in ...`",
+        ),
+        (
+            "input.subject.id.x == 1",
+            "subject.id.x",
+            "nothing is below that",
+        ),
+    ] {
+        assert_eq!(
+            custom(&format!("{RULE} {{\n\t{condition}\n}}")),
+            [format!(
+                "4: input.{what} is never there, so what asks for it is undefined; {advice}"
+            )]
+        );
+    }
+    let named = format!("import input.subject as who\n\n{RULE} who.group == 1");
+    let why = "5: input.subject.group is never there, so what asks for it is undefined; did you mean groups?";
+    assert_eq!(custom(&named), [why]);
+    for condition in [
+        "input.subject.claims.any.thing == 1",
+        "input.subject.claims[\"any\"][0].x == 1",
+        "input.request.args.of[0].mine == 1",
+        "input[\"subject\"][\"id\"] == \"input.subject.group\" # input.subject.group",
+        "some i\n\tinput.skills[i].permissions.network[_].port == 8080",
+        "input.subject[input.time.weekday] == 1",
+        "some x in input.skills\n\t[y] = input.skills\n\tx == y",
+        "input.subject.actor.id == \"a\"",
+        "data.skills.lib.input.subjct == 1",
+    ] {
+        assert_eq!(
+            custom(&format!("{RULE} {{\n\t{condition}\n}}")),
+            NONE,
+            "{condition}"
+        );
+    }
+}
+
+#[test]
+fn methods_that_there_are_not() {
+    let m = "input.request.method";
+    for condition in [
+        format!("{m} == \"runcode\""),
+        format!("\"runcode\" == {m}"),
+        format!("not {m} != `runcode`"),
+        format!("{m} in {{\"create_skill\", \"runcode\"}}"),
+        format!("{m} in [\n\t\"runcode\"]"),
+        "input[\"request\"].method == \"runcode\"".to_owned(),
+    ] {
+        let line = 4 + condition.matches('\n').count();
+        assert_eq!(
+            custom(&format!("{RULE} {{\n\t{condition}\n}}")),
+            [format!(
+                "{line}: \"runcode\" is no method, so this is never equal; did you mean \"run_code\"?"
+            )],
+            "{condition}"
+        );
+    }
+    for condition in [
+        format!("{m} == \"rpc.discover\""),
+        format!("{m} in {{\"execute_skill\", \"run_code\"}}\n\t\"x\" == input.subject.id"),
+        format!("{m} in {{\"x\": \"run_code\"}}"),
+        format!("x := {m}\n\tx == input.subject.id"),
+        "input.request.mode == \"full\"".to_owned(),
+    ] {
+        assert_eq!(
+            custom(&format!("{RULE} {{\n\t{condition}\n}}")),
+            NONE,
+            "{condition}"
+        );
+    }
+}
+
+#[test]
+fn data_that_is_not_there() {
+    let missing = |line: usize, key: &str, advice: &str| {
+        format!(
+            "{line}: the data has no data.skills.config.{key}, so what asks for it is undefined; {advice}"
+        )
+    };
+    let blocked = format!("{RULE} {{\n\tinput.subject.id in data.skills.config.blocked\n}}");
+    assert_eq!(
+        custom(&blocked),
+        [missing(4, "blocked", "add it to data.json")]
+    );
+    let named = format!("import data.skills.config as cfg\n\n{RULE} cfg.freezs[0]");
+    assert_eq!(
+        custom(&named),
+        [missing(5, "freezs", "did you mean freezes?")]
+    );
+    let whole = format!("import data.skills.config.blocked\n\n{RULE} input.subject.id in blocked");
+    assert_eq!(
+        custom(&whole),
+        [missing(5, "blocked", "add it to data.json")]
+    );
+    for guarded in [
+        format!(
+            "default mine := []\n\nmine := data.skills.config.mine\n\n{RULE} input.subject.id in mine"
+        ),
+        format!(
+            "mine := data.skills.config.mine\n\nmine := [] if not data.skills.config.mine\n\n{RULE} input.subject.id in mine"
+        ),
+        format!("{RULE} input.subject.id in object.get(data.skills.config, \"mine\", [])"),
+        format!("{RULE} data.skills.config.sandbox.fresh[0] == \"x\""),
+        format!("{RULE} data.skills.config[input.subject.id]"),
+    ] {
+        assert_eq!(custom(&guarded), NONE, "{guarded}");
+    }
+    let data = ("skills/config/blocked/data.json", "{\"ids\": [\"user:x\"]}");
+    let rule = format!("package skills.custom\n\n{blocked}\n");
+    assert_eq!(warned(&[data, ("skills/custom/mine.rego", &rule)]), NONE);
+}
