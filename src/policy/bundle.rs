@@ -61,9 +61,9 @@ impl fmt::Display for BundleError {
 
 impl std::error::Error for BundleError {}
 
-/// The files of a bundle by their path in it.
+/// The files of a bundle by their path in it, and the paths of those of its directory that are no part of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Files(pub(super) BTreeMap<String, Vec<u8>>);
+pub(super) struct Files(pub(super) BTreeMap<String, Vec<u8>>, pub(super) Vec<String>);
 
 /// One file of rules.
 #[derive(Debug, Clone)]
@@ -116,6 +116,7 @@ pub(super) struct Bundle {
     modules: Vec<Module>,
     data: Vec<(String, Value)>,
     goldens: Vec<Golden>,
+    left_out: Vec<String>,
     digest: String,
 }
 
@@ -147,6 +148,17 @@ impl Bundle {
         self.data.iter().map(|(file, value)| (file.as_str(), value))
     }
 
+    /// Files that are not read and are no words for people, either: they may have been meant as a part of it.
+    pub(super) fn left_out(&self) -> Vec<String> {
+        let all = self.left_out.iter();
+        all.map(|path| {
+            format!(
+                "{path}: is not read; a bundle has *.rego, data.json and tests/decisions/*.json, whose names do not begin with a dot: rename it, or keep it elsewhere"
+            )
+        })
+        .collect()
+    }
+
     pub(super) fn goldens(&self) -> &[Golden] {
         &self.goldens
     }
@@ -173,6 +185,7 @@ impl Bundle {
             modules: Vec::new(),
             data: Vec::new(),
             goldens: Vec::new(),
+            left_out: Vec::new(),
             digest: files.digest(),
         };
         for (path, bytes) in &files.0 {
@@ -215,8 +228,12 @@ impl Bundle {
                     at(path),
                     "compiled and delta bundles are not read: build with `opa build -b`",
                 ));
+            } else if path != SIGNATURES && looks_meant(path) {
+                bundle.left_out.push(at(path));
             }
         }
+        let left_out = files.1.iter().filter(|path| looks_meant(path));
+        bundle.left_out.extend(left_out.map(|path| at(path)));
         bundle.check(place)?;
         Ok(bundle)
     }
@@ -374,6 +391,9 @@ impl Files {
                     return Err(BundleError::new(path.display(), message));
                 }
                 if !is_wanted(&relative) {
+                    if files.1.len() < BUNDLE_FILES_MAX {
+                        files.1.push(relative);
+                    }
                     continue;
                 }
                 let real = fs::canonicalize(&path).map_err(|error| cannot(&path, error))?;
@@ -400,8 +420,23 @@ impl Files {
                     .map_err(|why| BundleError::new(path.display(), why))?;
             }
         }
+        files.1.sort_unstable();
         Ok(files)
     }
+}
+
+/// Whether a file that is not read may have been meant to be. Documents and a tool's own settings are not; a directory like `.git` is
+/// not looked into.
+fn looks_meant(path: &str) -> bool {
+    let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+    let is_hidden = |part: &str| part.len() > 2 && part.starts_with('.');
+    let name = name.to_lowercase();
+    let is_of_bundle = || name.contains(".rego") || name.ends_with(".json") || name == MANIFEST;
+    let is_document = ["readme", "license"].iter().any(|it| name.starts_with(it));
+    !above.split('/').any(is_hidden)
+        && !is_document
+        && !name.ends_with(".md")
+        && (!name.starts_with('.') || is_of_bundle())
 }
 
 /// Whether a file of a directory is part of the bundle. Of an archive every file is.

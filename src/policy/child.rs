@@ -4,6 +4,7 @@
 //! ends a process; a thread could neither be ended nor contained. So a bundle is tried by a second process of this
 //! program, with limits, that the gateway can lose. Only what has passed there is parsed here.
 
+use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -35,6 +36,7 @@ struct Task {
     place: String,
     instructions_max: u64,
     files: Vec<(String, String)>,
+    left_out: Vec<String>,
 }
 
 /// What came of it: on its standard output.
@@ -84,6 +86,7 @@ pub(super) fn run(
         place: place.to_owned(),
         instructions_max,
         files: texts,
+        left_out: files.1.clone(),
     };
     let task: Arc<[u8]> = serde_json::to_vec(&task)
         .map_err(|error| vec![NoVerdict::NotHeld(error.into()).to_string()])?
@@ -149,7 +152,7 @@ pub(crate) fn serve(out: &mut dyn std::io::Write) -> std::io::Result<()> {
     // It writes to its pipe and to nothing else.
     limit(Resource::Fsize, 0)?;
     let task: Task = serde_json::from_reader(std::io::stdin().lock())?;
-    let mut files = Files::default();
+    let mut files = Files(BTreeMap::new(), task.left_out);
     for (path, text) in task.files {
         files
             .add(path, text.into_bytes())

@@ -132,7 +132,8 @@ pub struct Report {
     pub tests: usize,
     /// Golden decisions that hold on both engines.
     pub goldens: usize,
-    /// What is no mistake to Rego, and hardly what was meant: rules that do nothing, data that no rule reads. With the place in the bundle.
+    /// What is no mistake to Rego, and hardly what was meant: rules that do nothing, data that no rule reads,
+    /// files that are not read. With the place in the bundle.
     pub warnings: Vec<String>,
 }
 
@@ -181,6 +182,7 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
                 uncertain,
                 silent::rules(bundle, &sheets),
                 unread::keys(bundle),
+                bundle.left_out(),
             ]
             .concat(),
         ),

@@ -1,7 +1,7 @@
 //! What a bundle has that does nothing is told.
 
 use super::*;
-use crate::policy::{silent, words};
+use crate::policy::{silent, trial, words};
 
 /// The bundled files and more.
 fn with(more: &[(&str, &str)]) -> Files {
@@ -51,6 +51,8 @@ fn nothing_of_the_bundled_policy_and_of_its_page() {
     for example in examples {
         assert_eq!(of(example), NONE, "{example}");
     }
+    let bundle = bundle(&bundled_files());
+    assert_eq!(bundle.left_out(), NONE);
 }
 
 #[test]
@@ -301,4 +303,54 @@ fn data_that_is_not_there() {
     let data = ("skills/config/blocked/data.json", "{\"ids\": [\"user:x\"]}");
     let rule = format!("package skills.custom\n\n{blocked}\n");
     assert_eq!(warned(&[data, ("skills/custom/mine.rego", &rule)]), NONE);
+}
+
+#[test]
+fn files_that_are_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    for (path, bytes) in &bundled_files().0 {
+        let path = dir.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+    let left_out = [
+        ".x.rego",
+        "skills/.manifest",
+        "skills/config/blocked.json",
+        "skills/custom/x.REGO",
+        "skills/custom/x.rego.txt",
+    ];
+    for path in left_out.into_iter().chain([
+        ".git/a.rego",
+        ".gitignore",
+        "LICENSE",
+        "README",
+        "README.md",
+        "skills/custom/notes.md",
+        "tests/.regal/config.json",
+    ]) {
+        let path = dir.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "{}").unwrap();
+    }
+    let told = |place: &str| {
+        left_out.map(|path| {
+            format!(
+                "{place}/{path}: is not read; a bundle has *.rego, data.json and tests/decisions/*.json, whose names do not begin with a dot: rename it, or keep it elsewhere"
+            )
+        })
+    };
+    let files = Files::read(dir.path()).unwrap();
+    // Where a bundle lies says nothing of it.
+    for place in ["policies", "/etc/.gate/policies"] {
+        let bundle = Bundle::new(&files, place).unwrap();
+        assert_eq!(bundle.left_out(), told(place));
+    }
+    // Nor is it another one.
+    assert_eq!(bundle(&files).digest(), bundle(&bundled_files()).digest());
+    // Of an archive all files are there.
+    let packed = with(&[("skills/config/blocked.json", "{}"), ("README.md", "x")]);
+    assert_eq!(bundle(&packed).left_out(), [told("policies")[2].clone()]);
+    let report = trial::run(&bundle(&packed), BUDGET).unwrap();
+    assert_eq!(report.warnings, [told("policies")[2].clone()]);
 }
