@@ -26,6 +26,7 @@ mod load;
 mod memo;
 mod outcome;
 mod record;
+mod shape;
 mod signature;
 mod silent;
 mod suite;

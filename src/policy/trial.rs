@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::bundle::{Bundle, Golden};
 use super::decision::Decision;
 use super::engine::{self, Fault, PolicySet};
+use super::shape;
 use super::silent;
 use super::suite::{self, Case};
 use super::{unread, whole, width, words};
@@ -132,8 +133,8 @@ pub struct Report {
     pub tests: usize,
     /// Golden decisions that hold on both engines.
     pub goldens: usize,
-    /// What is no mistake to Rego, and hardly what was meant: rules that do nothing, data that no rule reads,
-    /// files that are not read. With the place in the bundle.
+    /// What is no mistake to Rego, and hardly what was meant: rules that do nothing, data that no rule reads or that it can do
+    /// nothing with, files that are not read. With the place in the bundle.
     pub warnings: Vec<String>,
 }
 
@@ -160,8 +161,10 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
     // Tests that fail for this say nothing of it.
     let uncertain = whole::asked(bundle, &sheets)?;
     let failed: Vec<String> = cases.iter().filter_map(Case::failure).collect();
+    // A test may fail because of a value in the data, and says nothing of that.
+    let values = shape::values(bundle, &sheets);
     if !failed.is_empty() {
-        return Err(failed);
+        return Err([first(values), failed].concat());
     }
     let wrong: Vec<String> = bundle
         .goldens()
@@ -169,7 +172,7 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
         .filter_map(|golden| check_golden(&set, golden, budget).err())
         .collect();
     if !wrong.is_empty() {
-        return Err(wrong);
+        return Err([first(values), wrong].concat());
     }
     Ok(Report {
         revision: bundle.revision().to_owned(),
@@ -182,6 +185,7 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
                 uncertain,
                 silent::rules(bundle, &sheets),
                 unread::keys(bundle),
+                values,
                 bundle.left_out(),
             ]
             .concat(),

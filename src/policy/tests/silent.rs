@@ -1,7 +1,9 @@
 //! What a bundle has that does nothing is told.
 
 use super::*;
-use crate::policy::{silent, trial, words};
+use serde_json::json;
+
+use crate::policy::{shape, silent, trial, words};
 
 /// The bundled files and more.
 fn with(more: &[(&str, &str)]) -> Files {
@@ -52,6 +54,8 @@ fn nothing_of_the_bundled_policy_and_of_its_page() {
         assert_eq!(of(example), NONE, "{example}");
     }
     let bundle = bundle(&bundled_files());
+    let sheets = words::sheets(&bundle).unwrap();
+    assert_eq!(shape::values(&bundle, &sheets), NONE);
     assert_eq!(bundle.left_out(), NONE);
 }
 
@@ -353,4 +357,76 @@ fn files_that_are_not_read() {
     assert_eq!(bundle(&packed).left_out(), [told("policies")[2].clone()]);
     let report = trial::run(&bundle(&packed), BUDGET).unwrap();
     assert_eq!(report.warnings, [told("policies")[2].clone()]);
+}
+
+#[test]
+fn data_that_can_never_work() {
+    let file = "skills/config/data.json";
+    let changed = |pointer: &str, value: serde_json::Value| {
+        // `~1` is a slash in a pointer, and here a part of the name.
+        let pointer = pointer.replace("~1", "\u{1}");
+        let (above, name) = pointer.rsplit_once('/').unwrap();
+        let mut files = bundled_files();
+        let mut data: serde_json::Value = serde_json::from_slice(&files.0[file]).unwrap();
+        data.pointer_mut(above).unwrap()[name.replace('\u{1}', "/")] = value;
+        files.0.insert(file.into(), data.to_string().into_bytes());
+        bundle(&files)
+    };
+    let warned = |pointer: &str, value: serde_json::Value| {
+        let bundle = changed(pointer, value);
+        shape::values(&bundle, &words::sheets(&bundle).unwrap())
+    };
+    let allow = json!({"exact": true, "subdomains": true, "schemes": ["https"], "ports": [443], "roles": ["*"], "skills": ["*"]});
+    let namespace = "is no namespace: write \"finance\", which covers all below it";
+    let host = |host: &str| format!("is no host as skills' hosts are compared: write {host:?}");
+    for (pointer, value, why) in [
+        ("/sandbox/fresh", json!(["a", "finance.*"]), format!("sandbox.fresh[1]: \"finance.*\" {namespace}")),
+        ("/roles/viewer/namespaces", json!(["finance.*"]), format!("roles.viewer.namespaces[0]: \"finance.*\" {namespace}")),
+        ("/roles/viewer/namespaces", json!("finance"), "roles.viewer.namespaces: \"finance\" is no list: write [\"finance\"]".into()),
+        ("/roles/viewer/attenuate", json!([7]), "roles.viewer.attenuate[0]: 7 is no text".into()),
+        ("/roles/viewer/actions", json!(["skill:read"]), "roles.viewer.actions[0]: \"skill:read\" is no action; did you mean \"skills:read\"?".into()),
+        ("/roles/viewer/any_namespace", json!("true"), "roles.viewer.any_namespace: \"true\" is neither true nor false".into()),
+        ("/groups/strs", json!("analyst"), "groups.strs: \"analyst\" is no list: write [\"analyst\"]".into()),
+        ("/tenants/acme/source_cidrs", json!(["10.0.0.0/33"]), "tenants.acme.source_cidrs[0]: \"10.0.0.0/33\" is no network (address/bits)".into()),
+        ("/tenants/acme/source_cidrs", json!(["10.0.0.1"]), "tenants.acme.source_cidrs[0]: \"10.0.0.1\" is no network (address/bits)".into()),
+        ("/tenants/acme/source_cidrs", json!("10.0.0.0/8"), "tenants.acme.source_cidrs: \"10.0.0.0/8\" is no list: write [\"10.0.0.0/8\"]".into()),
+        ("/network/allow/https:~1~1corp.example", allow.clone(), format!("network.allow: \"https://corp.example\" {}", host("corp.example"))),
+        ("/network/allow/Corp.Example", allow.clone(), format!("network.allow: \"Corp.Example\" {}", host("corp.example"))),
+        ("/network/allow/corp.example.", allow.clone(), format!("network.allow: \"corp.example.\" {}", host("corp.example"))),
+        ("/network/allow/*.corp.example", allow.clone(), format!("network.allow: \"*.corp.example\" {}", host("corp.example"))),
+        ("/network/allow/10.0.0.1", allow.clone(), "network.allow: \"10.0.0.1\" is no host: it names an IP address; only DNS names are allowed".into()),
+        ("/network/allow/salesforce.com/ports", json!(["443"]), "network.allow.salesforce.com.ports[0]: \"443\" is no port (1 to 65535)".into()),
+        ("/network/allow/salesforce.com/schemes", json!(["HTTPS"]), "network.allow.salesforce.com.schemes[0]: \"HTTPS\" is no word that is known here; known are https, http".into()),
+        ("/network/allow/salesforce.com/exact", json!(1), "network.allow.salesforce.com.exact: 1 is neither true nor false".into()),
+        ("/network/deny_cidrs", json!(["10.0.0.0/8", "10"]), "network.deny_cidrs[1]: \"10\" is no network (address/bits)".into()),
+        ("/secrets/GDRIVE_TOKEN/hosts", json!(["*.google.com"]), format!("secrets.GDRIVE_TOKEN.hosts[0]: \"*.google.com\" {}", host("google.com"))),
+        ("/secrets/GDRIVE_TOKEN/delivery", json!("header"), "secrets.GDRIVE_TOKEN.delivery: \"header\" is no word that is known here; known are env, proxy".into()),
+        ("/approved_digests/sha256:aa", json!({}), "approved_digests: \"sha256:aa\" is no digest (sha256:<64 hex digits>)".into()),
+        ("/approved_digests", json!(["x"]), "approved_digests: [\"x\"] is no object".into()),
+    ] {
+        let said = warned(pointer, value);
+        assert_eq!(said, [format!("policies/{file}: {why}")]);
+    }
+    for (pointer, value) in [
+        (
+            "/sandbox/fresh",
+            json!(["finance", "salesforce.leads.sync", "*"]),
+        ),
+        ("/sandbox/fresh", json!("finance")),
+        ("/network/allow/com", allow.clone()),
+        ("/network/allow/xn--bcher-kva.example", allow),
+        ("/tenants/acme/source_cidrs", json!(["10.1.2.3/8", "::/0"])),
+        ("/roles/viewer/actions", json!(["*"])),
+    ] {
+        assert_eq!(warned(pointer, value), NONE, "{pointer}");
+    }
+    // Where the bundle's tests fail for that, it is said before them.
+    let wrong = changed(
+        "/tenants/acme/source_cidrs",
+        json!(["10.0.0.0/8", "10.0.0.0/33"]),
+    );
+    let problems = trial::run(&wrong, BUDGET).unwrap_err();
+    let why = "tenants.acme.source_cidrs[1]: \"10.0.0.0/33\" is no network (address/bits)";
+    assert_eq!(problems[0], format!("policies/{file}: {why}"));
+    assert!(problems[1].contains("_test.rego:"), "{}", problems[1]);
 }
