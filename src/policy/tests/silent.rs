@@ -116,8 +116,8 @@ fn a_rule_to_deny_that_only_explains() {
             "\ndefault mine_ok := false\n\nmine_ok if input.subject.id == \"user:y\"\n",
         ),
         (
-            "\tcustom.deny == set()\n",
-            "\tcustom.deny == set()\n\tcount(deny) == 0\n",
+            "\trefusals == set()\n",
+            "\trefusals == set()\n\tcount(deny) == 0\n",
             "",
         ),
     ] {
