@@ -310,8 +310,6 @@ impl Runs {
     }
 
     async fn run_now(&self, mut job: Job) -> Result<Answer, Error> {
-        let given = Given::take(&mut job);
-        let job = job;
         let caller = &job.caller;
         let run_id = format!("run_{}", hex::encode(rand::random::<[u8; 16]>()));
         let ending = || Ending::new(self.audit.clone(), self.drain.enter(), &job, &run_id);
@@ -333,6 +331,9 @@ impl Runs {
         let mut watch = Watch::new(self.metrics.clone(), &job.program);
         let label = label(&job.program);
         let mut ending = ending();
+        // Behind what is recorded of it.
+        let given = Given::take(&mut job);
+        let job = job;
         // For the operator, who can do more about a secret that is not there than the caller.
         let say_why_not = |error: &Error| {
             let decision_id = &job.permit.decision_id;
