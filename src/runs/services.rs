@@ -266,7 +266,11 @@ impl Services {
     /// For one call. Who writes a blob asks the store that it is in: to wait for the one in force would be to wait for whoever
     /// exchanges it, who waits until nobody writes.
     fn store(&self) -> Result<BlockingStorage> {
-        let at_hand = self.state().at_hand.clone();
+        let at_hand = {
+            let state = self.state();
+            state.writers.check()?;
+            state.at_hand.clone()
+        };
         let store = at_hand.map_or_else(|| self.blobs.blocking(), Ok)?;
         Ok(store.until(&self.state().over))
     }

@@ -149,7 +149,8 @@ impl BlobWriter {
     pub fn write_blocking(&mut self, data: impl Into<Bytes>) -> Result<()> {
         let written = self.start_write(data.into())?;
         let written = written.wait_blocking(&self.until);
-        self.busy.0 = false;
+        // It may go on there.
+        self.busy.0 = written.is_err() && self.until.is_over();
         written
     }
 
@@ -260,7 +261,10 @@ impl BlobReader {
     /// The same for a thread that may wait.
     pub fn read_blocking(&mut self, max: usize) -> Result<(Vec<u8>, bool)> {
         let read = self.start_read(max)?.wait_blocking(&self.until);
-        self.taken(read)
+        let is_given_up = read.is_err() && self.until.is_over();
+        let taken = self.taken(read);
+        self.busy.0 = is_given_up;
+        taken
     }
 
     /// Whoever reads to the end holds as much as was asked for, and comes to an end, whatever the store says.

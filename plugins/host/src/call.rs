@@ -251,8 +251,9 @@ impl From<&Over> for Until {
 }
 
 impl Until {
-    fn is_over(&self) -> bool {
-        self.0.as_ref().is_some_and(|over| *over.borrow())
+    pub(crate) fn is_over(&self) -> bool {
+        let is_set = |over: &watch::Receiver<bool>| *over.borrow() || over.has_changed().is_err();
+        self.0.as_ref().is_some_and(is_set)
     }
 
     async fn over(self) {

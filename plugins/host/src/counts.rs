@@ -76,9 +76,10 @@ impl CallCounts {
         self.0.in_flight.fetch_add(going, Ordering::AcqRel);
     }
 
-    /// Does nobody else have it, who could count on?
-    fn is_final(&self) -> bool {
-        Arc::strong_count(&self.0) == 1
+    /// Does nobody else have it, who could count on? Then what others have counted is seen: to look at how many have it would not
+    /// see to that.
+    fn is_final(&mut self) -> bool {
+        Arc::get_mut(&mut self.0).is_some()
     }
 }
 
@@ -141,7 +142,7 @@ impl Succession {
     /// An instance that is gone counts no more.
     fn settle(&mut self) {
         let gone = &self.gone;
-        self.others.retain(|counts| {
+        self.others.retain_mut(|counts| {
             let is_final = counts.is_final();
             if is_final {
                 gone.take_in(counts);
