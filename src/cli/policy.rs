@@ -109,7 +109,7 @@ fn plain_lines(text: &str) -> String {
 }
 
 pub(super) fn load(path: &Path, config: &Config) -> Result<Candidate, Failure> {
-    Candidate::load(path, config.policy.instruction_budget).map_err(|error| unusable(&error))
+    Candidate::load(path, config).map_err(|error| unusable(&error))
 }
 
 /// What was not done is said, so that nobody takes it for done.

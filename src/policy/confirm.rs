@@ -31,10 +31,9 @@ impl Policy {
             return;
         };
         let allowed = self.0.allowed.fetch_add(1, Ordering::Relaxed);
-        let first = match active.confirm {
-            Confirm::Off => return,
-            Confirm::Always => true,
-            Confirm::Sample => comes_first(facts.method, has_args(&outcome.input)),
+        let Some(first) = comes_first(active.confirm, facts.method, has_args(&outcome.input))
+        else {
+            return;
         };
         let Ok(decision) = outcome.decision.clone() else {
             return;
@@ -107,11 +106,15 @@ impl Policy {
     }
 }
 
-/// Whether a call waits for the second opinion. Publishing is rare and stays; and arguments are of whatever type their caller
+/// Whether a call waits for the second opinion; none: nobody gives one. Publishing is rare and stays; and arguments are of whatever type their caller
 /// likes, which Rego can compare with any other, where the virtual machine fails the rule: a deny does not fire. Both are always
 /// confirmed, unless nothing is.
-pub(super) fn comes_first(method: &str, has_args: bool) -> bool {
-    method == "create_skill" || has_args
+pub(super) fn comes_first(confirm: Confirm, method: &str, has_args: bool) -> Option<bool> {
+    match confirm {
+        Confirm::Off => None,
+        Confirm::Always => Some(true),
+        Confirm::Sample => Some(method == "create_skill" || has_args),
+    }
 }
 
 /// Whether the rules have seen arguments of the call.

@@ -13,7 +13,7 @@ use super::decision::{Decision, Declared};
 use super::engine::{self, Fault, PolicySet};
 use super::load::{load, refused};
 use super::record;
-use crate::config::Config;
+use crate::config::{Config, Confirm};
 
 pub use super::suite::{Case, Coverage, Outcome};
 pub use super::trial::Report;
@@ -24,6 +24,7 @@ pub struct Candidate {
     bundle: Bundle,
     set: PolicySet,
     instructions_max: u64,
+    confirm: Confirm,
 }
 
 /// What a bundle says to an input.
@@ -84,7 +85,7 @@ pub fn check(path: &Path, config: &Config, unsigned: bool) -> Result<Report, Bun
 /// # Errors
 /// Why they cannot be run.
 pub fn test(path: &Path, with_coverage: bool) -> Result<(Vec<Case>, Vec<Coverage>), BundleError> {
-    let bundle = read(path)?;
+    let bundle = bundle_at(path)?;
     let outcome = match with_coverage {
         true => super::suite::run_with_coverage(&bundle),
         false => super::suite::run(&bundle).map(|cases| (cases, Vec::new())),
@@ -92,33 +93,35 @@ pub fn test(path: &Path, with_coverage: bool) -> Result<(Vec<Case>, Vec<Coverage
     outcome.map_err(|why| refused(&path.display().to_string(), &[why]))
 }
 
-fn read(path: &Path) -> Result<Bundle, BundleError> {
+fn bundle_at(path: &Path) -> Result<Bundle, BundleError> {
     Bundle::new(&Files::read(path)?, &path.display().to_string())
 }
 
 impl Candidate {
-    /// Reads and compiles a bundle; its tests are not run.
+    /// Reads and compiles a bundle, to be asked as that configuration has it; its tests are not run.
     ///
     /// # Errors
     /// Why it cannot be compiled.
-    pub fn load(path: &Path, instructions_max: u64) -> Result<Self, BundleError> {
-        let bundle = read(path)?;
+    pub fn load(path: &Path, config: &Config) -> Result<Self, BundleError> {
+        let bundle = bundle_at(path)?;
         let set = PolicySet::compile(&bundle)
             .map_err(|error| refused(&path.display().to_string(), &[error.0]))?;
         Ok(Candidate {
             bundle,
             set,
-            instructions_max,
+            instructions_max: config.policy.instruction_budget,
+            confirm: config.policy.confirm,
         })
     }
 
     /// Of a bundle that was read.
     #[cfg(test)]
-    pub(super) fn for_tests(bundle: Bundle, instructions_max: u64) -> Self {
+    pub(super) fn for_tests(bundle: Bundle, instructions_max: u64, confirm: Confirm) -> Self {
         Candidate {
             set: PolicySet::compile(&bundle).unwrap(),
             bundle,
             instructions_max,
+            confirm,
         }
     }
 
@@ -136,7 +139,7 @@ impl Candidate {
     pub fn opinion(&self, input: &Value) -> Opinion {
         let first = self.decide(input);
         let second = self.set.interpret(input.clone().into());
-        let second = second.and_then(|raw| Decision::parse(&raw));
+        let second = second.and_then(|raw| read(input, &raw)).map(|(_, it)| it);
         let said = |fault: &Fault| match fault {
             Fault::Error(why) => engine::on_one_line(why),
             other => other.to_string(),
@@ -158,7 +161,11 @@ impl Candidate {
         };
         let is_refused = interpreter.is_some()
             && matches!(&first, Ok((opinion, _)) if opinion.allow)
-            && confirm::comes_first(method_of(input), input.pointer("/request/args").is_some());
+            && confirm::comes_first(
+                self.confirm,
+                method_of(input),
+                input.pointer("/request/args").is_some(),
+            ) == Some(true);
         let opinion = match first {
             Ok(_) if is_refused => {
                 let why = interpreter.clone().unwrap_or_default();
@@ -181,22 +188,7 @@ impl Candidate {
         let raw = self
             .set
             .decide(input.clone().into(), self.instructions_max)?;
-        let decision = Decision::parse(&raw)?;
-        let method = method_of(input);
-        let grant = match decision.allow {
-            true => decision.grant(method, &declared(input))?,
-            false => Default::default(),
-        };
-        let opinion = Opinion {
-            allow: decision.allow,
-            reasons: decision.reasons_json(),
-            network: grant.network,
-            secrets: grant.secrets,
-            decision: Some(json!(record::Json(&raw))),
-            interpreter: None,
-            limits: json!(decision.limits),
-        };
-        Ok((opinion, decision))
+        read(input, &raw)
     }
 
     /// Where a reason's code is written: the rules that give it.
@@ -254,6 +246,25 @@ impl Candidate {
         }
         guards
     }
+}
+
+/// What an engine's answer to an input comes to.
+fn read(input: &Value, raw: &regorus::Value) -> Result<(Opinion, Decision), Fault> {
+    let decision = Decision::parse(raw)?;
+    let grant = match decision.allow {
+        true => decision.grant(method_of(input), &declared(input))?,
+        false => Default::default(),
+    };
+    let opinion = Opinion {
+        allow: decision.allow,
+        reasons: decision.reasons_json(),
+        network: grant.network,
+        secrets: grant.secrets,
+        decision: Some(json!(record::Json(raw))),
+        interpreter: None,
+        limits: json!(decision.limits),
+    };
+    Ok((opinion, decision))
 }
 
 fn given(decided: Result<(Opinion, Decision), Fault>) -> Opinion {
@@ -415,14 +426,23 @@ impl Replay {
         let same_grants = granted("network") == json!(opinion.network)
             && granted("secrets") == json!(opinion.secrets);
         let was = &result["decision"];
-        if was_allowed && opinion.allow && was.is_null() {
+        let erased = record["erased"].as_array().into_iter().flatten();
+        let erased: Vec<&str> = erased.filter_map(Value::as_str).collect();
+        // What was masked, above or below, is not what it was.
+        let is_whole = |place: &str| {
+            let mut erased = erased.iter();
+            !erased.any(|it| it.starts_with(place) || place.starts_with(it))
+        };
+        let terms = ["visible", "obligations"];
+        let has = |name: &str| !was.is_null() && is_whole(&format!("/result/decision/{name}"));
+        if was_allowed && opinion.allow && !terms.into_iter().all(has) {
             self.without_decision += 1;
         }
         let same_terms = || {
             let is = opinion.decision.as_ref();
-            let member = |name: &str| is.is_none_or(|is| was.is_null() || is[name] == was[name]);
-            (result["limits"].is_null() || result["limits"] == opinion.limits)
-                && ["visible", "obligations"].into_iter().all(member)
+            let member = |name: &str| is.is_none_or(|is| !has(name) || is[name] == was[name]);
+            let has_limits = !result["limits"].is_null() && is_whole("/result/limits");
+            (!has_limits || result["limits"] == opinion.limits) && terms.into_iter().all(member)
         };
         match (was_allowed, opinion.allow) {
             (true, false) => self.would_be_denied += 1,

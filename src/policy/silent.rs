@@ -246,16 +246,16 @@ fn unread(sheets: &[Sheet<'_>], taken: &Taken<'_>) -> Vec<String> {
 }
 
 /// A name and what is taken out of it: `.name`, `["name"]`, or an index that is not known here.
-struct Path<'w> {
-    root: &'w str,
+pub(super) struct Path<'w> {
+    pub(super) root: &'w str,
     steps: Vec<Option<&'w str>>,
-    line: usize,
+    pub(super) line: usize,
     /// Of the first word, and of the one behind the last.
-    begin: usize,
+    pub(super) begin: usize,
     end: usize,
 }
 
-fn paths<'w>(words: &'w [Word<'_>]) -> Vec<Path<'w>> {
+pub(super) fn paths<'w>(words: &'w [Word<'_>]) -> Vec<Path<'w>> {
     let mut found = Vec::new();
     for (begin, word) in words.iter().enumerate() {
         let is_step = begin > 0 && words[begin - 1].is(".");
@@ -472,9 +472,9 @@ fn not_in_data(bundle: &Bundle, sheets: &[Sheet<'_>]) -> Vec<String> {
 }
 
 /// A path with what its root was imported as.
-fn absolute<'w>(sheet: &'w Sheet<'_>, path: &Path<'w>) -> Vec<Option<&'w str>> {
-    let import = sheet.imports.iter().find(|(_, name)| name == path.root);
-    let root = import.map_or(path.root, |(whole, _)| whole.as_str());
+pub(super) fn absolute<'w>(sheet: &'w Sheet<'_>, path: &Path<'w>) -> Vec<Option<&'w str>> {
+    let import = sheet.imports.iter().find(|it| it.name == path.root);
+    let root = import.map_or(path.root, |it| it.path.as_str());
     let steps = path.steps.iter().copied();
     root.split('.').map(Some).chain(steps).collect()
 }

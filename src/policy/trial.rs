@@ -151,15 +151,16 @@ pub(super) fn run(bundle: &Bundle, instructions_max: u64) -> Result<Report, Vec<
     unread::shapes(bundle)?;
     let one = |why: String| vec![why];
     let set = PolicySet::compile(bundle).map_err(|error| one(error.to_string()))?;
-    let sheets = words::sheets(bundle).map_err(one)?;
+    let (sheets, tests) = words::sheets(bundle).map_err(one)?;
     words::one_default(&sheets)?;
+    words::one_meaning(&sheets)?;
     check_packages(bundle)?;
     check_builtins(&set, bundle)?;
     let budget = instructions_max;
     denies_nobody(&set, bundle, budget)?;
     let cases = suite::run(bundle).map_err(one)?;
     // Tests that fail for this say nothing of it.
-    let uncertain = whole::asked(bundle, &sheets)?;
+    let uncertain = whole::asked(&sheets, &tests)?;
     let failed: Vec<String> = cases.iter().filter_map(Case::failure).collect();
     // A test may fail because of a value in the data, and says nothing of that.
     let values = shape::values(bundle, &sheets);

@@ -7,25 +7,23 @@
 
 use std::collections::BTreeMap;
 
-use super::bundle::{Bundle, Module};
-use super::trial::{code_of, is_of_word};
+use super::silent::{absolute, paths};
 use super::words::Sheet;
 
 /// Refuses rules that ask so; of tests it is what a warning says.
 ///
 /// # Errors
 /// Each place, and what to write.
-pub(super) fn asked(bundle: &Bundle, sheets: &[Sheet<'_>]) -> Result<Vec<String>, Vec<String>> {
-    let several = in_several_files(sheets);
-    let (tests, served): (Vec<_>, Vec<_>) = bundle.modules().iter().partition(|it| it.is_test());
-    let refused = places(&served, &several);
+pub(super) fn asked(served: &[Sheet<'_>], tests: &[Sheet<'_>]) -> Result<Vec<String>, Vec<String>> {
+    let several = in_several_files(served);
+    let refused = places(served, &several);
     match refused.is_empty() {
-        true => Ok(places(&tests, &several)),
+        true => Ok(places(tests, &several)),
         false => Err(refused),
     }
 }
 
-/// Packages with rules in more than one file; and what is above them but `data`, since who asks for that asks for them.
+/// Packages with rules in more than one file; and what is above them, since who asks for that asks for them.
 fn in_several_files(sheets: &[Sheet<'_>]) -> BTreeMap<String, String> {
     let mut files: BTreeMap<&str, usize> = BTreeMap::new();
     for sheet in sheets {
@@ -35,55 +33,34 @@ fn in_several_files(sheets: &[Sheet<'_>]) -> BTreeMap<String, String> {
     let and_above = several.flat_map(|(package, _)| {
         let ends = package.match_indices('.').map(|(at, _)| at);
         let paths = ends.chain([package.len()]);
-        paths.map(|end| (package[..end].to_owned(), package.to_owned()))
+        let below = paths.map(|end| format!("data.{}", &package[..end]));
+        let paths = below.chain(["data".to_owned()]);
+        paths.map(|path| (path, package.to_owned()))
     });
     and_above.collect()
 }
 
-fn places(modules: &[&Module], several: &BTreeMap<String, String>) -> Vec<String> {
+fn places(sheets: &[Sheet<'_>], several: &BTreeMap<String, String>) -> Vec<String> {
     let mut places = Vec::new();
-    for module in modules {
-        for (index, line) in module.text.lines().enumerate() {
-            let code = without_texts(line);
-            for (asked, package) in several.iter().filter(|(it, _)| asks_whole(&code, it)) {
-                let (path, line) = (&module.path, index + 1);
+    for sheet in sheets {
+        for path in paths(&sheet.words) {
+            let is_behind = |word: &str| path.begin > 0 && sheet.words[path.begin - 1].is(word);
+            let import = sheet.imports.iter().find(|it| it.name == path.root);
+            let is_told = import.is_some_and(|it| several.contains_key(&it.path));
+            // `with data.x as y` asks for nothing; what uses a whole import was told with that.
+            if is_behind("with") || (is_told && !is_behind("import")) {
+                continue;
+            }
+            // As far as it is known here: what is behind that may be any of it.
+            let steps = absolute(sheet, &path).into_iter().map_while(|step| step);
+            let asked = steps.collect::<Vec<_>>().join(".");
+            if let Some(package) = several.get(&asked) {
                 places.push(format!(
-                    "{path}:{line}: data.{asked} is asked for as a whole, and the rules of {package} are in several files, which the interpreter does not evaluate as the virtual machine does: name the rule, such as `import data.{package}.deny`"
+                    "{}: {asked} is asked for as a whole, and the rules of {package} are in several files, which the interpreter does not evaluate as the virtual machine does: name the rule, such as `import data.{package}.deny`",
+                    sheet.place(path.line)
                 ));
             }
         }
     }
     places
-}
-
-/// A line's code with nothing in its strings.
-fn without_texts(line: &str) -> String {
-    let (mut quote, mut escaped) = (None, false);
-    let outside = |c: &char| {
-        let was = quote;
-        match quote {
-            _ if escaped => escaped = false,
-            Some('"') if *c == '\\' => escaped = true,
-            Some(open) if *c == open => quote = None,
-            None if *c == '"' || *c == '`' => quote = Some(*c),
-            _ => {}
-        }
-        was.is_none()
-    };
-    code_of(line).chars().filter(outside).collect()
-}
-
-/// Whether `data.PACKAGE` stands in the code without a name behind it.
-fn asks_whole(code: &str, package: &str) -> bool {
-    let path = format!("data.{package}");
-    code.match_indices(&path).any(|(at, _)| {
-        let behind = &code[at + path.len()..];
-        let before = &code[..at];
-        // `with data.x as y` asks for nothing.
-        let begins = !before.ends_with(|c| is_of_word(c) || c == '.') && !before.ends_with("with ");
-        let named = behind
-            .strip_prefix('.')
-            .is_some_and(|it| it.starts_with(is_of_word));
-        begins && !named && !behind.starts_with(is_of_word)
-    })
 }

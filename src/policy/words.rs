@@ -95,14 +95,21 @@ impl Head {
     }
 }
 
-/// A file that is served.
+/// What is imported, as `data.skills.config`, and by which name.
+#[derive(Debug)]
+pub(super) struct Import {
+    pub(super) path: String,
+    pub(super) name: String,
+    line: usize,
+}
+
+/// A file of rules.
 #[derive(Debug)]
 pub(super) struct Sheet<'b> {
     pub(super) module: &'b Module,
     /// `skills.custom`
     pub(super) package: String,
-    /// What is imported, as `data.skills.config`, and by which name.
-    pub(super) imports: Vec<(String, String)>,
+    pub(super) imports: Vec<Import>,
     pub(super) heads: Vec<Head>,
     pub(super) words: Vec<Word<'b>>,
 }
@@ -119,22 +126,25 @@ impl Sheet<'_> {
     }
 }
 
-/// All files that are served.
+/// All files, those that are served and the tests.
 ///
 /// # Errors
 /// Why the engine cannot read one.
-pub(super) fn sheets(bundle: &Bundle) -> Result<Vec<Sheet<'_>>, String> {
-    let mut engine = engine::engine(bundle, false)?;
+pub(super) fn sheets(bundle: &Bundle) -> Result<(Vec<Sheet<'_>>, Vec<Sheet<'_>>), String> {
+    let mut engine = engine::engine(bundle, true)?;
     let parsed = engine.get_modules();
-    let served = bundle.modules().iter().filter(|module| !module.is_test());
     let mut sheets = Vec::new();
     // The engine has them in their order.
-    for (module, parsed) in served.zip(parsed) {
+    for (module, parsed) in bundle.modules().iter().zip(parsed) {
         let imports = parsed.imports.iter().map(|import| {
             let path = import.refr.span().text();
             let last = path.rsplit('.').next().unwrap_or(path);
             let name = import.r#as.as_ref().map_or(last, |name| name.text());
-            (path.to_owned(), name.to_owned())
+            Import {
+                path: path.to_owned(),
+                name: name.to_owned(),
+                line: import.refr.span().line as usize,
+            }
         });
         let heads = parsed.policy.iter().map(|rule| {
             let (refr, is_default) = match rule.as_ref() {
@@ -161,7 +171,45 @@ pub(super) fn sheets(bundle: &Bundle) -> Result<Vec<Sheet<'_>>, String> {
             words: words(module)?,
         });
     }
-    Ok(sheets)
+    Ok(sheets
+        .into_iter()
+        .partition(|sheet| !sheet.module.is_test()))
+}
+
+/// An import has one meaning in a whole package: the engine, on the machine as in the interpreter, has one table of them for all
+/// files of it, in which the last stands, and looks for a rule of that name before. In OPA each file has its own.
+///
+/// # Errors
+/// Both places.
+pub(super) fn one_meaning(sheets: &[Sheet<'_>]) -> Result<(), Vec<String>> {
+    let mut first: BTreeMap<(&str, &str), (&str, String)> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for sheet in sheets {
+        let same = || sheets.iter().filter(|it| it.package == sheet.package);
+        for import in &sheet.imports {
+            let (path, name) = (import.path.as_str(), import.name.as_str());
+            let place = sheet.place(import.line);
+            let heads = || same().flat_map(|it| it.heads.iter().map(move |head| (it, head)));
+            if let Some((other, head)) = heads().find(|(_, head)| head.root() == name) {
+                wrong.push(format!(
+                    "{place}: the import {name} has the name of a rule of this package ({}), which is what is taken: import it `as` something else",
+                    other.place(head.line)
+                ));
+                continue;
+            }
+            let known = first.entry((&sheet.package, name));
+            let (meant, at) = known.or_insert_with(|| (path, place.clone()));
+            if *meant != path {
+                wrong.push(format!(
+                    "{place}: {name} is {path} here and {meant} in {at}, and all files of a package share their imports: import one of them `as` something else"
+                ));
+            }
+        }
+    }
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(wrong),
+    }
 }
 
 /// Two defaults of one rule: the engine takes the last, in whatever file that is, and OPA none.
@@ -203,11 +251,11 @@ mod tests {
         let mut files = Files::default();
         files.add("a.rego".into(), text.into()).unwrap();
         let bundle = Bundle::new(&files, "policies").unwrap();
-        let sheets = sheets(&bundle).unwrap();
+        let (sheets, _) = sheets(&bundle).unwrap();
         let [sheet] = &sheets[..] else { panic!() };
         assert_eq!(sheet.package, "skills.custom");
         let imports = sheet.imports.iter();
-        let imports: Vec<_> = imports.map(|(path, name)| (&path[..], &name[..])).collect();
+        let imports: Vec<_> = imports.map(|it| (&it.path[..], &it.name[..])).collect();
         assert_eq!(
             imports,
             [("data.skills.config", "cfg"), ("data.skills.lib", "lib")]
@@ -246,7 +294,7 @@ mod tests {
                     .unwrap();
             }
             let bundle = Bundle::new(&files, "policies").unwrap();
-            one_default(&sheets(&bundle).unwrap())
+            one_default(&sheets(&bundle).unwrap().0)
                 .err()
                 .unwrap_or_default()
         };
@@ -267,5 +315,45 @@ mod tests {
         assert_eq!(tried(&[one, "package b\n\ndefault x := 1\n"]), none);
         let two = "package a\n\ndefault x.a := 1\n\ndefault x.b := 1\n\nx.a := 2 if input.b\n";
         assert_eq!(tried(&[two]), none);
+    }
+
+    /// By what the engine takes, a list of another file would be asked in place of the own.
+    #[test]
+    fn an_import_has_one_meaning() {
+        let tried = |texts: &[&str]| {
+            let mut files = Files::default();
+            for (name, text) in ["a", "b"].iter().zip(texts) {
+                files
+                    .add(format!("{name}.rego"), text.as_bytes().to_vec())
+                    .unwrap();
+            }
+            let bundle = Bundle::new(&files, "policies").unwrap();
+            one_meaning(&sheets(&bundle).unwrap().0)
+                .err()
+                .unwrap_or_default()
+        };
+        let people =
+            "package a\n\nimport data.people.blocked\n\ndeny contains 1 if input.x in blocked\n";
+        let skills = "package a\n\nimport data.skills.blocked as blocked\n\ndeny contains 2 if input.y in blocked\n";
+        assert_eq!(
+            tried(&[people, skills]),
+            [
+                "policies/b.rego:3: blocked is data.skills.blocked here and data.people.blocked in policies/a.rego:3, and all files of a package share their imports: import one of them `as` something else"
+            ]
+        );
+        assert_eq!(
+            tried(&[people, "package a\n\nblocked := {1}\n"]),
+            [
+                "policies/a.rego:3: the import blocked has the name of a rule of this package (policies/b.rego:3), which is what is taken: import it `as` something else"
+            ]
+        );
+        let none: Vec<String> = vec![];
+        assert_eq!(tried(&[people, people]), none);
+        assert_eq!(
+            tried(&[people, &skills.replace("package a", "package b")]),
+            none
+        );
+        let other = skills.replace("as blocked", "as closed");
+        assert_eq!(tried(&[people, &other]), none);
     }
 }

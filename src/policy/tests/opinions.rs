@@ -6,7 +6,11 @@ use super::*;
 use crate::policy::inspect::{Candidate, Opinion, Replay};
 
 fn candidate(rules: &str) -> Candidate {
-    Candidate::for_tests(bundle(&one(rules)), BUDGET)
+    confirmed(rules, Confirm::Sample)
+}
+
+fn confirmed(rules: &str, confirm: Confirm) -> Candidate {
+    Candidate::for_tests(bundle(&one(rules)), BUDGET, confirm)
 }
 
 /// A function that fails is no deny to the virtual machine, and an error with its place to the interpreter.
@@ -38,6 +42,14 @@ fn both_engines_are_asked() {
         let refused = candidate.opinion(&input);
         assert_eq!(of(&refused), (false, true), "{refused:?}");
         assert_eq!(refused.reasons[0]["code"], "policy.engine_mismatch");
+    }
+    // And as its configuration has it.
+    for (confirm, method, allow) in [
+        (Confirm::Always, "read_blob", false),
+        (Confirm::Off, "create_skill", true),
+    ] {
+        let opinion = confirmed(rules, confirm).opinion(&about(method, "abc"));
+        assert_eq!(of(&opinion), (allow, true), "{opinion:?}");
     }
     // The guard that it is about, and why.
     let guards = candidate.guards(&input);
@@ -93,6 +105,12 @@ fn other_limits_and_obligations_are_changes() {
     assert_eq!(replayed(&less, &plain), (1, 1, 1));
     let whole = record(Some(json!({ "visible": { "namespaces": ["acme"] } })));
     assert_eq!(replayed(&same, &whole), (0, 0, 0));
+    // What a mask has taken is not compared.
+    let mut masked: Value = serde_json::from_str(&whole).unwrap();
+    masked["erased"] = json!(["/result/decision/visible/namespaces", "/result/limits"]);
+    masked["result"]["limits"] = json!({});
+    masked["result"]["decision"]["visible"] = json!({});
+    assert_eq!(replayed(&less, &masked.to_string()), (0, 1, 0));
     let hides = of("{\"timeout_ms\": 1000}", &visible("[]"));
     assert_eq!(replayed(&hides, &whole), (1, 0, 1));
     let fresh = format!(
@@ -103,4 +121,17 @@ fn other_limits_and_obligations_are_changes() {
         replayed(&of("{\"timeout_ms\": 1000}", &fresh), &whole),
         (1, 0, 1)
     );
+}
+
+/// A grant that cannot be given is no disagreement of the engines.
+#[test]
+fn a_grant_that_is_none_is_the_same_to_both() {
+    let rules = "decision := {\"allow\": true, \"grants\": {\"code\": {\"network\": [], \"secrets\": []}, \"skills\": {\"a.b\": {\"network\": [], \"secrets\": [{\"name\": \"KEY\", \"delivery\": \"proxy\"}]}}}}\n";
+    let input = json!({
+        "request": { "method": "execute_skill" },
+        "skills": [{ "name": "a.b", "permissions": { "network": [], "secrets": ["KEY"] } }],
+    });
+    let told = candidate(rules).opinion(&input);
+    assert!(!told.allow && told.interpreter.is_none(), "{told:?}");
+    assert_eq!(told.reasons[0]["code"], "policy.malformed");
 }

@@ -17,7 +17,7 @@ fn with(more: &[(&str, &str)]) -> Files {
 
 fn warned(more: &[(&str, &str)]) -> Vec<String> {
     let bundle = bundle(&with(more));
-    silent::rules(&bundle, &words::sheets(&bundle).unwrap())
+    silent::rules(&bundle, &words::sheets(&bundle).unwrap().0)
 }
 
 /// The same of one file, whose place is left out.
@@ -54,7 +54,7 @@ fn nothing_of_the_bundled_policy_and_of_its_page() {
         assert_eq!(of(example), NONE, "{example}");
     }
     let bundle = bundle(&bundled_files());
-    let sheets = words::sheets(&bundle).unwrap();
+    let (sheets, _) = words::sheets(&bundle).unwrap();
     assert_eq!(shape::values(&bundle, &sheets), NONE);
     assert_eq!(bundle.left_out(), NONE);
 }
@@ -374,7 +374,7 @@ fn data_that_can_never_work() {
     };
     let warned = |pointer: &str, value: serde_json::Value| {
         let bundle = changed(pointer, value);
-        shape::values(&bundle, &words::sheets(&bundle).unwrap())
+        shape::values(&bundle, &words::sheets(&bundle).unwrap().0)
     };
     let allow = json!({"exact": true, "subdomains": true, "schemes": ["https"], "ports": [443], "roles": ["*"], "skills": ["*"]});
     let namespace = "is no namespace: write \"finance\", which covers all below it";

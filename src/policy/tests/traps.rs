@@ -43,9 +43,37 @@ fn the_bundled_policy_passes_its_trial() {
     assert!(report.tests >= 40 && report.goldens >= 15, "{report:?}");
 }
 
+/// Both engines take the list of the other file, and agree: what is blocked is allowed.
+#[test]
+fn an_import_of_another_file_is_none_of_ones_own() {
+    let mut files = one(
+        "import data.people.blocked\n\ndecision := {\"allow\": allow}\n\ndefault allow := false\n\nallow if not input.id in blocked",
+    );
+    let other =
+        "package skills.authz\n\nimport data.names.blocked\n\nother if input.id in blocked\n";
+    let data = json!({ "people": { "blocked": ["x"] }, "names": { "blocked": ["y"] } });
+    files.add("b.rego".into(), other.into()).unwrap();
+    files
+        .add("data.json".into(), data.to_string().into())
+        .unwrap();
+    let bundle = bundle(&files);
+    let set = PolicySet::compile(&bundle).unwrap();
+    let input: regorus::Value = json!({ "id": "x" }).into();
+    for said in [set.decide(input.clone(), BUDGET), set.interpret(input)] {
+        let decision = Decision::parse(&said.unwrap()).unwrap();
+        assert!(
+            decision.allow,
+            "each file has its own now: it can be allowed"
+        );
+    }
+    let why = trial::run(&bundle, BUDGET).unwrap_err().join("\n");
+    assert!(why.contains("share their imports"), "{why}");
+}
+
 fn asks_whole(files: &Files) -> Result<Vec<String>, Vec<String>> {
     let bundle = bundle(files);
-    whole::asked(&bundle, &words::sheets(&bundle).unwrap())
+    let (served, tests) = words::sheets(&bundle).unwrap();
+    whole::asked(&served, &tests)
 }
 
 /// Asked for the whole package, the interpreter is through with it after the first file: `closed` would be undefined.
@@ -92,17 +120,22 @@ fn rules_in_several_files_are_asked_for_by_name() {
         "import data.skills.custom",
         "import data.skills.custom as refusals # data.skills.custom.deny",
         "import data.skills as refusals",
-        "refusals := data.skills.custom[\"deny\"]",
+        "import data.skills.custom as refusals # of all",
+        "import data as refusals",
+        "refusals := data[\"skills\"][\"custom\"]",
+        "refusals := data.skills[input.x].deny",
     ] {
         let refused = asked(decision, import, to).unwrap_err();
         assert_eq!(refused.len(), 1, "{refused:?}");
-        let place = "policies/skills/authz/decision.rego:13: data.skills";
+        let place = "policies/skills/authz/decision.rego:13: data";
         assert!(refused[0].starts_with(place), "{refused:?}");
         assert!(refused[0].contains(about), "{refused:?}");
     }
     for to in [
         import,
         "refusals := data.skills.custom.deny",
+        "refusals := data.skills.custom[\"deny\"]",
+        "said := `data.skills.custom`",
         "import data.skills.customs as refusals",
         "import data.skills.custom.deny as refusals # data.skills.custom",
     ] {
@@ -156,7 +189,7 @@ fn rules_to_deny_that_nobody_asks() {
             files.0.insert(path.into(), text.as_bytes().to_vec());
         }
         let bundle = bundle(&files);
-        let sheets = words::sheets(&bundle).unwrap();
+        let (sheets, _) = words::sheets(&bundle).unwrap();
         assert_eq!(silent::rules(&bundle, &sheets), [""; 0]);
     }
 }
