@@ -50,9 +50,26 @@ async fn what_a_plugin_has_no_room_for_is_one_error() {
             ..run("mounts")
         }
     };
+    // A run lets go of what it was given when it has answered.
+    let until_closed = async || {
+        let closed = async {
+            while ask(&sandbox, "surroundings").await.unwrap() != open_before {
+                tokio::task::yield_now().await;
+            }
+        };
+        let closed = tokio::time::timeout(PATIENCE, closed).await;
+        closed
+            .unwrap_or_else(|_| panic!("what came in part is not closed: more than {open_before}"));
+    };
+    // What is still open of the run before would be room when it is closed.
+    let make_exactly = async |count: &str| {
+        make_room_for(&sandbox, "100").await;
+        until_closed().await;
+        make_room_for(&sandbox, count).await;
+    };
     // None of the two comes, or one of them.
     for room in ["0", "1"] {
-        make_room_for(&sandbox, room).await;
+        make_exactly(room).await;
         let refused = sandbox
             .run(with_mounts(), Gateway::new())
             .await
@@ -62,7 +79,7 @@ async fn what_a_plugin_has_no_room_for_is_one_error() {
     }
     // Both come, and the SDK has no room for its own of the first, or of the second.
     for room in ["2", "3"] {
-        make_room_for(&sandbox, room).await;
+        make_exactly(room).await;
         let refused = sandbox.run(with_mounts(), Gateway::new()).await;
         let refused = refused.unwrap_err();
         assert_eq!(refused.code, abi::E_EXHAUSTED, "{room}: {refused}");
@@ -70,10 +87,10 @@ async fn what_a_plugin_has_no_room_for_is_one_error() {
         assert!(refused.message.contains("mounts.fd"), "{refused}");
     }
     // The listener is open, and the host's table has no room for its own.
-    make_room_for(&sandbox, "1").await;
+    make_exactly("1").await;
     let refused = ask(&sandbox, "gate").await.unwrap_err();
     assert_eq!(refused.code, abi::E_EXHAUSTED, "{refused}");
-    make_room_for(&sandbox, "0").await;
+    make_exactly("0").await;
     // What the host says of a service reaches the plugin as a code.
     let refused = ask(&sandbox, "blob by descriptor").await.unwrap_err();
     assert_eq!(refused.code, abi::E_EXHAUSTED, "{refused}");
@@ -81,14 +98,7 @@ async fn what_a_plugin_has_no_room_for_is_one_error() {
     sandbox.run(with_mounts(), Gateway::new()).await.unwrap();
     assert_eq!(ask(&sandbox, "blob by descriptor").await.unwrap(), "given");
     assert_eq!(ask(&sandbox, "pid").await.unwrap(), before);
-    // A run lets go of what it was given when it has answered.
-    let closed = async {
-        while ask(&sandbox, "surroundings").await.unwrap() != open_before {
-            tokio::task::yield_now().await;
-        }
-    };
-    let closed = tokio::time::timeout(PATIENCE, closed).await;
-    closed.unwrap_or_else(|_| panic!("what came in part is not closed: more than {open_before}"));
+    until_closed().await;
 }
 
 /// One of the ignored tests here, in a process of its own: a limit is a whole process's.
