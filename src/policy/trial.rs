@@ -11,10 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::bundle::{Bundle, Golden};
 use super::decision::Decision;
 use super::engine::{self, Fault, PolicySet};
-use super::shape;
-use super::silent;
 use super::suite::{self, Case};
-use super::{unread, whole, width, words};
+use super::{shape, silent, unread, whole, width, words};
 
 /// Built-in functions whose time and memory are bounded by what they are given. Not among them: `http.send` (a stub
 /// that is always undefined), `time.now_ns` and random numbers (a decision must be repeatable), `numbers.range`,

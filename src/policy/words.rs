@@ -284,20 +284,21 @@ mod tests {
         assert_eq!(sheet.rule_at(percent.start).unwrap().root(), "names");
     }
 
+    /// What a check says to files `a.rego` and `b.rego`.
+    fn tried(texts: &[&str], check: fn(&[Sheet<'_>]) -> Result<(), Vec<String>>) -> Vec<String> {
+        let mut files = Files::default();
+        for (name, text) in ["a", "b"].iter().zip(texts) {
+            let text = text.as_bytes().to_vec();
+            files.add(format!("{name}.rego"), text).unwrap();
+        }
+        let bundle = Bundle::new(&files, "policies").unwrap();
+        let (served, _) = sheets(&bundle).unwrap();
+        check(&served).err().unwrap_or_default()
+    }
+
     #[test]
     fn a_rule_has_one_default() {
-        let tried = |texts: &[&str]| {
-            let mut files = Files::default();
-            for (name, text) in ["a", "b"].iter().zip(texts) {
-                files
-                    .add(format!("{name}.rego"), text.as_bytes().to_vec())
-                    .unwrap();
-            }
-            let bundle = Bundle::new(&files, "policies").unwrap();
-            one_default(&sheets(&bundle).unwrap().0)
-                .err()
-                .unwrap_or_default()
-        };
+        let tried = |texts: &[&str]| tried(texts, one_default);
         let one = "package a\n\ndefault x := 1\n";
         assert_eq!(
             tried(&["package a\n\ndefault x := 1\n\ndefault x := 2\n"]),
@@ -320,18 +321,7 @@ mod tests {
     /// By what the engine takes, a list of another file would be asked in place of the own.
     #[test]
     fn an_import_has_one_meaning() {
-        let tried = |texts: &[&str]| {
-            let mut files = Files::default();
-            for (name, text) in ["a", "b"].iter().zip(texts) {
-                files
-                    .add(format!("{name}.rego"), text.as_bytes().to_vec())
-                    .unwrap();
-            }
-            let bundle = Bundle::new(&files, "policies").unwrap();
-            one_meaning(&sheets(&bundle).unwrap().0)
-                .err()
-                .unwrap_or_default()
-        };
+        let tried = |texts: &[&str]| tried(texts, one_meaning);
         let people =
             "package a\n\nimport data.people.blocked\n\ndeny contains 1 if input.x in blocked\n";
         let skills = "package a\n\nimport data.skills.blocked as blocked\n\ndeny contains 2 if input.y in blocked\n";
