@@ -127,7 +127,7 @@ def rehearse(fd: int, peer: int, layout: Layout = Layout(), times: int = 1, skil
 
     for at in range(times):
         if at == 1:  # the first has done what no other does
-            memory.bring_together(once)
+            memory.bring_together(once, serve)  # which calls the same
         else:
             once()
     os.close(fd)

@@ -91,6 +91,14 @@ class Together(unittest.TestCase):
         self.assertIs(names["make"]().__code__, names["f"].__code__)
         self.assertIsNot(names["h"].__code__, names["f"].__code__)
 
+    def test_what_was_not_called_is_moved_where_it_is_named(self):
+        names = self.make("def f(): return 1\ndef g(): return 2\ndef h(): return 3")
+        f, g, h = (names[name] for name in "fgh")
+        before = f.__code__, g.__code__, h.__code__
+        memory.bring_together(f, g)
+        self.assertEqual([a is b for a, b in zip((f.__code__, g.__code__, h.__code__), before)], [False, False, True])
+        self.assertEqual((f(), g(), h()), (1, 2, 3))
+
     def test_two_files_with_the_same_text_stay_two(self):
         def make(file):
             names = {}
