@@ -475,6 +475,27 @@ fn plugin(
     error: &skillgate_plugin_sdk::model::Error,
 ) -> ErrorObject {
     match error.code {
+        // Nothing that an operator need look at, and as often as the tenant tries.
+        abi::E_EXHAUSTED if error.of_tenant => {
+            tracing::debug!(
+                which,
+                reason = error.message,
+                "a tenant has used up what it may have"
+            );
+            let until = if error.retryable {
+                ", wait until some of what it has there expires,"
+            } else {
+                ","
+            };
+            let message = format!(
+                "your tenant has used up what it may have in the {which}: {when_full}{until} or ask its operator for more"
+            );
+            let refused = ErrorObject::new(Code::Unavailable, "unavailable", message);
+            match error.retryable {
+                true => refused.with("retry_after_ms", error.retry_after_ms.max(1000).into()),
+                false => refused,
+            }
+        }
         // Stale is what a process had that has ended.
         abi::E_UNAVAILABLE | abi::E_CRASHED | abi::E_STALE | abi::E_EXHAUSTED | abi::E_ABORTED => {
             tracing::warn!(

@@ -1,9 +1,12 @@
-//! A store whose file system has less free space than is kept: what would make it less is refused, the rest goes on.
+//! A store whose file system has less free space than is kept, or where a tenant has used up what it may have: what would take
+//! more is refused, and says whose room has run out; the rest goes on.
 
 use serde_json::{Value, json};
+use skillgate::auth::DevelopmentKey;
 
 use crate::alone;
 use crate::audit::{assert_holds, lines, path};
+use crate::jwt::{call, claims, house_of};
 use crate::support::gateway::{House, Settings};
 use crate::support::http::Client;
 
@@ -123,4 +126,57 @@ fn below_the_floor_nothing_is_stored_and_all_else_goes_on() {
     let runs = lines(&path(&house));
     let runs = runs.iter().filter(|line| line["kind"] == "run");
     assert_eq!(runs.count(), 2, "both runs are on record");
+}
+
+/// To an agent of that tenant "the store is full" would be wrong, and to the operator a warning at each of its tries.
+#[test]
+fn a_tenant_that_has_used_up_its_part_is_told_so_and_others_are_served() {
+    let _alone = alone();
+    let key = DevelopmentKey::generate("ES256").unwrap();
+    let (house, sections) = house_of(&key, &["north", "south"]);
+    house.configure(Settings {
+        store: ", tenant_blob_bytes = 65536, tenant_skill_bytes = 98304",
+        extra: &sections,
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    let mut client = gateway.client();
+    let token = |tenant| key.token(&claims("ann", tenant)).unwrap();
+    let (north, south) = (token("north"), token("south"));
+    let blob = |size| json!({ "content": "x".repeat(size), "kind": "text/plain" });
+    assert!(call(&mut client, &north, "create_blob", blob(60_000))["result"].is_object());
+
+    let skill = |name: &str| {
+        json!({
+            "manifest": { "name": name, "version": "1.0.0", "description": "x", "kind": "instruction", "namespace": "user" },
+            "skill_md": format!("---\nname: {name}\ndescription: x\n---\n{}\n", "x".repeat(30_000)),
+        })
+    };
+    let published = call(&mut client, &north, "create_skill", skill("user.first"));
+    assert!(published["result"].is_object(), "{published}");
+
+    // Blobs expire, and skills stay.
+    for (method, params, store, ends_by_itself) in [
+        ("create_blob", blob(60_000), "blob store", true),
+        ("create_skill", skill("user.second"), "skill store", false),
+    ] {
+        let reply = call(&mut client, &north, method, params.clone());
+        let error = &reply["error"];
+        assert_eq!(error["code"], -32007, "{error}");
+        assert_eq!(
+            error["data"]["retry_after_ms"].as_u64() >= Some(10_000),
+            ends_by_itself,
+            "{error}"
+        );
+        let text = error["message"].as_str().unwrap();
+        let begin = format!("your tenant has used up what it may have in the {store}: store less");
+        assert!(text.starts_with(&begin), "{text}");
+        assert_eq!(text.contains("expires"), ends_by_itself, "{text}");
+        assert!(text.ends_with("or ask its operator for more"), "{text}");
+        let served = call(&mut client, &south, method, params);
+        assert!(served["result"].is_object(), "{served}");
+    }
+    let log = gateway.log();
+    assert!(!log.contains("plugin is not available"), "{log}");
+    gateway.stop();
 }

@@ -99,7 +99,7 @@ pub(crate) fn key() -> DevelopmentKey {
     DevelopmentKey::generate("ES256").unwrap()
 }
 
-fn call(client: &mut Client, token: &str, method: &str, params: Value) -> Value {
+pub(crate) fn call(client: &mut Client, token: &str, method: &str, params: Value) -> Value {
     let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
     let answer = with_token(client, token, body.to_string().as_bytes());
     assert_eq!(answer.status, 200, "{}", answer.text());

@@ -119,6 +119,10 @@ typedef int32_t skg_fd;
 
 #define SKG_ERR_RETRYABLE     0x1u   /* same request may succeed later        */
 #define SKG_ERR_NOT_EXECUTED  0x2u   /* no skill code ran: safe to run again  */
+#define SKG_ERR_TENANT        0x4u   /* with SKG_E_EXHAUSTED: this tenant has
+                                        used up what it may have.  The caller is
+                                        told so, and not that the store is full;
+                                        SKG_ERR_RETRYABLE where it ends by itself */
 
 typedef struct skg_error {
     uint32_t struct_size;
@@ -681,7 +685,8 @@ typedef struct skg_blob_create_request {
  *
  * Errors of every call: SKG_E_NOT_FOUND for what is not there or is another
  * tenant's; SKG_E_INVALID_ARGUMENT; SKG_E_UNAVAILABLE and SKG_E_EXHAUSTED when
- * the store is down or full; SKG_E_CORRUPT for a digest that does not match.
+ * the store is down or full, with SKG_ERR_TENANT where it is full for this
+ * tenant alone; SKG_E_CORRUPT for a digest that does not match.
  *
  * After drain() what is open goes on: blob_write, blob_commit, blob_abort,
  * blob_read and blob_close are no new work.

@@ -47,6 +47,8 @@ pub const E_CRASHED: i32 = -104;
 pub const ERR_RETRYABLE: u32 = 0x1;
 /// No skill code ran: safe to run again.
 pub const ERR_NOT_EXECUTED: u32 = 0x2;
+/// With `E_EXHAUSTED`: this tenant has used up what it may have.
+pub const ERR_TENANT: u32 = 0x4;
 
 /// Finest.
 pub const LOG_TRACE: u32 = 1;

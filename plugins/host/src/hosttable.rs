@@ -216,6 +216,7 @@ pub(crate) unsafe fn error_of(status: i32, p: *const abi::Error) -> Error {
         message: unsafe { wire::shown(e.message, SHOWN_BYTES) },
         retryable: e.flags & abi::ERR_RETRYABLE != 0,
         not_executed: e.flags & abi::ERR_NOT_EXECUTED != 0,
+        of_tenant: e.flags & abi::ERR_TENANT != 0,
         retry_after_ms: e.retry_after_ms,
         // SAFETY: the caller's promise.
         detail_json: unsafe { wire::shown(e.detail_json, SHOWN_BYTES) },

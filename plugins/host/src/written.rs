@@ -148,7 +148,10 @@ macro_rules! wire {
 }
 
 wire! {
-    Error { code: int, message: shown, retryable: flag, not_executed: flag, retry_after_ms: n32, detail_json: shown }
+    Error {
+        code: int, message: shown, retryable: flag, not_executed: flag, of_tenant: flag, retry_after_ms: n32,
+        detail_json: shown
+    }
     CreateRequest { instance_id: name, state_dir: long, config_json: data }
     Health { state: n32, in_flight: n32, capacity: n32, message: text, metrics_json: text, report_json: report }
     SandboxCaps {

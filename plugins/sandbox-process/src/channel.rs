@@ -511,7 +511,7 @@ impl Refusal {
             ),
             Refusal::DiskFull => (
                 "disk_full",
-                "the store has no room left for it, or is out of what it writes with: store less, try again later, or ask its operator",
+                "the store, or what this tenant may have in it, has no room left for it, or the store is out of what it writes with: store less, try again later, or ask its operator",
             ),
             Refusal::Unavailable => (
                 "unavailable",

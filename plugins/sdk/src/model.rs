@@ -15,6 +15,8 @@ pub struct Error {
     pub retryable: bool,
     /// No skill code ran: safe to run again.
     pub not_executed: bool,
+    /// With `E_EXHAUSTED`: this tenant has used up what it may have, and the store is not full.
+    pub of_tenant: bool,
     /// Advice, 0 for none.
     pub retry_after_ms: u32,
     /// JSON for logs, or for a refused `create` the capability report. May be empty.
@@ -32,6 +34,7 @@ impl Error {
             message: message.into(),
             retryable: false,
             not_executed: false,
+            of_tenant: false,
             retry_after_ms: 0,
             detail_json: String::new(),
         }
@@ -40,6 +43,12 @@ impl Error {
     #[must_use]
     pub fn not_executed(mut self) -> Self {
         self.not_executed = true;
+        self
+    }
+    /// The same, marked as "this tenant has used up what it may have".
+    #[must_use]
+    pub fn of_tenant(mut self) -> Self {
+        self.of_tenant = true;
         self
     }
     /// The same, marked as worth another try after `retry_after_ms`.

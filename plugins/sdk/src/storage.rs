@@ -18,7 +18,8 @@ use crate::{Host, Reply};
 /// whose calls may wait.
 ///
 /// Errors carry `E_*` of the ABI: `E_NOT_FOUND` for what is not there or belongs to another tenant, `E_ALREADY_EXISTS`,
-/// `E_OUT_OF_RANGE`, `E_EXHAUSTED`, `E_CORRUPT`, `E_UNIMPLEMENTED`.
+/// `E_OUT_OF_RANGE`, `E_EXHAUSTED` (with [`Error::of_tenant`](crate::model::Error::of_tenant()) where it is full for this
+/// tenant alone), `E_CORRUPT`, `E_UNIMPLEMENTED`.
 pub trait Storage: Send + Sync + Sized + 'static {
     /// Makes an instance, and removes what an earlier life of it has left half-done. Called on a thread that may wait.
     ///

@@ -11,7 +11,8 @@ use skillgate_plugin_abi as abi;
 
 /// A storage plugin whose calls may block (`SKG_F_BLOCKING`): the host calls it on a pool of threads, each call
 /// returns its answer. `version` is empty for "latest". Errors carry `E_*` of the ABI: `E_NOT_FOUND` for what is not
-/// there or belongs to another tenant, `E_ALREADY_EXISTS`, `E_OUT_OF_RANGE`, `E_EXHAUSTED`, `E_CORRUPT`,
+/// there or belongs to another tenant, `E_ALREADY_EXISTS`, `E_OUT_OF_RANGE`, `E_EXHAUSTED` (with
+/// [`Error::of_tenant`](crate::model::Error::of_tenant()) where it is full for this tenant alone), `E_CORRUPT`,
 /// `E_UNIMPLEMENTED`.
 pub trait Storage: Send + Sync + Sized + 'static {
     /// Makes an instance, and removes what an earlier life of it has left half-done.

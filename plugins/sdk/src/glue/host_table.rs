@@ -231,6 +231,9 @@ pub(super) fn c_error(error: &Error, code: i32) -> abi::Error {
     if error.not_executed {
         flags |= abi::ERR_NOT_EXECUTED;
     }
+    if error.of_tenant {
+        flags |= abi::ERR_TENANT;
+    }
     abi::Error {
         struct_size: wire::size_of_u32::<abi::Error>(),
         code,

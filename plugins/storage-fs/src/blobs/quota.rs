@@ -134,7 +134,7 @@ impl Part {
         if self.take(adding) {
             return Ok(());
         }
-        Err(Fault::Full(format!(
+        Err(Fault::BlobsOfTenant(format!(
             "the blobs of this tenant would take more than the {} bytes that they may (tenant_blob_bytes): store less, or \
              ask the operator for room",
             self.quota.tenant_bytes

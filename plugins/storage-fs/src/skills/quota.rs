@@ -45,7 +45,7 @@ impl Quota {
         let before = used.get(tenant).copied().unwrap_or_default();
         let sum = before.saturating_add(bytes);
         if self.tenant_bytes > 0 && sum > self.tenant_bytes {
-            return Err(Fault::Full(format!(
+            return Err(Fault::SkillsOfTenant(format!(
                 "the skills of this tenant would take more than the {} bytes that they may (tenant_skill_bytes): publish less, \
                  or ask the operator for room",
                 self.tenant_bytes

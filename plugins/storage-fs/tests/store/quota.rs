@@ -31,7 +31,7 @@ fn put(store: &StorageFs, tenant: &str, size: usize) -> Result<String, Error> {
 fn assert_full(error: &Error) {
     assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
     assert!(
-        error.retryable && error.retry_after_ms >= 10_000,
+        error.of_tenant && error.retryable && error.retry_after_ms >= 10_000,
         "{error:?}"
     );
     let words = format!("more than the {QUOTA} bytes");
@@ -156,6 +156,8 @@ fn publish(store: &StorageFs, tenant: &str, version: usize, size: usize) -> Resu
 
 fn assert_full_of_skills(error: &Error) {
     assert_eq!(error.code, abi::E_EXHAUSTED, "{error}");
+    // What is published stays.
+    assert!(error.of_tenant && !error.retryable, "{error:?}");
     let words = format!("more than the {SKILL_QUOTA} bytes");
     for part in [&words, "tenant_skill_bytes", "publish less"] {
         assert!(error.message.contains(part), "{error}");
