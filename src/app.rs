@@ -6,6 +6,7 @@ mod files;
 mod hold;
 mod operator;
 mod plugins;
+mod pulse;
 mod reload;
 mod sections;
 mod signals;
@@ -53,6 +54,7 @@ pub use files::allow_all_files;
 use operator::{CountedConnections, Operator, decisions, health, issuers, sources};
 pub(crate) use plugins::PLUGIN_HOST;
 use plugins::{State, bundled_plugin, sandbox_name, storage};
+use pulse::Pulse;
 pub use sections::section_problems;
 pub(crate) use signals::EndSignals;
 use swap::Plugins;
@@ -349,7 +351,7 @@ fn run_settings(config: &Config) -> runs::Settings {
 fn runtime(config: &Config) -> Result<tokio::runtime::Runtime, AppError> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
-        // One may be held up by a disk that hangs, as whoever writes a record is at first; the others still answer.
+        // One may be held up by a disk that hangs, as whoever writes a record is at first; the others still answer (`pulse`).
         .worker_threads(std::thread::available_parallelism().map_or(2, |n| n.get().max(2)))
         // A run keeps one thread of its plugin busy from beginning to end; the store, the shelf and the gateway's own work have
         // theirs beside them, so that no disk that hangs takes those of others.
@@ -382,6 +384,7 @@ pub fn serve(read: Read) -> Result<(), AppError> {
     let config = &seen.config;
     telemetry::start(&config.log).map_err(AppError::Log)?;
     let runtime = runtime(config)?;
+    let _pulse = Pulse::of(runtime.handle()).map_err(AppError::io("cannot start a thread"))?;
     let outcome = runtime.block_on(async {
         // Before the plugins: a port that is taken should be known before a sandbox is built.
         let listen = config.server.listen;

@@ -21,8 +21,17 @@ const CODE: &str = "def main(args):\n    return 1\n";
 
 /// A gateway for which no sync of `path` (its end) succeeds while `switch` is there.
 fn failing_sync(house: &House, path: &Path, switch: &Path) -> Command {
-    let shim = house.path().join("failing_sync.so");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/audit/failing_sync.c");
+    let mut command = on_an_ailing_disk(house);
+    command
+        .env("FAIL_SYNC_OF", path)
+        .env("FAIL_SYNC_WHILE", switch);
+    command
+}
+
+/// What ails it, the environment says.
+fn on_an_ailing_disk(house: &House) -> Command {
+    let shim = house.path().join("disk.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/audit/disk.c");
     let compiled = Command::new("cc")
         .args([
             "-std=gnu99",
@@ -43,10 +52,7 @@ fn failing_sync(house: &House, path: &Path, switch: &Path) -> Command {
         String::from_utf8_lossy(&compiled.stderr)
     );
     let mut command = house.command();
-    command
-        .env("LD_PRELOAD", &shim)
-        .env("FAIL_SYNC_OF", path)
-        .env("FAIL_SYNC_WHILE", switch);
+    command.env("LD_PRELOAD", &shim);
     command
 }
 
@@ -314,6 +320,38 @@ fn a_sync_that_fails_later_is_told_and_stops_what_comes_then() {
 }
 
 /// Else a power cut would take away which rules were in force, and older ones would be taken.
+/// One record is on its way to a disk that hangs. Whoever waits for it does; the gateway goes on, also where nothing but that
+/// went on in it: of an idle runtime one thread alone waits for the network and the clock, and that is the one which writes.
+#[test]
+fn a_write_that_hangs_holds_up_nobody_who_needs_no_record() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let switch = house.path().join("the-disk-hangs");
+    let mut command = on_an_ailing_disk(&house);
+    command
+        .env("HANG_WRITE_OF", "/audit.jsonl")
+        .env("HANG_WRITE_WHILE", &switch);
+    let gateway = house.start_as(command);
+    gateway.client().run(CODE, json!({})).unwrap();
+    eventually("it is idle", PATIENCE, || gateway.is_idle());
+
+    fs::write(&switch, "").unwrap();
+    std::thread::scope(|scope| {
+        let recorded = scope.spawn(|| gateway.client().run(CODE, json!({})));
+        eventually("the record hangs", PATIENCE, || {
+            Client::open(&gateway.admin).is_ok_and(|mut operator| {
+                let ready = operator.get("/readyz?verbose");
+                ready.is_ok_and(|ready| ready.status == 503 && ready.text().contains("[-]audit"))
+            })
+        });
+        assert_eq!(gateway.client().get("/openrpc.json").unwrap().status, 200);
+        fs::remove_file(&switch).unwrap();
+        recorded.join().unwrap().unwrap();
+    });
+    gateway.stop();
+    assert_holds(&house);
+}
+
 #[test]
 fn rules_that_are_not_durably_remembered_are_told_of() {
     let _alone = alone();

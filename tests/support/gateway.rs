@@ -303,6 +303,16 @@ impl Gateway {
         all
     }
 
+    /// No thread of its runtime does anything.
+    pub(crate) fn is_idle(&self) -> bool {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).unwrap();
+        let stats =
+            tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("stat")).ok());
+        stats
+            .filter(|stat| stat.contains("(tokio-"))
+            .all(|stat| stat.contains(") S "))
+    }
+
     pub(crate) fn rss_kib(&self) -> u64 {
         look::status_kib(self.pid, "VmRSS")
     }
