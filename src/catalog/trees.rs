@@ -1,13 +1,12 @@
 //! Directories of skills that are kept open. A version never changes, and to ask the store for its directory takes the way to
 //! another thread and back: 0.1 ms of a run's answer, where processors have to be woken for it.
 
-use std::fs::File;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, openat, statx};
 use skillgate_plugin_host::StorageInstance;
 use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{Content, Source};
@@ -237,16 +236,23 @@ pub(super) async fn check_same(
 
 /// The same directory, opened for itself: two who read in one and the same descriptor take names from each other. `None`: it
 /// has been removed, or cannot be opened here.
+///
+/// On the event loop, so by what the kernel has in memory: `.` of what is open is looked up nowhere, and a server across a
+/// network is not asked whether what is known of it is still so, which a path through `/proc/self/fd` would do.
 fn again(dir: &OwnedFd) -> Option<OwnedFd> {
-    let opened = File::open(format!("/proc/self/fd/{}", dir.as_raw_fd())).ok()?;
-    let metadata = opened.metadata().ok()?;
-    (metadata.is_dir() && metadata.nlink() > 0).then(|| opened.into())
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let opened = openat(dir, ".", flags, Mode::empty()).ok()?;
+    let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let links = statx(&opened, "", known, StatxFlags::NLINK).ok()?.stx_nlink;
+    (links > 0).then_some(opened)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::future::Future as _;
     use std::io::{Seek as _, SeekFrom};
+    use std::os::unix::fs::MetadataExt as _;
     use std::task::Poll;
 
     use super::*;
