@@ -48,15 +48,43 @@ pub type Fd = i32;
 
 /// Is `field` inside the struct that the other side handed over? `SKG_HAS`.
 ///
-/// The pointer must be to a struct of the contract that begins with `struct_size`.
+/// ```
+/// # use skillgate_plugin_abi as abi;
+/// # fn state(health: *const abi::Health) -> bool {
+/// // SAFETY: health is a live struct of the contract.
+/// unsafe { abi::has!(abi::Health, health, state) }
+/// # }
+/// ```
+///
+/// It reads through the pointer, so that whoever asks says why that is right:
+///
+/// ```compile_fail,E0133
+/// # use skillgate_plugin_abi as abi;
+/// # fn state(health: *const abi::Health) -> bool {
+/// abi::has!(abi::Health, health, state)
+/// # }
+/// ```
+///
+/// # Safety
+/// The pointer is to a struct of the contract that begins with `struct_size`. It need not be aligned.
 #[macro_export]
 macro_rules! has {
     ($t:ty, $p:expr, $f:ident) => {{
         let p: *const $t = $p;
         let end = $crate::offset_of!($t, $f) + $crate::size_of_field(|s: &$t| &s.$f);
-        // SAFETY: the caller's promise: p points to a struct whose first field is a u32, struct_size.
-        (unsafe { p.cast::<u32>().read() }) as usize >= end
+        $crate::struct_size(p.cast()) >= end
     }};
+}
+
+/// What a struct says of its own size. For [`has!`], which leaves it to its caller to write `unsafe`.
+///
+/// # Safety
+/// `p` points to a struct of the contract that begins with `struct_size`. It need not be aligned.
+#[doc(hidden)]
+#[must_use]
+pub unsafe fn struct_size(p: *const u32) -> usize {
+    // SAFETY: the caller's promise, in the same terms.
+    (unsafe { p.read_unaligned() }) as usize
 }
 
 /// `core::mem::offset_of!`, which is newer than this crate may be.
