@@ -5,7 +5,7 @@
 //! reader's own size. A field that the producer does not know is then zero, which for every type of the contract means
 //! "nothing": a null function, an empty text, an empty list. That is `SKG_HAS` for all fields at once.
 
-use std::mem::{size_of, MaybeUninit};
+use std::mem::{align_of, size_of, MaybeUninit};
 
 use skillgate_plugin_abi as abi;
 
@@ -20,6 +20,8 @@ macro_rules! grows {
         // SAFETY: declared in the header with `uint32_t struct_size` first (tests/layout.rs of the abi crate compares);
         // all fields are integers, pointers or Option<fn>, for which zero is valid.
         unsafe impl Grows for abi::$t {}
+        // Of one with another alignment a size that is "whole" could end in the middle of a pointer.
+        const _: () = assert!(align_of::<abi::$t>() == align_of::<*const u8>());
     )+ };
 }
 grows! {
@@ -73,14 +75,22 @@ pub unsafe fn prefix<T: Grows>(p: *const T, what: &str) -> Result<T, Malformed> 
     }
     // SAFETY: not null; the caller promises at least struct_size itself, read without an assumption about alignment.
     let size = unsafe { p.cast::<u32>().read_unaligned() } as usize;
-    if size < SMALLEST {
+    if size < SMALLEST || !is_whole::<T>(size) {
         return bad(
             what,
-            format_args!("struct_size is {size}, which no struct of the contract has"),
+            format_args!(
+                "struct_size is {size}, which no struct of the contract has: set it to sizeof"
+            ),
         );
     }
     // SAFETY: `size` bytes are readable by the caller's promise.
     Ok(unsafe { copy(p, size) })
+}
+
+/// Structs grow at their end, and their size is that of the whole: a multiple of the alignment. One that is not may end in the
+/// middle of a field, and half a pointer is a wrong one.
+const fn is_whole<T: Grows>(size: usize) -> bool {
+    size % align_of::<T>() == 0
 }
 
 /// # Safety
@@ -244,14 +254,26 @@ impl Reader {
         max: u32,
     ) -> Result<Vec<T>, Malformed> {
         self.list(list, what, max, SMALLEST, size_of::<T>())?;
+        if list.len > 0 && !is_whole::<T>(list.stride as usize) {
+            return bad(
+                what,
+                format_args!(
+                    "stride {} is not the size of an element: set it to sizeof",
+                    list.stride
+                ),
+            );
+        }
         let mut out = Vec::with_capacity(list.len as usize);
         for i in 0..list.len {
             // SAFETY: i < len.
             let p = unsafe { list.at::<T>(i) };
             // SAFETY: an element has at least SMALLEST readable bytes, see `list`.
             let size = unsafe { p.cast::<u32>().read_unaligned() } as usize;
-            if size < SMALLEST {
-                return bad(what, format_args!("element {i}: struct_size is {size}"));
+            if size < SMALLEST || !is_whole::<T>(size) {
+                return bad(
+                    what,
+                    format_args!("element {i}: struct_size is {size}, which no struct of the contract has: set it to sizeof"),
+                );
             }
             // SAFETY: stride bytes of the element are readable.
             out.push(unsafe { copy(p, size.min(list.stride as usize)) });
@@ -381,11 +403,46 @@ mod tests {
         // It says more of itself than there is room for.
         assert_eq!(read(size, size - 8), Ok(0));
         assert_eq!(read(SMALLEST, SMALLEST), Ok(0));
-        assert_eq!(
-            why(read(SMALLEST - 1, size)),
-            "l: element 0: struct_size is 7"
-        );
+        let no_size = "which no struct of the contract has: set it to sizeof";
+        // The last one ends in the middle of the field.
+        for odd in [SMALLEST - 1, SMALLEST + 1, size - 4] {
+            assert_eq!(
+                why(read(odd, size)),
+                format!("l: element 0: struct_size is {odd}, {no_size}")
+            );
+        }
         let narrow = "l: stride 7 is smaller than an element";
         assert_eq!(why(read(size, SMALLEST - 1)), narrow);
+        let odd = format!(
+            "l: stride {} is not the size of an element: set it to sizeof",
+            size - 4
+        );
+        assert_eq!(why(read(size, size - 4)), odd);
+    }
+
+    /// Half a pointer is a wrong one.
+    #[test]
+    fn a_struct_does_not_end_in_the_middle_of_a_field() {
+        let text = abi::Str::new("why");
+        let read = |struct_size: usize| {
+            let mut error: abi::Error = zeroed();
+            error.message = text;
+            error.struct_size = u32::try_from(struct_size).unwrap();
+            // SAFETY: a struct that lives, and says no more than it has.
+            unsafe { prefix(std::ptr::addr_of!(error), "e") }.map(|e| e.message)
+        };
+        let at = abi::offset_of!(abi::Error, message);
+        let whole = at + size_of::<abi::Str>();
+        for (size, is_there) in [(SMALLEST, false), (at, false), (whole, true)] {
+            let read = read(size).unwrap();
+            let expected = if is_there { text } else { abi::Str::EMPTY };
+            assert_eq!((read.ptr, read.len), (expected.ptr, expected.len), "{size}");
+        }
+        for odd in [SMALLEST - 1, at + 1, at + 4, whole - 1, whole + 4] {
+            assert_eq!(
+                why(read(odd)),
+                format!("e: struct_size is {odd}, which no struct of the contract has: set it to sizeof")
+            );
+        }
     }
 }
