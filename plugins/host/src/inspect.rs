@@ -262,6 +262,7 @@ const PT_DYNAMIC: u32 = 2;
 const PT_NOTE: u32 = 4;
 const PT_GNU_STACK: u32 = 0x6474_e551;
 const PF_X: u32 = 1;
+const PF_R: u32 = 4;
 const DT_NEEDED: u64 = 1;
 const DT_HASH: u64 = 4;
 const DT_STRTAB: u64 = 5;
@@ -276,6 +277,11 @@ const DT_FILTER: u64 = 0x7fff_ffff;
 const DF_TEXTREL: u64 = 4;
 const DF_STATIC_TLS: u64 = 0x10;
 const STT_OBJECT: u8 = 1;
+const STB_GLOBAL: u8 = 1;
+const STB_WEAK: u8 = 2;
+const STB_GNU_UNIQUE: u8 = 10;
+/// From here on the number of a section says something else, as that the value is no address in the file.
+const SHN_LORESERVE: u16 = 0xff00;
 /// More program headers, dynamic entries or notes than this are not read.
 const ENTRIES: usize = 4096;
 
@@ -460,8 +466,7 @@ impl<'a> Elf<'a> {
                 let at = u64::from(index) * 24;
                 let symbol = get::<24>(symbols, at)?;
                 let named = Self::name(strings, u64::from(u32_at(&symbol, 0)?)) == Some(wanted);
-                let data = symbol[4] & 0xf == STT_OBJECT && u16_at(&symbol, 6)? != 0;
-                Some(named && data)
+                Some(named && self.is_entry(&symbol)?)
             };
             if let Some(address) = dynamic.get(DT_GNU_HASH) {
                 return Some(gnu_hash(self.at_address(address)?, wanted, is_it).unwrap_or(false));
@@ -471,6 +476,20 @@ impl<'a> Elf<'a> {
             Some((1..count).map_while(is_it).any(|it| it))
         };
         look().unwrap_or(false)
+    }
+
+    /// May this symbol be read as an entry? One that the loader passes over, whose value is no address in the file, or that
+    /// ends where nothing is mapped may not.
+    fn is_entry(&self, symbol: &[u8; 24]) -> Option<bool> {
+        let is_seen = [STB_GLOBAL, STB_WEAK, STB_GNU_UNIQUE].contains(&(symbol[4] >> 4));
+        let is_here = (1..SHN_LORESERVE).contains(&u16_at(symbol, 6)?);
+        let start = u64_at(symbol, 8)?;
+        let end = start.checked_add(size_of::<abi::EntryV1>() as u64)?;
+        let is_mapped = self.segments.iter().any(|s| {
+            let ends = s.address.saturating_add(s.memory_bytes);
+            s.kind == PT_LOAD && s.flags & PF_R != 0 && s.address <= start && end <= ends
+        });
+        Some(symbol[4] & 0xf == STT_OBJECT && is_seen && is_here && is_mapped)
     }
 
     fn notes(&self) -> impl Iterator<Item = RawNote<'a>> {

@@ -7,6 +7,7 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::Write;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -328,15 +329,19 @@ pub(crate) fn load_alone(checked: &Checked) -> Result<Loaded, LoadError> {
 
 /// Loads a sealed copy whose note is `note` into this process: the plugin's code runs from here on.
 pub(crate) fn load_copy(copy: &File, note: Option<&Note>) -> Result<Loaded, Refusal> {
-    let library = open(copy)?;
+    // The code stays for ever: instances, threads and thread-local destructors of a plugin may outlive any use of it. Those of
+    // one that is refused below, too: its constructors have run.
+    let library = ManuallyDrop::new(open(copy)?);
     // SAFETY: the inspection found a data symbol of this name; it is read below, no further than it says.
     let symbol = unsafe { library.get::<*const abi::EntryV1>(abi::ENTRY_SYMBOL) };
     let symbol: *const abi::EntryV1 = match symbol {
         Ok(symbol) => symbol.into_raw().cast_const().cast(),
         Err(error) => return Err(Refusal::Loader(error.to_string())),
     };
-    // The code stays for ever: instances, threads and thread-local destructors of a plugin may outlive any use of it.
-    std::mem::forget(library);
+    // To the loader that is an address as others are.
+    if symbol.is_null() {
+        return Err(Refusal::NoEntry);
+    }
     // SAFETY: the address of the data symbol that the plugin exports as its entry.
     let entry = unsafe { entry(symbol) }?;
     // SAFETY: the entry's own, static.

@@ -436,6 +436,65 @@ fn a_file_is_read_as_the_loader_reads_it() {
     refused("short", &bytes, "library search path \"/tmp/evil\"");
 }
 
+/// What the loader would not find, or what is nothing that can be read.
+#[test]
+fn an_entry_is_in_the_file() {
+    const PT_LOAD: u32 = 1;
+    const PT_DYNAMIC: u32 = 2;
+    const DT_STRTAB: u64 = 5;
+    const DT_SYMTAB: u64 = 6;
+    const SHN_ABS: u16 = 0xfff1;
+    let dir = tempfile::tempdir().unwrap();
+    let file = probe(dir.path(), "entry", &[]);
+    let good = std::fs::read(&file).unwrap();
+    let number = |at: usize| u64::from_le_bytes(good[at..at + 8].try_into().unwrap());
+    let place = |at: usize| usize::try_from(number(at)).unwrap();
+    let dynamic = |tag: u64| {
+        let mut entry = place(header(&good, PT_DYNAMIC) + 8);
+        while number(entry) != tag {
+            assert_ne!(number(entry), 0, "no entry {tag}");
+            entry += 16;
+        }
+        place(entry + 8)
+    };
+    // Both tables are in the first segment, whose addresses are places in the file.
+    let (names, symbols) = (dynamic(DT_STRTAB), dynamic(DT_SYMTAB));
+    let is_it = |symbol: &usize| {
+        let name = u32::from_le_bytes(good[*symbol..symbol + 4].try_into().unwrap());
+        good[names + usize::try_from(name).unwrap()..].starts_with(b"skillgate_plugin_entry_v1\0")
+    };
+    let entry = (symbols..).step_by(24).find(is_it).unwrap();
+    let (about, section, value) = (entry + 4, entry + 6, entry + 8);
+    let end = |at: usize| number(at + 16) + number(at + 40);
+    let loaded = || headers(&good).filter(|at| good[*at..at + 4] == PT_LOAD.to_le_bytes());
+    let its_own = loaded().find(|at| end(*at) > number(value)).unwrap();
+    let last = end(loaded().last().unwrap());
+    let hidden = its_own + 4;
+
+    assert!(!refuses(&file));
+    let cases: [(&str, usize, &[u8]); 5] = [
+        ("local", about, &[1]),
+        ("absolute", section, &SHN_ABS.to_le_bytes()),
+        ("far", value, &(1_u64 << 40).to_le_bytes()),
+        ("cut", value, &(last - 8).to_le_bytes()),
+        ("unreadable", hidden, &[0]),
+    ];
+    for (name, at, changed) in cases {
+        let mut bytes = good.clone();
+        bytes[at..at + changed.len()].copy_from_slice(changed);
+        if name == "absolute" {
+            bytes[value..value + 8].fill(0);
+        }
+        std::fs::write(&file, bytes).unwrap();
+        assert!(refuses(&file), "{name}");
+        let text = refusal(&file, &Pin::default());
+        assert!(
+            text.contains("does not export the data symbol"),
+            "{name}: {text}"
+        );
+    }
+}
+
 /// Old linkers say it with an entry of its own, new ones with a flag, and some with both.
 #[test]
 fn writable_code_is_refused_whichever_way_it_is_said() {
