@@ -190,12 +190,12 @@ fn try_out() -> io::Result<Tried> {
     }
     let pid = match made? {
         Fork::Child => {
-            // Its rehearsal puts descriptors of its own where these may be.
-            return Ok(Tried::Here(Trial {
-                places,
-                proc: above(proc)?,
-                told: above(told)?,
-            }));
+            // Its rehearsal puts descriptors of its own where these may be. Without them it ends: with an error it would go on
+            // as the zygote does.
+            let (Ok(proc), Ok(told)) = (above(proc), above(told)) else {
+                sys::exit_now(1)
+            };
+            return Ok(Tried::Here(Trial { places, proc, told }));
         }
         Fork::Parent { pid, .. } => pid,
     };
