@@ -119,14 +119,31 @@ unsafe fn exchange(places: &[Place]) -> io::Result<bool> {
         // SAFETY: this function's own condition.
         unsafe { exchange_one(place, &file, here) }
     });
-    let seals: c_int =
-        libc::F_SEAL_SEAL | libc::F_SEAL_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
-    // SAFETY: no pointers.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
+    if seal(&file).is_err() {
         // Never goes on with memory that somebody could write to from outside.
         exit_now(124);
     }
     exchanged.map(|()| true)
+}
+
+/// A page that the kernel itself holds for a moment (compaction, migration) counts as in use. It waits for such pages, 150 ms or
+/// so, before it says EBUSY, and on a machine that is short of memory that happens.
+const SEAL_TRIES_MAX: u32 = 10;
+
+/// Nobody changes the file any more. Nothing is written but the stack: it is a copy of this very memory.
+fn seal(file: &File) -> io::Result<()> {
+    let seals = libc::F_SEAL_SEAL | libc::F_SEAL_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK;
+    let mut tries = 0;
+    loop {
+        // SAFETY: no pointers.
+        let sealed =
+            check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) }.into());
+        tries += 1;
+        match sealed {
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) && tries < SEAL_TRIES_MAX => {}
+            other => return other.map(drop),
+        }
+    }
 }
 
 /// Puts a mapping of what is in the file from `at` on in the place of one; or does nothing, where a rule of the host does not
