@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::root::GUEST;
 use crate::sys;
+use crate::sys::python::OBJECT_HEAD_BYTES;
 
 /// An interpreter, ready to be laid out in a root.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -48,6 +49,7 @@ pub(crate) enum InterpreterError {
     Answer(PathBuf, String),
     TooOld(PathBuf, String),
     NotCpython(PathBuf, String),
+    OtherObjects(PathBuf),
 }
 
 impl std::fmt::Display for InterpreterError {
@@ -59,6 +61,7 @@ impl std::fmt::Display for InterpreterError {
             Self::Answer(p, e) => write!(f, "the interpreter {} cannot be used: {e}", p.display()),
             Self::TooOld(p, v) => write!(f, "the interpreter {} is Python {v}; 3.9 or later is needed", p.display()),
             Self::NotCpython(p, v) => write!(f, "the interpreter {} is {v}; CPython is needed", p.display()),
+            Self::OtherObjects(p) => write!(f, "the interpreter {} is a free-threaded build of CPython, or one that traces references: take an ordinary one, as python3.13 instead of python3.13t", p.display()),
         }
     }
 }
@@ -75,6 +78,7 @@ const DISCOVERY_TIME: Duration = Duration::from_secs(30);
 struct Discovered {
     version: (u32, u32),
     implementation: String,
+    head_bytes: u64,
     program: String,
     prefixes: Vec<String>,
     stdlib: String,
@@ -104,6 +108,9 @@ impl Interpreter {
         let version = format!("{}.{}", found.version.0, found.version.1);
         if found.version < (3, 9) {
             return Err(InterpreterError::TooOld(path, version));
+        }
+        if found.head_bytes != OBJECT_HEAD_BYTES {
+            return Err(InterpreterError::OtherObjects(path));
         }
         Ok(Self::plan(found, version))
     }
@@ -313,6 +320,7 @@ mod tests {
         Discovered {
             version: (3, 12),
             implementation: "cpython".into(),
+            head_bytes: OBJECT_HEAD_BYTES,
             program: format!("{prefix}/bin/python3.12"),
             prefixes: vec![prefix.into()],
             stdlib: format!("{prefix}/lib/python3.12"),
@@ -340,6 +348,18 @@ mod tests {
         }
     }
 
+    fn make_shim(shim: &Path, script: &str) {
+        // By another process: what is open for writing here, and in what another test starts, cannot be executed.
+        let made = Command::new("sh")
+            .args([
+                "-c",
+                "printf '#!/bin/sh\n%s\n' \"$1\" > \"$0\"; chmod +x \"$0\"",
+            ])
+            .args([shim.as_os_str(), script.as_ref()])
+            .status();
+        assert!(made.unwrap().success());
+    }
+
     /// A shim that hangs, or that leaves something running, is said to be slow instead of holding up the start for ever.
     #[test]
     fn an_interpreter_that_does_not_answer_is_waited_for_no_longer_than_it_may_take() {
@@ -351,15 +371,7 @@ mod tests {
             "exec sleep 100",
             &format!("cat > /dev/null; {stays} & exit 0"),
         ] {
-            // By another process: what is open for writing here, and in what another test starts, cannot be executed.
-            let made = Command::new("sh")
-                .args([
-                    "-c",
-                    "printf '#!/bin/sh\n%s\n' \"$1\" > \"$0\"; chmod +x \"$0\"",
-                ])
-                .args([shim.as_os_str(), script.as_ref()])
-                .status();
-            assert!(made.unwrap().success());
+            make_shim(&shim, script);
             let started = Instant::now();
             let answer = ask(&shim, &guest, Duration::from_millis(500));
             assert!(
@@ -368,6 +380,27 @@ mod tests {
             );
             assert!(started.elapsed() < Duration::from_secs(50), "{script}");
         }
+    }
+
+    /// Its module would be loaded with another layout than it has, and every zygote would crash.
+    #[test]
+    fn an_interpreter_whose_objects_are_others_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let shim = dir.path().join("python3.13t");
+        let discover = |head_bytes: u64| {
+            let mut said = serde_json::json!({
+                "version": [3, 13], "implementation": "cpython", "program": "/usr/bin/python3.13t",
+                "prefixes": ["/usr"], "stdlib": "/usr/lib/python3.13t", "dynload": [], "loader": null,
+                "libraries": [], "compiled": {}, "certificates": null,
+            });
+            said["head_bytes"] = head_bytes.into();
+            make_shim(&shim, &format!("cat > /dev/null; echo '{said}'"));
+            Interpreter::discover(shim.to_str(), &[])
+        };
+        assert_eq!(discover(16).unwrap().version, "3.13");
+        let why = discover(32).unwrap_err().to_string();
+        let expected = "is a free-threaded build of CPython, or one that traces references: take an ordinary one";
+        assert!(why.contains(expected), "{why}");
     }
 
     #[test]

@@ -106,6 +106,7 @@ except ImportError:
 print(json.dumps({
     "version": list(sys.version_info[:2]),
     "implementation": sys.implementation.name,
+    "head_bytes": object.__basicsize__,
     "program": program,
     "prefixes": sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.base_exec_prefix)}),
     "stdlib": stdlib,

@@ -33,6 +33,9 @@ struct ModuleDef {
     rest: [*mut c_void; 4],
 }
 
+/// What an object begins with, in such a version. One without the lock has more there, and so has one that traces references.
+pub(crate) const OBJECT_HEAD_BYTES: u64 = std::mem::offset_of!(ModuleDef, init) as u64;
+
 const METH_NOARGS: c_int = 4;
 /// `PYTHON_ABI_VERSION`: of the stable interface.
 const ABI_VERSION: c_int = 3;
