@@ -226,9 +226,11 @@ impl RawHost {
         state.wrongs.extend(open);
     }
 
-    /// What went against the rules so far.
+    /// What went against the rules so far, also in calls that are no host's: it is the same plugin's.
     pub(crate) fn wrongs(&self) -> Vec<String> {
-        self.lock().wrongs.clone()
+        let mut wrongs = self.lock().wrongs.clone();
+        wrongs.extend_from_slice(&STRAY.lock().unwrap_or_else(PoisonError::into_inner));
+        wrongs
     }
 
     /// How an op ended; `None`: not within `limit`.
@@ -289,16 +291,28 @@ impl RawHost {
     }
 }
 
+/// Calls that say of no host that they are its.
+static STRAY: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Whom a call of `function` is for: null is what the gateway refuses, and the kit finds.
+///
 /// # Safety
-/// `ctx` is that of a table made by [`RawHost::new`].
-unsafe fn host(ctx: *mut c_void) -> &'static RawHost {
+/// `ctx` is null or that of a table made by [`RawHost::new`].
+unsafe fn host(ctx: *mut c_void, function: &str) -> Option<&'static RawHost> {
     // SAFETY: the caller's promise; hosts are leaked and only ever shared.
-    unsafe { &*ctx.cast_const().cast::<RawHost>() }
+    let host = unsafe { ctx.cast_const().cast::<RawHost>().as_ref() };
+    if host.is_none() {
+        let mut stray = STRAY.lock().unwrap_or_else(PoisonError::into_inner);
+        stray.push(format!("{function} was called with ctx null"));
+    }
+    host
 }
 
 unsafe extern "C" fn complete(ctx: *mut c_void, op: abi::Op, c: *const abi::Completion) -> i32 {
     // SAFETY: the plugin gives back the ctx of its table.
-    let host = unsafe { host(ctx) };
+    let Some(host) = (unsafe { host(ctx, "complete") }) else {
+        return abi::E_INVALID_ARGUMENT;
+    };
     if !host.is_open("complete") {
         return abi::E_STALE;
     }
@@ -488,7 +502,9 @@ unsafe fn take(fd: abi::Fd) {
 
 unsafe extern "C" fn op_cancelled(ctx: *mut c_void, op: abi::Op) -> i32 {
     // SAFETY: the plugin gives back the ctx of its table.
-    let host = unsafe { host(ctx) };
+    let Some(host) = (unsafe { host(ctx, "op_cancelled") }) else {
+        return abi::E_INVALID_ARGUMENT;
+    };
     if !host.is_open("op_cancelled") {
         return 1;
     }
@@ -499,15 +515,15 @@ unsafe extern "C" fn op_cancelled(ctx: *mut c_void, op: abi::Op) -> i32 {
 
 unsafe extern "C" fn log_enabled(ctx: *mut c_void, _level: u32, _target: abi::Str) -> i32 {
     // SAFETY: the plugin gives back the ctx of its table.
-    i32::from(unsafe { host(ctx) }.is_open("log_enabled"))
+    let host = unsafe { host(ctx, "log_enabled") };
+    i32::from(host.is_some_and(|host| host.is_open("log_enabled")))
 }
 
 unsafe extern "C" fn log(ctx: *mut c_void, record: *const abi::LogRecord) {
     // SAFETY: the plugin gives back the ctx of its table.
-    let host = unsafe { host(ctx) };
-    if !host.is_open("log") {
+    let Some(host) = (unsafe { host(ctx, "log") }).filter(|host| host.is_open("log")) else {
         return;
-    }
+    };
     // SAFETY: the contract: record points to a record, valid during this call.
     if let Err(why) = unsafe { wire::prefix(record, "skg_log_record") } {
         host.lock()
@@ -518,6 +534,8 @@ unsafe extern "C" fn log(ctx: *mut c_void, record: *const abi::LogRecord) {
 
 unsafe extern "C" fn get_extension(ctx: *mut c_void, _id: *const u8) -> *const c_void {
     // SAFETY: the plugin gives back the ctx of its table.
-    unsafe { host(ctx) }.is_open("get_extension");
+    if let Some(host) = unsafe { host(ctx, "get_extension") } {
+        host.is_open("get_extension");
+    }
     std::ptr::null()
 }

@@ -14,10 +14,12 @@ const SECRET_VALUE: &str = "what the kit keeps to itself";
 /// A service of a run: is there such a run, and is it going on?
 ///
 /// # Safety
-/// `ctx` is that of a table made by [`RawHost::new`].
+/// `ctx` is null or that of a table made by [`RawHost::new`].
 unsafe fn service(ctx: *mut c_void, run: abi::Op, function: &str, code: i32) -> i32 {
     // SAFETY: the caller's promise.
-    let host = unsafe { host(ctx) };
+    let Some(host) = (unsafe { host(ctx, function) }) else {
+        return abi::E_INVALID_ARGUMENT;
+    };
     if !host.is_open(function) {
         return abi::E_STALE;
     }
@@ -35,14 +37,19 @@ pub(super) unsafe extern "C" fn run_output(
     data: abi::Bytes,
 ) -> i32 {
     // SAFETY: the plugin gives back the ctx of its table.
-    let (host, code) = unsafe { (host(ctx), service(ctx, run, "run_output", abi::OK)) };
+    let code = unsafe { service(ctx, run, "run_output", abi::OK) };
     if code == abi::OK && !matches!(stream, abi::STDOUT | abi::STDERR | abi::RUNLOG) {
         return abi::E_INVALID_ARGUMENT;
     }
-    if let Some(of) = host.lock().ops.get_mut(&run) {
-        of.output += usize::try_from(data.len).unwrap_or(0);
+    if code == abi::OK
+        // SAFETY: as above.
+        && let Some(host) = unsafe { host(ctx, "run_output") }
+    {
+        if let Some(of) = host.lock().ops.get_mut(&run) {
+            of.output += usize::try_from(data.len).unwrap_or(0);
+        }
+        host.changed.notify_all();
     }
-    host.changed.notify_all();
     code
 }
 
@@ -65,6 +72,15 @@ pub(super) unsafe extern "C" fn secret_read(
     }
     if name != SECRET {
         return i64::from(abi::E_PERMISSION);
+    }
+    if buf.is_null() && cap > 0 {
+        // SAFETY: the plugin gives back the ctx of its table.
+        if let Some(host) = unsafe { host(ctx, "secret_read") } {
+            let wrong = format!("secret_read was called with buf null and cap {cap}");
+            host.lock().wrongs.push(wrong);
+            host.changed.notify_all();
+        }
+        return i64::from(abi::E_INVALID_ARGUMENT);
     }
     let value = SECRET_VALUE.as_bytes();
     if value.len() as u64 <= cap {

@@ -208,6 +208,9 @@ unsafe extern "C" fn skill_list(this: *mut c_void, op: abi::Op, r: *const abi::L
     // SAFETY: as above; the host's request is readable.
     unsafe {
         let mut request = wire::prefix(r, "request").unwrap();
+        if asked("asks no host") {
+            super::CANCELLED.get().unwrap()(std::ptr::null_mut(), op);
+        }
         if asked("hangs on what is cancelled already")
             && super::CANCELLED.get().unwrap()(ctx_of(this), op) != 0
         {
