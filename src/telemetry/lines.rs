@@ -3,7 +3,8 @@
 //!
 //! What stderr takes at once is written by who logs: to wake a thread for a line would cost a run more than the line does. What
 //! it does not take waits for a thread that may wait itself, up to `log.buffer_bytes`; further lines are dropped and counted, and
-//! said when there is room again. A file is written by who logs in any case: nobody has to read it.
+//! said when there is room again. A file says of no write beforehand whether its disk takes it: who logs writes there too, but one
+//! at a time, and what others log meanwhile waits for the thread. So a disk that hangs holds up no more than one.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,6 +19,9 @@ use rustix::io::{ReadWriteFlags, pwritev2};
 const PIECE_BYTES: usize = 64 * 1024;
 /// After this the thread tries again where somebody else who has the same pipe has made it non-blocking.
 const AGAIN: Duration = Duration::from_millis(20);
+/// How long who logs to a file waits for room: several log faster than one thread is woken, and of what a disk would take nothing
+/// is to be dropped. Where it hangs, each waits this once.
+const ROOM_MAX: Duration = Duration::from_millis(10);
 
 /// Writes lines, and keeps those that have to wait. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -28,18 +32,23 @@ pub(super) struct Inner {
     out: File,
     is_file: bool,
     waiting_bytes_max: usize,
+    room_max: Duration,
     state: Mutex<State>,
-    /// Something waits.
+    /// Something waits, and nobody writes.
     some: Condvar,
-    /// All has been written.
-    none: Condvar,
+    /// Something has been written that waited, or all has been.
+    less: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<u8>,
-    /// The thread has taken a piece, and has not written it yet.
+    /// Somebody writes, without this lock: the thread a piece, or who logs a line to a file. Nobody else does meanwhile.
     writing: bool,
+    /// There was no room for too long. Until something that waited is written, nobody waits for room.
+    hangs: bool,
+    /// Who waits for `less`: to wake nobody takes a system call too.
+    for_less: usize,
     /// Lines that were dropped.
     lost: u64,
     /// And of those, how many the log has not said yet.
@@ -55,19 +64,40 @@ impl State {
         self.lost += lines;
         self.untold += lines;
     }
+
+    /// Of a line that came before all that waits.
+    fn put_first(&mut self, rest: &[u8]) {
+        if rest.is_empty() {
+            return;
+        }
+        let mut later = std::mem::take(&mut self.waiting);
+        self.waiting.extend(rest);
+        self.waiting.append(&mut later);
+    }
 }
 
 impl Lines {
     /// To this descriptor; `waiting_bytes_max` of those that have to wait.
     pub(super) fn to(out: OwnedFd, waiting_bytes_max: usize) -> io::Result<Self> {
         let out = File::from(out);
+        let is_file = out.metadata()?.is_file();
+        Self::of(out, is_file, waiting_bytes_max, ROOM_MAX)
+    }
+
+    fn of(
+        out: File,
+        is_file: bool,
+        waiting_bytes_max: usize,
+        room_max: Duration,
+    ) -> io::Result<Self> {
         let inner = Arc::new(Inner {
-            is_file: out.metadata()?.is_file(),
             out,
+            is_file,
             waiting_bytes_max,
+            room_max,
             state: Mutex::default(),
             some: Condvar::new(),
-            none: Condvar::new(),
+            less: Condvar::new(),
         });
         let of_thread = inner.clone();
         std::thread::Builder::new()
@@ -89,10 +119,7 @@ impl Lines {
     /// Waits until all has been written, but no longer than this.
     pub(super) fn flush(&self, limit: Duration) {
         let inner = &*self.0;
-        let waited = inner
-            .none
-            .wait_timeout_while(inner.state(), limit, |state| !state.is_done());
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        drop(inner.wait_while(inner.state(), limit, |state| !state.is_done()));
     }
 }
 
@@ -109,35 +136,82 @@ impl Write for &Inner {
 }
 
 impl Inner {
+    /// Nothing is done under this lock that may wait.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn wait_while<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        limit: Duration,
+        is_so: impl FnMut(&mut State) -> bool,
+    ) -> MutexGuard<'a, State> {
+        state.for_less += 1;
+        let waited = self.less.wait_timeout_while(state, limit, is_so);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        state.for_less -= 1;
+        state
+    }
+
     fn put(&self, line: &[u8]) {
         let mut state = self.state();
-        let mut rest = line;
         // In their order, and what was dropped is said first.
-        if state.is_done() && state.untold == 0 {
+        let is_first = state.is_done() && state.untold == 0;
+        let mut rest = line;
+        if is_first && self.is_file {
+            state.writing = true;
+            drop(state);
+            // The disk may hang.
+            rest = &line[(&self.out).write(line).unwrap_or(0)..];
+            state = self.state();
+            state.writing = false;
+        } else if is_first {
             rest = &line[self.at_once(line)..];
-            if rest.is_empty() {
-                return;
-            }
+        } else if self.is_file {
+            state = self.when_there_is_room(state, line.len());
         }
         let is_begun = rest.len() < line.len();
-        if !is_begun && state.waiting.len() + rest.len() > self.waiting_bytes_max {
-            return state.lose(1);
+        if !is_begun && !self.has_room(&state, rest.len()) {
+            state.lose(1);
+        } else if is_first {
+            state.put_first(rest);
+        } else {
+            state.waiting.extend(rest);
         }
-        state.waiting.extend(rest);
+        // Whoever writes looks when he has written.
+        let has_some = !state.waiting.is_empty() && !state.writing;
+        let is_done = state.is_done() && state.for_less > 0;
         drop(state);
-        self.some.notify_one();
+        if has_some {
+            self.some.notify_one();
+        }
+        if is_done {
+            self.less.notify_all();
+        }
+    }
+
+    fn has_room(&self, state: &State, bytes: usize) -> bool {
+        state.waiting.len() + bytes <= self.waiting_bytes_max
+    }
+
+    /// Or when it has become clear that there will be none.
+    fn when_there_is_room<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        bytes: usize,
+    ) -> MutexGuard<'a, State> {
+        let will_have = bytes <= self.waiting_bytes_max;
+        let has_none =
+            |state: &mut State| will_have && !state.hangs && !self.has_room(state, bytes);
+        let mut state = self.wait_while(state, self.room_max, has_none);
+        state.hangs |= has_none(&mut state);
+        state
     }
 
     /// How many of these bytes are taken without waiting. Not by O_NONBLOCK: that would be so for everybody who has the same pipe
     /// or terminal. None where the kernel cannot say.
     fn at_once(&self, line: &[u8]) -> usize {
-        if self.is_file {
-            return (&self.out).write(line).unwrap_or(0);
-        }
         let here = u64::MAX;
         pwritev2(
             &self.out,
@@ -151,13 +225,9 @@ impl Inner {
     fn write_what_waits(&self) {
         let mut state = self.state();
         loop {
-            state.writing = false;
-            if state.waiting.is_empty() {
-                self.none.notify_all();
-            }
             state = self
                 .some
-                .wait_while(state, |state| state.waiting.is_empty())
+                .wait_while(state, |state| state.waiting.is_empty() || state.writing)
                 .unwrap_or_else(PoisonError::into_inner);
             let bytes = state.waiting.len().min(PIECE_BYTES);
             let piece: Vec<u8> = state.waiting.drain(..bytes).collect();
@@ -167,6 +237,7 @@ impl Inner {
             let lost = rest.iter().filter(|byte| **byte == b'\n').count();
             state = self.state();
             state.lose(lost as u64);
+            state.hangs = false;
             // Only when there is room: else this line would be one more.
             if rest.is_empty() && state.waiting.is_empty() && state.untold > 0 {
                 let lines = std::mem::take(&mut state.untold);
@@ -176,6 +247,10 @@ impl Inner {
                     "stderr took nothing of the log for a time: lines were dropped (log.buffer_bytes)"
                 );
                 state = self.state();
+            }
+            state.writing = false;
+            if state.for_less > 0 {
+                self.less.notify_all();
             }
         }
     }
@@ -198,10 +273,31 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufRead as _, BufReader, pipe};
+    use std::io::{BufRead as _, BufReader, Read, pipe};
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+    use std::thread::JoinHandle;
 
     const LONG: Duration = Duration::from_secs(30);
     const MAX: usize = 10_000;
+
+    fn put(lines: &Lines, line: &str) {
+        lines.0.put(format!("{line}\n").as_bytes());
+    }
+
+    fn while_idle(lines: &Lines) {
+        while lines.0.state().is_done() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// What comes before the line "last".
+    fn read_all(reads: impl Read + Send + 'static) -> JoinHandle<Vec<String>> {
+        std::thread::spawn(move || {
+            let came = BufReader::new(reads).lines().map(Result::unwrap);
+            came.take_while(|line| line != "last").collect()
+        })
+    }
 
     #[test]
     fn nobody_waits_for_who_does_not_read() {
@@ -220,10 +316,7 @@ mod tests {
         let lost = lines.lost();
         assert!((1..all as u64).contains(&lost), "{lost}");
         drop(writer);
-        let reader = std::thread::spawn(move || {
-            let came = BufReader::new(reads).lines().map(Result::unwrap);
-            came.take_while(|line| line != "last").collect::<Vec<_>>()
-        });
+        let reader = read_all(reads);
         lines.flush(LONG);
         // There is room again.
         (&*lines.writer()).write_all(b"last\n").unwrap();
@@ -242,6 +335,103 @@ mod tests {
         for (number, came) in numbers.iter().zip(&came) {
             assert_eq!(*came, line(*number).trim_end());
         }
+    }
+
+    /// A pipe instead of a disk, since it hangs until somebody reads.
+    #[test]
+    fn of_a_disk_that_hangs_one_who_logs_waits_and_nobody_else() {
+        let (mut reads, writes) = pipe().unwrap();
+        let mut filled = vec![b'-'; 4096];
+        while pwritev2(
+            &writes,
+            &[IoSlice::new(&filled[..4096])],
+            u64::MAX,
+            ReadWriteFlags::NOWAIT,
+        )
+        .is_ok()
+        {
+            filled.extend_from_within(..4096);
+        }
+        filled.truncate(filled.len() - 4096);
+        let lines = Lines::of(OwnedFd::from(writes).into(), true, MAX, ROOM_MAX).unwrap();
+        // Longer than what the pipe takes at once.
+        let long = "a1".repeat(100_000);
+        let hangs = {
+            let (lines, long) = (lines.clone(), long.clone());
+            std::thread::spawn(move || {
+                put(&lines, &long);
+                put(&lines, "a2");
+            })
+        };
+        let (tell, told) = channel();
+        let goes_on = {
+            let lines = lines.clone();
+            std::thread::spawn(move || {
+                while_idle(&lines);
+                put(&lines, "b1");
+                // Room is waited for once.
+                for _ in 0..10_000 {
+                    put(&lines, &"x".repeat(MAX - 1));
+                }
+                put(&lines, "b2");
+                lines.flush(Duration::from_millis(1));
+                tell.send(lines.lost()).unwrap();
+            })
+        };
+        assert_eq!(told.recv_timeout(LONG), Ok(10_000));
+        goes_on.join().unwrap();
+        assert!(!hangs.is_finished());
+        reads.read_exact(&mut filled).unwrap();
+        let reader = read_all(reads);
+        hangs.join().unwrap();
+        lines.flush(LONG);
+        assert!(lines.0.state().is_done());
+        put(&lines, "last");
+        assert_eq!(reader.join().unwrap(), [&long, "b1", "b2", "a2"]);
+    }
+
+    /// As of a disk that has filled up.
+    #[test]
+    fn what_is_left_of_a_line_comes_before_what_others_logged_meanwhile() {
+        let (reads, writes) = UnixStream::pair().unwrap();
+        writes
+            .set_write_timeout(Some(Duration::from_millis(50)))
+            .unwrap();
+        let lines = Lines::of(OwnedFd::from(writes).into(), true, MAX, ROOM_MAX).unwrap();
+        let long = "a".repeat(10 << 20);
+        std::thread::scope(|scope| {
+            scope.spawn(|| put(&lines, &long));
+            while_idle(&lines);
+            put(&lines, "b");
+        });
+        let reader = read_all(reads);
+        lines.flush(LONG);
+        put(&lines, "last");
+        let came = reader.join().unwrap();
+        assert!(came == [&long, "b"], "{}", came.len());
+    }
+
+    #[test]
+    fn lines_of_many_to_a_file_are_all_there_and_in_their_order() {
+        const OF_EACH: usize = 100;
+        let (reads, writes) = pipe().unwrap();
+        let lines = Lines::of(OwnedFd::from(writes).into(), true, MAX, LONG).unwrap();
+        let reader = read_all(reads);
+        let line = |who: usize, n: usize| format!("{who} {n:06} {}", "x".repeat(n * 997 % 9000));
+        std::thread::scope(|scope| {
+            for who in 0..4 {
+                let (lines, line) = (&lines, &line);
+                scope.spawn(move || (0..OF_EACH).for_each(|n| put(lines, &line(who, n))));
+            }
+        });
+        lines.flush(LONG);
+        assert_eq!(lines.lost(), 0);
+        put(&lines, "last");
+        let mut came = reader.join().unwrap();
+        // Of each in the order in which they came.
+        came.sort_by_key(|line| line[..1].to_owned());
+        let sent = (0..4).flat_map(|who| (0..OF_EACH).map(move |n| line(who, n)));
+        assert!(came.into_iter().eq(sent));
     }
 
     #[test]
