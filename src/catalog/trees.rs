@@ -185,6 +185,7 @@ impl Turn {
         match asked {
             Ok(Source::Tar(_)) => self.gives_archives.store(true, Ordering::Relaxed),
             Ok(_) => {}
+            Err(error) if is_of_who_asked(error) => {}
             Err(error) => {
                 if let Some(mut taken) = taken {
                     *taken = Some(error.clone());
@@ -193,6 +194,12 @@ impl Turn {
             }
         }
     }
+}
+
+/// Refused before the store did anything, as where the calls of one tenant are as many as it may have: it says nothing of another
+/// one's, and to hear it takes no time.
+fn is_of_who_asked(error: &Error) -> bool {
+    matches!(error, Error::Store(error) if error.of_tenant || (error.retryable && error.not_executed))
 }
 
 /// What is given, if it is what was published.
@@ -250,10 +257,11 @@ fn again(dir: &OwnedFd) -> Option<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
-    use std::future::Future as _;
     use std::io::{Seek as _, SeekFrom};
     use std::os::unix::fs::MetadataExt as _;
-    use std::task::Poll;
+
+    use futures_util::FutureExt as _;
+    use skillgate_plugin_sdk::model;
 
     use super::*;
 
@@ -373,13 +381,26 @@ mod tests {
         let first = turn.take().await.unwrap();
         let (mut second, mut third) = (Box::pin(turn.take()), Box::pin(turn.take()));
         for waits in [&mut second, &mut third] {
-            let seen = std::future::poll_fn(|context| Poll::Ready(waits.as_mut().poll(context)));
-            assert!(seen.await.is_pending());
+            assert!(waits.now_or_never().is_none());
         }
         turn.ended(Some(first), &failed());
         for waits in [second, third] {
             let told = waits.await.map(drop).unwrap_err();
             assert!(told.to_string().ends_with("the first answer"), "{told}");
+        }
+        // A refusal that is only that one's leaves the turn to the next; what the store itself says is everybody's.
+        let unavailable = || model::Error::new(abi::E_UNAVAILABLE, "the store's answer");
+        for (refused, of_one) in [
+            (unavailable().not_executed().retryable(1000), true),
+            (unavailable().of_tenant(), true),
+            (unavailable().retryable(1000), false),
+            (unavailable().not_executed(), false),
+        ] {
+            let first = turn.take().await.unwrap();
+            let mut second = Box::pin(turn.take());
+            assert!((&mut second).now_or_never().is_none());
+            turn.ended(Some(first), &Err(Error::Store(refused)));
+            assert_eq!(second.await.is_ok(), of_one);
         }
         // Whoever comes after that asks again, and so does the next one where nobody was told anything.
         drop(turn.take().await.unwrap());
