@@ -17,7 +17,7 @@ mod unkept;
 use std::fmt;
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ use crate::audit::{self, Audit};
 use crate::auth::{self, Authenticator};
 use crate::blobs::Blobs;
 use crate::catalog::{self, Catalog};
-use crate::config::{Config, ConfigErrors, OnDisconnect};
+use crate::config::{Config, ConfigErrors, OnDisconnect, PolicyMode};
 use crate::door::DoorLayer;
 use crate::faces::{PATHS, Readiness};
 use crate::gate::{self, Gate, SystemResolver};
@@ -383,6 +383,14 @@ pub fn serve(read: Read) -> Result<(), AppError> {
     let seen = source.read()?;
     let config = &seen.config;
     telemetry::start(&config.log).map_err(AppError::Log)?;
+    let is_example =
+        config.is_default("policy.path") && config.policy.path != Path::new("policies");
+    if is_example && config.policy.mode != PolicyMode::Off {
+        tracing::warn!(
+            path = %config.policy.path.display(),
+            "no policy.path, and no ./policies: the bundled rules, which are an example, are in force until the next start"
+        );
+    }
     let runtime = runtime(config)?;
     let _pulse = Pulse::of(runtime.handle()).map_err(AppError::io("cannot start a thread"))?;
     let outcome = runtime.block_on(async {

@@ -45,7 +45,8 @@ pub struct Sources {
     pub secrets: SecretVariables,
     /// Reads a configuration file.
     pub read: ReadFile,
-    /// Whether there is a directory of this name.
+    /// Whether there is a directory of this name. What is found by default stays for as long as these do: while the gateway
+    /// serves, the operator's rules do not give way to the bundled ones because their directory is away.
     pub is_dir: Box<dyn Fn(&Path) -> bool + Send + Sync>,
     /// The running program, links followed; absent where the system does not tell.
     pub exe: Option<PathBuf>,
@@ -124,7 +125,7 @@ impl Sources {
             env,
             secrets: SecretVariables::new(secrets.into_iter().filter_map(secret)),
             read: Box::new(file_reader()),
-            is_dir: Box::new(|path| path.is_dir()),
+            is_dir: Box::new(once_for_each(Path::is_dir)),
             exe: std::env::current_exe().ok(),
         }
     }
@@ -260,6 +261,19 @@ impl Sources {
             .into_iter()
             .flatten()
             .find(|path| (self.is_dir)(path))
+    }
+}
+
+/// Gives the same answer to the same question as before.
+fn once_for_each(
+    ask: impl Fn(&Path) -> bool + Send + Sync,
+) -> impl Fn(&Path) -> bool + Send + Sync {
+    let answers = Mutex::new(BTreeMap::new());
+    move |path| {
+        let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
+        *answers
+            .entry(path.to_owned())
+            .or_insert_with_key(|path: &PathBuf| ask(path))
     }
 }
 

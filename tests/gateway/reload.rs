@@ -48,6 +48,39 @@ fn refusal(gateway: &Gateway) -> Value {
 const TAKEN: &str = "reloaded";
 const REFUSED: &str = "reload refused";
 
+/// The bundled rules, which are an example, are a default for the start. The operator's own, found in the working directory, do not
+/// give way to them because that is away for a moment.
+#[test]
+fn rules_whose_directory_is_away_stay_in_force() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let policies = policy_in(&house, narrow);
+    house.configure(Settings {
+        server: "reload_watch_ms = 0",
+        ..Settings::default()
+    });
+    let gateway = house.start();
+    assert_eq!(refusal(&gateway), "policy_denied");
+    let aside = house.path().join("aside");
+    fs::rename(&policies, &aside).unwrap();
+    reload(&gateway, REFUSED);
+    assert_eq!(refusal(&gateway), "policy_denied");
+    fs::rename(&aside, &policies).unwrap();
+    reload(&gateway, TAKEN);
+    assert_eq!(refusal(&gateway), "policy_denied");
+    assert!(!gateway.log().contains("which are an example"));
+    gateway.stop();
+
+    // And where there were none at the start, those that come later wait for the next one.
+    fs::rename(&policies, &aside).unwrap();
+    let gateway = house.start();
+    assert!(gateway.log().contains("which are an example"));
+    fs::rename(&aside, &policies).unwrap();
+    reload(&gateway, TAKEN);
+    assert_eq!(refusal(&gateway), Value::Null);
+    gateway.stop();
+}
+
 /// While it makes itself ready, a service manager or a script may ask for a reload already.
 #[test]
 fn a_reload_that_is_asked_for_during_the_start_comes_after_it() {

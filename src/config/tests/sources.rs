@@ -108,6 +108,22 @@ fn the_process_reads_a_file_with_a_limit_and_as_utf8() {
     assert!(sources.exe.is_some());
 }
 
+/// A gateway that reads its configuration again takes no other rules because a directory has come or gone.
+#[test]
+fn what_was_found_first_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let (goes, comes) = (dir.path().join("goes"), dir.path().join("comes"));
+    std::fs::create_dir(&goes).unwrap();
+    let sources = Sources::of_process();
+    for _ in 0..2 {
+        assert!((sources.is_dir)(&goes));
+        assert!(!(sources.is_dir)(&comes));
+        let _the_first_time = std::fs::remove_dir(&goes);
+        let _the_first_time = std::fs::create_dir(&comes);
+    }
+    assert!(comes.is_dir() && !goes.is_dir());
+}
+
 #[test]
 fn the_bundled_directories_are_found_beside_the_program() {
     let found = |dirs: &[&str]| world(&[], &[], dirs).bundled_dir("skills");
