@@ -184,9 +184,15 @@ impl Storage for StorageFs {
             format!("{unread} skills could not be read at the start, and are missing: see the log")
         };
         let Some(Writable { ground, blobs }) = &self.writable else {
-            let (state, message) = match unread {
-                0 => (abi::HEALTH_OK, format!("{skills} skills on the shelf")),
-                _ => (abi::HEALTH_DEGRADED, missing()),
+            let (state, message) = match (self.skills.gone(), unread) {
+                (0, 0) => (abi::HEALTH_OK, format!("{skills} skills on the shelf")),
+                (0, _) => (abi::HEALTH_DEGRADED, missing()),
+                (gone, _) => (
+                    abi::HEALTH_DEGRADED,
+                    format!(
+                        "{gone} directories of skills have been removed since the start: put them back, and start anew"
+                    ),
+                ),
             };
             return Ok(Health {
                 state,

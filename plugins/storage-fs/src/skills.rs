@@ -67,6 +67,11 @@ impl Skills {
         self.stored.as_ref().map_or(0, Stored::unread) + self.shelf.unread()
     }
 
+    /// Directories of the shelf that have been removed since the start.
+    pub(crate) fn gone(&self) -> usize {
+        self.shelf.gone()
+    }
+
     /// What of the writable store was found to be damaged when it was last asked for.
     pub(crate) fn damaged(&self) -> usize {
         self.stored.as_ref().map_or(0, Stored::damaged)

@@ -103,12 +103,12 @@ impl Shelf {
                     shelf.scan_dir(&reading)?;
                     shelf.roots.push(root);
                 }
-                Err(Errno::NOENT) => warn(
-                    host,
-                    "a directory of skills is not there",
-                    &shown,
-                    "no such directory",
-                ),
+                // Without it names that are the operator's could be published over.
+                Err(Errno::NOENT) => {
+                    return Err(Fault::Precondition(format!(
+                        "the directory of skills {shown:?} is not there: make it, or take it out of skills.paths"
+                    )));
+                }
                 Err(errno) => return Err(Fault::os("open", &shown)(errno)),
             }
         }
@@ -119,6 +119,13 @@ impl Shelf {
     /// the next one.
     pub(crate) fn unread(&self) -> usize {
         self.unread
+    }
+
+    /// Configured directories that have been removed since: nothing of what was in them can be run or read.
+    pub(crate) fn gone(&self) -> usize {
+        let is_gone =
+            |root: &&OwnedFd| rustix::fs::fstat(root).is_ok_and(|stat| stat.st_nlink == 0);
+        self.roots.iter().filter(is_gone).count()
     }
 
     /// The operator has something of this name that is not on the shelf: it is his, too.

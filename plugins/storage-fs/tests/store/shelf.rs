@@ -197,8 +197,7 @@ fn what_is_not_valid_is_left_off_and_named() {
     std::fs::create_dir_all(dir.join("manifest")).unwrap();
     symlink(dir.join("good/skill.toml"), dir.join("manifest/skill.toml")).unwrap();
     symlink(dir.join("good"), dir.join("whole")).unwrap();
-    let missing = bench.dir.path().join("missing");
-    let store = shelf(&bench, &[dir.clone(), missing], false);
+    let store = shelf(&bench, std::slice::from_ref(&dir), false);
     assert_eq!(listed(&store, 50), ["demo.good@1.0.0"]);
     let logs = bench.logs.lock().unwrap().clone();
     let expected = [
@@ -212,7 +211,6 @@ fn what_is_not_valid_is_left_off_and_named() {
         ("deep", "nested deeper than 64 directories"),
         ("manifest", "symbolic link"),
         ("whole", "symbolic link"),
-        ("missing", "no such directory"),
     ];
     for (path, text) in expected {
         let named =
@@ -372,6 +370,42 @@ fn a_version_that_cannot_be_read_is_told_and_its_name_is_the_operators() {
             assert_eq!(taken.unwrap_err().code, abi::E_ALREADY_EXISTS, "{name}");
         }
     }
+}
+
+/// Names that are the operator's could be published over, and nobody would know.
+#[test]
+fn a_directory_that_is_not_there_keeps_the_store_from_starting() {
+    let bench = Bench::new();
+    let (dir, missing) = (
+        bench.dir.path().join("skills"),
+        bench.dir.path().join("missing"),
+    );
+    write_skill(&dir.join("some"), "demo.some", "1.0.0", "");
+    let config = format!(r#"{{"read_only_skills": {:?}}}"#, [&dir, &missing]);
+    let refused = bench.create(&config).err().expect("no store");
+    assert_eq!(refused.code, abi::E_PRECONDITION, "{refused}");
+    for part in [missing.to_str().unwrap(), "is not there", "skills.paths"] {
+        assert!(refused.message.contains(part), "{refused}");
+    }
+}
+
+#[test]
+fn a_directory_that_has_been_removed_is_told() {
+    let bench = Bench::new();
+    let dir = bench.dir.path().join("skills");
+    write_skill(&dir.join("some"), "demo.some", "1.0.0", "");
+    let store = shelf(&bench, std::slice::from_ref(&dir), false);
+    assert_eq!(store.health().unwrap().state, abi::HEALTH_OK);
+    std::fs::remove_dir_all(&dir).unwrap();
+    let health = store.health().unwrap();
+    assert_eq!(health.state, abi::HEALTH_DEGRADED);
+    assert!(
+        health
+            .message
+            .starts_with("1 directories of skills have been removed"),
+        "{}",
+        health.message
+    );
 }
 
 #[test]
