@@ -33,6 +33,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use serde_json::{Map, Value};
 use tower::{Layer, Service, ServiceExt};
 
+use crate::config::{Config, ConfigErrors};
 use crate::rescue::{Named, Refusal, RequestId};
 use crate::server::{Body, peer_ip};
 use crate::telemetry::metrics::Metrics;
@@ -280,11 +281,27 @@ impl Authenticator {
         authenticator
     }
 
+    /// What [`prepare`] gives, to be installed here. A file that had keys of an issuer and says now that there are none is
+    /// taken: they are withdrawn. One that cannot be read, or is no JWKS, is an error as ever.
+    ///
+    /// # Errors
+    /// As [`prepare`].
+    pub async fn prepare_again(
+        &self,
+        config: &Config,
+        clock: Clock,
+    ) -> Result<Prepared, ConfigErrors> {
+        prepare::after(Some(self.0.mode.load_full()), config, clock).await
+    }
+
     /// From now on requests are judged by this. Tokens that were verified before are verified anew; keys that an issuer
     /// does not give at this moment are taken over.
     pub fn install(&self, Prepared(mode): Prepared) {
         if let (Mode::Jwt(new), Mode::Jwt(old)) = (&mode, &**self.0.mode.load()) {
             new.inherit(old);
+        }
+        if let Mode::Jwt(new) = &mode {
+            new.tell_withdrawn();
         }
         self.0.mode.store(Arc::new(mode));
     }

@@ -213,7 +213,9 @@ impl Report {
             ));
         }
         match status.error {
-            Some(why) => State::Impaired(format!("refused, the last good state is kept: {why}")),
+            Some(why) => State::Impaired(format!(
+                "refused, the last good state is kept, and keys and secrets of before still count: {why}"
+            )),
             None => State::Well(format!("{} taken", status.taken)),
         }
     }
@@ -308,7 +310,7 @@ impl Reload {
                 status.refused += 1;
                 tracing::error!(
                     reason,
-                    "reload refused: serving on with the last good state"
+                    "reload refused: serving on with the last good state, and keys and secrets of before still count"
                 );
             }
         }

@@ -129,11 +129,11 @@ impl Part for Keys {
         if config.auth.mode != self.mode {
             return Err("auth.mode cannot change while the gateway serves; restart it".into());
         }
+        let authenticator = self.authenticator.clone();
         let prepared = self
             .handle
-            .block_on(auth::prepare(config, auth::Clock::system()))
+            .block_on(authenticator.prepare_again(config, auth::Clock::system()))
             .map_err(|errors| errors.to_string())?;
-        let authenticator = self.authenticator.clone();
         Ok(Install::new(move || authenticator.install(prepared)))
     }
     fn watched(config: &Config) -> Vec<PathBuf> {

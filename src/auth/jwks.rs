@@ -5,6 +5,7 @@
 //! the issuer cannot be reached, up to a limit; a fetch that fails takes nothing away, an answer without keys takes all.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -114,6 +115,13 @@ async fn discover(fetcher: &Fetcher, issuer: &str) -> Result<String, GetError> {
 pub(super) enum Keys {
     /// From a file.
     Fixed(KeySet),
+    /// None: the file had some, and says now that there are none.
+    Withdrawn {
+        /// Which one.
+        file: PathBuf,
+        /// As the same file is refused at a start.
+        why: BadKeys,
+    },
     /// From the network.
     Remote(Arc<Remote>),
 }
@@ -122,6 +130,7 @@ impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Keys::Fixed(set) => f.debug_tuple("Fixed").field(set).finish(),
+            Keys::Withdrawn { file, .. } => f.debug_tuple("Withdrawn").field(file).finish(),
             Keys::Remote(remote) => f.debug_tuple("Remote").field(&remote.name).finish(),
         }
     }

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io::Read as _;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -14,7 +15,7 @@ use super::challenge::Challenge;
 use super::clock::Clock;
 use super::fetch::Fetcher;
 use super::jwks::{Ages, Keys, Location, Remote, WAIT_MAX};
-use super::keys::KeySet;
+use super::keys::{BadKeys, KeySet};
 use super::verify::{Issuer, Verifier, algorithms};
 use crate::config::{self, AuthMode, Config, ConfigErrors, KeySource};
 
@@ -54,11 +55,20 @@ pub struct IssuerState {
 /// # Errors
 /// What is wrong with a file of keys, with the place in the configuration that names it.
 pub async fn prepare(config: &Config, clock: Clock) -> Result<Prepared, ConfigErrors> {
+    after(None, config, clock).await
+}
+
+/// What is to follow `earlier`, see [`super::Authenticator::prepare_again`].
+pub(super) async fn after(
+    earlier: Option<Arc<Mode>>,
+    config: &Config,
+    clock: Clock,
+) -> Result<Prepared, ConfigErrors> {
     if config.auth.mode == AuthMode::Off {
         return Ok(Prepared(Mode::Off));
     }
     let own = config.clone();
-    let jwt = tokio::task::spawn_blocking(move || assemble(&own, clock))
+    let jwt = tokio::task::spawn_blocking(move || assemble(earlier.as_deref(), &own, clock))
         .await
         .map_err(|error| config.wrong("auth", format!("cannot be used: {error}")))??;
     warm(jwt.verifier.issuers()).await;
@@ -72,12 +82,16 @@ pub async fn prepare(config: &Config, clock: Clock) -> Result<Prepared, ConfigEr
 pub fn check(config: &Config) -> Result<(), ConfigErrors> {
     match config.auth.mode {
         AuthMode::Off => Ok(()),
-        AuthMode::Jwt => assemble(config, Clock::system()).map(drop),
+        AuthMode::Jwt => assemble(None, config, Clock::system()).map(drop),
     }
 }
 
 /// The part that reads files.
-fn assemble(config: &Config, clock: Clock) -> Result<Jwt, ConfigErrors> {
+fn assemble(earlier: Option<&Mode>, config: &Config, clock: Clock) -> Result<Jwt, ConfigErrors> {
+    let earlier = match earlier {
+        Some(Mode::Jwt(jwt)) => Some(jwt.verifier.issuers()),
+        Some(Mode::Off) | None => None,
+    };
     let auth = &config.auth;
     let generation = Generation::default();
     let ages = Ages {
@@ -86,7 +100,8 @@ fn assemble(config: &Config, clock: Clock) -> Result<Jwt, ConfigErrors> {
     };
     let (mut issuers, mut problems) = (HashMap::new(), Vec::new());
     for (at, issuer) in auth.issuers.iter().enumerate() {
-        match keys_of(config, at, ages, &clock, &generation) {
+        let earlier = earlier.and_then(|all| all.get(&issuer.issuer));
+        match keys_of(config, at, earlier, ages, &clock, &generation) {
             Ok(keys) => {
                 issuers.insert(issuer.issuer.clone(), Issuer::new(issuer, keys));
             }
@@ -114,10 +129,11 @@ fn assemble(config: &Config, clock: Clock) -> Result<Jwt, ConfigErrors> {
     })
 }
 
-/// Of the issuer at this place.
+/// Of the issuer at this place, which `earlier` was until now.
 fn keys_of(
     config: &Config,
     at: usize,
+    earlier: Option<&Issuer>,
     ages: Ages,
     clock: &Clock,
     generation: &Generation,
@@ -145,10 +161,12 @@ fn keys_of(
         )))
     };
     Ok(match &issuer.keys {
-        KeySource::File(path) => Keys::Fixed(
-            key_file(path, issuer)
-                .map_err(|why| wrong("jwks_file", format!("{}: {why}", path.display())))?,
-        ),
+        KeySource::File(path) => {
+            // One that is new has nothing to withdraw, and where no key fits algorithms that are new, those are the mistake.
+            let goes_on = earlier.is_some_and(|it| it.algorithms == algorithms(issuer));
+            key_file(path, issuer, goes_on)
+                .map_err(|why| wrong("jwks_file", format!("{}: {why}", path.display())))?
+        }
         KeySource::Secret(path) => Keys::Fixed(
             secret_file(path)
                 .map_err(|why| wrong("secret_file", format!("{}: {why}", path.display())))?,
@@ -163,7 +181,7 @@ fn keys_of(
 /// Asks all issuers at once, so that the first requests need not wait.
 async fn warm(issuers: &HashMap<String, Issuer>) {
     let flights = issuers.values().filter_map(|issuer| match &issuer.keys {
-        Keys::Fixed(_) => None,
+        Keys::Fixed(_) | Keys::Withdrawn { .. } => None,
         Keys::Remote(remote) => remote.refresh(),
     });
     let all = join_all(flights);
@@ -171,10 +189,19 @@ async fn warm(issuers: &HashMap<String, Issuer>) {
     let _too_late = tokio::time::timeout(WAIT_MAX, all).await;
 }
 
-fn key_file(path: &Path, issuer: &config::Issuer) -> Result<KeySet, String> {
+/// `goes_on`: of an issuer that has had keys, who may take them back. Only a whole JWKS does that: of a file of PEM what has
+/// been written so far is good, too.
+fn key_file(path: &Path, issuer: &config::Issuer, goes_on: bool) -> Result<Keys, String> {
     let bytes = read(path)?;
     let text = String::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned())?;
-    KeySet::from_file(&text, &algorithms(issuer)).map_err(|error| error.to_string())
+    match KeySet::from_file(&text, &algorithms(issuer)) {
+        Ok(set) => Ok(Keys::Fixed(set)),
+        Err(why @ BadKeys::None(_)) if goes_on && text.trim_start().starts_with('{') => {
+            let file = path.to_owned();
+            Ok(Keys::Withdrawn { file, why })
+        }
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn secret_file(path: &Path) -> Result<KeySet, String> {
@@ -217,7 +244,29 @@ impl Jwt {
         }
     }
 
+    /// Says of which issuers there is no key any more, from when that counts: what is prepared may still be refused.
+    pub(super) fn tell_withdrawn(&self) {
+        for (issuer, it) in self.verifier.issuers() {
+            if let Keys::Withdrawn { file, why } = &it.keys {
+                let file = file.display();
+                tracing::warn!(
+                    issuer,
+                    %file,
+                    error = %why,
+                    "a file of keys has none that can be used: no token of its issuer is taken; before the next start write a key into it or take out the issuer"
+                );
+            }
+        }
+    }
+
     pub(super) fn issuers(&self) -> Vec<IssuerState> {
+        let fixed = |issuer, keys| IssuerState {
+            issuer,
+            keys,
+            age: None,
+            failing: false,
+            fetches: None,
+        };
         let mut states: Vec<IssuerState> = self
             .verifier
             .issuers()
@@ -225,13 +274,8 @@ impl Jwt {
             .map(|(name, issuer)| {
                 let issuer_name = name.clone();
                 match &issuer.keys {
-                    Keys::Fixed(set) => IssuerState {
-                        issuer: issuer_name,
-                        keys: set.len(),
-                        age: None,
-                        failing: false,
-                        fetches: None,
-                    },
+                    Keys::Fixed(set) => fixed(issuer_name, set.len()),
+                    Keys::Withdrawn { .. } => fixed(issuer_name, 0),
                     Keys::Remote(remote) => {
                         let held = remote.usable();
                         IssuerState {

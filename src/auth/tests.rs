@@ -21,7 +21,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jsonwebtoken::{Algorithm, EncodingKey};
 use serde_json::{Value, json};
 
-use crate::config::{Config, ConfigErrors, Flags, Sources};
+use crate::config::{Flags, Sources};
 
 /// When all this happens, in seconds since 1970.
 const NOW: u64 = 1_800_000_000;

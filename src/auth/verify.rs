@@ -25,7 +25,7 @@ const TIME_MAX_S: u64 = 253_402_300_799;
 #[derive(Debug)]
 pub(super) struct Issuer {
     pub(super) keys: Keys,
-    algorithms: Vec<Algorithm>,
+    pub(super) algorithms: Vec<Algorithm>,
     audiences: Vec<String>,
     token_types: Vec<TokenType>,
     authorized_parties: Vec<String>,
@@ -124,6 +124,7 @@ impl Verifier {
             .get(issuer)
             .is_some_and(|issuer| match &issuer.keys {
                 Keys::Fixed(_) => true,
+                Keys::Withdrawn { .. } => false,
                 Keys::Remote(remote) => remote.tend().is_some(),
             })
     }
@@ -146,6 +147,7 @@ impl Verifier {
         };
         let is_trusted = match &issuer.keys {
             Keys::Fixed(set) => set.would_try(signed),
+            Keys::Withdrawn { .. } => false,
             Keys::Remote(remote) => match remote.usable() {
                 Some(held) => held.set.would_try(signed),
                 None => return Some(Lapsed::KeysUnavailable),
@@ -206,6 +208,7 @@ impl Verifier {
         };
         let signed = match &issuer.keys {
             Keys::Fixed(set) => by(set),
+            Keys::Withdrawn { .. } => None,
             Keys::Remote(remote) => {
                 let before = remote.tend();
                 let signed = before.as_ref().and_then(|held| by(&held.set));

@@ -136,7 +136,8 @@ fn replace(path: &Path, text: &str) {
 }
 
 /// Rotation by file, taken by `take`: the old key's tokens are refused and the new one's taken, also on a connection and
-/// with a token that were good before; a broken file changes nothing and is told until it is mended.
+/// with a token that were good before; a broken file changes nothing and is told until it is mended; one without a key
+/// takes all.
 fn rotates(watch_ms: u64, take: impl Fn(&Gateway)) {
     const PATIENCE: Duration = Duration::from_secs(20);
     let [old, new] = [key(), key()];
@@ -185,7 +186,6 @@ fn rotates(watch_ms: u64, take: impl Fn(&Gateway)) {
 
     for broken in [
         Some(r#"{"keys":["#),
-        Some(r#"{"keys":[]}"#),
         Some("-----BEGIN PRIVATE KEY-----\nx\n-----END PRIVATE KEY-----\n"),
         None,
     ] {
@@ -205,6 +205,7 @@ fn rotates(watch_ms: u64, take: impl Fn(&Gateway)) {
             assert_eq!(health.status, 200, "it serves on");
             health.text().lines().any(|line| {
                 line.starts_with("[!]reload impaired: refused, the last good state is kept")
+                    && line.contains("keys and secrets of before still count")
                     && line.contains("auth.issuers[0].jwks_file")
                     && line.contains("jwks.json")
             })
@@ -221,7 +222,33 @@ fn rotates(watch_ms: u64, take: impl Fn(&Gateway)) {
     eventually("and health says so", PATIENCE, || {
         health().text().contains("[+]reload ok")
     });
+
+    // An issuer that has no key any more has withdrawn all of them: no mistake, which would leave them in force.
+    replace(&path, r#"{"keys":[]}"#);
+    take(&gateway);
+    eventually("the old key is gone", PATIENCE, || statuses() == [401, 401]);
+    eventually("health says so", PATIENCE, || {
+        let health = health();
+        let text = health.text();
+        health.status == 503 && text.contains("[-]issuers failed") && text.contains("[+]reload ok")
+    });
+    let said = |line: &str| line.contains("a file of keys has none") && line.contains("jwks.json");
+    eventually("the log names the file", PATIENCE, || {
+        gateway.log().lines().any(said)
+    });
+    replace(&path, &new.jwks().to_string());
+    take(&gateway);
+    eventually("the new key is taken", PATIENCE, || {
+        statuses() == [401, 200]
+    });
     gateway.stop();
+    // At a start there is nothing to withdraw.
+    replace(&path, r#"{"keys":[]}"#);
+    let (code, said) = must_not_start(dir.command());
+    assert!(
+        code == Some(3) && said.contains("no key for ES256"),
+        "{said}"
+    );
 }
 
 #[test]

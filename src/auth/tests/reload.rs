@@ -213,3 +213,76 @@ async fn a_caller_is_let_in_no_more_when_its_key_is_gone() {
     installed(&auth, &text, &[&mine]).await;
     assert_eq!(caller.lapsed(), None);
 }
+
+/// As an issuer on the network that answers without a key: not a mistake that leaves the old ones in force.
+#[tokio::test]
+async fn a_file_that_has_no_key_any_more_withdraws_those_that_it_had() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys.json");
+    let keys = [(); 2].map(|()| DevelopmentKey::generate("ES256").unwrap());
+    let write = |text: &str| std::fs::write(&path, text).unwrap();
+    let text = one_issuer(&format!("jwks_file = {path:?}"), "ES256");
+    let config = configuration(&text).unwrap();
+    let hands = Hands::default();
+    write(&keys[0].jwks().to_string());
+    let auth = Authenticator::new(prepare(&config, hands.clock()).await.unwrap());
+    let headers = keys.each_ref().map(|key| {
+        let token = key.token(claims_of(A).as_object().unwrap()).unwrap();
+        let bearer = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+        HeaderMap::from_iter([(header::AUTHORIZATION, bearer)])
+    });
+    let caller = auth.authenticate(&headers[0], None, IP).await.unwrap();
+    let again = async |text: &str| {
+        let config = configuration(text).unwrap();
+        let prepared = auth.prepare_again(&config, hands.clock()).await;
+        prepared.map(|prepared| auth.install(prepared))
+    };
+    let shown = || auth.issuers().iter().map(|it| it.keys).collect::<Vec<_>>();
+
+    // What may be half of something, and what is a mistake.
+    for broken in [
+        String::new(),
+        "{".into(),
+        "{}".into(),
+        "[]".into(),
+        r#"{"keys":[{}]}"#.into(),
+        r#"{"keys":[{"kty":"oct","k":"AAAA"}]}"#.into(),
+        fixture("rsa-2048.pub.pem"),
+    ] {
+        write(&broken);
+        assert!(again(&text).await.is_err(), "{broken}");
+        assert_eq!(caller.lapsed(), None, "{broken}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert!(again(&text).await.is_err(), "missing");
+    write(r#"{"keys":[]}"#);
+    let other = text.replace("ES256", "ES384");
+    assert!(again(&other).await.is_err(), "other algorithms");
+    assert!(again(&text.replace(A, B)).await.is_err(), "another issuer");
+    assert_eq!((caller.lapsed(), shown()), (None, vec![1]));
+
+    let foreign = DevelopmentKey::generate("EdDSA").unwrap();
+    for none in [r#"{"keys":[]}"#.to_owned(), foreign.jwks().to_string()] {
+        write(&keys[0].jwks().to_string());
+        again(&text).await.unwrap();
+        assert!(auth.authenticate(&headers[0], None, IP).await.is_ok());
+        write(&none);
+        // The next reload, of whatever, does not change it.
+        for _ in 0..2 {
+            again(&text).await.unwrap();
+            assert_eq!(caller.lapsed(), Some(Lapsed::Withdrawn), "{none}");
+            let refused = auth.authenticate(&headers[0], None, IP).await;
+            assert_eq!(refused.unwrap_err().0, "signature", "{none}");
+            assert_eq!(shown(), [0], "{none}");
+        }
+        let start = prepare(&config, hands.clock()).await.unwrap_err();
+        assert!(start.to_string().contains("no key for ES256"), "{start}");
+    }
+    write(&keys[1].jwks().to_string());
+    again(&text).await.unwrap();
+    assert!(auth.authenticate(&headers[1], None, IP).await.is_ok());
+    assert_eq!(
+        (caller.lapsed(), shown()),
+        (Some(Lapsed::Withdrawn), vec![1])
+    );
+}
