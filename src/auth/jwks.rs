@@ -149,7 +149,13 @@ pub(super) struct Remote {
     held: ArcSwapOption<Held>,
     flight: Mutex<Flight>,
     failing: AtomicBool,
-    fetched: AtomicU64,
+    fetches: Arc<Fetches>,
+}
+
+/// How many fetches there were of the keys of an issuer, in all of its lives: counters that begin anew hide what they grow by.
+#[derive(Debug, Default)]
+pub(super) struct Fetches {
+    good: AtomicU64,
     failed: AtomicU64,
 }
 
@@ -183,6 +189,7 @@ impl Remote {
         ages: Ages,
         clock: Clock,
         generation: Generation,
+        fetches: Arc<Fetches>,
     ) -> Arc<Self> {
         Arc::new(Remote {
             name: name.to_owned(),
@@ -194,8 +201,7 @@ impl Remote {
             held: ArcSwapOption::empty(),
             flight: Mutex::default(),
             failing: AtomicBool::new(false),
-            fetched: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
+            fetches,
         })
     }
 
@@ -237,9 +243,14 @@ impl Remote {
     /// How many fetches there were: good ones and failed ones.
     pub(super) fn fetches(&self) -> (u64, u64) {
         (
-            self.fetched.load(Ordering::Relaxed),
-            self.failed.load(Ordering::Relaxed),
+            self.fetches.good.load(Ordering::Relaxed),
+            self.fetches.failed.load(Ordering::Relaxed),
         )
+    }
+
+    /// Where they are counted, for a later life of the same issuer.
+    pub(super) fn counted(&self) -> Arc<Fetches> {
+        self.fetches.clone()
     }
 
     /// How old keys are.
@@ -289,9 +300,9 @@ impl Remote {
 
     fn land(&self, outcome: Result<KeySet, GetError>) {
         let count = if outcome.is_ok() {
-            &self.fetched
+            &self.fetches.good
         } else {
-            &self.failed
+            &self.fetches.failed
         };
         count.fetch_add(1, Ordering::Relaxed);
         match outcome {

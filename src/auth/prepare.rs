@@ -45,7 +45,7 @@ pub struct IssuerState {
     pub age: Option<Duration>,
     /// The last fetch failed.
     pub failing: bool,
-    /// Fetches that were good, and that failed; none for keys from a file.
+    /// Fetches that were good, and that failed, those before a reload too; none for keys from a file.
     pub fetches: Option<(u64, u64)>,
 }
 
@@ -150,6 +150,10 @@ fn keys_of(
                 None => wrong("issuer", why),
             })?;
         let source = format!("{location:?} {:?}", issuer.ca_file);
+        let fetches = match earlier.map(|it| &it.keys) {
+            Some(Keys::Remote(earlier)) => earlier.counted(),
+            Some(Keys::Fixed(_) | Keys::Withdrawn { .. }) | None => Arc::default(),
+        };
         let fetch = location.fetch(fetcher, algorithms(issuer));
         Ok(Keys::Remote(Remote::new(
             &issuer.issuer,
@@ -158,6 +162,7 @@ fn keys_of(
             ages,
             clock.clone(),
             generation.clone(),
+            fetches,
         )))
     };
     Ok(match &issuer.keys {

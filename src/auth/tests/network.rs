@@ -420,3 +420,36 @@ async fn keys_are_rotated_over_the_wire() {
     }
     assert_eq!(server.asked().len(), 5);
 }
+
+/// What an alarm looks for is that it grows: one failure before a reload and one after it are two.
+#[tokio::test]
+async fn fetches_are_counted_over_a_reload_for_an_issuer_that_stays() {
+    let said = Arc::new(Mutex::new("no keys".to_owned()));
+    let say = said.clone();
+    let server = Server::start(false, move |_| ok(&say.lock().unwrap())).await;
+    let of = |issuer: &str, path: &str| {
+        let url = server.url(path);
+        let text = format!(
+            "[auth]\nmode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{issuer}\"\naudiences = [\"{AUDIENCE}\"]\n\
+             jwks_url = \"{url}\"\nalgorithms = [\"ES256\"]\n"
+        );
+        configuration(&text).unwrap()
+    };
+    let hands = Hands::default();
+    let first = prepare(&of(A, "/keys"), hands.clock()).await.unwrap();
+    let auth = Authenticator::new(first);
+    let counted = || auth.issuers()[0].fetches.unwrap();
+    assert_eq!(counted(), (0, 1));
+    let again = async |config: Config| auth.prepare_again(&config, hands.clock()).await.unwrap();
+    auth.install(again(of(A, "/keys")).await);
+    assert_eq!(counted(), (0, 2));
+    let key = DevelopmentKey::generate("ES256").unwrap();
+    *said.lock().unwrap() = key.jwks().to_string();
+    auth.install(again(of(A, "/elsewhere")).await);
+    assert_eq!(counted(), (1, 2), "asked elsewhere, the same issuer");
+    drop(again(of(A, "/keys")).await);
+    assert_eq!(counted(), (2, 2), "by a reload that is refused then");
+    auth.install(again(of(B, "/keys")).await);
+    assert_eq!(counted(), (1, 0), "another issuer");
+    assert_eq!(server.asked().len(), 5);
+}

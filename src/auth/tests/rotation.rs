@@ -62,7 +62,15 @@ impl Idp {
             stale: Duration::from_secs(3600),
         };
         let source = "here".to_owned();
-        let remote = Remote::new(A, source, fetch, ages, hands.clock(), generation.clone());
+        let remote = Remote::new(
+            A,
+            source,
+            fetch,
+            ages,
+            hands.clock(),
+            generation.clone(),
+            Arc::default(),
+        );
         let config = configuration(&format!(
             "[auth]\nmode = \"jwt\"\n[[auth.issuers]]\nissuer = \"{A}\"\naudiences = [\"{AUDIENCE}\"]\n\
              discovery = true\nalgorithms = [\"ES256\"]\n"
@@ -454,6 +462,7 @@ async fn what_a_later_life_fetches_meanwhile_is_not_lost() {
         ages,
         clock,
         Generation::default(),
+        Arc::default(),
     );
     assert!(earlier.ask().await.is_ok());
     is_time.store(true, Ordering::SeqCst);
