@@ -78,7 +78,7 @@ mod tests {
 
         // Only of those that wait one alone waits for the network.
         let metrics = runtime.metrics();
-        while (0..2).any(|worker| metrics.worker_park_unpark_count(worker) % 2 == 0) {
+        while (0..2).any(|worker| metrics.worker_park_unpark_count(worker).is_multiple_of(2)) {
             std::thread::yield_now();
         }
         holding.write_all(b"x").unwrap();

@@ -382,7 +382,7 @@ fn a_directory_that_is_not_there_keeps_the_store_from_starting() {
     );
     write_skill(&dir.join("some"), "demo.some", "1.0.0", "");
     let config = format!(r#"{{"read_only_skills": {:?}}}"#, [&dir, &missing]);
-    let refused = bench.create(&config).err().expect("no store");
+    let refused = bench.create(&config).map(drop).unwrap_err();
     assert_eq!(refused.code, abi::E_PRECONDITION, "{refused}");
     for part in [missing.to_str().unwrap(), "is not there", "skills.paths"] {
         assert!(refused.message.contains(part), "{refused}");
