@@ -10,7 +10,7 @@
 //! ```
 //!
 //! - `N`: decimal, 1 for the first record of a log, then one more each.
-//! - `P`: the `H` of the record before; for `N` = 1 it is 64 zeros.
+//! - `P`: the `H` of the record before; for `N` = 1 it is 64 zeros, and for one that follows an end that nobody knows.
 //! - `H`: lower case hex of the SHA-256 of the line's bytes from the `{` up to, not with, the `,"hash":"`. Those are the
 //!   line's bytes without its line end and without the 75 before that.
 //! - `K`: `decision`, `run`, `connection`, or `log` for what the log says of itself (`event`: `started`, `resumed`,
@@ -34,6 +34,10 @@
 //! What the chain cannot show: that lines were cut off at its end, or that somebody who can write the file has made all
 //! of it anew from some line on. Against both, lines or now and then the last hash have to leave the host.
 //!
+//! Where the chain ended is also beside it (`audit.jsonl.head`), for a start that does not find the file. It goes on from there
+//! when the gateway was stopped; when it was killed, with a number that no record can have had. Where the file is there, it alone
+//! counts. `reason` in the `started` record says what was found, and `had_at_least` which record the log had that is not before.
+//!
 //! # Writing
 //!
 //! Whoever has a record writes it, when it gets its turn within microseconds and nothing else has to be waited for; else a
@@ -51,6 +55,7 @@
 
 mod chain;
 mod file;
+mod memory;
 mod record;
 mod run;
 mod timestamp;

@@ -107,8 +107,11 @@ impl Link {
 }
 
 fn digest(hex: &[u8]) -> Option<Hash> {
-    let fits = hex.len() == 64 && hex.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-    fits.then(|| String::from_utf8_lossy(hex).into_owned())
+    is_hash(hex).then(|| String::from_utf8_lossy(hex).into_owned())
+}
+
+pub(super) fn is_hash(hex: &[u8]) -> bool {
+    hex.len() == 64 && hex.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 #[cfg(test)]

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::chain::{Head, LINE_BYTES_MAX, Link};
+use super::memory::Was;
 
 /// Why the file is not what was written, in the `resumed` record behind it: its records are lost, unless somebody has a copy.
 pub(super) const CUT: &str = "the file was cut";
 /// Digits of the sequence in the name of a file that is full: all that a `u64` can have.
 const SEQUENCE_DIGITS: usize = 20;
 /// What a new file may be used for: by its owner.
-const MODE: u32 = 0o600;
+pub(super) const MODE: u32 = 0o600;
 
 /// Why a log was not opened: which file, and what to do.
 #[derive(Debug)]
@@ -123,6 +124,11 @@ impl Names {
     pub(super) fn lock(&self) -> PathBuf {
         self.dir.join(format!("{}{}.lock", self.stem, self.ending))
     }
+
+    /// What is remembered of where the chain ends.
+    pub(super) fn memory(&self) -> PathBuf {
+        self.dir.join(format!("{}{}.head", self.stem, self.ending))
+    }
 }
 
 /// The right to write a log; ends with this.
@@ -175,7 +181,7 @@ fn open_regular(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-fn check_regular(path: &Path) -> io::Result<()> {
+pub(super) fn check_regular(path: &Path) -> io::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if !found.is_file() => Err(io::Error::other("it is not a regular file")),
         Ok(found) if found.mode() & 0o022 != 0 => Err(io::Error::other(
@@ -291,14 +297,22 @@ pub(super) struct Active {
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) active: Active,
+    /// Where the files end; before the first record, where there are none.
     pub(super) head: Head,
     pub(super) torn: Option<Torn>,
+    pub(super) was: Was,
 }
 
 impl Active {
     /// Finds where the chain ends, and cuts off what a crash left behind its end.
     pub(super) fn find(names: &Names) -> Result<Found, OpenError> {
         let path = &names.active;
+        let was = match fs::symlink_metadata(path) {
+            Ok(found) if found.len() == 0 => Was::Empty,
+            Ok(_) => Was::Written,
+            // Whatever else it is, opening it says so.
+            Err(_) => Was::Absent,
+        };
         let (mut active, torn, head) = Active::open(path)?;
         let head = match head {
             Some(head) => head,
@@ -310,7 +324,12 @@ impl Active {
         sync_dir(&names.dir).map_err(|error| {
             OpenError::new(path, "cannot make its name durable in its directory", error)
         })?;
-        Ok(Found { active, head, torn })
+        Ok(Found {
+            active,
+            head,
+            torn,
+            was,
+        })
     }
 
     /// Opens it, with what it ends in. Nothing is changed yet but that it is there.
@@ -454,7 +473,7 @@ fn broken(path: &Path, file: &mut File, why: &str) -> OpenError {
         path,
         format!(
             "{line}{why}, so the chain cannot go on from it; look at it with `skillgate audit verify`, \
-             then move the log's files away to begin a new chain"
+             then move the log's files away"
         ),
     )
 }
@@ -493,7 +512,7 @@ pub(super) fn make_dir(dir: &Path) -> io::Result<()> {
 }
 
 /// A name that was made or changed is durable only when its directory is.
-fn sync_dir(dir: &Path) -> io::Result<()> {
+pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 

@@ -11,6 +11,7 @@ use super::verify::check_waiting;
 use super::{Audit, Kind, Record, Report, Unavailable, find, verify};
 use crate::config::{self, Fsync, OnAuditFailure};
 
+mod gone;
 mod outside;
 mod synced;
 mod tampered;

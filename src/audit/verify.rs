@@ -263,6 +263,7 @@ struct Own {
     #[serde(default)]
     unwritten: u64,
     repaired: Option<Repaired>,
+    had_at_least: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -274,6 +275,11 @@ impl Own {
     /// The gateway has found its file emptied, and begins anew.
     fn follows_a_cut(&self) -> bool {
         self.event == "resumed" && self.reason == CUT
+    }
+
+    /// The gateway has not found the end of its log, which had this record at least.
+    fn lost(&self) -> Option<u64> {
+        self.had_at_least.filter(|_| self.event == "started")
     }
 }
 
@@ -375,13 +381,20 @@ impl Chain<'_> {
                 ));
             }
             if let Some(own) = own {
-                self.own(path, number, &own);
+                self.own(path, number, link.sequence, &own);
             }
             return Some(link);
         };
         // A changed line may say any number.
         let (expected, found) = (before.sequence.saturating_add(1), link.sequence);
-        if found > expected {
+        if found > expected && own.as_ref().and_then(Own::lost).is_some() {
+            let message = format!(
+                "record {found} follows {}: the gateway was killed, and its file gone when it was started: how many are \
+                 missing between them, if any, is not known",
+                before.sequence
+            );
+            wrong("missing", message);
+        } else if found > expected {
             let message = format!(
                 "record {found} follows {}: {} missing",
                 before.sequence,
@@ -402,13 +415,13 @@ impl Chain<'_> {
             wrong("chain", message);
         }
         if let Some(own) = own {
-            self.own(path, number, &own);
+            self.own(path, number, link.sequence, &own);
         }
         Some(link)
     }
 
     /// What a whole log lacks all the same, as it says itself.
-    fn own(&mut self, path: &Path, number: u64, own: &Own) {
+    fn own(&mut self, path: &Path, number: u64, sequence: u64, own: &Own) {
         // Counted since then.
         if own.event == "started" {
             self.unwritten = Some(0);
@@ -428,6 +441,14 @@ impl Chain<'_> {
             notes.push(format!(
                 "it ended in the middle of a record here, of which {bytes} bytes were cut off"
             ));
+        }
+        if let Some(had) = own.lost() {
+            notes.push(if sequence > had {
+                format!("its file was gone here, and what it had behind record {had} is not known")
+            } else {
+                let ended = sequence.saturating_sub(1);
+                format!("it had record {had} before, and its file ended with record {ended} here")
+            });
         }
         for note in notes {
             self.own_notes += 1;

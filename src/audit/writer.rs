@@ -12,6 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::chain::Head;
 use super::file::{Active, Lock, Names, OpenError, make_dir};
+use super::memory::{Memory, goes_on};
 use super::record::{Encoded, Kind, Record, member};
 use super::timestamp::rfc3339;
 use super::{APPEND_TIMEOUT, State, Unwritten};
@@ -142,7 +143,12 @@ impl Writer {
             OpenError::new(&path, "cannot make its directory or make it durable", error)
         })?;
         let lock = Lock::take(&names)?;
+        let memory = Memory::read(&names).unwrap_or_else(|error| {
+            tracing::warn!(path = %names.memory().display(), %error, "what is remembered of where the audit log ended cannot be used, and counts as nothing");
+            None
+        });
         let found = Active::find(&names)?;
+        let (head, lack) = goes_on(found.was, found.head, memory);
         let mut writer = Writer {
             names,
             _lock: lock,
@@ -150,7 +156,7 @@ impl Writer {
             file_bytes_max: settings.max_file_bytes,
             clock,
             state,
-            head: found.head,
+            head,
             active: Some(found.active),
             unsynced: None,
             unwritten: 0,
@@ -169,13 +175,37 @@ impl Writer {
             let repaired = json!({ "cut_bytes": torn.bytes, "cut_sha256": torn.sha256 });
             more.push(("repaired", repaired));
         }
+        if let Some(lack) = &lack {
+            more.extend(lack.members());
+            let next = writer.head.sequence + 1;
+            tracing::warn!(
+                path = %path.display(),
+                reason = lack.reason,
+                had_at_least = lack.had_at_least,
+                next,
+                "the audit log is not what it was when it was last written: the log says so in its next record"
+            );
+        }
         // A disk that is full is better known now than at the first call.
         let record = writer.event("started", &more);
         writer
             .commit([&record])
             .and_then(|()| writer.sync())
             .map_err(|error| OpenError::new(&path, "cannot write it", error))?;
+        // Before anybody has a record: what is written from now on is behind what was remembered.
+        if !writer.remember(false) {
+            Memory::forget(&writer.names);
+        }
         Ok(writer)
+    }
+
+    /// Keeps where the chain is, for a start that does not find the file; says whether it could.
+    fn remember(&self, is_last: bool) -> bool {
+        let kept = Memory::of(&self.head, is_last).write(&self.names);
+        if let Err(error) = &kept {
+            tracing::warn!(path = %self.names.memory().display(), %error, "where the audit log is cannot be kept beside it: a start that does not find its file would not know what it had");
+        }
+        kept.is_ok()
     }
 
     /// Goes on in another file, as if it were the same.
@@ -316,6 +346,7 @@ impl Writer {
                 Ok(()) => {
                     self.state.rotations.fetch_add(1, Ordering::Relaxed);
                     self.rotate_at_bytes = self.file_bytes_max;
+                    self.remember(false);
                 }
                 // The name is ours still, and the file goes on being written: nothing is lost, it only grows.
                 Err(error) if active.is_gone(&self.names).is_none() => {
@@ -403,8 +434,11 @@ impl Writer {
         self.count_unqueued();
         let record = self.event("stopped", &[]);
         let ended = self.commit([&record]).and_then(|()| self.sync());
-        if let Err(error) = ended {
-            self.fail(&error);
+        match ended {
+            Ok(()) => {
+                self.remember(true);
+            }
+            Err(error) => self.fail(&error),
         }
     }
 }

@@ -258,6 +258,45 @@ fn verify_names_the_place_and_its_exit_code_says_it() {
     );
 }
 
+/// By a stopped gateway's operator. Its numbers would begin again, and `verify` of both call them out of order.
+#[test]
+fn a_log_that_was_taken_away_is_one_with_what_comes_after_it() {
+    let _alone = alone();
+    let house = House::new(Settings::default());
+    let gateway = house.start();
+    gateway.client().run(CODE, json!({})).unwrap();
+    gateway.stop();
+    let take = |name: &str| {
+        let to = house.path().join(name);
+        fs::rename(path(&house), &to).unwrap();
+        to.to_str().unwrap().to_owned()
+    };
+    let one = take("one.jsonl");
+    let mut gateway = house.start();
+    let said = gateway.log();
+    assert!(said.contains("the audit log is not what it was"), "{said}");
+    gateway.client().run(CODE, json!({})).unwrap();
+    gateway.signal("KILL");
+    gateway.end(Duration::from_secs(10));
+    let two = take("two.jsonl");
+    let output = verify(&house, &[&one, &two]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.ends_with("\nthe chain holds\n"), "{said}");
+    assert!(!said.contains("note: "), "{said}");
+    // Nobody knows what it had written when it was killed.
+    house.start().stop();
+    assert_holds(&house);
+    let file = path(&house);
+    let output = verify(&house, &[&two, file.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("how many are missing between them, if any, is not known")
+            && said.ends_with("\nthe chain breaks at 1 place(s)\n"),
+        "{said}"
+    );
+}
+
 #[test]
 fn a_log_that_cannot_be_used_keeps_the_gateway_from_starting() {
     let _alone = alone();
