@@ -1,7 +1,7 @@
 //! Where the chain ended, remembered beside the log: a start that does not find the file goes on from there. Else its numbers
 //! would begin again, and with them the names of full files, under which somebody has put the ones before elsewhere.
 //!
-//! It is written at the start, when a file is full, and at the end. What was written at the end is where the chain ends; what
+//! It is written at the start, with the first record of each further file, and at the end. What was written at the end is where the chain ends; what
 //! was written before is a record that it has at least. Whoever can write the log can write this: it is believed where there is
 //! no file, and never instead of one.
 
@@ -114,11 +114,7 @@ pub(super) fn goes_on(was: Was, files: Head, memory: Option<Memory>) -> (Head, O
     let Some(memory) = memory else {
         return (files, None);
     };
-    let is_behind = files.sequence < memory.sequence;
-    // The full files end with the last record that is known, and what came behind it was in the file that is not there. One that
-    // is there and empty is what a crash leaves which comes just when a file was full.
-    let may_be_behind = was == Was::Absent && !memory.is_last && files.sequence == memory.sequence;
-    if !is_behind && !may_be_behind {
+    if files.sequence >= memory.sequence {
         return (files, None);
     }
     let reason = match was {
@@ -173,16 +169,16 @@ mod tests {
             (Was::Absent, 7, None, Ok(7), None),
             (Was::Absent, 7, last(7), Ok(7), None),
             (Was::Absent, 7, last(5), Ok(7), None),
-            (Was::Absent, 7, some(5), Ok(7), None),
             // It was stopped, and the file taken away; or that and the full ones.
             (Was::Absent, 7, last(9), Ok(9), None),
             (Was::Absent, 0, last(9), Ok(9), None),
             (Was::Empty, 7, last(9), Ok(9), None),
-            // It was killed. At 7 the last file was full, and the next is not there.
+            // It was killed. At 7 the last file was full, and of the next one the first record at least is known.
             (Was::Absent, 0, some(9), Err(1), Some(9)),
-            (Was::Absent, 7, some(9), Err(1), Some(9)),
-            (Was::Absent, 7, some(7), Err(1), Some(7)),
-            (Was::Empty, 7, some(9), Err(1), Some(9)),
+            (Was::Absent, 7, some(8), Err(1), Some(8)),
+            (Was::Empty, 7, some(8), Err(1), Some(8)),
+            // Or it was just when that was full, or began with the one that is not there.
+            (Was::Absent, 7, some(5), Ok(7), None),
             (Was::Empty, 7, some(7), Ok(7), None),
             // And once more, at the first record behind the step.
             (Was::Absent, 0, some(STEP + 1), Err(2), Some(STEP + 1)),

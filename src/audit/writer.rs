@@ -208,6 +208,18 @@ impl Writer {
         kept.is_ok()
     }
 
+    /// What is remembered is in the file that has just begun: then the full ones, whose last record is before it, never look like
+    /// all that there was. Durable first, or a power cut would leave a memory of what there never was.
+    fn remember_a_new_file(&self) {
+        if self
+            .active
+            .as_ref()
+            .is_some_and(|active| active.sync().is_ok())
+        {
+            self.remember(false);
+        }
+    }
+
     /// Goes on in another file, as if it were the same.
     #[cfg(test)]
     pub(super) fn write_into(&mut self, file: std::fs::File) {
@@ -339,6 +351,7 @@ impl Writer {
         for record in records {
             seal(&mut head, record, &now, &mut out);
         }
+        let mut is_first = false;
         if active.bytes > 0 && active.bytes + out.len() as u64 > self.rotate_at_bytes {
             // By itself: the system says once that it has lost something, and that is no name that cannot be changed.
             active.sync()?;
@@ -346,7 +359,7 @@ impl Writer {
                 Ok(()) => {
                     self.state.rotations.fetch_add(1, Ordering::Relaxed);
                     self.rotate_at_bytes = self.file_bytes_max;
-                    self.remember(false);
+                    is_first = true;
                 }
                 // The name is ours still, and the file goes on being written: nothing is lost, it only grows.
                 Err(error) if active.is_gone(&self.names).is_none() => {
@@ -368,6 +381,9 @@ impl Writer {
         self.head = head;
         (self.is_behind, self.was_full) = (false, false);
         self.late.clear();
+        if is_first {
+            self.remember_a_new_file();
+        }
         self.state.progress();
         if self.state.failing.swap(false, Ordering::AcqRel) {
             tracing::warn!(path = %self.names.active.display(), "the audit log is written again");

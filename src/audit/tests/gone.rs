@@ -136,15 +136,20 @@ async fn full_files_that_stay_are_not_gone_on_from_alone() {
     // Without what was taken: that it lacks something is not hidden.
     let report = place.verify();
     assert_eq!(kinds(&report), ["missing"], "{report:?}");
-    // Killed, with the last of the full ones as the end that is known.
-    place.live_and_die(21, 20).await;
-    let newest = place.full().pop().unwrap();
-    place.take("second");
-    place.live(41, 1).await;
-    let first = &place.lines()[0];
-    assert_eq!(first["sequence"], 1_000_000_000_001_u64);
-    let report = in_order(&[newest], &[]);
-    assert_eq!(first["had_at_least"], report.files[0].last_sequence);
+    // Killed: of the file behind the full ones the first record is known.
+    for (life, was_empty) in [(1, false), (2, true)] {
+        place.live_and_die(20 * life, 20).await;
+        let newest = place.full().pop().unwrap();
+        place.take(&format!("killed-{life}"));
+        if was_empty {
+            fs::write(place.path(), "").unwrap();
+        }
+        place.live(20 * life + 20, 1).await;
+        let first = &place.lines()[0];
+        assert_eq!(first["sequence"], life * 1_000_000_000_000 + 1);
+        let report = in_order(&[newest], &[]);
+        assert_eq!(first["had_at_least"], report.files[0].last_sequence + 1);
+    }
 }
 
 /// Nobody knows how much the gateway had written before it was killed.
