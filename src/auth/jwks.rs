@@ -113,8 +113,8 @@ async fn discover(fetcher: &Fetcher, issuer: &str) -> Result<String, GetError> {
 
 /// The keys of one issuer.
 pub(super) enum Keys {
-    /// From a file.
-    Fixed(KeySet),
+    /// From a file: which, where it is one that can be exchanged for another.
+    Fixed(KeySet, Option<PathBuf>),
     /// None: the file had some, and says now that there are none.
     Withdrawn {
         /// Which one.
@@ -129,7 +129,7 @@ pub(super) enum Keys {
 impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Keys::Fixed(set) => f.debug_tuple("Fixed").field(set).finish(),
+            Keys::Fixed(set, _) => f.debug_tuple("Fixed").field(set).finish(),
             Keys::Withdrawn { file, .. } => f.debug_tuple("Withdrawn").field(file).finish(),
             Keys::Remote(remote) => f.debug_tuple("Remote").field(&remote.name).finish(),
         }

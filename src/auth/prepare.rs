@@ -152,7 +152,7 @@ fn keys_of(
         let source = format!("{location:?} {:?}", issuer.ca_file);
         let fetches = match earlier.map(|it| &it.keys) {
             Some(Keys::Remote(earlier)) => earlier.counted(),
-            Some(Keys::Fixed(_) | Keys::Withdrawn { .. }) | None => Arc::default(),
+            Some(Keys::Fixed(..) | Keys::Withdrawn { .. }) | None => Arc::default(),
         };
         let fetch = location.fetch(fetcher, algorithms(issuer));
         Ok(Keys::Remote(Remote::new(
@@ -167,14 +167,22 @@ fn keys_of(
     };
     Ok(match &issuer.keys {
         KeySource::File(path) => {
-            // One that is new has nothing to withdraw, and where no key fits algorithms that are new, those are the mistake.
-            let goes_on = earlier.is_some_and(|it| it.algorithms == algorithms(issuer));
+            // One that is new has nothing to withdraw, as little as another file, and where no key fits algorithms that are new,
+            // those are the mistake.
+            let is_same_file = |keys: &Keys| match keys {
+                Keys::Fixed(_, file) => file.as_ref() == Some(path),
+                Keys::Withdrawn { file, .. } => file == path,
+                Keys::Remote(_) => false,
+            };
+            let goes_on = earlier
+                .is_some_and(|it| it.algorithms == algorithms(issuer) && is_same_file(&it.keys));
             key_file(path, issuer, goes_on)
                 .map_err(|why| wrong("jwks_file", format!("{}: {why}", path.display())))?
         }
         KeySource::Secret(path) => Keys::Fixed(
             secret_file(path)
                 .map_err(|why| wrong("secret_file", format!("{}: {why}", path.display())))?,
+            None,
         ),
         KeySource::Url(url) => remote(Location::Url(url.clone()))?,
         KeySource::Discovery => remote(Location::Discovery {
@@ -186,7 +194,7 @@ fn keys_of(
 /// Asks all issuers at once, so that the first requests need not wait.
 async fn warm(issuers: &HashMap<String, Issuer>) {
     let flights = issuers.values().filter_map(|issuer| match &issuer.keys {
-        Keys::Fixed(_) | Keys::Withdrawn { .. } => None,
+        Keys::Fixed(..) | Keys::Withdrawn { .. } => None,
         Keys::Remote(remote) => remote.refresh(),
     });
     let all = join_all(flights);
@@ -200,7 +208,7 @@ fn key_file(path: &Path, issuer: &config::Issuer, goes_on: bool) -> Result<Keys,
     let bytes = read(path)?;
     let text = String::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned())?;
     match KeySet::from_file(&text, &algorithms(issuer)) {
-        Ok(set) => Ok(Keys::Fixed(set)),
+        Ok(set) => Ok(Keys::Fixed(set, Some(path.to_owned()))),
         Err(why @ BadKeys::None(_)) if goes_on && text.trim_start().starts_with('{') => {
             let file = path.to_owned();
             Ok(Keys::Withdrawn { file, why })
@@ -279,7 +287,7 @@ impl Jwt {
             .map(|(name, issuer)| {
                 let issuer_name = name.clone();
                 match &issuer.keys {
-                    Keys::Fixed(set) => fixed(issuer_name, set.len()),
+                    Keys::Fixed(set, _) => fixed(issuer_name, set.len()),
                     Keys::Withdrawn { .. } => fixed(issuer_name, 0),
                     Keys::Remote(remote) => {
                         let held = remote.usable();

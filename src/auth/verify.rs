@@ -123,7 +123,7 @@ impl Verifier {
         self.issuers
             .get(issuer)
             .is_some_and(|issuer| match &issuer.keys {
-                Keys::Fixed(_) => true,
+                Keys::Fixed(..) => true,
                 Keys::Withdrawn { .. } => false,
                 Keys::Remote(remote) => remote.tend().is_some(),
             })
@@ -146,7 +146,7 @@ impl Verifier {
             return Some(Lapsed::Withdrawn);
         };
         let is_trusted = match &issuer.keys {
-            Keys::Fixed(set) => set.would_try(signed),
+            Keys::Fixed(set, _) => set.would_try(signed),
             Keys::Withdrawn { .. } => false,
             Keys::Remote(remote) => match remote.usable() {
                 Some(held) => held.set.would_try(signed),
@@ -207,7 +207,7 @@ impl Verifier {
                 .map(|key| Signed::new(&token, key))
         };
         let signed = match &issuer.keys {
-            Keys::Fixed(set) => by(set),
+            Keys::Fixed(set, _) => by(set),
             Keys::Withdrawn { .. } => None,
             Keys::Remote(remote) => {
                 let before = remote.tend();

@@ -259,6 +259,9 @@ async fn a_file_that_has_no_key_any_more_withdraws_those_that_it_had() {
     let other = text.replace("ES256", "ES384");
     assert!(again(&other).await.is_err(), "other algorithms");
     assert!(again(&text.replace(A, B)).await.is_err(), "another issuer");
+    std::fs::copy(&path, dir.path().join("other.json")).unwrap();
+    let other = text.replace("keys.json", "other.json");
+    assert!(again(&other).await.is_err(), "another file");
     assert_eq!((caller.lapsed(), shown()), (None, vec![1]));
 
     let foreign = DevelopmentKey::generate("EdDSA").unwrap();
