@@ -196,10 +196,9 @@ impl Turn {
     }
 }
 
-/// Refused before the store did anything, as where the calls of one tenant are as many as it may have: it says nothing of another
-/// one's, and to hear it takes no time.
+/// One tenant has used up what it may have, its calls that wait among that: it says nothing of another one's.
 fn is_of_who_asked(error: &Error) -> bool {
-    matches!(error, Error::Store(error) if error.of_tenant || (error.retryable && error.not_executed))
+    matches!(error, Error::Store(error) if error.of_tenant)
 }
 
 /// What is given, if it is what was published.
@@ -244,8 +243,9 @@ pub(super) async fn check_same(
 /// The same directory, opened for itself: two who read in one and the same descriptor take names from each other. `None`: it
 /// has been removed, or cannot be opened here.
 ///
-/// On the event loop, so by what the kernel has in memory: `.` of what is open is looked up nowhere, and a server across a
-/// network is not asked whether what is known of it is still so, which a path through `/proc/self/fd` would do.
+/// On the event loop, so by what the kernel has in memory as far as can be: `.` of what is open is looked up nowhere, and its links
+/// are not asked of a server across a network. That is asked, as before each open, where what the kernel knows of who may read has
+/// become too old; a path through `/proc/self/fd` would ask it each time.
 fn again(dir: &OwnedFd) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = openat(dir, ".", flags, Mode::empty()).ok()?;
@@ -391,10 +391,9 @@ mod tests {
         // A refusal that is only that one's leaves the turn to the next; what the store itself says is everybody's.
         let unavailable = || model::Error::new(abi::E_UNAVAILABLE, "the store's answer");
         for (refused, of_one) in [
-            (unavailable().not_executed().retryable(1000), true),
             (unavailable().of_tenant(), true),
-            (unavailable().retryable(1000), false),
-            (unavailable().not_executed(), false),
+            (unavailable().not_executed().retryable(1000), false),
+            (unavailable(), false),
         ] {
             let first = turn.take().await.unwrap();
             let mut second = Box::pin(turn.take());

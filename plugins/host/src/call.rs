@@ -144,7 +144,7 @@ impl<T: Table> Place<T> {
             );
             self.counts().add(name, abi::E_UNAVAILABLE);
             let error = Error::new(abi::E_UNAVAILABLE, message);
-            error.not_executed().retryable(1000)
+            error.not_executed().of_tenant().retryable(1000)
         })
     }
 

@@ -15,7 +15,8 @@ pub struct Error {
     pub retryable: bool,
     /// No skill code ran: safe to run again.
     pub not_executed: bool,
-    /// With `E_EXHAUSTED`: this tenant has used up what it may have, and the store is not full.
+    /// This tenant has used up what it may have, and the store is not full: with `E_EXHAUSTED` a plugin's answer, with
+    /// `E_UNAVAILABLE` the host's, of the calls that may wait for one.
     pub of_tenant: bool,
     /// Advice, 0 for none.
     pub retry_after_ms: u32,
