@@ -45,7 +45,7 @@
 //!    knows the errors of all rooms.
 //! 7. Everything has a limit with its unit in its name; what an operator may change is in `config/default.toml`.
 //! 8. No blocking call on an async thread, but the audit log's: what it writes is in the file before its caller goes on, and one
-//!    call at a time writes; and the log's, where stderr is a file: one at a time there too.
+//!    call at a time writes; and the log's, where stderr is a file: one at a time there too, and others wait 10 ms for room.
 //!
 //! `tests/tidy.rs` holds the tree to what of this can be checked by reading.
 #![forbid(unsafe_code)]

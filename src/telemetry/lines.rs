@@ -19,8 +19,8 @@ use rustix::io::{ReadWriteFlags, pwritev2};
 const PIECE_BYTES: usize = 64 * 1024;
 /// After this the thread tries again where somebody else who has the same pipe has made it non-blocking.
 const AGAIN: Duration = Duration::from_millis(20);
-/// How long who logs to a file waits for room: several log faster than one thread is woken, and of what a disk would take nothing
-/// is to be dropped. Where it hangs, each waits this once.
+/// How long who logs to a file waits for room for a line: several log faster than one thread is woken, and of what a disk would
+/// take nothing is to be dropped. Where it hangs, each waits this once.
 const ROOM_MAX: Duration = Duration::from_millis(10);
 
 /// Writes lines, and keeps those that have to wait. Cheap to clone.
@@ -231,6 +231,9 @@ impl Inner {
                 .unwrap_or_else(PoisonError::into_inner);
             let bytes = state.waiting.len().min(PIECE_BYTES);
             let piece: Vec<u8> = state.waiting.drain(..bytes).collect();
+            if state.for_less > 0 {
+                self.less.notify_all();
+            }
             state.writing = true;
             drop(state);
             let rest = self.write(&piece);
@@ -397,7 +400,7 @@ mod tests {
         writes
             .set_write_timeout(Some(Duration::from_millis(50)))
             .unwrap();
-        let lines = Lines::of(OwnedFd::from(writes).into(), true, MAX, ROOM_MAX).unwrap();
+        let lines = Lines::of(OwnedFd::from(writes).into(), true, 32 << 20, ROOM_MAX).unwrap();
         let long = "a".repeat(10 << 20);
         std::thread::scope(|scope| {
             scope.spawn(|| put(&lines, &long));

@@ -319,7 +319,6 @@ fn a_sync_that_fails_later_is_told_and_stops_what_comes_then() {
     assert_eq!(resumed[0]["unwritten"], 0, "all records are in the file");
 }
 
-/// Else a power cut would take away which rules were in force, and older ones would be taken.
 /// One record is on its way to a disk that hangs. Whoever waits for it does; the gateway goes on, also where nothing but that
 /// went on in it: of an idle runtime one thread alone waits for the network and the clock, and that is the one which writes.
 #[test]
@@ -336,22 +335,22 @@ fn a_write_that_hangs_holds_up_nobody_who_needs_no_record() {
     eventually("it is idle", PATIENCE, || gateway.is_idle());
 
     fs::write(&switch, "").unwrap();
-    std::thread::scope(|scope| {
-        let recorded = scope.spawn(|| gateway.client().run(CODE, json!({})));
-        eventually("the record hangs", PATIENCE, || {
-            Client::open(&gateway.admin).is_ok_and(|mut operator| {
-                let ready = operator.get("/readyz?verbose");
-                ready.is_ok_and(|ready| ready.status == 503 && ready.text().contains("[-]audit"))
-            })
-        });
-        assert_eq!(gateway.client().get("/openrpc.json").unwrap().status, 200);
-        fs::remove_file(&switch).unwrap();
-        recorded.join().unwrap().unwrap();
+    let mut caller = gateway.client();
+    let recorded = std::thread::spawn(move || caller.run(CODE, json!({})));
+    eventually("the record hangs", PATIENCE, || {
+        Client::open(&gateway.admin).is_ok_and(|mut operator| {
+            let ready = operator.get("/readyz?verbose");
+            ready.is_ok_and(|ready| ready.status == 503 && ready.text().contains("[-]audit"))
+        })
     });
+    assert_eq!(gateway.client().get("/openrpc.json").unwrap().status, 200);
+    fs::remove_file(&switch).unwrap();
+    recorded.join().unwrap().unwrap();
     gateway.stop();
     assert_holds(&house);
 }
 
+/// Else a power cut would take away which rules were in force, and older ones would be taken.
 #[test]
 fn rules_that_are_not_durably_remembered_are_told_of() {
     let _alone = alone();

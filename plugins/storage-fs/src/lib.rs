@@ -180,19 +180,20 @@ impl Storage for StorageFs {
 
     fn health(&self) -> Result<Health, Error> {
         let (skills, unread) = (self.skills.count(), self.skills.unread());
+        let gone = self.skills.gone();
+        let removed = || {
+            format!(
+                "{gone} directories of skills have been removed since the start: put them back, and start anew"
+            )
+        };
         let missing = || {
             format!("{unread} skills could not be read at the start, and are missing: see the log")
         };
         let Some(Writable { ground, blobs }) = &self.writable else {
-            let (state, message) = match (self.skills.gone(), unread) {
+            let (state, message) = match (gone, unread) {
                 (0, 0) => (abi::HEALTH_OK, format!("{skills} skills on the shelf")),
                 (0, _) => (abi::HEALTH_DEGRADED, missing()),
-                (gone, _) => (
-                    abi::HEALTH_DEGRADED,
-                    format!(
-                        "{gone} directories of skills have been removed since the start: put them back, and start anew"
-                    ),
-                ),
+                _ => (abi::HEALTH_DEGRADED, removed()),
             };
             return Ok(Health {
                 state,
@@ -219,6 +220,7 @@ impl Storage for StorageFs {
         let (state, message) = match (ground.broken(), room.low) {
             (Some(why), _) => (abi::HEALTH_DOWN, why.to_owned()),
             (None, Some(why)) => (abi::HEALTH_DEGRADED, why),
+            (None, None) if gone > 0 => (abi::HEALTH_DEGRADED, removed()),
             (None, None) if unread > 0 => (abi::HEALTH_DEGRADED, missing()),
             (None, None) if damaged > 0 => (
                 abi::HEALTH_DEGRADED,

@@ -106,7 +106,7 @@ impl Shelf {
                 // Without it names that are the operator's could be published over.
                 Err(Errno::NOENT) => {
                     return Err(Fault::Precondition(format!(
-                        "the directory of skills {shown:?} is not there: make it, or take it out of skills.paths"
+                        "the directory of skills {shown:?} is not there: make it, or take it out of read_only_skills (the gateway's skills.paths)"
                     )));
                 }
                 Err(errno) => return Err(Fault::os("open", &shown)(errno)),

@@ -393,19 +393,16 @@ fn a_directory_that_is_not_there_keeps_the_store_from_starting() {
 fn a_directory_that_has_been_removed_is_told() {
     let bench = Bench::new();
     let dir = bench.dir.path().join("skills");
-    write_skill(&dir.join("some"), "demo.some", "1.0.0", "");
-    let store = shelf(&bench, std::slice::from_ref(&dir), false);
-    assert_eq!(store.health().unwrap().state, abi::HEALTH_OK);
-    std::fs::remove_dir_all(&dir).unwrap();
-    let health = store.health().unwrap();
-    assert_eq!(health.state, abi::HEALTH_DEGRADED);
-    assert!(
-        health
-            .message
-            .starts_with("1 directories of skills have been removed"),
-        "{}",
-        health.message
-    );
+    for root in [false, true] {
+        write_skill(&dir.join("some"), "demo.some", "1.0.0", "");
+        let store = shelf(&bench, std::slice::from_ref(&dir), root);
+        assert_eq!(store.health().unwrap().state, abi::HEALTH_OK);
+        std::fs::remove_dir_all(&dir).unwrap();
+        let health = store.health().unwrap();
+        assert_eq!(health.state, abi::HEALTH_DEGRADED);
+        let told = "1 directories of skills have been removed";
+        assert!(health.message.starts_with(told), "{}", health.message);
+    }
 }
 
 #[test]
