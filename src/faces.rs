@@ -176,11 +176,7 @@ impl Faces {
         let path = request.request.uri().path();
         // A connection on which a request had begun to arrive before is read to that one's end.
         if services.readiness.is_draining() && !OPEN_PATHS.contains(&path) {
-            let why = "the gateway is stopping; nothing was done: try again, with another one if there are several";
-            return Err(
-                Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", why)
-                    .with(header::RETRY_AFTER, "1"),
-            );
+            return Err(Refusal::stopping());
         }
         if let Some(id) = path.strip_prefix("/blobs/") {
             only(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;

@@ -116,6 +116,17 @@ impl Refusal {
         }
     }
 
+    /// Of what comes while the gateway drains. Its connection may not have heard of the drain yet, and will be closed all the
+    /// same: whoever has this would else send his next request into that end.
+    pub fn stopping() -> Self {
+        let why = "the gateway is stopping; nothing was done: try again, with another one if there are several";
+        let refusal = Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", why);
+        Refusal {
+            close: true,
+            ..refusal.with(header::RETRY_AFTER, "1")
+        }
+    }
+
     /// With a header.
     #[must_use]
     pub fn with(mut self, name: HeaderName, value: &'static str) -> Self {

@@ -197,12 +197,14 @@ pub async fn serve(
             .serve_connection(TokioIo::new(stream), service);
         let mut drains = draining.subscribe();
         connections.spawn(async move {
+            // Asked about the drain first: an answer that is given in it says that it is the last (RFC 9112 section 9.6).
             let ended = tokio::select! {
-                ended = &mut connection => ended,
+                biased;
                 _ = drains.changed() => {
                     std::pin::Pin::new(&mut connection).graceful_shutdown();
                     (&mut connection).await
                 }
+                ended = &mut connection => ended,
             };
             drop(drains);
             let is_begun = is_begun(&connection.into_parts().read_buf);
@@ -232,10 +234,11 @@ pub async fn serve(
             drop(place);
         });
     }
+    // Whoever is refused a connection sees each of his others end.
+    draining.send_replace(());
     drop(listener);
     tracing::info!("draining: no new connections");
     let until = Instant::now() + settings.drain_timeout;
-    draining.send_replace(());
     if tokio::time::timeout_at(until, draining.closed())
         .await
         .is_err()

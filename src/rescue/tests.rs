@@ -49,6 +49,16 @@ fn who_publishes_where_nothing_is_published_is_not_told_to_try_again() {
     assert!(!answer.data.contains_key("retry_after_ms"));
 }
 
+/// Whether or not its connection has heard of the drain.
+#[test]
+fn what_comes_in_the_drain_is_told_that_nothing_follows() {
+    let answer = Refusal::stopping().response(&RequestId::new());
+    let header = |name| answer.headers().get(name).map(|it| it.to_str().unwrap());
+    assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let told = (header(header::CONNECTION), header(header::RETRY_AFTER));
+    assert_eq!(told, (Some("close"), Some("1")));
+}
+
 #[test]
 fn where_a_new_token_does_not_help_nobody_is_told_to_get_one() {
     let told = |lapsed| {

@@ -134,6 +134,38 @@ async fn what_is_no_request_is_refused_as_all_else() {
     stop().await;
 }
 
+/// A client's pool would send its next request into the end of the connection.
+#[tokio::test]
+async fn an_answer_that_is_given_in_the_drain_is_the_last() {
+    // Which of two things that are ready comes first must not be left to chance.
+    for _ in 0..20 {
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let stop = std::sync::Arc::new(std::sync::Mutex::new(Some(stop)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stack = Stack::new(service_fn(move |_| {
+            let stop = stop.lock().unwrap().take();
+            async move {
+                drop(stop);
+                while std::net::TcpStream::connect(address).is_ok() {
+                    tokio::task::yield_now().await;
+                }
+                Ok(Response::new(full("hello")))
+            }
+        }));
+        let stopped = async move { stopped.await.unwrap_or(()) };
+        let metrics = Metrics::default();
+        let server = tokio::spawn(serve(listener, stack, PATIENT, metrics, stopped));
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let request = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+        server.await.unwrap();
+    }
+}
+
 /// Whoever goes on with it for ever is refused where it has become too large, and not when its time has passed: meanwhile all
 /// of it would be in memory, before anybody has asked for a token.
 #[tokio::test]
