@@ -137,6 +137,16 @@ fn a_root_that_the_operator_has_made_open_is_closed() {
     }
 }
 
+/// Whoever has named another place as `root`, or has not mounted its disk, learns it from nothing else.
+#[test]
+fn a_store_that_is_new_says_so_once() {
+    let bench = Bench::new();
+    for _ in 0..2 {
+        drop(bench.store());
+        assert_eq!(bench.count_logged("Info this store is new"), 1);
+    }
+}
+
 #[test]
 fn what_an_earlier_life_left_in_tmp_is_swept() {
     let bench = Bench::new();
