@@ -472,7 +472,7 @@ const AUDIT_RETRY_MS: u64 = 5000;
 
 impl From<audit::Unavailable> for ErrorObject {
     fn from(error: audit::Unavailable) -> Self {
-        let message = format!("{error}; try again later, and tell its operator if it lasts");
+        let message = format!("{error}; try again later, and tell the gateway's operator if it lasts");
         ErrorObject::new(Code::Unavailable, "unavailable", message)
             .with("retry_after_ms", AUDIT_RETRY_MS.into())
     }
@@ -522,7 +522,7 @@ fn plugin(
             };
             let message = if error.code == abi::E_EXHAUSTED {
                 format!(
-                    "the {which} is full or out of a resource: {when_full}, try again later, and tell its operator if it lasts"
+                    "the {which} is full or out of a resource: {when_full}, try again later, and tell the gateway's operator if it lasts"
                 )
             } else {
                 format!("the {which} is not available now")

@@ -502,7 +502,7 @@ fn sandbox_failure(run_id: &str, error: &model::Error, services: &Services) -> R
     match error.code {
         abi::E_CANCELLED => failure(abi::RUN_CANCELLED, "the run was cancelled".into()),
         // Never run again from here: it may have had effects.
-        _ => failure(WORKER_LOST, "the sandbox was lost while the run was under way; what the run had done until then is not known, so look before you call it again".into()),
+        _ => failure(WORKER_LOST, "the sandbox was lost while the run was under way; what the run had done until then is not known: check for its effects before you call it again".into()),
     }
 }
 

@@ -546,7 +546,7 @@ mod tests {
             assert!(lines.any(|line| line.contains(label)), "{name} {label}");
         };
         let manual = include_str!("../../OPERATING.md");
-        let (_, alarms) = manual.split_once("Alarms that are worth having: ").unwrap();
+        let (_, alarms) = manual.split_once("Alarms that are worth having:").unwrap();
         let (alarms, _) = alarms.split_once("not HTTP codes").unwrap();
         let mut found = 0;
         for series in alarms.split('`').skip(1).step_by(2) {
@@ -561,7 +561,7 @@ mod tests {
         }
         assert_eq!(found, 4, "{alarms}");
         let (_, outcomes) = alarms.split_once("with an outcome ").unwrap();
-        let (outcomes, _) = outcomes.split_once(';').unwrap();
+        let (outcomes, _) = outcomes.split_once('|').unwrap();
         for outcome in outcomes.split('`').skip(1).step_by(2) {
             for part in parts {
                 let call = format!("skillgate_plugin_calls_total{{plugin=\"{part}\",op=\"health\"");

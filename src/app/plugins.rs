@@ -169,7 +169,7 @@ pub(super) fn load(config: &Config, role: Role) -> Result<Plugin, AppError> {
         guarded: matches!(plugin.source, PluginSource::Path(_)),
     };
     if pin.guarded && pin.sha256.is_none() && pin.minisign_key.is_none() {
-        tracing::warn!(file = %path.display(), "a plugin runs whatever its file is (allow_unsigned): pin it with sha256");
+        tracing::warn!(file = %path.display(), "a plugin's file is not verified (allow_unsigned): pin it with sha256");
     }
     let isolation = match plugin.isolation {
         PluginIsolation::Gateway => Isolation::Gateway,

@@ -240,7 +240,7 @@ impl Plugins {
             match std::fs::remove_dir_all(&dir) {
                 Ok(()) => tracing::info!(instance = name, "removed what an exchanged sandbox left"),
                 Err(error) => {
-                    tracing::warn!(dir = %dir.display(), %error, "cannot be removed");
+                    tracing::warn!(dir = %dir.display(), %error, "the directory of an exchanged sandbox cannot be removed");
                 }
             }
         }

@@ -170,7 +170,7 @@ impl Writer {
             tracing::warn!(
                 path = %path.display(),
                 cut_bytes = torn.bytes,
-                "the audit log ended in the middle of a record: it was cut off, and the log says so"
+                "the audit log ended in the middle of a record: that part was cut off, and the next record says so"
             );
             let repaired = json!({ "cut_bytes": torn.bytes, "cut_sha256": torn.sha256 });
             more.push(("repaired", repaired));

@@ -76,7 +76,7 @@ pub enum Error {
     },
     /// The store takes none (`SKG_E_UNIMPLEMENTED` of `skill_put`).
     #[error(
-        "the skill store of this gateway is read-only: nothing is published here; run_code runs what is not published"
+        "the skill store of this gateway is read-only: nothing can be published here; run_code runs code without publishing it"
     )]
     ReadOnly,
     /// A stored skill that cannot be read.

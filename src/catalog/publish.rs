@@ -173,7 +173,7 @@ fn not_stored(error: model::Error, name: &str, version: &str) -> Error {
     match error.code {
         abi::E_ALREADY_EXISTS => Error::AlreadyExists {
             message: format!(
-                "{name} {version} is published with other content, and a version never changes: choose a higher version"
+                "{name} {version} is already published with other content, and a version never changes: choose a higher version"
             ),
         },
         abi::E_OUT_OF_RANGE => Error::TooLarge {

@@ -32,7 +32,7 @@ pub(super) async fn read(
                 skill = skill.name,
                 version = skill.version,
                 warning,
-                "a skill on the operator's shelf is hardly what was meant"
+                "a skill on the operator's shelf (skills.paths) is hardly what was meant"
             );
         }
         if let Entry::Vacant(entry) = latest_of.entry(skill.name) {

@@ -67,7 +67,7 @@ impl Transfer {
             Refusal::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "unavailable",
-                "too many blobs are on their way (blobs.max_transfers): ask again when some have arrived",
+                "too many blob transfers are under way (blobs.max_transfers): try again when some have ended",
             )
             .with(header::RETRY_AFTER, "1")
         })

@@ -24,7 +24,7 @@ const ERROR_TYPE_BYTES_MAX: usize = 128;
 const NOT_SERIALIZABLE: &str = "OutputNotSerializable";
 
 /// Instead of an output that its secrets' names make too large.
-const WITHHELD: &str = r#""[the output is withheld: with the names of its secrets in place of their values it is over the limit]""#;
+const WITHHELD: &str = r#""[the output is withheld: with its secrets' values replaced by their names it is over the limit]""#;
 
 /// The result of a run (specification, "Runs"; contract, section 5).
 #[derive(Debug, Serialize)]

@@ -29,7 +29,7 @@ impl Drain {
         tracing::warn!("runs still went on when the drain timeout ended: they are ended");
         self.0.send_replace(true);
         if timeout(END_TIMEOUT, self.0.closed()).await.is_err() {
-            tracing::warn!("runs that are to end do not");
+            tracing::warn!("runs that were told to end have not ended");
         }
     }
 }

@@ -40,8 +40,8 @@
  *
  * Threads: unless marked [once], every function may be called from any thread
  * at any time, concurrently with itself.  A plugin without SKG_F_BLOCKING
- * returns from every call within about a millisecond: it is called on the
- * host's event loop.
+ * returns within about a millisecond, as it is called on the host's event loop,
+ * except from what is "called on a thread that may wait".
  *
  * Only 64-bit little-endian targets.  C99 or C++11.  No compiler extensions.
  */
@@ -406,7 +406,7 @@ typedef struct skg_gate {
 
 /* skg_run_request.flags.  Policy asks for it: the interpreter of this run is not
  * to share an address layout or a hash seed with any other run's.  A plugin that
- * does not know the flag has no such sharing, or says so in its documentation.   */
+ * ignores the flag must never share these, or must document that it does.        */
 #define SKG_REQUEST_FRESH 0x1u
 
 typedef struct skg_run_request {
@@ -749,8 +749,8 @@ typedef struct skg_storage {
      * SKG_E_CORRUPT.  SKG_E_OUT_OF_RANGE: offset is beyond the end. */
     int32_t (*blob_open)(void *self, skg_op op, skg_str tenant, skg_str id,
                          uint64_t offset, uint64_t len);                 /* -> skg_blob_opened */
-    /* The next bytes, at most cap; n may be smaller without being the end, which
-     * eof says, and is 0 only there: who has nothing yet completes later. */
+    /* The next bytes, at most cap.  n < cap is not the end: eof says that.  n is
+     * 0 only at the end; with nothing to give yet, complete later. */
     int32_t (*blob_read)(void *self, skg_op op, uint64_t reader,
                          void *buf, uint64_t cap);                       /* -> skg_count */
     /* As blob_abort, for a reader. */

@@ -13,7 +13,7 @@ pub(crate) fn give_memory_back() {
             let taken = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE) };
             if taken == 0 {
                 tracing::warn!(
-                    "the C library keeps memory as it likes (mallopt M_MMAP_THRESHOLD): what large runs have had stays with the gateway"
+                    "mallopt(M_MMAP_THRESHOLD) failed: memory that large runs have used may stay with the gateway"
                 );
             }
         });

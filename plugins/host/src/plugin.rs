@@ -343,7 +343,7 @@ pub(crate) fn make_here<K: Made>(
             plugin,
             instance = config.instance_id,
             why,
-            "a new instance is no good, and is destroyed"
+            "a new instance gives no valid caps, and is destroyed"
         );
         // Here, before the error is known: after it another instance is made, and two must not have the data.
         if let Some(destroy) = table.destroy() {

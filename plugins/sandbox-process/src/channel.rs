@@ -507,15 +507,15 @@ impl Refusal {
             Refusal::TooLarge => ("too_large", "the blob is larger than this gateway stores"),
             Refusal::TooMany => (
                 "too_many",
-                "a run makes so many blobs, and so many at once, and no more: put more into one",
+                "this run may make no more blobs, or no more at once: put more into one",
             ),
             Refusal::DiskFull => (
                 "disk_full",
-                "the store, or what this tenant may have in it, has no room left for it, or the store is out of what it writes with: store less, try again later, or ask its operator",
+                "the store, or this tenant's share of it, has no room left, or too many blobs are being written at once: store less, try again later, or ask its operator",
             ),
             Refusal::Unavailable => (
                 "unavailable",
-                "the store does not do it now: try again in a moment, or ask its operator",
+                "the store cannot do this now: try again in a moment, or ask its operator",
             ),
             Refusal::Invalid => ("invalid", "the request is not valid"),
         }

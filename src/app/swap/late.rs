@@ -66,7 +66,7 @@ pub(super) async fn in_time<I: Ends>(
     );
     tracing::warn!(
         why,
-        "a plugin does not come up; what comes of it is ended, and nothing else has its place until then"
+        "a plugin does not come up; if its create() still returns, that instance is ended, and nothing else has its place until then"
     );
     let ending = tokio::spawn(async move {
         if let Ok(Ok(made)) = making.await {

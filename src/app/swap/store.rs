@@ -92,7 +92,7 @@ async fn hand_over(
         } else if old.is_deserted() {
             tracing::warn!(
                 calls = old.counts().in_flight(),
-                "calls that nobody waits for go on in the store's process, which is ended with them"
+                "the old store's process is ended: only calls that nobody waits for go on in it"
             );
             inner.leaves(&old);
             old.end_process();

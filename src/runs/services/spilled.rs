@@ -27,8 +27,8 @@ const WITHIN: Duration = Duration::from_secs(30);
 /// Between two looks at one that is short of something at the moment.
 const AGAIN_AFTER_MIN: Duration = Duration::from_millis(100);
 
-const HAS_ONE: &str = r#""[the output is withheld: it is so large that it was stored, and the value of a secret of the run stands in it; return it without]""#;
-const UNKNOWN: &str = r#""[the output is withheld: it is so large that it was stored, and the store did not let it be looked through for the secrets of the run]""#;
+const HAS_ONE: &str = r#""[the output is withheld: it was stored, being too large for an answer, and has the value of one of the run's secrets in it; return it without that value]""#;
+const UNKNOWN: &str = r#""[the output is withheld: it was stored, being too large for an answer, and the store did not let it be searched for the run's secrets]""#;
 
 impl Services {
     /// The end of a run whose output may be its last blob. Where one of its secrets stands in that, or it cannot be known, the

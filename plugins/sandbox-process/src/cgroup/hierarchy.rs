@@ -101,7 +101,7 @@ fn hands_down(own: PathBuf, point: &Path) -> Result<PathBuf, String> {
     match own.parent() {
         Some(parent) if own != point => Ok(parent.to_path_buf()),
         _ => Err(format!(
-            "{} has processes, so that it hands no controller down, and what is above it is not to be seen",
+            "{} has processes, so it hands no controller down, and the group above it cannot be seen from here",
             own.display()
         )),
     }
