@@ -472,7 +472,8 @@ const AUDIT_RETRY_MS: u64 = 5000;
 
 impl From<audit::Unavailable> for ErrorObject {
     fn from(error: audit::Unavailable) -> Self {
-        let message = format!("{error}; try again later, and tell the gateway's operator if it lasts");
+        let message =
+            format!("{error}; try again later, and tell the gateway's operator if it lasts");
         ErrorObject::new(Code::Unavailable, "unavailable", message)
             .with("retry_after_ms", AUDIT_RETRY_MS.into())
     }

@@ -52,7 +52,7 @@ impl Connection {
     /// for it. Who ends its side has gone, here as for hyper.
     ///
     /// An answer that hyper ends the connection behind, since not all of the request has been read, says so (RFC 9112 section
-    /// 9.6): whoever has it would else send his next request into that end.
+    /// 9.6): whoever has it would else send his next request into that end. So does one to a request with trailers.
     pub(super) async fn answer(
         self,
         stack: Stack,
@@ -69,7 +69,8 @@ impl Connection {
         let answered = async {
             let Ok(mut answer) = stack.oneshot(request).await;
             let is_last = answer.headers().contains_key(CONNECTION);
-            if !is_last && due.is_unread() && (waits || !due.reads_rest().await) {
+            let reads_on = !due.is_unread() || (!waits && due.reads_rest().await);
+            if !is_last && (!reads_on || due.is_last()) {
                 let close = HeaderValue::from_static("close");
                 answer.headers_mut().insert(CONNECTION, close);
             }

@@ -45,6 +45,8 @@ struct State {
     writes: AtomicU8,
     /// Somebody has asked for the body of the request that is answered.
     wants_body: AtomicBool,
+    /// That body has ended with trailers.
+    has_trailers: AtomicBool,
     /// Of a request that has been answered before all of it was read: until the answer has been written.
     unread: Mutex<Option<Incoming>>,
 }
@@ -66,6 +68,7 @@ pub(super) struct Answering(Due);
 impl Due {
     pub(super) fn answer(&self) -> Answering {
         self.0.wants_body.store(false, Ordering::Relaxed);
+        self.0.has_trailers.store(false, Ordering::Relaxed);
         self.0.writes.store(ANSWER, Ordering::Relaxed);
         Answering(self.clone())
     }
@@ -119,7 +122,14 @@ impl Answering {
         self.0.unread().is_some()
     }
 
-    /// Reads what is left of it, and says whether that was all.
+    /// Whether nothing that follows the request may be read. hyper takes all up to an empty line that ends with CR LF for a
+    /// section of trailers, and drops what is behind one that ends with LF alone; whoever is in front may take that as the end
+    /// (RFC 9112 section 2.2), and his next request, which he believes to have been passed on, was dropped.
+    pub(super) fn is_last(&self) -> bool {
+        self.0.0.has_trailers.load(Ordering::Relaxed)
+    }
+
+    /// Reads what is left of it, and says whether that was all, and where it ends is beyond doubt ([`Answering::is_last`]).
     pub(super) async fn reads_rest(&self) -> bool {
         let Some(mut rest) = self.0.unread().take() else {
             return true;
@@ -139,7 +149,11 @@ async fn reads_rest<B: Body<Data = Bytes> + Unpin>(rest: &mut B) -> bool {
             let piece = match rest.frame().await {
                 None => return true,
                 Some(Err(_)) => return false,
-                Some(Ok(frame)) => frame.data_ref().map_or(0, |data| data.len() as u64),
+                Some(Ok(frame)) => match frame.data_ref() {
+                    Some(data) => data.len() as u64,
+                    // Trailers.
+                    None => return false,
+                },
             };
             let Some(less) = left.checked_sub(piece) else {
                 return false;
@@ -168,8 +182,12 @@ impl Body for Asked {
             .wants_body
             .store(!body.is_end_stream(), Ordering::Relaxed);
         let frame = ready!(Pin::new(body).poll_frame(cx));
-        if frame.is_none() {
-            self.body = None;
+        match &frame {
+            None => self.body = None,
+            Some(Ok(frame)) if frame.is_trailers() => {
+                due.0.has_trailers.store(true, Ordering::Relaxed);
+            }
+            Some(_) => {}
         }
         Poll::Ready(frame)
     }

@@ -1,5 +1,7 @@
 //! Connections as their peers see them: what is answered to what, when each ends, and who has a place.
 
+mod last;
+
 use super::connection::LINGER_BYTES_MAX;
 use super::{HEAD_BYTES_MAX, Metrics, Settings, Stack, full, serve};
 use futures_util::stream::once;
@@ -134,38 +136,6 @@ async fn what_is_no_request_is_refused_as_all_else() {
     stop().await;
 }
 
-/// A client's pool would send its next request into the end of the connection.
-#[tokio::test]
-async fn an_answer_that_is_given_in_the_drain_is_the_last() {
-    // Which of two things that are ready comes first must not be left to chance.
-    for _ in 0..20 {
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-        let stop = std::sync::Arc::new(std::sync::Mutex::new(Some(stop)));
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let stack = Stack::new(service_fn(move |_| {
-            let stop = stop.lock().unwrap().take();
-            async move {
-                drop(stop);
-                while std::net::TcpStream::connect(address).is_ok() {
-                    tokio::task::yield_now().await;
-                }
-                Ok(Response::new(full("hello")))
-            }
-        }));
-        let stopped = async move { stopped.await.unwrap_or(()) };
-        let metrics = Metrics::default();
-        let server = tokio::spawn(serve(listener, stack, PATIENT, metrics, stopped));
-        let mut client = TcpStream::connect(address).await.unwrap();
-        let request = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
-        client.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        client.read_to_string(&mut answer).await.unwrap();
-        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
-        server.await.unwrap();
-    }
-}
-
 /// Whoever goes on with it for ever is refused where it has become too large, and not when its time has passed: meanwhile all
 /// of it would be in memory, before anybody has asked for a token.
 #[tokio::test]
@@ -268,43 +238,6 @@ async fn a_body_that_outlives_its_answer_leaves_the_connection_to_the_next_reque
         drop(body);
     }
     drop(client);
-    stop().await;
-}
-
-/// Else hyper ends the connection without a word, and the client has sent his next request by then.
-#[tokio::test]
-async fn an_answer_to_what_is_not_read_says_whether_it_is_the_last() {
-    let (address, stop) = serving(constant("hello"), PATIENT).await;
-    let rest = super::malformed::REST_BYTES_MAX as usize;
-    let sized = |size: usize, more: &str| format!("Content-Length: {size}\r\n{more}");
-    let chunked = "Transfer-Encoding: chunked\r\n".to_owned();
-    let whole = format!("7530\r\n{}\r\n0\r\n\r\n", "x".repeat(0x7530));
-    for (header, body, is_last) in [
-        (sized(rest, ""), "x".repeat(rest), false),
-        (chunked.clone(), whole, false),
-        (sized(rest + 1, ""), String::new(), true),
-        (chunked, "5\r\nthere\r\n".to_owned(), true),
-        (sized(5, "Expect: 100-continue\r\n"), String::new(), true),
-    ] {
-        let mut client = TcpStream::connect(address).await.unwrap();
-        let head = format!("POST / HTTP/1.1\r\nHost: x\r\n{header}\r\n");
-        let (begun, end) = (format!("{head}{body}"), "\r\n\r\nhello");
-        let mut answer = Vec::new();
-        for _ in 0..if is_last { 1 } else { 2 } {
-            client.write_all(begun.as_bytes()).await.unwrap();
-            answer.clear();
-            while !answer.ends_with(end.as_bytes()) {
-                assert!(client.read_buf(&mut answer).await.unwrap() > 0, "{head}");
-            }
-        }
-        let answer = String::from_utf8(answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-        assert_eq!(
-            answer.contains("connection: close"),
-            is_last,
-            "{head}{answer}"
-        );
-    }
     stop().await;
 }
 

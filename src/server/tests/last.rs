@@ -1,0 +1,127 @@
+//! Answers that are the last of their connection.
+
+use std::sync::{Arc, Mutex};
+
+use http::Response;
+use http_body_util::BodyExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tower::service_fn;
+
+use super::super::malformed::REST_BYTES_MAX;
+use super::super::{Body, Metrics, Stack, full, serve};
+use super::{PATIENT, constant, serving};
+
+/// Else hyper ends the connection without a word, and the client has sent his next request by then.
+#[tokio::test]
+async fn an_answer_to_what_is_not_read_says_whether_it_is_the_last() {
+    let (address, stop) = serving(constant("hello"), PATIENT).await;
+    let rest = REST_BYTES_MAX as usize;
+    let sized = |size: usize, more: &str| format!("Content-Length: {size}\r\n{more}");
+    let chunked = "Transfer-Encoding: chunked\r\n".to_owned();
+    let whole = format!("7530\r\n{}\r\n0\r\n\r\n", "x".repeat(0x7530));
+    for (header, body, is_last) in [
+        (sized(rest, ""), "x".repeat(rest), false),
+        (chunked.clone(), whole, false),
+        (sized(rest + 1, ""), String::new(), true),
+        (chunked, "5\r\nthere\r\n".to_owned(), true),
+        (sized(5, "Expect: 100-continue\r\n"), String::new(), true),
+    ] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let head = format!("POST / HTTP/1.1\r\nHost: x\r\n{header}\r\n");
+        let (begun, end) = (format!("{head}{body}"), "\r\n\r\nhello");
+        let mut answer = Vec::new();
+        for _ in 0..if is_last { 1 } else { 2 } {
+            client.write_all(begun.as_bytes()).await.unwrap();
+            answer.clear();
+            while !answer.ends_with(end.as_bytes()) {
+                assert!(client.read_buf(&mut answer).await.unwrap() > 0, "{head}");
+            }
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        assert_eq!(
+            answer.contains("connection: close"),
+            is_last,
+            "{head}{answer}"
+        );
+    }
+    stop().await;
+}
+
+/// A client's pool would send its next request into the end of the connection.
+#[tokio::test]
+async fn an_answer_that_is_given_in_the_drain_is_the_last() {
+    // Which of two things that are ready comes first must not be left to chance.
+    for _ in 0..20 {
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let stop = Arc::new(Mutex::new(Some(stop)));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let stack = Stack::new(service_fn(move |_| {
+            let stop = stop.lock().unwrap().take();
+            async move {
+                drop(stop);
+                while std::net::TcpStream::connect(address).is_ok() {
+                    tokio::task::yield_now().await;
+                }
+                Ok(Response::new(full("hello")))
+            }
+        }));
+        let stopped = async move { stopped.await.unwrap_or(()) };
+        let metrics = Metrics::default();
+        let server = tokio::spawn(serve(listener, stack, PATIENT, metrics, stopped));
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let request = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+        client.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+        server.await.unwrap();
+    }
+}
+
+/// What hyper takes for trailers goes on up to an empty line that ends with CR LF; whoever is in front may take one that ends
+/// with LF alone, and passes on what it holds for a request of its own.
+#[tokio::test]
+async fn nothing_is_answered_behind_trailers() {
+    let reads = service_fn(async |request: http::Request<Body>| {
+        let body = request.into_body().collect().await;
+        assert!(["hello", ""].contains(&&*String::from_utf8_lossy(&body.unwrap().to_bytes())));
+        Ok(Response::new(full("read")))
+    });
+    let (reading, stop_reading) = serving(Stack::new(reads), PATIENT).await;
+    let (constant, stop_constant) = serving(constant("read"), PATIENT).await;
+    let head =
+        "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n";
+    let hides = "GET /hidden HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let next = format!(
+        "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{hides}",
+        hides.len()
+    );
+    let plain = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    for address in [reading, constant] {
+        for (end, follows, answers) in [
+            ("\r\n", plain, 2),
+            ("X: 1\r\n\r\n", plain, 1),
+            ("\n", &next, 1),
+            ("X: 1\n\n", &next, 1),
+            ("X: 1\r\n\n", &next, 1),
+            ("X: 1\n\r\n", &next, 1),
+        ] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let all = format!("{head}{end}{follows}");
+            client.write_all(all.as_bytes()).await.unwrap();
+            let mut text = String::new();
+            client.read_to_string(&mut text).await.unwrap();
+            let is_answered = text.matches("HTTP/1.1 ").count();
+            assert_eq!(is_answered, answers, "{end:?}: {text}");
+            assert!(
+                text.contains("\r\nconnection: close\r\n"),
+                "{end:?}: {text}"
+            );
+        }
+    }
+    stop_reading().await;
+    stop_constant().await;
+}
