@@ -15,7 +15,7 @@ use tower::{Layer, Service, ServiceExt};
 
 use crate::json::short;
 use crate::rescue::{Named, Refusal};
-use crate::server::Body;
+use crate::server::{Body, is_plainly_framed};
 
 /// Makes [`Door`].
 #[derive(Debug, Clone)]
@@ -141,14 +141,20 @@ fn host(headers: &HeaderMap, uri: &Uri, version: Version) -> Result<Authority, R
                 .ok_or_else(|| bad("the Host header is malformed"))
         })
         .transpose()?;
-    if named
-        .as_ref()
-        .is_some_and(|authority| authority.as_str().contains('@'))
-    {
+    let has_user = |authority: &Authority| authority.as_str().contains('@');
+    if named.as_ref().is_some_and(has_user) {
         return Err(bad("the Host header is malformed"));
     }
+    // RFC 9110 section 4.2.4.
+    if uri.authority().is_some_and(has_user) {
+        return Err(bad("the request's target has a user in it"));
+    }
+    let differ = |target: &Authority, named: &Authority| {
+        let ports = target.port_u16().zip(named.port_u16());
+        target.host() != named.host() || ports.is_some_and(|(target, named)| target != named)
+    };
     match (uri.authority(), named) {
-        (Some(target), Some(named)) if target.host() != named.host() => {
+        (Some(target), Some(named)) if differ(target, &named) => {
             Err(bad("the Host header differs from the request's target"))
         }
         (Some(target), _) => Ok(target.clone()),
@@ -158,17 +164,9 @@ fn host(headers: &HeaderMap, uri: &Uri, version: Version) -> Result<Authority, R
     }
 }
 
-/// Where a body ends must not be a matter of opinion (RFC 9112 section 6.1). hyper looks at the last coding alone, takes
-/// `chunked` away and leaves the others in the body; a proxy in front may do otherwise, and see another request begin.
+/// Where a body ends must not be a matter of opinion.
 fn framed(headers: &HeaderMap) -> Result<(), Refusal> {
-    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-    let is_known = codings.next().is_none_or(|coding| {
-        coding
-            .as_bytes()
-            .trim_ascii()
-            .eq_ignore_ascii_case(b"chunked")
-    });
-    if is_known && codings.next().is_none() {
+    if is_plainly_framed(headers) {
         return Ok(());
     }
     Err(Refusal::new(
@@ -324,6 +322,14 @@ mod tests {
         ] {
             let whole = status(|b| b.uri("http://gate.example.com/rpc").header("host", host));
             assert_eq!(whole.await, expected, "{host} for another target");
+        }
+        for (target, expected) in [
+            ("http://localhost:80/rpc", 200),
+            ("http://localhost:81/rpc", 400),
+            ("http://evil.example@localhost/rpc", 400),
+        ] {
+            let whole = status(|b| b.uri(target).header("host", "localhost:80"));
+            assert_eq!(whole.await, expected, "{target}");
         }
         for (origin, expected) in [
             ("http://localhost:3000", 200),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use accept::{Accepting, Often};
 use bytes::Bytes;
 use connection::Connection;
-use http::{Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -85,6 +85,20 @@ pub fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into())
         .map_err(|never| match never {})
         .boxed_unsync()
+}
+
+/// Whether a message is framed in the one way that everybody reads alike: by a length, or by `chunked` alone (RFC 9112 section
+/// 6.1). hyper looks at the last coding only, takes `chunked` away and leaves the others in the body; whoever else is on the way
+/// may do otherwise, and see another message begin.
+pub(crate) fn is_plainly_framed(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let is_chunked = |coding: &HeaderValue| {
+        coding
+            .as_bytes()
+            .trim_ascii()
+            .eq_ignore_ascii_case(b"chunked")
+    };
+    codings.next().is_none_or(is_chunked) && codings.next().is_none()
 }
 
 /// The next bytes of a body; `None` at its end. They may take as long as `idle`.

@@ -12,7 +12,9 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
+};
 use http::{Request, Response, StatusCode, Uri, Version};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -26,6 +28,7 @@ use super::record::{Counts, Entry};
 use super::refusal::Refusal;
 use super::target::Target;
 use super::{Run, revoked};
+use crate::server::is_plainly_framed;
 use crate::slots::Slot;
 
 /// Headers of an answer.
@@ -43,12 +46,22 @@ const HOP_BY_HOP: [HeaderName; 9] = [
     HeaderName::from_static("proxy-connection"),
     http::header::TE,
     http::header::TRAILER,
-    http::header::TRANSFER_ENCODING,
+    TRANSFER_ENCODING,
     http::header::UPGRADE,
 ];
 
-/// Takes away what is for one hop, with what Connection names.
-pub(super) fn strip_hop_by_hop(headers: &mut HeaderMap) {
+/// Takes away what is for one hop, with what Connection names, and leaves one length of the body at most: none beside
+/// Transfer-Encoding, which overrides it, and one of a list, whose members hyper has found equal (RFC 9112, 6.3).
+fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    if headers.contains_key(TRANSFER_ENCODING) {
+        headers.remove(CONTENT_LENGTH);
+    } else if let Some(listed) = headers.get(CONTENT_LENGTH) {
+        let one = listed.as_bytes().split(|byte| *byte == b',').next();
+        let one = one.and_then(|one| HeaderValue::from_bytes(one.trim_ascii()).ok());
+        if let Some(one) = one {
+            headers.insert(CONTENT_LENGTH, one);
+        }
+    }
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()
@@ -159,8 +172,11 @@ pub(super) async fn forward(
     };
     let ends = EndOnDrop(connection.abort_handle());
     let answered = match sender.send_request(request).await {
-        // Nothing was asked for that could be switched to.
-        Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+        // Nothing was asked for that could be switched to, and a coding that is left on would be taken for the content.
+        Ok(response)
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS
+                || !is_plainly_framed(response.headers()) =>
+        {
             Err(Refusal::BadAnswer(target.clone()))
         }
         Ok(response) => Ok(response),
@@ -272,6 +288,10 @@ fn rebuilt(request: Request<Incoming>, target: &Target) -> Result<Request<Incomi
     };
     headers.insert(HOST, HeaderValue::try_from(host).map_err(|_| ())?);
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    // By itself hyper sends no body of unknown length with a method that rarely has one.
+    if !body.is_end_stream() && body.size_hint().exact().is_none() {
+        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     // Behind an authority a path may be empty, here it may not.
     let path = if path.starts_with('/') {

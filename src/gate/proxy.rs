@@ -28,6 +28,7 @@ use super::record::Entry;
 use super::refusal::Refusal;
 use super::target::Target;
 use super::tunnel::Tunnel;
+use crate::server::is_plainly_framed;
 
 /// Headers of a request.
 const HEADERS_MAX: usize = 100;
@@ -241,6 +242,11 @@ fn absolute_target(request: &Request<Incoming>) -> Result<Target, Refusal> {
                 "only http and https go through the gate".into(),
             ));
         }
+    }
+    if !is_plainly_framed(request.headers()) {
+        return Err(Refusal::BadRequest(
+            "the one Transfer-Encoding that is passed on is `chunked`, once".into(),
+        ));
     }
     let authority = uri
         .authority()

@@ -294,6 +294,51 @@ async fn what_is_not_for_a_proxy() {
     assert_eq!(world.resolver.asked.load(Ordering::SeqCst), 0);
 }
 
+/// Else the run would have a part for the whole.
+#[tokio::test]
+async fn an_answer_has_one_length() {
+    for (reply, length, body) in [
+        (
+            &b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"[..],
+            "transfer-encoding: chunked",
+            "5\r\nhello\r\n0\r\n\r\n",
+        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\n\r\nhello", "content-length: 5\r\n", "hello"),
+    ] {
+        let host = Host::new("127.0.0.2", reply).await;
+        let (world, authority) = world_of(host.address);
+        let request = format!("GET http://{authority}/ HTTP/1.1\r\nConnection: close\r\n\r\n");
+        let answer = world.exchange(request.as_bytes()).await;
+        let (head, got) = answer.split_once("\r\n\r\n").unwrap();
+        assert_eq!(got, body, "{answer}");
+        let lengths: Vec<_> = ["content-length", "transfer-encoding"]
+            .into_iter()
+            .filter(|name| head.contains(name))
+            .collect();
+        assert!(format!("{head}\r\n").contains(length) && lengths.len() == 1, "{answer}");
+    }
+}
+
+/// Some search with one.
+#[tokio::test]
+async fn a_body_goes_along_with_any_method() {
+    let (world, host, authority) = world().await;
+    let rest = "Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n";
+    let request = format!("GET http://{authority}/ HTTP/1.1\r\nHost: {authority}\r\n{rest}");
+    let answer = world.exchange(request.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    let got = host.text();
+    assert!(
+        got.contains("transfer-encoding: chunked\r\n")
+            && got.ends_with("\r\n5\r\nhello\r\n0\r\n\r\n"),
+        "{got}"
+    );
+    let coded = request.replace("chunked", "gzip, chunked");
+    let answer = world.exchange(coded.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert_eq!(host.text(), got, "it is not passed on");
+}
+
 #[tokio::test]
 async fn a_host_that_misbehaves() {
     for (reply, status) in [
@@ -304,6 +349,10 @@ async fn a_host_that_misbehaves() {
         ),
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+            502,
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n",
             502,
         ),
     ] {
