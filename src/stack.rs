@@ -61,7 +61,7 @@ pub fn public(parts: &Parts) -> Stack {
     let metrics = parts.metrics.clone();
     let rpc = Rpc::new(calls(parts), parts.rpc).watched_by(metrics.clone());
     let transfer = Transfer::new(
-        parts.rooms.clone(),
+        parts.rooms.blobs.clone(),
         parts.policy.clone(),
         parts.limits.clone(),
         parts.rpc.body_timeout,

@@ -10,14 +10,14 @@ use futures_util::{Stream, stream};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
+use skillgate_plugin_host::BlobReader;
 use tokio::time::Instant;
 use tower::{ServiceBuilder, ServiceExt};
 
 use crate::auth::{Authenticated, Caller, Lapsed};
-use crate::blobs::{self, CHUNK_BYTES, Kind};
+use crate::blobs::{self, Blobs, CHUNK_BYTES, Kind};
 use crate::limit::{CallLimitLayer, Limits};
-use crate::methods::blob_transfer::{self, Download};
-use crate::methods::{Perform, Prepared, Rooms};
+use crate::methods::{Perform, Prepared, blob_transfer};
 use crate::policy::{Policy, PolicyLayer};
 use crate::rescue::Refusal;
 use crate::rpc::ErrorObject;
@@ -34,7 +34,7 @@ const UPLOAD_PACE_TIMEOUTS: u32 = 10;
 /// Blobs over plain HTTP.
 #[derive(Debug, Clone)]
 pub struct Transfer {
-    rooms: Rooms,
+    blobs: Blobs,
     policy: Policy,
     limits: Limits,
     idle_timeout: Duration,
@@ -45,14 +45,14 @@ pub struct Transfer {
 impl Transfer {
     /// Of as many at the same time as `transfers_max` says, each of which goes on after `idle_timeout` at the latest.
     pub fn new(
-        rooms: Rooms,
+        blobs: Blobs,
         policy: Policy,
         limits: Limits,
         idle_timeout: Duration,
         transfers_max: usize,
     ) -> Self {
         Transfer {
-            rooms,
+            blobs,
             policy,
             limits,
             idle_timeout,
@@ -115,8 +115,7 @@ impl Transfer {
         let _place = self.place(&caller)?;
         let bytes = http_body::Body::size_hint(request.body()).exact();
         // Before the rules, which may know of a ceiling as well: one limit has one answer, however the length is said.
-        self.rooms
-            .blobs
+        self.blobs
             .check_size(bytes.unwrap_or_default())
             .map_err(UploadError::from)?;
         let trace = traced(&request);
@@ -124,7 +123,7 @@ impl Transfer {
         let stored = self
             .permitted(
                 trace,
-                blob_transfer::upload(self.rooms.clone(), caller, kind, bytes, content),
+                blob_transfer::upload(self.blobs.clone(), caller, kind, bytes, content),
             )
             .await?;
         let created = stored.map_err(Refusal::from)?;
@@ -149,9 +148,8 @@ impl Transfer {
             caller, request, ..
         } = request;
         let place = self.place(&caller)?;
-        let stat = blob_transfer::stat(&self.rooms, &caller, id)
-            .await
-            .map_err(ErrorObject::from)?;
+        let stat = self.blobs.stat(caller.tenant(), id).await;
+        let stat = stat.map_err(ErrorObject::from)?;
         let size = stat.size_bytes;
         let trace = traced(&request);
         let etag = format!("\"{}\"", stat.sha256);
@@ -170,7 +168,7 @@ impl Transfer {
         let download = self
             .permitted(
                 trace,
-                blob_transfer::download(self.rooms.clone(), caller, stat, offset, len),
+                blob_transfer::download(self.blobs.clone(), caller, stat, offset, len),
             )
             .await?;
         if is_known {
@@ -195,7 +193,7 @@ impl Transfer {
             return Err(refusal);
         };
         let body = match download {
-            Some(download) if !head => streamed(download, place),
+            Some(reader) if !head => streamed(reader, place),
             _ => full(""),
         };
         let mut response = Response::new(body);
@@ -332,8 +330,8 @@ impl Pace {
     }
 }
 
-fn streamed(download: Download, place: Slot) -> Body {
-    let pieces = stream::unfold(Some((download.reader, place)), |on_its_way| async move {
+fn streamed(reader: BlobReader, place: Slot) -> Body {
+    let pieces = stream::unfold(Some((reader, place)), |on_its_way| async move {
         let (mut reader, place) = on_its_way?;
         match reader.read(CHUNK_BYTES).await {
             Ok((piece, end)) => Some((
