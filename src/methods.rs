@@ -29,7 +29,6 @@ use serde::{Deserializer, Serialize};
 use serde_json::value::RawValue;
 use tower::{Layer, Service, ServiceExt};
 
-use crate::audit;
 use crate::blobs::{self, Blobs};
 use crate::catalog::{self, Catalog, Skill};
 use crate::json::{cut, without_place};
@@ -93,9 +92,6 @@ pub enum Error {
     /// The policy says no.
     #[error(transparent)]
     Denied(Denied),
-    /// It must not be done without a record, and there can be none.
-    #[error(transparent)]
-    Audit(#[from] audit::Unavailable),
     /// A rate limit of calls.
     #[error(transparent)]
     Limited(#[from] Limited),

@@ -24,7 +24,7 @@ use crate::rpc::{ErrorObject, NoSpace};
 use crate::server::{Body, Broken, full};
 use crate::telemetry::trace::Trace;
 use crate::telemetry::with_sources;
-use crate::{audit, blobs, catalog, methods, runs};
+use crate::{blobs, catalog, methods, runs};
 
 /// `X-Request-Id`, echoed or made.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -356,7 +356,6 @@ impl From<methods::Error> for ErrorObject {
             }
             Error::Catalog(error) => error.into(),
             Error::Blobs(error) => error.into(),
-            Error::Audit(error) => error.into(),
             Error::Runs(error) => error.into(),
             Error::NoSpace(error) => error.into(),
             Error::Serialize(error) => ours("an answer could not be serialized", &error),
@@ -464,18 +463,6 @@ impl From<runs::Error> for ErrorObject {
             Error::Sandbox(error) => plugin("sandbox", "run less at once", &error),
             Error::Lost => ours("a run ended without a result", &error),
         }
-    }
-}
-
-/// What a caller waits before it tries again while the audit log cannot be written.
-const AUDIT_RETRY_MS: u64 = 5000;
-
-impl From<audit::Unavailable> for ErrorObject {
-    fn from(error: audit::Unavailable) -> Self {
-        let message =
-            format!("{error}; try again later, and tell the gateway's operator if it lasts");
-        ErrorObject::new(Code::Unavailable, "unavailable", message)
-            .with("retry_after_ms", AUDIT_RETRY_MS.into())
     }
 }
 
