@@ -71,6 +71,10 @@ impl Default for RequestId {
     }
 }
 
+/// What an answer is for, unless it says otherwise: whoever has asked, now. A cache may keep a 404 else, and give it to others (RFC
+/// 9110 section 15.1, RFC 9111 section 3).
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
 /// An HTTP request that is refused before it was a call.
 #[derive(Debug)]
 pub struct Refusal {
@@ -156,6 +160,7 @@ impl Refusal {
         for (name, value) in self.headers {
             headers.append(name, value);
         }
+        headers.insert(header::CACHE_CONTROL, NO_STORE);
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
@@ -308,9 +313,11 @@ where
                 );
                 refusal.response(&request_id).map(full)
             });
+            let headers = response.headers_mut();
             if let Ok(value) = HeaderValue::from_str(request_id.as_str()) {
-                response.headers_mut().insert(REQUEST_ID, value);
+                headers.insert(REQUEST_ID, value);
             }
+            headers.entry(header::CACHE_CONTROL).or_insert(NO_STORE);
             let status = response.status().as_u16();
             let took_us = began.elapsed().as_micros() as u64;
             if status < 400 {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt as _, stream};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
@@ -25,11 +25,14 @@ use crate::server::{Body, BodyError, Broken, full, next_piece};
 use crate::slots::{Slot, Slots};
 use crate::telemetry::trace::Trace;
 
-/// What an upload brings at least, in bytes for each second that is waited for it.
-const UPLOAD_BYTES_PER_S_MIN: u64 = 1024;
-/// Over so many times `server.body_timeout_ms`. Without a least pace one that comes drop by drop, each in time, would have its
-/// place and the store for as long as it likes: none is exchanged while a blob is written to it.
-const UPLOAD_PACE_TIMEOUTS: u32 = 10;
+/// What is sent or read of a blob at least, in bytes for each second that is waited for whoever does.
+const BYTES_PER_S_MIN: u64 = 1024;
+/// Over so many times `server.body_timeout_ms`. Without a least pace one that goes drop by drop, each in time, would have its
+/// place and the store for as long as it likes: none is exchanged while a blob is written to it, or read.
+const PACE_TIMEOUTS: u32 = 10;
+
+/// Whoever keeps a blob asks before he uses it again, with its ETag: it may have ended, or may be nobody's business any more.
+const ASKED_AGAIN: &str = "private, no-cache";
 
 /// Blobs over plain HTTP.
 #[derive(Debug, Clone)]
@@ -174,9 +177,11 @@ impl Transfer {
         if is_known {
             let mut response = Response::new(full(""));
             *response.status_mut() = StatusCode::NOT_MODIFIED;
+            let headers = response.headers_mut();
             if let Ok(etag) = HeaderValue::from_str(&etag) {
-                response.headers_mut().insert(header::ETAG, etag);
+                headers.insert(header::ETAG, etag);
             }
+            headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(ASKED_AGAIN));
             return Ok(response);
         }
         // After the decision: that a range is beyond the end says how long the blob is.
@@ -193,7 +198,10 @@ impl Transfer {
             return Err(refusal);
         };
         let body = match download {
-            Some(reader) if !head => streamed(reader, place),
+            Some(reader) if !head => {
+                let pieces = pieces_of(reader);
+                paced(pieces, place, self.idle_timeout)
+            }
             _ => full(""),
         };
         let mut response = Response::new(body);
@@ -206,6 +214,7 @@ impl Transfer {
                 headers.insert(name, value);
             }
         };
+        set(header::CACHE_CONTROL, ASKED_AGAIN);
         set(header::CONTENT_TYPE, &kind);
         set(header::CONTENT_LENGTH, &len.to_string());
         set(header::ACCEPT_RANGES, "bytes");
@@ -257,7 +266,7 @@ impl From<UploadError> for Refusal {
                 StatusCode::REQUEST_TIMEOUT,
                 "timeout",
                 format!(
-                    "the body comes too slowly: under {UPLOAD_BYTES_PER_S_MIN} bytes in a second, for {UPLOAD_PACE_TIMEOUTS} times \
+                    "the body comes too slowly: under {BYTES_PER_S_MIN} bytes in a second, for {PACE_TIMEOUTS} times \
                      server.body_timeout_ms; send it over a faster connection, or in smaller blobs"
                 ),
             ),
@@ -298,9 +307,9 @@ fn pieces(
     })
 }
 
-/// How an upload comes on.
+/// How an upload comes on, or a download.
 struct Pace {
-    /// It is looked at when so long has been waited for it. What the store takes is not the sender's time.
+    /// It is looked at when so long has been waited for it. What the store takes is nobody else's time.
     looked_after: Duration,
     /// Since then.
     waited: Duration,
@@ -310,7 +319,7 @@ struct Pace {
 impl Pace {
     fn new(idle: Duration) -> Self {
         Pace {
-            looked_after: idle * UPLOAD_PACE_TIMEOUTS,
+            looked_after: idle * PACE_TIMEOUTS,
             waited: Duration::ZERO,
             bytes: 0,
         }
@@ -323,36 +332,58 @@ impl Pace {
         if self.waited < self.looked_after {
             return true;
         }
-        let least = UPLOAD_BYTES_PER_S_MIN as f64 * self.waited.as_secs_f64();
+        let least = BYTES_PER_S_MIN as f64 * self.waited.as_secs_f64();
         let is_kept = self.bytes as f64 >= least;
         (self.waited, self.bytes) = (Duration::ZERO, 0);
         is_kept
     }
 }
 
-fn streamed(reader: BlobReader, place: Slot) -> Body {
-    let pieces = stream::unfold(Some((reader, place)), |on_its_way| async move {
-        let (mut reader, place) = on_its_way?;
+/// A piece of a blob, and whether it is the last.
+type Piece = Result<(Bytes, bool), BodyError>;
+
+/// The content of a blob. What cannot be read breaks the connection off, since the status line is gone already: so nobody takes
+/// a part for the whole.
+fn pieces_of(reader: BlobReader) -> impl Stream<Item = Piece> + Send + 'static {
+    stream::unfold(Some(reader), |reader| async move {
+        let mut reader = reader?;
         match reader.read(CHUNK_BYTES).await {
-            Ok((piece, end)) => Some((
-                Ok(Frame::data(Bytes::from(piece))),
-                (!end).then_some((reader, place)),
-            )),
+            Ok((piece, end)) => Some((Ok((piece.into(), end)), Some(reader))),
             Err(error) => {
-                // The status line is gone already: the connection breaks off, so that nobody takes a part for the whole.
                 tracing::error!(
                     code = error.code,
                     reason = error.message,
                     "a blob could not be read to its end"
                 );
-                Some((
-                    Err(BodyError("the blob could not be read to its end".into())),
-                    None,
-                ))
+                let why = BodyError("the blob could not be read to its end".into());
+                Some((Err(why), None))
             }
         }
+    })
+}
+
+/// A body that has its place until its end, or until it is read too slowly. The next piece is asked for when those before have
+/// been read, as far as they are not in buffers.
+fn paced(pieces: impl Stream<Item = Piece> + Send + 'static, place: Slot, idle: Duration) -> Body {
+    let given = (0, Instant::now());
+    let on_its_way = Some((Box::pin(pieces), Pace::new(idle), given, place));
+    let frames = stream::unfold(on_its_way, |on_its_way| async move {
+        let (mut pieces, mut pace, (bytes, at), place) = on_its_way?;
+        if !pace.is_kept(bytes, at.elapsed()) {
+            let why = "the blob is read too slowly (server.body_timeout_ms)";
+            tracing::info!(reason = why, "a download is cut off");
+            return Some((Err(BodyError(why.into())), None));
+        }
+        match pieces.next().await? {
+            Ok((piece, end)) => {
+                let given = (piece.len(), Instant::now());
+                let rest = (!end).then_some((pieces, pace, given, place));
+                Some((Ok(Frame::data(piece)), rest))
+            }
+            Err(error) => Some((Err(error), None)),
+        }
     });
-    StreamBody::new(pieces).boxed_unsync()
+    StreamBody::new(frames).boxed_unsync()
 }
 
 /// Whether the client has it already (`If-None-Match`, RFC 9110 section 13.1.2). A blob is there, so `*` is it.
@@ -424,114 +455,4 @@ fn range(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use bytes::Bytes;
-    use futures_util::{StreamExt, stream};
-    use http::{HeaderMap, HeaderValue, Method, header};
-    use http_body::Frame;
-    use http_body_util::{BodyExt, StreamBody};
-    use tokio::time::Instant;
-
-    use super::{Caller, Refusal, Unsatisfiable, pieces, range};
-    use crate::auth::Authenticator;
-    use crate::server::full;
-
-    const ETAG: &str = "\"abc\"";
-
-    #[test]
-    fn ranges() {
-        let ask = |text: &'static str, size| {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::RANGE, HeaderValue::from_static(text));
-            range(&Method::GET, &headers, ETAG, size)
-        };
-        assert_eq!(range(&Method::GET, &HeaderMap::new(), ETAG, 10), Ok(None));
-        for (text, expected) in [
-            ("bytes=0-3", Ok(Some((0, 4)))),
-            ("bytes=4-", Ok(Some((4, 6)))),
-            ("bytes=-3", Ok(Some((7, 3)))),
-            ("bytes=-30", Ok(Some((0, 10)))),
-            ("bytes=9-99999999999999999999", Ok(Some((9, 1)))),
-            ("bytes=10-", Err(Unsatisfiable)),
-            ("bytes=-0", Err(Unsatisfiable)),
-            ("bytes=3-1", Ok(None)),
-            ("bytes=0-1,3-4", Ok(None)),
-            ("lines=0-1", Ok(None)),
-            ("bytes=x-", Ok(None)),
-            ("bytes=-", Ok(None)),
-            ("bytes=+1-2", Ok(None)),
-        ] {
-            assert_eq!(ask(text, 10), expected, "{text}");
-        }
-        assert_eq!(ask("bytes=0-", 0), Err(Unsatisfiable));
-    }
-
-    const IDLE: Duration = Duration::from_secs(30);
-
-    /// So many bytes in each piece and so many pieces, ten seconds apart: how many came, after how many seconds, and what ended it.
-    async fn uploaded(caller: Caller, bytes: usize, count: usize) -> (usize, u64, Option<Refusal>) {
-        let content = stream::iter(vec![Bytes::from(vec![b'x'; bytes]); count]);
-        let arriving = content.then(async |piece| {
-            tokio::time::sleep(Duration::from_secs(10)).await;
-            Ok(Frame::data(piece))
-        });
-        let body = StreamBody::new(arriving.boxed()).boxed_unsync();
-        let (began, mut came) = (Instant::now(), 0);
-        let mut pieces = std::pin::pin!(pieces(body, caller, IDLE));
-        let mut why = None;
-        while let Some(piece) = pieces.next().await {
-            match piece {
-                Ok(_) => came += 1,
-                Err(error) => why = Some(Refusal::from(error)),
-            }
-        }
-        (came, began.elapsed().as_secs(), why)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_upload_may_take_long_but_not_for_ever() {
-        let caller = || Authenticator::off().local();
-        let (came, took_s, why) = uploaded(caller(), 10_240, 1000).await;
-        assert_eq!((came, took_s), (1000, 10_000), "{why:?}");
-        let (came, took_s, why) = uploaded(caller(), 10_239, 1000).await;
-        let why = why.unwrap();
-        assert_eq!((came, took_s, why.status.as_u16()), (29, 300, 408));
-        assert!(why.message.contains("server.body_timeout_ms"));
-        // One that ends before it is looked at has been quick enough.
-        let (came, _, why) = uploaded(caller(), 1, 29).await;
-        assert!(came == 29 && why.is_none(), "{why:?}");
-    }
-
-    #[tokio::test]
-    async fn nothing_is_stored_after_the_token_has_expired() {
-        let expired = Authenticator::off().local().expired();
-        let mut pieces = std::pin::pin!(pieces(full(""), expired, IDLE));
-        let why = Refusal::from(pieces.next().await.unwrap().unwrap_err());
-        assert_eq!((why.status.as_u16(), why.kind), (401, "unauthenticated"));
-        assert!(pieces.next().await.is_none());
-    }
-
-    #[test]
-    fn a_range_is_for_get_and_for_who_has_the_rest_of_the_same() {
-        for (method, if_range, expected) in [
-            (Method::GET, None, Ok(Some((4, 6)))),
-            (Method::GET, Some(ETAG), Ok(Some((4, 6)))),
-            (Method::GET, Some("W/\"abc\""), Ok(None)),
-            (Method::GET, Some("\"abd\""), Ok(None)),
-            (Method::GET, Some("abc"), Ok(None)),
-            (Method::GET, Some("Thu, 26 Nov 2026 18:00:00 GMT"), Ok(None)),
-            (Method::HEAD, None, Ok(None)),
-            (Method::HEAD, Some(ETAG), Ok(None)),
-        ] {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::RANGE, HeaderValue::from_static("bytes=4-"));
-            if let Some(value) = if_range {
-                headers.insert(header::IF_RANGE, HeaderValue::from_static(value));
-            }
-            let got = range(&method, &headers, ETAG, 10);
-            assert_eq!(got, expected, "{method} {if_range:?}");
-        }
-    }
-}
+mod tests;
