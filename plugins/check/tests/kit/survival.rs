@@ -190,17 +190,22 @@ async fn the_gateway_survives_all_of_them_and_answers_others_meanwhile() {
     for (is_store, sabotage) in sabotages {
         let before = count();
         let used = async {
-            if is_store {
-                use_store(sabotage).await;
-            } else {
-                use_sandbox(sabotage).await;
+            // One that is refused may be over before anybody else has had the processor.
+            loop {
+                if is_store {
+                    use_store(sabotage).await;
+                } else {
+                    use_sandbox(sabotage).await;
+                }
+                if count() > before {
+                    break;
+                }
             }
         };
         let used = tokio::time::timeout(LONG, used).await;
-        assert!(used.is_ok(), "{sabotage}: a call of it never ends");
         assert!(
-            count() > before,
-            "{sabotage}: nobody else was answered meanwhile"
+            used.is_ok(),
+            "{sabotage}: a call of it never ends, or nobody else is answered meanwhile"
         );
     }
     for (i, (options, ..)) in IN_C.iter().enumerate() {

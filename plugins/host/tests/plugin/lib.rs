@@ -51,9 +51,6 @@ fn misbehave(function: &str) -> Option<Vec<u8>> {
         "segfault" => unsafe { std::ptr::dangling_mut::<u8>().write_volatile(1) },
         "abort" => std::process::abort(),
         "exit" => std::process::exit(3),
-        "hang" => loop {
-            std::thread::park();
-        },
         "pid" => return Some(std::process::id().to_string().into_bytes()),
         _ => {}
     }
@@ -556,6 +553,12 @@ impl Sandbox for Echo {
                     seen.push(format!("{}={fd_works}", mount.target));
                 }
                 done(seen.join(",").into_bytes())
+            }
+            "hang" => {
+                services.output(abi::STDOUT, b"started");
+                loop {
+                    std::thread::park();
+                }
             }
             "wait" => {
                 services.output(abi::STDOUT, b"started");

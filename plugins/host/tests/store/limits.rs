@@ -51,6 +51,8 @@ async fn a_full_store_says_so_and_can_be_read() {
     }
     // Who deletes makes room.
     store.blob_delete("t", &ids[0]).await.unwrap();
+    // A reader of it that is still closing would keep it.
+    settled(&store).await;
     let one_more = format!("a.s{skills}");
     store
         .skill_put(small("t", &one_more, "1.0.0"))

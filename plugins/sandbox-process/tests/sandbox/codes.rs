@@ -187,10 +187,12 @@ fn a_skill_that_takes_too_long_to_compile_is_tried_once() {
     let mut slow: String = (0..18).map(finally).collect();
     slow += &format!("{}x = [{}]\n", " ".repeat(18), "y, ".repeat(200));
     let skill = Skill::new("def main(args): return 1", &slow);
-    let create_us = [0; 3].map(|_| {
+    let create_us = [0; 5].map(|_| {
         let result = skill.run(&instance);
         assert!(result.completed, "{result:?}");
         result.create_us
     });
-    assert!(create_us[2] < create_us[1] / 2, "{create_us:?}");
+    // One of those after the second: a busy machine holds up any.
+    let later = create_us[2..].iter().min().unwrap();
+    assert!(*later < create_us[1] / 2, "{create_us:?}");
 }
