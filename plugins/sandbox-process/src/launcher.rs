@@ -43,7 +43,7 @@ use crate::isolate::{CORE_BYTES, Ground};
 use crate::probe::{self, Standing};
 use crate::root;
 use crate::sys::{self, Poll, Watch};
-use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Request};
+use crate::wire::{Hello, HelloReply, MESSAGE_BYTES_MAX, Notice, Promises, Request};
 pub(crate) use ids::{Id, Ids, UID_ROOM};
 use leases::Leases;
 use load::Load;
@@ -307,12 +307,14 @@ impl Launcher {
         launcher.pace = pace;
         let reply = HelloReply::Ready {
             report: outcome.report,
+            promises: Promises {
+                cpu: has("cpuacct"),
+                processors: has("cpu"),
+                counts_all: launcher.groups.as_ref().is_some_and(Groups::counts_all),
+                memory: has("memory"),
+                pids: has("pids"),
+            },
             paced,
-            enforces_cpu: has("cpuacct"),
-            bounds_processors: has("cpu"),
-            counts_all: launcher.groups.as_ref().is_some_and(Groups::counts_all),
-            enforces_memory: has("memory"),
-            enforces_pids: has("pids"),
             is_alone: launcher.lock.is_certain,
         };
         Ok((reply, launcher))

@@ -18,7 +18,7 @@ use skillgate_plugin_sdk::{Host, Level, abi};
 use crate::launcher;
 use crate::pool::{self, Pool, PoolRules};
 use crate::sys::{self, Poll};
-use crate::wire::{Hello, HelloReply, LayerReport, LayerState, MESSAGE_BYTES_MAX, Paced};
+use crate::wire::{Hello, HelloReply, LayerReport, LayerState, MESSAGE_BYTES_MAX, Paced, Promises};
 pub(crate) use silence::Silence;
 
 const TARGET: &str = "sandbox_process::supervisor";
@@ -71,13 +71,7 @@ impl Launcher {
     pub(crate) fn of_nothing(control: OwnedFd) -> Self {
         Launcher {
             control,
-            promises: Promises {
-                cpu: false,
-                processors: false,
-                counts_all: false,
-                memory: false,
-                pids: false,
-            },
+            promises: Promises::default(),
             paced: Paced::default(),
             pool: None,
             silence: Arc::default(),
@@ -128,16 +122,6 @@ impl Launcher {
         }
         true
     }
-}
-
-/// What the launcher can enforce here, and whether it counts all that a run uses: then that is known after the run's end.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Promises {
-    pub(crate) cpu: bool,
-    pub(crate) processors: bool,
-    pub(crate) counts_all: bool,
-    pub(crate) memory: bool,
-    pub(crate) pids: bool,
 }
 
 /// One launcher at a time.
@@ -395,11 +379,7 @@ impl Starter {
         match reply {
             HelloReply::Ready {
                 report,
-                enforces_cpu,
-                bounds_processors,
-                counts_all,
-                enforces_memory,
-                enforces_pids,
+                promises,
                 paced,
                 is_alone,
             } => {
@@ -410,13 +390,6 @@ impl Starter {
                     let dir = ("dir", &*self.hello.state_dir);
                     self.host.log(Level::Warn, TARGET, said, &[dir]);
                 }
-                let promises = Promises {
-                    cpu: enforces_cpu,
-                    processors: bounds_processors,
-                    counts_all,
-                    memory: enforces_memory,
-                    pids: enforces_pids,
-                };
                 let (pool, hears) = match self.pool {
                     Some(rules) => {
                         let own = control.try_clone().map_err(|e| broken("socket", e))?;

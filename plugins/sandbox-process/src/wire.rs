@@ -168,13 +168,7 @@ pub(crate) struct Memory {
 pub(crate) enum HelloReply {
     Ready {
         report: Vec<LayerReport>,
-        enforces_cpu: bool,
-        /// A run can use no more processors at once than its `cpus`.
-        bounds_processors: bool,
-        /// What a run has used is known after its end.
-        counts_all: bool,
-        enforces_memory: bool,
-        enforces_pids: bool,
+        promises: Promises,
         paced: Paced,
         /// `false`: whether another launcher has the state directory cannot be known there.
         is_alone: bool,
@@ -183,6 +177,18 @@ pub(crate) enum HelloReply {
     Refused { report: Vec<LayerReport> },
     /// Something else: a broken state directory, another life of the instance that does not end.
     Broken { message: String },
+}
+
+/// What the launcher can enforce here, and whether it counts.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub(crate) struct Promises {
+    pub(crate) cpu: bool,
+    /// A run can use no more processors at once than its `cpus`.
+    pub(crate) processors: bool,
+    /// What a run has used is known after its end.
+    pub(crate) counts_all: bool,
+    pub(crate) memory: bool,
+    pub(crate) pids: bool,
 }
 
 /// What wakes on processors while a run lasts. One that is killed is replaced when it is needed next.
