@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use skillgate_plugin_sdk::{Host, Level};
 
-use crate::cgroup::{GroupLimits, Held};
+use crate::cgroup::Held;
 use crate::supervisor::Silence;
 use crate::sys::{self, Poll};
 use crate::wire::{MESSAGE_BYTES_MAX, Request, RunSpec, Taken, Word};
@@ -194,7 +194,7 @@ impl Pool {
         let domain = domain_of(&mut state, name, rules);
         // It comes back for this run.
         domain.gone = false;
-        let limits = limits_of(spec);
+        let limits = spec.group_limits();
         let known = (domain.limits, domain.disk_bytes, domain.disk_inodes);
         if known != (limits, spec.disk_bytes, spec.disk_inodes) {
             // The next children have them from the start. Told when this run is under way.
@@ -577,15 +577,6 @@ fn domain_of<'a>(state: &'a mut State, name: &str, rules: PoolRules) -> &'a mut 
     domains
         .entry(name.to_owned())
         .or_insert_with(|| Domain::new(rules))
-}
-
-/// The limits of the group of a run; init counts too.
-pub(crate) fn limits_of(spec: &RunSpec) -> GroupLimits {
-    GroupLimits {
-        memory_bytes: spec.memory_bytes,
-        pids: spec.max_pids.saturating_add(1),
-        ..GroupLimits::default()
-    }
 }
 
 /// Starts the thread that hears the launcher.

@@ -437,13 +437,7 @@ fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<()
         network: false,
     };
     let mut group = groups
-        .map(|groups| {
-            groups.make_run(GroupLimits {
-                memory_bytes: spec.memory_bytes,
-                pids: 9,
-                ..GroupLimits::default()
-            })
-        })
+        .map(|groups| groups.make_run(spec.group_limits()))
         .transpose()
         .map_err(text)?;
     let entrance = group.as_ref().map(RunGroup::entrance).unwrap_or_default();

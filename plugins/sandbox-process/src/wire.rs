@@ -277,6 +277,16 @@ impl RunSpec {
             ..*self
         }
     }
+
+    /// Of its control group. Init is a process of it too. Whether it connects is not among them: a waiting child's group has
+    /// what it was made with.
+    pub(crate) fn group_limits(&self) -> GroupLimits {
+        GroupLimits {
+            memory_bytes: self.memory_bytes,
+            pids: self.max_pids.saturating_add(1),
+            ..GroupLimits::default()
+        }
+    }
 }
 
 /// A directory or file of the host, to be shown read-only. The plugin holds it open; the launcher opens the path in

@@ -58,10 +58,8 @@ impl Launcher {
             .map_err(|e| Cannot::new("its user id", &e))?;
         let slot = id.slot();
         let limits = GroupLimits {
-            memory_bytes: spec.memory_bytes,
-            pids: spec.max_pids.saturating_add(1),
             connects: spec.network,
-            ..GroupLimits::default()
+            ..spec.group_limits()
         };
         let group = self
             .groups

@@ -2,6 +2,7 @@ mod files;
 mod surplus;
 
 use super::*;
+use crate::cgroup::GroupLimits;
 use crate::wire::{Memory, MountSpec};
 
 fn waiting(number: u64, built: Instant, ready: Instant) -> Waiting {

@@ -16,7 +16,7 @@ use crate::answer::{self, Fill as _};
 use crate::cgroup::{GroupUse, Held};
 use crate::channel::Channel;
 use crate::job::Frames;
-use crate::pool::{Pool, Waiting, limits_of};
+use crate::pool::{Pool, Waiting};
 use crate::supervisor::Launcher;
 use crate::sys::{self, Poll};
 use crate::usage;
@@ -212,7 +212,7 @@ impl<'a> Attempt<'a> {
         domain: &'a str,
         mut waiting: Waiting,
     ) -> Result<Option<Running<'a>>, Error> {
-        if waiting.group.limit(limits_of(self.spec)).is_err() {
+        if waiting.group.limit(self.spec.group_limits()).is_err() {
             return Ok(None);
         }
         let seen_us = || usage::of_run(waiting.process_1).and_then(|u| u.cpu_us);
