@@ -11,7 +11,7 @@ use crate::isolate::{self, BORN_IN, Ground, Isolation};
 use crate::launcher::{self, Id, Ids};
 use crate::root::GUEST;
 use crate::sys::{self, Fork, Poll};
-use crate::wire::{Layer, LayerReport, LayerState, Report, RunSpec};
+use crate::wire::{EXCUSED, Layer, LayerReport, LayerState, Report, RunSpec};
 use crate::{landlock, seccomp};
 
 /// Layers whose absence an operator may excuse, with the names for `downgrades`.
@@ -140,7 +140,7 @@ pub(crate) fn layers(
         .iter_mut()
         .filter(|l| l.state == LayerState::Missing && excused.contains(&l.layer))
     {
-        line.detail.push_str("; excused by `downgrades`");
+        line.detail.push_str(EXCUSED);
     }
     if !ground.without.0.is_empty() {
         report.push(LayerReport {

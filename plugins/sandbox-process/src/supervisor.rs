@@ -18,7 +18,9 @@ use skillgate_plugin_sdk::{Host, Level, abi};
 use crate::launcher;
 use crate::pool::{self, Pool, PoolRules};
 use crate::sys::{self, Poll};
-use crate::wire::{Hello, HelloReply, LayerReport, LayerState, MESSAGE_BYTES_MAX, Paced, Promises};
+use crate::wire::{
+    EXCUSED, Hello, HelloReply, LayerReport, LayerState, MESSAGE_BYTES_MAX, Paced, Promises,
+};
 pub(crate) use silence::Silence;
 
 const TARGET: &str = "sandbox_process::supervisor";
@@ -497,9 +499,7 @@ fn unavailable(message: &str, wait: Duration) -> Error {
 fn refusal(report: &[LayerReport]) -> Error {
     let missing: Vec<String> = report
         .iter()
-        .filter(|l| {
-            l.state == LayerState::Missing && !l.detail.ends_with("excused by `downgrades`")
-        })
+        .filter(|l| l.state == LayerState::Missing && !l.detail.ends_with(EXCUSED))
         .map(|l| format!("{} (needed: {})", l.in_words(), l.advice))
         .collect();
     let mut error = Error::new(

@@ -219,6 +219,9 @@ pub(crate) enum Layer {
     Zygote,
 }
 
+/// How the detail ends of a layer that is missing, with which the host takes runs all the same: the operator has said so.
+pub(crate) const EXCUSED: &str = "; excused by `downgrades`";
+
 /// What is known of a layer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct LayerReport {
