@@ -541,16 +541,40 @@ pub(crate) fn own_program(file: Option<PathBuf>) -> io::Result<OwnedFd> {
 
 fn is_executable(file: &OwnedFd) -> bool {
     let mode = sys::stat(file.as_fd()).map_or(0, |s| s.mode);
-    let noexec = || {
-        let path = sys::path_of(file.as_fd()).unwrap_or_default();
-        path.parent().is_some_and(on_noexec_mount)
-    };
-    mode & 0o111 == 0o111 && !noexec()
+    mode & 0o111 == 0o111 && !sys::is_noexec(file.as_fd()).unwrap_or(false)
 }
 
-fn on_noexec_mount(directory: &Path) -> bool {
-    use std::os::unix::ffi::OsStrExt;
-    sys::open(directory.as_os_str().as_bytes(), libc::O_PATH)
-        .and_then(|d| sys::is_noexec(d.as_fd()))
-        .unwrap_or(false)
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// Where its name leads to says nothing: the gateway gives a file in memory, and a file can be a mount of its own.
+    #[test]
+    fn whether_it_can_be_executed_is_asked_of_the_file_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("plugin.so");
+        std::fs::write(&path, "").unwrap();
+        let path = path.to_str().unwrap();
+        let judged = |path: &str| is_executable(&sys::open(path, libc::O_RDONLY).unwrap());
+        let allow = |mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        allow(0o644);
+        assert!(!judged(path));
+        allow(0o755);
+        let place = sys::open(dir.path().to_str().unwrap(), libc::O_PATH).unwrap();
+        assert_eq!(judged(path), !sys::is_noexec(place.as_fd()).unwrap());
+
+        match sys::clone_mount_at(path) {
+            Ok(mount) => {
+                sys::restrict(mount.as_fd(), sys::NOEXEC).unwrap();
+                assert!(!judged(&format!("/proc/self/fd/{}", mount.as_raw_fd())));
+            }
+            Err(e) => assert_eq!(e.kind(), io::ErrorKind::PermissionDenied, "not as root"),
+        }
+        match sys::memfd_of_program(c"program") {
+            Ok(program) => assert!(is_executable(&program)),
+            Err(e) => assert_eq!(e.raw_os_error(), Some(libc::EACCES), "vm.memfd_noexec is 2"),
+        }
+    }
 }
