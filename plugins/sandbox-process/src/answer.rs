@@ -1,5 +1,6 @@
 //! What a run's end is called: from the guest's result, or its absence, and what the launcher has counted.
 
+use skillgate_plugin_sdk::abi;
 use skillgate_plugin_sdk::model::{RunRequest, RunResult};
 
 use crate::channel::{GuestResult, Object, Status};
@@ -9,24 +10,16 @@ const SUMMARY_BYTES_MAX: usize = 4096;
 const TYPE_BYTES_MAX: usize = 256;
 const MESSAGE_TEXT_BYTES_MAX: usize = 64 << 10;
 
-// `SKG_RUN_*`: what a run is said to have failed of when the sandbox ended it.
-pub(crate) const TIMEOUT: &str = "Timeout";
-pub(crate) const OUT_OF_MEMORY: &str = "OutOfMemory";
-pub(crate) const TOO_MANY_PROCESSES: &str = "TooManyProcesses";
-pub(crate) const DISK_FULL: &str = "DiskFull";
-pub(crate) const CANCELLED: &str = "Cancelled";
-pub(crate) const SANDBOX_ERROR: &str = "SandboxError";
-
 /// The interpreter's own, when it cannot send its result (`_EXIT_LOST_CHANNEL`).
 const CHANNEL_LOST: i32 = 70;
 
 /// What the sandbox says of a run that it has ended, and the gateway of one that it has lost. The code may have classes of these
 /// names, as `requests` does.
 const NOT_OF_THE_CODE: [&str; 5] = [
-    TIMEOUT,
-    OUT_OF_MEMORY,
-    CANCELLED,
-    SANDBOX_ERROR,
+    abi::RUN_TIMEOUT,
+    abi::RUN_OUT_OF_MEMORY,
+    abi::RUN_CANCELLED,
+    abi::RUN_SANDBOX_ERROR,
     "WorkerLost",
 ];
 
@@ -56,7 +49,7 @@ impl Fill for RunResult {
                     .unwrap_or_default();
                 if output.len() as u64 > request.limits.output_bytes {
                     return self.fail(
-                        SANDBOX_ERROR,
+                        abi::RUN_SANDBOX_ERROR,
                         format!(
                             "the run sent {} bytes of output past its limit of {}",
                             output.len(),
@@ -66,7 +59,7 @@ impl Fill for RunResult {
                 }
                 if guest.spilled && (self.output_blobs.is_empty() || !output.is_empty()) {
                     return self.fail(
-                        SANDBOX_ERROR,
+                        abi::RUN_SANDBOX_ERROR,
                         "the run says that its output is a blob and there is none".into(),
                     );
                 }
@@ -74,9 +67,10 @@ impl Fill for RunResult {
                 self.output_spilled = guest.spilled;
                 self.output_json = output;
             }
-            (Status::Failed, None) => {
-                self.fail(SANDBOX_ERROR, "the run failed and did not say how".into())
-            }
+            (Status::Failed, None) => self.fail(
+                abi::RUN_SANDBOX_ERROR,
+                "the run failed and did not say how".into(),
+            ),
             (Status::Failed, Some(Object(error))) => {
                 let kind = cut(
                     error.kind.lines().next().unwrap_or_default().to_owned(),
@@ -86,7 +80,7 @@ impl Fill for RunResult {
                 // EAGAIN, and what the guest makes of it for a thread. It may have got on without, and failed of something else.
                 let says = match kind.as_str() {
                     "BlockingIOError" | "OSError" => "[Errno 11]",
-                    "RuntimeError" | TOO_MANY_PROCESSES => "can't start new thread",
+                    "RuntimeError" | abi::RUN_TOO_MANY_PROCESSES => "can't start new thread",
                     _ => "",
                 };
                 let refused = !says.is_empty() && message.contains(says) && end.pids_refused > 0;
@@ -97,11 +91,11 @@ impl Fill for RunResult {
                         .iter()
                         .any(|e| line.starts_with(&format!("OSError: [Errno {e}]")))
                 };
-                let full =
-                    [DISK_FULL, "OSError"].contains(&&*kind) && message.lines().any(is_of_disk);
+                let full = [abi::RUN_DISK_FULL, "OSError"].contains(&&*kind)
+                    && message.lines().any(is_of_disk);
                 if refused {
                     self.fail(
-                        TOO_MANY_PROCESSES,
+                        abi::RUN_TOO_MANY_PROCESSES,
                         format!(
                             "the run reached its limit of {} processes and threads\n{message}",
                             request.limits.max_pids
@@ -109,7 +103,7 @@ impl Fill for RunResult {
                     );
                 } else if full {
                     self.fail(
-                        DISK_FULL,
+                        abi::RUN_DISK_FULL,
                         format!(
                             "the run filled its {} bytes or {} files\n{message}",
                             request.limits.disk_bytes, request.limits.disk_inodes
@@ -126,7 +120,7 @@ impl Fill for RunResult {
                     );
                 } else {
                     let kind = match kind.as_str() {
-                        "" => SANDBOX_ERROR.to_owned(),
+                        "" => abi::RUN_SANDBOX_ERROR.to_owned(),
                         word if NOT_OF_THE_CODE.contains(&word) => format!("code.{word}"),
                         _ => kind,
                     };
@@ -144,7 +138,7 @@ impl Fill for RunResult {
         // Without a limit the code has sent itself that signal.
         if end.cpu_exhausted || limits.cpu_ms > 0 && cpu_used {
             self.fail(
-                TIMEOUT,
+                abi::RUN_TIMEOUT,
                 format!(
                     "the run has used its {} ms of processor time",
                     limits.cpu_ms
@@ -152,7 +146,7 @@ impl Fill for RunResult {
             );
         } else if end.oom_kills > 0 && end.killed_for_others {
             self.fail(
-                OUT_OF_MEMORY,
+                abi::RUN_OUT_OF_MEMORY,
                 format!(
                     "the host had no memory left and ended this run, which had {} of its {} bytes: call again later",
                     end.peak_memory_bytes, limits.memory_bytes
@@ -160,7 +154,7 @@ impl Fill for RunResult {
             );
         } else if end.oom_kills > 0 {
             self.fail(
-                OUT_OF_MEMORY,
+                abi::RUN_OUT_OF_MEMORY,
                 format!(
                     "the run needed more than its {} bytes of memory",
                     limits.memory_bytes
@@ -168,7 +162,7 @@ impl Fill for RunResult {
             );
         } else if end.signal != 0 {
             self.fail(
-                SANDBOX_ERROR,
+                abi::RUN_SANDBOX_ERROR,
                 format!(
                     "the interpreter was ended by signal {}{} before it gave a result",
                     end.signal,
@@ -183,7 +177,7 @@ impl Fill for RunResult {
                 _ => "`os._exit` and `os.exec` do that; return a value instead",
             };
             self.fail(
-                SANDBOX_ERROR,
+                abi::RUN_SANDBOX_ERROR,
                 format!(
                     "the interpreter ended with exit code {} before it gave a result: {why}",
                     end.exit_code
@@ -195,7 +189,7 @@ impl Fill for RunResult {
     /// A process that the kernel has ended for its memory is missed by those that waited for it, in whatever words: they do not
     /// know why. (With version 2 it has ended the whole run.)
     fn lost_one_for_memory(&mut self, request: &RunRequest, end: &End) {
-        if self.completed || end.oom_kills == 0 || self.error_type == OUT_OF_MEMORY {
+        if self.completed || end.oom_kills == 0 || self.error_type == abi::RUN_OUT_OF_MEMORY {
             return;
         }
         let why = match end.killed_for_others {
@@ -295,7 +289,7 @@ mod tests {
     /// Nor is a signal that the code has sent itself.
     #[test]
     fn only_a_limit_can_be_used_up() {
-        for (cpu_ms, kind) in [(0, SANDBOX_ERROR), (1000, TIMEOUT)] {
+        for (cpu_ms, kind) in [(0, abi::RUN_SANDBOX_ERROR), (1000, abi::RUN_TIMEOUT)] {
             let mut request = RunRequest::default();
             request.limits.cpu_ms = cpu_ms;
             let end = End {
@@ -331,7 +325,7 @@ mod tests {
             result.died(&request, &end);
             assert_eq!(
                 (&*result.error_type, &*result.error_message),
-                (OUT_OF_MEMORY, words)
+                (abi::RUN_OUT_OF_MEMORY, words)
             );
         }
     }
@@ -356,10 +350,10 @@ mod tests {
         let own =
             "a process of the run was ended: the run needed more than its 65536 bytes of memory\nx";
         let of_others = "a process of the run was ended: the host had no memory left\nx";
-        assert_eq!(told(TIMEOUT, killed(1, false)), own);
+        assert_eq!(told(abi::RUN_TIMEOUT, killed(1, false)), own);
         assert_eq!(told("BrokenProcessPool", killed(2, false)), own);
-        assert_eq!(told(TIMEOUT, killed(1, true)), of_others);
-        for (kind, kills) in [(TIMEOUT, 0), (OUT_OF_MEMORY, 1), ("", 1)] {
+        assert_eq!(told(abi::RUN_TIMEOUT, killed(1, true)), of_others);
+        for (kind, kills) in [(abi::RUN_TIMEOUT, 0), (abi::RUN_OUT_OF_MEMORY, 1), ("", 1)] {
             assert_eq!(told(kind, killed(kills, false)), "x", "{kind}");
         }
     }
@@ -399,12 +393,20 @@ mod tests {
         let memory = "Traceback (most recent call last):\nMemoryError";
         for (kind, message, limit) in [
             (
-                TOO_MANY_PROCESSES,
+                abi::RUN_TOO_MANY_PROCESSES,
                 thread,
                 "the run reached its limit of 7 processes and threads",
             ),
-            (DISK_FULL, full, "the run filled its 8192 bytes or 9 files"),
-            (DISK_FULL, long, "the run filled its 8192 bytes or 9 files"),
+            (
+                abi::RUN_DISK_FULL,
+                full,
+                "the run filled its 8192 bytes or 9 files",
+            ),
+            (
+                abi::RUN_DISK_FULL,
+                long,
+                "the run filled its 8192 bytes or 9 files",
+            ),
             ("MemoryError", memory, "the run has 65536 bytes of memory"),
         ] {
             assert_eq!(
@@ -420,8 +422,8 @@ mod tests {
             "acme: no disk",
         ] {
             assert_eq!(
-                failed(DISK_FULL, message),
-                (DISK_FULL.into(), message.into())
+                failed(abi::RUN_DISK_FULL, message),
+                (abi::RUN_DISK_FULL.into(), message.into())
             );
         }
     }
@@ -432,7 +434,7 @@ mod tests {
         let thread = "RuntimeError: can't start new thread";
         for (kind, message) in [("BlockingIOError", fork), ("RuntimeError", thread)] {
             let (found, text) = failed(kind, message);
-            assert_eq!(found, TOO_MANY_PROCESSES, "{message}");
+            assert_eq!(found, abi::RUN_TOO_MANY_PROCESSES, "{message}");
             assert!(text.ends_with(message), "{text}");
         }
         // It went on with fewer, and was wrong later.

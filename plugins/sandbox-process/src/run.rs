@@ -14,7 +14,7 @@ use std::sync::Arc;
 use skillgate_plugin_sdk::model::{Error, RunRequest, RunResult};
 use skillgate_plugin_sdk::{Host, Level, RunServices, abi};
 
-use crate::answer::{self, Fill as _};
+use crate::answer::Fill as _;
 use crate::channel::{Channel, Status};
 use crate::supervisor::{Launcher, Silence};
 use crate::sys::{self, Poll};
@@ -542,13 +542,14 @@ impl<'a> Running<'a> {
             self.verdict.get_or_insert(Verdict::Timeout);
         }
         match (&self.verdict, guest) {
-            (Some(Verdict::Broken(why)), _) => {
-                result.fail(answer::SANDBOX_ERROR, format!("the run was stopped: {why}"))
-            }
+            (Some(Verdict::Broken(why)), _) => result.fail(
+                abi::RUN_SANDBOX_ERROR,
+                format!("the run was stopped: {why}"),
+            ),
             (_, Some(guest)) => result.take(guest, request, &end),
             (Some(Verdict::Timeout), None) => {
                 result.fail(
-                    answer::TIMEOUT,
+                    abi::RUN_TIMEOUT,
                     format!(
                         "the run was stopped at its limit of {} ms",
                         request.limits.wall_ms
@@ -556,7 +557,7 @@ impl<'a> Running<'a> {
                 );
             }
             (Some(Verdict::Cancelled), None) => {
-                result.fail(answer::CANCELLED, "the run was cancelled".into())
+                result.fail(abi::RUN_CANCELLED, "the run was cancelled".into())
             }
             (Some(Verdict::Lingering) | None, None) => result.died(request, &end),
         }

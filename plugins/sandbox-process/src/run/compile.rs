@@ -12,7 +12,6 @@ use super::ready::{Begun, deadline_of, spec_of};
 use super::tries::complete;
 use super::ways::Attempt;
 use super::{Around, Ways};
-use crate::answer::CANCELLED;
 use crate::codes::{self, Code, Look};
 use crate::job::{self, Work};
 use crate::mounts;
@@ -116,7 +115,7 @@ fn compile(
         return Some(Code::parse(&result.output_json, &mount.target).unwrap_or_default());
     }
     // What a run had no time left for, another may have.
-    let is_cut_short = deadline_ns < in_full_ns || result.error_type == CANCELLED;
+    let is_cut_short = deadline_ns < in_full_ns || result.error_type == abi::RUN_CANCELLED;
     (!is_cut_short).then(Code::default)
 }
 

@@ -310,7 +310,7 @@ fn a_run_that_could_not_be_watched_has_begun_if_it_has_read_its_job() {
         let outcome = Outcome::Unwatched(lack);
         assert!(!begun.running.is_untouched(&outcome));
         match begun.running.answer(outcome, &RunRequest::default()) {
-            Ok(result) if reads => assert_eq!(result.error_type, answer::SANDBOX_ERROR),
+            Ok(result) if reads => assert_eq!(result.error_type, abi::RUN_SANDBOX_ERROR),
             Err(e) if !reads => assert!(e.not_executed && e.retry_after_ms > 0, "{e:?}"),
             other => panic!("reads: {reads}, {other:?}"),
         }

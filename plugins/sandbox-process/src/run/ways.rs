@@ -12,7 +12,7 @@ use skillgate_plugin_sdk::{Host, RunServices, abi};
 
 use super::tries::CHILDREN_MAX;
 use super::{Handle, Running};
-use crate::answer::{self, Fill as _};
+use crate::answer::Fill as _;
 use crate::cgroup::{GroupUse, Held};
 use crate::channel::Channel;
 use crate::job::Frames;
@@ -382,9 +382,9 @@ pub(super) fn over_before_it_began(
         let why = format!(
             "the run was stopped at its limit of {wall_ms} ms, in which there was no interpreter for it"
         );
-        result.fail(answer::TIMEOUT, why);
+        result.fail(abi::RUN_TIMEOUT, why);
     } else if handle.is_cancelled() {
-        result.fail(answer::CANCELLED, "the run was cancelled".into());
+        result.fail(abi::RUN_CANCELLED, "the run was cancelled".into());
     } else {
         return None;
     }
