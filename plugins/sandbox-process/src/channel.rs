@@ -19,7 +19,7 @@ use skillgate_plugin_sdk::model::Error;
 use skillgate_plugin_sdk::{RunServices, abi};
 
 use crate::answer;
-use crate::job::Frames;
+use crate::job::{Frames, Wiped};
 use crate::sys::{self, Poll};
 pub(crate) use object::Object;
 use received::{LENGTH_BYTES, Received};
@@ -87,7 +87,8 @@ pub(crate) struct Channel<'a> {
     socket: OwnedFd,
     services: &'a dyn RunServices,
     received: Received,
-    to_send: Vec<u8>,
+    /// It may hold the job, with its secrets.
+    to_send: Wiped,
     sent: usize,
     /// The other end has gone, or hears nothing any more: nothing is answered, and nothing waited for.
     closed: bool,
@@ -122,7 +123,7 @@ impl<'a> Channel<'a> {
             socket,
             services,
             received: Received::default(),
-            to_send: Vec::new(),
+            to_send: Wiped(Vec::new()),
             sent: 0,
             closed: false,
             over: false,
@@ -136,7 +137,7 @@ impl<'a> Channel<'a> {
         };
         // At once: to grow later would leave a copy of the job, with its secrets, where nobody wipes it.
         let bytes = first.job.0.len() + first.code.len() + 2 * HEAD_BYTES;
-        channel.to_send.reserve_exact(bytes);
+        channel.to_send.0.reserve_exact(bytes);
         channel.queue(b'J', &[&first.job.0]);
         if !first.code.is_empty() {
             channel.add(b'K', &[&first.code]);
@@ -162,7 +163,7 @@ impl<'a> Channel<'a> {
     }
 
     fn is_sending(&self) -> bool {
-        self.sent < self.to_send.len()
+        self.sent < self.to_send.0.len()
     }
 
     /// Sends as much of the job as there is room for, before anybody waits for it.
@@ -238,7 +239,7 @@ impl<'a> Channel<'a> {
             // Thrown away in any case when the run's services end.
             let _ = self.services.blob_finish(writer, false);
         }
-        self.to_send.fill(0);
+        self.wipe();
     }
 
     fn queue(&mut self, kind: u8, parts: &[&[u8]]) {
@@ -248,17 +249,19 @@ impl<'a> Channel<'a> {
 
     /// What was to be sent may be the job with its secrets.
     fn wipe(&mut self) {
-        self.to_send.fill(0);
-        self.to_send.clear();
+        self.to_send.0.fill(0);
+        self.to_send.0.clear();
         self.sent = 0;
     }
 
     /// Behind what is to be sent already.
     fn add(&mut self, kind: u8, parts: &[&[u8]]) {
         let length = 1 + parts.iter().map(|p| p.len()).sum::<usize>();
-        self.to_send.extend((length as u32).to_le_bytes());
-        self.to_send.push(kind);
-        parts.iter().for_each(|p| self.to_send.extend_from_slice(p));
+        self.to_send.0.extend((length as u32).to_le_bytes());
+        self.to_send.0.push(kind);
+        parts
+            .iter()
+            .for_each(|p| self.to_send.0.extend_from_slice(p));
     }
 
     fn send(&mut self) {
@@ -266,7 +269,7 @@ impl<'a> Channel<'a> {
             self.wipe();
         }
         while self.is_sending() {
-            match sys::send(self.socket.as_fd(), &self.to_send[self.sent..]) {
+            match sys::send(self.socket.as_fd(), &self.to_send.0[self.sent..]) {
                 Ok(n) => self.sent += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
@@ -279,7 +282,7 @@ impl<'a> Channel<'a> {
             }
         }
         self.wipe();
-        self.to_send.shrink_to(2 * FRAME_BYTES_MAX);
+        self.to_send.0.shrink_to(2 * FRAME_BYTES_MAX);
     }
 
     /// Reads once. 0: nothing came.
@@ -449,15 +452,6 @@ impl<'a> Channel<'a> {
         })?;
         data.truncate(n);
         Ok(data)
-    }
-}
-
-impl Drop for Channel<'_> {
-    /// It may hold the job still, with its secrets.
-    fn drop(&mut self) {
-        self.to_send.fill(0);
-        // Without this the compiler may leave the line above out.
-        std::hint::black_box(&self.to_send);
     }
 }
 

@@ -7,7 +7,6 @@ use skillgate_plugin_sdk::model::Result;
 use skillgate_plugin_sdk::{RunServices, Secret, testing};
 
 use super::*;
-use crate::job::Wiped;
 
 pub(crate) const BLOB: &str = "blob:a";
 pub(crate) const BLOB_BYTES: [u8; 100] = [b'x'; 100];

@@ -5,7 +5,6 @@ use std::sync::Mutex;
 use super::fake::{Store, channel, frame, get, result, say};
 use super::received::READ_BYTES;
 use super::*;
-use crate::job::Wiped;
 
 /// No copy of a job is left behind where its bytes have moved away.
 #[test]
@@ -18,8 +17,8 @@ fn what_comes_with_a_job_finds_its_room_there() {
     let services = skillgate_plugin_sdk::testing::Run::new();
     let channel = Channel::new(socket, &first, &[], &services).unwrap();
     let bytes = 100 + 50 + 2 * HEAD_BYTES;
-    assert_eq!(channel.to_send.len(), bytes);
-    assert_eq!(channel.to_send.capacity(), bytes);
+    assert_eq!(channel.to_send.0.len(), bytes);
+    assert_eq!(channel.to_send.0.capacity(), bytes);
 }
 
 /// The launcher was gone, or the child that had it was dead before the whole of it was sent.

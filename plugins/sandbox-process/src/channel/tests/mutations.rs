@@ -90,7 +90,7 @@ fn heard(bytes: &[u8], piece: usize, ends: Ends, held_bytes_max: usize) -> Expec
             channel.drain()
         }
     };
-    assert!(channel.received.held_bytes() + channel.to_send.capacity() <= held_bytes_max);
+    assert!(channel.received.held_bytes() + channel.to_send.0.capacity() <= held_bytes_max);
     let made = store.made();
     let ids: Vec<_> = made.iter().map(|made| made.id.clone()).collect();
     assert_eq!(channel.blobs, ids, "what is said to be stored is");
@@ -125,7 +125,7 @@ fn talk(
             channel.attend(|| ())?;
             moved = true;
         }
-        let held = channel.received.held_bytes() + channel.to_send.capacity();
+        let held = channel.received.held_bytes() + channel.to_send.0.capacity();
         assert!(held <= held_bytes_max, "{held} bytes");
         while sys::read_more(theirs.as_fd(), answered, READ_BYTES).is_ok_and(|n| n > 0) {
             moved = true;
