@@ -165,8 +165,7 @@ pub(crate) fn frames(
             )));
         }
     }
-    let of = |s: &'_ str| (!s.is_empty()).then_some(s.to_owned());
-    let (code, skill) = (of(&request.code), of(&request.skill));
+    let skill = (!request.skill.is_empty()).then_some(request.skill.as_str());
     let (compiled, code_bytes) = match work {
         Work::Run(codes) => codes::together(codes),
         Work::Compile => Default::default(),
@@ -176,12 +175,8 @@ pub(crate) fn frames(
         timeout_ms: request.limits.wall_ms,
         deadline_ns,
         // A run of a skill has no code; code may be empty, which defines nothing to call.
-        code: if skill.is_some() {
-            None
-        } else {
-            Some(code.as_deref().unwrap_or_default())
-        },
-        skill: skill.as_deref(),
+        code: skill.is_none().then_some(request.code.as_str()),
+        skill,
         function: &request.function,
         args,
         skills: request
