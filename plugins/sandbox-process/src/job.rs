@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use crate::channel::JOB_BYTES_MAX;
 use crate::codes::{self, Code};
+use crate::isolate::ENVIRONMENT;
 
 /// What programs look at to find a proxy, in both cases that are in use: curl takes `http_proxy` in lower case alone.
 const PROXY: [&str; 6] = [
@@ -22,8 +23,9 @@ const PROXY: [&str; 6] = [
     "all_proxy",
 ];
 const NO_PROXY: [&str; 2] = ["NO_PROXY", "no_proxy"];
-/// The run's gate: `isolate::GATE_PORT`.
+/// The run's gate: [`crate::isolate::GATE_PORT`].
 const PROXY_URL: &str = "http://127.0.0.1:3128";
+const RUN_ID: &str = "SKILLGATE_RUN_ID";
 
 /// What a job's text begins with room for.
 const TEXT_BYTES: usize = 4096;
@@ -122,13 +124,7 @@ pub(crate) fn frames(
         return Err(invalid("the arguments are not a JSON object".into()));
     }
     let run_id = request.run_id.as_str();
-    let mut env = BTreeMap::from([
-        ("HOME", "/workspace"),
-        ("PATH", "/usr/bin"),
-        ("LANG", "C.UTF-8"),
-        ("TMPDIR", "/tmp"),
-        ("SKILLGATE_RUN_ID", run_id),
-    ]);
+    let mut env: BTreeMap<_, _> = of_every_run().chain([(RUN_ID, run_id)]).collect();
     if request.network == abi::NET_GATE {
         env.extend(PROXY.iter().map(|name| (*name, PROXY_URL)));
         // What runs inside, beside the code that asks for it: there is no way to it through the gate.
@@ -214,6 +210,11 @@ fn secret(name: &str, services: &dyn RunServices) -> Result<Secret, Error> {
     services.secret(name).map_err(Error::not_executed)
 }
 
+/// Name and value of what an interpreter has been started with: its environment becomes that of the job.
+fn of_every_run<'a>() -> impl Iterator<Item = (&'a str, &'a str)> {
+    ENVIRONMENT.iter().filter_map(|both| both.split_once('='))
+}
+
 /// Names that an interpreter or the dynamic loader would act on are not for a request to set.
 fn check_variable(name: &str, value: &str) -> Result<(), Error> {
     let first = name
@@ -232,7 +233,8 @@ fn check_variable(name: &str, value: &str) -> Result<(), Error> {
             .iter()
             .chain(&NO_PROXY)
             .any(|proxy| proxy.eq_ignore_ascii_case(name))
-        || ["HOME", "PATH", "LANG", "TMPDIR", "SKILLGATE_RUN_ID"].contains(&name)
+        || of_every_run().any(|(own, _)| own == name)
+        || name == RUN_ID
     {
         return Err(invalid(format!(
             "the environment variable {name} cannot be set from outside"
@@ -256,6 +258,23 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
+    use crate::isolate::GATE_PORT;
+
+    #[test]
+    fn a_run_is_told_what_it_is_started_with_and_where_its_gate_is() {
+        let own: Vec<_> = of_every_run().collect();
+        let expected = [
+            ("HOME", "/workspace"),
+            ("PATH", "/usr/bin"),
+            ("LANG", "C.UTF-8"),
+            ("TMPDIR", "/tmp"),
+        ];
+        assert_eq!(own, expected);
+        for name in ["HOME", "PATH", "LANG", "TMPDIR", "SKILLGATE_RUN_ID"] {
+            assert!(check_variable(name, "").is_err(), "{name}");
+        }
+        assert_eq!(PROXY_URL, format!("http://127.0.0.1:{GATE_PORT}"));
+    }
 
     #[test]
     fn a_text_grows_by_being_made_anew() {
