@@ -155,9 +155,11 @@ impl Copies {
                 .map_err(Error::not_executed)?
             {
                 0 => break,
-                n => file.write_all(&buf[..n]).map_err(named)?,
+                n => {
+                    file.write_all(&buf[..n]).map_err(named)?;
+                    offset += n as u64;
+                }
             }
-            offset = file.metadata().map_err(named)?.len();
         }
         sys::open(path.as_os_str().as_bytes(), libc::O_PATH).map_err(named)
     }
