@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -124,7 +124,10 @@ impl Copies {
     /// copied.
     fn with_a_place(&mut self, name: &str, fd: OwnedFd) -> io::Result<(OwnedFd, PathBuf)> {
         let path = sys::path_of(fd.as_fd())?;
-        if path.is_absolute() && !path.as_os_str().as_bytes().ends_with(b" (deleted)") {
+        // So ends the path of what was deleted, and a name may end so too. How many names it has tells nothing: of a file that
+        // has two the one that it was opened by may be gone.
+        let ends_so = path.as_os_str().as_bytes().ends_with(b" (deleted)");
+        if path.is_absolute() && (!ends_so || leads_to(&path, fd.as_fd())?) {
             return Ok((fd, path));
         }
         if sys::stat(fd.as_fd())?.mode & libc::S_IFMT != libc::S_IFREG {
@@ -196,6 +199,13 @@ impl Copies {
     }
 }
 
+fn leads_to(path: &Path, fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let own = sys::stat(fd)?;
+    let at = sys::open(path.as_os_str().as_bytes(), libc::O_PATH | libc::O_NOFOLLOW);
+    let there = at.and_then(|at| sys::stat(at.as_fd()));
+    Ok(there.is_ok_and(|there| (there.dev, there.ino) == (own.dev, own.ino)))
+}
+
 /// The one name below `/skills` or `/blobs`.
 fn place_of(target: &str) -> Result<&str, Error> {
     let name = target
@@ -218,6 +228,37 @@ fn invalid(message: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_named_as_if_deleted_is_there() {
+        let room = tempfile::tempdir().unwrap();
+        let at = |name: &str| room.path().join(name);
+        let open = |name: &str| sys::open(at(name).to_str().unwrap(), libc::O_RDONLY).unwrap();
+        let mut copies = Copies {
+            dir: at("copies"),
+            made: false,
+        };
+        fs::create_dir(at("x (deleted)")).unwrap();
+        fs::write(at("y (deleted)"), "y").unwrap();
+        for name in ["x (deleted)", "y (deleted)"] {
+            let (_, path) = copies.with_a_place("a", open(name)).unwrap();
+            assert_eq!(path, at(name));
+        }
+        assert!(!copies.made);
+
+        // As the kernel calls these now, another is named.
+        fs::create_dir(at("x")).unwrap();
+        fs::write(at("y"), "its own").unwrap();
+        fs::hard_link(at("y"), at("z")).unwrap();
+        let (directory, file) = (open("x"), open("y"));
+        fs::remove_dir(at("x")).unwrap();
+        fs::remove_file(at("y")).unwrap();
+        let gone = copies.with_a_place("b", directory).unwrap_err();
+        assert_eq!(gone.to_string(), "the directory has been deleted");
+        let (_, path) = copies.with_a_place("b", file).unwrap();
+        assert_eq!(path, at("copies/b"));
+        assert_eq!(fs::read(path).unwrap(), b"its own");
+    }
 
     #[test]
     fn targets() {
