@@ -502,15 +502,11 @@ fn new_proc(hidden: bool) -> io::Result<OwnedFd> {
 
 /// All five sets, and the switches that could give something back.
 pub(crate) fn drop_rights() -> io::Result<()> {
-    close_ways_to_rights()?;
-    sys::drop_capabilities()
-}
-
-/// Nothing can come back, or be gained; what is there stays until [`drop_rights`].
-fn close_ways_to_rights() -> io::Result<()> {
+    // First, while there is the right to: from here nothing can come back, or be gained.
     sys::drop_ambient_set()?;
     sys::drop_bounding_set()?;
-    sys::set_securebits(sys::SECURE_ALL_LOCKED)
+    sys::set_securebits(sys::SECURE_ALL_LOCKED)?;
+    sys::drop_capabilities()
 }
 
 fn guest_arguments(interpreter: &Interpreter) -> io::Result<Vec<CString>> {
