@@ -343,13 +343,7 @@ impl Launcher {
     /// What has been seen of the child with this number. Its slot may be another's by now.
     pub(super) fn attend_child(&mut self, control: BorrowedFd<'_>, token: u64) {
         let (number, let_go) = (token >> 1, token & 1 == 1);
-        let is_it = |run: &Run| run.pooled.as_ref().is_some_and(|p| p.number == number);
-        let Some(slot) = self
-            .runs
-            .iter()
-            .find(|(_, r)| is_it(r))
-            .map(|(slot, _)| *slot)
-        else {
+        let Some((slot, _)) = self.child(number) else {
             return;
         };
         let what = if let_go {

@@ -88,11 +88,6 @@ impl<'a> Child<'a> {
 }
 
 impl Child<'_> {
-    /// The launcher keeps it until the plugin has put this away, and so what it counts.
-    pub(super) fn has_group(&self) -> bool {
-        self.group.is_there()
-    }
-
     /// What it has used so far, and no more of its end than that. `events`: also how often a limit was met.
     pub(super) fn used_so_far(&self, events: bool) -> Option<End> {
         let seen = || usage::of_run(self.process_1);
@@ -113,7 +108,7 @@ impl Child<'_> {
 
     /// What its group says.
     fn counted(&self, events: bool) -> Option<GroupUse> {
-        self.has_group().then(|| self.group.used(events))
+        self.group.is_there().then(|| self.group.used(events))
     }
 
     /// What the launcher says of its end, as its run's.
