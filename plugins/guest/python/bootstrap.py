@@ -19,9 +19,9 @@ if __name__ != "__main__":
 
     fill_gaps()
 
-from _skillgate.main import prepare, refresh_randomness, rehearse, serve, warm  # noqa: E402  (needs the path above)
+from _skillgate.main import prepare, rehearse, serve, warm  # noqa: E402  (needs the path above)
 
-__all__ = ["prepare", "refresh_randomness", "rehearse", "serve", "warm"]
+__all__ = ["prepare", "rehearse", "serve", "warm"]
 
 CHANNEL_FD = 3
 

@@ -11,6 +11,8 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use skillgate_plugin_guest::BOOTSTRAP;
+
 use crate::cgroup::Entrance;
 use crate::guard::{Guard, Without};
 use crate::interpreter::Interpreter;
@@ -510,7 +512,7 @@ pub(crate) fn drop_rights() -> io::Result<()> {
 }
 
 fn guest_arguments(interpreter: &Interpreter) -> io::Result<Vec<CString>> {
-    let bootstrap = format!("{GUEST}/bootstrap.py");
+    let bootstrap = format!("{GUEST}/{BOOTSTRAP}");
     [interpreter.program.as_str(), "-I", "-S", "-B", &bootstrap]
         .into_iter()
         .map(sys::cstr)

@@ -6,6 +6,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use skillgate_plugin_guest::BOOTSTRAP;
+
 use crate::cgroup::{GroupLimits, Groups, RunGroup};
 use crate::isolate::{self, BORN_IN, Ground, Isolation};
 use crate::launcher::{self, Id, Ids};
@@ -446,7 +448,7 @@ fn try_whole(ground: &Ground, id: u32, groups: Option<&mut Groups>) -> Result<()
     sys::set_nonblocking(output.as_fd()).map_err(text)?;
     let (channel, channel_in) = sys::socketpair(libc::SOCK_STREAM).map_err(text)?;
     let check = format!(
-        "import os, json, sys; sys.exit(0 if os.getpid() > 1 and os.path.isfile('{GUEST}/bootstrap.py') else 3)"
+        "import os, json, sys; sys.exit(0 if os.getpid() > 1 and os.path.isfile('{GUEST}/{BOOTSTRAP}') else 3)"
     );
     let arguments = [
         ground.interpreter.program.as_str(),
