@@ -1,7 +1,7 @@
 //! A whole skill: its files together.
 
 use crate::digest::{file_digest, tree_digest};
-use crate::files::FileSet;
+use crate::files;
 use crate::manifest::{Manifest, Runtime, place_in_toml};
 use crate::path::SkillPath;
 use crate::problem::{Code, PROBLEMS_MAX, Problem, some_of_each};
@@ -51,15 +51,12 @@ pub fn validate<B: AsRef<[u8]>>(
     files: &[(SkillPath, B)],
     total_bytes_max: u64,
 ) -> Result<Skill, Vec<Problem>> {
-    let mut problems = Vec::new();
     let sizes = files
         .iter()
         .map(|(path, bytes)| (path, size_of(bytes.as_ref())));
-    if let Err(found) = FileSet::check(sizes, total_bytes_max) {
-        problems.extend(found);
-        // What is in a set that cannot be written down is not worth reading.
-        return Err(problems);
-    }
+    // What is in a set that cannot be written down is not worth reading.
+    files::check(sizes, total_bytes_max)?;
+    let mut problems = Vec::new();
     let find = |name: &str| {
         files
             .iter()
@@ -150,7 +147,7 @@ pub fn assemble(
     files: Vec<(SkillPath, Vec<u8>)>,
     total_bytes_max: u64,
 ) -> Result<Bundle, Vec<Problem>> {
-    FileSet::check_sent(
+    files::check_sent(
         files.iter().map(|(path, bytes)| (path, size_of(bytes))),
         total_bytes_max,
     )?;

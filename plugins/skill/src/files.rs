@@ -1,7 +1,10 @@
-//! The set of a skill's files.
+//! The set of a skill's files: what is checked of it before any of them is read.
+//!
+//! Of a set that has passed one may rely on this: at most [`FILES_MAX`] files, within the limit of bytes given; no two paths that
+//! are the same file where case does not count; no path that is both a file and a directory; nothing hidden at the top, no `.git`
+//! anywhere. So it can be written to any file system without one file hiding another.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::path::{SkillPath, fold};
 use crate::problem::{Code, PROBLEMS_MAX, Problem};
@@ -11,69 +14,30 @@ use crate::{SKILL_MD, SKILL_TOML};
 /// Most files of one skill, `skill.toml` and `SKILL.md` included.
 pub const FILES_MAX: usize = 1000;
 
-/// The files of one skill with their sizes.
-///
-/// Whoever holds one may rely on this: at most [`FILES_MAX`] files, within the limit of bytes given
-/// at its making; no two paths that are the same file where case does not count; no path that is
-/// both a file and a directory; nothing hidden at the top, no `.git` anywhere. So the set can be
-/// written to any file system without one file hiding another.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct FileSet {
-    files: BTreeMap<SkillPath, u64>,
-    total_bytes: u64,
+/// Checks the files of a whole skill: (path, size in bytes).
+pub fn check<'a>(
+    files: impl IntoIterator<Item = (&'a SkillPath, u64)>,
+    total_bytes_max: u64,
+) -> Result<(), Vec<Problem>> {
+    looked_at(files, total_bytes_max, false)
 }
 
-impl FileSet {
-    /// Checks the files of a whole skill: (path, size in bytes).
-    pub fn check<'a>(
-        files: impl IntoIterator<Item = (&'a SkillPath, u64)>,
-        total_bytes_max: u64,
-    ) -> Result<FileSet, Vec<Problem>> {
-        check(files, total_bytes_max, false)
-    }
-
-    /// Checks the files that somebody sends beside the manifest and SKILL.md: as [`FileSet::check`],
-    /// and neither of those two may be among them, in any spelling.
-    pub fn check_sent<'a>(
-        files: impl IntoIterator<Item = (&'a SkillPath, u64)>,
-        total_bytes_max: u64,
-    ) -> Result<FileSet, Vec<Problem>> {
-        check(files, total_bytes_max, true)
-    }
-
-    /// (path, size in bytes), by path.
-    pub fn iter(&self) -> impl Iterator<Item = (&SkillPath, u64)> {
-        self.files.iter().map(|(path, size)| (path, *size))
-    }
-
-    /// Whether this file is there.
-    pub fn contains(&self, path: &str) -> bool {
-        self.files.contains_key(path)
-    }
-
-    /// How many files.
-    pub fn len(&self) -> usize {
-        self.files.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.files.is_empty()
-    }
-
-    /// All bytes of all files.
-    pub fn total_bytes(&self) -> u64 {
-        self.total_bytes
-    }
+/// Checks the files that somebody sends beside the manifest and SKILL.md: as [`check`], and neither of those two may be
+/// among them, in any spelling.
+pub fn check_sent<'a>(
+    files: impl IntoIterator<Item = (&'a SkillPath, u64)>,
+    total_bytes_max: u64,
+) -> Result<(), Vec<Problem>> {
+    looked_at(files, total_bytes_max, true)
 }
 
-fn check<'a>(
+fn looked_at<'a>(
     files: impl IntoIterator<Item = (&'a SkillPath, u64)>,
     total_bytes_max: u64,
     sent: bool,
-) -> Result<FileSet, Vec<Problem>> {
+) -> Result<(), Vec<Problem>> {
     let files_max = if sent { FILES_MAX - 2 } else { FILES_MAX };
-    let mut set = FileSet::default();
+    let (mut paths, mut total_bytes) = (BTreeSet::new(), 0_u64);
     let mut problems = Vec::new();
     let mut folded: HashMap<String, &SkillPath> = HashMap::new();
     for (count, (path, size)) in files.into_iter().enumerate() {
@@ -89,19 +53,14 @@ fn check<'a>(
             break;
         }
         problems.extend(refused(path, sent));
-        set.total_bytes = set.total_bytes.saturating_add(size);
-        match set.files.entry(path.clone()) {
-            Entry::Vacant(free) => {
-                free.insert(size);
-            }
-            Entry::Occupied(_) => {
-                problems.push(Problem::error(
-                    path.as_str(),
-                    Code::Duplicate,
-                    "the file is there twice",
-                ));
-                continue;
-            }
+        total_bytes = total_bytes.saturating_add(size);
+        if !paths.insert(path) {
+            problems.push(Problem::error(
+                path.as_str(),
+                Code::Duplicate,
+                "the file is there twice",
+            ));
+            continue;
         }
         if let Some(other) = folded.insert(path.folded(), path) {
             problems.push(Problem::error(
@@ -114,18 +73,17 @@ fn check<'a>(
             ));
         }
     }
-    if set.total_bytes > total_bytes_max {
+    if total_bytes > total_bytes_max {
         problems.push(Problem::error(
             "files",
             Code::TooLarge,
             format!(
-                "all files together have {} bytes, at most {total_bytes_max} are allowed",
-                set.total_bytes
+                "all files together have {total_bytes} bytes, at most {total_bytes_max} are allowed"
             ),
         ));
     }
     let mut told: HashSet<String> = HashSet::new();
-    for path in set.files.keys() {
+    for path in &paths {
         for parent in path.parents() {
             let parent = fold(parent);
             if let Some(file) = folded.get(&parent)
@@ -143,19 +101,19 @@ fn check<'a>(
             }
         }
     }
-    problems.extend(directories_of_one_spelling(&set));
+    problems.extend(directories_of_one_spelling(&paths));
     if problems.is_empty() {
-        Ok(set)
+        Ok(())
     } else {
         Err(problems)
     }
 }
 
 /// `Code/a.py` beside `code/b.py`: two directories here, one where case does not count.
-fn directories_of_one_spelling(set: &FileSet) -> Vec<Problem> {
+fn directories_of_one_spelling(paths: &BTreeSet<&SkillPath>) -> Vec<Problem> {
     let mut spelling: HashMap<String, &str> = HashMap::new();
     let mut problems = Vec::new();
-    for path in set.files.keys() {
+    for path in paths {
         for parent in path.parents() {
             let first = *spelling.entry(fold(parent)).or_insert(parent);
             if first != parent && problems.len() < PROBLEMS_MAX {
@@ -209,8 +167,8 @@ mod tests {
 
     fn codes(list: &[&str], sent: bool) -> Vec<Code> {
         let paths = paths(list);
-        match check(paths.iter().map(|p| (p, 1)), 100, sent) {
-            Ok(_) => vec![],
+        match looked_at(paths.iter().map(|p| (p, 1)), 100, sent) {
+            Ok(()) => vec![],
             Err(problems) => problems.into_iter().map(|p| p.code).collect(),
         }
     }
@@ -263,11 +221,13 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let run = |paths: &[SkillPath], size: u64, max: u64, sent: bool| {
-            check(paths.iter().map(|p| (p, size)), max, sent)
+            looked_at(paths.iter().map(|p| (p, size)), max, sent)
         };
-        assert_eq!(run(&many(1000), 1, 1000, false).unwrap().len(), 1000);
-        assert_eq!(run(&many(998), 1, 1000, true).unwrap().total_bytes(), 998);
+        assert!(run(&many(1000), 1, 1000, false).is_ok());
+        assert!(run(&many(998), 1, 998, true).is_ok());
         for (paths, size, max, sent) in [
+            (many(1000), 1, 999, false),
+            (many(998), 1, 997, true),
             (many(1001), 1, 9999, false),
             (many(999), 1, 9999, true),
             (many(10), 11, 100, false),

@@ -72,7 +72,7 @@ pub mod version;
 
 pub use bundle::{Bundle, Skill, SkillFile, assemble, code_warnings, validate};
 pub use digest::{file_digest, tree_digest};
-pub use files::{FILES_MAX, FileSet};
+pub use files::FILES_MAX;
 pub use manifest::{Kind, Manifest, ManifestError, Permissions, Runtime};
 pub use name::{NameError, Namespace, SkillName, in_namespace};
 pub use network::{NetworkPattern, PatternError, Scheme, canonical_host};

@@ -64,7 +64,7 @@ impl PathError {
 /// - it does not start with `~` nor with a drive (`C:`).
 ///
 /// The bytes are taken as they are: `%2e%2e` is a file name of six characters, never decoded. Two
-/// different paths may still be one file where case does not count; [`crate::FileSet`] sees to
+/// different paths may still be one file where case does not count; [`crate::files::check`] sees to
 /// that. `Ord` is the order of bytes, the order of tree digests.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SkillPath(String);

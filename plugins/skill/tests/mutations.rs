@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use skillgate_skill::{
-    FileSet, FunctionName, Manifest, NetworkPattern, SecretName, SkillMd, SkillName, SkillPath,
-    SkillRef, Version,
+    FunctionName, Manifest, NetworkPattern, SecretName, SkillMd, SkillName, SkillPath, SkillRef,
+    Version, files,
     problem::PROBLEMS_MAX,
     python::{broken, seems_to_define},
     validate,
@@ -158,7 +158,7 @@ fn check_small(text: &str) {
                 .all(|c| matches!(c, std::path::Component::Normal(_)))
         );
         assert!(
-            FileSet::check([(&path, 1)], 1).is_ok()
+            files::check([(&path, 1)], 1).is_ok()
                 || text.starts_with('.')
                 || text.to_lowercase().contains(".git")
                 || text.to_lowercase().starts_with("skill.")

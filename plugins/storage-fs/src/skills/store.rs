@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use skillgate_plugin_sdk::Level;
 use skillgate_plugin_sdk::model::{PutSkill, Skill, SkillFile};
-use skillgate_skill::{FileSet, Version, file_digest, tree_digest};
+use skillgate_skill::{Version, file_digest, files, tree_digest};
 
 use super::index::{Entry, Index};
 use super::quota::Quota;
@@ -415,7 +415,7 @@ fn meta_of(put: &PutSkill) -> Result<Meta> {
             size_bytes: data.len() as u64,
         });
     }
-    FileSet::check(
+    files::check(
         paths.iter().map(|(path, size)| (path, *size)),
         MAX_SKILL_BYTES,
     )
