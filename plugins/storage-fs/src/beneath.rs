@@ -186,6 +186,13 @@ pub(crate) fn entries(dir: impl AsFd, path: &str) -> Result<Vec<(String, FileTyp
     Ok(found)
 }
 
+/// The names of its directories, sorted.
+pub(crate) fn directories(dir: impl AsFd, path: &str) -> Result<Vec<String>> {
+    let mut entries = entries(dir, path)?;
+    entries.retain(|(_, kind)| *kind == FileType::Directory);
+    Ok(entries.into_iter().map(|(name, _)| name).collect())
+}
+
 /// Removes `name` and everything below it, following nothing. What is not there is fine.
 pub(crate) fn remove_tree(dir: impl AsFd, name: impl AsRef<OsStr>) -> Result<()> {
     remove_below(dir.as_fd(), name.as_ref(), 0)

@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError, TryLockError};
 
-use rustix::fs::{AtFlags, FileType, statat};
+use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
 
 use super::{CHUNKS_FILE, DATA_FILE};
@@ -123,11 +123,7 @@ impl Count {
             Err(fault) if fault.is_missing() => return Ok(look.is_enough()),
             Err(fault) => return Err(fault),
         };
-        let names = || -> Result<Vec<String>> {
-            let mut entries = beneath::entries(&dir, path)?;
-            entries.retain(|(_, kind)| *kind == FileType::Directory);
-            Ok(entries.into_iter().map(|(name, _)| name).collect())
-        };
+        let names = || beneath::directories(&dir, path);
         match visit {
             Visit::Tenants => {
                 let prefixes = |name| Visit::Prefixes(format!("{TENANTS}/{name}/blobs"));

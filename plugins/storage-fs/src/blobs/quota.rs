@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use rustix::fs::{AtFlags, FileType, statat};
+use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
 
 use super::DATA_FILE;
@@ -199,12 +199,9 @@ fn bytes_of(ground: &Ground, dir: &TenantDir) -> Result<u64> {
 }
 
 fn directories(ground: &Ground, path: &str) -> Result<Vec<String>> {
-    let dir = match beneath::open_dir(ground.root(), path) {
-        Ok(dir) => dir,
-        Err(fault) if fault.is_missing() => return Ok(Vec::new()),
-        Err(fault) => return Err(fault),
-    };
-    let mut entries = beneath::entries(&dir, path)?;
-    entries.retain(|(_, kind)| *kind == FileType::Directory);
-    Ok(entries.into_iter().map(|(name, _)| name).collect())
+    match beneath::open_dir(ground.root(), path) {
+        Ok(dir) => beneath::directories(dir, path),
+        Err(fault) if fault.is_missing() => Ok(Vec::new()),
+        Err(fault) => Err(fault),
+    }
 }
