@@ -79,11 +79,6 @@ impl SkillName {
         check(text).map(|()| SkillName(text.to_owned()))
     }
 
-    /// `salesforce`, `leads`, `sync`.
-    pub fn segments(&self) -> impl Iterator<Item = &str> {
-        self.0.split('.')
-    }
-
     /// The namespace of a manifest that names none: the first segment.
     pub fn default_namespace(&self) -> Namespace {
         let first = self.0.split('.').next().unwrap_or(&self.0);
@@ -107,11 +102,6 @@ impl Namespace {
     /// Parses a namespace; see the module for the grammar.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         check(text).map(|()| Namespace(text.to_owned()))
-    }
-
-    /// Whether this is `filter` itself or below it.
-    pub fn is_within(&self, filter: &Namespace) -> bool {
-        in_namespace(&self.0, &filter.0)
     }
 }
 
@@ -194,10 +184,6 @@ mod tests {
     #[test]
     fn parts() {
         let name = SkillName::parse("best-practices.sales-force").unwrap();
-        assert_eq!(
-            name.segments().collect::<Vec<_>>(),
-            ["best-practices", "sales-force"]
-        );
         assert_eq!(name.default_namespace().as_str(), "best-practices");
         assert_eq!(name.import_name(), "best_practices.sales_force");
         assert_eq!(
@@ -223,12 +209,6 @@ mod tests {
                 in_namespace(namespace, filter),
                 want,
                 "{namespace} in {filter}"
-            );
-            assert_eq!(
-                Namespace::parse(namespace)
-                    .unwrap()
-                    .is_within(&Namespace::parse(filter).unwrap()),
-                want
             );
         }
     }
