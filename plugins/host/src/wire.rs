@@ -38,7 +38,7 @@ impl Out {
     pub(crate) fn u64(&mut self, n: u64) {
         self.bytes.extend_from_slice(&n.to_le_bytes());
     }
-    /// A length and so many bytes. What does not fit 32 bits does not fit a frame either, which is refused later.
+    /// A length and so many bytes.
     pub(crate) fn data(&mut self, data: &[u8]) {
         self.u64(data.len() as u64);
         self.bytes.extend_from_slice(data);

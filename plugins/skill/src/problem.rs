@@ -59,7 +59,7 @@ pub enum Code {
     UnknownKey,
     /// Warning: no definition of `runtime.export` was found in the entrypoint.
     ExportNotFound,
-    /// Warning: the entrypoint is no Python, as its brackets and strings show.
+    /// Warning: a file of the skill's code is no Python, as its brackets and strings show.
     PythonSyntax,
     /// Warning: characters that a reader cannot see.
     HiddenCharacters,

@@ -272,7 +272,7 @@ impl Ground {
         beneath::open_dir(&self.root, path)
     }
 
-    /// Makes the entry `path`, which is there already, durable: it may stem from a life that ended before it had done so.
+    /// Makes durable what is in `parent` already: it may stem from a life that ended before it had done so.
     pub(crate) fn settle(&self, parent: &str) -> Result<()> {
         self.refuse_when_broken()?;
         let dir = self.ensure_dir(parent)?;
