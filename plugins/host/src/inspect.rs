@@ -14,7 +14,7 @@ use skillgate_plugin_abi as abi;
 use crate::load::{LoadError, Refusal};
 
 /// Largest plugin file.
-pub(crate) const FILE_BYTES: u64 = 256 << 20;
+const FILE_BYTES: u64 = 256 << 20;
 /// Of a longer id a note has the beginning. Its last byte is for a NUL.
 pub(crate) const NOTE_ID_BYTES: usize = 43;
 /// Longest name in a dynamic string table.

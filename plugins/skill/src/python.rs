@@ -15,7 +15,7 @@ pub const FUNCTION_NAME_BYTES_MAX: usize = 128;
 const RESOURCES: &str = "resources/";
 
 /// Python's reserved words (3.9 to 3.14). Soft keywords (`match`, `type`) are legal names.
-pub const KEYWORDS: &[&str] = &[
+pub(crate) const KEYWORDS: &[&str] = &[
     "False", "None", "True", "and", "as", "assert", "async", "await", "break", "class", "continue",
     "def", "del", "elif", "else", "except", "finally", "for", "from", "global", "if", "import",
     "in", "is", "lambda", "nonlocal", "not", "or", "pass", "raise", "return", "try", "while",

@@ -8,7 +8,7 @@ use crate::fault::{Fault, Result};
 use crate::floor::Size;
 
 /// What an operator may write, as a JSON Schema.
-pub const CONFIG_SCHEMA: &str = r#"{
+pub(crate) const CONFIG_SCHEMA: &str = r#"{
   "$schema": "https://json-schema.org/draft/2020-12/schema",
   "title": "storage-fs",
   "type": "object",

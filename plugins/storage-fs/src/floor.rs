@@ -72,7 +72,7 @@ impl Free {
 
 /// What all writers together write between two looks at the file system. Others on it may take as much of the floor
 /// meanwhile as they do; a writer waits for a look once in many writes.
-pub(crate) const LOOK_EVERY_BYTES: u64 = 8 * 1024 * 1024;
+const LOOK_EVERY_BYTES: u64 = 8 * 1024 * 1024;
 
 /// Beyond the floor there is room again when there is so much more.
 const WELL_ABOVE: Size = Size {

@@ -63,7 +63,7 @@ use skillgate_plugin_sdk::model::{
 use skillgate_plugin_sdk::{Host, abi};
 
 use blobs::Blobs;
-use config::Config;
+use config::{CONFIG_SCHEMA, Config};
 use fault::{Fault, Result};
 use floor::Floor;
 use ground::Ground;
@@ -71,7 +71,6 @@ use skills::Skills;
 
 pub use blobs::Sweeps;
 pub use clock::Clock;
-pub use config::CONFIG_SCHEMA;
 pub use floor::{Free, Space};
 
 skillgate_plugin_sdk::export_plugin! {

@@ -14,7 +14,7 @@ use crate::process_state::children;
 use crate::raw::Kind;
 
 /// How long a killed plugin's process may take to come back.
-pub(crate) const RESTART_LIMIT: Duration = Duration::from_secs(60);
+const RESTART_LIMIT: Duration = Duration::from_secs(60);
 /// What is stored before the process is killed.
 const KEPT: usize = 5;
 

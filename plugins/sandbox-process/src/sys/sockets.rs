@@ -37,7 +37,7 @@ pub(crate) fn send(fd: BorrowedFd<'_>, buf: &[u8]) -> io::Result<usize> {
 }
 
 /// The most descriptors that one message may carry.
-pub(crate) const MESSAGE_FDS_MAX: usize = 16;
+const MESSAGE_FDS_MAX: usize = 16;
 const CONTROL_BYTES: usize = 128;
 
 /// Sends one message with descriptors over a SOCK_SEQPACKET socket.

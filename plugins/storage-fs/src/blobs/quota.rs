@@ -19,7 +19,7 @@ use crate::ground::Ground;
 use crate::names::TenantDir;
 
 /// A blob counts for at least so much: a directory and its record take room and inodes too.
-pub(super) const BLOB_BYTES_MIN: u64 = BLOCK_BYTES;
+const BLOB_BYTES_MIN: u64 = BLOCK_BYTES;
 /// As long as nothing has been removed by this store, a tenant is counted again after so long: somebody else may have.
 const COUNT_EVERY_MS: u64 = 60_000;
 
