@@ -221,8 +221,7 @@ pub(super) fn service(
         if service != Service::GateServe {
             return Err(Malformed(format!("service: {service:?} with descriptors")));
         }
-        let lost = Frame::lost("the gateway");
-        link.reply(reply(number, Err::<fn(&mut Out), _>(lost)));
+        link.reply(failed(number, &Frame::lost("the gateway")));
         return Ok(());
     }
     let run = link.run(frame.call);
@@ -240,7 +239,7 @@ pub(super) fn service(
         link.services.fetch_sub(1, Ordering::AcqRel);
         let many = format!("{BLOB_SERVICES_MAX} services at the same time");
         let many = Error::new(abi::E_EXHAUSTED, many);
-        link.reply(reply(number, Err::<fn(&mut Out), _>(many)));
+        link.reply(failed(number, &many));
         return Ok(());
     }
     if !link.opens(call, &waits) {
@@ -275,21 +274,15 @@ pub(super) fn service(
 }
 
 /// The reply to a service; what was written must be sendable.
-fn reply(number: u64, answer: Result<impl FnOnce(&mut Out)>) -> Packet {
-    let error = match answer {
-        Ok(write) => {
-            let packet = Packet::new(Kind::Reply, number, |out| {
-                out.u8(1);
-                write(out);
-            });
-            match packet {
-                Ok(packet) => return packet,
-                Err(error) => Error::new(abi::E_EXHAUSTED, error.to_string()),
-            }
-        }
-        Err(error) => error,
-    };
-    failed(number, &error)
+fn reply(number: u64, write: impl FnOnce(&mut Out)) -> Packet {
+    let packet = Packet::new(Kind::Reply, number, |out| {
+        out.u8(1);
+        write(out);
+    });
+    packet.unwrap_or_else(|error| {
+        let unsendable = Error::new(abi::E_EXHAUSTED, error.to_string());
+        failed(number, &unsendable)
+    })
 }
 
 /// The reply to a service that has failed.
@@ -324,16 +317,16 @@ fn serve(
     from.end()?;
     let Some(run) = run else {
         let stale = Error::new(abi::E_STALE, "this run has ended, or never was");
-        return Ok(reply(number, Err::<fn(&mut Out), _>(stale)));
+        return Ok(failed(number, &stale));
     };
     if let Asked::Secret(name) = &asked {
         return Ok(secret(number, &run, name));
     }
     let answer = guarded(|| asked.answer(&run));
-    Ok(reply(
-        number,
-        answer.map(|answer| move |out: &mut Out| answer.put(out)),
-    ))
+    Ok(match answer {
+        Ok(answer) => reply(number, |out| answer.put(out)),
+        Err(error) => failed(number, &error),
+    })
 }
 
 fn secret(number: u64, run: &RunContext, name: &String) -> Packet {
@@ -347,12 +340,12 @@ fn secret(number: u64, run: &RunContext, name: &String) -> Packet {
     };
     match value {
         Ok(mut value) => {
-            let mut packet = reply(number, Ok(|out: &mut Out| out.data(&value)));
+            let mut packet = reply(number, |out| out.data(&value));
             packet.secret = true;
             wire::wipe(&mut value);
             packet
         }
-        Err(error) => reply(number, Err::<fn(&mut Out), _>(error)),
+        Err(error) => failed(number, &error),
     }
 }
 
