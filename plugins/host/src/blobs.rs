@@ -133,9 +133,13 @@ impl BlobWriter {
             writer: held.handle,
             data,
         };
-        self.held
+        let call = self
+            .held
             .store
-            .call_with(write, None, move |(), _| drop(held))
+            .call_with(write, None, move |(), _| drop(held));
+        // One that was refused was never in flight.
+        self.busy.0 = call.is_ok();
+        call
     }
 
     /// Appends. A future that is dropped before it is ready spoils the writer: later calls say `E_ABORTED`.
@@ -244,10 +248,13 @@ impl BlobReader {
             held.handle,
             max.clamp(1, READ_BYTES),
         );
-        self.held.store.call_with(read, None, move |read, _| {
+        let call = self.held.store.call_with(read, None, move |read, _| {
             drop(held);
             read
-        })
+        });
+        // As above.
+        self.busy.0 = call.is_ok();
+        call
     }
 
     /// At most `max` bytes (no more than 16 MiB at once), and whether the end is reached. What it gives was checked

@@ -1,5 +1,8 @@
 //! Blobs: writers and readers, and what becomes of those that are dropped.
 
+use std::task::{Context, Waker};
+
+use super::storage::pipe_in;
 use super::*;
 
 fn blob() -> BlobCreate {
@@ -113,4 +116,46 @@ async fn a_write_that_was_given_up_spoils_the_writer() {
         store.health().await.unwrap().in_flight == 0
     })
     .await;
+}
+
+/// The error says that the store has not heard of it, and to try again.
+#[test]
+fn what_is_refused_at_once_spoils_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = pipe_in(dir.path());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let store = store().await;
+        let mut writer = store.blob_create(blob()).await.unwrap();
+        let mut reader = store.blob_open("t", "blob:made-up-9", 0, 0).await.unwrap();
+        // All the calls that its tenant may have.
+        let mut nobody = Context::from_waker(Waker::noop());
+        let mut hanging = Vec::new();
+        loop {
+            let mut call = Box::pin(store.skill_get("t", "hang", pipe.to_str().unwrap()));
+            if call.as_mut().poll(&mut nobody).is_ready() {
+                break;
+            }
+            hanging.push(call);
+        }
+        let mut refused = Vec::new();
+        for _ in 0..2 {
+            refused.push(writer.write("x").await.err());
+            refused.push(reader.read(9).await.err());
+        }
+        // As the end of whatever it hangs on.
+        let pipe = std::fs::File::options().read(true).write(true).open(&pipe);
+        for call in hanging {
+            call.await.unwrap();
+        }
+        drop(pipe);
+        for error in refused {
+            let error = error.unwrap();
+            let how = (error.code, error.retryable, error.not_executed);
+            assert_eq!(how, (abi::E_UNAVAILABLE, true, true), "{error}");
+        }
+        writer.write("x").await.unwrap();
+        assert_eq!(writer.commit().await.unwrap().size_bytes, 1);
+        assert_eq!(reader.read(9).await.unwrap().0.len(), 9);
+    });
 }

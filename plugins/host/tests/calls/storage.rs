@@ -137,7 +137,7 @@ async fn many_calls_at_once() {
 }
 
 /// On which a call of the echo store's hangs until somebody opens it.
-fn pipe_in(dir: &std::path::Path) -> std::path::PathBuf {
+pub(super) fn pipe_in(dir: &std::path::Path) -> std::path::PathBuf {
     let pipe = dir.join("pipe");
     let made = std::process::Command::new("mkfifo").arg(&pipe).status();
     assert!(made.unwrap().success());
