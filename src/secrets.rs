@@ -144,7 +144,8 @@ impl Secrets {
     ///
     /// # Errors
     /// [`Missing::NoValue`].
-    pub fn get(&self, name: &str) -> Result<Secret, Missing> {
+    #[cfg(test)]
+    fn get(&self, name: &str) -> Result<Secret, Missing> {
         self.0.load().get(name)
     }
 
