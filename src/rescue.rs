@@ -284,8 +284,7 @@ where
         let inner = self.inner.clone();
         let request_id = RequestId::of(request.headers());
         let began = Instant::now();
-        let trace = request.extensions().get::<Trace>().copied();
-        let trace = trace.unwrap_or_default();
+        let trace = Trace::in_request(&request);
         let span = tracing::info_span!(
             "request",
             id = request_id.as_str(),

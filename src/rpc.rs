@@ -271,8 +271,7 @@ where
             request,
         } = request;
         require_json(request.headers())?;
-        let trace = request.extensions().get::<Trace>().copied();
-        let trace = trace.unwrap_or_default();
+        let trace = Trace::in_request(&request);
         let (body, held) = self.read_body(request.into_body(), caller.tenant()).await?;
         let patience = self.limits.body_timeout;
         let space = Space::new(&self.places, caller.tenant(), patience, held);

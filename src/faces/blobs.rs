@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _, stream};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use skillgate_plugin_host::BlobReader;
@@ -121,7 +121,7 @@ impl Transfer {
         self.blobs
             .check_size(bytes.unwrap_or_default())
             .map_err(UploadError::from)?;
-        let trace = traced(&request);
+        let trace = Trace::in_request(&request);
         let content = pieces(request.into_body(), caller.clone(), self.idle_timeout);
         let stored = self
             .permitted(
@@ -154,7 +154,7 @@ impl Transfer {
         let stat = self.blobs.stat(caller.tenant(), id).await;
         let stat = stat.map_err(ErrorObject::from)?;
         let size = stat.size_bytes;
-        let trace = traced(&request);
+        let trace = Trace::in_request(&request);
         let etag = format!("\"{}\"", stat.sha256);
         let is_known = is_known(request.headers(), &etag);
         let range = range(request.method(), request.headers(), &etag, size);
@@ -234,11 +234,6 @@ impl Transfer {
         }
         Ok(response)
     }
-}
-
-fn traced(request: &Request<Body>) -> Trace {
-    let trace = request.extensions().get::<Trace>().copied();
-    trace.unwrap_or_default()
 }
 
 /// Why an upload broke off.

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
 
 /// Both of a request and of its answer.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -16,7 +16,6 @@ pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 pub struct Trace {
     trace_id: u128,
     span_id: u64,
-    parent_id: Option<u64>,
     sampled: bool,
 }
 
@@ -27,23 +26,27 @@ impl Trace {
         Trace {
             trace_id: rand::random::<u128>().max(1),
             span_id: rand::random::<u64>().max(1),
-            parent_id: None,
             sampled: false,
         }
     }
 
-    /// A new span below the one that the request names.
+    /// A new span in the trace that the request names.
     pub fn of(headers: &HeaderMap) -> Self {
         let mut values = headers.get_all(&TRACEPARENT).iter();
         match (values.next().and_then(parse), values.next()) {
-            (Some((trace_id, parent_id, sampled)), None) => Trace {
+            (Some((trace_id, sampled)), None) => Trace {
                 trace_id,
-                parent_id: Some(parent_id),
                 sampled,
                 ..Trace::new()
             },
             _ => Trace::new(),
         }
+    }
+
+    /// The one that a request has been given, as it comes in; else a new one.
+    pub fn in_request<B>(request: &Request<B>) -> Self {
+        let trace = request.extensions().get::<Trace>().copied();
+        trace.unwrap_or_default()
     }
 
     /// 32 hex digits.
@@ -54,11 +57,6 @@ impl Trace {
     /// 16 hex digits: this gateway's part of the work.
     pub fn span_id(&self) -> String {
         format!("{:016x}", self.span_id)
-    }
-
-    /// The caller's span, if it named one.
-    pub fn parent_id(&self) -> Option<String> {
-        self.parent_id.map(|id| format!("{id:016x}"))
     }
 
     /// As a header.
@@ -86,7 +84,7 @@ impl fmt::Display for Trace {
 }
 
 /// Section 3.2: `version-traceid-parentid-flags`, lower case hex. A higher version may have more behind it.
-fn parse(value: &HeaderValue) -> Option<(u128, u64, bool)> {
+fn parse(value: &HeaderValue) -> Option<(u128, bool)> {
     let text = value.to_str().ok()?;
     let mut parts = text.splitn(5, '-');
     let mut hex = |digits: usize| {
@@ -104,7 +102,7 @@ fn parse(value: &HeaderValue) -> Option<(u128, u64, bool)> {
     if version == 0xff || (version == 0 && more) || trace_id == 0 || parent_id == 0 {
         return None;
     }
-    Some((trace_id, u64::try_from(parent_id).ok()?, flags & 1 == 1))
+    Some((trace_id, flags & 1 == 1))
 }
 
 #[cfg(test)]
@@ -138,7 +136,6 @@ mod tests {
         ] {
             let trace = of(&[&value]);
             assert_eq!(trace.trace_id(), TRACE, "{value}");
-            assert_eq!(trace.parent_id().as_deref(), Some(SPAN));
             assert_ne!(trace.span_id(), SPAN, "a span of our own");
             let ours = trace.to_string();
             assert_eq!(ours, format!("00-{TRACE}-{}-{flags}", trace.span_id()));
@@ -174,7 +171,6 @@ mod tests {
         ] {
             let trace = of(&[&value]);
             assert_ne!(trace.trace_id(), TRACE, "{value}");
-            assert_eq!(trace.parent_id(), None, "{value}");
             assert_eq!(trace.to_string().len(), 55);
         }
         let good = format!("00-{TRACE}-{SPAN}-01");
