@@ -164,8 +164,8 @@ impl Lapsed {
     pub fn retry_after_s(self) -> Option<u64> {
         match self {
             Lapsed::Expired | Lapsed::Withdrawn => None,
-            Lapsed::KeysUnavailable => Some(jwks::REFETCH_INTERVAL.as_secs()),
-            Lapsed::ClockUnset => Some(clock::UNSET_RETRY_AFTER_S),
+            Lapsed::KeysUnavailable => Refused::Unavailable.retry_after_s(),
+            Lapsed::ClockUnset => Refused::ClockUnset.retry_after_s(),
         }
     }
 }

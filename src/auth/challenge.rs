@@ -37,6 +37,14 @@ impl Challenge {
 
     /// The answer to a request whose token is not taken.
     pub(super) fn refuse(&self, refused: &Refused, headers: &HeaderMap) -> Refusal {
+        // Not the caller's fault, and another token would not help.
+        if let Some(retry_after_s) = refused.retry_after_s() {
+            let status = StatusCode::SERVICE_UNAVAILABLE;
+            let mut refusal = Refusal::new(status, "unavailable", refused.to_string());
+            let wait = (header::RETRY_AFTER, HeaderValue::from(retry_after_s));
+            refusal.headers.push(wait);
+            return refusal;
+        }
         let (status, kind, error) = match refused {
             // RFC 6750 section 3.1: who has sent nothing is told no error code.
             Refused::Missing => (StatusCode::UNAUTHORIZED, "unauthenticated", None),
@@ -50,18 +58,6 @@ impl Challenge {
                 "unauthenticated",
                 Some("invalid_request"),
             ),
-            // Not the caller's fault, and another token would not help.
-            Refused::Unavailable { retry_after_s } | Refused::ClockUnset { retry_after_s } => {
-                let mut refusal = Refusal::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "unavailable",
-                    refused.to_string(),
-                );
-                refusal
-                    .headers
-                    .push((header::RETRY_AFTER, HeaderValue::from(*retry_after_s)));
-                return refusal;
-            }
             _ => (
                 StatusCode::UNAUTHORIZED,
                 "unauthenticated",

@@ -211,8 +211,7 @@ impl Remote {
             // Longer than this is not worth a caller's time; the fetch itself goes on.
             let _too_late = tokio::time::timeout(WAIT_MAX, landed).await;
         }
-        let retry_after_s = REFETCH_INTERVAL.as_secs();
-        self.usable().ok_or(Refused::Unavailable { retry_after_s })
+        self.usable().ok_or(Refused::Unavailable)
     }
 
     /// The keys that may be used. Where there are none, or they are no longer fresh, others are asked for beside.

@@ -4,6 +4,9 @@
 //! only help somebody who tries. What a token with a good signature lacks is said in words, since its holder is who
 //! the issuer says and can get a better one.
 
+use super::token::TOKEN_BYTES_MAX;
+use super::{clock, jwks};
+
 /// Why a request is not let in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -18,7 +21,7 @@ pub enum Refused {
     #[error("the request must have one Authorization header, `Authorization: Bearer <token>`")]
     BadRequest,
     /// Longer than a token may be.
-    #[error("the token is longer than 8192 bytes")]
+    #[error("the token is longer than {TOKEN_BYTES_MAX} bytes")]
     TooLong,
     /// Not a signed JWT.
     #[error("the token is not a signed JWT in compact form")]
@@ -37,16 +40,10 @@ pub enum Refused {
     Signature,
     /// The issuer's keys could not be fetched.
     #[error("the keys of the token's issuer cannot be fetched now; try again later")]
-    Unavailable {
-        /// When to try again.
-        retry_after_s: u64,
-    },
+    Unavailable,
     /// Whether a token has expired cannot be told.
     #[error("this server's clock is not set, and no token is taken before it is; try again later")]
-    ClockUnset {
-        /// When to try again.
-        retry_after_s: u64,
-    },
+    ClockUnset,
     /// An ID token, a refresh token, or something that is no access token.
     #[error("the token is no access token: {0}")]
     Kind(&'static str),
@@ -113,8 +110,8 @@ impl Refused {
             Refused::Algorithm => "algorithm",
             Refused::Issuer => "issuer",
             Refused::Signature => "signature",
-            Refused::Unavailable { .. } => "keys_unavailable",
-            Refused::ClockUnset { .. } => "clock_unset",
+            Refused::Unavailable => "keys_unavailable",
+            Refused::ClockUnset => "clock_unset",
             Refused::Kind(_) => "not_an_access_token",
             Refused::Expired => "expired",
             Refused::NotYet | Refused::FromTheFuture => "not_yet_valid",
@@ -123,6 +120,15 @@ impl Refused {
             Refused::Bound => "bound",
             Refused::Client => "client",
             Refused::Tenant => "tenant",
+        }
+    }
+
+    /// When the same token may be taken, in seconds, where it is for its sender to wait alone.
+    pub fn retry_after_s(&self) -> Option<u64> {
+        match self {
+            Refused::Unavailable => Some(jwks::REFETCH_INTERVAL.as_secs()),
+            Refused::ClockUnset => Some(clock::UNSET_RETRY_AFTER_S),
+            _ => None,
         }
     }
 }
@@ -143,8 +149,8 @@ mod tests {
             Refused::Algorithm,
             Refused::Issuer,
             Refused::Signature,
-            Refused::Unavailable { retry_after_s: 1 },
-            Refused::ClockUnset { retry_after_s: 1 },
+            Refused::Unavailable,
+            Refused::ClockUnset,
             Refused::Kind("x"),
             Refused::Expired,
             Refused::NotYet,
@@ -161,8 +167,8 @@ mod tests {
             match refused {
                 Refused::Missing | Refused::InUrl | Refused::BadRequest | Refused::TooLong => {}
                 Refused::Malformed | Refused::Header | Refused::Algorithm | Refused::Issuer => {}
-                Refused::Signature | Refused::Unavailable { .. } => {}
-                Refused::ClockUnset { .. } | Refused::Kind(_) | Refused::Expired => {}
+                Refused::Signature | Refused::Unavailable => {}
+                Refused::ClockUnset | Refused::Kind(_) | Refused::Expired => {}
                 Refused::NotYet | Refused::FromTheFuture | Refused::Audience => {}
                 Refused::Lacks(_) | Refused::Claim(..) | Refused::Bound | Refused::Client => {}
                 Refused::Tenant => {}
