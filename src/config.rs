@@ -23,7 +23,6 @@ use std::time::Duration;
 
 pub(crate) use auth::is_tenant;
 pub use check::MEMORY_BYTES_MIN;
-#[cfg(test)]
 pub(crate) use check::METHODS;
 use check::{check_together, read, unsupported_yet};
 pub use gate::Gate;

@@ -70,8 +70,6 @@ use outcome::Outcome;
 pub use bundle::BundleError;
 pub use input::{ARGS_BYTES_MAX, Sandbox};
 pub use load::{Prepared, Status, prepare, watched};
-#[cfg(test)]
-pub(crate) use trial::METHODS;
 
 /// Decisions of the interpreter at once: it must not take the processors from the calls. Tenants have them in turn.
 const CONFIRMATIONS_MAX: usize = 2;

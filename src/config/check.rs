@@ -282,9 +282,8 @@ const RECOVERY_S_MAX: u64 = 366 * 86_400;
 /// Most rules: each request is counted by all of them, and the answer's headers name them.
 const RULES_MAX: usize = 64;
 
-/// What a rule may count: the protocol's methods. A rule with a typing error would count nothing.
+/// The protocol's methods: every one that calls arrive for. A rule that counts by one with a typing error would count nothing.
 pub(crate) const METHODS: [&str; 10] = [
-    "load_skills_protocol_guide",
     "list_skills",
     "describe_skill",
     "read_skill_file",
@@ -292,6 +291,7 @@ pub(crate) const METHODS: [&str; 10] = [
     "run_code",
     "create_blob",
     "read_blob",
+    "load_skills_protocol_guide",
     "create_skill",
     "rpc.discover",
 ];

@@ -4,10 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::bundle::Bundle;
-use super::trial::METHODS;
 use super::unread::{KNOWN, members, objects};
 use super::words::{Kind, Sheet, Word};
-use crate::config::did_you_mean;
+use crate::config::{METHODS, did_you_mean};
 use crate::json::short;
 
 /// The package that is asked for the decision.

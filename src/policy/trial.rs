@@ -13,6 +13,7 @@ use super::decision::Decision;
 use super::engine::{self, Fault, PolicySet};
 use super::suite::{self, Case};
 use super::{shape, silent, unread, whole, width, words};
+use crate::config::METHODS;
 
 /// Built-in functions whose time and memory are bounded by what they are given. Not among them: `http.send` (a stub
 /// that is always undefined), `time.now_ns` and random numbers (a decision must be repeatable), `numbers.range`,
@@ -321,20 +322,6 @@ pub(super) fn check_builtins(set: &PolicySet, bundle: &Bundle) -> Result<(), Vec
 }
 
 // === who is nobody gets nothing ===
-
-/// Every method that calls arrive for.
-pub(crate) const METHODS: [&str; 10] = [
-    "list_skills",
-    "describe_skill",
-    "read_skill_file",
-    "execute_skill",
-    "run_code",
-    "create_blob",
-    "read_blob",
-    "load_skills_protocol_guide",
-    "create_skill",
-    "rpc.discover",
-];
 
 /// Methods about one skill: without one there is nothing that could be allowed.
 const ABOUT_A_SKILL: [&str; 4] = [
