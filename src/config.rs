@@ -21,7 +21,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub(crate) use auth::is_tenant;
+pub(crate) use auth::{TENANT_RULE, is_tenant};
 pub use check::MEMORY_BYTES_MIN;
 pub(crate) use check::METHODS;
 use check::{check_together, read, unsupported_yet};

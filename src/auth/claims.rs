@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::refused::Refused;
 use super::{Actor, Subject};
-use crate::config::{self, is_tenant};
+use crate::config::{self, TENANT_RULE, is_tenant};
 
 /// Longest `sub` (OpenID Connect Core section 2), in bytes.
 const SUBJECT_BYTES_MAX: usize = 255;
@@ -126,8 +126,6 @@ impl Mapping {
 }
 
 const SUBJECT_RULE: &str = "1 to 255 printable ASCII characters, no space at either end";
-const TENANT_RULE: &str =
-    "1 to 128 letters, digits, `.`, `_` or `-`, beginning with a letter or a digit";
 const EXPOSED_RULE: &str = "lists and objects within each other at most 16 levels deep";
 
 /// Whether lists and objects are within each other at most so many levels deep.

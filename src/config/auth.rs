@@ -88,13 +88,13 @@ fn issuer(s: &Section<'_>) -> Issuer {
         );
     }
     let tenants = s.texts("tenants", Some(&[]));
-    let default_tenant = s.parsed("default_tenant", TENANT, |text| {
+    let default_tenant = s.parsed("default_tenant", TENANT_RULE, |text| {
         is_tenant(text).then(|| text.to_owned())
     });
     if let Some(wrong) = tenants.iter().find(|tenant| !is_tenant(tenant)) {
         s.wrong(
             "tenants",
-            format!("{:?} is no tenant, expected {TENANT}", raw::cut(wrong)),
+            format!("{:?} is no tenant, expected {TENANT_RULE}", raw::cut(wrong)),
         );
     }
     if let Some(tenant) = &default_tenant
@@ -182,7 +182,8 @@ const ALGORITHMS: [&str; 10] = [
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA", HS256,
 ];
 
-const TENANT: &str =
+/// What [`is_tenant`] takes, for messages.
+pub(crate) const TENANT_RULE: &str =
     "1 to 128 letters, digits, `.`, `_` or `-`, beginning with a letter or a digit";
 
 /// Compared byte by byte everywhere: no two spellings, nothing that means something in a path or a pattern.
