@@ -36,21 +36,19 @@ pub(crate) struct RunEnd {
     pub(crate) network: Vec<String>,
 }
 
-/// How it ended.
+/// How it ended, all but the blobs that it has made.
 #[derive(Debug)]
-pub(crate) struct Outcome<'a> {
+pub(crate) struct Outcome {
     /// `completed`, `failed`, `cancelled` or `not_started`.
-    pub(crate) status: &'a str,
+    pub(crate) status: &'static str,
     /// Why it was not started.
-    pub(crate) reason: Option<&'a str>,
-    pub(crate) error_type: Option<&'a str>,
+    pub(crate) reason: Option<&'static str>,
+    pub(crate) error_type: Option<String>,
     pub(crate) wall_ms: u64,
     /// Not known of a run that nobody waited for, or that its sandbox lost: then the record does not have it.
     pub(crate) cpu_ms: Option<u64>,
     /// As `cpu_ms`.
     pub(crate) peak_memory_bytes: Option<u64>,
-    /// All that it has stored, however it ended.
-    pub(crate) output_blobs: &'a [String],
 }
 
 impl RunEnd {
@@ -59,7 +57,8 @@ impl RunEnd {
         json!({ "name": name, "version": version, "digest": digest })
     }
 
-    pub(crate) fn record(self, outcome: &Outcome<'_>) -> Record {
+    /// `output_blobs`: all that it has stored, however it ended.
+    pub(crate) fn record(self, outcome: Outcome, output_blobs: &[String]) -> Record {
         let mut body = Map::new();
         let mut put = |name: &str, value: Value| body.insert(name.to_owned(), value);
         put("run_id", self.run_id.into());
@@ -88,7 +87,7 @@ impl RunEnd {
         if let Some(kind) = outcome.error_type {
             put("error_type", kind.into());
         }
-        put("output_blobs", outcome.output_blobs.into());
+        put("output_blobs", output_blobs.into());
         let used = [
             ("wall_ms", Some(outcome.wall_ms)),
             ("cpu_ms", outcome.cpu_ms),

@@ -72,7 +72,7 @@ impl Ending {
     /// The run has an answer, which may be given when this comes back. It does not wait for a blob that is still on its way
     /// into the store: then the record is made when that has arrived.
     pub(super) async fn answered(self, answer: &Answer) -> Result<(), Unavailable> {
-        let how = How {
+        let outcome = Outcome {
             status: answer.status,
             reason: None,
             error_type: answer.error.as_ref().map(|error| error.r#type.clone()),
@@ -80,13 +80,13 @@ impl Ending {
             cpu_ms: answer.usage.cpu_ms,
             peak_memory_bytes: answer.usage.peak_memory_bytes,
         };
-        self.record(how).await
+        self.record(outcome).await
     }
 
     /// Nothing of it was executed, for this reason; the caller gets the error that it is about, whether this can be recorded or
     /// not.
     pub(super) async fn not_started(self, reason: Option<&'static str>) {
-        let how = How {
+        let outcome = Outcome {
             status: "not_started",
             reason,
             error_type: None,
@@ -94,11 +94,11 @@ impl Ending {
             cpu_ms: Some(0),
             peak_memory_bytes: Some(0),
         };
-        let _ = self.record(how).await;
+        let _ = self.record(outcome).await;
     }
 
-    async fn record(mut self, how: How) -> Result<(), Unavailable> {
-        let Some((end, made)) = self.over(how) else {
+    async fn record(mut self, outcome: Outcome) -> Result<(), Unavailable> {
+        let Some((end, made)) = self.over(outcome) else {
             return Ok(());
         };
         let (audit, record, going) = end.into_record(&made);
@@ -112,13 +112,13 @@ impl Ending {
     }
 
     /// The end, and the blobs that belong to it; none when it is on record, or will be.
-    fn over(&mut self, how: How) -> Option<(End, Vec<String>)> {
+    fn over(&mut self, outcome: Outcome) -> Option<(End, Vec<String>)> {
         let run = self.run.take()?;
         let run_id = run.run_id.clone();
         let end = End {
             audit: self.audit.clone(),
             run,
-            how,
+            outcome,
             going: self.going.take(),
         };
         let Some(services) = self.services.take() else {
@@ -218,7 +218,7 @@ pub(super) async fn arrives(
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        let how = How {
+        let outcome = Outcome {
             status: "cancelled",
             reason: None,
             error_type: None,
@@ -226,21 +226,10 @@ impl Drop for Ending {
             cpu_ms: None,
             peak_memory_bytes: None,
         };
-        if let Some((end, made)) = self.over(how) {
+        if let Some((end, made)) = self.over(outcome) {
             end.post(&made);
         }
     }
-}
-
-/// As [`Outcome`], without the blobs.
-#[derive(Debug)]
-struct How {
-    status: &'static str,
-    reason: Option<&'static str>,
-    error_type: Option<String>,
-    wall_ms: u64,
-    cpu_ms: Option<u64>,
-    peak_memory_bytes: Option<u64>,
 }
 
 /// The end of a run, all but the blobs that it has made.
@@ -248,7 +237,7 @@ struct How {
 pub(super) struct End {
     audit: Audit,
     run: RunEnd,
-    how: How,
+    outcome: Outcome,
     going: Option<Going>,
 }
 
@@ -268,7 +257,7 @@ impl End {
             secrets: Vec::new(),
             network: Vec::new(),
         };
-        let how = How {
+        let outcome = Outcome {
             status: "failed",
             reason: None,
             error_type: Some("Timeout".into()),
@@ -279,22 +268,14 @@ impl End {
         End {
             audit,
             run,
-            how,
+            outcome,
             going: None,
         }
     }
 
     fn into_record(self, output_blobs: &[String]) -> (Audit, Record, Option<Going>) {
-        let outcome = Outcome {
-            status: self.how.status,
-            reason: self.how.reason,
-            error_type: self.how.error_type.as_deref(),
-            wall_ms: self.how.wall_ms,
-            cpu_ms: self.how.cpu_ms,
-            peak_memory_bytes: self.how.peak_memory_bytes,
-            output_blobs,
-        };
-        (self.audit, self.run.record(&outcome), self.going)
+        let record = self.run.record(self.outcome, output_blobs);
+        (self.audit, record, self.going)
     }
 
     /// Nobody waits for the record.
