@@ -45,6 +45,7 @@ pub use mint::{DevelopmentKey, MintError};
 use prepare::Jwt;
 pub use prepare::{IssuerState, Prepared, check, prepare};
 pub use refused::Refused;
+pub(crate) use spki::value as der_value;
 
 /// How often [`Authenticator::housekeeping`] looks at the keys; each issuer is asked as rarely as if tokens had come.
 const TEND_EVERY: Duration = Duration::from_secs(5);

@@ -272,9 +272,7 @@ impl KeySet {
             keys: Vec<&'a RawValue>,
         }
         let syntax = |why: String| BadKeys::Syntax(why);
-        json::walk(text).map_err(|refused| match refused {
-            json::Refused::Syntax(why) | json::Refused::Content(why) => syntax(why),
-        })?;
+        json::walk(text).map_err(|refused| syntax(refused.why()))?;
         let jwks: Jwks<'_> =
             serde_json::from_str(text).map_err(|error| syntax(error.to_string()))?;
         if jwks.keys.len() > KEYS_MAX {

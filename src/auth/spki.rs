@@ -71,7 +71,7 @@ fn rsa(der: &[u8]) -> Option<Public<'_>> {
 }
 
 /// The value of an element with this tag, and what follows it. Lengths of up to 64 KiB.
-fn value(tag: u8, der: &[u8]) -> Option<(&[u8], &[u8])> {
+pub(crate) fn value(tag: u8, der: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = der.strip_prefix(&[tag])?;
     let (length, rest) = match rest {
         [short @ 0..=0x7f, rest @ ..] => (usize::from(*short), rest),

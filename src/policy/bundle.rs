@@ -15,7 +15,7 @@ use regorus::Value;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::json::{self, Refused};
+use crate::json;
 
 /// Bytes of all files of a bundle together.
 pub(super) const BUNDLE_BYTES_MAX: u64 = 256 * 1024 * 1024;
@@ -298,7 +298,7 @@ impl Bundle {
 /// `a/b/data.json` as the document `{"a": {"b": ...}}`.
 fn read_data(path: &str, text: &str) -> Result<Value, String> {
     // A name twice: the reader of the file and the engine would see different lists.
-    plain_json(text)?;
+    json::walk(text).map_err(json::Refused::why)?;
     let mut value = Value::from_json_str(text).map_err(|error| error.to_string())?;
     if value.as_object().is_err() {
         return Err("is no JSON object".into());
@@ -307,13 +307,6 @@ fn read_data(path: &str, text: &str) -> Result<Value, String> {
         value = Value::from(BTreeMap::from([(Value::from(directory), value)]));
     }
     Ok(value)
-}
-
-/// Refuses JSON that two readers could read differently.
-pub(super) fn plain_json(text: &str) -> Result<(), String> {
-    json::walk(text).map_err(|refused| match refused {
-        Refused::Syntax(why) | Refused::Content(why) => why,
-    })
 }
 
 impl Files {

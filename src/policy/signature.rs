@@ -13,8 +13,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256, Sha384, Sha512};
 
-use super::bundle::{BundleError, Files, MANIFEST, SIGNATURES, is_wanted, plain_json};
+use super::bundle::{BundleError, Files, MANIFEST, SIGNATURES, is_wanted};
+use crate::auth::der_value;
 use crate::config::PolicyKey;
+use crate::json;
 
 /// Bytes of a signature file.
 const SIGNATURES_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -161,7 +163,7 @@ fn open(token: &str, keys: &[Key]) -> Result<Payload, String> {
 
 fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "has a JWT that is not UTF-8".to_owned())?;
-    plain_json(text)?;
+    json::walk(text).map_err(json::Refused::why)?;
     serde_json::from_str(text).map_err(|error| error.to_string())
 }
 
@@ -193,7 +195,7 @@ fn is_structured(path: &str) -> bool {
 fn canonical(bytes: &[u8]) -> Result<Vec<u8>, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| "is not UTF-8 text".to_owned())?;
     // Also bounds the depth of what follows.
-    plain_json(text)?;
+    json::walk(text).map_err(json::Refused::why)?;
     let raw: &RawValue = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let mut out = Vec::with_capacity(text.len());
     write(raw, &mut out).map_err(|error| error.to_string())?;
@@ -204,7 +206,7 @@ fn write(value: &RawValue, out: &mut Vec<u8>) -> Result<(), serde_json::Error> {
     let text = value.get();
     match text.as_bytes().first() {
         Some(b'{') => {
-            // Names are unique: plain_json has looked.
+            // Names are unique: `walk` has looked.
             let members: BTreeMap<String, &RawValue> = serde_json::from_str(text)?;
             out.push(b'{');
             for (index, (name, value)) in members.into_iter().enumerate() {
@@ -282,27 +284,11 @@ fn public_key(pem: &str) -> Option<Vec<u8>> {
     let (body, _) = rest.split_once("-----END PUBLIC KEY-----")?;
     let body: String = body.chars().filter(|c| !c.is_whitespace()).collect();
     let der = STANDARD.decode(body).ok()?;
-    let (info, rest) = element(&der, 0x30)?;
-    let (_algorithm, key) = element(info, 0x30)?;
-    let (bits, after) = element(key, 0x03)?;
+    let (info, rest) = der_value(0x30, &der)?;
+    let (_algorithm, key) = der_value(0x30, info)?;
+    let (bits, after) = der_value(0x03, key)?;
     let (unused, key) = bits.split_first()?;
     (rest.is_empty() && after.is_empty() && *unused == 0).then(|| key.to_vec())
-}
-
-/// The content of a DER element and what follows it.
-fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
-    let (found, rest) = der.split_first()?;
-    let (first, rest) = rest.split_first()?;
-    let (length, rest) = match *first {
-        short if short < 0x80 => (usize::from(short), rest),
-        0x81 => (usize::from(*rest.first()?), &rest[1..]),
-        0x82 => (
-            usize::from(u16::from_be_bytes([*rest.first()?, *rest.get(1)?])),
-            &rest[2..],
-        ),
-        _ => return None,
-    };
-    (*found == tag && rest.len() >= length).then(|| rest.split_at(length))
 }
 
 #[cfg(test)]
