@@ -320,13 +320,17 @@ fn read_compartment(value: &Value) -> Read<Compartment> {
 
 fn read_cidr(value: &Value) -> Read<String> {
     let cidr = text(value, "a network")?;
-    let address = cidr.split_once('/').map(|(address, _)| address);
-    let is_address = address.is_some_and(|address| address.parse::<IpAddr>().is_ok());
-    // As the gate reads it: one that it cannot read would let no run begin that the rules allow.
-    match cidr.parse::<IpNet>() {
-        Ok(_) if is_address => Ok(cidr),
-        _ => Err(format!("{cidr:?} is not a network such as 10.0.0.0/8")),
+    match is_cidr(&cidr) {
+        true => Ok(cidr),
+        false => Err(format!("{cidr:?} is not a network such as 10.0.0.0/8")),
     }
+}
+
+/// As the interpreter and the gate read it: one that the gate cannot read would let no run begin that the rules allow.
+pub(super) fn is_cidr(text: &str) -> bool {
+    let address = text.split_once('/').map(|(address, _)| address);
+    let is_address = address.is_some_and(|address| address.parse::<IpAddr>().is_ok());
+    is_address && text.parse::<IpNet>().is_ok()
 }
 
 /// The members of an object, none of them unknown: a limit with a typing error must not be no limit.

@@ -2,13 +2,12 @@
 //! To Rego they are values like others, equal to nothing that is ever asked.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
-use ipnet::IpNet;
 use regorus::Value;
 use skillgate_skill::{Namespace, canonical_host};
 
 use super::bundle::Bundle;
+use super::decision::is_cidr;
 use super::unread::{members, objects};
 use super::words::{Kind, Sheet};
 use crate::config::did_you_mean;
@@ -185,15 +184,8 @@ fn text(it: &str, of: Of, written: &BTreeSet<&str>) -> Result<(), String> {
                 _ => format!("{shown:?} is no namespace (like \"salesforce\", or \"*\"): {error}"),
             }
         }),
-        Of::Network => {
-            let address = it.split_once('/').map(|(address, _)| address);
-            // The interpreter and the gate read no other form.
-            let is_address = address.is_some_and(|it| it.parse::<IpAddr>().is_ok());
-            match is_address && it.parse::<IpNet>().is_ok() {
-                true => Ok(()),
-                false => Err(format!("{shown:?} is no network (address/bits)")),
-            }
-        }
+        Of::Network if is_cidr(it) => Ok(()),
+        Of::Network => Err(format!("{shown:?} is no network (address/bits)")),
         Of::Host => {
             let bare = it.rsplit("://").next().unwrap_or(it);
             let bare = bare.trim_start_matches("*.");
