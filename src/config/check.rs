@@ -17,10 +17,10 @@ use super::{
     SecretVariables, Secrets, Server, Skills, Tls, gate, plugins, raw, show,
 };
 
-const MS_MAX: u64 = 3_600_000;
+pub(super) const MS_MAX: u64 = 3_600_000;
 const DAY_MS: u64 = 86_400_000;
 const GIB: u64 = 1 << 30;
-const TIB: u64 = 1 << 40;
+pub(super) const TIB: u64 = 1 << 40;
 /// What the bundled store keeps of one skill: who is let publish more would be told by the store that he is not.
 const SKILL_BYTES_MAX: u64 = 64 << 20;
 /// An interpreter that has imported what it begins with has some ten MiB.

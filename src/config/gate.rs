@@ -4,11 +4,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::check::{MS_MAX, TIB};
 use super::raw;
 use super::section::Section;
-
-const MS_MAX: u64 = 3_600_000;
-const TIB: u64 = 1 << 40;
 
 /// `[gate]`
 #[derive(Debug, Clone)]

@@ -2,10 +2,9 @@
 
 use std::path::PathBuf;
 
+use super::check::MS_MAX;
 use super::raw::{self, Table};
 use super::section::{self, Section};
-
-const MS_MAX: u64 = 3_600_000;
 
 /// `[plugins]`
 #[derive(Debug, Clone)]

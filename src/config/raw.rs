@@ -4,6 +4,7 @@
 //! It is not a serde struct, because serde stops at the first error and knows no place for a value that does not come
 //! from a file; here all problems are found at once, each with its place.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::problem::{Origin, Problem};
+use crate::json;
 
 /// A value and where it was written.
 #[derive(Debug, Clone)]
@@ -334,7 +336,7 @@ impl Converter<'_> {
             DeValue::Array(_) | DeValue::Table(_) if self.level > LEVELS_MAX => {
                 self.problems.push(Problem {
                     origin: Some(origin.clone()),
-                    key: cut(path),
+                    key: cut(path).into_owned(),
                     message: format!("nested more than {LEVELS_MAX} deep"),
                 });
                 Value::Boolean(false)
@@ -389,9 +391,6 @@ pub(super) fn join(path: &str, key: &str) -> String {
 }
 
 /// At most 60 characters of a text from outside, for messages.
-pub(super) fn cut(text: &str) -> String {
-    match text.char_indices().nth(60) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
+pub(super) fn cut(text: &str) -> Cow<'_, str> {
+    json::cut(text, 60)
 }
