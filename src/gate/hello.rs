@@ -6,15 +6,15 @@
 use thiserror::Error;
 use tokio::sync::oneshot;
 
-const RECORD_HEADER: usize = 5;
+pub(super) const RECORD_HEADER_BYTES: usize = 5;
 /// Longest plaintext of a record (RFC 8446, 5.1).
 const RECORD_BYTES_MAX: usize = 1 << 14;
-const ALERT: u8 = 21;
+pub(super) const ALERT: u8 = 21;
 const WARNING: u8 = 1;
 /// Warnings before a ServerHello: a TLS 1.2 server that does not know the name may send one and go on (RFC 6066, 3).
 const WARNINGS_MAX: usize = 4;
-const HANDSHAKE: u8 = 22;
-const CLIENT_HELLO: u8 = 1;
+pub(super) const HANDSHAKE: u8 = 22;
+pub(super) const CLIENT_HELLO: u8 = 1;
 const SERVER_HELLO: u8 = 2;
 /// The random of a ServerHello that asks for another ClientHello (RFC 8446, 4.1.3).
 pub(super) const RETRY_RANDOM: [u8; 32] = [
@@ -136,18 +136,18 @@ impl HelloReader {
                     BadHello::Malformed
                 });
             }
-            let Some(header) = rest.get(..RECORD_HEADER) else {
+            let Some(header) = rest.get(..RECORD_HEADER_BYTES) else {
                 return self.more();
             };
             let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
             if length == 0 || length > RECORD_BYTES_MAX {
                 return Err(BadHello::Malformed);
             }
-            let Some(fragment) = rest.get(RECORD_HEADER..RECORD_HEADER + length) else {
+            let Some(fragment) = rest.get(RECORD_HEADER_BYTES..RECORD_HEADER_BYTES + length) else {
                 return self.more();
             };
             self.message.extend_from_slice(fragment);
-            self.next += RECORD_HEADER + length;
+            self.next += RECORD_HEADER_BYTES + length;
             if self.message.first() != Some(&CLIENT_HELLO) {
                 return Err(BadHello::Malformed);
             }
@@ -232,7 +232,7 @@ fn taken(mut rest: &[u8]) -> Option<bool> {
         if *rest.first()? != HANDSHAKE {
             return Some(false);
         }
-        let (header, body) = rest.split_at_checked(RECORD_HEADER)?;
+        let (header, body) = rest.split_at_checked(RECORD_HEADER_BYTES)?;
         let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
         if length == 0 {
             return Some(false);

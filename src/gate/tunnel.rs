@@ -12,7 +12,9 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
-use super::hello::{Answer, BadHello, HelloReader};
+use super::hello::{
+    ALERT, Answer, BadHello, CLIENT_HELLO, HANDSHAKE, HelloReader, RECORD_HEADER_BYTES,
+};
 use super::meter::Meter;
 use super::record::Entry;
 use super::refusal::Refusal;
@@ -26,11 +28,7 @@ const BUFFER_BYTES: usize = 32 << 10;
 const HELD_BYTES: usize = 4096;
 /// For the last words to the run.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
-const RECORD_HEADER: usize = 5;
 const CHANGE_CIPHER_SPEC: u8 = 20;
-const ALERT: u8 = 21;
-const HANDSHAKE: u8 = 22;
-const CLIENT_HELLO: u8 = 1;
 
 /// A tunnel that has been answered with 200.
 #[derive(Debug)]
@@ -268,7 +266,7 @@ impl Hello<'_> {
                     let length = usize::from(u16::from_be_bytes([*high, *low]));
                     if rest.len() >= length {
                         may_be_encrypted |= *kind == CHANGE_CIPHER_SPEC;
-                        let behind = held.split_off(RECORD_HEADER + length);
+                        let behind = held.split_off(RECORD_HEADER_BYTES + length);
                         self.send(to, &held).await?;
                         held = behind;
                         continue;
