@@ -6,12 +6,12 @@ use std::fmt::Write as _;
 use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
-use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderValue, Request, Response, StatusCode, header};
 use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceBuilder};
 
 use crate::door::DoorLayer;
-use crate::faces::Readiness;
+use crate::faces::{self, Readiness};
 use crate::rescue::{Named, Refusal, RescueLayer};
 use crate::server::{Body, Stack, full};
 use crate::telemetry::health::{Part, State};
@@ -71,14 +71,7 @@ impl Admin {
                 "there is nothing at this path; there are /livez, /readyz?verbose and /metrics",
             ));
         }
-        if ![Method::GET, Method::HEAD].contains(&request.method) {
-            return Err(Refusal::new(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "method_not_allowed",
-                "this path takes GET, HEAD",
-            )
-            .with(header::ALLOW, "GET, HEAD"));
-        }
+        faces::only(&request.method, "GET, HEAD")?;
         Ok(match path {
             "/livez" => text(StatusCode::OK, "ok\n".into()),
             "/readyz" => {

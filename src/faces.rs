@@ -179,7 +179,7 @@ impl Faces {
             return Err(Refusal::stopping());
         }
         if let Some(id) = path.strip_prefix("/blobs/") {
-            only(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
+            only(request.request.method(), "GET, HEAD")?;
             let id = blob_id(id);
             return services.blobs.send(request, &id).await;
         }
@@ -192,15 +192,15 @@ impl Faces {
         }
         match path {
             "/rpc" => {
-                only(&request, &[Method::POST], "POST")?;
+                only(request.request.method(), "POST")?;
                 services.rpc.clone().oneshot(request).await
             }
             "/blobs" => {
-                only(&request, &[Method::POST], "POST")?;
+                only(request.request.method(), "POST")?;
                 services.blobs.receive(request).await
             }
             "/tools" => {
-                only(&request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
+                only(request.request.method(), "GET, HEAD")?;
                 tools::answer(&request.request)
             }
             "/system-prompt" => document(
@@ -234,8 +234,9 @@ fn blob_id(in_path: &str) -> String {
     in_path.replace("%3A", ":").replace("%3a", ":")
 }
 
-fn only(request: &Authenticated, methods: &[Method], allow: &'static str) -> Result<(), Refusal> {
-    if methods.contains(request.request.method()) {
+/// Refuses other methods than those of the header `Allow`.
+pub(crate) fn only(method: &Method, allow: &'static str) -> Result<(), Refusal> {
+    if allow.split(", ").any(|it| it == method.as_str()) {
         return Ok(());
     }
     Err(Refusal::new(
@@ -251,7 +252,7 @@ fn document(
     kind: &'static str,
     text: String,
 ) -> Result<Response<Body>, Refusal> {
-    only(request, &[Method::GET, Method::HEAD], "GET, HEAD")?;
+    only(request.request.method(), "GET, HEAD")?;
     Ok(text_response(kind, text))
 }
 
