@@ -340,20 +340,15 @@ impl Runs {
             let error = with_sources(error);
             tracing::warn!(run_id, what = label, decision_id, %error, "run not started");
         };
-        let ready = async {
-            let prepared = self.prepare(&job, given, &run_id).await?;
-            // Kept until the run has ended: calls may go to another one by then.
-            let sandbox = self.sandbox.get().await.map_err(Error::Sandbox)?;
-            let (_, _, gate, _) = &prepared;
-            if gate.is_some() && sandbox.caps().egress & abi::EGRESS_GATE_LISTENER == 0 {
-                return Err(Error::NoGate);
-            }
-            // Once more, and last: a store may have kept it waiting for long. It is also behind the opening of the gate, since
-            // new rules look for gates that are open, and may have looked before this one was.
-            self.check(&job)?;
-            Ok((prepared, sandbox))
-        };
-        let ((_in_use, granted, gate, request), sandbox) = match ready.await {
+        let ready = self.ready(&job, given, &run_id).await;
+        let Ready {
+            // Until the end of this function.
+            in_use: _in_use,
+            granted,
+            gate,
+            request,
+            sandbox,
+        } = match ready {
             Ok(ready) => ready,
             Err(error) => {
                 say_why_not(&error);
@@ -427,18 +422,27 @@ impl Runs {
     }
 
     /// What can fail before anything of a run is executed.
-    async fn prepare(
-        &self,
-        job: &Job,
-        given: Given,
-        run_id: &str,
-    ) -> Result<(Option<InUse>, Granted, Option<gate::Open>, RunRequest), Error> {
+    async fn ready(&self, job: &Job, given: Given, run_id: &str) -> Result<Ready, Error> {
         self.check(job)?;
         let in_use = self.permits.enter(run_id, &job.permit)?;
         let granted = self.secrets.grant(&job.permit.secrets).await?;
         let gate = self.open_gate(job, run_id, &granted)?;
         let request = self.request(job, given, run_id).await?;
-        Ok((in_use, granted, gate, request))
+        // Kept until the run has ended: calls may go to another one by then.
+        let sandbox = self.sandbox.get().await.map_err(Error::Sandbox)?;
+        if gate.is_some() && sandbox.caps().egress & abi::EGRESS_GATE_LISTENER == 0 {
+            return Err(Error::NoGate);
+        }
+        // Once more, and last: a store may have kept it waiting for long. It is also behind the opening of the gate, since
+        // new rules look for gates that are open, and may have looked before this one was.
+        self.check(job)?;
+        Ok(Ready {
+            in_use,
+            granted,
+            gate,
+            request,
+            sandbox,
+        })
     }
 
     /// That neither the caller's token nor the rules that allowed it have come to their end meanwhile.
@@ -470,6 +474,15 @@ impl Runs {
         .hiding(granted.redactor().cloned());
         Ok(Some(self.gate.open(grant)))
     }
+}
+
+/// What a run begins with.
+struct Ready {
+    in_use: Option<InUse>,
+    granted: Granted,
+    gate: Option<gate::Open>,
+    request: RunRequest,
+    sandbox: Arc<SandboxInstance>,
 }
 
 /// What a run gets beyond its deadline. Who does not say that it enforces one leaves that to the host, which the contract has
