@@ -28,7 +28,7 @@ use tower::util::BoxCloneSyncService;
 use write_timeout::{Socket as _, WriteTimeout};
 
 use crate::rescue::{Refusal, RequestId};
-use crate::slots::Slots;
+use crate::slots::{Slot, Slots};
 use crate::telemetry::metrics::Metrics;
 
 /// What can go wrong while a body is read or written.
@@ -173,16 +173,9 @@ pub async fn serve(
         // Whoever holds many before a word is said leaves some to others.
         let address = site(peer.ip()).to_string();
         let Some(place) = places.take(&address) else {
-            let request_id = RequestId::new();
-            let id = request_id.as_str();
-            if let Some(refused) = turned_away.once_more() {
-                tracing::warn!(%peer, id, refused, "connection refused: server.max_connections is reached, or its address's share of them");
-            }
+            let refused = turned_away.once_more();
             let (stream, aside) = (Connection::new(stream), asides.take(&address));
-            let metrics = metrics.clone();
-            connections.spawn(async move {
-                last_word(stream, no_place(), &request_id, &metrics, aside.is_some()).await;
-            });
+            connections.spawn(turn_away(stream, peer, refused, aside, metrics.clone()));
             continue;
         };
         // An answer whose head and body are written one after the other must not wait for the peer's delayed ACK (40 ms).
@@ -226,26 +219,12 @@ pub async fn serve(
                 let cause = error.source().map(ToString::to_string);
                 tracing::debug!(%peer, %error, cause, "connection ended");
             }
-            // What cannot be read as a request has been answered too; of what ended otherwise nobody waits for an answer. The
-            // drain does not wait for this.
-            match ended {
-                Err(error) if error.is_timeout() && was_due.is_nothing() && is_begun => {
-                    let request_id = RequestId::new();
-                    let id = request_id.as_str();
-                    tracing::info!(%peer, id, "connection ended: server.header_timeout_ms");
-                    last_word(last, too_slow(), &request_id, &metrics, true).await;
-                }
-                // To this hyper says nothing itself.
-                Err(error) if error.is_parse_version_h2() && was_due.is_nothing() => {
-                    let request_id = RequestId::new();
-                    let id = request_id.as_str();
-                    tracing::info!(%peer, id, "what came is no request: HTTP/2 is not spoken here");
-                    last_word(last, no_request(), &request_id, &metrics, true).await;
-                }
-                Err(error) if !error.is_parse() => {}
-                _ => last.linger().await,
-            }
+            // The drain does not wait for this.
+            let still_open =
+                take_leave(ended, last, peer, was_due.is_nothing(), is_begun, &metrics).await;
+            // In this order: whoever sees that it is closed finds its place free.
             drop(place);
+            drop(still_open);
         });
     }
     // Whoever is refused a connection sees each of his others end.
@@ -268,6 +247,55 @@ pub async fn serve(
         tracing::warn!("connections that are cut off do not end");
     }
     until
+}
+
+/// Of who has no place. `refused`: so many of them, where the log is to have a line of it.
+fn turn_away(
+    connection: Connection,
+    peer: SocketAddr,
+    refused: Option<u64>,
+    aside: Option<Slot>,
+    metrics: Metrics,
+) -> impl Future<Output = ()> + Send + 'static {
+    let request_id = RequestId::new();
+    let id = request_id.as_str();
+    if let Some(refused) = refused {
+        tracing::warn!(%peer, id, refused, "connection refused: server.max_connections is reached, or its address's share of them");
+    }
+    async move {
+        let stays = aside.is_some();
+        last_word(connection, no_place(), &request_id, &metrics, stays).await;
+    }
+}
+
+/// The end of a connection that hyper has nothing more to do with. What cannot be read as a request has been answered too; of
+/// what ended otherwise nobody waits for an answer: that is given back as it is.
+async fn take_leave(
+    ended: hyper::Result<()>,
+    connection: Connection,
+    peer: SocketAddr,
+    nothing_is_due: bool,
+    is_begun: bool,
+    metrics: &Metrics,
+) -> Option<Connection> {
+    match ended {
+        Err(error) if error.is_timeout() && nothing_is_due && is_begun => {
+            let request_id = RequestId::new();
+            let id = request_id.as_str();
+            tracing::info!(%peer, id, "connection ended: server.header_timeout_ms");
+            last_word(connection, too_slow(), &request_id, metrics, true).await;
+        }
+        // To this hyper says nothing itself.
+        Err(error) if error.is_parse_version_h2() && nothing_is_due => {
+            let request_id = RequestId::new();
+            let id = request_id.as_str();
+            tracing::info!(%peer, id, "what came is no request: HTTP/2 is not spoken here");
+            last_word(connection, no_request(), &request_id, metrics, true).await;
+        }
+        Err(error) if !error.is_parse() => return Some(connection),
+        _ => connection.linger().await,
+    }
+    None
 }
 
 /// The answer when there is no place left, whatever is asked.
