@@ -11,7 +11,7 @@ use super::{ConfigFile, Exit, Output, OutputFormat, plain, policy_log, print_jso
 use crate::config::Config;
 use crate::json;
 use crate::policy::BundleError;
-use crate::policy::inspect::{self, Candidate, Case, Coverage, Opinion, Outcome};
+use crate::policy::inspect::{self, Candidate, Case, Coverage, Opinion, TestOutcome};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum PolicyCommand {
@@ -173,10 +173,12 @@ fn test(args: &TestArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     let (path, _) = args.bundle.resolve()?;
     let (cases, coverage) =
         inspect::test(&path, args.coverage).map_err(|error| unusable(&error))?;
-    let ran = cases.iter().filter(|case| case.outcome != Outcome::Skipped);
+    let ran = cases
+        .iter()
+        .filter(|case| case.outcome != TestOutcome::Skipped);
     let passed = ran
         .clone()
-        .filter(|case| case.outcome == Outcome::Passed)
+        .filter(|case| case.outcome == TestOutcome::Passed)
         .count();
     let total = ran.count();
     match args.bundle.format.output {
@@ -191,7 +193,9 @@ fn test(args: &TestArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
         Output::Text => {
             let mut said = false;
             for case in &cases {
-                if args.verbose || matches!(case.outcome, Outcome::Failed | Outcome::Error(_)) {
+                if args.verbose
+                    || matches!(case.outcome, TestOutcome::Failed | TestOutcome::Error(_))
+                {
                     print_case(case, out)?;
                     said = true;
                 }
@@ -218,10 +222,10 @@ fn test(args: &TestArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
 /// `policies/tests/a_test.rego:12: data.a.test_b: FAIL (1.2ms)`: a place that editors open, then what `opa test` says.
 fn print_case(case: &Case, out: &mut dyn Write) -> Result<(), Failure> {
     let word = match &case.outcome {
-        Outcome::Passed => "PASS",
-        Outcome::Failed => "FAIL",
-        Outcome::Error(_) => "ERROR",
-        Outcome::Skipped => "SKIPPED",
+        TestOutcome::Passed => "PASS",
+        TestOutcome::Failed => "FAIL",
+        TestOutcome::Error(_) => "ERROR",
+        TestOutcome::Skipped => "SKIPPED",
     };
     let place = plain(&case.file);
     writeln!(
@@ -232,7 +236,7 @@ fn print_case(case: &Case, out: &mut dyn Write) -> Result<(), Failure> {
         plain(&case.name),
         case.took.as_secs_f64() * 1e3
     )?;
-    if let Outcome::Error(why) = &case.outcome {
+    if let TestOutcome::Error(why) = &case.outcome {
         for line in why.lines() {
             writeln!(out, "  {}", plain(line))?;
         }
@@ -242,10 +246,10 @@ fn print_case(case: &Case, out: &mut dyn Write) -> Result<(), Failure> {
 
 fn as_json(case: &Case) -> Value {
     let (outcome, error) = match &case.outcome {
-        Outcome::Passed => ("pass", None),
-        Outcome::Failed => ("fail", None),
-        Outcome::Error(why) => ("error", Some(why)),
-        Outcome::Skipped => ("skipped", None),
+        TestOutcome::Passed => ("pass", None),
+        TestOutcome::Failed => ("fail", None),
+        TestOutcome::Error(why) => ("error", Some(why)),
+        TestOutcome::Skipped => ("skipped", None),
     };
     json!({
         "package": case.package, "name": case.name, "file": case.file, "line": case.line,

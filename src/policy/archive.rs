@@ -140,7 +140,7 @@ mod tests {
             ("data.json", file, b"{}"),
         ]);
         let files = read_bytes(&bytes).unwrap();
-        let paths: Vec<&str> = files.0.keys().map(String::as_str).collect();
+        let paths: Vec<&str> = files.contents.keys().map(String::as_str).collect();
         assert_eq!(paths, [".manifest", "data.json", "skills/a.rego"]);
     }
 
@@ -191,7 +191,7 @@ mod tests {
             assert_eq!(why, "is cut off between two files", "{files}");
         }
         let members = [zipped(&whole[..1024]), zipped(&whole[1024..])].concat();
-        assert_eq!(read_bytes(&members).unwrap().0.len(), 2);
+        assert_eq!(read_bytes(&members).unwrap().contents.len(), 2);
     }
 
     /// A disk or a network that loses a bit makes no other policy: the archive has a checksum.

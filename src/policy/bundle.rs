@@ -63,7 +63,10 @@ impl std::error::Error for BundleError {}
 
 /// The files of a bundle by their path in it, and the paths of those of its directory that are no part of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Files(pub(super) BTreeMap<String, Vec<u8>>, pub(super) Vec<String>);
+pub(super) struct Files {
+    pub(super) contents: BTreeMap<String, Vec<u8>>,
+    pub(super) left_out: Vec<String>,
+}
 
 /// One file of rules.
 #[derive(Debug, Clone)]
@@ -188,7 +191,7 @@ impl Bundle {
             left_out: Vec::new(),
             digest: files.digest(),
         };
-        for (path, bytes) in &files.0 {
+        for (path, bytes) in &files.contents {
             let name = path.rsplit('/').next().unwrap_or(path);
             let text = || {
                 std::str::from_utf8(bytes)
@@ -232,7 +235,7 @@ impl Bundle {
                 bundle.left_out.push(at(path));
             }
         }
-        let left_out = files.1.iter().filter(|path| looks_meant(path));
+        let left_out = files.left_out.iter().filter(|path| looks_meant(path));
         bundle.left_out.extend(left_out.map(|path| at(path)));
         bundle.check(place)?;
         Ok(bundle)
@@ -324,7 +327,7 @@ impl Files {
 
     fn digest(&self) -> String {
         let mut hash = Sha256::new();
-        for (path, bytes) in &self.0 {
+        for (path, bytes) in &self.contents {
             hash.update(path.as_bytes());
             hash.update(b"\0");
             hash.update(Sha256::digest(bytes));
@@ -334,11 +337,11 @@ impl Files {
 
     /// Adds a file. Whoever reads them counts their bytes.
     pub(super) fn add(&mut self, path: String, bytes: Vec<u8>) -> Result<(), String> {
-        if self.0.len() >= BUNDLE_FILES_MAX {
+        if self.contents.len() >= BUNDLE_FILES_MAX {
             return Err(format!("a bundle has at most {BUNDLE_FILES_MAX} files"));
         }
         check_path(&path)?;
-        match self.0.insert(path, bytes) {
+        match self.contents.insert(path, bytes) {
             None => Ok(()),
             Some(_) => Err("is there twice".into()),
         }
@@ -384,8 +387,8 @@ impl Files {
                     return Err(BundleError::new(path.display(), message));
                 }
                 if !is_wanted(&relative) {
-                    if files.1.len() < BUNDLE_FILES_MAX {
-                        files.1.push(relative);
+                    if files.left_out.len() < BUNDLE_FILES_MAX {
+                        files.left_out.push(relative);
                     }
                     continue;
                 }
@@ -413,7 +416,7 @@ impl Files {
                     .map_err(|why| BundleError::new(path.display(), why))?;
             }
         }
-        files.1.sort_unstable();
+        files.left_out.sort_unstable();
         Ok(files)
     }
 }

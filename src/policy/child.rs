@@ -75,8 +75,8 @@ pub(super) fn run(
     place: &str,
     instructions_max: u64,
 ) -> Result<Report, Vec<String>> {
-    let mut texts = Vec::with_capacity(files.0.len());
-    for (path, bytes) in &files.0 {
+    let mut texts = Vec::with_capacity(files.contents.len());
+    for (path, bytes) in &files.contents {
         match std::str::from_utf8(bytes) {
             Ok(text) => texts.push((path.clone(), text.to_owned())),
             Err(_) => return Err(vec![format!("{place}/{path}: is not UTF-8 text")]),
@@ -86,7 +86,7 @@ pub(super) fn run(
         place: place.to_owned(),
         instructions_max,
         files: texts,
-        left_out: files.1.clone(),
+        left_out: files.left_out.clone(),
     };
     let task: Arc<[u8]> = serde_json::to_vec(&task)
         .map_err(|error| vec![NoVerdict::NotHeld(error.into()).to_string()])?
@@ -152,7 +152,10 @@ pub(crate) fn serve(out: &mut dyn std::io::Write) -> std::io::Result<()> {
     // It writes to its pipe and to nothing else.
     limit(Resource::Fsize, 0)?;
     let task: Task = serde_json::from_reader(std::io::stdin().lock())?;
-    let mut files = Files(BTreeMap::new(), task.left_out);
+    let mut files = Files {
+        contents: BTreeMap::new(),
+        left_out: task.left_out,
+    };
     for (path, text) in task.files {
         files
             .add(path, text.into_bytes())

@@ -15,7 +15,7 @@ use super::load::{load, refused};
 use super::record;
 use crate::config::{Config, Confirm};
 
-pub use super::suite::{Case, Coverage, Outcome};
+pub use super::suite::{Case, Coverage, TestOutcome};
 pub use super::trial::Report;
 
 /// A bundle that is looked at.

@@ -71,7 +71,7 @@ pub(super) fn record(
     let mut input = std::mem::replace(&mut outcome.input, regorus::Value::Null);
     let log = outcome.log();
     let level = log.level;
-    let result = Outcoming::of(outcome, level);
+    let result = RecordedResult::of(outcome, level);
     let (mut erased, mut masked_result): (Vec<&str>, _) = (Vec::new(), None);
     for pointer in &log.mask {
         let is_there = if let Some(inside) = pointer.strip_prefix("/input/") {
@@ -158,7 +158,7 @@ struct Metrics {
 
 /// What came of it: what was granted after narrowing, not what was asked for.
 #[derive(Serialize)]
-struct Outcoming<'a> {
+struct RecordedResult<'a> {
     allow: bool,
     reasons: Cow<'a, [BTreeMap<String, String>]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -179,7 +179,7 @@ struct Granted<'a> {
     secrets: &'a [String],
 }
 
-impl<'a> Outcoming<'a> {
+impl<'a> RecordedResult<'a> {
     fn of(outcome: &'a Outcome, level: LogLevel) -> Self {
         let (reasons, limits) = match &outcome.decision {
             Ok(decision) => (Cow::Borrowed(&*decision.reasons), Some(decision.limits)),
@@ -193,7 +193,7 @@ impl<'a> Outcoming<'a> {
             }
         };
         let raw = outcome.raw.as_ref();
-        Outcoming {
+        RecordedResult {
             allow: outcome.allows(),
             reasons,
             granted: outcome.decision.is_ok().then_some(Granted {

@@ -65,7 +65,7 @@ pub(super) fn verify(files: &Files, keys: &[PolicyKey], place: &str) -> Result<(
     }
     let keys = keys.iter().map(read_key).collect::<Result<Vec<_>, _>>()?;
     let refuse = |why: String| BundleError::new(format!("{place}/{SIGNATURES}"), why);
-    let Some(text) = files.0.get(SIGNATURES) else {
+    let Some(text) = files.contents.get(SIGNATURES) else {
         return Err(refuse(
             "is missing: policy.keys is configured, so the bundle must be signed (`opa sign`)"
                 .into(),
@@ -92,7 +92,11 @@ fn check(files: &Files, keys: &[Key], text: &[u8]) -> Result<(), String> {
             return Err(format!("names {name:?} twice"));
         }
     }
-    for (path, bytes) in files.0.iter().filter(|(path, _)| *path != SIGNATURES) {
+    for (path, bytes) in files
+        .contents
+        .iter()
+        .filter(|(path, _)| *path != SIGNATURES)
+    {
         let file = signed
             .remove(path.as_str())
             .ok_or_else(|| unnamed(path, signed.keys().copied()))?;
@@ -340,7 +344,7 @@ mod tests {
 
     fn listed(files: &Files) -> Value {
         let of = |(path, bytes): (&String, &Vec<u8>)| json!({ "name": path, "hash": digest(path, bytes, "SHA-256").unwrap(), "algorithm": "SHA-256" });
-        files.0.iter().map(of).collect()
+        files.contents.iter().map(of).collect()
     }
 
     fn outcome(files: &Files, keys: &[Key], tokens: &[String]) -> Result<(), String> {

@@ -26,14 +26,14 @@ pub struct Case {
     /// Its line there.
     pub line: usize,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: TestOutcome,
     /// How long it took.
     pub took: Duration,
 }
 
 /// How a test ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum TestOutcome {
     /// It is true.
     Passed,
     /// It is false or undefined.
@@ -55,9 +55,9 @@ impl Case {
             ..
         } = self;
         match &self.outcome {
-            Outcome::Passed | Outcome::Skipped => None,
-            Outcome::Failed => Some(format!("{file}:{line}: {package}.{name} failed")),
-            Outcome::Error(why) => Some(format!("{file}:{line}: {package}.{name}: {why}")),
+            TestOutcome::Passed | TestOutcome::Skipped => None,
+            TestOutcome::Failed => Some(format!("{file}:{line}: {package}.{name} failed")),
+            TestOutcome::Error(why) => Some(format!("{file}:{line}: {package}.{name}: {why}")),
         }
     }
 }
@@ -263,8 +263,8 @@ fn cases(bundle: &Bundle) -> Vec<Case> {
                 found.push(Case {
                     package: package.clone(),
                     outcome: match name.starts_with("todo_") {
-                        true => Outcome::Skipped,
-                        false => Outcome::Passed,
+                        true => TestOutcome::Skipped,
+                        false => TestOutcome::Passed,
                     },
                     name: name.to_owned(),
                     file: module.path.clone(),
@@ -278,7 +278,7 @@ fn cases(bundle: &Bundle) -> Vec<Case> {
 }
 
 fn evaluate(engine: &mut Engine, mut case: Case) -> Case {
-    if case.outcome == Outcome::Skipped {
+    if case.outcome == TestOutcome::Skipped {
         return case;
     }
     let began = Instant::now();
@@ -286,14 +286,13 @@ fn evaluate(engine: &mut Engine, mut case: Case) -> Case {
     let outcome = || {
         let outcome = catch_unwind(AssertUnwindSafe(|| engine.eval_rule(rule.clone())));
         match outcome {
-            Ok(Ok(Value::Bool(true))) => Outcome::Passed,
-            Ok(Ok(_)) => Outcome::Failed,
-            Ok(Err(error)) => Outcome::Error(error.to_string().trim().to_owned()),
-            Err(_) => Outcome::Error("the interpreter panicked".into()),
+            Ok(Ok(Value::Bool(true))) => TestOutcome::Passed,
+            Ok(Ok(_)) => TestOutcome::Failed,
+            Ok(Err(error)) => TestOutcome::Error(error.to_string().trim().to_owned()),
+            Err(_) => TestOutcome::Error("the interpreter panicked".into()),
         }
     };
-    let is_late =
-        |outcome: &Outcome| matches!(outcome, Outcome::Error(why) if why.contains("time limit"));
+    let is_late = |outcome: &TestOutcome| matches!(outcome, TestOutcome::Error(why) if why.contains("time limit"));
     case.outcome = in_its_own_time(outcome, is_late, thread_time);
     case.took = began.elapsed();
     case

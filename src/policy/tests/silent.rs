@@ -10,7 +10,7 @@ fn with(more: &[(&str, &str)]) -> Files {
     let mut files = bundled_files();
     let more = more.iter();
     files
-        .0
+        .contents
         .extend(more.map(|(path, text)| ((*path).into(), text.as_bytes().to_vec())));
     files
 }
@@ -108,7 +108,7 @@ fn a_rule_to_deny_that_only_explains() {
     assert_eq!(of(&own), [why]);
     // Beside a guard of one's own, and where it does refuse.
     let decision =
-        String::from_utf8(bundled_files().0["skills/authz/decision.rego"].clone()).unwrap();
+        String::from_utf8(bundled_files().contents["skills/authz/decision.rego"].clone()).unwrap();
     for (from, to, more) in [
         (
             "\tsandbox_ok\n}",
@@ -312,7 +312,7 @@ fn data_that_is_not_there() {
 #[test]
 fn files_that_are_not_read() {
     let dir = tempfile::tempdir().unwrap();
-    for (path, bytes) in &bundled_files().0 {
+    for (path, bytes) in &bundled_files().contents {
         let path = dir.path().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, bytes).unwrap();
@@ -367,9 +367,11 @@ fn data_that_can_never_work() {
         let pointer = pointer.replace("~1", "\u{1}");
         let (above, name) = pointer.rsplit_once('/').unwrap();
         let mut files = bundled_files();
-        let mut data: serde_json::Value = serde_json::from_slice(&files.0[file]).unwrap();
+        let mut data: serde_json::Value = serde_json::from_slice(&files.contents[file]).unwrap();
         data.pointer_mut(above).unwrap()[name.replace('\u{1}', "/")] = value;
-        files.0.insert(file.into(), data.to_string().into_bytes());
+        files
+            .contents
+            .insert(file.into(), data.to_string().into_bytes());
         bundle(&files)
     };
     let warned = |pointer: &str, value: serde_json::Value| {

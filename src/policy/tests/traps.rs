@@ -11,7 +11,7 @@ use crate::policy::{silent, trial, whole, words};
 /// Why the trial refuses the bundled policy with a file added or replaced.
 fn refused(path: &str, text: &str) -> String {
     let mut files = bundled_files();
-    files.0.insert(path.into(), text.as_bytes().to_vec());
+    files.contents.insert(path.into(), text.as_bytes().to_vec());
     let bundle = match Bundle::new(&files, "policies") {
         Ok(bundle) => bundle,
         Err(error) => return error.to_string(),
@@ -84,7 +84,7 @@ fn rules_in_several_files_are_asked_for_by_name() {
         closed := {\"execute_skill\"}\n";
     for file in ["skills/custom/acme.rego", "skills/custom/weekend.rego"] {
         let mut files = bundled_files();
-        files.0.insert(file.into(), rules.into());
+        files.contents.insert(file.into(), rules.into());
         let set = PolicySet::compile(&bundle(&files)).unwrap();
         let mut tried = 0;
         for golden in bundle(&files).goldens() {
@@ -104,13 +104,15 @@ fn rules_in_several_files_are_asked_for_by_name() {
     }
     let mut files = bundled_files();
     files
-        .0
+        .contents
         .insert("skills/custom/weekend.rego".into(), rules.into());
     let asked = |path: &str, from: &str, to: &str| {
         let mut files = files.clone();
-        let text = String::from_utf8(files.0[path].clone()).unwrap();
+        let text = String::from_utf8(files.contents[path].clone()).unwrap();
         assert!(text.contains(from), "{path}");
-        files.0.insert(path.into(), text.replace(from, to).into());
+        files
+            .contents
+            .insert(path.into(), text.replace(from, to).into());
         asks_whole(&files)
     };
     let decision = "skills/authz/decision.rego";
@@ -148,11 +150,11 @@ fn rules_in_several_files_are_asked_for_by_name() {
     assert!(warned.iter().any(|it| it.starts_with(place)), "{warned:?}");
     // All that one file has is evaluated as it should be.
     let mut files = bundled_files();
-    let decision = files.0["skills/authz/decision.rego"].clone();
+    let decision = files.contents["skills/authz/decision.rego"].clone();
     let decision = String::from_utf8(decision).unwrap();
     let decision = decision.replace("skills.custom.deny as", "skills.custom as");
     files
-        .0
+        .contents
         .insert("skills/authz/decision.rego".into(), decision.into());
     assert_eq!(asks_whole(&files), Ok(Vec::new()));
 }
@@ -163,7 +165,7 @@ fn rules_to_deny_that_nobody_asks() {
     let warned = |more: &[(&str, &str)]| {
         let mut files = bundled_files();
         let with = |(path, text): &(&str, &str)| ((*path).into(), text.as_bytes().to_vec());
-        files.0.extend(more.iter().map(with));
+        files.contents.extend(more.iter().map(with));
         trial::run(&bundle(&files), BUDGET).unwrap().warnings
     };
     let rule = "deny contains {\"code\": \"custom.weekend\", \"message\": \"no weekend\"} if false";
@@ -186,7 +188,7 @@ fn rules_to_deny_that_nobody_asks() {
         let asks = format!("package skills.custom\n\n{asks}\n");
         let mut files = bundled_files();
         for (path, text) in [(file, &below), ("skills/custom/more.rego", &asks)] {
-            files.0.insert(path.into(), text.as_bytes().to_vec());
+            files.contents.insert(path.into(), text.as_bytes().to_vec());
         }
         let bundle = bundle(&files);
         let (sheets, _) = words::sheets(&bundle).unwrap();
@@ -200,11 +202,15 @@ fn keys_of_the_data_that_no_rule_reads() {
     let file = "skills/config/data.json";
     let warned = |change: &dyn Fn(&mut serde_json::Value), rule: &str| {
         let mut files = bundled_files();
-        let mut data = serde_json::from_slice(&files.0[file]).unwrap();
+        let mut data = serde_json::from_slice(&files.contents[file]).unwrap();
         change(&mut data);
-        files.0.insert(file.into(), data.to_string().into_bytes());
+        files
+            .contents
+            .insert(file.into(), data.to_string().into_bytes());
         let rule = format!("package skills.custom\n\n{rule}\n").into_bytes();
-        files.0.insert("skills/custom/more.rego".into(), rule);
+        files
+            .contents
+            .insert("skills/custom/more.rego".into(), rule);
         trial::run(&bundle(&files), BUDGET).unwrap().warnings
     };
     let slips = |data: &mut serde_json::Value| {
@@ -284,7 +290,7 @@ fn a_rule_in_a_file_of_tests_that_nobody_serves() {
     let tried = |text: &str| {
         let mut files = bundled_files();
         for (path, text) in [("skills/authz/more.rego", asks), (file, text)] {
-            files.0.insert(path.into(), text.as_bytes().to_vec());
+            files.contents.insert(path.into(), text.as_bytes().to_vec());
         }
         trial::run(&bundle(&files), BUDGET)
     };
@@ -297,7 +303,7 @@ fn a_rule_in_a_file_of_tests_that_nobody_serves() {
     let tried_named = |text: &str| {
         let mut files = bundled_files();
         for (path, text) in [("skills/authz/more.rego", named), (file, text)] {
-            files.0.insert(path.into(), text.as_bytes().to_vec());
+            files.contents.insert(path.into(), text.as_bytes().to_vec());
         }
         trial::run(&bundle(&files), BUDGET)
     };
@@ -329,9 +335,11 @@ fn a_sandbox_that_is_no_object() {
     let file = "skills/config/data.json";
     let tried = |sandbox: serde_json::Value| {
         let mut files = bundled_files();
-        let mut data: serde_json::Value = serde_json::from_slice(&files.0[file]).unwrap();
+        let mut data: serde_json::Value = serde_json::from_slice(&files.contents[file]).unwrap();
         data["sandbox"] = sandbox;
-        files.0.insert(file.into(), data.to_string().into_bytes());
+        files
+            .contents
+            .insert(file.into(), data.to_string().into_bytes());
         trial::run(&bundle(&files), BUDGET)
     };
     assert!(tried(json!({ "fresh": ["acme"] })).is_ok());
@@ -385,7 +393,7 @@ fn functions_that_are_not_allowed() {
 
 #[test]
 fn rules_that_are_too_weak_or_no_rules() {
-    let rbac = String::from_utf8(bundled_files().0["skills/authz/rbac.rego"].clone()).unwrap();
+    let rbac = String::from_utf8(bundled_files().contents["skills/authz/rbac.rego"].clone()).unwrap();
     for (weakened, why) in [
         ("allow if true", "must be denied"),
         ("allow if input.request.method", "must be denied"),
@@ -473,7 +481,7 @@ fn a_deep_literal_never_reaches_the_parser() {
 async fn a_rule_that_is_slow_on_hostile_input_is_bounded() {
     let rules = "deny contains {\"code\": \"custom.pairs\", \"message\": \"x\"} if {\n\tsome a in input.request.arg_keys\n\tsome b in input.request.arg_keys\n\tsome c in input.request.arg_keys\n\tconcat(a, [b, c]) == \"no\"\n}\n";
     let mut files = bundled_files();
-    files.0.insert(
+    files.contents.insert(
         "skills/custom/more.rego".into(),
         format!("package skills.custom\n\n{rules}").into_bytes(),
     );
@@ -543,7 +551,7 @@ fn a_link_to_a_file_is_followed_within_the_bundle_alone() {
     let link = bundle.join("a.rego");
     std::os::unix::fs::symlink("..data/a.rego", &link).unwrap();
     let files = Files::read(&bundle).unwrap();
-    let is_read = files.0.iter().map(|(path, text)| (&**path, &**text));
+    let is_read = files.contents.iter().map(|(path, text)| (&**path, &**text));
     let expected = ("a.rego", &b"package skills.authz\n"[..]);
     assert_eq!(is_read.collect::<Vec<_>>(), [expected]);
     for target in ["../elsewhere/a.rego".into(), elsewhere.join("a.rego")] {
