@@ -53,7 +53,7 @@ pub use dumps::leave_no_dump;
 pub use files::allow_all_files;
 use operator::{CountedConnections, Operator, decisions, health, issuers, sources};
 pub(crate) use plugins::PLUGIN_HOST;
-use plugins::{State, bundled_plugin, sandbox_name, storage};
+use plugins::{StateDir, bundled_plugin, sandbox_name, storage};
 use pulse::Pulse;
 pub use sections::section_problems;
 pub(crate) use signals::EndSignals;
@@ -205,7 +205,7 @@ impl App {
     async fn build(config: &Config, audit: Audit) -> Result<App, AppError> {
         // Before the plugins: a policy that is refused should be known before a sandbox is built.
         let policy = prepared_policy(config).await?;
-        let state = State::new(config)?.held(STATE_PATIENCE).await?;
+        let state = StateDir::new(config)?.held(STATE_PATIENCE).await?;
         let shelf = shelf(config, &state).await?;
         let plugins = Plugins::start(config, state).await?;
         let (store, sandbox) = (plugins.storage(), plugins.sandbox());
@@ -311,7 +311,7 @@ impl App {
 }
 
 /// The operator's shelf, which is always the bundled plugin: a vendor's store need not know about directories.
-async fn shelf(config: &Config, state: &State) -> Result<Arc<StorageInstance>, AppError> {
+async fn shelf(config: &Config, state: &StateDir) -> Result<Arc<StorageInstance>, AppError> {
     let builtin = state.directory("builtin")?;
     catalog::write_builtin(&builtin)
         .map_err(AppError::io(format!("cannot write {}", builtin.display())))?;

@@ -15,7 +15,7 @@ use skillgate_plugin_sdk::model::{self, Health};
 use tower::{Layer, ServiceExt};
 
 use super::hold;
-use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
+use super::plugins::{Role, StateDir, load, sandbox, sandbox_name, storage};
 use super::signals::Signals;
 use super::silent::heard;
 use super::swap::Ends as _;
@@ -173,7 +173,7 @@ pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
         // Its own state: a gateway that runs beside keeps its own.
         let scratch =
             tempfile::tempdir().map_err(AppError::io("cannot make a temporary directory"))?;
-        let own = State {
+        let own = StateDir {
             root: scratch.path().to_owned(),
         };
         let shelf = shelf(config, &own).await?;
@@ -206,7 +206,7 @@ pub fn list_skills(config: &Config) -> Result<Vec<Value>, AppError> {
 
 /// The gateway's own, where no gateway has it: two instances of a store never have its data at the same time.
 async fn open_store(config: &Config, plugin: &Plugin) -> Result<Arc<StorageInstance>, AppError> {
-    let state = State::new(config)?.held(Duration::ZERO).await?;
+    let state = StateDir::new(config)?.held(Duration::ZERO).await?;
     storage(plugin, "store", &state, &config.plugins.storage.config).await
 }
 
@@ -298,7 +298,7 @@ pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
         // Its own state: a gateway that runs beside keeps its own.
         let scratch =
             tempfile::tempdir().map_err(AppError::io("cannot make a temporary directory"))?;
-        let state = State {
+        let state = StateDir {
             root: scratch.path().to_owned(),
         };
         let mut report = DoctorReport {
@@ -322,7 +322,7 @@ pub fn doctor(config: &Config) -> Result<DoctorReport, AppError> {
         let in_use = if is_own {
             None
         } else {
-            hold::in_use(&State::new(&config)?.root)
+            hold::in_use(&StateDir::new(&config)?.root)
         };
         let (plugin, mut health) = ask_storage(&config, &state, in_use).await;
         if is_own
@@ -369,7 +369,7 @@ fn unread(health: &Health) -> u64 {
 /// The plugin, when its file could be loaded, and how it is, or why it does not start.
 type Asked = (Option<Plugin>, Result<Health, AppError>);
 
-async fn ask_sandbox(config: &Config, state: &State) -> Asked {
+async fn ask_sandbox(config: &Config, state: &StateDir) -> Asked {
     let loaded = match load(config, Role::Sandbox) {
         Ok(loaded) => loaded,
         Err(error) => return (None, Err(error)),
@@ -392,7 +392,7 @@ async fn ask_sandbox(config: &Config, state: &State) -> Asked {
 }
 
 /// `in_use`: who has its data now, so that it is not asked.
-async fn ask_storage(config: &Config, state: &State, in_use: Option<String>) -> Asked {
+async fn ask_storage(config: &Config, state: &StateDir, in_use: Option<String>) -> Asked {
     let loaded = match load(config, Role::Storage) {
         Ok(loaded) => loaded,
         Err(error) => return (None, Err(error)),

@@ -20,16 +20,16 @@ use crate::config::{Config, PluginIsolation, PluginRef, PluginSource, Runs};
 
 /// Where plugins and the built-in skill keep what is theirs: `plugins.state_dir`.
 #[derive(Debug, Clone)]
-pub(super) struct State {
+pub(super) struct StateDir {
     pub(super) root: PathBuf,
 }
 
-impl State {
+impl StateDir {
     pub(super) fn new(config: &Config) -> Result<Self, AppError> {
         let root = std::path::absolute(&config.plugins.state_dir).map_err(AppError::io(
             format!("cannot resolve {}", config.plugins.state_dir.display()),
         ))?;
-        Ok(State { root })
+        Ok(StateDir { root })
     }
 
     /// The same when no other program has instances here, and none can have any from now on. One that has may end within
@@ -91,7 +91,7 @@ fn make_directory(path: &Path) -> Result<(), AppError> {
 pub(super) async fn storage(
     plugin: &Plugin,
     instance: &str,
-    state: &State,
+    state: &StateDir,
     config: &Value,
 ) -> Result<Arc<StorageInstance>, AppError> {
     let request = state.request(instance, config)?;
@@ -113,7 +113,7 @@ pub(super) async fn storage(
 pub(super) async fn sandbox(
     plugin: &Plugin,
     instance: &str,
-    state: &State,
+    state: &StateDir,
     config: &Value,
     runs: &Runs,
 ) -> Result<Arc<SandboxInstance>, AppError> {
@@ -230,7 +230,7 @@ mod tests {
     fn what_an_instance_keeps_is_closed_to_others() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("state");
-        let state = State { root: root.clone() };
+        let state = StateDir { root: root.clone() };
         // One that an earlier version has left open, and one that is not there yet.
         std::fs::create_dir_all(root.join("store")).unwrap();
         std::fs::set_permissions(root.join("store"), Permissions::from_mode(0o755)).unwrap();

@@ -35,7 +35,7 @@ use self::late::{Ending, Untaken, in_time};
 use self::seats::{SANDBOXES_MAX, Seat, Seats, instance};
 pub(super) use self::store::OfStorage;
 use super::AppError;
-use super::plugins::{Role, State, load, sandbox, sandbox_name, storage};
+use super::plugins::{Role, StateDir, load, sandbox, sandbox_name, storage};
 use super::silent::heard;
 use crate::catalog::Catalog;
 use crate::config::{Config, PluginSource, Runs};
@@ -111,7 +111,7 @@ pub(super) struct Plugins(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    state: State,
+    state: StateDir,
     storage: Current<StorageInstance>,
     sandbox: Current<SandboxInstance>,
     loaded_storage: Mutex<Loaded>,
@@ -134,7 +134,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Plugins {
     /// Loads both and makes an instance of each.
-    pub(super) async fn start(config: &Config, state: State) -> Result<Plugins, AppError> {
+    pub(super) async fn start(config: &Config, state: StateDir) -> Result<Plugins, AppError> {
         let of_storage = Loaded::load(config, Role::Storage)?;
         let store = storage(&of_storage.plugin, "store", &state, &of_storage.config).await?;
         let of_sandbox = Loaded::load(config, Role::Sandbox)?;
@@ -346,7 +346,7 @@ impl Part for OfSandbox {
 
     fn prepare(&self, config: &Config) -> Result<Install, String> {
         let Plugins(inner) = &self.plugins;
-        let state = State::new(config).map_err(|error| error.to_string())?;
+        let state = StateDir::new(config).map_err(|error| error.to_string())?;
         if state.root != inner.state.root {
             return Err(
                 "plugins.state_dir cannot change while the gateway serves; restart it".into(),
