@@ -103,17 +103,8 @@ pub struct Server {
     pub drain_timeout_ms: u64,
     /// Between two looks at the files that are reloaded when they change. 0: they are not looked at.
     pub reload_watch_ms: u64,
-    /// Absent: plain HTTP.
-    pub tls: Option<Tls>,
-}
-
-/// `server.tls`
-#[derive(Debug, Clone)]
-pub struct Tls {
-    /// PEM, the leaf first.
-    pub cert_file: PathBuf,
-    /// PEM.
-    pub key_file: PathBuf,
+    /// Whether there is a `server.tls`, which is refused.
+    pub tls: bool,
 }
 
 /// `[admin]`

@@ -14,7 +14,7 @@ use super::section::Section;
 use super::{
     Admin, Audit, AuthMode, Blobs, Config, Confirm, Exposure, Flags, Fsync, Log, LogFormat,
     OnAuditFailure, OnDisconnect, Policy, PolicyKey, PolicyMode, RateKey, RateLimit, Runs,
-    SecretVariables, Secrets, Server, Skills, Tls, gate, plugins, raw, show,
+    SecretVariables, Secrets, Server, Skills, gate, plugins, raw, show,
 };
 
 pub(super) const MS_MAX: u64 = 3_600_000;
@@ -42,10 +42,10 @@ pub(super) fn read(root: &Section<'_>, flags: &Flags) -> Config {
             max_large_bodies: s.count("max_large_bodies", 1..=10_000),
             drain_timeout_ms: s.integer("drain_timeout_ms", 0..=MS_MAX),
             reload_watch_ms: s.integer("reload_watch_ms", 0..=MS_MAX),
-            tls: s.optional_section("tls", |s| Tls {
-                cert_file: s.path("cert_file"),
-                key_file: s.path("key_file"),
-            }),
+            // Its keys are known, and asked for, all the same.
+            tls: s
+                .optional_section("tls", |s| ["cert_file", "key_file"].map(|key| s.path(key)))
+                .is_some(),
         }),
         admin: root.section("admin", |s| Admin {
             listen: s.address("listen"),
@@ -472,7 +472,7 @@ fn not_below(root: &Section<'_>, (high, most): (&str, u64), (low, least): (&str,
 pub(super) fn unsupported_yet(root: &Section<'_>, config: &Config) {
     let wanted = [(
         "server.tls",
-        config.server.tls.is_some(),
+        config.server.tls,
         "put a proxy that ends TLS in front",
     )];
     for (key, _, instead) in wanted.into_iter().filter(|(_, wanted, _)| *wanted) {

@@ -76,7 +76,7 @@ fn the_defaults_are_the_documented_ones() {
     assert_eq!(server.listen, "127.0.0.1:8080".parse().unwrap());
     assert_eq!(admin.listen, "127.0.0.1:9081".parse().unwrap());
     assert!(admin.allowed_hosts.is_empty() && !admin.allow_remote);
-    assert!(server.allowed_hosts.is_empty() && server.tls.is_none() && !server.insecure_no_auth);
+    assert!(server.allowed_hosts.is_empty() && !server.tls && !server.insecure_no_auth);
     assert_eq!(
         (
             server.max_body_bytes,
