@@ -23,7 +23,6 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-use base64::Engine as _;
 use serde_json::Value;
 use skillgate_plugin_host::{Current, StorageInstance};
 use skillgate_plugin_sdk::abi;
@@ -485,11 +484,6 @@ pub fn is_identifier(text: &str) -> bool {
 pub fn name_of(manifest: &str) -> Result<(String, String), String> {
     let manifest = Manifest::from_toml(manifest).map_err(|error| error.to_string())?;
     Ok((manifest.name().to_string(), manifest.version().to_string()))
-}
-
-/// Bytes for a parameter with `encoding: "base64"`.
-pub fn base64(bytes: &[u8]) -> String {
-    base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
 /// Writes the built-in skill below a directory that becomes part of the shelf.

@@ -22,7 +22,6 @@ use crate::server::{Body, full};
 use crate::telemetry::health::{Check, Health, Part, State};
 
 pub use blobs::Transfer;
-pub use tools::Format;
 
 /// Calls, as JSON-RPC and the command line make them.
 pub type Calls = BoxCloneSyncService<Call, Box<RawValue>, methods::Error>;

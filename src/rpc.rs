@@ -8,7 +8,7 @@
 mod aside;
 mod body;
 pub mod code;
-pub mod envelope;
+mod envelope;
 mod space;
 
 use std::io;

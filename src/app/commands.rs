@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use rustix::fs::{Access, access};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -101,7 +103,7 @@ async fn run_in(
     for FileBlob { argument, file } in blobs {
         let bytes =
             std::fs::read(file).map_err(AppError::io(format!("cannot read {}", file.display())))?;
-        let blob = json!({ "content": catalog::base64(&bytes), "encoding": "base64", "kind": "application/octet-stream" });
+        let blob = json!({ "content": STANDARD.encode(bytes), "encoding": "base64", "kind": "application/octet-stream" });
         let created: Created = read(&call(app, "create_blob", &blob).await?)?;
         if let Some(argument) = argument {
             named.push((argument.as_str(), created.blob_id.clone()));

@@ -28,7 +28,7 @@ const RSA_BITS_MAX: usize = 8192;
 /// Smallest public exponent (FIPS 186-5 section 5.4: greater than 2^16).
 const RSA_EXPONENT_MIN: u64 = 65_537;
 /// Shortest shared secret: as long as the hash (RFC 7518 section 3.2).
-pub(super) const SECRET_BYTES_MIN: usize = 32;
+const SECRET_BYTES_MIN: usize = 32;
 
 /// What kind of key it is, which alone decides what it may check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use crate::server::Body;
 
 /// A form of tool definitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub(super) enum Format {
     /// `{name, description, parameters}`: the specification's own.
     JsonSchema,
     /// OpenAI, Responses API.
@@ -41,7 +41,7 @@ impl Format {
     ///
     /// # Errors
     /// A sentence that lists the names.
-    pub fn parse(name: &str) -> Result<Self, String> {
+    pub(super) fn parse(name: &str) -> Result<Self, String> {
         FORMATS
             .iter()
             .find(|(known, _)| *known == name)
@@ -58,7 +58,7 @@ impl Format {
 
     /// The document: a list, Gemini's of one object, and an object for MCP. The order is the specification's, always the same: a model's
     /// prompt cache depends on it.
-    pub fn document(self) -> Value {
+    pub(super) fn document(self) -> Value {
         let tools: Vec<Value> = TABLE
             .iter()
             .filter(|method| method.tool)

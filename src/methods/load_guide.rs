@@ -19,7 +19,7 @@ pub(super) const METHOD: Method = Method {
 };
 
 /// The guide's text: the specification's, byte for byte.
-pub(crate) const GUIDE: &str = include_str!("../../skills/skills.protocol.guide/SKILL.md");
+const GUIDE: &str = include_str!("../../skills/skills.protocol.guide/SKILL.md");
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -20,7 +20,7 @@ use crate::json;
 /// Bytes of all files of a bundle together.
 pub(super) const BUNDLE_BYTES_MAX: u64 = 256 * 1024 * 1024;
 /// Files of a bundle.
-pub(super) const BUNDLE_FILES_MAX: usize = 4096;
+const BUNDLE_FILES_MAX: usize = 4096;
 /// Bytes of one file of rules: what the engine takes.
 const MODULE_BYTES_MAX: usize = 1024 * 1024;
 /// Bytes of a path in a bundle.

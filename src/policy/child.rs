@@ -19,7 +19,7 @@ use super::bundle::{Bundle, Files};
 use super::trial::{self, Report};
 
 /// The hidden command that the second process runs.
-pub(crate) const COMMAND: [&str; 2] = ["policy", "trial"];
+const COMMAND: [&str; 2] = ["policy", "trial"];
 /// How long a trial may take. One of a large bundle (100,000 entries) takes about two seconds.
 const WALL_MAX: Duration = Duration::from_secs(60);
 /// Seconds of processor time of a trial.

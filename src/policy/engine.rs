@@ -20,7 +20,7 @@ use super::bundle::Bundle;
 use super::memo;
 
 /// The one rule that is asked.
-pub(super) const ENTRY: &str = "data.skills.authz.decision";
+const ENTRY: &str = "data.skills.authz.decision";
 /// The last resort when a machine stands still; the number of instructions is what bounds a decision. Wide, because a
 /// busy host may take a thread away for long.
 pub(super) const WALL_MAX: Duration = Duration::from_secs(2);

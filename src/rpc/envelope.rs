@@ -9,44 +9,44 @@ use serde_json::value::RawValue;
 use crate::json::{short, without_place};
 
 /// Longest `id` that is echoed, in bytes of its JSON text.
-pub const ID_BYTES_MAX: usize = 256;
+const ID_BYTES_MAX: usize = 256;
 /// Longest method name that is looked at, in bytes of its JSON text.
-pub const METHOD_BYTES_MAX: usize = 128;
+const METHOD_BYTES_MAX: usize = 128;
 /// Most members of a request object that JSON-RPC does not know: each is kept, to see that none is there twice.
-pub const OTHER_MEMBERS_MAX: usize = 32;
+const OTHER_MEMBERS_MAX: usize = 32;
 
 /// One request object that has the right form.
 #[derive(Debug)]
-pub struct Envelope {
+pub(super) struct Envelope {
     /// The exact text of the id; `None` for a notification.
-    pub id: Option<String>,
+    pub(super) id: Option<String>,
     /// The method's name.
-    pub method: String,
+    pub(super) method: String,
     /// The text of the parameters, JSON and UTF-8: a part of the body; `None` when absent.
-    pub params: Option<Bytes>,
+    pub(super) params: Option<Bytes>,
 }
 
 /// Why a request object was refused; the id is echoed where it could be read.
 #[derive(Debug)]
-pub struct NotARequest {
+pub(super) struct NotARequest {
     /// The text of the id, when it was of a form that may be echoed.
-    pub id: Option<String>,
+    pub(super) id: Option<String>,
     /// What was wrong.
-    pub message: String,
+    pub(super) message: String,
 }
 
 /// What is in a body.
 #[derive(Debug)]
-pub struct Opened {
+pub(super) struct Opened {
     /// Whether the answer is an array too.
-    pub is_batch: bool,
+    pub(super) is_batch: bool,
     /// One, or those of the batch, which has at least one.
-    pub requests: Vec<Result<Envelope, NotARequest>>,
+    pub(super) requests: Vec<Result<Envelope, NotARequest>>,
 }
 
 /// Why a body was refused as a whole.
 #[derive(Debug, PartialEq, Eq)]
-pub enum BadBody {
+pub(super) enum BadBody {
     /// Not JSON.
     Parse(String),
     /// An empty batch, or one with too many requests.
@@ -57,7 +57,7 @@ pub enum BadBody {
 ///
 /// # Errors
 /// [`BadBody`] when it is not JSON, an empty batch, or longer than `batch_max`.
-pub fn open(body: &Bytes, batch_max: usize) -> Result<Opened, BadBody> {
+pub(super) fn open(body: &Bytes, batch_max: usize) -> Result<Opened, BadBody> {
     let text = std::str::from_utf8(body)
         .map_err(|error| BadBody::Parse(format!("the body is not UTF-8: {error}")))?;
     let is_batch = text

@@ -31,7 +31,10 @@ async fn the_local_administrator_runs_with_what_the_data_grants() {
     );
 
     let mut granting = bundled_files();
-    let data = granting.contents.get_mut("skills/config/data.json").unwrap();
+    let data = granting
+        .contents
+        .get_mut("skills/config/data.json")
+        .unwrap();
     let text = String::from_utf8(data.clone()).unwrap();
     *data = text
         .replace(

@@ -393,7 +393,8 @@ fn functions_that_are_not_allowed() {
 
 #[test]
 fn rules_that_are_too_weak_or_no_rules() {
-    let rbac = String::from_utf8(bundled_files().contents["skills/authz/rbac.rego"].clone()).unwrap();
+    let rbac =
+        String::from_utf8(bundled_files().contents["skills/authz/rbac.rego"].clone()).unwrap();
     for (weakened, why) in [
         ("allow if true", "must be denied"),
         ("allow if input.request.method", "must be denied"),
