@@ -56,8 +56,6 @@ pub struct Call {
     pub id: String,
     /// JSON text of the parameters: an object, walked.
     pub params: Params,
-    /// The HTTP request it came in.
-    pub request_id: RequestId,
     /// The limits of requests have counted it: the first call of a body, with its request.
     pub counted: bool,
     /// Where it is in its trace.
@@ -438,7 +436,6 @@ where
             method: envelope.method.clone(),
             id: envelope.id.clone().unwrap_or_default(),
             params,
-            request_id: self.request_id.clone(),
             counted: !self.counted.swap(true, Ordering::Relaxed),
             trace: self.trace,
             space: self.space.clone(),

@@ -29,7 +29,6 @@ use crate::catalog::{self, Catalog};
 use crate::config::{Config, OnDisconnect, PluginIsolation, PluginRef, PluginSource};
 use crate::methods::{self, Perform};
 use crate::policy::{self, Policy, PolicyLayer};
-use crate::rescue::RequestId;
 use crate::rpc::{Call, ErrorObject, Params, Space};
 use crate::telemetry::trace::Trace;
 use crate::{stack, telemetry};
@@ -259,7 +258,6 @@ fn asked(caller: Caller, method: &str, params: &impl Serialize) -> Result<Call, 
         method: method.to_owned(),
         id: String::new(),
         params,
-        request_id: RequestId::new(),
         counted: true,
         trace: Trace::new(),
         space: Space::unlimited(),
