@@ -18,10 +18,10 @@ use crate::telemetry::health::{Part, State};
 use crate::telemetry::metrics::Metrics;
 
 /// Connections at the same time: a scraper, some probes and a person.
-pub const CONNECTIONS_MAX: usize = 64;
+pub(crate) const CONNECTIONS_MAX: usize = 64;
 
 /// The paths, for what `serve` prints.
-pub const PATHS: [(&str, &str, &str); 3] = [
+pub(crate) const PATHS: [(&str, &str, &str); 3] = [
     ("/livez", "GET", "the process lives"),
     ("/readyz?verbose", "GET", "it takes work, part by part"),
     ("/metrics", "GET", "metrics for Prometheus"),
@@ -29,7 +29,7 @@ pub const PATHS: [(&str, &str, &str); 3] = [
 
 /// What the operator can ask.
 #[derive(Debug, Clone)]
-pub struct Admin {
+pub(crate) struct Admin {
     /// Whether it takes work.
     pub readiness: Readiness,
     /// What is counted.
@@ -37,7 +37,7 @@ pub struct Admin {
 }
 
 /// The listener's stack: like the public one, every refusal has its one place and every host is checked.
-pub fn stack(admin: Admin, door: DoorLayer) -> Stack {
+pub(crate) fn stack(admin: Admin, door: DoorLayer) -> Stack {
     let stack = ServiceBuilder::new()
         .layer(RescueLayer)
         .layer(door)

@@ -16,9 +16,9 @@ use crate::auth::Caller;
 use crate::telemetry::with_sources;
 
 /// Bytes that go to or from the store in one call.
-pub const CHUNK_BYTES: usize = 256 * 1024;
+pub(crate) const CHUNK_BYTES: usize = 256 * 1024;
 /// A sample whose size nobody asks for (REQUIREMENTS P2).
-pub const SAMPLE_BYTES_DEFAULT: u64 = 2000;
+pub(crate) const SAMPLE_BYTES_DEFAULT: u64 = 2000;
 /// Longest MIME type, in bytes (RFC 6838 section 4.2: each half at most 127).
 const KIND_BYTES_MAX: usize = 255;
 /// How long a store is asked for a blob's commit after its sender has gone. Then it is cancelled, as any other call.
@@ -48,14 +48,14 @@ pub enum Error {
 
 /// A MIME type that is safe to keep and to send as a header (RFC 6838 section 4.2, RFC 9110 section 8.3.1).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kind(String);
+pub(crate) struct Kind(String);
 
 impl Kind {
     /// Checks `type/subtype` with optional parameters in visible ASCII.
     ///
     /// # Errors
     /// What is wrong with it, as a sentence.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let token = |part: &str| {
             !part.is_empty()
                 && part
@@ -76,7 +76,7 @@ impl Kind {
     }
 
     /// As text.
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
 }
@@ -84,7 +84,7 @@ impl Kind {
 /// Which part of a blob to look at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Mode {
+pub(crate) enum Mode {
     /// The beginning.
     SampleHead,
     /// The end.
@@ -95,7 +95,7 @@ pub enum Mode {
 
 impl Mode {
     /// On the wire.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Mode::SampleHead => "sample_head",
             Mode::SampleTail => "sample_tail",
@@ -106,7 +106,7 @@ impl Mode {
 
 /// A look at a blob.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Preview {
+pub(crate) struct Preview {
     /// The bytes, cut between characters when the blob is text.
     pub bytes: Vec<u8>,
     /// There is more than these.
@@ -117,7 +117,7 @@ pub struct Preview {
 
 /// The blobs of all tenants.
 #[derive(Debug, Clone)]
-pub struct Blobs {
+pub(crate) struct Blobs {
     store: Current<StorageInstance>,
     bytes_max: u64,
     ttl_s: u64,
@@ -125,7 +125,7 @@ pub struct Blobs {
 
 impl Blobs {
     /// On top of a store, with `blobs.max_bytes` and `blobs.ttl_s`.
-    pub fn new(store: Current<StorageInstance>, bytes_max: u64, ttl_s: u64) -> Self {
+    pub(crate) fn new(store: Current<StorageInstance>, bytes_max: u64, ttl_s: u64) -> Self {
         Blobs {
             store,
             bytes_max,
@@ -135,7 +135,7 @@ impl Blobs {
 
     /// The same with a lower limit on what is made, where a permit has one.
     #[must_use]
-    pub fn within(&self, bytes_max: Option<u64>) -> Self {
+    pub(crate) fn within(&self, bytes_max: Option<u64>) -> Self {
         Blobs {
             bytes_max: bytes_max.map_or(self.bytes_max, |max| max.min(self.bytes_max)),
             ..self.clone()
@@ -146,7 +146,7 @@ impl Blobs {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Store`].
-    pub async fn stat(&self, tenant: &str, id: &str) -> Result<BlobStat, Error> {
+    pub(crate) async fn stat(&self, tenant: &str, id: &str) -> Result<BlobStat, Error> {
         self.store()
             .await?
             .blob_stat(tenant, id)
@@ -161,7 +161,7 @@ impl Blobs {
     }
 
     /// What a new blob of this caller is to be; `run_id` is empty when no run makes it.
-    pub fn creation(&self, caller: &Caller, kind: &Kind, run_id: &str) -> BlobCreate {
+    pub(crate) fn creation(&self, caller: &Caller, kind: &Kind, run_id: &str) -> BlobCreate {
         BlobCreate {
             tenant: caller.tenant().to_owned(),
             kind: kind.0.clone(),
@@ -176,7 +176,7 @@ impl Blobs {
     ///
     /// # Errors
     /// `E_UNAVAILABLE` when there is none.
-    pub fn blocking(&self) -> Result<BlockingStorage, model::Error> {
+    pub(crate) fn blocking(&self) -> Result<BlockingStorage, model::Error> {
         Ok(self.store.get_blocking()?.blocking())
     }
 
@@ -189,7 +189,7 @@ impl Blobs {
     ///
     /// # Errors
     /// [`Error::TooLarge`] beyond `blobs.max_bytes`.
-    pub fn check_size(&self, bytes: u64) -> Result<(), Error> {
+    pub(crate) fn check_size(&self, bytes: u64) -> Result<(), Error> {
         match bytes > self.bytes_max {
             true => Err(self.too_large()),
             false => Ok(()),
@@ -209,7 +209,7 @@ impl Blobs {
     ///
     /// # Errors
     /// [`Error::TooLarge`] beyond `blobs.max_bytes`; what the stream failed with.
-    pub async fn create<E>(
+    pub(crate) async fn create<E>(
         &self,
         caller: &Caller,
         kind: &Kind,
@@ -277,7 +277,7 @@ impl Blobs {
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::TooLarge`] when all of it is asked for and it does not fit.
-    pub async fn preview(
+    pub(crate) async fn preview(
         &self,
         tenant: &str,
         stat: BlobStat,
@@ -344,7 +344,7 @@ impl Blobs {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Store`].
-    pub async fn open(
+    pub(crate) async fn open(
         &self,
         tenant: &str,
         id: &str,
@@ -362,7 +362,7 @@ impl Blobs {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Store`].
-    pub async fn fd(&self, tenant: &str, id: &str) -> Result<Option<OwnedFd>, Error> {
+    pub(crate) async fn fd(&self, tenant: &str, id: &str) -> Result<Option<OwnedFd>, Error> {
         match self.store().await?.blob_fd(tenant, id).await {
             Ok((fd, _)) => Ok(Some(fd)),
             Err(error) if error.code == abi::E_UNIMPLEMENTED => Ok(None),
@@ -374,7 +374,7 @@ impl Blobs {
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Store`].
-    pub async fn delete(&self, tenant: &str, id: &str) -> Result<(), Error> {
+    pub(crate) async fn delete(&self, tenant: &str, id: &str) -> Result<(), Error> {
         let gone = self.store().await?.blob_delete(tenant, id).await;
         gone.map_err(|error| self.of(id, error))
     }

@@ -19,7 +19,7 @@ use crate::server::{Body, is_plainly_framed};
 
 /// Makes [`Door`].
 #[derive(Debug, Clone)]
-pub struct DoorLayer {
+pub(crate) struct DoorLayer {
     names: Arc<[String]>,
     key: &'static str,
 }
@@ -29,7 +29,7 @@ impl DoorLayer {
     /// configuration has as `key`.
     ///
     /// As a `Host` an IP address is safe whatever it is: rebinding needs a name. As an `Origin` it is not.
-    pub fn new(allowed_hosts: &[String], key: &'static str) -> Self {
+    pub(crate) fn new(allowed_hosts: &[String], key: &'static str) -> Self {
         DoorLayer {
             key,
             names: allowed_hosts
@@ -54,7 +54,7 @@ impl<S> Layer<S> for DoorLayer {
 
 /// Refuses requests for other hosts and from other origins.
 #[derive(Debug, Clone)]
-pub struct Door<S> {
+pub(crate) struct Door<S> {
     names: Arc<[String]>,
     key: &'static str,
     inner: S,

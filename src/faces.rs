@@ -21,14 +21,14 @@ use crate::rpc::{Call, Rpc};
 use crate::server::{Body, full};
 use crate::telemetry::health::{Check, Health, Part, State};
 
-pub use blobs::Transfer;
+pub(crate) use blobs::Transfer;
 
 /// Calls, as JSON-RPC and the command line make them.
-pub type Calls = BoxCloneSyncService<Call, Box<RawValue>, methods::Error>;
+pub(crate) type Calls = BoxCloneSyncService<Call, Box<RawValue>, methods::Error>;
 
 /// Whether the gateway takes work: not while it drains, and not while a part of it is not well.
 #[derive(Debug, Clone)]
-pub struct Readiness {
+pub(crate) struct Readiness {
     draining: Arc<AtomicBool>,
     audit: Audit,
     health: Health,
@@ -36,7 +36,7 @@ pub struct Readiness {
 
 impl Readiness {
     /// Ready, as long as what must be recorded can be and the parts in `health` are well.
-    pub fn new(audit: Audit, health: Health) -> Self {
+    pub(crate) fn new(audit: Audit, health: Health) -> Self {
         Readiness {
             draining: Arc::new(AtomicBool::new(false)),
             audit,
@@ -46,7 +46,7 @@ impl Readiness {
 
     /// The same and one part more.
     #[must_use]
-    pub fn and(self, name: &'static str, check: Check) -> Self {
+    pub(crate) fn and(self, name: &'static str, check: Check) -> Self {
         Readiness {
             health: self.health.and(name, check),
             ..self
@@ -54,7 +54,7 @@ impl Readiness {
     }
 
     /// From now on `/readyz` says no, so that a balancer sends nothing more, and what comes all the same is refused.
-    pub fn draining(&self) {
+    pub(crate) fn draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
@@ -63,7 +63,7 @@ impl Readiness {
     }
 
     /// Part by part, for the operator. The gateway's own state is as it is now, that of the others at most a second old.
-    pub async fn report(&self) -> Vec<Part> {
+    pub(crate) async fn report(&self) -> Vec<Part> {
         let draining = if self.is_draining() {
             State::Failed("the gateway is stopping".into())
         } else {
@@ -105,7 +105,7 @@ impl Readiness {
 const ONE_BLOB: &str = "/blobs/{id}";
 
 /// The public paths, with the methods they answer: what `serve` prints, and by what requests are counted.
-pub const PATHS: [(&str, &str, &str); 9] = [
+pub(crate) const PATHS: [(&str, &str, &str); 9] = [
     ("/rpc", "POST", "JSON-RPC 2.0"),
     ("/blobs", "POST", "store a body as a blob, streamed"),
     (ONE_BLOB, "GET", "a blob, streamed, or a range of it"),
@@ -126,7 +126,7 @@ pub const PATHS: [(&str, &str, &str); 9] = [
 ];
 
 /// What anybody may ask: whether the gateway is well, and where to get a token.
-pub const OPEN_PATHS: [&str; 4] = [
+pub(crate) const OPEN_PATHS: [&str; 4] = [
     "/livez",
     "/readyz",
     METADATA_PATH,
@@ -134,7 +134,7 @@ pub const OPEN_PATHS: [&str; 4] = [
 ];
 
 /// The known word for a path, for metrics.
-pub fn route(path: &str) -> &'static str {
+pub(crate) fn route(path: &str) -> &'static str {
     if path.starts_with("/blobs/") {
         return ONE_BLOB;
     }
@@ -144,7 +144,7 @@ pub fn route(path: &str) -> &'static str {
 
 /// Sends each request to its path's service. Cheap to clone: every layer above does so for each request.
 #[derive(Debug, Clone)]
-pub struct Faces(Arc<Services>);
+pub(crate) struct Faces(Arc<Services>);
 
 #[derive(Debug)]
 struct Services {
@@ -156,7 +156,7 @@ struct Services {
 
 impl Faces {
     /// The paths over one stack of calls.
-    pub fn new(
+    pub(crate) fn new(
         rpc: Rpc<Calls>,
         blobs: Transfer,
         readiness: Readiness,

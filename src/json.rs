@@ -11,7 +11,7 @@ use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visit
 
 /// Why a text was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refused {
+pub(crate) enum Refused {
     /// Not JSON that everybody reads alike: syntax, a lone surrogate, nesting deeper than 128 levels.
     Syntax(String),
     /// JSON, but not to be taken: a member name twice in one object, one that [`RESERVED`] begins, a number that no double can
@@ -21,7 +21,7 @@ pub enum Refused {
 
 impl Refused {
     /// What is wrong, and where.
-    pub fn why(self) -> String {
+    pub(crate) fn why(self) -> String {
         match self {
             Refused::Syntax(why) | Refused::Content(why) => why,
         }
@@ -37,7 +37,7 @@ const RESERVED: &str = "$serde_json::private::";
 ///
 /// # Errors
 /// [`Refused`], with the place in the message.
-pub fn walk(text: &str) -> Result<(), Refused> {
+pub(crate) fn walk(text: &str) -> Result<(), Refused> {
     let mut reader = serde_json::Deserializer::from_str(text);
     Walk.deserialize(&mut reader)
         .and_then(|()| reader.end())
@@ -66,7 +66,7 @@ fn in_plain_words(message: String) -> String {
 }
 
 /// A message of serde_json's without the place at its end, where that says nothing to whoever reads it.
-pub fn without_place(message: &str) -> &str {
+pub(crate) fn without_place(message: &str) -> &str {
     message
         .rsplit_once(" at line ")
         .map_or(message, |(message, _)| message)
@@ -134,7 +134,7 @@ impl<'de> Visitor<'de> for Walk {
 
 /// A JSON text with a line for each value, for people. Nothing else is changed: names stay in their order, and numbers keep their
 /// digits, which a tree of values would not do.
-pub fn indented(text: &str) -> String {
+pub(crate) fn indented(text: &str) -> String {
     let new_line = |out: &mut String, depth| {
         out.push('\n');
         out.extend(std::iter::repeat_n("  ", depth));
@@ -170,15 +170,15 @@ pub fn indented(text: &str) -> String {
 }
 
 /// At most 64 characters of a caller's word, for a message.
-pub fn short(text: &str) -> String {
+pub(crate) fn short(text: &str) -> String {
     cut(text, 64).into_owned()
 }
 
 /// The sign that there is more.
-pub const CUT: char = '…';
+pub(crate) const CUT: char = '…';
 
 /// At most so many characters of a caller's word, and [`CUT`] where there are more.
-pub fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
+pub(crate) fn cut(text: &str, chars_max: usize) -> Cow<'_, str> {
     match text.char_indices().nth(chars_max) {
         None => Cow::Borrowed(text),
         Some((end, _)) => Cow::Owned(format!("{}{CUT}", &text[..end])),

@@ -50,46 +50,47 @@
 //! `tests/tidy.rs` holds the tree to what of this can be checked by reading.
 #![forbid(unsafe_code)]
 
+// Public is what the program, the benches or the tests name: of all else the compiler says when nobody uses it.
 pub mod cli;
 pub mod config;
 
 pub mod app;
-pub mod reload;
+mod reload;
 
 pub mod server;
-pub mod stack;
+mod stack;
 
 pub mod rescue;
 
-pub mod door;
+mod door;
 
 pub mod auth;
 
-pub mod limit;
+mod limit;
 
-pub mod faces;
+mod faces;
 
-pub mod json;
-pub mod rpc;
+mod json;
+mod rpc;
 
 pub mod pace;
-pub mod slots;
+mod slots;
 
 pub mod policy;
 
-pub mod methods;
+mod methods;
 
 pub mod catalog;
 
-pub mod blobs;
+mod blobs;
 
 pub mod gate;
 
-pub mod runs;
+mod runs;
 
-pub mod secrets;
+mod secrets;
 
 pub mod audit;
 
-pub mod admin;
+mod admin;
 pub mod telemetry;

@@ -34,7 +34,7 @@ use crate::rescue::{Named, Refusal};
 use crate::rpc::Call;
 use crate::server::{Body, peer_ip};
 use rules::{Asked, Level, Standing};
-pub use rules::{Clock, Limited, Limits, Prepared, RuleReport, SinceStart};
+pub(crate) use rules::{Limited, Limits, RuleReport, SinceStart};
 
 /// draft-ietf-httpapi-ratelimit-headers-10, section 4: what is left.
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -46,7 +46,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(2);
 
 impl Limits {
     /// Drops idle keys for as long as it is polled.
-    pub async fn housekeeping(self) {
+    pub(crate) async fn housekeeping(self) {
         let mut ticks = tokio::time::interval(SWEEP_EVERY);
         loop {
             ticks.tick().await;
@@ -124,7 +124,7 @@ impl From<Limited> for Refusal {
 
 /// Makes [`AddressLimit`].
 #[derive(Debug, Clone)]
-pub struct AddressLimitLayer(pub Limits);
+pub(crate) struct AddressLimitLayer(pub Limits);
 
 impl<S> Layer<S> for AddressLimitLayer {
     type Service = AddressLimit<S>;
@@ -138,7 +138,7 @@ impl<S> Layer<S> for AddressLimitLayer {
 
 /// Counts a request by its address alone.
 #[derive(Debug, Clone)]
-pub struct AddressLimit<S> {
+pub(crate) struct AddressLimit<S> {
     limits: Limits,
     inner: S,
 }
@@ -165,7 +165,7 @@ where
 
 /// Makes [`Limit`].
 #[derive(Debug, Clone)]
-pub struct LimitLayer(pub Limits);
+pub(crate) struct LimitLayer(pub Limits);
 
 impl<S> Layer<S> for LimitLayer {
     type Service = Limit<S>;
@@ -179,7 +179,7 @@ impl<S> Layer<S> for LimitLayer {
 
 /// Counts a request by its caller.
 #[derive(Debug, Clone)]
-pub struct Limit<S> {
+pub(crate) struct Limit<S> {
     limits: Limits,
     inner: S,
 }
@@ -236,7 +236,7 @@ type Answered<F, R, E> = Either<F, Ready<Result<R, E>>>;
 
 /// Makes [`Recount`].
 #[derive(Debug, Clone)]
-pub struct RecountLayer(pub Limits);
+pub(crate) struct RecountLayer(pub Limits);
 
 impl<S> Layer<S> for RecountLayer {
     type Service = Recount<S>;
@@ -250,7 +250,7 @@ impl<S> Layer<S> for RecountLayer {
 
 /// Counts the calls of a batch that its request has not been counted for.
 #[derive(Debug, Clone)]
-pub struct Recount<S> {
+pub(crate) struct Recount<S> {
     limits: Limits,
     inner: S,
 }
@@ -283,7 +283,7 @@ where
 
 /// Makes [`CallLimit`].
 #[derive(Debug, Clone)]
-pub struct CallLimitLayer(pub Limits);
+pub(crate) struct CallLimitLayer(pub Limits);
 
 impl<S> Layer<S> for CallLimitLayer {
     type Service = CallLimit<S>;
@@ -297,7 +297,7 @@ impl<S> Layer<S> for CallLimitLayer {
 
 /// Counts a call that the policy has allowed.
 #[derive(Debug, Clone)]
-pub struct CallLimit<S> {
+pub(crate) struct CallLimit<S> {
     limits: Limits,
     inner: S,
 }

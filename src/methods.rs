@@ -4,7 +4,7 @@
 //! the policy between them: `prepare` reads the parameters and finds the skills and blobs that they name; what it
 //! gives back can act only with a [`Permit`]. Knows no HTTP and no envelope.
 
-pub mod blob_transfer;
+pub(crate) mod blob_transfer;
 mod content;
 mod create_blob;
 mod create_skill;
@@ -40,7 +40,7 @@ use crate::telemetry::trace::Trace;
 use content::{Content, Encoding, decode};
 use shape::{First, Object, Whole, in_words_of_json, meaning};
 
-pub use discover::openrpc;
+pub(crate) use discover::openrpc;
 pub(crate) use list_skills::listing;
 
 /// Blobs that one run may be given.
@@ -56,7 +56,8 @@ const ARG_NAMES_MAX: usize = 1000;
 const ARG_NAMES_BYTES_MAX: usize = 32 << 10;
 
 /// Appendix A of the specification, for whoever connects a model (REQUIREMENTS L3).
-pub const SYSTEM_PROMPT: &str = "You are connected to a Skills Runtime using the Skills Protocol.
+pub(crate) const SYSTEM_PROMPT: &str =
+    "You are connected to a Skills Runtime using the Skills Protocol.
 
 If you have not yet read the Skills Protocol Guide,
 you MUST call the `load_skills_protocol_guide` tool before using
@@ -135,7 +136,7 @@ impl From<Denied> for Error {
 
 /// What the methods work with.
 #[derive(Debug, Clone)]
-pub struct Rooms {
+pub(crate) struct Rooms {
     /// Which skills there are.
     pub catalog: Catalog,
     /// Large data.
@@ -150,7 +151,7 @@ pub struct Rooms {
 type Act<R> = Box<dyn FnOnce(Permit) -> BoxFuture<'static, Result<R, Error>> + Send>;
 
 /// A call whose parameters have been read: it knows what it is about and waits for its permit.
-pub struct Prepared<R = Box<RawValue>> {
+pub(crate) struct Prepared<R = Box<RawValue>> {
     facts: Facts,
     act: Act<R>,
 }
@@ -158,7 +159,7 @@ pub struct Prepared<R = Box<RawValue>> {
 impl<R> Prepared<R> {
     /// The same, as a part of this trace.
     #[must_use]
-    pub fn traced(mut self, trace: Trace) -> Self {
+    pub(crate) fn traced(mut self, trace: Trace) -> Self {
         self.facts.trace = Some(trace);
         self
     }
@@ -240,7 +241,7 @@ impl<R> Decidable for Prepared<R> {
 
 /// One method.
 #[derive(Debug)]
-pub struct Method {
+pub(crate) struct Method {
     /// On the wire.
     pub name: &'static str,
     /// One of the eight that a model sees (REQUIREMENTS L1).
@@ -256,12 +257,12 @@ pub struct Method {
 
 impl Method {
     /// The parameters' schema as a value.
-    pub fn params_schema(&self) -> serde_json::Value {
+    pub(crate) fn params_schema(&self) -> serde_json::Value {
         discover::schema(self.params)
     }
 
     /// The result's schema as a value.
-    pub fn result_schema(&self) -> serde_json::Value {
+    pub(crate) fn result_schema(&self) -> serde_json::Value {
         discover::schema(self.result)
     }
 }
@@ -269,7 +270,7 @@ impl Method {
 type Prepare = fn(Arc<Rooms>, Call) -> BoxFuture<'static, Result<Prepared, Error>>;
 
 /// Every method, in the specification's order.
-pub static TABLE: [Method; 10] = [
+pub(crate) static TABLE: [Method; 10] = [
     list_skills::METHOD,
     describe_skill::METHOD,
     read_skill_file::METHOD,
@@ -283,13 +284,13 @@ pub static TABLE: [Method; 10] = [
 ];
 
 /// The names in [`TABLE`].
-pub fn names() -> [&'static str; 10] {
+pub(crate) fn names() -> [&'static str; 10] {
     TABLE.each_ref().map(|method| method.name)
 }
 
 /// Makes [`Resolve`].
 #[derive(Debug, Clone)]
-pub struct ResolveLayer(pub Rooms);
+pub(crate) struct ResolveLayer(pub Rooms);
 
 impl<S> Layer<S> for ResolveLayer {
     type Service = Resolve<S>;
@@ -303,7 +304,7 @@ impl<S> Layer<S> for ResolveLayer {
 
 /// Finds the method, reads its parameters and what they name.
 #[derive(Debug, Clone)]
-pub struct Resolve<S> {
+pub(crate) struct Resolve<S> {
     rooms: Arc<Rooms>,
     inner: S,
 }
@@ -338,7 +339,7 @@ where
 
 /// The end of the stack: does what was permitted.
 #[derive(Debug, Clone, Copy)]
-pub struct Perform;
+pub(crate) struct Perform;
 
 impl<R> Service<Permitted<Prepared<R>>> for Perform {
     type Response = R;

@@ -71,7 +71,7 @@ impl Install {
 }
 
 /// Something of the gateway that can be changed while it serves.
-pub trait Part: Send + Sync {
+pub(crate) trait Part: Send + Sync {
     /// For the log.
     fn name(&self) -> &'static str;
 
@@ -102,7 +102,7 @@ pub trait Part: Send + Sync {
 
 /// How the last reload went.
 #[derive(Debug, Clone, Default)]
-pub struct Status {
+pub(crate) struct Status {
     /// Reloads that were taken since the start.
     pub taken: u64,
     /// Reloads that were refused since the start.
@@ -114,20 +114,20 @@ pub struct Status {
 }
 
 /// Reads the configuration as the program did when it started.
-pub type Read = Box<dyn Fn() -> Result<Config, ConfigErrors> + Send + Sync>;
+pub(crate) type Read = Box<dyn Fn() -> Result<Config, ConfigErrors> + Send + Sync>;
 
 /// What all parts together read.
-pub type Watched = fn(&Config) -> Vec<PathBuf>;
+pub(crate) type Watched = fn(&Config) -> Vec<PathBuf>;
 
 /// Where configurations come from, and which files they name.
-pub struct Source {
+pub(crate) struct Source {
     read: Read,
     watched: Watched,
 }
 
 /// A configuration, and what the files that it names looked like before it and they were read.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// As it was read.
     pub config: Config,
     looks: u64,
@@ -135,7 +135,7 @@ pub struct Seen {
 
 /// Reloads. Cheap to clone.
 #[derive(Clone)]
-pub struct Reload(Arc<Inner>);
+pub(crate) struct Reload(Arc<Inner>);
 
 struct Inner {
     source: Source,
@@ -158,7 +158,7 @@ struct Known {
 /// How the last reload went. Cheap to clone, and holds on to none of the parts, so that they can end while somebody
 /// still asks.
 #[derive(Debug, Clone, Default)]
-pub struct Report(Arc<Mutex<Status>>);
+pub(crate) struct Report(Arc<Mutex<Status>>);
 
 /// See [`Report::begin`].
 struct GoesOn<'a>(&'a Report);
@@ -192,7 +192,7 @@ impl fmt::Debug for Reload {
 
 impl Report {
     /// How the last reload went.
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         lock(&self.0).clone()
     }
 
@@ -203,7 +203,7 @@ impl Report {
     }
 
     /// The same for `/readyz?verbose`. A refused one does not keep the gateway from being ready: it serves on.
-    pub fn state(&self) -> State {
+    pub(crate) fn state(&self) -> State {
         let status = self.status();
         let goes_on = status.since.map_or(Duration::ZERO, |since| since.elapsed());
         if goes_on >= SLOW_AFTER {
@@ -221,7 +221,7 @@ impl Report {
     }
 
     /// The same for metrics.
-    pub fn write(&self, page: &mut Page) {
+    pub(crate) fn write(&self, page: &mut Page) {
         let status = self.status();
         page.family(
             "skillgate_config_reloads_total",
@@ -241,7 +241,7 @@ impl Report {
 
 impl Source {
     /// `watched`: what the parts read with a configuration.
-    pub fn new(read: Read, watched: Watched) -> Self {
+    pub(crate) fn new(read: Read, watched: Watched) -> Self {
         Source { read, watched }
     }
 
@@ -249,7 +249,7 @@ impl Source {
     ///
     /// # Errors
     /// Everything that is wrong with it.
-    pub fn read(&self) -> Result<Seen, ConfigErrors> {
+    pub(crate) fn read(&self) -> Result<Seen, ConfigErrors> {
         // Only a configuration says which files to look at, its own first of all. So it is read for that, and again
         // after the look: the second one counts. If it names others than the first, the next look will differ.
         let (looks, _) = self.looks(&(self.read)()?);
@@ -268,7 +268,7 @@ impl Source {
 
 impl Reload {
     /// From the configuration that the gateway has started with, and what was seen before that.
-    pub fn new(seen: Seen, source: Source, parts: Vec<Box<dyn Part>>) -> Self {
+    pub(crate) fn new(seen: Seen, source: Source, parts: Vec<Box<dyn Part>>) -> Self {
         Reload(Arc::new(Inner {
             source,
             parts,
@@ -283,7 +283,7 @@ impl Reload {
     }
 
     /// How the last one went.
-    pub fn report(&self) -> Report {
+    pub(crate) fn report(&self) -> Report {
         self.0.report.clone()
     }
 
@@ -291,7 +291,7 @@ impl Reload {
     ///
     /// # Errors
     /// What was wrong; what was in force before still is.
-    pub fn now(&self) -> Result<(), String> {
+    pub(crate) fn now(&self) -> Result<(), String> {
         let known = &mut *lock(&self.0.state);
         let _goes_on = self.0.report.begin();
         // It is refused like any other: a mistake of ours must not pass for a reload that nobody asked for.
@@ -401,7 +401,7 @@ impl Reload {
     /// Reloads on every SIGHUP, and when the watched files have changed and then stood still for `interval`: a
     /// half-written change is not taken. Every [`LOST_AGAIN`] it tries again what is lost. `interval` zero: on SIGHUP
     /// only. Ends with `stop`, and not in the middle of a reload: that is on a thread, which nothing can call back.
-    pub async fn follow(
+    pub(crate) async fn follow(
         self,
         mut hangup: Signal,
         interval: Duration,

@@ -7,7 +7,7 @@
 
 mod aside;
 mod body;
-pub mod code;
+pub(crate) mod code;
 mod envelope;
 mod space;
 
@@ -34,12 +34,12 @@ use crate::server::{Body, full};
 use crate::slots::Slots;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::Trace;
-pub use aside::aside;
+pub(crate) use aside::aside;
 use body::SMALL_PLACES;
 use code::Code;
 use envelope::{BadBody, Envelope, NotARequest};
 use space::Places;
-pub use space::{NoSpace, Space};
+pub(crate) use space::{NoSpace, Space};
 
 /// A body of more bytes is a large one: it takes a place while it is here, and is not walked on a thread that others need. So
 /// does an answer, until it has left.
@@ -47,7 +47,7 @@ const SMALL_BYTES_MAX: usize = 256 << 10;
 
 /// One method call, as it leaves this layer.
 #[derive(Debug, Clone)]
-pub struct Call {
+pub(crate) struct Call {
     /// Who asks.
     pub caller: Caller,
     /// What for.
@@ -66,11 +66,11 @@ pub struct Call {
 
 /// The text of a parameters object, a slice of the body it came in.
 #[derive(Debug, Clone)]
-pub struct Params(Bytes);
+pub(crate) struct Params(Bytes);
 
 impl Params {
     /// No parameters.
-    pub fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Params(Bytes::from_static(b"{}"))
     }
 
@@ -78,7 +78,7 @@ impl Params {
     ///
     /// # Errors
     /// [`ErrorObject`] when the text is not an object that everybody reads alike.
-    pub fn from_text(text: Bytes) -> Result<Self, ErrorObject> {
+    pub(crate) fn from_text(text: Bytes) -> Result<Self, ErrorObject> {
         let object = std::str::from_utf8(&text)
             .map_err(|error| ErrorObject::invalid_params("", error.to_string()))?;
         // Their places count from where the parameters begin, and would be read as places in the body.
@@ -109,7 +109,7 @@ impl Params {
     }
 
     /// The JSON text.
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         // Checked when it was made; a wrong answer here could only be an empty object, which no method mistakes.
         std::str::from_utf8(&self.0).unwrap_or("{}")
     }
@@ -190,7 +190,7 @@ impl ErrorObject {
 
 /// What this layer is told by configuration.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// `server.max_body_bytes`: of a body, and of the answers of a batch after which no more of its calls are made.
     pub body_bytes_max: usize,
     /// `server.body_timeout_ms`: without progress, and [`body::BODY_TIMEOUTS_MAX`] times that in all.
@@ -203,7 +203,7 @@ pub struct Limits {
 
 /// The service of `POST /rpc`: decodes, asks the service below once for each call, encodes.
 #[derive(Debug, Clone)]
-pub struct Rpc<S> {
+pub(crate) struct Rpc<S> {
     inner: S,
     limits: Limits,
     /// Of bodies that are here and of answers that have not left.
@@ -215,7 +215,7 @@ pub struct Rpc<S> {
 
 impl<S> Rpc<S> {
     /// Puts JSON-RPC on top of a service of calls.
-    pub fn new(inner: S, limits: Limits) -> Self {
+    pub(crate) fn new(inner: S, limits: Limits) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Rpc {
             inner,
@@ -231,7 +231,7 @@ impl<S> Rpc<S> {
 
     /// Counts its calls there.
     #[must_use]
-    pub fn watched_by(self, metrics: Metrics) -> Self {
+    pub(crate) fn watched_by(self, metrics: Metrics) -> Self {
         Rpc { metrics, ..self }
     }
 }
@@ -525,7 +525,7 @@ fn no_content() -> Response<Body> {
 
 /// How many bytes an answer has as JSON, where a control character of a text has six; none when these are more than so
 /// many: it looks no further.
-pub fn json_bytes(answer: &impl serde::Serialize, bytes_max: u64) -> Option<u64> {
+pub(crate) fn json_bytes(answer: &impl serde::Serialize, bytes_max: u64) -> Option<u64> {
     /// Counts, and fails with the first byte too many.
     struct Room(u64);
     impl io::Write for Room {
@@ -550,7 +550,9 @@ pub fn json_bytes(answer: &impl serde::Serialize, bytes_max: u64) -> Option<u64>
 ///
 /// # Errors
 /// None in practice: our answers are structs without maps of odd keys; a failure is an internal error.
-pub fn to_raw(answer: &impl serde::Serialize) -> Result<Box<RawValue>, Arc<serde_json::Error>> {
+pub(crate) fn to_raw(
+    answer: &impl serde::Serialize,
+) -> Result<Box<RawValue>, Arc<serde_json::Error>> {
     serde_json::value::to_raw_value(answer).map_err(Arc::new)
 }
 

@@ -36,7 +36,7 @@ use crate::policy::Permit;
 use crate::secrets::{self, Granted, Secrets};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::with_sources;
-pub use answer::Answer;
+pub(crate) use answer::Answer;
 use answer::{answer, failure};
 use drain::Drain;
 use ending::Ending;
@@ -47,9 +47,9 @@ use services::Services;
 use watch::{Wait, Watch};
 
 /// Largest `output` in an answer, in bytes of compact UTF-8 JSON (specification, REQUIREMENTS E4).
-pub const OUTPUT_BYTES_MAX: usize = 4096;
+pub(crate) const OUTPUT_BYTES_MAX: usize = 4096;
 /// Largest `logs_preview`, in bytes (REQUIREMENTS E5).
-pub const LOGS_BYTES_MAX: usize = 2048;
+pub(crate) const LOGS_BYTES_MAX: usize = 2048;
 /// How long after its deadline a sandbox that enforces it may take to say so before the gateway answers without it.
 const OVERTIME: Duration = Duration::from_secs(2);
 
@@ -131,7 +131,7 @@ impl Error {
 
 /// What to run.
 #[derive(Debug)]
-pub enum Program {
+pub(crate) enum Program {
     /// A skill's entrypoint.
     Skill(Arc<Skill>),
     /// Submitted code.
@@ -147,7 +147,7 @@ pub enum Program {
 
 /// One run as asked for and allowed.
 #[derive(Debug)]
-pub struct Job {
+pub(crate) struct Job {
     /// Who asked.
     pub caller: Caller,
     /// What was granted.
@@ -163,15 +163,16 @@ pub struct Job {
     /// As asked for.
     pub timeout_ms: Option<u64>,
     /// What keeps the room of its code and arguments, which may be large, until it has ended: its request may be gone by then.
+    #[expect(dead_code, reason = "kept, and no more")]
     pub room: Room,
 }
 
 /// Kept, and no more.
-pub type Room = Box<dyn fmt::Debug + Send + Sync>;
+pub(crate) type Room = Box<dyn fmt::Debug + Send + Sync>;
 
 /// What the configuration's `[runs]` says.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// When a caller does not say.
     pub default_timeout_ms: u64,
     /// A longer wish is cut to it.
@@ -198,7 +199,7 @@ pub struct Settings {
 
 /// Starts runs and answers for them.
 #[derive(Debug, Clone)]
-pub struct Runs {
+pub(crate) struct Runs {
     sandbox: Current<SandboxInstance>,
     catalog: Catalog,
     blobs: Blobs,
@@ -214,18 +215,18 @@ pub struct Runs {
 
 /// How busy the runs are. Keeps nothing but the counts.
 #[derive(Debug, Clone)]
-pub struct Load(Arc<Queue>);
+pub(crate) struct Load(Arc<Queue>);
 
 impl Load {
     /// Runs that go on, and runs that wait.
-    pub fn now(&self) -> (usize, usize) {
+    pub(crate) fn now(&self) -> (usize, usize) {
         self.0.load()
     }
 }
 
 impl Runs {
     /// On top of a sandbox.
-    pub fn new(
+    pub(crate) fn new(
         sandbox: Current<SandboxInstance>,
         catalog: Catalog,
         blobs: Blobs,
@@ -256,33 +257,33 @@ impl Runs {
 
     /// Counts its runs there.
     #[must_use]
-    pub fn watched_by(self, metrics: Metrics) -> Self {
+    pub(crate) fn watched_by(self, metrics: Metrics) -> Self {
         Runs { metrics, ..self }
     }
 
     /// Where its secrets come from.
-    pub fn secrets(&self) -> &Secrets {
+    pub(crate) fn secrets(&self) -> &Secrets {
         &self.secrets
     }
 
     /// The way out of those that a permit grants network.
-    pub fn gate(&self) -> &Gate {
+    pub(crate) fn gate(&self) -> &Gate {
         &self.gate
     }
 
     /// From now on nothing begins on the strength of rules before that generation.
-    pub fn outdate(&self, generation: u64) {
+    pub(crate) fn outdate(&self, generation: u64) {
         self.permits.outdate(generation);
     }
 
     /// How busy it is.
-    pub fn load(&self) -> Load {
+    pub(crate) fn load(&self) -> Load {
         Load(self.queue.clone())
     }
 
     /// Lets runs go on until that moment at the latest, and comes back when they have ended and their ends are in the log.
     /// Nobody starts one any more.
-    pub async fn drain(&self, until: tokio::time::Instant) {
+    pub(crate) async fn drain(&self, until: tokio::time::Instant) {
         self.drain.wait(until).await;
     }
 
@@ -291,7 +292,7 @@ impl Runs {
     ///
     /// # Errors
     /// [`Error`] when it did not start or was lost; a run that fails is an [`Answer`].
-    pub async fn run(&self, job: Job) -> Result<Answer, Error> {
+    pub(crate) async fn run(&self, job: Job) -> Result<Answer, Error> {
         if self.settings.kill_on_disconnect {
             return self.run_now(job).await;
         }

@@ -25,32 +25,32 @@ use skillgate_skill::SecretName;
 use zeroize::Zeroizing;
 
 use crate::config::{self, Config};
-pub use output::redact_json;
-pub use provider::Refused;
-pub use redact::{Redactor, Stream};
-pub use search::Search;
+pub(crate) use output::redact_json;
+pub(crate) use provider::Refused;
+pub(crate) use redact::{Redactor, Stream};
+pub(crate) use search::Search;
 
 use crate::reload::{Install, Part};
 
 /// Shortest value, in bytes: a shorter one would be replaced where it is only a word, and is no secret.
-pub const VALUE_BYTES_MIN: usize = 8;
+pub(crate) const VALUE_BYTES_MIN: usize = 8;
 /// Longest value, in bytes; a private key of 4096 bits takes half of it.
-pub const VALUE_BYTES_MAX: usize = 8192;
+pub(crate) const VALUE_BYTES_MAX: usize = 8192;
 /// Secrets of one gateway.
-pub const SECRETS_MAX: usize = 1000;
+pub(crate) const SECRETS_MAX: usize = 1000;
 /// Bytes of all values that one run is given: what is looked for takes memory, about a hundred times as much, and twice that
 /// for values of several lines.
-pub const RUN_BYTES_MAX: usize = 32 << 10;
+pub(crate) const RUN_BYTES_MAX: usize = 32 << 10;
 /// Bytes of all values whose automata are kept for the next run with the same secrets.
 const KEPT_BYTES_MAX: usize = 64 << 10;
 
 /// A value. Overwritten at its end; shows nothing of itself.
 #[derive(Clone)]
-pub struct Secret(Arc<Zeroizing<String>>);
+pub(crate) struct Secret(Arc<Zeroizing<String>>);
 
 impl Secret {
     /// What it is. Whoever asks for it takes care of it.
-    pub fn expose(&self) -> &str {
+    pub(crate) fn expose(&self) -> &str {
         &self.0
     }
 }
@@ -97,7 +97,7 @@ struct Kept {
 
 /// Values that were read and can be put in force.
 #[derive(Debug)]
-pub struct Prepared(Snapshot);
+pub(crate) struct Prepared(Snapshot);
 
 impl fmt::Debug for Snapshot {
     /// Names only.
@@ -108,11 +108,11 @@ impl fmt::Debug for Snapshot {
 
 /// The secrets in force. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Secrets(Arc<ArcSwap<Snapshot>>);
+pub(crate) struct Secrets(Arc<ArcSwap<Snapshot>>);
 
 /// What one run was given.
 #[derive(Debug, Clone, Default)]
-pub struct Granted {
+pub(crate) struct Granted {
     values: BTreeMap<String, Secret>,
     redactor: Option<Arc<Redactor>>,
 }
@@ -122,7 +122,7 @@ impl Secrets {
     ///
     /// # Errors
     /// [`Refused`]: everything that is wrong, by file or variable.
-    pub fn prepare(config: &Config) -> Result<Prepared, Refused> {
+    pub(crate) fn prepare(config: &Config) -> Result<Prepared, Refused> {
         let values = provider::read(config)?;
         Ok(Prepared(Snapshot {
             values,
@@ -131,12 +131,12 @@ impl Secrets {
     }
 
     /// With these values.
-    pub fn new(prepared: Prepared) -> Self {
+    pub(crate) fn new(prepared: Prepared) -> Self {
         Secrets(Arc::new(ArcSwap::from_pointee(prepared.0)))
     }
 
     /// Puts other values in force: runs that begin from now on get those. A run that goes on keeps its own.
-    pub fn install(&self, prepared: Prepared) {
+    pub(crate) fn install(&self, prepared: Prepared) {
         self.0.store(Arc::new(prepared.0));
     }
 
@@ -153,7 +153,7 @@ impl Secrets {
     ///
     /// # Errors
     /// [`Missing`]: a run without a secret that it was granted would fail in the middle of what it does.
-    pub async fn grant(&self, names: &[String]) -> Result<Granted, Missing> {
+    pub(crate) async fn grant(&self, names: &[String]) -> Result<Granted, Missing> {
         if names.is_empty() {
             return Ok(Granted::default());
         }
@@ -245,12 +245,12 @@ impl Snapshot {
 
 impl Granted {
     /// The value of a secret that was granted.
-    pub fn value(&self, name: &str) -> Option<&Secret> {
+    pub(crate) fn value(&self, name: &str) -> Option<&Secret> {
         self.values.get(name)
     }
 
     /// Looks for the values in what the run says. None: the run has no secrets.
-    pub fn redactor(&self) -> Option<&Arc<Redactor>> {
+    pub(crate) fn redactor(&self) -> Option<&Arc<Redactor>> {
         self.redactor.as_ref()
     }
 }

@@ -18,7 +18,7 @@ use crate::telemetry::watch::WatchLayer;
 
 /// What the stack is made of.
 #[derive(Debug, Clone)]
-pub struct Parts {
+pub(crate) struct Parts {
     /// What the methods work with.
     pub rooms: Rooms,
     /// Who asks.
@@ -40,7 +40,7 @@ pub struct Parts {
 }
 
 /// From a call to its result.
-pub fn calls(parts: &Parts) -> Calls {
+pub(crate) fn calls(parts: &Parts) -> Calls {
     BoxCloneSyncService::new(
         ServiceBuilder::new()
             // Before anything is read: what the limits of requests owe a batch.
@@ -57,7 +57,7 @@ pub fn calls(parts: &Parts) -> Calls {
 }
 
 /// From an HTTP request to its answer.
-pub fn public(parts: &Parts) -> Stack {
+pub(crate) fn public(parts: &Parts) -> Stack {
     let metrics = parts.metrics.clone();
     let rpc = Rpc::new(calls(parts), parts.rpc).watched_by(metrics.clone());
     let transfer = Transfer::new(

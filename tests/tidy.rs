@@ -296,8 +296,10 @@ fn the_map_lists_every_room() {
         if path.extension().is_some_and(|ending| ending == "rs")
             && !["lib", "main"].contains(&name.as_str())
         {
+            // Public where somebody outside of the library names it.
+            let named = [format!("mod {name};"), format!("pub mod {name};")];
             assert!(
-                map.contains(&format!("pub mod {name};")),
+                map.lines().any(|line| named.iter().any(|it| it == line)),
                 "src/lib.rs does not name {name}"
             );
         }

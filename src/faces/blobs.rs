@@ -36,7 +36,7 @@ const ASKED_AGAIN: &str = "private, no-cache";
 
 /// Blobs over plain HTTP.
 #[derive(Debug, Clone)]
-pub struct Transfer {
+pub(crate) struct Transfer {
     blobs: Blobs,
     policy: Policy,
     limits: Limits,
@@ -47,7 +47,7 @@ pub struct Transfer {
 
 impl Transfer {
     /// Of as many at the same time as `transfers_max` says, each of which goes on after `idle_timeout` at the latest.
-    pub fn new(
+    pub(crate) fn new(
         blobs: Blobs,
         policy: Policy,
         limits: Limits,

@@ -17,14 +17,14 @@ use crate::reload;
 use crate::server::network;
 
 /// Where time comes from.
-pub trait Clock: fmt::Debug + Send + Sync {
+pub(crate) trait Clock: fmt::Debug + Send + Sync {
     /// Since some moment before all others.
     fn now(&self) -> Duration;
 }
 
 /// Monotonic: a step of the wall clock neither gives nor takes calls.
 #[derive(Debug)]
-pub struct SinceStart(Instant);
+pub(crate) struct SinceStart(Instant);
 
 impl Default for SinceStart {
     fn default() -> Self {
@@ -229,7 +229,7 @@ impl reload::Part for Limits {
 
 /// How one rule does, for metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RuleReport {
+pub(crate) struct RuleReport {
     /// `rate_limit.name`
     pub rule: String,
     /// Refused by it since it came into force.
@@ -242,7 +242,7 @@ pub struct RuleReport {
 
 /// Rules that are checked and ready, not yet in force.
 #[derive(Debug)]
-pub struct Prepared(Vec<RateLimit>);
+pub(crate) struct Prepared(Vec<RateLimit>);
 
 #[cfg(test)]
 impl Prepared {
@@ -258,7 +258,7 @@ struct Rules {
 
 /// The rate limits. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Limits(Arc<Inner>);
+pub(crate) struct Limits(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -269,7 +269,7 @@ struct Inner {
 
 impl Limits {
     /// Without any rule yet.
-    pub fn new(clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
         Limits(Arc::new(Inner {
             rules: ArcSwap::default(),
             numbers: AtomicU64::default(),
@@ -278,13 +278,13 @@ impl Limits {
     }
 
     /// The first step: changes nothing.
-    pub fn prepare(config: &Config) -> Prepared {
+    pub(crate) fn prepare(config: &Config) -> Prepared {
         Prepared(config.rate_limit.clone())
     }
 
     /// The second step: in force from here on, at once. A rule that is unchanged goes on counting where it was; one
     /// with a changed value begins anew.
-    pub fn install(&self, prepared: Prepared) {
+    pub(crate) fn install(&self, prepared: Prepared) {
         let before = self.0.rules.load_full();
         let keep = |config: &RateLimit| {
             let same = before.all.iter().find(|rule| rule.config == *config);
@@ -381,7 +381,7 @@ impl Limits {
     }
 
     /// Drops idle keys, a part of each rule at a time. To be called every few seconds.
-    pub fn sweep_some(&self) {
+    pub(crate) fn sweep_some(&self) {
         for rule in &self.0.rules.load().all {
             let now = u64::try_from(self.0.clock.now().as_nanos()).unwrap_or(u64::MAX / 2);
             rule.ledger().sweep_some(now);
@@ -389,7 +389,7 @@ impl Limits {
     }
 
     /// How each rule does.
-    pub fn report(&self) -> Vec<RuleReport> {
+    pub(crate) fn report(&self) -> Vec<RuleReport> {
         let report = |rule: &Arc<Rule>| RuleReport {
             rule: rule.config.name.clone(),
             refused: rule.refused.load(Ordering::Relaxed),

@@ -12,7 +12,7 @@ use crate::blobs::{Blobs, Kind};
 use crate::policy::Facts;
 
 /// Stores a stream as a blob: `create_blob` for large content, of `bytes` bytes where that is known before.
-pub fn upload<E>(
+pub(crate) fn upload<E>(
     blobs: Blobs,
     caller: Caller,
     kind: Kind,
@@ -35,7 +35,7 @@ where
 }
 
 /// Reads a range of a blob: `read_blob` for large content. The reader gives exactly that range; nothing to read is no reader.
-pub fn download(
+pub(crate) fn download(
     blobs: Blobs,
     caller: Caller,
     stat: BlobStat,

@@ -30,7 +30,7 @@ struct Params {
 
 /// Also the answer of `POST /blobs`.
 #[derive(Debug, Serialize)]
-pub struct Created {
+pub(crate) struct Created {
     /// `blob:...`
     pub blob_id: String,
     /// Bytes, not characters.

@@ -26,7 +26,7 @@ fn prepare(_rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared
 }
 
 /// The OpenRPC document.
-pub fn openrpc() -> Value {
+pub(crate) fn openrpc() -> Value {
     let methods: Vec<Value> = TABLE.iter().map(describe).collect();
     json!({
         "openrpc": "1.3.2",

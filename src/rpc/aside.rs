@@ -6,7 +6,7 @@ use super::SMALL_BYTES_MAX;
 
 /// Does something that takes as long as a text of so many bytes is. On a thread that others need these are given to another one
 /// meanwhile. Outside of a runtime with threads of its own there is none to give them to.
-pub fn aside<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+pub(crate) fn aside<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
     let others =
         || Handle::try_current().is_ok_and(|it| it.runtime_flavor() == RuntimeFlavor::MultiThread);
     if bytes > SMALL_BYTES_MAX && others() {

@@ -14,7 +14,7 @@ use crate::slots::{Slot, Slots};
 /// The place of one body and of its answers: one for all that is large in them, taken with the first that is; else one of
 /// the other kind for all that is more than a few bytes.
 #[derive(Debug, Clone)]
-pub struct Space(Option<Arc<Shared>>);
+pub(crate) struct Space(Option<Arc<Shared>>);
 
 #[derive(Debug)]
 struct Shared {
@@ -83,7 +83,7 @@ impl Need {
 
 impl Space {
     /// For who calls without a gateway around: there is always room.
-    pub fn unlimited() -> Self {
+    pub(crate) fn unlimited() -> Self {
         Space(None)
     }
 
@@ -113,7 +113,7 @@ impl Space {
     ///
     /// # Errors
     /// [`NoSpace`]
-    pub async fn enter(&self, bytes: u64) -> Result<(), NoSpace> {
+    pub(crate) async fn enter(&self, bytes: u64) -> Result<(), NoSpace> {
         let Some(shared) = &self.0 else {
             return Ok(());
         };
@@ -139,14 +139,14 @@ impl Space {
     }
 
     /// For what would have so many bytes in memory while it waits: the place, if there is one now.
-    pub fn take(&self, bytes: u64) -> bool {
+    pub(crate) fn take(&self, bytes: u64) -> bool {
         let take = |shared: &Arc<Shared>| shared.take(shared.need(bytes));
         self.0.as_ref().is_none_or(take)
     }
 
     /// How many bytes an answer may have that has not been counted, so that it is looked through `aside`: what has a place for
     /// what is large may be as large as that.
-    pub fn large_bytes(&self) -> usize {
+    pub(crate) fn large_bytes(&self) -> usize {
         let is_large = |shared: &Arc<Shared>| shared.held().large.is_some();
         match self.0.as_ref().is_some_and(is_large) {
             true => SMALL_BYTES_MAX + 1,
@@ -155,7 +155,7 @@ impl Space {
     }
 
     /// What came, on its way to who may have it for longer than its caller is there: it has the place with it, to its last piece.
-    pub fn keep(self, content: Vec<u8>) -> Bytes {
+    pub(crate) fn keep(self, content: Vec<u8>) -> Bytes {
         Bytes::from_owner(Kept {
             content,
             _space: self,

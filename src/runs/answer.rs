@@ -28,7 +28,7 @@ const WITHHELD: &str = r#""[the output is withheld: with its secrets' values rep
 
 /// The result of a run (specification, "Runs"; contract, section 5).
 #[derive(Debug, Serialize)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub(super) status: &'static str,
     pub(super) run_id: String,
     summary: String,

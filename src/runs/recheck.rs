@@ -15,7 +15,7 @@ const AT_ONCE_MAX: usize = 16;
 impl Runs {
     /// After new rules, of this `generation`, have been put in force: takes from runs that go on what they would not be granted
     /// any more. What a permit of the rules before is worth now, `decide` says.
-    pub async fn recheck<D, F>(&self, generation: u64, decide: D)
+    pub(crate) async fn recheck<D, F>(&self, generation: u64, decide: D)
     where
         D: Fn(Permit) -> F,
         F: Future<Output = Regrant>,

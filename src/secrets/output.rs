@@ -10,7 +10,7 @@ const WITHHELD: &str = r#""[the output is withheld: the value of a secret stands
 /// The same JSON text without secrets: in strings and in member names, which stay different from each other, and for
 /// numbers, which become strings. `json` has been checked to be JSON without members of the same name. None: there is
 /// nothing to replace.
-pub fn redact_json(redactor: &Redactor, json: &str) -> Option<String> {
+pub(crate) fn redact_json(redactor: &Redactor, json: &str) -> Option<String> {
     let mut out = String::with_capacity(json.len());
     // The names of each object that is open; the lists hold none.
     let mut open: Vec<HashSet<String>> = Vec::new();

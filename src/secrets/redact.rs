@@ -352,7 +352,7 @@ fn united(mut finds: Vec<Find>) -> Vec<Find> {
 
 /// A text that comes in pieces of any size, as bytes.
 #[derive(Debug)]
-pub struct Stream {
+pub(crate) struct Stream {
     redactor: Arc<Redactor>,
     state: StateID,
     /// Not passed on yet: it may be the beginning of a form. Between two pieces never longer than the longest form.
@@ -363,7 +363,7 @@ pub struct Stream {
 
 impl Stream {
     /// At the beginning of a text.
-    pub fn new(redactor: Arc<Redactor>) -> Self {
+    pub(crate) fn new(redactor: Arc<Redactor>) -> Self {
         Stream {
             state: redactor.start,
             redactor,
@@ -379,7 +379,7 @@ impl Stream {
     }
 
     /// Takes the next piece and gives what is safe to `out`.
-    pub fn push(&mut self, piece: &[u8], out: &mut impl FnMut(&[u8])) {
+    pub(crate) fn push(&mut self, piece: &[u8], out: &mut impl FnMut(&[u8])) {
         self.make_room(piece.len());
         for byte in piece {
             let redactor = &self.redactor;
@@ -411,7 +411,7 @@ impl Stream {
     }
 
     /// Nothing follows. The beginning of a form at the end counts as a cut: the run may have been ended while it wrote.
-    pub fn finish(&mut self, out: &mut impl FnMut(&[u8])) {
+    pub(crate) fn finish(&mut self, out: &mut impl FnMut(&[u8])) {
         if let Some((piece, form)) = self.redactor.beginning(self.state, &self.held) {
             add(&mut self.finds, piece, form);
         }

@@ -9,7 +9,7 @@ use super::Redactor;
 /// Whether any form stands in JSON text that comes in pieces of any size: in the text, or in what its strings say, as
 /// [`super::redact_json`] looks at them.
 #[derive(Debug)]
-pub struct Search {
+pub(crate) struct Search {
     redactor: Arc<Redactor>,
     text: StateID,
     said: StateID,
@@ -19,7 +19,7 @@ pub struct Search {
 
 impl Search {
     /// At the beginning of a text.
-    pub fn new(redactor: Arc<Redactor>) -> Self {
+    pub(crate) fn new(redactor: Arc<Redactor>) -> Self {
         let start = redactor.start();
         Search {
             redactor,
@@ -31,7 +31,7 @@ impl Search {
     }
 
     /// Takes the next piece. Whether there has been one yet.
-    pub fn push(&mut self, piece: &[u8]) -> bool {
+    pub(crate) fn push(&mut self, piece: &[u8]) -> bool {
         for byte in piece {
             self.found |= step(&self.redactor, &mut self.text, *byte);
             let mut utf8 = [0; 4];
@@ -43,7 +43,7 @@ impl Search {
     }
 
     /// Whether there has been one.
-    pub fn found(&self) -> bool {
+    pub(crate) fn found(&self) -> bool {
         self.found
     }
 }
