@@ -4,6 +4,7 @@
 mod accept;
 mod connection;
 mod malformed;
+pub(crate) mod progress;
 mod write_timeout;
 
 use std::error::Error as _;
@@ -222,7 +223,7 @@ pub async fn serve(
             // The drain does not wait for this.
             let still_open =
                 take_leave(ended, last, peer, was_due.is_nothing(), is_begun, &metrics).await;
-            // In this order: whoever sees that it is closed finds its place free.
+            // In this order: where there was nothing to wait for, whoever sees that it is closed finds its place free.
             drop(place);
             drop(still_open);
         });

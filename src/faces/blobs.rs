@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{Stream, StreamExt as _, stream};
+use futures_util::{Stream, stream};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
@@ -21,15 +21,10 @@ use crate::methods::{Perform, Prepared, blob_transfer};
 use crate::policy::{Policy, PolicyLayer};
 use crate::rescue::Refusal;
 use crate::rpc::ErrorObject;
+use crate::server::progress::{BYTES_PER_S_MIN, Progress, TIMEOUTS};
 use crate::server::{Body, BodyError, Broken, full, next_piece};
 use crate::slots::{Slot, Slots};
 use crate::telemetry::trace::Trace;
-
-/// What is sent or read of a blob at least, in bytes for each second that is waited for whoever does.
-const BYTES_PER_S_MIN: u64 = 1024;
-/// Over so many times `server.body_timeout_ms`. Without a least pace one that goes drop by drop, each in time, would have its
-/// place and the store for as long as it likes: none is exchanged while a blob is written to it, or read.
-const PACE_TIMEOUTS: u32 = 10;
 
 /// Whoever keeps a blob asks before he uses it again, with its ETag: it may have ended, or may be nobody's business any more.
 const ASKED_AGAIN: &str = "private, no-cache";
@@ -198,10 +193,7 @@ impl Transfer {
             return Err(refusal);
         };
         let body = match download {
-            Some(reader) if !head => {
-                let pieces = pieces_of(reader);
-                paced(pieces, place, self.idle_timeout)
-            }
+            Some(reader) if !head => streamed(reader, place),
             _ => full(""),
         };
         let mut response = Response::new(body);
@@ -261,7 +253,7 @@ impl From<UploadError> for Refusal {
                 StatusCode::REQUEST_TIMEOUT,
                 "timeout",
                 format!(
-                    "the body comes too slowly: under {BYTES_PER_S_MIN} bytes in a second, for {PACE_TIMEOUTS} times \
+                    "the body comes too slowly: under {BYTES_PER_S_MIN} bytes in a second, for {TIMEOUTS} times \
                      server.body_timeout_ms; send it over a faster connection, or in smaller blobs"
                 ),
             ),
@@ -284,17 +276,17 @@ fn pieces(
     caller: Caller,
     idle: Duration,
 ) -> impl Stream<Item = Result<Bytes, UploadError>> + Send + 'static {
-    let upload = Some((body, Pace::new(idle)));
+    let upload = Some((body, Progress::new(idle)));
     stream::unfold((upload, caller), move |(upload, caller)| async move {
-        let (mut body, mut pace) = upload?;
+        let (mut body, mut progress) = upload?;
         let began = Instant::now();
         let piece = next_piece(&mut body, idle).await;
         let why = match (caller.lapsed(), piece) {
             (Some(lapsed), _) => UploadError::Lapsed(lapsed),
             (None, None) => return None,
             (None, Some(Err(broken))) => UploadError::Body(broken),
-            (None, Some(Ok(piece))) if pace.is_kept(piece.len(), began.elapsed()) => {
-                return Some((Ok(piece), (Some((body, pace)), caller)));
+            (None, Some(Ok(piece))) if progress.is_enough(piece.len(), began.elapsed()) => {
+                return Some((Ok(piece), (Some((body, progress)), caller)));
             }
             (None, Some(Ok(_))) => UploadError::Slow,
         };
@@ -302,83 +294,29 @@ fn pieces(
     })
 }
 
-/// How an upload comes on, or a download.
-struct Pace {
-    /// It is looked at when so long has been waited for it. What the store takes is nobody else's time.
-    looked_after: Duration,
-    /// Since then.
-    waited: Duration,
-    bytes: u64,
-}
-
-impl Pace {
-    fn new(idle: Duration) -> Self {
-        Pace {
-            looked_after: idle * PACE_TIMEOUTS,
-            waited: Duration::ZERO,
-            bytes: 0,
-        }
-    }
-
-    /// With so many bytes more, which were waited for.
-    fn is_kept(&mut self, bytes: usize, waited: Duration) -> bool {
-        self.waited += waited;
-        self.bytes = self.bytes.saturating_add(bytes as u64);
-        if self.waited < self.looked_after {
-            return true;
-        }
-        let least = BYTES_PER_S_MIN as f64 * self.waited.as_secs_f64();
-        let is_kept = self.bytes as f64 >= least;
-        (self.waited, self.bytes) = (Duration::ZERO, 0);
-        is_kept
-    }
-}
-
-/// A piece of a blob, and whether it is the last.
-type Piece = Result<(Bytes, bool), BodyError>;
-
-/// The content of a blob. What cannot be read breaks the connection off, since the status line is gone already: so nobody takes
-/// a part for the whole.
-fn pieces_of(reader: BlobReader) -> impl Stream<Item = Piece> + Send + 'static {
-    stream::unfold(Some(reader), |reader| async move {
-        let mut reader = reader?;
+fn streamed(reader: BlobReader, place: Slot) -> Body {
+    let pieces = stream::unfold(Some((reader, place)), |on_its_way| async move {
+        let (mut reader, place) = on_its_way?;
         match reader.read(CHUNK_BYTES).await {
-            Ok((piece, end)) => Some((Ok((piece.into(), end)), Some(reader))),
+            Ok((piece, end)) => Some((
+                Ok(Frame::data(Bytes::from(piece))),
+                (!end).then_some((reader, place)),
+            )),
             Err(error) => {
+                // The status line is gone already: the connection breaks off, so that nobody takes a part for the whole.
                 tracing::error!(
                     code = error.code,
                     reason = error.message,
                     "a blob could not be read to its end"
                 );
-                let why = BodyError("the blob could not be read to its end".into());
-                Some((Err(why), None))
+                Some((
+                    Err(BodyError("the blob could not be read to its end".into())),
+                    None,
+                ))
             }
-        }
-    })
-}
-
-/// A body that has its place until its end, or until it is read too slowly. The next piece is asked for when those before have
-/// been read, as far as they are not in buffers.
-fn paced(pieces: impl Stream<Item = Piece> + Send + 'static, place: Slot, idle: Duration) -> Body {
-    let given = (0, Instant::now());
-    let on_its_way = Some((Box::pin(pieces), Pace::new(idle), given, place));
-    let frames = stream::unfold(on_its_way, |on_its_way| async move {
-        let (mut pieces, mut pace, (bytes, at), place) = on_its_way?;
-        if !pace.is_kept(bytes, at.elapsed()) {
-            let why = "the blob is read too slowly (server.body_timeout_ms)";
-            tracing::info!(reason = why, "a download is cut off");
-            return Some((Err(BodyError(why.into())), None));
-        }
-        match pieces.next().await? {
-            Ok((piece, end)) => {
-                let given = (piece.len(), Instant::now());
-                let rest = (!end).then_some((pieces, pace, given, place));
-                Some((Ok(Frame::data(piece)), rest))
-            }
-            Err(error) => Some((Err(error), None)),
         }
     });
-    StreamBody::new(frames).boxed_unsync()
+    StreamBody::new(pieces).boxed_unsync()
 }
 
 /// Whether the client has it already (`If-None-Match`, RFC 9110 section 13.1.2). A blob is there, so `*` is it.

@@ -282,7 +282,7 @@ fn refusal(own: &[u8]) -> Refusal {
             (
                 status,
                 format!(
-                    "the head of the request has over {HEAD_BYTES_MAX} bytes or over {HEADERS_MAX} headers (or a length of the body that none has): send less, and data in the body"
+                    "the head of the request has over {HEAD_BYTES_MAX} bytes or over {HEADERS_MAX} headers (or a Content-Length that is too large to be one): send less, and data in the body"
                 ),
             )
         }

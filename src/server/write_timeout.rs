@@ -1,5 +1,6 @@
-//! Writes that wait for the peer: one that makes no progress for a time is an error, which ends the connection and frees
-//! what its answer holds. A connection that has nothing to write may be as quiet as it likes.
+//! Writes that wait for the peer: one that makes no progress for a time is an error, and so is too little of it for ten times
+//! as long, which ends the connection and frees what its answer holds. A connection that has nothing to write may be as quiet as
+//! it likes.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::pin::Pin;
@@ -7,7 +8,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
+
+use super::progress::Progress;
 
 /// What is asked of a stream whose peer seems to take nothing.
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
@@ -17,13 +20,16 @@ pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
     fn discard_unsent(&self) -> io::Result<()>;
 }
 
-/// A stream on which a write that waits for `timeout` without progress fails with `TimedOut`.
+/// A stream on which a write that waits for `timeout` without progress, or with too little, fails with `TimedOut`.
 #[derive(Debug)]
 pub(super) struct WriteTimeout<S> {
     stream: S,
     timeout: Duration,
     /// Since the first write that had to wait; none while they make progress.
     waits: Option<Pin<Box<Sleep>>>,
+    /// When the write that waits has begun to.
+    began: Option<Instant>,
+    progress: Progress,
     /// The kernel took what was offered, and has not said that there is room: it is offered more until it takes none. Else
     /// each write, however small, would wait for the whole time beside room for thousands.
     took_offer: bool,
@@ -35,8 +41,27 @@ impl<S: Socket> WriteTimeout<S> {
             stream,
             timeout,
             waits: None,
+            began: None,
+            progress: Progress::new(timeout),
             took_offer: false,
         }
+    }
+
+    /// How a write ends that the peer has let end.
+    fn gone_on(&mut self, outcome: io::Result<usize>) -> Poll<io::Result<usize>> {
+        let waited = self.began.take().map(|began| began.elapsed());
+        let bytes = *outcome.as_ref().unwrap_or(&0);
+        if self.progress.is_enough(bytes, waited.unwrap_or_default()) {
+            return Poll::Ready(outcome);
+        }
+        self.give_up("the client reads too slowly (server.write_timeout_ms)")
+    }
+
+    fn give_up(&self, why: &str) -> Poll<io::Result<usize>> {
+        if let Err(error) = self.stream.discard_unsent() {
+            tracing::debug!(%error, "SO_LINGER");
+        }
+        Poll::Ready(Err(io::Error::new(ErrorKind::TimedOut, why)))
     }
 
     /// What a write has come to. `first` is of its bytes.
@@ -46,36 +71,31 @@ impl<S: Socket> WriteTimeout<S> {
         outcome: Poll<io::Result<usize>>,
         first: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if outcome.is_ready() {
+        if let Poll::Ready(outcome) = outcome {
             self.waits = None;
             self.took_offer = false;
-            return outcome;
+            return self.gone_on(outcome);
         }
         if self.took_offer {
             match self.stream.offer(first) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => self.took_offer = false,
-                outcome => return Poll::Ready(outcome),
+                outcome => return self.gone_on(outcome),
             }
         }
         let timeout = self.timeout;
+        self.began.get_or_insert_with(Instant::now);
         let waits = self
             .waits
             .get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
         ready!(waits.as_mut().poll(cx));
         match self.stream.offer(first) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                if let Err(error) = self.stream.discard_unsent() {
-                    tracing::debug!(%error, "SO_LINGER");
-                }
-                Poll::Ready(Err(io::Error::new(
-                    ErrorKind::TimedOut,
-                    "the client does not read (server.write_timeout_ms)",
-                )))
+                self.give_up("the client does not read (server.write_timeout_ms)")
             }
             outcome => {
                 self.waits = None;
                 self.took_offer = true;
-                Poll::Ready(outcome)
+                self.gone_on(outcome)
             }
         }
     }
@@ -183,6 +203,46 @@ mod tests {
         }
         writes.await.unwrap().unwrap();
         assert!(began.elapsed() > 9 * LIMIT);
+    }
+
+    /// How long writes went on, to a peer that reads so many bytes every 29 seconds, and how that ended.
+    async fn read_at(bytes: usize) -> (Duration, io::Result<()>) {
+        let (ours, mut peer) = duplex(64 << 10);
+        let mut stream = WriteTimeout::new(ours, LIMIT);
+        let began = Instant::now();
+        let reads = tokio::spawn(async move {
+            let mut piece = vec![0; bytes];
+            loop {
+                tokio::time::sleep(ALMOST).await;
+                peer.read_exact(&mut piece).await.unwrap();
+            }
+        });
+        let writes = stream.write_all(&[0; 1 << 20]).await;
+        reads.abort();
+        (began.elapsed(), writes)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_takes_a_little_has_not_all_the_time_there_is() {
+        let second = Duration::from_secs(1);
+        let (took, written) = read_at(29 << 10).await;
+        written.unwrap();
+        assert!(took > 30 * LIMIT, "{took:?}");
+        // With what was there at once, in the first ten times.
+        let (took, written) = read_at((29 << 10) - 1).await;
+        let error = written.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(error.to_string().contains("too slowly"), "{error}");
+        assert!(
+            took >= 20 * LIMIT && took < 20 * LIMIT + 60 * second,
+            "{took:?}"
+        );
+        let (took, written) = read_at(1).await;
+        assert_eq!(written.unwrap_err().kind(), ErrorKind::TimedOut);
+        assert!(
+            took >= 10 * LIMIT && took < 10 * LIMIT + 60 * second,
+            "{took:?}"
+        );
     }
 
     #[tokio::test(start_paused = true)]

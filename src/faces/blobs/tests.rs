@@ -7,7 +7,7 @@ use http_body::Frame;
 use http_body_util::{BodyExt, StreamBody};
 use tokio::time::Instant;
 
-use super::{Caller, Refusal, Slots, Unsatisfiable, paced, pieces, range};
+use super::{Caller, Refusal, Unsatisfiable, pieces, range};
 use crate::auth::Authenticator;
 use crate::server::full;
 
@@ -75,36 +75,6 @@ async fn an_upload_may_take_long_but_not_for_ever() {
     // One that ends before it is looked at has been quick enough.
     let (came, _, why) = uploaded(caller(), 1, 29).await;
     assert!(came == 29 && why.is_none(), "{why:?}");
-}
-
-/// How many pieces came, one every ten seconds, and after how many seconds it ended.
-async fn downloaded(bytes: usize, count: usize) -> (usize, u64, bool) {
-    let piece = move |n| Ok((Bytes::from(vec![b'x'; bytes]), n == count));
-    let content = stream::iter((1..=count).map(piece));
-    let places = Slots::new(1);
-    let place = places.take("acme").unwrap();
-    let mut body = paced(content, place, IDLE);
-    let (began, mut came) = (Instant::now(), 0);
-    let mut is_cut = false;
-    while let Some(frame) = body.frame().await {
-        match frame {
-            Ok(_) => came += 1,
-            Err(_) => is_cut = true,
-        }
-        if !is_cut {
-            tokio::time::sleep(Duration::from_secs(10)).await;
-        }
-    }
-    assert!(places.take("acme").is_some(), "the place is free again");
-    (came, began.elapsed().as_secs(), is_cut)
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_download_may_take_long_but_not_for_ever() {
-    assert_eq!(downloaded(10_240, 1000).await, (1000, 10_000, false));
-    assert_eq!(downloaded(10_239, 1000).await, (30, 300, true));
-    assert_eq!(downloaded(1, 31).await, (30, 300, true));
-    assert_eq!(downloaded(1, 30).await, (30, 300, false));
 }
 
 #[tokio::test]
