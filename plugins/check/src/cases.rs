@@ -270,7 +270,7 @@ pub(crate) const CASES: &[Case] = &[
     case("sandbox/isolation", Sandbox, "skg_sandbox_caps.isolation", "a run sees neither files nor processes nor the environment of the host, and writes nothing there", "give it a root, a /proc and an environment of its own", isolation::host),
     case("sandbox/runs-apart", Sandbox, "run", "create, execute, collect, destroy: a run finds nothing of another, neither files nor what that one has changed in its interpreter, whichever tenant's it was", "throw a run's directories away with it, and give no interpreter a second run", isolation::runs_apart),
     case("sandbox/egress-none", Sandbox, "SKG_EGRESS_CAN_DENY", "caps.egress has SKG_EGRESS_CAN_DENY, so with SKG_NET_NONE there is no way out", "give the run a network namespace of its own with nothing in it", egress::none),
-    case("sandbox/egress-gate", Sandbox, "gate_serve", "caps.egress says it: with SKG_NET_GATE the gate can be reached from inside, and nothing else", "make the listener inside, hand it to gate_serve, set http_proxy and https_proxy", egress::gate),
+    case("sandbox/egress-gate", Sandbox, "gate_serve", "caps.egress has SKG_EGRESS_GATE_LISTENER, so with SKG_NET_GATE the gate can be reached from inside, and nothing else", "make the listener inside, hand it to gate_serve, set http_proxy and https_proxy", egress::gate),
     case("sandbox/leftovers", Sandbox, "run", "no process of a run is left when it has ended", "end a run's processes by its namespace or control group, not one by one", life::leftovers),
     long(case("sandbox/killed", Sandbox, "create", "create removes what an earlier life of the instance has left behind (kill -9)", "mark what you make with instance_id; sweep in create()", life::killed)),
 
