@@ -101,6 +101,10 @@ impl Skill {
     pub fn digest(&self) -> &str {
         &self.record.tree_sha256
     }
+    /// All that it has, by path.
+    pub fn files(&self) -> &[model::SkillFile] {
+        &self.record.files
+    }
     /// Of one of its files; 0 of one that it does not have.
     pub fn file_bytes(&self, path: &str) -> u64 {
         self.file(path).map_or(0, |file| file.size_bytes)

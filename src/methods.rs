@@ -38,7 +38,7 @@ use crate::rpc::{Call, NoSpace, Params, Space, aside, json_bytes, to_raw};
 use crate::runs::{self, Runs};
 use crate::telemetry::trace::Trace;
 use content::{Content, Encoding, decode};
-use shape::{First, Object, Whole, in_words_of_json, meaning};
+use shape::{First, Object, Whole, elsewhere, in_words_of_json, meaning};
 
 pub(crate) use discover::openrpc;
 pub(crate) use list_skills::listing;
@@ -55,7 +55,8 @@ const ARG_NAMES_MAX: usize = 1000;
 /// Bytes of all of them together.
 const ARG_NAMES_BYTES_MAX: usize = 32 << 10;
 
-/// Appendix A of the specification, for whoever connects a model (REQUIREMENTS L3).
+/// Appendix A of the specification, for whoever connects a model (REQUIREMENTS L3), and what the tools' descriptions, which are
+/// the specification's too, leave out of this runtime.
 pub(crate) const SYSTEM_PROMPT: &str =
     "You are connected to a Skills Runtime using the Skills Protocol.
 
@@ -65,6 +66,18 @@ any other Skills Protocol tools.
 
 After reading the guide, follow its workflow:
 discover → inspect → run or write code → use blobs for large data.
+
+In this runtime:
+- `run_code` takes one Python module that defines `def main(args)`: `args` is the call's `args`, and what it returns (JSON, up to
+  4 KiB) is `output`. Printed lines are in `logs_preview`. Nothing else stays after the run.
+- It can import the standard library, `runtime`, and the skills in `mount_skills` (`name` or `name@version`), as in
+  `from skills.csv.stats import profile`, with `_` for `-`. Nothing can be installed. There is no network, but for what the policy
+  grants a skill.
+- A blob can be read in a run only if its id is in `input_blobs`, also when it is in `args`. After `from runtime import blobs`:
+  `blobs.read_text(id)`, `blobs.open(id, \"r\")`, `blobs.write_text(text, kind=\"text/csv\")`, `blobs.write_json(value)`; what is
+  written is in `output_blobs`.
+- A larger output is stored, as the last of `output_blobs`: look at it with `read_blob`, or give it to another run.
+- The time limit is `timeout_ms` in `execute_skill` and `limits.timeout_ms` in `run_code`, in milliseconds.
 ";
 
 /// What can go wrong with a call; `rescue` says what the caller is told.
@@ -396,8 +409,11 @@ fn read_params<T: DeserializeOwned>(params: &Params, schema: &str) -> Result<T, 
             _ => {
                 let missing = message.strip_prefix("missing field `");
                 let name = missing.and_then(|rest| rest.strip_suffix('`'));
-                let meaning = name.map(|name| meaning(schema, &format!("{pointer}/{name}")));
-                Error::params(pointer, message.to_owned() + &meaning.unwrap_or_default())
+                let more = match name {
+                    Some(name) => meaning(schema, &format!("{pointer}/{name}")),
+                    None => elsewhere(schema, &pointer),
+                };
+                Error::params(pointer, message.to_owned() + &more)
             }
         }
     })

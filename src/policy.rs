@@ -247,15 +247,16 @@ pub struct Denied {
     pub hidden: Option<String>,
 }
 
+/// A reason in words; where callers are told codes alone, its code, since many of them pass on nothing but the message.
+fn told(reason: &Value) -> Option<&str> {
+    reason["message"].as_str().or(reason["code"].as_str())
+}
+
 impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("denied by policy")?;
         let mut separator = ": ";
-        for reason in self
-            .reasons
-            .iter()
-            .filter_map(|reason| reason["message"].as_str())
-        {
+        for reason in self.reasons.iter().filter_map(told) {
             write!(f, "{separator}{reason}")?;
             separator = "; ";
         }

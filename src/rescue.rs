@@ -337,14 +337,21 @@ impl From<methods::Error> for ErrorObject {
     fn from(error: methods::Error) -> Self {
         use methods::Error;
         match error {
-            Error::UnknownMethod { method } => ErrorObject::new(
-                Code::MethodNotFound,
-                "method_not_found",
-                format!(
-                    "there is no method {method:?}; there are {}",
-                    methods::names().join(", ")
-                ),
-            ),
+            Error::UnknownMethod { method } => {
+                // So is a skill's name, and no method's.
+                let instead = match method.contains('.') {
+                    true => {
+                        format!(": a skill is run by execute_skill with {{\"name\": {method:?}}}")
+                    }
+                    false => String::new(),
+                };
+                let names = methods::names().join(", ");
+                ErrorObject::new(
+                    Code::MethodNotFound,
+                    "method_not_found",
+                    format!("there is no method {method:?}{instead}; there are {names}"),
+                )
+            }
             Error::Params { pointer, message } => ErrorObject::invalid_params(pointer, message),
             Error::TooLarge { message } => ErrorObject::new(Code::TooLarge, "too_large", message),
             Error::Denied(denied) => {

@@ -407,6 +407,18 @@ impl Runs {
                 ))
             }
         };
+        let told = |mut result: RunResult| {
+            if result.error_type == abi::RUN_TIMEOUT {
+                let name = match job.program {
+                    Program::Skill { .. } => "timeout_ms",
+                    Program::Code { .. } => "limits.timeout_ms",
+                };
+                let (settings, permit) = (&self.settings, &job.permit);
+                result.error_message += &limits::longer(name, settings, permit, job.timeout_ms);
+            }
+            result
+        };
+        let ended = ended.map(told).map_err(told);
         let ended = services.without_secrets_in_blob(ended).await;
         let answer = answer(run_id, &label, ended, &services, wall_ms);
         tracing::info!(

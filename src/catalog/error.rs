@@ -46,7 +46,9 @@ pub enum Error {
         why: String,
     },
     /// Not a cursor of this listing.
-    #[error("cursor is not one of this listing; begin again without a cursor")]
+    #[error(
+        "cursor is not one of this listing; give the same namespace as for the page that it came with, or begin again without a cursor"
+    )]
     CursorInvalid,
     /// Not Python.
     #[error("{message}")]

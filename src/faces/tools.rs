@@ -9,6 +9,9 @@ use crate::methods::{Method, TABLE};
 use crate::rescue::Refusal;
 use crate::server::Body;
 
+/// What the specification's description of `run_code` leaves out, and no call succeeds without.
+const OF_CODE: &str = "The code is one Python module that defines `def main(args)`, and what that returns is the output.";
+
 /// A form of tool definitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
@@ -72,8 +75,21 @@ impl Format {
     }
 
     fn tool(self, method: &Method) -> Value {
-        let (name, description, parameters) =
-            (method.name, method.description, method.params_schema());
+        let (name, mut parameters) = (method.name, method.params_schema());
+        let description = match (self, name) {
+            // The specification's own form has its words alone.
+            (
+                Format::OpenAi
+                | Format::OpenAiChat
+                | Format::Anthropic
+                | Format::Gemini
+                | Format::Mcp,
+                "run_code",
+            ) => {
+                format!("{} {OF_CODE}", method.description)
+            }
+            _ => method.description.to_owned(),
+        };
         match self {
             Format::JsonSchema => {
                 json!({ "name": name, "description": description, "parameters": parameters })
@@ -89,12 +105,31 @@ impl Format {
                 json!({ "name": name, "description": description, "input_schema": parameters })
             }
             Format::Gemini => {
+                // Gemini fills an object of which nothing is said with nothing.
+                let args = parameters.pointer_mut("/properties/args");
+                if let Some(args) = args.and_then(Value::as_object_mut) {
+                    args.insert("additionalProperties".into(), true.into());
+                }
                 json!({ "name": name, "description": description, "parametersJsonSchema": parameters })
             }
             Format::Mcp => {
-                json!({ "name": name, "description": description, "inputSchema": parameters, "outputSchema": method.result_schema() })
+                json!({
+                    "name": name, "description": description, "inputSchema": parameters,
+                    "outputSchema": method.result_schema(), "annotations": annotations(name),
+                })
             }
         }
+    }
+}
+
+/// What a client of MCP may do without asking its user. By default it takes a tool for one that destroys, and reaches anywhere.
+fn annotations(name: &str) -> Value {
+    match name {
+        "execute_skill" | "run_code" => json!({ "readOnlyHint": false }),
+        "create_blob" => {
+            json!({ "readOnlyHint": false, "destructiveHint": false, "openWorldHint": false })
+        }
+        _ => json!({ "readOnlyHint": true, "openWorldHint": false }),
     }
 }
 
@@ -174,5 +209,27 @@ mod tests {
             assert!(!document.to_string().contains("create_skill"));
         }
         assert!(Format::parse("xml").unwrap_err().contains("openai-chat"));
+    }
+
+    #[test]
+    fn a_model_is_told_what_the_specification_leaves_out() {
+        for (name, format) in FORMATS {
+            let text = format.document().to_string();
+            let is_own = format == Format::JsonSchema;
+            assert_eq!(text.contains("`def main(args)`"), !is_own, "{name}");
+            let says_free = text.contains("\"additionalProperties\":true");
+            assert_eq!(says_free, format == Format::Gemini, "{name}");
+        }
+        let tools = Format::Mcp.document();
+        let hint = |at: usize, hint: &str| tools["tools"][at]["annotations"][hint].as_bool();
+        let reads: Vec<_> = (0..8).map(|at| hint(at, "readOnlyHint").unwrap()).collect();
+        assert_eq!(reads, [true, true, true, false, false, false, true, true]);
+        // What a client takes for granted of the two that run code: they may destroy, and reach anywhere.
+        for at in [3, 4] {
+            assert_eq!(
+                (hint(at, "destructiveHint"), hint(at, "openWorldHint")),
+                (None, None)
+            );
+        }
     }
 }

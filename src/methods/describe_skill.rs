@@ -59,7 +59,19 @@ struct Described<'a> {
     skill_md_frontmatter: Option<&'a Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     skill_md: Option<String>,
+    /// For `read_skill_file`: the first [`FILES_MAX`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    files: Option<Vec<File<'a>>>,
 }
+
+#[derive(Serialize)]
+struct File<'a> {
+    path: &'a str,
+    size_bytes: u64,
+}
+
+/// Files that an answer names.
+const FILES_MAX: usize = 100;
 
 fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared, Error>> {
     Box::pin(async move {
@@ -84,7 +96,12 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
                 }
                 Detail::Manifest | Detail::Summary => None,
             };
+            let files = skill.files().iter().take(FILES_MAX).map(|file| File {
+                path: &file.path,
+                size_bytes: file.size_bytes,
+            });
             let skill = Described {
+                files: (detail == Detail::Full).then(|| files.collect()),
                 manifest: skill.manifest_json(),
                 skill_md_frontmatter: (detail != Detail::Manifest).then(|| skill.frontmatter()),
                 skill_md,

@@ -76,7 +76,7 @@ pub(crate) fn listing(
     let listing = Listing {
         namespace,
         limit,
-        cursor: params.cursor,
+        cursor: params.cursor.filter(|cursor| !cursor.is_empty()),
         with_tags: detail == Detail::Summary,
     };
     let facts = Facts::new(METHOD.name, call.caller.clone(), call.id)

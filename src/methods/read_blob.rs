@@ -32,6 +32,9 @@ struct Answer {
     #[serde(flatten)]
     content: Content,
     truncated: bool,
+    /// Of the whole blob, where this is a part of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size_bytes: Option<u64>,
     kind: String,
 }
 
@@ -54,7 +57,8 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
             Mode::Full => u64::MAX,
             Mode::SampleHead | Mode::SampleTail => SAMPLE_BYTES_DEFAULT,
         };
-        let bytes = max_bytes.unwrap_or(most).min(stat.size_bytes);
+        let size_bytes = stat.size_bytes;
+        let bytes = max_bytes.unwrap_or(most).min(size_bytes);
         facts.blobs = vec![stat.clone()];
         let instead = "read less with max_bytes, stream GET /blobs/{id}, or work on it in a run with input_blobs";
         let bytes_max = rooms.answer_bytes_max;
@@ -72,6 +76,7 @@ fn prepare(rooms: Arc<Rooms>, call: Call) -> BoxFuture<'static, Result<Prepared,
                 Ok(Answer {
                     content: Content::from(preview.bytes),
                     truncated: preview.truncated,
+                    size_bytes: preview.truncated.then_some(size_bytes),
                     kind: preview.kind,
                 })
             },

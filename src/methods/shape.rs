@@ -99,14 +99,20 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for First<T, M
 /// the objects of which it is a list. Empty where it says nothing.
 pub(super) fn meaning(schema: &str, pointer: &str) -> String {
     let whole = super::discover::schema(schema);
-    let found =
-        pointer
-            .split('/')
-            .skip(1)
-            .fold(&whole, |outer, name| match name.parse::<usize>() {
-                Ok(_) => &outer["items"],
-                Err(_) => &outer["properties"][name],
-            });
+    let mut found = &whole;
+    for name in pointer.split('/').skip(1) {
+        found = match name.parse::<usize>() {
+            // What a list has of a simple type is said of the list.
+            Ok(_)
+                if found["items"]["description"].is_null()
+                    && found["items"]["properties"].is_null() =>
+            {
+                found
+            }
+            Ok(_) => &found["items"],
+            Err(_) => &found["properties"][name],
+        };
+    }
     let mut text = String::new();
     if let Some(description) = found["description"].as_str() {
         text = format!("; it is: {description}");
@@ -116,6 +122,17 @@ pub(super) fn meaning(schema: &str, pointer: &str) -> String {
         }
     }
     text
+}
+
+/// Where a parameter goes that is not known at `pointer`, at the top: into an object beside it, if that has one of the name.
+pub(super) fn elsewhere(schema: &str, pointer: &str) -> String {
+    let name = pointer.trim_start_matches('/');
+    let whole = super::discover::schema(schema);
+    let mut objects = whole["properties"].as_object().into_iter().flatten();
+    let outer = objects.find(|(_, object)| !object["properties"][name].is_null());
+    outer.map_or_else(String::new, |(outer, _)| {
+        format!("; it goes into `{outer}`: {{\"{outer}\": {{\"{name}\": ...}}}}")
+    })
 }
 
 /// serde has its own names for what JSON calls an object and an array.

@@ -137,7 +137,12 @@ fn parameters_that_do_not_fit_say_where() {
         (
             r#"{"name":"a","list":[1,"x, expected u64"]}"#,
             "/list/1",
-            r#"list/1: invalid type: string "x, expected u64", expected a whole number"#,
+            r#"list/1: invalid type: string "x, expected u64", expected a whole number, not below 0; it is: Numbers"#,
+        ),
+        (
+            r#"{"name":"a","timeout_ms":5}"#,
+            "/timeout_ms",
+            r#"; it goes into `limits`: {"limits": {"timeout_ms": ...}}"#,
         ),
         (r#"{"name":"a","list":"x"}"#, "/list", "expected an array"),
         (

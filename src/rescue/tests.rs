@@ -49,6 +49,20 @@ fn who_publishes_where_nothing_is_published_is_not_told_to_try_again() {
     assert!(!answer.data.contains_key("retry_after_ms"));
 }
 
+/// A model may take it for a tool.
+#[test]
+fn who_calls_a_skill_by_its_name_is_told_how() {
+    let told = |method: &str| {
+        let error = methods::Error::UnknownMethod {
+            method: method.into(),
+        };
+        ErrorObject::from(error).message
+    };
+    let how = r#"a skill is run by execute_skill with {"name": "hello.world"}"#;
+    assert!(told("hello.world").contains(how), "{}", told("hello.world"));
+    assert!(!told("list_skill").contains("execute_skill with"));
+}
+
 /// Whether or not its connection has heard of the drain.
 #[test]
 fn what_comes_in_the_drain_is_told_that_nothing_follows() {

@@ -21,6 +21,27 @@ pub(super) fn limits(settings: &Settings, permit: &Permit, asked_ms: Option<u64>
     }
 }
 
+/// What a caller can do whose run has reached its time: the sandbox knows the limit, and not who has set it. `name` is that of the
+/// parameter.
+pub(super) fn longer(
+    name: &str,
+    settings: &Settings,
+    permit: &Permit,
+    asked_ms: Option<u64>,
+) -> String {
+    let wall_ms = limits(settings, permit, asked_ms).wall_ms;
+    // What rules answer to a wish may be no more than that.
+    let of_permit = permit.timeout_ms.filter(|_| asked_ms.is_none());
+    let most_ms = settings.timeout_ms_max.min(of_permit.unwrap_or(u64::MAX));
+    match asked_ms {
+        Some(asked_ms) if asked_ms > wall_ms => {
+            format!("; {name} was {asked_ms}, and a run gets no more here: do less in one")
+        }
+        _ if wall_ms < most_ms => format!("; {name} may be larger, up to {most_ms}"),
+        _ => "; a run gets no more here: do less in one".into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,6 +67,34 @@ mod tests {
         let mut permit = Permit::for_tests(0, Vec::new());
         (permit.timeout_ms, permit.memory_bytes) = (timeout_ms, memory_bytes);
         permit
+    }
+
+    #[test]
+    fn a_caller_is_told_whether_more_time_can_be_had() {
+        for (asked, of_permit, told) in [
+            (None, None, "; t may be larger, up to 1000"),
+            (None, Some(500), "; t may be larger, up to 500"),
+            (None, Some(300), "; a run gets no more here: do less in one"),
+            (Some(200), Some(200), "; t may be larger, up to 1000"),
+            (
+                Some(1000),
+                None,
+                "; a run gets no more here: do less in one",
+            ),
+            (
+                Some(2000),
+                None,
+                "; t was 2000, and a run gets no more here: do less in one",
+            ),
+            (
+                Some(900),
+                Some(500),
+                "; t was 900, and a run gets no more here: do less in one",
+            ),
+        ] {
+            let permit = permit(of_permit, None);
+            assert_eq!(longer("t", &settings(), &permit, asked), told, "{asked:?}");
+        }
     }
 
     #[test]

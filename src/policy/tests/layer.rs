@@ -362,7 +362,7 @@ async fn callers_are_told_as_much_as_is_configured() {
         (
             Exposure::Codes,
             json!([{ "code": "a.b" }]),
-            "denied by policy",
+            "denied by policy: a.b",
         ),
         (Exposure::None, json!([]), "denied by policy"),
     ] {
