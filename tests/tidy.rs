@@ -4,6 +4,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[path = "support/compiler.rs"]
+mod compiler;
 
 /// Longest source file, in lines. A longer one is two rooms.
 const LINES_MAX: usize = 600;
@@ -352,4 +356,17 @@ fn the_lock_file_is_complete_and_dependencies_are_from_the_registry_or_here() {
     for (name, text) in files(".", &["Cargo.toml"]) {
         assert!(!text.contains("git = "), "{name} has a git dependency");
     }
+}
+
+/// As long as a newer compiler is at hand, nobody sees that a dependency has left behind the one that is promised.
+#[test]
+fn the_oldest_compiler_that_is_promised_is_enough_on_this_machine() {
+    let cargo = Command::new(env!("CARGO")).arg("-vV").output().unwrap();
+    let said = String::from_utf8(cargo.stdout).unwrap();
+    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
+    let host = host.expect("cargo says which machine it is for");
+    let named = compiler::is_enough(root(), &["--locked", "--filter-platform", host]);
+    let page = fs::read_to_string(root().join("README.md")).unwrap();
+    let promise = format!("Rust ({named} or newer)");
+    assert!(page.contains(&promise), "README.md does not say {promise}");
 }

@@ -15,7 +15,7 @@ use skillgate_plugin_sdk::abi;
 
 use crate::alone;
 use crate::support::gateway::{House, Settings};
-use crate::support::tools;
+use crate::support::{compiler, tools};
 
 fn skillgate(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_skillgate"))
@@ -86,7 +86,7 @@ fn in_rust(name: &str, kind: &str) -> PathBuf {
     // The versions that this project has been built with are there without a network.
     let lock = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock");
     std::fs::copy(lock, dir.join("Cargo.lock")).unwrap();
-    its_compiler_is_enough(&dir);
+    compiler::is_enough(&dir, &[]);
     let target = place().join("target");
     // Its own tests too.
     for what in ["build", "test"] {
@@ -95,33 +95,6 @@ fn in_rust(name: &str, kind: &str) -> PathBuf {
         build(cargo, &dir);
     }
     target.join(format!("debug/lib{}.so", name.replace('-', "_")))
-}
-
-/// The oldest compiler that it names is none too old for what it is made of.
-fn its_compiler_is_enough(dir: &Path) {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["metadata", "--offline", "--format-version", "1"]);
-    let output = cargo.current_dir(dir).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let needs = |package: &serde_json::Value| {
-        let version = package["rust_version"].as_str()?;
-        let mut numbers = version.split('.').map(|part| part.parse::<u32>().unwrap());
-        Some((numbers.next()?, numbers.next()?))
-    };
-    let packages = found["packages"].as_array().unwrap();
-    let its_own = packages
-        .iter()
-        .find(|it| it["id"] == found["resolve"]["root"]);
-    let named = needs(its_own.unwrap()).expect("it names one");
-    for package in packages {
-        let (name, version) = (&package["name"], &package["rust_version"]);
-        assert!(
-            needs(package) <= Some(named),
-            "{named:?}: {name} needs {version}"
-        );
-    }
 }
 
 /// The kit finds nothing. Its cases look at the clock.
