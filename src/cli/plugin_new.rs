@@ -11,7 +11,9 @@ use clap::{Args, ValueEnum};
 
 use super::failure::Failure;
 use super::{Exit, new_files, plain};
-use sources::{C_SANDBOX, C_STORAGE, HEADER, RUST_SANDBOX, RUST_STORAGE, RUST_STORAGE_TESTS, SDK};
+use sources::{
+    C_SANDBOX, C_STORAGE, HEADER, LICENSE, RUST_SANDBOX, RUST_STORAGE, RUST_STORAGE_TESTS, SDK,
+};
 
 /// Longest name, in bytes: it becomes that of files, and part of the plugin's id, of which a plugin's file says 43.
 const NAME_BYTES_MAX: usize = 30;
@@ -171,6 +173,8 @@ A plugin that is named by its path gets a process of its own: its crash costs it
 a build, and the new one takes over while the old one ends what it has begun.
 
 Change the id (`{id}`) and the vendor before anybody else loads it: the id is what logs, signatures and operators know it by.
+
+{of_skillgate}
 "#;
 
 /// Where to go on with a store.
@@ -219,6 +223,14 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
         Kind::Storage => BEGIN_STORAGE,
         Kind::Sandbox => BEGIN_SANDBOX,
     };
+    let of_skillgate = match args.language {
+        Language::C => {
+            "`skillgate_plugin.h` is skillgate's, under the Apache License 2.0 (`LICENSE`)."
+        }
+        Language::Rust => {
+            "What is in `skillgate/` is skillgate's, under the Apache License 2.0 (`skillgate/LICENSE`)."
+        }
+    };
     // One that is yet to be made has no canonical form.
     let above = fs::canonicalize(&args.dir).or_else(|_| std::path::absolute(&args.dir));
     let absolute = above.map_or_else(|_| dir.to_owned(), |above| above.join(&args.name));
@@ -233,6 +245,7 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
             .replace("{build}", build)
             .replace("{built}", &built(args))
             .replace("{begin}", begin)
+            .replace("{of_skillgate}", of_skillgate)
             .replace("{path_in_toml}", &path)
     };
     let mut files = vec![("README.md".to_owned(), fill(README))];
@@ -252,6 +265,7 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
             add("plugin.c", fill(C_HEAD) + &code);
             add("Makefile", fill(MAKEFILE));
             add("skillgate_plugin.h", HEADER.to_owned());
+            add("LICENSE", LICENSE.to_owned());
         }
         Language::Rust => {
             let (code, dependencies, rust_version) = match args.kind {
@@ -275,6 +289,7 @@ fn files(args: &NewArgs, dir: &Path) -> Vec<(String, String)> {
                     .replace("{dependencies}", dependencies);
                 add(&format!("skillgate/{name}/Cargo.toml"), text);
             }
+            add("skillgate/LICENSE", LICENSE.to_owned());
             for (path, text) in SDK {
                 add(&format!("skillgate/{path}"), (*text).to_owned());
             }

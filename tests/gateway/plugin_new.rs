@@ -48,6 +48,13 @@ fn write(name: &str, kind: &str, language: &str) -> PathBuf {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.starts_with(&format!("{}\n", dir.display())), "{said}");
     assert!(said.contains("\nbuild it:  "), "{said}");
+    // Beside what it is of.
+    let licence = match language {
+        "c" => "LICENSE",
+        _ => "skillgate/LICENSE",
+    };
+    let licence = std::fs::read_to_string(dir.join(licence)).unwrap();
+    assert_eq!(licence, include_str!("../../LICENSE"));
     dir
 }
 

@@ -2,6 +2,8 @@
 
 /// The contract.
 pub(super) const HEADER: &str = include_str!("../../../plugins/abi/include/skillgate_plugin.h");
+/// What the contract and the SDK may be passed on under.
+pub(super) const LICENSE: &str = include_str!("../../../LICENSE");
 /// The examples in C, which the tests of the host run.
 pub(super) const C_STORAGE: &str = include_str!("../../../plugins/example-c/store.c");
 pub(super) const C_SANDBOX: &str = include_str!("../../../plugins/example-c/echo.c");
