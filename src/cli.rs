@@ -35,6 +35,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use skillgate_skill::text::is_deceptive;
 
 use crate::app::{PLUGIN_HOST, allow_all_files, leave_no_dump};
 use crate::config::{Config, ConfigErrors, Flags, Sources};
@@ -272,24 +273,18 @@ fn print_json(out: &mut dyn Write, value: &impl serde::Serialize) -> Result<(), 
     Ok(writeln!(out)?)
 }
 
-/// A cell of what is printed for people: control characters of names and descriptions from elsewhere must not reach
-/// the terminal.
+/// A cell of what is printed for people: of names and descriptions from elsewhere nothing must reach the terminal that it obeys,
+/// or that deceives who reads it. Joiners and variation selectors stay, which prose needs.
 fn plain(text: &str) -> String {
     text.chars()
         .flat_map(|c| {
-            if is_safe(c) {
-                vec![c]
-            } else {
+            if c != '\t' && is_deceptive(c) {
                 c.escape_unicode().collect()
+            } else {
+                vec![c]
             }
         })
         .collect()
-}
-
-/// Neither control characters nor those that change the direction of the text around them.
-fn is_safe(c: char) -> bool {
-    (c == '\t' || !c.is_control())
-        && !matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Rows in columns as wide as their widest cell; the last one runs free.

@@ -5,6 +5,7 @@ use std::io;
 use serde::Serialize;
 use serde_json::ser::{CharEscape, Formatter, Serializer};
 use serde_json::{Map, Value};
+use skillgate_plugin_host::visible_json;
 
 /// Longest record before it is sealed, in bytes. Of a larger one the largest parts are left out and named in `erased`.
 pub(super) const RECORD_BYTES_MAX: usize = 256 << 10;
@@ -280,8 +281,8 @@ pub(super) fn member(out: &mut Vec<u8>, name: &str, value: &impl Serialize) {
     let _ = value.serialize(&mut Serializer::with_formatter(out, Plain));
 }
 
-/// JSON whose text cannot play tricks on whoever reads the log in a terminal or an editor: beside what JSON escapes
-/// anyway, control characters, line separators, and what is invisible or changes the direction of text.
+/// JSON whose text cannot play tricks on whoever reads the log in a terminal or an editor: all that is hidden is escaped, and
+/// not only what JSON escapes anyway.
 struct Plain;
 
 impl Formatter for Plain {
@@ -290,20 +291,7 @@ impl Formatter for Plain {
         writer: &mut W,
         fragment: &str,
     ) -> io::Result<()> {
-        let mut rest = fragment;
-        if fragment.bytes().all(|byte| byte < 0x7f) {
-            // Nearly all of it, and none of it tricky.
-            return writer.write_all(fragment.as_bytes());
-        }
-        while let Some(at) = rest.find(is_tricky) {
-            writer.write_all(&rest.as_bytes()[..at])?;
-            let tricky = rest[at..].chars().next().unwrap_or_default();
-            for unit in tricky.encode_utf16(&mut [0; 2]) {
-                write!(writer, "\\u{unit:04x}")?;
-            }
-            rest = &rest[at + tricky.len_utf8()..];
-        }
-        writer.write_all(rest.as_bytes())
+        writer.write_all(visible_json(fragment).as_bytes())
     }
 
     fn write_char_escape<W: io::Write + ?Sized>(
@@ -313,12 +301,6 @@ impl Formatter for Plain {
     ) -> io::Result<()> {
         serde_json::ser::CompactFormatter.write_char_escape(writer, escape)
     }
-}
-
-fn is_tricky(c: char) -> bool {
-    matches!(c, '\u{7f}'..='\u{9f}' | '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
-        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
-        | '\u{e0000}'..='\u{e007f}')
 }
 
 #[cfg(test)]
@@ -338,15 +320,11 @@ mod tests {
 
     #[test]
     fn members_are_json_on_one_line_without_tricks() {
-        let nasty = "a\"}\n\r\u{1b}[2J\u{7f}\u{85}\u{202e}\u{2028}\u{feff}\u{e0041}\u{0}é漢🙂";
+        let nasty = "a\"}\n\r\u{1b}[2J\u{7f}\u{85}\u{202e}\u{2028}\u{feff}\u{e0041}\u{0}\u{3164}\u{34f}\u{e0100}\u{200d}é漢🙂";
         let (text, value) =
             encode(&json!({ nasty: [nasty, 1, null, {"b": true}], "hash": "h", "prev": 1 }));
         assert_eq!(value[nasty], json!([nasty, 1, null, {"b": true}]));
-        assert!(
-            text.chars()
-                .all(|c| !c.is_control() && !super::is_tricky(c)),
-            "{text}"
-        );
+        assert!(!text.contains(skillgate_skill::text::is_hidden), "{text:?}");
         assert!(text.contains("é漢🙂"), "plain letters stay");
         assert!(value["hash"].is_null() && value["prev"].is_null());
     }

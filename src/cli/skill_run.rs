@@ -8,9 +8,10 @@ use clap::Args;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
+use skillgate_plugin_host::visible_json;
 
 use super::failure::Failure;
-use super::{ConfigFile, Exit, Output, OutputFormat, is_safe, plain};
+use super::{ConfigFile, Exit, Output, OutputFormat, plain};
 use crate::app::{self, FileBlob};
 use crate::json;
 
@@ -90,21 +91,6 @@ struct Returned<'a> {
     output: Option<&'a RawValue>,
 }
 
-/// The same JSON, with nothing that a terminal obeys: it can stand in strings alone.
-fn visible(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    for c in json.chars() {
-        if c == '\n' || is_safe(c) {
-            out.push(c);
-        } else {
-            let mut units = [0; 2];
-            let units = c.encode_utf16(&mut units).iter();
-            out.extend(units.map(|unit| format!("\\u{unit:04x}")));
-        }
-    }
-    out
-}
-
 /// What the run said, then what came of it.
 pub(super) fn print(result: &RawValue, out: &mut dyn Write) -> Result<(), Failure> {
     let Returned { output } = read(result)?;
@@ -151,7 +137,11 @@ pub(super) fn print(result: &RawValue, out: &mut dyn Write) -> Result<(), Failur
         lines(out, &text(error.get("message").unwrap_or(&Value::Null)))?;
     }
     if let Some(output) = output {
-        writeln!(out, "output:\n{}", visible(&json::indented(output.get())))?;
+        writeln!(
+            out,
+            "output:\n{}",
+            visible_json(&json::indented(output.get()))
+        )?;
     }
     Ok(())
 }

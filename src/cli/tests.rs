@@ -1,6 +1,7 @@
 //! The program from its arguments to its output and exit code, without a process of its own.
 
 mod reader;
+mod terminal;
 
 use super::*;
 

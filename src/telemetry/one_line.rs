@@ -33,6 +33,9 @@ impl Write for Visible<'_, '_> {
 
 #[cfg(test)]
 mod tests {
+    use skillgate_plugin_host::{on_one_line, visible_json};
+    use skillgate_skill::text::{is_deceptive, is_hidden};
+
     use crate::telemetry::logged::Log;
 
     #[derive(Debug, thiserror::Error)]
@@ -58,5 +61,16 @@ mod tests {
         assert_eq!(end, "\n");
         let is_seen = |c: char| !c.is_control() && c != '\u{202e}';
         assert!(line.chars().all(is_seen), "{line:?}");
+    }
+
+    /// The host's lists are copies of those of the skills: it does not know that crate.
+    #[test]
+    fn what_deceives_is_the_same_everywhere() {
+        for c in '\0'..=char::MAX {
+            let text = c.encode_utf8(&mut [0; 4]).to_owned();
+            assert_eq!(on_one_line(&text) != text, is_deceptive(c), "{c:?}");
+            let is_kept = matches!(c, '\n' | '\t') || !is_hidden(c);
+            assert_eq!(visible_json(&text) == text, is_kept, "{c:?}");
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
+use skillgate_plugin_host::on_one_line;
 use skillgate_plugin_sdk::abi;
 
 /// Version of the JSON report's form.
@@ -77,14 +78,19 @@ impl CaseReport {
         };
         writeln!(out, "{word}  {:<36} {:>6} ms", self.name, self.took_ms)?;
         for figure in &self.figures {
-            writeln!(out, "        {} = {}", plain(&figure.name), figure.value)?;
+            writeln!(
+                out,
+                "        {} = {}",
+                on_one_line(&figure.name),
+                figure.value
+            )?;
         }
         match self.status {
             Status::Passed => Ok(()),
-            Status::Skipped => writeln!(out, "        {}", plain(&self.seen)),
+            Status::Skipped => writeln!(out, "        {}", on_one_line(&self.seen)),
             Status::Failed => {
-                let (function, demands) = (plain(&self.function), self.demands);
-                writeln!(out, "        seen:    {}", plain(&self.seen))?;
+                let (function, demands) = (on_one_line(&self.function), self.demands);
+                writeln!(out, "        seen:    {}", on_one_line(&self.seen))?;
                 writeln!(out, "        demanded ({function}): {demands}")?;
                 writeln!(out, "        to do:   {}", self.advice)
             }
@@ -171,9 +177,13 @@ impl Report {
         let name = if self.plugin.id.is_empty() {
             "a plugin that does not load".to_owned()
         } else {
-            format!("{} {}", plain(&self.plugin.id), plain(&self.plugin.version))
+            format!(
+                "{} {}",
+                on_one_line(&self.plugin.id),
+                on_one_line(&self.plugin.version)
+            )
         };
-        writeln!(out, "\n{name} ({})", plain(&self.file))?;
+        writeln!(out, "\n{name} ({})", on_one_line(&self.file))?;
         writeln!(out, "sha256 {}", self.sha256)?;
         let (passed, failed, skipped) = (self.passed, self.failed, self.skipped);
         writeln!(out, "{passed} passed, {failed} failed, {skipped} skipped")
@@ -254,19 +264,6 @@ fn seconds(ms: u64) -> f64 {
     std::time::Duration::from_millis(ms).as_secs_f64()
 }
 
-/// What a plugin says reaches a terminal: without control characters and line ends.
-fn plain(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| {
-            if c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
-                c.escape_default().collect::<Vec<_>>()
-            } else {
-                vec![c]
-            }
-        })
-        .collect()
-}
-
 /// Text and attributes; what XML cannot have at all is replaced.
 fn xml(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -317,12 +314,18 @@ mod tests {
     #[test]
     fn a_failure_says_what_was_seen_what_is_demanded_and_what_to_do() {
         let mut out = Vec::new();
-        report().write_table(&mut out).unwrap();
+        let mut report = report();
+        report.cases[1].seen = "is\u{9b}2J\u{202e}\u{feff}\n".into();
+        report.write_table(&mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(
             !text.contains('\u{1b}'),
             "nothing of a plugin's reaches the terminal"
         );
+        let is_hidden =
+            |c: char| matches!(c, '\u{202e}' | '\u{feff}') || c != '\n' && c.is_control();
+        assert!(!text.contains(is_hidden), "{text:?}");
+        assert!(text.contains(r"is\u{9b}2J\u{202e}\u{feff}\n"), "{text}");
         assert!(text.contains("FAIL  contract/older-host"), "{text}");
         assert!(text.contains("demanded (create): SKG_HAS & more"), "{text}");
         assert!(text.ends_with("1 passed, 1 failed, 1 skipped\n"), "{text}");

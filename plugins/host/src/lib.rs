@@ -40,6 +40,7 @@ mod sandbox;
 mod shares;
 mod storage;
 mod trust;
+mod visible;
 mod wire;
 mod written;
 
@@ -53,9 +54,9 @@ pub use current::{Current, WeakCurrent};
 pub use inspect::{Inspection, Note, inspect};
 pub use instance::{STORE_CALLS_MAX, STORE_THREADS_MAX};
 pub use load::{LoadError, Pin, Refusal};
-pub use logs::on_one_line;
 pub use plugin::{Info, Isolation, Plugin};
 pub use process::{ProcessSettings, serve_plugin};
 pub use sandbox::{RunHost, SandboxInstance};
 pub use skillgate_plugin_sdk::model;
 pub use storage::{BlockingStorage, StorageInstance};
+pub use visible::{on_one_line, visible_json};

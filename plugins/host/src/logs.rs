@@ -1,10 +1,10 @@
 //! A plugin's log records as events of the gateway.
 
-use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::sync::OnceLock;
 
 use skillgate_plugin_abi as abi;
+
+use crate::visible::{is_deceptive, on_one_line};
 
 /// The target of every record that comes from a plugin: the metadata of an event is static. The plugin's own target is the
 /// field `plugin_target`; in a record as JSON, `target` is this one.
@@ -92,37 +92,13 @@ pub(crate) fn add_field(fields: &mut String, key: &str, value: &str) -> bool {
 }
 
 fn add_word(fields: &mut String, word: &str) {
-    let is_plain = |c: char| !c.is_whitespace() && is_safe(c) && !matches!(c, '"' | '=');
+    let is_plain = |c: char| !c.is_whitespace() && !is_deceptive(c) && !matches!(c, '"' | '=');
     if word.chars().all(is_plain) {
         fields.push_str(word);
     } else {
-        // A String takes whatever is written to it.
-        let _ = write!(fields, "{word:?}");
+        // Quotes leave some of what cannot be seen as it is.
+        fields.push_str(&on_one_line(&format!("{word:?}")));
     }
-}
-
-/// Neither control characters nor those that end a line or change the direction of the text around them.
-fn is_safe(c: char) -> bool {
-    !c.is_control()
-        && !matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-}
-
-/// A text in which a reader of a log cannot take a part for a line of its own: what ends one, and what reorders or hides text,
-/// is made visible.
-#[must_use]
-pub fn on_one_line(text: &str) -> Cow<'_, str> {
-    if text.chars().all(is_safe) {
-        return Cow::Borrowed(text);
-    }
-    let mut line = String::with_capacity(text.len());
-    for c in text.chars() {
-        if is_safe(c) {
-            line.push(c);
-        } else {
-            line.extend(c.escape_debug());
-        }
-    }
-    Cow::Owned(line)
 }
 
 /// One record, its texts already cut and made UTF-8. `fields` is `key=value key=value` ([`add_field`]): their names are the
@@ -174,16 +150,25 @@ mod tests {
     #[test]
     fn a_field_is_one_name_and_one_value() {
         let mut fields = String::new();
-        for (key, value) in [("a", "b"), ("c d", "e=f"), ("g", "\u{202e}\"\n"), ("h", "")] {
+        for (key, value) in [
+            ("a", "b"),
+            ("c d", "e=f"),
+            ("g", "\u{202e}\"\n"),
+            ("h", ""),
+            ("i", "\u{3164}"),
+        ] {
             assert!(add_field(&mut fields, key, value));
         }
-        assert_eq!(fields, r#"a=b "c d"="e=f" g="\u{202e}\"\n" h="#);
+        assert_eq!(
+            fields,
+            r#"a=b "c d"="e=f" g="\u{202e}\"\n" h= i="\u{3164}""#
+        );
         // As long as they may be together, and one more.
-        let rest = "x".repeat(FIELDS_BYTES - fields.len() - " i=".len());
+        let rest = "x".repeat(FIELDS_BYTES - fields.len() - " j=".len());
         let before = fields.clone();
-        assert!(!add_field(&mut fields, "i", &format!("{rest}x")));
+        assert!(!add_field(&mut fields, "j", &format!("{rest}x")));
         assert_eq!(fields, before);
-        assert!(add_field(&mut fields, "i", &rest));
+        assert!(add_field(&mut fields, "j", &rest));
         assert_eq!(fields.len(), FIELDS_BYTES);
     }
 }

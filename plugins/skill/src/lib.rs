@@ -67,7 +67,7 @@ pub mod problem;
 pub mod python;
 pub mod secret;
 pub mod skill_md;
-mod text;
+pub mod text;
 pub mod version;
 
 pub use bundle::{Bundle, Skill, SkillFile, assemble, code_warnings, validate};

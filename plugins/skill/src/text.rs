@@ -3,13 +3,13 @@
 /// Characters that a reader cannot see or that reorder what is seen: controls, line separators,
 /// bidirectional controls, zero-width characters, tags, fillers. They have no business in a name
 /// or a path: two of them would look the same and be different.
-pub(crate) fn is_hidden(c: char) -> bool {
+pub fn is_hidden(c: char) -> bool {
     is_deceptive(c) || matches!(c, '\u{200c}' | '\u{200d}' | '\u{fe00}'..='\u{fe0f}')
 }
 
 /// [`is_hidden`] without what honest prose needs: joiners (Persian, Indic scripts, emoji) and
 /// variation selectors (emoji).
-pub(crate) fn is_deceptive(c: char) -> bool {
+pub fn is_deceptive(c: char) -> bool {
     c.is_control()
         || matches!(c,
             '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}'
