@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use super::failure::Failure;
-use super::{ConfigFile, Exit, Output, OutputFormat, print_json};
+use super::{ConfigFile, Exit, Output, OutputFormat, plain, print_json};
 use crate::app;
 use crate::auth;
 use crate::config::{self, Config, ConfigErrors, DEFAULT_TOML, PluginSource, PolicyMode, Problem};
@@ -70,7 +70,7 @@ fn check(args: &CheckArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
     match (args.format.output, outcome) {
         (Output::Text, Ok(_)) => {
             match file {
-                Some(file) => writeln!(out, "{}: fine", file.display())?,
+                Some(file) => writeln!(out, "{}: fine", plain(&file.display().to_string()))?,
                 None => writeln!(out, "no configuration file: the defaults are fine")?,
             }
             Ok(Exit::Fine)
@@ -85,7 +85,9 @@ fn check(args: &CheckArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
         }
         // The problems are what was asked for: data, a line each.
         (Output::Text, Err(errors)) => {
-            writeln!(out, "{errors}")?;
+            for problem in &errors.problems {
+                writeln!(out, "{}", plain(&problem.to_string()))?;
+            }
             let count = errors.problems.len();
             let problems = if count == 1 { "problem" } else { "problems" };
             Err(Failure::new(

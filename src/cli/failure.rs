@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use super::Exit;
+use super::{Exit, plain};
 use crate::app::AppError;
 use crate::config::ConfigErrors;
 
@@ -38,15 +38,15 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// All its lines, each with its end.
+    /// All its lines, each with its end. What others have said is in them: of it a terminal obeys nothing.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // A text of several lines would look like several errors.
         let mut lines = self.error.lines();
-        writeln!(f, "error: {}", lines.next().unwrap_or_default())?;
-        lines.try_for_each(|line| writeln!(f, "  {line}"))?;
+        writeln!(f, "error: {}", plain(lines.next().unwrap_or_default()))?;
+        lines.try_for_each(|line| writeln!(f, "  {}", plain(line)))?;
         self.hints
             .iter()
-            .try_for_each(|hint| writeln!(f, "hint: {hint}"))
+            .try_for_each(|hint| writeln!(f, "hint: {}", plain(hint)))
     }
 }
 

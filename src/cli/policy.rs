@@ -101,7 +101,7 @@ pub(super) fn run(command: &PolicyCommand, out: &mut dyn Write) -> Result<Exit, 
 
 /// A bundle that cannot be used is a finding about the bundle.
 pub(super) fn unusable(error: &BundleError) -> Failure {
-    Failure::new(Exit::Findings, plain_lines(&error.to_string()))
+    Failure::new(Exit::Findings, error.to_string())
 }
 
 fn plain_lines(text: &str) -> String {

@@ -83,7 +83,7 @@ pub(super) fn explain(args: &ExplainArgs, out: &mut dyn Write) -> Result<Exit, F
     let Some(record) = search.found() else {
         let failure = Failure::new(
             Exit::Findings,
-            format!("no decision {} in the log", plain(&args.id)),
+            format!("no decision {} in the log", args.id),
         );
         return Err(failure.hint("--audit FILE names another log"));
     };

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Map, Value, json};
 
 use super::failure::Failure;
-use super::{ConfigFile, Exit, Output, OutputFormat, print_json};
+use super::{ConfigFile, Exit, Output, OutputFormat, plain, print_json};
 use crate::auth::{self, Clock, DevelopmentKey, MintError};
 
 /// Longest life of a minted token, in seconds: they are for trying things.
@@ -123,12 +123,9 @@ fn keygen(args: &KeygenArgs, out: &mut dyn Write) -> Result<Exit, Failure> {
                 let _nothing_left_to_say = std::fs::remove_file(&args.key);
                 return Err(failure);
             }
-            writeln!(
-                out,
-                "{}: the private key, for token mint",
-                args.key.display()
-            )?;
-            writeln!(out, "{}: the public one, for jwks_file", path.display())?;
+            let shown = |path: &Path| plain(&path.display().to_string());
+            writeln!(out, "{}: the private key, for token mint", shown(&args.key))?;
+            writeln!(out, "{}: the public one, for jwks_file", shown(path))?;
         }
     }
     Ok(Exit::Fine)
