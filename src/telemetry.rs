@@ -19,7 +19,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Log, LogFormat};
 use lines::Lines;
-use one_line::OneLine;
+use one_line::{OneLine, VisibleJson};
 pub(crate) use sources::with_sources;
 
 /// The log of the process.
@@ -50,7 +50,11 @@ pub fn start(log: &Log) -> Result<(), String> {
             .with_ansi(false)
             .fmt_fields(OneLine::default())
             .try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+        LogFormat::Json => builder
+            .json()
+            .flatten_event(true)
+            .map_writer(VisibleJson)
+            .try_init(),
     };
     started.map_err(|error| format!("the log cannot be started: {error}"))?;
     LINES.get_or_init(|| lines);
