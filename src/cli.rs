@@ -35,6 +35,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use skillgate_plugin_host::visible_json;
 use skillgate_skill::text::is_deceptive;
 
 use crate::app::{PLUGIN_HOST, allow_all_files, leave_no_dump};
@@ -267,10 +268,10 @@ fn has_runs(command: Option<&Command>) -> bool {
     )
 }
 
-/// Prints a JSON document and a line end.
+/// Prints a JSON document and a line end. Its strings are others', and it may be for a terminal all the same.
 fn print_json(out: &mut dyn Write, value: &impl serde::Serialize) -> Result<(), Failure> {
-    serde_json::to_writer_pretty(&mut *out, value).map_err(io::Error::from)?;
-    Ok(writeln!(out)?)
+    let text = serde_json::to_string_pretty(value).map_err(io::Error::from)?;
+    Ok(writeln!(out, "{}", visible_json(&text))?)
 }
 
 /// A cell of what is printed for people: of names and descriptions from elsewhere nothing must reach the terminal that it obeys,

@@ -70,7 +70,7 @@ pub(super) fn run(args: &RunArgs, out: &mut dyn Write) -> Result<Exit, Failure> 
     let config = args.file.load_for_command()?;
     let result = app::run_skill_dir(&config, &args.dir, &args.args, &args.blobs, args.timeout_ms)?;
     match args.format.output {
-        Output::Json => writeln!(out, "{}", json::indented(result.get()))?,
+        Output::Json => print_whole(&result, out)?,
         Output::Text => print(&result, out)?,
     }
     Ok(if read::<Value>(&result)?["status"] == "completed" {
@@ -89,6 +89,12 @@ fn read<'a, T: Deserialize<'a>>(result: &'a RawValue) -> Result<T, Failure> {
 struct Returned<'a> {
     #[serde(borrow)]
     output: Option<&'a RawValue>,
+}
+
+/// A document as it is written, a line for each value.
+pub(super) fn print_whole(document: &RawValue, out: &mut dyn Write) -> Result<(), Failure> {
+    let text = json::indented(document.get());
+    Ok(writeln!(out, "{}", visible_json(&text))?)
 }
 
 /// What the run said, then what came of it.
@@ -137,11 +143,8 @@ pub(super) fn print(result: &RawValue, out: &mut dyn Write) -> Result<(), Failur
         lines(out, &text(error.get("message").unwrap_or(&Value::Null)))?;
     }
     if let Some(output) = output {
-        writeln!(
-            out,
-            "output:\n{}",
-            visible_json(&json::indented(output.get()))
-        )?;
+        writeln!(out, "output:")?;
+        print_whole(output, out)?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
-use skillgate_plugin_host::on_one_line;
+use skillgate_plugin_host::{on_one_line, visible_json};
 use skillgate_plugin_sdk::abi;
 
 /// Version of the JSON report's form.
@@ -189,10 +189,10 @@ impl Report {
         writeln!(out, "{passed} passed, {failed} failed, {skipped} skipped")
     }
 
-    /// For a program.
+    /// For a program; a terminal has nothing to obey in it either.
     pub fn write_json(&self, out: &mut dyn Write) -> io::Result<()> {
-        serde_json::to_writer_pretty(&mut *out, self)?;
-        writeln!(out)
+        let text = serde_json::to_string_pretty(self)?;
+        writeln!(out, "{}", visible_json(&text))
     }
 
     /// For a build server.
@@ -357,8 +357,14 @@ mod tests {
     #[test]
     fn json_has_the_hash_and_each_case() {
         let mut out = Vec::new();
-        report().write_json(&mut out).unwrap();
-        let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        let mut report = report();
+        let said = "\u{7f}\u{9b}2J\u{202e}\u{3164}é漢🙂";
+        report.cases[1].seen = said.into();
+        report.write_json(&mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(json["cases"][1]["seen"], said);
+        assert!(text.contains(r"\u007f\u009b2J\u202e\u3164é漢🙂"), "{text}");
         assert_eq!(
             (&json["format"], &json["contract"]),
             (&1.into(), &"1.0".into())

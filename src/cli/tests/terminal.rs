@@ -46,6 +46,24 @@ fn where_a_key_is_written_is_told_on_one_line() {
     assert!(!out.contains(|c| c != '\n' && is_hidden(c)), "{out:?}");
 }
 
+/// A reader of JSON has the same values; a terminal has nothing to obey.
+#[test]
+fn json_is_printed_without_what_a_terminal_obeys() {
+    let nasty = "\n\t\u{7f}\u{9b}2J\u{202e}\u{3164}\u{200d}\u{e0041}é漢🙂";
+    let value = json!({ nasty: [nasty, 1] });
+    let mut printed = Vec::new();
+    print_json(&mut printed, &value).unwrap();
+    let mut of_a_run = Vec::new();
+    let raw = serde_json::value::to_raw_value(&value).unwrap();
+    skill_run::print_whole(&raw, &mut of_a_run).unwrap();
+    for out in [printed, of_a_run] {
+        let out = String::from_utf8(out).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&out).unwrap(), value);
+        assert!(!out.contains(|c| c != '\n' && is_hidden(c)), "{out:?}");
+        assert!(out.contains("é漢🙂") && out.ends_with("}\n"), "{out}");
+    }
+}
+
 #[test]
 fn a_cell_has_all_that_prose_needs_and_nothing_that_deceives() {
     for c in '\0'..=char::MAX {
