@@ -354,7 +354,8 @@ fn denies_nobody(set: &PolicySet, bundle: &Bundle, budget: u64) -> Result<(), Ve
         must_deny(format!("{method} without a subject"), input);
     }
     for golden in bundle.goldens().iter().filter(|golden| golden.expect.allow) {
-        let name = &golden.name;
+        // Quoted, since it is the bundle's: it could be a line of its own.
+        let name = format!("{:?}", golden.name);
         let without = |path: &[&str]| {
             let mut input = golden.input.clone();
             remove(&mut input, path);
@@ -422,14 +423,14 @@ fn check_golden(set: &PolicySet, golden: &Golden, budget: u64) -> Result<(), Str
             Err(fault) => fault.to_string(),
         };
         return Err(format!(
-            "golden decision {name}: the engines disagree: virtual machine {}, interpreter {}",
+            "golden decision {name:?}: the engines disagree: virtual machine {}, interpreter {}",
             show(&machine),
             show(&interpreter)
         ));
     }
-    let value = machine.map_err(|fault| format!("golden decision {name}: {fault}"))?;
+    let value = machine.map_err(|fault| format!("golden decision {name:?}: {fault}"))?;
     let decision =
-        Decision::parse(&value).map_err(|fault| format!("golden decision {name}: {fault}"))?;
+        Decision::parse(&value).map_err(|fault| format!("golden decision {name:?}: {fault}"))?;
     let codes =
         |codes: &mut dyn Iterator<Item = &str>| codes.map(str::to_owned).collect::<BTreeSet<_>>();
     let got = codes(
@@ -441,7 +442,7 @@ fn check_golden(set: &PolicySet, golden: &Golden, budget: u64) -> Result<(), Str
     let want = codes(&mut golden.expect.codes.iter().map(String::as_str));
     if decision.allow != golden.expect.allow || got != want {
         return Err(format!(
-            "golden decision {name}: expected allow = {} {want:?}, got allow = {} {got:?}",
+            "golden decision {name:?}: expected allow = {} {want:?}, got allow = {} {got:?}",
             golden.expect.allow, decision.allow
         ));
     }
@@ -454,7 +455,7 @@ fn check_golden(set: &PolicySet, golden: &Golden, budget: u64) -> Result<(), Str
             .unwrap_or(Value::Undefined);
         if got != Value::from(want.clone()) {
             return Err(format!(
-                "golden decision {name}: expected grants {want}, got {}",
+                "golden decision {name:?}: expected grants {want}, got {}",
                 got.to_json_str().unwrap_or_default()
             ));
         }
@@ -466,7 +467,7 @@ fn check_golden(set: &PolicySet, golden: &Golden, budget: u64) -> Result<(), Str
 mod tests {
     use std::path::Path;
 
-    use super::{BUILTINS, PolicySet, code_of};
+    use super::{BUILTINS, PolicySet, check_golden, code_of, denies_nobody};
     use crate::policy::bundle::{Bundle, Files};
 
     /// A name that it does not know is one that it may know in another version, as something else than was meant.
@@ -504,6 +505,40 @@ mod tests {
         told.sort_unstable();
         allowed.sort_unstable();
         assert_eq!(told, allowed);
+    }
+
+    #[test]
+    fn what_a_golden_decision_is_called_makes_no_lines() {
+        const BUDGET: u64 = 1_000_000;
+        let mut files = Files::default();
+        let rules = "package skills.authz\n\ndecision := {\"allow\": true}\n";
+        files.add("a.rego".into(), rules.into()).unwrap();
+        for (file, allow) in [("a", false), ("b", true)] {
+            let golden = serde_json::json!({
+                "name": "a\npolicies: fine", "input": { "request": { "method": "describe_skill" } },
+                "expect": { "allow": allow, "codes": [], "grants": { "network": ["x"] } },
+            });
+            let file = format!("tests/decisions/{file}.json");
+            files.add(file, golden.to_string().into()).unwrap();
+        }
+        let bundle = Bundle::new(&files, "policies").unwrap();
+        let set = PolicySet::compile(&bundle).unwrap();
+        let goldens = bundle.goldens().iter();
+        let mut said: Vec<String> = goldens
+            .map(|golden| check_golden(&set, golden, BUDGET).unwrap_err())
+            .collect();
+        assert_eq!(said.len(), 2);
+        let nobody = denies_nobody(&set, &bundle, BUDGET).unwrap_err();
+        said.extend(
+            nobody
+                .into_iter()
+                .filter(|why| why.contains("policies: fine")),
+        );
+        assert_eq!(said.len(), 2 + 2 * 7, "{said:?}");
+        for why in said {
+            let is_quoted = why.contains(r#""a\npolicies: fine""#);
+            assert!(is_quoted && why.lines().count() == 1, "{why}");
+        }
     }
 
     #[test]
