@@ -7,11 +7,13 @@ use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use http::{HeaderValue, Request, Response, StatusCode, header};
+use skillgate_plugin_host::on_one_line;
 use tower::util::BoxCloneSyncService;
 use tower::{Service, ServiceBuilder};
 
 use crate::door::DoorLayer;
 use crate::faces::{self, Readiness};
+use crate::json;
 use crate::rescue::{Named, Refusal, RescueLayer};
 use crate::server::{Body, Stack, full};
 use crate::telemetry::health::{Part, State};
@@ -19,6 +21,9 @@ use crate::telemetry::metrics::Metrics;
 
 /// Connections at the same time: a scraper, some probes and a person.
 pub(crate) const CONNECTIONS_MAX: usize = 64;
+
+/// Most characters of what a part says of itself: a plugin may send a megabyte.
+const SAID_CHARS_MAX: usize = 1024;
 
 /// The paths, for what `serve` prints.
 pub(crate) const PATHS: [(&str, &str, &str); 3] = [
@@ -127,8 +132,9 @@ fn report(parts: &[Part], ready: bool, verbose: bool) -> String {
             State::Impaired(said) => ('!', "impaired", said),
             State::Failed(said) => ('-', "failed", said),
         };
-        // One line each, whatever a plugin says.
-        let said = said.replace(char::is_control, " ");
+        // One line each that can be read, whatever a plugin says.
+        let said = on_one_line(said);
+        let said = json::cut(&said, SAID_CHARS_MAX);
         let colon = if said.is_empty() { "" } else { ": " };
         let _ = writeln!(text, "[{sign}]{} {word}{colon}{said}", part.name);
     }
@@ -189,7 +195,7 @@ mod tests {
     #[tokio::test]
     async fn ready_and_not() {
         let host = "127.0.0.1:9081";
-        let good = with(State::Well("12 of 99 in\nuse".into()));
+        let good = with(State::Well("12 of 99 in\nuse\u{202e}\u{2028}".into()));
         assert_eq!(
             ask(&good, "GET", host, "/livez").await,
             (200, "ok\n".into())
@@ -199,7 +205,7 @@ mod tests {
             (200, "ready\n".into())
         );
         let whole =
-            "[+]draining ok: no\n[+]audit ok: 0 records\n[+]storage ok: 12 of 99 in use\nready\n"
+            "[+]draining ok: no\n[+]audit ok: 0 records\n[+]storage ok: 12 of 99 in\\nuse\\u{202e}\\u{2028}\nready\n"
                 .to_owned();
         assert_eq!(
             ask(&good, "GET", host, "/readyz?verbose").await,
@@ -219,6 +225,11 @@ mod tests {
         assert_eq!(ask(&bad, "GET", host, "/livez").await.0, 200);
         let (_, page) = ask(&bad, "GET", host, "/metrics").await;
         assert!(page.contains("skillgate_part_ready{part=\"storage\"} 0\n"));
+        let wordy = with(State::Failed("é\n".repeat(1 << 19)));
+        let (_, whole) = ask(&wordy, "GET", host, "/readyz").await;
+        assert_eq!(whole.lines().count(), 2);
+        assert!(whole.len() < 3000, "{} bytes", whole.len());
+        assert!(whole.contains('…'), "{whole}");
         let so_so = with(State::Impaired("slow".into()));
         let (status, whole) = ask(&so_so, "GET", host, "/readyz?verbose").await;
         assert_eq!(status, 200);
