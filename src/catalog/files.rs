@@ -97,5 +97,14 @@ mod tests {
         };
         let why = changed(&joined);
         assert!(why.starts_with("its list of files: path "), "{why}");
+        // Kept from when such a path was still taken: this skill is refused, and no other.
+        let before = record(&[
+            ("SKILL.md", "1"),
+            ("code /main.py", "2"),
+            ("skill.toml", "3"),
+        ]);
+        let why = of_its_digest(&before).unwrap_err();
+        let said = "its list of files: path \"code /main.py\" has a component that begins or ends with a space";
+        assert!(why.starts_with(said), "{why}");
     }
 }

@@ -1,8 +1,8 @@
 //! The set of a skill's files: what is checked of it before any of them is read.
 //!
 //! Of a set that has passed one may rely on this: at most [`FILES_MAX`] files, within the limit of bytes given; no two paths that
-//! are the same file where case does not count; no path that is both a file and a directory; nothing hidden at the top, no `.git`
-//! anywhere. So it can be written to any file system without one file hiding another.
+//! are the same file where case, or a dot at the end of a name, does not count; no path that is both a file and a directory;
+//! nothing hidden at the top, no `.git` anywhere. So it can be written to any file system without one file hiding another.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -67,7 +67,7 @@ fn looked_at<'a>(
                 path.as_str(),
                 Code::PathConflict,
                 format!(
-                    "is the same file as {} where case does not count",
+                    "is the same file as {} where case or a dot at the end does not count",
                     quoted(other.as_str())
                 ),
             ));
@@ -197,6 +197,13 @@ mod tests {
             (&["code/main.py", "code/Main.py"], true, &[PathConflict]),
             (&["code/a.py", "Code/b.py"], true, &[PathConflict]),
             (&["straße", "STRASSE"], true, &[PathConflict]),
+            (&["a", "a."], true, &[PathConflict]),
+            (&["code./a.py", "code/b.py"], true, &[PathConflict]),
+            (&["code", "code../x"], true, &[PathConflict]),
+            (&["a..", "b...", "a.b", "c/..."], true, &[]),
+            (&["a/.git."], true, &[FileRefused]),
+            (&["skill.toml."], false, &[FileRefused]),
+            (&["skill.md.."], true, &[FileRefused]),
             (&["code", "code/x"], true, &[PathConflict]),
             (&["code/x/y", "code", "code/z"], true, &[PathConflict]),
             (&["CODE", "code/x"], true, &[PathConflict]),

@@ -61,11 +61,13 @@ impl PathError {
 /// - no component is `.` or `..`;
 /// - no backslash, no NUL or other control character, no character that a reader cannot see
 ///   (bidirectional controls, zero-width characters, joiners, tags);
+/// - no component begins or ends with a space, and there is no other space than U+0020: a reader
+///   would take `code /main.py` for `code/main.py`;
 /// - it does not start with `~` nor with a drive (`C:`).
 ///
 /// The bytes are taken as they are: `%2e%2e` is a file name of six characters, never decoded. Two
-/// different paths may still be one file where case does not count; [`crate::files::check`] sees to
-/// that. `Ord` is the order of bytes, the order of tree digests.
+/// different paths may still be one file where case, or a dot at the end of a component, does not
+/// count; [`crate::files::check`] sees to that. `Ord` is the order of bytes, the order of tree digests.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SkillPath(String);
 
@@ -145,6 +147,22 @@ impl SkillPath {
                 u32::from(c)
             ));
         }
+        // U+2800 is a braille cell without a dot.
+        if let Some(c) = text
+            .chars()
+            .find(|c| *c == '\u{2800}' || c.is_whitespace() && *c != ' ')
+        {
+            return invalid(format!(
+                "has the character U+{:04X}, which looks like a space",
+                u32::from(c)
+            ));
+        }
+        if text.split('/').any(|part| part != part.trim_matches(' ')) {
+            return invalid(
+                "has a component that begins or ends with a space, which a reader cannot see"
+                    .into(),
+            );
+        }
         if !is_nfc(text) {
             return invalid("is not in Unicode normal form C; write composed characters".into());
         }
@@ -166,20 +184,34 @@ impl SkillPath {
         self.0.match_indices('/').map(|(at, _)| &self.0[..at])
     }
 
-    /// The form in which two paths are equal when case does not count.
+    /// The form in which two paths are equal that are one file on some system; see [`fold`].
     pub(crate) fn folded(&self) -> String {
         fold(&self.0)
     }
 }
 
 /// Lower, upper, lower, character by character, is close enough to Unicode case folding to catch
-/// what case-insensitive file systems confuse (`ẞ`, `ß` and `SS`; `ſ` and `s`).
-pub(crate) fn fold(text: &str) -> String {
-    text.chars()
-        .flat_map(char::to_lowercase)
-        .flat_map(char::to_uppercase)
-        .flat_map(char::to_lowercase)
-        .collect()
+/// what case-insensitive file systems confuse (`ẞ`, `ß` and `SS`; `ſ` and `s`). Dots and spaces at
+/// the end of a component do not count: Windows leaves them out, and a reader overlooks them.
+pub(crate) fn fold(path: &str) -> String {
+    let mut folded = String::with_capacity(path.len());
+    for (at, part) in path.split('/').enumerate() {
+        if at > 0 {
+            folded.push('/');
+        }
+        let bare = match part.trim_end_matches(['.', ' ']) {
+            // Of nothing but dots one is left, which no component is.
+            "" => ".",
+            bare => bare,
+        };
+        folded.extend(
+            bare.chars()
+                .flat_map(char::to_lowercase)
+                .flat_map(char::to_uppercase)
+                .flat_map(char::to_lowercase),
+        );
+    }
+    folded
 }
 
 #[cfg(test)]
@@ -294,6 +326,21 @@ mod tests {
             "a\u{fe0f}",
             "\u{212b}",
             "가\u{11a8}",
+            " ",
+            " a",
+            "a ",
+            "code /main.py",
+            "code/ main.py",
+            "a\u{a0}b",
+            "a\u{1680}b",
+            "a\u{2000}b",
+            "a\u{2007}b",
+            "a\u{200a}b",
+            "a\u{202f}b",
+            "a\u{205f}b",
+            "a\u{3000}b",
+            "\u{3000}",
+            "a\u{2800}b",
             &long,
             &component,
             &deep,
@@ -317,8 +364,13 @@ mod tests {
             ("K", "\u{6b}"),
             ("ΟΔΟΣ", "οδος"),
             ("STRASSE", "straße"),
+            ("a./B.. ./c.", "A/b/c"),
+            ("a/...", "a/...."),
         ] {
             assert_eq!(fold(a), fold(b), "{a} {b}");
+        }
+        for (a, b) in [("a.b", "ab"), (".a", "a"), ("a/...", "a"), ("a b", "ab")] {
+            assert_ne!(fold(a), fold(b), "{a} {b}");
         }
     }
 
