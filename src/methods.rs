@@ -69,12 +69,12 @@ discover → inspect → run or write code → use blobs for large data.
 
 In this runtime:
 - `run_code` takes one Python module that defines `def main(args)`: `args` is the call's `args`, and what it returns (JSON, up to
-  4 KiB) is `output`. Printed lines are in `logs_preview`. Nothing else stays after the run.
+  4 KiB) is `output`. Printed lines are in `logs_preview`. Files and variables do not stay after the run; blobs do.
 - It can import the standard library, `runtime`, and the skills in `mount_skills` (`name` or `name@version`), as in
   `from skills.csv.stats import profile`, with `_` for `-`. Nothing can be installed. There is no network, but for what the policy
   grants a skill.
-- A blob can be read in a run only if its id is in `input_blobs`, also when it is in `args`. After `from runtime import blobs`:
-  `blobs.read_text(id)`, `blobs.open(id, \"r\")`, `blobs.write_text(text, kind=\"text/csv\")`, `blobs.write_json(value)`; what is
+- A blob from before can be read in a run only if its id is in `input_blobs`, also when it is in `args`. After
+  `from runtime import blobs`: `blobs.read_text(id)`, `blobs.open(id, \"r\")`, `blobs.write_text(text, kind=\"text/csv\")`, `blobs.write_json(value)`; what is
   written is in `output_blobs`.
 - A larger output is stored, as the last of `output_blobs`: look at it with `read_blob`, or give it to another run.
 - The time limit is `timeout_ms` in `execute_skill` and `limits.timeout_ms` in `run_code`, in milliseconds.

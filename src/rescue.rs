@@ -15,6 +15,7 @@ use futures_util::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use serde_json::{Map, Value};
 use skillgate_plugin_sdk::abi;
+use skillgate_skill::SkillName;
 use tower::{Layer, Service, ServiceExt};
 use tracing::Instrument;
 
@@ -338,11 +339,13 @@ impl From<methods::Error> for ErrorObject {
         use methods::Error;
         match error {
             Error::UnknownMethod { method } => {
-                // So is a skill's name, and no method's.
-                let instead = match method.contains('.') {
-                    true => {
-                        format!(": a skill is run by execute_skill with {{\"name\": {method:?}}}")
-                    }
+                let is_a_skills = !method.starts_with("rpc.")
+                    && method.contains('.')
+                    && SkillName::parse(&method).is_ok();
+                let instead = match is_a_skills {
+                    true => format!(
+                        ": if it is a skill, execute_skill runs it, with {{\"name\": {method:?}}}"
+                    ),
                     false => String::new(),
                 };
                 let names = methods::names().join(", ");

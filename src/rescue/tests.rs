@@ -58,9 +58,11 @@ fn who_calls_a_skill_by_its_name_is_told_how() {
         };
         ErrorObject::from(error).message
     };
-    let how = r#"a skill is run by execute_skill with {"name": "hello.world"}"#;
+    let how = r#"execute_skill runs it, with {"name": "hello.world"}"#;
     assert!(told("hello.world").contains(how), "{}", told("hello.world"));
-    assert!(!told("list_skill").contains("execute_skill with"));
+    for other in ["list_skill", "rpc.nothing", "tools.", "a.\u{1b}"] {
+        assert!(!told(other).contains("runs it"), "{other}");
+    }
 }
 
 /// Whether or not its connection has heard of the drain.

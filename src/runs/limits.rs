@@ -30,12 +30,16 @@ pub(super) fn longer(
     asked_ms: Option<u64>,
 ) -> String {
     let wall_ms = limits(settings, permit, asked_ms).wall_ms;
-    // What rules answer to a wish may be no more than that.
-    let of_permit = permit.timeout_ms.filter(|_| asked_ms.is_none());
+    // What rules answer to a wish may be their ceiling, or no more than the wish.
+    let is_echo = asked_ms.is_some() && permit.timeout_ms == asked_ms;
+    let of_permit = permit.timeout_ms.filter(|_| !is_echo);
     let most_ms = settings.timeout_ms_max.min(of_permit.unwrap_or(u64::MAX));
     match asked_ms {
         Some(asked_ms) if asked_ms > wall_ms => {
             format!("; {name} was {asked_ms}, and a run gets no more here: do less in one")
+        }
+        _ if wall_ms < most_ms && is_echo => {
+            format!("; {name} may be larger, up to {most_ms} or what the policy lets it be")
         }
         _ if wall_ms < most_ms => format!("; {name} may be larger, up to {most_ms}"),
         _ => "; a run gets no more here: do less in one".into(),
@@ -75,7 +79,12 @@ mod tests {
             (None, None, "; t may be larger, up to 1000"),
             (None, Some(500), "; t may be larger, up to 500"),
             (None, Some(300), "; a run gets no more here: do less in one"),
-            (Some(200), Some(200), "; t may be larger, up to 1000"),
+            (
+                Some(200),
+                Some(200),
+                "; t may be larger, up to 1000 or what the policy lets it be",
+            ),
+            (Some(200), Some(300), "; t may be larger, up to 300"),
             (
                 Some(1000),
                 None,

@@ -153,7 +153,7 @@ impl SkillPath {
             .find(|c| *c == '\u{2800}' || c.is_whitespace() && *c != ' ')
         {
             return invalid(format!(
-                "has the character U+{:04X}, which looks like a space",
+                "has the character U+{:04X}, which looks like a space: rename the file",
                 u32::from(c)
             ));
         }
