@@ -17,6 +17,7 @@ mod support;
 mod apart;
 mod audit;
 mod blobs;
+mod caches;
 mod commands;
 mod crash;
 mod damaged;
