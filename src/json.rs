@@ -132,6 +132,31 @@ impl<'de> Visitor<'de> for Walk {
     }
 }
 
+/// The first number of a JSON text that is written as an integer and that 64 bits do not hold: serde_json, and so the rules'
+/// engine, makes a double of it and rounds it, where Python and others have the digits. Numbers with a point or an exponent are
+/// doubles to all of them.
+pub(crate) fn rounded_integer(text: &str) -> Option<&str> {
+    let (mut in_text, mut is_escaped) = (false, false);
+    let outside = |c: char| {
+        let is_outside = !in_text && c != '"';
+        (in_text, is_escaped) = match in_text {
+            true => (is_escaped || c != '"', !is_escaped && c == '\\'),
+            false => (c == '"', false),
+        };
+        !is_outside
+            || matches!(
+                c,
+                '[' | ']' | '{' | '}' | ',' | ':' | ' ' | '\t' | '\r' | '\n'
+            )
+    };
+    let is_rounded = |number: &&str| {
+        let is_integer = number.bytes().all(|b| b == b'-' || b.is_ascii_digit());
+        let is_held = number.parse::<u64>().is_ok() || number.parse::<i64>().is_ok();
+        is_integer && !number.is_empty() && !is_held
+    };
+    text.split(outside).find(is_rounded)
+}
+
 /// A JSON text with a line for each value, for people. Nothing else is changed: names stay in their order, and numbers keep their
 /// digits, which a tree of values would not do.
 pub(crate) fn indented(text: &str) -> String {
@@ -209,7 +234,7 @@ impl<'de> de::Deserialize<'de> for Name<'de> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Refused, cut, indented, walk};
+    use super::{Refused, cut, indented, rounded_integer, walk};
 
     #[test]
     fn is_indented_as_serde_does_it_and_keeps_what_is_written() {
@@ -224,6 +249,31 @@ mod tests {
         }
         let exact = "[\n  12345678901234567890123,\n  1.50\n]";
         assert_eq!(indented("[12345678901234567890123 , 1.50]"), exact);
+    }
+
+    #[test]
+    fn integers_that_are_rounded_are_found() {
+        for (text, found) in [
+            ("18446744073709551615", None),
+            ("18446744073709551616", Some("18446744073709551616")),
+            ("[-9223372036854775808,0,-0]", None),
+            ("[1, -9223372036854775809 ]", Some("-9223372036854775809")),
+            (
+                r#"{"a\"":[{"b":123456789012345678901}]}"#,
+                Some("123456789012345678901"),
+            ),
+            (
+                r#"{"123456789012345678901":"\\","x":["123456789012345678901","\"123456789012345678901"]}"#,
+                None,
+            ),
+            (
+                "[1e30,123456789012345678901.0,12345678901234567890E1,true,null]",
+                None,
+            ),
+        ] {
+            assert_eq!(walk(text), Ok(()), "{text}");
+            assert_eq!(rounded_integer(text), found, "{text}");
+        }
     }
 
     #[test]

@@ -105,6 +105,9 @@ impl Mapping {
             if !is_within(value, EXPOSED_LEVELS_MAX) {
                 return Err(Refused::Claim(path.text.clone(), EXPOSED_RULE));
             }
+            if !is_exact(value) {
+                return Err(Refused::Claim(path.text.clone(), EXACT_RULE));
+            }
             exposed.insert(path.text.clone(), value.clone());
         }
         Ok(Subject {
@@ -134,6 +137,21 @@ fn is_within(value: &Value, levels: usize) -> bool {
     match value {
         Value::Array(items) => levels > 0 && items.iter().all(inside),
         Value::Object(members) => levels > 0 && members.values().all(inside),
+        _ => true,
+    }
+}
+
+const EXACT_RULE: &str = "without numbers beyond 64 bits, of which rules would see rounded ones: as a text it can be long";
+
+/// Whether it has no number that may have been rounded when it was read: an integer beyond 64 bits has become a double.
+fn is_exact(value: &Value) -> bool {
+    const BEYOND: f64 = (1_u64 << 63) as f64;
+    match value {
+        Value::Array(items) => items.iter().all(is_exact),
+        Value::Object(members) => members.values().all(is_exact),
+        Value::Number(number) if number.is_f64() => {
+            number.as_f64().is_some_and(|number| number.abs() < BEYOND)
+        }
         _ => true,
     }
 }

@@ -34,8 +34,8 @@ pub(super) struct Whole(pub(super) u64);
 
 impl<'de> Deserialize<'de> for Whole {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// The doubles up to here are the whole numbers that they are written as; of those beyond, some are left out.
-        const EXACT_MAX: f64 = (1_u64 << 53) as f64;
+        /// The doubles below are the whole numbers that they are written as; from here on some are left out, and read as this one.
+        const EXACT_BELOW: f64 = (1_u64 << 53) as f64;
         struct Number;
         impl Visitor<'_> for Number {
             type Value = Whole;
@@ -50,7 +50,7 @@ impl<'de> Deserialize<'de> for Whole {
                 whole.map_err(|_| E::invalid_value(Unexpected::Signed(number), &self))
             }
             fn visit_f64<E: de::Error>(self, number: f64) -> Result<Whole, E> {
-                if number.fract() == 0.0 && (0.0..=EXACT_MAX).contains(&number) {
+                if number.fract() == 0.0 && (0.0..EXACT_BELOW).contains(&number) {
                     return Ok(Whole(number as u64));
                 }
                 Err(E::invalid_type(Unexpected::Float(number), &self))

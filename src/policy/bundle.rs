@@ -302,6 +302,12 @@ impl Bundle {
 fn read_data(path: &str, text: &str) -> Result<Value, String> {
     // A name twice: the reader of the file and the engine would see different lists.
     json::walk(text).map_err(json::Refused::why)?;
+    if let Some(number) = json::rounded_integer(text) {
+        return Err(format!(
+            "has the integer {}, which rules would see rounded: one beyond 64 bits is written as a string",
+            json::short(number)
+        ));
+    }
     let mut value = Value::from_json_str(text).map_err(|error| error.to_string())?;
     if value.as_object().is_err() {
         return Err("is no JSON object".into());

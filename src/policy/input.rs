@@ -16,6 +16,7 @@ use super::Facts;
 use super::engine::Fault;
 use crate::auth::Subject;
 use crate::catalog::Skill;
+use crate::json;
 
 /// Prepared skills that are kept, and about how many bytes of them; at the next one the cache starts anew.
 const SKILLS_MAX: usize = 4096;
@@ -230,8 +231,8 @@ pub(super) fn with_id(mut document: Value, id: &str) -> Value {
 /// The arguments that the rules see of this call: those of the skills that the operator has named.
 ///
 /// # Errors
-/// [`Fault::Error`] where they are too long, or no JSON to the engine: a rule about them must not be got around by keeping
-/// them from it.
+/// [`Fault::Error`] where they are too long, or the engine would read something else than the code, or nothing: a rule about them
+/// must not be got around by keeping them from it.
 pub(super) fn args(facts: &Facts, named: &[String]) -> Result<Option<Value>, Fault> {
     let target = facts.skills.first().map(|skill| skill.name());
     let is_named = target.is_some_and(|target| named.iter().any(|name| name == target));
@@ -239,6 +240,10 @@ pub(super) fn args(facts: &Facts, named: &[String]) -> Result<Option<Value>, Fau
         return Ok(None);
     }
     match &facts.args {
+        Some(args) if let Some(number) = json::rounded_integer(args) => Err(Fault::Error(format!(
+            "the arguments have the integer {}, of which rules would see a rounded one (policy.include_args): one beyond 64 bits is sent as a string",
+            json::short(number)
+        ))),
         Some(args) => Value::from_json_str(args).map(Some).map_err(|error| {
             Fault::Error(format!("the arguments are no JSON to the engine: {error}"))
         }),

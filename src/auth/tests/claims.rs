@@ -78,6 +78,33 @@ async fn what_policies_see_is_not_nested_deeply() {
     }
 }
 
+/// An integer beyond 64 bits is read as a double, and so is the one beside it.
+#[tokio::test]
+async fn what_policies_see_is_not_rounded() {
+    let world = World::new().await;
+    let number = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    for good in [
+        "18446744073709551615",
+        "-9223372036854775808",
+        "0.5",
+        "-1e18",
+    ] {
+        let token = world.with(|_, claims| claims["org"] = json!({ "unit": [number(good)] }));
+        let subject = world.ask(&token).await.unwrap();
+        assert_eq!(subject.claims["org.unit"], json!([number(good)]));
+    }
+    for bad in ["18446744073709551616", "-9223372036854775809", "1e19"] {
+        let token = world.with(|_, claims| claims["amr"] = json!([{ "a": number(bad) }]));
+        let refusal = world.ask(&token).await.unwrap_err();
+        assert_eq!(
+            refusal.message,
+            "the token's amr is not what it must be: without numbers beyond 64 bits, of which rules would see rounded ones: as a text it can be long"
+        );
+        let token = world.with(|_, claims| claims["other"] = number(bad));
+        assert!(world.ask(&token).await.is_ok());
+    }
+}
+
 #[tokio::test]
 async fn services_act_for_themselves() {
     let world = World::new().await;

@@ -448,6 +448,11 @@ fn rules_that_are_too_weak_or_no_rules() {
     assert!(got.contains("conflict") || got.contains("deny"), "{got}");
     let got = refused("skills/config/data.json", "{\"roles\": {}, \"roles\": {}}");
     assert!(got.contains("twice"), "{got}");
+    let got = refused(
+        "skills/config/data.json",
+        "{\"roles\": {}, \"accounts\": [123456789012345678901]}",
+    );
+    assert!(got.contains("the integer 123456789012345678901,"), "{got}");
     let got = refused(".manifest", "{\"rego_version\": 0}");
     assert!(got.contains("only Rego v1"), "{got}");
     let got = refused("skills/config/data.yaml", "roles: {}");
