@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use super::chain::{Head, LINE_BYTES_MAX, Link};
-use super::memory::Was;
+use super::memory::{SEQUENCE_MAX, Was};
 
 /// Why the file is not what was written, in the `resumed` record behind it: its records are lost, unless somebody has a copy.
 pub(super) const CUT: &str = "the file was cut";
@@ -278,6 +278,9 @@ pub(super) fn tail(file: &mut (impl Read + Seek)) -> io::Result<Result<Tail, &'s
         .rposition(|b| *b == b'\n')
         .map_or(0, |at| at + 1);
     Ok(match Link::read(&lines[start..]) {
+        Some(link) if link.sequence >= SEQUENCE_MAX => {
+            Err("its last record has a number behind which there are none")
+        }
         Some(link) if link.is_whole() => Ok(tail(Some(link.head()))),
         Some(_) => Err("its last record is not what its hash was made of"),
         None => Err("its last line is no record"),

@@ -20,6 +20,8 @@ const BYTES_MAX: u64 = 4096;
 /// Where nobody knows how many records there were, the next is the one behind the next multiple of this: more than a gateway
 /// writes in its life, so that no number and no name of a file is there twice. 9000 such steps are exact as a double.
 const STEP: u64 = 1_000_000_000_000;
+/// No record has this number, or one behind it: from any below it on there are more than a gateway writes, and two steps.
+pub(super) const SEQUENCE_MAX: u64 = u64::MAX - 3 * STEP;
 
 /// What is remembered.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,9 +52,7 @@ impl Memory {
         let mut text = Vec::new();
         file.take(BYTES_MAX).read_to_end(&mut text)?;
         let memory: Memory = serde_json::from_slice(&text)?;
-        // There is a number behind it for whatever may come.
-        let fits = (1..u64::MAX - 2 * STEP).contains(&memory.sequence);
-        if !fits || !is_hash(memory.hash.as_bytes()) {
+        if !(1..SEQUENCE_MAX).contains(&memory.sequence) || !is_hash(memory.hash.as_bytes()) {
             return Err(io::Error::other("it names no record"));
         }
         Ok(Some(memory))

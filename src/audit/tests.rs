@@ -491,6 +491,13 @@ async fn a_broken_place_is_refused_by_name() {
             .refusal()
             .contains("line 5: its last line is no record")
     );
+    // One whose hash is right all the same: it has no key.
+    let mut last = super::chain::Head::genesis();
+    last.sequence = u64::MAX - 1;
+    let mut line = Vec::new();
+    last.seal("system", &[b",\"event\":\"stopped\""], &mut line);
+    fs::write(place.path(), &line).unwrap();
+    assert!(place.refusal().contains("behind which there are none"));
     fs::write(place.path(), "x".repeat(super::LINE_BYTES_MAX + 1)).unwrap();
     assert!(place.refusal().contains("longer than any record"));
     fs::write(place.path(), &whole).unwrap();

@@ -1,6 +1,7 @@
 //! What writes: whoever has a record, when it is its turn at once and nothing else has to be waited for; else a thread of its
 //! own.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -328,7 +329,23 @@ impl Writer {
     }
 
     /// Writes records as one piece: all of them are in the file, or none is and the chain is where it was.
+    ///
+    /// A panic is a write that failed, and counted: else the log's thread would have ended, and no record would be written any more.
     fn commit<'a>(
+        &mut self,
+        records: impl IntoIterator<Item = &'a Encoded>,
+    ) -> std::io::Result<()> {
+        let appended = catch_unwind(AssertUnwindSafe(|| self.append(records)));
+        appended.unwrap_or_else(|_| {
+            // It is opened again, and looked at, before the next.
+            self.active = None;
+            let said =
+                "the writer panicked, which is a mistake in skillgate; the place has been reported";
+            Err(std::io::Error::other(said))
+        })
+    }
+
+    fn append<'a>(
         &mut self,
         records: impl IntoIterator<Item = &'a Encoded>,
     ) -> std::io::Result<()> {
@@ -469,7 +486,8 @@ impl Desk {
     }
 
     pub(super) fn wait(&self) -> MutexGuard<'_, Option<Writer>> {
-        // A panic in the middle of a write leaves no open file: it is opened again, and looked at, before the next.
+        // Of what can panic, a write leaves no open file: it is opened again, and looked at, before the next.
+        self.0.clear_poison();
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

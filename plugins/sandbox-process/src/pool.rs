@@ -356,6 +356,7 @@ impl Pool {
 
     /// Hears the launcher until it goes. For a thread of its own.
     pub(crate) fn hear(&self, host: &Host) {
+        let _closes = Closes(self);
         let mut buf = vec![0; MESSAGE_BYTES_MAX];
         let mut lack_said: Option<Instant> = None;
         loop {
@@ -396,13 +397,6 @@ impl Pool {
             }
             self.tidy();
         }
-        let mut state = self.state();
-        state.closed = true;
-        // What runs wait for does not come any more.
-        let domains = std::mem::take(&mut state.domains);
-        drop(state);
-        self.heard.notify_all();
-        domains.values().for_each(Domain::call_all);
     }
 
     fn wait(&self) -> Duration {
@@ -577,6 +571,20 @@ fn domain_of<'a>(state: &'a mut State, name: &str, rules: PoolRules) -> &'a mut 
     domains
         .entry(name.to_owned())
         .or_insert_with(|| Domain::new(rules))
+}
+
+/// That nobody hears the launcher any more, also by a panic: what runs wait for does not come.
+struct Closes<'a>(&'a Pool);
+
+impl Drop for Closes<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.closed = true;
+        let domains = std::mem::take(&mut state.domains);
+        drop(state);
+        self.0.heard.notify_all();
+        domains.values().for_each(Domain::call_all);
+    }
 }
 
 /// Starts the thread that hears the launcher.

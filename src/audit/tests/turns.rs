@@ -281,6 +281,34 @@ async fn a_disk_that_hangs_under_whoever_writes_is_a_failure() {
     assert_eq!(numbers(&place), [1, 2]);
 }
 
+/// Whether who has a record writes it, or the thread does.
+#[tokio::test]
+async fn a_write_that_panics_has_failed_and_the_next_one_is_written() {
+    static PANICS: AtomicBool = AtomicBool::new(false);
+    fn clock() -> SystemTime {
+        assert!(!PANICS.load(Ordering::SeqCst), "by the test");
+        UNIX_EPOCH
+    }
+    for fsync in [Fsync::Never, Fsync::Always] {
+        let mut place = Place::new();
+        place.settings.fsync = fsync;
+        let audit = Audit::open_at(&place.settings, clock).unwrap();
+        write(&audit, 1, 1).await;
+        PANICS.store(true, Ordering::SeqCst);
+        assert_eq!(audit.append(record(2)).await, Err(Unavailable));
+        let failing = audit.health_at(Instant::now()).failing;
+        assert!(failing.is_some_and(|why| why.contains("panicked")));
+        PANICS.store(false, Ordering::SeqCst);
+        write(&audit, 3, 1).await;
+        assert_eq!(audit.health_at(Instant::now()).failing, None);
+        audit.close().await;
+        assert!(place.verify().ok);
+        assert_eq!(numbers(&place), [1, 3]);
+        let [resumed] = resumed(&place).try_into().unwrap();
+        assert_eq!(resumed["unwritten"], 1, "{resumed}");
+    }
+}
+
 /// Whoever begins to wait says since when before it takes its room: to be read the other way round, else a record that comes
 /// between the two looks as if it had waited since the last one.
 #[test]

@@ -156,7 +156,10 @@ impl Count {
         for file in [DATA_FILE, CHUNKS_FILE] {
             let file = format!("{blob}/{file}");
             match statat(dir, &file, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(stat) => self.bytes += u64::try_from(stat.st_size).unwrap_or(0),
+                Ok(stat) => {
+                    let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+                    self.bytes = self.bytes.saturating_add(bytes);
+                }
                 // A small blob has no digests of chunks, and one that has just been deleted has nothing.
                 Err(Errno::NOENT) => {}
                 Err(errno) => {

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -287,7 +288,13 @@ fn sweep(ground: &Ground, now_unix_ms: u64, coming: &Coming, is_over: &dyn Fn() 
         is_over,
         swept: Swept::default(),
     };
-    sweep.swept.ended = sweep.all().err();
+    // The thread goes on: else what expires would stay, and nobody would hear of it.
+    let seen = catch_unwind(AssertUnwindSafe(|| sweep.all()));
+    let seen = seen.unwrap_or_else(|_| {
+        let said = "it panicked, which is a mistake in this plugin; the place has been reported on standard error";
+        Err(Fault::Unavailable(said.into()))
+    });
+    sweep.swept.ended = seen.err();
     sweep.swept
 }
 
@@ -486,6 +493,23 @@ mod tests {
         drop(sweeper);
         let there = dirs.iter().map(|dir| dir.exists());
         assert_eq!(there.collect::<Vec<_>>(), [false, true]);
+    }
+
+    #[test]
+    fn a_sweep_that_panics_has_not_seen_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let (ground, dirs) = blobs_that_end(dir.path(), &[("b", 2)]);
+        let coming = Coming::default();
+        let swept = sweep(&ground, 5 * MINUTE_MS, &coming, &|| panic!("by the test"));
+        assert_eq!((swept.removed, swept.stuck_after(0)), (0, 1));
+        assert!(
+            swept
+                .ended
+                .is_some_and(|fault| fault.to_string().contains("panicked"))
+        );
+        let swept = sweep(&ground, 5 * MINUTE_MS, &coming, &|| false);
+        assert_eq!((swept.removed, swept.stuck_after(1)), (1, 0));
+        assert!(!dirs[0].exists());
     }
 
     #[test]

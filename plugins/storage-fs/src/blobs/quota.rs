@@ -182,13 +182,16 @@ impl Drop for Part {
 /// Bytes of the blobs that a tenant has.
 fn bytes_of(ground: &Ground, dir: &TenantDir) -> Result<u64> {
     let all = format!("tenants/{}/blobs", dir.as_str());
-    let mut bytes = 0;
+    let mut bytes = 0_u64;
     for prefix in directories(ground, &all)? {
         let path = format!("{all}/{prefix}");
         for blob in directories(ground, &path)? {
             let data = format!("{path}/{blob}/{DATA_FILE}");
             match statat(ground.root(), &data, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(stat) => bytes += u64::try_from(stat.st_size).unwrap_or(0).max(BLOB_BYTES_MIN),
+                Ok(stat) => {
+                    let takes = u64::try_from(stat.st_size).unwrap_or(0).max(BLOB_BYTES_MIN);
+                    bytes = bytes.saturating_add(takes);
+                }
                 // It has gone meanwhile.
                 Err(Errno::NOENT) => {}
                 Err(errno) => return Err(Fault::os("stat", &data)(errno)),

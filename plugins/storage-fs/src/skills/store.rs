@@ -457,13 +457,15 @@ fn meta_of(put: &PutSkill) -> Result<Meta> {
 
 /// What a version takes.
 fn size_of(files: &[File], sealed_bytes: u64) -> Size {
-    let bytes: u64 = files.iter().map(|file| file.size_bytes).sum();
+    // Sizes are read from the disk, too: what stands there need not be true.
+    let sizes = files.iter().map(|file| file.size_bytes);
+    let bytes = sizes.fold(sealed_bytes, u64::saturating_add);
     let mut directories = BTreeSet::new();
     for File { path, .. } in files {
         directories.extend(path.match_indices('/').map(|(at, _)| &path[..at]));
     }
     Size {
-        bytes: bytes + sealed_bytes,
+        bytes,
         inodes: (files.len() + directories.len()) as u64 + INODES_BESIDE,
     }
 }
