@@ -15,7 +15,7 @@ use skillgate_plugin_sdk::abi;
 
 use crate::alone;
 use crate::support::gateway::{House, Settings};
-use crate::support::{compiler, tools};
+use crate::support::{cargo, tools};
 
 fn skillgate(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_skillgate"))
@@ -93,7 +93,7 @@ fn in_rust(name: &str, kind: &str) -> PathBuf {
     // The versions that this project has been built with are there without a network.
     let lock = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock");
     std::fs::copy(lock, dir.join("Cargo.lock")).unwrap();
-    compiler::is_enough(&dir, &[]);
+    cargo::oldest_compiler(&cargo::metadata(&dir, &[]));
     let target = place().join("target");
     // Its own tests too.
     for what in ["build", "test"] {

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each of the programs that share this uses a part")]
 
-pub(crate) mod compiler;
+pub(crate) mod cargo;
 pub(crate) mod gateway;
 pub(crate) mod http;
 pub(crate) mod look;
