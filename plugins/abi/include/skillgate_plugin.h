@@ -284,7 +284,8 @@ typedef struct skg_create_request {
                                   life has left behind, and nothing else         */
     skg_str  state_dir;        /* a private directory, kept across restarts: what
                                   another plugin has left there is not yours     */
-    skg_bytes config_json;     /* the plugin's own section of the configuration  */
+    skg_bytes config_json;     /* the plugin's own section of the configuration,
+                                  an object; {} where there is none              */
 } skg_create_request;
 
 /* ----------------------------------------------------------------- sandbox */
@@ -342,7 +343,8 @@ typedef struct skg_limits {
 
 #define SKG_SRC_PATH 1u         /* a directory or file that the host can see      */
 #define SKG_SRC_FD   2u         /* an open descriptor; a directory may be one     */
-#define SKG_SRC_TAR  3u         /* fd of a plain tar of the directory             */
+#define SKG_SRC_TAR  3u         /* fd of a tar of the directory, as a store gives
+                                   it: see SKG_CONTENT_TAR                        */
 #define SKG_SRC_BLOB 4u         /* fetch with host->blob_fd / blob_read           */
 
 typedef struct skg_mount {
@@ -537,7 +539,9 @@ typedef struct skg_sandbox_factory {
 /* A store keeps skills and blobs of tenants.  What one tenant has stored does
  * not exist for another: the answer is SKG_E_NOT_FOUND, as for a thing that was
  * never there.  The host has checked every tenant, name, version and path before
- * a call; a store checks again what it turns into a path of its own:
+ * a call; a store checks again what it turns into a path of its own.  The path of
+ * a file that breaks these rules it refuses in any case, also when it keeps files
+ * in a table and not in directories:
  *
  *   tenant   1 to 128 of A-Z a-z 0-9 . _ -, the first a letter or a digit
  *   name     of a skill, and namespace of one: 1 to 16 parts with '.' between them,
@@ -623,7 +627,9 @@ typedef struct skg_skill_page {
 #define SKG_CONTENT_DATA 0u     /* `data` has the bytes                           */
 #define SKG_CONTENT_FILE 1u     /* fd is a file, to be read from offset 0         */
 #define SKG_CONTENT_DIR  2u     /* fd is the skill's directory                    */
-#define SKG_CONTENT_TAR  3u     /* fd is a plain tar of the directory             */
+#define SKG_CONTENT_TAR  3u     /* fd is a tar of the directory, not compressed:
+                                   ustar, with the names that are too long for it
+                                   as pax records (`path`) or as GNU's            */
 
 typedef struct skg_content {
     uint32_t struct_size;
@@ -674,7 +680,8 @@ typedef struct skg_blob_create_request {
     skg_str  kind;
     skg_str  owner;             /* subject                                        */
     skg_str  run_id;            /* the run that made it, or empty                 */
-    uint64_t max_bytes;         /* a write beyond it is SKG_E_OUT_OF_RANGE        */
+    uint64_t max_bytes;         /* a write beyond it is SKG_E_OUT_OF_RANGE; 0 is a
+                                   limit like any other                           */
     uint64_t ttl_s;             /* after this it is as if deleted; 0: never       */
 } skg_blob_create_request;
 

@@ -276,6 +276,41 @@ mod tests {
         assert_eq!(PROXY_URL, format!("http://127.0.0.1:{GATE_PORT}"));
     }
 
+    /// Who writes another sandbox has that page alone.
+    #[test]
+    fn the_page_of_the_guest_names_all_of_a_job() {
+        let job = Job {
+            run_id: "",
+            timeout_ms: 0,
+            deadline_ns: 0,
+            code: None,
+            skill: None,
+            function: "",
+            args: RawValue::NULL,
+            skills: vec![Skill {
+                name: "",
+                version: "",
+                entrypoint: "",
+                function: "",
+            }],
+            blobs: &[],
+            env: BTreeMap::new(),
+            secrets: BTreeMap::new(),
+            output_bytes: 0,
+            processors: 0,
+            compile: false,
+            compiled: codes::Index::default(),
+        };
+        let job = serde_json::to_value(&job).unwrap();
+        let page = include_str!("../../guest/README.md");
+        for member in job.as_object().unwrap().keys() {
+            assert!(page.contains(&format!("`{member}`")), "{member}");
+        }
+        for member in job["skills"][0].as_object().unwrap().keys() {
+            assert!(page.contains(&format!("\"{member}\"")), "{member}");
+        }
+    }
+
     #[test]
     fn a_text_grows_by_being_made_anew() {
         let mut text = Growing(Wiped(Vec::with_capacity(4)));
