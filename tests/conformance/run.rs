@@ -412,8 +412,9 @@ impl Runner<'_> {
                 Some(line) => line,
                 None => line,
             };
-            if let Err(why) = holds(&fill(line, vars, true), seen) {
-                wrong.push(format!("expected `{}`, but {why}", clip(line, 300)));
+            let line = fill(line, vars, true);
+            if let Err(why) = holds(&line, seen) {
+                wrong.push(format!("expected `{}`, but {why}", clip(&line, 300)));
             }
         }
         wrong
@@ -512,6 +513,26 @@ pub(crate) fn clip(text: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Who reads it has the answer before him and not the case's variables.
+    #[test]
+    fn a_line_that_does_not_hold_is_shown_with_its_values() {
+        let target = Target::default();
+        let mut runner = Runner {
+            target: &target,
+            dir: Path::new(""),
+            vars: Vars::new(),
+            ids: AtomicU64::new(1),
+            lacking: Lacking::default(),
+        };
+        runner.vars.insert("p".into(), "c1".into());
+        let lines = [r#"result.name == "${p}.echo""#.to_owned()];
+        let seen = json!({"reply": {"result": {"name": "x"}}});
+        assert_eq!(
+            runner.failing(&lines, &seen, &runner.vars),
+            [r#"expected `result.name == "c1.echo"`, but result.name is "x": not "c1.echo""#]
+        );
+    }
 
     #[test]
     fn only_what_is_late_is_asked_for_again() {
