@@ -187,11 +187,15 @@ pub(crate) const FAULTS: &[Fault] = &[
         "code is executed, not imported",
         &["E15"],
     ),
-    fault(
-        "async-not-awaited",
-        "an async entrypoint is not awaited",
-        &["E15"],
-    ),
+    Fault {
+        product: true,
+        ..seen_by(
+            "code.async",
+            "async-not-awaited",
+            "an async entrypoint is not awaited",
+            &["E15"],
+        )
+    },
     fault("no-run-id", "a run without an id", &["E3"]),
     seen_by(
         "code.syntax#1",

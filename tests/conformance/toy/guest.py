@@ -64,7 +64,8 @@ runtime = make("runtime", summary=lambda text: SUMMARY.__setitem__(0, str(text))
 runtime.__path__ = []
 runtime.blobs = make(
     "runtime.blobs", write_bytes=write_bytes, read_bytes=read_bytes,
-    write_text=lambda content, kind="text/plain": write_bytes(lines(content).encode(), kind),
+    write_text=(lambda content: write_bytes(content.encode(), "text/plain")) if JOB["fault"] == "otherwise" else
+    lambda content, kind="text/plain": write_bytes(lines(content).encode(), kind),
     write_json=lambda obj, kind="application/json": write_bytes(
         json.dumps(obj, indent=1 if JOB["fault"] == "own-words" else None).encode(), kind),
     read_text=lambda blob_id: lines(read_bytes(blob_id).decode()),
@@ -167,7 +168,7 @@ def result():
             name = "" if JOB["fault"] == "otherwise" else " " + JOB["function"]
             return {"type": "EntrypointNotFound", "message": f"no function{name}"}
         value = function(JOB["args"])
-        if inspect.iscoroutine(value):
+        if inspect.iscoroutine(value) and JOB["fault"] != "otherwise":
             value = asyncio.run(value) if JOB["fault"] != "async-not-awaited" else None
         value = check(value)
         json.dumps(value, ensure_ascii=False).encode()
@@ -175,6 +176,8 @@ def result():
     except (NotSerializable, UnicodeEncodeError) as wrong:
         return {"type": "OutputNotSerializable", "message": str(wrong)}
     except BaseException as wrong:
+        if JOB["fault"] == "otherwise" and not isinstance(wrong, Exception):
+            raise
         # As in one of the texts' two examples of a failed run; the other has the traceback.
         words = str(wrong) if JOB["fault"] == "otherwise" else traceback.format_exc()
         if JOB["fault"] == "wordy":

@@ -243,7 +243,7 @@ def list_skills(params):
     p = take(params, namespace=(str, None), detail=(str, "names"), limit=(int, 50), cursor=(str, None))
     one_of(p["detail"], ("names", "summary"), "detail")
     most = 100 if OTHERWISE else 1000
-    if not 1 <= p["limit"] <= most:
+    if not (0 if OTHERWISE else 1) <= p["limit"] <= most:
         raise params_error(f"limit is 1 to {most}")
     if "limit" not in params:
         p["limit"] = {"small-pages": 20, "large-pages": 100}.get(FAULT, p["limit"])
@@ -307,7 +307,7 @@ def describe_skill(params):
     p = take(params, name=(str, REQUIRED), version=(str, None), detail=(str, "summary"))
     one_of(p["detail"], ("manifest", "summary", "full"), "detail")
     skill = find(p["name"], p["version"])
-    manifest = dict(skill.manifest, namespace=skill.namespace)
+    manifest = dict(skill.manifest, **({} if OTHERWISE else {"namespace": skill.namespace}))
     if FAULT == "lists-sorted":
         manifest["tags"] = sorted(manifest.get("tags", []))
     if FAULT == "false-is-nothing":
@@ -493,7 +493,7 @@ container.hole = FAULT
 
 
 def job(code, skill, function, args, skills, blobs, timeout_ms):
-    if timeout_ms < 1:
+    if timeout_ms < (0 if OTHERWISE else 1):
         raise params_error("timeout_ms is at least 1")
     for item in blobs:
         if not isinstance(item, str):
