@@ -40,12 +40,12 @@ def write_bytes(content, kind="application/octet-stream"):
 
 def read_bytes(blob_id):
     name = os.path.basename(blob_id[5:])
-    for made in os.listdir(os.path.join(BASE, "out")):
+    for made in os.listdir(os.path.join(BASE, "out")) if JOB["fault"] != "own-blobs-closed" else ():
         if made.partition("-")[2] == name:
             with open(os.path.join(BASE, "out", made), "rb") as content:
                 return content.read().partition(b"\n")[2]
     with open(os.path.join(BASE, "in", name), "rb") as content:
-        return content.read()
+        return content.read(65536 if JOB["fault"] == "input-blobs-cut" else -1)
 
 
 def lines(text):
@@ -146,6 +146,8 @@ def result():
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
+    if JOB["fault"] == "skill-stderr-lost" and JOB["skill"]:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.meta_path.insert(0, Skills(JOB["skills"]))
     sys.meta_path.append(Neighbours())
     if JOB["fault"] == "no-network":
@@ -155,6 +157,8 @@ def result():
         if JOB["skill"]:
             path = next(s["file"] for s in JOB["skills"] if s["name"] == JOB["skill"])
             main = JOB["fault"] == "skill-is-a-script"
+            if JOB["fault"] == "entrypoint-flat":
+                path = os.path.join(path.rpartition("/code/")[0], "code", os.path.basename(path))
             spec = importlib.util.spec_from_file_location("__main__" if main else "skill_entrypoint", path)
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
@@ -167,7 +171,8 @@ def result():
         if not callable(function):
             name = "" if JOB["fault"] == "otherwise" else " " + JOB["function"]
             return {"type": "EntrypointNotFound", "message": f"no function{name}"}
-        value = function(JOB["args"])
+        args = JOB["args"] if JOB["skill"] or JOB["fault"] != "code-args-none" else JOB["args"] or None
+        value = function(args)
         if inspect.iscoroutine(value) and JOB["fault"] != "otherwise":
             value = asyncio.run(value) if JOB["fault"] != "async-not-awaited" else None
         value = check(value)

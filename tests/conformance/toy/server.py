@@ -91,7 +91,7 @@ class Skill:
     def __init__(self, manifest, files):
         self.manifest, self.files = manifest, files
         self.name, self.version, self.kind = manifest["name"], manifest["version"], manifest["kind"]
-        self.namespace = manifest.get("namespace") or self.name.split(".")[0]
+        self.namespace = manifest.get("namespace") or ("" if FAULT == "no-namespace" and "." not in self.name else self.name.split(".")[0])
 
 
 SKILLS, BLOBS, COUNT = {}, {}, [0]
@@ -273,10 +273,10 @@ def list_skills(params):
         if not place:
             raise params_error("not a cursor of this server", "cursor_invalid")
         start = int(place[1])
-    page = found[start:start + p["limit"]]
+    page = found[start:start + (9999 if FAULT == "summary-unpaged" and p["detail"] == "summary" else p["limit"])]
     entries = []
     for s in page:
-        entry = {"name": s.name, "version": s.version, "description": s.manifest["description"],
+        entry = {"name": s.name, "version": s.version, "description": s.manifest["description"][:60 if FAULT == "descriptions-cut" else None],
                  "namespace": s.namespace, "kind": s.kind}
         if OTHERWISE:
             entry["published_at"] = "2026-01-01"
@@ -291,11 +291,11 @@ def list_skills(params):
 
 
 def front_matter(skill):
-    text = skill.files["SKILL.md"].decode()
-    match = re.match(r"---\n(.*?)\n---\n", text, re.S)
-    out = {}
+    text = skill.files["SKILL.md"].decode().replace("\r\n", "\r\n" if FAULT == "front-matter-lf" else "\n")
+    match = (re.search if FAULT == "front-matter-anywhere" else re.match)(r"---\n(.*?)\n---\n", text, re.S)
     if FAULT != "front-matter-by-lines":
         return front_matter_of(match[1].splitlines()) if match else {}
+    out = {}
     for line in match[1].splitlines() if match else []:
         key, _, value = line.partition(": ")
         listed = re.fullmatch(r"\[(.*)\]", value)
@@ -312,7 +312,7 @@ def describe_skill(params):
         manifest["tags"] = sorted(manifest.get("tags", []))
     if FAULT == "false-is-nothing":
         manifest["inputs"] = {name: {k: v for k, v in about.items() if v} for name, about in manifest.get("inputs", {}).items()}
-    if FAULT == "manifest-cut":
+    if FAULT == "manifest-cut" or FAULT == "summary-cut" and p["detail"] == "summary":
         manifest = {k: v for k, v in manifest.items() if k in ("name", "version", "description", "kind")}
     out = {"manifest": manifest}
     if p["detail"] != "manifest":
@@ -324,7 +324,7 @@ def describe_skill(params):
 
 def read_skill_file(params):
     p = take(params, name=(str, REQUIRED), version=(str, None), path=(str, REQUIRED))
-    skill = find(p["name"], p["version"])
+    skill = find(p["name"], p["version"] if FAULT != "version-guessed" or p["version"] in SKILLS.get(p["name"], {}) else None)
     if FAULT == "path-escape" and ".." in p["path"]:
         return {"content": "root:x:0:0:root:/root:/bin/sh\n"}
     content = skill.files.get(safe(p["path"]))
@@ -332,7 +332,7 @@ def read_skill_file(params):
         raise params_error("no such file", "file_not_found")
     if FAULT == "file-trimmed":
         content = content.strip()
-    return as_text(content)
+    return as_text(content[:65536 if FAULT == "files-cut" else None])
 
 
 def guide(params):
@@ -449,11 +449,12 @@ def execute_skill(params):
         raise params_error("an instruction skill has nothing to run", "skill_not_executable")
     export = "main" if FAULT == "export-ignored" else skill.manifest["runtime"]["export"]
     args = {} if FAULT == "args-lost" else p["args"]
-    return job(None, skill, export, args, [skill], p["input_blobs"], p["timeout_ms"])
+    ended = job(None, skill, export, args, [skill], p["input_blobs"], p["timeout_ms"])
+    return dict(ended, run_id="run_" + skill.name) if FAULT == "skill-run-ids" else ended
 
 
 def run_code(params):
-    p = take(params, language=(str, REQUIRED), code=(str, REQUIRED), entrypoint=(str, "main"), args=(dict, {}),
+    p = take(params, language=(str, REQUIRED), code=(str, REQUIRED), entrypoint=(str, "main"), args=((dict, list) if FAULT == "code-args-any" else dict, {}),
              mount_skills=(list, []), input_blobs=(list, []), limits=(dict, {}))
     if p["language"] != "python":
         raise params_error("only python", "language_unsupported")
@@ -522,9 +523,9 @@ def job(code, skill, function, args, skills, blobs, timeout_ms):
         shutil.rmtree(base, ignore_errors=True)
 
 
-def cut(path):
+def cut(path, result_path):
     logs = open(path, "rb").read().decode("utf-8", "replace")
-    while len(logs.encode()) > 2048 and FAULT != "logs-uncut":
+    while len(logs.encode()) > 2048 and FAULT != "logs-uncut" and (FAULT != "failures-uncut" or completed(result_path)):
         logs = logs[:min(len(logs) - 1, 2048)]
     return logs
 
@@ -534,7 +535,8 @@ def completed(result_path):
 
 
 def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
-    work = os.path.join(STATE, "shared") if FAULT == "workspace-stays" else os.path.join(base, "workspace")
+    shared = FAULT in ("workspace-stays", skill and "skill-workspace-stays")
+    work = os.path.join(STATE, "shared") if shared else os.path.join(base, "workspace")
     os.makedirs(work, exist_ok=True)
     described = []
     for s in skills:
@@ -548,7 +550,7 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
         described.append({"name": s.name, "file": entry and os.path.join(root, entry)})
     os.makedirs(os.path.join(base, "in"))
     os.makedirs(os.path.join(base, "out"))
-    for item in (() if FAULT == "blobs-not-mounted" else blobs):
+    for item in blobs[:{"blobs-not-mounted": 0, "first-blob-only": 1}.get(FAULT)]:
         with open(os.path.join(base, "in", item[5:]), "wb") as out:
             out.write(BLOBS[item][0])
     spec = {"code": code, "skill": skill and skill.name, "function": function, "args": args, "skills": described,
@@ -585,10 +587,10 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
             pass
         if not (stays and late):
             child.wait()
-    common = {"logs_preview": cut(log_path) + cut(log_path + "-errors")}
     result_path = os.path.join(base, "result.json")
+    common = {"logs_preview": cut(log_path, result_path) + cut(log_path + "-errors", result_path)}
     made = []
-    for name in sorted(os.listdir(os.path.join(base, "out"))) if FAULT != "blobs-lost" else ():
+    for name in sorted(os.listdir(os.path.join(base, "out"))) if FAULT != ("skill-blobs-lost" if skill else "blobs-lost") else ():
         kind, _, content = open(os.path.join(base, "out", name), "rb").read().partition(b"\n")
         made.append((name, content, kind.decode()))
     ids = {}
@@ -611,7 +613,7 @@ def in_process(base, code, skill, function, args, skills, blobs, timeout_ms):
         return failed("Exited", f"the process ended with {child.returncode}", **common)
     result = json.load(open(result_path, encoding="utf-8"))
     if "type" in result:
-        if FAULT == "failure-is-error":
+        if FAULT == "failure-is-error" or FAULT == "broken-is-error" and skill and result["type"] == "LookupError":
             raise Refused(-32000, "internal", result["message"])
         return failed(result["type"], result["message"], **common)
     answer = dict(common, status="completed", run_id=new_run(), output=result["output"])
