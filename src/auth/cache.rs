@@ -173,8 +173,19 @@ mod tests {
         assert!(cache.get(&name(50_000), 0).is_none());
         assert!(cache.get(&name(99_999), 0).is_some());
 
-        let none = Cache::new(0, generation);
+        let none = Cache::new(0, generation.clone());
         none.put(name(1), &subject(u64::MAX), 0);
         assert!(none.get(&name(1), 0).is_none() && none.len() == 0);
+
+        // As many as it is for, though one of them is asked for again and again.
+        let few = Cache::new(4, generation);
+        for number in 0..4 {
+            few.put(name(number), &subject(u64::MAX), 0);
+            for _ in 0..4 {
+                assert!(few.get(&name(number), 0).is_some());
+            }
+        }
+        assert_eq!(few.len(), 4);
+        assert!(few.get(&name(0), 0).is_some());
     }
 }

@@ -110,9 +110,7 @@ impl Fetcher {
         };
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let addresses: Vec<SocketAddr> = {
-            let port = uri
-                .port_u16()
-                .unwrap_or(if scheme == "https" { 443 } else { 80 });
+            let port = port(&uri);
             // As the system finds it, by its search domains too: inside of a cluster issuers are named by those. Whoever answers
             // has to have a certificate of the name as it is written here.
             tokio::net::lookup_host((bare, port))
@@ -138,6 +136,12 @@ impl Fetcher {
             _ => Err(FetchError::Url),
         }
     }
+}
+
+/// The one that it names, or its scheme's.
+pub(super) fn port(uri: &Uri) -> u16 {
+    let is_tls = uri.scheme_str() == Some("https");
+    uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 })
 }
 
 /// To the first address that answers. Each but the last has its share of the time: one that says nothing, as where IPv6 is

@@ -35,6 +35,24 @@ async fn the_table_of_attacks() {
         assert!(world.ask(&token).await.is_ok(), "{client}");
     }
 
+    // Who marks access tokens, in one of the ways that there are, has marked this one.
+    for (claim, word) in [
+        ("typ", "Bearer"),
+        ("typ", "at+JWT"),
+        ("token_use", "access"),
+    ] {
+        let token = world.claim(claim, json!(word));
+        assert!(world.ask(&token).await.is_ok(), "{claim} is {word}");
+    }
+    // So has the typ of RFC 9068, whatever an ID token has as well.
+    for claim in ["nonce", "at_hash", "c_hash", "s_hash"] {
+        let token = world.with(|header, claims| {
+            header["typ"] = "at+jwt".into();
+            claims[claim] = json!("n");
+        });
+        assert!(world.ask(&token).await.is_ok(), "{claim}");
+    }
+
     let mut attacks = Vec::new();
     for table in [
         headers::algorithms(&world),

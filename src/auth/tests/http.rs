@@ -1,5 +1,6 @@
 //! What is taken from a request's head, and what is answered to one that is not let in.
 
+use super::super::challenge::Challenge;
 use super::*;
 use crate::server::full;
 
@@ -219,6 +220,14 @@ async fn challenges() {
         format!("Bearer {METADATA}"),
         "who has sent nothing gets no error code"
     );
+    let in_url = through(&world.auth, "/rpc?a=b&access_token=x", &[]).await;
+    assert_eq!(
+        challenge(&in_url.unwrap_err()),
+        format!(
+            "Bearer error=\"invalid_request\", error_description=\"a token in the URL is not taken; \
+             send the header 'Authorization: Bearer <token>'\", {METADATA}"
+        )
+    );
     let expired = ask(world.with(|_, claims| claims["exp"] = json!(NOW - 100))).await;
     assert_eq!(
         challenge(&expired),
@@ -350,6 +359,30 @@ async fn scopes_that_everybody_needs_and_the_name_of_the_resource() {
             "bearer_methods_supported": ["header"], "scopes_supported": ["skills", "runs:make"],
         })
     );
+}
+
+/// RFC 9728 sections 2 and 3.1.
+#[test]
+fn a_list_of_no_scopes_is_left_out_and_so_is_a_slash_that_only_ends_the_host() {
+    for (resource, path) in [
+        ("https://gate.example.com", ""),
+        ("https://gate.example.com/", ""),
+        ("https://gate.example.com/rpc", "/rpc"),
+        ("https://gate.example.com/rpc/", "/rpc/"),
+    ] {
+        let challenge = Challenge {
+            resource: Some(resource.to_owned()),
+            ..Challenge::default()
+        };
+        let headers = HeaderMap::new();
+        let (_, told) = challenge.expired("", &headers);
+        let url = format!("https://gate.example.com/.well-known/oauth-protected-resource{path}");
+        let told = told.to_str().unwrap();
+        assert!(told.ends_with(&format!("=\"{url}\"")), "{told}");
+        let document: Value = serde_json::from_str(&challenge.metadata(&headers)).unwrap();
+        assert_eq!(document["resource"], resource);
+        assert_eq!(document.get("scopes_supported"), None);
+    }
 }
 
 /// It was good when the request came.

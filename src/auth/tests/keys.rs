@@ -1,8 +1,12 @@
 //! Which keys are taken, from files and from others' documents.
 
 use super::super::keys::{BadKeys, KeySet, Strictness};
+use super::super::spki;
 use super::malleable::SMALL_ORDER;
 use super::*;
+
+use rustls::pki_types::SubjectPublicKeyInfoDer;
+use rustls::pki_types::pem::PemObject;
 
 const ALL: &[Algorithm] = &ASYMMETRIC;
 
@@ -51,7 +55,7 @@ fn weak_and_broken_keys_are_refused_by_name() {
         n
     };
     let even = [&odd(256)[..255], &[2]].concat();
-    let cases: [(&Value, &str, Value, &str); 30] = [
+    let cases: [(&Value, &str, Value, &str); 31] = [
         (&rsa, "n", b64(&odd(64)), "less than 2048 bits"),
         (&rsa, "n", b64(&odd(128)), "less than 2048 bits"),
         (
@@ -74,6 +78,7 @@ fn weak_and_broken_keys_are_refused_by_name() {
         (&rsa, "e", b64(&[1]), "exponent"),
         (&rsa, "e", b64(&[3]), "exponent"),
         (&rsa, "e", b64(&[1, 0, 0]), "exponent"),
+        (&rsa, "e", b64(&[1, 0, 2]), "exponent"),
         (&rsa, "e", b64(&[]), "exponent"),
         (&rsa, "e", b64(&[1, 0, 0, 0, 1]), "exponent"),
         (&rsa, "e", json!("AQAB="), "no base64url"),
@@ -115,6 +120,17 @@ fn weak_and_broken_keys_are_refused_by_name() {
         let mut key = ed.clone();
         key["x"] = b64(&hex::decode(point).unwrap());
         assert!(take(&key).unwrap_err().contains("small order"), "{point}");
+    }
+    // What only looks like the end of the field, where y is not canonical any more, is a key like another.
+    for (first, fill, last) in [(0xeb, 0xff, 0x7f), (0xed, 0, 0x7f), (0xff, 0xff, 0x3f)] {
+        let mut point = [fill; 32];
+        (point[0], point[31]) = (first, last);
+        for sign in [0, 0x80] {
+            point[31] |= sign;
+            let mut key = ed.clone();
+            key["x"] = b64(&point);
+            assert_eq!(take(&key), Ok(1), "{point:02x?}");
+        }
     }
     let secret = json!({ "kty": "oct", "k": "c2VjcmV0", "alg": "HS256" });
     assert!(take(&secret).unwrap_err().contains("shared secret"));
@@ -168,8 +184,20 @@ fn keys_for_other_uses_are_left_out() {
 
 #[test]
 fn documents_that_are_no_jwks_are_refused() {
-    let many = json!({ "keys": vec![json!({ "kty": "AKP" }); 101] }).to_string();
     let good = jwk(&DevelopmentKey::generate("ES256").unwrap());
+    // With a key that can be used, as many as may be, and one more.
+    let foreign = |others: usize| {
+        let mut keys = vec![json!({ "kty": "AKP" }); others];
+        keys.push(good.clone());
+        json!({ "keys": keys }).to_string()
+    };
+    let many = foreign(100);
+    assert_eq!(
+        KeySet::from_jwks(&foreign(99), ALL, Strictness::File)
+            .unwrap()
+            .len(),
+        1
+    );
     let twice = format!(r#"{{"keys":[],"keys":[{good}]}}"#);
     let kid_twice = format!(
         r#"{{"keys":[{}]}}"#,
@@ -212,6 +240,13 @@ fn pem_files() {
     }
     let two = fixture("rsa-2048.pub.pem") + &fixture("ed25519.pub.pem");
     assert_eq!(KeySet::from_file(&two, ALL).unwrap().len(), 2);
+    // Those count that the issuer may not use.
+    let of_ed = |others: usize| {
+        let text = fixture("p256.pub.pem").repeat(others) + &fixture("ed25519.pub.pem");
+        KeySet::from_file(&text, &[Algorithm::EdDSA]).map(|set| set.len())
+    };
+    assert_eq!(of_ed(99), Ok(1));
+    assert_eq!(of_ed(100), Err(BadKeys::TooMany));
 
     let said = |text: &str| KeySet::from_file(text, ALL).unwrap_err().to_string();
     for (name, expected) in [
@@ -237,6 +272,60 @@ fn pem_files() {
         let text = String::from_utf8(bytes).unwrap();
         let _no_panic = KeySet::from_file(&text, ALL);
     }
+}
+
+/// DER has one spelling: nothing behind a point or short of it, and no other algorithm with a key that looks alike.
+#[test]
+fn a_public_key_in_der_is_read_whole_or_not_at_all() {
+    let der = |name: &str| {
+        let pem = fixture(&format!("{name}.pub.pem"));
+        let der = SubjectPublicKeyInfoDer::from_pem_slice(pem.as_bytes()).unwrap();
+        der.as_ref().to_vec()
+    };
+    for name in ["rsa-2048", "p256", "p384", "ed25519"] {
+        let good = der(name);
+        assert!(spki::read(&good).is_ok(), "{name}");
+        let (short, long) = (&good[..good.len() - 1], [&good[..], &[0]].concat());
+        assert!(spki::read(short).is_err(), "{name}");
+        assert!(spki::read(&long).is_err(), "{name}");
+    }
+    // id-RSASSA-PSS 1.2.840.113549.1.1.10 (RFC 4055 section 1.2): such a key is for PSS alone.
+    let (good, rsa) = (der("rsa-2048"), [0xf7, 0x0d, 1, 1, 1]);
+    let at = good.windows(5).position(|part| part == rsa).unwrap();
+    let mut pss = good;
+    pss[at + 4] = 10;
+    assert!(spki::read(&pss).is_err());
+}
+
+/// RFC 7517 section 4.4: a key that says what it is for checks nothing else, and its name says nothing of another's.
+#[test]
+fn a_key_is_for_its_own_algorithm_alone() {
+    let rsa = DevelopmentKey::from_pem(&fixture("rsa-2048.pem")).unwrap();
+    let mut key = jwk(&rsa);
+    assert_eq!(key["alg"], "RS256");
+    let tried = |key: &Value, algorithm| {
+        let text = json!({ "keys": [key] }).to_string();
+        let set = KeySet::from_jwks(&text, ALL, Strictness::Remote).unwrap();
+        let kid = Some(rsa.kid());
+        let named = set.names(kid, algorithm);
+        (named, set.candidates(kid, algorithm).count())
+    };
+    assert_eq!(tried(&key, Algorithm::RS256), (true, 1));
+    for other in [Algorithm::RS384, Algorithm::PS256, Algorithm::ES256] {
+        assert_eq!(tried(&key, other), (false, 0), "{other:?}");
+    }
+    key.as_object_mut().unwrap().remove("alg");
+    assert_eq!(tried(&key, Algorithm::PS256), (true, 1));
+    assert_eq!(tried(&key, Algorithm::ES256), (false, 0));
+
+    // A token of that name under another algorithm may be by the key that has none.
+    let mut nameless = jwk(&DevelopmentKey::generate("ES256").unwrap());
+    nameless.as_object_mut().unwrap().remove("kid");
+    let text = json!({ "keys": [key, nameless] }).to_string();
+    let set = KeySet::from_jwks(&text, ALL, Strictness::File).unwrap();
+    let kid = Some(rsa.kid());
+    assert_eq!(set.candidates(kid, Algorithm::ES256).count(), 1);
+    assert_eq!(set.candidates(kid, Algorithm::RS256).count(), 1);
 }
 
 /// What a token cannot tell apart is tried one after the other, four at most: a fifth would be there and never count.

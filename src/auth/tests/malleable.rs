@@ -3,6 +3,8 @@
 
 use super::*;
 
+use jsonwebtoken::DecodingKey;
+
 /// The order of P-256 (SEC 2 section 2.4.2).
 const P256_ORDER: &str = "ffffffff00000000ffffffffffffffffbce6faada7179e84f3b9cac2fc632551";
 /// The order of P-384 (SEC 2 section 2.5.1).
@@ -39,6 +41,25 @@ async fn token(world: &World, algorithm: Algorithm) -> (String, Vec<u8>) {
     assert_eq!(world.ask(&token).await.unwrap().id, "alice");
     let (text, signature) = token.rsplit_once('.').unwrap();
     (text.to_owned(), URL_SAFE_NO_PAD.decode(signature).unwrap())
+}
+
+/// A public key that is taken for a shared secret lets everybody sign (RFC 8725 section 2.1). An issuer's keys are asked
+/// before whether they fit; this says the same of each one.
+#[test]
+fn a_key_is_none_for_an_algorithm_of_another_family() {
+    use super::super::crypto::{sign, verifies};
+    let (key, hmac) = ([4; 65], Algorithm::HS256);
+    let signature = sign(hmac, &EncodingKey::from_secret(&key), "text").unwrap();
+    let secret = DecodingKey::from_secret(&key);
+    assert!(verifies(hmac, &secret, "text", &signature));
+    for public in [
+        DecodingKey::from_ec_der(&key),
+        DecodingKey::from_ed_der(&key),
+        DecodingKey::from_rsa_der(&key),
+    ] {
+        assert!(!verifies(hmac, &public, "text", &signature));
+    }
+    assert!(sign(hmac, &EncodingKey::from_ec_der(&key), "text").is_err());
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Keys over the wire: real connections to servers of this test, good ones and bad ones.
 
-use super::super::fetch::{FETCH_TIMEOUT, FetchError, Fetcher, connect};
+use super::super::fetch::{FETCH_TIMEOUT, FetchError, Fetcher, connect, port};
 use super::*;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
@@ -129,6 +129,18 @@ async fn a_document_is_fetched() {
         )
     });
     assert_eq!(get(&chunked.await.url("/")).await.unwrap(), "abcde");
+}
+
+#[test]
+fn without_a_port_it_is_the_one_of_the_scheme() {
+    for (url, expected) in [
+        ("https://idp.example/keys", 443),
+        ("https://idp.example:8443/keys", 8443),
+        ("http://localhost/keys", 80),
+        ("http://localhost:443/keys", 443),
+    ] {
+        assert_eq!(port(&url.parse().unwrap()), expected, "{url}");
+    }
 }
 
 #[tokio::test]
@@ -326,27 +338,41 @@ async fn discovery() {
     }
 }
 
+/// With TLS wherever it is, and never to ourselves without.
 #[tokio::test]
-async fn an_issuer_on_the_network_cannot_send_us_to_plain_http() {
-    let own = Arc::new(Mutex::new(String::new()));
-    let address = own.clone();
-    let server = Server::start(true, move |_| {
-        let issuer = address.lock().unwrap().clone();
-        ok(&json!({ "issuer": issuer, "jwks_uri": "http://127.0.0.1:1/keys" }).to_string())
+async fn an_issuer_on_the_network_sends_us_to_https_alone() {
+    let key = DevelopmentKey::generate("ES256").unwrap();
+    let document = Arc::new(Mutex::new(String::new()));
+    let say = document.clone();
+    let server = Server::start(true, move |path| match path {
+        "/keys" => ok(&key.jwks().to_string()),
+        _ => ok(&say.lock().unwrap()),
     })
     .await;
-    let issuer = format!("https://localhost:{}", server.address.port());
-    own.lock().unwrap().clone_from(&issuer);
-    let location = super::super::jwks::Location::Discovery { issuer };
-    let fetcher = Fetcher::new(Some(fixture("ca.pem").as_bytes())).unwrap();
-    let said = location.fetch(fetcher, vec![Algorithm::ES256])()
-        .await
-        .unwrap_err();
-    assert!(
-        said.to_string().contains("jwks_uri must be https"),
-        "{said}"
-    );
-    assert_eq!(server.asked(), ["/.well-known/openid-configuration"]);
+    let port = server.address.port();
+    let issuer = format!("https://localhost:{port}");
+    let fetched = async |keys: &str| {
+        *document.lock().unwrap() = json!({ "issuer": issuer, "jwks_uri": keys }).to_string();
+        let location = super::super::jwks::Location::Discovery {
+            issuer: issuer.clone(),
+        };
+        let fetcher = Fetcher::new(Some(fixture("ca.pem").as_bytes())).unwrap();
+        location.fetch(fetcher, vec![Algorithm::ES256])()
+            .await
+            .map(|set| set.len())
+            .map_err(|error| error.to_string())
+    };
+    for plain in [
+        "http://127.0.0.1:1/keys".to_owned(),
+        format!("http://localhost:{port}/keys"),
+    ] {
+        let said = fetched(&plain).await.unwrap_err();
+        assert!(said.contains("jwks_uri must be https"), "{said}");
+    }
+    const DOCUMENT: &str = "/.well-known/openid-configuration";
+    assert_eq!(server.asked(), [DOCUMENT; 2]);
+    assert_eq!(fetched(&format!("{issuer}/keys")).await, Ok(1));
+    assert_eq!(server.asked(), [DOCUMENT, DOCUMENT, DOCUMENT, "/keys"]);
 }
 
 /// What a token asks to be fetched is not fetched.

@@ -33,6 +33,10 @@ struct Idp {
 
 impl Idp {
     fn new(answer: Answer) -> Idp {
+        Idp::at("here", answer)
+    }
+
+    fn at(source: &str, answer: Answer) -> Idp {
         let answer = Arc::new(Mutex::new(answer));
         let fetches = Arc::new(AtomicU64::new(0));
         let fetch: Fetch = {
@@ -61,10 +65,9 @@ impl Idp {
             fresh: Duration::from_secs(600),
             stale: Duration::from_secs(3600),
         };
-        let source = "here".to_owned();
         let remote = Remote::new(
             A,
-            source,
+            source.to_owned(),
             fetch,
             ages,
             hands.clock(),
@@ -206,6 +209,25 @@ async fn a_new_key_is_taken_at_once_and_a_withdrawn_one_no_more() {
     assert_eq!(idp.asked(), 3);
     assert_eq!(idp.why(&own(&old)).await, "signature");
     assert_eq!(idp.why(&own(&new)).await, "taken");
+}
+
+/// Else each fetch, of which there is one every few minutes, would have all signatures checked again.
+#[tokio::test]
+async fn the_same_keys_again_leave_what_was_verified_by_them() {
+    let (idp, old) = (Idp::new(Answer::Nothing), key());
+    idp.publishes(&[&old]);
+    let token = own(&old);
+    assert_eq!(idp.why(&token).await, "taken", "and the keys are here");
+    let first = idp.verifier.verify(&token).await.unwrap();
+    let again = async || {
+        idp.hands.pass(31);
+        idp.remote.refresh().expect("a fetch begins").await;
+        idp.verifier.verify(&token).await.unwrap()
+    };
+    assert!(Arc::ptr_eq(&first, &again().await));
+    assert_eq!(idp.asked(), 2);
+    idp.publishes(&[&old, &key()]);
+    assert!(!Arc::ptr_eq(&first, &again().await), "others beside it");
 }
 
 /// The same for whoever was let in before, when it begins with something.
@@ -424,6 +446,12 @@ async fn a_later_life_takes_over_what_an_earlier_one_has_fetched() {
     // As old as they are: not good for another hour.
     later.hands.pass(2601);
     assert_eq!(later.why(&own(&old)).await, "keys_unavailable");
+
+    // What was fetched elsewhere, or by whoever trusted others, is not what this one would be told.
+    let elsewhere = Idp::at("elsewhere", Answer::Nothing);
+    assert_eq!(elsewhere.why(&own(&old)).await, "keys_unavailable");
+    elsewhere.remote.inherit(&earlier.remote);
+    assert_eq!(elsewhere.why(&own(&old)).await, "keys_unavailable");
 }
 
 /// The fetch of the later life ends while it looks at how old the keys of the earlier one are.
