@@ -225,12 +225,13 @@ impl End {
 
 /// Why there is no answer, as far as the request itself can tell.
 fn unanswered(error: &hyper::Error, target: &Target) -> Refusal {
-    // Where the host was quicker than the request, its own error is inside.
-    let first = error.source().and_then(|inner| inner.downcast_ref());
-    let error: &hyper::Error = first.unwrap_or(error);
+    // Inside is what was wrong with the body on its way here.
     if error.is_user() {
         return Refusal::BadRequest("its body has not come whole".into());
     }
+    // Where the host was quicker than the request, its own error is inside.
+    let first = error.source().and_then(|inner| inner.downcast_ref());
+    let error: &hyper::Error = first.unwrap_or(error);
     let broken = error.source().is_some_and(|inner| inner.is::<io::Error>());
     if broken || error.is_incomplete_message() || error.is_closed() || error.is_canceled() {
         return Refusal::NoAnswer(target.clone());

@@ -319,6 +319,26 @@ async fn an_answer_has_one_length() {
     }
 }
 
+/// It is the run's own request that is broken, not its host.
+#[tokio::test]
+async fn a_body_that_breaks_off() {
+    let host = Host::new("127.0.0.2", b"").await;
+    let (mut world, authority) = world_of(host.address);
+    let rest = "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nnot a length\r\n";
+    let request = format!("POST http://{authority}/ HTTP/1.1\r\nHost: {authority}\r\n{rest}");
+    let answer = world.exchange(request.as_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    let told = json(&answer);
+    assert_eq!(told["error"], "bad_request");
+    let message = told["message"].as_str().unwrap();
+    assert!(message.contains("has not come whole"), "{message}");
+    let record = world.record().await;
+    assert_eq!(
+        (record.verdict, record.reason),
+        (Verdict::Refused, "bad_request")
+    );
+}
+
 /// Some search with one.
 #[tokio::test]
 async fn a_body_goes_along_with_any_method() {
